@@ -1,0 +1,1 @@
+"""Workload-balanced data-parallel training for TorchRec: everything that no single model owns."""

@@ -1,0 +1,198 @@
+"""The batch that every part of the library takes: jagged features, labels, and a count of real rows."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import torch
+from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
+from torchrec.streamable import Pipelineable
+
+from commons.sequence_batch.packed_rows import PackedRows
+from commons.sequence_batch.row_schema import FieldValue, RowSchema
+
+
+@dataclass
+class BaseBatch(Pipelineable):
+    """A batch of `batch_size` rows, of which the first `actual_batch_size` are samples and the rest padding.
+
+    A model's batch subclasses this and adds dataclass fields. Every field that holds a KeyedJaggedTensor,
+    a JaggedTensor or a tensor is per-sample, has one row per row of the batch, and travels with its sample
+    when the batch is shuffled; a tensor shared by all samples is marked
+    `field(metadata={"per_sample": False})`. Fields of other types are shared by all samples.
+
+    Attributes:
+        features: ids of the sparse features, `batch_size` rows per key.
+        batch_size: rows, padding included; at least 1.
+        feature_to_max_seqlen: the longest sequence that each feature may have.
+        contextual_feature_names: features that describe the user rather than the history.
+        labels: jagged, or a tensor of `batch_size` rows along dim 0, or flat and reshaping to
+            `[batch_size, -1]`.
+        actual_batch_size: real rows; None means `batch_size`.
+
+    Raises:
+        ValueError: a field's rows disagree with `batch_size`, or a KeyedJaggedTensor has a variable
+            batch size per key.
+    """
+
+    features: KeyedJaggedTensor
+    batch_size: int
+    feature_to_max_seqlen: dict[str, int]
+    contextual_feature_names: list[str] = field(default_factory=list)
+    labels: KeyedJaggedTensor | torch.Tensor | None = None
+    actual_batch_size: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1:
+            raise ValueError(f"batch_size is {self.batch_size}; a batch has at least one row")
+        if self.actual_batch_size is None:
+            self.actual_batch_size = self.batch_size
+        if not 0 <= self.actual_batch_size <= self.batch_size:
+            raise ValueError(
+                f"actual_batch_size is {self.actual_batch_size}; expected 0 to batch_size = {self.batch_size}"
+            )
+        for name, value in self.per_sample_fields().items():
+            rows = _rows(name, value)
+            if rows != self.batch_size:
+                raise ValueError(
+                    f"{type(self).__name__}.{name} has {rows} rows, expected batch_size = {self.batch_size}; "
+                    'mark a tensor that all samples share with field(metadata={"per_sample": False})'
+                )
+
+    @property
+    def num_samples(self) -> int:
+        """Real rows of the batch."""
+        return self.batch_size if self.actual_batch_size is None else self.actual_batch_size
+
+    def per_sample_fields(self) -> dict[str, FieldValue]:
+        """The fields that have one row per sample, by name; flat labels as `[batch_size, -1]`."""
+        per_sample: dict[str, FieldValue] = {}
+        for spec in dataclasses.fields(self):
+            value = getattr(self, spec.name)
+            if isinstance(value, FieldValue) and spec.metadata.get("per_sample", True):
+                per_sample[spec.name] = value
+        labels = self.labels
+        if isinstance(labels, torch.Tensor) and self._labels_are_flat():
+            per_sample["labels"] = labels.view(self.batch_size, -1)
+        return per_sample
+
+    def with_fields(
+        self, per_sample: dict[str, FieldValue], batch_size: int, actual_batch_size: int
+    ) -> Self:
+        """This batch with other rows: `per_sample` replaces the fields that `per_sample_fields` gives."""
+        replaced: dict[str, Any] = dict(per_sample)
+        if "labels" in replaced and self._labels_are_flat():
+            replaced["labels"] = replaced["labels"].flatten()
+        return dataclasses.replace(
+            self, **replaced, batch_size=batch_size, actual_batch_size=actual_batch_size
+        )
+
+    def index_select(self, indices: torch.Tensor | Sequence[int]) -> Self:
+        """The batch of the given rows, in the given order; rows may repeat or be left out.
+
+        `indices` is `[rows]`, on the batch's device or the host. Selected padding rows count as padding
+        only where they stand behind all selected real rows. An empty selection gives one padding row.
+        On CUDA this takes one host-device synchronisation for the output sizes.
+
+        Raises:
+            ValueError: an index is outside the batch, or a real row follows a padding row.
+        """
+        rows = torch.as_tensor(indices, dtype=torch.int64).cpu()
+        if rows.numel() and (int(rows.min()) < 0 or int(rows.max()) >= self.batch_size):
+            raise ValueError(
+                f"index_select got row indices from {int(rows.min())} to {int(rows.max())}, "
+                f"expected 0 to {self.batch_size - 1}"
+            )
+        is_real = rows < self.num_samples
+        num_real = int(is_real.sum())
+        if not bool(is_real[:num_real].all()):
+            raise ValueError("index_select got a padding row before a real row; real rows come first")
+        fields = self.per_sample_fields()
+        schema = RowSchema.of(fields)
+        packed = PackedRows.pack(fields, schema, self.batch_size).select(rows.to(self.features.device()))
+        out_rows = max(len(rows), 1)
+        return self.with_fields(packed.pad_to(out_rows).unpack(), out_rows, num_real)
+
+    def num_tokens(self) -> torch.Tensor:
+        """`[batch_size]` int64: ids that each row has over all sparse features, which is what it embeds."""
+        lengths = self.features.lengths().view(len(self.features.keys()), self.batch_size)
+        return lengths.sum(0, dtype=torch.int64)
+
+    def num_loss_tokens(self) -> torch.Tensor:
+        """`[batch_size]` int64: label elements of each row that enter the loss; 0 for padding rows.
+
+        A batch without labels has one loss token per sample.
+        """
+        if isinstance(self.labels, KeyedJaggedTensor):
+            tokens = self.labels.lengths().view(-1, self.batch_size).sum(0, dtype=torch.int64)
+        else:
+            per_row = 1 if self.labels is None else self.labels.numel() // self.batch_size
+            tokens = torch.full(
+                (self.batch_size,), per_row, dtype=torch.int64, device=self.features.device()
+            )
+        tokens[self.num_samples :] = 0
+        return tokens
+
+    def to(self, device: torch.device, non_blocking: bool = False) -> Self:
+        """This batch with every tensor on `device`."""
+        return self._map(lambda value: value.to(device=device, non_blocking=non_blocking))
+
+    def pin_memory(self) -> Self:
+        """This batch with every tensor in pinned host memory."""
+        return self._map(_pinned)
+
+    def record_stream(self, stream: torch.Stream) -> None:
+        """Tells the allocator that `stream` uses this batch's tensors."""
+        for spec in dataclasses.fields(self):
+            value = getattr(self, spec.name)
+            if isinstance(value, FieldValue):
+                value.record_stream(stream)
+
+    def _labels_are_flat(self) -> bool:
+        labels = self.labels
+        return (
+            isinstance(labels, torch.Tensor)
+            and labels.dim() == 1
+            and labels.numel() != self.batch_size
+            and labels.numel() % self.batch_size == 0
+        )
+
+    def _map(self, function: Callable[[Any], Any]) -> Self:
+        replaced = {
+            spec.name: function(getattr(self, spec.name))
+            for spec in dataclasses.fields(self)
+            if isinstance(getattr(self, spec.name), FieldValue)
+        }
+        return dataclasses.replace(self, **replaced)
+
+
+def _rows(name: str, value: FieldValue) -> int:
+    if isinstance(value, KeyedJaggedTensor):
+        if value.variable_stride_per_key():
+            raise ValueError(
+                f"{name} is a KeyedJaggedTensor with a variable batch size per key (VBE), whose rows are not "
+                "samples; give every key one row per sample"
+            )
+        return value.stride()
+    if isinstance(value, JaggedTensor):
+        return value.lengths().numel()
+    if value.dim() == 0:
+        raise ValueError(
+            f"{name} is a tensor without rows (0-d); give it one row per sample, "
+            'or mark it shared with field(metadata={"per_sample": False})'
+        )
+    return value.shape[0]
+
+
+def _pinned(value: FieldValue) -> FieldValue:
+    if isinstance(value, JaggedTensor):  # has no pin_memory of its own
+        weights = value.weights_or_none()
+        return JaggedTensor(
+            values=value.values().pin_memory(),
+            lengths=value.lengths().pin_memory(),
+            weights=None if weights is None else weights.pin_memory(),
+        )
+    return value.pin_memory()

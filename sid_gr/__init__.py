@@ -1,0 +1,1 @@
+"""The semantic-ID generative model."""
