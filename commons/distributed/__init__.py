@@ -1,0 +1,15 @@
+"""Plans, and the exchange of samples between ranks."""
+
+from commons.distributed.balance_report import BalanceReport
+from commons.distributed.batch_shuffler import BatchShuffler, IdentityShuffler
+from commons.distributed.batch_shuffler_factory import BatchShufflerFactory, register_batch_shuffler
+from commons.distributed.shuffle_plan import ShufflePlan
+
+__all__ = [
+    "BalanceReport",
+    "BatchShuffler",
+    "BatchShufflerFactory",
+    "IdentityShuffler",
+    "ShufflePlan",
+    "register_batch_shuffler",
+]

@@ -1,0 +1,219 @@
+"""The shuffler: plans on the host who computes which sample, and moves the samples."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from commons.distributed import exchange as exchanges
+from commons.distributed.plan_gather import PlanGather, SampleFacts
+from commons.distributed.rank_group import RankGroup
+from commons.distributed.shuffle_plan import ShufflePlan
+from commons.partition import karmarkar_karp
+from commons.sequence_batch import BaseBatch
+from commons.sequence_batch.packed_rows import PackedRows, key_lengths, row_elements
+from commons.sequence_batch.row_schema import RowSchema
+
+Batch = TypeVar("Batch", bound=BaseBatch)
+
+PARTITIONERS: dict[str, Callable[..., list[np.ndarray]]] = {"karmarkar_karp": karmarkar_karp}
+EXCHANGES: dict[str, Callable[[PackedRows, ShufflePlan, RankGroup], PackedRows]] = {
+    "all_gather": exchanges.all_gather
+}
+
+
+class BatchShuffler(ABC):
+    """Places the samples of a global batch so that every rank has nearly the same load.
+
+    A model's shuffler subclasses this, gives `get_workloads`, and is registered with
+    `register_batch_shuffler`.
+
+    Collectives of a step: `plan` takes one all-gather of host tensors, `exchange` one of the batch's device.
+    Host-device synchronisations: none if the batch given to `plan` is on the host, as it should be.
+
+    Args:
+        process_group: the ranks to balance among; None means all. Making a shuffler is collective over them.
+        partitioner: name of a partition algorithm, one of `PARTITIONERS`.
+        exchange: name of a way to move samples, one of `EXCHANGES`.
+        equal_rows: every rank computes the same number of rows (±1 real ones); otherwise rows follow the load.
+
+    Raises:
+        KeyError: an unknown partitioner or exchange.
+    """
+
+    def __init__(
+        self,
+        process_group: dist.ProcessGroup | None = None,
+        *,
+        partitioner: str = "karmarkar_karp",
+        exchange: str = "all_gather",
+        equal_rows: bool = True,
+    ) -> None:
+        self._partition = _named("partitioner", partitioner, PARTITIONERS)
+        self._exchange = _named("exchange", exchange, EXCHANGES)
+        self.equal_rows = equal_rows
+        self.group = self._make_group(process_group)
+        self._gather = PlanGather(self.group)
+
+    def _make_group(self, process_group: dist.ProcessGroup | None) -> RankGroup:
+        return RankGroup.of(process_group)
+
+    @abstractmethod
+    def get_workloads(self, batch: Any) -> torch.Tensor:
+        """What each row costs: a batch on the host to `[batch_size]` integers of at least 0.
+
+        The unit is up to the shuffler, but the same everywhere. Values of padding rows are ignored.
+        """
+
+    def plan(self, batch: BaseBatch | None) -> ShufflePlan:
+        """Works out the placement of one global batch. Collective over the group, host only.
+
+        Args:
+            batch: this rank's batch, on the host; None if its loader has ended. A rank without a batch takes
+                part in `exchange` with `padding_batch()`.
+
+        Raises:
+            ValueError: workloads of the wrong length, negative, NaN or infinite; or batches of different ranks
+                or steps differ in their fields. Raised on every rank, like any error of `get_workloads`.
+        """
+        facts, failure = None, None
+        if batch is not None:
+            try:
+                facts = self._facts(batch)
+            except Exception as error:  # whatever a user's get_workloads raises must reach all ranks
+                failure = error
+        gathered = self._gather.gather(facts, batch, failure)
+        if gathered is None:
+            return _empty_plan(self.group.num_ranks)
+        workloads, tokens, loss_tokens = gathered.per_sample[:, :3].T
+        num_elements = gathered.per_sample[:, 3:]
+        partition = self._place(workloads, gathered.num_loaded)
+        return ShufflePlan(
+            batch_sizes=gathered.batch_sizes,
+            num_loaded=gathered.num_loaded,
+            workloads=workloads,
+            tokens=tokens,
+            loss_tokens=loss_tokens,
+            num_elements=num_elements,
+            sample_bytes=gathered.schema.row_bytes(num_elements),
+            partition=tuple(partition),
+            rows=self._rows_after(gathered.batch_sizes, partition),
+        )
+
+    def exchange(self, batch: Batch, plan: ShufflePlan) -> Batch:
+        """Moves the samples as planned. Collective over the group, on the batch's device.
+
+        Args:
+            batch: this rank's part of the batch that `plan` was made for, on any device.
+            plan: the placement.
+
+        Returns:
+            A batch with this rank's samples first, padding rows behind them, at least one row.
+        """
+        if self.group.num_ranks == 1:
+            return batch
+        fields = batch.per_sample_fields()
+        rows = PackedRows.pack(fields, RowSchema.of(fields), batch.batch_size)
+        mine = self._exchange(rows, plan, self.group)
+        num_rows = int(plan.rows[self.group.rank])
+        return batch.with_fields(mine.pad_to(num_rows).unpack(), num_rows, mine.num_rows)
+
+    def shuffle(self, batch: Batch) -> Batch:
+        """`plan` and `exchange` in one; a batch on a device is copied to the host for the plan."""
+        return self.exchange(batch, self.plan(batch.to(torch.device("cpu"))))
+
+    def padding_batch(self) -> BaseBatch:
+        """A host batch of one padding row, for a rank whose loader has ended while others go on.
+
+        Raises:
+            RuntimeError: no rank of the group has had a batch yet.
+        """
+        return self._gather.padding_batch()
+
+    def _facts(self, batch: BaseBatch) -> SampleFacts:
+        fields = batch.per_sample_fields()
+        schema = RowSchema.of(fields)
+        workloads = self._checked_workloads(batch)
+        elements = row_elements(key_lengths(fields, schema, batch.batch_size), schema)
+        columns = [workloads, batch.num_tokens(), batch.num_loss_tokens(), *elements.unbind(1)]
+        per_sample = torch.stack(columns, 1)[: batch.num_samples]
+        return SampleFacts(schema, batch.batch_size, per_sample.numpy())
+
+    def _checked_workloads(self, batch: BaseBatch) -> torch.Tensor:
+        """int64 `[batch_size]` from `get_workloads`, 0 for padding rows."""
+        workloads = torch.as_tensor(self.get_workloads(batch)).detach().cpu()
+        if workloads.shape != (batch.batch_size,):
+            raise ValueError(
+                f"{type(self).__name__}.get_workloads returned shape {tuple(workloads.shape)}, "
+                f"expected one workload per row: ({batch.batch_size},)"
+            )
+        real = workloads[: batch.num_samples]
+        fits = real < 2.0**63 if real.is_floating_point() else torch.ones_like(real, dtype=torch.bool)
+        bad = torch.nonzero(~(fits & (real >= 0)))  # NaN and infinity do not fit
+        if len(bad):
+            row = int(bad[0])
+            raise ValueError(
+                f"{type(self).__name__}.get_workloads returned {real[row].item()} for row {row}, "
+                "expected an integer of at least 0 and below 2**63"
+            )
+        checked = torch.zeros(batch.batch_size, dtype=torch.int64)
+        checked[: batch.num_samples] = real.round() if real.is_floating_point() else real
+        return checked
+
+    def _place(self, workloads: np.ndarray, num_loaded: np.ndarray) -> list[np.ndarray]:
+        if self.group.num_ranks == 1:
+            return [np.arange(len(workloads))]
+        return self._partition(workloads, self.group.num_ranks, equal_size=self.equal_rows)
+
+    def _rows_after(self, batch_sizes: np.ndarray, partition: list[np.ndarray]) -> np.ndarray:
+        if self.equal_rows:
+            rows = -(-int(batch_sizes.sum()) // self.group.num_ranks)
+            return np.full(self.group.num_ranks, max(rows, 1))
+        return np.array([max(len(samples), 1) for samples in partition])
+
+
+class IdentityShuffler(BatchShuffler):
+    """Leaves every sample where it was loaded, and communicates nothing.
+
+    Args:
+        get_workloads: what each row costs, as `BatchShuffler.get_workloads`, for the reported imbalance; by
+            default the row's tokens.
+    """
+
+    def __init__(self, get_workloads: Callable[[Any], torch.Tensor] | None = None) -> None:
+        super().__init__()
+        self._get_workloads = get_workloads
+
+    def _make_group(self, process_group: dist.ProcessGroup | None) -> RankGroup:
+        return RankGroup.alone()
+
+    def get_workloads(self, batch: BaseBatch) -> torch.Tensor:
+        """What the given function says, or the tokens of each row."""
+        return batch.num_tokens() if self._get_workloads is None else self._get_workloads(batch)
+
+
+def _named(kind: str, name: str, choices: dict[str, Any]) -> Any:
+    if name not in choices:
+        raise KeyError(f"unknown {kind} {name!r}; there are {sorted(choices)}")
+    return choices[name]
+
+
+def _empty_plan(num_ranks: int) -> ShufflePlan:
+    """The plan of a step for which no rank has a batch."""
+    nothing = np.zeros(0, dtype=np.int64)
+    return ShufflePlan(
+        batch_sizes=np.zeros(num_ranks, dtype=np.int64),
+        num_loaded=np.zeros(num_ranks, dtype=np.int64),
+        workloads=nothing,
+        tokens=nothing,
+        loss_tokens=nothing,
+        num_elements=np.zeros((0, 0), dtype=np.int64),
+        sample_bytes=nothing,
+        partition=(nothing,) * num_ranks,
+        rows=np.ones(num_ranks, dtype=np.int64),
+    )

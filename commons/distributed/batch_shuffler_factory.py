@@ -1,0 +1,36 @@
+"""Batch shufflers by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from commons.distributed.batch_shuffler import BatchShuffler, IdentityShuffler
+from commons.registry import NamedFactory
+
+Shuffler = TypeVar("Shuffler", bound=type[BatchShuffler])
+
+
+class BatchShufflerFactory(NamedFactory[BatchShuffler]):
+    """Registers shufflers and creates them by name; "identity" is always there."""
+
+    kind = "batch shuffler"
+    base = BatchShuffler
+
+
+def register_batch_shuffler(name: str) -> Callable[[Shuffler], Shuffler]:
+    """Class decorator that registers a `BatchShuffler` under a name.
+
+    Raises:
+        TypeError: the class is no `BatchShuffler`.
+        ValueError: the name is taken.
+    """
+
+    def register(shuffler: Shuffler) -> Shuffler:
+        BatchShufflerFactory.register(name, shuffler)
+        return shuffler
+
+    return register
+
+
+BatchShufflerFactory.register("identity", IdentityShuffler)
