@@ -5,10 +5,12 @@ from __future__ import annotations
 import numpy as np
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 
 from commons.distributed.rank_group import RankGroup
 from commons.distributed.shuffle_plan import ShufflePlan
 from commons.sequence_batch.packed_rows import PackedRows, gather_rows
+from commons.sequence_batch.row_schema import BUFFER_ALIGNMENT
 
 
 def all_gather(rows: PackedRows, plan: ShufflePlan, group: RankGroup) -> PackedRows:
@@ -34,9 +36,9 @@ def all_gather(rows: PackedRows, plan: ShufflePlan, group: RankGroup) -> PackedR
         for loaded, elements in zip(plan.num_loaded, elements_loaded, strict=True)
     ]
     packed = _real_rows(rows, int(plan.num_loaded[group.rank]), elements_loaded[group.rank]).to_bytes()
-    send = packed.new_zeros(max(sizes))
-    send[: len(packed)] = packed
-    received = send.new_empty(group.num_ranks, max(sizes))
+    size = max(*sizes, BUFFER_ALIGNMENT)  # a step without samples still takes part
+    send = F.pad(packed, (0, size - len(packed)))
+    received = send.new_empty(group.num_ranks, size)
     dist.all_gather_into_tensor(received.view(-1), send, group=group.exchange)
     sources = [
         PackedRows.from_bytes(buffer, schema, int(loaded), elements)

@@ -1,0 +1,52 @@
+"""A user's own batch and shuffler, written as a user would: nothing else is needed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from commons.distributed import BatchShuffler, BatchShufflerFactory, register_batch_shuffler
+from commons.sequence_batch import BaseBatch
+
+
+@dataclass
+class SessionBatch(BaseBatch):
+    clicks: KeyedJaggedTensor | None = None
+    prices: torch.Tensor | None = None
+
+
+@register_batch_shuffler("session")
+class SessionShuffler(BatchShuffler):
+    def get_workloads(self, batch: SessionBatch) -> torch.Tensor:
+        return batch.clicks.lengths() ** 2
+
+
+def _shuffle_sessions() -> list[tuple[list[int], list[int], list[float]]]:
+    rank = dist.get_rank()
+    lengths = torch.tensor([[1, 1, 2], [8, 9, 10]][rank])
+    sessions = torch.arange(3) + 3 * rank
+    batch = SessionBatch(
+        features=KeyedJaggedTensor(["user"], sessions, lengths=torch.ones(3, dtype=torch.int64)),
+        batch_size=3,
+        feature_to_max_seqlen={"user": 1},
+        clicks=KeyedJaggedTensor(["click"], sessions.repeat_interleave(lengths), lengths=lengths),
+        prices=torch.stack([sessions, -sessions], 1).float(),
+    )
+    shuffled = BatchShufflerFactory.create("session").shuffle(batch)
+    clicks = shuffled.clicks["click"].to_dense()
+    users = shuffled.features["user"].to_dense()
+    return [
+        (users[i].tolist(), clicks[i].tolist(), shuffled.prices[i].tolist())
+        for i in range(shuffled.num_samples)
+    ]
+
+
+def test_custom_batch_and_shuffler(pools):
+    ranks = pools(2).run(_shuffle_sessions)
+    lengths = [1, 1, 2, 8, 9, 10]
+    assert sorted(sum(ranks, [])) == [([s], [s] * n, [s, -s]) for s, n in enumerate(lengths)]
+    loads = [sum(len(clicks) ** 2 for _, clicks, _ in samples) for samples in ranks]
+    assert max(loads) / sum(loads) < 0.6

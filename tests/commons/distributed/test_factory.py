@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import pytest
+
+from commons.distributed import BatchShuffler, BatchShufflerFactory, IdentityShuffler, register_batch_shuffler
+from commons.pipeline import TrainPipelineFactory
+
+
+class OwnShuffler(BatchShuffler):
+    def get_workloads(self, batch):
+        return batch.num_tokens()
+
+
+def test_register_create_unregister():
+    assert register_batch_shuffler("own")(OwnShuffler) is OwnShuffler
+    try:
+        assert BatchShufflerFactory.is_registered("own")
+        assert "own" in BatchShufflerFactory.list_available()
+        assert isinstance(BatchShufflerFactory.create("own", equal_rows=False), OwnShuffler)
+        made = BatchShufflerFactory.create_from_config({"type": "own", "equal_rows": False})
+        assert isinstance(made, OwnShuffler) and not made.equal_rows
+        with pytest.raises(ValueError, match="'own' is already registered, as OwnShuffler"):
+            register_batch_shuffler("own")(IdentityShuffler)
+    finally:
+        BatchShufflerFactory.unregister("own")
+    assert not BatchShufflerFactory.is_registered("own")
+
+
+def test_what_is_no_shuffler_is_refused():
+    with pytest.raises(TypeError, match="'x': <class 'dict'> is not a subclass of BatchShuffler"):
+        register_batch_shuffler("x")(dict)
+
+
+@pytest.mark.parametrize("call", ["create", "unregister"])
+@pytest.mark.parametrize(
+    ("factory", "listed"), [(BatchShufflerFactory, "identity"), (TrainPipelineFactory, "'native', 'none'")]
+)
+def test_an_unknown_name_lists_what_there_is(factory, listed, call):
+    with pytest.raises(KeyError, match=f"unknown .* 'nothing'; registered are .*{listed}"):
+        getattr(factory, call)("nothing")
+
+
+def test_a_config_without_type_is_refused():
+    with pytest.raises(KeyError, match="needs a"):
+        BatchShufflerFactory.create_from_config({"equal_rows": True})
+
+
+@pytest.mark.parametrize("setting", ["partitioner", "exchange"])
+def test_unknown_algorithms_list_what_there_is(setting):
+    with pytest.raises(KeyError, match=f"unknown {setting} 'nothing'; there are"):
+        OwnShuffler(**{setting: "nothing"})

@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
+
+from commons.sequence_batch import BaseBatch
+from commons.sequence_batch.packed_rows import PackedRows
+from commons.sequence_batch.row_schema import RowSchema
+from tests.drawn_batches import draw_batch, sample_contents
+
+LABELS = st.sampled_from(["keyed", "dense", "flat", "none"])
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data(), seed=st.integers(0, 10**6), labels=LABELS)
+def test_selected_rows_are_those_rows(data, seed, labels):
+    num_real = data.draw(st.integers(0, 6))
+    batch_size = max(num_real + data.draw(st.integers(0, 2)), 1)
+    batch = draw_batch(np.random.default_rng(seed), 100, batch_size, num_real, labels)
+    contents = sample_contents(batch)
+    indices = data.draw(st.lists(st.integers(0, num_real - 1), max_size=9)) if num_real else []
+    selected = batch.index_select(torch.tensor(indices, dtype=torch.int64))
+    assert sample_contents(selected) == [contents[i] for i in indices]
+    assert selected.batch_size == max(len(indices), 1)
+    assert selected.actual_batch_size == len(indices)
+    assert selected.shared is batch.shared
+    for name, value in batch.per_sample_fields().items():
+        of_selected = selected.per_sample_fields()[name]
+        of_batch = value.values() if isinstance(value, (JaggedTensor, KeyedJaggedTensor)) else value
+        if not isinstance(of_selected, torch.Tensor):
+            assert of_selected.lengths().dtype == value.lengths().dtype
+            of_selected = of_selected.values()
+        assert of_selected.dtype == of_batch.dtype
+        assert of_selected.shape[1:] == of_batch.shape[1:]
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 10**6), labels=LABELS, num_real=st.integers(0, 5), padding=st.integers(0, 2))
+def test_bytes_hold_the_rows_and_have_the_announced_size(seed, labels, num_real, padding):
+    batch = draw_batch(np.random.default_rng(seed), 0, max(num_real + padding, 1), num_real, labels)
+    fields = batch.per_sample_fields()
+    schema = RowSchema.of(fields)
+    rows = PackedRows.pack(fields, schema, batch.batch_size)
+    buffer = rows.to_bytes()
+    assert len(buffer) == schema.buffer_bytes(rows.num_rows, rows.num_elements)
+    restored = PackedRows.from_bytes(buffer, schema, rows.num_rows, rows.num_elements)
+    again = batch.with_fields(restored.unpack(), batch.batch_size, num_real)
+    assert sample_contents(again) == sample_contents(batch)
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.bfloat16, torch.int16, torch.complex64, torch.complex128])
+def test_every_dtype_travels_bit_for_bit(dtype):
+    dense = torch.randint(0, 2, (4, 3)).to(dtype)
+    rows = PackedRows.pack({"d": dense}, RowSchema.of({"d": dense}), 4).select(torch.tensor([3, 0, 0]))
+    assert torch.equal(rows.unpack()["d"], dense[[3, 0, 0]])
+
+
+def _features(batch_size: int) -> KeyedJaggedTensor:
+    return KeyedJaggedTensor(["a"], torch.arange(batch_size), lengths=torch.ones(batch_size, dtype=torch.int64))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"batch_size": 0}, "batch_size is 0"),
+        ({"batch_size": 3, "actual_batch_size": 4}, "actual_batch_size is 4"),
+        ({"batch_size": 3, "labels": torch.zeros(4)}, "labels has 4 rows, expected batch_size = 3"),
+        ({"batch_size": 3, "labels": torch.tensor(1.0)}, r"labels is a tensor without rows"),
+    ],
+)
+def test_a_batch_that_contradicts_itself_is_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        BaseBatch(features=_features(max(arguments["batch_size"], 1)), feature_to_max_seqlen={}, **arguments)
+
+
+def test_variable_batch_size_per_key_is_refused():
+    features = KeyedJaggedTensor(
+        ["a", "b"],
+        torch.arange(4),
+        lengths=torch.tensor([1, 1, 2]),
+        stride_per_key_per_rank=[[2], [1]],
+    )
+    with pytest.raises(ValueError, match="features is a KeyedJaggedTensor with a variable batch size"):
+        BaseBatch(features=features, batch_size=2, feature_to_max_seqlen={})
+
+
+@pytest.mark.parametrize(
+    ("indices", "message"), [([3], "from 3 to 3, expected 0 to 2"), ([2, 0], "padding row before a real row")]
+)
+def test_bad_indices_are_refused(indices, message):
+    batch = BaseBatch(features=_features(3), batch_size=3, feature_to_max_seqlen={}, actual_batch_size=2)
+    with pytest.raises(ValueError, match=message):
+        batch.index_select(indices)
+
+
+def test_loss_tokens_leave_padding_out():
+    rng = np.random.default_rng(0)
+    assert draw_batch(rng, 0, 5, 3, "none").num_loss_tokens().tolist() == [1, 1, 1, 0, 0]
+    assert draw_batch(rng, 0, 5, 3, "dense").num_loss_tokens().tolist() == [2, 2, 2, 0, 0]
+    assert draw_batch(rng, 0, 5, 3, "flat").num_loss_tokens().tolist() == [3, 3, 3, 0, 0]
+    keyed = draw_batch(rng, 0, 5, 3, "keyed")
+    assert keyed.num_loss_tokens().tolist() == keyed.labels.lengths().tolist()

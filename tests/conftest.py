@@ -1,0 +1,25 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Protocol
+
+import pytest
+
+from tests.process_pool import ProcessPool
+
+
+class Pools(Protocol):
+    def __call__(self, num_ranks: int) -> ProcessPool: ...
+
+
+@pytest.fixture(scope="session")
+def pools() -> Iterator[Pools]:
+    """`pools(n)`: n gloo processes, shared by all tests of the session."""
+    made: dict[int, ProcessPool] = {}
+
+    def pool(num_ranks: int) -> ProcessPool:
+        return made.setdefault(num_ranks, ProcessPool(num_ranks))
+
+    yield pool
+    for pool_of_size in made.values():
+        pool_of_size.close()

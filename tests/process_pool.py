@@ -1,0 +1,109 @@
+"""Gloo processes that live across tests, because importing torchrec takes seconds."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import socket
+import time
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+
+class RankError(AssertionError):
+    """Some ranks failed; the message has every rank's traceback."""
+
+
+class ProcessPool:
+    """`num_ranks` processes in one gloo group that run functions together.
+
+    A failure or a time-out ends the processes; the next call starts new ones.
+    """
+
+    def __init__(self, num_ranks: int) -> None:
+        self.num_ranks = num_ranks
+        self._processes: list[Any] = []
+        self._connections: list[Connection] = []
+
+    def run(self, function: Callable[..., Any], *args: Any, timeout: float = 60.0) -> list[Any]:
+        """Calls `function(*args)` in every process; the results by rank.
+
+        `function` is importable from a module, its arguments and result can be pickled.
+        """
+        if not self._processes:
+            self._start()
+        for connection in self._connections:
+            connection.send((function, args))
+        answers = self._answers(timeout)
+        if all(ok for ok, _ in answers):
+            return [result for _, result in answers]
+        self.close(kill=True)
+        raise RankError("\n".join(f"--- rank {r}\n{text}" for r, (ok, text) in enumerate(answers) if not ok))
+
+    def close(self, kill: bool = False) -> None:
+        """Ends the processes."""
+        for connection in self._connections:
+            if not kill:
+                connection.send(None)
+        for process in self._processes:
+            if kill:
+                process.kill()
+            process.join(10)
+        self._processes, self._connections = [], []
+
+    def _start(self) -> None:
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["tests.preload"])
+        with socket.socket() as free:
+            free.bind(("localhost", 0))
+            port = free.getsockname()[1]
+        for rank in range(self.num_ranks):
+            ours, theirs = context.Pipe()
+            process = context.Process(
+                target=_serve, args=(theirs, rank, self.num_ranks, port), daemon=True
+            )
+            process.start()
+            theirs.close()
+            self._processes.append(process)
+            self._connections.append(ours)
+
+    def _answers(self, timeout: float) -> list[tuple[bool, Any]]:
+        deadline = time.monotonic() + timeout
+        answers: dict[int, tuple[bool, Any]] = {}
+        grace = None
+        while len(answers) < self.num_ranks:
+            pending = {c: r for r, c in enumerate(self._connections) if r not in answers}
+            left = min(deadline, grace or deadline) - time.monotonic()
+            ready = wait(list(pending), timeout=max(left, 0))
+            if not ready:
+                break
+            for connection in ready:
+                try:
+                    answer = connection.recv()
+                except EOFError:
+                    answer = (False, "the process died")
+                answers[pending[connection]] = answer
+                if not answer[0] and grace is None:
+                    grace = time.monotonic() + 5  # the others may be stuck in a collective
+        return [answers.get(r, (False, f"no answer within {timeout} s")) for r in range(self.num_ranks)]
+
+
+def _serve(connection: Connection, rank: int, num_ranks: int, port: int) -> None:
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    os.environ.update(
+        MASTER_ADDR="localhost", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(num_ranks)
+    )
+    dist.init_process_group("gloo")
+    while (call := connection.recv()) is not None:
+        function, args = call
+        try:
+            connection.send((True, function(*args)))
+        except BaseException:
+            connection.send((False, traceback.format_exc()))
+    dist.barrier()
+    dist.destroy_process_group()
