@@ -1,0 +1,138 @@
+"""How random data for benchmarks is described in gin files."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, replace
+
+import gin
+
+from commons.datasets.embedding_args import EmbeddingArgs
+from commons.datasets.random_distribution import RandomDistribution
+from commons.datasets.sequence_dataset_spec import SequenceDatasetSpec
+
+
+@gin.configurable
+@dataclass
+class FeatureArgs:
+    """Features of one length: in each sample they have as many ids as each other.
+
+    Attributes:
+        feature_names: the features.
+        max_sequence_length: the most ids that a sample has of each.
+        is_jagged: whether lengths differ between samples; if not, all are `max_sequence_length`.
+        seqlen_dist: lengths of jagged features, clipped to [1, max_sequence_length]; None means uniform
+            over that range.
+        value_dists: ids by feature, taken modulo the feature's vocabulary; a feature without an entry is
+            uniform over its vocabulary.
+
+    Raises:
+        ValueError: a value is out of range, or `value_dists` names another feature.
+    """
+
+    feature_names: list[str]
+    max_sequence_length: int
+    is_jagged: bool = False
+    seqlen_dist: RandomDistribution | None = None
+    value_dists: dict[str, RandomDistribution] | None = None
+
+    def __post_init__(self) -> None:
+        if not self.feature_names:
+            raise ValueError(
+                f"FeatureArgs.feature_names = {self.feature_names}: expected at least one feature"
+            )
+        if self.max_sequence_length < 1:
+            raise ValueError(
+                f"FeatureArgs.max_sequence_length = {self.max_sequence_length}: expected at least 1"
+            )
+        for feature in self.value_dists or {}:
+            if feature not in self.feature_names:
+                raise ValueError(
+                    f"FeatureArgs.value_dists has {feature!r}: expected one of {self.feature_names}"
+                )
+
+
+@gin.configurable
+@dataclass
+class BenchmarkDatasetArgs:
+    """A dataset of random samples.
+
+    Features and tables that are neither the item feature, the action feature nor a contextual one are not
+    generated.
+
+    Attributes:
+        feature_args: lengths and ids of the features.
+        embedding_args: the tables, and with them the features' vocabularies.
+        item_feature_name: the feature with the items.
+        contextual_feature_names: features that describe the user.
+        action_feature_name: the feature with one action per item, or None.
+        max_num_candidates: the most candidates a sample may have; 0 means that there are none.
+        num_generated_batches: batches per rank in one epoch.
+
+    Raises:
+        ValueError: a value is out of range, or a feature is described or served not exactly once.
+    """
+
+    feature_args: list[FeatureArgs]
+    embedding_args: list[EmbeddingArgs]
+    item_feature_name: str
+    contextual_feature_names: list[str]
+    action_feature_name: str | None = None
+    max_num_candidates: int = 0
+    num_generated_batches: int = 100
+
+    def __post_init__(self) -> None:
+        if self.max_num_candidates < 0:
+            raise ValueError(
+                f"BenchmarkDatasetArgs.max_num_candidates = {self.max_num_candidates}: expected at least 0"
+            )
+        if self.num_generated_batches < 1:
+            raise ValueError(
+                f"BenchmarkDatasetArgs.num_generated_batches = {self.num_generated_batches}: "
+                "expected at least 1"
+            )
+        self._check_features()
+
+    def _check_features(self) -> None:
+        described = Counter(name for args in self.feature_args for name in args.feature_names)
+        served = Counter(name for args in self.embedding_args for name in args.feature_names)
+        for name in self._used_features():
+            for setting, count in (("feature_args", described[name]), ("embedding_args", served[name])):
+                if count != 1:
+                    raise ValueError(
+                        f"BenchmarkDatasetArgs.{setting} has feature {name!r} {count} times: expected once"
+                    )
+        with_items = self._features_of(self.item_feature_name).feature_names
+        if self.action_feature_name is not None and self.action_feature_name not in with_items:
+            raise ValueError(
+                f"BenchmarkDatasetArgs.action_feature_name = {self.action_feature_name!r}: expected one of "
+                f"{with_items}, which share a FeatureArgs with the items, as every item has one action"
+            )
+
+    def _used_features(self) -> list[str]:
+        actions = [] if self.action_feature_name is None else [self.action_feature_name]
+        return [*self.contextual_feature_names, self.item_feature_name, *actions]
+
+    def _features_of(self, feature: str) -> FeatureArgs:
+        """The entry of `feature_args` that describes a feature in use."""
+        return next(args for args in self.feature_args if feature in args.feature_names)
+
+    def spec(self) -> SequenceDatasetSpec:
+        """The dataset's description. A label is an action id, so there is a class for each."""
+        used = self._used_features()
+        tables = [
+            replace(table, feature_names=[name for name in table.feature_names if name in used])
+            for table in self.embedding_args
+            if not set(used).isdisjoint(table.feature_names)
+        ]
+        sizes = {name: table.item_vocab_size_or_capacity for table in tables for name in table.feature_names}
+        return SequenceDatasetSpec(
+            contextual_feature_names=tuple(self.contextual_feature_names),
+            item_feature_name=self.item_feature_name,
+            action_feature_name=self.action_feature_name,
+            feature_to_max_seqlen={name: self._features_of(name).max_sequence_length for name in used},
+            tables=tuple(tables),
+            max_num_candidates=self.max_num_candidates,
+            num_classes=1 if self.action_feature_name is None else sizes[self.action_feature_name],
+            positive_class=None,
+        )

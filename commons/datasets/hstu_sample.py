@@ -1,0 +1,41 @@
+"""One sample of a sequence dataset, and what samples come from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from commons.datasets.sequence_dataset_spec import SequenceDatasetSpec
+
+
+@dataclass(frozen=True)
+class HSTUSample:
+    """A user's history with the actions in it; all arrays are int64.
+
+    Attributes:
+        contextual: `[ids]` by contextual feature, usually one id each.
+        items: `[items]`, oldest first, candidates last.
+        actions: `[items]`, or None if the dataset has no actions.
+        labels: `[labels]`, a class or a bit mask of tasks each; they belong to the last `labels` items.
+        num_candidates: how many of the last items are candidates.
+    """
+
+    contextual: dict[str, np.ndarray]
+    items: np.ndarray
+    actions: np.ndarray | None
+    labels: np.ndarray
+    num_candidates: int
+
+
+class SampleSource(Protocol):
+    """Samples by index. The same index gives the same sample in every process."""
+
+    @property
+    def spec(self) -> SequenceDatasetSpec:
+        """What the samples hold."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int) -> HSTUSample: ...

@@ -1,0 +1,118 @@
+"""Samples from prepared MovieLens files, split by time."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+
+from commons.datasets.embedding_args import EmbeddingArgs
+from commons.datasets.hstu_sample import HSTUSample
+from commons.datasets.sequence_dataset_spec import SequenceDatasetSpec
+from commons.datasets.user_sequences import SequencesMeta, UserSequences
+
+
+class MovieLensSource:
+    """One sample per user, of the training or the evaluation part of the users' events.
+
+    Of each user's n ≥ 2 events the newest floor(n × eval_fraction), but at least one, are held out. A user's
+    single event is for training. Labels are rating classes: the action id − 1.
+
+    - A training sample is the events that are not held out, and every item has a label. With candidates, the
+      newest min(max_num_candidates, items − 1) are candidates, and only they have labels.
+    - An evaluation sample is all of the user's events, and only the held-out items have labels. With
+      candidates, the newest min(max_num_candidates, held-out items, items − 1) are candidates, and only they
+      have labels. Users with a single event have no evaluation sample.
+
+    So no label of an evaluation has been in training, as a label or as an input. Both samples are cut to the
+    newest `max_history_seqlen` items, after the split.
+
+    Args:
+        sequences: the users' events.
+        split: which part.
+        max_history_seqlen: the most items of a sample, history and candidates together.
+        max_num_candidates: the most candidates of a sample; 0 means that there are none.
+        eval_fraction: the held-out share, between 0 and 1.
+
+    Raises:
+        ValueError: a value is out of range.
+    """
+
+    def __init__(
+        self,
+        sequences: UserSequences,
+        split: Literal["train", "eval"],
+        max_history_seqlen: int,
+        max_num_candidates: int = 0,
+        eval_fraction: float = 0.2,
+    ) -> None:
+        if split not in ("train", "eval"):
+            raise ValueError(f"split = {split!r}: expected train or eval")
+        if max_history_seqlen < 1:
+            raise ValueError(f"max_history_seqlen = {max_history_seqlen}: expected at least 1")
+        if max_num_candidates < 0:
+            raise ValueError(f"max_num_candidates = {max_num_candidates}: expected at least 0")
+        if not 0 < eval_fraction < 1:
+            raise ValueError(f"eval_fraction = {eval_fraction}: expected a value between 0 and 1")
+        self._sequences = sequences
+        self._split = split
+        self._spec = _spec(sequences.meta, max_history_seqlen, max_num_candidates)
+        num_events = np.diff(sequences.offsets)
+        held_out = np.maximum((num_events * eval_fraction).astype(np.int64), 1)
+        self._held_out = np.minimum(held_out, num_events - 1)  # [users]
+        self._users = np.arange(len(num_events)) if split == "train" else np.flatnonzero(self._held_out)
+        self._max_history_seqlen = max_history_seqlen
+
+    @property
+    def spec(self) -> SequenceDatasetSpec:
+        """What the samples hold."""
+        return self._spec
+
+    def __len__(self) -> int:
+        return len(self._users)
+
+    def __getitem__(self, index: int) -> HSTUSample:
+        user = self._users[index]
+        start, end = (int(offset) for offset in self._sequences.offsets[user : user + 2])
+        held_out = int(self._held_out[user])
+        if self._split == "train":
+            end -= held_out
+        start = max(start, end - self._max_history_seqlen)
+        num_items = end - start
+        num_labels = num_items if self._split == "train" else min(held_out, num_items)
+        num_candidates = 0
+        if self._spec.max_num_candidates:
+            num_candidates = min(self._spec.max_num_candidates, num_labels, num_items - 1)
+            num_labels = num_candidates
+        actions = self._sequences.actions[start:end].astype(np.int64)
+        return HSTUSample(
+            contextual={name: ids[user : user + 1] for name, ids in self._sequences.contextual.items()},
+            items=self._sequences.items[start:end].astype(np.int64),
+            actions=actions,
+            labels=actions[num_items - num_labels :] - 1,
+            num_candidates=num_candidates,
+        )
+
+
+def _spec(meta: SequencesMeta, max_history_seqlen: int, max_num_candidates: int) -> SequenceDatasetSpec:
+    large = (meta.item_feature_name, "user_id")
+    max_seqlens = dict.fromkeys(meta.contextual_feature_names, 1)
+    max_seqlens |= dict.fromkeys((meta.item_feature_name, meta.action_feature_name), max_history_seqlen)
+    return SequenceDatasetSpec(
+        contextual_feature_names=tuple(meta.contextual_feature_names),
+        item_feature_name=meta.item_feature_name,
+        action_feature_name=meta.action_feature_name,
+        feature_to_max_seqlen=max_seqlens,
+        tables=tuple(
+            EmbeddingArgs(
+                feature_names=[name],
+                table_name=name,
+                item_vocab_size_or_capacity=size,
+                sharding_type="model_parallel" if name in large else "data_parallel",
+            )
+            for name, size in meta.vocab_sizes.items()
+        ),
+        max_num_candidates=max_num_candidates,
+        num_classes=meta.num_classes,
+        positive_class=meta.positive_class,
+    )

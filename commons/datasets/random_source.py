@@ -1,0 +1,89 @@
+"""Random samples for benchmarks."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from commons.datasets.benchmark_args import BenchmarkDatasetArgs, FeatureArgs
+from commons.datasets.hstu_sample import HSTUSample
+from commons.datasets.sequence_dataset_spec import SequenceDatasetSpec
+
+
+class RandomSource:
+    """Random samples, each a function of the seed and its index alone.
+
+    A sample has at least one item. If `args.max_num_candidates` is positive, its last
+    min(max_num_candidates, items − 1) items are candidates and have labels; otherwise every item has one.
+    A label is its item's action id. Without an action feature labels are 0, and only mark their items.
+
+    Args:
+        args: the samples' features.
+        num_samples: how many there are.
+        seed: at least 0.
+
+    Raises:
+        ValueError: `num_samples` or `seed` is negative.
+    """
+
+    def __init__(self, args: BenchmarkDatasetArgs, num_samples: int, seed: int) -> None:
+        if num_samples < 0 or seed < 0:
+            raise ValueError(f"num_samples = {num_samples}, seed = {seed}: expected at least 0")
+        self._args = args
+        self._num_samples = num_samples
+        self._seed = seed
+        self._spec = args.spec()
+        self._vocab_sizes = self._spec.vocab_sizes
+
+    @property
+    def spec(self) -> SequenceDatasetSpec:
+        """What the samples hold."""
+        return self._spec
+
+    def __len__(self) -> int:
+        return self._num_samples
+
+    def __getitem__(self, index: int) -> HSTUSample:
+        if not 0 <= index < self._num_samples:
+            raise IndexError(f"sample {index}: expected 0 to {self._num_samples - 1}")
+        rng = np.random.default_rng((self._seed, index))
+        ids: dict[str, np.ndarray] = {}
+        for features in self._args.feature_args:
+            ids |= self._draw(features, rng)
+        items = ids[self._spec.item_feature_name]
+        action_feature = self._spec.action_feature_name
+        actions = None if action_feature is None else ids[action_feature]
+        num_candidates = min(self._spec.max_num_candidates, len(items) - 1)
+        first_label = len(items) - num_candidates if self._spec.max_num_candidates else 0
+        labels = np.zeros_like(items) if actions is None else actions
+        return HSTUSample(
+            contextual={name: ids[name] for name in self._spec.contextual_feature_names},
+            items=items,
+            actions=actions,
+            labels=labels[first_label:],
+            num_candidates=num_candidates,
+        )
+
+    def _draw(self, features: FeatureArgs, rng: np.random.Generator) -> dict[str, np.ndarray]:
+        """Ids of those features of one `FeatureArgs` that the dataset has."""
+        length = _draw_length(features, rng)
+        value_dists = features.value_dists or {}
+        drawn = {}
+        for name in features.feature_names:
+            if name not in self._vocab_sizes:
+                continue
+            vocab_size = self._vocab_sizes[name]
+            if name in value_dists:
+                # Modulo, as a hashed vocabulary would: a table made smaller still is looked up all over.
+                drawn[name] = value_dists[name].sample(rng, length) % vocab_size
+            else:
+                drawn[name] = rng.integers(0, vocab_size, length)
+        return drawn
+
+
+def _draw_length(features: FeatureArgs, rng: np.random.Generator) -> int:
+    longest = features.max_sequence_length
+    if not features.is_jagged:
+        return longest
+    if features.seqlen_dist is None:
+        return int(rng.integers(1, longest + 1))
+    return min(max(int(features.seqlen_dist.sample(rng, 1)[0]), 1), longest)

@@ -1,0 +1,5 @@
+"""What a sample costs to compute."""
+
+from commons.perf_model.hstu_flops import HSTUFlops
+
+__all__ = ["HSTUFlops"]

@@ -1,0 +1,77 @@
+"""FLOPs of an HSTU layer stack."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+import torch
+
+Tokens = TypeVar("Tokens", torch.Tensor, np.ndarray)
+
+
+@dataclass(frozen=True)
+class HSTUFlops:
+    """What the HSTU layers cost, forward, per sample; embeddings and head not counted.
+
+    Source of the model: Zhai et al., "Actions Speak Louder than Words", ICML 2024.
+
+    Attributes:
+        num_layers: HSTU layers.
+        hidden_size: width of a token, d.
+        num_heads: attention heads, H.
+        head_dim: width of a head, dh.
+
+    Raises:
+        ValueError: one of them is not positive.
+    """
+
+    num_layers: int
+    hidden_size: int
+    num_heads: int
+    head_dim: int
+
+    def __post_init__(self) -> None:
+        for name, value in dataclasses.asdict(self).items():
+            if value < 1:
+                raise ValueError(f"{name} is {value}; expected at least 1")
+
+    def per_sample(self, tokens: Tokens) -> Tokens:
+        """FLOPs of the forward pass of each sample, a multiplication and an addition as two.
+
+        Per layer and sample of T tokens, `2·T·d·4·H·dh` (projections to u, v, q, k) + `4·T²·H·dh`
+        (q kᵀ and A v, the masked half included) + `2·T·H·dh·d` (output).
+
+        Args:
+            tokens: `[batch]` integers, tokens of each sample.
+
+        Returns:
+            `[batch]` int64, of the kind and on the device of `tokens`.
+
+        Raises:
+            TypeError: `tokens` are not integers.
+            ValueError: a number of tokens is negative. Checked on the host only, because on CUDA the check
+                would wait for the device.
+        """
+        as_int64 = _int64(tokens)
+        attention_size = self.num_heads * self.head_dim
+        per_token = 10 * self.hidden_size * attention_size  # 8 for the projections, 2 for the output
+        return self.num_layers * as_int64 * (per_token + 4 * attention_size * as_int64)
+
+
+def _int64(tokens: Tokens) -> Tokens:
+    if isinstance(tokens, torch.Tensor):
+        if tokens.is_floating_point() or tokens.is_complex() or tokens.dtype == torch.bool:
+            raise TypeError(f"tokens are {tokens.dtype}; expected integers")
+        on_host = tokens.device.type == "cpu"
+        as_int64 = tokens.long()
+    else:
+        if not np.issubdtype(tokens.dtype, np.integer):
+            raise TypeError(f"tokens are {tokens.dtype}; expected integers")
+        on_host = True
+        as_int64 = tokens.astype(np.int64)
+    if on_host and bool((as_int64 < 0).any()):
+        raise ValueError(f"a sample has {int(as_int64.min())} tokens; expected at least 0")
+    return as_int64

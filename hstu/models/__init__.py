@@ -1,0 +1,16 @@
+"""The HSTU models."""
+
+from hstu.models.embedding_tables import EmbeddingTable
+from hstu.models.hstu_config import HSTUConfig, full_sequence_length
+from hstu.models.hstu_encoder import HSTUFeatures
+from hstu.models.ranking import HSTURanking, RankingHeadConfig, RankingOutput
+
+__all__ = [
+    "EmbeddingTable",
+    "HSTUConfig",
+    "HSTUFeatures",
+    "HSTURanking",
+    "RankingHeadConfig",
+    "RankingOutput",
+    "full_sequence_length",
+]

@@ -1,0 +1,68 @@
+"""What an HSTU model is made of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class HSTUConfig:
+    """Sizes and settings that all HSTU models have.
+
+    Attributes:
+        num_layers: HSTU layers.
+        hidden_size: width of a token.
+        num_heads: attention heads.
+        head_dim: width of a head; `num_heads * head_dim` need not be `hidden_size`.
+        scaling_seqlen: what attention weights are divided by: a constant, such as `full_sequence_length`,
+            because a figure of the batch would make a sample's result depend on its company.
+        item_embedding_dim: width of item and action embeddings; −1 for `hidden_size`.
+        contextual_embedding_dim: width of contextual embeddings; −1 for `hidden_size`.
+        hidden_dropout: probability, behind each layer.
+        norm_epsilon: of all layer norms.
+        is_causal: False lets the history see itself without regard to order.
+        dtype: torch.bfloat16 and torch.float16 run the dense part under autocast with float32 parameters;
+            torch.float32 runs it without.
+        num_position_buckets: positions that have an embedding of their own; later ones share the last.
+        disable_contextual_mask: True makes contextual tokens causal too; else they see each other both ways.
+
+    Raises:
+        ValueError: a size is not positive, or `dtype` is another one.
+    """
+
+    num_layers: int
+    hidden_size: int
+    num_heads: int
+    head_dim: int
+    scaling_seqlen: int
+    item_embedding_dim: int = -1
+    contextual_embedding_dim: int = -1
+    hidden_dropout: float = 0.2
+    norm_epsilon: float = 1e-5
+    is_causal: bool = True
+    dtype: torch.dtype = torch.bfloat16
+    num_position_buckets: int = 8192
+    disable_contextual_mask: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("num_layers", "hidden_size", "num_heads", "head_dim", "scaling_seqlen"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; expected at least 1")
+        for name in ("item_embedding_dim", "contextual_embedding_dim"):
+            if getattr(self, name) == -1:
+                object.__setattr__(self, name, self.hidden_size)
+            if getattr(self, name) < 1:
+                raise ValueError(
+                    f"{name} is {getattr(self, name)}; expected at least 1, or -1 for hidden_size"
+                )
+        if self.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+            raise ValueError(
+                f"dtype is {self.dtype}; expected torch.float32, torch.bfloat16 or torch.float16"
+            )
+
+
+def full_sequence_length(num_contextual: int, max_history: int, max_candidates: int) -> int:
+    """Tokens of the longest sample with actions: contextual + 2 × (history + candidates)."""
+    return num_contextual + 2 * (max_history + max_candidates)

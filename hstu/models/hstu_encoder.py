@@ -1,0 +1,106 @@
+"""The part that all HSTU models share: from embedded features to a state per token."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torchrec.sparse.jagged_tensor import JaggedTensor
+
+from commons.datasets import HSTUBatch
+from hstu.models.embedding_tables import EmbeddingTable, SmallTables, sharded_by_dim, table_dims
+from hstu.models.hstu_config import HSTUConfig
+from hstu.modules.hstu_layer import HSTULayer
+from hstu.modules.sequence_preprocessor import SequencePreprocessor
+from hstu.modules.sequence_structure import SequenceStructure
+
+
+@dataclass(frozen=True)
+class HSTUFeatures:
+    """The names of the features that make up a sample.
+
+    Attributes:
+        item: items of the history, and candidates behind them.
+        action: what was done with each item; None for a sequence of items alone.
+        contextual: features that describe the user, in the order of their tokens.
+    """
+
+    item: str
+    action: str | None = None
+    contextual: tuple[str, ...] = ()
+
+    def embedding_dims(self, config: HSTUConfig) -> dict[str, int]:
+        """The width of each feature's embedding by name."""
+        of_items = (self.item,) if self.action is None else (self.item, self.action)
+        return {name: config.contextual_embedding_dim for name in self.contextual} | {
+            name: config.item_embedding_dim for name in of_items
+        }
+
+
+class HSTUEncoder(nn.Module):
+    """Small tables, preprocessor and HSTU layers with a final layer norm: all but the sharded tables.
+
+    Source: Zhai et al., "Actions Speak Louder than Words", ICML 2024.
+    """
+
+    def __init__(
+        self,
+        config: HSTUConfig,
+        tables: Sequence[EmbeddingTable],
+        features: HSTUFeatures,
+        device: torch.device | None = None,
+    ) -> None:
+        super().__init__()
+        self.config = config
+        dims = table_dims(tables, features.embedding_dims(config))
+        self.small_tables = SmallTables(tables, dims, device)
+        self._collection_features = [
+            [name for table in group for name in table.feature_names]
+            for group in sharded_by_dim(tables, dims)
+        ]
+        self.preprocessor = SequencePreprocessor(
+            contextual_feature_names=features.contextual,
+            item_feature_name=features.item,
+            action_feature_name=features.action,
+            contextual_embedding_dim=config.contextual_embedding_dim,
+            item_embedding_dim=config.item_embedding_dim,
+            hidden_size=config.hidden_size,
+            num_position_buckets=config.num_position_buckets,
+            device=device,
+        )
+        self.layers = nn.ModuleList(
+            HSTULayer(
+                hidden_size=config.hidden_size,
+                num_heads=config.num_heads,
+                head_dim=config.head_dim,
+                scaling_seqlen=config.scaling_seqlen,
+                dropout=config.hidden_dropout,
+                norm_epsilon=config.norm_epsilon,
+                device=device,
+            )
+            for _ in range(config.num_layers)
+        )
+        self.final_norm = nn.LayerNorm(config.hidden_size, eps=config.norm_epsilon, device=device)
+
+    def forward(
+        self, embeddings: Sequence[Mapping[str, JaggedTensor]], batch: HSTUBatch
+    ) -> tuple[torch.Tensor, SequenceStructure]:
+        """The state of every token `[total_tokens, hidden_size]`, and where the tokens are.
+
+        Args:
+            embeddings: what each embedding collection looked up, by feature name.
+            batch: on the device of the model.
+
+        Raises:
+            ValueError: a sample's actions are not as many as its items, or it has more candidates than items.
+        """
+        embedded = self.small_tables(batch.features)
+        for looked_up, names in zip(embeddings, self._collection_features, strict=True):
+            embedded.update({name: looked_up[name] for name in names})
+        tokens, structure = self.preprocessor(embedded, batch.num_candidates)
+        masks = structure.masks(self.config.is_causal, self.config.disable_contextual_mask)
+        for layer in self.layers:
+            tokens = layer(tokens, masks)
+        return self.final_norm(tokens), structure

@@ -1,0 +1,169 @@
+"""The HSTU ranking model: predicts the action on an item from the history before it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
+
+from commons.datasets import HSTUBatch
+from hstu.models.action_loss import ActionLoss
+from hstu.models.embedding_tables import EmbeddingTable, embedding_collections, table_dims
+from hstu.models.hstu_config import HSTUConfig
+from hstu.models.hstu_encoder import HSTUEncoder, HSTUFeatures
+from hstu.modules.prediction_head import PredictionHead
+from hstu.modules.sequence_structure import SequenceStructure
+
+
+@dataclass(frozen=True)
+class RankingHeadConfig:
+    """The head that predicts actions.
+
+    Attributes:
+        prediction_head_arch: output width of each linear layer. The last is the number of classes of the
+            action, or equals `num_tasks`.
+        prediction_head_act_type: "relu" or "gelu".
+        prediction_head_bias: whether the linear layers have one.
+        num_tasks: binary tasks that an action stands for, one per bit; 1 for classes.
+    """
+
+    prediction_head_arch: tuple[int, ...]
+    prediction_head_act_type: str = "relu"
+    prediction_head_bias: bool = True
+    num_tasks: int = 1
+
+
+@dataclass(frozen=True)
+class RankingOutput:
+    """What the model predicted for the items that have labels, sample by sample, detached.
+
+    Attributes:
+        logits: `[num_label_tokens, width]` float32.
+        labels: `[num_label_tokens]`, the actions taken.
+    """
+
+    logits: torch.Tensor
+    labels: torch.Tensor
+
+
+class HSTURanking(nn.Module):
+    """Embedding tables, HSTU layers and a head that predicts the action on each labelled item.
+
+    The prediction is read at the item's own token, which sees the history before it and never the action.
+    Source: Zhai et al., "Actions Speak Louder than Words", ICML 2024.
+
+    Args:
+        config: sizes of the model.
+        tables: embedding tables; each feature is in exactly one.
+        features: names of the features; ranking needs the action.
+        head: the head's settings.
+        device: of the dense parameters.
+        table_device: of the sharded tables, "meta" if DistributedModelParallel will make them; None for
+            `device`.
+
+    Raises:
+        ValueError: the action feature is missing, the tables do not fit the features, or the head's last
+            width does not fit its number of tasks.
+    """
+
+    def __init__(
+        self,
+        config: HSTUConfig,
+        tables: Sequence[EmbeddingTable],
+        features: HSTUFeatures,
+        head: RankingHeadConfig,
+        device: torch.device | None = None,
+        table_device: torch.device | None = None,
+    ) -> None:
+        super().__init__()
+        if features.action is None:
+            raise ValueError("ranking predicts actions, but no action feature is named")
+        dims = table_dims(tables, features.embedding_dims(config))
+        self.embedding_collections = embedding_collections(tables, dims, table_device or device)
+        self.dense = RankingDense(config, tables, features, head, device)
+
+    def forward(self, batch: HSTUBatch) -> tuple[torch.Tensor, RankingOutput]:
+        """The summed loss of the batch's label tokens, a float32 scalar, and the predictions.
+
+        TorchRec's pipeline traces this method to find the lookups it can start early: it may only call
+        embedding collections on the batch's own features, and one dense module on the result.
+
+        Raises:
+            ValueError: as `RankingDense.forward` does.
+        """
+        embeddings = [collection(batch.features) for collection in self.embedding_collections]
+        return self.dense(embeddings, batch)
+
+
+class RankingDense(nn.Module):
+    """All of `HSTURanking` but the sharded tables; its arguments are those of `HSTURanking`."""
+
+    def __init__(
+        self,
+        config: HSTUConfig,
+        tables: Sequence[EmbeddingTable],
+        features: HSTUFeatures,
+        head: RankingHeadConfig,
+        device: torch.device | None = None,
+    ) -> None:
+        super().__init__()
+        self.config = config
+        self.encoder = HSTUEncoder(config, tables, features, device)
+        self.head = PredictionHead(
+            config.hidden_size,
+            head.prediction_head_arch,
+            head.prediction_head_act_type,
+            head.prediction_head_bias,
+            device,
+        )
+        self.loss = ActionLoss(head.num_tasks, head.prediction_head_arch[-1])
+
+    def forward(
+        self, embeddings: Sequence[Mapping[str, JaggedTensor]], batch: HSTUBatch
+    ) -> tuple[torch.Tensor, RankingOutput]:
+        """The summed loss of the batch's label tokens, a float32 scalar, and the predictions.
+
+        A batch without tokens or without labels has a loss of 0 and zero gradients for all parameters, so
+        that a rank that holds one keeps in step with the others.
+
+        Args:
+            embeddings: what each embedding collection looked up, by feature name.
+            batch: on the device of the model, with labels.
+
+        Raises:
+            ValueError: the labels are no KeyedJaggedTensor of one key; a sample has more labels than items
+                or a label outside the head's classes (both checked on a CPU only); the items' own actions
+                would be visible to them; or the features disagree, as `HSTUEncoder.forward` says.
+        """
+        labels = self._labels(batch)
+        with torch.autocast(
+            batch.features.device().type, self.config.dtype, enabled=self.config.dtype != torch.float32
+        ):
+            states, structure = self.encoder(embeddings, batch)
+            logits = self.head(states[_label_tokens(structure, labels)])
+        logits = logits.float()
+        return self.loss(logits, labels.values()), RankingOutput(logits.detach(), labels.values())
+
+    def _labels(self, batch: HSTUBatch) -> KeyedJaggedTensor:
+        if not isinstance(batch.labels, KeyedJaggedTensor) or len(batch.labels.keys()) != 1:
+            raise ValueError("ranking takes its labels as a KeyedJaggedTensor of one key")
+        if not self.config.is_causal and not batch.max_num_candidates:
+            raise ValueError(
+                "with is_causal=False an item of the history sees its own action, which is its label; "
+                "set is_causal=True or use candidates"
+            )
+        return batch.labels
+
+
+def _label_tokens(structure: SequenceStructure, labels: KeyedJaggedTensor) -> torch.Tensor:
+    """`[num_label_tokens]` int64: the tokens of the items that the labels belong to."""
+    lengths = labels.lengths()
+    if lengths.device.type == "cpu" and bool((lengths > structure.item_lengths).any()):
+        row = int((lengths > structure.item_lengths).nonzero()[0])
+        raise ValueError(
+            f"row {row} has {int(lengths[row])} labels for {int(structure.item_lengths[row])} items"
+        )
+    return structure.last_item_tokens(lengths, labels.values().shape[0])

@@ -1,0 +1,17 @@
+"""Parts of the HSTU models."""
+
+from hstu.modules.attention import jagged_hstu_attention
+from hstu.modules.attention_mask import SampleMask
+from hstu.modules.hstu_layer import HSTULayer
+from hstu.modules.prediction_head import PredictionHead
+from hstu.modules.sequence_preprocessor import SequencePreprocessor
+from hstu.modules.sequence_structure import SequenceStructure
+
+__all__ = [
+    "HSTULayer",
+    "PredictionHead",
+    "SampleMask",
+    "SequencePreprocessor",
+    "SequenceStructure",
+    "jagged_hstu_attention",
+]

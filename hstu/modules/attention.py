@@ -1,0 +1,137 @@
+"""Attention of HSTU over jagged sequences, at a cost of the sum of the squared lengths.
+
+Source: Zhai et al., "Actions Speak Louder than Words", ICML 2024.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from hstu.modules.attention_mask import SampleMask
+
+# Scores of one block of query rows. On a CPU they stay in the core's own cache between the matrix products,
+# so that processes on neighbouring cores do not contend for memory; on CUDA one block is mostly one sample.
+CPU_BLOCK_BYTES = 2 << 20
+CUDA_BLOCK_BYTES = 1 << 28
+
+
+def jagged_hstu_attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, masks: Sequence[SampleMask], scaling_seqlen: float
+) -> torch.Tensor:
+    """`SiLU(q kᵀ / sqrt(head_dim)) / scaling_seqlen`, masked, times v, each sample for itself.
+
+    The masked half is computed too, so that a sample of T tokens takes `4 T² num_heads head_dim` FLOPs,
+    as `HSTUFlops` says. The T × T scores are never stored: blocks of them are recomputed in backward.
+
+    Args:
+        q, k, v: `[total_tokens, num_heads, head_dim]` each, one sample behind the other.
+        masks: one per sample, with its number of tokens.
+        scaling_seqlen: a constant of the model. A figure of the batch (its longest sequence, say) would make
+            a sample's result depend on which samples it is computed with.
+
+    Returns:
+        `[total_tokens, num_heads, head_dim]`.
+
+    Raises:
+        ValueError: shapes differ, the masks' tokens do not add up, or `scaling_seqlen` is not positive.
+    """
+    if q.dim() != 3 or q.shape != k.shape or q.shape != v.shape:
+        raise ValueError(
+            "q, k and v must have one shape [total_tokens, num_heads, head_dim]; "
+            f"got {tuple(q.shape)}, {tuple(k.shape)} and {tuple(v.shape)}"
+        )
+    num_tokens = sum(mask.num_tokens for mask in masks)
+    if num_tokens != q.shape[0]:
+        raise ValueError(f"the masks are of {num_tokens} tokens, q, k and v of {q.shape[0]}")
+    if not scaling_seqlen > 0:
+        raise ValueError(f"scaling_seqlen is {scaling_seqlen}; expected a positive constant")
+    return _JaggedHSTUAttention.apply(q, k, v, masks, scaling_seqlen)
+
+
+class _JaggedHSTUAttention(torch.autograd.Function):
+    """Suffixes of names: H heads, b query rows of a block, T tokens of a sample, D head_dim."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        masks: Sequence[SampleMask],
+        scaling_seqlen: float,
+    ) -> torch.Tensor:
+        ctx.save_for_backward(q, k, v)
+        ctx.masks, ctx.scaling_seqlen = masks, scaling_seqlen
+        out = torch.empty_like(q)
+        scaled_q = q * (1 / math.sqrt(q.shape[-1]))
+        for mask, (q_HTD, k_HTD, v_HTD, out_HTD) in _samples(masks, scaled_q, k, v, out):
+            for block in _row_blocks(q_HTD):
+                weights_HbT = torch.bmm(q_HTD[:, block], k_HTD.mT)
+                torch.nn.functional.silu(weights_HbT, inplace=True)
+                _hide(mask, block, weights_HbT)
+                out_HTD[:, block] = torch.bmm(weights_HbT, v_HTD)
+        return out.mul_(1 / scaling_seqlen)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_out: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        q, k, v = ctx.saved_tensors
+        scale = 1 / math.sqrt(q.shape[-1])
+        scaled_q = q * scale
+        # Blocks add up in float32; one rounding per block would show in the 16-bit types.
+        sum_dtype = torch.promote_types(q.dtype, torch.float32)
+        grad_q = torch.empty_like(q)
+        grad_k, grad_v = (torch.zeros_like(q, dtype=sum_dtype) for _ in range(2))
+        for mask, (q_HTD, k_HTD, v_HTD, go_HTD, gq_HTD, gk_HTD, gv_HTD) in _samples(
+            ctx.masks, scaled_q, k, v, grad_out, grad_q, grad_k, grad_v
+        ):
+            for block in _row_blocks(q_HTD):
+                q_HbD, go_HbD = q_HTD[:, block], go_HTD[:, block]
+                scores_HbT = torch.bmm(q_HbD, k_HTD.mT)
+                grad_HbT = torch.bmm(go_HbD, v_HTD.mT)
+                torch.ops.aten.silu_backward.grad_input(grad_HbT, scores_HbT, grad_input=grad_HbT)
+                weights_HbT = torch.nn.functional.silu(scores_HbT, inplace=True)
+                _hide(mask, block, grad_HbT, weights_HbT)
+                gq_HTD[:, block] = torch.bmm(grad_HbT, k_HTD)
+                gk_HTD += torch.bmm(grad_HbT.mT, q_HbD)
+                gv_HTD += torch.bmm(weights_HbT.mT, go_HbD)
+        grad_q.mul_(scale / ctx.scaling_seqlen)
+        grad_k.mul_(1 / ctx.scaling_seqlen)
+        grad_v.mul_(1 / ctx.scaling_seqlen)
+        return grad_q, grad_k.to(q.dtype), grad_v.to(q.dtype), None, None
+
+
+def _samples(
+    masks: Sequence[SampleMask], *tensors: torch.Tensor
+) -> Iterator[tuple[SampleMask, list[torch.Tensor]]]:
+    """Of each sample that has tokens its mask and its part of each tensor as `[H, T, D]`."""
+    start = 0
+    for mask in masks:
+        end = start + mask.num_tokens
+        if mask.num_tokens:
+            yield mask, [tensor[start:end].transpose(0, 1) for tensor in tensors]
+        start = end
+
+
+def _row_blocks(q_HTD: torch.Tensor) -> Iterator[slice]:
+    """Blocks of query rows, as equal as they come, whose scores against all T keys fit the budget."""
+    num_heads, num_tokens, _ = q_HTD.shape
+    budget = CUDA_BLOCK_BYTES if q_HTD.is_cuda else CPU_BLOCK_BYTES
+    row_bytes = num_heads * num_tokens * q_HTD.element_size()
+    num_blocks = math.ceil(num_tokens * row_bytes / budget)
+    rows = math.ceil(num_tokens / num_blocks)
+    for first in range(0, num_tokens, rows):
+        yield slice(first, min(first + rows, num_tokens))
+
+
+def _hide(mask: SampleMask, block: slice, *blocks_HbT: torch.Tensor) -> None:
+    """Sets to zero, in place, what the block's query rows do not see."""
+    first_column, visible_bC = mask.visible(block.start, block.stop, blocks_HbT[0].device)
+    visible_bC = visible_bC.to(blocks_HbT[0].dtype)  # a product by floats is much faster than masked_fill_
+    for block_HbT in blocks_HbT:
+        block_HbT[:, :, first_column:].mul_(visible_bC)

@@ -1,0 +1,114 @@
+"""From embedded features to the sequence of tokens that the HSTU layers take."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import nn
+from torchrec.sparse.jagged_tensor import JaggedTensor
+
+from hstu.modules.sequence_structure import SequenceStructure, spread
+
+_POSITION_STD = 0.02
+
+
+class SequencePreprocessor(nn.Module):
+    """Interleaves a sample's embedded features into one sequence and adds position embeddings.
+
+    A sample's tokens are its contextual features in the order of `contextual_feature_names`, then
+    item₁ action₁ item₂ action₂ …, candidates last. The position of a token is its place in the sample, as
+    `SequenceStructure.token_positions` has it, and the last bucket from there on.
+
+    Args:
+        contextual_feature_names: may be empty.
+        item_feature_name: the feature of the items.
+        action_feature_name: has one action per item; None for a sequence of items alone.
+        contextual_embedding_dim: width of the contextual embeddings.
+        item_embedding_dim: width of the item and the action embeddings.
+        hidden_size: width of a token; embeddings of another width go through a linear layer.
+        num_position_buckets: positions that have an embedding of their own.
+        device: of the parameters.
+
+    Raises:
+        ValueError: `num_position_buckets` is not positive.
+    """
+
+    def __init__(
+        self,
+        contextual_feature_names: Sequence[str],
+        item_feature_name: str,
+        action_feature_name: str | None,
+        contextual_embedding_dim: int,
+        item_embedding_dim: int,
+        hidden_size: int,
+        num_position_buckets: int,
+        device: torch.device | None = None,
+    ) -> None:
+        super().__init__()
+        if num_position_buckets < 1:
+            raise ValueError(f"num_position_buckets is {num_position_buckets}; expected at least 1")
+        self.contextual_feature_names = tuple(contextual_feature_names)
+        self.item_feature_name = item_feature_name
+        self.action_feature_name = action_feature_name
+        self.item_projection = _projection(item_embedding_dim, hidden_size, device)
+        if action_feature_name is not None:
+            self.action_projection = _projection(item_embedding_dim, hidden_size, device)
+        if self.contextual_feature_names:
+            self.contextual_projection = _projection(contextual_embedding_dim, hidden_size, device)
+        self.position_embedding = nn.Embedding(num_position_buckets, hidden_size, device=device)
+        nn.init.normal_(self.position_embedding.weight, std=_POSITION_STD)
+
+    def forward(
+        self, embedded: Mapping[str, JaggedTensor], num_candidates: torch.Tensor | None
+    ) -> tuple[torch.Tensor, SequenceStructure]:
+        """The tokens `[total_tokens, hidden_size]` and where they are.
+
+        The sizes of the output come from the shapes of `embedded`; the only host-device synchronisation is
+        the one of `SequenceStructure.of`.
+
+        Args:
+            embedded: by feature name, values `[num_ids of the feature, embedding_dim]` of B samples.
+            num_candidates: `[B]` integers, how many of a sample's last items are candidates, or None.
+
+        Raises:
+            ValueError: as `SequenceStructure.of` does.
+        """
+        structure = self._structure(embedded, num_candidates)
+        parts: list[torch.Tensor] = []
+        places: list[torch.Tensor] = []
+        starts = structure.offsets
+        for name in self.contextual_feature_names:
+            feature = embedded[name]
+            parts.append(self.contextual_projection(feature.values()))
+            places.append(spread(starts, feature.lengths(), len(feature.values())))
+            starts = starts + feature.lengths()
+        items = embedded[self.item_feature_name].values()
+        item_places = structure.last_item_tokens(structure.item_lengths, len(items))
+        parts.append(self.item_projection(items))
+        places.append(item_places)
+        if self.action_feature_name is not None:
+            parts.append(self.action_projection(embedded[self.action_feature_name].values()))
+            places.append(item_places + 1)
+        # The residual stream keeps the parameters' type, also where autocast gave the projections another.
+        dtype = self.position_embedding.weight.dtype
+        grouped_by_feature = torch.cat([part.to(dtype) for part in parts])
+        tokens = torch.empty_like(grouped_by_feature).index_copy(0, torch.cat(places), grouped_by_feature)
+        last_bucket = self.position_embedding.num_embeddings - 1
+        return tokens + self.position_embedding(structure.token_positions().clamp(max=last_bucket)), structure
+
+    def _structure(
+        self, embedded: Mapping[str, JaggedTensor], num_candidates: torch.Tensor | None
+    ) -> SequenceStructure:
+        item_lengths = embedded[self.item_feature_name].lengths()
+        contextual_lengths = torch.zeros_like(item_lengths)
+        for name in self.contextual_feature_names:
+            contextual_lengths = contextual_lengths + embedded[name].lengths()
+        action_lengths = None
+        if self.action_feature_name is not None:
+            action_lengths = embedded[self.action_feature_name].lengths()
+        return SequenceStructure.of(contextual_lengths, item_lengths, action_lengths, num_candidates)
+
+
+def _projection(width_in: int, width_out: int, device: torch.device | None) -> nn.Module:
+    return nn.Identity() if width_in == width_out else nn.Linear(width_in, width_out, device=device)

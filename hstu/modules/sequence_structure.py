@@ -1,0 +1,149 @@
+"""Where each sample's contextual, history and candidate tokens are in a batch of jagged sequences."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from hstu.modules.attention_mask import SampleMask
+
+
+@dataclass(frozen=True)
+class SequenceStructure:
+    """The tokens of B samples, one sample behind the other.
+
+    A sample's tokens are its contextual ones, then item₁ action₁ item₂ action₂ … (items alone if there are
+    no actions); its last items are the candidates. Tensors are on the batch's device, the lists on the host.
+
+    Attributes:
+        tokens_per_item: 2 with actions, 1 without.
+        total_tokens: of all samples.
+        offsets: `[B]` int64, index of each sample's first token.
+        contextual_lengths: `[B]` int64, contextual tokens of each sample.
+        item_lengths: `[B]` int64, items of each sample, candidates included.
+        candidate_lengths: `[B]` int64, how many of a sample's last items are candidates.
+        host_contextual_lengths, host_item_lengths, host_candidate_lengths: the same three on the host.
+    """
+
+    tokens_per_item: int
+    total_tokens: int
+    offsets: torch.Tensor
+    contextual_lengths: torch.Tensor
+    item_lengths: torch.Tensor
+    candidate_lengths: torch.Tensor
+    host_contextual_lengths: list[int]
+    host_item_lengths: list[int]
+    host_candidate_lengths: list[int]
+
+    @classmethod
+    def of(
+        cls,
+        contextual_lengths: torch.Tensor,
+        item_lengths: torch.Tensor,
+        action_lengths: torch.Tensor | None,
+        candidate_lengths: torch.Tensor | None,
+    ) -> SequenceStructure:
+        """The structure of samples with these lengths, `[B]` integers each.
+
+        Reads the lengths to the host in one transfer, the one host-device synchronisation of a forward.
+
+        Args:
+            contextual_lengths: contextual tokens, of all contextual features together.
+            item_lengths: items, candidates included.
+            action_lengths: actions, one per item; None if the model has no actions.
+            candidate_lengths: how many of the last items are candidates; None for none.
+
+        Raises:
+            ValueError: a sample's actions are not as many as its items, or it has more candidates than items.
+        """
+        contextual, items = contextual_lengths.long(), item_lengths.long()
+        actions = items if action_lengths is None else action_lengths.long()
+        candidates = torch.zeros_like(items) if candidate_lengths is None else candidate_lengths.long()
+        on_host = torch.stack([contextual, items, actions, candidates]).tolist()
+        _check(*on_host[1:])
+        tokens_per_item = 1 if action_lengths is None else 2
+        lengths = contextual + tokens_per_item * items
+        return cls(
+            tokens_per_item=tokens_per_item,
+            total_tokens=sum(on_host[0]) + tokens_per_item * sum(on_host[1]),
+            offsets=lengths.cumsum(0) - lengths,
+            contextual_lengths=contextual,
+            item_lengths=items,
+            candidate_lengths=candidates,
+            host_contextual_lengths=on_host[0],
+            host_item_lengths=on_host[1],
+            host_candidate_lengths=on_host[3],
+        )
+
+    @property
+    def item_offsets(self) -> torch.Tensor:
+        """`[B]` int64: index of the token of each sample's first item."""
+        return self.offsets + self.contextual_lengths
+
+    def token_positions(self) -> torch.Tensor:
+        """`[total_tokens]` int64: each token's place in its sample, the same for all candidates of a sample.
+
+        A candidate's item has the place right behind the history and its action the next one, so that the
+        score of a candidate depends neither on the other candidates nor on their order.
+        """
+        lengths = self.contextual_lengths + self.tokens_per_item * self.item_lengths
+        history_ends = lengths - self.tokens_per_item * self.candidate_lengths
+        starts, ends = (
+            per_sample.repeat_interleave(lengths, output_size=self.total_tokens)
+            for per_sample in (self.offsets, history_ends)
+        )
+        places = torch.arange(self.total_tokens, device=self.offsets.device) - starts
+        past_history = (places - ends).clamp(min=0)
+        return torch.minimum(places, ends) + past_history % self.tokens_per_item
+
+    def last_item_tokens(self, num_last: torch.Tensor, total: int) -> torch.Tensor:
+        """`[total]` int64: the tokens of each sample's last `num_last` items, in order.
+
+        Args:
+            num_last: `[B]` integers, at most the sample's items.
+            total: their sum, given so that it need not be read from the device.
+        """
+        first_item = self.item_lengths - num_last
+        return spread(
+            self.item_offsets + self.tokens_per_item * first_item, num_last, total, self.tokens_per_item
+        )
+
+    def masks(self, is_causal: bool, disable_contextual_mask: bool) -> list[SampleMask]:
+        """The attention mask of each sample."""
+        return [
+            SampleMask(
+                num_tokens=contextual + self.tokens_per_item * items,
+                num_contextual=0 if disable_contextual_mask else contextual,
+                history_end=contextual + self.tokens_per_item * (items - candidates),
+                tokens_per_candidate=self.tokens_per_item,
+                is_causal=is_causal,
+            )
+            for contextual, items, candidates in zip(
+                self.host_contextual_lengths, self.host_item_lengths, self.host_candidate_lengths, strict=True
+            )
+        ]
+
+
+def spread(starts: torch.Tensor, lengths: torch.Tensor, total: int, step: int = 1) -> torch.Tensor:
+    """`[total]` int64: for each row b the `lengths[b]` indices `starts[b]`, `starts[b] + step`, …
+
+    Args:
+        starts, lengths: `[B]` integers.
+        total: the sum of `lengths`, given so that it need not be read from the device.
+        step: from one index of a row to the next.
+    """
+    lengths = lengths.long()
+    before = lengths.cumsum(0) - lengths
+    first = (starts - step * before).repeat_interleave(lengths, output_size=total)
+    return first + step * torch.arange(total, device=starts.device)
+
+
+def _check(items: list[int], actions: list[int], candidates: list[int]) -> None:
+    for row, (num_items, num_actions, num_candidates) in enumerate(
+        zip(items, actions, candidates, strict=True)
+    ):
+        if num_items != num_actions:
+            raise ValueError(f"row {row} has {num_items} items and {num_actions} actions; expected one each")
+        if not 0 <= num_candidates <= num_items:
+            raise ValueError(f"row {row} has {num_candidates} candidates among its {num_items} items")

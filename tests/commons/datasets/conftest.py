@@ -1,0 +1,30 @@
+from pathlib import Path
+
+import pytest
+
+# User 7 has ten ratings, 3 has four of which two are at the same time, 5 has one.
+RATINGS_100K = [
+    (7, 11, 5, 100),
+    (3, 12, 4, 50),
+    (7, 12, 1, 90),
+    (3, 11, 3, 50),
+    (5, 30, 2, 70),
+    (3, 13, 2, 10),
+    (3, 14, 1, 60),
+    *((7, 20 + i, 1 + i % 5, 200 + i) for i in range(8)),
+]
+USERS_100K = ["3|24|M|writer|85711", "5|53|F|other|94043", "7|24|F|artist|T8H1N", "9|30|M|other|10003"]
+
+
+def write_lines(path: Path, lines: list[str]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="latin-1")
+    return path
+
+
+@pytest.fixture
+def raw_100k(tmp_path):
+    raw = tmp_path / "raw"
+    write_lines(raw / "u.data", ["\t".join(map(str, rating)) for rating in RATINGS_100K])
+    write_lines(raw / "u.user", USERS_100K)
+    return raw

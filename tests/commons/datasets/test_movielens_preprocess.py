@@ -1,0 +1,190 @@
+import json
+import urllib.error
+import zipfile
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from commons.datasets import movielens_download
+from commons.datasets.movielens_preprocess import main
+from tests.commons.datasets.conftest import write_lines
+
+REAL_100K = Path(__file__).parents[4] / "shared/data/ml-100k"
+
+
+def prepare(dataset, raw, out):
+    main(["--dataset", dataset, "--raw", str(raw), "--out", str(out)])
+    return pl.read_parquet(out / "sequences.parquet"), json.loads((out / "meta.json").read_text())
+
+
+def error_of(dataset, raw, out):
+    with pytest.raises(SystemExit) as stopped:
+        prepare(dataset, raw, out)
+    return str(stopped.value)
+
+
+def test_ml_100k(raw_100k, tmp_path):
+    table, meta = prepare("ml-100k", raw_100k, tmp_path)
+    assert table["user_id"].to_list() == [3, 5, 7]
+    assert table["items"].to_list()[:2] == [[13, 12, 11, 14], [30]]  # 12 and 11: equal time, file order
+    assert table["actions"].to_list()[:2] == [[2, 4, 3, 1], [2]]
+    assert table["timestamps"].to_list()[:2] == [[10, 50, 50, 60], [70]]
+    assert table["items"].to_list()[2] == [12, 11, *range(20, 28)]
+    assert table["age"].to_list() == [1, 3, 1]
+    assert table["gender"].to_list() == [2, 1, 1]
+    assert table["occupation"].to_list() == [3, 2, 1]
+    assert table["zip_code"].to_list() == [2, 3, 4]
+    assert meta == {
+        "dataset": "ml-100k",
+        "contextual_feature_names": ["user_id", "age", "gender", "occupation", "zip_code"],
+        "item_feature_name": "movie_id",
+        "action_feature_name": "rating",
+        "vocab_sizes": {
+            "user_id": 8,
+            "age": 4,
+            "gender": 3,
+            "occupation": 4,
+            "zip_code": 5,
+            "movie_id": 31,
+            "rating": 6,
+        },
+        "num_classes": 5,
+        "positive_class": 3,
+    }
+
+
+def test_ml_1m(tmp_path):
+    write_lines(tmp_path / "raw/ratings.dat", ["2::1193::5::978300760", "1::661::3::978302109"])
+    write_lines(tmp_path / "raw/users.dat", ["1::F::1::10::48067", "2::M::56::16::70072-1023"])
+    table, meta = prepare("ml-1m", tmp_path / "raw", tmp_path)
+    assert table["user_id"].to_list() == [1, 2]
+    assert table["items"].to_list() == [[661], [1193]]
+    assert table["actions"].to_list() == [[3], [5]]
+    assert table["gender"].to_list() == [1, 2]
+    assert table["age"].to_list() == [1, 2]
+    assert meta["contextual_feature_names"] == ["user_id", "age", "gender", "occupation", "zip_code"]
+    assert meta["vocab_sizes"]["movie_id"] == 1194
+
+
+def test_ml_20m(tmp_path):
+    lines = ["userId,movieId,rating,timestamp", "1,2,3.5,1112486027", "1,29,0.5,1112484676", "4,2,5.0,7"]
+    write_lines(tmp_path / "raw/ratings.csv", lines)
+    table, meta = prepare("ml-20m", tmp_path / "raw", tmp_path)
+    assert table["items"].to_list() == [[29, 2], [2]]
+    assert table["actions"].to_list() == [[1, 7], [10]]
+    assert meta["contextual_feature_names"] == ["user_id"]
+    assert meta["vocab_sizes"] == {"user_id": 5, "movie_id": 30, "rating": 11}
+    assert (meta["num_classes"], meta["positive_class"]) == (10, 7)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "",
+        "1\t2\t3",
+        "1\t2\t3\t4\t5",
+        "x\t2\t3\t4",
+        "0\t2\t3\t4",
+        "1\t-2\t3\t4",
+        "1\t2\t6\t4",
+        "1\t2\t0\t4",
+        "1\t2\t3.5\t4",
+        "1\t2\tnan\t4",
+        "1\t2\t3\t",
+        "1|2|3|4",
+        "1\t2\té\t4",
+    ],
+)
+def test_a_malformed_rating_is_named_by_file_and_line(line, raw_100k, tmp_path):
+    write_lines(raw_100k / "u.data", ["3\t11\t5\t100", line, "3\t12\t5\t100"])
+    error = error_of("ml-100k", raw_100k, tmp_path)
+    assert f"{raw_100k / 'u.data'}, line 2: {line!r}, expected " in error
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["3|24|M|writer", "3|24|M|writer|85711|9", "3|old|M|writer|85711", "3|24||writer|85711", "5|53|F|x|1"],
+)
+def test_a_malformed_user_is_named_by_file_and_line(line, raw_100k, tmp_path):
+    write_lines(raw_100k / "u.user", ["5|53|F|other|94043", "7|24|F|artist|T8H1N", line])
+    error = error_of("ml-100k", raw_100k, tmp_path)
+    assert f"{raw_100k / 'u.user'}, line 3: {line!r}, expected 'user_id|age|gender" in error
+
+
+def test_line_numbers_count_the_header(tmp_path):
+    path = write_lines(
+        tmp_path / "ratings.csv", ["userId,movieId,rating,timestamp", "1,2,3.5,9", "1,2,3.2,9"]
+    )
+    assert f"{path}, line 3: '1,2,3.2,9'" in error_of("ml-20m", tmp_path, tmp_path)
+    path = write_lines(path, ["1,2,3.5,9"])
+    assert f"{path}, line 1: expected the header" in error_of("ml-20m", tmp_path, tmp_path)
+
+
+def test_a_rating_of_nobody_and_no_ratings_are_errors(raw_100k, tmp_path):
+    write_lines(raw_100k / "u.user", ["3|24|M|writer|85711"])
+    assert "u.data has user 5" in error_of("ml-100k", raw_100k, tmp_path)
+    write_lines(raw_100k / "u.data", [])
+    assert "u.data has no ratings" in error_of("ml-100k", raw_100k, tmp_path)
+
+
+def write_archive(path, raw):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with zipfile.ZipFile(path, "w") as archive:
+        for name in ("u.data", "u.user"):
+            archive.write(raw / name, f"ml-100k/{name}")
+
+
+def test_absent_files_are_downloaded_and_unpacked(raw_100k, tmp_path, monkeypatch):
+    write_archive(tmp_path / "server/ml-100k.zip", raw_100k)
+    monkeypatch.setattr(movielens_download, "ARCHIVES_URL", (tmp_path / "server").as_uri())
+    table, _ = prepare("ml-100k", tmp_path / "fresh/raw", tmp_path / "fresh")
+    assert len(table) == 3
+    assert sorted(path.name for path in (tmp_path / "fresh/raw").iterdir()) == [
+        "ml-100k.zip",
+        "u.data",
+        "u.user",
+    ]
+
+
+def refuse(*_, **__):
+    raise urllib.error.URLError("no route to host")
+
+
+def test_a_failed_download_says_what_to_put_where_and_then_it_is_used(raw_100k, tmp_path, monkeypatch):
+    monkeypatch.setattr(movielens_download.urllib.request, "urlopen", refuse)
+    raw = tmp_path / "fresh/raw"
+    error = error_of("ml-100k", raw, tmp_path)
+    assert "could not download https://files.grouplens.org/datasets/movielens/ml-100k.zip" in error
+    assert "no route to host" in error
+    assert f"put it at {raw / 'ml-100k.zip'}" in error
+    assert list(raw.iterdir()) == []
+    write_archive(raw / "ml-100k.zip", raw_100k)
+    assert len(prepare("ml-100k", raw, tmp_path)[0]) == 3
+
+
+def test_a_damaged_archive_is_an_error(tmp_path):
+    archive = write_lines(tmp_path / "ml-100k.zip", ["not a zip"])
+    assert f"{archive} is not the official ml-100k archive" in error_of("ml-100k", tmp_path, tmp_path)
+    with zipfile.ZipFile(archive, "w") as empty:
+        empty.writestr("readme", "")
+    assert "u.data" in error_of("ml-100k", tmp_path, tmp_path)
+
+
+def test_a_damaged_file_of_an_archive_is_not_kept(raw_100k, tmp_path):
+    archive = tmp_path / "ml-100k.zip"
+    write_archive(archive, raw_100k)
+    archive.write_bytes(archive.read_bytes().replace(b"7\t11\t5\t100", b"7\t11\t1\t100"))
+    assert "Bad CRC-32" in error_of("ml-100k", tmp_path, tmp_path)
+    assert not (tmp_path / "u.data").exists()
+
+
+@pytest.mark.skipif(not REAL_100K.exists(), reason=f"needs the real MovieLens 100K at {REAL_100K}")
+def test_the_real_ml_100k(tmp_path):
+    table, meta = prepare("ml-100k", REAL_100K, tmp_path)
+    assert len(table) == 943
+    assert table["items"].list.len().sum() == 100_000
+    assert meta["vocab_sizes"]["movie_id"] == 1683
+    assert meta["vocab_sizes"]["user_id"] == 944
+    assert meta["vocab_sizes"]["occupation"] == 22
+    assert table["timestamps"].list.eval(pl.element().diff().min()).explode().min() >= 0

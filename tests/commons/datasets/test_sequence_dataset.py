@@ -1,0 +1,193 @@
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader
+
+from commons.datasets import (
+    EmbeddingArgs,
+    HSTUSample,
+    SequenceDataset,
+    SequenceDatasetSpec,
+    collate_hstu_batch,
+)
+
+SPEC = SequenceDatasetSpec(
+    contextual_feature_names=("user",),
+    item_feature_name="item",
+    action_feature_name="act",
+    feature_to_max_seqlen={"user": 1, "item": 5, "act": 5},
+    tables=(EmbeddingArgs(["user", "item", "act"], "all", 10_000, "data_parallel"),),
+    max_num_candidates=2,
+    num_classes=5,
+    positive_class=None,
+)
+
+
+class CountingSource:
+    """Sample i is of user i, with i % 5 items."""
+
+    spec = SPEC
+
+    def __init__(self, num_samples):
+        self.num_samples = num_samples
+
+    def __len__(self):
+        return self.num_samples
+
+    def __getitem__(self, index):
+        items = np.arange(index % 5) + 10 * index
+        num_candidates = min(2, len(items))
+        return HSTUSample(
+            contextual={"user": np.array([index])},
+            items=items,
+            actions=items + 1,
+            labels=items[len(items) - num_candidates :] + 2,
+            num_candidates=num_candidates,
+        )
+
+
+def batches_by_rank(num_samples, batch_size, num_ranks, start_sample=0, epoch=0, **options):
+    datasets = [
+        SequenceDataset(CountingSource(num_samples), batch_size, rank, num_ranks, **options)
+        for rank in range(num_ranks)
+    ]
+    for dataset in datasets:
+        dataset.set_epoch(epoch, start_sample)
+    batches = [list(dataset) for dataset in datasets]
+    for dataset, of_rank in zip(datasets, batches, strict=True):
+        assert len(of_rank) == len(dataset)
+    return batches
+
+
+def users(batch):
+    return batch.features["user"].values().tolist()
+
+
+def global_order(by_rank):
+    return [user for step in zip(*by_rank, strict=True) for batch in step for user in users(batch)]
+
+
+shapes = {
+    "num_samples": st.integers(0, 60),
+    "batch_size": st.integers(1, 7),
+    "num_ranks": st.integers(1, 4),
+    "shuffle": st.booleans(),
+}
+
+
+@given(**shapes)
+def test_every_sample_is_in_exactly_one_batch_of_one_rank(num_samples, batch_size, num_ranks, shuffle):
+    by_rank = batches_by_rank(num_samples, batch_size, num_ranks, shuffle=shuffle)
+    assert len({len(batches) for batches in by_rank}) == 1
+    assert sorted(global_order(by_rank)) == list(range(num_samples))
+    for step in zip(*by_rank, strict=True):
+        counts = [batch.actual_batch_size for batch in step]
+        assert max(counts) - min(counts) <= 1
+        assert all(batch.batch_size == batch.features.stride() == batch_size for batch in step)
+    for batches in by_rank:
+        assert all(batch.actual_batch_size == batch_size for batch in batches[:-1])
+
+
+@given(**shapes, start=st.floats(0, 1), epoch=st.integers(0, 3))
+def test_the_order_is_that_of_one_rank_wherever_it_starts(
+    num_samples, batch_size, num_ranks, shuffle, start, epoch
+):
+    options = {"shuffle": shuffle, "epoch": epoch, "seed": 5}
+    start_sample = int(start * num_samples)
+    whole = global_order(batches_by_rank(num_samples, 3, 1, **options))
+    resumed = global_order(batches_by_rank(num_samples, batch_size, num_ranks, start_sample, **options))
+    assert resumed == whole[start_sample:]
+
+
+def test_shuffled_epochs_differ_and_repeat():
+    first, second, again = (
+        global_order(batches_by_rank(50, 4, 2, epoch=epoch, shuffle=True)) for epoch in (0, 1, 0)
+    )
+    assert first == again
+    assert first != second
+    assert first != list(range(50))
+    assert first != global_order(batches_by_rank(50, 4, 2, shuffle=True, seed=1))
+
+
+def test_without_shuffling_the_order_is_the_sources():
+    assert global_order(batches_by_rank(50, 4, 2, epoch=3)) == list(range(50))
+
+
+def test_num_samples_shortens_the_epoch():
+    dataset = SequenceDataset(CountingSource(50), batch_size=4, num_samples=11)
+    assert [user for batch in dataset for user in users(batch)] == list(range(11))
+    assert (len(dataset), dataset.num_samples) == (3, 11)
+
+
+def test_a_rank_without_a_sample_has_a_batch_of_padding():
+    batch = batches_by_rank(2, 3, 4)[3][0]
+    assert (batch.batch_size, batch.actual_batch_size) == (3, 0)
+    assert batch.features.lengths().tolist() == [0] * 9
+    assert batch.labels.lengths().tolist() == [0] * 3
+    assert batch.num_candidates.tolist() == [0] * 3
+
+
+def test_a_batch_has_its_samples_rows_then_padding():
+    source = CountingSource(9)
+    batch = collate_hstu_batch([source[3], source[5], source[1]], SPEC, batch_size=4)
+    assert batch.features.keys() == ["user", "item", "act"]
+    features = batch.features.to_dict()
+    assert features["user"].lengths().tolist() == [1, 1, 1, 0]
+    assert features["user"].values().tolist() == [3, 5, 1]
+    assert features["item"].lengths().tolist() == features["act"].lengths().tolist() == [3, 0, 1, 0]
+    assert features["item"].values().tolist() == [30, 31, 32, 10]
+    assert features["act"].values().tolist() == [31, 32, 33, 11]
+    assert batch.labels.keys() == ["label"]
+    assert batch.labels.lengths().tolist() == batch.num_candidates.tolist() == [2, 0, 1, 0]
+    assert batch.labels.values().tolist() == [33, 34, 12]
+    assert (batch.batch_size, batch.actual_batch_size) == (4, 3)
+    assert batch.feature_to_max_seqlen == {"user": 1, "item": 5, "act": 5}
+    assert batch.contextual_feature_names == ["user"]
+    assert (batch.item_feature_name, batch.action_feature_name) == ("item", "act")
+    assert batch.max_num_candidates == 2
+
+
+def test_a_batch_without_candidates_and_actions():
+    spec = dataclasses.replace(SPEC, max_num_candidates=0, action_feature_name=None)
+    batch = collate_hstu_batch([CountingSource(9)[3]], spec, batch_size=1)
+    assert batch.features.keys() == ["user", "item"]
+    assert batch.num_candidates is None
+
+
+def test_a_batch_that_does_not_fit_its_spec_is_an_error():
+    sample = CountingSource(9)[3]
+    with pytest.raises(ValueError, match="2 samples do not fit in a batch of 1 rows"):
+        collate_hstu_batch([sample, sample], SPEC, batch_size=1)
+    with pytest.raises(ValueError, match="a sample has no actions"):
+        collate_hstu_batch([dataclasses.replace(sample, actions=None)], SPEC, batch_size=1)
+
+
+def test_loader_workers_give_the_batches_in_order():
+    dataset = SequenceDataset(CountingSource(23), batch_size=4)
+    loader = DataLoader(dataset, batch_size=None, num_workers=2)
+    assert [user for batch in loader for user in users(batch)] == list(range(23))
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ({"batch_size": 0}, "batch_size = 0: expected at least 1"),
+        ({"batch_size": 1, "rank": 2, "num_ranks": 2}, "rank = 2: expected 0 to 1, as num_ranks = 2"),
+        ({"batch_size": 1, "seed": -1}, "seed = -1"),
+        ({"batch_size": 1, "num_samples": 6}, "num_samples = 6: expected 0 to the source's 5"),
+    ],
+)
+def test_arguments_are_checked(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        SequenceDataset(CountingSource(5), **arguments)
+
+
+def test_epochs_are_checked():
+    dataset = SequenceDataset(CountingSource(5), batch_size=1)
+    with pytest.raises(ValueError, match="epoch = -1"):
+        dataset.set_epoch(-1)
+    with pytest.raises(ValueError, match="start_sample = 6: expected 0 to 5"):
+        dataset.set_epoch(0, start_sample=6)

@@ -1,0 +1,112 @@
+"""Small HSTU models, and batches built sample by sample."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from hypothesis import strategies as st
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from commons.datasets import HSTUBatch
+from hstu.models import EmbeddingTable, HSTUConfig, HSTUFeatures, HSTURanking, RankingHeadConfig
+
+NUM_CLASSES = 5
+VOCABULARY = 50
+FEATURES = HSTUFeatures(item="item", action="action", contextual=("user", "tags"))
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One sample; its last `num_candidates` items are candidates, its labels belong to its last items."""
+
+    user: list[int]
+    tags: list[int]
+    items: list[int]
+    actions: list[int]
+    num_candidates: int
+    labels: list[int]
+
+
+@st.composite
+def samples(draw: st.DrawFn, max_items: int = 6) -> Sample:
+    ids = st.integers(0, VOCABULARY - 1)
+    items = draw(st.lists(ids, max_size=max_items))
+    actions = [draw(st.integers(0, NUM_CLASSES - 1)) for _ in items]
+    num_candidates = draw(st.integers(0, len(items)))
+    num_labels = num_candidates or len(items)
+    return Sample(
+        user=draw(st.lists(ids, max_size=1)),
+        tags=draw(st.lists(ids, max_size=3)),
+        items=items,
+        actions=actions,
+        num_candidates=num_candidates,
+        labels=actions[len(items) - num_labels :],
+    )
+
+
+def hstu_batch(rows: Sequence[Sample]) -> HSTUBatch:
+    by_feature = {
+        "user": [row.user for row in rows],
+        "tags": [row.tags for row in rows],
+        "item": [row.items for row in rows],
+        "action": [row.actions for row in rows],
+    }
+    return HSTUBatch(
+        features=_keyed(by_feature),
+        batch_size=len(rows),
+        feature_to_max_seqlen={},
+        contextual_feature_names=["user", "tags"],
+        labels=_keyed({"label": [row.labels for row in rows]}),
+        item_feature_name="item",
+        action_feature_name="action",
+        max_num_candidates=10,
+        num_candidates=torch.tensor([row.num_candidates for row in rows]),
+    )
+
+
+def ranking_model(
+    head: RankingHeadConfig | None = None, dtype: torch.dtype = torch.float32, **config: int | bool
+) -> HSTURanking:
+    """A small model with tables of both kinds and embeddings of three widths, equal whenever it is made."""
+    torch.manual_seed(0)
+    model = HSTURanking(
+        config=HSTUConfig(
+            **{
+                "num_layers": 2,
+                "hidden_size": 16,
+                "num_heads": 2,
+                "head_dim": 4,
+                "scaling_seqlen": 20,
+                "item_embedding_dim": 12,
+                "contextual_embedding_dim": 8,
+                "num_position_buckets": 32,
+                "hidden_dropout": 0.0,
+                **config,
+            },
+            dtype=dtype,
+        ),
+        tables=[
+            EmbeddingTable("item_table", ("item",), VOCABULARY, sharded=True),
+            EmbeddingTable("tag_table", ("tags",), VOCABULARY, sharded=True),
+            EmbeddingTable("user_table", ("user",), VOCABULARY, sharded=False),
+            EmbeddingTable("action_table", ("action",), VOCABULARY, sharded=False),
+        ],
+        features=FEATURES,
+        head=head or RankingHeadConfig((8, NUM_CLASSES)),
+    )
+    # Larger than as initialised, so that every input shows in the outputs.
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    return model
+
+
+def _keyed(by_key: dict[str, list[list[int]]]) -> KeyedJaggedTensor:
+    values = [value for of_rows in by_key.values() for of_row in of_rows for value in of_row]
+    lengths = [len(of_row) for of_rows in by_key.values() for of_row in of_rows]
+    return KeyedJaggedTensor(
+        list(by_key),
+        torch.tensor(values, dtype=torch.int64),
+        lengths=torch.tensor(lengths, dtype=torch.int32),
+    )

@@ -1,0 +1,221 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hstu.models import (
+    EmbeddingTable,
+    HSTUConfig,
+    HSTUFeatures,
+    HSTURanking,
+    RankingHeadConfig,
+    full_sequence_length,
+)
+from tests.hstu.hstu_samples import NUM_CLASSES, Sample, hstu_batch, ranking_model, samples
+
+SAMPLE = Sample(
+    user=[3],
+    tags=[1, 2],
+    items=[5, 6, 7, 8, 9, 10],
+    actions=[0, 1, 2, 3, 4, 0],
+    num_candidates=3,
+    labels=[3, 4, 0],
+)
+HISTORY_ONLY = replace(SAMPLE, num_candidates=0, labels=SAMPLE.actions)
+
+
+def logits_of(model: HSTURanking, sample: Sample) -> torch.Tensor:
+    return model(hstu_batch([sample]))[1].logits
+
+
+@given(rows=st.lists(samples(), min_size=1, max_size=5))
+@settings(max_examples=30, deadline=None)
+def test_loss_and_gradients_do_not_depend_on_the_company(rows: list[Sample]) -> None:
+    model = ranking_model()
+    losses, logits = [], []
+    for row in rows:
+        loss, output = model(hstu_batch([row]))
+        loss.backward()
+        losses.append(loss.detach())
+        logits.append(output.logits)
+    alone = [parameter.grad.clone() for parameter in model.parameters()]
+    model.zero_grad()
+    batch = hstu_batch(rows)
+    loss, output = model(batch)
+    loss.backward()
+    torch.testing.assert_close(loss, torch.stack(losses).sum(), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(output.logits, torch.cat(logits), rtol=1e-5, atol=1e-5)
+    assert output.labels.tolist() == [label for row in rows for label in row.labels]
+    assert len(output.labels) == int(batch.num_loss_tokens().sum())
+    for parameter, grad in zip(model.parameters(), alone, strict=True):
+        torch.testing.assert_close(parameter.grad, grad, rtol=1e-4, atol=1e-5)
+
+
+def test_candidates_do_not_depend_on_each_other() -> None:
+    model = ranking_model()
+    logits = logits_of(model, SAMPLE)
+    order = [2, 0, 1]
+    permuted = replace(
+        SAMPLE,
+        items=SAMPLE.items[:3] + [SAMPLE.items[3 + place] for place in order],
+        actions=SAMPLE.actions[:3] + [SAMPLE.actions[3 + place] for place in order],
+    )
+    torch.testing.assert_close(logits_of(model, permuted), logits[order])
+    one = replace(
+        SAMPLE, items=SAMPLE.items[:4], actions=SAMPLE.actions[:4], num_candidates=1, labels=SAMPLE.labels[:1]
+    )
+    torch.testing.assert_close(logits_of(model, one), logits[:1])
+
+
+@pytest.mark.parametrize("sample", [SAMPLE, HISTORY_ONLY], ids=["candidates", "history"])
+def test_an_item_sees_only_the_actions_before_it(sample: Sample) -> None:
+    model = ranking_model()
+    logits = logits_of(model, sample)
+    first_label = len(sample.items) - len(sample.labels)
+    for changed in range(len(sample.items)):
+        actions = list(sample.actions)
+        actions[changed] = NUM_CLASSES + 1
+        now = logits_of(model, replace(sample, actions=actions))
+        for label, (before, after) in enumerate(zip(logits, now, strict=True)):
+            item = first_label + label
+            in_sight = changed < min(item, len(sample.items) - sample.num_candidates)
+            assert torch.allclose(before, after, atol=1e-6) != in_sight, (changed, item)
+
+
+def test_labels_belong_to_the_last_items() -> None:
+    model = ranking_model()
+    last_two = replace(HISTORY_ONLY, labels=HISTORY_ONLY.labels[-2:])
+    torch.testing.assert_close(logits_of(model, last_two), logits_of(model, HISTORY_ONLY)[-2:])
+
+
+def test_contextual_tokens_matter_and_see_each_other_unless_told_not_to() -> None:
+    with_mask, without = ranking_model(), ranking_model(disable_contextual_mask=True)
+    assert not torch.allclose(logits_of(with_mask, SAMPLE), logits_of(without, SAMPLE))
+    assert not torch.allclose(logits_of(with_mask, SAMPLE), logits_of(with_mask, replace(SAMPLE, tags=[1])))
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [[Sample([], [], [], [], 0, [])] * 2, [replace(SAMPLE, labels=[])]],
+    ids=["no tokens", "no labels"],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_nothing_to_learn_gives_zero_gradients(rows: list[Sample], dtype: torch.dtype) -> None:
+    model = ranking_model(dtype=dtype)
+    loss, output = model(hstu_batch(rows))
+    loss.backward()
+    assert loss.item() == 0
+    assert output.logits.shape == (0, NUM_CLASSES)
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        assert not parameter.grad.any(), name
+
+
+@pytest.mark.parametrize(("dtype", "rtol"), [(torch.bfloat16, 3e-2), (torch.float16, 4e-3)])
+def test_16_bit_types_are_close_to_float32(dtype: torch.dtype, rtol: float) -> None:
+    batch = hstu_batch([SAMPLE, HISTORY_ONLY])
+    (exact, exact_output), (loss, output) = ranking_model()(batch), ranking_model(dtype=dtype)(batch)
+    loss.backward()
+    assert loss.dtype == output.logits.dtype == torch.float32
+    assert (output.logits - exact_output.logits).norm() <= rtol * exact_output.logits.norm()
+    torch.testing.assert_close(loss, exact, rtol=rtol, atol=0)
+
+
+def test_several_tasks_are_the_bits_of_the_action() -> None:
+    model = ranking_model(RankingHeadConfig((8, 3), num_tasks=3))
+    loss, output = model(hstu_batch([SAMPLE]))
+    targets = torch.tensor([[1.0, 1, 0], [0, 0, 1], [0, 0, 0]])  # labels 3, 4, 0
+    per_task = torch.nn.functional.softplus(output.logits) - targets * output.logits
+    torch.testing.assert_close(loss.detach(), per_task.mean(1).sum())
+
+
+def test_classes_take_cross_entropy() -> None:
+    loss, output = ranking_model()(hstu_batch([SAMPLE]))
+    expected = -output.logits.log_softmax(1)[torch.arange(3), torch.tensor(SAMPLE.labels)].sum()
+    torch.testing.assert_close(loss.detach(), expected)
+
+
+def test_full_sequence_length() -> None:
+    assert full_sequence_length(num_contextual=3, max_history=10, max_candidates=2) == 27
+
+
+@pytest.mark.parametrize(
+    ("head", "labels", "message"),
+    [
+        (RankingHeadConfig((5,)), [3, 5, 0], "label 5 is outside the head's 5 classes"),
+        (RankingHeadConfig((5,)), [3, -1, 0], "label -1 is outside the head's 5 classes"),
+        (RankingHeadConfig((2,), num_tasks=2), [4, 0, 0], "label 4 is outside the head's 2 bits"),
+        (RankingHeadConfig((5,)), [0] * 7, "row 0 has 7 labels for 6 items"),
+    ],
+)
+def test_wrong_labels_are_named(head: RankingHeadConfig, labels: list[int], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ranking_model(head)(hstu_batch([replace(SAMPLE, labels=labels)]))
+
+
+@pytest.mark.parametrize(
+    ("head", "message"),
+    [
+        (RankingHeadConfig((8, 4), num_tasks=3), "ends in width 4; with num_tasks = 3 it must end in 3"),
+        (RankingHeadConfig(()), "expected positive widths"),
+        (RankingHeadConfig((5,), "tanh"), r"'tanh'; expected one of \['gelu', 'relu'\]"),
+        (RankingHeadConfig((5,), num_tasks=0), "num_tasks is 0"),
+    ],
+)
+def test_wrong_heads_are_named(head: RankingHeadConfig, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ranking_model(head)
+
+
+def test_an_item_of_the_history_may_not_see_its_label() -> None:
+    batch = hstu_batch([HISTORY_ONLY])
+    batch.max_num_candidates = 0
+    with pytest.raises(ValueError, match="sees its own action"):
+        ranking_model(is_causal=False)(batch)
+
+
+@pytest.mark.parametrize(
+    ("features", "tables", "message"),
+    [
+        (HSTUFeatures("item"), [], "no action feature"),
+        (
+            HSTUFeatures("item", "action"),
+            [("t", ("item",))],
+            r"no embedding table has the features \['action'\]",
+        ),
+        (HSTUFeatures("item", "action"), [("t", ("item", "action", "x"))], "has feature 'x'"),
+        (HSTUFeatures("item", "action"), [("t", ("item",)), ("u", ("item",))], "is in tables 't' and 'u'"),
+        (HSTUFeatures("item", "action"), [("t", ("item",)), ("t", ("action",))], "are named 't'"),
+        (HSTUFeatures("item", "action"), [("items", ("item", "action"))], "cannot be named 'items'"),
+        (HSTUFeatures("item", "action", ("c",)), [("t", ("item", "c"))], "widths"),
+    ],
+)
+def test_tables_must_fit_the_features(
+    features: HSTUFeatures, tables: list[tuple[str, tuple[str, ...]]], message: str
+) -> None:
+    config = HSTUConfig(1, 8, 1, 4, scaling_seqlen=10, contextual_embedding_dim=4)
+    with pytest.raises(ValueError, match=message):
+        HSTURanking(
+            config,
+            [EmbeddingTable(name, of_table, 10, sharded=True) for name, of_table in tables],
+            features,
+            RankingHeadConfig((5,)),
+        )
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"num_layers": 0}, "num_layers is 0"),
+        ({"scaling_seqlen": -1}, "scaling_seqlen is -1"),
+        ({"item_embedding_dim": 0}, "item_embedding_dim is 0"),
+        ({"num_position_buckets": 0}, "num_position_buckets"),
+    ],
+)
+def test_wrong_sizes_are_named(wrong: dict[str, int], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ranking_model(**wrong)

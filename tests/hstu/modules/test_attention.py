@@ -1,0 +1,142 @@
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.flop_counter import FlopCounterMode
+
+from hstu.modules import SampleMask, attention, jagged_hstu_attention
+
+HEADS = [(2, 8), (4, 3)]
+SCALING_SEQLEN = 7.0
+
+
+@st.composite
+def masks(draw: st.DrawFn) -> SampleMask:
+    num_contextual, num_history = draw(st.integers(0, 3)), draw(st.integers(0, 9))
+    tokens_per_candidate = draw(st.integers(1, 2))
+    candidates = draw(st.integers(0, 3)) * tokens_per_candidate
+    history_end = num_contextual + num_history
+    return SampleMask(
+        num_tokens=history_end + candidates,
+        num_contextual=draw(st.sampled_from([0, num_contextual])),
+        history_end=history_end,
+        tokens_per_candidate=tokens_per_candidate,
+        is_causal=draw(st.booleans()),
+    )
+
+
+def sees(mask: SampleMask, row: int, column: int) -> bool:
+    """The rule in words of the field, one pair at a time."""
+    if column >= mask.history_end:
+        if row < mask.history_end:
+            return False
+        candidate_of = [(token - mask.history_end) // mask.tokens_per_candidate for token in (row, column)]
+        return candidate_of[0] == candidate_of[1] and column <= row
+    if row >= mask.history_end or not mask.is_causal:
+        return True
+    return column <= row or (row < mask.num_contextual and column < mask.num_contextual)
+
+
+def reference(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, of_samples: Sequence[SampleMask]
+) -> torch.Tensor:
+    out, start = [], 0
+    for mask in of_samples:
+        tokens = range(mask.num_tokens)
+        seen = torch.tensor([[float(sees(mask, row, column)) for column in tokens] for row in tokens])
+        q_, k_, v_ = (x[start : start + mask.num_tokens] for x in (q, k, v))
+        scores = torch.einsum("rhd,chd->hrc", q_, k_) / math.sqrt(q.shape[-1])
+        weights = scores * torch.sigmoid(scores) * seen.view(mask.num_tokens, mask.num_tokens).to(q.dtype)
+        out.append(torch.einsum("hrc,chd->rhd", weights / SCALING_SEQLEN, v_))
+        start += mask.num_tokens
+    return torch.cat(out)
+
+
+def draw_qkv(num_tokens: int, heads: tuple[int, int], dtype: torch.dtype) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(num_tokens)
+    drawn = torch.randn(3, num_tokens, *heads, dtype=torch.float64, generator=generator)
+    return [x.to(dtype).requires_grad_() for x in drawn]
+
+
+@pytest.fixture(params=[64, 1 << 21], ids=["many blocks", "one block"])
+def _block_bytes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "CPU_BLOCK_BYTES", request.param)
+
+
+@pytest.mark.usefixtures("_block_bytes")
+@pytest.mark.parametrize("heads", HEADS)
+@given(of_samples=st.lists(masks(), min_size=1, max_size=4))
+@settings(max_examples=40, deadline=None)
+def test_equals_the_dense_masked_reference(heads: tuple[int, int], of_samples: list[SampleMask]) -> None:
+    qkv = draw_qkv(sum(mask.num_tokens for mask in of_samples), heads, torch.float64)
+    out = jagged_hstu_attention(*qkv, of_samples, SCALING_SEQLEN)
+    expected = reference(*qkv, of_samples)
+    torch.testing.assert_close(out, expected)
+    grad_out = torch.randn_like(out)
+    grads = torch.autograd.grad(out, qkv, grad_out)
+    for grad, expected_grad in zip(grads, torch.autograd.grad(expected, qkv, grad_out), strict=True):
+        torch.testing.assert_close(grad, expected_grad)
+
+
+@pytest.mark.usefixtures("_block_bytes")
+def test_gradients_are_those_of_finite_differences() -> None:
+    of_samples = [SampleMask(5, 2, 3, 2, True), SampleMask(0, 0, 0, 1, True), SampleMask(1, 0, 1, 1, True)]
+    qkv = draw_qkv(6, (2, 3), torch.float64)
+    torch.autograd.gradcheck(lambda q, k, v: jagged_hstu_attention(q, k, v, of_samples, 3), qkv)
+
+
+@pytest.mark.usefixtures("_block_bytes")
+@pytest.mark.parametrize(("dtype", "rtol"), [(torch.bfloat16, 3e-2), (torch.float16, 4e-3)])
+def test_16_bit_types_are_close_to_the_reference(dtype: torch.dtype, rtol: float) -> None:
+    of_samples = [SampleMask(40, 3, 36, 2, True), SampleMask(17, 0, 17, 1, True)]
+    qkv = draw_qkv(57, (2, 8), dtype)
+    exact = [x.detach().double().requires_grad_() for x in qkv]
+    out, expected = jagged_hstu_attention(*qkv, of_samples, SCALING_SEQLEN), reference(*exact, of_samples)
+    assert out.dtype == dtype
+    grads = torch.autograd.grad(out.float().sum(), qkv)
+    expected_grads = torch.autograd.grad(expected.sum(), exact)
+    for got, want in zip((out, *grads), (expected, *expected_grads), strict=True):
+        assert (got.double() - want).norm() <= rtol * want.norm()
+
+
+@pytest.mark.usefixtures("_block_bytes")
+@given(lengths=st.lists(st.integers(0, 30), min_size=1, max_size=5))
+@settings(max_examples=20, deadline=None)
+def test_flops_are_the_sum_of_squared_lengths(lengths: list[int]) -> None:
+    of_samples = [SampleMask(length, 0, length, 2, True) for length in lengths]
+    qkv = draw_qkv(sum(lengths), (2, 8), torch.float32)
+    with FlopCounterMode(display=False) as counter:
+        jagged_hstu_attention(*qkv, of_samples, SCALING_SEQLEN)
+    assert counter.get_total_flops() == sum(4 * length**2 * 2 * 8 for length in lengths)
+
+
+def test_a_block_of_scores_fits_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "CPU_BLOCK_BYTES", 1 << 12)
+    rows = [block.stop - block.start for block in attention._row_blocks(torch.empty(2, 100, 4))]
+    assert sum(rows) == 100
+    assert all(2 * 100 * 4 * of_block <= 1 << 12 for of_block in rows)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "num_tokens", "scaling_seqlen", "message"),
+    [
+        ([(3, 2, 4), (3, 2, 4), (2, 2, 4)], 3, 1.0, r"one shape \[total_tokens, num_heads, head_dim\]"),
+        ([(3, 8)] * 3, 3, 1.0, r"one shape \[total_tokens, num_heads, head_dim\]"),
+        ([(3, 2, 4)] * 3, 4, 1.0, "masks are of 4 tokens, q, k and v of 3"),
+        ([(3, 2, 4)] * 3, 3, 0.0, "scaling_seqlen is 0.0"),
+    ],
+)
+def test_wrong_arguments_are_named(
+    shapes: list[tuple[int, ...]], num_tokens: int, scaling_seqlen: float, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        jagged_hstu_attention(
+            *(torch.zeros(shape) for shape in shapes),
+            [SampleMask(num_tokens, 0, num_tokens, 1, True)],
+            scaling_seqlen,
+        )
