@@ -119,7 +119,10 @@ class SmallTables(nn.Module):
             nn.init.normal_(embedding.get_parameter("weight"), std=_SMALL_TABLE_STD)
 
     def forward(self, features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
-        """By feature name, embeddings `[num_ids of the feature, embedding_dim]` of the features it has."""
+        """By feature name, embeddings `[num_ids of the feature, embedding_dim]` of the features it has.
+
+        Features on CUDA whose lengths per key were not worked out on the host cost a synchronisation.
+        """
         ids = features.to_dict()
         return {
             feature: JaggedTensor(

@@ -54,7 +54,12 @@ def jagged_hstu_attention(
 
 
 class _JaggedHSTUAttention(torch.autograd.Function):
-    """Suffixes of names: H heads, b query rows of a block, T tokens of a sample, D head_dim."""
+    """Suffixes of names: H heads, b query rows of a block, T tokens of a sample, D head_dim.
+
+    Constant factors go into the small tensors instead of the scores. The division by N = scaling_seqlen is
+    split into a factor of 1/sqrt(N) before the products and one behind them: sums over T tokens that are not
+    scaled at all overflow float16, and terms that are scaled by all of 1/N fall below its range.
+    """
 
     @staticmethod
     def forward(
@@ -68,27 +73,28 @@ class _JaggedHSTUAttention(torch.autograd.Function):
         ctx.save_for_backward(q, k, v)
         ctx.masks, ctx.scaling_seqlen = masks, scaling_seqlen
         out = torch.empty_like(q)
-        scaled_q = q * (1 / math.sqrt(q.shape[-1]))
-        for mask, (q_HTD, k_HTD, v_HTD, out_HTD) in _samples(masks, scaled_q, k, v, out):
+        half_scale = 1 / math.sqrt(scaling_seqlen)
+        scaled_q, scaled_v = q * (1 / math.sqrt(q.shape[-1])), v * half_scale
+        for mask, (q_HTD, k_HTD, v_HTD, out_HTD) in _samples(masks, scaled_q, k, scaled_v, out):
             for block in _row_blocks(q_HTD):
                 weights_HbT = torch.bmm(q_HTD[:, block], k_HTD.mT)
                 torch.nn.functional.silu(weights_HbT, inplace=True)
                 _hide(mask, block, weights_HbT)
                 out_HTD[:, block] = torch.bmm(weights_HbT, v_HTD)
-        return out.mul_(1 / scaling_seqlen)
+        return out.mul_(half_scale)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_out: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         q, k, v = ctx.saved_tensors
-        scale = 1 / math.sqrt(q.shape[-1])
-        scaled_q = q * scale
+        scale, half_scale = 1 / math.sqrt(q.shape[-1]), 1 / math.sqrt(ctx.scaling_seqlen)
+        scaled_q, scaled_grad = q * scale, grad_out * half_scale
         # Blocks add up in float32; one rounding per block would show in the 16-bit types.
         sum_dtype = torch.promote_types(q.dtype, torch.float32)
         grad_q = torch.empty_like(q)
         grad_k, grad_v = (torch.zeros_like(q, dtype=sum_dtype) for _ in range(2))
         for mask, (q_HTD, k_HTD, v_HTD, go_HTD, gq_HTD, gk_HTD, gv_HTD) in _samples(
-            ctx.masks, scaled_q, k, v, grad_out, grad_q, grad_k, grad_v
+            ctx.masks, scaled_q, k, v, scaled_grad, grad_q, grad_k, grad_v
         ):
             for block in _row_blocks(q_HTD):
                 q_HbD, go_HbD = q_HTD[:, block], go_HTD[:, block]
@@ -100,9 +106,9 @@ class _JaggedHSTUAttention(torch.autograd.Function):
                 gq_HTD[:, block] = torch.bmm(grad_HbT, k_HTD)
                 gk_HTD += torch.bmm(grad_HbT.mT, q_HbD)
                 gv_HTD += torch.bmm(weights_HbT.mT, go_HbD)
-        grad_q.mul_(scale / ctx.scaling_seqlen)
-        grad_k.mul_(1 / ctx.scaling_seqlen)
-        grad_v.mul_(1 / ctx.scaling_seqlen)
+        grad_q.mul_(scale * half_scale)
+        grad_k.mul_(half_scale)
+        grad_v.mul_(half_scale)
         return grad_q, grad_k.to(q.dtype), grad_v.to(q.dtype), None, None
 
 

@@ -104,6 +104,14 @@ def test_16_bit_types_are_close_to_the_reference(dtype: torch.dtype, rtol: float
         assert (got.double() - want).norm() <= rtol * want.norm()
 
 
+def test_float16_sums_over_long_samples_stay_finite() -> None:
+    num_tokens = 2000
+    q, k, v = (torch.full((num_tokens, 1, 4), value, dtype=torch.float16) for value in (2, 4, 8))
+    out = jagged_hstu_attention(q, k, v, [SampleMask(num_tokens, 0, num_tokens, 2, True)], num_tokens)
+    weight = 16 * torch.sigmoid(torch.tensor(16.0))  # of one token; the sum over all is beyond float16
+    torch.testing.assert_close(out[-1].float(), torch.full((1, 4), 8 * weight.item()), rtol=4e-3, atol=0)
+
+
 @pytest.mark.usefixtures("_block_bytes")
 @given(lengths=st.lists(st.integers(0, 30), min_size=1, max_size=5))
 @settings(max_examples=20, deadline=None)

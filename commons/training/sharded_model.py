@@ -1,0 +1,86 @@
+"""A model made ready for training on many ranks: tables by rows over the ranks, the rest replicated."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from torch import nn
+from torchrec import EmbeddingCollection
+from torchrec.distributed.embedding import EmbeddingCollectionSharder
+from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.distributed.sharding_plan import construct_module_sharding_plan, row_wise
+from torchrec.distributed.types import ShardingPlan
+from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
+
+from commons.training.training_args import OptimizerArgs
+
+logger = logging.getLogger(__name__)
+
+
+def shard_model(
+    model: nn.Module, optimizer_args: OptimizerArgs, device: torch.device
+) -> tuple[DistributedModelParallel, CombinedOptimizer]:
+    """Shards every `EmbeddingCollection` of a model row-wise, and replicates the rest under DDP.
+
+    The tables' optimizer is fused into their backward; on CPU, where fbgemm has no fused Adam, Adam becomes
+    row-wise Adagrad for them, with a warning on rank 0.
+
+    Returns:
+        The model, and the optimizer of tables and dense parameters together.
+    """
+    sharder = EmbeddingCollectionSharder(fused_params=_fused_params(optimizer_args, device))
+    plan = {
+        path: construct_module_sharding_plan(
+            module,
+            {config.name: row_wise() for config in module.embedding_configs()},
+            sharder=sharder,
+            device_type=device.type,
+        )
+        for path, module in model.named_modules()
+        if isinstance(module, EmbeddingCollection)
+    }
+    sharded = DistributedModelParallel(
+        model.to(device), device=device, plan=ShardingPlan(plan), sharders=[sharder]
+    )
+    fused = dict(sharded.fused_optimizer.params)
+    dense = {
+        name: parameter
+        for name, parameter in sharded.named_parameters()
+        if parameter.requires_grad and name not in fused
+    }
+    dense_optimizer = KeyedOptimizerWrapper(dense, lambda parameters: _dense(parameters, optimizer_args))
+    return sharded, CombinedOptimizer([sharded.fused_optimizer, dense_optimizer])
+
+
+def _dense(parameters: list[nn.Parameter], args: OptimizerArgs) -> torch.optim.Optimizer:
+    if args.optimizer_str == "adam":
+        betas = (args.adam_beta1, args.adam_beta2)
+        return torch.optim.Adam(parameters, lr=args.learning_rate, betas=betas, eps=args.adam_eps)
+    if args.optimizer_str == "adagrad":
+        return torch.optim.Adagrad(parameters, lr=args.learning_rate)
+    return torch.optim.SGD(parameters, lr=args.learning_rate)
+
+
+def _fused_params(args: OptimizerArgs, device: torch.device) -> dict[str, Any]:
+    optimizer = {
+        "adam": EmbOptimType.ADAM,
+        "adagrad": EmbOptimType.EXACT_ADAGRAD,
+        "sgd": EmbOptimType.EXACT_SGD,
+    }[args.optimizer_str]
+    params: dict[str, Any] = {"optimizer": optimizer, "learning_rate": args.learning_rate}
+    if optimizer is EmbOptimType.ADAM:
+        if device.type == "cpu":
+            if dist.get_rank() == 0:
+                logger.warning(
+                    "fbgemm has no fused Adam on CPU: embedding tables train with row-wise Adagrad, "
+                    "dense parameters with Adam"
+                )
+            params["optimizer"] = EmbOptimType.EXACT_ROWWISE_ADAGRAD
+        else:
+            params |= {"beta1": args.adam_beta1, "beta2": args.adam_beta2}
+        params["eps"] = args.adam_eps
+    return params

@@ -1,0 +1,182 @@
+"""The training loop, and the evaluation in its midst."""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from commons.datasets import SequenceDataset
+from commons.distributed import BatchShuffler, BatchShufflerFactory
+from commons.pipeline import TrainPipelineFactory
+from commons.sequence_batch import BaseBatch
+from commons.training.sharded_model import shard_model
+from commons.training.step_log import LoadCounter, StepLog
+from commons.training.training_args import OptimizerArgs, TrainerArgs
+
+logger = logging.getLogger(__name__)
+
+
+class EvaluationMetrics(ABC):
+    """Figures of merit over an evaluation set that is spread over the ranks."""
+
+    @abstractmethod
+    def update(self, output: Any) -> None:
+        """Takes the model's output of one batch."""
+
+    @abstractmethod
+    def compute(self) -> dict[str, float]:
+        """The figures over all ranks, and a fresh start. Collective over all ranks."""
+
+
+@dataclass
+class TrainingTask:
+    """What a model brings to the trainer.
+
+    Attributes:
+        model: batch to `(loss summed over loss tokens, output)`, on the CPU and not sharded.
+        train_dataset: this rank's training batches.
+        eval_dataset: this rank's evaluation batches.
+        metrics: of the model's outputs in evaluation; made for the device.
+        flops: host batch to forward FLOPs `[batch_size]`.
+        check_batch: raises if a host batch cannot be trained on.
+        shuffler_name: registered name of the model's own shuffler.
+        make_shuffler: makes the shuffler of a name; collective over all ranks.
+    """
+
+    model: torch.nn.Module
+    train_dataset: SequenceDataset
+    eval_dataset: SequenceDataset
+    metrics: EvaluationMetrics
+    flops: Callable[[Any], torch.Tensor]
+    check_batch: Callable[[Any], None]
+    shuffler_name: str
+    make_shuffler: Callable[[str], BatchShuffler]
+
+
+def train(
+    task: TrainingTask, args: TrainerArgs, optimizer_args: OptimizerArgs, device: torch.device
+) -> list[dict[str, float]]:
+    """Trains and evaluates as the arguments say. Collective over all ranks.
+
+    Returns:
+        The metrics of every evaluation, in order; the last is of the trained model.
+
+    Raises:
+        KeyError: an unknown pipeline or shuffler.
+        ValueError: the training set is empty.
+    """
+    _warn_once(args.settings_without_effect())
+    num_steps = args.max_train_iters or len(task.train_dataset)
+    if len(task.train_dataset) == 0:
+        raise ValueError("the training set has no samples; check DatasetArgs")
+    model, optimizer = shard_model(task.model, optimizer_args, device)
+    counter = LoadCounter(task.flops, task.check_batch)
+    pipeline = _make_pipeline(task, args, model, optimizer, device)
+    evaluator = Evaluator(task, args, model, optimizer, device)
+    batches = counter.watch(islice(_epochs(task.train_dataset, device), num_steps))
+    evaluations = []
+    model.train()
+    with StepLog(num_steps, args.log_interval, Path(args.log_dir) / "train.jsonl") as log:
+        for step in range(1, num_steps + 1):
+            output = pipeline.progress(batches)
+            log.step(output, pipeline.report, *counter.next_step())
+            if step % args.eval_interval == 0 or step == num_steps:
+                log.pause()
+                figures = evaluator.evaluate()
+                evaluations.append(figures)
+                text = "  ".join(f"{name} {value:.4f}" for name, value in figures.items())
+                log.write("eval", figures, f"step {step}  evaluation: {text}")
+                log.resume()
+    return evaluations
+
+
+class Evaluator:
+    """Evaluates a model in training through a pipeline of its own.
+
+    The training pipeline keeps its batches in flight meanwhile; handing it the evaluation batches would run
+    those in evaluation mode.
+    """
+
+    def __init__(
+        self,
+        task: TrainingTask,
+        args: TrainerArgs,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        device: torch.device,
+    ) -> None:
+        self._task = task
+        self._max_iters = args.max_eval_iters
+        self._model = model
+        self._device = device
+        self._pipeline = _make_pipeline(task, args, model, optimizer, device)
+
+    def evaluate(self) -> dict[str, float]:
+        """The metrics over the evaluation set. Collective over all ranks."""
+        batches = map(self._checked, islice(_on_host(self._task.eval_dataset, self._device), self._max_iters))
+        self._model.eval()
+        with torch.no_grad():
+            while True:
+                try:
+                    _, _, output = self._pipeline.progress(batches)
+                except StopIteration:
+                    break
+                self._task.metrics.update(output)
+        self._model.train()
+        return self._task.metrics.compute()
+
+    def _checked(self, batch: BaseBatch) -> BaseBatch:
+        self._task.check_batch(batch)
+        return batch
+
+
+def _make_pipeline(
+    task: TrainingTask,
+    args: TrainerArgs,
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    device: torch.device,
+) -> Any:
+    name = args.pipeline_type
+    if name == "prefetch" and not TrainPipelineFactory.is_registered(name):
+        _warn_once(['TrainerArgs.pipeline_type = "prefetch" is not available here: "native" runs instead'])
+        name = "native"
+    if args.enable_balanced_shuffler:
+        shuffler = task.make_shuffler(args.batch_shuffler or task.shuffler_name)
+    else:
+        shuffler = BatchShufflerFactory.create("identity", get_workloads=task.flops)
+    return TrainPipelineFactory.create(
+        name, model=model, optimizer=optimizer, device=device, batch_shuffler=shuffler
+    )
+
+
+def _epochs(dataset: SequenceDataset, device: torch.device) -> Iterator[BaseBatch]:
+    """Batches of one epoch after the other, without end."""
+    epoch = 0
+    while True:
+        dataset.set_epoch(epoch)
+        yield from _on_host(dataset, device)
+        epoch += 1
+
+
+def _on_host(dataset: SequenceDataset, device: torch.device) -> Iterator[BaseBatch]:
+    """The dataset's batches, in pinned memory if they go to a GPU."""
+    return (batch.pin_memory() for batch in dataset) if device.type == "cuda" else iter(dataset)
+
+
+_warned: set[str] = set()
+
+
+def _warn_once(messages: list[str]) -> None:
+    for message in messages:
+        if message not in _warned and dist.get_rank() == 0:
+            logger.warning(message)
+        _warned.add(message)

@@ -1,0 +1,131 @@
+"""What gin files say about training, whatever the model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import gin
+
+
+def require(condition: bool, setting: str, value: object, expected: str) -> None:
+    """Raises a ValueError that names the setting and its value unless `condition` holds."""
+    if not condition:
+        raise ValueError(f"{setting} = {value!r}: expected {expected}")
+
+
+@gin.configurable
+@dataclass
+class TrainerArgs:
+    """The training run.
+
+    Attributes:
+        train_batch_size: rows per rank and step.
+        eval_batch_size: rows per rank in evaluation; None for `train_batch_size`.
+        eval_interval: steps between evaluations.
+        log_interval: steps between log lines.
+        max_train_iters: steps to train; None for one epoch.
+        max_eval_iters: steps of one evaluation; None for the whole set.
+        seed: of parameters and of the samples' order.
+        profile, profile_step_start, profile_step_end: not available yet; a warning says so.
+        ckpt_save_interval, ckpt_save_dir, ckpt_load_dir: not available yet; a warning says so. −1 is never.
+        pipeline_type: "none", "native" or "prefetch".
+        enable_balanced_shuffler: whether samples move between ranks so that all have the same load.
+        batch_shuffler: registered name of the shuffler that does it; empty for the model's own.
+        log_dir: where the figures are written, as JSON lines.
+
+    Raises:
+        ValueError: a value is out of range.
+    """
+
+    train_batch_size: int
+    eval_batch_size: int | None = None
+    eval_interval: int = 100
+    log_interval: int = 100
+    max_train_iters: int | None = None
+    max_eval_iters: int | None = None
+    seed: int = 1234
+    profile: bool = False
+    profile_step_start: int = 100
+    profile_step_end: int = 200
+    ckpt_save_interval: int = -1
+    ckpt_save_dir: str = "./checkpoints"
+    ckpt_load_dir: str = ""
+    pipeline_type: str = "native"
+    enable_balanced_shuffler: bool = False
+    batch_shuffler: str = ""
+    log_dir: str = "out/logs"
+
+    def __post_init__(self) -> None:
+        if self.eval_batch_size is None:
+            self.eval_batch_size = self.train_batch_size
+        for name in ("train_batch_size", "eval_batch_size", "eval_interval", "log_interval"):
+            require(getattr(self, name) >= 1, f"TrainerArgs.{name}", getattr(self, name), "at least 1")
+        for name in ("max_train_iters", "max_eval_iters"):
+            value = getattr(self, name)
+            require(value is None or value >= 1, f"TrainerArgs.{name}", value, "at least 1, or None")
+        require(self.seed >= 0, "TrainerArgs.seed", self.seed, "at least 0")
+
+    def settings_without_effect(self) -> list[str]:
+        """One line for each setting that asks for something that does not happen."""
+        lines = []
+        if self.profile:
+            lines.append("TrainerArgs.profile: profiling is not available yet; no trace is written")
+        if self.ckpt_save_interval > 0:
+            lines.append("TrainerArgs.ckpt_save_interval: checkpoints are not available yet; none is written")
+        if self.ckpt_load_dir:
+            lines.append("TrainerArgs.ckpt_load_dir: checkpoints are not available yet; training starts anew")
+        return lines
+
+
+_OPTIMIZERS = ("adam", "adagrad", "sgd")
+
+
+@gin.configurable
+@dataclass
+class OptimizerArgs:
+    """The optimizer of dense parameters and embedding tables.
+
+    Attributes:
+        optimizer_str: "adam", "adagrad" or "sgd".
+        learning_rate: of both.
+        adam_beta1, adam_beta2, adam_eps: Adam's.
+
+    Raises:
+        ValueError: an unknown optimizer, or a negative learning rate.
+    """
+
+    optimizer_str: str
+    learning_rate: float
+    adam_beta1: float = 0.9
+    adam_beta2: float = 0.999
+    adam_eps: float = 1e-8
+
+    def __post_init__(self) -> None:
+        self.optimizer_str = self.optimizer_str.lower()
+        require(
+            self.optimizer_str in _OPTIMIZERS,
+            "OptimizerArgs.optimizer_str",
+            self.optimizer_str,
+            f"one of {', '.join(_OPTIMIZERS)}",
+        )
+        require(self.learning_rate >= 0, "OptimizerArgs.learning_rate", self.learning_rate, "at least 0")
+
+
+@gin.configurable
+@dataclass
+class TensorModelParallelArgs:
+    """Accepted because files of this field have it; only 1 runs.
+
+    Raises:
+        ValueError: `tensor_model_parallel_size` is not 1.
+    """
+
+    tensor_model_parallel_size: int = 1
+
+    def __post_init__(self) -> None:
+        require(
+            self.tensor_model_parallel_size == 1,
+            "TensorModelParallelArgs.tensor_model_parallel_size",
+            self.tensor_model_parallel_size,
+            "1: training here is data-parallel, with model-parallel embedding tables",
+        )
