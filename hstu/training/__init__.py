@@ -1,0 +1,1 @@
+"""Entry points of the HSTU models and what their gin files say."""

@@ -1,0 +1,154 @@
+"""A ranking model and its data, put together as a gin file says."""
+
+from __future__ import annotations
+
+import logging
+import math
+from functools import partial
+from pathlib import Path
+
+import gin
+import torch
+import torch.distributed as dist
+
+import hstu.batch_shuffler  # noqa: F401  registers "hstu"
+from commons.datasets import (
+    BenchmarkDatasetArgs,
+    DynamicEmbeddingArgs,
+    HSTUBatch,
+    MovieLensSource,
+    RandomSource,
+    SampleSource,
+    SequenceDataset,
+    SequenceDatasetSpec,
+    UserSequences,
+    check_ids,
+)
+from commons.datasets.movielens_format import FORMATS
+from commons.distributed import BatchShuffler, BatchShufflerFactory
+from commons.perf_model import HSTUFlops
+from commons.training import RankingMetrics, TrainerArgs, TrainingTask
+from hstu.models.embedding_tables import EmbeddingTable
+from hstu.models.hstu_encoder import HSTUFeatures
+from hstu.models.ranking import HSTURanking
+from hstu.training.model_args import DatasetArgs, NetworkArgs, RankingArgs
+
+logger = logging.getLogger(__name__)
+
+# Evaluation samples of a random dataset are other ones than those of training.
+_EVAL_SEED_OFFSET = 1
+
+
+def ranking_task(trainer: TrainerArgs, device: torch.device) -> TrainingTask:
+    """The task that the parsed gin configuration describes.
+
+    With `BenchmarkDatasetArgs` configured the data is random, else it comes from the files of `DatasetArgs`.
+
+    Raises:
+        ValueError: settings are missing or contradict each other.
+        FileNotFoundError: the dataset is not prepared; the message has the command that does it.
+    """
+    network, ranking = NetworkArgs(), RankingArgs()
+    train_source, eval_source, shuffle = _sources(trainer)
+    spec = train_source.spec
+    if ranking.num_tasks == 1 and ranking.prediction_head_arch[-1] < spec.num_classes:
+        raise ValueError(
+            f"RankingArgs.prediction_head_arch = {ranking.prediction_head_arch}: the last width is the number of "
+            f"classes, expected at least the dataset's {spec.num_classes}"
+        )
+    _warn(network.settings_without_effect() + _dynamic_tables(spec))
+    num_contextual = sum(spec.feature_to_max_seqlen[name] for name in spec.contextual_feature_names)
+    config = network.config(num_contextual, spec.feature_to_max_seqlen[spec.item_feature_name])
+    torch.manual_seed(trainer.seed)
+    model = HSTURanking(config, _tables(spec), _features(spec), ranking.config())
+    flops = HSTUFlops(config.num_layers, config.hidden_size, config.num_heads, config.head_dim)
+    return TrainingTask(
+        model=model,
+        train_dataset=_dataset(train_source, trainer.train_batch_size, shuffle, trainer.seed),
+        eval_dataset=_dataset(eval_source, trainer.eval_batch_size, False, trainer.seed),
+        metrics=RankingMetrics(ranking.num_tasks, _positive_class(spec, ranking), device),
+        flops=partial(_flops_of_rows, flops),
+        check_batch=partial(check_ids, spec=spec),
+        shuffler_name="hstu",
+        make_shuffler=partial(_make_shuffler, flops),
+    )
+
+
+def _sources(trainer: TrainerArgs) -> tuple[SampleSource, SampleSource, bool]:
+    if _is_configured("BenchmarkDatasetArgs"):
+        args = BenchmarkDatasetArgs()
+        ranks = dist.get_world_size()
+        train, evaluation = (
+            RandomSource(args, args.num_generated_batches * rows * ranks, trainer.seed + seed_offset)
+            for rows, seed_offset in ((trainer.train_batch_size, 0), (trainer.eval_batch_size, _EVAL_SEED_OFFSET))
+        )
+        return train, evaluation, False
+    args = DatasetArgs()
+    if args.dataset_name not in FORMATS:
+        raise ValueError(
+            f"DatasetArgs.dataset_name = {args.dataset_name!r}: expected one of {sorted(FORMATS)}"
+        )
+    path = Path("data") / args.dataset_name if args.dataset_path is None else Path(args.dataset_path)
+    sequences = UserSequences.open(path, args.dataset_name)
+    train, evaluation = (
+        MovieLensSource(sequences, split, args.max_history_seqlen, args.max_num_candidates)
+        for split in ("train", "eval")
+    )
+    return train, evaluation, args.shuffle
+
+
+def _is_configured(name: str) -> bool:
+    return any(selector.split(".")[-1] == name for _, selector in gin.config._CONFIG)
+
+
+def _dataset(source: SampleSource, batch_size: int, shuffle: bool, seed: int) -> SequenceDataset:
+    return SequenceDataset(source, batch_size, dist.get_rank(), dist.get_world_size(), shuffle, seed)
+
+
+def _tables(spec: SequenceDatasetSpec) -> list[EmbeddingTable]:
+    return [
+        EmbeddingTable(
+            name=table.table_name,
+            feature_names=tuple(table.feature_names),
+            num_embeddings=table.item_vocab_size_or_capacity,
+            sharded=table.sharding_type == "model_parallel",
+        )
+        for table in spec.tables
+    ]
+
+
+def _features(spec: SequenceDatasetSpec) -> HSTUFeatures:
+    return HSTUFeatures(
+        item=spec.item_feature_name,
+        action=spec.action_feature_name,
+        contextual=spec.contextual_feature_names,
+    )
+
+
+def _positive_class(spec: SequenceDatasetSpec, ranking: RankingArgs) -> int:
+    """The first positive class; where the data does not say, the top fifth, as four stars of five are."""
+    if spec.positive_class is not None:
+        return spec.positive_class
+    return math.ceil(0.8 * ranking.prediction_head_arch[-1]) - 1
+
+
+def _flops_of_rows(flops: HSTUFlops, batch: HSTUBatch) -> torch.Tensor:
+    return flops.per_sample(batch.num_tokens())
+
+
+def _make_shuffler(flops: HSTUFlops, name: str) -> BatchShuffler:
+    arguments = {"flops": flops} if name == "hstu" else {}
+    return BatchShufflerFactory.create(name, **arguments)
+
+
+def _dynamic_tables(spec: SequenceDatasetSpec) -> list[str]:
+    names = [table.table_name for table in spec.tables if isinstance(table, DynamicEmbeddingArgs)]
+    if not names:
+        return []
+    return [f"DynamicEmbeddingArgs: tables {names} run as row-wise sharded tables of their full capacity"]
+
+
+def _warn(messages: list[str]) -> None:
+    if dist.get_rank() == 0:
+        for message in messages:
+            logger.warning(message)
