@@ -11,5 +11,7 @@ import warnings
 logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)
 # TorchRec announces its own deprecations, and every step of sharding, as warnings.
 logging.getLogger("torchrec").setLevel(logging.ERROR)
+# Ours are whole sentences: no level, no logger's name before them.
+logging.basicConfig(format="%(message)s")
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 warnings.filterwarnings("ignore", module=r"(torch|torchrec|fbgemm_gpu|torchmetrics)\b.*")

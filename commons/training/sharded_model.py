@@ -36,7 +36,8 @@ def shard_model(
     plan = {
         path: construct_module_sharding_plan(
             module,
-            {config.name: row_wise() for config in module.embedding_configs()},
+            # Named, because the default on CPU is the dense kernel, which sums what it should look up.
+            {config.name: row_wise(compute_kernel="fused") for config in module.embedding_configs()},
             sharder=sharder,
             device_type=device.type,
         )
