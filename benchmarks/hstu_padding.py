@@ -9,7 +9,6 @@ and once each sample alone. A padded attention would cost rows × longest², man
 from __future__ import annotations
 
 import json
-import platform
 import statistics
 import time
 from pathlib import Path
@@ -17,6 +16,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from benchmarks.machine import machine, spread
 from hstu.models import full_sequence_length
 from hstu.modules import HSTULayer, SampleMask
 
@@ -73,36 +73,15 @@ def _figures(lengths: list[int], in_batch: list[float], alone: list[float]) -> d
             "num_heads": NUM_HEADS,
             "head_dim": HEAD_DIM,
         },
-        "batch_ms": _spread([seconds * 1e3 for seconds in in_batch]),
-        "sum_of_own_ms": _spread([seconds * 1e3 for seconds in alone]),
-        "ratio": _spread(ratios),
+        "batch_ms": spread([seconds * 1e3 for seconds in in_batch]),
+        "sum_of_own_ms": spread([seconds * 1e3 for seconds in alone]),
+        "ratio": spread(ratios),
         "target_ratio": TARGET_RATIO,
         "reached": statistics.median(ratios) <= TARGET_RATIO,
         "attention_flops_ratio_if_padded": round(padded / sum(length**2 for length in lengths), 1),
         "rounds": len(ratios),
-        "machine": {
-            "cpu": _cpu_model(),
-            "threads": torch.get_num_threads(),
-            "torch": torch.__version__,
-        },
+        "machine": machine(),
     }
-
-
-def _spread(values: list[float]) -> dict[str, float]:
-    return {
-        "median": round(statistics.median(values), 3),
-        "min": round(min(values), 3),
-        "max": round(max(values), 3),
-    }
-
-
-def _cpu_model() -> str:
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        for line in cpuinfo.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
 
 
 if __name__ == "__main__":

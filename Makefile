@@ -1,0 +1,43 @@
+# Every target works as the first command in a fresh clone: what it needs is installed into .venv first.
+#
+# TORCH_INDEX_URL  a package index to take torch from; without a GPU, PyTorch's CPU index saves a download
+#                  of several gigabytes. Unset: the default index.
+# PYTHON           the interpreter that .venv is made with.
+# MODEL            the demo's model.
+
+PYTHON ?= python3.11
+TORCH_INDEX_URL ?=
+MODEL ?= hstu
+VENV := .venv
+RUN := OMP_NUM_THREADS=1 $(VENV)/bin/python
+INSTALLED := $(VENV)/.installed
+
+.PHONY: demo test lint format bench-padding bench-shuffle clean
+
+demo: $(INSTALLED)
+	$(RUN) -m benchmarks.demo out/demo
+
+test: $(INSTALLED)
+	$(RUN) -m pytest
+
+lint: $(INSTALLED)
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+
+format: $(INSTALLED)
+	$(VENV)/bin/ruff check --fix .
+	$(VENV)/bin/ruff format .
+
+bench-padding: $(INSTALLED)
+	$(RUN) -m benchmarks.hstu_padding
+
+bench-shuffle: $(INSTALLED)
+	$(RUN) -m benchmarks.shuffle_stage
+
+$(INSTALLED): pyproject.toml ci/install
+	ci/install $(VENV) "$(PYTHON)" "$(TORCH_INDEX_URL)"
+	touch $@
+
+clean:
+	rm -rf $(VENV) out build *.egg-info

@@ -1,0 +1,1 @@
+"""`make demo`: what balancing gains, measured on the machine at hand."""

@@ -1,0 +1,69 @@
+"""Trains with and without the shuffler, replays 8 ranks, prints a table and draws the picture.
+
+python -m benchmarks.demo [OUTPUT_FOLDER]
+"""
+
+from __future__ import annotations
+
+import commons.quiet_logs  # noqa: F401  isort: skip
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+
+from benchmarks.demo.picture import draw
+from benchmarks.demo.replay import replay
+from benchmarks.machine import machine
+
+RANKS = 2
+
+
+def main() -> None:
+    """Writes `summary.json` and `balance.png` to the output folder."""
+    out = Path(sys.argv[1] if len(sys.argv) > 1 else "out/demo")
+    out.mkdir(parents=True, exist_ok=True)
+    torch.set_num_threads(1)
+    summary = _train(out)
+    summary["replay"] = replay()
+    summary["machine"] = machine()
+    (out / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
+    draw(summary, out / "balance.png")
+    print(_table(summary))
+    print(f"\nwritten: {out / 'summary.json'}, {out / 'balance.png'}")
+
+
+def _train(out: Path) -> dict:
+    """The training run, in processes of its own: one rank per process, one thread per rank."""
+    result = out / "training.json"
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={RANKS}"]
+    subprocess.run([*torchrun, "-m", "benchmarks.demo.training", str(result)], check=True)
+    summary = json.loads(result.read_text())
+    result.unlink()
+    return summary
+
+
+def _table(summary: dict) -> str:
+    rows = [
+        ("imbalance", f"{summary['imbalance_before']:.3f}", f"{summary['imbalance_after']:.3f}"),
+        (
+            "mean step time",
+            f"{summary['seconds_per_step_identity'] * 1e3:.1f} ms",
+            f"{summary['seconds_per_step_balanced'] * 1e3:.1f} ms",
+        ),
+    ]
+    lines = [f"{'':<18}{'as loaded':>12}{'balanced':>12}"]
+    lines += [f"{name:<18}{before:>12}{after:>12}" for name, before, after in rows]
+    lines += [
+        f"{'speedup':<18}{'':>12}{summary['speedup']:>11.3f}×",
+        f"{'predicted':<18}{'':>12}{summary['speedup_predicted']:>11.3f}×",
+        f"largest relative difference of a step's loss: {summary['max_relative_loss_difference']:.1e}",
+        f"({summary['ranks']} ranks of one thread; of {summary['steps_run']} steps each, times are those of the "
+        f"{summary['steps']} in the blocks that other processes disturbed least)",
+    ]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()

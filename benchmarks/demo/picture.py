@@ -1,0 +1,80 @@
+"""The one picture: who works and who waits, and two losses that are one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.patches import Patch
+
+WORK, WORK_OF_ODD_STEPS, WAIT = "#2a7f9e", "#63b3cc", "#dcdcdc"
+SECOND_LOSS = "#d1495b"
+
+
+def draw(summary: dict[str, Any], path: Path) -> None:
+    """Draws the replay's arms over one time axis, and below them the two loss curves of the training run."""
+    replay = summary["replay"]
+    ends = {arm: sum(max(step) for step in steps) for arm, steps in replay.items()}
+    figure, axes = plt.subplots(
+        len(replay) + 1,
+        1,
+        figsize=(9, 2.3 * len(replay) + 2.6),
+        height_ratios=[1.0] * len(replay) + [0.9],
+        layout="constrained",
+    )
+    for axis, (arm, steps) in zip(axes, replay.items(), strict=False):
+        _draw_arm(axis, arm, steps, ends, max(ends.values()))
+    axes[len(replay) - 1].set_xlabel("seconds of the replay")
+    axes[0].legend(
+        handles=[Patch(color=WORK, label="work, measured"), Patch(color=WAIT, label="waiting for the slowest")],
+        loc="lower right",
+        bbox_to_anchor=(1.0, 1.0),
+        ncols=2,
+        frameon=False,
+    )
+    _draw_losses(axes[-1], summary)
+    figure.suptitle("5 steps of 8 ranks: the same samples, placed differently", fontsize=13)
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
+
+
+def _draw_arm(
+    axis: Axes, arm: str, steps: list[list[float]], ends: dict[str, float], longest: float
+) -> None:
+    start = 0.0
+    for step, seconds in enumerate(steps):
+        ranks = range(len(seconds))
+        color = WORK if step % 2 == 0 else WORK_OF_ODD_STEPS
+        axis.barh(ranks, [max(seconds)] * len(seconds), left=start, color=WAIT, height=0.8)
+        axis.barh(ranks, seconds, left=start, color=color, height=0.8)
+        start += max(seconds)
+    idle = 1 - sum(map(sum, steps)) / (start * len(steps[0]))
+    axis.axvline(start, color="black", linewidth=1.2)
+    beside = {"x": start, "ha": "left"} if start < 0.9 * longest else {"x": start, "ha": "right"}
+    axis.text(s=f" {start:.1f} s ", y=len(steps[0]) - 0.2, va="top", fontsize=9, **beside)
+    faster = ends["as loaded"] / ends[arm]
+    gain = "" if arm == "as loaded" else f", {faster:.2f}× as fast"
+    axis.set_title(f"{arm}: {idle:.0%} of the time waiting{gain}", loc="left", fontsize=10)
+    axis.set_xlim(0, longest * 1.02)
+    axis.set_yticks(range(len(steps[0])), [f"rank {rank}" for rank in range(len(steps[0]))], fontsize=7)
+    axis.invert_yaxis()
+    axis.spines[["top", "right"]].set_visible(False)
+
+
+def _draw_losses(axis: Axes, summary: dict[str, Any]) -> None:
+    losses = summary["losses"]
+    difference = summary["max_relative_loss_difference"]
+    axis.plot(losses["identity"], color=WORK, linewidth=4, alpha=0.5, label="as loaded")
+    axis.plot(losses["balanced"], color=SECOND_LOSS, linewidth=1.2, linestyle="--", label="balanced")
+    axis.set_title(
+        f"training on 2 ranks: the losses differ by at most {difference:.0e} of themselves", loc="left", fontsize=10
+    )
+    axis.set_xlabel("training step")
+    axis.set_ylabel("global loss")
+    axis.legend(frameon=False)
+    axis.spines[["top", "right"]].set_visible(False)

@@ -1,0 +1,115 @@
+"""Trains one model without and with the shuffler, in alternating blocks of steps, and times both.
+
+torchrun --nproc_per_node 2 -m benchmarks.demo.training OUTPUT.json
+"""
+
+from __future__ import annotations
+
+import commons.quiet_logs  # noqa: F401  isort: skip
+import json
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import gin
+import numpy as np
+import torch
+import torch.distributed as dist
+from tqdm import tqdm
+
+from commons.distributed import BatchShufflerFactory
+from commons.pipeline import TrainPipelineFactory
+from commons.training import OptimizerArgs, TrainerArgs, rank_process, run_rank, shard_model
+from hstu.training.ranking_task import ranking_task
+
+CONFIG = Path(__file__).parent / "hstu.gin"
+WARM_UP_STEPS = 3
+BLOCKS, STEPS_PER_BLOCK = 16, 4
+# Blocks left out at either end of the order by speedup: what disturbs one arm's block is not its own doing.
+TRIMMED_BLOCKS = 4
+
+
+class Arm:
+    """One of the two runs: a model of its own, trained on the same batches as the other's."""
+
+    def __init__(self, balanced: bool, device: torch.device) -> None:
+        args = TrainerArgs()
+        task = ranking_task(args, device)
+        shuffler = (
+            task.make_shuffler(task.shuffler_name)
+            if balanced
+            else BatchShufflerFactory.create("identity", get_workloads=task.flops)
+        )
+        model, optimizer = shard_model(task.model, OptimizerArgs(), device)
+        self._pipeline: Any = TrainPipelineFactory.create(
+            args.pipeline_type, model=model, optimizer=optimizer, device=device, batch_shuffler=shuffler
+        )
+        self._batches: Iterator[Any] = iter(task.train_dataset)
+        self.losses: list[float] = []
+        self.block_seconds: list[float] = []  # per step
+        self.block_loads: list[np.ndarray] = []  # sums of the largest load before, after, and of the mean load
+
+    def run(self, steps: int, timed: bool) -> None:
+        """Trains some steps; timed from when all ranks are ready to when all are done."""
+        sums, tokens, reports = [], [], []
+        dist.barrier()
+        start = time.perf_counter()
+        for _ in range(steps):
+            loss_sum, loss_tokens, _ = self._pipeline.progress(self._batches)
+            sums.append(loss_sum)
+            tokens.append(loss_tokens)
+            reports.append(self._pipeline.report)
+        dist.barrier()
+        seconds = time.perf_counter() - start
+        totals = torch.stack(sums).double()
+        dist.all_reduce(totals)
+        self.losses += (totals / torch.tensor(tokens)).tolist()
+        if timed:
+            self.block_seconds.append(seconds / steps)
+            loads = [(r.loads_before.max(), r.loads_after.max(), r.loads_before.mean()) for r in reports]
+            self.block_loads.append(np.sum(loads, axis=0))
+
+
+def main() -> None:
+    """Runs both arms and writes what was measured."""
+    gin.parse_config_file(str(CONFIG))
+    with rank_process() as device:
+        arms = [Arm(False, device), Arm(True, device)]
+        for arm in arms:
+            arm.run(WARM_UP_STEPS, timed=False)
+        blocks = range(BLOCKS)
+        for block in tqdm(blocks, desc="train both ways", unit="block", disable=dist.get_rank() != 0):
+            # First one, then the other first, so that neither has the better half of a drift.
+            for arm in arms if block % 2 == 0 else arms[::-1]:
+                arm.run(STEPS_PER_BLOCK, timed=True)
+        if dist.get_rank() == 0:
+            Path(sys.argv[1]).write_text(json.dumps(_figures(*arms)))
+
+
+def _figures(identity: Arm, balanced: Arm) -> dict[str, Any]:
+    seconds = np.array([identity.block_seconds, balanced.block_seconds])
+    by_speedup = np.argsort(seconds[0] / seconds[1])
+    kept = by_speedup[TRIMMED_BLOCKS : BLOCKS - TRIMMED_BLOCKS]
+    seconds_identity, seconds_balanced = seconds[:, kept].mean(1).tolist()
+    before, after, mean = np.sum([balanced.block_loads[block] for block in kept], axis=0)
+    losses = np.array([identity.losses, balanced.losses])
+    return {
+        "ranks": dist.get_world_size(),
+        "steps": len(kept) * STEPS_PER_BLOCK,
+        "imbalance_before": before / mean,
+        "imbalance_after": after / mean,
+        "seconds_per_step_identity": seconds_identity,
+        "seconds_per_step_balanced": seconds_balanced,
+        "speedup": seconds_identity / seconds_balanced,
+        "speedup_predicted": before / after,
+        "max_relative_loss_difference": float((np.abs(losses[0] - losses[1]) / losses[0]).max()),
+        "steps_run": losses.shape[1],
+        "seconds_per_step_of_blocks": {"identity": seconds[0].tolist(), "balanced": seconds[1].tolist()},
+        "losses": {"identity": identity.losses, "balanced": balanced.losses},
+    }
+
+
+if __name__ == "__main__":
+    run_rank(main)

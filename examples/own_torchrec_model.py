@@ -1,0 +1,79 @@
+"""Balances a TorchRec model of one's own: torchrun --nproc_per_node 2 examples/own_torchrec_model.py"""
+
+import commons.quiet_logs  # noqa: F401  isort: skip
+import os
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch.nn import functional as F
+from torchrec import EmbeddingCollection, EmbeddingConfig, KeyedJaggedTensor
+from torchrec.distributed import DistributedModelParallel
+from torchrec.distributed.sharding_plan import construct_module_sharding_plan, row_wise
+from torchrec.distributed.types import ShardingPlan
+from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
+
+from commons.distributed import BalanceReport, BatchShuffler, BatchShufflerFactory, register_batch_shuffler
+from commons.sequence_batch import BaseBatch
+
+
+@dataclass(kw_only=True)
+class Sessions(BaseBatch):
+    prices: torch.Tensor  # [batch_size, 1]; a tensor field travels with its samples by itself
+
+
+@register_batch_shuffler("sessions")
+class SessionShuffler(BatchShuffler):
+    def get_workloads(self, batch: Sessions) -> torch.Tensor:
+        return batch.num_tokens() ** 2  # what attention costs
+
+
+class PurchaseModel(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        table = EmbeddingConfig(name="shop", num_embeddings=10_000, embedding_dim=64, feature_names=["item"])
+        self.embeddings = EmbeddingCollection([table])
+        self.head = torch.nn.Linear(64 + 1, 1)
+
+    def forward(self, batch: Sessions) -> torch.Tensor:
+        sessions = self.embeddings(batch.features)["item"].to_dense()  # [length, 64] of each row
+        pooled = torch.stack([F.scaled_dot_product_attention(s, s, s).sum(0) for s in sessions])
+        logits = self.head(torch.cat([pooled, batch.prices], dim=1))
+        losses = F.binary_cross_entropy_with_logits(logits, batch.labels, reduction="none")
+        return losses[: batch.num_samples].sum()  # padding rows come last and have no loss
+
+
+def load_batch(rows: int = 16, longest: int = 512) -> Sessions:
+    lengths = torch.empty(rows).log_normal_(4, 1.2).clamp(1, longest).long()
+    features = KeyedJaggedTensor(["item"], torch.randint(10_000, (int(lengths.sum()),)), lengths=lengths)
+    prices = torch.randn(rows, 1)
+    return Sessions(features, rows, {"item": longest}, labels=(prices < 0).float(), prices=prices)
+
+
+if __name__ == "__main__":
+    device = torch.device(f"cuda:{os.environ['LOCAL_RANK']}" if torch.cuda.is_available() else "cpu")
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
+    model = PurchaseModel().to(device)
+    apply_optimizer_in_backward(torch.optim.SGD, model.embeddings.parameters(), {"lr": 0.1})
+    optimizer = torch.optim.Adam(model.head.parameters(), lr=0.03)
+    # "fused" has to be said: on CPU the default kernel sums the embeddings of a row.
+    table_plan = construct_module_sharding_plan(model.embeddings, {"shop": row_wise(compute_kernel="fused")})
+    model = DistributedModelParallel(model, device=device, plan=ShardingPlan({"embeddings": table_plan}))
+    shuffler = BatchShufflerFactory.create("sessions")
+    torch.manual_seed(dist.get_rank())  # each rank loads sessions of its own
+    for batch in (load_batch() for _ in range(10)):
+        plan = shuffler.plan(batch)  # while the batch is on the host
+        loss_sum = model(shuffler.exchange(batch.to(device), plan))
+        optimizer.zero_grad()
+        # The ranks' gradients are averaged; with this factor that gives the gradient of the global mean loss.
+        (loss_sum * dist.get_world_size() / plan.num_loss_tokens).backward()
+        optimizer.step()
+        loss = loss_sum.detach() / plan.num_loss_tokens
+        dist.all_reduce(loss)
+        if dist.get_rank() == 0:
+            report = BalanceReport.of(plan, shuffler.equal_rows)
+            print(f"loss {loss:.4f}  imbalance {report.imbalance_before:.3f} → {report.imbalance_after:.3f}")
+    dist.barrier()  # a rank that leaves while others still talk to it takes them down
+    dist.destroy_process_group()

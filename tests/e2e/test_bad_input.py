@@ -1,0 +1,85 @@
+"""Every process ends in time, and what went wrong is shown once."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.e2e.gin_files import RANDOM_DATA
+from tests.e2e.torchrun import RANKING, REPOSITORY, bind, torchrun
+
+MOVIELENS = REPOSITORY / "hstu/training/configs/movielens_100k_ranking.gin"
+REGISTERED_SHUFFLERS = "registered are ['hstu', 'identity']"
+REGISTERED_PIPELINES = "registered are ['native', 'none']"
+
+
+@pytest.fixture
+def random_data(tmp_path):
+    config = tmp_path / "config.gin"
+    config.write_text(RANDOM_DATA)
+    return config
+
+
+@pytest.mark.parametrize(
+    ("bindings", "error"),
+    [
+        (
+            ["TrainerArgs.enable_balanced_shuffler = True", 'TrainerArgs.batch_shuffler = "nothing"'],
+            f"KeyError: \"unknown batch shuffler 'nothing'; {REGISTERED_SHUFFLERS}\"",
+        ),
+        (
+            ['TrainerArgs.pipeline_type = "nothing"'],
+            f"KeyError: \"unknown train pipeline 'nothing'; {REGISTERED_PIPELINES}\"",
+        ),
+        (["NetworkArgs.depth = 3"], "'NetworkArgs' doesn't have a parameter named 'depth'"),
+        (
+            ["TensorModelParallelArgs.tensor_model_parallel_size = 2"],
+            "ValueError: TensorModelParallelArgs.tensor_model_parallel_size = 2: expected 1",
+        ),
+        (
+            ["TrainerArgs.train_batch_size = 0"],
+            "ValueError: TrainerArgs.train_batch_size = 0: expected at least 1",
+        ),
+        (
+            ['item/EmbeddingArgs.sharding_type = "data_parallel"'],
+            'RuntimeError: pipeline "native" found no module of the model to pipeline. TorchRec needs a sharded',
+        ),
+    ],
+    ids=["shuffler", "pipeline", "gin parameter", "tensor parallelism", "batch size", "nothing to pipeline"],
+)
+def test_bad_setting(tmp_path, random_data, bindings, error):
+    output = torchrun(tmp_path, *RANKING, "--gin-config-file", random_data, *bind(*bindings), fails=True)
+    assert output.count(error) == 1, output
+
+
+@pytest.mark.parametrize(
+    ("bindings", "error"),
+    [
+        (
+            ["DatasetArgs.max_history_seqlen = 0"],
+            "ValueError: DatasetArgs.max_history_seqlen = 0: expected at least 1",
+        ),
+        (
+            [],
+            "FileNotFoundError: data/ml-100k/meta.json does not exist; prepare it with: "
+            "python -m commons.datasets.movielens_preprocess --dataset ml-100k --out data/ml-100k",
+        ),
+    ],
+    ids=["history length", "missing data"],
+)
+def test_bad_dataset(tmp_path, bindings, error):
+    output = torchrun(tmp_path, *RANKING, "--gin-config-file", MOVIELENS, *bind(*bindings), fails=True)
+    assert output.count(error) == 1, output
+
+
+def test_one_rank_raises_in_training(tmp_path, random_data):
+    output = torchrun(tmp_path, "-m", "tests.e2e.failing_rank", random_data, "bad_id", fails=True)
+    assert output.count("ValueError: feature 'user' has id -1 in row 0; its table has 100 rows") == 1, output
+    assert output.count("Traceback (most recent call last)") == 2, (
+        f"one of rank 1, one of torchrun:\n{output}"
+    )
+    assert "Connection closed by peer" not in output, output
+
+
+def test_one_rank_is_killed_in_training(tmp_path, random_data):
+    output = torchrun(tmp_path, "-m", "tests.e2e.failing_rank", random_data, "killed", fails=True)
+    assert "Signal 9 (SIGKILL)" in output, output

@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.torchrun import ENVIRONMENT, RANKING, REPOSITORY, bind, torchrun
+
+CONFIG = REPOSITORY / "hstu/training/configs/movielens_100k_ranking.gin"
+SMALL = [
+    "TrainerArgs.train_batch_size = 8",
+    "TrainerArgs.eval_interval = 2",
+    "TrainerArgs.log_interval = 2",
+    "TrainerArgs.max_train_iters = 4",
+    "DatasetArgs.max_history_seqlen = 16",
+    "NetworkArgs.hidden_size = 16",
+    "NetworkArgs.kv_channels = 8",
+]
+NUM_USERS = 40
+
+
+@pytest.fixture(scope="module")
+def workspace(tmp_path_factory) -> Path:
+    """A folder with prepared data in the format of ml-100k; users have 2 to 30 ratings."""
+    directory = tmp_path_factory.mktemp("movielens")
+    raw = directory / "data/ml-100k/raw"
+    raw.mkdir(parents=True)
+    rng = random.Random(0)
+    ratings = [
+        f"{user}\t{rng.randint(1, 50)}\t{rng.randint(1, 5)}\t{time}\n"
+        for user in range(1, NUM_USERS + 1)
+        for time in range(rng.randint(2, 30))
+    ]
+    rng.shuffle(ratings)
+    (raw / "u.data").write_text("".join(ratings))
+    users = [
+        f"{user}|{20 + user % 7}|{'MF'[user % 2]}|writer|{user % 5}\n" for user in range(1, NUM_USERS + 1)
+    ]
+    (raw / "u.user").write_text("".join(users))
+    subprocess.run(
+        [sys.executable, "-m", "commons.datasets.movielens_preprocess", "--dataset", "ml-100k"],
+        cwd=directory,
+        env=ENVIRONMENT,
+        check=True,
+    )
+    return directory
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_trains_and_evaluates_in_half_precision(workspace, dtype):
+    torchrun(
+        workspace,
+        *RANKING,
+        "--gin-config-file",
+        CONFIG,
+        *bind(
+            *SMALL,
+            f'NetworkArgs.dtype_str = "{dtype}"',
+            f'TrainerArgs.log_dir = "{dtype}"',
+            "TrainerArgs.enable_balanced_shuffler = True",
+        ),
+    )
+    log = [json.loads(line) for line in (workspace / dtype / "train.jsonl").read_text().splitlines()]
+    assert [line["kind"] for line in log] == ["train", "eval", "train", "eval"]
+    for line in log:
+        if line["kind"] == "eval":
+            assert 0 < line["AUC"] < 1
+        else:
+            assert 0 < line["loss"] < 5
+
+
+def test_an_id_outside_its_table_stops_the_run(workspace):
+    meta = workspace / "data/ml-100k/meta.json"
+    intact = meta.read_text()
+    meta.write_text(
+        json.dumps(
+            {**json.loads(intact), "vocab_sizes": {**json.loads(intact)["vocab_sizes"], "movie_id": 9}}
+        )
+    )
+    try:
+        output = torchrun(workspace, *RANKING, "--gin-config-file", CONFIG, *bind(*SMALL), fails=True)
+    finally:
+        meta.write_text(intact)
+    assert output.count("feature 'movie_id' has ids 1 to 50 in a vocabulary of 9") == 1, output

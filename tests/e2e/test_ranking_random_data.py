@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.gin_files import RANDOM_DATA, RECSYS_EXAMPLES
+from tests.e2e.torchrun import RANKING, bind, torchrun
+
+NUM_STEPS = 6
+
+
+def train(directory: Path, gin_text: str, *bindings: str) -> tuple[str, list[dict[str, float]]]:
+    """What the run printed, and its log: a dict per line."""
+    config = directory / "config.gin"
+    config.write_text(gin_text)
+    output = torchrun(directory, *RANKING, "--gin-config-file", config, *bind(*bindings))
+    log = (directory / "logs/train.jsonl").read_text()
+    return output, [json.loads(line) for line in log.splitlines()]
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory):
+    """Losses of the plain run: no balancing, no overlap."""
+    directory = tmp_path_factory.mktemp("reference")
+    _, log = train(directory, RANDOM_DATA, 'TrainerArgs.pipeline_type = "none"')
+    steps = [line for line in log if line["kind"] == "train"]
+    assert len(steps) == NUM_STEPS
+    assert all(step["imbalance_after"] == step["imbalance_before"] for step in steps)
+    return [step["loss"] for step in steps]
+
+
+@pytest.mark.parametrize(("pipeline", "balanced"), [("none", True), ("native", False), ("native", True)])
+def test_every_mode_trains_the_same(tmp_path, reference, pipeline, balanced):
+    _, log = train(
+        tmp_path,
+        RANDOM_DATA,
+        f'TrainerArgs.pipeline_type = "{pipeline}"',
+        f"TrainerArgs.enable_balanced_shuffler = {balanced}",
+    )
+    steps = [line for line in log if line["kind"] == "train"]
+    assert [step["loss"] for step in steps] == pytest.approx(reference, rel=1e-4)
+    assert [line["step"] for line in log if line["kind"] == "eval"] == [3, 6]
+    for figure in ("samples_per_second", "tokens_per_second", "tflops"):
+        assert all(step[figure] > 0 for step in steps)
+    before, after = (sum(step[f"imbalance_{when}"] for step in steps) for when in ("before", "after"))
+    assert before > 1.1 * NUM_STEPS
+    assert after < 1.1 * NUM_STEPS if balanced else after == before
+
+
+def test_a_file_of_recsys_examples_runs_with_size_overrides(tmp_path):
+    output, log = train(
+        tmp_path,
+        RECSYS_EXAMPLES,
+        "vocabulary = 1000",
+        "batch_size = 4",
+        "TrainerArgs.max_train_iters = 4",
+        "TrainerArgs.log_interval = 2",
+        "TrainerArgs.max_eval_iters = 1",
+        'TrainerArgs.log_dir = "logs"',
+        "history/FeatureArgs.max_sequence_length = 32",
+        "NetworkArgs.num_layers = 1",
+        "NetworkArgs.hidden_size = 16",
+        "NetworkArgs.kv_channels = 8",
+        "NetworkArgs.item_embedding_dim = 16",
+        "NetworkArgs.contextual_embedding_dim = 16",
+    )
+    assert [line["kind"] for line in log] == ["train", "train", "eval"]
+    assert {"AUC", "AUC_task7"} <= log[-1].keys()
+    for setting in (
+        'TrainerArgs.pipeline_type = "prefetch"',
+        "TrainerArgs.profile",
+        'NetworkArgs.kernel_backend = "cutlass"',
+        "NetworkArgs.recompute_input_layernorm",
+        "NetworkArgs.recompute_input_silu",
+        "DynamicEmbeddingArgs",
+        "no fused Adam on CPU",
+    ):
+        assert output.count(setting) == 1, f"expected one warning about {setting}:\n{output}"
