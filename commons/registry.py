@@ -62,7 +62,9 @@ class NamedFactory(Generic[T]):
     def create_from_config(cls, config: Mapping[str, Any]) -> T:
         """`create(config["type"], **the rest of config)`; KeyError without a "type"."""
         if "type" not in config:
-            raise KeyError(f'a {cls.kind} config needs a "type", one of {cls.list_available()}; got {dict(config)}')
+            raise KeyError(
+                f'a {cls.kind} config needs a "type", one of {cls.list_available()}; got {dict(config)}'
+            )
         return cls.create(config["type"], **{key: value for key, value in config.items() if key != "type"})
 
     @classmethod

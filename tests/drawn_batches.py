@@ -55,7 +55,9 @@ def draw_batch(
         workload[num_real - 1] = 0
     label_lengths = lengths(1, 3)
     label_values = {
-        "keyed": KeyedJaggedTensor(["label"], values(label_lengths, torch.int64), lengths=label_lengths.view(-1)),
+        "keyed": KeyedJaggedTensor(
+            ["label"], values(label_lengths, torch.int64), lengths=label_lengths.view(-1)
+        ),
         "dense": dense(torch.float32, 2),
         "flat": dense(torch.int64, 3).flatten(),
         "none": None,

@@ -61,9 +61,7 @@ class ProcessPool:
             port = free.getsockname()[1]
         for rank in range(self.num_ranks):
             ours, theirs = context.Pipe()
-            process = context.Process(
-                target=_serve, args=(theirs, rank, self.num_ranks, port), daemon=True
-            )
+            process = context.Process(target=_serve, args=(theirs, rank, self.num_ranks, port), daemon=True)
             process.start()
             theirs.close()
             self._processes.append(process)

@@ -59,8 +59,8 @@ def _table(summary: dict) -> str:
         f"{'speedup':<18}{'':>12}{summary['speedup']:>11.3f}×",
         f"{'predicted':<18}{'':>12}{summary['speedup_predicted']:>11.3f}×",
         f"largest relative difference of a step's loss: {summary['max_relative_loss_difference']:.1e}",
-        f"({summary['ranks']} ranks of one thread; of {summary['steps_run']} steps each, times are those of the "
-        f"{summary['steps']} in the blocks that other processes disturbed least)",
+        f"({summary['ranks']} ranks of one thread. Of {summary['steps_run']} steps each, times and loads are",
+        f"those of the {summary['steps']} in the blocks that other processes disturbed least.)",
     ]
     return "\n".join(lines)
 

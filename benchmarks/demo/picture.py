@@ -31,7 +31,10 @@ def draw(summary: dict[str, Any], path: Path) -> None:
         _draw_arm(axis, arm, steps, ends, max(ends.values()))
     axes[len(replay) - 1].set_xlabel("seconds of the replay")
     axes[0].legend(
-        handles=[Patch(color=WORK, label="work, measured"), Patch(color=WAIT, label="waiting for the slowest")],
+        handles=[
+            Patch(color=WORK, label="work, measured"),
+            Patch(color=WAIT, label="waiting for the slowest"),
+        ],
         loc="lower right",
         bbox_to_anchor=(1.0, 1.0),
         ncols=2,
@@ -43,9 +46,7 @@ def draw(summary: dict[str, Any], path: Path) -> None:
     plt.close(figure)
 
 
-def _draw_arm(
-    axis: Axes, arm: str, steps: list[list[float]], ends: dict[str, float], longest: float
-) -> None:
+def _draw_arm(axis: Axes, arm: str, steps: list[list[float]], ends: dict[str, float], longest: float) -> None:
     start = 0.0
     for step, seconds in enumerate(steps):
         ranks = range(len(seconds))
@@ -72,7 +73,9 @@ def _draw_losses(axis: Axes, summary: dict[str, Any]) -> None:
     axis.plot(losses["identity"], color=WORK, linewidth=4, alpha=0.5, label="as loaded")
     axis.plot(losses["balanced"], color=SECOND_LOSS, linewidth=1.2, linestyle="--", label="balanced")
     axis.set_title(
-        f"training on 2 ranks: the losses differ by at most {difference:.0e} of themselves", loc="left", fontsize=10
+        f"training on 2 ranks: the losses differ by at most {difference:.0e} of themselves",
+        loc="left",
+        fontsize=10,
     )
     axis.set_xlabel("training step")
     axis.set_ylabel("global loss")

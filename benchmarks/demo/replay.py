@@ -14,6 +14,7 @@ from tqdm import tqdm
 
 from benchmarks.demo.training import CONFIG
 from commons.datasets import HSTUBatch
+from commons.gin_values import from_gin
 from commons.partition import karmarkar_karp
 from commons.training import TrainerArgs, rank_process
 from hstu.training.ranking_task import ranking_task
@@ -34,7 +35,7 @@ def replay() -> dict[str, list[list[float]]]:
     """
     gin.parse_config_file(str(CONFIG))
     with rank_process() as device:
-        args = TrainerArgs()
+        args = from_gin(TrainerArgs)
         rows_per_rank = args.train_batch_size
         args.train_batch_size *= RANKS  # one process loads for all the ranks that it replays
         task = ranking_task(args, device)
@@ -65,7 +66,9 @@ def _placed_batches(task: Any, rows_per_rank: int) -> list[tuple[str, int, HSTUB
             parts = place(workloads)
             if any(len(part) != rows_per_rank for part in parts):
                 raise RuntimeError(f"{arm} gave parts of {[len(part) for part in parts]} rows")
-            placed += [(arm, step * RANKS + rank, batch.index_select(part)) for rank, part in enumerate(parts)]
+            placed += [
+                (arm, step * RANKS + rank, batch.index_select(part)) for rank, part in enumerate(parts)
+            ]
     return placed
 
 

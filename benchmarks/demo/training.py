@@ -20,6 +20,7 @@ import torch.distributed as dist
 from tqdm import tqdm
 
 from commons.distributed import BatchShufflerFactory
+from commons.gin_values import from_gin
 from commons.pipeline import TrainPipelineFactory
 from commons.training import OptimizerArgs, TrainerArgs, rank_process, run_rank, shard_model
 from hstu.training.ranking_task import ranking_task
@@ -35,21 +36,23 @@ class Arm:
     """One of the two runs: a model of its own, trained on the same batches as the other's."""
 
     def __init__(self, balanced: bool, device: torch.device) -> None:
-        args = TrainerArgs()
+        args = from_gin(TrainerArgs)
         task = ranking_task(args, device)
         shuffler = (
             task.make_shuffler(task.shuffler_name)
             if balanced
             else BatchShufflerFactory.create("identity", get_workloads=task.flops)
         )
-        model, optimizer = shard_model(task.model, OptimizerArgs(), device)
+        model, optimizer = shard_model(task.model, from_gin(OptimizerArgs), device)
         self._pipeline: Any = TrainPipelineFactory.create(
             args.pipeline_type, model=model, optimizer=optimizer, device=device, batch_shuffler=shuffler
         )
         self._batches: Iterator[Any] = iter(task.train_dataset)
         self.losses: list[float] = []
         self.block_seconds: list[float] = []  # per step
-        self.block_loads: list[np.ndarray] = []  # sums of the largest load before, after, and of the mean load
+        self.block_loads: list[
+            np.ndarray
+        ] = []  # sums of the largest load before, after, and of the mean load
 
     def run(self, steps: int, timed: bool) -> None:
         """Trains some steps; timed from when all ranks are ready to when all are done."""

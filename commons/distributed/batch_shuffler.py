@@ -40,7 +40,7 @@ class BatchShuffler(ABC):
         process_group: the ranks to balance among; None means all. Making a shuffler is collective over them.
         partitioner: name of a partition algorithm, one of `PARTITIONERS`.
         exchange: name of a way to move samples, one of `EXCHANGES`.
-        equal_rows: every rank computes the same number of rows (±1 real ones); otherwise rows follow the load.
+        equal_rows: every rank computes the same number of rows (±1 real ones); else rows follow the load.
 
     Raises:
         KeyError: an unknown partitioner or exchange.
@@ -78,8 +78,9 @@ class BatchShuffler(ABC):
                 part in `exchange` with `padding_batch()`.
 
         Raises:
-            ValueError: workloads of the wrong length, negative, NaN or infinite; or batches of different ranks
-                or steps differ in their fields. Raised on every rank, like any error of `get_workloads`.
+            ValueError: workloads of the wrong length, negative, NaN or infinite; or batches of different
+                ranks or steps differ in their fields. Raised on every rank, as is any error of
+                `get_workloads`.
         """
         facts, failure = None, None
         if batch is not None:

@@ -47,7 +47,9 @@ def all_gather(rows: PackedRows, plan: ShufflePlan, group: RankGroup) -> PackedR
     samples = plan.partition[group.rank]
     home = plan.home[samples]
     locations = np.stack([samples, plan.home_start[home], plan.num_loaded[home]])
-    return gather_rows(sources, _to_device(locations, send.device), plan.num_elements[samples].sum(0).tolist())
+    return gather_rows(
+        sources, _to_device(locations, send.device), plan.num_elements[samples].sum(0).tolist()
+    )
 
 
 def _real_rows(rows: PackedRows, num_real: int, num_elements: list[int]) -> PackedRows:

@@ -36,7 +36,7 @@ class SampleFacts:
 
 @dataclass(frozen=True)
 class GatheredFacts:
-    """`SampleFacts` of all ranks: rows and real rows `[ranks]`, and `per_sample` one rank behind the other."""
+    """`SampleFacts` of all ranks: one number per rank, and `per_sample` one rank behind the other."""
 
     schema: RowSchema
     batch_sizes: np.ndarray
@@ -44,19 +44,26 @@ class GatheredFacts:
     per_sample: np.ndarray
 
 
+@dataclass
+class _Agreement:
+    """What ranks agreed on at the first batch; `capacity` is the rows that a gather carries per rank."""
+
+    schema: RowSchema
+    padding_batch: BaseBatch
+    capacity: int
+
+
 class PlanGather:
     """Gathers sample facts over a group; a failure on one rank is raised on all of them.
 
-    The first call agrees on the schema, on a padding row for ranks that have no batch, and on the rows that a
-    gather carries per rank. Every later one is a single all-gather of equal sizes, unless a batch has more rows
-    than any before: then all ranks see that and gather once more.
+    The first call agrees on the schema, on a padding row for ranks that have no batch, and on the rows that
+    a gather carries per rank. Every later one is a single all-gather of equal sizes, unless a batch has more
+    rows than any before: then all ranks see that and gather once more.
     """
 
     def __init__(self, group: RankGroup) -> None:
         self._group = group
-        self._schema: RowSchema | None = None
-        self._capacity = 0
-        self._padding_batch: BaseBatch | None = None
+        self._agreement: _Agreement | None = None
 
     def padding_batch(self) -> BaseBatch:
         """A batch of one padding row, for a rank whose loader has ended while others go on.
@@ -64,12 +71,12 @@ class PlanGather:
         Raises:
             RuntimeError: no rank of the group has had a batch yet.
         """
-        if self._padding_batch is None:
+        if self._agreement is None:
             raise RuntimeError(
-                "this rank's loader gave no batch at all while other ranks have one; without a batch of some rank "
-                "to balance with, its fields are unknown. Give every rank at least one batch"
+                "this rank's loader gave no batch at all while ranks that it does not balance with have one; "
+                "its fields are unknown. Give every rank at least one batch"
             )
-        return self._padding_batch
+        return self._agreement.padding_batch
 
     def gather(
         self, facts: SampleFacts | None, batch: BaseBatch | None, failure: Exception | None
@@ -85,31 +92,25 @@ class PlanGather:
             ValueError: batches of different ranks or steps differ in their fields.
             Exception: the failure of the first rank that has one, on every rank.
         """
-        if self._schema is None and not self._agree(facts, batch, failure):
+        if self._agreement is None:
+            self._agreement = self._agree(facts, batch, failure)
+        agreed = self._agreement
+        if agreed is None:
             return None
-        table = self._all_gather(self._encode(facts, failure))
-        if int(table[:, 2].max()) > self._capacity:
-            self._capacity = int(table[:, 2].max())
-            table = self._all_gather(self._encode(facts, failure))
-        self._raise_if_any_failed(table, facts, failure)
-        per_rank = table[:, _HEADER:].reshape(self._group.num_ranks, self._capacity, -1)
+        table = self._all_gather(_encode(facts, failure, agreed))
+        if int(table[:, 2].max()) > agreed.capacity:
+            agreed.capacity = int(table[:, 2].max())
+            table = self._all_gather(_encode(facts, failure, agreed))
+        self._raise_if_any_failed(table, facts, failure, agreed.schema)
+        per_rank = table[:, _HEADER:].reshape(self._group.num_ranks, agreed.capacity, -1)
         return GatheredFacts(
-            schema=self._schema,
+            schema=agreed.schema,
             batch_sizes=table[:, 2].copy(),
             num_loaded=table[:, 3].copy(),
-            per_sample=np.concatenate([rows[:real] for rows, real in zip(per_rank, table[:, 3], strict=True)]),
+            per_sample=np.concatenate(
+                [rows[:real] for rows, real in zip(per_rank, table[:, 3], strict=True)]
+            ),
         )
-
-    def _encode(self, facts: SampleFacts | None, failure: Exception | None) -> np.ndarray:
-        columns = 3 + len(self._schema.jagged_fields)
-        row = np.zeros(_HEADER + self._capacity * columns, dtype=np.int64)
-        if facts is None:
-            row[0] = _NO_BATCH if failure is None else _FAILED
-            return row
-        row[:_HEADER] = _OK, facts.schema.fingerprint, facts.batch_size, len(facts.per_sample)
-        if facts.batch_size <= self._capacity and facts.schema == self._schema:
-            row[_HEADER : _HEADER + facts.per_sample.size] = facts.per_sample.ravel()
-        return row
 
     def _all_gather(self, row: np.ndarray) -> np.ndarray:
         if self._group.planning is None:
@@ -127,34 +128,47 @@ class PlanGather:
 
     def _agree(
         self, facts: SampleFacts | None, batch: BaseBatch | None, failure: Exception | None
-    ) -> bool:
-        """The first call's agreement; False if no rank has a batch."""
+    ) -> _Agreement | None:
+        """The first call's agreement; None if no rank has a batch."""
         mine = None if facts is None else (facts.schema, facts.batch_size)
         gathered = self._all_gather_objects((mine, _portable(failure)))
         _raise_first([failed for _, failed in gathered], failure)
         offers = [offer for offer, _ in gathered]
         ranks_with_batch = [rank for rank, offer in enumerate(offers) if offer is not None]
         if not ranks_with_batch:
-            return False
+            return None
         first = ranks_with_batch[0]
         schema = offers[first][0]
         _raise_if_different(schema, f"rank {first}", [None if o is None else o[0] for o in offers])
-        template = None if batch is None else batch.index_select([])
+        padding_batch: Any = None if batch is None else batch.index_select([])
         if len(ranks_with_batch) < len(offers):
-            template = self._all_gather_objects(template if self._group.rank == first else None)[first]
-        self._schema, self._padding_batch = schema, template
-        self._capacity = max(offer[1] for offer in offers if offer is not None)
-        return True
+            padding_batch = self._all_gather_objects(padding_batch if self._group.rank == first else None)[
+                first
+            ]
+        return _Agreement(schema, padding_batch, max(offers[rank][1] for rank in ranks_with_batch))
 
     def _raise_if_any_failed(
-        self, table: np.ndarray, facts: SampleFacts | None, failure: Exception | None
+        self, table: np.ndarray, facts: SampleFacts | None, failure: Exception | None, schema: RowSchema
     ) -> None:
         if (table[:, 0] == _FAILED).any():
             _raise_first(self._all_gather_objects(_portable(failure)), failure)
-        differs = (table[:, 0] == _OK) & (table[:, 1] != self._schema.fingerprint)
+        differs = (table[:, 0] == _OK) & (table[:, 1] != schema.fingerprint)
         if differs.any():
             schemas = self._all_gather_objects(None if facts is None else facts.schema)
-            _raise_if_different(self._schema, "the first batch", schemas)
+            _raise_if_different(schema, "the first batch", schemas)
+
+
+def _encode(facts: SampleFacts | None, failure: Exception | None, agreed: _Agreement) -> np.ndarray:
+    """One rank's part of the gather; left empty where the others will see that it does not fit."""
+    columns = 3 + len(agreed.schema.jagged_fields)
+    row = np.zeros(_HEADER + agreed.capacity * columns, dtype=np.int64)
+    if facts is None:
+        row[0] = _NO_BATCH if failure is None else _FAILED
+        return row
+    row[:_HEADER] = _OK, facts.schema.fingerprint, facts.batch_size, len(facts.per_sample)
+    if facts.batch_size <= agreed.capacity and facts.schema == agreed.schema:
+        row[_HEADER : _HEADER + facts.per_sample.size] = facts.per_sample.ravel()
+    return row
 
 
 def _portable(failure: Exception | None) -> Exception | None:
@@ -178,6 +192,6 @@ def _raise_if_different(expected: RowSchema, whose: str, schemas: list[RowSchema
         difference = "" if schema is None else expected.difference(schema)
         if difference:
             raise ValueError(
-                f"rank {rank} has a batch that differs from that of {whose}: {difference}; batches of all ranks "
-                "and steps must have the same fields, keys, dtypes and trailing shapes"
+                f"rank {rank} has a batch that differs from that of {whose}: {difference}; batches of all "
+                "ranks and steps must have the same fields, keys, dtypes and trailing shapes"
             )

@@ -74,6 +74,8 @@ class ShufflePlan:
             return NotImplemented
         if len(self.partition) != len(other.partition):
             return False
-        pairs = [(getattr(self, f.name), getattr(other, f.name)) for f in fields(self) if f.name != "partition"]
+        pairs = [
+            (getattr(self, f.name), getattr(other, f.name)) for f in fields(self) if f.name != "partition"
+        ]
         pairs += zip(self.partition, other.partition, strict=True)
         return all(np.array_equal(mine, theirs) for mine, theirs in pairs)

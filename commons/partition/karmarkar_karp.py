@@ -1,8 +1,8 @@
 """Karmarkar–Karp differencing for many parts.
 
-Source: Karmarkar and Karp, "The Differencing Method of Set Partitioning", 1982. A state is a partial partition,
-one load per part in descending order. The two states that are worst balanced are merged, the heaviest part of
-one with the lightest of the other, until one state is left.
+Source: Karmarkar and Karp, "The Differencing Method of Set Partitioning", 1982. A state is a partial
+partition, one load per part in descending order. The two states that are worst balanced are merged, the
+heaviest part of one with the lightest of the other, until one state is left.
 """
 
 from __future__ import annotations
@@ -15,9 +15,7 @@ from numpy.typing import ArrayLike
 from commons.partition.workloads import as_workloads, check_num_partitions
 
 
-def karmarkar_karp(
-    workloads: ArrayLike, num_partitions: int, equal_size: bool = True
-) -> list[np.ndarray]:
+def karmarkar_karp(workloads: ArrayLike, num_partitions: int, equal_size: bool = True) -> list[np.ndarray]:
     """Partitions samples so that the largest load is small.
 
     Args:
@@ -91,14 +89,12 @@ def _merge(
 
 def _slots_of_groups(merges: list[_Merge], num_groups: int, num_partitions: int) -> list[np.ndarray]:
     """For each given state, the part that each of its slots ended up in, by undoing the merges."""
-    parts: list[np.ndarray | None] = [None] * (num_groups + len(merges))
-    parts[-1] = np.arange(num_partitions)
+    parts = {num_groups + len(merges) - 1: np.arange(num_partitions)}
     for merged in range(len(merges) - 1, -1, -1):
         first, second, first_slots, second_slots = merges[merged]
-        of_merged = parts[num_groups + merged]
-        parts[num_groups + merged] = None
+        of_merged = parts.pop(num_groups + merged)
         for state, slots in ((first, first_slots), (second, second_slots)):
             of_state = np.empty(num_partitions, dtype=np.int64)
             of_state[slots] = of_merged[: len(slots)]
             parts[state] = of_state
-    return parts[:num_groups]
+    return [parts[group] for group in range(num_groups)]

@@ -23,7 +23,9 @@ StepOutput = tuple[torch.Tensor, int, Any]
 class _Step:
     plan: ShufflePlan
     num_loss_tokens: int
-    totals: np.ndarray | None  # of all ranks, where the plan is about fewer: see `ShuffleStage._gather_totals`
+    totals: (
+        np.ndarray | None
+    )  # of all ranks, where the plan is about fewer: see `ShuffleStage._gather_totals`
     plan_seconds: float
     exchange_seconds: float = 0.0
 
@@ -117,8 +119,8 @@ class ShuffleStage:
         )
 
     def _gather_totals(self, plan: ShufflePlan) -> np.ndarray:
-        """int64 `[all ranks, 7]`: whether the rank has a batch, its loss tokens, its load and tokens before and
-        after, and its largest workload."""
+        """int64 `[all ranks, 7]`: whether the rank has a batch, its loss tokens, its load before and after,
+        its tokens before and after, and its largest workload."""
         rank = self._shuffler.group.rank
         loaded = plan.home == rank
         kept = plan.partition[rank]

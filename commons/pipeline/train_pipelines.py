@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
 from torchrec.distributed.train_pipeline.train_pipelines import TrainPipeline
+from torchrec.distributed.types import ShardedModule
 
 from commons.distributed import BalanceReport, BatchShuffler
 from commons.pipeline.shuffle_stage import ShuffleStage, StepOutput
@@ -104,7 +105,9 @@ class SparseDistTrainPipeline(TrainPipelineSparseDist):
         return self._stage.forward(self._model, batch)
 
     def _pipeline_model(self, *args: Any, **kwargs: Any) -> None:
-        super()._pipeline_model(*args, **kwargs)
+        # Without a sharded module TorchRec would trace into all others, and fail at a branch on data.
+        if any(isinstance(module, ShardedModule) for module in self._model.modules()):
+            super()._pipeline_model(*args, **kwargs)
         if not self._pipelined_modules:
             raise RuntimeError(
                 'pipeline "native" found no module of the model to pipeline. TorchRec needs a sharded embedding '

@@ -79,9 +79,7 @@ class BaseBatch(Pipelineable):
             per_sample["labels"] = labels.view(self.batch_size, -1)
         return per_sample
 
-    def with_fields(
-        self, per_sample: dict[str, FieldValue], batch_size: int, actual_batch_size: int
-    ) -> Self:
+    def with_fields(self, per_sample: dict[str, FieldValue], batch_size: int, actual_batch_size: int) -> Self:
         """This batch with other rows: `per_sample` replaces the fields that `per_sample_fields` gives."""
         replaced: dict[str, Any] = dict(per_sample)
         if "labels" in replaced and self._labels_are_flat():
@@ -130,9 +128,7 @@ class BaseBatch(Pipelineable):
             tokens = self.labels.lengths().view(-1, self.batch_size).sum(0, dtype=torch.int64)
         else:
             per_row = 1 if self.labels is None else self.labels.numel() // self.batch_size
-            tokens = torch.full(
-                (self.batch_size,), per_row, dtype=torch.int64, device=self.features.device()
-            )
+            tokens = torch.full((self.batch_size,), per_row, dtype=torch.int64, device=self.features.device())
         tokens[self.num_samples :] = 0
         return tokens
 

@@ -1,8 +1,8 @@
 """Rows of a batch, whatever its fields, as a few flat tensors of machine words.
 
-A batch has many fields of many dtypes. Selecting rows, or moving them between ranks, only has to copy bits, so
-fields of equal element width are fused: every key of a jagged field (and of its weights) becomes one jagged
-column of words, every dense field a fixed number of words per row. Rows then cost the same few tensor
+A batch has many fields of many dtypes. Selecting rows, or moving them between ranks, only has to copy bits,
+so fields of equal element width are fused: every key of a jagged field (and of its weights) becomes one
+jagged column of words, every dense field a fixed number of words per row. Rows then cost the same few tensor
 operations for two fields as for fifty.
 """
 
@@ -12,6 +12,7 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -57,7 +58,11 @@ class PackedRows:
             lengths=key_lengths(fields, schema, num_rows),
             fixed={
                 width: torch.cat(
-                    [block.to_words(fields[block.field.name]).view(num_rows, block.words) for block in blocks], 1
+                    [
+                        block.to_words(fields[block.field.name]).view(num_rows, block.words)
+                        for block in blocks
+                    ],
+                    1,
                 )
                 for width, blocks in schema.fixed_blocks.items()
             },
@@ -229,14 +234,15 @@ def select_segments(
     return values.index_select(0, shift + torch.arange(num_selected, device=values.device))
 
 
-def key_lengths(fields: Mapping[str, FieldValue], schema: RowSchema, num_rows: int) -> torch.Tensor:
+def key_lengths(fields: Mapping[str, Any], schema: RowSchema, num_rows: int) -> torch.Tensor:
     """int32 `[keys, rows]`: lengths of every key of every jagged field."""
     lengths = [
         fields[field.name].lengths().view(len(field.keys), num_rows).int() for field in schema.jagged_fields
     ]
     if lengths:
         return torch.cat(lengths)
-    return torch.zeros(0, num_rows, dtype=torch.int32, device=fields[schema.fields[0].name].device)
+    dense = fields[schema.fields[0].name]
+    return torch.zeros(0, num_rows, dtype=torch.int32, device=dense.device)
 
 
 def row_elements(lengths: torch.Tensor, schema: RowSchema) -> torch.Tensor:

@@ -8,12 +8,13 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TypeAlias
 
 import numpy as np
 import torch
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
-FieldValue = torch.Tensor | JaggedTensor | KeyedJaggedTensor
+FieldValue: TypeAlias = torch.Tensor | JaggedTensor | KeyedJaggedTensor
 
 # Widest first, so that in a buffer of all widths one behind the other every block is aligned.
 WORD_DTYPES: dict[int, torch.dtype] = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
@@ -170,7 +171,7 @@ class RowSchema:
         return fixed + num_elements @ np.array(per_element, dtype=np.int64)
 
     def buffer_bytes(self, num_rows: int, num_elements: Sequence[int]) -> int:
-        """Bytes of the buffer that holds `num_rows` rows with `num_elements[i]` elements in jagged field i."""
+        """Bytes of a buffer of `num_rows` rows that have `num_elements[i]` elements in jagged field i."""
         per_row = LENGTH_WIDTH * self.num_keys + _total_bytes(self.fixed_words)
         size = num_rows * per_row + _total_bytes(self.jagged_words(num_elements))
         return size + -size % BUFFER_ALIGNMENT
@@ -186,13 +187,13 @@ class RowSchema:
                 expected, got = getattr(mine[name], attribute), getattr(theirs[name], attribute)
                 if expected != got:
                     return f"field {name!r} has {attribute} {got}, expected {expected}"
-        return "" if list(mine) == list(theirs) else f"fields are in order {list(theirs)}, expected {list(mine)}"
+        return (
+            "" if list(mine) == list(theirs) else f"fields are in order {list(theirs)}, expected {list(mine)}"
+        )
 
 
 @functools.lru_cache(maxsize=256)
-def jagged_columns(
-    schema: RowSchema, width: int, device: torch.device
-) -> tuple[torch.Tensor, torch.Tensor]:
+def jagged_columns(schema: RowSchema, width: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     """What the jagged columns of one word width are: one per key of each block.
 
     Cached, because copying a list to CUDA waits for the device.

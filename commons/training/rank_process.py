@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,6 +12,8 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+
+_GRACE_S = 2.0  # torchrun looks for ended ranks ten times a second
 
 
 @contextmanager
@@ -22,7 +25,12 @@ def rank_process() -> Iterator[torch.device]:
     Yields:
         This rank's device.
     """
-    for name, value in (("RANK", "0"), ("WORLD_SIZE", "1"), ("MASTER_ADDR", "localhost"), ("MASTER_PORT", "0")):
+    for name, value in (
+        ("RANK", "0"),
+        ("WORLD_SIZE", "1"),
+        ("MASTER_ADDR", "localhost"),
+        ("MASTER_PORT", "0"),
+    ):
         os.environ.setdefault(name, value)
     if torch.cuda.is_available():
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
@@ -50,27 +58,43 @@ def run_rank(main: Callable[[], None]) -> None:
     except BaseException as error:
         if isinstance(error, SystemExit) and not error.code:
             raise
-        if _is_first_failure():
-            rank = os.environ.get("RANK", "0")
-            print(f"rank {rank} failed:\n{''.join(traceback.format_exception(error))}", file=sys.stderr)
+        if _lost_a_peer(error):
+            time.sleep(_GRACE_S)  # torchrun ends this rank meanwhile, and names the one that is lost
+        _report_first(error)
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(1)
 
 
-def _is_first_failure() -> bool:
-    """Asks torchrun's store, which outlives the ranks; True where there is none."""
-    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
-        return True
+def _lost_a_peer(error: BaseException) -> bool:
+    """Whether the error says that another rank has gone, which is never the first cause."""
+    return isinstance(error, dist.DistBackendError) or "gloo/transport" in str(error)
+
+
+def _report_first(error: BaseException) -> None:
+    """Prints the error if no other rank has failed before; else returns once that one's is printed.
+
+    Torchrun ends all ranks as soon as one has left, so the first must have printed by then.
+    """
+    rank = os.environ.get("RANK", "0")
+    text = f"rank {rank} failed:\n{''.join(traceback.format_exception(error))}"
+    # Torchrun restarts failed ranks with the same store: one count per attempt.
+    prefix = f"balanced_training/failures/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
     try:
-        store = dist.TCPStore(
-            os.environ["MASTER_ADDR"],
-            int(os.environ["MASTER_PORT"]),
-            is_master=False,
-            timeout=timedelta(seconds=10),
-        )
-        # One count per attempt: torchrun restarts failed ranks with the same store.
-        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        return store.add(f"balanced_training/failures/{attempt}", 1) == 1
+        store = _agent_store()
+        if store is not None and store.add(f"{prefix}/count", 1) > 1:
+            store.wait([f"{prefix}/printed"], timedelta(seconds=_GRACE_S))
+            return
     except Exception:  # better a cause shown twice than not at all
-        return True
+        store = None
+    print(text, file=sys.stderr, flush=True)
+    if store is not None:
+        store.set(f"{prefix}/printed", "1")
+
+
+def _agent_store() -> dist.Store | None:
+    """Torchrun's store, which outlives the ranks; None without torchrun."""
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return None
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    return dist.TCPStore(address, port, is_master=False, timeout=timedelta(seconds=10))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torchmetrics.classification import BinaryAUROC
 
@@ -12,7 +14,7 @@ class RankingMetrics(EvaluationMetrics):
     """Area under the ROC curve, exact, over all label tokens of all ranks.
 
     Of a classification head over ordered classes: whether the class is at least `positive_class`, scored by
-    the summed probability of those classes. Of several tasks: each task's own, from its logit, and their mean.
+    the summed probability of those classes. Of several tasks: each task's own, from its logit, and the mean.
 
     Args:
         num_tasks: binary tasks per label; 1 for classes.
@@ -25,7 +27,7 @@ class RankingMetrics(EvaluationMetrics):
         self._positive_class = positive_class
         self._aucs = [BinaryAUROC(validate_args=False).to(device) for _ in range(num_tasks)]
 
-    def update(self, output: object) -> None:
+    def update(self, output: Any) -> None:
         """Takes logits `[tokens, width]` and integer labels `[tokens]` of a ranking output."""
         logits, labels = output.logits, output.labels
         if self._num_tasks == 1:

@@ -56,14 +56,17 @@ class TrainerArgs:
     log_dir: str = "out/logs"
 
     def __post_init__(self) -> None:
-        if self.eval_batch_size is None:
-            self.eval_batch_size = self.train_batch_size
-        for name in ("train_batch_size", "eval_batch_size", "eval_interval", "log_interval"):
+        for name in ("train_batch_size", "eval_interval", "log_interval"):
             require(getattr(self, name) >= 1, f"TrainerArgs.{name}", getattr(self, name), "at least 1")
-        for name in ("max_train_iters", "max_eval_iters"):
+        for name in ("eval_batch_size", "max_train_iters", "max_eval_iters"):
             value = getattr(self, name)
             require(value is None or value >= 1, f"TrainerArgs.{name}", value, "at least 1, or None")
         require(self.seed >= 0, "TrainerArgs.seed", self.seed, "at least 0")
+
+    @property
+    def eval_rows(self) -> int:
+        """Rows per rank and step of an evaluation."""
+        return self.train_batch_size if self.eval_batch_size is None else self.eval_batch_size
 
     def settings_without_effect(self) -> list[str]:
         """One line for each setting that asks for something that does not happen."""

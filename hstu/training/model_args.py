@@ -38,10 +38,16 @@ class DatasetArgs:
 
     def __post_init__(self) -> None:
         require(
-            self.max_history_seqlen >= 1, "DatasetArgs.max_history_seqlen", self.max_history_seqlen, "at least 1"
+            self.max_history_seqlen >= 1,
+            "DatasetArgs.max_history_seqlen",
+            self.max_history_seqlen,
+            "at least 1",
         )
         require(
-            self.max_num_candidates >= 0, "DatasetArgs.max_num_candidates", self.max_num_candidates, "at least 0"
+            self.max_num_candidates >= 0,
+            "DatasetArgs.max_num_candidates",
+            self.max_num_candidates,
+            "at least 0",
         )
 
 
@@ -62,7 +68,7 @@ class NetworkArgs:
         kernel_backend: accepted; attention runs in PyTorch.
         target_group_size: candidates that see each other; only 1 runs.
         num_position_buckets: positions with an embedding of their own.
-        recompute_input_layernorm, recompute_input_silu: accepted; backward recomputes attention scores always.
+        recompute_input_layernorm, recompute_input_silu: accepted; backward always recomputes the scores.
         item_embedding_dim, contextual_embedding_dim: widths of embeddings; −1 for `hidden_size`.
         scaling_seqlen: what attention weights are divided by; −1 for the configured full length.
         disable_contextual_mask: whether contextual tokens are causal too.
@@ -90,7 +96,13 @@ class NetworkArgs:
     disable_contextual_mask: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("num_layers", "hidden_size", "num_attention_heads", "kv_channels", "num_position_buckets"):
+        for name in (
+            "num_layers",
+            "hidden_size",
+            "num_attention_heads",
+            "kv_channels",
+            "num_position_buckets",
+        ):
             require(getattr(self, name) >= 1, f"NetworkArgs.{name}", getattr(self, name), "at least 1")
         for name in ("item_embedding_dim", "contextual_embedding_dim", "scaling_seqlen"):
             value = getattr(self, name)

@@ -11,6 +11,7 @@ import argparse
 
 import gin
 
+from commons.gin_values import from_gin
 from commons.training import (
     OptimizerArgs,
     TensorModelParallelArgs,
@@ -31,8 +32,8 @@ def main() -> None:
     )
     arguments = parser.parse_args()
     gin.parse_config_files_and_bindings([arguments.gin_config_file], arguments.gin_bindings)
-    trainer, optimizer = TrainerArgs(), OptimizerArgs()
-    TensorModelParallelArgs()
+    trainer, optimizer = from_gin(TrainerArgs), from_gin(OptimizerArgs)
+    from_gin(TensorModelParallelArgs)  # refuses what does not run here
     with rank_process() as device:
         train(ranking_task(trainer, device), trainer, optimizer, device)
 

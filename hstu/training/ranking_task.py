@@ -7,7 +7,6 @@ import math
 from functools import partial
 from pathlib import Path
 
-import gin
 import torch
 import torch.distributed as dist
 
@@ -26,6 +25,7 @@ from commons.datasets import (
 )
 from commons.datasets.movielens_format import FORMATS
 from commons.distributed import BatchShuffler, BatchShufflerFactory
+from commons.gin_values import from_gin, is_configured
 from commons.perf_model import HSTUFlops
 from commons.training import RankingMetrics, TrainerArgs, TrainingTask
 from hstu.models.embedding_tables import EmbeddingTable
@@ -48,13 +48,15 @@ def ranking_task(trainer: TrainerArgs, device: torch.device) -> TrainingTask:
         ValueError: settings are missing or contradict each other.
         FileNotFoundError: the dataset is not prepared; the message has the command that does it.
     """
-    network, ranking = NetworkArgs(), RankingArgs()
-    train_source, eval_source, shuffle = _sources(trainer)
+    network, ranking = from_gin(NetworkArgs), from_gin(RankingArgs)
+    train_source, eval_source, shuffle = (
+        _random_sources(trainer) if is_configured("BenchmarkDatasetArgs") else _disk_sources()
+    )
     spec = train_source.spec
     if ranking.num_tasks == 1 and ranking.prediction_head_arch[-1] < spec.num_classes:
         raise ValueError(
-            f"RankingArgs.prediction_head_arch = {ranking.prediction_head_arch}: the last width is the number of "
-            f"classes, expected at least the dataset's {spec.num_classes}"
+            f"RankingArgs.prediction_head_arch = {ranking.prediction_head_arch}: the last width is the number "
+            f"of classes, expected at least the dataset's {spec.num_classes}"
         )
     _warn(network.settings_without_effect() + _dynamic_tables(spec))
     num_contextual = sum(spec.feature_to_max_seqlen[name] for name in spec.contextual_feature_names)
@@ -65,7 +67,7 @@ def ranking_task(trainer: TrainerArgs, device: torch.device) -> TrainingTask:
     return TrainingTask(
         model=model,
         train_dataset=_dataset(train_source, trainer.train_batch_size, shuffle, trainer.seed),
-        eval_dataset=_dataset(eval_source, trainer.eval_batch_size, False, trainer.seed),
+        eval_dataset=_dataset(eval_source, trainer.eval_rows, False, trainer.seed),
         metrics=RankingMetrics(ranking.num_tasks, _positive_class(spec, ranking), device),
         flops=partial(_flops_of_rows, flops),
         check_batch=partial(check_ids, spec=spec),
@@ -74,31 +76,29 @@ def ranking_task(trainer: TrainerArgs, device: torch.device) -> TrainingTask:
     )
 
 
-def _sources(trainer: TrainerArgs) -> tuple[SampleSource, SampleSource, bool]:
-    if _is_configured("BenchmarkDatasetArgs"):
-        args = BenchmarkDatasetArgs()
-        ranks = dist.get_world_size()
-        train, evaluation = (
-            RandomSource(args, args.num_generated_batches * rows * ranks, trainer.seed + seed_offset)
-            for rows, seed_offset in ((trainer.train_batch_size, 0), (trainer.eval_batch_size, _EVAL_SEED_OFFSET))
-        )
-        return train, evaluation, False
-    args = DatasetArgs()
+def _random_sources(trainer: TrainerArgs) -> tuple[SampleSource, SampleSource, bool]:
+    """Training and evaluation samples, and whether each epoch has an order of its own."""
+    args = from_gin(BenchmarkDatasetArgs)
+    global_rows = [rows * dist.get_world_size() for rows in (trainer.train_batch_size, trainer.eval_rows)]
+    train, evaluation = (
+        RandomSource(args, args.num_generated_batches * rows, seed)
+        for rows, seed in zip(global_rows, (trainer.seed, trainer.seed + _EVAL_SEED_OFFSET), strict=True)
+    )
+    return train, evaluation, False
+
+
+def _disk_sources() -> tuple[SampleSource, SampleSource, bool]:
+    """Training and evaluation samples, and whether each epoch has an order of its own."""
+    args = from_gin(DatasetArgs)
     if args.dataset_name not in FORMATS:
         raise ValueError(
             f"DatasetArgs.dataset_name = {args.dataset_name!r}: expected one of {sorted(FORMATS)}"
         )
     path = Path("data") / args.dataset_name if args.dataset_path is None else Path(args.dataset_path)
     sequences = UserSequences.open(path, args.dataset_name)
-    train, evaluation = (
-        MovieLensSource(sequences, split, args.max_history_seqlen, args.max_num_candidates)
-        for split in ("train", "eval")
-    )
+    train = MovieLensSource(sequences, "train", args.max_history_seqlen, args.max_num_candidates)
+    evaluation = MovieLensSource(sequences, "eval", args.max_history_seqlen, args.max_num_candidates)
     return train, evaluation, args.shuffle
-
-
-def _is_configured(name: str) -> bool:
-    return any(selector.split(".")[-1] == name for _, selector in gin.config._CONFIG)
 
 
 def _dataset(source: SampleSource, batch_size: int, shuffle: bool, seed: int) -> SequenceDataset:

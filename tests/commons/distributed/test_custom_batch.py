@@ -47,6 +47,6 @@ def _shuffle_sessions() -> list[tuple[list[int], list[int], list[float]]]:
 def test_custom_batch_and_shuffler(pools):
     ranks = pools(2).run(_shuffle_sessions)
     lengths = [1, 1, 2, 8, 9, 10]
-    assert sorted(sum(ranks, [])) == [([s], [s] * n, [s, -s]) for s, n in enumerate(lengths)]
+    assert sorted(ranks[0] + ranks[1]) == [([s], [s] * n, [s, -s]) for s, n in enumerate(lengths)]
     loads = [sum(len(clicks) ** 2 for _, clicks, _ in samples) for samples in ranks]
     assert max(loads) / sum(loads) < 0.6

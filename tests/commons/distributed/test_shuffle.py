@@ -185,7 +185,9 @@ def _error_of_other_fields(change: str, at_step: int) -> str:
                 batch.flags = None
             else:
                 features = batch.features
-                batch.features = type(features)(["a", "b", "z"], features.values(), lengths=features.lengths())
+                batch.features = type(features)(
+                    ["a", "b", "z"], features.values(), lengths=features.lengths()
+                )
         try:
             shuffler.shuffle(batch)
         except Exception as error:

@@ -11,9 +11,7 @@ from hypothesis import strategies as st
 
 from commons.partition import imbalance, karmarkar_karp, lower_bound
 
-WORKLOADS = st.lists(
-    st.one_of(st.integers(0, 50), st.integers(0, 10**15), st.just(7)), max_size=60
-)
+WORKLOADS = st.lists(st.one_of(st.integers(0, 50), st.integers(0, 10**15), st.just(7)), max_size=60)
 
 
 @settings(max_examples=300, deadline=None)

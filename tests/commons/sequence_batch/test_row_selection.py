@@ -52,7 +52,9 @@ def test_bytes_hold_the_rows_and_have_the_announced_size(seed, labels, num_real,
     assert sample_contents(again) == sample_contents(batch)
 
 
-@pytest.mark.parametrize("dtype", [torch.bool, torch.bfloat16, torch.int16, torch.complex64, torch.complex128])
+@pytest.mark.parametrize(
+    "dtype", [torch.bool, torch.bfloat16, torch.int16, torch.complex64, torch.complex128]
+)
 def test_every_dtype_travels_bit_for_bit(dtype):
     dense = torch.randint(0, 2, (4, 3)).to(dtype)
     rows = PackedRows.pack({"d": dense}, RowSchema.of({"d": dense}), 4).select(torch.tensor([3, 0, 0]))
@@ -60,7 +62,9 @@ def test_every_dtype_travels_bit_for_bit(dtype):
 
 
 def _features(batch_size: int) -> KeyedJaggedTensor:
-    return KeyedJaggedTensor(["a"], torch.arange(batch_size), lengths=torch.ones(batch_size, dtype=torch.int64))
+    return KeyedJaggedTensor(
+        ["a"], torch.arange(batch_size), lengths=torch.ones(batch_size, dtype=torch.int64)
+    )
 
 
 @pytest.mark.parametrize(
