@@ -16,6 +16,7 @@ import gin
 import torch.distributed as dist
 
 from commons.datasets import HSTUBatch
+from commons.gin_values import from_gin
 from commons.training import OptimizerArgs, TrainerArgs, rank_process, run_rank, train
 from hstu.training.ranking_task import ranking_task
 
@@ -37,7 +38,7 @@ def spoil_third_batch(check: Callable[[HSTUBatch], None], failure: str) -> Calla
 def main() -> None:
     gin_file, failure = sys.argv[1:]
     gin.parse_config_file(gin_file)
-    trainer, optimizer = TrainerArgs(), OptimizerArgs()
+    trainer, optimizer = from_gin(TrainerArgs), from_gin(OptimizerArgs)
     with rank_process() as device:
         task = ranking_task(trainer, device)
         task.check_batch = spoil_third_batch(task.check_batch, failure)

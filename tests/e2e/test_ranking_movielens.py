@@ -20,26 +20,23 @@ SMALL = [
     "NetworkArgs.hidden_size = 16",
     "NetworkArgs.kv_channels = 8",
 ]
-NUM_USERS = 40
 
 
 @pytest.fixture(scope="module")
 def workspace(tmp_path_factory) -> Path:
-    """A folder with prepared data in the format of ml-100k; users have 2 to 30 ratings."""
+    """A folder with prepared data of 40 users who have 2 to 30 ratings each, in the format of ml-100k."""
     directory = tmp_path_factory.mktemp("movielens")
     raw = directory / "data/ml-100k/raw"
     raw.mkdir(parents=True)
     rng = random.Random(0)
     ratings = [
         f"{user}\t{rng.randint(1, 50)}\t{rng.randint(1, 5)}\t{time}\n"
-        for user in range(1, NUM_USERS + 1)
+        for user in range(1, 41)
         for time in range(rng.randint(2, 30))
     ]
     rng.shuffle(ratings)
     (raw / "u.data").write_text("".join(ratings))
-    users = [
-        f"{user}|{20 + user % 7}|{'MF'[user % 2]}|writer|{user % 5}\n" for user in range(1, NUM_USERS + 1)
-    ]
+    users = [f"{user}|{20 + user % 7}|{'MF'[user % 2]}|writer|{user % 5}\n" for user in range(1, 41)]
     (raw / "u.user").write_text("".join(users))
     subprocess.run(
         [sys.executable, "-m", "commons.datasets.movielens_preprocess", "--dataset", "ml-100k"],
@@ -74,15 +71,14 @@ def test_trains_and_evaluates_in_half_precision(workspace, dtype):
 
 
 def test_an_id_outside_its_table_stops_the_run(workspace):
-    meta = workspace / "data/ml-100k/meta.json"
-    intact = meta.read_text()
-    meta.write_text(
-        json.dumps(
-            {**json.loads(intact), "vocab_sizes": {**json.loads(intact)["vocab_sizes"], "movie_id": 9}}
-        )
-    )
+    path = workspace / "data/ml-100k/meta.json"
+    intact = path.read_text()
+    meta = json.loads(intact)
+    meta["vocab_sizes"]["movie_id"] = 9
+    path.write_text(json.dumps(meta))
     try:
         output = torchrun(workspace, *RANKING, "--gin-config-file", CONFIG, *bind(*SMALL), fails=True)
     finally:
-        meta.write_text(intact)
-    assert output.count("feature 'movie_id' has ids 1 to 50 in a vocabulary of 9") == 1, output
+        path.write_text(intact)
+    error = "is malformed: feature 'movie_id' has ids 1 to 50 in a vocabulary of 9; prepare it again"
+    assert output.count(error) == 1, output

@@ -23,8 +23,8 @@ def torchrun(
     """Output of `torchrun --nproc_per_node RANKS ARGUMENTS`, run in `directory`, stdout and stderr together.
 
     Raises:
-        AssertionError: it exits with 0 though it should fail, or the other way round, or does not end in time;
-            the message has its output.
+        AssertionError: it fails and should not, or the other way round, or does not end in time; the message
+            has its output.
     """
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
     process = subprocess.Popen(
