@@ -1,0 +1,141 @@
+from __future__ import annotations
+
+import json
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from commons.datasets import BenchmarkDatasetArgs, EmbeddingArgs, FeatureArgs, RandomSource, SequenceDataset
+from commons.distributed import BatchShufflerFactory
+from commons.perf_model import HSTUFlops
+from commons.training import (
+    EvaluationMetrics,
+    OptimizerArgs,
+    RankingMetrics,
+    TensorModelParallelArgs,
+    TrainerArgs,
+    TrainingTask,
+    train,
+)
+from hstu import batch_shuffler  # noqa: F401
+from hstu.models.ranking import RankingOutput
+from tests.hstu.hstu_samples import NUM_CLASSES, VOCABULARY, ranking_model
+
+FLOPS = HSTUFlops(2, 16, 2, 4)
+
+
+class CountedLabels(EvaluationMetrics):
+    """How many labels an evaluation saw."""
+
+    def __init__(self) -> None:
+        self._labels = 0
+
+    def update(self, output: RankingOutput) -> None:
+        self._labels += len(output.labels)
+
+    def compute(self) -> dict[str, float]:
+        labels = torch.tensor(self._labels)
+        dist.all_reduce(labels)
+        self._labels = 0
+        return {"labels": float(labels)}
+
+
+def _dataset(num_samples: int) -> SequenceDataset:
+    def table(name: str, rows: int, sharding_type: str) -> EmbeddingArgs:
+        return EmbeddingArgs([name], f"{name}_table", rows, sharding_type)
+
+    args = BenchmarkDatasetArgs(
+        feature_args=[
+            FeatureArgs(["item", "action"], 12, is_jagged=True),
+            FeatureArgs(["user"], 1),
+            FeatureArgs(["tags"], 3, is_jagged=True),
+        ],
+        embedding_args=[
+            table("item", VOCABULARY, "model_parallel"),
+            table("tags", VOCABULARY, "model_parallel"),
+            table("user", VOCABULARY, "data_parallel"),
+            table("action", NUM_CLASSES, "data_parallel"),
+        ],
+        item_feature_name="item",
+        contextual_feature_names=["user", "tags"],
+        action_feature_name="action",
+    )
+    return SequenceDataset(RandomSource(args, num_samples, 3), 4, dist.get_rank(), dist.get_world_size())
+
+
+def _train(log_dir: str, **settings) -> tuple[list[dict[str, float]], list[float]]:
+    task = TrainingTask(
+        model=ranking_model(),
+        train_dataset=_dataset(27),
+        eval_dataset=_dataset(13),
+        metrics=CountedLabels(),
+        flops=lambda batch: FLOPS.per_sample(batch.num_tokens()),
+        check_batch=lambda batch: None,
+        shuffler_name="hstu",
+        make_shuffler=partial(BatchShufflerFactory.create, flops=FLOPS),
+    )
+    args = TrainerArgs(train_batch_size=4, log_interval=2, log_dir=log_dir, **settings)
+    evaluations = train(task, args, OptimizerArgs("sgd", 0.05), torch.device("cpu"))
+    log = Path(log_dir) / "train.jsonl"
+    lines = [json.loads(line) for line in log.read_text().splitlines()] if dist.get_rank() == 0 else []
+    return evaluations, [line["loss"] for line in lines if line["kind"] == "train"]
+
+
+@pytest.mark.parametrize("pipeline_type", ["none", "native"])
+@pytest.mark.parametrize("balanced", [False, True])
+def test_evaluating_in_between_does_not_change_training(pools, tmp_path, pipeline_type, balanced):
+    settings = {
+        "max_train_iters": 8,  # two epochs of four steps
+        "pipeline_type": pipeline_type,
+        "enable_balanced_shuffler": balanced,
+    }
+    often, never = (
+        pools(2).run(partial(_train, str(tmp_path / str(interval)), eval_interval=interval, **settings))[0]
+        for interval in (3, 100)
+    )
+    assert often[1] == never[1] and len(often[1]) == 4
+    assert len(often[0]) == 3 and len(never[0]) == 1
+    assert all(evaluation == never[0][0] for evaluation in often[0])
+
+
+def test_every_evaluation_label_counts_once_on_any_number_of_ranks(pools, tmp_path):
+    counts = {
+        ranks: pools(ranks).run(partial(_train, str(tmp_path / str(ranks)), enable_balanced_shuffler=True))[
+            0
+        ][0]
+        for ranks in (2, 3)
+    }
+    assert counts[2] == counts[3]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: TrainerArgs(train_batch_size=0), "TrainerArgs.train_batch_size = 0: expected at least 1"),
+        (lambda: TrainerArgs(train_batch_size=1, log_interval=0), "TrainerArgs.log_interval = 0"),
+        (lambda: TrainerArgs(train_batch_size=1, max_train_iters=0), "TrainerArgs.max_train_iters = 0"),
+        (lambda: OptimizerArgs("lion", 0.1), "OptimizerArgs.optimizer_str = 'lion': expected one of adam"),
+        (lambda: OptimizerArgs("sgd", -1), "OptimizerArgs.learning_rate = -1"),
+        (lambda: TensorModelParallelArgs(2), "tensor_model_parallel_size = 2: expected 1"),
+    ],
+)
+def test_a_bad_setting_is_named(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_auc_of_ratings_and_of_tasks():
+    logits = torch.tensor([[4.0, 0, 0], [0, 6.0, 0], [0, 0, 5.0], [0, 5.0, 0]])
+    classes = RankingMetrics(1, positive_class=2, device=torch.device("cpu"))
+    classes.update(RankingOutput(logits, torch.tensor([0, 1, 2, 2])))
+    # Of the 2 × 2 pairs of a positive and a negative, the last positive scores above one negative only.
+    assert classes.compute()["AUC"] == pytest.approx(0.75)
+    tasks = RankingMetrics(2, positive_class=0, device=torch.device("cpu"))
+    tasks.update(RankingOutput(torch.tensor([[1.0, -1], [-1, 1], [2, 2]]), torch.tensor([0b01, 0b10, 0b01])))
+    figures = tasks.compute()
+    assert figures["AUC_task0"] == 1.0
+    assert figures["AUC_task1"] == pytest.approx(0.5)
+    assert figures["AUC"] == pytest.approx(0.75)
