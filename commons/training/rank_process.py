@@ -7,7 +7,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 
 import torch
@@ -67,7 +67,7 @@ def run_rank(main: Callable[[], None]) -> None:
 
 
 def _lost_a_peer(error: BaseException) -> bool:
-    """Whether the error says that another rank has gone, which is never the first cause."""
+    """Whether the error may be only the echo of another rank's end."""
     return isinstance(error, dist.DistBackendError) or "gloo/transport" in str(error)
 
 
@@ -89,7 +89,8 @@ def _report_first(error: BaseException) -> None:
         store = None
     print(text, file=sys.stderr, flush=True)
     if store is not None:
-        store.set(f"{prefix}/printed", "1")
+        with suppress(Exception):  # the store may be gone by now; this rank must leave all the same
+            store.set(f"{prefix}/printed", "1")
 
 
 def _agent_store() -> dist.Store | None:

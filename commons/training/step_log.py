@@ -69,10 +69,11 @@ class StepLog:
         if self._step % self._interval == 0:
             self._end_interval()
 
-    def write(self, kind: str, figures: dict[str, Any], text: str) -> None:
-        """Shows `text` and writes the figures, on rank 0."""
+    def write(self, kind: str, figures: dict[str, Any], text: str = "") -> None:
+        """Shows `text`, if there is any, and writes the figures, on rank 0."""
         if self._file is not None:
-            tqdm.write(text)
+            if text:
+                tqdm.write(text)
             self._file.write(json.dumps({"kind": kind, "step": self._step, **figures}) + "\n")
             self._file.flush()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -85,6 +85,7 @@ def train(
     evaluations = []
     model.train()
     with StepLog(num_steps, args.log_interval, Path(args.log_dir) / "train.jsonl") as log:
+        log.write("start", {"ranks": dist.get_world_size(), "settings": asdict(args)})
         for step in range(1, num_steps + 1):
             output = pipeline.progress(batches)
             log.step(output, pipeline.report, *counter.next_step())

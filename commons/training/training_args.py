@@ -71,6 +71,11 @@ class TrainerArgs:
     def settings_without_effect(self) -> list[str]:
         """One line for each setting that asks for something that does not happen."""
         lines = []
+        if self.batch_shuffler and not self.enable_balanced_shuffler:
+            lines.append(
+                f"TrainerArgs.batch_shuffler = {self.batch_shuffler!r} has no effect without "
+                "enable_balanced_shuffler: samples stay where they are loaded"
+            )
         if self.profile:
             lines.append("TrainerArgs.profile: profiling is not available yet; no trace is written")
         if self.ckpt_save_interval > 0:

@@ -64,7 +64,8 @@ class NetworkArgs:
         hidden_dropout: probability, behind each layer.
         norm_epsilon: of all layer norms.
         is_causal: whether the history is seen in order.
-        dtype_str: "bfloat16", "float16" or "float32".
+        dtype_str: "bfloat16", "float16" or "float32". Gradients in float16 are not scaled, because fused
+            tables update within backward; small ones underflow.
         kernel_backend: accepted; attention runs in PyTorch.
         target_group_size: candidates that see each other; only 1 runs.
         num_position_buckets: positions with an embedding of their own.
@@ -143,6 +144,11 @@ class NetworkArgs:
         for name in ("recompute_input_layernorm", "recompute_input_silu"):
             if getattr(self, name):
                 lines.append(f"NetworkArgs.{name} has no effect here: the layer's inputs are kept")
+        if self.dtype_str == "float16":
+            lines.append(
+                'NetworkArgs.dtype_str = "float16" trains without loss scaling, so small gradients are lost: '
+                '"bfloat16" has the range of float32'
+            )
         return lines
 
 
