@@ -56,12 +56,11 @@ def _draw_arm(axis: Axes, arm: str, steps: list[list[float]], ends: dict[str, fl
         start += max(seconds)
     idle = 1 - sum(map(sum, steps)) / (start * len(steps[0]))
     axis.axvline(start, color="black", linewidth=1.2)
-    beside = {"x": start, "ha": "left"} if start < 0.9 * longest else {"x": start, "ha": "right"}
-    axis.text(s=f" {start:.1f} s ", y=len(steps[0]) - 0.2, va="top", fontsize=9, **beside)
+    axis.text(start, (len(steps[0]) - 1) / 2, f" {start:.1f} s", va="center", fontsize=10)
     faster = ends["as loaded"] / ends[arm]
     gain = "" if arm == "as loaded" else f", {faster:.2f}× as fast"
     axis.set_title(f"{arm}: {idle:.0%} of the time waiting{gain}", loc="left", fontsize=10)
-    axis.set_xlim(0, longest * 1.02)
+    axis.set_xlim(0, longest * 1.07)
     axis.set_yticks(range(len(steps[0])), [f"rank {rank}" for rank in range(len(steps[0]))], fontsize=7)
     axis.invert_yaxis()
     axis.spines[["top", "right"]].set_visible(False)
@@ -73,7 +72,7 @@ def _draw_losses(axis: Axes, summary: dict[str, Any]) -> None:
     axis.plot(losses["identity"], color=WORK, linewidth=4, alpha=0.5, label="as loaded")
     axis.plot(losses["balanced"], color=SECOND_LOSS, linewidth=1.2, linestyle="--", label="balanced")
     axis.set_title(
-        f"training on 2 ranks: the losses differ by at most {difference:.0e} of themselves",
+        f"training on 2 ranks: largest relative difference of the two losses {difference:.0e}",
         loc="left",
         fontsize=10,
     )

@@ -27,8 +27,9 @@ from hstu.training.ranking_task import ranking_task
 
 CONFIG = Path(__file__).parent / "hstu.gin"
 WARM_UP_STEPS = 3
-BLOCKS, STEPS_PER_BLOCK = 16, 4
-# Blocks left out at either end of the order by speedup: what disturbs one arm's block is not its own doing.
+# Short blocks, so that what disturbs the machine for some seconds meets both arms.
+BLOCKS, STEPS_PER_BLOCK = 32, 2
+# Left out at either end of the blocks in order of speedup: there, one arm was disturbed and the other not.
 TRIMMED_BLOCKS = 4
 
 

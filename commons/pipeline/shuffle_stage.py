@@ -21,11 +21,11 @@ StepOutput = tuple[torch.Tensor, int, Any]
 
 @dataclass
 class _Step:
+    """A step on its way; `totals` is of all ranks, where the plan is about fewer."""
+
     plan: ShufflePlan
     num_loss_tokens: int
-    totals: (
-        np.ndarray | None
-    )  # of all ranks, where the plan is about fewer: see `ShuffleStage._gather_totals`
+    totals: np.ndarray | None
     plan_seconds: float
     exchange_seconds: float = 0.0
 

@@ -72,7 +72,7 @@ class SparseDistTrainPipeline(TrainPipelineSparseDist):
     Takes the same arguments as `SequentialTrainPipeline`, and `progress` is the same.
 
     Raises:
-        RuntimeError: at the first step, if there is no sharded module in the model that TorchRec can pipeline.
+        RuntimeError: at the first step, if the model has no sharded module that TorchRec can pipeline.
     """
 
     def __init__(
@@ -110,8 +110,8 @@ class SparseDistTrainPipeline(TrainPipelineSparseDist):
             super()._pipeline_model(*args, **kwargs)
         if not self._pipelined_modules:
             raise RuntimeError(
-                'pipeline "native" found no module of the model to pipeline. TorchRec needs a sharded embedding '
-                "module (a model-parallel table under DistributedModelParallel) that the model's top-level "
+                'pipeline "native" found no module of the model to pipeline. TorchRec needs a sharded '
+                "embedding module (a model-parallel table under DistributedModelParallel) that the model's top-level "
                 "forward calls on an attribute of the batch, as in self.embeddings(batch.features); a "
                 'KeyedJaggedTensor built in the forward hides it. Otherwise use pipeline "none"'
             )

@@ -20,7 +20,7 @@ _GRACE_S = 2.0  # torchrun looks for ended ranks ten times a second
 def rank_process() -> Iterator[torch.device]:
     """Joins the process group that torchrun describes, and leaves it when all ranks are done.
 
-    NCCL with gloo for host tensors if there are GPUs, else gloo. Without torchrun the process is the only rank.
+    NCCL with gloo for host tensors if there are GPUs, else gloo. Without torchrun the process is alone.
 
     Yields:
         This rank's device.
@@ -48,8 +48,8 @@ def rank_process() -> Iterator[torch.device]:
 def run_rank(main: Callable[[], None]) -> None:
     """Runs `main`; if it fails, prints the first cause among all ranks once and exits with 1 at once.
 
-    When a rank fails, the others fail soon after, in whatever collective they were; only the rank that failed
-    first reports. Leaving without clean-up is what stops the others: a clean-up would wait for them.
+    When a rank fails, the others fail soon after, in whatever collective they were; only the rank that
+    failed first reports. Leaving without clean-up is what stops the others: a clean-up would wait for them.
     """
     try:
         main()

@@ -55,8 +55,8 @@ def ranking_task(trainer: TrainerArgs, device: torch.device) -> TrainingTask:
     spec = train_source.spec
     if ranking.num_tasks == 1 and ranking.prediction_head_arch[-1] < spec.num_classes:
         raise ValueError(
-            f"RankingArgs.prediction_head_arch = {ranking.prediction_head_arch}: the last width is the number "
-            f"of classes, expected at least the dataset's {spec.num_classes}"
+            f"RankingArgs.prediction_head_arch = {ranking.prediction_head_arch}: the last width is the "
+            f"number of classes, expected at least the dataset's {spec.num_classes}"
         )
     _warn(network.settings_without_effect() + _dynamic_tables(spec))
     num_contextual = sum(spec.feature_to_max_seqlen[name] for name in spec.contextual_feature_names)
