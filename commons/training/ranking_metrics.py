@@ -30,7 +30,7 @@ class RankingMetrics(EvaluationMetrics):
     def update(self, output: Any) -> None:
         """Takes logits `[tokens, width]` and integer labels `[tokens]` of a ranking output."""
         logits, labels = output.logits, output.labels
-        if self._num_tasks == 1:
+        if logits.shape[1] > self._num_tasks:  # classes, not one output per task
             scores = logits.softmax(-1)[:, self._positive_class :].sum(-1)
             self._aucs[0].update(scores, (labels >= self._positive_class).long())
             return

@@ -53,7 +53,7 @@ def ranking_task(trainer: TrainerArgs, device: torch.device) -> TrainingTask:
         _random_sources(trainer) if is_configured("BenchmarkDatasetArgs") else _disk_sources()
     )
     spec = train_source.spec
-    if ranking.num_tasks == 1 and ranking.prediction_head_arch[-1] < spec.num_classes:
+    if ranking.num_tasks < ranking.prediction_head_arch[-1] < spec.num_classes:
         raise ValueError(
             f"RankingArgs.prediction_head_arch = {ranking.prediction_head_arch}: the last width is the "
             f"number of classes, expected at least the dataset's {spec.num_classes}"
