@@ -111,7 +111,7 @@ class SparseDistTrainPipeline(TrainPipelineSparseDist):
         if not self._pipelined_modules:
             raise RuntimeError(
                 'pipeline "native" found no module of the model to pipeline. TorchRec needs a sharded '
-                "embedding module (a model-parallel table under DistributedModelParallel) that the model's "
-                "top-level forward calls on an attribute of the batch, as in self.embeddings(batch.features); "
+                "embedding module (a model-parallel table under DistributedModelParallel) that the top-level "
+                "forward calls on an attribute of the batch, as in self.embeddings(batch.features); "
                 'a KeyedJaggedTensor built in the forward hides it. Otherwise use pipeline "none"'
             )
