@@ -25,7 +25,16 @@ class RankGroup:
 
     @staticmethod
     def of(process_group: dist.ProcessGroup | None = None) -> RankGroup:
-        """The ranks of `process_group`, or all of them. Collective over those ranks."""
+        """The ranks of `process_group`, or all of them. Collective over those ranks.
+
+        Raises:
+            ValueError: this rank is not in `process_group`.
+        """
+        if process_group is not None and dist.get_rank(process_group) < 0:
+            raise ValueError(
+                f"rank {dist.get_rank()} is not in the process_group it was given; a rank balances among the "
+                "ranks of a group that it belongs to"
+            )
         if not dist.is_initialized() or dist.get_world_size(process_group) == 1:
             return RankGroup.alone()
         ranks = dist.get_process_group_ranks(process_group)

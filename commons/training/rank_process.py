@@ -55,9 +55,7 @@ def run_rank(main: Callable[[], None]) -> None:
         main()
     except KeyboardInterrupt:
         os._exit(130)
-    except BaseException as error:
-        if isinstance(error, SystemExit) and not error.code:
-            raise
+    except Exception as error:
         if _lost_a_peer(error):
             time.sleep(_GRACE_S)  # torchrun ends this rank meanwhile, and names the one that is lost
         _report_first(error)

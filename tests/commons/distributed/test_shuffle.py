@@ -113,6 +113,24 @@ def test_a_subgroup_balances_among_its_ranks_only(pools):
     _check(case, [results[1], results[3]])
 
 
+def _balance_among_others() -> str:
+    # Every rank names the group of rank 0 alone.
+    group = dist.new_group([0], use_local_synchronization=True) if dist.get_rank() == 0 else None
+    if group is None:
+        group = dist.GroupMember.NON_GROUP_MEMBER
+    try:
+        FieldShuffler(group)
+    except ValueError as error:
+        return str(error)
+    return "made"
+
+
+def test_a_rank_outside_the_group_is_told_so(pools):
+    made, refused = pools(2).run(_balance_among_others)
+    assert made == "made"
+    assert refused.startswith("rank 1 is not in the process_group")
+
+
 def _identity() -> bool:
     batch = draw_batch(np.random.default_rng(dist.get_rank()), 0, 4, 3)
     shuffler = BatchShufflerFactory.create("identity")
