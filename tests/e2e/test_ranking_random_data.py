@@ -66,7 +66,7 @@ def test_a_file_of_recsys_examples_runs_with_size_overrides(tmp_path):
         "NetworkArgs.item_embedding_dim = 16",
         "NetworkArgs.contextual_embedding_dim = 16",
     )
-    assert [line["kind"] for line in log] == ["train", "train", "eval"]
+    assert [line["kind"] for line in log] == ["start", "train", "train", "eval"]
     assert {"AUC", "AUC_task7"} <= log[-1].keys()
     for setting in (
         'TrainerArgs.pipeline_type = "prefetch"',
