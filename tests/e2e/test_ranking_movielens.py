@@ -63,7 +63,7 @@ def test_trains_and_evaluates_in_half_precision(workspace, dtype):
     )
     log = [json.loads(line) for line in (workspace / dtype / "train.jsonl").read_text().splitlines()]
     assert [line["kind"] for line in log] == ["start", "train", "eval", "train", "eval"]
-    for line in log:
+    for line in log[1:]:
         if line["kind"] == "eval":
             assert 0 < line["AUC"] < 1
         else:
