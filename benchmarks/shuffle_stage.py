@@ -103,6 +103,7 @@ def _measure(device: torch.device) -> dict[str, Any]:
         "step_ms": spread(step_milliseconds),
         "plan_ms": spread(clock.milliseconds["plan"]),
         "exchange_ms": spread(clock.milliseconds["exchange"]),
+        "skew_ms": spread(clock.milliseconds["skew"]),
         "stage_share_of_step": spread(shares, 5),
         "kilobytes_moved_per_step": spread([count / 1e3 for count in moved]),
         "machine": machine(),

@@ -20,6 +20,10 @@ def from_gin(configurable: Callable[..., T]) -> T:
     return configurable()
 
 
-def is_configured(name: str) -> bool:
-    """Whether the parsed gin configuration sets any argument of the configurable `name`."""
-    return any(selector.split(".")[-1] == name for _, selector in gin.config._CONFIG)
+def is_bound(parameter: str) -> bool:
+    """Whether the parsed gin configuration sets `parameter`, as in "TrainerArgs.seed"."""
+    try:
+        gin.query_parameter(parameter)
+    except ValueError:
+        return False
+    return True

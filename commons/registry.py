@@ -50,7 +50,7 @@ class NamedFactory(Generic[T]):
         del cls._classes[name]
 
     @classmethod
-    def create(cls, name: str, *args: Any, **kwargs: Any) -> T:
+    def create(cls, name: str, /, *args: Any, **kwargs: Any) -> T:
         """An instance of the class registered under `name`, made with the other arguments.
 
         Raises:

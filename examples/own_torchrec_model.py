@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
-from torch.nn import functional as F
+from torch.nn import functional
 from torchrec import EmbeddingCollection, EmbeddingConfig, KeyedJaggedTensor
 from torchrec.distributed import DistributedModelParallel
 from torchrec.distributed.sharding_plan import construct_module_sharding_plan, row_wise
@@ -37,9 +37,9 @@ class PurchaseModel(torch.nn.Module):
 
     def forward(self, batch: Sessions) -> torch.Tensor:
         sessions = self.embeddings(batch.features)["item"].to_dense()  # [length, 64] of each row
-        pooled = torch.stack([F.scaled_dot_product_attention(s, s, s).sum(0) for s in sessions])
+        pooled = torch.stack([functional.scaled_dot_product_attention(s, s, s).sum(0) for s in sessions])
         logits = self.head(torch.cat([pooled, batch.prices], dim=1))
-        losses = F.binary_cross_entropy_with_logits(logits, batch.labels, reduction="none")
+        losses = functional.binary_cross_entropy_with_logits(logits, batch.labels, reduction="none")
         return losses[: batch.num_samples].sum()  # padding rows come last and have no loss
 
 
@@ -65,15 +65,15 @@ if __name__ == "__main__":
     torch.manual_seed(dist.get_rank())  # each rank loads sessions of its own
     for batch in (load_batch() for _ in range(10)):
         plan = shuffler.plan(batch)  # while the batch is on the host
-        loss_sum = model(shuffler.exchange(batch.to(device), plan))
+        loss = model(shuffler.exchange(batch.to(device), plan)) / plan.num_loss_tokens
         optimizer.zero_grad()
         # The ranks' gradients are averaged; with this factor that gives the gradient of the global mean loss.
-        (loss_sum * dist.get_world_size() / plan.num_loss_tokens).backward()
+        (loss * dist.get_world_size()).backward()
         optimizer.step()
-        loss = loss_sum.detach() / plan.num_loss_tokens
-        dist.all_reduce(loss)
+        dist.all_reduce(loss.detach())
         if dist.get_rank() == 0:
             report = BalanceReport.of(plan, shuffler.equal_rows)
-            print(f"loss {loss:.4f}  imbalance {report.imbalance_before:.3f} → {report.imbalance_after:.3f}")
+            before, after = report.imbalance_before, report.imbalance_after
+            print(f"loss {loss:.4f}  imbalance {before:.3f} → {after:.3f}", flush=True)
     dist.barrier()  # a rank that leaves while others still talk to it takes them down
-    dist.destroy_process_group()
+    os._exit(0)  # Python's own clean-up would now and then meet gloo's threads, and abort

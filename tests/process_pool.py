@@ -105,3 +105,4 @@ def _serve(connection: Connection, rank: int, num_ranks: int, port: int) -> None
             connection.send((False, traceback.format_exc()))
     dist.barrier()
     dist.destroy_process_group()
+    os._exit(0)  # gloo's threads may abort in Python's own clean-up

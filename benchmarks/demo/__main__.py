@@ -55,12 +55,14 @@ def _table(summary: dict) -> str:
     ]
     lines = [f"{'':<18}{'as loaded':>12}{'balanced':>12}"]
     lines += [f"{name:<18}{before:>12}{after:>12}" for name, before, after in rows]
+    untrimmed = summary["untrimmed"]
     lines += [
         f"{'speedup':<18}{'':>12}{summary['speedup']:>11.3f}×",
         f"{'predicted':<18}{'':>12}{summary['speedup_predicted']:>11.3f}×",
         f"largest relative difference of a step's loss: {summary['max_relative_loss_difference']:.1e}",
-        f"({summary['ranks']} ranks of one thread. Of {summary['steps_run']} steps each, times and loads are",
-        f"those of the {summary['steps']} in the blocks that other processes disturbed least.)",
+        f"({summary['ranks']} ranks of one thread. Trimmed means over {summary['steps']} of "
+        f"{untrimmed['steps']} steps each;",
+        f"over all: {untrimmed['speedup']:.3f}×, predicted {untrimmed['speedup_predicted']:.3f}×.)",
     ]
     return "\n".join(lines)
 

@@ -41,7 +41,9 @@ def draw(summary: dict[str, Any], path: Path) -> None:
         frameon=False,
     )
     _draw_losses(axes[-1], summary)
-    figure.suptitle("5 steps of 8 ranks: the same samples, placed differently", fontsize=13)
+    steps = replay["as loaded"]
+    title = f"{len(steps)} steps of {len(steps[0])} ranks: the same samples, placed differently"
+    figure.suptitle(title, fontsize=13)
     figure.savefig(path, dpi=130)
     plt.close(figure)
 

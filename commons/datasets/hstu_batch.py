@@ -9,7 +9,7 @@ import torch
 from commons.sequence_batch import BaseBatch
 
 
-@dataclass
+@dataclass(eq=False)
 class HSTUBatch(BaseBatch):
     """A batch of item histories with the actions taken on them.
 

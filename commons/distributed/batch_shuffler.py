@@ -16,7 +16,7 @@ from commons.distributed.rank_group import RankGroup
 from commons.distributed.shuffle_plan import ShufflePlan
 from commons.partition import karmarkar_karp
 from commons.sequence_batch import BaseBatch
-from commons.sequence_batch.packed_rows import PackedRows, key_lengths, row_elements
+from commons.sequence_batch.packed_rows import PackedRows, check_jagged_fields, key_lengths, row_elements
 from commons.sequence_batch.row_schema import RowSchema
 
 Batch = TypeVar("Batch", bound=BaseBatch)
@@ -44,6 +44,7 @@ class BatchShuffler(ABC):
 
     Raises:
         KeyError: an unknown partitioner or exchange.
+        ValueError: this rank is not in `process_group`.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class BatchShuffler(ABC):
         self._partition = _named("partitioner", partitioner, PARTITIONERS)
         self._exchange = _named("exchange", exchange, EXCHANGES)
         self.equal_rows = equal_rows
+        self.process_group = process_group
         self.group = self._make_group(process_group)
         self._gather = PlanGather(self.group)
 
@@ -74,21 +76,24 @@ class BatchShuffler(ABC):
         """Works out the placement of one global batch. Collective over the group, host only.
 
         Args:
-            batch: this rank's batch, on the host; None if its loader has ended. A rank without a batch takes
-                part in `exchange` with `padding_batch()`.
+            batch: this rank's batch, on the host (one on a device is copied to it); None if its loader has
+                ended. A rank without a batch takes part in `exchange` with `padding_batch()`.
 
         Raises:
             ValueError: workloads of the wrong length, negative, NaN or infinite; or batches of different
                 ranks or steps differ in their fields. Raised on every rank, as is any error of
                 `get_workloads`.
         """
-        facts, failure = None, None
+        facts: SampleFacts | None = None
+        failure: Exception | None = None
         if batch is not None:
             try:
                 facts = self._facts(batch)
+            except StopIteration as error:  # would look like the end of the data further up
+                failure = RuntimeError(f"{type(self).__name__}.get_workloads raised {error!r}")
             except Exception as error:  # whatever a user's get_workloads raises must reach all ranks
                 failure = error
-        gathered = self._gather.gather(facts, batch, failure)
+        gathered = self._gather.gather(facts, failure)
         if gathered is None:
             return _empty_plan(self.group.num_ranks)
         workloads, tokens, loss_tokens = gathered.per_sample[:, :3].T
@@ -115,18 +120,22 @@ class BatchShuffler(ABC):
 
         Returns:
             A batch with this rank's samples first, padding rows behind them, at least one row.
+
+        Raises:
+            ValueError: `plan` was made for another batch.
         """
         if self.group.num_ranks == 1:
             return batch
         fields = batch.per_sample_fields()
         rows = PackedRows.pack(fields, RowSchema.of(fields), batch.batch_size)
+        self._check_planned(rows, plan)
         mine = self._exchange(rows, plan, self.group)
         num_rows = int(plan.rows[self.group.rank])
         return batch.with_fields(mine.pad_to(num_rows).unpack(), num_rows, mine.num_rows)
 
     def shuffle(self, batch: Batch) -> Batch:
-        """`plan` and `exchange` in one; a batch on a device is copied to the host for the plan."""
-        return self.exchange(batch, self.plan(batch.to(torch.device("cpu"))))
+        """`plan` and `exchange` in one."""
+        return self.exchange(batch, self.plan(batch))
 
     def padding_batch(self) -> BaseBatch:
         """A host batch of one padding row, for a rank whose loader has ended while others go on.
@@ -137,17 +146,38 @@ class BatchShuffler(ABC):
         return self._gather.padding_batch()
 
     def _facts(self, batch: BaseBatch) -> SampleFacts:
+        if batch.features.device().type != "cpu":
+            batch = batch.to(torch.device("cpu"))
         fields = batch.per_sample_fields()
+        check_jagged_fields(fields)
         schema = RowSchema.of(fields)
         workloads = self._checked_workloads(batch)
         elements = row_elements(key_lengths(fields, schema, batch.batch_size), schema)
         columns = [workloads, batch.num_tokens(), batch.num_loss_tokens(), *elements.unbind(1)]
         per_sample = torch.stack(columns, 1)[: batch.num_samples]
-        return SampleFacts(schema, batch.batch_size, per_sample.numpy())
+        padding_batch = batch.index_select([]) if self._gather.schema is None else None
+        return SampleFacts(schema, batch.batch_size, per_sample.numpy(), padding_batch)
+
+    def _check_planned(self, rows: PackedRows, plan: ShufflePlan) -> None:
+        """Compares what the host knows of a batch with the plan; anything else would cut samples in two."""
+        rank = self.group.rank
+        num_rows, num_real = max(int(plan.batch_sizes[rank]), 1), int(plan.num_loaded[rank])
+        planned = plan.num_elements[plan.home_start[rank] :][:num_real].sum(0).tolist()
+        same_elements = rows.num_elements == planned or num_real < num_rows
+        if rows.schema != self._gather.schema or rows.num_rows != num_rows or not same_elements:
+            raise ValueError(
+                f"exchange got a batch of {rows.num_rows} rows with {rows.num_elements} elements in its "
+                f"jagged fields; the plan is for {num_rows} rows with {planned} elements (or fields differ): "
+                "give exchange the batch that plan was made for"
+            )
 
     def _checked_workloads(self, batch: BaseBatch) -> torch.Tensor:
         """int64 `[batch_size]` from `get_workloads`, 0 for padding rows."""
         workloads = torch.as_tensor(self.get_workloads(batch)).detach().cpu()
+        if workloads.is_complex() or workloads.dtype == torch.uint64:
+            raise ValueError(
+                f"{type(self).__name__}.get_workloads returned {workloads.dtype}, expected integers"
+            )
         if workloads.shape != (batch.batch_size,):
             raise ValueError(
                 f"{type(self).__name__}.get_workloads returned shape {tuple(workloads.shape)}, "
@@ -182,12 +212,19 @@ class IdentityShuffler(BatchShuffler):
     """Leaves every sample where it was loaded, and communicates nothing.
 
     Args:
+        process_group, settings: as `BatchShuffler` takes them, so that it can stand in for any other.
         get_workloads: what each row costs, as `BatchShuffler.get_workloads`, for the reported imbalance; by
             default the row's tokens.
     """
 
-    def __init__(self, get_workloads: Callable[[Any], torch.Tensor] | None = None) -> None:
-        super().__init__()
+    def __init__(
+        self,
+        process_group: dist.ProcessGroup | None = None,
+        *,
+        get_workloads: Callable[[Any], torch.Tensor] | None = None,
+        **settings: Any,
+    ) -> None:
+        super().__init__(process_group, **settings)
         self._get_workloads = get_workloads
 
     def _make_group(self, process_group: dist.ProcessGroup | None) -> RankGroup:

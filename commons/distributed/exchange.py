@@ -31,12 +31,9 @@ def all_gather(rows: PackedRows, plan: ShufflePlan, group: RankGroup) -> PackedR
     elements_loaded = [
         samples.sum(0).tolist() for samples in np.split(plan.num_elements, plan.home_start[1:])
     ]
-    sizes = [
-        schema.buffer_bytes(int(loaded), elements)
-        for loaded, elements in zip(plan.num_loaded, elements_loaded, strict=True)
-    ]
+    bytes_loaded = np.bincount(plan.home, plan.sample_bytes, minlength=plan.num_ranks)
+    size = int(-(-max(bytes_loaded.max(), 1) // BUFFER_ALIGNMENT)) * BUFFER_ALIGNMENT
     packed = _real_rows(rows, int(plan.num_loaded[group.rank]), elements_loaded[group.rank]).to_bytes()
-    size = max(*sizes, BUFFER_ALIGNMENT)  # a step without samples still takes part
     send = F.pad(packed, (0, size - len(packed)))
     received = send.new_empty(group.num_ranks, size)
     dist.all_gather_into_tensor(received.view(-1), send, group=group.exchange)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import traceback
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,11 +28,13 @@ class SampleFacts:
         batch_size: rows, padding included.
         per_sample: int64 `[real rows, 3 + jagged fields]`: workload, tokens, loss tokens, elements of each
             jagged field.
+        padding_batch: one padding row, for ranks that have no batch; None once ranks have agreed.
     """
 
     schema: RowSchema
     batch_size: int
     per_sample: np.ndarray
+    padding_batch: BaseBatch | None
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,11 @@ class PlanGather:
         self._group = group
         self._agreement: _Agreement | None = None
 
+    @property
+    def schema(self) -> RowSchema | None:
+        """What the ranks agreed on; None before the first batch."""
+        return None if self._agreement is None else self._agreement.schema
+
     def padding_batch(self) -> BaseBatch:
         """A batch of one padding row, for a rank whose loader has ended while others go on.
 
@@ -78,14 +86,11 @@ class PlanGather:
             )
         return self._agreement.padding_batch
 
-    def gather(
-        self, facts: SampleFacts | None, batch: BaseBatch | None, failure: Exception | None
-    ) -> GatheredFacts | None:
+    def gather(self, facts: SampleFacts | None, failure: Exception | None) -> GatheredFacts | None:
         """Facts of all ranks; None if no rank has had a batch yet. Collective, also for ranks without one.
 
         Args:
             facts: of this rank's batch; None if its loader has ended, or if `failure` is given.
-            batch: the batch itself, on the host.
             failure: what kept this rank from giving facts.
 
         Raises:
@@ -93,7 +98,7 @@ class PlanGather:
             Exception: the failure of the first rank that has one, on every rank.
         """
         if self._agreement is None:
-            self._agreement = self._agree(facts, batch, failure)
+            self._agreement = self._agree(facts, failure)
         agreed = self._agreement
         if agreed is None:
             return None
@@ -126,13 +131,11 @@ class PlanGather:
         dist.all_gather_object(values, value, group=self._group.planning)
         return values
 
-    def _agree(
-        self, facts: SampleFacts | None, batch: BaseBatch | None, failure: Exception | None
-    ) -> _Agreement | None:
+    def _agree(self, facts: SampleFacts | None, failure: Exception | None) -> _Agreement | None:
         """The first call's agreement; None if no rank has a batch."""
         mine = None if facts is None else (facts.schema, facts.batch_size)
         gathered = self._all_gather_objects((mine, _portable(failure)))
-        _raise_first([failed for _, failed in gathered], failure)
+        _raise_first([failed for _, failed in gathered], failure, self._group.rank)
         offers = [offer for offer, _ in gathered]
         ranks_with_batch = [rank for rank, offer in enumerate(offers) if offer is not None]
         if not ranks_with_batch:
@@ -140,7 +143,7 @@ class PlanGather:
         first = ranks_with_batch[0]
         schema = offers[first][0]
         _raise_if_different(schema, f"rank {first}", [None if o is None else o[0] for o in offers])
-        padding_batch: Any = None if batch is None else batch.index_select([])
+        padding_batch: Any = None if facts is None else facts.padding_batch
         if len(ranks_with_batch) < len(offers):
             padding_batch = self._all_gather_objects(padding_batch if self._group.rank == first else None)[
                 first
@@ -151,7 +154,7 @@ class PlanGather:
         self, table: np.ndarray, facts: SampleFacts | None, failure: Exception | None, schema: RowSchema
     ) -> None:
         if (table[:, 0] == _FAILED).any():
-            _raise_first(self._all_gather_objects(_portable(failure)), failure)
+            _raise_first(self._all_gather_objects(_portable(failure)), failure, self._group.rank)
         differs = (table[:, 0] == _OK) & (table[:, 1] != schema.fingerprint)
         if differs.any():
             schemas = self._all_gather_objects(None if facts is None else facts.schema)
@@ -172,19 +175,22 @@ def _encode(facts: SampleFacts | None, failure: Exception | None, agreed: _Agree
 
 
 def _portable(failure: Exception | None) -> Exception | None:
-    """The failure itself if it can be sent to other ranks, otherwise one with its name and text."""
+    """A copy for other ranks, with the traceback, which does not travel, as a note."""
+    if failure is None:
+        return None
+    where = "".join(traceback.format_exception(failure))
     try:
-        pickle.loads(pickle.dumps(failure))
-        return failure
+        portable = pickle.loads(pickle.dumps(failure))
     except Exception:
-        return RuntimeError(f"{type(failure).__name__}: {failure}")
+        portable = RuntimeError(f"{type(failure).__name__}: {failure}")
+    portable.add_note(f"raised while planning, where it was:\n{where}")
+    return portable
 
 
-def _raise_first(failures: list[Exception | None], own: Exception | None) -> None:
+def _raise_first(failures: list[Exception | None], own: Exception | None, own_rank: int) -> None:
     for rank, failure in enumerate(failures):
         if failure is not None:
-            failure.add_note(f"(raised on rank {rank} of the ranks to balance among)")
-            raise failure from own
+            raise own if own is not None and rank == own_rank else failure
 
 
 def _raise_if_different(expected: RowSchema, whose: str, schemas: list[RowSchema | None]) -> None:

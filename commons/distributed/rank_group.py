@@ -38,14 +38,32 @@ class RankGroup:
         if not dist.is_initialized() or dist.get_world_size(process_group) == 1:
             return RankGroup.alone()
         ranks = dist.get_process_group_ranks(process_group)
+        only_these = len(ranks) < dist.get_world_size()
+        if only_these:
+            _align_group_counts(process_group)
+        planning = dist.new_group(ranks, backend="gloo", use_local_synchronization=only_these)
         return RankGroup(
-            rank=dist.get_rank(process_group),
+            rank=dist.get_rank(planning),  # new_group sorts the ranks, whatever their order in process_group
             num_ranks=len(ranks),
-            planning=dist.new_group(ranks, backend="gloo", use_local_synchronization=True),
-            exchange=dist.new_group(ranks, use_local_synchronization=True),
+            planning=planning,
+            exchange=dist.new_group(ranks, use_local_synchronization=only_these),
         )
 
     @staticmethod
     def alone() -> RankGroup:
         """Only this rank: nothing to communicate."""
         return RankGroup(rank=0, num_ranks=1, planning=None, exchange=None)
+
+
+def _align_group_counts(process_group: dist.ProcessGroup | None) -> None:
+    """Lets the ranks of `process_group` make further groups without the other ranks of the job.
+
+    Torch then names a group after its ranks and the number of groups that the process is in. Ranks in
+    different numbers of groups would wait for each other under different names until they time out, so those
+    in fewer first join groups of their own.
+    """
+    count = len(dist.distributed_c10d._world.pg_names)
+    counts = [0] * dist.get_world_size(process_group)
+    dist.all_gather_object(counts, count, group=process_group)
+    for _ in range(max(counts) - count):
+        dist.new_group([dist.get_rank()], backend="gloo", use_local_synchronization=True)

@@ -34,7 +34,7 @@ class ShuffleStage:
     """Plans host batches, exchanges device batches, and scales the loss, each in the order of the loader.
 
     Collectives of a step: those of the shuffler's plan and exchange; and where the shuffler does not balance
-    among all ranks, one all-gather of seven host integers for the global count of loss tokens.
+    among all ranks, one all-gather of seven host numbers for the global count of loss tokens.
     """
 
     def __init__(self, shuffler: BatchShuffler) -> None:
@@ -87,14 +87,23 @@ class ShuffleStage:
         """
         step = self._exchanged.popleft()
         losses, output = model(batch)
-        loss_sum = losses.sum()
+        # The sum of many losses in 16 bits would be off by percents.
+        loss_sum = losses.sum(dtype=torch.promote_types(losses.dtype, torch.float32))
         scale = self._num_ranks / step.num_loss_tokens if step.num_loss_tokens else 0.0
         self._computed = step
         return loss_sum * scale, (loss_sum.detach(), step.num_loss_tokens, output)
 
+    def reset(self) -> None:
+        """Forgets the steps on their way, as a pipeline does that drops its batches."""
+        self._planned.clear()
+        self._exchanged.clear()
+
     @property
     def report(self) -> BalanceReport:
-        """Of the step that ran last; where the shuffler does not balance among all ranks, loads are of all.
+        """Of the step that ran last.
+
+        Where the shuffler does not balance among all ranks, loads, tokens and bound are of all ranks, what
+        was moved is of the ranks that this one balances with.
 
         Raises:
             RuntimeError: no step has run.
@@ -111,15 +120,15 @@ class ShuffleStage:
         mean = loads_before.mean()
         return replace(
             report,
-            loads_before=loads_before.astype(np.float64),
-            loads_after=loads_after.astype(np.float64),
-            tokens_before=tokens_before,
-            tokens_after=tokens_after,
+            loads_before=loads_before,
+            loads_after=loads_after,
+            tokens_before=tokens_before.astype(np.int64),
+            tokens_after=tokens_after.astype(np.int64),
             lower_bound=max(1.0, float(largest.max() / mean)) if mean > 0 else 1.0,
         )
 
     def _gather_totals(self, plan: ShufflePlan) -> np.ndarray:
-        """int64 `[all ranks, 7]`: whether the rank has a batch, its loss tokens, its load before and after,
+        """float64 `[all ranks, 7]`: whether the rank has a batch, its loss tokens, its load before and after,
         its tokens before and after, and its largest workload."""
         rank = self._shuffler.group.rank
         loaded = plan.home == rank
@@ -127,13 +136,13 @@ class ShuffleStage:
         mine = [
             plan.batch_sizes[rank] > 0,
             plan.loss_tokens[loaded].sum(),
-            plan.workloads[loaded].sum(),
-            plan.workloads[kept].sum(),
+            plan.workloads[loaded].sum(dtype=np.float64),
+            plan.workloads[kept].sum(dtype=np.float64),
             plan.tokens[loaded].sum(),
             plan.tokens[kept].sum(),
             plan.workloads[kept].max(initial=0),
         ]
-        table = torch.empty(self._num_ranks, len(mine), dtype=torch.int64)
-        row = torch.tensor([int(value) for value in mine])
+        table = torch.empty(self._num_ranks, len(mine), dtype=torch.float64)
+        row = torch.tensor([float(value) for value in mine], dtype=torch.float64)
         dist.all_gather_into_tensor(table.view(-1), row, group=self._all_ranks)
         return table.numpy()

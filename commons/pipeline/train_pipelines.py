@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -37,11 +38,17 @@ class SequentialTrainPipeline(TrainPipeline):
         self._optimizer = optimizer
         self._device = device
         self._stage = ShuffleStage(batch_shuffler)
+        self._ended: Iterator[BaseBatch] | None = None
 
     @property
     def report(self) -> BalanceReport:
         """Balance of the step that ran last."""
         return self._stage.report
+
+    def reset(self) -> None:
+        """Drops what is on its way."""
+        self._stage.reset()
+        self._ended = None
 
     def progress(self, dataloader_iter: Iterator[BaseBatch]) -> StepOutput:
         """Runs one step; trains if the model is in training mode.
@@ -52,7 +59,7 @@ class SequentialTrainPipeline(TrainPipeline):
         Raises:
             StopIteration: the loaders of all ranks have ended; on every rank in the same call.
         """
-        batch = self._stage.plan(next(dataloader_iter, None))
+        batch = self._stage.plan(self._next_batch(dataloader_iter))
         if batch is None:
             raise StopIteration
         batch = self._stage.exchange(batch.to(self._device, non_blocking=True))
@@ -63,6 +70,13 @@ class SequentialTrainPipeline(TrainPipeline):
             loss.backward()
             self._optimizer.step()
         return output
+
+    def _next_batch(self, dataloader_iter: Iterator[BaseBatch]) -> BaseBatch | None:
+        if dataloader_iter is self._ended:  # asking a loader again that has ended can hang
+            return None
+        batch = next(dataloader_iter, None)
+        self._ended = dataloader_iter if batch is None else None
+        return batch
 
 
 class SparseDistTrainPipeline(TrainPipelineSparseDist):
@@ -84,11 +98,20 @@ class SparseDistTrainPipeline(TrainPipelineSparseDist):
     ) -> None:
         super().__init__(model, optimizer, device, custom_model_fwd=self._forward)
         self._stage = ShuffleStage(batch_shuffler)
+        if device.type == "cuda":
+            # A second pipeline on a model, for evaluation, takes over its lookups, and with them the stream
+            # they wait on: with streams of its own, the first one's batches would be read unsynchronised.
+            self._memcpy_stream, self._data_dist_stream = _streams(device)
 
     @property
     def report(self) -> BalanceReport:
         """Balance of the step that ran last."""
         return self._stage.report
+
+    def reset(self) -> None:
+        """Drops the batches on their way."""
+        super().reset()
+        self._stage.reset()
 
     def copy_batch_to_gpu(self, dataloader_iter: Iterator[BaseBatch]) -> tuple[BaseBatch | None, Any]:
         """The next batch on the device, planned before the copy and exchanged behind it on its stream."""
@@ -115,3 +138,9 @@ class SparseDistTrainPipeline(TrainPipelineSparseDist):
                 "forward calls on an attribute of the batch, as in self.embeddings(batch.features); "
                 'a KeyedJaggedTensor built in the forward hides it. Otherwise use pipeline "none"'
             )
+
+
+@functools.cache
+def _streams(device: torch.device) -> tuple[torch.Stream, torch.Stream]:
+    """The copy and input-distribution streams of all pipelines on a device."""
+    return torch.cuda.Stream(device, priority=-1), torch.cuda.Stream(device, priority=-1)

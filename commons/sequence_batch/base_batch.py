@@ -7,22 +7,24 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
+import numpy as np
 import torch
-from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
+from tensordict import TensorDictBase
+from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 from torchrec.streamable import Pipelineable
 
-from commons.sequence_batch.packed_rows import PackedRows
+from commons.sequence_batch.packed_rows import PackedRows, check_jagged_fields
 from commons.sequence_batch.row_schema import FieldValue, RowSchema
 
 
-@dataclass
+@dataclass(eq=False)
 class BaseBatch(Pipelineable):
     """A batch of `batch_size` rows, of which the first `actual_batch_size` are samples and the rest padding.
 
     A model's batch subclasses this and adds dataclass fields. Every field that holds a KeyedJaggedTensor,
     a JaggedTensor or a tensor is per-sample, has one row per row of the batch, and travels with its sample
     when the batch is shuffled; a tensor shared by all samples is marked
-    `field(metadata={"per_sample": False})`. Fields of other types are shared by all samples.
+    `field(metadata={"per_sample": False})`. Plain values, such as numbers and names, are shared.
 
     Attributes:
         features: ids of the sparse features, `batch_size` rows per key.
@@ -36,6 +38,7 @@ class BaseBatch(Pipelineable):
     Raises:
         ValueError: a field's rows disagree with `batch_size`, or a KeyedJaggedTensor has a variable
             batch size per key.
+        TypeError: a field hides tensors in a container, or is an array: it would not travel with its samples.
     """
 
     features: KeyedJaggedTensor
@@ -54,6 +57,9 @@ class BaseBatch(Pipelineable):
             raise ValueError(
                 f"actual_batch_size is {self.actual_batch_size}; expected 0 to batch_size = {self.batch_size}"
             )
+        for spec in dataclasses.fields(self):
+            if spec.metadata.get("per_sample", True):
+                _check_travels(f"{type(self).__name__}.{spec.name}", getattr(self, spec.name))
         for name, value in self.per_sample_fields().items():
             rows = _rows(name, value)
             if rows != self.batch_size:
@@ -91,14 +97,21 @@ class BaseBatch(Pipelineable):
     def index_select(self, indices: torch.Tensor | Sequence[int]) -> Self:
         """The batch of the given rows, in the given order; rows may repeat or be left out.
 
-        `indices` is `[rows]`, on the batch's device or the host. Selected padding rows count as padding
-        only where they stand behind all selected real rows. An empty selection gives one padding row.
-        On CUDA this takes one host-device synchronisation for the output sizes.
+        `indices` is integers `[rows]`. Padding rows may be selected behind all real ones. An empty selection
+        gives one padding row. On CUDA this synchronises host and device: the exchange, which must not, does
+        not come through here.
 
         Raises:
-            ValueError: an index is outside the batch, or a real row follows a padding row.
+            TypeError: `indices` are not integers; a mask selects nothing here.
+            ValueError: an index is outside the batch, a real row follows a padding row, or the lengths of a
+                jagged field do not account for its values.
         """
-        rows = torch.as_tensor(indices, dtype=torch.int64).cpu()
+        rows = torch.as_tensor(indices).cpu()
+        if rows.dim() != 1 or (rows.numel() and (rows.is_floating_point() or rows.dtype == torch.bool)):
+            raise TypeError(
+                f"index_select got {rows.dtype} of shape {tuple(rows.shape)}; expected a list of row numbers"
+            )
+        rows = rows.long()
         if rows.numel() and (int(rows.min()) < 0 or int(rows.max()) >= self.batch_size):
             raise ValueError(
                 f"index_select got row indices from {int(rows.min())} to {int(rows.max())}, "
@@ -109,6 +122,7 @@ class BaseBatch(Pipelineable):
         if not bool(is_real[:num_real].all()):
             raise ValueError("index_select got a padding row before a real row; real rows come first")
         fields = self.per_sample_fields()
+        check_jagged_fields(fields)
         schema = RowSchema.of(fields)
         packed = PackedRows.pack(fields, schema, self.batch_size).select(rows.to(self.features.device()))
         out_rows = max(len(rows), 1)
@@ -163,6 +177,18 @@ class BaseBatch(Pipelineable):
             if isinstance(getattr(self, spec.name), FieldValue)
         }
         return dataclasses.replace(self, **replaced)
+
+
+def _check_travels(name: str, value: Any) -> None:
+    """Raises a TypeError for what may hold data of samples but is not moved with them."""
+    inside = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    if isinstance(value, np.ndarray | KeyedTensor | TensorDictBase) or any(
+        isinstance(element, FieldValue | KeyedTensor | np.ndarray) for element in inside
+    ):
+        raise TypeError(
+            f"{name} is a {type(value).__name__}, which would stay behind when its samples move; make each "
+            'tensor in it a field, or mark it shared with field(metadata={"per_sample": False})'
+        )
 
 
 def _rows(name: str, value: FieldValue) -> int:

@@ -114,7 +114,7 @@ class PackedRows:
         return gather_rows([self], locations, num_elements)
 
     def to_bytes(self) -> torch.Tensor:
-        """All words in one uint8 buffer, of the size that `RowSchema.buffer_bytes` gives."""
+        """All words in one uint8 buffer: the bytes of its rows, up to the next multiple of eight."""
         parts = []
         for width in WORD_DTYPES:
             blocks = [self.lengths] if width == LENGTH_WIDTH else []
@@ -243,6 +243,23 @@ def key_lengths(fields: Mapping[str, Any], schema: RowSchema, num_rows: int) -> 
         return torch.cat(lengths)
     dense = fields[schema.fields[0].name]
     return torch.zeros(0, num_rows, dtype=torch.int32, device=dense.device)
+
+
+def check_jagged_fields(fields: Mapping[str, Any]) -> None:
+    """Checks on the host that the lengths of every jagged field account for all of its values.
+
+    Raises:
+        ValueError: a field has values before, behind or between its rows; they belong to no sample.
+    """
+    for name, field in fields.items():
+        if isinstance(field, torch.Tensor):
+            continue
+        values, total = field.values().shape[0], int(field.lengths().sum())
+        if values != total or int(field.offsets()[0]) != 0:
+            raise ValueError(
+                f"field {name!r} has {values} values, its lengths add up to {total} and its first row starts "
+                f"at {int(field.offsets()[0])}; rows must follow each other without gaps from value 0 on"
+            )
 
 
 def row_elements(lengths: torch.Tensor, schema: RowSchema) -> torch.Tensor:

@@ -104,11 +104,14 @@ class Block:
             tensor = value
         else:
             tensor = value.weights() if self.is_weights else value.values()
-        return tensor.detach().reshape(-1).view(WORD_DTYPES[self.width])
+        return tensor.detach().resolve_conj().resolve_neg().reshape(-1).view(WORD_DTYPES[self.width])
 
     def from_words(self, words: torch.Tensor, elements: int) -> torch.Tensor:
         """`elements` elements from their words."""
-        return words.reshape(-1).view(self.dtype).view(elements, *self.trailing_shape)
+        flat = words.reshape(-1)
+        if self.dtype.itemsize > self.width and flat.storage_offset() % 2:
+            flat = flat.clone()  # torch views a pair of words as one element only where pairs start
+        return flat.view(self.dtype).view(elements, *self.trailing_shape)
 
 
 @dataclass(frozen=True)
@@ -165,16 +168,18 @@ class RowSchema:
 
     def row_bytes(self, num_elements: np.ndarray) -> np.ndarray:
         """int64 `[rows]`: bytes of rows that have `num_elements[row, i]` elements in jagged field i."""
-        of_one_element = np.eye(len(self.jagged_fields), dtype=np.int64)
-        per_element = [_total_bytes(self.jagged_words(row.tolist())) for row in of_one_element]
-        fixed = LENGTH_WIDTH * self.num_keys + _total_bytes(self.fixed_words)
-        return fixed + num_elements @ np.array(per_element, dtype=np.int64)
+        return self._fixed_bytes + num_elements @ self._bytes_per_element
 
-    def buffer_bytes(self, num_rows: int, num_elements: Sequence[int]) -> int:
-        """Bytes of a buffer of `num_rows` rows that have `num_elements[i]` elements in jagged field i."""
-        per_row = LENGTH_WIDTH * self.num_keys + _total_bytes(self.fixed_words)
-        size = num_rows * per_row + _total_bytes(self.jagged_words(num_elements))
-        return size + -size % BUFFER_ALIGNMENT
+    @cached_property
+    def _fixed_bytes(self) -> int:
+        """Of a row, whatever its lengths."""
+        return LENGTH_WIDTH * self.num_keys + _total_bytes(self.fixed_words)
+
+    @cached_property
+    def _bytes_per_element(self) -> np.ndarray:
+        """int64 `[jagged fields]`."""
+        of_one_element = np.eye(len(self.jagged_fields), dtype=np.int64).tolist()
+        return np.array([_total_bytes(self.jagged_words(row)) for row in of_one_element], dtype=np.int64)
 
     def difference(self, other: RowSchema) -> str:
         """One line that says where `other` differs from this schema, empty if it does not."""
@@ -209,7 +214,10 @@ def jagged_columns(schema: RowSchema, width: int, device: torch.device) -> tuple
     blocks = schema.jagged_blocks[width]
     keys = [first_key[block.field] + key for block in blocks for key in range(len(block.field.keys))]
     words = [block.words for block in blocks for _ in block.field.keys]
-    return torch.tensor(keys, device=device), torch.tensor(words, device=device, dtype=torch.int32)
+    return (
+        torch.tensor(keys, device=device, dtype=torch.int64),
+        torch.tensor(words, device=device, dtype=torch.int32),
+    )
 
 
 def _by_width(blocks: Sequence[Block]) -> dict[int, list[Block]]:

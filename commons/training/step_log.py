@@ -33,6 +33,7 @@ class StepLog:
     """
 
     def __init__(self, num_steps: int, interval: int, path: Path) -> None:
+        self._num_steps = num_steps
         self._interval = interval
         self._group = dist.new_group(backend="gloo")
         self._bar: tqdm | None = None
@@ -55,7 +56,7 @@ class StepLog:
         if self._file is not None:
             self._file.close()
 
-    def step(self, output: StepOutput, report: BalanceReport, samples: int, forward_flops: int) -> None:
+    def step(self, output: StepOutput, report: BalanceReport, samples: int, forward_flops: float) -> None:
         """Takes one step's figures; `samples` and `forward_flops` are those that this rank loaded."""
         loss_sum, loss_tokens, _ = output
         self._step += 1
@@ -66,7 +67,7 @@ class StepLog:
         self._forward_flops += forward_flops
         if self._bar is not None:
             self._bar.update()
-        if self._step % self._interval == 0:
+        if self._step % self._interval == 0 or self._step == self._num_steps:
             self._end_interval()
 
     def write(self, kind: str, figures: dict[str, Any], text: str = "") -> None:
@@ -89,7 +90,7 @@ class StepLog:
         self._loss_sum: torch.Tensor | float = 0.0
         self._loss_tokens = 0
         self._samples = 0
-        self._forward_flops = 0
+        self._forward_flops = 0.0
         self._reports: list[BalanceReport] = []
         self._start = time.perf_counter()
 
@@ -129,16 +130,16 @@ class LoadCounter:
     def __init__(self, flops: Any, check: Any) -> None:
         self._flops = flops
         self._check = check
-        self._loaded: deque[tuple[int, int]] = deque()
+        self._loaded: deque[tuple[int, float]] = deque()
 
     def watch(self, batches: Iterable[Any]) -> Iterator[Any]:
         """The batches, each checked and counted."""
         for batch in batches:
             self._check(batch)
             flops = self._flops(batch)[: batch.num_samples]
-            self._loaded.append((batch.num_samples, int(flops.sum())))
+            self._loaded.append((batch.num_samples, float(flops.sum(dtype=torch.float64))))
             yield batch
 
-    def next_step(self) -> tuple[int, int]:
+    def next_step(self) -> tuple[int, float]:
         """Samples and forward FLOPs of the oldest batch not asked for yet; zeros if there is none."""
         return self._loaded.popleft() if self._loaded else (0, 0)

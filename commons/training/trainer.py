@@ -71,13 +71,16 @@ def train(
 
     Raises:
         KeyError: an unknown pipeline or shuffler.
-        ValueError: the training set is empty.
+        ValueError: the training or the evaluation set is empty.
     """
     _warn_once(args.settings_without_effect())
     num_steps = args.max_train_iters or len(task.train_dataset)
-    if len(task.train_dataset) == 0:
-        raise ValueError("the training set has no samples; check DatasetArgs")
+    for kind, dataset in (("training", task.train_dataset), ("evaluation", task.eval_dataset)):
+        if len(dataset) == 0:
+            raise ValueError(f"the {kind} set has no samples; check the dataset's settings and files")
     model, optimizer = shard_model(task.model, optimizer_args, device)
+    # From here on ranks draw different numbers: equal dropout masks on all would be wrong.
+    torch.manual_seed(args.seed + dist.get_rank())
     counter = LoadCounter(task.flops, task.check_batch)
     pipeline = _make_pipeline(task, args, model, optimizer, device)
     evaluator = Evaluator(task, args, model, optimizer, device)

@@ -25,7 +25,7 @@ from commons.datasets import (
 )
 from commons.datasets.movielens_format import FORMATS
 from commons.distributed import BatchShuffler, BatchShufflerFactory
-from commons.gin_values import from_gin, is_configured
+from commons.gin_values import from_gin, is_bound
 from commons.perf_model import HSTUFlops
 from commons.training import RankingMetrics, TrainerArgs, TrainingTask
 from hstu.models.embedding_tables import EmbeddingTable
@@ -50,7 +50,7 @@ def ranking_task(trainer: TrainerArgs, device: torch.device) -> TrainingTask:
     """
     network, ranking = from_gin(NetworkArgs), from_gin(RankingArgs)
     train_source, eval_source, shuffle = (
-        _random_sources(trainer) if is_configured("BenchmarkDatasetArgs") else _disk_sources()
+        _random_sources(trainer) if is_bound("BenchmarkDatasetArgs.feature_args") else _disk_sources()
     )
     spec = train_source.spec
     if ranking.num_tasks < ranking.prediction_head_arch[-1] < spec.num_classes:

@@ -49,6 +49,25 @@ def test_every_mode_trains_the_same(tmp_path, reference, pipeline, balanced):
     assert after < 1.1 * NUM_STEPS if balanced else after == before
 
 
+OWN_SHUFFLER = """
+from commons.distributed import BatchShuffler, register_batch_shuffler
+
+@register_batch_shuffler("mine")
+class MyShuffler(BatchShuffler):
+    def get_workloads(self, batch):
+        return batch.num_tokens() ** 2
+"""
+
+
+def test_a_shuffler_of_ones_own_is_named_in_the_gin_file(tmp_path, reference):
+    (tmp_path / "my_shuffler.py").write_text(OWN_SHUFFLER)
+    settings = ["TrainerArgs.enable_balanced_shuffler = True", 'TrainerArgs.batch_shuffler = "mine"']
+    _, log = train(tmp_path, f"import my_shuffler\n{RANDOM_DATA}", *settings)
+    steps = [line for line in log if line["kind"] == "train"]
+    assert [step["loss"] for step in steps] == pytest.approx(reference, rel=1e-4)
+    assert sum(step["imbalance_before"] - step["imbalance_after"] for step in steps) > 0.1 * NUM_STEPS
+
+
 def test_a_file_of_recsys_examples_runs_with_size_overrides(tmp_path):
     output, log = train(
         tmp_path,

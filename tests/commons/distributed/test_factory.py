@@ -26,6 +26,13 @@ def test_register_create_unregister():
     assert not BatchShufflerFactory.is_registered("own")
 
 
+def test_identity_takes_the_settings_of_any_shuffler():
+    shuffler = BatchShufflerFactory.create(
+        "identity", process_group=None, partitioner="karmarkar_karp", exchange="all_gather", equal_rows=False
+    )
+    assert shuffler.process_group is None
+
+
 def test_what_is_no_shuffler_is_refused():
     with pytest.raises(TypeError, match="'x': <class 'dict'> is not a subclass of BatchShuffler"):
         register_batch_shuffler("x")(dict)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import traceback
 from collections import Counter
 from dataclasses import dataclass
 
@@ -60,9 +61,9 @@ def _shuffle(case: Case, ranks: list[int] | None = None):
     """On one rank: what it had, what it got, and the plan; with `ranks`, among these ranks only."""
     rank, group = dist.get_rank(), None
     if ranks is not None:
+        group = dist.new_group(ranks)
         if rank not in ranks:
             return None
-        group = dist.new_group(ranks, use_local_synchronization=True)
         rank = ranks.index(rank)
     shuffler = FieldShuffler(group, equal_rows=case.equal_rows)
     # The first step agrees on the fields; the case itself then is a step like any other.
@@ -72,7 +73,7 @@ def _shuffle(case: Case, ranks: list[int] | None = None):
     batch = None if mine is None else draw_batch(rng, 1000 * (rank + 1), *mine, case.labels)
     plan = shuffler.plan(batch)
     shuffled = shuffler.exchange(shuffler.padding_batch() if batch is None else batch, plan)
-    assert shuffled.shared is not None
+    assert torch.equal(shuffled.shared, torch.tensor([1.0, 2.0]))
     before = [] if batch is None else sample_contents(batch)
     return before, sample_contents(shuffled), (shuffled.batch_size, shuffled.actual_batch_size), plan
 
@@ -106,11 +107,38 @@ def test_samples_are_conserved_whole(pools, num_ranks):
     conserved()
 
 
-def test_a_subgroup_balances_among_its_ranks_only(pools):
-    case = Case(3, "keyed", True, ((4, 4), (4, 2)))
-    results = pools(4).run(_shuffle, case, [1, 3])
-    assert results[0] is None and results[2] is None
-    _check(case, [results[1], results[3]])
+@settings(max_examples=15, deadline=None)
+@given(case=cases(2), ranks=st.sampled_from([[1, 3], [0, 3], [1, 2]]))
+def test_a_subgroup_balances_among_its_ranks_only(pools, case, ranks):
+    results = pools(4).run(_shuffle, case, ranks)
+    assert [rank for rank, result in enumerate(results) if result is not None] == ranks
+    _check(case, [results[rank] for rank in ranks])
+
+
+def _shuffle_in_a_group_of_another_order() -> tuple[list, list]:
+    group = dist.new_group([1, 0], sort_ranks=False)
+    batch = draw_batch(np.random.default_rng(dist.get_rank()), 100 * dist.get_rank(), 4, 3)
+    return sample_contents(batch), sample_contents(FieldShuffler(group).shuffle(batch))
+
+
+def test_the_order_of_ranks_in_a_group_does_not_matter(pools):
+    results = pools(2).run(_shuffle_in_a_group_of_another_order)
+    before, after = (Counter(content for result in results for content in result[i]) for i in (0, 1))
+    assert before == after
+
+
+def _exchange_of_another_batch() -> str:
+    shuffler = FieldShuffler()
+    rng = np.random.default_rng(dist.get_rank())
+    plan = shuffler.plan(draw_batch(rng, 0, 4, 4))
+    with pytest.raises(ValueError) as error:
+        shuffler.exchange(draw_batch(rng, 0, 4, 4), plan)
+    return str(error.value)
+
+
+def test_exchanging_another_batch_than_the_planned_one_is_refused(pools):
+    for error in pools(2).run(_exchange_of_another_batch):
+        assert "give exchange the batch that plan was made for" in error
 
 
 def _balance_among_others() -> str:
@@ -184,12 +212,26 @@ def _error_of_bad_workloads(workloads, step: int) -> str:
         (torch.tensor([1, 2, float("nan")]), "ValueError: BadShuffler.get_workloads returned nan for row 2"),
         (torch.tensor([float("inf"), 2, 1]), "ValueError: BadShuffler.get_workloads returned inf for row 0"),
         (LookupError("no such table"), "LookupError: no such table"),
+        (StopIteration("odd"), r"RuntimeError: BadShuffler.get_workloads raised StopIteration\('odd'\)"),
+        (torch.zeros(3).cfloat(), "ValueError: BadShuffler.get_workloads returned torch.complex64"),
     ],
 )
 def test_bad_workloads_of_one_rank_are_the_same_error_on_all(pools, workloads, expected, step):
     errors = pools(2).run(_error_of_bad_workloads, workloads, step)
     assert errors[0] == errors[1]
     assert re.search(expected, errors[0])
+
+
+def _notes_of_bad_workloads() -> str:
+    shuffler = BadShuffler(LookupError("no such table"))
+    with pytest.raises(LookupError) as error:
+        shuffler.plan(draw_batch(np.random.default_rng(1), 0, 3, 3))
+    return "".join(traceback.format_exception(error.value))
+
+
+def test_every_rank_sees_where_the_error_was_raised(pools):
+    for text in pools(2).run(_notes_of_bad_workloads):
+        assert "in get_workloads" in text
 
 
 def _error_of_other_fields(change: str, at_step: int) -> str:

@@ -46,6 +46,24 @@ def _progress_to_the_end(pipeline_name: str, shuffler_name: str) -> list[tuple[f
     return steps
 
 
+def _tokens_after_reset(pipeline_name: str) -> int:
+    device = torch.device("cpu")
+    model, optimizer = shard_model(ranking_model(), OptimizerArgs("sgd", 0.01), device)
+    shuffler = BatchShufflerFactory.create("hstu", flops=HSTUFlops(2, 16, 2, 4))
+    pipeline = TrainPipelineFactory.create(
+        pipeline_name, model=model, optimizer=optimizer, device=device, batch_shuffler=shuffler
+    )
+    long, short = (Sample([1], [], [1] * items, [1] * items, 0, [1] * items) for items in (9, 2))
+    pipeline.progress(iter([hstu_batch([long] * ROWS) for _ in range(4)]))
+    pipeline.reset()
+    return pipeline.progress(iter([hstu_batch([short] * ROWS)]))[1]
+
+
+@pytest.mark.parametrize("pipeline_name", ["none", "native"])
+def test_reset_forgets_the_batches_on_their_way(pools, pipeline_name):
+    assert pools(2).run(_tokens_after_reset, pipeline_name) == [2 * ROWS * 2] * 2
+
+
 @pytest.mark.parametrize("shuffler_name", ["hstu", "identity"])
 @pytest.mark.parametrize("pipeline_name", ["none", "native"])
 def test_all_ranks_stop_in_the_same_call(pools, pipeline_name, shuffler_name):

@@ -1,15 +1,18 @@
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
+from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
 from commons.sequence_batch import BaseBatch
-from commons.sequence_batch.packed_rows import PackedRows
-from commons.sequence_batch.row_schema import RowSchema
+from commons.sequence_batch.packed_rows import PackedRows, row_elements
+from commons.sequence_batch.row_schema import BUFFER_ALIGNMENT, RowSchema
 from tests.drawn_batches import draw_batch, sample_contents
 
 LABELS = st.sampled_from(["keyed", "dense", "flat", "none"])
@@ -46,7 +49,8 @@ def test_bytes_hold_the_rows_and_have_the_announced_size(seed, labels, num_real,
     schema = RowSchema.of(fields)
     rows = PackedRows.pack(fields, schema, batch.batch_size)
     buffer = rows.to_bytes()
-    assert len(buffer) == schema.buffer_bytes(rows.num_rows, rows.num_elements)
+    row_bytes = int(schema.row_bytes(row_elements(rows.lengths, schema).numpy()).sum())
+    assert row_bytes <= len(buffer) < row_bytes + BUFFER_ALIGNMENT
     restored = PackedRows.from_bytes(buffer, schema, rows.num_rows, rows.num_elements)
     again = batch.with_fields(restored.unpack(), batch.batch_size, num_real)
     assert sample_contents(again) == sample_contents(batch)
@@ -57,8 +61,62 @@ def test_bytes_hold_the_rows_and_have_the_announced_size(seed, labels, num_real,
 )
 def test_every_dtype_travels_bit_for_bit(dtype):
     dense = torch.randint(0, 2, (4, 3)).to(dtype)
-    rows = PackedRows.pack({"d": dense}, RowSchema.of({"d": dense}), 4).select(torch.tensor([3, 0, 0]))
-    assert torch.equal(rows.unpack()["d"], dense[[3, 0, 0]])
+    if dense.is_complex():
+        dense = (dense + 1j * torch.randn(4, 3)).to(dtype).conj()
+    fields = {
+        "ids": torch.arange(4),  # an odd number of words in front
+        "dense": dense,
+        "clicks": JaggedTensor(torch.arange(3), lengths=torch.tensor([1, 0, 0, 2])),
+        "jagged": JaggedTensor(dense[:, 0].resolve_conj(), lengths=torch.tensor([1, 0, 2, 1])),
+    }
+    rows = PackedRows.pack(fields, RowSchema.of(fields), 4).select(torch.tensor([3, 0, 0])).unpack()
+    assert torch.equal(rows["dense"], dense[[3, 0, 0]])
+    assert torch.equal(rows["jagged"].values(), dense[[3, 0, 0], 0])
+    assert torch.equal(rows["clicks"].values(), torch.tensor([1, 2, 0, 0]))
+
+
+def test_a_keyed_tensor_without_keys_travels():
+    nothing = torch.empty(0, dtype=torch.int64)
+    fields = {"ids": torch.arange(3), "empty": KeyedJaggedTensor([], nothing, lengths=nothing)}
+    rows = PackedRows.pack(fields, RowSchema.of(fields), 3).select(torch.tensor([2, 0])).unpack()
+    assert rows["empty"].keys() == [] and rows["ids"].tolist() == [2, 0]
+
+
+@dataclass
+class Containers(BaseBatch):
+    jagged: JaggedTensor | KeyedJaggedTensor | None = None
+    anything: Any = None
+    shared: Any = field(default=None, metadata={"per_sample": False})
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        KeyedJaggedTensor(["a"], torch.arange(5), lengths=torch.tensor([1, 2])),
+        JaggedTensor(torch.arange(5), offsets=torch.tensor([2, 3, 5])),
+    ],
+)
+def test_values_that_belong_to_no_row_are_refused(values):
+    batch = Containers(_features(2), 2, {}, jagged=values)
+    with pytest.raises(ValueError, match="field 'jagged' has 5 values, its lengths add up to 3"):
+        batch.index_select([1, 0])
+
+
+@pytest.mark.parametrize(
+    "container",
+    [{"a": torch.zeros(2)}, [torch.zeros(2)], np.zeros(2), KeyedTensor(["a"], [1], torch.zeros(2, 1))],
+)
+def test_containers_that_would_stay_behind_are_refused(container):
+    with pytest.raises(TypeError, match=r"Containers.anything is a .*, which would stay behind"):
+        Containers(_features(2), 2, {}, anything=container)
+    assert Containers(_features(2), 2, {}, shared=container).shared is container
+
+
+@pytest.mark.parametrize("indices", [torch.tensor([True, False, True]), torch.tensor([0.5]), [[0, 1]]])
+def test_what_are_no_row_numbers_is_refused(indices):
+    batch = BaseBatch(features=_features(3), batch_size=3, feature_to_max_seqlen={})
+    with pytest.raises(TypeError, match="expected a list of row numbers"):
+        batch.index_select(indices)
 
 
 def _features(batch_size: int) -> KeyedJaggedTensor:
