@@ -30,7 +30,6 @@ class SequenceDataset(IterableDataset[HSTUBatch]):
         num_ranks: ranks among which the samples are divided.
         shuffle: whether the order is a permutation, drawn from `seed` and the epoch, or the source's own.
         seed: at least 0.
-        num_samples: samples per epoch, the first ones of its order; None means all.
 
     Raises:
         ValueError: a value is out of range.
@@ -44,7 +43,6 @@ class SequenceDataset(IterableDataset[HSTUBatch]):
         num_ranks: int = 1,
         shuffle: bool = False,
         seed: int = 0,
-        num_samples: int | None = None,
     ) -> None:
         if batch_size < 1:
             raise ValueError(f"batch_size = {batch_size}: expected at least 1")
@@ -52,15 +50,12 @@ class SequenceDataset(IterableDataset[HSTUBatch]):
             raise ValueError(f"rank = {rank}: expected 0 to {num_ranks - 1}, as num_ranks = {num_ranks}")
         if seed < 0:
             raise ValueError(f"seed = {seed}: expected at least 0")
-        if num_samples is not None and not 0 <= num_samples <= len(source):
-            raise ValueError(f"num_samples = {num_samples}: expected 0 to the source's {len(source)}")
         self._source = source
         self._batch_size = batch_size
         self._rank = rank
         self._num_ranks = num_ranks
         self._shuffle = shuffle
         self._seed = seed
-        self._num_samples = len(source) if num_samples is None else num_samples
         self._epoch = 0
         self._start_sample = 0
 
@@ -72,7 +67,7 @@ class SequenceDataset(IterableDataset[HSTUBatch]):
     @property
     def num_samples(self) -> int:
         """Samples of a whole epoch over all ranks."""
-        return self._num_samples
+        return len(self._source)
 
     def set_epoch(self, epoch: int, start_sample: int = 0) -> None:
         """Makes the next iteration that of `epoch`, without the first `start_sample` samples of its order.
@@ -84,14 +79,14 @@ class SequenceDataset(IterableDataset[HSTUBatch]):
         """
         if epoch < 0:
             raise ValueError(f"epoch = {epoch}: expected at least 0")
-        if not 0 <= start_sample <= self._num_samples:
-            raise ValueError(f"start_sample = {start_sample}: expected 0 to {self._num_samples}")
+        if not 0 <= start_sample <= self.num_samples:
+            raise ValueError(f"start_sample = {start_sample}: expected 0 to {self.num_samples}")
         self._epoch = epoch
         self._start_sample = start_sample
 
     def __len__(self) -> int:
         """Batches that an iteration gives, the same on every rank."""
-        return -(-(self._num_samples - self._start_sample) // self._step_size)
+        return -(-(self.num_samples - self._start_sample) // self._step_size)
 
     def __iter__(self) -> Iterator[HSTUBatch]:
         order = self._epoch_order()
@@ -111,7 +106,7 @@ class SequenceDataset(IterableDataset[HSTUBatch]):
         order = np.arange(len(self._source))
         if self._shuffle:
             order = np.random.default_rng((self._seed, self._epoch)).permutation(order)
-        return order[self._start_sample : self._num_samples]
+        return order[self._start_sample :]
 
     def _rank_share(self, indices: np.ndarray) -> np.ndarray:
         """This rank's run of one global step's samples."""

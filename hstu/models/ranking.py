@@ -60,9 +60,7 @@ class HSTURanking(nn.Module):
         tables: embedding tables; each feature is in exactly one.
         features: names of the features; ranking needs the action.
         head: the head's settings.
-        device: of the dense parameters.
-        table_device: of the sharded tables, "meta" if DistributedModelParallel will make them; None for
-            `device`.
+        device: of the parameters.
 
     Raises:
         ValueError: the action feature is missing, the tables do not fit the features, or the head's last
@@ -76,13 +74,12 @@ class HSTURanking(nn.Module):
         features: HSTUFeatures,
         head: RankingHeadConfig,
         device: torch.device | None = None,
-        table_device: torch.device | None = None,
     ) -> None:
         super().__init__()
         if features.action is None:
             raise ValueError("ranking predicts actions, but no action feature is named")
         dims = table_dims(tables, features.embedding_dims(config))
-        self.embedding_collections = embedding_collections(tables, dims, table_device or device)
+        self.embedding_collections = embedding_collections(tables, dims, device)
         self.dense = RankingDense(config, tables, features, head, device)
 
     def forward(self, batch: HSTUBatch) -> tuple[torch.Tensor, RankingOutput]:

@@ -116,12 +116,6 @@ def test_without_shuffling_the_order_is_the_sources():
     assert global_order(batches_by_rank(50, 4, 2, epoch=3)) == list(range(50))
 
 
-def test_num_samples_shortens_the_epoch():
-    dataset = SequenceDataset(CountingSource(50), batch_size=4, num_samples=11)
-    assert [user for batch in dataset for user in users(batch)] == list(range(11))
-    assert (len(dataset), dataset.num_samples) == (3, 11)
-
-
 def test_a_rank_without_a_sample_has_a_batch_of_padding():
     batch = batches_by_rank(2, 3, 4)[3][0]
     assert (batch.batch_size, batch.actual_batch_size) == (3, 0)
@@ -177,7 +171,6 @@ def test_loader_workers_give_the_batches_in_order():
         ({"batch_size": 0}, "batch_size = 0: expected at least 1"),
         ({"batch_size": 1, "rank": 2, "num_ranks": 2}, "rank = 2: expected 0 to 1, as num_ranks = 2"),
         ({"batch_size": 1, "seed": -1}, "seed = -1"),
-        ({"batch_size": 1, "num_samples": 6}, "num_samples = 6: expected 0 to the source's 5"),
     ],
 )
 def test_arguments_are_checked(arguments, message):
