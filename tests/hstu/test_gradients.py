@@ -20,9 +20,9 @@ LEARNING_RATE = 1e4
 ROWS = 6
 
 
-def _batch(num_real: int, labelled: bool) -> HSTUBatch:
-    """This rank's batch of samples of very different lengths, the long ones on the first rank."""
-    rng = np.random.default_rng(dist.get_rank())
+def _samples(rank: int, num_real: int, labelled: bool) -> list[Sample]:
+    """A rank's samples, of very different lengths, the long ones on the first rank."""
+    rng = np.random.default_rng(rank)
 
     def sample(items: int) -> Sample:
         ids, actions = rng.integers(0, VOCABULARY, items), rng.integers(0, NUM_CLASSES, items)
@@ -35,8 +35,13 @@ def _batch(num_real: int, labelled: bool) -> HSTUBatch:
             labels=actions.tolist() if labelled else [],
         )
 
-    longest = 40 if dist.get_rank() == 0 else 8
-    samples = [sample(int(items)) for items in rng.integers(0, longest, num_real)]
+    longest = 40 if rank == 0 else 8
+    return [sample(int(items)) for items in rng.integers(0, longest, num_real)]
+
+
+def _batch(num_real: int, labelled: bool) -> HSTUBatch:
+    """This rank's batch."""
+    samples = _samples(dist.get_rank(), num_real, labelled)
     empty = Sample([], [], [], [], 0, [])
     batch = hstu_batch(samples + [empty] * (ROWS - num_real))
     batch.actual_batch_size = num_real
@@ -102,3 +107,26 @@ def test_gradients_are_equal_with_and_without_the_shuffler(pools, pipeline_name,
         assert difference <= 1e-10 * squared, (name, (difference / max(squared, 1e-300)) ** 0.5)
     for _, (plain_loss, shuffled_loss) in results:
         assert plain_loss == pytest.approx(shuffled_loss, rel=1e-5)
+
+
+def _against_one_process(num_real: tuple[int, ...]) -> dict[str, float]:
+    """Relative difference of dense gradients from those of the mean loss of all samples in one process."""
+    steps, _ = _step("native", "hstu", _batch(num_real[dist.get_rank()], labelled=True))
+    model = ranking_model()
+    loss_sum, output = model(
+        hstu_batch([sample for rank, real in enumerate(num_real) for sample in _samples(rank, real, True)])
+    )
+    (loss_sum / len(output.labels)).backward()
+    gradients = {name: parameter.grad.double() for name, parameter in model.dense.named_parameters()}
+    return {
+        name: float((step / LEARNING_RATE - gradients[name.partition("dense.")[2]]).norm())
+        / float(gradients[name.partition("dense.")[2]].norm())
+        for name, step in steps.items()
+        if "dense." in name
+    }
+
+
+def test_gradients_are_those_of_the_mean_over_all_loss_tokens(pools):
+    for differences in pools(2).run(_against_one_process, (6, 3)):
+        assert len(differences) > 10
+        assert max(differences.values()) < 1e-5
