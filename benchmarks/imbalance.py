@@ -44,11 +44,12 @@ def main() -> None:
         for width in WIDTHS
         for ranks in RANKS
     ]
-    print(f"{'lengths':<32}{'d':>6}{'ranks':>7}{'as loaded':>11}{'balanced':>10}{'bound':>8}")
+    columns = f"{'as loaded':>11}{'balanced':>10}{'unequal rows':>14}{'bound':>8}"
+    print(f"{'lengths':<32}{'d':>6}{'ranks':>7}{columns}")
     for row in rows:
         print(
             f"{row['lengths']:<32}{row['width']:>6}{row['ranks']:>7}"
-            f"{row['as_loaded']:>11.3f}{row['karmarkar_karp']:>10.3f}{row['lower_bound']:>8.3f}"
+            f"{row['as_loaded']:>11.3f}{row['karmarkar_karp']:>10.3f}{row['karmarkar_karp_unequal_rows']:>14.3f}{row['lower_bound']:>8.3f}"
         )
     figures = {"rows_per_rank": ROWS_PER_RANK, "draws": DRAWS, "imbalance": rows}
     RESULT.write_text(json.dumps(figures, indent=1) + "\n")
@@ -65,16 +66,18 @@ def _row(name: str, draw: Lengths, width: int, ranks: int) -> dict[str, object]:
             (
                 imbalance(workloads, np.split(np.arange(len(workloads)), ranks)),
                 imbalance(workloads, karmarkar_karp(workloads, ranks)),
-                lower_bound(workloads, ranks),
+                imbalance(workloads, karmarkar_karp(workloads, ranks, equal_size=False)),
+                lower_bound(workloads, ranks, equal_size=False),
             )
         )
-    as_loaded, balanced, bound = np.mean(results, axis=0).tolist()
+    as_loaded, balanced, unequal_rows, bound = np.mean(results, axis=0).tolist()
     return {
         "lengths": name,
         "width": width,
         "ranks": ranks,
         "as_loaded": as_loaded,
         "karmarkar_karp": balanced,
+        "karmarkar_karp_unequal_rows": unequal_rows,
         "lower_bound": bound,
     }
 

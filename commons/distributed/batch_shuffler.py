@@ -173,7 +173,13 @@ class BatchShuffler(ABC):
 
     def _checked_workloads(self, batch: BaseBatch) -> torch.Tensor:
         """int64 `[batch_size]` from `get_workloads`, 0 for padding rows."""
-        workloads = torch.as_tensor(self.get_workloads(batch)).detach().cpu()
+        returned = self.get_workloads(batch)
+        try:
+            workloads = torch.as_tensor(returned).detach().cpu()
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise ValueError(
+                f"{type(self).__name__}.get_workloads returned {type(returned).__name__}, expected integers"
+            ) from error
         if workloads.is_complex() or workloads.dtype == torch.uint64:
             raise ValueError(
                 f"{type(self).__name__}.get_workloads returned {workloads.dtype}, expected integers"
@@ -184,22 +190,29 @@ class BatchShuffler(ABC):
                 f"expected one workload per row: ({batch.batch_size},)"
             )
         real = workloads[: batch.num_samples]
-        fits = real < 2.0**63 if real.is_floating_point() else torch.ones_like(real, dtype=torch.bool)
-        bad = torch.nonzero(~(fits & (real >= 0)))  # NaN and infinity do not fit
+        whole = torch.ones_like(real, dtype=torch.bool)
+        if real.is_floating_point():  # NaN equals nothing; infinity is too large
+            whole = (real == real.round()) & (real < 2.0**63)
+        bad = torch.nonzero(~(whole & (real >= 0)))
         if len(bad):
             row = int(bad[0])
             raise ValueError(
                 f"{type(self).__name__}.get_workloads returned {real[row].item()} for row {row}, "
-                "expected an integer of at least 0 and below 2**63"
+                "expected an integer of at least 0, below 2**63; scale fractions up and round them"
             )
         checked = torch.zeros(batch.batch_size, dtype=torch.int64)
-        checked[: batch.num_samples] = real.round() if real.is_floating_point() else real
+        checked[: batch.num_samples] = real
         return checked
 
     def _place(self, workloads: np.ndarray, num_loaded: np.ndarray) -> list[np.ndarray]:
+        """The samples of each rank; as loaded, where that is allowed and at least as good."""
+        as_loaded = np.split(np.arange(len(workloads)), np.cumsum(num_loaded)[:-1])
         if self.group.num_ranks == 1:
-            return [np.arange(len(workloads))]
-        return self._partition(workloads, self.group.num_ranks, equal_size=self.equal_rows)
+            return as_loaded
+        placed = self._partition(workloads, self.group.num_ranks, equal_size=self.equal_rows)
+        may_stay = not self.equal_rows or np.ptp(num_loaded) <= 1
+        stays = may_stay and _largest_load(workloads, as_loaded) <= _largest_load(workloads, placed)
+        return as_loaded if stays else placed
 
     def _rows_after(self, batch_sizes: np.ndarray, partition: list[np.ndarray]) -> np.ndarray:
         if self.equal_rows:
@@ -233,6 +246,12 @@ class IdentityShuffler(BatchShuffler):
     def get_workloads(self, batch: BaseBatch) -> torch.Tensor:
         """What the given function says, or the tokens of each row."""
         return batch.num_tokens() if self._get_workloads is None else self._get_workloads(batch)
+
+
+def _largest_load(workloads: np.ndarray, partition: list[np.ndarray]) -> float:
+    """Added up one by one, as bincount does, so that all processors get the same last bit."""
+    rank_of = np.repeat(np.arange(len(partition)), [len(samples) for samples in partition])
+    return float(np.bincount(rank_of, workloads[np.concatenate(partition)], minlength=1).max())
 
 
 def _named(kind: str, name: str, choices: dict[str, Any]) -> Any:

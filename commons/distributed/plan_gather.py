@@ -134,7 +134,7 @@ class PlanGather:
     def _agree(self, facts: SampleFacts | None, failure: Exception | None) -> _Agreement | None:
         """The first call's agreement; None if no rank has a batch."""
         mine = None if facts is None else (facts.schema, facts.batch_size)
-        gathered = self._all_gather_objects((mine, _portable(failure)))
+        gathered = self._all_gather_objects((mine, _portable(failure, self._group.rank)))
         _raise_first([failed for _, failed in gathered], failure, self._group.rank)
         offers = [offer for offer, _ in gathered]
         ranks_with_batch = [rank for rank, offer in enumerate(offers) if offer is not None]
@@ -154,7 +154,9 @@ class PlanGather:
         self, table: np.ndarray, facts: SampleFacts | None, failure: Exception | None, schema: RowSchema
     ) -> None:
         if (table[:, 0] == _FAILED).any():
-            _raise_first(self._all_gather_objects(_portable(failure)), failure, self._group.rank)
+            _raise_first(
+                self._all_gather_objects(_portable(failure, self._group.rank)), failure, self._group.rank
+            )
         differs = (table[:, 0] == _OK) & (table[:, 1] != schema.fingerprint)
         if differs.any():
             schemas = self._all_gather_objects(None if facts is None else facts.schema)
@@ -174,7 +176,7 @@ def _encode(facts: SampleFacts | None, failure: Exception | None, agreed: _Agree
     return row
 
 
-def _portable(failure: Exception | None) -> Exception | None:
+def _portable(failure: Exception | None, rank: int) -> Exception | None:
     """A copy for other ranks, with the traceback, which does not travel, as a note."""
     if failure is None:
         return None
@@ -183,7 +185,7 @@ def _portable(failure: Exception | None) -> Exception | None:
         portable = pickle.loads(pickle.dumps(failure))
     except Exception:
         portable = RuntimeError(f"{type(failure).__name__}: {failure}")
-    portable.add_note(f"raised while planning, where it was:\n{where}")
+    portable.add_note(f"raised on rank {rank} of the ranks to balance among:\n{where}")
     return portable
 
 

@@ -13,6 +13,12 @@ def require(condition: bool, setting: str, value: object, expected: str) -> None
         raise ValueError(f"{setting} = {value!r}: expected {expected}")
 
 
+def require_at_least(minimum: int, setting: str, value: object) -> None:
+    """Raises a ValueError that names the setting and its value unless it is such an integer."""
+    fits = isinstance(value, int) and value >= minimum
+    require(fits, setting, value, f"an integer of at least {minimum}")
+
+
 @gin.configurable
 @dataclass
 class TrainerArgs:
@@ -57,11 +63,11 @@ class TrainerArgs:
 
     def __post_init__(self) -> None:
         for name in ("train_batch_size", "eval_interval", "log_interval"):
-            require(getattr(self, name) >= 1, f"TrainerArgs.{name}", getattr(self, name), "at least 1")
+            require_at_least(1, f"TrainerArgs.{name}", getattr(self, name))
         for name in ("eval_batch_size", "max_train_iters", "max_eval_iters"):
-            value = getattr(self, name)
-            require(value is None or value >= 1, f"TrainerArgs.{name}", value, "at least 1, or None")
-        require(self.seed >= 0, "TrainerArgs.seed", self.seed, "at least 0")
+            if getattr(self, name) is not None:
+                require_at_least(1, f"TrainerArgs.{name}", getattr(self, name))
+        require_at_least(0, "TrainerArgs.seed", self.seed)
 
     @property
     def eval_rows(self) -> int:

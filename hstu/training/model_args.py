@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import gin
 import torch
 
-from commons.training.training_args import require
+from commons.training.training_args import require, require_at_least
 from hstu.models.hstu_config import HSTUConfig, full_sequence_length
 from hstu.models.ranking import RankingHeadConfig
 
@@ -37,18 +37,8 @@ class DatasetArgs:
     shuffle: bool = False
 
     def __post_init__(self) -> None:
-        require(
-            self.max_history_seqlen >= 1,
-            "DatasetArgs.max_history_seqlen",
-            self.max_history_seqlen,
-            "at least 1",
-        )
-        require(
-            self.max_num_candidates >= 0,
-            "DatasetArgs.max_num_candidates",
-            self.max_num_candidates,
-            "at least 0",
-        )
+        require_at_least(1, "DatasetArgs.max_history_seqlen", self.max_history_seqlen)
+        require_at_least(0, "DatasetArgs.max_num_candidates", self.max_num_candidates)
 
 
 @gin.configurable(module="hstu")
@@ -104,7 +94,7 @@ class NetworkArgs:
             "kv_channels",
             "num_position_buckets",
         ):
-            require(getattr(self, name) >= 1, f"NetworkArgs.{name}", getattr(self, name), "at least 1")
+            require_at_least(1, f"NetworkArgs.{name}", getattr(self, name))
         for name in ("item_embedding_dim", "contextual_embedding_dim", "scaling_seqlen"):
             value = getattr(self, name)
             require(value == -1 or value >= 1, f"NetworkArgs.{name}", value, "at least 1, or -1")

@@ -39,7 +39,7 @@ def random_data(tmp_path):
         ),
         (
             ["TrainerArgs.train_batch_size = 0"],
-            "ValueError: TrainerArgs.train_batch_size = 0: expected at least 1",
+            "ValueError: TrainerArgs.train_batch_size = 0: expected an integer of at least 1",
         ),
         (
             ['item/EmbeddingArgs.sharding_type = "data_parallel"'],
@@ -58,7 +58,7 @@ def test_bad_setting(tmp_path, random_data, bindings, error):
     [
         (
             ["DatasetArgs.max_history_seqlen = 0"],
-            "ValueError: DatasetArgs.max_history_seqlen = 0: expected at least 1",
+            "ValueError: DatasetArgs.max_history_seqlen = 0: expected an integer of at least 1",
         ),
         (
             [],

@@ -86,6 +86,13 @@ def _check(case: Case, results) -> None:
     sizes = [result[2] for result in results]
     assert [size[1] for size in sizes] == [len(result[1]) for result in results]
     assert all(plan == results[0][3] for *_, plan in results)
+    plan = results[0][3]
+    loads = [
+        [plan.workloads[rank_of == rank].sum() for rank in range(len(results))]
+        for rank_of in (plan.home, plan.destination)
+    ]
+    if not case.equal_rows or np.ptp(plan.num_loaded) <= 1:
+        assert max(loads[1]) <= max(loads[0])  # never worse than as loaded
     counts = [real for _, real in sizes]
     if case.equal_rows:
         assert max(counts) - min(counts) <= 1
@@ -213,6 +220,8 @@ def _error_of_bad_workloads(workloads, step: int) -> str:
         (torch.tensor([float("inf"), 2, 1]), "ValueError: BadShuffler.get_workloads returned inf for row 0"),
         (LookupError("no such table"), "LookupError: no such table"),
         (StopIteration("odd"), r"RuntimeError: BadShuffler.get_workloads raised StopIteration\('odd'\)"),
+        (torch.tensor([0.25, 1.0, 2.0]), "ValueError: BadShuffler.get_workloads returned 0.25 for row 0"),
+        (None, "ValueError: BadShuffler.get_workloads returned NoneType, expected integers"),
         (torch.zeros(3).cfloat(), "ValueError: BadShuffler.get_workloads returned torch.complex64"),
     ],
 )
@@ -230,8 +239,9 @@ def _notes_of_bad_workloads() -> str:
 
 
 def test_every_rank_sees_where_the_error_was_raised(pools):
-    for text in pools(2).run(_notes_of_bad_workloads):
-        assert "in get_workloads" in text
+    elsewhere, here = pools(2).run(_notes_of_bad_workloads)
+    assert "in get_workloads" in here
+    assert "in get_workloads" in elsewhere and "raised on rank 1 of the ranks" in elsewhere
 
 
 def _error_of_other_fields(change: str, at_step: int) -> str:

@@ -114,7 +114,14 @@ def test_every_evaluation_label_counts_once_on_any_number_of_ranks(pools, tmp_pa
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: TrainerArgs(train_batch_size=0), "TrainerArgs.train_batch_size = 0: expected at least 1"),
+        (
+            lambda: TrainerArgs(train_batch_size=0),
+            "TrainerArgs.train_batch_size = 0: expected an integer of at least 1",
+        ),
+        (
+            lambda: TrainerArgs(train_batch_size="8"),
+            "TrainerArgs.train_batch_size = '8': expected an integer",
+        ),
         (lambda: TrainerArgs(train_batch_size=1, log_interval=0), "TrainerArgs.log_interval = 0"),
         (lambda: TrainerArgs(train_batch_size=1, max_train_iters=0), "TrainerArgs.max_train_iters = 0"),
         (lambda: OptimizerArgs("lion", 0.1), "OptimizerArgs.optimizer_str = 'lion': expected one of adam"),
