@@ -77,11 +77,6 @@ class UserSequences:
     actions: np.ndarray
     offsets: np.ndarray
 
-    @property
-    def num_users(self) -> int:
-        """Users, each of whom has at least one event."""
-        return len(self.offsets) - 1
-
     @staticmethod
     def open(directory: Path, dataset: str) -> UserSequences:
         """Reads what the preprocessor of MovieLens wrote to `directory`.
