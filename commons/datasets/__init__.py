@@ -1,14 +1,15 @@
 """Batches, random data, and sequence data from disk."""
 
 from commons.datasets.benchmark_args import BenchmarkDatasetArgs, FeatureArgs
-from commons.datasets.collate import collate_hstu_batch
 from commons.datasets.embedding_args import DynamicEmbeddingArgs, EmbeddingArgs
 from commons.datasets.hstu_batch import HSTUBatch
-from commons.datasets.hstu_sample import HSTUSample, SampleSource
+from commons.datasets.hstu_sample import HSTUSample
+from commons.datasets.hstu_source import HSTUSource, collate_hstu_batch
 from commons.datasets.id_check import check_ids
 from commons.datasets.movielens_source import MovieLensSource
 from commons.datasets.random_distribution import RandomDistribution
 from commons.datasets.random_source import RandomSource
+from commons.datasets.sample_source import SampleSource
 from commons.datasets.sequence_dataset import SequenceDataset
 from commons.datasets.sequence_dataset_spec import SequenceDatasetSpec
 from commons.datasets.user_sequences import UserSequences
@@ -20,6 +21,7 @@ __all__ = [
     "FeatureArgs",
     "HSTUBatch",
     "HSTUSample",
+    "HSTUSource",
     "MovieLensSource",
     "RandomDistribution",
     "RandomSource",

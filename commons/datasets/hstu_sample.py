@@ -1,13 +1,10 @@
-"""One sample of a sequence dataset, and what samples come from."""
+"""One sample of the HSTU models."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
-
-from commons.datasets.sequence_dataset_spec import SequenceDatasetSpec
 
 
 @dataclass(frozen=True)
@@ -27,15 +24,3 @@ class HSTUSample:
     actions: np.ndarray | None
     labels: np.ndarray
     num_candidates: int
-
-
-class SampleSource(Protocol):
-    """Samples by index. The same index gives the same sample in every process."""
-
-    @property
-    def spec(self) -> SequenceDatasetSpec:
-        """What the samples hold."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, index: int) -> HSTUSample: ...

@@ -8,11 +8,12 @@ import numpy as np
 
 from commons.datasets.embedding_args import EmbeddingArgs
 from commons.datasets.hstu_sample import HSTUSample
+from commons.datasets.hstu_source import HSTUSource
 from commons.datasets.sequence_dataset_spec import SequenceDatasetSpec
 from commons.datasets.user_sequences import SequencesMeta, UserSequences
 
 
-class MovieLensSource:
+class MovieLensSource(HSTUSource):
     """One sample per user, of the training or the evaluation part of the users' events.
 
     Of each user's n ≥ 2 events the newest floor(n × eval_fraction), but at least one, are held out. A user's

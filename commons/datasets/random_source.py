@@ -6,10 +6,11 @@ import numpy as np
 
 from commons.datasets.benchmark_args import BenchmarkDatasetArgs, FeatureArgs
 from commons.datasets.hstu_sample import HSTUSample
+from commons.datasets.hstu_source import HSTUSource
 from commons.datasets.sequence_dataset_spec import SequenceDatasetSpec
 
 
-class RandomSource:
+class RandomSource(HSTUSource):
     """Random samples, each a function of the seed and its index alone.
 
     A sample has at least one item. If `args.max_num_candidates` is positive, its last

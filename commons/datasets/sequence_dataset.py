@@ -7,13 +7,11 @@ from collections.abc import Iterator
 import numpy as np
 from torch.utils.data import IterableDataset, get_worker_info
 
-from commons.datasets.collate import collate_hstu_batch
-from commons.datasets.hstu_batch import HSTUBatch
-from commons.datasets.hstu_sample import SampleSource
-from commons.datasets.sequence_dataset_spec import SequenceDatasetSpec
+from commons.datasets.sample_source import SampleSource
+from commons.sequence_batch import BaseBatch
 
 
-class SequenceDataset(IterableDataset[HSTUBatch]):
+class SequenceDataset(IterableDataset[BaseBatch]):
     """One rank's batches of a source's samples.
 
     An epoch has one global order of samples, whatever the number of ranks. Global step s takes the next
@@ -60,11 +58,6 @@ class SequenceDataset(IterableDataset[HSTUBatch]):
         self._start_sample = 0
 
     @property
-    def spec(self) -> SequenceDatasetSpec:
-        """What the batches hold."""
-        return self._source.spec
-
-    @property
     def num_samples(self) -> int:
         """Samples of a whole epoch over all ranks."""
         return len(self._source)
@@ -88,14 +81,14 @@ class SequenceDataset(IterableDataset[HSTUBatch]):
         """Batches that an iteration gives, the same on every rank."""
         return -(-(self.num_samples - self._start_sample) // self._step_size)
 
-    def __iter__(self) -> Iterator[HSTUBatch]:
+    def __iter__(self) -> Iterator[BaseBatch]:
         order = self._epoch_order()
         worker = get_worker_info()
         first, stride = (0, 1) if worker is None else (worker.id, worker.num_workers)
         for step in range(first, len(self), stride):
             of_all_ranks = order[step * self._step_size : (step + 1) * self._step_size]
             samples = [self._source[int(index)] for index in self._rank_share(of_all_ranks)]
-            yield collate_hstu_batch(samples, self.spec, self._batch_size)
+            yield self._source.collate(samples, self._batch_size)
 
     @property
     def _step_size(self) -> int:

@@ -15,9 +15,9 @@ from commons.datasets import (
     BenchmarkDatasetArgs,
     DynamicEmbeddingArgs,
     HSTUBatch,
+    HSTUSource,
     MovieLensSource,
     RandomSource,
-    SampleSource,
     SequenceDataset,
     SequenceDatasetSpec,
     UserSequences,
@@ -76,7 +76,7 @@ def ranking_task(trainer: TrainerArgs, device: torch.device) -> TrainingTask:
     )
 
 
-def _random_sources(trainer: TrainerArgs) -> tuple[SampleSource, SampleSource, bool]:
+def _random_sources(trainer: TrainerArgs) -> tuple[HSTUSource, HSTUSource, bool]:
     """Training and evaluation samples, and whether each epoch has an order of its own."""
     args = from_gin(BenchmarkDatasetArgs)
     global_rows = [rows * dist.get_world_size() for rows in (trainer.train_batch_size, trainer.eval_rows)]
@@ -87,7 +87,7 @@ def _random_sources(trainer: TrainerArgs) -> tuple[SampleSource, SampleSource, b
     return train, evaluation, False
 
 
-def _disk_sources() -> tuple[SampleSource, SampleSource, bool]:
+def _disk_sources() -> tuple[HSTUSource, HSTUSource, bool]:
     """Training and evaluation samples, and whether each epoch has an order of its own."""
     args = from_gin(DatasetArgs)
     if args.dataset_name not in FORMATS:
@@ -101,7 +101,7 @@ def _disk_sources() -> tuple[SampleSource, SampleSource, bool]:
     return train, evaluation, args.shuffle
 
 
-def _dataset(source: SampleSource, batch_size: int, shuffle: bool, seed: int) -> SequenceDataset:
+def _dataset(source: HSTUSource, batch_size: int, shuffle: bool, seed: int) -> SequenceDataset:
     return SequenceDataset(source, batch_size, dist.get_rank(), dist.get_world_size(), shuffle, seed)
 
 

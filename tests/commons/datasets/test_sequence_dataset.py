@@ -9,6 +9,7 @@ from torch.utils.data import DataLoader
 from commons.datasets import (
     EmbeddingArgs,
     HSTUSample,
+    HSTUSource,
     SequenceDataset,
     SequenceDatasetSpec,
     collate_hstu_batch,
@@ -26,7 +27,7 @@ SPEC = SequenceDatasetSpec(
 )
 
 
-class CountingSource:
+class CountingSource(HSTUSource):
     """Sample i is of user i, with i % 5 items."""
 
     spec = SPEC

@@ -1,16 +1,36 @@
-"""Samples to a batch."""
+"""What samples of the HSTU models come from, and how they become a batch."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 import numpy as np
 import torch
-from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from commons.datasets.hstu_batch import HSTUBatch
 from commons.datasets.hstu_sample import HSTUSample
+from commons.datasets.keyed_rows import keyed_rows
 from commons.datasets.sequence_dataset_spec import SequenceDatasetSpec
+
+
+class HSTUSource(ABC):
+    """Samples by index. The same index gives the same sample in every process."""
+
+    @property
+    @abstractmethod
+    def spec(self) -> SequenceDatasetSpec:
+        """What the samples hold."""
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def __getitem__(self, index: int) -> HSTUSample: ...
+
+    def collate(self, samples: Sequence[HSTUSample], batch_size: int) -> HSTUBatch:
+        """As `collate_hstu_batch`."""
+        return collate_hstu_batch(samples, self.spec, batch_size)
 
 
 def collate_hstu_batch(
@@ -21,22 +41,21 @@ def collate_hstu_batch(
     Raises:
         ValueError: there are more samples than rows, or none and no row.
     """
-    if len(samples) > batch_size:
-        raise ValueError(f"{len(samples)} samples do not fit in a batch of {batch_size} rows")
-    num_candidates = None
-    if spec.max_num_candidates:
-        num_candidates = torch.zeros(batch_size, dtype=torch.int64)
-        num_candidates[: len(samples)] = torch.tensor([sample.num_candidates for sample in samples])
     ids = {name: [sample.contextual[name] for sample in samples] for name in spec.contextual_feature_names}
     ids[spec.item_feature_name] = [sample.items for sample in samples]
     if spec.action_feature_name is not None:
         ids[spec.action_feature_name] = [_actions(sample) for sample in samples]
+    features = keyed_rows(ids, batch_size)
+    num_candidates = None
+    if spec.max_num_candidates:
+        num_candidates = torch.zeros(batch_size, dtype=torch.int64)
+        num_candidates[: len(samples)] = torch.tensor([sample.num_candidates for sample in samples])
     return HSTUBatch(
-        features=_keyed_jagged(ids, batch_size),
+        features=features,
         batch_size=batch_size,
         feature_to_max_seqlen=dict(spec.feature_to_max_seqlen),
         contextual_feature_names=list(spec.contextual_feature_names),
-        labels=_keyed_jagged({"label": [sample.labels for sample in samples]}, batch_size),
+        labels=keyed_rows({"label": [sample.labels for sample in samples]}, batch_size),
         actual_batch_size=len(samples),
         item_feature_name=spec.item_feature_name,
         action_feature_name=spec.action_feature_name,
@@ -49,15 +68,3 @@ def _actions(sample: HSTUSample) -> np.ndarray:
     if sample.actions is None:
         raise ValueError("a sample has no actions, but its dataset has an action feature")
     return sample.actions
-
-
-def _keyed_jagged(rows_by_key: dict[str, list[np.ndarray]], batch_size: int) -> KeyedJaggedTensor:
-    """Every key's rows, and zero-length ones behind them up to `batch_size`."""
-    lengths = torch.zeros(len(rows_by_key), batch_size, dtype=torch.int64)
-    for key_lengths, rows in zip(lengths, rows_by_key.values(), strict=True):
-        key_lengths[: len(rows)] = torch.tensor([len(row) for row in rows], dtype=torch.int64)
-    empty = np.empty(0, dtype=np.int64)  # concatenate needs at least one array
-    values = np.concatenate([empty, *(row for rows in rows_by_key.values() for row in rows)])
-    return KeyedJaggedTensor(
-        keys=list(rows_by_key), values=torch.from_numpy(values), lengths=lengths.flatten()
-    )
