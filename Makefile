@@ -3,7 +3,7 @@
 # TORCH_INDEX_URL  a package index to take torch from; without a GPU, PyTorch's CPU index saves a download
 #                  of several gigabytes. Unset: the default index.
 # PYTHON           the interpreter that .venv is made with.
-# MODEL            the demo's model.
+# MODEL            the demo's model: hstu or sid_gr.
 
 PYTHON ?= python3.11
 TORCH_INDEX_URL ?=
@@ -15,7 +15,7 @@ INSTALLED := $(VENV)/.installed
 .PHONY: demo test lint format bench-padding bench-shuffle clean
 
 demo: $(INSTALLED)
-	$(RUN) -m benchmarks.demo out/demo
+	$(RUN) -m benchmarks.demo out/demo/$(MODEL) --model $(MODEL)
 
 test: $(INSTALLED)
 	$(RUN) -m pytest

@@ -16,20 +16,19 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import gin
 import torch
 import torch.distributed as dist
 
-from benchmarks.demo.training import CONFIG
+from benchmarks.demo.models import parse_config
 from benchmarks.machine import machine, spread
 from commons.distributed import BatchShuffler
 from commons.gin_values import from_gin
 from commons.pipeline import TrainPipelineFactory
-from commons.training import OptimizerArgs, TrainerArgs, rank_process, run_rank, shard_model
-from hstu.training.ranking_task import ranking_task
+from commons.training import OptimizerArgs, TrainerArgs, TrainingTask, rank_process, run_rank, shard_model
 
 RESULT = Path(__file__).parent / "results" / "shuffle_stage.json"
 RANKS = 2
@@ -64,18 +63,18 @@ def main() -> None:
         torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={RANKS}"]
         subprocess.run([sys.executable, *torchrun, "-m", "benchmarks.shuffle_stage"], check=True)
         return
-    gin.parse_config_file(str(CONFIG))
+    make_task = parse_config("hstu")
     with rank_process() as device:
-        figures = _measure(device)
+        figures = _measure(make_task, device)
         if dist.get_rank() == 0:
             print(json.dumps(figures, indent=1))
             RESULT.write_text(json.dumps(figures, indent=1) + "\n")
 
 
-def _measure(device: torch.device) -> dict[str, Any]:
+def _measure(make_task: Callable[..., TrainingTask], device: torch.device) -> dict[str, Any]:
     args = from_gin(TrainerArgs)
-    task = ranking_task(args, device)
-    shuffler = task.make_shuffler(task.shuffler_name)
+    task = make_task(args, device)
+    shuffler = task.make_shuffler(replace(args, enable_balanced_shuffler=True))
     clock = StageClock(shuffler)
     model, optimizer = shard_model(task.model, from_gin(OptimizerArgs), device)
     pipeline = TrainPipelineFactory.create(

@@ -1,11 +1,12 @@
 """Trains with and without the shuffler, replays 8 ranks, prints a table and draws the picture.
 
-python -m benchmarks.demo [OUTPUT_FOLDER]
+python -m benchmarks.demo [OUTPUT_FOLDER] [--model MODEL]
 """
 
 from __future__ import annotations
 
 import commons.quiet_logs  # noqa: F401  isort: skip
+import argparse
 import json
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.demo.models import TASKS
 from benchmarks.demo.picture import draw
 from benchmarks.demo.replay import replay
 from benchmarks.machine import machine
@@ -22,11 +24,15 @@ RANKS = 2
 
 def main() -> None:
     """Writes `summary.json` and `balance.png` to the output folder."""
-    out = Path(sys.argv[1] if len(sys.argv) > 1 else "out/demo")
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.demo")
+    parser.add_argument("out", nargs="?", type=Path, default=Path("out/demo"))
+    parser.add_argument("--model", choices=sorted(TASKS), default="hstu")
+    arguments = parser.parse_args()
+    out, model = arguments.out, arguments.model
     out.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)
-    summary = _train(out)
-    summary["replay"] = replay()
+    summary = {"model": model, **_train(model, out)}
+    summary["replay"] = replay(model)
     summary["machine"] = machine()
     (out / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
     draw(summary, out / "balance.png")
@@ -34,11 +40,11 @@ def main() -> None:
     print(f"\nwritten: {out / 'summary.json'}, {out / 'balance.png'}")
 
 
-def _train(out: Path) -> dict:
+def _train(model: str, out: Path) -> dict:
     """The training run, in processes of its own: one rank per process, one thread per rank."""
     result = out / "training.json"
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={RANKS}"]
-    subprocess.run([*torchrun, "-m", "benchmarks.demo.training", str(result)], check=True)
+    subprocess.run([*torchrun, "-m", "benchmarks.demo.training", model, str(result)], check=True)
     summary = json.loads(result.read_text())
     result.unlink()
     return summary

@@ -5,17 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-import gin
 import numpy as np
 import torch
 from tqdm import tqdm
 
-from benchmarks.demo.training import CONFIG
-from commons.datasets import HSTUBatch
+from benchmarks.demo.models import parse_config
 from commons.gin_values import from_gin
 from commons.partition import karmarkar_karp
+from commons.sequence_batch import BaseBatch
 from commons.training import TrainerArgs, TrainingTask, rank_process
-from hstu.training.ranking_task import ranking_task
 
 RANKS, STEPS = 8, 5
 
@@ -26,14 +24,14 @@ PLACEMENTS: dict[str, Callable[[np.ndarray], list[np.ndarray]]] = {
 }
 
 
-def replay() -> dict[str, list[list[float]]]:
+def replay(model: str) -> dict[str, list[list[float]]]:
     """Seconds of one forward and backward of each batch, by arm, `[step][rank]`."""
-    gin.parse_config_file(str(CONFIG))
+    make_task = parse_config(model)
     with rank_process() as device:
         args = from_gin(TrainerArgs)
         rows_per_rank = args.train_batch_size
         args.train_batch_size *= RANKS  # one process loads for all the ranks that it replays
-        task = ranking_task(args, device)
+        task = make_task(args, device)
         batches = _placed_batches(task, rows_per_rank)
         task.model.train()
         _seconds(task.model, batches[0][1])  # warms up
@@ -43,7 +41,7 @@ def replay() -> dict[str, list[list[float]]]:
     return {arm: np.reshape(of_arm, (STEPS, RANKS)).tolist() for arm, of_arm in seconds.items()}
 
 
-def _placed_batches(task: TrainingTask, rows_per_rank: int) -> list[tuple[str, HSTUBatch]]:
+def _placed_batches(task: TrainingTask, rows_per_rank: int) -> list[tuple[str, BaseBatch]]:
     """The arm, and one rank's batch under it, step by step and rank by rank."""
     placed = []
     global_batches = iter(task.train_dataset)
@@ -58,7 +56,7 @@ def _placed_batches(task: TrainingTask, rows_per_rank: int) -> list[tuple[str, H
     return placed
 
 
-def _seconds(model: torch.nn.Module, batch: HSTUBatch) -> float:
+def _seconds(model: torch.nn.Module, batch: BaseBatch) -> float:
     model.zero_grad()
     start = time.perf_counter()
     loss, _ = model(batch)

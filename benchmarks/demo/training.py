@@ -1,6 +1,6 @@
 """Trains one model without and with the shuffler, in alternating blocks of steps, and times both.
 
-torchrun --nproc_per_node 2 -m benchmarks.demo.training OUTPUT.json
+torchrun --nproc_per_node 2 -m benchmarks.demo.training MODEL OUTPUT.json
 """
 
 from __future__ import annotations
@@ -9,23 +9,20 @@ import commons.quiet_logs  # noqa: F401  isort: skip
 import json
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import gin
 import numpy as np
 import torch
 import torch.distributed as dist
 from tqdm import tqdm
 
-from commons.distributed import BatchShufflerFactory
+from benchmarks.demo.models import parse_config
 from commons.gin_values import from_gin
-from commons.pipeline import TrainPipelineFactory
-from commons.training import OptimizerArgs, TrainerArgs, rank_process, run_rank, shard_model
-from hstu.training.ranking_task import ranking_task
+from commons.training import OptimizerArgs, TrainerArgs, TrainingTask, rank_process, run_rank, shard_model
 
-CONFIG = Path(__file__).parent / "hstu.gin"
 WARM_UP_STEPS = 3
 # Short blocks, so that what disturbs the machine for some seconds meets both arms.
 BLOCKS, STEPS_PER_BLOCK = 32, 2
@@ -36,18 +33,11 @@ TRIMMED_BLOCKS = 4
 class Arm:
     """One of the two runs: a model of its own, trained on the same batches as the other's."""
 
-    def __init__(self, balanced: bool, device: torch.device) -> None:
-        args = from_gin(TrainerArgs)
-        task = ranking_task(args, device)
-        shuffler = (
-            task.make_shuffler(task.shuffler_name)
-            if balanced
-            else BatchShufflerFactory.create("identity", get_workloads=task.flops)
-        )
+    def __init__(self, make_task: Callable[..., TrainingTask], balanced: bool, device: torch.device) -> None:
+        args = replace(from_gin(TrainerArgs), enable_balanced_shuffler=balanced)
+        task = make_task(args, device)
         model, optimizer = shard_model(task.model, from_gin(OptimizerArgs), device)
-        self._pipeline: Any = TrainPipelineFactory.create(
-            args.pipeline_type, model=model, optimizer=optimizer, device=device, batch_shuffler=shuffler
-        )
+        self._pipeline = task.make_pipeline(args, model, optimizer, device)
         self._batches: Iterator[Any] = iter(task.train_dataset)
         self.losses: list[float] = []
         self.block_seconds: list[float] = []  # per step
@@ -78,9 +68,10 @@ class Arm:
 
 def main() -> None:
     """Runs both arms and writes what was measured."""
-    gin.parse_config_file(str(CONFIG))
+    model, output = sys.argv[1:]
+    make_task = parse_config(model)
     with rank_process() as device:
-        arms = [Arm(False, device), Arm(True, device)]
+        arms = [Arm(make_task, balanced, device) for balanced in (False, True)]
         for arm in arms:
             arm.run(WARM_UP_STEPS, timed=False)
         blocks = range(BLOCKS)
@@ -89,7 +80,7 @@ def main() -> None:
             for arm in arms if block % 2 == 0 else arms[::-1]:
                 arm.run(STEPS_PER_BLOCK, timed=True)
         if dist.get_rank() == 0:
-            Path(sys.argv[1]).write_text(json.dumps(_figures(*arms)))
+            Path(output).write_text(json.dumps(_figures(*arms)))
 
 
 def _figures(identity: Arm, balanced: Arm) -> dict[str, Any]:

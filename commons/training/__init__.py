@@ -1,10 +1,12 @@
 """The training run: its arguments, its loop, its figures."""
 
+from commons.training.entry_point import train_from_gin
 from commons.training.rank_process import rank_process, run_rank
 from commons.training.ranking_metrics import RankingMetrics
 from commons.training.sharded_model import shard_model
-from commons.training.trainer import EvaluationMetrics, TrainingTask, train
+from commons.training.trainer import train
 from commons.training.training_args import OptimizerArgs, TensorModelParallelArgs, TrainerArgs
+from commons.training.training_task import EvaluationMetrics, TrainingTask
 
 __all__ = [
     "EvaluationMetrics",
@@ -17,4 +19,5 @@ __all__ = [
     "run_rank",
     "shard_model",
     "train",
+    "train_from_gin",
 ]

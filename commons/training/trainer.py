@@ -2,63 +2,21 @@
 
 from __future__ import annotations
 
-import logging
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from commons.datasets import SequenceDataset
-from commons.distributed import BatchShuffler, BatchShufflerFactory
-from commons.pipeline import TrainPipelineFactory
 from commons.sequence_batch import BaseBatch
+from commons.training.rank_zero_log import warn_once
 from commons.training.sharded_model import shard_model
 from commons.training.step_log import LoadCounter, StepLog
 from commons.training.training_args import OptimizerArgs, TrainerArgs
-
-logger = logging.getLogger(__name__)
-
-
-class EvaluationMetrics(ABC):
-    """Figures of merit over an evaluation set that is spread over the ranks."""
-
-    @abstractmethod
-    def update(self, output: Any) -> None:
-        """Takes the model's output of one batch."""
-
-    @abstractmethod
-    def compute(self) -> dict[str, float]:
-        """The figures over all ranks, and a fresh start. Collective over all ranks."""
-
-
-@dataclass
-class TrainingTask:
-    """What a model brings to the trainer.
-
-    Attributes:
-        model: batch to `(loss summed over loss tokens, output)`, on the CPU and not sharded.
-        train_dataset: this rank's training batches.
-        eval_dataset: this rank's evaluation batches.
-        metrics: of the model's outputs in evaluation; made for the device.
-        flops: host batch to forward FLOPs `[batch_size]`.
-        check_batch: raises if a host batch cannot be trained on.
-        shuffler_name: registered name of the model's own shuffler.
-        make_shuffler: makes the shuffler of a name; collective over all ranks.
-    """
-
-    model: torch.nn.Module
-    train_dataset: SequenceDataset
-    eval_dataset: SequenceDataset
-    metrics: EvaluationMetrics
-    flops: Callable[[Any], torch.Tensor]
-    check_batch: Callable[[Any], None]
-    shuffler_name: str
-    make_shuffler: Callable[[str], BatchShuffler]
+from commons.training.training_task import TrainingTask
 
 
 def train(
@@ -73,7 +31,7 @@ def train(
         KeyError: an unknown pipeline or shuffler.
         ValueError: the training or the evaluation set is empty.
     """
-    _warn_once(args.settings_without_effect())
+    warn_once(args.settings_without_effect())
     num_steps = args.max_train_iters or len(task.train_dataset)
     for kind, dataset in (("training", task.train_dataset), ("evaluation", task.eval_dataset)):
         if len(dataset) == 0:
@@ -82,7 +40,7 @@ def train(
     # From here on ranks draw different numbers: equal dropout masks on all would be wrong.
     torch.manual_seed(args.seed + dist.get_rank())
     counter = LoadCounter(task.flops, task.check_batch)
-    pipeline = _make_pipeline(task, args, model, optimizer, device)
+    pipeline = task.make_pipeline(args, model, optimizer, device)
     evaluator = Evaluator(task, args, model, optimizer, device)
     batches = counter.watch(islice(_epochs(task.train_dataset, device), num_steps))
     evaluations = []
@@ -121,7 +79,7 @@ class Evaluator:
         self._max_iters = args.max_eval_iters
         self._model = model
         self._device = device
-        self._pipeline = _make_pipeline(task, args, model, optimizer, device)
+        self._pipeline = task.make_pipeline(args, model, optimizer, device)
 
     def evaluate(self) -> dict[str, float]:
         """The metrics over the evaluation set. Collective over all ranks."""
@@ -142,26 +100,6 @@ class Evaluator:
         return batch
 
 
-def _make_pipeline(
-    task: TrainingTask,
-    args: TrainerArgs,
-    model: torch.nn.Module,
-    optimizer: torch.optim.Optimizer,
-    device: torch.device,
-) -> Any:
-    name = args.pipeline_type
-    if name == "prefetch" and not TrainPipelineFactory.is_registered(name):
-        _warn_once(['TrainerArgs.pipeline_type = "prefetch" is not available here: "native" runs instead'])
-        name = "native"
-    if args.enable_balanced_shuffler:
-        shuffler = task.make_shuffler(args.batch_shuffler or task.shuffler_name)
-    else:
-        shuffler = BatchShufflerFactory.create("identity", get_workloads=task.flops)
-    return TrainPipelineFactory.create(
-        name, model=model, optimizer=optimizer, device=device, batch_shuffler=shuffler
-    )
-
-
 def _epochs(dataset: SequenceDataset, device: torch.device) -> Iterator[BaseBatch]:
     """Batches of one epoch after the other, without end."""
     epoch = 0
@@ -174,13 +112,3 @@ def _epochs(dataset: SequenceDataset, device: torch.device) -> Iterator[BaseBatc
 def _on_host(dataset: SequenceDataset, device: torch.device) -> Iterator[BaseBatch]:
     """The dataset's batches, in pinned memory if they go to a GPU."""
     return (batch.pin_memory() for batch in dataset) if device.type == "cuda" else iter(dataset)
-
-
-_warned: set[str] = set()
-
-
-def _warn_once(messages: list[str]) -> None:
-    for message in messages:
-        if message not in _warned and dist.get_rank() == 0:
-            logger.warning(message)
-        _warned.add(message)

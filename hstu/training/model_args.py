@@ -5,13 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import gin
-import torch
 
+from commons.training.network_args import BaseNetworkArgs
 from commons.training.training_args import require, require_at_least
 from hstu.models.hstu_config import HSTUConfig, full_sequence_length
 from hstu.models.ranking import RankingHeadConfig
-
-_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
 @gin.configurable(module="hstu")
@@ -43,64 +41,8 @@ class DatasetArgs:
 
 @gin.configurable(module="hstu")
 @dataclass
-class NetworkArgs:
-    """The HSTU layers.
-
-    Attributes:
-        num_layers: layers.
-        hidden_size: width of a token.
-        num_attention_heads: heads.
-        kv_channels: width of one head.
-        hidden_dropout: probability, behind each layer.
-        norm_epsilon: of all layer norms.
-        is_causal: whether the history is seen in order.
-        dtype_str: "bfloat16", "float16" or "float32". Gradients in float16 are not scaled, because fused
-            tables update within backward; small ones underflow.
-        kernel_backend: accepted; attention runs in PyTorch.
-        target_group_size: candidates that see each other; only 1 runs.
-        num_position_buckets: positions with an embedding of their own.
-        recompute_input_layernorm, recompute_input_silu: accepted; backward always recomputes the scores.
-        item_embedding_dim, contextual_embedding_dim: widths of embeddings; −1 for `hidden_size`.
-        scaling_seqlen: what attention weights are divided by; −1 for the configured full length.
-        disable_contextual_mask: whether contextual tokens are causal too.
-
-    Raises:
-        ValueError: a value is out of range.
-    """
-
-    num_layers: int
-    hidden_size: int
-    num_attention_heads: int
-    kv_channels: int
-    hidden_dropout: float = 0.2
-    norm_epsilon: float = 1e-5
-    is_causal: bool = True
-    dtype_str: str = "bfloat16"
-    kernel_backend: str = "pytorch"
-    target_group_size: int = 1
-    num_position_buckets: int = 8192
-    recompute_input_layernorm: bool = False
-    recompute_input_silu: bool = False
-    item_embedding_dim: int = -1
-    contextual_embedding_dim: int = -1
-    scaling_seqlen: int = -1
-    disable_contextual_mask: bool = False
-
-    def __post_init__(self) -> None:
-        for name in (
-            "num_layers",
-            "hidden_size",
-            "num_attention_heads",
-            "kv_channels",
-            "num_position_buckets",
-        ):
-            require_at_least(1, f"NetworkArgs.{name}", getattr(self, name))
-        for name in ("item_embedding_dim", "contextual_embedding_dim", "scaling_seqlen"):
-            value = getattr(self, name)
-            require(value == -1 or value >= 1, f"NetworkArgs.{name}", value, "at least 1, or -1")
-        require(0 <= self.hidden_dropout < 1, "NetworkArgs.hidden_dropout", self.hidden_dropout, "0 to 1")
-        require(self.dtype_str in _DTYPES, "NetworkArgs.dtype_str", self.dtype_str, f"one of {list(_DTYPES)}")
-        require(self.target_group_size == 1, "NetworkArgs.target_group_size", self.target_group_size, "1")
+class NetworkArgs(BaseNetworkArgs):
+    """The HSTU layers; all of `BaseNetworkArgs` applies."""
 
     def config(self, num_contextual: int, max_items: int) -> HSTUConfig:
         """The model's configuration, for samples of at most these contextual tokens and items."""
@@ -118,28 +60,10 @@ class NetworkArgs:
             hidden_dropout=self.hidden_dropout,
             norm_epsilon=self.norm_epsilon,
             is_causal=self.is_causal,
-            dtype=_DTYPES[self.dtype_str],
+            dtype=self.dtype,
             num_position_buckets=self.num_position_buckets,
             disable_contextual_mask=self.disable_contextual_mask,
         )
-
-    def settings_without_effect(self) -> list[str]:
-        """One line for each setting that asks for something that does not happen."""
-        lines = []
-        if self.kernel_backend.lower() != "pytorch":
-            lines.append(
-                f'NetworkArgs.kernel_backend = "{self.kernel_backend}" is not available here: '
-                "attention runs in PyTorch"
-            )
-        for name in ("recompute_input_layernorm", "recompute_input_silu"):
-            if getattr(self, name):
-                lines.append(f"NetworkArgs.{name} has no effect here: the layer's inputs are kept")
-        if self.dtype_str == "float16":
-            lines.append(
-                'NetworkArgs.dtype_str = "float16" trains without loss scaling, so small gradients are lost: '
-                '"bfloat16" has the range of float32'
-            )
-        return lines
 
 
 @gin.configurable(module="hstu")

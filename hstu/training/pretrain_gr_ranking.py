@@ -7,35 +7,13 @@ torchrun --nproc_per_node 2 -m hstu.training.pretrain_gr_ranking --gin-config-fi
 from __future__ import annotations
 
 import commons.quiet_logs  # noqa: F401  isort: skip
-import argparse
-
-import gin
-
-from commons.gin_values import from_gin
-from commons.training import (
-    OptimizerArgs,
-    TensorModelParallelArgs,
-    TrainerArgs,
-    rank_process,
-    run_rank,
-    train,
-)
+from commons.training import run_rank, train_from_gin
 from hstu.training.ranking_task import ranking_task
 
 
 def main() -> None:
     """Parses the command line and trains."""
-    parser = argparse.ArgumentParser(description="Trains the HSTU ranking model.")
-    parser.add_argument("--gin-config-file", required=True)
-    parser.add_argument(
-        "--gin-bindings", nargs="*", action="extend", default=[], help='as in "NetworkArgs.num_layers=2"'
-    )
-    arguments = parser.parse_args()
-    gin.parse_config_files_and_bindings([arguments.gin_config_file], arguments.gin_bindings)
-    trainer, optimizer = from_gin(TrainerArgs), from_gin(OptimizerArgs)
-    from_gin(TensorModelParallelArgs)  # refuses what does not run here
-    with rank_process() as device:
-        train(ranking_task(trainer, device), trainer, optimizer, device)
+    train_from_gin("Trains the HSTU ranking model.", ranking_task)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from functools import partial
 from pathlib import Path
@@ -24,16 +23,14 @@ from commons.datasets import (
     check_ids,
 )
 from commons.datasets.movielens_format import FORMATS
-from commons.distributed import BatchShuffler, BatchShufflerFactory
 from commons.gin_values import from_gin, is_bound
 from commons.perf_model import HSTUFlops
 from commons.training import RankingMetrics, TrainerArgs, TrainingTask
+from commons.training.rank_zero_log import warn_once
 from hstu.models.embedding_tables import EmbeddingTable
 from hstu.models.hstu_encoder import HSTUFeatures
 from hstu.models.ranking import HSTURanking
 from hstu.training.model_args import DatasetArgs, NetworkArgs, RankingArgs
-
-logger = logging.getLogger(__name__)
 
 # Evaluation samples of a random dataset are other ones than those of training.
 _EVAL_SEED_OFFSET = 1
@@ -58,7 +55,7 @@ def ranking_task(trainer: TrainerArgs, device: torch.device) -> TrainingTask:
             f"RankingArgs.prediction_head_arch = {ranking.prediction_head_arch}: the last width is the "
             f"number of classes, expected at least the dataset's {spec.num_classes}"
         )
-    _warn(network.settings_without_effect() + _dynamic_tables(spec))
+    warn_once(network.settings_without_effect() + _dynamic_tables(spec))
     num_contextual = sum(spec.feature_to_max_seqlen[name] for name in spec.contextual_feature_names)
     config = network.config(num_contextual, spec.feature_to_max_seqlen[spec.item_feature_name])
     torch.manual_seed(trainer.seed)
@@ -72,7 +69,7 @@ def ranking_task(trainer: TrainerArgs, device: torch.device) -> TrainingTask:
         flops=partial(_flops_of_rows, flops),
         check_batch=partial(check_ids, spec=spec),
         shuffler_name="hstu",
-        make_shuffler=partial(_make_shuffler, flops),
+        shuffler_settings={"flops": flops},
     )
 
 
@@ -136,19 +133,8 @@ def _flops_of_rows(flops: HSTUFlops, batch: HSTUBatch) -> torch.Tensor:
     return flops.per_sample(batch.num_tokens())
 
 
-def _make_shuffler(flops: HSTUFlops, name: str) -> BatchShuffler:
-    arguments = {"flops": flops} if name == "hstu" else {}
-    return BatchShufflerFactory.create(name, **arguments)
-
-
 def _dynamic_tables(spec: SequenceDatasetSpec) -> list[str]:
     names = [table.table_name for table in spec.tables if isinstance(table, DynamicEmbeddingArgs)]
     if not names:
         return []
     return [f"DynamicEmbeddingArgs: tables {names} run as row-wise sharded tables of their full capacity"]
-
-
-def _warn(messages: list[str]) -> None:
-    if dist.get_rank() == 0:
-        for message in messages:
-            logger.warning(message)

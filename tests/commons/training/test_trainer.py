@@ -9,7 +9,6 @@ import torch
 import torch.distributed as dist
 
 from commons.datasets import BenchmarkDatasetArgs, EmbeddingArgs, FeatureArgs, RandomSource, SequenceDataset
-from commons.distributed import BatchShufflerFactory
 from commons.perf_model import HSTUFlops
 from commons.training import (
     EvaluationMetrics,
@@ -75,7 +74,7 @@ def _train(log_dir: str, **settings) -> tuple[list[dict[str, float]], list[float
         flops=lambda batch: FLOPS.per_sample(batch.num_tokens()),
         check_batch=lambda batch: None,
         shuffler_name="hstu",
-        make_shuffler=partial(BatchShufflerFactory.create, flops=FLOPS),
+        shuffler_settings={"flops": FLOPS},
     )
     args = TrainerArgs(train_batch_size=4, log_interval=2, log_dir=log_dir, **settings)
     evaluations = train(task, args, OptimizerArgs("sgd", 0.05), torch.device("cpu"))

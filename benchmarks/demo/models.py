@@ -1,0 +1,23 @@
+"""The models that the demo runs, each with a gin file of its own beside this one."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from pathlib import Path
+
+import gin
+import torch
+
+from commons.training import TrainerArgs, TrainingTask
+
+# Modules, not functions: two models' gin configurables of one name cannot be configured in one process.
+TASKS = {"hstu": ("hstu.training.ranking_task", "ranking_task")}
+
+
+def parse_config(model: str) -> Callable[[TrainerArgs, torch.device], TrainingTask]:
+    """Parses the model's gin file; returns what makes its task."""
+    module, function = TASKS[model]
+    make_task = getattr(importlib.import_module(module), function)
+    gin.parse_config_file(str(Path(__file__).parent / f"{model}.gin"))
+    return make_task

@@ -1,0 +1,101 @@
+"""What a model brings to the trainer."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from commons.datasets import SequenceDataset
+from commons.distributed import BatchShuffler, BatchShufflerFactory
+from commons.pipeline import TrainPipelineFactory
+from commons.training.rank_zero_log import warn_once
+from commons.training.training_args import TrainerArgs
+
+
+class EvaluationMetrics(ABC):
+    """Figures of merit over an evaluation set that is spread over the ranks."""
+
+    @abstractmethod
+    def update(self, output: Any) -> None:
+        """Takes the model's output of one batch."""
+
+    @abstractmethod
+    def compute(self) -> dict[str, float]:
+        """The figures over all ranks, and a fresh start. Collective over all ranks."""
+
+
+@dataclass
+class TrainingTask:
+    """What a model brings to the trainer.
+
+    Attributes:
+        model: batch to `(loss summed over loss tokens, output)`, on the CPU and not sharded.
+        train_dataset: this rank's training batches.
+        eval_dataset: this rank's evaluation batches.
+        metrics: of the model's outputs in evaluation; made for the device.
+        flops: host batch to forward FLOPs `[batch_size]`.
+        check_batch: raises if a host batch cannot be trained on.
+        shuffler_name: registered name of the model's own shuffler.
+        shuffler_settings: what that one is created with.
+        has_sharded_tables: False for a model whose tables are all replicated: TorchRec's pipeline, which
+            overlaps the lookups of sharded tables, has nothing to do for it, and "none" runs instead.
+    """
+
+    model: torch.nn.Module
+    train_dataset: SequenceDataset
+    eval_dataset: SequenceDataset
+    metrics: EvaluationMetrics
+    flops: Callable[[Any], torch.Tensor]
+    check_batch: Callable[[Any], None]
+    shuffler_name: str
+    shuffler_settings: dict[str, Any]
+    has_sharded_tables: bool = True
+
+    def make_shuffler(self, args: TrainerArgs) -> BatchShuffler:
+        """The shuffler that the arguments ask for. Collective over all ranks.
+
+        Raises:
+            KeyError: an unknown name.
+        """
+        if not args.enable_balanced_shuffler:
+            return BatchShufflerFactory.create("identity", get_workloads=self.flops)
+        name = args.batch_shuffler or self.shuffler_name
+        settings = self.shuffler_settings if name == self.shuffler_name else {}
+        return BatchShufflerFactory.create(name, **settings)
+
+    def make_pipeline(
+        self,
+        args: TrainerArgs,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        device: torch.device,
+    ) -> Any:
+        """The pipeline that the arguments ask for, or the nearest there is. Collective over all ranks.
+
+        Args:
+            args: of them, `pipeline_type` and what `make_shuffler` takes.
+            model, optimizer: as `shard_model` returns them.
+            device: of this rank.
+
+        Raises:
+            KeyError: an unknown pipeline or shuffler.
+        """
+        name = args.pipeline_type
+        if name == "prefetch" and not TrainPipelineFactory.is_registered(name):
+            warn_once(['TrainerArgs.pipeline_type = "prefetch" is not available here: "native" runs instead'])
+            name = "native"
+        if name == "native" and not self.has_sharded_tables:
+            warn_once(
+                [
+                    'TrainerArgs.pipeline_type = "native" overlaps the lookups of sharded tables, and this '
+                    'model has none: "none" runs instead'
+                ]
+            )
+            name = "none"
+        return TrainPipelineFactory.create(
+            name, model=model, optimizer=optimizer, device=device, batch_shuffler=self.make_shuffler(args)
+        )
