@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import TypeVar
 
-import numpy as np
-import torch
-
-Tokens = TypeVar("Tokens", torch.Tensor, np.ndarray)
+from commons.perf_model.token_counts import Tokens, as_token_counts
 
 
 @dataclass(frozen=True)
@@ -55,23 +51,7 @@ class HSTUFlops:
             ValueError: a number of tokens is negative. Checked on the host only, because on CUDA the check
                 would wait for the device.
         """
-        as_int64 = _int64(tokens)
+        as_int64 = as_token_counts(tokens)
         attention_size = self.num_heads * self.head_dim
         per_token = 10 * self.hidden_size * attention_size  # 8 for the projections, 2 for the output
         return self.num_layers * as_int64 * (per_token + 4 * attention_size * as_int64)
-
-
-def _int64(tokens: Tokens) -> Tokens:
-    if isinstance(tokens, torch.Tensor):
-        if tokens.is_floating_point() or tokens.is_complex() or tokens.dtype == torch.bool:
-            raise TypeError(f"tokens are {tokens.dtype}; expected integers")
-        on_host = tokens.device.type == "cpu"
-        as_int64 = tokens.long()
-    else:
-        if not np.issubdtype(tokens.dtype, np.integer):
-            raise TypeError(f"tokens are {tokens.dtype}; expected integers")
-        on_host = True
-        as_int64 = tokens.astype(np.int64)
-    if on_host and bool((as_int64 < 0).any()):
-        raise ValueError(f"a sample has {int(as_int64.min())} tokens; expected at least 0")
-    return as_int64

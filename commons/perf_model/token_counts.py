@@ -1,0 +1,33 @@
+"""Numbers of tokens as the cost models take them."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import numpy as np
+import torch
+
+Tokens = TypeVar("Tokens", torch.Tensor, np.ndarray)
+
+
+def as_token_counts(tokens: Tokens) -> Tokens:
+    """`tokens` as int64, of the same kind and on the same device.
+
+    Raises:
+        TypeError: they are not integers.
+        ValueError: one is negative. Checked on the host only, because on CUDA the check would wait for the
+            device.
+    """
+    if isinstance(tokens, torch.Tensor):
+        if tokens.is_floating_point() or tokens.is_complex() or tokens.dtype == torch.bool:
+            raise TypeError(f"tokens are {tokens.dtype}; expected integers")
+        on_host = tokens.device.type == "cpu"
+        as_int64 = tokens.long()
+    else:
+        if not np.issubdtype(tokens.dtype, np.integer):
+            raise TypeError(f"tokens are {tokens.dtype}; expected integers")
+        on_host = True
+        as_int64 = tokens.astype(np.int64)
+    if on_host and bool((as_int64 < 0).any()):
+        raise ValueError(f"a sample has {int(as_int64.min())} tokens; expected at least 0")
+    return as_int64
