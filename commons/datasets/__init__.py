@@ -6,12 +6,18 @@ from commons.datasets.hstu_batch import HSTUBatch
 from commons.datasets.hstu_sample import HSTUSample
 from commons.datasets.hstu_source import HSTUSource, collate_hstu_batch
 from commons.datasets.id_check import check_ids
+from commons.datasets.item_sids import ItemSIDs
 from commons.datasets.movielens_source import MovieLensSource
 from commons.datasets.random_distribution import RandomDistribution
 from commons.datasets.random_source import RandomSource
 from commons.datasets.sample_source import SampleSource
 from commons.datasets.sequence_dataset import SequenceDataset
 from commons.datasets.sequence_dataset_spec import SequenceDatasetSpec
+from commons.datasets.sid_batch import SIDBatch
+from commons.datasets.sid_random_source import RandomSIDSource, random_item_sids
+from commons.datasets.sid_sequences import SIDSequenceSource
+from commons.datasets.sid_source import SIDSample, SIDSource
+from commons.datasets.sid_spec import SIDDatasetSpec
 from commons.datasets.user_sequences import UserSequences
 
 __all__ = [
@@ -22,13 +28,21 @@ __all__ = [
     "HSTUBatch",
     "HSTUSample",
     "HSTUSource",
+    "ItemSIDs",
     "MovieLensSource",
     "RandomDistribution",
+    "RandomSIDSource",
     "RandomSource",
+    "SIDBatch",
+    "SIDDatasetSpec",
+    "SIDSample",
+    "SIDSequenceSource",
+    "SIDSource",
     "SampleSource",
     "SequenceDataset",
     "SequenceDatasetSpec",
     "UserSequences",
     "check_ids",
     "collate_hstu_batch",
+    "random_item_sids",
 ]

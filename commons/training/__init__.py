@@ -3,6 +3,7 @@
 from commons.training.entry_point import train_from_gin
 from commons.training.rank_process import rank_process, run_rank
 from commons.training.ranking_metrics import RankingMetrics
+from commons.training.retrieval_metrics import RetrievalMetrics
 from commons.training.sharded_model import shard_model
 from commons.training.trainer import train
 from commons.training.training_args import OptimizerArgs, TensorModelParallelArgs, TrainerArgs
@@ -12,6 +13,7 @@ __all__ = [
     "EvaluationMetrics",
     "OptimizerArgs",
     "RankingMetrics",
+    "RetrievalMetrics",
     "TensorModelParallelArgs",
     "TrainerArgs",
     "TrainingTask",

@@ -38,6 +38,8 @@ class TrainerArgs:
         enable_balanced_shuffler: whether samples move between ranks so that all have the same load.
         batch_shuffler: registered name of the shuffler that does it; empty for the model's own.
         log_dir: where the figures are written, as JSON lines.
+        top_k_for_generation: items that a generative model retrieves per sample, and beams of its search.
+        eval_metrics: of a generative model's retrieval, as in "HitRate@10".
 
     Raises:
         ValueError: a value is out of range.
@@ -60,9 +62,11 @@ class TrainerArgs:
     enable_balanced_shuffler: bool = False
     batch_shuffler: str = ""
     log_dir: str = "out/logs"
+    top_k_for_generation: int = 10
+    eval_metrics: tuple[str, ...] = ("HitRate@10", "Recall@10", "NDCG@10")
 
     def __post_init__(self) -> None:
-        for name in ("train_batch_size", "eval_interval", "log_interval"):
+        for name in ("train_batch_size", "eval_interval", "log_interval", "top_k_for_generation"):
             require_at_least(1, f"TrainerArgs.{name}", getattr(self, name))
         for name in ("eval_batch_size", "max_train_iters", "max_eval_iters"):
             if getattr(self, name) is not None:

@@ -38,9 +38,9 @@ class TrainingTask:
         eval_dataset: this rank's evaluation batches.
         metrics: of the model's outputs in evaluation; made for the device.
         flops: host batch to forward FLOPs `[batch_size]`.
-        check_batch: raises if a host batch cannot be trained on.
         shuffler_name: registered name of the model's own shuffler.
         shuffler_settings: what that one is created with.
+        check_batch: raises if a host batch cannot be trained on.
         has_sharded_tables: False for a model whose tables are all replicated: TorchRec's pipeline, which
             overlaps the lookups of sharded tables, has nothing to do for it, and "none" runs instead.
     """
@@ -50,9 +50,9 @@ class TrainingTask:
     eval_dataset: SequenceDataset
     metrics: EvaluationMetrics
     flops: Callable[[Any], torch.Tensor]
-    check_batch: Callable[[Any], None]
     shuffler_name: str
     shuffler_settings: dict[str, Any]
+    check_batch: Callable[[Any], None] = lambda batch: None
     has_sharded_tables: bool = True
 
     def make_shuffler(self, args: TrainerArgs) -> BatchShuffler:

@@ -8,7 +8,8 @@ import torch
 from torch import nn
 from torchrec.sparse.jagged_tensor import JaggedTensor
 
-from hstu.modules.sequence_structure import SequenceStructure, spread
+from commons.sequence_batch.jagged_indices import spread
+from hstu.modules.sequence_structure import SequenceStructure
 
 _POSITION_STD = 0.02
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from commons.sequence_batch.jagged_indices import spread
 from hstu.modules.attention_mask import SampleMask
 
 
@@ -123,20 +124,6 @@ class SequenceStructure:
                 self.host_contextual_lengths, self.host_item_lengths, self.host_candidate_lengths, strict=True
             )
         ]
-
-
-def spread(starts: torch.Tensor, lengths: torch.Tensor, total: int, step: int = 1) -> torch.Tensor:
-    """`[total]` int64: for each row b the `lengths[b]` indices `starts[b]`, `starts[b] + step`, …
-
-    Args:
-        starts, lengths: `[B]` integers.
-        total: the sum of `lengths`, given so that it need not be read from the device.
-        step: from one index of a row to the next.
-    """
-    lengths = lengths.long()
-    before = lengths.cumsum(0) - lengths
-    first = (starts - step * before).repeat_interleave(lengths, output_size=total)
-    return first + step * torch.arange(total, device=starts.device)
 
 
 def _check(items: list[int], actions: list[int], candidates: list[int]) -> None:

@@ -1,0 +1,155 @@
+"""Which codes every item has."""
+
+from __future__ import annotations
+
+import json
+import re
+import reprlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+
+@dataclass(frozen=True, eq=False)
+class ItemSIDs:
+    """The semantic IDs of a catalogue's items; several items may have the same one.
+
+    Attributes:
+        items: `[num_items]` int64 ids, strictly ascending, at least one.
+        codes: `[num_items, num_hierarchies]` int64.
+
+    Raises:
+        ValueError: there are no items, they are not strictly ascending, or `codes` has not one row for each.
+    """
+
+    items: np.ndarray
+    codes: np.ndarray
+
+    def __post_init__(self) -> None:
+        if not len(self.items):
+            raise ValueError("items is empty: expected at least one")
+        if self.codes.ndim != 2 or len(self.codes) != len(self.items):
+            raise ValueError(
+                f"codes has shape {self.codes.shape}: expected [{len(self.items)}, num_hierarchies]"
+            )
+        not_after = np.flatnonzero(np.diff(self.items) <= 0)
+        if len(not_after):
+            before, item = self.items[not_after[0] : not_after[0] + 2]
+            raise ValueError(f"item {item} follows item {before}: expected strictly ascending ids")
+
+    @staticmethod
+    def load(path: Path, codebook_sizes: Sequence[int]) -> ItemSIDs:
+        """Reads a mapping.
+
+        Args:
+            path: a `.pt` file with an integer tensor `[num_hierarchies, num_items]`, whose column numbers are
+                the item ids; or a `.json` file, `{item: [codes]}`, with the item ids, from 0, as strings.
+            codebook_sizes: codes of hierarchy h are 0 to `codebook_sizes[h]`, exclusive.
+
+        Raises:
+            FileNotFoundError: there is no such file.
+            ValueError: the file is malformed, has no items, or has other hierarchies or codes.
+            Both name the file.
+        """
+        if path.suffix not in (".pt", ".json"):
+            raise ValueError(f"{path}: expected a .pt or a .json file")
+        read = _read_tensor if path.suffix == ".pt" else _read_json
+        sids = read(path, len(codebook_sizes))
+        try:
+            sids.check_codebooks(codebook_sizes)
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from error
+        return sids
+
+    def check_codebooks(self, codebook_sizes: Sequence[int]) -> None:
+        """Checks that the codes are of these codebooks.
+
+        Raises:
+            ValueError: items have more or fewer codes than there are codebooks, or a code outside its own.
+        """
+        num_codes = self.codes.shape[1]
+        if num_codes != len(codebook_sizes):
+            raise ValueError(
+                f"codebook_sizes = {tuple(codebook_sizes)}: expected {num_codes}, as items have "
+                f"{num_codes} codes each"
+            )
+        is_outside = (self.codes < 0) | (self.codes >= np.array(codebook_sizes))
+        if is_outside.any():
+            row, hierarchy = np.argwhere(is_outside)[0]
+            size = codebook_sizes[hierarchy]
+            raise ValueError(
+                f"item {self.items[row]} has code {self.codes[row, hierarchy]} in hierarchy {hierarchy}: "
+                f"expected 0 to {size - 1}, as its codebook has {size}"
+            )
+
+    def rows_of(self, item_ids: np.ndarray) -> np.ndarray:
+        """Int64 positions of ids in `items`, in the shape of `item_ids`.
+
+        Raises:
+            ValueError: an id is not in `items`; names the first.
+        """
+        rows = np.minimum(np.searchsorted(self.items, item_ids), len(self.items) - 1)
+        is_unknown = self.items[rows] != item_ids
+        if is_unknown.any():
+            item = item_ids[is_unknown][0]
+            raise ValueError(f"item {item} has no semantic ID in the mapping ({len(self.items)} items)")
+        return rows
+
+
+def _read_tensor(path: Path, num_hierarchies: int) -> ItemSIDs:
+    with path.open("rb") as file:
+        try:
+            tensor = torch.load(file, map_location="cpu", weights_only=True)
+        except Exception as error:  # malformed files raise all kinds
+            raise ValueError(f"{path}: expected a tensor that torch.save has written") from error
+    expected = f"expected an integer tensor [{num_hierarchies}, num_items]"
+    if not isinstance(tensor, torch.Tensor):
+        raise ValueError(f"{path} has a {type(tensor).__name__}: {expected}")
+    shape = list(tensor.shape)
+    is_integer = not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool)
+    if not is_integer or len(shape) != 2 or shape[0] != num_hierarchies:
+        hint = "; transposed, it would fit" if is_integer and shape[1:] == [num_hierarchies] else ""
+        raise ValueError(f"{path} has a tensor {shape} of {tensor.dtype}: {expected}{hint}")
+    if not shape[1]:
+        raise ValueError(f"{path} has no items")
+    return ItemSIDs(np.arange(shape[1]), tensor.long().T.contiguous().numpy())
+
+
+def _read_json(path: Path, num_hierarchies: int) -> ItemSIDs:
+    try:
+        # Pairs rather than a dict, which would hide that a key is there twice.
+        pairs = json.loads(path.read_bytes(), object_pairs_hook=tuple)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is no JSON: {error}") from error
+    if not isinstance(pairs, tuple):
+        raise ValueError(f"{path} has a {type(pairs).__name__}: expected an object, {{item: [codes]}}")
+    if not pairs:
+        raise ValueError(f"{path} has no items")
+    codes_of: dict[int, list[int]] = {}
+    for key, codes in pairs:
+        digits = re.fullmatch("0*([0-9]{1,18})", key)  # what int64 holds
+        if digits is None:
+            raise ValueError(f"{path}: item {key!r}: expected an integer from 0, of at most 18 digits")
+        item = int(digits[1])
+        if item in codes_of:
+            raise ValueError(f"{path}: key {key!r}: expected one key for item {item}, it has two")
+        if not _are_codes(codes, num_hierarchies):
+            raise ValueError(
+                f"{path}: item {item} has {reprlib.repr(codes)}: expected {num_hierarchies} integers"
+            )
+        codes_of[item] = codes
+    items = np.array(sorted(codes_of))
+    return ItemSIDs(items, np.array([codes_of[item] for item in items.tolist()]))
+
+
+def _are_codes(codes: Any, num_hierarchies: int) -> bool:
+    """Whether `codes` is a list of so many integers that int64 holds."""
+    return (
+        isinstance(codes, list)
+        and len(codes) == num_hierarchies
+        and all(type(code) is int and code.bit_length() < 64 for code in codes)
+    )

@@ -1,0 +1,135 @@
+"""Samples of semantic IDs from a Parquet file of item sequences."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+
+from commons.datasets.item_sids import ItemSIDs
+from commons.datasets.sid_source import SIDSample, SIDSource
+from commons.datasets.sid_spec import SIDDatasetSpec
+
+SEQUENCE_COLUMN = "sequence_data"
+
+
+class SIDSequenceSource(SIDSource):
+    """One sample per row of a Parquet file, of its newest `spec.max_items` items.
+
+    The column "sequence_data" has lists of integer item ids, oldest first; the last one is the target. Every
+    contextual feature of the spec has a column of integer ids. Other columns are not read.
+
+    Args:
+        path: the file.
+        sids: the items' codes.
+        spec: what the samples hold.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: the file is malformed, an item has no codes, a contextual id is outside its vocabulary, or
+            `sids` is not of the spec's codebooks. Names the file, and the row, from 0, where there is one.
+    """
+
+    def __init__(self, path: Path, sids: ItemSIDs, spec: SIDDatasetSpec) -> None:
+        sids.check_codebooks(spec.codebook_sizes)
+        table = _read_table(path, list(spec.contextual_vocab_sizes))
+        items, offsets = _flat_items(path, table[SEQUENCE_COLUMN])
+        self._sids = sids
+        self._spec = spec
+        self._offsets = offsets  # [samples + 1]
+        self._rows = _rows_of(path, sids, items, offsets)  # of sids, of all samples behind each other
+        self._contextual = {
+            name: _contextual_ids(path, table[name], size)
+            for name, size in spec.contextual_vocab_sizes.items()
+        }
+
+    @property
+    def spec(self) -> SIDDatasetSpec:
+        """What the samples hold."""
+        return self._spec
+
+    def __len__(self) -> int:
+        return len(self._offsets) - 1
+
+    def __getitem__(self, index: int) -> SIDSample:
+        if not 0 <= index < len(self):
+            raise IndexError(f"sample {index}: expected 0 to {len(self) - 1}")
+        start, end = (int(offset) for offset in self._offsets[index : index + 2])
+        rows = self._rows[max(start, end - self._spec.max_items) : end]
+        return SIDSample(
+            codes=self._sids.codes[rows],
+            target_item=int(self._sids.items[rows[-1]]),
+            contextual={name: ids[index : index + 1] for name, ids in self._contextual.items()},
+        )
+
+
+def _read_table(path: Path, contextual: list[str]) -> pl.DataFrame:
+    """The columns of the sequences, as lists of Int64, and of the contextual features, as Int64."""
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} does not exist")
+    try:
+        file = pl.scan_parquet(path, glob=False)
+        _check_columns(path, file.collect_schema(), contextual)
+        lists = pl.col(SEQUENCE_COLUMN).cast(pl.List(pl.Int64))
+        return file.select(lists, *(pl.col(name).cast(pl.Int64) for name in contextual)).collect()
+    except pl.exceptions.PolarsError as error:
+        raise ValueError(f"{path} is malformed: {error}") from error
+
+
+def _check_columns(path: Path, schema: pl.Schema, contextual: list[str]) -> None:
+    for name in (SEQUENCE_COLUMN, *contextual):
+        if name not in schema:
+            raise ValueError(f"{path} has no column {name!r}; it has {schema.names()}")
+    sequence = schema[SEQUENCE_COLUMN]
+    if not isinstance(sequence, pl.List) or not sequence.inner.is_integer():
+        raise ValueError(f"{path}: column {SEQUENCE_COLUMN!r} is {sequence}: expected a list of integers")
+    for name in contextual:
+        if not schema[name].is_integer():
+            raise ValueError(f"{path}: column {name!r} is {schema[name]}: expected integers")
+
+
+def _flat_items(path: Path, sequences: pl.Series) -> tuple[np.ndarray, np.ndarray]:
+    """Item ids of all rows behind each other, and `[rows + 1]` int64 offsets of the rows in them."""
+    _check_no_null(path, sequences)
+    lengths = sequences.list.len().cast(pl.Int64).to_numpy()
+    if not lengths.all():
+        row = np.flatnonzero(lengths == 0)[0]
+        raise ValueError(f"{path}, row {row}: {SEQUENCE_COLUMN} is empty: expected the target at least")
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    items = sequences.explode()
+    if items.null_count():
+        row = _row_at(items.is_null().arg_true()[0], offsets)
+        raise ValueError(f"{path}, row {row}: {SEQUENCE_COLUMN} has a null item: expected integers")
+    return items.to_numpy(), offsets
+
+
+def _rows_of(path: Path, sids: ItemSIDs, items: np.ndarray, offsets: np.ndarray) -> np.ndarray:
+    """`sids.rows_of` as int32, which halves what stays in memory; errors name the row of the file."""
+    try:
+        return sids.rows_of(items).astype(np.int32)
+    except ValueError as error:
+        row = _row_at(np.flatnonzero(~np.isin(items, sids.items))[0], offsets)
+        raise ValueError(f"{path}, row {row}: {error}") from error
+
+
+def _contextual_ids(path: Path, column: pl.Series, vocab_size: int) -> np.ndarray:
+    _check_no_null(path, column)
+    ids = column.to_numpy()
+    outside = np.flatnonzero((ids < 0) | (ids >= vocab_size))
+    if len(outside):
+        raise ValueError(
+            f"{path}, row {outside[0]}: feature {column.name!r} has id {ids[outside[0]]}: "
+            f"expected 0 to {vocab_size - 1}"
+        )
+    return ids
+
+
+def _check_no_null(path: Path, column: pl.Series) -> None:
+    if column.null_count():
+        raise ValueError(f"{path}, row {column.is_null().arg_true()[0]}: {column.name} is null")
+
+
+def _row_at(position: int, offsets: np.ndarray) -> int:
+    """The row that has a position of the flat items."""
+    return int(np.searchsorted(offsets, position, side="right")) - 1

@@ -1,0 +1,19 @@
+"""Index arithmetic on jagged rows."""
+
+from __future__ import annotations
+
+import torch
+
+
+def spread(starts: torch.Tensor, lengths: torch.Tensor, total: int, step: int = 1) -> torch.Tensor:
+    """`[total]` int64: for each row b the `lengths[b]` indices `starts[b]`, `starts[b] + step`, …
+
+    Args:
+        starts, lengths: `[B]` integers.
+        total: the sum of `lengths`, given so that it need not be read from the device.
+        step: from one index of a row to the next.
+    """
+    lengths = lengths.long()
+    before = lengths.cumsum(0) - lengths
+    first = (starts - step * before).repeat_interleave(lengths, output_size=total)
+    return first + step * torch.arange(total, device=starts.device)

@@ -1,0 +1,62 @@
+"""Beam search over semantic IDs, restricted to prefixes that lead to an item."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from sid_gr.models.code_tree import CodeTree
+
+# Codes [B, W] of hierarchy `depth`, and the beams [B, W] they extend, to logits [B, W, codebook size] of the
+# next hierarchy.
+NextLogits = Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor]
+
+
+def beam_search(
+    first_logits: torch.Tensor, next_logits: NextLogits, tree: CodeTree, width: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The `width` most probable items of each user, as far as a beam of that width finds them.
+
+    A tuple's score is the sum of its codes' log-probabilities under the model, each over its whole codebook.
+    Prefixes that lead to no item are never kept. With at least as many beams as there are prefixes of any
+    length the result is exact.
+
+    Args:
+        first_logits: `[B, codebook size]` of the first hierarchy.
+        next_logits: extends the beams by one code; called once for each further hierarchy.
+        tree: the code tuples that exist.
+        width: beams, and items to return.
+
+    Returns:
+        int64 `[B, width]`, items, the best first, and float32 `[B, width]`, their scores; −1 and −inf where
+        there are fewer items.
+    """
+    num_users = len(first_logits)
+    nodes = torch.zeros(num_users, 1, dtype=torch.int64, device=first_logits.device)
+    scores = torch.zeros(num_users, 1, device=first_logits.device)
+    logits = first_logits.unsqueeze(1)
+    for depth in range(len(tree.codebook_sizes)):
+        nodes, scores, codes, parents = _best_children(nodes, scores, logits, tree, depth, width)
+        if depth < len(tree.codebook_sizes) - 1:
+            logits = next_logits(codes, parents, depth)
+    return tree.items_of(nodes, scores, width)
+
+
+def _best_children(
+    nodes: torch.Tensor, scores: torch.Tensor, logits: torch.Tensor, tree: CodeTree, depth: int, width: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The `width` best prefixes one code longer: nodes, scores, last codes and parents, `[B, width]` each.
+
+    Where there are fewer, the rest have a score of −inf.
+    """
+    children, exists = tree.child_nodes(nodes, depth)
+    child_scores = scores.unsqueeze(-1) + logits.float().log_softmax(-1)
+    child_scores = child_scores.masked_fill(~exists, -torch.inf).flatten(1)
+    missing = max(width - child_scores.shape[1], 0)
+    child_scores = torch.nn.functional.pad(child_scores, (0, missing), value=-torch.inf)
+    scores, chosen = child_scores.topk(width)
+    chosen = chosen.clamp(max=children.shape[1] * children.shape[2] - 1)  # of those that only fill up
+    codebook_size = children.shape[2]
+    nodes = children.flatten(1).gather(1, chosen)
+    return nodes, scores, chosen % codebook_size, chosen // codebook_size

@@ -1,0 +1,167 @@
+"""Generative retrieval with semantic IDs: generates the codes of the next item.
+
+Source: Rajput et al., "Recommender Systems with Generative Retrieval", NeurIPS 2023.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from commons.datasets import SIDBatch
+from sid_gr.models.beam_search import beam_search
+from sid_gr.models.code_tree import CodeTree
+from sid_gr.models.sid_embedding import SIDEmbedding
+from sid_gr.modules.attention import JaggedCausalAttention
+from sid_gr.modules.beam_attention import BeamAttention
+from sid_gr.modules.decoder import Decoder, DecoderConfig
+from sid_gr.modules.token_layout import TokenLayout
+
+
+@dataclass(frozen=True)
+class SIDGRConfig:
+    """Sizes and settings of the model.
+
+    Attributes:
+        decoder: the layers.
+        top_k: items to retrieve, and beams of the search for them.
+        contextual_vocab_sizes: ids of each contextual feature, in the order of their tokens.
+        share_lm_head: one head for all hierarchies, as wide as the largest codebook, or one for each.
+        num_position_buckets: positions that have an embedding of their own; later ones share the last.
+        dtype: torch.bfloat16 and torch.float16 run under autocast with float32 parameters; torch.float32 runs
+            without.
+
+    Raises:
+        ValueError: a size is not positive, or `dtype` is another one.
+    """
+
+    decoder: DecoderConfig
+    top_k: int = 10
+    contextual_vocab_sizes: Mapping[str, int] = field(default_factory=dict)
+    share_lm_head: bool = True
+    num_position_buckets: int = 8192
+    dtype: torch.dtype = torch.bfloat16
+
+    def __post_init__(self) -> None:
+        for name in ("top_k", "num_position_buckets"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; expected at least 1")
+        if self.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+            raise ValueError(
+                f"dtype is {self.dtype}; expected torch.float32, torch.bfloat16 or torch.float16"
+            )
+
+
+@dataclass(frozen=True)
+class RetrievalOutput:
+    """What the model retrieved for the real rows of a batch.
+
+    Attributes:
+        items: int64 `[num_samples, top_k]`, the best first; −1 where there are no more items.
+        scores: float32 `[num_samples, top_k]`, log-probabilities of the items' codes; −inf where there are
+            no more items.
+        targets: int64 `[num_samples]`, the items that were right; None if the batch does not say.
+    """
+
+    items: torch.Tensor
+    scores: torch.Tensor
+    targets: torch.Tensor | None
+
+
+class SIDGR(nn.Module):
+    """Embeddings, a causal Transformer over the jagged tokens, and heads that predict codes.
+
+    Args:
+        config: sizes of the model.
+        tree: the items that may be retrieved, and with them the codebooks.
+        device: of the parameters.
+    """
+
+    def __init__(self, config: SIDGRConfig, tree: CodeTree, device: torch.device | None = None) -> None:
+        super().__init__()
+        self.config = config
+        self.tree = tree
+        hidden_size, sizes = config.decoder.hidden_size, tree.codebook_sizes
+        self.embedding = SIDEmbedding(
+            sizes, config.contextual_vocab_sizes, hidden_size, config.num_position_buckets, device
+        )
+        self.decoder = Decoder(config.decoder, device)
+        widths = [max(sizes)] if config.share_lm_head else sizes
+        self.heads = nn.ModuleList(nn.Linear(hidden_size, width, device=device) for width in widths)
+
+    def forward(self, batch: SIDBatch) -> tuple[torch.Tensor, RetrievalOutput | None]:
+        """The summed loss of the batch's candidate codes, a float32 scalar; in evaluation mode also the
+        `top_k` items that beam search finds for each sample.
+
+        What is retrieved is each sample's last candidate; its own codes have no influence on that.
+        A batch without tokens has a loss of 0 and zero gradients for all parameters, so that a rank that
+        holds one keeps in step with the others.
+
+        Raises:
+            ValueError: the batch's features are other than the model's, codes are no whole items, or a sample
+                has no candidate.
+        """
+        with self._autocast(batch):
+            layout = TokenLayout.of(batch)
+            attention = JaggedCausalAttention(layout.host_lengths, keep=not self.training)
+            states = self.decoder(self.embedding(batch, layout), attention)
+            loss = self._loss(states[layout.predictors], batch)
+            if self.training:
+                return loss, None
+            items, scores = self._retrieve(states, attention, layout, batch.num_samples)
+        targets = None if batch.target_items is None else batch.target_items[: batch.num_samples]
+        return loss, RetrievalOutput(items, scores, targets)
+
+    def _autocast(self, batch: SIDBatch) -> torch.autocast:
+        device_type = batch.features.device().type
+        return torch.autocast(device_type, self.config.dtype, enabled=self.config.dtype != torch.float32)
+
+    def _logits(self, states: torch.Tensor, hierarchy: int) -> torch.Tensor:
+        """`[..., codebook size]`."""
+        head = self.heads[0 if self.config.share_lm_head else hierarchy]
+        return head(states)[..., : self.tree.codebook_sizes[hierarchy]]
+
+    def _loss(self, states: torch.Tensor, batch: SIDBatch) -> torch.Tensor:
+        """From the states `[candidate codes, hidden_size]` that predict them."""
+        num_hierarchies = len(self.tree.codebook_sizes)
+        codes = batch.features[batch.candidate_feature_name].values().view(-1, num_hierarchies)
+        by_hierarchy = states.unflatten(0, (-1, num_hierarchies)).unbind(1)
+        losses = [
+            cross_entropy(self._logits(of_one, hierarchy).float(), codes[:, hierarchy], reduction="sum")
+            for hierarchy, of_one in enumerate(by_hierarchy)
+        ]
+        return torch.stack(losses).sum()
+
+    def _retrieve(
+        self, states: torch.Tensor, attention: JaggedCausalAttention, layout: TokenLayout, num_samples: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Items and scores of the real rows: one pass over the prompts is behind us, one step each remains.
+
+        Nothing is communicated, so ranks may have different numbers of samples.
+        """
+        width = self.config.top_k
+        if not num_samples:
+            items = torch.empty(0, width, dtype=torch.int64, device=states.device)
+            return items, items.float()
+        offsets, prompt_lengths = layout.offsets[:num_samples], layout.prompt_lengths[:num_samples]
+        beams = BeamAttention(
+            attention.keys_values,
+            offsets,
+            prompt_lengths,
+            longest=max(layout.host_prompt_lengths[:num_samples]),
+            num_beams=width,
+            num_steps=len(self.tree.codebook_sizes) - 1,
+        )
+
+        def next_logits(codes: torch.Tensor, parents: torch.Tensor, hierarchy: int) -> torch.Tensor:
+            beams.extend(parents)
+            positions = (prompt_lengths + hierarchy).unsqueeze(1).expand_as(codes)
+            tokens = self.embedding.extend(codes, hierarchy, positions)
+            return self._logits(self.decoder(tokens.flatten(0, 1), beams).view_as(tokens), hierarchy + 1)
+
+        first_logits = self._logits(states[offsets + prompt_lengths - 1], 0)
+        return beam_search(first_logits, next_logits, self.tree, width)

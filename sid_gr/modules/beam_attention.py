@@ -1,0 +1,88 @@
+"""Attention of beams that extend a prompt each, over a cache of keys and values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+
+class BeamAttention:
+    """W beams of each of B users, extended token by token; each sees its user's prompt and its own tokens.
+
+    A user's beams share one copy of the prompt's keys and values. A beam's own tokens stay where they were
+    written; what moves, when beams are chosen, is the small mask of who descends from whom.
+
+    The cache is `[B, num_kv_heads, longest prompt + num_steps · W, head_dim]` twice per layer.
+
+    Args:
+        keys_values: keys and values of the prompts of each layer, `[total_tokens, num_kv_heads, head_dim]`.
+        offsets: `[B]` int64, index of the first token of each prompt.
+        prompt_lengths: `[B]` int64, tokens of each prompt.
+        longest: the largest of them, given so that it need not be read from the device.
+        num_beams: W.
+        num_steps: tokens that each beam will be extended by.
+    """
+
+    def __init__(
+        self,
+        keys_values: Sequence[tuple[torch.Tensor, torch.Tensor]],
+        offsets: torch.Tensor,
+        prompt_lengths: torch.Tensor,
+        longest: int,
+        num_beams: int,
+        num_steps: int,
+    ) -> None:
+        device = offsets.device
+        self._num_users, self._num_beams, self._longest = len(offsets), num_beams, longest
+        places = torch.arange(longest, device=device)
+        in_prompt = places < prompt_lengths.unsqueeze(1)
+        # Behind a prompt's end any token will do: it is masked out.
+        tokens = torch.where(in_prompt, offsets.unsqueeze(1) + places, 0)
+        self._cache = [
+            tuple(self._with_room(tensor[tokens], num_beams * num_steps) for tensor in layer)
+            for layer in keys_values
+        ]
+        own = torch.zeros(self._num_users, num_beams, num_beams * num_steps, dtype=torch.bool, device=device)
+        self._visible = torch.cat([in_prompt.unsqueeze(1).expand(-1, num_beams, -1), own], 2)
+        self._step = -1
+
+    def extend(self, parents: torch.Tensor) -> None:
+        """Begins a step in which beam w goes on from beam `parents[:, w]` of the step before.
+
+        Args:
+            parents: int64 `[B, W]`.
+        """
+        self._step += 1
+        of_parents = parents.unsqueeze(-1).expand(-1, -1, self._visible.shape[-1])
+        self._visible = self._visible.gather(1, of_parents)
+        beams = torch.arange(self._num_beams, device=parents.device)
+        self._visible[:, beams, self._first_slot + beams] = True
+
+    def __call__(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        """Attention of the step's tokens, `[B · W, heads, head_dim]` each, user by user."""
+        keys, values = self._cache[layer]
+        q, k, v = (
+            tensor.unflatten(0, (self._num_users, self._num_beams)).transpose(1, 2) for tensor in (q, k, v)
+        )
+        last_slot = self._first_slot + self._num_beams
+        keys[:, :, self._first_slot : last_slot] = k
+        values[:, :, self._first_slot : last_slot] = v
+        attended = scaled_dot_product_attention(
+            q,
+            keys[:, :, :last_slot],
+            values[:, :, :last_slot],
+            attn_mask=self._visible[:, None, :, :last_slot],
+            enable_gqa=keys.shape[1] != q.shape[1],
+        )
+        return attended.transpose(1, 2).flatten(0, 1)
+
+    @property
+    def _first_slot(self) -> int:
+        return self._longest + self._step * self._num_beams
+
+    @staticmethod
+    def _with_room(prompts_BTHD: torch.Tensor, num_slots: int) -> torch.Tensor:
+        """`[B, H, T + num_slots, D]`."""
+        return torch.nn.functional.pad(prompts_BTHD.transpose(1, 2), (0, 0, 0, num_slots))

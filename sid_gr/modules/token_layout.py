@@ -1,0 +1,114 @@
+"""Where each sample's contextual, history, BOS and candidate tokens are in a batch of jagged sequences."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from commons.datasets import SIDBatch
+from commons.sequence_batch.jagged_indices import spread
+
+
+@dataclass(frozen=True)
+class TokenLayout:
+    """The tokens of B samples, one sample behind the other.
+
+    A sample's tokens are its contextual ids, the codes of its history, and for each candidate a BOS and the
+    candidate's codes, without the very last one, which predicts nothing. Each candidate code is predicted at
+    the token before it. Tensors are on the batch's device, the lists on the host.
+
+    Attributes:
+        total_tokens: of all samples.
+        host_lengths: tokens of each sample.
+        host_prompt_lengths: tokens of each sample up to its last BOS, which is what its target is predicted
+            from; 0 for padding rows.
+        prompt_lengths: `[B]` int64, the same.
+        offsets: `[B]` int64, index of each sample's first token.
+        sources: `[total_tokens]` int64, which row each token is of the embeddings of the contextual ids, the
+            history's codes, the candidates' codes and BOS (one row), one behind the other in this order.
+        positions: `[total_tokens]` int64, each token's place in its sample.
+        predictors: `[candidate codes]` int64, the token at which each candidate code is predicted.
+    """
+
+    total_tokens: int
+    host_lengths: list[int]
+    host_prompt_lengths: list[int]
+    prompt_lengths: torch.Tensor
+    offsets: torch.Tensor
+    sources: torch.Tensor
+    positions: torch.Tensor
+    predictors: torch.Tensor
+
+    @classmethod
+    def of(cls, batch: SIDBatch) -> TokenLayout:
+        """The layout of a batch on any device.
+
+        Reads the lengths to the host in one transfer, the one host-device synchronisation of a forward.
+
+        Raises:
+            ValueError: a row's codes are no whole items, or a sample has no candidate.
+        """
+        names = [*batch.contextual_feature_names, batch.history_feature_name, batch.candidate_feature_name]
+        lengths = torch.stack([batch.feature_lengths(name) for name in names])
+        on_host = lengths.tolist()
+        _check(on_host[-2], on_host[-1], batch.num_hierarchies, batch.num_samples)
+        totals = [sum(of_feature) for of_feature in on_host]
+        tokens = batch.num_tokens()
+        host_tokens = [
+            sum(of_row) + of_row[-1] // batch.num_hierarchies - (of_row[-1] > 0)
+            for of_row in zip(*on_host, strict=True)
+        ]
+        total_tokens = sum(host_tokens)
+        offsets = tokens.cumsum(0) - tokens
+        sources, predictors = _sources(offsets, lengths, totals, total_tokens, batch.num_hierarchies)
+        starts = offsets.repeat_interleave(tokens, output_size=total_tokens)
+        last_codes = batch.num_hierarchies - 1
+        return cls(
+            total_tokens=total_tokens,
+            host_lengths=host_tokens,
+            host_prompt_lengths=[max(length - last_codes, 0) for length in host_tokens],
+            prompt_lengths=(tokens - last_codes).clamp(min=0),
+            offsets=offsets,
+            sources=sources,
+            positions=torch.arange(total_tokens, device=offsets.device) - starts,
+            predictors=predictors,
+        )
+
+
+def _sources(
+    offsets: torch.Tensor,
+    lengths: torch.Tensor,
+    totals: list[int],
+    total_tokens: int,
+    num_hierarchies: int,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`TokenLayout.sources` and `.predictors` from `[features, B]` lengths and each feature's total."""
+    device = offsets.device
+    # All tokens are BOS until something else is put there; the last place takes what is left out.
+    sources = torch.full((total_tokens + 1,), sum(totals), device=device)
+    cursor, first_row = offsets, 0
+    for of_feature, total in zip(lengths[:-1], totals[:-1], strict=True):
+        sources[spread(cursor, of_feature, total)] = torch.arange(first_row, first_row + total, device=device)
+        cursor, first_row = cursor + of_feature, first_row + total
+    candidate_lengths, total = lengths[-1], totals[-1]
+    places = spread(torch.zeros_like(cursor), candidate_lengths, total)
+    starts, ends = (
+        per_row.repeat_interleave(candidate_lengths, output_size=total)
+        for per_row in (cursor, candidate_lengths)
+    )
+    predictors = starts + places + places // num_hierarchies
+    destinations = torch.where(places == ends - 1, total_tokens, predictors + 1)
+    sources[destinations] = torch.arange(first_row, first_row + total, device=device)
+    return sources[:total_tokens], predictors
+
+
+def _check(history: list[int], candidates: list[int], num_hierarchies: int, num_samples: int) -> None:
+    for row, (num_history, num_candidates) in enumerate(zip(history, candidates, strict=True)):
+        if num_history % num_hierarchies or num_candidates % num_hierarchies:
+            raise ValueError(
+                f"row {row} has {num_history} history and {num_candidates} candidate codes; expected "
+                f"multiples of num_hierarchies = {num_hierarchies}"
+            )
+        if row < num_samples and not num_candidates:
+            raise ValueError(f"row {row} has no candidate; every sample has at least one, its target")

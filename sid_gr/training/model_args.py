@@ -1,0 +1,152 @@
+"""What gin files say about the SID-GR model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import gin
+
+from commons.datasets import RandomDistribution, SIDDatasetSpec
+from commons.training.network_args import BaseNetworkArgs
+from commons.training.training_args import require, require_at_least
+from sid_gr.modules import DecoderConfig
+
+RANDOM, FROM_DISK = "sid_random_dataset", "sid_sequence_dataset"
+
+
+@gin.configurable(module="sid_gr")
+@dataclass
+class DatasetArgs:
+    """A dataset of items as semantic IDs.
+
+    Attributes:
+        dataset_name: what the data is called.
+        max_history_length: the most items before the target that a sample keeps, the newest.
+        max_candidate_length: how many of a sample's newest items the loss is on: 1 for the last alone, 0 for
+            all of them, each then with a BOS in front.
+        dataset_type_str: "sid_random_dataset" or "sid_sequence_dataset".
+        sequence_features_training_data_path, sequence_features_testing_data_path: Parquet files, as
+            `commons.datasets.sid_preprocess` writes them.
+        item_to_sid_mapping_path: a `.pt` tensor `[num_hierarchies, num_items]`, or JSON `{item: [codes]}`.
+        shuffle: whether each epoch has an order of its own.
+        num_hierarchies: codes per item.
+        codebook_sizes: codes of each hierarchy.
+        contextual_vocab_sizes: columns of the Parquet files that describe the user, and their number of ids.
+        history_length_dist: of the random dataset; None for uniform from 1 to `max_history_length`.
+        num_generated_batches: of the random dataset, per rank and epoch.
+
+    Raises:
+        ValueError: a value is out of range, or a path is missing.
+    """
+
+    dataset_name: str
+    max_history_length: int
+    dataset_type_str: str
+    num_hierarchies: int
+    codebook_sizes: list[int]
+    max_candidate_length: int = 1
+    sequence_features_training_data_path: str | None = None
+    sequence_features_testing_data_path: str | None = None
+    item_to_sid_mapping_path: str | None = None
+    shuffle: bool = False
+    contextual_vocab_sizes: dict[str, int] = field(default_factory=dict)
+    history_length_dist: RandomDistribution | None = None
+    num_generated_batches: int = 100
+
+    def __post_init__(self) -> None:
+        kinds = (RANDOM, FROM_DISK)
+        require(
+            self.dataset_type_str in kinds,
+            "DatasetArgs.dataset_type_str",
+            self.dataset_type_str,
+            f"one of {kinds}",
+        )
+        require_at_least(1, "DatasetArgs.max_history_length", self.max_history_length)
+        require_at_least(0, "DatasetArgs.max_candidate_length", self.max_candidate_length)
+        require_at_least(1, "DatasetArgs.num_generated_batches", self.num_generated_batches)
+        require(
+            len(self.codebook_sizes) == self.num_hierarchies,
+            "DatasetArgs.codebook_sizes",
+            self.codebook_sizes,
+            f"one size for each of num_hierarchies = {self.num_hierarchies}",
+        )
+        for size in self.codebook_sizes:
+            require_at_least(1, "DatasetArgs.codebook_sizes", size)
+        if self.dataset_type_str == FROM_DISK:
+            for name in (
+                "sequence_features_training_data_path",
+                "sequence_features_testing_data_path",
+                "item_to_sid_mapping_path",
+            ):
+                require(bool(getattr(self, name)), f"DatasetArgs.{name}", getattr(self, name), "a path")
+
+    def spec(self) -> SIDDatasetSpec:
+        """What samples hold."""
+        return SIDDatasetSpec(
+            codebook_sizes=tuple(self.codebook_sizes),
+            max_history_length=self.max_history_length,
+            max_candidate_length=self.max_candidate_length,
+            contextual_vocab_sizes=dict(self.contextual_vocab_sizes),
+        )
+
+
+@gin.configurable(module="sid_gr")
+@dataclass
+class NetworkArgs(BaseNetworkArgs):
+    """The decoder's layers.
+
+    Attributes:
+        share_lm_head_across_hierarchies: one head for all hierarchies, or one for each.
+        num_kv_heads: key and value heads, shared by groups of query heads; −1 for `num_attention_heads`.
+        mlp_size: width of the MLP's hidden layer; −1 for four times `hidden_size`.
+        gated_mlp: whether a third matrix gates the MLP's hidden layer.
+
+    Raises:
+        ValueError: a value is out of range.
+    """
+
+    share_lm_head_across_hierarchies: bool = True
+    num_kv_heads: int = -1
+    mlp_size: int = -1
+    gated_mlp: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(
+            self.is_causal, "NetworkArgs.is_causal", self.is_causal, "True: codes are generated one by one"
+        )
+        for name in ("num_kv_heads", "mlp_size"):
+            value = getattr(self, name)
+            require(value == -1 or value >= 1, f"NetworkArgs.{name}", value, "at least 1, or -1")
+        require(
+            self.num_kv_heads == -1 or self.num_attention_heads % self.num_kv_heads == 0,
+            "NetworkArgs.num_kv_heads",
+            self.num_kv_heads,
+            f"a divisor of num_attention_heads = {self.num_attention_heads}",
+        )
+
+    def decoder(self) -> DecoderConfig:
+        """The layers' configuration."""
+        return DecoderConfig(
+            num_layers=self.num_layers,
+            hidden_size=self.hidden_size,
+            num_heads=self.num_attention_heads,
+            head_dim=self.kv_channels,
+            num_kv_heads=self.num_kv_heads,
+            mlp_size=self.mlp_size,
+            gated_mlp=self.gated_mlp,
+            dropout=self.hidden_dropout,
+            norm_epsilon=self.norm_epsilon,
+        )
+
+    def settings_without_effect(self) -> list[str]:
+        """One line for each setting that asks for something that does not happen."""
+        lines = super().settings_without_effect()
+        for name in ("item_embedding_dim", "contextual_embedding_dim"):
+            if getattr(self, name) not in (-1, self.hidden_size):
+                lines.append(f"NetworkArgs.{name} has no effect here: embeddings have hidden_size")
+        if self.scaling_seqlen != -1:
+            lines.append("NetworkArgs.scaling_seqlen has no effect here: attention is a softmax")
+        if self.disable_contextual_mask:
+            lines.append("NetworkArgs.disable_contextual_mask has no effect here: all tokens are causal")
+        return lines

@@ -1,0 +1,117 @@
+"""The SID-GR model and its data, put together as a gin file says."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+import sid_gr.batch_shuffler  # noqa: F401  registers "sid_gr"
+from commons.datasets import (
+    ItemSIDs,
+    RandomSIDSource,
+    SequenceDataset,
+    SIDBatch,
+    SIDSequenceSource,
+    SIDSource,
+    random_item_sids,
+)
+from commons.gin_values import from_gin
+from commons.perf_model import DecoderFlops
+from commons.training import RetrievalMetrics, TrainerArgs, TrainingTask
+from commons.training.rank_zero_log import warn_once
+from sid_gr.models import SIDGR, CodeTree, SIDGRConfig
+from sid_gr.modules import DecoderConfig
+from sid_gr.training.model_args import RANDOM, DatasetArgs, NetworkArgs
+
+# The catalogue of a random dataset; fewer where the codebooks do not have as many tuples.
+_NUM_RANDOM_ITEMS = 10_000
+# Evaluation samples of a random dataset are other ones than those of training.
+_EVAL_SEED_OFFSET = 1
+
+
+def sid_gr_task(trainer: TrainerArgs, device: torch.device) -> TrainingTask:
+    """The task that the parsed gin configuration describes.
+
+    The tables are replicated, so TorchRec's pipeline has no sharded lookup to overlap: with the pipeline
+    "native" the trainer runs "none".
+
+    Raises:
+        ValueError: settings are missing or contradict each other, or a file of the dataset is malformed.
+        FileNotFoundError: a file of the dataset does not exist.
+    """
+    network, dataset = from_gin(NetworkArgs), from_gin(DatasetArgs)
+    metrics = RetrievalMetrics(trainer.eval_metrics, trainer.top_k_for_generation, device)
+    sids, train_source, eval_source = (
+        _random_sources(dataset, trainer) if dataset.dataset_type_str == RANDOM else _disk_sources(dataset)
+    )
+    warn_once(network.settings_without_effect())
+    config = SIDGRConfig(
+        decoder=network.decoder(),
+        top_k=trainer.top_k_for_generation,
+        contextual_vocab_sizes=dataset.contextual_vocab_sizes,
+        share_lm_head=network.share_lm_head_across_hierarchies,
+        num_position_buckets=network.num_position_buckets,
+        dtype=network.dtype,
+    )
+    torch.manual_seed(trainer.seed)
+    flops = decoder_flops(config.decoder)
+    return TrainingTask(
+        model=SIDGR(config, CodeTree(sids, dataset.codebook_sizes)),
+        train_dataset=_dataset(train_source, trainer.train_batch_size, dataset.shuffle, trainer.seed),
+        eval_dataset=_dataset(eval_source, trainer.eval_rows, False, trainer.seed),
+        metrics=metrics,
+        flops=partial(_flops_of_rows, flops),
+        shuffler_name="sid_gr",
+        shuffler_settings={"flops": flops},
+        has_sharded_tables=False,
+    )
+
+
+def decoder_flops(decoder: DecoderConfig) -> DecoderFlops:
+    """The cost model of a decoder."""
+    return DecoderFlops(
+        num_layers=decoder.num_layers,
+        hidden_size=decoder.hidden_size,
+        num_heads=decoder.num_heads,
+        num_kv_heads=decoder.num_kv_heads,
+        head_dim=decoder.head_dim,
+        mlp_size=decoder.mlp_size,
+        gated_mlp=decoder.gated_mlp,
+    )
+
+
+def _random_sources(dataset: DatasetArgs, trainer: TrainerArgs) -> tuple[ItemSIDs, SIDSource, SIDSource]:
+    """The catalogue, and training and evaluation samples."""
+    spec = dataset.spec()
+    sids = random_item_sids(spec.codebook_sizes, _NUM_RANDOM_ITEMS, trainer.seed)
+    global_rows = [rows * dist.get_world_size() for rows in (trainer.train_batch_size, trainer.eval_rows)]
+    train, evaluation = (
+        RandomSIDSource(sids, spec, dataset.history_length_dist, dataset.num_generated_batches * rows, seed)
+        for rows, seed in zip(global_rows, (trainer.seed, trainer.seed + _EVAL_SEED_OFFSET), strict=True)
+    )
+    return sids, train, evaluation
+
+
+def _disk_sources(dataset: DatasetArgs) -> tuple[ItemSIDs, SIDSource, SIDSource]:
+    """The catalogue, and training and evaluation samples."""
+    spec = dataset.spec()
+    sids = ItemSIDs.load(Path(str(dataset.item_to_sid_mapping_path)), spec.codebook_sizes)
+    train, evaluation = (
+        SIDSequenceSource(Path(str(path)), sids, spec)
+        for path in (
+            dataset.sequence_features_training_data_path,
+            dataset.sequence_features_testing_data_path,
+        )
+    )
+    return sids, train, evaluation
+
+
+def _dataset(source: SIDSource, batch_size: int, shuffle: bool, seed: int) -> SequenceDataset:
+    return SequenceDataset(source, batch_size, dist.get_rank(), dist.get_world_size(), shuffle, seed)
+
+
+def _flops_of_rows(flops: DecoderFlops, batch: SIDBatch) -> torch.Tensor:
+    return flops.per_sample(batch.num_tokens())

@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn.functional import cross_entropy
+
+from tests.sid_gr.sid_samples import CODEBOOK_SIZES, ITEM_CODES, Sample, samples, sid_batch, sid_gr_model
+
+
+def reference_states(model, sample: Sample) -> torch.Tensor:
+    """States of one sample's tokens, written out token by token and layer by layer, with a full mask."""
+    embedding, decoder = model.embedding, model.config.decoder
+    tokens = [embedding.contextual[0].weight[i] for i in sample.context]
+    tokens += [
+        embedding.codes[h].weight[code] for row in sample.history for h, code in enumerate(ITEM_CODES[row])
+    ]
+    for row in sample.candidates:
+        tokens += [embedding.bos[0]]
+        tokens += [embedding.codes[h].weight[code] for h, code in enumerate(ITEM_CODES[row])]
+    x = torch.stack(tokens[:-1])
+    places = torch.arange(len(x)).clamp(max=embedding.positions.num_embeddings - 1)
+    x = x + embedding.positions.weight[places]
+    for layer in model.decoder.layers:
+        q, k, v = (
+            layer.qkv(layer.attention_norm(x))
+            .unflatten(-1, (-1, decoder.head_dim))
+            .split((decoder.num_heads, decoder.num_kv_heads, decoder.num_kv_heads), 1)
+        )
+        group = decoder.num_heads // decoder.num_kv_heads
+        heads = []
+        for head in range(decoder.num_heads):
+            scores = q[:, head] @ k[:, head // group].T / decoder.head_dim**0.5
+            scores = scores.masked_fill(torch.ones_like(scores).triu(1).bool(), -torch.inf)
+            heads.append(scores.softmax(-1) @ v[:, head // group])
+        x = x + layer.attention_output(torch.cat(heads, -1))
+        hidden = layer.mlp_input(layer.mlp_norm(x))
+        if decoder.gated_mlp:
+            gate, hidden = hidden.chunk(2, -1)
+            hidden = torch.nn.functional.silu(gate) * hidden
+        else:
+            hidden = torch.nn.functional.gelu(hidden)
+        x = x + layer.mlp_output(hidden)
+    return model.decoder.final_norm(x)
+
+
+def reference_loss(model, sample: Sample) -> torch.Tensor:
+    states = reference_states(model, sample)
+    first = len(sample.context) + len(CODEBOOK_SIZES) * len(sample.history)
+    losses = []
+    for index, row in enumerate(sample.candidates):
+        for h, code in enumerate(ITEM_CODES[row]):
+            head = model.heads[0 if len(model.heads) == 1 else h]
+            logits = head(states[first + index * (len(CODEBOOK_SIZES) + 1) + h])[: CODEBOOK_SIZES[h]]
+            losses.append(cross_entropy(logits, torch.tensor(int(code))))
+    return torch.stack(losses).sum()
+
+
+@given(
+    rows=st.lists(samples(), min_size=1, max_size=4),
+    padding=st.integers(0, 2),
+    share_lm_head=st.booleans(),
+    num_kv_heads=st.sampled_from([1, 2, 4]),
+    gated_mlp=st.booleans(),
+)
+@settings(max_examples=40, deadline=None)
+def test_loss_is_that_of_each_sample_by_itself(rows, padding, share_lm_head, num_kv_heads, gated_mlp):
+    model = sid_gr_model(share_lm_head=share_lm_head, num_kv_heads=num_kv_heads, gated_mlp=gated_mlp)
+    batch = sid_batch(rows, len(rows) + padding)
+    loss, output = model(batch)
+    assert output is None
+    expected = torch.stack([reference_loss(model, row) for row in rows]).sum()
+    torch.testing.assert_close(loss, expected, rtol=1e-5, atol=1e-5)
+    got = torch.autograd.grad(loss, list(model.parameters()))
+    wanted = torch.autograd.grad(expected, list(model.parameters()), allow_unused=True)
+    for ours, reference in zip(got, wanted, strict=True):
+        torch.testing.assert_close(
+            ours, torch.zeros_like(ours) if reference is None else reference, rtol=1e-4, atol=1e-5
+        )
+    assert int(batch.num_loss_tokens().sum()) == sum(3 * len(row.candidates) for row in rows)
+
+
+@given(rows=st.lists(samples(), min_size=1, max_size=4), padding=st.integers(0, 2))
+def test_tokens_are_counted_as_the_model_sees_them(rows, padding):
+    batch = sid_batch(rows, len(rows) + padding)
+    model = sid_gr_model()
+    expected = [len(reference_states(model, row)) for row in rows] + [0] * padding
+    assert batch.num_tokens().tolist() == expected
+
+
+def test_a_batch_without_tokens_has_no_loss_and_zero_gradients():
+    model = sid_gr_model()
+    batch = sid_batch([], 1)
+    loss, _ = model(batch)
+    loss.backward()
+    assert float(loss) == 0
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None and not parameter.grad.any(), name
+    model.eval()
+    _, output = model(batch)
+    assert output.items.shape == output.scores.shape == (0, 4) and len(output.targets) == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_near_single(dtype):
+    rows = [Sample([0, 3, 5], [7], [1]), Sample([], [2, 8], []), Sample([1] * 5, [0], [2, 3])]
+    batch = sid_batch(rows, 4)
+    single, half = sid_gr_model(), sid_gr_model(dtype=dtype)
+    losses, gradients = [], []
+    for model in (single, half):
+        loss, _ = model(batch)
+        loss.backward()
+        assert loss.dtype == torch.float32
+        losses.append(float(loss))
+        gradients.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
+    assert losses[1] == pytest.approx(losses[0], rel=0.02)
+    assert float((gradients[0] - gradients[1]).norm() / gradients[0].norm()) < 0.1
+    for model in (single, half):
+        model.eval()
+    scores = [model(batch)[1].scores for model in (single, half)]
+    torch.testing.assert_close(scores[1], scores[0], rtol=0.05, atol=0.1)
+
+
+def test_a_batch_that_is_not_the_models_is_refused():
+    model = sid_gr_model()
+    batch = sid_batch([Sample([0], [1], [])])
+    batch.contextual_feature_names = []
+    with pytest.raises(
+        ValueError, match=r"the batch has contextual features \[\] and 3 hierarchies; the model"
+    ):
+        model(batch)
+    batch = sid_batch([Sample([0], [1], [])])
+    batch.features.lengths()[1] = 2
+    with pytest.raises(ValueError, match="row 0 has 2 history and 3 candidate codes; expected multiples"):
+        model(batch)
+    with pytest.raises(ValueError, match="row 0 has no candidate"):
+        model(sid_batch([], 2).with_fields({}, 2, 1))
