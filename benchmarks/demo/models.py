@@ -12,7 +12,10 @@ import torch
 from commons.training import TrainerArgs, TrainingTask
 
 # Modules, not functions: two models' gin configurables of one name cannot be configured in one process.
-TASKS = {"hstu": ("hstu.training.ranking_task", "ranking_task")}
+TASKS = {
+    "hstu": ("hstu.training.ranking_task", "ranking_task"),
+    "sid_gr": ("sid_gr.training.sid_gr_task", "sid_gr_task"),
+}
 
 
 def parse_config(model: str) -> Callable[[TrainerArgs, torch.device], TrainingTask]:

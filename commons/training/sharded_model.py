@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from torch import nn
 from torchrec import EmbeddingCollection
@@ -16,9 +14,8 @@ from torchrec.distributed.sharding_plan import construct_module_sharding_plan, r
 from torchrec.distributed.types import ShardingPlan
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 
+from commons.training.rank_zero_log import warn_once
 from commons.training.training_args import OptimizerArgs
-
-logger = logging.getLogger(__name__)
 
 
 def shard_model(
@@ -32,6 +29,16 @@ def shard_model(
     Returns:
         The model, and the optimizer of tables and dense parameters together.
     """
+    collections = {
+        path: module for path, module in model.named_modules() if isinstance(module, EmbeddingCollection)
+    }
+    if collections and optimizer_args.optimizer_str == "adam" and device.type == "cpu":
+        warn_once(
+            [
+                "fbgemm has no fused Adam on CPU: embedding tables train with row-wise Adagrad, "
+                "dense parameters with Adam"
+            ]
+        )
     sharder = EmbeddingCollectionSharder(fused_params=_fused_params(optimizer_args, device))
     plan = {
         path: construct_module_sharding_plan(
@@ -41,8 +48,7 @@ def shard_model(
             sharder=sharder,
             device_type=device.type,
         )
-        for path, module in model.named_modules()
-        if isinstance(module, EmbeddingCollection)
+        for path, module in collections.items()
     }
     sharded = DistributedModelParallel(
         model.to(device), device=device, plan=ShardingPlan(plan), sharders=[sharder]
@@ -75,11 +81,6 @@ def _fused_params(args: OptimizerArgs, device: torch.device) -> dict[str, Any]:
     params: dict[str, Any] = {"optimizer": optimizer, "learning_rate": args.learning_rate}
     if optimizer is EmbOptimType.ADAM:
         if device.type == "cpu":
-            if dist.get_rank() == 0:
-                logger.warning(
-                    "fbgemm has no fused Adam on CPU: embedding tables train with row-wise Adagrad, "
-                    "dense parameters with Adam"
-                )
             params["optimizer"] = EmbOptimType.EXACT_ROWWISE_ADAGRAD
         else:
             params |= {"beta1": args.adam_beta1, "beta2": args.adam_beta2}

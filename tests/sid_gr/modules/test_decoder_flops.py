@@ -1,0 +1,35 @@
+from __future__ import annotations
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from commons.perf_model import DecoderFlops
+from sid_gr.modules import Decoder, DecoderConfig, JaggedCausalAttention
+
+
+@given(
+    lengths=st.lists(st.integers(0, 40), min_size=1, max_size=5),
+    num_layers=st.integers(1, 3),
+    hidden_size=st.integers(1, 24),
+    num_kv_heads=st.integers(1, 3),
+    group_size=st.integers(1, 3),
+    head_dim=st.integers(1, 16),
+    mlp_size=st.integers(1, 50),
+    gated_mlp=st.booleans(),
+)
+@settings(max_examples=60, deadline=None)
+def test_decoder_flops_are_those_of_the_layers(
+    lengths, num_layers, hidden_size, num_kv_heads, group_size, head_dim, mlp_size, gated_mlp
+):
+    num_heads = num_kv_heads * group_size
+    decoder = Decoder(
+        DecoderConfig(num_layers, hidden_size, num_heads, head_dim, num_kv_heads, mlp_size, gated_mlp)
+    )
+    x = torch.randn(sum(lengths), hidden_size)
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        decoder(x, JaggedCausalAttention(lengths))
+    flops = DecoderFlops(num_layers, hidden_size, num_heads, num_kv_heads, head_dim, mlp_size, gated_mlp)
+    assert counter.get_total_flops() == int(flops.per_sample(torch.tensor(lengths)).sum())
