@@ -24,7 +24,8 @@ class SIDBatch(BaseBatch):
         history_feature_name: key of `features` with the history's codes.
         candidate_feature_name: key of `features` with the candidates' codes.
         num_hierarchies: codes per item, at least 1.
-        target_items: `[batch_size]` int64, the item that each sample's last candidate is, or None.
+        target_items: `[batch_size]` int64, the item that each sample's last candidate is, or None; any value
+            for padding rows.
 
     Raises:
         ValueError: `num_hierarchies` is not positive, or a feature is missing.

@@ -13,7 +13,8 @@ class SIDDatasetSpec:
 
     Attributes:
         codebook_sizes: codes of hierarchy h are 0 to `codebook_sizes[h]`, exclusive.
-        max_history_length: the most items before the target that a sample keeps, the newest; at least 1.
+        max_history_length: the most items before the candidates that a sample keeps, the newest; at least 1.
+            Where all items are candidates, the most before the target.
         max_candidate_length: how many of a sample's newest items the loss is on, 1 for the target alone; 0
             means all of them.
         contextual_vocab_sizes: of each feature that describes the user, the number of ids.

@@ -85,17 +85,14 @@ class TrainingTask:
             KeyError: an unknown pipeline or shuffler.
         """
         name = args.pipeline_type
-        if name == "prefetch" and not TrainPipelineFactory.is_registered(name):
-            warn_once(['TrainerArgs.pipeline_type = "prefetch" is not available here: "native" runs instead'])
-            name = "native"
-        if name == "native" and not self.has_sharded_tables:
-            warn_once(
-                [
-                    'TrainerArgs.pipeline_type = "native" overlaps the lookups of sharded tables, and this '
-                    'model has none: "none" runs instead'
-                ]
-            )
-            name = "none"
+        if name in ("native", "prefetch") and not self.has_sharded_tables:
+            instead, reason = "none", "overlaps the lookups of sharded tables, and this model has none"
+        elif name == "prefetch" and not TrainPipelineFactory.is_registered(name):
+            instead, reason = "native", "is not available here"
+        else:
+            instead, reason = name, ""
+        if instead != name:
+            warn_once([f'TrainerArgs.pipeline_type = "{name}" {reason}: "{instead}" runs instead'])
         return TrainPipelineFactory.create(
-            name, model=model, optimizer=optimizer, device=device, batch_shuffler=self.make_shuffler(args)
+            instead, model=model, optimizer=optimizer, device=device, batch_shuffler=self.make_shuffler(args)
         )

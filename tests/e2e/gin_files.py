@@ -138,3 +138,50 @@ OptimizerArgs.adam_beta1 = 0.9
 OptimizerArgs.adam_beta2 = 0.98
 TensorModelParallelArgs.tensor_model_parallel_size = 1
 """
+
+# The settings that a semantic-ID training of recsys-examples has.
+RECSYS_EXAMPLES_SID_GR = """
+TrainerArgs.train_batch_size = 128
+TrainerArgs.eval_batch_size = 128
+TrainerArgs.eval_interval = 100
+TrainerArgs.log_interval = 100
+TrainerArgs.max_train_iters = 1000
+TrainerArgs.max_eval_iters = 10
+TrainerArgs.seed = 1234
+TrainerArgs.profile = False
+TrainerArgs.ckpt_save_interval = -1
+TrainerArgs.pipeline_type = "prefetch"
+TrainerArgs.top_k_for_generation = 10
+TrainerArgs.eval_metrics = ("NDCG@5", "NDCG@10", "Recall@10", "HitRate@5")
+TrainerArgs.enable_balanced_shuffler = True
+
+DatasetArgs.dataset_name = "shop"
+DatasetArgs.dataset_type_str = "sid_sequence_dataset"
+DatasetArgs.sequence_features_training_data_path = "training.parquet"
+DatasetArgs.sequence_features_testing_data_path = "testing.parquet"
+DatasetArgs.item_to_sid_mapping_path = "item_to_sid.pt"
+DatasetArgs.max_history_length = 128
+DatasetArgs.max_candidate_length = 1
+DatasetArgs.shuffle = True
+DatasetArgs.num_hierarchies = 4
+DatasetArgs.codebook_sizes = [256, 256, 256, 256]
+
+NetworkArgs.num_layers = 8
+NetworkArgs.hidden_size = 1024
+NetworkArgs.num_attention_heads = 8
+NetworkArgs.kv_channels = 128
+NetworkArgs.hidden_dropout = 0.1
+NetworkArgs.norm_epsilon = 1e-5
+NetworkArgs.is_causal = True
+NetworkArgs.dtype_str = "bfloat16"
+NetworkArgs.kernel_backend = "triton"
+NetworkArgs.scaling_seqlen = 128
+NetworkArgs.item_embedding_dim = 64
+NetworkArgs.share_lm_head_across_hierarchies = False
+
+OptimizerArgs.optimizer_str = "adam"
+OptimizerArgs.learning_rate = 1e-3
+OptimizerArgs.adam_beta1 = 0.9
+OptimizerArgs.adam_beta2 = 0.999
+TensorModelParallelArgs.tensor_model_parallel_size = 1
+"""

@@ -1,0 +1,159 @@
+"""Trains SID-GR on Amazon data with and without the shuffler, and compares it with recommending what is popular.
+
+For five splits by user, 80 % for training and 10 % for testing, trains on two ranks as `sid_amazon.gin` says:
+
+    python -m benchmarks.amazon_retrieval FOLDER_WITH_interactions.jsonl_AND_item_to_sid.json
+
+Prints HitRate@10 over all items on the test users, that of the items most frequent in the training users'
+histories and targets, and how much of the exhaustive top 10 beam search finds.
+"""
+
+from __future__ import annotations
+
+import commons.quiet_logs  # noqa: F401  isort: skip
+import json
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import gin
+import polars as pl
+import torch
+import torch.distributed as dist
+
+from benchmarks.machine import machine
+from commons.datasets import SIDBatch
+from commons.datasets.sid_preprocess import convert
+from commons.gin_values import from_gin
+from commons.training import OptimizerArgs, TrainerArgs, rank_process, run_rank, train
+from sid_gr.models import SIDGR
+from sid_gr.training.sid_gr_task import sid_gr_task
+
+RESULT = Path(__file__).parent / "results" / "amazon_retrieval.json"
+CONFIG = "sid_gr/training/configs/sid_amazon.gin"
+SEEDS = (1, 2, 3, 4, 5)
+RANKS = 2
+K = 10
+METRIC = f"HitRate@{K}"
+# Of each rank, for the comparison with an exhaustive search, which takes long.
+COMPARED_SAMPLES = 50
+
+
+def main() -> None:
+    """Runs the benchmark, prints its figures and writes them to `RESULT`."""
+    raw = Path(sys.argv[1])
+    rows = []
+    for seed in SEEDS:
+        with TemporaryDirectory() as folder:
+            prepared = Path(folder)
+            convert(raw / "interactions.jsonl", prepared, seed, (80, 10, 10))
+            (prepared / "item_to_sid.json").write_bytes((raw / "item_to_sid.json").read_bytes())
+            runs = [_run(prepared, seed, balanced) for balanced in (False, True)]
+            popular = _hit_rate_of_popular(prepared)
+        rows.append(
+            {
+                "split_seed": seed,
+                "most_popular": popular,
+                "as_loaded": runs[0][METRIC],
+                "balanced": runs[1][METRIC],
+                "beam_recall": runs[0]["beam_recall"],
+            }
+        )
+        print(json.dumps(rows[-1]), flush=True)
+    figures = {"ranks": RANKS, "config": CONFIG, **_summary(rows), "splits": rows, "machine": machine()}
+    print(json.dumps(_summary(rows), indent=1))
+    RESULT.write_text(json.dumps(figures, indent=1) + "\n")
+
+
+def _summary(rows: list[dict[str, Any]]) -> dict[str, float]:
+    means = {
+        name: statistics.mean(row[name] for row in rows)
+        for name in ("most_popular", "as_loaded", "balanced", "beam_recall")
+    }
+    return {
+        **{f"mean_{name}": mean for name, mean in means.items()},
+        "as_loaded_over_most_popular": means["as_loaded"] / means["most_popular"],
+        "largest_difference_balanced": max(abs(row["as_loaded"] - row["balanced"]) for row in rows),
+    }
+
+
+def _hit_rate_of_popular(prepared: Path) -> float:
+    """HitRate@K of the K items that are most frequent in training, of equally frequent ones the first ids."""
+    train_items, test_items = (
+        pl.read_parquet(prepared / f"{part}.parquet")["sequence_data"] for part in ("training", "testing")
+    )
+    counts = train_items.explode().value_counts().sort("count", "sequence_data", descending=[True, False])
+    return float(test_items.list.last().is_in(counts["sequence_data"][:K].to_list()).mean())
+
+
+def _run(prepared: Path, seed: int, balanced: bool) -> dict[str, float]:
+    """One training run in processes of its own: the figures of its last evaluation, and the beam's recall."""
+    result = prepared / "result.json"
+    torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={RANKS}"]
+    arguments = [str(prepared), str(seed), str(balanced), str(result)]
+    subprocess.run(
+        [sys.executable, *torchrun, "-m", "benchmarks.amazon_retrieval", *arguments],
+        check=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    return json.loads(result.read_text())
+
+
+def run_on_rank() -> None:
+    """Trains, and rank 0 writes the figures."""
+    prepared, seed, balanced, result = sys.argv[1:]
+    bindings = [
+        f"TrainerArgs.seed = {seed}",
+        f"TrainerArgs.enable_balanced_shuffler = {balanced}",
+        f"TrainerArgs.log_dir = '{prepared}/{balanced}'",
+        "NetworkArgs.hidden_dropout = 0.0",
+        f"DatasetArgs.sequence_features_training_data_path = '{prepared}/training.parquet'",
+        f"DatasetArgs.sequence_features_testing_data_path = '{prepared}/testing.parquet'",
+        f"DatasetArgs.item_to_sid_mapping_path = '{prepared}/item_to_sid.json'",
+    ]
+    gin.parse_config_files_and_bindings([CONFIG], bindings)
+    args = from_gin(TrainerArgs)
+    with rank_process() as device:
+        task = sid_gr_task(args, device)
+        figures = train(task, args, from_gin(OptimizerArgs), device)[-1]
+        recalls = torch.tensor(_beam_recalls(task.model, iter(task.eval_dataset)))
+        dist.all_reduce(recalls)
+        if dist.get_rank() == 0:
+            figures["beam_recall"] = float(recalls[0] / recalls[1])
+            Path(result).write_text(json.dumps(figures))
+
+
+@torch.no_grad()
+def _beam_recalls(model: SIDGR, batches: Iterator[SIDBatch]) -> list[float]:
+    """Of the first samples, the sum of the shares of the exhaustive top K that the beam finds; and samples.
+
+    A beam as wide as there are prefixes in front of the last code leaves nothing out.
+    """
+    model.eval()
+    narrow = model.config
+    num_prefixes = max(model.tree.num_prefixes(depth) for depth in range(len(model.tree.codebook_sizes) - 1))
+    total = count = 0.0
+    samples = (batch.index_select([row]) for batch in batches for row in range(batch.num_samples))
+    for sample in islice(samples, COMPARED_SAMPLES):
+        found = []
+        for config in (narrow, replace(narrow, top_k=num_prefixes)):
+            model.config = config
+            found.append(set(model(sample)[1].items[0, :K].tolist()))
+        total += len(found[0] & found[1]) / K
+        count += 1
+    model.config = narrow
+    return [total, count]
+
+
+if __name__ == "__main__":
+    if "RANK" in os.environ:
+        run_rank(run_on_rank)
+    else:
+        main()

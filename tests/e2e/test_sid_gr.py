@@ -1,0 +1,152 @@
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.e2e.gin_files import RECSYS_EXAMPLES_SID_GR
+from tests.e2e.torchrun import ENVIRONMENT, REPOSITORY, SID_GR, bind, torchrun
+
+CONFIGS = REPOSITORY / "sid_gr/training/configs"
+NUM_ITEMS, NUM_HIERARCHIES, CODEBOOK_SIZE = 60, 3, 16
+SMALL = [
+    "TrainerArgs.train_batch_size = 8",
+    "TrainerArgs.eval_batch_size = 8",
+    "TrainerArgs.max_train_iters = 4",
+    "TrainerArgs.eval_interval = 2",
+    "TrainerArgs.log_interval = 1",
+    "NetworkArgs.num_layers = 2",
+    "NetworkArgs.hidden_size = 16",
+    "NetworkArgs.num_attention_heads = 2",
+    "NetworkArgs.kv_channels = 8",
+    f"DatasetArgs.num_hierarchies = {NUM_HIERARCHIES}",
+    f"DatasetArgs.codebook_sizes = {[CODEBOOK_SIZE] * NUM_HIERARCHIES}",
+    "DatasetArgs.max_history_length = 12",
+]
+
+
+@pytest.fixture(scope="module")
+def workspace(tmp_path_factory) -> Path:
+    """A folder with prepared data of 50 users, whose histories of 0 to 30 items are of 60 items."""
+    directory = tmp_path_factory.mktemp("shop")
+    rng = random.Random(0)
+    with (directory / "interactions.jsonl").open("w") as file:
+        for user in range(50):
+            items = [rng.randrange(NUM_ITEMS) for _ in range(rng.randint(0, 30))]
+            print(json.dumps({"user": user, "history": items, "next": rng.randrange(NUM_ITEMS)}), file=file)
+    convert = ["-m", "commons.datasets.sid_preprocess", "--interactions", "interactions.jsonl", "--out", "."]
+    subprocess.run(
+        [sys.executable, *convert, "--split", "70", "0", "30"], cwd=directory, env=ENVIRONMENT, check=True
+    )
+    codes = torch.randint(0, CODEBOOK_SIZE, (NUM_HIERARCHIES, NUM_ITEMS), generator=torch.manual_seed(0))
+    torch.save(codes, directory / "item_to_sid.pt")
+    mapping = {str(item): of_item for item, of_item in enumerate(codes.T.tolist())}
+    (directory / "item_to_sid.json").write_text(json.dumps(mapping))
+    (directory / "shop.gin").write_text(RECSYS_EXAMPLES_SID_GR)
+    return directory
+
+
+def train(directory: Path, log_dir: str, *bindings: str) -> tuple[str, list[dict]]:
+    """What the run printed, and its log: a dict per line."""
+    settings = bind(*SMALL, f'TrainerArgs.log_dir = "{log_dir}"', *bindings)
+    output = torchrun(directory, *SID_GR, "--gin-config-file", "shop.gin", *settings)
+    log = (directory / log_dir / "train.jsonl").read_text()
+    return output, [json.loads(line) for line in log.splitlines()]
+
+
+def test_a_file_of_recsys_examples_runs_with_size_overrides(workspace):
+    output, log = train(workspace, "examples")
+    assert [line["kind"] for line in log] == ["start"] + 2 * ["train", "train", "eval"]
+    for line in log:
+        if line["kind"] == "eval":
+            assert line.keys() == {"kind", "step", "NDCG@5", "NDCG@10", "Recall@10", "HitRate@5"}
+            assert 0 < line["NDCG@5"] <= line["NDCG@10"] <= line["Recall@10"] < 1
+    for setting in (
+        'TrainerArgs.pipeline_type = "prefetch"',
+        'NetworkArgs.kernel_backend = "triton"',
+        "NetworkArgs.item_embedding_dim",
+        "NetworkArgs.scaling_seqlen",
+    ):
+        assert output.count(setting) == 1, f"expected one warning about {setting}:\n{output}"
+    assert "fused Adam" not in output, output  # there is no table that it would be about
+
+
+@pytest.mark.parametrize("max_candidate_length", [0, 1])
+def test_every_way_to_read_and_to_place_samples_trains_the_same(workspace, max_candidate_length):
+    runs = [
+        train(
+            workspace,
+            f"{max_candidate_length}-{suffix}-{balanced}",
+            'NetworkArgs.dtype_str = "float32"',
+            "NetworkArgs.hidden_dropout = 0.0",
+            f"DatasetArgs.max_candidate_length = {max_candidate_length}",
+            f'DatasetArgs.item_to_sid_mapping_path = "item_to_sid.{suffix}"',
+            f"TrainerArgs.enable_balanced_shuffler = {balanced}",
+        )[1]
+        for suffix, balanced in (("pt", False), ("json", True))
+    ]
+    steps = [[line for line in log if line["kind"] == "train"] for log in runs]
+    losses = [[step["loss"] for step in of_run] for of_run in steps]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    assert sum(step["imbalance_before"] - step["imbalance_after"] for step in steps[1]) > 0.1
+    evaluations = [[line for line in log if line["kind"] == "eval"] for log in runs]
+    assert evaluations[0] == evaluations[1] and len(evaluations[0]) == 2
+
+
+def test_random_data_needs_no_files(tmp_path):
+    settings = bind("TrainerArgs.max_train_iters = 2", "TrainerArgs.log_interval = 1")
+    output = torchrun(tmp_path, *SID_GR, "--gin-config-file", CONFIGS / "sid_random.gin", *settings)
+    assert "step 2  evaluation: HitRate@10" in output
+    assert "runs instead" not in output
+
+
+def test_amazon_data_trains_as_its_configuration_says(tmp_path):
+    data = REPOSITORY.parent / "shared/data/amazon-industrial-sid"
+    if not data.exists():
+        pytest.skip(f"{data} is absent")
+    prepared = tmp_path / "data/amazon-industrial-sid"
+    convert = ["-m", "commons.datasets.sid_preprocess", "--out", prepared]
+    interactions = ["--interactions", data / "interactions.jsonl"]
+    subprocess.run([sys.executable, *convert, *interactions], cwd=tmp_path, env=ENVIRONMENT, check=True)
+    (prepared / "item_to_sid.json").write_bytes((data / "item_to_sid.json").read_bytes())
+    settings = bind("TrainerArgs.max_train_iters = 2", "TrainerArgs.max_eval_iters = 1")
+    output = torchrun(tmp_path, *SID_GR, "--gin-config-file", CONFIGS / "sid_amazon.gin", *settings)
+    assert "step 2  evaluation: HitRate@10" in output
+
+
+@pytest.mark.parametrize(
+    ("bindings", "error"),
+    [
+        (
+            ["TrainerArgs.top_k_for_generation = 5"],
+            "TrainerArgs.eval_metrics = 'NDCG@10': expected k of at most top_k_for_generation = 5",
+        ),
+        (
+            ["DatasetArgs.codebook_sizes = [16, 16]"],
+            "DatasetArgs.codebook_sizes = [16, 16]: expected one size for each of num_hierarchies = 3",
+        ),
+        (
+            ["DatasetArgs.codebook_sizes = [16, 16, 9]"],
+            "ValueError: item_to_sid.pt: item",
+        ),
+        (
+            ['DatasetArgs.item_to_sid_mapping_path = "none.pt"'],
+            "No such file or directory: 'none.pt'",
+        ),
+        (["NetworkArgs.is_causal = False"], "ValueError: NetworkArgs.is_causal = False: expected True"),
+        (
+            ['DatasetArgs.dataset_type_str = "sid"'],
+            "ValueError: DatasetArgs.dataset_type_str = 'sid': expected one of",
+        ),
+    ],
+    ids=["k above top k", "hierarchies", "codebook", "no mapping", "causal", "dataset type"],
+)
+def test_bad_setting(workspace, bindings, error):
+    settings = bind(*SMALL, *bindings)
+    output = torchrun(workspace, *SID_GR, "--gin-config-file", "shop.gin", *settings, fails=True)
+    assert output.count(error) == 1, output

@@ -1,0 +1,42 @@
+"""The shuffler does not change what a step learns."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch.distributed as dist
+
+from commons.datasets import SIDBatch
+from commons.perf_model import DecoderFlops
+from sid_gr import batch_shuffler  # noqa: F401
+from tests.gradient_comparison import Comparison, check_equal, compare
+from tests.sid_gr.sid_samples import CONTEXTUAL_VOCABULARY, ITEM_CODES, Sample, sid_batch, sid_gr_model
+
+ROWS = 6
+SHUFFLER = {"type": "sid_gr", "flops": DecoderFlops(2, 12, 4, 2, 5, 48)}
+
+
+def _batch(num_real: int, num_candidates: int) -> SIDBatch:
+    """This rank's batch: samples of very different lengths, the long ones on the first rank."""
+    rng = np.random.default_rng(dist.get_rank())
+
+    def sample(items: int) -> Sample:
+        rows = rng.integers(0, len(ITEM_CODES), items + 1).tolist()
+        split = 0 if num_candidates == 0 else max(len(rows) - num_candidates, 0)
+        return Sample(rows[:split], rows[split:], [int(rng.integers(0, CONTEXTUAL_VOCABULARY))])
+
+    longest = 40 if dist.get_rank() == 0 else 8
+    return sid_batch([sample(int(items)) for items in rng.integers(0, longest, num_real)], ROWS)
+
+
+def _compare(num_real: tuple[int, ...], num_candidates: int) -> Comparison:
+    return compare(sid_gr_model, "none", SHUFFLER, _batch(num_real[dist.get_rank()], num_candidates))
+
+
+@pytest.mark.parametrize("num_candidates", [1, 0], ids=["last item", "history"])
+@pytest.mark.parametrize(
+    "num_real", [(6, 6), (6, 3), (5, 0), (4, 6, 1)], ids=["complete", "incomplete", "one rank empty", "three"]
+)
+def test_gradients_are_equal_with_and_without_the_shuffler(pools, num_real, num_candidates):
+    results = pools(len(num_real)).run(_compare, num_real, num_candidates)
+    check_equal(results, has_loss=True)
