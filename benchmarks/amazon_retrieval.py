@@ -1,4 +1,4 @@
-"""Trains SID-GR on Amazon data with and without the shuffler, and compares it with recommending what is popular.
+"""Trains SID-GR on Amazon data with and without the shuffler, and compares it with what is popular.
 
 For five splits by user, 80 % for training and 10 % for testing, trains on two ranks as `sid_amazon.gin` says:
 

@@ -20,6 +20,8 @@ class DecoderFlops:
         head_dim: width of a head, dh; H·dh need not be d.
         mlp_size: width of the MLP's hidden layer, f.
         gated_mlp: whether the MLP has a third matrix, whose output gates the hidden layer.
+        skips_masked: whether the attention kernel leaves out what the causal mask hides, as PyTorch's fused
+            kernels do; its unfused one, which `SDPBackend.MATH` chooses, computes all of it.
 
     Raises:
         ValueError: a size is not positive.
@@ -32,17 +34,19 @@ class DecoderFlops:
     head_dim: int
     mlp_size: int
     gated_mlp: bool = False
+    skips_masked: bool = False
 
     def __post_init__(self) -> None:
         for name, value in dataclasses.asdict(self).items():
-            if name != "gated_mlp" and value < 1:
+            if not isinstance(value, bool) and value < 1:
                 raise ValueError(f"{name} is {value}; expected at least 1")
 
     def per_sample(self, tokens: Tokens) -> Tokens:
         """FLOPs of the forward pass of each sample, a multiplication and an addition as two.
 
         Per layer and sample of T tokens, `2·T·d·(H + 2·Hkv)·dh` (projections to q, k, v) + `4·T²·H·dh`
-        (q kᵀ and A v, the masked half included) + `2·T·H·dh·d` (output) + `4·T·d·f` (MLP; 6 if gated).
+        (q kᵀ and A v; `2·T·(T + 1)·H·dh` if `skips_masked`) + `2·T·H·dh·d` (output) + `4·T·d·f` (MLP; 6 if
+        gated).
 
         Args:
             tokens: `[batch]` integers, tokens of each sample.
@@ -59,4 +63,6 @@ class DecoderFlops:
         projected = (self.num_heads + 2 * self.num_kv_heads) * self.head_dim + attention_size
         mlp_matrices = 3 if self.gated_mlp else 2
         per_token = 2 * self.hidden_size * (projected + mlp_matrices * self.mlp_size)
-        return self.num_layers * as_int64 * (per_token + 4 * attention_size * as_int64)
+        # Twice the keys that a token sees on average.
+        keys = as_int64 + 1 if self.skips_masked else 2 * as_int64
+        return self.num_layers * as_int64 * (per_token + 2 * attention_size * keys)

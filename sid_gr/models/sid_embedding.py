@@ -10,7 +10,7 @@ from torch import nn
 from commons.datasets import SIDBatch
 from sid_gr.modules.token_layout import TokenLayout
 
-_STD = 0.02
+_POSITION_STD = 0.02
 
 
 class SIDEmbedding(nn.Module):
@@ -38,16 +38,16 @@ class SIDEmbedding(nn.Module):
         super().__init__()
 
         def table(rows: int) -> nn.Embedding:
-            embedding = nn.Embedding(rows, hidden_size, device=device)
-            nn.init.normal_(embedding.weight, std=_STD)
-            return embedding
+            return nn.Embedding(rows, hidden_size, device=device)
 
         self.codes = nn.ModuleList(table(size) for size in codebook_sizes)
         # In order, not by name: a feature's name may be one that torch keeps for itself.
         self._contextual_names = list(contextual_vocab_sizes)
         self.contextual = nn.ModuleList(table(size) for size in contextual_vocab_sizes.values())
-        self.bos = nn.Parameter(torch.randn(1, hidden_size, device=device) * _STD)
+        self.bos = nn.Parameter(torch.randn(1, hidden_size, device=device))
         self.positions = table(num_position_buckets)
+        # Small beside the codes, which say what a token is.
+        nn.init.normal_(self.positions.weight, std=_POSITION_STD)
 
     def forward(self, batch: SIDBatch, layout: TokenLayout) -> torch.Tensor:
         """`[total_tokens, hidden_size]`: all tokens of a batch.

@@ -82,7 +82,9 @@ class DecoderLayer(nn.Module):
         self.head_dim = config.head_dim
         self.num_heads = (heads, kv_heads, kv_heads)
         self.attention_norm = nn.LayerNorm(d, eps=config.norm_epsilon, device=device)
-        self.qkv = nn.Linear(d, sum(self.num_heads) * self.head_dim, device=device)
+        # Without bias: softmax cancels a key's, whose gradient is therefore rounding noise, which optimizers
+        # like Adam scale up to full steps.
+        self.qkv = nn.Linear(d, sum(self.num_heads) * self.head_dim, bias=False, device=device)
         self.attention_output = nn.Linear(heads * self.head_dim, d, device=device)
         self.mlp_norm = nn.LayerNorm(d, eps=config.norm_epsilon, device=device)
         self.gated_mlp = config.gated_mlp

@@ -80,6 +80,7 @@ def decoder_flops(decoder: DecoderConfig) -> DecoderFlops:
         head_dim=decoder.head_dim,
         mlp_size=decoder.mlp_size,
         gated_mlp=decoder.gated_mlp,
+        skips_masked=True,
     )
 
 

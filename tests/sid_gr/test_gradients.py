@@ -13,7 +13,7 @@ from tests.gradient_comparison import Comparison, check_equal, compare
 from tests.sid_gr.sid_samples import CONTEXTUAL_VOCABULARY, ITEM_CODES, Sample, sid_batch, sid_gr_model
 
 ROWS = 6
-SHUFFLER = {"type": "sid_gr", "flops": DecoderFlops(2, 12, 4, 2, 5, 48)}
+SHUFFLER = {"type": "sid_gr", "flops": DecoderFlops(2, 12, 4, 2, 5, 48, skips_masked=True)}
 
 
 def _batch(num_real: int, num_candidates: int) -> SIDBatch:

@@ -22,6 +22,7 @@ from tests.sid_gr.sid_samples import (
 NUM_HIERARCHIES = len(CODEBOOK_SIZES)
 
 
+@torch.no_grad()
 def uncached_score(model, sample: Sample, row: int) -> float:
     """Log-probability of an item as a sample's target, from a forward pass over the whole sequence."""
     states = reference_states(model, Sample(sample.history, [*sample.candidates[:-1], row], sample.context))
@@ -82,6 +83,7 @@ def test_any_beam_finds_what_a_search_by_hand_finds(codes, rows, top_k, seed):
         assert items[len(expected) :] == [-1] * (top_k - len(expected))
 
 
+@torch.no_grad()
 def search_by_hand(model, sample: Sample, codes: list[tuple[int, ...]], width: int):
     """Beam search over Python lists, each beam's logits from a forward pass over its whole sequence."""
     beams: list[tuple[tuple[int, ...], float]] = [((), 0.0)]
