@@ -30,7 +30,7 @@ format: $(INSTALLED)
 	$(VENV)/bin/ruff format .
 
 bench-padding: $(INSTALLED)
-	$(RUN) -m benchmarks.hstu_padding
+	$(RUN) -m benchmarks.padding
 
 bench-shuffle: $(INSTALLED)
 	$(RUN) -m benchmarks.shuffle_stage

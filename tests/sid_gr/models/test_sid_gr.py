@@ -94,7 +94,7 @@ def test_a_batch_without_tokens_has_no_loss_and_zero_gradients():
     batch = sid_batch([], 1)
     loss, _ = model(batch)
     loss.backward()
-    assert float(loss) == 0
+    assert loss.item() == 0
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None and not parameter.grad.any(), name
     model.eval()
@@ -112,7 +112,7 @@ def test_half_precision_is_near_single(dtype):
         loss, _ = model(batch)
         loss.backward()
         assert loss.dtype == torch.float32
-        losses.append(float(loss))
+        losses.append(loss.item())
         gradients.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
     assert losses[1] == pytest.approx(losses[0], rel=0.02)
     assert float((gradients[0] - gradients[1]).norm() / gradients[0].norm()) < 0.1
