@@ -1,0 +1,44 @@
+"""The library knows no model."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[2]
+COMMONS = REPOSITORY / "commons"
+# What a batch, a plan, an exchange and a pipeline are made of. Datasets and cost models are of some model.
+CORE = ("sequence_batch", "partition", "distributed", "pipeline")
+
+
+def imported(path: Path) -> set[str]:
+    """The top-level packages that a file imports."""
+    packages = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            packages |= {name.name.partition(".")[0] for name in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            packages.add(str(node.module).partition(".")[0])
+    return packages
+
+
+def test_the_library_imports_no_model():
+    files = list(COMMONS.rglob("*.py"))
+    assert len(files) > 50
+    for path in files:
+        assert imported(path).isdisjoint({"hstu", "sid_gr"}), path
+
+
+@pytest.mark.parametrize("package", CORE)
+def test_the_core_names_no_model(package):
+    for path in (COMMONS / package).glob("*.py"):
+        assert not re.search(r"hstu|\bsid|semantic", path.read_text(), re.IGNORECASE), path
+
+
+def test_models_do_not_import_each_other():
+    for model, other in (("hstu", "sid_gr"), ("sid_gr", "hstu")):
+        for path in (REPOSITORY / model).rglob("*.py"):
+            assert other not in imported(path), path
