@@ -52,8 +52,6 @@ class SIDEmbedding(nn.Module):
     def forward(self, batch: SIDBatch, layout: TokenLayout) -> torch.Tensor:
         """`[total_tokens, hidden_size]`: all tokens of a batch.
 
-        Features on CUDA whose lengths per key were not worked out on the host cost a synchronisation.
-
         Raises:
             ValueError: the batch's contextual features or hierarchies are other ones.
         """
@@ -65,13 +63,12 @@ class SIDEmbedding(nn.Module):
                 f"{batch.num_hierarchies} hierarchies; the model has {self._contextual_names} and "
                 f"{len(self.codes)}"
             )
-        ids = batch.features.to_dict()
         rows = [
-            table(ids[name].values())
+            table(layout.ids[name])
             for name, table in zip(self._contextual_names, self.contextual, strict=True)
         ]
         rows += [
-            self._items(ids[name].values())
+            self._items(layout.ids[name])
             for name in (batch.history_feature_name, batch.candidate_feature_name)
         ]
         return torch.cat([*rows, self.bos])[layout.sources] + self._positions(layout.positions)

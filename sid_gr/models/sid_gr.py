@@ -109,7 +109,7 @@ class SIDGR(nn.Module):
             layout = TokenLayout.of(batch)
             attention = JaggedCausalAttention(layout.host_lengths, keep=not self.training)
             states = self.decoder(self.embedding(batch, layout), attention)
-            loss = self._loss(states[layout.predictors], batch)
+            loss = self._loss(states[layout.predictors], layout.ids[batch.candidate_feature_name])
             if self.training:
                 return loss, None
             items, scores = self._retrieve(states, attention, layout, batch.num_samples)
@@ -125,13 +125,13 @@ class SIDGR(nn.Module):
         head = self.heads[0 if self.config.share_lm_head else hierarchy]
         return head(states)[..., : self.tree.codebook_sizes[hierarchy]]
 
-    def _loss(self, states: torch.Tensor, batch: SIDBatch) -> torch.Tensor:
-        """From the states `[candidate codes, hidden_size]` that predict them."""
+    def _loss(self, states: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
+        """Of the candidates' codes `[candidate codes]`, from the states `[candidate codes, hidden_size]`."""
         num_hierarchies = len(self.tree.codebook_sizes)
-        codes = batch.features[batch.candidate_feature_name].values().view(-1, num_hierarchies)
+        of_items = codes.view(-1, num_hierarchies)
         by_hierarchy = states.unflatten(0, (-1, num_hierarchies)).unbind(1)
         losses = [
-            cross_entropy(self._logits(of_one, hierarchy).float(), codes[:, hierarchy], reduction="sum")
+            cross_entropy(self._logits(of_one, hierarchy).float(), of_items[:, hierarchy], reduction="sum")
             for hierarchy, of_one in enumerate(by_hierarchy)
         ]
         return torch.stack(losses).sum()

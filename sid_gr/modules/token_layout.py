@@ -19,6 +19,7 @@ class TokenLayout:
     the token before it. Tensors are on the batch's device, the lists on the host.
 
     Attributes:
+        ids: of each feature, `[ids]` int64, one sample behind the other.
         total_tokens: of all samples.
         host_lengths: tokens of each sample.
         host_prompt_lengths: tokens of each sample up to its last BOS, which is what its target is predicted
@@ -31,6 +32,7 @@ class TokenLayout:
         predictors: `[candidate codes]` int64, the token at which each candidate code is predicted.
     """
 
+    ids: dict[str, torch.Tensor]
     total_tokens: int
     host_lengths: list[int]
     host_prompt_lengths: list[int]
@@ -49,15 +51,20 @@ class TokenLayout:
         Raises:
             ValueError: a row's codes are no whole items, or a sample has no candidate.
         """
+        keys = batch.features.keys()
+        all_lengths = batch.features.lengths().view(len(keys), -1)
+        on_host = dict(zip(keys, all_lengths.tolist(), strict=True))
         names = [*batch.contextual_feature_names, batch.history_feature_name, batch.candidate_feature_name]
+        _check(on_host[names[-2]], on_host[names[-1]], batch.num_hierarchies, batch.num_samples)
+        # Not left to the KeyedJaggedTensor: behind an exchange it would read its lengths once more.
+        values = batch.features.values().split([sum(on_host[key]) for key in keys])
+        ids = dict(zip(keys, values, strict=True))
         lengths = torch.stack([batch.feature_lengths(name) for name in names])
-        on_host = lengths.tolist()
-        _check(on_host[-2], on_host[-1], batch.num_hierarchies, batch.num_samples)
-        totals = [sum(of_feature) for of_feature in on_host]
+        totals = [len(ids[name]) for name in names]
         tokens = batch.num_tokens()
         host_tokens = [
             sum(of_row) + of_row[-1] // batch.num_hierarchies - (of_row[-1] > 0)
-            for of_row in zip(*on_host, strict=True)
+            for of_row in zip(*(on_host[name] for name in names), strict=True)
         ]
         total_tokens = sum(host_tokens)
         offsets = tokens.cumsum(0) - tokens
@@ -65,6 +72,7 @@ class TokenLayout:
         starts = offsets.repeat_interleave(tokens, output_size=total_tokens)
         last_codes = batch.num_hierarchies - 1
         return cls(
+            ids=ids,
             total_tokens=total_tokens,
             host_lengths=host_tokens,
             host_prompt_lengths=[max(length - last_codes, 0) for length in host_tokens],
