@@ -11,10 +11,10 @@ histories and targets, and how much of the exhaustive top 10 beam search finds.
 from __future__ import annotations
 
 import commons.quiet_logs  # noqa: F401  isort: skip
+import argparse
 import json
 import os
 import statistics
-import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -29,6 +29,7 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.machine import machine
+from benchmarks.torchrun import torchrun
 from commons.datasets import SIDBatch
 from commons.datasets.sid_preprocess import convert
 from commons.gin_values import from_gin
@@ -48,7 +49,9 @@ COMPARED_SAMPLES = 50
 
 def main() -> None:
     """Runs the benchmark, prints its figures and writes them to `RESULT`."""
-    raw = Path(sys.argv[1])
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.amazon_retrieval")
+    parser.add_argument("folder", type=Path, help="has interactions.jsonl and item_to_sid.json")
+    raw = parser.parse_args().folder
     rows = []
     for seed in SEEDS:
         with TemporaryDirectory() as folder:
@@ -96,13 +99,7 @@ def _hit_rate_of_popular(prepared: Path) -> float:
 def _run(prepared: Path, seed: int, balanced: bool) -> dict[str, float]:
     """One training run in processes of its own: the figures of its last evaluation, and the beam's recall."""
     result = prepared / "result.json"
-    torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={RANKS}"]
-    arguments = [str(prepared), str(seed), str(balanced), str(result)]
-    subprocess.run(
-        [sys.executable, *torchrun, "-m", "benchmarks.amazon_retrieval", *arguments],
-        check=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
+    torchrun(RANKS, "benchmarks.amazon_retrieval", prepared, str(seed), str(balanced), result)
     return json.loads(result.read_text())
 
 
@@ -123,7 +120,7 @@ def run_on_rank() -> None:
     with rank_process() as device:
         task = sid_gr_task(args, device)
         figures = train(task, args, from_gin(OptimizerArgs), device)[-1]
-        recalls = torch.tensor(_beam_recalls(task.model, iter(task.eval_dataset)))
+        recalls = torch.tensor(_beam_recalls(task.model, (batch.to(device) for batch in task.eval_dataset)))
         dist.all_reduce(recalls)
         if dist.get_rank() == 0:
             figures["beam_recall"] = float(recalls[0] / recalls[1])

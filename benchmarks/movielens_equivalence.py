@@ -14,6 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from benchmarks.machine import machine
+from benchmarks.torchrun import torchrun
 
 RESULT = Path(__file__).parent / "results" / "movielens_equivalence.json"
 CONFIG = "hstu/training/configs/movielens_100k_ranking.gin"
@@ -53,9 +54,8 @@ def _aucs(dataset: Path, log_dir: Path, seed: int, balanced: bool) -> list[float
         f"TrainerArgs.enable_balanced_shuffler={balanced}",
         "NetworkArgs.hidden_dropout=0.0",
     ]
-    torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={RANKS}"]
-    entry_point = ["-m", "hstu.training.pretrain_gr_ranking", "--gin-config-file", CONFIG, "--gin-bindings"]
-    subprocess.run([sys.executable, *torchrun, *entry_point, *bindings], check=True)
+    module = "hstu.training.pretrain_gr_ranking"
+    torchrun(RANKS, module, "--gin-config-file", CONFIG, "--gin-bindings", *bindings)
     lines = [json.loads(line) for line in (log_dir / "train.jsonl").read_text().splitlines()]
     return [line["AUC"] for line in lines if line["kind"] == "eval"]
 

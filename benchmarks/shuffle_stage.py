@@ -12,8 +12,6 @@ from __future__ import annotations
 import commons.quiet_logs  # noqa: F401  isort: skip
 import json
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -25,6 +23,7 @@ import torch.distributed as dist
 
 from benchmarks.demo.models import parse_config
 from benchmarks.machine import machine, spread
+from benchmarks.torchrun import torchrun
 from commons.distributed import BatchShuffler
 from commons.gin_values import from_gin
 from commons.pipeline import TrainPipelineFactory
@@ -60,8 +59,7 @@ class StageClock:
 def main() -> None:
     """Starts the ranks, or, in a rank, runs the benchmark; rank 0 prints and writes the figures."""
     if "RANK" not in os.environ:
-        torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={RANKS}"]
-        subprocess.run([sys.executable, *torchrun, "-m", "benchmarks.shuffle_stage"], check=True)
+        torchrun(RANKS, "benchmarks.shuffle_stage")
         return
     make_task = parse_config("hstu")
     with rank_process() as device:

@@ -8,8 +8,6 @@ from __future__ import annotations
 import commons.quiet_logs  # noqa: F401  isort: skip
 import argparse
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import torch
@@ -18,6 +16,7 @@ from benchmarks.demo.models import TASKS
 from benchmarks.demo.picture import draw
 from benchmarks.demo.replay import replay
 from benchmarks.machine import machine
+from benchmarks.torchrun import torchrun
 
 RANKS = 2
 
@@ -43,8 +42,7 @@ def main() -> None:
 def _train(model: str, out: Path) -> dict:
     """The training run, in processes of its own: one rank per process, one thread per rank."""
     result = out / "training.json"
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={RANKS}"]
-    subprocess.run([*torchrun, "-m", "benchmarks.demo.training", model, str(result)], check=True)
+    torchrun(RANKS, "benchmarks.demo.training", model, result)
     summary = json.loads(result.read_text())
     result.unlink()
     return summary

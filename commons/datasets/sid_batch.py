@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from commons.datasets.sid_spec import CANDIDATE, HISTORY
 from commons.sequence_batch import BaseBatch
 
 
@@ -31,8 +32,8 @@ class SIDBatch(BaseBatch):
         ValueError: `num_hierarchies` is not positive, or a feature is missing.
     """
 
-    history_feature_name: str = "history"
-    candidate_feature_name: str = "candidate"
+    history_feature_name: str = HISTORY
+    candidate_feature_name: str = CANDIDATE
     num_hierarchies: int = 1
     target_items: torch.Tensor | None = None
 

@@ -20,8 +20,8 @@ class DecoderFlops:
         head_dim: width of a head, dh; H·dh need not be d.
         mlp_size: width of the MLP's hidden layer, f.
         gated_mlp: whether the MLP has a third matrix, whose output gates the hidden layer.
-        skips_masked: whether the attention kernel leaves out what the causal mask hides, as PyTorch's fused
-            kernels do; its unfused one, which `SDPBackend.MATH` chooses, computes all of it.
+        skips_masked: whether to count only what the causal mask lets through, which fused kernels come near
+            to on long samples, where it matters; PyTorch's unfused one, `SDPBackend.MATH`, computes all.
 
     Raises:
         ValueError: a size is not positive.

@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
+from commons.sequence_batch.jagged_indices import spread
 from commons.sequence_batch.row_schema import (
     BUFFER_ALIGNMENT,
     LENGTH_WIDTH,
@@ -226,12 +227,8 @@ def select_segments(
         num_selected: values in the selected segments together.
     """
     starts = lengths.cumsum(0) - lengths
-    selected_lengths = lengths.index_select(0, segments)
-    selected_starts = selected_lengths.cumsum(0) - selected_lengths
-    shift = torch.repeat_interleave(
-        starts.index_select(0, segments) - selected_starts, selected_lengths, output_size=num_selected
-    )
-    return values.index_select(0, shift + torch.arange(num_selected, device=values.device))
+    rows = spread(starts.index_select(0, segments), lengths.index_select(0, segments), num_selected)
+    return values.index_select(0, rows)
 
 
 def key_lengths(fields: Mapping[str, Any], schema: RowSchema, num_rows: int) -> torch.Tensor:

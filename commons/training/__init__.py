@@ -1,13 +1,14 @@
 """The training run: its arguments, its loop, its figures."""
 
 from commons.training.entry_point import train_from_gin
+from commons.training.evaluation_metrics import EvaluationMetrics
 from commons.training.rank_process import rank_process, run_rank
 from commons.training.ranking_metrics import RankingMetrics
 from commons.training.retrieval_metrics import RetrievalMetrics
 from commons.training.sharded_model import shard_model
 from commons.training.trainer import train
 from commons.training.training_args import OptimizerArgs, TensorModelParallelArgs, TrainerArgs
-from commons.training.training_task import EvaluationMetrics, TrainingTask
+from commons.training.training_task import TrainingTask
 
 __all__ = [
     "EvaluationMetrics",

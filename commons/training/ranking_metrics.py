@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torchmetrics.classification import BinaryAUROC
 
-from commons.training.training_task import EvaluationMetrics
+from commons.training.evaluation_metrics import EvaluationMetrics
 
 
 class RankingMetrics(EvaluationMetrics):

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from commons.training.evaluation_metrics import EvaluationMetrics
 from commons.training.training_args import require
-from commons.training.training_task import EvaluationMetrics
 
 # Of one sample with one right item, by the item's place in the ranking, 0 for the first.
 _GAINS = {
@@ -35,23 +35,27 @@ class RetrievalMetrics(EvaluationMetrics):
     """
 
     def __init__(self, names: Sequence[str], num_retrieved: int, device: torch.device) -> None:
+        setting = "TrainerArgs.eval_metrics"
+        require(not isinstance(names, str), setting, names, 'a tuple, as in ("NDCG@10",)')
         self._names = list(names)
         parsed = [_NAME.fullmatch(name) for name in names]
         for name, match in zip(names, parsed, strict=True):
             expected = "HitRate@k, Recall@k or NDCG@k with k of at least 1"
-            require(match is not None, "TrainerArgs.eval_metrics", name, expected)
+            require(match is not None, setting, name, expected)
         self._gains = [(_GAINS[match[1].lower()], int(match[2])) for match in parsed if match is not None]
         for name, (_, k) in zip(names, self._gains, strict=True):
-            require(
-                k <= num_retrieved,
-                "TrainerArgs.eval_metrics",
-                name,
-                f"k of at most top_k_for_generation = {num_retrieved}",
-            )
+            expected = f"k of at most top_k_for_generation = {num_retrieved}"
+            require(k <= num_retrieved, setting, name, expected)
         self._sums = torch.zeros(len(names) + 1, dtype=torch.float64, device=device)
 
     def update(self, output: Any) -> None:
-        """Takes rankings `items` `[samples, num_retrieved]` and the right items `targets` `[samples]`."""
+        """Takes rankings `items` `[samples, num_retrieved]` and the right items `targets` `[samples]`.
+
+        Raises:
+            ValueError: there are no targets.
+        """
+        if output.targets is None:
+            raise ValueError("the batch has no target_items, so nothing says which retrieved items are right")
         found = output.items == output.targets.unsqueeze(1)
         places = found.int().argmax(1)
         hits = found.any(1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -12,20 +11,9 @@ import torch
 from commons.datasets import SequenceDataset
 from commons.distributed import BatchShuffler, BatchShufflerFactory
 from commons.pipeline import TrainPipelineFactory
+from commons.training.evaluation_metrics import EvaluationMetrics
 from commons.training.rank_zero_log import warn_once
 from commons.training.training_args import TrainerArgs
-
-
-class EvaluationMetrics(ABC):
-    """Figures of merit over an evaluation set that is spread over the ranks."""
-
-    @abstractmethod
-    def update(self, output: Any) -> None:
-        """Takes the model's output of one batch."""
-
-    @abstractmethod
-    def compute(self) -> dict[str, float]:
-        """The figures over all ranks, and a fresh start. Collective over all ranks."""
 
 
 @dataclass

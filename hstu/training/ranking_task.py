@@ -7,7 +7,6 @@ from functools import partial
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 
 import hstu.batch_shuffler  # noqa: F401  registers "hstu"
 from commons.datasets import (
@@ -17,7 +16,6 @@ from commons.datasets import (
     HSTUSource,
     MovieLensSource,
     RandomSource,
-    SequenceDataset,
     SequenceDatasetSpec,
     UserSequences,
     check_ids,
@@ -26,14 +24,12 @@ from commons.datasets.movielens_format import FORMATS
 from commons.gin_values import from_gin, is_bound
 from commons.perf_model import HSTUFlops
 from commons.training import RankingMetrics, TrainerArgs, TrainingTask
+from commons.training.rank_datasets import random_sources, rank_datasets
 from commons.training.rank_zero_log import warn_once
 from hstu.models.embedding_tables import EmbeddingTable
 from hstu.models.hstu_encoder import HSTUFeatures
 from hstu.models.ranking import HSTURanking
 from hstu.training.model_args import DatasetArgs, NetworkArgs, RankingArgs
-
-# Evaluation samples of a random dataset are other ones than those of training.
-_EVAL_SEED_OFFSET = 1
 
 
 def ranking_task(trainer: TrainerArgs, device: torch.device) -> TrainingTask:
@@ -55,16 +51,17 @@ def ranking_task(trainer: TrainerArgs, device: torch.device) -> TrainingTask:
             f"RankingArgs.prediction_head_arch = {ranking.prediction_head_arch}: the last width is the "
             f"number of classes, expected at least the dataset's {spec.num_classes}"
         )
-    warn_once(network.settings_without_effect() + _dynamic_tables(spec))
+    warn_once(network.settings_without_effect() + _dynamic_tables(spec) + _of_generative_models())
     num_contextual = sum(spec.feature_to_max_seqlen[name] for name in spec.contextual_feature_names)
     config = network.config(num_contextual, spec.feature_to_max_seqlen[spec.item_feature_name])
     torch.manual_seed(trainer.seed)
     model = HSTURanking(config, _tables(spec), _features(spec), ranking.config())
     flops = HSTUFlops(config.num_layers, config.hidden_size, config.num_heads, config.head_dim)
+    train_dataset, eval_dataset = rank_datasets(train_source, eval_source, trainer, shuffle)
     return TrainingTask(
         model=model,
-        train_dataset=_dataset(train_source, trainer.train_batch_size, shuffle, trainer.seed),
-        eval_dataset=_dataset(eval_source, trainer.eval_rows, False, trainer.seed),
+        train_dataset=train_dataset,
+        eval_dataset=eval_dataset,
         metrics=RankingMetrics(ranking.num_tasks, _positive_class(spec, ranking), device),
         flops=partial(_flops_of_rows, flops),
         check_batch=partial(check_ids, spec=spec),
@@ -76,11 +73,7 @@ def ranking_task(trainer: TrainerArgs, device: torch.device) -> TrainingTask:
 def _random_sources(trainer: TrainerArgs) -> tuple[HSTUSource, HSTUSource, bool]:
     """Training and evaluation samples, and whether each epoch has an order of its own."""
     args = from_gin(BenchmarkDatasetArgs)
-    global_rows = [rows * dist.get_world_size() for rows in (trainer.train_batch_size, trainer.eval_rows)]
-    train, evaluation = (
-        RandomSource(args, args.num_generated_batches * rows, seed)
-        for rows, seed in zip(global_rows, (trainer.seed, trainer.seed + _EVAL_SEED_OFFSET), strict=True)
-    )
+    train, evaluation = random_sources(partial(RandomSource, args), args.num_generated_batches, trainer)
     return train, evaluation, False
 
 
@@ -96,10 +89,6 @@ def _disk_sources() -> tuple[HSTUSource, HSTUSource, bool]:
     train = MovieLensSource(sequences, "train", args.max_history_seqlen, args.max_num_candidates)
     evaluation = MovieLensSource(sequences, "eval", args.max_history_seqlen, args.max_num_candidates)
     return train, evaluation, args.shuffle
-
-
-def _dataset(source: HSTUSource, batch_size: int, shuffle: bool, seed: int) -> SequenceDataset:
-    return SequenceDataset(source, batch_size, dist.get_rank(), dist.get_world_size(), shuffle, seed)
 
 
 def _tables(spec: SequenceDatasetSpec) -> list[EmbeddingTable]:
@@ -138,3 +127,8 @@ def _dynamic_tables(spec: SequenceDatasetSpec) -> list[str]:
     if not names:
         return []
     return [f"DynamicEmbeddingArgs: tables {names} run as row-wise sharded tables of their full capacity"]
+
+
+def _of_generative_models() -> list[str]:
+    settings = [f"TrainerArgs.{name}" for name in ("eval_metrics", "top_k_for_generation")]
+    return [f"{name} has no effect: it is of generative models" for name in settings if is_bound(name)]

@@ -5,7 +5,7 @@ Source: Rajput et al., "Recommender Systems with Generative Retrieval", NeurIPS 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -20,6 +20,9 @@ from sid_gr.modules.attention import JaggedCausalAttention
 from sid_gr.modules.beam_attention import BeamAttention
 from sid_gr.modules.decoder import Decoder, DecoderConfig
 from sid_gr.modules.token_layout import TokenLayout
+
+# Of the beams' cache, padding included: with eight layers of eight heads of 128, a gigabyte in bfloat16.
+_CACHED_TOKENS = 1 << 15
 
 
 @dataclass(frozen=True)
@@ -136,6 +139,7 @@ class SIDGR(nn.Module):
         ]
         return torch.stack(losses).sum()
 
+    @torch.no_grad()
     def _retrieve(
         self, states: torch.Tensor, attention: JaggedCausalAttention, layout: TokenLayout, num_samples: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -143,25 +147,48 @@ class SIDGR(nn.Module):
 
         Nothing is communicated, so ranks may have different numbers of samples.
         """
-        width = self.config.top_k
-        if not num_samples:
-            items = torch.empty(0, width, dtype=torch.int64, device=states.device)
-            return items, items.float()
-        offsets, prompt_lengths = layout.offsets[:num_samples], layout.prompt_lengths[:num_samples]
-        beams = BeamAttention(
-            attention.keys_values,
-            offsets,
-            prompt_lengths,
-            longest=max(layout.host_prompt_lengths[:num_samples]),
-            num_beams=width,
-            num_steps=len(self.tree.codebook_sizes) - 1,
-        )
+        items = torch.full((num_samples, self.config.top_k), -1, device=states.device)
+        scores = torch.full((num_samples, self.config.top_k), -torch.inf, device=states.device)
+        for users in _chunks(layout.host_prompt_lengths[:num_samples], self.config.top_k):
+            rows = torch.tensor(users, device=states.device)
+            beams = BeamAttention(
+                attention.keys_values,
+                layout.offsets[rows],
+                layout.prompt_lengths[rows],
+                longest=layout.host_prompt_lengths[users[-1]],
+                num_beams=self.config.top_k,
+                num_steps=len(self.tree.codebook_sizes) - 1,
+            )
+            last_tokens = layout.offsets[rows] + layout.prompt_lengths[rows] - 1
+            items[rows], scores[rows] = self._search(states[last_tokens], layout.prompt_lengths[rows], beams)
+        return items, scores
+
+    def _search(
+        self, states: torch.Tensor, prompt_lengths: torch.Tensor, beams: BeamAttention
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Beam search for the users of `beams`, from the states `[users, hidden_size]` of their last BOS."""
+
+        def scores_of(states: torch.Tensor, hierarchy: int) -> torch.Tensor:
+            # In 16 bits many of a codebook's logits would be equal, and chance would choose among them.
+            with torch.autocast(states.device.type, enabled=False):
+                return self._logits(states.float(), hierarchy)
 
         def next_logits(codes: torch.Tensor, parents: torch.Tensor, hierarchy: int) -> torch.Tensor:
             beams.extend(parents)
             positions = (prompt_lengths + hierarchy).unsqueeze(1).expand_as(codes)
             tokens = self.embedding.extend(codes, hierarchy, positions)
-            return self._logits(self.decoder(tokens.flatten(0, 1), beams).view_as(tokens), hierarchy + 1)
+            return scores_of(self.decoder(tokens.flatten(0, 1), beams).view_as(tokens), hierarchy + 1)
 
-        first_logits = self._logits(states[offsets + prompt_lengths - 1], 0)
-        return beam_search(first_logits, next_logits, self.tree, width)
+        return beam_search(scores_of(states, 0), next_logits, self.tree, self.config.top_k)
+
+
+def _chunks(prompt_lengths: list[int], num_beams: int) -> Iterator[list[int]]:
+    """Users to search for together, the shortest prompts first: padding them to the longest costs little."""
+    chunk: list[int] = []
+    for user in sorted(range(len(prompt_lengths)), key=prompt_lengths.__getitem__):
+        if chunk and (len(chunk) + 1) * (prompt_lengths[user] + num_beams) > _CACHED_TOKENS:
+            yield chunk
+            chunk = []
+        chunk.append(user)
+    if chunk:
+        yield chunk

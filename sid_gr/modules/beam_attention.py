@@ -57,8 +57,8 @@ class BeamAttention:
         self._step += 1
         of_parents = parents.unsqueeze(-1).expand(-1, -1, self._visible.shape[-1])
         self._visible = self._visible.gather(1, of_parents)
-        beams = torch.arange(self._num_beams, device=parents.device)
-        self._visible[:, beams, self._first_slot + beams] = True
+        itself = torch.eye(self._num_beams, dtype=torch.bool, device=parents.device)
+        self._visible[:, :, self._first_slot : self._first_slot + self._num_beams] = itself
 
     def __call__(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """Attention of the step's tokens, `[B · W, heads, head_dim]` each, user by user."""

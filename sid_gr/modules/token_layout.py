@@ -20,7 +20,6 @@ class TokenLayout:
 
     Attributes:
         ids: of each feature, `[ids]` int64, one sample behind the other.
-        total_tokens: of all samples.
         host_lengths: tokens of each sample.
         host_prompt_lengths: tokens of each sample up to its last BOS, which is what its target is predicted
             from; 0 for padding rows.
@@ -33,7 +32,6 @@ class TokenLayout:
     """
 
     ids: dict[str, torch.Tensor]
-    total_tokens: int
     host_lengths: list[int]
     host_prompt_lengths: list[int]
     prompt_lengths: torch.Tensor
@@ -46,7 +44,8 @@ class TokenLayout:
     def of(cls, batch: SIDBatch) -> TokenLayout:
         """The layout of a batch on any device.
 
-        Reads the lengths to the host in one transfer, the one host-device synchronisation of a forward.
+        Reads the lengths to the host in one transfer: in training, the one host-device synchronisation of a
+        forward pass.
 
         Raises:
             ValueError: a row's codes are no whole items, or a sample has no candidate.
@@ -69,17 +68,15 @@ class TokenLayout:
         total_tokens = sum(host_tokens)
         offsets = tokens.cumsum(0) - tokens
         sources, predictors = _sources(offsets, lengths, totals, total_tokens, batch.num_hierarchies)
-        starts = offsets.repeat_interleave(tokens, output_size=total_tokens)
         last_codes = batch.num_hierarchies - 1
         return cls(
             ids=ids,
-            total_tokens=total_tokens,
             host_lengths=host_tokens,
             host_prompt_lengths=[max(length - last_codes, 0) for length in host_tokens],
             prompt_lengths=(tokens - last_codes).clamp(min=0),
             offsets=offsets,
             sources=sources,
-            positions=torch.arange(total_tokens, device=offsets.device) - starts,
+            positions=spread(torch.zeros_like(offsets), tokens, total_tokens),
             predictors=predictors,
         )
 

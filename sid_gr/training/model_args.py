@@ -13,6 +13,12 @@ from sid_gr.modules import DecoderConfig
 
 RANDOM, FROM_DISK = "sid_random_dataset", "sid_sequence_dataset"
 
+_PATHS = (
+    "sequence_features_training_data_path",
+    "sequence_features_testing_data_path",
+    "item_to_sid_mapping_path",
+)
+
 
 @gin.configurable(module="sid_gr")
 @dataclass
@@ -21,13 +27,15 @@ class DatasetArgs:
 
     Attributes:
         dataset_name: what the data is called.
-        max_history_length: the most items before the target that a sample keeps, the newest.
+        max_history_length: the most items before the candidates that a sample keeps, the newest. Where all
+            items are candidates, the most before the target.
         max_candidate_length: how many of a sample's newest items the loss is on: 1 for the last alone, 0 for
             all of them, each then with a BOS in front.
         dataset_type_str: "sid_random_dataset" or "sid_sequence_dataset".
         sequence_features_training_data_path, sequence_features_testing_data_path: Parquet files, as
             `commons.datasets.sid_preprocess` writes them.
-        item_to_sid_mapping_path: a `.pt` tensor `[num_hierarchies, num_items]`, or JSON `{item: [codes]}`.
+        item_to_sid_mapping_path: a `.pt` tensor `[num_hierarchies, num_items]`, or JSON `{item: [codes]}`,
+            which takes seconds per million items to read.
         shuffle: whether each epoch has an order of its own.
         num_hierarchies: codes per item.
         codebook_sizes: codes of each hierarchy.
@@ -65,6 +73,12 @@ class DatasetArgs:
         require_at_least(0, "DatasetArgs.max_candidate_length", self.max_candidate_length)
         require_at_least(1, "DatasetArgs.num_generated_batches", self.num_generated_batches)
         require(
+            isinstance(self.codebook_sizes, list | tuple),
+            "DatasetArgs.codebook_sizes",
+            self.codebook_sizes,
+            "a list",
+        )
+        require(
             len(self.codebook_sizes) == self.num_hierarchies,
             "DatasetArgs.codebook_sizes",
             self.codebook_sizes,
@@ -73,12 +87,19 @@ class DatasetArgs:
         for size in self.codebook_sizes:
             require_at_least(1, "DatasetArgs.codebook_sizes", size)
         if self.dataset_type_str == FROM_DISK:
-            for name in (
-                "sequence_features_training_data_path",
-                "sequence_features_testing_data_path",
-                "item_to_sid_mapping_path",
-            ):
+            for name in _PATHS:
                 require(bool(getattr(self, name)), f"DatasetArgs.{name}", getattr(self, name), "a path")
+
+    def settings_without_effect(self) -> list[str]:
+        """One line for each setting that is of the other kind of dataset."""
+        of_random = {"history_length_dist": None, "num_generated_batches": 100}
+        of_disk = dict.fromkeys(_PATHS)
+        others = of_disk if self.dataset_type_str == RANDOM else of_random
+        return [
+            f"DatasetArgs.{name} has no effect on a {self.dataset_type_str}"
+            for name, default in others.items()
+            if getattr(self, name) != default
+        ]
 
     def spec(self) -> SIDDatasetSpec:
         """What samples hold."""

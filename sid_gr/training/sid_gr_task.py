@@ -6,13 +6,11 @@ from functools import partial
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 
 import sid_gr.batch_shuffler  # noqa: F401  registers "sid_gr"
 from commons.datasets import (
     ItemSIDs,
     RandomSIDSource,
-    SequenceDataset,
     SIDBatch,
     SIDSequenceSource,
     SIDSource,
@@ -21,6 +19,7 @@ from commons.datasets import (
 from commons.gin_values import from_gin
 from commons.perf_model import DecoderFlops
 from commons.training import RetrievalMetrics, TrainerArgs, TrainingTask
+from commons.training.rank_datasets import random_sources, rank_datasets
 from commons.training.rank_zero_log import warn_once
 from sid_gr.models import SIDGR, CodeTree, SIDGRConfig
 from sid_gr.modules import DecoderConfig
@@ -28,8 +27,6 @@ from sid_gr.training.model_args import RANDOM, DatasetArgs, NetworkArgs
 
 # The catalogue of a random dataset; fewer where the codebooks do not have as many tuples.
 _NUM_RANDOM_ITEMS = 10_000
-# Evaluation samples of a random dataset are other ones than those of training.
-_EVAL_SEED_OFFSET = 1
 
 
 def sid_gr_task(trainer: TrainerArgs, device: torch.device) -> TrainingTask:
@@ -47,7 +44,7 @@ def sid_gr_task(trainer: TrainerArgs, device: torch.device) -> TrainingTask:
     sids, train_source, eval_source = (
         _random_sources(dataset, trainer) if dataset.dataset_type_str == RANDOM else _disk_sources(dataset)
     )
-    warn_once(network.settings_without_effect())
+    warn_once(network.settings_without_effect() + dataset.settings_without_effect())
     config = SIDGRConfig(
         decoder=network.decoder(),
         top_k=trainer.top_k_for_generation,
@@ -58,10 +55,11 @@ def sid_gr_task(trainer: TrainerArgs, device: torch.device) -> TrainingTask:
     )
     torch.manual_seed(trainer.seed)
     flops = decoder_flops(config.decoder)
+    train_dataset, eval_dataset = rank_datasets(train_source, eval_source, trainer, dataset.shuffle)
     return TrainingTask(
         model=SIDGR(config, CodeTree(sids, dataset.codebook_sizes)),
-        train_dataset=_dataset(train_source, trainer.train_batch_size, dataset.shuffle, trainer.seed),
-        eval_dataset=_dataset(eval_source, trainer.eval_rows, False, trainer.seed),
+        train_dataset=train_dataset,
+        eval_dataset=eval_dataset,
         metrics=metrics,
         flops=partial(_flops_of_rows, flops),
         shuffler_name="sid_gr",
@@ -80,6 +78,7 @@ def decoder_flops(decoder: DecoderConfig) -> DecoderFlops:
         head_dim=decoder.head_dim,
         mlp_size=decoder.mlp_size,
         gated_mlp=decoder.gated_mlp,
+        # Fits what PyTorch's kernels take: they leave out most of what is masked, if not all.
         skips_masked=True,
     )
 
@@ -88,12 +87,8 @@ def _random_sources(dataset: DatasetArgs, trainer: TrainerArgs) -> tuple[ItemSID
     """The catalogue, and training and evaluation samples."""
     spec = dataset.spec()
     sids = random_item_sids(spec.codebook_sizes, _NUM_RANDOM_ITEMS, trainer.seed)
-    global_rows = [rows * dist.get_world_size() for rows in (trainer.train_batch_size, trainer.eval_rows)]
-    train, evaluation = (
-        RandomSIDSource(sids, spec, dataset.history_length_dist, dataset.num_generated_batches * rows, seed)
-        for rows, seed in zip(global_rows, (trainer.seed, trainer.seed + _EVAL_SEED_OFFSET), strict=True)
-    )
-    return sids, train, evaluation
+    make = partial(RandomSIDSource, sids, spec, dataset.history_length_dist)
+    return sids, *random_sources(make, dataset.num_generated_batches, trainer)
 
 
 def _disk_sources(dataset: DatasetArgs) -> tuple[ItemSIDs, SIDSource, SIDSource]:
@@ -108,10 +103,6 @@ def _disk_sources(dataset: DatasetArgs) -> tuple[ItemSIDs, SIDSource, SIDSource]
         )
     )
     return sids, train, evaluation
-
-
-def _dataset(source: SIDSource, batch_size: int, shuffle: bool, seed: int) -> SequenceDataset:
-    return SequenceDataset(source, batch_size, dist.get_rank(), dist.get_world_size(), shuffle, seed)
 
 
 def _flops_of_rows(flops: DecoderFlops, batch: SIDBatch) -> torch.Tensor:
