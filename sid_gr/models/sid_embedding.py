@@ -16,6 +16,11 @@ _POSITION_STD = 0.02
 class SIDEmbedding(nn.Module):
     """An embedding table per hierarchy and per contextual feature, BOS, and learned positions.
 
+    Semantic IDs come from residual quantization, where a code refines the codes before it. So the token of a
+    code is the sum of its item's codes up to it, and that of the last code stands for the whole item. All
+    tokens of an item, its BOS included, also have the sum of the item before it, a convolution over two
+    items that costs no parameters: what follows what is then within reach of the first layer.
+
     The tables are plain modules, of which DistributedDataParallel keeps a copy on every rank: a codebook has
     some hundreds of rows, less than what an all-to-all of lookups would move.
 
@@ -49,39 +54,50 @@ class SIDEmbedding(nn.Module):
         # Small beside the codes, which say what a token is.
         nn.init.normal_(self.positions.weight, std=_POSITION_STD)
 
-    def forward(self, batch: SIDBatch, layout: TokenLayout) -> torch.Tensor:
-        """`[total_tokens, hidden_size]`: all tokens of a batch.
+    def forward(self, batch: SIDBatch, layout: TokenLayout) -> tuple[torch.Tensor, torch.Tensor]:
+        """The tokens of a batch, and what is in front of its candidates.
+
+        Returns:
+            `[tokens, hidden_size]`; and `[candidates, hidden_size]`, the item before each candidate.
 
         Raises:
             ValueError: the batch's contextual features or hierarchies are other ones.
         """
-        if batch.contextual_feature_names != self._contextual_names or batch.num_hierarchies != len(
-            self.codes
+        num_hierarchies = len(self.codes)
+        if (batch.contextual_feature_names, batch.num_hierarchies) != (
+            self._contextual_names,
+            num_hierarchies,
         ):
             raise ValueError(
                 f"the batch has contextual features {batch.contextual_feature_names} and "
                 f"{batch.num_hierarchies} hierarchies; the model has {self._contextual_names} and "
-                f"{len(self.codes)}"
+                f"{num_hierarchies}"
             )
-        rows = [
+        contextual = [
             table(layout.ids[name])
             for name, table in zip(self._contextual_names, self.contextual, strict=True)
         ]
-        rows += [
-            self._items(layout.ids[name])
-            for name in (batch.history_feature_name, batch.candidate_feature_name)
-        ]
-        return torch.cat([*rows, self.bos])[layout.sources] + self._positions(layout.positions)
+        history = self._items(layout.ids[batch.history_feature_name])
+        candidates = self._items(layout.ids[batch.candidate_feature_name])
+        whole_items = torch.cat([history[:, -1], candidates[:, -1], torch.zeros_like(self.bos)])
+        before = whole_items[layout.previous_items]
+        before_history, before_candidates = before.split([len(history), len(candidates)])
+        rows = torch.cat(
+            [
+                *contextual,
+                (history + before_history.unsqueeze(1)).flatten(0, 1),
+                (candidates + before_candidates.unsqueeze(1)).flatten(0, 1),
+                self.bos + before_candidates,
+            ]
+        )
+        return rows[layout.sources] + self.at(layout.positions), before_candidates
 
-    def extend(self, codes: torch.Tensor, hierarchy: int, positions: torch.Tensor) -> torch.Tensor:
-        """`[..., hidden_size]`: tokens of one hierarchy's codes, at these positions."""
-        return self.codes[hierarchy](codes) + self._positions(positions)
+    def at(self, positions: torch.Tensor) -> torch.Tensor:
+        """`[..., hidden_size]`: what is added to tokens at these positions."""
+        return self.positions(positions.clamp(max=self.positions.num_embeddings - 1))
 
     def _items(self, codes: torch.Tensor) -> torch.Tensor:
-        """Whole items' codes `[items · hierarchies]`, one table for each in turn."""
+        """Codes `[items · hierarchies]` to `[items, hierarchies, hidden_size]`, sums up to each code."""
         by_hierarchy = codes.view(-1, len(self.codes)).unbind(1)
         embedded = [table(column) for table, column in zip(self.codes, by_hierarchy, strict=True)]
-        return torch.stack(embedded, 1).flatten(0, 1)
-
-    def _positions(self, positions: torch.Tensor) -> torch.Tensor:
-        return self.positions(positions.clamp(max=self.positions.num_embeddings - 1))
+        return torch.stack(embedded, 1).cumsum(1)

@@ -95,6 +95,9 @@ class SIDGR(nn.Module):
         self.decoder = Decoder(config.decoder, device)
         widths = [max(sizes)] if config.share_lm_head else sizes
         self.heads = nn.ModuleList(nn.Linear(hidden_size, width, device=device) for width in widths)
+        for head in self.heads:  # all codes are equally probable at first
+            nn.init.zeros_(head.get_parameter("weight"))
+            nn.init.zeros_(head.get_parameter("bias"))
 
     def forward(self, batch: SIDBatch) -> tuple[torch.Tensor, RetrievalOutput | None]:
         """The summed loss of the batch's candidate codes, a float32 scalar; in evaluation mode also the
@@ -111,11 +114,13 @@ class SIDGR(nn.Module):
         with self._autocast(batch):
             layout = TokenLayout.of(batch)
             attention = JaggedCausalAttention(layout.host_lengths, keep=not self.training)
-            states = self.decoder(self.embedding(batch, layout), attention)
+            tokens, before_candidates = self.embedding(batch, layout)
+            states = self.decoder(tokens, attention)
             loss = self._loss(states[layout.predictors], layout.ids[batch.candidate_feature_name])
             if self.training:
                 return loss, None
-            items, scores = self._retrieve(states, attention, layout, batch.num_samples)
+            before_targets = before_candidates[layout.last_candidates[: batch.num_samples]]
+            items, scores = self._retrieve(states, before_targets, attention, layout)
         targets = None if batch.target_items is None else batch.target_items[: batch.num_samples]
         return loss, RetrievalOutput(items, scores, targets)
 
@@ -141,12 +146,23 @@ class SIDGR(nn.Module):
 
     @torch.no_grad()
     def _retrieve(
-        self, states: torch.Tensor, attention: JaggedCausalAttention, layout: TokenLayout, num_samples: int
+        self,
+        states: torch.Tensor,
+        before_targets: torch.Tensor,
+        attention: JaggedCausalAttention,
+        layout: TokenLayout,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Items and scores of the real rows: one pass over the prompts is behind us, one step each remains.
 
         Nothing is communicated, so ranks may have different numbers of samples.
+
+        Args:
+            states: `[tokens, hidden_size]`.
+            before_targets: `[num_samples, hidden_size]`, the sum of the item before each sample's target.
+            attention: that of `states`, with its keys and values.
+            layout: of the tokens.
         """
+        num_samples = len(before_targets)
         items = torch.full((num_samples, self.config.top_k), -1, device=states.device)
         scores = torch.full((num_samples, self.config.top_k), -torch.inf, device=states.device)
         for users in _chunks(layout.host_prompt_lengths[:num_samples], self.config.top_k):
@@ -160,13 +176,20 @@ class SIDGR(nn.Module):
                 num_steps=len(self.tree.codebook_sizes) - 1,
             )
             last_tokens = layout.offsets[rows] + layout.prompt_lengths[rows] - 1
-            items[rows], scores[rows] = self._search(states[last_tokens], layout.prompt_lengths[rows], beams)
+            items[rows], scores[rows] = self._search(
+                states[last_tokens], before_targets[rows], layout.prompt_lengths[rows], beams
+            )
         return items, scores
 
     def _search(
-        self, states: torch.Tensor, prompt_lengths: torch.Tensor, beams: BeamAttention
+        self,
+        states: torch.Tensor,
+        before_targets: torch.Tensor,
+        prompt_lengths: torch.Tensor,
+        beams: BeamAttention,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Beam search for the users of `beams`, from the states `[users, hidden_size]` of their last BOS."""
+        sums = before_targets.unsqueeze(1).expand(-1, self.config.top_k, -1)  # up to each beam's last code
 
         def scores_of(states: torch.Tensor, hierarchy: int) -> torch.Tensor:
             # In 16 bits many of a codebook's logits would be equal, and chance would choose among them.
@@ -174,9 +197,11 @@ class SIDGR(nn.Module):
                 return self._logits(states.float(), hierarchy)
 
         def next_logits(codes: torch.Tensor, parents: torch.Tensor, hierarchy: int) -> torch.Tensor:
+            nonlocal sums
             beams.extend(parents)
-            positions = (prompt_lengths + hierarchy).unsqueeze(1).expand_as(codes)
-            tokens = self.embedding.extend(codes, hierarchy, positions)
+            sums = sums.gather(1, parents.unsqueeze(-1).expand_as(sums))
+            sums = sums + self.embedding.codes[hierarchy](codes)
+            tokens = sums + self.embedding.at(prompt_lengths + hierarchy).unsqueeze(1)
             return scores_of(self.decoder(tokens.flatten(0, 1), beams).view_as(tokens), hierarchy + 1)
 
         return beam_search(scores_of(states, 0), next_logits, self.tree, self.config.top_k)

@@ -26,7 +26,10 @@ class TokenLayout:
         prompt_lengths: `[B]` int64, the same.
         offsets: `[B]` int64, index of each sample's first token.
         sources: `[total_tokens]` int64, which row each token is of the embeddings of the contextual ids, the
-            history's codes, the candidates' codes and BOS (one row), one behind the other in this order.
+            history's codes, the candidates' codes and the candidates' BOS, one behind the other.
+        previous_items: `[items]` int64, of all history items and behind them all candidates, the number of
+            the item before each in its sample; `items` where there is none.
+        last_candidates: `[B]` int64, the number of each sample's last candidate among all candidates.
         positions: `[total_tokens]` int64, each token's place in its sample.
         predictors: `[candidate codes]` int64, the token at which each candidate code is predicted.
     """
@@ -37,6 +40,8 @@ class TokenLayout:
     prompt_lengths: torch.Tensor
     offsets: torch.Tensor
     sources: torch.Tensor
+    previous_items: torch.Tensor
+    last_candidates: torch.Tensor
     positions: torch.Tensor
     predictors: torch.Tensor
 
@@ -60,6 +65,7 @@ class TokenLayout:
         ids = dict(zip(keys, values, strict=True))
         lengths = torch.stack([batch.feature_lengths(name) for name in names])
         totals = [len(ids[name]) for name in names]
+        num_items = [total // batch.num_hierarchies for total in totals[-2:]]
         tokens = batch.num_tokens()
         host_tokens = [
             sum(of_row) + of_row[-1] // batch.num_hierarchies - (of_row[-1] > 0)
@@ -76,6 +82,8 @@ class TokenLayout:
             prompt_lengths=(tokens - last_codes).clamp(min=0),
             offsets=offsets,
             sources=sources,
+            previous_items=_previous_items(*(lengths[-2:] // batch.num_hierarchies), *num_items),
+            last_candidates=(lengths[-1] // batch.num_hierarchies).cumsum(0) - 1,
             positions=spread(torch.zeros_like(offsets), tokens, total_tokens),
             predictors=predictors,
         )
@@ -90,8 +98,8 @@ def _sources(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`TokenLayout.sources` and `.predictors` from `[features, B]` lengths and each feature's total."""
     device = offsets.device
-    # All tokens are BOS until something else is put there; the last place takes what is left out.
-    sources = torch.full((total_tokens + 1,), sum(totals), device=device)
+    # The last place takes what is left out.
+    sources = torch.empty(total_tokens + 1, dtype=torch.int64, device=device)
     cursor, first_row = offsets, 0
     for of_feature, total in zip(lengths[:-1], totals[:-1], strict=True):
         sources[spread(cursor, of_feature, total)] = torch.arange(first_row, first_row + total, device=device)
@@ -105,7 +113,27 @@ def _sources(
     predictors = starts + places + places // num_hierarchies
     destinations = torch.where(places == ends - 1, total_tokens, predictors + 1)
     sources[destinations] = torch.arange(first_row, first_row + total, device=device)
+    of_bos = predictors[::num_hierarchies]  # what predicts an item's first code is its BOS
+    sources[of_bos] = torch.arange(len(of_bos), device=device) + first_row + total
     return sources[:total_tokens], predictors
+
+
+def _previous_items(
+    num_history: torch.Tensor, num_candidates: torch.Tensor, total_history: int, total_candidates: int
+) -> torch.Tensor:
+    """`TokenLayout.previous_items` from `[B]` numbers of items and their totals."""
+    none = total_history + total_candidates
+    numbers = torch.arange(none, device=num_history.device)
+    history, candidates = numbers.split([total_history, total_candidates])
+    last_of_history = torch.where(num_history > 0, num_history.cumsum(0) - 1, none)
+    first = torch.zeros_like(num_history)
+    before_history = torch.where(spread(first, num_history, total_history) == 0, none, history - 1)
+    before_candidates = torch.where(
+        spread(first, num_candidates, total_candidates) == 0,
+        last_of_history.repeat_interleave(num_candidates, output_size=total_candidates),
+        candidates - 1,
+    )
+    return torch.cat([before_history, before_candidates])
 
 
 def _check(history: list[int], candidates: list[int], num_hierarchies: int, num_samples: int) -> None:

@@ -51,10 +51,10 @@ def workspace(tmp_path_factory) -> Path:
     return directory
 
 
-def train(directory: Path, log_dir: str, *bindings: str) -> tuple[str, list[dict]]:
+def train(directory: Path, log_dir: str, *bindings: str, ranks: int = 2) -> tuple[str, list[dict]]:
     """What the run printed, and its log: a dict per line."""
     settings = bind(*SMALL, f'TrainerArgs.log_dir = "{log_dir}"', *bindings)
-    output = torchrun(directory, *SID_GR, "--gin-config-file", "shop.gin", *settings)
+    output = torchrun(directory, *SID_GR, "--gin-config-file", "shop.gin", *settings, ranks=ranks)
     log = (directory / log_dir / "train.jsonl").read_text()
     return output, [json.loads(line) for line in log.splitlines()]
 
@@ -81,21 +81,26 @@ def test_every_way_to_read_and_to_place_samples_trains_the_same(workspace, max_c
     runs = [
         train(
             workspace,
-            f"{max_candidate_length}-{suffix}-{balanced}",
+            f"{max_candidate_length}-{suffix}-{balanced}-{ranks}",
             'NetworkArgs.dtype_str = "float32"',
             "NetworkArgs.hidden_dropout = 0.0",
             f"DatasetArgs.max_candidate_length = {max_candidate_length}",
             f'DatasetArgs.item_to_sid_mapping_path = "item_to_sid.{suffix}"',
             f"TrainerArgs.enable_balanced_shuffler = {balanced}",
+            f"TrainerArgs.train_batch_size = {16 // ranks}",
+            f"TrainerArgs.eval_batch_size = {8 // ranks}",  # which does not divide the evaluation set
+            ranks=ranks,
         )[1]
-        for suffix, balanced in (("pt", False), ("json", True))
+        for suffix, balanced, ranks in (("pt", False, 1), ("pt", False, 2), ("json", True, 2))
     ]
-    steps = [[line for line in log if line["kind"] == "train"] for log in runs]
-    losses = [[step["loss"] for step in of_run] for of_run in steps]
-    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
-    assert sum(step["imbalance_before"] - step["imbalance_after"] for step in steps[1]) > 0.1
-    evaluations = [[line for line in log if line["kind"] == "eval"] for log in runs]
-    assert evaluations[0] == evaluations[1] and len(evaluations[0]) == 2
+    reference, *others = ([line for line in log if line["kind"] != "start"] for log in runs)
+    assert [line["kind"] for line in reference] == ["train", "train", "eval"] * 2
+    for lines in others:
+        for line, expected in zip(lines, reference, strict=True):
+            for figure in ("loss", "NDCG@5", "NDCG@10", "Recall@10", "HitRate@5"):
+                assert line.get(figure) == pytest.approx(expected.get(figure), rel=1e-5)
+    balanced = [line for line in others[1] if line["kind"] == "train"]
+    assert sum(step["imbalance_before"] - step["imbalance_after"] for step in balanced) > 0.1
 
 
 def test_random_data_needs_no_files(tmp_path):

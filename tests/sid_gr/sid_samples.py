@@ -16,7 +16,8 @@ from sid_gr.modules import DecoderConfig
 
 CODEBOOK_SIZES = (4, 3, 5)
 CONTEXTUAL_VOCABULARY = 7
-# Items 3, 13, 23, … have two semantic IDs twice: items 33 and 43 share one, as do 53 and 63.
+CONTEXTUAL = ("tags", "country")
+# Of items 3, 13, 23, …, 33 and 43 share a semantic ID, and so do 53 and 63.
 ITEM_CODES = np.array(
     [[0, 0, 0], [0, 0, 4], [0, 2, 1], [1, 1, 1], [1, 1, 1], [3, 0, 2], [3, 0, 2], [3, 2, 3], [3, 2, 4]]
 )
@@ -29,7 +30,12 @@ class Sample:
 
     history: list[int]
     candidates: list[int]
-    context: list[int]
+    tags: list[int]
+
+    @property
+    def country(self) -> list[int]:
+        """Only of samples with tags."""
+        return [(tag + 3) % CONTEXTUAL_VOCABULARY for tag in self.tags[:1]]
 
 
 @st.composite
@@ -38,7 +44,7 @@ def samples(draw: st.DrawFn, max_items: int = 5) -> Sample:
     return Sample(
         history=draw(st.lists(rows, max_size=max_items)),
         candidates=draw(st.lists(rows, min_size=1, max_size=3)),
-        context=draw(st.lists(st.integers(0, CONTEXTUAL_VOCABULARY - 1), max_size=2)),
+        tags=draw(st.lists(st.integers(0, CONTEXTUAL_VOCABULARY - 1), max_size=2)),
     )
 
 
@@ -46,9 +52,10 @@ def sid_batch(rows: Sequence[Sample], batch_size: int | None = None) -> SIDBatch
     """The samples, and padding rows behind them."""
     batch_size = len(rows) if batch_size is None else batch_size
     by_key = {
-        "context": [row.context for row in rows],
+        "tags": [row.tags for row in rows],
         "history": [ITEM_CODES[row.history].flatten().tolist() for row in rows],
         "candidate": [ITEM_CODES[row.candidates].flatten().tolist() for row in rows],
+        "country": [row.country for row in rows],  # of two contextual features one is behind the items
     }
     padding = [[]] * (batch_size - len(rows))
     lengths = [len(ids) for of_rows in by_key.values() for ids in of_rows + padding]
@@ -63,7 +70,7 @@ def sid_batch(rows: Sequence[Sample], batch_size: int | None = None) -> SIDBatch
         ),
         batch_size=batch_size,
         feature_to_max_seqlen={},
-        contextual_feature_names=["context"],
+        contextual_feature_names=list(CONTEXTUAL),
         actual_batch_size=len(rows),
         num_hierarchies=len(CODEBOOK_SIZES),
         target_items=targets,
@@ -86,7 +93,7 @@ def sid_gr_model(
         SIDGRConfig(
             decoder=DecoderConfig(**{**sizes, **decoder}),
             top_k=top_k,
-            contextual_vocab_sizes={"context": CONTEXTUAL_VOCABULARY},
+            contextual_vocab_sizes=dict.fromkeys(CONTEXTUAL, CONTEXTUAL_VOCABULARY),
             share_lm_head=share_lm_head,
             num_position_buckets=16,
             dtype=dtype,

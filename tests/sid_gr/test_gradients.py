@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch.distributed as dist
@@ -29,14 +31,19 @@ def _batch(num_real: int, num_candidates: int) -> SIDBatch:
     return sid_batch([sample(int(items)) for items in rng.integers(0, longest, num_real)], ROWS)
 
 
-def _compare(num_real: tuple[int, ...], num_candidates: int) -> Comparison:
-    return compare(sid_gr_model, "none", SHUFFLER, _batch(num_real[dist.get_rank()], num_candidates))
+def _compare(num_real: tuple[int, ...], num_candidates: int, share_lm_head: bool) -> Comparison:
+    make_model = partial(sid_gr_model, share_lm_head=share_lm_head)
+    return compare(make_model, "none", SHUFFLER, _batch(num_real[dist.get_rank()], num_candidates))
 
 
-@pytest.mark.parametrize("num_candidates", [1, 0], ids=["last item", "history"])
+@pytest.mark.parametrize(
+    ("num_candidates", "share_lm_head"),
+    [(1, False), (0, False), (1, True)],
+    ids=["last item", "history", "shared head"],
+)
 @pytest.mark.parametrize(
     "num_real", [(6, 6), (6, 3), (5, 0), (4, 6, 1)], ids=["complete", "incomplete", "one rank empty", "three"]
 )
-def test_gradients_are_equal_with_and_without_the_shuffler(pools, num_real, num_candidates):
-    results = pools(len(num_real)).run(_compare, num_real, num_candidates)
+def test_gradients_are_equal_with_and_without_the_shuffler(pools, num_real, num_candidates, share_lm_head):
+    results = pools(len(num_real)).run(_compare, num_real, num_candidates, share_lm_head)
     check_equal(results, has_loss=True)

@@ -20,12 +20,13 @@ from tests.sid_gr.sid_samples import (
 )
 
 NUM_HIERARCHIES = len(CODEBOOK_SIZES)
+ROWS = range(len(ITEM_CODES))
 
 
 @torch.no_grad()
 def uncached_score(model, sample: Sample, row: int) -> float:
     """Log-probability of an item as a sample's target, from a forward pass over the whole sequence."""
-    states = reference_states(model, Sample(sample.history, [*sample.candidates[:-1], row], sample.context))
+    states = reference_states(model, Sample(sample.history, [*sample.candidates[:-1], row], sample.tags))
     score = 0.0
     for h, code in enumerate(ITEM_CODES[row]):
         logits = model.heads[h](states[h - NUM_HIERARCHIES])[: CODEBOOK_SIZES[h]]
@@ -37,7 +38,7 @@ def uncached_score(model, sample: Sample, row: int) -> float:
     rows=st.lists(samples(), min_size=1, max_size=4),
     padding=st.integers(0, 1),
     num_kv_heads=st.sampled_from([1, 4]),
-    top_k=st.integers(9, 12),
+    top_k=st.integers(7, 12),
     seed=st.integers(0, 1000),
 )
 @settings(max_examples=30, deadline=None)
@@ -47,20 +48,23 @@ def test_a_beam_as_wide_as_the_tree_finds_the_exhaustive_top_k(rows, padding, nu
     _, output = model(sid_batch(rows, len(rows) + padding))
     assert output.items.shape == (len(rows), top_k)
     for sample, items, scores, target in zip(rows, output.items, output.scores, output.targets, strict=True):
-        exhaustive = [uncached_score(model, sample, row) for row in range(len(ITEM_CODES))]
-        got = dict(zip(items[: len(ITEM_CODES)].tolist(), scores.tolist(), strict=False))
-        assert sorted(got) == SIDS.items.tolist()  # every item once
-        for item, score in zip(SIDS.items, exhaustive, strict=True):
-            assert abs(got[item] - score) <= 1e-5 * max(1, abs(score))
-        assert scores[: len(ITEM_CODES)].tolist() == sorted(got.values(), reverse=True)
+        score_of = dict(
+            zip(SIDS.items.tolist(), (uncached_score(model, sample, row) for row in ROWS), strict=True)
+        )
+        found = min(top_k, len(ITEM_CODES))
+        # The best, and of equals, which share a tuple, those with the smaller ids.
+        expected = sorted(score_of, key=lambda item: (-round(score_of[item], 4), item))[:found]
+        assert sorted(items[:found].tolist()) == sorted(expected)
+        for item, score in zip(items[:found].tolist(), scores.tolist(), strict=False):
+            assert abs(score_of[item] - score) <= 1e-5 * max(1, abs(score))
+        assert scores.tolist() == sorted(scores.tolist(), reverse=True)
         assert int(target) == SIDS.items[sample.candidates[-1]]
-        # Items of one tuple stand together, in the order of their ids.
         ranked = items.tolist()
-        assert ranked.index(43) == ranked.index(33) + 1
-        assert ranked.index(63) == ranked.index(53) + 1
-        # More items than there are.
-        assert ranked[len(ITEM_CODES) :] == [-1] * (top_k - len(ITEM_CODES))
-        assert not torch.isfinite(scores[len(ITEM_CODES) :]).any()
+        for first, second in ((33, 43), (53, 63)):
+            if second in ranked:
+                assert ranked.index(second) == ranked.index(first) + 1
+        assert ranked[found:] == [-1] * (top_k - found)  # more than there are
+        assert not torch.isfinite(scores[found:]).any()
 
 
 @given(
@@ -79,7 +83,9 @@ def test_any_beam_finds_what_a_search_by_hand_finds(codes, rows, top_k, seed):
     for sample, items, scores in zip(rows, output.items.tolist(), output.scores.tolist(), strict=True):
         expected = search_by_hand(model, sample, codes, top_k)
         assert [item for item in items if item >= 0] == [item for item, _ in expected]
-        np.testing.assert_allclose(scores[: len(expected)], [score for _, score in expected], atol=1e-4)
+        np.testing.assert_allclose(
+            scores[: len(expected)], [score for _, score in expected], rtol=1e-5, atol=1e-5
+        )
         assert items[len(expected) :] == [-1] * (top_k - len(expected))
 
 
@@ -103,11 +109,12 @@ def state_behind(model, sample: Sample, prefix: tuple[int, ...]) -> torch.Tensor
     batch = sid_batch([sample])
     layout = TokenLayout.of(batch)
     length = layout.host_prompt_lengths[0]
-    codes = [
-        model.embedding.extend(torch.tensor([code]), h, torch.tensor([length + h]))
-        for h, code in enumerate(prefix)
-    ]
-    x = torch.cat([model.embedding(batch, layout)[:length], *codes])
+    tokens, before_candidates = model.embedding(batch, layout)
+    tokens, so_far = list(tokens[:length]), before_candidates[-1]
+    for h, code in enumerate(prefix):
+        so_far = so_far + model.embedding.codes[h].weight[code]
+        tokens.append(so_far + model.embedding.at(torch.tensor(length + h)))
+    x = torch.stack(tokens)
     return model.decoder(x, JaggedCausalAttention([len(x)]))[-1]
 
 
@@ -118,7 +125,7 @@ def test_retrieval_depends_neither_on_the_target_nor_on_company(rows, others):
     _, together = model(sid_batch(rows, len(rows) + 1))
     for index, row in enumerate(rows):
         target = others.draw(st.integers(0, len(ITEM_CODES) - 1))
-        alone = Sample(row.history, [*row.candidates[:-1], target], row.context)
+        alone = Sample(row.history, [*row.candidates[:-1], target], row.tags)
         _, output = model(sid_batch([alone]))
         assert output.items[0].tolist() == together.items[index].tolist()
         torch.testing.assert_close(output.scores[0], together.scores[index], rtol=1e-5, atol=1e-5)

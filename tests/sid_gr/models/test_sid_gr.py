@@ -6,19 +6,34 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.functional import cross_entropy
 
-from tests.sid_gr.sid_samples import CODEBOOK_SIZES, ITEM_CODES, Sample, samples, sid_batch, sid_gr_model
+from commons.datasets import RandomSIDSource, SequenceDataset, SIDDatasetSpec, random_item_sids
+from sid_gr.models import SIDGR, CodeTree, SIDGRConfig
+from sid_gr.modules import DecoderConfig
+from tests.sid_gr.sid_samples import (
+    CODEBOOK_SIZES,
+    ITEM_CODES,
+    SIDS,
+    Sample,
+    samples,
+    sid_batch,
+    sid_gr_model,
+)
 
 
 def reference_states(model, sample: Sample) -> torch.Tensor:
     """States of one sample's tokens, written out token by token and layer by layer, with a full mask."""
     embedding, decoder = model.embedding, model.config.decoder
-    tokens = [embedding.contextual[0].weight[i] for i in sample.context]
-    tokens += [
-        embedding.codes[h].weight[code] for row in sample.history for h, code in enumerate(ITEM_CODES[row])
-    ]
-    for row in sample.candidates:
-        tokens += [embedding.bos[0]]
-        tokens += [embedding.codes[h].weight[code] for h, code in enumerate(ITEM_CODES[row])]
+    tokens = [embedding.contextual[0].weight[i] for i in sample.tags]
+    tokens += [embedding.contextual[1].weight[i] for i in sample.country]
+    before = torch.zeros(model.config.decoder.hidden_size)
+    for index, row in enumerate(sample.history + sample.candidates):
+        if index >= len(sample.history):
+            tokens.append(embedding.bos[0] + before)
+        so_far = torch.zeros_like(before)
+        for h, code in enumerate(ITEM_CODES[row]):
+            so_far = so_far + embedding.codes[h].weight[code]
+            tokens.append(so_far + before)
+        before = so_far
     x = torch.stack(tokens[:-1])
     places = torch.arange(len(x)).clamp(max=embedding.positions.num_embeddings - 1)
     x = x + embedding.positions.weight[places]
@@ -47,7 +62,7 @@ def reference_states(model, sample: Sample) -> torch.Tensor:
 
 def reference_loss(model, sample: Sample) -> torch.Tensor:
     states = reference_states(model, sample)
-    first = len(sample.context) + len(CODEBOOK_SIZES) * len(sample.history)
+    first = len(sample.tags) + len(sample.country) + len(CODEBOOK_SIZES) * len(sample.history)
     losses = []
     for index, row in enumerate(sample.candidates):
         for h, code in enumerate(ITEM_CODES[row]):
@@ -100,6 +115,44 @@ def test_a_batch_without_tokens_has_no_loss_and_zero_gradients():
     model.eval()
     _, output = model(batch)
     assert output.items.shape == output.scores.shape == (0, 4) and len(output.targets) == 0
+
+
+@pytest.mark.parametrize("candidates", [[4], [2, 4]], ids=["last item", "history"])
+def test_an_empty_history_trains_and_retrieves(candidates):
+    """Alone and beside others; of the first, BOS is all there is to predict the target from."""
+    model = sid_gr_model(top_k=len(ITEM_CODES))
+    sample = Sample([], candidates, [])
+    alone, beside = sid_batch([sample], 2), sid_batch([Sample([1, 2], [3], [1]), sample])
+    assert alone.num_tokens().tolist() == [4 * len(candidates) - 1, 0]
+    loss, _ = model(alone)
+    loss.backward()
+    torch.testing.assert_close(loss, reference_loss(model, sample))
+    assert all(bool(parameter.grad.any()) for parameter in model.decoder.parameters())
+    model.eval()
+    outputs = [model(alone)[1], model(beside)[1]]
+    assert outputs[0].items[0].tolist() == outputs[1].items[1].tolist()
+    assert sorted(outputs[0].items[0].tolist()) == SIDS.items.tolist()
+
+
+@pytest.mark.parametrize("num_hierarchies", [1, 2, 4])
+@pytest.mark.parametrize("max_candidate_length", [0, 1, 2])
+def test_any_number_of_hierarchies(num_hierarchies, max_candidate_length):
+    sizes = (6, 3, 2, 4)[:num_hierarchies]
+    sids = random_item_sids(sizes, 12, seed=0)
+    spec = SIDDatasetSpec(sizes, max_history_length=4, max_candidate_length=max_candidate_length)
+    config = SIDGRConfig(DecoderConfig(2, 8, 2, 4), top_k=len(sids.items), dtype=torch.float32)
+    model = SIDGR(config, CodeTree(sids, sizes)).eval()
+    (batch,) = SequenceDataset(RandomSIDSource(sids, spec, None, 5, seed=0), batch_size=6)
+    loss, output = model(batch)
+    own_losses = []
+    for row, (items, scores, target) in enumerate(
+        zip(output.items, output.scores, output.targets, strict=True)
+    ):
+        assert sorted(items.tolist()) == sids.items.tolist()
+        own_losses.append(model(batch.index_select([row]))[0])
+        if max_candidate_length == 1:  # then the target's codes are all that the loss is about
+            torch.testing.assert_close(scores[items == target].sum(), -own_losses[-1])
+    torch.testing.assert_close(loss, torch.stack(own_losses).sum())
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
