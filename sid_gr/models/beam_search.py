@@ -18,9 +18,9 @@ def beam_search(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The `width` most probable items of each user, as far as a beam of that width finds them.
 
-    A tuple's score is the sum of its codes' log-probabilities under the model, each over its whole codebook.
-    Prefixes that lead to no item are never kept. With at least as many beams as there are prefixes of any
-    length the result is exact.
+    A tuple's score is the sum of its codes' log-probabilities under the model, each among the codes that lead
+    to an item from the codes before it. With at least as many beams as there are prefixes of any length the
+    result is exact.
 
     Args:
         first_logits: `[B, codebook size]` of the first hierarchy.
@@ -51,8 +51,9 @@ def _best_children(
     Where there are fewer, the rest have a score of −inf.
     """
     children, exists = tree.child_nodes(nodes, depth)
-    child_scores = scores.unsqueeze(-1) + logits.float().log_softmax(-1)
-    child_scores = child_scores.masked_fill(~exists, -torch.inf).flatten(1)
+    # Not −inf here: where nothing exists, behind a prefix that only fills up, it would become NaN.
+    log_probabilities = logits.float().masked_fill(~exists, torch.finfo(torch.float32).min).log_softmax(-1)
+    child_scores = (scores.unsqueeze(-1) + log_probabilities).masked_fill(~exists, -torch.inf).flatten(1)
     missing = max(width - child_scores.shape[1], 0)
     child_scores = torch.nn.functional.pad(child_scores, (0, missing), value=-torch.inf)
     scores, chosen = child_scores.topk(width)

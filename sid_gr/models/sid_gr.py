@@ -92,6 +92,7 @@ class SIDGR(nn.Module):
         self.embedding = SIDEmbedding(
             sizes, config.contextual_vocab_sizes, hidden_size, config.num_position_buckets, device
         )
+        self.dropout = nn.Dropout(config.decoder.dropout)
         self.decoder = Decoder(config.decoder, device)
         widths = [max(sizes)] if config.share_lm_head else sizes
         self.heads = nn.ModuleList(nn.Linear(hidden_size, width, device=device) for width in widths)
@@ -115,7 +116,7 @@ class SIDGR(nn.Module):
             layout = TokenLayout.of(batch)
             attention = JaggedCausalAttention(layout.host_lengths, keep=not self.training)
             tokens, before_candidates = self.embedding(batch, layout)
-            states = self.decoder(tokens, attention)
+            states = self.decoder(self.dropout(tokens), attention)
             loss = self._loss(states[layout.predictors], layout.ids[batch.candidate_feature_name])
             if self.training:
                 return loss, None
@@ -134,14 +135,22 @@ class SIDGR(nn.Module):
         return head(states)[..., : self.tree.codebook_sizes[hierarchy]]
 
     def _loss(self, states: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
-        """Of the candidates' codes `[candidate codes]`, from the states `[candidate codes, hidden_size]`."""
+        """Of the candidates' codes `[candidate codes]`, from the states `[candidate codes, hidden_size]`.
+
+        Only codes that lead to an item compete, as in the search: the model need not learn which do, and the
+        probabilities of all semantic IDs that there are add up to 1.
+        """
         num_hierarchies = len(self.tree.codebook_sizes)
-        of_items = codes.view(-1, num_hierarchies)
-        by_hierarchy = states.unflatten(0, (-1, num_hierarchies)).unbind(1)
-        losses = [
-            cross_entropy(self._logits(of_one, hierarchy).float(), of_items[:, hierarchy], reduction="sum")
-            for hierarchy, of_one in enumerate(by_hierarchy)
-        ]
+        of_items = codes.view(-1, num_hierarchies, 1)
+        nodes = torch.zeros(len(of_items), dtype=torch.int64, device=codes.device)
+        losses = []
+        for hierarchy, of_one in enumerate(states.unflatten(0, (-1, num_hierarchies)).unbind(1)):
+            labels = of_items[:, hierarchy]
+            children, exists = self.tree.child_nodes(nodes, hierarchy)
+            exists = exists.scatter(1, labels, True)  # else an item outside the tree has an infinite loss
+            logits = self._logits(of_one, hierarchy).float().masked_fill(~exists, -torch.inf)
+            losses.append(cross_entropy(logits, labels.squeeze(1), reduction="sum"))
+            nodes = children.gather(1, labels).squeeze(1)
         return torch.stack(losses).sum()
 
     @torch.no_grad()

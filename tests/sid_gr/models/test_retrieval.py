@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from commons.datasets import ItemSIDs
 from sid_gr.models import CodeTree
 from sid_gr.modules import JaggedCausalAttention, TokenLayout
-from tests.sid_gr.models.test_sid_gr import reference_states
+from tests.sid_gr.models.test_sid_gr import log_probabilities, reference_states
 from tests.sid_gr.sid_samples import (
     CODEBOOK_SIZES,
     ITEM_CODES,
@@ -29,8 +29,8 @@ def uncached_score(model, sample: Sample, row: int) -> float:
     states = reference_states(model, Sample(sample.history, [*sample.candidates[:-1], row], sample.tags))
     score = 0.0
     for h, code in enumerate(ITEM_CODES[row]):
-        logits = model.heads[h](states[h - NUM_HIERARCHIES])[: CODEBOOK_SIZES[h]]
-        score += float(logits.log_softmax(-1)[code])
+        prefix = tuple(ITEM_CODES[row, :h])
+        score += float(log_probabilities(model, states[h - NUM_HIERARCHIES], prefix, ITEM_CODES)[code])
     return score
 
 
@@ -93,12 +93,12 @@ def test_any_beam_finds_what_a_search_by_hand_finds(codes, rows, top_k, seed):
 def search_by_hand(model, sample: Sample, codes: list[tuple[int, ...]], width: int):
     """Beam search over Python lists, each beam's logits from a forward pass over its whole sequence."""
     beams: list[tuple[tuple[int, ...], float]] = [((), 0.0)]
-    for h in range(NUM_HIERARCHIES):
+    for _ in range(NUM_HIERARCHIES):
         extended = []
         for prefix, score in beams:
-            logits = model.heads[h](state_behind(model, sample, prefix))[: CODEBOOK_SIZES[h]]
-            valid = {item[h] for item in codes if item[:h] == prefix}
-            extended += [((*prefix, code), score + float(logits.log_softmax(-1)[code])) for code in valid]
+            scores = log_probabilities(model, state_behind(model, sample, prefix), prefix, codes)
+            valid = torch.nonzero(scores.isfinite()).flatten().tolist()
+            extended += [((*prefix, code), score + float(scores[code])) for code in valid]
         beams = sorted(extended, key=lambda beam: -beam[1])[:width]
     items = [(2 * i, score) for prefix, score in beams for i, item in enumerate(codes) if item == prefix]
     return items[:width]

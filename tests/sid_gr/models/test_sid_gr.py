@@ -4,7 +4,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.nn.functional import cross_entropy
 
 from commons.datasets import RandomSIDSource, SequenceDataset, SIDDatasetSpec, random_item_sids
 from sid_gr.models import SIDGR, CodeTree, SIDGRConfig
@@ -60,15 +59,24 @@ def reference_states(model, sample: Sample) -> torch.Tensor:
     return model.decoder.final_norm(x)
 
 
+def log_probabilities(model, state: torch.Tensor, prefix: tuple[int, ...], item_codes) -> torch.Tensor:
+    """Of the codes behind a prefix, among those that lead to an item; −inf for the others."""
+    h = len(prefix)
+    logits = model.heads[0 if len(model.heads) == 1 else h](state)[: CODEBOOK_SIZES[h]]
+    valid = sorted({int(codes[h]) for codes in item_codes if tuple(codes[:h]) == prefix})
+    scores = torch.full_like(logits, -torch.inf)
+    scores[valid] = logits[valid].log_softmax(-1)
+    return scores
+
+
 def reference_loss(model, sample: Sample) -> torch.Tensor:
     states = reference_states(model, sample)
     first = len(sample.tags) + len(sample.country) + len(CODEBOOK_SIZES) * len(sample.history)
     losses = []
     for index, row in enumerate(sample.candidates):
         for h, code in enumerate(ITEM_CODES[row]):
-            head = model.heads[0 if len(model.heads) == 1 else h]
-            logits = head(states[first + index * (len(CODEBOOK_SIZES) + 1) + h])[: CODEBOOK_SIZES[h]]
-            losses.append(cross_entropy(logits, torch.tensor(int(code))))
+            state = states[first + index * (len(CODEBOOK_SIZES) + 1) + h]
+            losses.append(-log_probabilities(model, state, tuple(ITEM_CODES[row, :h]), ITEM_CODES)[code])
     return torch.stack(losses).sum()
 
 
