@@ -18,7 +18,8 @@ class SIDSequenceSource(SIDSource):
     """One sample per row of a Parquet file, of its newest `spec.max_items` items.
 
     The column "sequence_data" has lists of integer item ids, oldest first; the last one is the target. Every
-    contextual feature of the spec has a column of integer ids. Other columns are not read.
+    contextual feature of the spec has a column of integer ids. Other columns are not read. Every process
+    reads the whole file and keeps four bytes per item of it.
 
     Args:
         path: the file.

@@ -61,6 +61,12 @@ class SIDDatasetSpec:
         return self.max_candidate_length or self.max_items
 
     @property
+    def max_tokens(self) -> int:
+        """The most tokens of a sample, as `SIDBatch` says that a model sees it."""
+        codes = self.max_items * self.num_hierarchies
+        return len(self.contextual_vocab_sizes) + codes + self.max_candidates - 1
+
+    @property
     def feature_to_max_seqlen(self) -> dict[str, int]:
         """The longest sequence of each feature, in codes; contextual features have one id."""
         return {

@@ -12,6 +12,7 @@ from commons.datasets import (
     ItemSIDs,
     RandomSIDSource,
     SIDBatch,
+    SIDDatasetSpec,
     SIDSequenceSource,
     SIDSource,
     random_item_sids,
@@ -44,7 +45,11 @@ def sid_gr_task(trainer: TrainerArgs, device: torch.device) -> TrainingTask:
     sids, train_source, eval_source = (
         _random_sources(dataset, trainer) if dataset.dataset_type_str == RANDOM else _disk_sources(dataset)
     )
-    warn_once(network.settings_without_effect() + dataset.settings_without_effect())
+    warn_once(
+        network.settings_without_effect()
+        + dataset.settings_without_effect()
+        + _shared_positions(train_source.spec, network)
+    )
     config = SIDGRConfig(
         decoder=network.decoder(),
         top_k=trainer.top_k_for_generation,
@@ -107,3 +112,12 @@ def _disk_sources(dataset: DatasetArgs) -> tuple[ItemSIDs, SIDSource, SIDSource]
 
 def _flops_of_rows(flops: DecoderFlops, batch: SIDBatch) -> torch.Tensor:
     return flops.per_sample(batch.num_tokens())
+
+
+def _shared_positions(spec: SIDDatasetSpec, network: NetworkArgs) -> list[str]:
+    if spec.max_tokens <= network.num_position_buckets:
+        return []
+    return [
+        f"NetworkArgs.num_position_buckets = {network.num_position_buckets}: samples have up to "
+        f"{spec.max_tokens} tokens, and all behind the last bucket share its position"
+    ]

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
-from commons.datasets import SequenceDataset
+from commons.datasets import RandomSIDSource, SequenceDataset, SIDSample
 from commons.datasets.item_sids import ItemSIDs
 from commons.datasets.sid_sequences import SIDSequenceSource
 from commons.datasets.sid_spec import SIDDatasetSpec
@@ -236,3 +236,13 @@ def test_a_mapping_of_other_codebooks_is_an_error(sids, tmp_path):
         ValueError, match=r"has code .* in hierarchy 2: expected 0 to 1, as its codebook has 2"
     ):
         SIDSequenceSource(path, sids, SIDDatasetSpec((4, 8, 2), 5))
+
+
+@pytest.mark.parametrize("max_candidate_length", [0, 1, 2])
+def test_the_longest_sample_has_as_many_tokens_as_the_spec_says(max_candidate_length):
+    of_dataset = spec(5, max_candidate_length, age=3)
+    sids = ItemSIDs(np.arange(NUM_ITEMS), CODES)
+    source = RandomSIDSource(sids, of_dataset, None, 1, seed=0)
+    longest = SIDSample(CODES[: of_dataset.max_items], 0, {"age": np.array([1])})
+    batch = source.collate([longest, source[0]], 2)
+    assert batch.num_tokens()[0] == of_dataset.max_tokens >= batch.num_tokens()[1]
