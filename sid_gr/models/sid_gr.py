@@ -171,10 +171,10 @@ class SIDGR(nn.Module):
             attention: that of `states`, with its keys and values.
             layout: of the tokens.
         """
-        num_samples = len(before_targets)
+        num_samples, num_steps = len(before_targets), len(self.tree.codebook_sizes) - 1
         items = torch.full((num_samples, self.config.top_k), -1, device=states.device)
         scores = torch.full((num_samples, self.config.top_k), -torch.inf, device=states.device)
-        for users in _chunks(layout.host_prompt_lengths[:num_samples], self.config.top_k):
+        for users in _chunks(layout.host_prompt_lengths[:num_samples], self.config.top_k * num_steps):
             rows = torch.tensor(users, device=states.device)
             beams = BeamAttention(
                 attention.keys_values,
@@ -182,7 +182,7 @@ class SIDGR(nn.Module):
                 layout.prompt_lengths[rows],
                 longest=layout.host_prompt_lengths[users[-1]],
                 num_beams=self.config.top_k,
-                num_steps=len(self.tree.codebook_sizes) - 1,
+                num_steps=num_steps,
             )
             last_tokens = layout.offsets[rows] + layout.prompt_lengths[rows] - 1
             items[rows], scores[rows] = self._search(
@@ -216,11 +216,16 @@ class SIDGR(nn.Module):
         return beam_search(scores_of(states, 0), next_logits, self.tree, self.config.top_k)
 
 
-def _chunks(prompt_lengths: list[int], num_beams: int) -> Iterator[list[int]]:
-    """Users to search for together, the shortest prompts first: padding them to the longest costs little."""
+def _chunks(prompt_lengths: list[int], room: int) -> Iterator[list[int]]:
+    """Users to search for together, the shortest prompts first: padding them to the longest costs little.
+
+    Args:
+        prompt_lengths: of the users.
+        room: tokens that each user's beams will have beside the prompt.
+    """
     chunk: list[int] = []
     for user in sorted(range(len(prompt_lengths)), key=prompt_lengths.__getitem__):
-        if chunk and (len(chunk) + 1) * (prompt_lengths[user] + num_beams) > _CACHED_TOKENS:
+        if chunk and (len(chunk) + 1) * (prompt_lengths[user] + room) > _CACHED_TOKENS:
             yield chunk
             chunk = []
         chunk.append(user)

@@ -131,6 +131,17 @@ def test_retrieval_depends_neither_on_the_target_nor_on_company(rows, others):
         torch.testing.assert_close(output.scores[0], together.scores[index], rtol=1e-5, atol=1e-5)
 
 
+def test_users_searched_for_in_chunks_get_the_same(monkeypatch):
+    rows = [Sample(list(range(length)), [length], []) for length in (5, 0, 8, 3, 5)]
+    model = sid_gr_model().eval()
+    _, at_once = model(sid_batch(rows, 6))
+    for budget in (1, 60):  # every user alone, and some together
+        monkeypatch.setattr("sid_gr.models.sid_gr._CACHED_TOKENS", budget)
+        _, in_chunks = model(sid_batch(rows, 6))
+        assert in_chunks.items.tolist() == at_once.items.tolist()
+        torch.testing.assert_close(in_chunks.scores, at_once.scores, rtol=1e-5, atol=1e-5)
+
+
 def test_the_tree_has_every_prefix_once():
     tree = CodeTree(SIDS, CODEBOOK_SIZES)
     assert [tree.num_prefixes(depth) for depth in range(3)] == [3, 5, 7]
