@@ -100,7 +100,10 @@ def test_every_way_to_read_and_to_place_samples_trains_the_same(workspace, max_c
             figures = [figure for figure in ("loss", "NDCG@10", "Recall@10") if figure in expected]
             assert figures
             for figure in figures:
-                assert line[figure] == pytest.approx(expected[figure], rel=1e-5)
+                # After a few steps many items are nearly as probable as others: the order of a floating-point
+                # sum may change the places of one of the 15 evaluated samples' items.
+                tolerance = {"rel": 1e-5} if figure == "loss" else {"abs": 1 / 15}
+                assert line[figure] == pytest.approx(expected[figure], **tolerance)
     balanced = [line for line in others[1] if line["kind"] == "train"]
     assert sum(step["imbalance_before"] - step["imbalance_after"] for step in balanced) > 0.1
 
