@@ -84,6 +84,9 @@ def test_every_way_to_read_and_to_place_samples_trains_the_same(workspace, max_c
             f"{max_candidate_length}-{suffix}-{balanced}-{ranks}",
             'NetworkArgs.dtype_str = "float32"',
             "NetworkArgs.hidden_dropout = 0.0",
+            # Adam makes full steps of gradients that are all rounding, and then nearly equal items swap places.
+            'OptimizerArgs.optimizer_str = "sgd"',
+            "OptimizerArgs.learning_rate = 1.0",
             f"DatasetArgs.max_candidate_length = {max_candidate_length}",
             f'DatasetArgs.item_to_sid_mapping_path = "item_to_sid.{suffix}"',
             f"TrainerArgs.enable_balanced_shuffler = {balanced}",
@@ -100,10 +103,7 @@ def test_every_way_to_read_and_to_place_samples_trains_the_same(workspace, max_c
             figures = [figure for figure in ("loss", "NDCG@10", "Recall@10") if figure in expected]
             assert figures
             for figure in figures:
-                # After a few steps many items are nearly as probable as others: the order of a floating-point
-                # sum may change the places of one of the 15 evaluated samples' items.
-                tolerance = {"rel": 1e-5} if figure == "loss" else {"abs": 1 / 15}
-                assert line[figure] == pytest.approx(expected[figure], **tolerance)
+                assert line[figure] == pytest.approx(expected[figure], rel=1e-5)
     balanced = [line for line in others[1] if line["kind"] == "train"]
     assert sum(step["imbalance_before"] - step["imbalance_after"] for step in balanced) > 0.1
 
