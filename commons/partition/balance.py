@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from numba import njit
 from numpy.typing import ArrayLike
 
+from commons.partition.problem import Problem
 from commons.partition.workloads import as_workloads, check_num_partitions
 
 
@@ -33,21 +35,38 @@ def relative_to_mean(part_loads: np.ndarray) -> float:
 
 
 def lower_bound(workloads: ArrayLike, num_partitions: int, equal_size: bool = True) -> float:
-    """An imbalance that no partition of whole samples beats: max(mean load, largest workload) ÷ mean load.
+    """An imbalance that no partition of whole samples beats; relative to the mean load.
 
-    With `equal_size`, the part with the largest sample also holds at least ⌊samples ÷ parts⌋ − 1 others,
-    which weigh no less than the smallest.
+    Of the m = (j − 1)·parts + q largest samples some q parts together hold at least j·q, since otherwise one
+    of the q with the most of them would hold fewer than j, the others no more, and all together fewer than m.
+    These j·q weigh at least as much as the lightest j·q of the m; what else the q parts hold, to have
+    ⌊samples ÷ parts⌋ each with `equal_size`, weighs no less than the lightest samples there are. The bound
+    is the largest over all j and q, among them the mean load and the largest sample.
 
     Raises:
         ValueError: `num_partitions` below 1, or a workload is negative, NaN or infinite.
     """
-    check_num_partitions(num_partitions)
-    values = np.sort(as_workloads(workloads))
-    total = values.sum()
+    problem = Problem.of(workloads, num_partitions, equal_size)
+    total = problem.work.sum()
     if total == 0:
         return 1.0
-    largest = values[-1]
-    if equal_size:
-        companions = max(len(values) // num_partitions - 1, 0)
-        largest += values[:companions].sum()
-    return float(max(1.0, largest * num_partitions / total))
+    return float(
+        max(1.0, bound_of(problem.work, num_partitions, problem.limits.fewest) * num_partitions / total)
+    )
+
+
+@njit(cache=True, nogil=True)
+def bound_of(work: np.ndarray, num_parts: int, fewest: int) -> float:
+    """The load that the heaviest part has at least; `work` int64 `[samples]` descending."""
+    num_samples = len(work)
+    sums = np.zeros(num_samples + 1, dtype=np.int64)  # of the heaviest
+    for sample in range(num_samples):
+        sums[sample + 1] = sums[sample] + work[sample]
+    bound = sums[num_samples] / num_parts
+    for m in range(1, num_samples + 1):
+        j, q = (m - 1) // num_parts + 1, (m - 1) % num_parts + 1
+        others = max(fewest - j, 0) * q
+        load = sums[m] - sums[m - j * q] + sums[num_samples] - sums[num_samples - others]
+        if load > bound * q:
+            bound = load / q
+    return bound

@@ -1,12 +1,19 @@
-"""The checks that every partition algorithm makes of its arguments."""
+"""The checks that every partition algorithm makes of its arguments, and the form in which it computes."""
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
+from numba import njit
 from numpy.typing import ArrayLike
 
+# Loads are added up in int64: exact in any order, so that no machine's way of adding decides a tie.
+# Two bits are left for differences and doubled gaps.
+LOAD_BITS = 60
 
-def as_workloads(workloads: ArrayLike) -> np.ndarray:
+
+def as_workloads(workloads: ArrayLike, name: str = "workloads") -> np.ndarray:
     """`workloads` as a float64 array `[samples]`.
 
     Integers up to 2**53 stay exact; sums of larger ones overflow int64 but not float64.
@@ -16,14 +23,45 @@ def as_workloads(workloads: ArrayLike) -> np.ndarray:
     """
     values = np.asarray(workloads, dtype=np.float64)
     if values.ndim != 1:
-        raise ValueError(f"workloads has shape {values.shape}, expected one number per sample")
-    bad = np.flatnonzero(~(np.isfinite(values) & (values >= 0)))
-    if bad.size:
-        raise ValueError(f"workloads[{bad[0]}] is {values[bad[0]]}, expected a finite number of at least 0")
+        raise ValueError(f"{name} has shape {values.shape}, expected one number per sample")
+    bad = _first_bad(values)
+    if bad >= 0:
+        raise ValueError(f"{name}[{bad}] is {values[bad]}, expected a finite number of at least 0")
     return values
+
+
+def as_integers(values: np.ndarray, bits: int = LOAD_BITS) -> np.ndarray:
+    """Non-negative float64 `[samples]` as int64, all times one power of two, with a sum below 2**bits.
+
+    Whole numbers that surely stay below are left as they are. Larger ones are rounded, by at most
+    2**(1 − bits) of what they could add up to; fractions are scaled up.
+    """
+    return _as_integers(values, bits)
 
 
 def check_num_partitions(num_partitions: int) -> None:
     """Raises ValueError if `num_partitions` is below 1."""
     if num_partitions < 1:
         raise ValueError(f"num_partitions is {num_partitions}, expected at least 1")
+
+
+@njit(cache=True, nogil=True)
+def _first_bad(values: np.ndarray) -> int:
+    for i in range(len(values)):
+        if not 0 <= values[i] < np.inf:  # NaN compares as False
+            return i
+    return -1
+
+
+@njit(cache=True, nogil=True)
+def _as_integers(values: np.ndarray, bits: int) -> np.ndarray:
+    scaled = np.empty(len(values), dtype=np.int64)
+    largest, whole = 0.0, True
+    for value in values:
+        largest = max(largest, value)
+        whole = whole and value == math.floor(value)
+    needed = math.frexp(largest)[1] + math.frexp(float(len(values)))[1]
+    shift = 0 if whole and needed <= bits else bits - needed
+    for i in range(len(values)):
+        scaled[i] = np.int64(np.rint(math.ldexp(values[i], shift)))
+    return scaled

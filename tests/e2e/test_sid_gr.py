@@ -84,7 +84,7 @@ def test_every_way_to_read_and_to_place_samples_trains_the_same(workspace, max_c
             f"{max_candidate_length}-{suffix}-{balanced}-{ranks}",
             'NetworkArgs.dtype_str = "float32"',
             "NetworkArgs.hidden_dropout = 0.0",
-            # Adam makes full steps of gradients that are all rounding, and then nearly equal items swap places.
+            # Adam makes full steps of gradients that are all rounding; nearly equal items then swap places.
             'OptimizerArgs.optimizer_str = "sgd"',
             "OptimizerArgs.learning_rate = 1.0",
             f"DatasetArgs.max_candidate_length = {max_candidate_length}",

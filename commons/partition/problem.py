@@ -1,0 +1,165 @@
+"""What is to be partitioned: workloads and limits, checked, in the form that the compiled functions take."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numba import njit
+from numpy.typing import ArrayLike
+
+from commons.partition.parts import Limits
+from commons.partition.workloads import as_integers, as_workloads, check_num_partitions
+
+NO_CAP = 2**62
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Samples from the heaviest to the lightest, and the limits of each part.
+
+    Attributes:
+        num_parts: at least 1.
+        order: int64 `[samples]`, the caller's index of each sample.
+        work, tokens: int64 `[samples]`; tokens are 0 where there is no cap on them.
+        limits: of every part.
+    """
+
+    num_parts: int
+    order: np.ndarray
+    work: np.ndarray
+    tokens: np.ndarray
+    limits: Limits
+
+    @staticmethod
+    def of(
+        workloads: ArrayLike,
+        num_partitions: int,
+        equal_size: bool = True,
+        max_rows: int | None = None,
+        tokens: ArrayLike | None = None,
+        max_tokens: int | None = None,
+    ) -> Problem:
+        """Checks and sorts.
+
+        Raises:
+            ValueError: a value is negative, NaN or infinite; `tokens` are no whole numbers, or not one per
+                sample, or come without `max_tokens` or this without them; or no placement can keep to the
+                caps.
+        """
+        check_num_partitions(num_partitions)
+        values = as_workloads(workloads)
+        order = np.argsort(-values, kind="stable")
+        amounts = _checked_tokens(tokens, max_tokens, len(values), num_partitions)
+        fewest, most = _row_limits(len(values), num_partitions, equal_size, max_rows)
+        cap = NO_CAP if max_tokens is None else operator.index(max_tokens)
+        return Problem(
+            num_partitions, order, as_integers(values)[order], amounts[order], Limits(fewest, most, cap)
+        )
+
+    def sorted(self, per_sample: np.ndarray) -> np.ndarray:
+        """Something of each sample in the caller's order, as int64 in the order of `work`."""
+        return np.ascontiguousarray(per_sample, dtype=np.int64)[self.order]
+
+    def partition(self, part_of: np.ndarray) -> list[np.ndarray]:
+        """For each part the caller's ascending indices; `part_of` is in the order of `work`."""
+        samples, ends = _grouped(self.order, part_of, self.num_parts)
+        bounds = ends.tolist()
+        return [samples[start:end] for start, end in zip([0, *bounds], bounds, strict=False)]
+
+    def check_keeps_limits(self, part_of: np.ndarray) -> None:
+        """Raises ValueError unless a partition, in the order of `work`, keeps to the limits."""
+        sizes = np.bincount(part_of, minlength=self.num_parts)
+        amounts = np.bincount(part_of, self.tokens, minlength=self.num_parts)
+        fewest, most, max_tokens = self.limits
+        for part in np.flatnonzero((sizes < fewest) | (sizes > most))[:1]:
+            raise ValueError(f"partition[{part}] has {sizes[part]} samples, expected {fewest} to {most}")
+        for part in np.flatnonzero(amounts > max_tokens)[:1]:
+            raise ValueError(
+                f"partition[{part}] has {int(amounts[part])} tokens, above max_tokens={max_tokens}"
+            )
+
+
+def check_tolerance(tolerance: float) -> None:
+    """Raises ValueError unless `tolerance` is a finite number of at least 0."""
+    if not 0 <= tolerance < np.inf:
+        raise ValueError(f"tolerance is {tolerance}, expected a finite number of at least 0")
+
+
+def number_of_part(partition: Sequence[ArrayLike], num_samples: int) -> np.ndarray:
+    """int64 `[samples]`: the part that each sample is in.
+
+    Raises:
+        ValueError: `partition` is not each index below `num_samples` once.
+    """
+    parts = [np.asarray(part, dtype=np.int64).reshape(-1) for part in partition]
+    samples = np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
+    if not np.array_equal(np.sort(samples), np.arange(num_samples)):
+        raise ValueError(
+            f"partition has {len(samples)} indices, expected each of the {num_samples} samples once, from 0"
+        )
+    part_of = np.empty(num_samples, dtype=np.int64)
+    part_of[samples] = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
+    return part_of
+
+
+def _checked_tokens(
+    tokens: ArrayLike | None, max_tokens: int | None, num_samples: int, num_partitions: int
+) -> np.ndarray:
+    """int64 `[samples]`, in the caller's order."""
+    if tokens is None and max_tokens is None:
+        return np.zeros(num_samples, dtype=np.int64)
+    if tokens is None or max_tokens is None:
+        given, missing = ("max_tokens", "tokens") if tokens is None else ("tokens", "max_tokens")
+        raise ValueError(f"{given} is given without {missing}")
+    amounts = as_workloads(tokens, "tokens")
+    if len(amounts) != num_samples:
+        raise ValueError(f"tokens has {len(amounts)} values for {num_samples} workloads")
+    if not (amounts == np.floor(amounts)).all() or amounts.sum() >= 2**53:
+        raise ValueError("tokens must be whole numbers with a sum below 2**53")
+    over = np.flatnonzero(amounts > max_tokens)
+    if over.size:
+        raise ValueError(
+            f"tokens[{over[0]}] is {int(amounts[over[0]])}, above max_tokens={max_tokens}: it fits nowhere"
+        )
+    if amounts.sum() > num_partitions * max_tokens:
+        raise ValueError(
+            f"max_tokens={max_tokens} is too small: {num_partitions} parts hold at most "
+            f"{num_partitions * max_tokens} tokens, the samples have {int(amounts.sum())}"
+        )
+    return amounts.astype(np.int64)
+
+
+def _row_limits(
+    num_samples: int, num_partitions: int, equal_size: bool, max_rows: int | None
+) -> tuple[int, int]:
+    """The fewest and the most samples of a part."""
+    even = -(-num_samples // num_partitions)
+    if max_rows is not None and max_rows < even:
+        raise ValueError(
+            f"max_rows={max_rows} is too small: {num_partitions} parts hold at most "
+            f"{num_partitions * max_rows} of {num_samples} samples"
+        )
+    if equal_size:
+        return num_samples // num_partitions, even
+    return 0, num_samples if max_rows is None else min(max_rows, num_samples)
+
+
+@njit(cache=True, nogil=True)
+def _grouped(order: np.ndarray, part_of: np.ndarray, num_parts: int) -> tuple[np.ndarray, np.ndarray]:
+    """The indices of all parts, one part behind the other, each ascending; and where each part ends."""
+    part_of_index = np.empty(len(order), dtype=np.int64)
+    sizes = np.zeros(num_parts, dtype=np.int64)
+    for sample in range(len(order)):
+        part_of_index[order[sample]] = part_of[sample]
+        sizes[part_of[sample]] += 1
+    ends = np.cumsum(sizes)
+    filled = ends - sizes
+    samples = np.empty(len(order), dtype=np.int64)
+    for index in range(len(order)):
+        part = part_of_index[index]
+        samples[filled[part]] = index
+        filled[part] += 1
+    return samples, ends

@@ -1,0 +1,135 @@
+"""Several consecutive steps planned together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numba import njit
+from numpy.typing import ArrayLike
+
+from commons.partition.local_search import improve
+from commons.partition.longest_first import place_longest_first
+from commons.partition.parts import Limits, make_parts
+from commons.partition.problem import Problem
+from commons.partition.workloads import as_workloads
+
+# A step with giants in it leaves its other parts at least this share of the mean load.
+LEAST_FILL = 0.2
+# The search may end a little above its targets: these leave room for that, and more if it was not enough.
+MARGINS = (0.998, 0.99, 0.97, 0.9)
+
+
+def balance_window(
+    workloads: ArrayLike, num_partitions: int, num_steps: int, max_step_ratio: float | None = None
+) -> list[list[np.ndarray]]:
+    """Divides the samples of `num_steps` global batches into as many steps of `num_partitions` parts each.
+
+    Minimised is what the steps take together, the sum of each one's largest load. A single step cannot be
+    faster than its largest sample; here samples that large come into one step, whose other parts get more to
+    do than in the others.
+
+    Every step gets a target for its parts, from the first, which takes the largest samples, to the last; the
+    samples are placed longest first by what is missing to the target, and refined.
+
+    Args:
+        workloads: `[samples]` of all steps, non-negative.
+        num_partitions: parts of a step, at least 1.
+        num_steps: at least 1.
+        max_step_ratio: a step's total is at most this times the mean step's, at least 1; None for no limit.
+            A limit that whole samples cannot keep gives way, as for one giant that is above it alone:
+            `step_ratios` tells.
+
+    Returns:
+        For each step and part the ascending int64 indices of its samples; sizes of all parts of all steps
+        differ by at most one. Equal input gives equal output on every machine.
+
+    Raises:
+        ValueError: a workload is negative, NaN or infinite; a count is below 1, or `max_step_ratio` is.
+    """
+    if num_steps < 1:
+        raise ValueError(f"num_steps is {num_steps}, expected at least 1")
+    if max_step_ratio is not None and not max_step_ratio >= 1:
+        raise ValueError(f"max_step_ratio is {max_step_ratio}, expected at least 1, or None for no limit")
+    if num_partitions < 1:
+        raise ValueError(f"num_partitions is {num_partitions}, expected at least 1")
+    problem = Problem.of(workloads, num_partitions * num_steps)
+    mean = problem.work.sum() / num_steps
+    best: np.ndarray = np.empty(0, dtype=np.int64)
+    best_ratio = np.inf
+    for margin in MARGINS:
+        limit = np.inf if max_step_ratio is None else mean * max(max_step_ratio * margin, 1.0)
+        part_of = _placed(problem, _targets(problem, num_partitions, num_steps, limit))
+        totals = np.bincount(part_of // num_partitions, problem.work, minlength=num_steps)
+        ratio = totals.max() / mean if mean > 0 else 1.0
+        if ratio < best_ratio:
+            best, best_ratio = part_of, ratio
+        if max_step_ratio is None or ratio <= max_step_ratio:
+            break
+    parts = problem.partition(best)
+    return [parts[start : start + num_partitions] for start in range(0, len(parts), num_partitions)]
+
+
+def step_ratios(workloads: ArrayLike, window: Sequence[Sequence[np.ndarray]]) -> np.ndarray:
+    """float64 `[steps]`: each step's total ÷ the mean step's, of a window as `balance_window` returns it."""
+    values = as_workloads(workloads)
+    totals = np.array([sum(values[part].sum() for part in step) for step in window])
+    return totals / totals.mean() if totals.any() else np.ones(len(totals))
+
+
+def _targets(problem: Problem, num_partitions: int, num_steps: int, limit: float) -> np.ndarray:
+    """float64 `[steps, parts]`: the load that each part should get; no step's sum is above the limit."""
+    work, rows = problem.work, problem.limits.fewest
+    left = float(work.sum())
+    mean = left / (num_partitions * num_steps)
+    # What comes to a giant's part with it: an equal share of the lightest samples.
+    num_giants = max(int(np.searchsorted(-work, -mean)), 1)
+    lightest = work[max(len(work) - num_giants * (rows - 1), 0) :] if rows > 1 else work[:0]
+    with_fill = np.append(work + lightest.sum() / num_giants, np.zeros(num_partitions))
+    targets = np.empty((num_steps, num_partitions))
+    first = 0  # of the samples that are in no step yet
+    for step in range(num_steps):
+        mean = left / (num_partitions * (num_steps - step))
+        largest = with_fill[first]
+        if largest <= mean:
+            targets[step:] = mean
+            break
+        total = min(num_partitions * largest, limit, left)
+        targets[step] = total / num_partitions
+        placed = num_partitions
+        if total < min(num_partitions * largest, left):  # the limit forbids to fill all parts to the largest
+            giants = with_fill[first : first + num_partitions]
+            number = _parts_with_giants(giants, total, LEAST_FILL * mean)
+            others = max(total - giants[:number].sum(), 0.0) / max(num_partitions - number, 1)
+            targets[step, :number], targets[step, number:] = giants[:number], others
+            if number < num_partitions and giants[number] > others:
+                placed = number  # the next do not fit into this step
+        left = max(left - targets[step].sum(), 0.0)
+        first = min(first + placed, len(work))
+    return targets
+
+
+def _parts_with_giants(giants: np.ndarray, total: float, least: float) -> int:
+    """How many parts of a step get a giant of their own: those above what the others then get, which is at
+    least `least`; `giants` float64 `[parts]`, descending."""
+    number = 1
+    while number < len(giants) - 1:
+        others = (total - giants[: number + 1].sum()) / (len(giants) - number - 1)
+        if giants[number] <= (total - giants[:number].sum()) / (len(giants) - number) or others < least:
+            break
+        number += 1
+    return number
+
+
+def _placed(problem: Problem, targets: np.ndarray) -> np.ndarray:
+    """int64 `[samples]`, the part of each, step by step; loads come near the targets."""
+    # With what its target lacks to the largest as a load from the start, all parts have the same target.
+    base = np.rint(targets.max() - targets).astype(np.int64).ravel()
+    return _place(problem.work, problem.tokens, base, problem.limits, int(targets.max()))
+
+
+@njit(cache=True, nogil=True)
+def _place(work: np.ndarray, tokens: np.ndarray, base: np.ndarray, limits: Limits, target: int) -> np.ndarray:
+    part_of = place_longest_first(work, tokens, base, limits)
+    improve(make_parts(work, tokens, part_of, base), limits, target)
+    return part_of
