@@ -11,17 +11,16 @@ import torch
 import torch.distributed as dist
 
 from commons.distributed import exchange as exchanges
+from commons.distributed.placement import LoadedSamples, Placement
 from commons.distributed.plan_gather import PlanGather, SampleFacts
 from commons.distributed.rank_group import RankGroup
 from commons.distributed.shuffle_plan import ShufflePlan
-from commons.partition import karmarkar_karp
 from commons.sequence_batch import BaseBatch
 from commons.sequence_batch.packed_rows import PackedRows, check_jagged_fields, key_lengths, row_elements
 from commons.sequence_batch.row_schema import RowSchema
 
 Batch = TypeVar("Batch", bound=BaseBatch)
 
-PARTITIONERS: dict[str, Callable[..., list[np.ndarray]]] = {"karmarkar_karp": karmarkar_karp}
 EXCHANGES: dict[str, Callable[[PackedRows, ShufflePlan, RankGroup], PackedRows]] = {
     "all_gather": exchanges.all_gather
 }
@@ -38,29 +37,43 @@ class BatchShuffler(ABC):
 
     Args:
         process_group: the ranks to balance among; None means all. Making a shuffler is collective over them.
-        partitioner: name of a partition algorithm, one of `PARTITIONERS`.
-        exchange: name of a way to move samples, one of `EXCHANGES`.
+        partitioner: "rebalance" moves as few bytes as it takes to come within the tolerance; "refined" comes
+            as near the lower bound as it can, and moves nearly everything; "longest_processing_time" and
+            "karmarkar_karp" are the usual heuristics.
+        tolerance: the largest load may be (1 + tolerance) × the lower bound; None for 0.01 with "rebalance"
+            and 0 with "refined".
         equal_rows: every rank computes the same number of rows (±1 real ones); else rows follow the load.
+        max_rows: samples of a rank at most, where rows follow the load.
+        max_tokens: tokens of a rank at most, as the batch counts them. A batch that cannot be placed so is an
+            error on every rank.
+        exchange: name of a way to move samples, one of `EXCHANGES`.
 
     Raises:
         KeyError: an unknown partitioner or exchange.
-        ValueError: this rank is not in `process_group`.
+        ValueError: this rank is not in `process_group`; or a setting is out of range, or has no effect.
     """
 
     def __init__(
         self,
         process_group: dist.ProcessGroup | None = None,
         *,
-        partitioner: str = "karmarkar_karp",
-        exchange: str = "all_gather",
+        partitioner: str = "rebalance",
+        tolerance: float | None = None,
         equal_rows: bool = True,
+        max_rows: int | None = None,
+        max_tokens: int | None = None,
+        exchange: str = "all_gather",
     ) -> None:
-        self._partition = _named("partitioner", partitioner, PARTITIONERS)
-        self._exchange = _named("exchange", exchange, EXCHANGES)
+        self._placement = Placement(partitioner, tolerance, equal_rows, max_rows, max_tokens)
+        if exchange not in EXCHANGES:
+            raise KeyError(f"unknown exchange {exchange!r}; there are {sorted(EXCHANGES)}")
+        self._exchange = EXCHANGES[exchange]
         self.equal_rows = equal_rows
         self.process_group = process_group
         self.group = self._make_group(process_group)
         self._gather = PlanGather(self.group)
+        if self.group.num_ranks > 1:
+            self._placement.warm_up()
 
     def _make_group(self, process_group: dist.ProcessGroup | None) -> RankGroup:
         return RankGroup.of(process_group)
@@ -81,8 +94,8 @@ class BatchShuffler(ABC):
 
         Raises:
             ValueError: workloads of the wrong length, negative, NaN or infinite; or batches of different
-                ranks or steps differ in their fields. Raised on every rank, as is any error of
-                `get_workloads`.
+                ranks or steps differ in their fields; or they cannot be placed under `max_rows` and
+                `max_tokens`. Raised on every rank, as is any error of `get_workloads`.
         """
         facts: SampleFacts | None = None
         failure: Exception | None = None
@@ -98,7 +111,9 @@ class BatchShuffler(ABC):
             return _empty_plan(self.group.num_ranks)
         workloads, tokens, loss_tokens = gathered.per_sample[:, :3].T
         num_elements = gathered.per_sample[:, 3:]
-        partition = self._place(workloads, gathered.num_loaded)
+        sample_bytes = gathered.schema.row_bytes(num_elements)
+        loaded = LoadedSamples(workloads, tokens, sample_bytes, gathered.batch_sizes, gathered.num_loaded)
+        partition = self._placement.place(loaded, self.group.ranks_per_node)
         return ShufflePlan(
             batch_sizes=gathered.batch_sizes,
             num_loaded=gathered.num_loaded,
@@ -106,9 +121,9 @@ class BatchShuffler(ABC):
             tokens=tokens,
             loss_tokens=loss_tokens,
             num_elements=num_elements,
-            sample_bytes=gathered.schema.row_bytes(num_elements),
+            sample_bytes=sample_bytes,
             partition=tuple(partition),
-            rows=self._rows_after(gathered.batch_sizes, partition),
+            rows=self._placement.rows(gathered.batch_sizes, partition),
         )
 
     def exchange(self, batch: Batch, plan: ShufflePlan) -> Batch:
@@ -204,22 +219,6 @@ class BatchShuffler(ABC):
         checked[: batch.num_samples] = real
         return checked
 
-    def _place(self, workloads: np.ndarray, num_loaded: np.ndarray) -> list[np.ndarray]:
-        """The samples of each rank; as loaded, where that is allowed and at least as good."""
-        as_loaded = np.split(np.arange(len(workloads)), np.cumsum(num_loaded)[:-1])
-        if self.group.num_ranks == 1:
-            return as_loaded
-        placed = self._partition(workloads, self.group.num_ranks, equal_size=self.equal_rows)
-        may_stay = not self.equal_rows or np.ptp(num_loaded) <= 1
-        stays = may_stay and _largest_load(workloads, as_loaded) <= _largest_load(workloads, placed)
-        return as_loaded if stays else placed
-
-    def _rows_after(self, batch_sizes: np.ndarray, partition: list[np.ndarray]) -> np.ndarray:
-        if self.equal_rows:
-            rows = -(-int(batch_sizes.sum()) // self.group.num_ranks)
-            return np.full(self.group.num_ranks, max(rows, 1))
-        return np.array([max(len(samples), 1) for samples in partition])
-
 
 class IdentityShuffler(BatchShuffler):
     """Leaves every sample where it was loaded, and communicates nothing.
@@ -246,18 +245,6 @@ class IdentityShuffler(BatchShuffler):
     def get_workloads(self, batch: BaseBatch) -> torch.Tensor:
         """What the given function says, or the tokens of each row."""
         return batch.num_tokens() if self._get_workloads is None else self._get_workloads(batch)
-
-
-def _largest_load(workloads: np.ndarray, partition: list[np.ndarray]) -> float:
-    """Added up one by one, as bincount does, so that all processors get the same last bit."""
-    rank_of = np.repeat(np.arange(len(partition)), [len(samples) for samples in partition])
-    return float(np.bincount(rank_of, workloads[np.concatenate(partition)], minlength=1).max())
-
-
-def _named(kind: str, name: str, choices: dict[str, Any]) -> Any:
-    if name not in choices:
-        raise KeyError(f"unknown {kind} {name!r}; there are {sorted(choices)}")
-    return choices[name]
 
 
 def _empty_plan(num_ranks: int) -> ShufflePlan:

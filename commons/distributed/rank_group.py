@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from dataclasses import dataclass
 
 import torch.distributed as dist
@@ -16,12 +17,15 @@ class RankGroup:
         num_ranks: ranks in the group.
         planning: gloo, for host tensors; None for a single rank.
         exchange: of the default group's backends; None for a single rank.
+        ranks_per_node: if each node has so many consecutive ranks of the group; None if nodes do not matter,
+            as on one machine, or have different numbers of ranks.
     """
 
     rank: int
     num_ranks: int
     planning: dist.ProcessGroup | None
     exchange: dist.ProcessGroup | None
+    ranks_per_node: int | None
 
     @staticmethod
     def of(process_group: dist.ProcessGroup | None = None) -> RankGroup:
@@ -42,17 +46,30 @@ class RankGroup:
         if only_these:
             _align_group_counts(process_group)
         planning = dist.new_group(ranks, backend="gloo", use_local_synchronization=only_these)
+        nodes = [""] * len(ranks)
+        dist.all_gather_object(nodes, socket.gethostname(), group=planning)
         return RankGroup(
             rank=dist.get_rank(planning),  # new_group sorts the ranks, whatever their order in process_group
             num_ranks=len(ranks),
             planning=planning,
             exchange=dist.new_group(ranks, use_local_synchronization=only_these),
+            ranks_per_node=ranks_per_node(nodes),
         )
 
     @staticmethod
     def alone() -> RankGroup:
         """Only this rank: nothing to communicate."""
-        return RankGroup(rank=0, num_ranks=1, planning=None, exchange=None)
+        return RankGroup(rank=0, num_ranks=1, planning=None, exchange=None, ranks_per_node=None)
+
+
+def ranks_per_node(nodes: list[str]) -> int | None:
+    """How many consecutive ranks every node has, given each rank's node; None if nodes do not matter."""
+    size = next((rank for rank, node in enumerate(nodes) if node != nodes[0]), len(nodes))
+    starts = nodes[::size]
+    even = len(set(starts)) == len(starts) and all(
+        node == starts[rank // size] for rank, node in enumerate(nodes)
+    )
+    return size if even and 1 < size < len(nodes) else None
 
 
 def _align_group_counts(process_group: dist.ProcessGroup | None) -> None:

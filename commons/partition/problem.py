@@ -82,10 +82,11 @@ class Problem:
             )
 
 
-def check_tolerance(tolerance: float) -> None:
-    """Raises ValueError unless `tolerance` is a finite number of at least 0."""
+def checked_tolerance(tolerance: float) -> float:
+    """`tolerance`; raises ValueError unless it is a finite number of at least 0."""
     if not 0 <= tolerance < np.inf:
         raise ValueError(f"tolerance is {tolerance}, expected a finite number of at least 0")
+    return float(tolerance)
 
 
 def number_of_part(partition: Sequence[ArrayLike], num_samples: int) -> np.ndarray:

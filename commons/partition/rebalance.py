@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike
 from commons.partition.local_search import RESOLUTION, improve, target_load
 from commons.partition.longest_first import place_longest_first
 from commons.partition.parts import NONE, Limits, Parts, exchange, first_at_most, fits, make_parts, refill
-from commons.partition.problem import NO_CAP, Problem, check_tolerance
+from commons.partition.problem import NO_CAP, Problem, checked_tolerance
 from commons.partition.refine import start_from_scratch
 from commons.partition.workloads import as_integers, as_workloads
 
@@ -79,7 +79,7 @@ def rebalance(
         ValueError: as `longest_processing_time`; or `home` is not a part for each sample, `tolerance` or a
             size is negative, or `ranks_per_node` below 1.
     """
-    check_tolerance(tolerance)
+    tolerance = checked_tolerance(tolerance)
     problem = Problem.of(workloads, num_partitions, equal_size, max_rows, tokens, max_tokens)
     costs = _costs(problem, home, sizes, ranks_per_node)
     part_of = _within_limits(problem, costs)

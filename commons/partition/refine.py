@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 from commons.partition.local_search import improve, target_load
 from commons.partition.longest_first import place_longest_first
 from commons.partition.parts import NONE, Limits, make_parts
-from commons.partition.problem import NO_CAP, Problem, check_tolerance, number_of_part
+from commons.partition.problem import NO_CAP, Problem, checked_tolerance, number_of_part
 
 
 def longest_processing_time(
@@ -59,7 +59,7 @@ def refined(
     max_tokens: int | None = None,
 ) -> list[np.ndarray]:
     """`longest_processing_time`, then `refine`: the best balance there is here. Arguments as for these."""
-    check_tolerance(tolerance)
+    tolerance = checked_tolerance(tolerance)
     problem = Problem.of(workloads, num_partitions, equal_size, max_rows, tokens, max_tokens)
     if max_tokens is None:
         part_of = _refined(problem.work, problem.tokens, num_partitions, problem.limits, tolerance)
@@ -97,7 +97,7 @@ def refine(
     Raises:
         ValueError: also if `partition` is none of these samples, or does not keep to the limits.
     """
-    check_tolerance(tolerance)
+    tolerance = checked_tolerance(tolerance)
     problem = Problem.of(workloads, len(partition), equal_size, max_rows, tokens, max_tokens)
     part_of = problem.sorted(number_of_part(partition, len(problem.work)))
     problem.check_keeps_limits(part_of)

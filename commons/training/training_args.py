@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 import gin
+
+from commons.distributed.placement import PARTITIONERS
 
 
 def require(condition: bool, setting: str, value: object, expected: str) -> None:
@@ -37,6 +40,8 @@ class TrainerArgs:
         pipeline_type: "none", "native" or "prefetch".
         enable_balanced_shuffler: whether samples move between ranks so that all have the same load.
         batch_shuffler: registered name of the shuffler that does it; empty for the model's own.
+        balance_partitioner, balance_tolerance, balance_equal_rows, balance_max_tokens: how the shuffler
+            places samples, as `BatchShuffler` takes them without "balance_".
         log_dir: where the figures are written, as JSON lines.
         top_k_for_generation: items that a generative model retrieves per sample, and beams of its search.
         eval_metrics: of a generative model's retrieval, as in "HitRate@10".
@@ -61,6 +66,10 @@ class TrainerArgs:
     pipeline_type: str = "native"
     enable_balanced_shuffler: bool = False
     batch_shuffler: str = ""
+    balance_partitioner: str = "rebalance"
+    balance_tolerance: float | None = None
+    balance_equal_rows: bool = True
+    balance_max_tokens: int | None = None
     log_dir: str = "out/logs"
     top_k_for_generation: int = 10
     eval_metrics: tuple[str, ...] = ("HitRate@10", "Recall@10", "NDCG@10")
@@ -68,24 +77,43 @@ class TrainerArgs:
     def __post_init__(self) -> None:
         for name in ("train_batch_size", "eval_interval", "log_interval", "top_k_for_generation"):
             require_at_least(1, f"TrainerArgs.{name}", getattr(self, name))
-        for name in ("eval_batch_size", "max_train_iters", "max_eval_iters"):
+        for name in ("eval_batch_size", "max_train_iters", "max_eval_iters", "balance_max_tokens"):
             if getattr(self, name) is not None:
                 require_at_least(1, f"TrainerArgs.{name}", getattr(self, name))
         require_at_least(0, "TrainerArgs.seed", self.seed)
+        require(
+            self.balance_partitioner in PARTITIONERS,
+            "TrainerArgs.balance_partitioner",
+            self.balance_partitioner,
+            f"one of {', '.join(PARTITIONERS)}",
+        )
+        if self.balance_tolerance is not None:
+            tolerance = self.balance_tolerance
+            require(tolerance >= 0, "TrainerArgs.balance_tolerance", tolerance, "at least 0")
 
     @property
     def eval_rows(self) -> int:
         """Rows per rank and step of an evaluation."""
         return self.train_batch_size if self.eval_batch_size is None else self.eval_batch_size
 
+    @property
+    def balance_settings(self) -> dict[str, Any]:
+        """What the `balance_*` settings say, as a shuffler takes it."""
+        prefix = "balance_"
+        names = [field.name for field in fields(self) if field.name.startswith(prefix)]
+        return {name.removeprefix(prefix): getattr(self, name) for name in names}
+
     def settings_without_effect(self) -> list[str]:
         """One line for each setting that asks for something that does not happen."""
         lines = []
-        if self.batch_shuffler and not self.enable_balanced_shuffler:
-            lines.append(
-                f"TrainerArgs.batch_shuffler = {self.batch_shuffler!r} has no effect without "
+        if not self.enable_balanced_shuffler:
+            lines += [
+                f"TrainerArgs.{field.name} = {getattr(self, field.name)!r} has no effect without "
                 "enable_balanced_shuffler: samples stay where they are loaded"
-            )
+                for field in fields(self)
+                if field.name.startswith(("batch_shuffler", "balance_"))
+                and getattr(self, field.name) != field.default
+            ]
         if self.profile:
             lines.append("TrainerArgs.profile: profiling is not available yet; no trace is written")
         if self.ckpt_save_interval > 0:

@@ -46,14 +46,17 @@ class TrainingTask:
     def make_shuffler(self, args: TrainerArgs) -> BatchShuffler:
         """The shuffler that the arguments ask for. Collective over all ranks.
 
+        A shuffler of a user's own that has an `__init__` takes the settings of `BatchShuffler`, too.
+
         Raises:
             KeyError: an unknown name.
+            ValueError: settings that have no effect together.
         """
         if not args.enable_balanced_shuffler:
             return BatchShufflerFactory.create("identity", get_workloads=self.flops)
         name = args.batch_shuffler or self.shuffler_name
         settings = self.shuffler_settings if name == self.shuffler_name else {}
-        return BatchShufflerFactory.create(name, **settings)
+        return BatchShufflerFactory.create(name, **settings, **args.balance_settings)
 
     def make_pipeline(
         self,

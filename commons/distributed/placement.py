@@ -1,0 +1,150 @@
+"""Which rank computes which sample: a partition algorithm by name, and what a rank's batch has to keep to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from commons.partition import karmarkar_karp, longest_processing_time, rebalance, refined
+
+PARTITIONERS = ("karmarkar_karp", "longest_processing_time", "rebalance", "refined")
+_TAKE_TOLERANCE = ("rebalance", "refined")
+
+
+@dataclass(frozen=True)
+class LoadedSamples:
+    """The samples of a global batch as the ranks loaded them, in the order of the ranks.
+
+    Attributes:
+        workloads, tokens, sizes: int64 `[samples]`; sizes are bytes to move.
+        batch_sizes, num_loaded: int64 `[ranks]`, rows and real rows that each rank loaded.
+    """
+
+    workloads: np.ndarray
+    tokens: np.ndarray
+    sizes: np.ndarray
+    batch_sizes: np.ndarray
+    num_loaded: np.ndarray
+
+
+@dataclass(frozen=True)
+class Placement:
+    """How samples are placed.
+
+    Attributes:
+        partitioner: one of `PARTITIONERS`.
+        tolerance: the largest load may be (1 + tolerance) × the lower bound; None for the partitioner's own:
+            0.01 for "rebalance", 0 for "refined". The others take none.
+        equal_rows: every rank gets the same number of rows (±1 real ones); else rows follow the load.
+        max_rows: real rows of a rank at most, where they follow the load.
+        max_tokens: tokens of a rank at most.
+
+    Raises:
+        KeyError: an unknown partitioner.
+        ValueError: a value is out of range, or has no effect with the others.
+    """
+
+    partitioner: str
+    tolerance: float | None
+    equal_rows: bool
+    max_rows: int | None
+    max_tokens: int | None
+
+    def __post_init__(self) -> None:
+        if self.partitioner not in PARTITIONERS:
+            raise KeyError(f"unknown partitioner {self.partitioner!r}; there are {list(PARTITIONERS)}")
+        if self.tolerance is not None and self.partitioner not in _TAKE_TOLERANCE:
+            raise ValueError(
+                f"tolerance={self.tolerance} has no effect on {self.partitioner!r}: leave it None"
+            )
+        if self.tolerance is not None and not 0 <= self.tolerance < np.inf:
+            raise ValueError(f"tolerance={self.tolerance}: expected a finite number of at least 0")
+        for name, cap in (("max_rows", self.max_rows), ("max_tokens", self.max_tokens)):
+            if cap is not None and cap < 1:
+                raise ValueError(f"{name}={cap}: expected at least 1, or None for no limit")
+            if cap is not None and self.partitioner == "karmarkar_karp":
+                raise ValueError(
+                    f"{name}={cap}: 'karmarkar_karp' keeps no limits; choose another partitioner"
+                )
+        if self.max_rows is not None and self.equal_rows:
+            raise ValueError(f"max_rows={self.max_rows} has no effect with equal_rows=True")
+
+    def place(self, loaded: LoadedSamples, ranks_per_node: int | None = None) -> list[np.ndarray]:
+        """For each rank the ascending numbers of its samples; as loaded where nothing else is better.
+
+        Raises:
+            ValueError: `max_rows` or `max_tokens` cannot be kept, or no placement that does was found.
+        """
+        num_ranks = len(loaded.num_loaded)
+        as_loaded = np.split(np.arange(len(loaded.workloads)), np.cumsum(loaded.num_loaded)[:-1])
+        if num_ranks == 1:
+            return as_loaded
+        self._check_tokens(loaded)
+        settings: dict[str, Any] = {"equal_size": self.equal_rows}
+        if self.tolerance is not None:
+            settings["tolerance"] = self.tolerance
+        if self.max_tokens is not None:
+            settings.update(tokens=loaded.tokens, max_tokens=self.max_tokens)
+        if self.max_rows is not None:
+            settings["max_rows"] = self.max_rows
+        if self.partitioner == "rebalance":
+            home = np.repeat(np.arange(num_ranks), loaded.num_loaded)
+            return rebalance(
+                loaded.workloads,
+                home,
+                num_ranks,
+                sizes=loaded.sizes,
+                ranks_per_node=ranks_per_node,
+                **settings,
+            )
+        algorithm = {
+            "karmarkar_karp": karmarkar_karp,
+            "longest_processing_time": longest_processing_time,
+            "refined": refined,
+        }[self.partitioner]
+        placed = algorithm(loaded.workloads, num_ranks, **settings)
+        stays = self._allows(loaded) and _largest_load(loaded, as_loaded) <= _largest_load(loaded, placed)
+        return as_loaded if stays else placed
+
+    def rows(self, batch_sizes: np.ndarray, partition: list[np.ndarray]) -> np.ndarray:
+        """int64 `[ranks]`: the rows of each rank's batch after the exchange, padding included."""
+        if self.equal_rows:
+            return np.full(len(partition), max(-(-int(batch_sizes.sum()) // len(partition)), 1))
+        return np.array([max(len(samples), 1) for samples in partition])
+
+    def warm_up(self) -> None:
+        """Compiles the algorithm, or loads what was compiled before, so that no step has to wait for it."""
+        ones = np.ones(2, dtype=np.int64)
+        tokens = ones * (self.max_tokens or 1)
+        for num_loaded in ([1, 1], [2, 0]):  # the second keeps to no limit
+            self.place(LoadedSamples(ones, tokens, ones, np.array(num_loaded), np.array(num_loaded)))
+        if self.max_tokens is not None:
+            refined(ones, 2)  # where limits are tight, samples are placed by their tokens
+
+    def _check_tokens(self, loaded: LoadedSamples) -> None:
+        """What the partition algorithms would say, with the rank and row of the sample."""
+        over = np.flatnonzero(loaded.tokens > (self.max_tokens or np.inf))
+        if over.size:
+            ends = np.cumsum(loaded.num_loaded)
+            rank = int(np.searchsorted(ends, over[0], side="right"))
+            row = int(over[0] - ends[rank] + loaded.num_loaded[rank])
+            raise ValueError(
+                f"row {row} of rank {rank} has {loaded.tokens[over[0]]} tokens, above "
+                f"max_tokens={self.max_tokens}: truncate histories or raise the limit"
+            )
+
+    def _allows(self, loaded: LoadedSamples) -> bool:
+        """Whether the samples may stay where they were loaded."""
+        rank_of = np.repeat(np.arange(len(loaded.num_loaded)), loaded.num_loaded)
+        tokens = np.bincount(rank_of, loaded.tokens, minlength=1)
+        even = not self.equal_rows or np.ptp(loaded.num_loaded) <= 1
+        few = self.max_rows is None or loaded.num_loaded.max() <= self.max_rows
+        return even and few and (self.max_tokens is None or tokens.max() <= self.max_tokens)
+
+
+def _largest_load(loaded: LoadedSamples, partition: list[np.ndarray]) -> float:
+    """Added up one by one, as bincount does, so that all processors get the same last bit."""
+    rank_of = np.repeat(np.arange(len(partition)), [len(samples) for samples in partition])
+    return float(np.bincount(rank_of, loaded.workloads[np.concatenate(partition)], minlength=1).max())
