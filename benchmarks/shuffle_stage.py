@@ -94,7 +94,7 @@ def _measure(make_task: Callable[..., TrainingTask], device: torch.device) -> di
     return {
         "ranks": RANKS,
         "rows_per_rank": args.train_batch_size,
-        "partitioner": "karmarkar_karp",
+        "partitioner": args.balance_partitioner,
         "exchange": "all_gather",
         "steps": STEPS,
         "step_ms": spread(step_milliseconds),

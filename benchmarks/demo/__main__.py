@@ -1,4 +1,4 @@
-"""Trains with and without the shuffler, replays 8 ranks, prints a table and draws the picture.
+"""Trains as loaded and balanced in two ways, replays 8 ranks, prints a table and draws the picture.
 
 python -m benchmarks.demo [OUTPUT_FOLDER] [--model MODEL]
 """
@@ -49,26 +49,36 @@ def _train(model: str, out: Path) -> dict:
 
 
 def _table(summary: dict) -> str:
+    arms = summary["balanced"]
+    first = next(iter(arms.values()))
     rows = [
-        ("imbalance", f"{summary['imbalance_before']:.3f}", f"{summary['imbalance_after']:.3f}"),
-        (
-            "mean step time",
-            f"{summary['seconds_per_step_identity'] * 1e3:.1f} ms",
-            f"{summary['seconds_per_step_balanced'] * 1e3:.1f} ms",
-        ),
+        ("imbalance", f"{first['imbalance_before']:.3f}", "{imbalance_after:.3f}"),
+        ("mean step time", f"{first['seconds_per_step_as_loaded'] * 1e3:.1f} ms", "{milliseconds:.1f} ms"),
+        ("speedup", "", "{speedup:.3f}×"),
+        ("predicted", "", "{speedup_predicted:.3f}×"),
+        ("over all steps", "", "{all_steps:.3f}×"),
+        ("predicted", "", "{all_steps_predicted:.3f}×"),
+        ("bytes moved", "", "{share_of_bytes_moved:.0%}"),
+        ("loss differs by", "", "{max_relative_loss_difference:.0e}"),
     ]
-    lines = [f"{'':<18}{'as loaded':>12}{'balanced':>12}"]
-    lines += [f"{name:<18}{before:>12}{after:>12}" for name, before, after in rows]
-    untrimmed = summary["untrimmed"]
-    lines += [
-        f"{'speedup':<18}{'':>12}{summary['speedup']:>11.3f}×",
-        f"{'predicted':<18}{'':>12}{summary['speedup_predicted']:>11.3f}×",
-        f"largest relative difference of a step's loss: {summary['max_relative_loss_difference']:.1e}",
-        f"({summary['ranks']} ranks of one thread. Trimmed means over {summary['steps']} of "
-        f"{untrimmed['steps']} steps each;",
-        f"over all: {untrimmed['speedup']:.3f}×, predicted {untrimmed['speedup_predicted']:.3f}×.)",
-    ]
+    lines = ["".join(f"{title:>16}" for title in ("", summary["as_loaded"], *arms))]
+    for name, as_loaded, balanced in rows:
+        cells = [balanced.format(**_flat(arm)) for arm in arms.values()]
+        lines.append(f"{name:<16}" + "".join(f"{cell:>16}" for cell in (as_loaded, *cells)))
+    lines.append(
+        f"({summary['ranks']} ranks of one thread. Trimmed means over {first['steps']} of "
+        f"{first['untrimmed']['steps']} steps each.)"
+    )
     return "\n".join(lines)
+
+
+def _flat(arm: dict) -> dict:
+    return {
+        **arm,
+        "milliseconds": arm["seconds_per_step"] * 1e3,
+        "all_steps": arm["untrimmed"]["speedup"],
+        "all_steps_predicted": arm["untrimmed"]["speedup_predicted"],
+    }
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The one picture: who works and who waits, and two losses that are one."""
+"""The one picture: who works and who waits, and losses that are one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SECOND_LOSS = "#d1495b"
 
 
 def draw(summary: dict[str, Any], path: Path) -> None:
-    """Draws the replay's arms over one time axis, and below them the two loss curves of the training run."""
+    """Draws the replay's arms over one time axis, and below them the loss curves of the training run."""
     replay = summary["replay"]
     ends = {arm: sum(max(step) for step in steps) for arm, steps in replay.items()}
     figure, axes = plt.subplots(
@@ -69,12 +69,12 @@ def _draw_arm(axis: Axes, arm: str, steps: list[list[float]], ends: dict[str, fl
 
 
 def _draw_losses(axis: Axes, summary: dict[str, Any]) -> None:
-    losses = summary["losses"]
-    difference = summary["max_relative_loss_difference"]
-    axis.plot(losses["identity"], color=WORK, linewidth=4, alpha=0.5, label="as loaded")
-    axis.plot(losses["balanced"], color=SECOND_LOSS, linewidth=1.2, linestyle="--", label="balanced")
+    difference = max(arm["max_relative_loss_difference"] for arm in summary["balanced"].values())
+    styles = [(WORK, 4.0, "-"), (SECOND_LOSS, 2.0, "--"), ("black", 1.0, ":")]
+    for (name, losses), (color, width, line) in zip(summary["losses"].items(), styles, strict=True):
+        axis.plot(losses, color=color, linewidth=width, linestyle=line, label=name)
     axis.set_title(
-        f"training on 2 ranks: largest relative difference of the two losses {difference:.0e}",
+        f"training on {summary['ranks']} ranks: largest relative difference of the losses {difference:.0e}",
         loc="left",
         fontsize=10,
     )

@@ -1,4 +1,4 @@
-"""Trains one model without and with the shuffler, in alternating blocks of steps, and times both.
+"""Trains one model without the shuffler and with it, in alternating blocks of steps, and times all arms.
 
 torchrun --nproc_per_node 2 -m benchmarks.demo.training MODEL OUTPUT.json
 """
@@ -23,27 +23,35 @@ from benchmarks.demo.models import parse_config
 from commons.gin_values import from_gin
 from commons.training import OptimizerArgs, TrainerArgs, TrainingTask, rank_process, run_rank, shard_model
 
+AS_LOADED = "as loaded"
+# By name, what differs from the gin file; "Karmarkar–Karp" is what peers do.
+ARMS: dict[str, dict[str, Any]] = {
+    AS_LOADED: {"enable_balanced_shuffler": False},
+    "Karmarkar–Karp": {"enable_balanced_shuffler": True, "balance_partitioner": "karmarkar_karp"},
+    "rebalanced": {"enable_balanced_shuffler": True},
+}
 WARM_UP_STEPS = 3
-# Short blocks, so that what disturbs the machine for some seconds meets both arms.
+# Short blocks, so that what disturbs the machine for some seconds meets all arms.
 BLOCKS, STEPS_PER_BLOCK = 32, 2
 # Left out at either end of the blocks in order of speedup, as in any trimmed mean.
 TRIMMED_BLOCKS = 4
 
 
 class Arm:
-    """One of the two runs: a model of its own, trained on the same batches as the other's."""
+    """One of the runs: a model of its own, trained on the same batches as the others'."""
 
-    def __init__(self, make_task: Callable[..., TrainingTask], balanced: bool, device: torch.device) -> None:
-        args = replace(from_gin(TrainerArgs), enable_balanced_shuffler=balanced)
+    def __init__(
+        self, make_task: Callable[..., TrainingTask], settings: dict[str, Any], device: torch.device
+    ) -> None:
+        args = replace(from_gin(TrainerArgs), **settings)
         task = make_task(args, device)
         model, optimizer = shard_model(task.model, from_gin(OptimizerArgs), device)
         self._pipeline = task.make_pipeline(args, model, optimizer, device)
         self._batches: Iterator[Any] = iter(task.train_dataset)
         self.losses: list[float] = []
         self.block_seconds: list[float] = []  # per step
-        self.block_loads: list[
-            np.ndarray
-        ] = []  # sums of the largest load before, after, and of the mean load
+        # Sums over a block: the largest load before and after, the mean load, bytes moved and bytes loaded.
+        self.block_sums: list[np.ndarray] = []
 
     def run(self, steps: int, timed: bool) -> None:
         """Trains some steps; timed from when all ranks are ready to when all are done."""
@@ -62,52 +70,68 @@ class Arm:
         self.losses += (totals / torch.tensor(tokens)).tolist()
         if timed:
             self.block_seconds.append(seconds / steps)
-            loads = [(r.loads_before.max(), r.loads_after.max(), r.loads_before.mean()) for r in reports]
-            self.block_loads.append(np.sum(loads, axis=0))
+            rows = [
+                (
+                    r.loads_before.max(),
+                    r.loads_after.max(),
+                    r.loads_before.mean(),
+                    r.bytes_moved,
+                    r.bytes_loaded,
+                )
+                for r in reports
+            ]
+            self.block_sums.append(np.sum(rows, axis=0))
 
 
 def main() -> None:
-    """Runs both arms and writes what was measured."""
+    """Runs all arms and writes what was measured."""
     model, output = sys.argv[1:]
     make_task = parse_config(model)
     with rank_process() as device:
-        arms = [Arm(make_task, balanced, device) for balanced in (False, True)]
-        for arm in arms:
+        arms = {name: Arm(make_task, settings, device) for name, settings in ARMS.items()}
+        for arm in arms.values():
             arm.run(WARM_UP_STEPS, timed=False)
-        blocks = range(BLOCKS)
-        for block in tqdm(blocks, desc="train both ways", unit="block", disable=dist.get_rank() != 0):
-            # First one, then the other first, so that neither has the better half of a drift.
-            for arm in arms if block % 2 == 0 else arms[::-1]:
+        in_turn = list(arms.values())
+        for _ in tqdm(range(BLOCKS), desc="train each way", unit="block", disable=dist.get_rank() != 0):
+            for arm in in_turn:
                 arm.run(STEPS_PER_BLOCK, timed=True)
+            in_turn.append(in_turn.pop(0))  # another is first next time: none has the better half of a drift
         if dist.get_rank() == 0:
-            Path(output).write_text(json.dumps(_figures(*arms)))
+            Path(output).write_text(json.dumps(_figures(arms)))
 
 
-def _figures(identity: Arm, balanced: Arm) -> dict[str, Any]:
-    seconds = np.array([identity.block_seconds, balanced.block_seconds])
-    in_order = np.argsort(seconds[0] / seconds[1])
-    losses = np.array([identity.losses, balanced.losses])
-    all_blocks = _speedup(identity, balanced, np.arange(BLOCKS))
+def _figures(arms: dict[str, Arm]) -> dict[str, Any]:
+    base = arms[AS_LOADED]
     return {
         "ranks": dist.get_world_size(),
-        **_speedup(identity, balanced, in_order[TRIMMED_BLOCKS : BLOCKS - TRIMMED_BLOCKS]),
-        "max_relative_loss_difference": float((np.abs(losses[0] - losses[1]) / losses[0]).max()),
-        "untrimmed": all_blocks,
-        "seconds_per_step_of_blocks": {"identity": seconds[0].tolist(), "balanced": seconds[1].tolist()},
-        "losses": {"identity": identity.losses, "balanced": balanced.losses},
+        "as_loaded": AS_LOADED,
+        "balanced": {name: _comparison(base, arm) for name, arm in arms.items() if arm is not base},
+        "seconds_per_step_of_blocks": {name: arm.block_seconds for name, arm in arms.items()},
+        "losses": {name: arm.losses for name, arm in arms.items()},
     }
 
 
-def _speedup(identity: Arm, balanced: Arm, blocks: np.ndarray) -> dict[str, Any]:
+def _comparison(base: Arm, arm: Arm) -> dict[str, Any]:
+    in_order = np.argsort(np.divide(base.block_seconds, arm.block_seconds))
+    losses = np.array([base.losses, arm.losses])
+    return {
+        **_speedup(base, arm, in_order[TRIMMED_BLOCKS : BLOCKS - TRIMMED_BLOCKS]),
+        "max_relative_loss_difference": float((np.abs(losses[0] - losses[1]) / losses[0]).max()),
+        "untrimmed": _speedup(base, arm, np.arange(BLOCKS)),
+    }
+
+
+def _speedup(base: Arm, arm: Arm, blocks: np.ndarray) -> dict[str, Any]:
     """Imbalance, step times and speedup over some of the blocks."""
-    before, after, mean = np.sum([balanced.block_loads[block] for block in blocks], axis=0)
-    seconds = [float(np.mean([arm.block_seconds[block] for block in blocks])) for arm in (identity, balanced)]
+    before, after, mean, moved, loaded = np.sum([arm.block_sums[block] for block in blocks], axis=0)
+    seconds = [float(np.mean([run.block_seconds[block] for block in blocks])) for run in (base, arm)]
     return {
         "steps": len(blocks) * STEPS_PER_BLOCK,
         "imbalance_before": before / mean,
         "imbalance_after": after / mean,
-        "seconds_per_step_identity": seconds[0],
-        "seconds_per_step_balanced": seconds[1],
+        "share_of_bytes_moved": moved / loaded,
+        "seconds_per_step_as_loaded": seconds[0],
+        "seconds_per_step": seconds[1],
         "speedup": seconds[0] / seconds[1],
         "speedup_predicted": before / after,
     }

@@ -21,6 +21,7 @@ class BalanceReport:
         lower_bound: the imbalance that no placement of whole samples beats.
         samples_moved: samples that left the rank they were loaded on.
         bytes_moved: bytes of those samples.
+        bytes_loaded: bytes of all samples.
         plan_seconds: time that planning kept this rank from training.
         exchange_seconds: time that the host spent in the exchange; on CUDA the device works on behind it.
     """
@@ -32,6 +33,7 @@ class BalanceReport:
     lower_bound: float
     samples_moved: int
     bytes_moved: int
+    bytes_loaded: int
     plan_seconds: float = 0.0
     exchange_seconds: float = 0.0
 
@@ -53,6 +55,7 @@ class BalanceReport:
             lower_bound=lower_bound(plan.workloads, plan.num_ranks, equal_size=equal_rows),
             samples_moved=int(moved.sum()),
             bytes_moved=int(plan.sample_bytes[moved].sum()),
+            bytes_loaded=int(plan.sample_bytes.sum()),
             plan_seconds=plan_seconds,
             exchange_seconds=exchange_seconds,
         )

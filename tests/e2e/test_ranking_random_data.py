@@ -49,6 +49,21 @@ def test_every_mode_trains_the_same(tmp_path, reference, pipeline, balanced):
     assert after < 1.1 * NUM_STEPS if balanced else after == before
 
 
+def test_rows_that_follow_the_load_under_a_limit_of_tokens_train_the_same(tmp_path, reference):
+    _, log = train(
+        tmp_path,
+        RANDOM_DATA,
+        "TrainerArgs.enable_balanced_shuffler = True",
+        'TrainerArgs.balance_partitioner = "refined"',
+        "TrainerArgs.balance_tolerance = 0.001",
+        "TrainerArgs.balance_equal_rows = False",
+        "TrainerArgs.balance_max_tokens = 10000",
+    )
+    steps = [line for line in log if line["kind"] == "train"]
+    assert [step["loss"] for step in steps] == pytest.approx(reference, rel=1e-4)
+    assert sum(step["imbalance_after"] for step in steps) < 1.01 * NUM_STEPS
+
+
 OWN_SHUFFLER = """
 from commons.distributed import BatchShuffler, register_batch_shuffler
 

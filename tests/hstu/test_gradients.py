@@ -47,8 +47,11 @@ def _batch(num_real: int, labelled: bool) -> HSTUBatch:
 SHUFFLER = {"type": "hstu", "flops": HSTUFlops(2, 16, 2, 4)}
 
 
-def _compare(pipeline_name: str, num_real: tuple[int, ...], labelled: bool) -> Comparison:
-    return compare(ranking_model, pipeline_name, SHUFFLER, _batch(num_real[dist.get_rank()], labelled))
+def _compare(
+    pipeline_name: str, num_real: tuple[int, ...], labelled: bool, equal_rows: bool = True
+) -> Comparison:
+    config = {**SHUFFLER, "equal_rows": equal_rows}
+    return compare(ranking_model, pipeline_name, config, _batch(num_real[dist.get_rank()], labelled))
 
 
 @pytest.mark.parametrize("pipeline_name", ["none", "native"])
@@ -63,6 +66,10 @@ def test_gradients_are_equal_with_and_without_the_shuffler(pools, pipeline_name,
     assert any("embedding_collections" in name for name in names)
     assert any("dense" in name for name in names)
     check_equal(results, has_loss=labelled)
+
+
+def test_gradients_are_equal_where_rows_follow_the_load(pools):
+    check_equal(pools(3).run(_compare, "native", (6, 4, 6), True, False), has_loss=True)
 
 
 def _against_one_process(num_real: tuple[int, ...]) -> dict[str, float]:

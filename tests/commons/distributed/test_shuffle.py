@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from commons.distributed import BatchShuffler, BatchShufflerFactory
+from commons.distributed.placement import PARTITIONERS
 from tests.drawn_batches import draw_batch, sample_contents
 
 
@@ -32,6 +33,7 @@ class Case:
     seed: int
     labels: str
     equal_rows: bool
+    partitioner: str
     rows: tuple[tuple[int, int] | None, ...]
 
 
@@ -53,6 +55,7 @@ def cases(draw, num_ranks: int):
         seed=draw(st.integers(0, 10**6)),
         labels=draw(st.sampled_from(["keyed", "dense", "flat", "none"])),
         equal_rows=draw(st.booleans()),
+        partitioner=draw(st.sampled_from(PARTITIONERS)),
         rows=tuple(rows),
     )
 
@@ -65,7 +68,7 @@ def _shuffle(case: Case, ranks: list[int] | None = None):
         if rank not in ranks:
             return None
         rank = ranks.index(rank)
-    shuffler = FieldShuffler(group, equal_rows=case.equal_rows)
+    shuffler = FieldShuffler(group, equal_rows=case.equal_rows, partitioner=case.partitioner)
     # The first step agrees on the fields; the case itself then is a step like any other.
     rng = np.random.default_rng((case.seed, rank))
     shuffler.shuffle(draw_batch(rng, 0, 1, 1, case.labels))

@@ -123,6 +123,18 @@ def test_every_evaluation_label_counts_once_on_any_number_of_ranks(pools, tmp_pa
         ),
         (lambda: TrainerArgs(train_batch_size=1, log_interval=0), "TrainerArgs.log_interval = 0"),
         (lambda: TrainerArgs(train_batch_size=1, max_train_iters=0), "TrainerArgs.max_train_iters = 0"),
+        (
+            lambda: TrainerArgs(train_batch_size=1, balance_partitioner="best"),
+            "TrainerArgs.balance_partitioner = 'best': expected one of karmarkar_karp",
+        ),
+        (
+            lambda: TrainerArgs(train_batch_size=1, balance_tolerance=-0.1),
+            "TrainerArgs.balance_tolerance = -0.1: expected at least 0",
+        ),
+        (
+            lambda: TrainerArgs(train_batch_size=1, balance_max_tokens=0),
+            "TrainerArgs.balance_max_tokens = 0: expected an integer of at least 1",
+        ),
         (lambda: OptimizerArgs("lion", 0.1), "OptimizerArgs.optimizer_str = 'lion': expected one of adam"),
         (lambda: OptimizerArgs("sgd", -1), "OptimizerArgs.learning_rate = -1"),
         (lambda: TensorModelParallelArgs(2), "tensor_model_parallel_size = 2: expected 1"),
@@ -131,6 +143,23 @@ def test_every_evaluation_label_counts_once_on_any_number_of_ranks(pools, tmp_pa
 def test_a_bad_setting_is_named(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_settings_of_a_shuffler_that_is_off_are_said_to_have_no_effect():
+    args = TrainerArgs(train_batch_size=1, batch_shuffler="mine", balance_tolerance=0.1)
+    lines = args.settings_without_effect()
+    assert [line.split(" = ")[0] for line in lines] == [
+        "TrainerArgs.batch_shuffler",
+        "TrainerArgs.balance_tolerance",
+    ]
+    on = TrainerArgs(train_batch_size=1, enable_balanced_shuffler=True, balance_tolerance=0.1)
+    assert on.settings_without_effect() == []
+    assert on.balance_settings == {
+        "partitioner": "rebalance",
+        "tolerance": 0.1,
+        "equal_rows": True,
+        "max_tokens": None,
+    }
 
 
 def test_auc_of_ratings_and_of_tasks():

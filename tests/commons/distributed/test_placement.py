@@ -1,0 +1,149 @@
+"""Which rank gets which sample, and under which limits."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch.distributed as dist
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from commons.distributed.placement import PARTITIONERS, LoadedSamples, Placement
+from commons.distributed.rank_group import ranks_per_node
+from commons.partition import imbalance, lower_bound, refined
+from tests.commons.distributed.test_shuffle import FieldShuffler
+from tests.drawn_batches import draw_batch
+
+DEFAULTS = {"tolerance": None, "equal_rows": True, "max_rows": None, "max_tokens": None}
+LIMITED = [name for name in PARTITIONERS if name != "karmarkar_karp"]
+
+
+def _placement(partitioner: str = "rebalance", **settings) -> Placement:
+    return Placement(partitioner, **{**DEFAULTS, **settings})
+
+
+def _loaded(workloads, num_loaded, tokens=None) -> LoadedSamples:
+    workloads = np.asarray(workloads, dtype=np.int64)
+    tokens = np.ones_like(workloads) if tokens is None else np.asarray(tokens, dtype=np.int64)
+    return LoadedSamples(workloads, tokens, workloads, np.array(num_loaded), np.array(num_loaded))
+
+
+def _tokens(loaded: LoadedSamples, placed) -> list[int]:
+    return [int(loaded.tokens[samples].sum()) for samples in placed]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    partitioner=st.sampled_from(LIMITED),
+    equal_rows=st.booleans(),
+    slack=st.sampled_from([1.3, 2.0]),
+)
+def test_no_rank_has_more_tokens_than_it_may(seed, partitioner, equal_rows, slack):
+    rng = np.random.default_rng(seed)
+    num_loaded = rng.integers(0, 17, 4)
+    num_loaded[0] += 8
+    tokens = rng.integers(1, 20, num_loaded.sum())
+    loaded = _loaded(rng.lognormal(5, 1.5, num_loaded.sum()), num_loaded, tokens)
+    # Among ranks with equally many rows a little more than the mean is needed, whatever the algorithm.
+    max_tokens = int(tokens.sum() / 4 * slack) + 20
+    placed = _placement(partitioner, equal_rows=equal_rows, max_tokens=max_tokens).place(loaded)
+    assert sorted(np.concatenate(placed).tolist()) == list(range(num_loaded.sum()))
+    assert max(_tokens(loaded, placed)) <= max_tokens
+    sizes = [len(samples) for samples in placed]
+    assert not equal_rows or max(sizes) - min(sizes) <= 1
+
+
+@pytest.mark.parametrize("partitioner", LIMITED)
+def test_no_rank_has_more_rows_than_it_may(partitioner):
+    loaded = _loaded([1000, *[10] * 31], [16, 16])
+    free = _placement(partitioner, equal_rows=False).place(loaded)
+    assert max(map(len, free)) > 20
+    limited = _placement(partitioner, equal_rows=False, max_rows=20).place(loaded)
+    assert 16 < max(map(len, limited)) <= 20
+
+
+def test_rebalancing_leaves_a_balanced_batch_alone_and_refining_does_not():
+    rng = np.random.default_rng(0)
+    loaded = _loaded(rng.lognormal(5, 1.2, 128).clip(1, 400), [32] * 4)
+    placed = _placement("refined").place(loaded)
+    order = np.concatenate(placed)
+    balanced = _loaded(loaded.workloads[order], [32] * 4)
+    as_loaded = np.split(np.arange(128), 4)
+    assert np.array_equal(_placement("rebalance").place(balanced), as_loaded)
+    moved = [set(samples) - set(home) for samples, home in zip(placed, as_loaded, strict=True)]
+    assert sum(map(len, moved)) > 64
+
+
+def test_the_tolerance_decides_how_near_to_the_bound_it_comes():
+    rng = np.random.default_rng(0)
+    loaded = _loaded(rng.lognormal(5, 1.2, 256).clip(1, 600), [32] * 8)
+    bound = lower_bound(loaded.workloads, 8)
+    for tolerance in (0.2, 0.05, 0.01, 0.001):
+        placed = _placement(tolerance=tolerance).place(loaded)
+        assert imbalance(loaded.workloads, placed) <= bound * (1 + tolerance)
+    exact = _placement("refined").place(loaded)
+    assert np.array_equal(exact, refined(loaded.workloads, 8))
+
+
+@pytest.mark.parametrize("partitioner", LIMITED)
+def test_a_sample_above_the_limit_is_named_by_rank_and_row(partitioner):
+    loaded = _loaded([1, 1, 1, 1, 1], [2, 3], tokens=[5, 5, 5, 77, 5])
+    with pytest.raises(ValueError, match="row 1 of rank 1 has 77 tokens, above max_tokens=60"):
+        _placement(partitioner, max_tokens=60).place(loaded)
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ({"partitioner": "nothing"}, "unknown partitioner 'nothing'"),
+        ({"tolerance": -0.1}, "tolerance=-0.1: expected"),
+        ({"tolerance": float("nan")}, "tolerance=nan: expected"),
+        (
+            {"partitioner": "karmarkar_karp", "tolerance": 0.1},
+            "tolerance=0.1 has no effect on 'karmarkar_karp'",
+        ),
+        (
+            {"partitioner": "karmarkar_karp", "max_tokens": 9},
+            "max_tokens=9: 'karmarkar_karp' keeps no limits",
+        ),
+        ({"max_tokens": 0}, "max_tokens=0: expected at least 1"),
+        ({"max_rows": 9}, "max_rows=9 has no effect with equal_rows=True"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(setting, message):
+    with pytest.raises((KeyError, ValueError), match=message):
+        _placement(**setting)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "expected"),
+    [
+        (["a"] * 4, None),
+        (["a", "a", "b", "b", "c", "c"], 2),
+        (["a", "a", "a", "b"], 3),
+        (["a", "b", "c", "d"], None),
+        (["a", "b", "a", "b"], None),
+        (["a", "a", "b", "c"], None),
+        (["a", "a", "b", "b", "b"], None),
+        (["a", "a", "b", "b", "a", "a"], None),
+    ],
+)
+def test_nodes_matter_where_each_has_as_many_consecutive_ranks(nodes, expected):
+    assert ranks_per_node(nodes) == expected
+
+
+def _error_of_a_limit(max_tokens: int) -> str:
+    shuffler = FieldShuffler(max_tokens=max_tokens)
+    try:
+        shuffler.plan(draw_batch(np.random.default_rng(dist.get_rank()), 0, 4, 4))
+    except ValueError as error:
+        return str(error)
+    return "planned"
+
+
+def test_a_limit_that_cannot_be_kept_is_an_error_on_every_rank(pools):
+    errors = pools(2).run(_error_of_a_limit, 1)
+    assert errors[0] == errors[1]
+    assert "above max_tokens=1" in errors[0]
+    assert pools(2).run(_error_of_a_limit, 10**6) == ["planned", "planned"]
