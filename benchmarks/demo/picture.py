@@ -80,5 +80,5 @@ def _draw_losses(axis: Axes, summary: dict[str, Any]) -> None:
     )
     axis.set_xlabel("training step")
     axis.set_ylabel("global loss")
-    axis.legend(frameon=False)
+    axis.legend(frameon=False, ncols=3, loc="upper center", bbox_to_anchor=(0.5, -0.3))
     axis.spines[["top", "right"]].set_visible(False)

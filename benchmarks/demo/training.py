@@ -102,20 +102,23 @@ def main() -> None:
 
 def _figures(arms: dict[str, Arm]) -> dict[str, Any]:
     base = arms[AS_LOADED]
+    balanced = {name: arm for name, arm in arms.items() if arm is not base}
+    mean_seconds = np.mean([arm.block_seconds for arm in balanced.values()], axis=0)
+    in_order = np.argsort(base.block_seconds / mean_seconds)
+    trimmed = in_order[TRIMMED_BLOCKS : BLOCKS - TRIMMED_BLOCKS]
     return {
         "ranks": dist.get_world_size(),
         "as_loaded": AS_LOADED,
-        "balanced": {name: _comparison(base, arm) for name, arm in arms.items() if arm is not base},
+        "balanced": {name: _comparison(base, arm, trimmed) for name, arm in balanced.items()},
         "seconds_per_step_of_blocks": {name: arm.block_seconds for name, arm in arms.items()},
         "losses": {name: arm.losses for name, arm in arms.items()},
     }
 
 
-def _comparison(base: Arm, arm: Arm) -> dict[str, Any]:
-    in_order = np.argsort(np.divide(base.block_seconds, arm.block_seconds))
+def _comparison(base: Arm, arm: Arm, trimmed: np.ndarray) -> dict[str, Any]:
     losses = np.array([base.losses, arm.losses])
     return {
-        **_speedup(base, arm, in_order[TRIMMED_BLOCKS : BLOCKS - TRIMMED_BLOCKS]),
+        **_speedup(base, arm, trimmed),
         "max_relative_loss_difference": float((np.abs(losses[0] - losses[1]) / losses[0]).max()),
         "untrimmed": _speedup(base, arm, np.arange(BLOCKS)),
     }
