@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from numba import njit
 from numpy.typing import ArrayLike
 
+from commons.partition.compiled import compiled
 from commons.partition.problem import Problem
 from commons.partition.workloads import as_workloads, check_num_partitions
 
@@ -55,7 +55,7 @@ def lower_bound(workloads: ArrayLike, num_partitions: int, equal_size: bool = Tr
     )
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def bound_of(work: np.ndarray, num_parts: int, fewest: int) -> float:
     """The load that the heaviest part has at least; `work` int64 `[samples]` descending."""
     num_samples = len(work)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
 from commons.partition.balance import bound_of
+from commons.partition.compiled import compiled
 from commons.partition.parts import NONE, Limits, Parts, exchange, first_at_most, fits
 
 # An exchange that lightens the heaviest part by less than this share of the mean load is not worth its time.
@@ -16,14 +16,14 @@ NEAR_ENOUGH = 8
 TRIES = 32
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def target_load(work: np.ndarray, num_parts: int, limits: Limits, tolerance: float) -> int:
     """The load at which the heaviest part is light enough: (1 + tolerance) × the lower bound."""
     bound = bound_of(work, num_parts, limits.fewest)
     return max(int(np.ceil(bound)), int(bound * (1 + tolerance)))
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def improve(parts: Parts, limits: Limits, target: int) -> None:
     """Exchanges samples of the heaviest part until it has at most the target load or none helps."""
     num_parts = len(parts.size)
@@ -40,7 +40,7 @@ def improve(parts: Parts, limits: Limits, target: int) -> None:
         exchange(parts, heavy, gives, partner, returns)
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _lightening_exchange(parts: Parts, limits: Limits, heavy: int, below: int) -> tuple[int, int, int]:
     """An exchange after which both parts have a load below `below`: (sample given, partner, sample returned).
 
@@ -74,7 +74,7 @@ def _lightening_exchange(parts: Parts, limits: Limits, heavy: int, below: int) -
     return gives, partner, returns
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _lightest_taker(parts: Parts, limits: Limits, giver: int, sample: int) -> int:
     """The lightest part that has room for one more sample, and for this one unless it is NONE; else NONE."""
     for taker in parts.by_load:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
+from commons.partition.compiled import compiled
 from commons.partition.parts import NONE, Limits
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def place_longest_first(work: np.ndarray, tokens: np.ndarray, base: np.ndarray, limits: Limits) -> np.ndarray:
     """Each sample, the heaviest first, to the lightest part that can take it.
 
@@ -65,7 +65,7 @@ def place_longest_first(work: np.ndarray, tokens: np.ndarray, base: np.ndarray, 
     return part_of
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _lightest_with_room(
     heap: np.ndarray, loads: np.ndarray, size: np.ndarray, amount: np.ndarray, room: int, most: int
 ) -> int:

@@ -8,7 +8,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
+
+from commons.partition.compiled import compiled
 
 NONE = -1  # in place of a sample, a part or a position
 
@@ -55,7 +56,7 @@ class Parts(NamedTuple):
     place: np.ndarray
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def make_parts(work: np.ndarray, tokens: np.ndarray, part_of: np.ndarray, base: np.ndarray) -> Parts:
     """The parts of a given partition, `part_of` saying the part of each sample; it is changed with them."""
     num_parts = len(base)
@@ -67,7 +68,7 @@ def make_parts(work: np.ndarray, tokens: np.ndarray, part_of: np.ndarray, base: 
     return parts
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def refill(parts: Parts) -> None:
     """Makes everything agree with `part_of` again."""
     load, amount = parts.load, parts.amount
@@ -82,7 +83,7 @@ def refill(parts: Parts) -> None:
     _lay_out(parts)
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _lay_out(parts: Parts) -> None:
     """Writes `members` and sizes anew from `part_of`, with room for every part to double."""
     size, start, room, part_of, members = parts.size, parts.start, parts.room, parts.part_of, parts.members
@@ -101,7 +102,7 @@ def _lay_out(parts: Parts) -> None:
         size[part] += 1
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def exchange(parts: Parts, giver: int, gives: int, taker: int, returns: int) -> None:
     """Moves sample `gives` from part `giver` to part `taker`, and `returns` back unless it is NONE."""
     if returns == NONE and parts.size[taker] == parts.room[taker]:
@@ -116,7 +117,7 @@ def exchange(parts: Parts, giver: int, gives: int, taker: int, returns: int) -> 
     _reorder(parts, taker)
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def fits(parts: Parts, limits: Limits, giver: int, gives: int, taker: int, returns: int) -> bool:
     """Whether that exchange keeps both parts within `limits.max_tokens`."""
     change = parts.tokens[gives] - (parts.tokens[returns] if returns != NONE else 0)
@@ -125,7 +126,7 @@ def fits(parts: Parts, limits: Limits, giver: int, gives: int, taker: int, retur
     return change == 0 or parts.amount[giver] - change <= limits.max_tokens
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def first_at_most(work: np.ndarray, start: int, value: int) -> int:
     """The first sample from `start` on whose work is at most `value`; the number of samples if none is."""
     end = len(work)
@@ -138,7 +139,7 @@ def first_at_most(work: np.ndarray, start: int, value: int) -> int:
     return start
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _remove(parts: Parts, part: int, sample: int) -> None:
     members = parts.members
     last = parts.start[part] + parts.size[part] - 1
@@ -153,7 +154,7 @@ def _remove(parts: Parts, part: int, sample: int) -> None:
     parts.amount[part] -= parts.tokens[sample]
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _insert(parts: Parts, part: int, sample: int) -> None:
     members, start = parts.members, parts.start[part]
     i = start + parts.size[part]
@@ -167,7 +168,7 @@ def _insert(parts: Parts, part: int, sample: int) -> None:
     parts.amount[part] += parts.tokens[sample]
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _reorder(parts: Parts, part: int) -> None:
     """Puts a part whose load has changed where it belongs in `by_load`."""
     by_load, place, load = parts.by_load, parts.place, parts.load

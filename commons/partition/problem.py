@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numba import njit
 from numpy.typing import ArrayLike
 
+from commons.partition.compiled import compiled
 from commons.partition.parts import Limits
 from commons.partition.workloads import as_integers, as_workloads, check_num_partitions
 
@@ -148,7 +148,7 @@ def _row_limits(
     return 0, num_samples if max_rows is None else min(max_rows, num_samples)
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _grouped(order: np.ndarray, part_of: np.ndarray, num_parts: int) -> tuple[np.ndarray, np.ndarray]:
     """The indices of all parts, one part behind the other, each ascending; and where each part ends."""
     part_of_index = np.empty(len(order), dtype=np.int64)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from numba import njit
 from numpy.typing import ArrayLike
 
+from commons.partition.compiled import compiled
 from commons.partition.local_search import improve, target_load
 from commons.partition.longest_first import place_longest_first
 from commons.partition.parts import NONE, Limits, make_parts
@@ -132,7 +132,7 @@ def start_from_scratch(problem: Problem) -> np.ndarray:
     return part_of
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _refined(
     work: np.ndarray, tokens: np.ndarray, num_parts: int, limits: Limits, tolerance: float
 ) -> np.ndarray:
@@ -141,7 +141,7 @@ def _refined(
     return part_of
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _refine(
     work: np.ndarray,
     tokens: np.ndarray,

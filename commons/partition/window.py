@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from numba import njit
 from numpy.typing import ArrayLike
 
+from commons.partition.compiled import compiled
 from commons.partition.local_search import improve
 from commons.partition.longest_first import place_longest_first
 from commons.partition.parts import Limits, make_parts
@@ -128,7 +128,7 @@ def _placed(problem: Problem, targets: np.ndarray) -> np.ndarray:
     return _place(problem.work, problem.tokens, base, problem.limits, int(targets.max()))
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _place(work: np.ndarray, tokens: np.ndarray, base: np.ndarray, limits: Limits, target: int) -> np.ndarray:
     part_of = place_longest_first(work, tokens, base, limits)
     improve(make_parts(work, tokens, part_of, base), limits, target)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numba import njit
 from numpy.typing import ArrayLike
+
+from commons.partition.compiled import compiled
 
 # Loads are added up in int64: exact in any order, so that no machine's way of adding decides a tie.
 # Two bits are left for differences and doubled gaps.
@@ -46,7 +47,7 @@ def check_num_partitions(num_partitions: int) -> None:
         raise ValueError(f"num_partitions is {num_partitions}, expected at least 1")
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _first_bad(values: np.ndarray) -> int:
     for i in range(len(values)):
         if not 0 <= values[i] < np.inf:  # NaN compares as False
@@ -54,7 +55,7 @@ def _first_bad(values: np.ndarray) -> int:
     return -1
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _as_integers(values: np.ndarray, bits: int) -> np.ndarray:
     scaled = np.empty(len(values), dtype=np.int64)
     largest, whole = 0.0, True
