@@ -20,7 +20,6 @@ TRIES = 32
 # of the lightest parts so many, if they can take an eighth of what is needed at once.
 PARTNERS = 8
 WORTHWHILE = 8
-ANYWHERE = NONE
 
 
 class Costs(NamedTuple):
@@ -50,15 +49,17 @@ def next_exchange(
     several_nodes = costs.node_of[0] != costs.node_of[-1]
     gives, partner, returns = NONE, NONE, NONE
     for search in range(6):
-        node = costs.node_of[heavy] if search % 2 == 0 else ANYWHERE
-        if partner != NONE or (node != ANYWHERE and not several_nodes):
+        near = search % 2 == 0
+        if partner != NONE or (near and not several_nodes):
             continue
-        if search < 2:
-            gives, partner, returns = _best_exchange(parts, limits, costs, heavy, target, needed, node)
-        elif search < 4:
-            gives, partner, returns = _best_relief(parts, limits, costs, heavy, target, least, node)
+        if search in (2, 3):
+            gives, partner, returns = _best_relief(parts, limits, costs, heavy, target, least, near)
+            continue
+        takes = needed if search < 2 else least
+        if near:
+            gives, partner, returns = _best_exchange_in_node(parts, limits, costs, heavy, target, takes)
         else:
-            gives, partner, returns = _best_exchange(parts, limits, costs, heavy, target, least, node)
+            gives, partner, returns = _best_exchange(parts, limits, costs, heavy, target, takes)
     return gives, partner, returns
 
 
@@ -84,12 +85,12 @@ def moving_cost(
 
 @compiled
 def _best_exchange(
-    parts: Parts, limits: Limits, costs: Costs, heavy: int, target: int, least: int, node: int
+    parts: Parts, limits: Limits, costs: Costs, heavy: int, target: int, least: int
 ) -> tuple[int, int, int]:
     """The exchange that takes most off the heavy part for what it costs.
 
-    It takes at least `least` and leaves the partner, one of that node or ANYWHERE, within the target. What it
-    takes beyond what the heavy part has too much counts for nothing.
+    It takes at least `least` and leaves the partner within the target. What it takes beyond what the heavy
+    part has too much counts for nothing.
     """
     work, part_of, loads = parts.work, parts.part_of, parts.load
     home, size, node_of = costs.home, costs.size, costs.node_of
@@ -98,7 +99,7 @@ def _best_exchange(
     gives, partner, returns, best = NONE, NONE, NONE, 0.0
     if least > headroom:
         return gives, partner, returns
-    open_part = _lightest_open(parts, limits, costs, heavy, node)
+    open_part = _lightest_open(parts, limits, heavy)
     for at in range(parts.size[heavy]):
         # To find what is cheap and enough, the lightest sample first; to find what takes most, the heaviest.
         i = parts.members[parts.start[heavy] + (at if least < needed else parts.size[heavy] - 1 - at)]
@@ -112,8 +113,7 @@ def _best_exchange(
             taker, difference = part_of[j], work[i] - work[j]
             if difference < least or min(difference, needed) <= best * price:
                 break
-            is_there = node == ANYWHERE or node_of[taker] == node
-            if is_there and taker != heavy and loads[taker] + difference <= target:
+            if taker != heavy and loads[taker] + difference <= target:
                 tries += 1
                 cost = moving_cost(i, heavy, taker, home, size, node_of)
                 cost += moving_cost(j, taker, heavy, home, size, node_of)
@@ -124,9 +124,8 @@ def _best_exchange(
         if open_part == NONE or loads[open_part] + work[i] > target:
             continue
         for taker in (home[i], open_part):
-            is_there = node == ANYWHERE or node_of[taker] == node
             is_open = taker != heavy and parts.size[taker] < limits.most
-            if is_there and is_open and loads[taker] + work[i] <= target:
+            if is_open and loads[taker] + work[i] <= target:
                 cost = moving_cost(i, heavy, taker, home, size, node_of)
                 value = min(work[i], needed) / max(cost, 1)
                 if value > best and fits(parts, limits, heavy, i, taker, NONE):
@@ -135,25 +134,63 @@ def _best_exchange(
 
 
 @compiled
-def _lightest_open(parts: Parts, limits: Limits, costs: Costs, giver: int, node: int) -> int:
+def _best_exchange_in_node(
+    parts: Parts, limits: Limits, costs: Costs, heavy: int, target: int, least: int
+) -> tuple[int, int, int]:
+    """As `_best_exchange`, with a partner of the same node; as these are few, each is searched by itself."""
+    work, members, loads = parts.work, parts.members, parts.load
+    home, size, node_of = costs.home, costs.size, costs.node_of
+    needed = loads[heavy] - target
+    gives, partner, returns, best = NONE, NONE, NONE, 0.0
+    first = np.searchsorted(node_of, node_of[heavy])
+    end = np.searchsorted(node_of, node_of[heavy], side="right")
+    for taker in range(first, end):
+        headroom = target - loads[taker]
+        if taker == heavy or headroom < least:
+            continue
+        may_give = parts.size[heavy] > limits.fewest and parts.size[taker] < limits.most
+        j, end_j = parts.start[taker], parts.start[taker] + parts.size[taker]
+        for at in range(parts.start[heavy], parts.start[heavy] + parts.size[heavy]):
+            i = members[at]
+            # The lightest sample that the partner can give in return, because it is the cheapest.
+            while j < end_j and work[i] - work[members[j]] <= headroom:
+                j += 1
+            returned = members[j - 1] if j > parts.start[taker] else NONE
+            if may_give and work[i] <= headroom:
+                returned = NONE
+            elif returned == NONE:
+                continue
+            difference = work[i] - (work[returned] if returned != NONE else 0)
+            if difference < least:
+                continue
+            cost = moving_cost(i, heavy, taker, home, size, node_of)
+            cost += moving_cost(returned, taker, heavy, home, size, node_of)
+            value = min(difference, needed) / max(cost, 1)
+            if value > best and fits(parts, limits, heavy, i, taker, returned):
+                gives, partner, returns, best = i, taker, returned, value
+    return gives, partner, returns
+
+
+@compiled
+def _lightest_open(parts: Parts, limits: Limits, giver: int) -> int:
     """The lightest part that the giver may give a sample for nothing, as far as sizes go; NONE if none is."""
     if parts.size[giver] == limits.fewest:
         return NONE
     for taker in parts.by_load:
-        is_there = node == ANYWHERE or costs.node_of[taker] == node
-        if taker != giver and is_there and parts.size[taker] < limits.most:
+        if taker != giver and parts.size[taker] < limits.most:
             return taker
     return NONE
 
 
 @compiled
 def _best_relief(
-    parts: Parts, limits: Limits, costs: Costs, heavy: int, target: int, least: int, node: int
+    parts: Parts, limits: Limits, costs: Costs, heavy: int, target: int, least: int, near: bool
 ) -> tuple[int, int, int]:
     """The exchange that takes most off what all parts have above the target, for what it costs.
 
     The partner, one of the lightest, may end above the target, but what it then has too much counts against:
-    of two giants in one part, one leaves although no part has room for it.
+    of two giants in one part, one leaves although no part has room for it. `near` asks for a partner of the
+    same node.
     """
     work, loads, members = parts.work, parts.load, parts.members
     home, size, node_of = costs.home, costs.size, costs.node_of
@@ -165,7 +202,7 @@ def _best_relief(
         headroom = target - loads[taker]
         if headroom < least or partners == PARTNERS:
             break
-        if taker == heavy or (node != ANYWHERE and node_of[taker] != node):
+        if taker == heavy or (near and node_of[taker] != node_of[heavy]):
             continue
         may_give = parts.size[heavy] > limits.fewest and parts.size[taker] < limits.most
         j, end_j = parts.start[taker], parts.start[taker] + parts.size[taker]

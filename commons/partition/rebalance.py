@@ -67,21 +67,26 @@ def _costs(problem: Problem, home: ArrayLike, sizes: ArrayLike | None, ranks_per
     num_samples, num_parts = len(problem.work), problem.num_parts
     if homes.shape != (num_samples,):
         raise ValueError(f"home has shape {homes.shape}, expected one part for each of {num_samples} samples")
-    bad = np.flatnonzero((homes < 0) | (homes >= num_parts) | (homes != np.floor(homes)))
-    if bad.size:
-        raise ValueError(f"home[{bad[0]}] is {homes[bad[0]]}, expected a part from 0 to {num_parts - 1}")
+    parts = np.ascontiguousarray(homes, dtype=np.int64)
+    bad = _first_outside(parts, num_parts)
+    if bad < 0 and homes.dtype.kind not in "iu":
+        bad = next(iter(np.flatnonzero(homes != parts)), NONE)
+    if bad >= 0:
+        raise ValueError(f"home[{bad}] is {homes[bad]}, expected a part from 0 to {num_parts - 1}")
     if ranks_per_node is not None and ranks_per_node < 1:
         raise ValueError(f"ranks_per_node is {ranks_per_node}, expected at least 1")
     costs = np.ones(num_samples) if sizes is None else as_workloads(sizes, "sizes")
     if len(costs) != num_samples:
         raise ValueError(f"sizes has {len(costs)} values for {num_samples} workloads")
     node_of = np.arange(num_parts) // (ranks_per_node or num_parts)
-    return Costs(problem.sorted(homes), problem.sorted(as_integers(costs, SIZE_BITS)), node_of)
+    return Costs(parts[problem.order], problem.sorted(as_integers(costs, SIZE_BITS)), node_of)
 
 
 def _within_limits(problem: Problem, costs: Costs) -> np.ndarray:
     """int64 `[samples]`: home, or what is near it and keeps to the limits."""
     part_of = costs.home.copy()
+    if _keeps_limits(part_of, problem.tokens, problem.num_parts, problem.limits):
+        return part_of
     fewest, most, max_tokens = problem.limits
     limits = Limits(fewest, most, NO_CAP)
     sizes = np.bincount(part_of, minlength=problem.num_parts)
@@ -98,6 +103,24 @@ def _within_limits(problem: Problem, costs: Costs) -> np.ndarray:
     if np.bincount(part_of, problem.tokens).max() <= max_tokens:
         return part_of
     return start_from_scratch(problem)
+
+
+@compiled
+def _first_outside(homes: np.ndarray, num_parts: int) -> int:
+    for sample in range(len(homes)):
+        if not 0 <= homes[sample] < num_parts:
+            return sample
+    return NONE
+
+
+@compiled
+def _keeps_limits(part_of: np.ndarray, tokens: np.ndarray, num_parts: int, limits: Limits) -> bool:
+    size = np.zeros(num_parts, dtype=np.int64)
+    amount = np.zeros(num_parts, dtype=np.int64)
+    for sample in range(len(part_of)):
+        size[part_of[sample]] += 1
+        amount[part_of[sample]] += tokens[sample]
+    return size.min() >= limits.fewest and size.max() <= limits.most and amount.max() <= limits.max_tokens
 
 
 @compiled
