@@ -4,15 +4,17 @@
 #                  of several gigabytes. Unset: the default index.
 # PYTHON           the interpreter that .venv is made with.
 # MODEL            the demo's model: hstu or sid_gr.
+# DATA             a folder with MovieLens 100K's u.data, for bench-partition; it does without where there is none.
 
 PYTHON ?= python3.11
 TORCH_INDEX_URL ?=
 MODEL ?= hstu
+DATA ?= ../shared/data/ml-100k
 VENV := .venv
 RUN := OMP_NUM_THREADS=1 $(VENV)/bin/python
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test lint format bench-padding bench-shuffle clean
+.PHONY: demo test lint format bench-padding bench-partition bench-shuffle clean
 
 demo: $(INSTALLED)
 	$(RUN) -m benchmarks.demo out/demo/$(MODEL) --model $(MODEL)
@@ -31,6 +33,9 @@ format: $(INSTALLED)
 
 bench-padding: $(INSTALLED)
 	$(RUN) -m benchmarks.padding
+
+bench-partition: $(INSTALLED)
+	$(RUN) -m benchmarks.partition $(DATA)
 
 bench-shuffle: $(INSTALLED)
 	$(RUN) -m benchmarks.shuffle_stage

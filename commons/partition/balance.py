@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike
 
 from commons.partition.compiled import compiled
 from commons.partition.problem import Problem
-from commons.partition.workloads import as_workloads, check_num_partitions
+from commons.partition.workloads import as_workloads, check_count
 
 
 def loads(workloads: ArrayLike, partition: Sequence[np.ndarray]) -> np.ndarray:
@@ -24,7 +24,7 @@ def imbalance(workloads: ArrayLike, partition: Sequence[np.ndarray]) -> float:
     Raises:
         ValueError: no parts, or a workload is negative, NaN or infinite.
     """
-    check_num_partitions(len(partition))
+    check_count("num_partitions", len(partition))
     return relative_to_mean(loads(workloads, partition))
 
 
@@ -51,7 +51,7 @@ def lower_bound(workloads: ArrayLike, num_partitions: int, equal_size: bool = Tr
     if total == 0:
         return 1.0
     return float(
-        max(1.0, bound_of(problem.work, num_partitions, problem.limits.fewest) * num_partitions / total)
+        max(1.0, bound_of(problem.work, problem.num_parts, problem.limits.fewest) * num_partitions / total)
     )
 
 

@@ -27,6 +27,8 @@ def compiled(function: Callable[..., Any]) -> Any:
     except RuntimeError:  # numba finds no folder for its cache
         _warn_once()
         return njit(nogil=True)(function)
+    if dispatcher is function:  # NUMBA_DISABLE_JIT, for a debugger
+        return function
     # Numba notices that the file of a cached function has changed, but not that of a function it calls.
     cache_file = dispatcher._cache._cache_file
     cache_file._source_stamp = (cache_file._source_stamp, _SOURCES)

@@ -12,7 +12,7 @@ import heapq
 import numpy as np
 from numpy.typing import ArrayLike
 
-from commons.partition.workloads import as_workloads, check_num_partitions
+from commons.partition.workloads import as_workloads, check_count
 
 
 def karmarkar_karp(workloads: ArrayLike, num_partitions: int, equal_size: bool = True) -> list[np.ndarray]:
@@ -31,7 +31,7 @@ def karmarkar_karp(workloads: ArrayLike, num_partitions: int, equal_size: bool =
     Raises:
         ValueError: a workload is negative, NaN or infinite, or `num_partitions` is below 1.
     """
-    check_num_partitions(num_partitions)
+    check_count("num_partitions", num_partitions)
     values = as_workloads(workloads)
     if len(values) == 0:
         return [np.empty(0, dtype=np.int64) for _ in range(num_partitions)]

@@ -9,18 +9,18 @@ from commons.partition.compiled import compiled
 from commons.partition.parts import NONE, Limits, Parts, exchange, first_at_most, fits
 
 # An exchange that lightens the heaviest part by less than this share of the mean load is not worth its time.
-RESOLUTION = 1e-6
+RESOLUTION = 1e-5
 # A search that has found an exchange ends when this one takes the heaviest part so near the middle between it
 # and the lightest (1/8 of their distance), and tries this many partners in either direction.
 NEAR_ENOUGH = 8
-TRIES = 32
+TRIES = 16
 
 
 @compiled
 def target_load(work: np.ndarray, num_parts: int, limits: Limits, tolerance: float) -> int:
     """The load at which the heaviest part is light enough: (1 + tolerance) × the lower bound."""
     bound = bound_of(work, num_parts, limits.fewest)
-    return max(int(np.ceil(bound)), int(bound * (1 + tolerance)))
+    return max(int(np.ceil(bound)), int(min(bound * (1 + tolerance), 2.0**61)))
 
 
 @compiled

@@ -56,7 +56,10 @@ def place_longest_first(work: np.ndarray, tokens: np.ndarray, base: np.ndarray, 
         while 2 * at + 1 < end:
             child = 2 * at + 1
             if child + 1 < end:
-                child += loads[child + 1] < loads[child]
+                if loads[child + 1] == loads[child]:
+                    child += size[heap[child + 1]] < size[heap[child]]
+                else:
+                    child += loads[child + 1] < loads[child]
             if loads[child] > load or (loads[child] == load and size[heap[child]] >= size[part]):
                 break
             heap[at], loads[at] = heap[child], loads[child]

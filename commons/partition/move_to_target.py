@@ -27,7 +27,8 @@ def move_to_target(parts: Parts, limits: Limits, costs: Costs, target: int, tole
             exchange(parts, heavy, gives, partner, returns)
         elif not is_attainable:
             is_attainable = True
-            target = max(target, int(_attained(parts, limits) * (1 + 1.1 * tolerance)))
+            near_it = min(_attained(parts, limits) * (1 + 1.1 * tolerance), 2.0**61)
+            target = max(target, int(near_it))
         elif not _replan_pool(parts, limits, costs, target):
             break
     _send_home(parts, limits, costs, target)

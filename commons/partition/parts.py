@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+from numba import njit
 
 from commons.partition.compiled import compiled
 
@@ -117,7 +118,7 @@ def exchange(parts: Parts, giver: int, gives: int, taker: int, returns: int) -> 
     _reorder(parts, taker)
 
 
-@compiled
+@njit(inline="always")
 def fits(parts: Parts, limits: Limits, giver: int, gives: int, taker: int, returns: int) -> bool:
     """Whether that exchange keeps both parts within `limits.max_tokens`."""
     change = parts.tokens[gives] - (parts.tokens[returns] if returns != NONE else 0)
@@ -129,14 +130,12 @@ def fits(parts: Parts, limits: Limits, giver: int, gives: int, taker: int, retur
 @compiled
 def first_at_most(work: np.ndarray, start: int, value: int) -> int:
     """The first sample from `start` on whose work is at most `value`; the number of samples if none is."""
-    end = len(work)
-    while start < end:
-        middle = (start + end) // 2
-        if work[middle] > value:
-            start = middle + 1
-        else:
-            end = middle
-    return start
+    left = len(work) - start
+    while left > 1:  # without a branch, which the processor would mispredict every other time
+        half = left // 2
+        start += half * (work[start + half - 1] > value)
+        left -= half
+    return start + (left == 1 and work[start] > value)
 
 
 @compiled

@@ -18,7 +18,7 @@ SIZE_BITS = 50
 # For each sample of a part that is too heavy, so many exchanges that are possible are compared;
 TRIES = 32
 # of the lightest parts so many, if they can take an eighth of what is needed at once.
-PARTNERS = 8
+PARTNERS = 4
 WORTHWHILE = 8
 
 
@@ -45,6 +45,7 @@ def next_exchange(
     First what brings the heavy part to the target at once, then what takes most off; across nodes last.
     """
     needed = parts.load[heavy] - target
+    headroom = target - parts.load[parts.by_load[0]]
     least = max(int(RESOLUTION * target), 1)
     several_nodes = costs.node_of[0] != costs.node_of[-1]
     gives, partner, returns = NONE, NONE, NONE
@@ -56,6 +57,8 @@ def next_exchange(
             gives, partner, returns = _best_relief(parts, limits, costs, heavy, target, least, near)
             continue
         takes = needed if search < 2 else least
+        if takes > headroom:
+            continue
         if near:
             gives, partner, returns = _best_exchange_in_node(parts, limits, costs, heavy, target, takes)
         else:
@@ -97,8 +100,6 @@ def _best_exchange(
     needed = loads[heavy] - target
     headroom = target - loads[parts.by_load[0]]
     gives, partner, returns, best = NONE, NONE, NONE, 0.0
-    if least > headroom:
-        return gives, partner, returns
     open_part = _lightest_open(parts, limits, heavy)
     for at in range(parts.size[heavy]):
         # To find what is cheap and enough, the lightest sample first; to find what takes most, the heaviest.
@@ -182,6 +183,17 @@ def _lightest_open(parts: Parts, limits: Limits, giver: int) -> int:
     return NONE
 
 
+@njit(inline="always")
+def _is_worthwhile(parts: Parts, heavy: int, taker: int, needed: int, least: int) -> bool:
+    """Whether an exchange for the lightest sample of `taker` takes a good share of what is needed."""
+    work, members = parts.work, parts.members
+    heaviest, lightest = members[parts.start[taker]], members[parts.start[taker] + parts.size[taker] - 1]
+    at, last = parts.start[heavy], parts.start[heavy] + parts.size[heavy] - 1
+    while at < last and work[members[at]] - work[heaviest] > needed:
+        at += 1
+    return work[members[at]] - work[lightest] >= max(least, needed // WORTHWHILE)
+
+
 @compiled
 def _best_relief(
     parts: Parts, limits: Limits, costs: Costs, heavy: int, target: int, least: int, near: bool
@@ -206,11 +218,12 @@ def _best_relief(
             continue
         may_give = parts.size[heavy] > limits.fewest and parts.size[taker] < limits.most
         j, end_j = parts.start[taker], parts.start[taker] + parts.size[taker]
-        if not (may_give or _is_worthwhile(parts, heavy, taker, needed, least)):
+        if not may_give and (j == end_j or not _is_worthwhile(parts, heavy, taker, needed, least)):
             continue
         partners += 1
         for at in range(first, end):
             i = members[at]
+            price = size[i] if home[i] == heavy else 1
             # The lightest sample of the partner in return for which no more than needed is taken off.
             while j < end_j and work[i] - work[members[j]] <= needed:
                 j += 1
@@ -222,7 +235,7 @@ def _best_relief(
                     returned = members[j - 1]
                 difference = work[i] - (work[returned] if returned != NONE else 0)
                 relief = min(difference, needed) - max(difference - headroom, 0)
-                if relief < least:
+                if relief < least or relief <= best * price:
                     continue
                 cost = moving_cost(i, heavy, taker, home, size, node_of)
                 cost += moving_cost(returned, taker, heavy, home, size, node_of)
@@ -230,16 +243,3 @@ def _best_relief(
                 if value > best and fits(parts, limits, heavy, i, taker, returned):
                     gives, partner, returns, best = i, taker, returned, value
     return gives, partner, returns
-
-
-@compiled
-def _is_worthwhile(parts: Parts, heavy: int, taker: int, needed: int, least: int) -> bool:
-    """Whether an exchange for the lightest sample of `taker` takes a good share of what is needed."""
-    work, members = parts.work, parts.members
-    if parts.size[taker] == 0:
-        return False
-    heaviest, lightest = members[parts.start[taker]], members[parts.start[taker] + parts.size[taker] - 1]
-    at, last = parts.start[heavy], parts.start[heavy] + parts.size[heavy] - 1
-    while at < last and work[members[at]] - work[heaviest] > needed:
-        at += 1
-    return work[members[at]] - work[lightest] >= max(least, needed // WORTHWHILE)

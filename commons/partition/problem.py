@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -11,7 +10,7 @@ from numpy.typing import ArrayLike
 
 from commons.partition.compiled import compiled
 from commons.partition.parts import Limits
-from commons.partition.workloads import as_integers, as_workloads, check_num_partitions
+from commons.partition.workloads import as_integers, as_workloads, check_count
 
 NO_CAP = 2**62
 
@@ -49,15 +48,16 @@ class Problem:
                 sample, or come without `max_tokens` or this without them; or no placement can keep to the
                 caps.
         """
-        check_num_partitions(num_partitions)
+        check_count("num_partitions", num_partitions)
         values = as_workloads(workloads)
-        order = np.argsort(-values, kind="stable")
+        integers = as_integers(values)
+        order = np.argsort(-integers)  # not stable, which is much faster
+        work = integers[order]
+        _order_ties(order, work)
         amounts = _checked_tokens(tokens, max_tokens, len(values), num_partitions)
         fewest, most = _row_limits(len(values), num_partitions, equal_size, max_rows)
-        cap = NO_CAP if max_tokens is None else operator.index(max_tokens)
-        return Problem(
-            num_partitions, order, as_integers(values)[order], amounts[order], Limits(fewest, most, cap)
-        )
+        cap = NO_CAP if max_tokens is None else min(int(max_tokens), NO_CAP)
+        return Problem(int(num_partitions), order, work, amounts[order], Limits(fewest, most, cap))
 
     def sorted(self, per_sample: np.ndarray) -> np.ndarray:
         """Something of each sample in the caller's order, as int64 in the order of `work`."""
@@ -95,14 +95,14 @@ def number_of_part(partition: Sequence[ArrayLike], num_samples: int) -> np.ndarr
     Raises:
         ValueError: `partition` is not each index below `num_samples` once.
     """
-    parts = [np.asarray(part, dtype=np.int64).reshape(-1) for part in partition]
-    samples = np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
-    if not np.array_equal(np.sort(samples), np.arange(num_samples)):
+    parts = [np.asarray(part).reshape(-1) for part in partition]
+    indices = np.concatenate(parts) if parts else np.empty(0)
+    if not np.array_equal(np.sort(indices), np.arange(num_samples)):  # fractions and NaN are equal to none
         raise ValueError(
-            f"partition has {len(samples)} indices, expected each of the {num_samples} samples once, from 0"
+            f"partition has {len(indices)} indices, expected each of the {num_samples} samples once, from 0"
         )
     part_of = np.empty(num_samples, dtype=np.int64)
-    part_of[samples] = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
+    part_of[indices.astype(np.int64)] = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
     return part_of
 
 
@@ -115,11 +115,15 @@ def _checked_tokens(
     if tokens is None or max_tokens is None:
         given, missing = ("max_tokens", "tokens") if tokens is None else ("tokens", "max_tokens")
         raise ValueError(f"{given} is given without {missing}")
+    check_count("max_tokens", max_tokens, minimum=0)
     amounts = as_workloads(tokens, "tokens")
     if len(amounts) != num_samples:
         raise ValueError(f"tokens has {len(amounts)} values for {num_samples} workloads")
-    if not (amounts == np.floor(amounts)).all() or amounts.sum() >= 2**53:
-        raise ValueError("tokens must be whole numbers with a sum below 2**53")
+    fractions = np.flatnonzero(amounts != np.floor(amounts))
+    if fractions.size:
+        raise ValueError(f"tokens[{fractions[0]}] is {amounts[fractions[0]]}, expected a whole number")
+    if amounts.sum() >= 2**53:
+        raise ValueError(f"tokens add up to {amounts.sum():.3g}, expected less than 2**53")
     over = np.flatnonzero(amounts > max_tokens)
     if over.size:
         raise ValueError(
@@ -138,6 +142,8 @@ def _row_limits(
 ) -> tuple[int, int]:
     """The fewest and the most samples of a part."""
     even = -(-num_samples // num_partitions)
+    if max_rows is not None:
+        check_count("max_rows", max_rows, minimum=0)
     if max_rows is not None and max_rows < even:
         raise ValueError(
             f"max_rows={max_rows} is too small: {num_partitions} parts hold at most "
@@ -145,7 +151,26 @@ def _row_limits(
         )
     if equal_size:
         return num_samples // num_partitions, even
-    return 0, num_samples if max_rows is None else min(max_rows, num_samples)
+    return 0, num_samples if max_rows is None else int(min(max_rows, num_samples))
+
+
+@compiled
+def _order_ties(order: np.ndarray, work: np.ndarray) -> None:
+    """Sorts the indices of samples with equal work."""
+    start = 0
+    while start < len(work):
+        end = start + 1
+        while end < len(work) and work[end] == work[start]:
+            end += 1
+        if end - start > 16:
+            order[start:end] = np.sort(order[start:end])
+        for i in range(start + 1, end if end - start <= 16 else 0):
+            index, j = order[i], i
+            while j > start and order[j - 1] > index:
+                order[j] = order[j - 1]
+                j -= 1
+            order[j] = index
+        start = end
 
 
 @compiled

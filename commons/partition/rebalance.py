@@ -18,7 +18,7 @@ from commons.partition.parts import NONE, Limits, exchange, make_parts
 from commons.partition.priced_exchanges import SIZE_BITS, Costs
 from commons.partition.problem import NO_CAP, Problem, checked_tolerance
 from commons.partition.refine import start_from_scratch
-from commons.partition.workloads import as_integers, as_workloads
+from commons.partition.workloads import as_integers, as_workloads, check_count
 
 
 def rebalance(
@@ -67,14 +67,17 @@ def _costs(problem: Problem, home: ArrayLike, sizes: ArrayLike | None, ranks_per
     num_samples, num_parts = len(problem.work), problem.num_parts
     if homes.shape != (num_samples,):
         raise ValueError(f"home has shape {homes.shape}, expected one part for each of {num_samples} samples")
-    parts = np.ascontiguousarray(homes, dtype=np.int64)
-    bad = _first_outside(parts, num_parts)
-    if bad < 0 and homes.dtype.kind not in "iu":
-        bad = next(iter(np.flatnonzero(homes != parts)), NONE)
-    if bad >= 0:
+    bad = NONE
+    if homes.dtype.kind not in "iu":  # as an integer, NaN would be one of the parts
+        fractions = np.flatnonzero(~(np.isfinite(homes) & (homes == np.floor(homes))))
+        bad = int(fractions[0]) if fractions.size else NONE
+    if bad == NONE:
+        parts = np.ascontiguousarray(homes, dtype=np.int64)
+        bad = _first_outside(parts, num_parts)
+    if bad != NONE:
         raise ValueError(f"home[{bad}] is {homes[bad]}, expected a part from 0 to {num_parts - 1}")
-    if ranks_per_node is not None and ranks_per_node < 1:
-        raise ValueError(f"ranks_per_node is {ranks_per_node}, expected at least 1")
+    if ranks_per_node is not None:
+        check_count("ranks_per_node", ranks_per_node)
     costs = np.ones(num_samples) if sizes is None else as_workloads(sizes, "sizes")
     if len(costs) != num_samples:
         raise ValueError(f"sizes has {len(costs)} values for {num_samples} workloads")

@@ -62,10 +62,10 @@ def refined(
     tolerance = checked_tolerance(tolerance)
     problem = Problem.of(workloads, num_partitions, equal_size, max_rows, tokens, max_tokens)
     if max_tokens is None:
-        part_of = _refined(problem.work, problem.tokens, num_partitions, problem.limits, tolerance)
+        part_of = _refined(problem.work, problem.tokens, problem.num_parts, problem.limits, tolerance)
     else:
         part_of = start_from_scratch(problem)
-        _refine(problem.work, problem.tokens, part_of, num_partitions, problem.limits, tolerance)
+        _refine(problem.work, problem.tokens, part_of, problem.num_parts, problem.limits, tolerance)
     return problem.partition(part_of)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -12,7 +13,7 @@ from commons.partition.local_search import improve
 from commons.partition.longest_first import place_longest_first
 from commons.partition.parts import Limits, make_parts
 from commons.partition.problem import Problem
-from commons.partition.workloads import as_workloads
+from commons.partition.workloads import as_workloads, check_count
 
 # A step with giants in it leaves its other parts at least this share of the mean load.
 LEAST_FILL = 0.2
@@ -30,7 +31,8 @@ def balance_window(
     do than in the others.
 
     Every step gets a target for its parts, from the first, which takes the largest samples, to the last; the
-    samples are placed longest first by what is missing to the target, and refined.
+    samples are placed longest first by what is missing to the target, and refined. Where the same targets for
+    all steps, or consecutive samples in each, come out better, these are taken.
 
     Args:
         workloads: `[samples]` of all steps, non-negative.
@@ -47,26 +49,23 @@ def balance_window(
     Raises:
         ValueError: a workload is negative, NaN or infinite; a count is below 1, or `max_step_ratio` is.
     """
-    if num_steps < 1:
-        raise ValueError(f"num_steps is {num_steps}, expected at least 1")
+    check_count("num_steps", num_steps)
+    check_count("num_partitions", num_partitions)
     if max_step_ratio is not None and not max_step_ratio >= 1:
         raise ValueError(f"max_step_ratio is {max_step_ratio}, expected at least 1, or None for no limit")
-    if num_partitions < 1:
-        raise ValueError(f"num_partitions is {num_partitions}, expected at least 1")
     problem = Problem.of(workloads, num_partitions * num_steps)
-    mean = problem.work.sum() / num_steps
-    best: np.ndarray = np.empty(0, dtype=np.int64)
-    best_ratio = np.inf
+    limit = np.inf if max_step_ratio is None else max_step_ratio
+    planned = _plans(problem, np.zeros((num_steps, num_partitions)))  # all steps alike
+    if len(problem.work) % (num_steps * num_partitions) == 0:
+        planned.append(_separate_steps(problem, num_partitions, num_steps))
     for margin in MARGINS:
-        limit = np.inf if max_step_ratio is None else mean * max(max_step_ratio * margin, 1.0)
-        part_of = _placed(problem, _targets(problem, num_partitions, num_steps, limit))
-        totals = np.bincount(part_of // num_partitions, problem.work, minlength=num_steps)
-        ratio = totals.max() / mean if mean > 0 else 1.0
-        if ratio < best_ratio:
-            best, best_ratio = part_of, ratio
-        if max_step_ratio is None or ratio <= max_step_ratio:
+        targets = _targets(problem, num_partitions, num_steps, max(limit * margin, 1.0))
+        as_targeted, sorted_by_load = _plans(problem, targets)
+        planned += [as_targeted, sorted_by_load]
+        if as_targeted.ratio <= limit:
             break
-    parts = problem.partition(best)
+    best = min(planned, key=lambda plan: plan.rank(limit))
+    parts = problem.partition(best.part_of)
     return [parts[start : start + num_partitions] for start in range(0, len(parts), num_partitions)]
 
 
@@ -77,11 +76,25 @@ def step_ratios(workloads: ArrayLike, window: Sequence[Sequence[np.ndarray]]) ->
     return totals / totals.mean() if totals.any() else np.ones(len(totals))
 
 
-def _targets(problem: Problem, num_partitions: int, num_steps: int, limit: float) -> np.ndarray:
-    """float64 `[steps, parts]`: the load that each part should get; no step's sum is above the limit."""
+@dataclass(frozen=True)
+class _Planned:
+    """A window: its parts, step by step, the sum of its steps' largest loads, and its largest step ratio."""
+
+    part_of: np.ndarray
+    time: float
+    ratio: float
+
+    def rank(self, limit: float) -> tuple[bool, float]:
+        """Smaller is better: within the limit by time, beyond it by how far."""
+        return (False, self.time) if self.ratio <= limit else (True, self.ratio)
+
+
+def _targets(problem: Problem, num_partitions: int, num_steps: int, max_ratio: float) -> np.ndarray:
+    """float64 `[steps, parts]`: the load that each part should get; no step's sum is above the ratio."""
     work, rows = problem.work, problem.limits.fewest
     left = float(work.sum())
     mean = left / (num_partitions * num_steps)
+    limit = max_ratio * left / num_steps if left else 0.0
     # What comes to a giant's part with it: an equal share of the lightest samples.
     num_giants = max(int(np.searchsorted(-work, -mean)), 1)
     lightest = work[max(len(work) - num_giants * (rows - 1), 0) :] if rows > 1 else work[:0]
@@ -121,11 +134,43 @@ def _parts_with_giants(giants: np.ndarray, total: float, least: float) -> int:
     return number
 
 
-def _placed(problem: Problem, targets: np.ndarray) -> np.ndarray:
-    """int64 `[samples]`, the part of each, step by step; loads come near the targets."""
+def _plans(problem: Problem, targets: np.ndarray) -> list[_Planned]:
+    """Places the samples so that loads come near the targets `[steps, parts]`.
+
+    Returns:
+        The parts in the steps of their targets; and sorted by their loads, so that the heaviest share a step,
+        which takes no longer, but may make one step larger than it should be.
+    """
     # With what its target lacks to the largest as a load from the start, all parts have the same target.
     base = np.rint(targets.max() - targets).astype(np.int64).ravel()
-    return _place(problem.work, problem.tokens, base, problem.limits, int(targets.max()))
+    part_of = _place(problem.work, problem.tokens, base, problem.limits, int(targets.max()))
+    loads = np.bincount(part_of, problem.work, minlength=len(base))
+    by_load = np.argsort(-loads, kind="stable")
+    place = np.empty_like(by_load)
+    place[by_load] = np.arange(len(by_load))
+    return [
+        _planned(part_of, loads.reshape(targets.shape)),
+        _planned(place[part_of], loads[by_load].reshape(targets.shape)),
+    ]
+
+
+def _separate_steps(problem: Problem, num_partitions: int, num_steps: int) -> _Planned:
+    """Consecutive samples make a step, as without a window, so that a window never is worse than none."""
+    step_of = problem.order // max(len(problem.work) // num_steps, 1)
+    part_of = np.empty(len(problem.work), dtype=np.int64)
+    no_load = np.zeros(num_partitions, dtype=np.int64)
+    for step in range(num_steps):
+        samples = np.flatnonzero(step_of == step)
+        placed = _place(problem.work[samples], problem.tokens[samples], no_load, problem.limits, 0)
+        part_of[samples] = step * num_partitions + placed
+    loads = np.bincount(part_of, problem.work, minlength=num_steps * num_partitions)
+    return _planned(part_of, loads.reshape(num_steps, num_partitions))
+
+
+def _planned(part_of: np.ndarray, loads: np.ndarray) -> _Planned:
+    totals = loads.sum(1)
+    ratio = float(totals.max() / totals.mean()) if totals.any() else 1.0
+    return _Planned(part_of, float(loads.max(1).sum()), ratio)
 
 
 @compiled

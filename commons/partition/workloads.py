@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from numbers import Integral
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -35,16 +36,16 @@ def as_workloads(workloads: ArrayLike, name: str = "workloads") -> np.ndarray:
 def as_integers(values: np.ndarray, bits: int = LOAD_BITS) -> np.ndarray:
     """Non-negative float64 `[samples]` as int64, all times one power of two, with a sum below 2**bits.
 
-    Whole numbers that surely stay below are left as they are. Larger ones are rounded, by at most
-    2**(1 − bits) of what they could add up to; fractions are scaled up.
+    It is the largest that surely is, so the unit of the numbers does not matter. What then is not whole is
+    rounded, by at most 2**(1 − bits) of what the numbers could add up to.
     """
     return _as_integers(values, bits)
 
 
-def check_num_partitions(num_partitions: int) -> None:
-    """Raises ValueError if `num_partitions` is below 1."""
-    if num_partitions < 1:
-        raise ValueError(f"num_partitions is {num_partitions}, expected at least 1")
+def check_count(name: str, count: int, minimum: int = 1) -> None:
+    """Raises ValueError, naming the argument, unless it is a whole number of at least `minimum`."""
+    if not isinstance(count, Integral) or count < minimum:
+        raise ValueError(f"{name} is {count}, expected a whole number of at least {minimum}")
 
 
 @compiled
@@ -58,12 +59,10 @@ def _first_bad(values: np.ndarray) -> int:
 @compiled
 def _as_integers(values: np.ndarray, bits: int) -> np.ndarray:
     scaled = np.empty(len(values), dtype=np.int64)
-    largest, whole = 0.0, True
+    largest = 0.0
     for value in values:
         largest = max(largest, value)
-        whole = whole and value == math.floor(value)
-    needed = math.frexp(largest)[1] + math.frexp(float(len(values)))[1]
-    shift = 0 if whole and needed <= bits else bits - needed
+    shift = bits - math.frexp(largest)[1] - math.frexp(float(len(values)))[1]
     for i in range(len(values)):
         scaled[i] = np.int64(np.rint(math.ldexp(values[i], shift)))
     return scaled

@@ -1,0 +1,1 @@
+"""The partition algorithms: how well they balance, what they move, and how long they take."""

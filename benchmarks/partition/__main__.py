@@ -1,0 +1,89 @@
+"""How well the partition algorithms balance, what they move, and how long they take.
+
+Computed loads of random histories, and of MovieLens 100K's where its folder is given:
+
+    python -m benchmarks.partition [FOLDER_WITH_u.data]
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numba
+import numpy as np
+
+from benchmarks.machine import machine
+from benchmarks.partition.interpreter import measure_interpreter
+from benchmarks.partition.lengths import all_lengths
+from benchmarks.partition.measure import measure
+from benchmarks.partition.picture import draw
+from benchmarks.partition.placements import ROWS_PER_RANK
+from benchmarks.partition.table import all_tables
+from benchmarks.partition.windows import measure_windows
+
+BENCHMARKS = Path(__file__).parents[1]
+RESULT, PICTURE = BENCHMARKS / "results" / "partition.json", BENCHMARKS / "results" / "partition.png"
+README = BENCHMARKS / "README.md"
+DRAWS = 30
+ROUNDS, SECONDS = 7, 1.0  # of the threads
+
+
+def main() -> None:
+    """Writes `RESULT`, `PICTURE` and the tables of `README`, and prints the tables."""
+    figures: dict[str, Any] = {
+        "rows_per_rank": ROWS_PER_RANK,
+        "draws": DRAWS,
+        "machine": {**machine(), "numpy": np.__version__, "numba": numba.__version__},
+        "placements": measure(all_lengths(_movielens(sys.argv[1:])), DRAWS),
+        "windows": measure_windows(DRAWS),
+        "threads": measure_interpreter(ROUNDS, SECONDS),
+    }
+    RESULT.write_text(_json(figures))
+    draw(figures["placements"], PICTURE)
+    text = README.read_text()
+    for name, table in all_tables(figures).items():
+        print(f"\n{name}\n\n{table}")
+        text = _replaced(text, name, table)
+    README.write_text(text)
+    names = ", ".join(str(path.relative_to(BENCHMARKS.parent)) for path in (RESULT, PICTURE, README))
+    print(f"\nwritten: {names}")
+
+
+def _movielens(arguments: list[str]) -> Path | None:
+    """The folder with MovieLens 100K, if there is one."""
+    if arguments and (Path(arguments[0]) / "u.data").exists():
+        return Path(arguments[0])
+    place = f"no u.data in {arguments[0]}" if arguments else "no folder with u.data was named"
+    print(f"without MovieLens 100K: {place}; its rows are left out", file=sys.stderr)
+    return None
+
+
+def _json(figures: dict[str, Any]) -> str:
+    """A line for each record, so that a difference shows where it is."""
+    lines = []
+    for key, value in figures.items():
+        records = isinstance(value, list)
+        text = "[\n  " + ",\n  ".join(map(json.dumps, value)) + "\n ]" if records else json.dumps(value)
+        lines.append(f" {json.dumps(key)}: {text}")
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def _replaced(text: str, name: str, table: str) -> str:
+    """`text` with the table between its markers.
+
+    Raises:
+        ValueError: the markers are not there.
+    """
+    begin, end = f"<!-- partition {name}: begin -->\n", f"<!-- partition {name}: end -->\n"
+    before, found_begin, rest = text.partition(begin)
+    _, found_end, after = rest.partition(end)
+    if not (found_begin and found_end):
+        raise ValueError(f"{README.name} has no place for the table {name!r}: {begin!r} and {end!r}")
+    return f"{before}{begin}{table}\n{end}{after}"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,35 @@
+"""The history lengths that are balanced."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+# The lengths of that many histories.
+Lengths = Callable[[np.random.Generator, int], np.ndarray]
+
+ML_100K, ML_100K_NEWEST = "ml-100k", "ml-100k, newest 200"
+LOGNORMAL, ZIPF = "lognormal(5, 1.2)", "zipf(1.2)"
+LONGEST, NEWEST = 4096, 200
+
+
+def all_lengths(movielens: Path | None) -> dict[str, Lengths]:
+    """By name; MovieLens 100K's if the folder with its `u.data` is given. Draws are with replacement."""
+    lengths: dict[str, Lengths] = {}
+    if movielens is not None:
+        users = np.loadtxt(movielens / "u.data", usecols=0, dtype=np.int64)
+        ratings = np.bincount(users)[1:]  # users count from 1
+        lengths[ML_100K] = lambda rng, n: rng.choice(ratings, n)
+        lengths[ML_100K_NEWEST] = lambda rng, n: rng.choice(ratings, n).clip(max=NEWEST)
+    lengths[LOGNORMAL] = lognormal
+    lengths[ZIPF] = lambda rng, n: rng.zipf(1.2, n).clip(1, LONGEST)
+    lengths["uniform in [1, 200]"] = lambda rng, n: rng.integers(1, NEWEST + 1, n)
+    lengths["all 200"] = lambda rng, n: np.full(n, NEWEST)
+    return lengths
+
+
+def lognormal(rng: np.random.Generator, count: int) -> np.ndarray:
+    """Heavy-tailed, as histories are that nobody caps."""
+    return rng.lognormal(5, 1.2, count).clip(1, LONGEST).astype(np.int64)

@@ -1,0 +1,201 @@
+"""The figures as Markdown tables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+Record = dict[str, Any]
+
+SIZES = (8, 64, 1024)
+SIZES_OF_MOVEMENT = (8, 64, 256)
+SIZES_OF_TIME = (8, 64, 256, 1024)
+
+
+def all_tables(figures: Record) -> dict[str, str]:
+    """By name; lines of Markdown."""
+    placements = figures["placements"]
+    return {
+        "balance": _balance(placements),
+        "gap": _gap(placements),
+        "movement": _movement(placements),
+        "time": _time(placements),
+        "tokens": _tokens(placements),
+        "windows": _windows(figures["windows"]),
+        "threads": _threads(figures["threads"]),
+        "machine": _machine(figures),
+    }
+
+
+def _balance(placements: list[Record]) -> str:
+    def bound_of(placement: str) -> Callable[[dict[str, Record]], str]:
+        return lambda of_case: f"{of_case[placement]['lower_bound']:.3f}"
+
+    return _by_case(
+        placements,
+        SIZES,
+        {
+            "as loaded": _value("as loaded", "imbalance", 3),
+            "peers": _value("karmarkar_karp", "imbalance", 3),
+            "refined": _value("refined", "imbalance", 3),
+            "rebalance": _value("rebalance", "imbalance", 3),
+            "bound": bound_of("refined"),
+            "refined, unequal rows": _value("refined, unequal rows", "imbalance", 3),
+            "its bound": bound_of("refined, unequal rows"),
+        },
+    )
+
+
+def _gap(placements: list[Record]) -> str:
+    names = {
+        "peers": "karmarkar_karp",
+        "longest first": "longest_processing_time",
+        "refined": "refined",
+        "rebalance": "rebalance",
+        "Karmarkar–Karp, unequal rows": "karmarkar_karp, unequal rows",
+        "refined, unequal rows": "refined, unequal rows",
+        "rebalance, unequal rows": "rebalance, unequal rows",
+    }
+    rows = [
+        [*case, *(f"{_largest(records, name, 'percent_above_bound'):.2f}" for name in names.values())]
+        for case, records in _grouped(placements).items()
+    ]
+    return _markdown(["lengths", "d", *names], rows)
+
+
+def _movement(placements: list[Record]) -> str:
+    samples, of_bytes, across = (
+        "percent_of_samples_moved",
+        "percent_of_bytes_moved",
+        "percent_of_bytes_across_nodes",
+    )
+    return _by_case(
+        placements,
+        SIZES_OF_MOVEMENT,
+        {
+            "refined: samples": _value("refined", samples, 0),
+            "rebalance: samples": _value("rebalance", samples, 1),
+            "rebalance: bytes": _value("rebalance", of_bytes, 1),
+            "across nodes": _value("rebalance", across, 1),
+            "across nodes, if told of them": _value("rebalance, nodes of 8", across, 1),
+        },
+    )
+
+
+def _tokens(placements: list[Record]) -> str:
+    names = {
+        "as loaded": "as loaded",
+        "peers": "karmarkar_karp",
+        "refined": "refined",
+        "rebalance": "rebalance",
+        "refined, unequal rows": "refined, unequal rows",
+    }
+    columns = {title: _value(name, "largest_tokens", 2) for title, name in names.items()}
+    return _by_case(placements, SIZES, columns)
+
+
+def _time(placements: list[Record]) -> str:
+    names = {
+        "Karmarkar–Karp": "karmarkar_karp",
+        "longest first": "longest_processing_time",
+        "refined": "refined",
+        "rebalance": "rebalance",
+        "rebalance, nodes of 8": "rebalance, nodes of 8",
+    }
+
+    def cell(ranks: int, placement: str) -> str:
+        times = [r["ms"] for r in placements if (r["ranks"], r["placement"]) == (ranks, placement)]
+        if not times:
+            return "–"
+        return f"{max(ms['median'] for ms in times):.3f} ({max(ms['p99'] for ms in times):.3f})"
+
+    rows = [[str(ranks), *(cell(ranks, name) for name in names.values())] for ranks in SIZES_OF_TIME]
+    return _markdown(["ranks", *names], rows)
+
+
+def _windows(windows: list[Record]) -> str:
+    limits = list(dict.fromkeys(record["max_step_ratio"] for record in windows))
+    cases: dict[tuple[int, int], dict[float | None, Record]] = {}
+    for record in windows:
+        cases.setdefault((record["ranks"], record["num_steps"]), {})[record["max_step_ratio"]] = record
+
+    def cell(record: Record | None) -> str:
+        if record is None:
+            return "–"
+        return f"{record['largest_loads_over_ideal']:.3f} ({record['largest_step_ratio']['mean']:.2f})"
+
+    rows = [
+        [
+            f"{ranks}",
+            f"{steps}",
+            *(cell(records.get(limit)) for limit in limits),
+            f"{max(record['ms_median'] for record in records.values()):.2f}",
+        ]
+        for (ranks, steps), records in cases.items()
+    ]
+    titles = ["no limit" if limit is None else f"limit {limit}" for limit in limits]
+    return _markdown(["ranks", "steps", *titles, "ms"], rows)
+
+
+def _threads(threads: list[Record]) -> str:
+    rows = []
+    for record in threads:
+        speed = record["loop_speed_relative_to_alone"]
+        rows.append(
+            [
+                record["placement"],
+                f"{record['ranks']}",
+                f"{speed['median']:.0%} ({speed['min']:.0%} to {speed['max']:.0%})",
+                f"{record['ms_per_call_alone']:.2f}",
+                f"{record['ms_per_call_beside_the_loop']:.2f}",
+            ]
+        )
+    return _markdown(["partitioner", "ranks", "speed of the loop", "ms alone", "ms beside the loop"], rows)
+
+
+def _machine(figures: Record) -> str:
+    machine = figures["machine"]
+    return (
+        f"Times: one of {machine['cores']} cores ({machine['cpu']}), Python {machine['python']}, "
+        f"numpy {machine['numpy']}, numba {machine['numba']}. Everything else: {figures['draws']} draws each."
+    )
+
+
+def _value(placement: str, key: str, digits: int) -> Callable[[dict[str, Record]], str]:
+    """What makes a table's value of the records of one case, by placement."""
+    return lambda of_case: f"{of_case[placement][key]:.{digits}f}" if placement in of_case else "–"
+
+
+def _by_case(
+    placements: list[Record], sizes: Iterable[int], columns: dict[str, Callable[[dict[str, Record]], str]]
+) -> str:
+    """A row for each lengths and hidden size; in each cell the values at these numbers of ranks."""
+    rows = []
+    for case, records in _grouped(placements).items():
+        by_ranks: dict[int, dict[str, Record]] = {}
+        for record in records:
+            by_ranks.setdefault(record["ranks"], {})[record["placement"]] = record
+        cells = [" / ".join(value(by_ranks[ranks]) for ranks in sizes) for value in columns.values()]
+        rows.append([*case, *cells])
+    return _markdown(["lengths", "d", *columns], rows)
+
+
+def _grouped(placements: list[Record]) -> dict[tuple[str, str], list[Record]]:
+    cases: dict[tuple[str, str], list[Record]] = {}
+    for record in placements:
+        cases.setdefault((record["lengths"], str(record["hidden_size"])), []).append(record)
+    return cases
+
+
+def _largest(records: list[Record], placement: str, key: str) -> float:
+    return max(record[key] for record in records if record["placement"] == placement)
+
+
+def _markdown(titles: list[str], rows: list[list[str]]) -> str:
+    """Padded, so that it reads well in a terminal, too."""
+    widths = [max(map(len, column)) for column in zip(titles, *rows, strict=True)]
+    lines = [titles, ["-" * width for width in widths], *rows]
+    return "\n".join(
+        "| " + " | ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) + " |"
+        for line in lines
+    )

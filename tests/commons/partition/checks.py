@@ -1,0 +1,56 @@
+"""What every partition has to be, and what the tests want to know of one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from commons.partition import imbalance, loads
+
+SLACK = 1 + 1e-9  # loads are compared as sums of float64
+
+
+def check_partition(partition: list[np.ndarray], num_samples: int, num_parts: int, equal_size: bool) -> None:
+    """A permutation of the samples into that many parts, each ascending."""
+    assert len(partition) == num_parts
+    assert all(part.dtype == np.int64 and part.ndim == 1 for part in partition)
+    assert sorted(np.concatenate(partition).tolist()) == list(range(num_samples))
+    assert all((np.diff(part) > 0).all() for part in partition)
+    assert not equal_size or is_even(partition)
+
+
+def is_even(partition: list[np.ndarray]) -> bool:
+    sizes = [len(part) for part in partition]
+    return max(sizes) - min(sizes) <= 1
+
+
+def keeps(partition: list[np.ndarray], limits: dict[str, Any]) -> bool:
+    """Whether the parts keep to `max_rows`, and to `max_tokens` with `tokens`, where these are given."""
+    sizes = [len(part) for part in partition]
+    has_rows = "max_rows" not in limits or max(sizes) <= limits["max_rows"]
+    return has_rows and (
+        "max_tokens" not in limits or loads(limits["tokens"], partition).max() <= limits["max_tokens"]
+    )
+
+
+def is_no_worse(workloads: Sequence, partition: list[np.ndarray], other: list[np.ndarray]) -> bool:
+    return imbalance(workloads, partition) <= imbalance(workloads, other) * SLACK
+
+
+def parts_at(home: Sequence[int] | np.ndarray, num_parts: int) -> list[np.ndarray]:
+    """The partition in which every sample is at home."""
+    return [np.flatnonzero(np.asarray(home) == part) for part in range(num_parts)]
+
+
+def part_of(partition: list[np.ndarray]) -> np.ndarray:
+    """`[samples]`, the part that each is in."""
+    parts = np.empty(sum(len(part) for part in partition), dtype=np.int64)
+    for number, part in enumerate(partition):
+        parts[part] = number
+    return parts
+
+
+def as_lists(partition: list[np.ndarray]) -> list[list[int]]:
+    return [part.tolist() for part in partition]

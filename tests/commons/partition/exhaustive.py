@@ -1,0 +1,28 @@
+"""The best partition of a few samples, by trying all."""
+
+from __future__ import annotations
+
+import functools
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+
+@functools.cache
+def _all_partitions(num_samples: int, num_parts: int) -> np.ndarray:
+    """float64 `[partitions, parts, samples]`, 1 where a sample is in a part; sample 0 is always in part 0."""
+    part_of = np.array([(0, *others) for others in product(range(num_parts), repeat=num_samples - 1)])
+    return np.stack([part_of == part for part in range(num_parts)], axis=1).astype(np.float64)
+
+
+def best_load(workloads: np.ndarray, num_parts: int, equal_size: bool, limits: dict[str, Any]) -> float:
+    """The smallest that the largest load can be; infinite if no partition keeps to the limits."""
+    partitions = _all_partitions(len(workloads), num_parts)
+    sizes = partitions.sum(axis=2)
+    allowed = sizes.max(axis=1) <= limits.get("max_rows", len(workloads))
+    if equal_size:
+        allowed &= sizes.max(axis=1) - sizes.min(axis=1) <= 1
+    if "max_tokens" in limits:
+        allowed &= (partitions @ limits["tokens"]).max(axis=1) <= limits["max_tokens"]
+    return float((partitions[allowed] @ workloads).max(axis=1).min(initial=np.inf))

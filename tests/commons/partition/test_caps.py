@@ -1,0 +1,148 @@
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from commons.partition import longest_processing_time, rebalance, refine, refined
+from tests.commons.partition.checks import as_lists, check_partition, is_even, is_no_worse, keeps, parts_at
+from tests.commons.partition.drawn_workloads import PARTS, TOLERANCES, WORKLOADS, caps, costs, samples_at_home
+
+
+def rebalanced_as_loaded(workloads, num_partitions, equal_size=True, **limits):
+    """`rebalance` in the form of the others, from consecutive samples."""
+    home = np.arange(len(workloads)) * num_partitions // max(len(workloads), 1)
+    return rebalance(workloads, home, num_partitions, equal_size=equal_size, **limits)
+
+
+FUNCTIONS = [longest_processing_time, refined, rebalanced_as_loaded]
+every_function = pytest.mark.parametrize("function", FUNCTIONS)
+any_sizes = pytest.mark.parametrize("equal_size", [True, False])
+
+
+def or_no_placement(function, *arguments, **limits):
+    """What the function returns; None if it says that it found no placement, which tight caps may cause."""
+    try:
+        return function(*arguments, **limits)
+    except ValueError as error:
+        named = re.search(r"max_tokens=(\d+) .* sample (\d+) with (\d+) tokens", str(error))
+        assert named, error
+        cap, sample, amount = map(int, named.groups())
+        assert cap == limits["max_tokens"] and amount == limits["tokens"][sample]
+        return None
+
+
+@every_function
+@settings(max_examples=200, deadline=None)
+@given(data=st.data(), workloads=WORKLOADS, parts=PARTS, equal_size=st.booleans())
+def test_what_is_returned_keeps_to_the_caps(function, data, workloads, parts, equal_size):
+    limits = data.draw(caps(len(workloads), parts))
+    partition = or_no_placement(function, workloads, parts, equal_size, **limits)
+    assume(partition is not None)
+    check_partition(partition, len(workloads), parts, equal_size)
+    assert keeps(partition, limits)
+
+
+@settings(max_examples=200, deadline=None)
+@given(workloads=WORKLOADS, parts=PARTS, extra=st.integers(0, 3), equal_size=st.booleans())
+def test_a_cap_on_rows_alone_can_always_be_held(workloads, parts, extra, equal_size):
+    limits = {"max_rows": -(-len(workloads) // parts) + extra}
+    for function in FUNCTIONS:
+        partition = function(workloads, parts, equal_size, **limits)
+        check_partition(partition, len(workloads), parts, equal_size)
+        assert keeps(partition, limits)
+
+
+@any_sizes
+@settings(max_examples=200, deadline=None)
+@given(data=st.data(), drawn=samples_at_home(), tolerance=TOLERANCES)
+def test_rebalance_keeps_to_the_caps_from_any_home(equal_size, data, drawn, tolerance):
+    workloads, home, parts = drawn
+    limits, priced = data.draw(caps(len(workloads), parts)), data.draw(costs(len(workloads)))
+    arguments = {"equal_size": equal_size, **priced, **limits}
+    at_home = parts_at(home, parts)
+    home_is_allowed = keeps(at_home, limits) and (not equal_size or is_even(at_home))
+    partition = or_no_placement(rebalance, workloads, home, parts, tolerance, **arguments)
+    assert partition is not None or not home_is_allowed
+    assume(partition is not None)
+    check_partition(partition, len(workloads), parts, equal_size)
+    assert keeps(partition, limits)
+    assert not home_is_allowed or is_no_worse(workloads, partition, at_home)
+
+
+@any_sizes
+@settings(max_examples=200, deadline=None)
+@given(data=st.data())
+def test_refine_keeps_to_the_caps_that_its_input_keeps(equal_size, data):
+    workloads, home, parts = data.draw(samples_at_home(even=equal_size))
+    start = parts_at(home, parts)
+    rows = max(len(part) for part in start)
+    tokens = np.array(data.draw(st.lists(st.integers(0, 50), min_size=len(home), max_size=len(home))), int)
+    limits = {
+        "max_rows": rows + data.draw(st.integers(0, 2)),
+        "tokens": tokens,
+        "max_tokens": int(max(tokens[part].sum() for part in start)) + data.draw(st.integers(0, 2)),
+    }
+    partition = refine(workloads, start, equal_size=equal_size, **limits)
+    check_partition(partition, len(workloads), parts, equal_size)
+    assert keeps(partition, limits)
+    assert is_no_worse(workloads, partition, start)
+
+
+@every_function
+@pytest.mark.parametrize(
+    ("workloads", "tokens", "equal_size"),
+    [
+        ([10, 10, 1, 1, 1], [3, 3, 2, 2, 2], False),
+        ([10, 10, 5, 5, 1, 1], [4, 2, 2, 2, 1, 1], True),
+        ([1, 2, 4, 8, 16, 32], [4, 3, 2, 1, 1, 1], True),
+        ([1, 2, 4, 8, 16, 32], [6, 2, 1, 1, 1, 1], False),
+    ],
+)
+def test_tight_caps_are_held_where_the_greedy_placement_by_workload_is_stuck(
+    function, workloads, tokens, equal_size
+):
+    limits = {"tokens": tokens, "max_tokens": 6}
+    partition = function(workloads, 2, equal_size, **limits)
+    check_partition(partition, len(workloads), 2, equal_size)
+    assert keeps(partition, limits)
+
+
+@every_function
+def test_a_cap_changes_nothing_where_it_is_far_away(function):
+    rng = np.random.default_rng(0)
+    workloads, tokens = rng.integers(0, 1000, 64), rng.integers(0, 100, 64)
+    expected = as_lists(function(workloads, 4, False))
+    for limits in (
+        {"max_rows": 64},
+        {"tokens": tokens, "max_tokens": 10**6},
+        {"tokens": tokens, "max_tokens": 2**70},
+    ):
+        assert as_lists(function(workloads, 4, False, **limits)) == expected
+
+
+@every_function
+@pytest.mark.parametrize(
+    ("limits", "message"),
+    [
+        ({"tokens": [1, 9, 2], "max_tokens": 8}, r"tokens\[1\] is 9, above max_tokens=8"),
+        ({"tokens": [5, 5, 5], "max_tokens": 7}, "max_tokens=7 .* at most 14 tokens, the samples have 15"),
+        ({"tokens": [5, 5, 5], "max_tokens": 8}, r"max_tokens=8 .* sample \d with 5 tokens fits in none"),
+        ({"tokens": [0, 0, 0], "max_tokens": -1}, "max_tokens is -1"),
+        ({"max_rows": 1}, "max_rows=1 .* at most 2 of 3 samples"),
+        ({"max_rows": -1}, "max_rows is -1"),
+        ({"tokens": [1, 1, 1]}, "tokens is given without max_tokens"),
+        ({"max_tokens": 9}, "max_tokens is given without tokens"),
+        ({"tokens": [1, 1], "max_tokens": 9}, "tokens has 2 values for 3 workloads"),
+        ({"tokens": [1, -2, 1], "max_tokens": 9}, r"tokens\[1\] is -2"),
+        ({"tokens": [1, 1, float("nan")], "max_tokens": 9}, r"tokens\[2\] is nan"),
+        ({"tokens": [1, 2.5, 1], "max_tokens": 9}, r"tokens\[1\] is 2.5"),
+    ],
+)
+def test_caps_that_cannot_be_held_are_named(function, limits, message):
+    for equal_size in (True, False):
+        with pytest.raises(ValueError, match=message):
+            function([1, 2, 3], 2, equal_size, **limits)

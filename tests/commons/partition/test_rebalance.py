@@ -1,0 +1,173 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from commons.partition import imbalance, lower_bound, rebalance, refined
+from tests.commons.partition.checks import (
+    SLACK,
+    as_lists,
+    check_partition,
+    is_even,
+    is_no_worse,
+    part_of,
+    parts_at,
+)
+from tests.commons.partition.drawn_workloads import ARRAYS, TOLERANCES, WORKLOADS, costs, samples_at_home
+from tests.commons.partition.heavy_tails import FLOPS, ROWS, draw_tokens
+
+BYTES_PER_TOKEN = 16
+any_sizes = pytest.mark.parametrize("equal_size", [True, False])
+
+
+@any_sizes
+@settings(max_examples=300, deadline=None)
+@given(data=st.data(), drawn=samples_at_home(), tolerance=TOLERANCES)
+def test_every_sample_is_in_one_part_wherever_home_is(equal_size, data, drawn, tolerance):
+    workloads, home, parts = drawn
+    priced = data.draw(costs(len(workloads)))
+    partition = rebalance(workloads, home, parts, tolerance, equal_size=equal_size, **priced)
+    check_partition(partition, len(workloads), parts, equal_size)
+    assert imbalance(workloads, partition) * SLACK >= lower_bound(workloads, parts, equal_size)
+    at_home = parts_at(home, parts)
+    if not equal_size or is_even(at_home):
+        assert is_no_worse(workloads, partition, at_home)
+
+
+@settings(max_examples=200, deadline=None)
+@given(data=st.data(), drawn=samples_at_home(even=True), tolerance=TOLERANCES)
+def test_is_no_worse_than_even_homes(data, drawn, tolerance):
+    workloads, home, parts = drawn
+    priced = data.draw(costs(len(workloads)))
+    partition = rebalance(workloads, home, parts, tolerance, **priced)
+    assert is_no_worse(workloads, partition, parts_at(home, parts))
+
+
+@any_sizes
+@pytest.mark.parametrize("tolerance", [0.01, 0.1])
+@settings(max_examples=200, deadline=None)
+@given(data=st.data(), drawn=samples_at_home())
+def test_meets_the_tolerance_or_is_near_what_refined_attains(equal_size, tolerance, data, drawn):
+    workloads, home, parts = drawn
+    priced = data.draw(costs(len(workloads)))
+    partition = rebalance(workloads, home, parts, tolerance, equal_size=equal_size, **priced)
+    bound = (1 + tolerance) * lower_bound(workloads, parts, equal_size)
+    attained = (1 + 1.2 * tolerance) * imbalance(workloads, refined(workloads, parts, equal_size))
+    assert imbalance(workloads, partition) <= max(bound, attained) * SLACK
+
+
+@any_sizes
+@settings(max_examples=200, deadline=None)
+@given(data=st.data())
+def test_nothing_moves_where_home_is_within_the_tolerance(equal_size, data):
+    workloads, home, parts = data.draw(samples_at_home(even=equal_size))
+    at_home = parts_at(home, parts)
+    tolerance = imbalance(workloads, at_home) / lower_bound(workloads, parts, equal_size) * SLACK - 1
+    partition = rebalance(workloads, home, parts, tolerance, equal_size=equal_size)
+    assert part_of(partition).tolist() == list(home)
+
+
+@pytest.mark.parametrize("tolerance", [1.5, 30.0, 1e6])
+def test_nothing_moves_where_home_is_within_a_large_tolerance(tolerance):
+    partition = rebalance([0.1, 0.2, 0.3, 0.4], [0, 0, 0, 0], 2, tolerance, equal_size=False)
+    assert as_lists(partition) == [[0, 1, 2, 3], []]
+
+
+@settings(max_examples=100, deadline=None)
+@given(data=st.data(), workloads=WORKLOADS.filter(len))
+def test_nothing_moves_with_one_row_per_part(data, workloads):
+    home = data.draw(st.permutations(range(len(workloads))))
+    assert part_of(rebalance(workloads, home, len(workloads))).tolist() == home
+
+
+@settings(max_examples=100, deadline=None)
+@given(drawn=samples_at_home(even=True, workloads=st.lists(st.just(0) | st.just(0.0), max_size=30)))
+def test_nothing_moves_where_nothing_costs_anything(drawn):
+    workloads, home, parts = drawn
+    for equal_size in (True, False):
+        assert part_of(rebalance(workloads, home, parts, equal_size=equal_size)).tolist() == list(home)
+
+
+@pytest.mark.parametrize(
+    ("workloads", "home", "parts"),
+    [
+        ([], [], 3),
+        ([5], [0], 1),
+        ([5, 5], [0, 0], 4),
+        ([10**15] * 8, [0] * 8, 3),
+        ([1, 10**15, 1], [1, 1, 1], 2),
+    ],
+)
+def test_corner_cases_are_as_balanced_as_can_be(workloads, home, parts):
+    for equal_size in (True, False):
+        reached = imbalance(workloads, rebalance(workloads, home, parts, equal_size=equal_size))
+        assert reached <= 1.01 * lower_bound(workloads, parts, equal_size)
+
+
+def test_sizes_are_what_moving_costs():
+    def moved(sizes):
+        partition = rebalance([5, 5, 1, 1], [0, 0, 1, 1], 2, sizes=sizes)
+        return part_of(partition)[:2].tolist()
+
+    assert moved([1, 9, 1, 1]) == [1, 0]
+    assert moved([9, 1, 1, 1]) == [0, 1]
+
+
+def test_samples_stay_in_their_node_if_they_can():
+    home, workloads = [3, 3], [5, 5]
+    for ranks_per_node, expected in ((None, 0), (2, 2), (4, 0)):
+        partition = rebalance(workloads, home, 4, ranks_per_node=ranks_per_node, equal_size=False)
+        assert sorted(part_of(partition).tolist()) == [expected, 3]
+
+
+@any_sizes
+def test_a_million_workloads_of_1e15_do_not_overflow(equal_size):
+    rng = np.random.default_rng(0)
+    workloads = 1e15 * (1 + 0.1 * rng.random(1_000_000))
+    partition = rebalance(workloads, rng.integers(0, 64, len(workloads)), 64, equal_size=equal_size)
+    check_partition(partition, len(workloads), 64, equal_size)
+    assert imbalance(workloads, partition) <= 1.01 * lower_bound(workloads, 64, equal_size) * SLACK
+
+
+@pytest.mark.parametrize("kind", ARRAYS)
+def test_kind_and_type_of_the_arguments_do_not_matter(kind):
+    workloads, home, sizes = [5, 0, 17, 3, 3, 8], [0, 1, 1, 1, 0, 0], [1, 2, 3, 4, 5, 6]
+    expected = as_lists(rebalance(workloads, home, 2, sizes=sizes))
+    assert as_lists(rebalance(kind(workloads), kind(home), 2, sizes=kind(sizes))) == expected
+
+
+@pytest.mark.parametrize("ranks", [8, 64])
+@pytest.mark.parametrize("lengths", ["lognormal", "zipf"])
+def test_few_samples_and_bytes_move_for_nearly_all_that_can_be_gained(lengths, ranks):
+    rng = np.random.default_rng(0)
+    home = np.repeat(np.arange(ranks), ROWS)
+    samples_moved, bytes_moved, worse = [], [], []
+    for _ in range(10):
+        tokens = draw_tokens(lengths, rng, len(home))
+        workloads, sizes = FLOPS.per_sample(tokens), BYTES_PER_TOKEN * tokens
+        partition = rebalance(workloads, home, ranks, sizes=sizes)
+        moved = part_of(partition) != home
+        samples_moved.append(moved.mean())
+        bytes_moved.append(sizes[moved].sum() / sizes.sum())
+        worse.append(imbalance(workloads, partition) / imbalance(workloads, refined(workloads, ranks)))
+    assert np.mean(samples_moved) <= 0.2
+    assert np.mean(bytes_moved) <= 0.2
+    assert np.max(worse) <= 1.012
+
+
+@pytest.mark.parametrize(("lengths", "share"), [("lognormal", 0.01), ("zipf", 0.08)])
+def test_few_bytes_cross_nodes(lengths, share):
+    rng = np.random.default_rng(0)
+    home = np.repeat(np.arange(64), ROWS)
+    across = {8: [], None: []}
+    for _ in range(10):
+        tokens = draw_tokens(lengths, rng, len(home))
+        workloads, sizes = FLOPS.per_sample(tokens), BYTES_PER_TOKEN * tokens
+        for ranks_per_node, shares in across.items():
+            partition = rebalance(workloads, home, 64, sizes=sizes, ranks_per_node=ranks_per_node)
+            crossed = part_of(partition) // 8 != home // 8
+            shares.append(sizes[crossed].sum() / sizes.sum())
+    assert np.mean(across[8]) <= share
+    assert np.mean(across[8]) < np.mean(across[None])

@@ -1,0 +1,144 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from commons.partition import balance_window, imbalance, loads, refined, step_ratios
+from tests.commons.partition.checks import as_lists, check_partition
+from tests.commons.partition.drawn_workloads import ARRAYS, PARTS, WORKLOADS
+from tests.commons.partition.heavy_tails import ROWS, draw_flops
+
+RATIOS = st.sampled_from([None, 1.0, 1.25, 1.5, 2.0, 10.0])
+
+
+def parts_of(window):
+    return [part for step in window for part in step]
+
+
+def total_time(workloads, window):
+    """What the steps take together, each as long as its largest load."""
+    return sum(loads(workloads, step).max() for step in window)
+
+
+def times_over_ideal(ranks, steps, ratio, lengths="lognormal", draws=5):
+    rng = np.random.default_rng(0)
+    times = []
+    for _ in range(draws):
+        workloads = draw_flops(lengths, rng, steps * ranks * ROWS)
+        window = balance_window(workloads, ranks, steps, ratio)
+        times.append(total_time(workloads, window) / (workloads.sum() / ranks))
+    return np.array(times)
+
+
+@settings(max_examples=300, deadline=None)
+@given(workloads=WORKLOADS, parts=PARTS, steps=st.integers(1, 5), ratio=RATIOS)
+def test_every_sample_is_in_one_step(workloads, parts, steps, ratio):
+    window = balance_window(workloads, parts, steps, ratio)
+    assert len(window) == steps
+    assert all(len(step) == parts for step in window)
+    check_partition(parts_of(window), len(workloads), parts * steps, equal_size=True)
+
+
+@settings(max_examples=200, deadline=None)
+@given(workloads=WORKLOADS, parts=PARTS, ratio=RATIOS)
+def test_one_step_is_as_good_as_refined(workloads, parts, ratio):
+    (step,) = balance_window(workloads, parts, 1, ratio)
+    assert imbalance(workloads, step) <= imbalance(workloads, refined(workloads, parts)) * (1 + 1e-6)
+
+
+@settings(max_examples=100, deadline=None)
+@given(workloads=WORKLOADS, parts=PARTS, steps=st.integers(1, 5))
+def test_ratios_are_the_totals_of_steps_over_their_mean(workloads, parts, steps):
+    window = balance_window(workloads, parts, steps)
+    totals = np.array([loads(workloads, step).sum() for step in window])
+    expected = totals / totals.mean() if totals.any() else np.ones(steps)
+    np.testing.assert_allclose(step_ratios(workloads, window), expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_takes_no_longer_than_consecutive_batches_refined_one_by_one(seed):
+    rng = np.random.default_rng(seed)
+    steps, parts, rows = 4, 8, 16
+    size = steps * parts * rows
+    for drawn in (rng.lognormal(5, 1.2, size), rng.pareto(1.1, size), rng.zipf(1.2, size).clip(1, 4096)):
+        workloads = np.rint(100 * drawn)
+        one_by_one = sum(
+            loads(batch, refined(batch, parts)).max() for batch in workloads.reshape(steps, parts * rows)
+        )
+        assert total_time(workloads, balance_window(workloads, parts, steps)) <= one_by_one * 1.001
+
+
+@pytest.mark.parametrize("ratio", [1.25, 1.5, 2.0])
+@pytest.mark.parametrize(("ranks", "steps"), [(8, 4), (8, 8), (64, 4)])
+def test_no_step_is_above_the_ratio(ranks, steps, ratio):
+    rng = np.random.default_rng(0)
+    for lengths in ("lognormal", "zipf") * 3:
+        workloads = draw_flops(lengths, rng, steps * ranks * ROWS)
+        assert workloads.max() <= ratio * workloads.sum() / steps
+        assert step_ratios(workloads, balance_window(workloads, ranks, steps, ratio)).max() <= ratio
+
+
+def test_a_giant_above_the_ratio_is_not_refused_but_reported():
+    workloads = np.ones(256)
+    workloads[100] = 10_000
+    window = balance_window(workloads, 8, 4, max_step_ratio=1.5)
+    check_partition(parts_of(window), 256, 32, equal_size=True)
+    ratios = step_ratios(workloads, window)
+    assert ratios.max() == ratios[0] > 3.9
+    assert 100 in np.concatenate(window[0])
+
+
+@pytest.mark.parametrize(
+    ("ranks", "steps", "ratio", "expected"),
+    [(8, 8, None, 1.01), (8, 8, 1.5, 1.05), (64, 4, None, 1.01), (64, 4, 1.5, 1.1)],
+)
+def test_heavy_tails_reach_nearly_the_ideal_time(ranks, steps, ratio, expected):
+    assert times_over_ideal(ranks, steps, ratio).mean() <= expected
+
+
+def test_giants_that_are_alike_share_a_step():
+    window = balance_window([1, 10, 10, 1, 10, 10, 10, 10], 2, 2)
+    assert total_time(np.array([1, 10, 10, 1, 10, 10, 10, 10]), window) == 31
+
+
+@pytest.mark.parametrize("lengths", ["lognormal", "zipf"])
+@pytest.mark.parametrize("ratio", [None, 1.25, 1.5, 2.0])
+@pytest.mark.parametrize("ranks", [8, 64])
+def test_eight_steps_are_no_worse_than_four(ranks, ratio, lengths):
+    four, eight = (times_over_ideal(ranks, steps, ratio, lengths).mean() for steps in (4, 8))
+    assert eight <= four + 1e-3
+
+
+@pytest.mark.parametrize(
+    ("workloads", "shortest"),
+    [
+        ([], 0),
+        ([5], 5),
+        ([0] * 50, 0),
+        ([7] * 48, 4 * 28),
+        ([0] * 49 + [10**15], 10**15),
+    ],
+)
+@pytest.mark.parametrize("ratio", [None, 1.25, 1.5])
+def test_corner_cases_take_as_little_time_as_can_be(workloads, shortest, ratio):
+    window = balance_window(workloads, 3, 4, ratio)
+    assert total_time(workloads, window) == pytest.approx(shortest)
+    assert step_ratios(workloads, window).mean() == pytest.approx(1)
+
+
+def test_a_million_workloads_of_1e15_do_not_overflow():
+    workloads = 1e15 * (1 + 0.1 * np.random.default_rng(0).random(1_000_000))
+    window = balance_window(workloads, 8, 8)
+    check_partition(parts_of(window), len(workloads), 64, equal_size=True)
+    assert total_time(workloads, window) <= workloads.sum() / 8 * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("kind", ARRAYS)
+def test_kind_and_type_of_the_workloads_do_not_matter(kind):
+    workloads = [5, 0, 17, 3, 3, 8, 1, 2, 40]
+    window = balance_window(np.array(workloads, np.float64), 2, 2)
+    of_kind = balance_window(kind(workloads), 2, 2)
+    assert [as_lists(step) for step in of_kind] == [as_lists(step) for step in window]
+    np.testing.assert_array_equal(step_ratios(kind(workloads), window), step_ratios(workloads, window))
