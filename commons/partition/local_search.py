@@ -9,7 +9,7 @@ from commons.partition.compiled import compiled
 from commons.partition.parts import NONE, Limits, Parts, exchange, first_at_most, fits
 
 # An exchange that lightens the heaviest part by less than this share of the mean load is not worth its time.
-RESOLUTION = 1e-5
+RESOLUTION = 3e-5
 # A search that has found an exchange ends when this one takes the heaviest part so near the middle between it
 # and the lightest (1/8 of their distance), and tries this many partners in either direction.
 NEAR_ENOUGH = 8

@@ -82,7 +82,7 @@ def refine(
     """Exchanges samples between heavy and light parts until the tolerance is met or no exchange helps.
 
     An exchange swaps two samples, or moves one where part sizes allow it; it counts as a help if it takes at
-    least a millionth of the mean load off the heaviest part. The result is never worse than `partition`.
+    least 3e-5 of the mean load off the heaviest part. The result is never worse than `partition`.
 
     Args:
         workloads: `[samples]`, non-negative.
