@@ -11,7 +11,7 @@ from tqdm import tqdm
 
 from benchmarks.demo.models import parse_config
 from commons.gin_values import from_gin
-from commons.partition import karmarkar_karp, rebalance
+from commons.partition import karmarkar_karp, refined
 from commons.sequence_batch import BaseBatch
 from commons.training import TrainerArgs, TrainingTask, rank_process
 
@@ -21,9 +21,7 @@ RANKS, STEPS = 8, 5
 PLACEMENTS: dict[str, Callable[[np.ndarray], list[np.ndarray]]] = {
     "as loaded": lambda workloads: np.split(np.arange(len(workloads)), RANKS),
     "Karmarkar–Karp": lambda workloads: karmarkar_karp(workloads, RANKS),
-    "rebalanced": lambda workloads: rebalance(
-        workloads, np.arange(len(workloads)) // (len(workloads) // RANKS), RANKS
-    ),
+    "refined": lambda workloads: refined(workloads, RANKS),
 }
 
 

@@ -28,7 +28,7 @@ AS_LOADED = "as loaded"
 ARMS: dict[str, dict[str, Any]] = {
     AS_LOADED: {"enable_balanced_shuffler": False},
     "Karmarkar–Karp": {"enable_balanced_shuffler": True, "balance_partitioner": "karmarkar_karp"},
-    "rebalanced": {"enable_balanced_shuffler": True},
+    "refined": {"enable_balanced_shuffler": True},
 }
 WARM_UP_STEPS = 3
 # Short blocks, so that what disturbs the machine for some seconds meets all arms.

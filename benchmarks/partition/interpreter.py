@@ -64,9 +64,11 @@ def _counting(work: Callable[[], Any]) -> tuple[float, Any]:
     """What the counter counts per second while `work` runs, and what that returns."""
     counter = _Counter()
     counter.start()
-    result = work()
-    counter.is_stopped = True
-    counter.join()
+    try:
+        result = work()
+    finally:
+        counter.is_stopped = True
+        counter.join()
     return counter.per_second, result
 
 

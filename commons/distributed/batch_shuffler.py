@@ -37,11 +37,11 @@ class BatchShuffler(ABC):
 
     Args:
         process_group: the ranks to balance among; None means all. Making a shuffler is collective over them.
-        partitioner: "rebalance" moves as few bytes as it takes to come within the tolerance; "refined" comes
-            as near the lower bound as it can, and moves nearly everything; "longest_processing_time" and
-            "karmarkar_karp" are the usual heuristics.
-        tolerance: the largest load may be (1 + tolerance) × the lower bound; None for 0.01 with "rebalance"
-            and 0 with "refined".
+        partitioner: "refined" comes as near the lower bound as it can, and moves nearly every sample;
+            "rebalance" moves few, across nodes last; "longest_processing_time" and "karmarkar_karp" are the
+            usual heuristics.
+        tolerance: the largest load may be (1 + tolerance) × the lower bound; None for 0 with "refined" and
+            0.01 with "rebalance".
         equal_rows: every rank computes the same number of rows (±1 real ones); else rows follow the load.
         max_rows: samples of a rank at most, where rows follow the load.
         max_tokens: tokens of a rank at most, as the batch counts them. A batch that cannot be placed so is an
@@ -57,7 +57,7 @@ class BatchShuffler(ABC):
         self,
         process_group: dist.ProcessGroup | None = None,
         *,
-        partitioner: str = "rebalance",
+        partitioner: str = "refined",
         tolerance: float | None = None,
         equal_rows: bool = True,
         max_rows: int | None = None,

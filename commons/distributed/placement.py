@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from commons.partition import karmarkar_karp, longest_processing_time, rebalance, refined
+from commons.partition import karmarkar_karp, longest_processing_time, lower_bound, rebalance, refined
 
 PARTITIONERS = ("karmarkar_karp", "longest_processing_time", "rebalance", "refined")
 _TAKE_TOLERANCE = ("rebalance", "refined")
@@ -72,7 +72,7 @@ class Placement:
             raise ValueError(f"max_rows={self.max_rows} has no effect with equal_rows=True")
 
     def place(self, loaded: LoadedSamples, ranks_per_node: int | None = None) -> list[np.ndarray]:
-        """For each rank the ascending numbers of its samples; as loaded where nothing else is better.
+        """For each rank the ascending numbers of its samples; as loaded where the partitioner does no better.
 
         Raises:
             ValueError: `max_rows` or `max_tokens` cannot be kept, or no placement that does was found.
@@ -116,12 +116,13 @@ class Placement:
 
     def warm_up(self) -> None:
         """Compiles the algorithm, or loads what was compiled before, so that no step has to wait for it."""
-        ones = np.ones(2, dtype=np.int64)
-        tokens = ones * (self.max_tokens or 1)
-        for num_loaded in ([1, 1], [2, 0]):  # the second keeps to no limit
-            self.place(LoadedSamples(ones, tokens, ones, np.array(num_loaded), np.array(num_loaded)))
-        if self.max_tokens is not None:
-            refined(ones, 2)  # where limits are tight, samples are placed by their tokens
+        ones, home = np.ones(2, dtype=np.int64), np.zeros(2, dtype=np.int64)
+        rebalance(ones, home, 2)  # rows have to be made equal
+        rebalance(ones, home, 2, equal_size=False, tokens=ones, max_tokens=1)  # a limit has to be met
+        refined(ones, 2)
+        refined(ones, 2, tokens=ones, max_tokens=1)
+        longest_processing_time(ones, 2)
+        lower_bound(ones, 2)  # for reports
 
     def _check_tokens(self, loaded: LoadedSamples) -> None:
         """What the partition algorithms would say, with the rank and row of the sample."""

@@ -19,16 +19,16 @@ def move_to_target(parts: Parts, limits: Limits, costs: Costs, target: int, tole
     tenth of the tolerance more, because the last step to it would take more moves than all before.
     """
     num_parts = len(parts.size)
-    is_attainable = False
+    has_new_target = False
     while num_parts > 1 and parts.load[parts.by_load[num_parts - 1]] > target:
         heavy = parts.by_load[num_parts - 1]
         gives, partner, returns = next_exchange(parts, limits, costs, heavy, target)
         if partner != NONE:
             exchange(parts, heavy, gives, partner, returns)
-        elif not is_attainable:
-            is_attainable = True
-            near_it = min(_attained(parts, limits) * (1 + 1.1 * tolerance), 2.0**61)
-            target = max(target, int(near_it))
+        elif not has_new_target:
+            has_new_target = True
+            attainable = int(min(_attained(parts, limits) * (1 + 1.1 * tolerance), 2.0**61))
+            target = max(target, min(attainable, parts.load[heavy]))
         elif not _replan_pool(parts, limits, costs, target):
             break
     _send_home(parts, limits, costs, target)
@@ -67,7 +67,7 @@ def _replan_pool(parts: Parts, limits: Limits, costs: Costs, target: int) -> boo
             improve(planned, limits, target)
             enough = target if len(pool) < num_parts else parts.load[heavy] - 1
             if planned.load.max() <= enough:
-                parts.part_of[samples] = _labels_near_home(costs, samples, part_of, pool)[part_of]
+                parts.part_of[samples] = labels_near_home(costs, samples, part_of, pool)[part_of]
                 refill(parts)
                 return True
         if len(pool) == num_parts:
@@ -76,7 +76,7 @@ def _replan_pool(parts: Parts, limits: Limits, costs: Costs, target: int) -> boo
 
 
 @compiled
-def _labels_near_home(costs: Costs, samples: np.ndarray, part_of: np.ndarray, pool: np.ndarray) -> np.ndarray:
+def labels_near_home(costs: Costs, samples: np.ndarray, part_of: np.ndarray, pool: np.ndarray) -> np.ndarray:
     """For each planned part one of the pool's, so that much stays at home: the largest matches first."""
     size = len(pool)
     at_home = np.zeros(size * size, dtype=np.int64)

@@ -15,9 +15,9 @@ from commons.partition.parts import NONE, Limits, Parts, first_at_most, fits
 ACROSS_NODES = 1000
 # Bits of all sizes together, so that as many bytes times ACROSS_NODES are still below 2**63.
 SIZE_BITS = 50
-# For each sample of a part that is too heavy, so many exchanges that are possible are compared;
+# More of any hardly saves movement, and takes time: for each sample of a part that is too heavy, so many
+# possible exchanges are compared; of the lightest parts, so many that can take an eighth of what is needed.
 TRIES = 32
-# of the lightest parts so many, if they can take an eighth of what is needed at once.
 PARTNERS = 4
 WORTHWHILE = 8
 
@@ -42,28 +42,31 @@ def next_exchange(
 ) -> tuple[int, int, int]:
     """(sample given, partner, sample returned); the partner is NONE if no exchange helps.
 
-    First what brings the heavy part to the target at once, then what takes most off; across nodes last.
+    First what brings the heavy part to the target at once; then what relieves it, even if the partner gets
+    too much of that; then what takes anything off it. In each of these, partners of the same node come first.
     """
     needed = parts.load[heavy] - target
     headroom = target - parts.load[parts.by_load[0]]
     least = max(int(RESOLUTION * target), 1)
     several_nodes = costs.node_of[0] != costs.node_of[-1]
-    gives, partner, returns = NONE, NONE, NONE
-    for search in range(6):
-        near = search % 2 == 0
-        if partner != NONE or (near and not several_nodes):
-            continue
-        if search in (2, 3):
-            gives, partner, returns = _best_relief(parts, limits, costs, heavy, target, least, near)
-            continue
-        takes = needed if search < 2 else least
+    nothing = (NONE, NONE, NONE)
+    for stage in range(3):
+        takes = needed if stage == 0 else least
         if takes > headroom:
             continue
-        if near:
-            gives, partner, returns = _best_exchange_in_node(parts, limits, costs, heavy, target, takes)
-        else:
-            gives, partner, returns = _best_exchange(parts, limits, costs, heavy, target, takes)
-    return gives, partner, returns
+        for near in (True, False):
+            found = nothing
+            if near and not several_nodes:
+                continue
+            if stage == 1:
+                found = _best_relief(parts, limits, costs, heavy, target, least, near)
+            elif near:
+                found = _best_exchange_in_node(parts, limits, costs, heavy, target, takes)
+            else:
+                found = _best_exchange(parts, limits, costs, heavy, target, takes)
+            if found[1] != NONE:
+                return found
+    return nothing
 
 
 @njit(inline="always")

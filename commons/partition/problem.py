@@ -49,6 +49,7 @@ class Problem:
                 caps.
         """
         check_count("num_partitions", num_partitions)
+        num_partitions = int(num_partitions)  # a numpy integer of another width would overflow, and recompile
         values = as_workloads(workloads)
         integers = as_integers(values)
         order = np.argsort(-integers)  # not stable, which is much faster
@@ -57,7 +58,7 @@ class Problem:
         amounts = _checked_tokens(tokens, max_tokens, len(values), num_partitions)
         fewest, most = _row_limits(len(values), num_partitions, equal_size, max_rows)
         cap = NO_CAP if max_tokens is None else min(int(max_tokens), NO_CAP)
-        return Problem(int(num_partitions), order, work, amounts[order], Limits(fewest, most, cap))
+        return Problem(num_partitions, order, work, amounts[order], Limits(fewest, most, cap))
 
     def sorted(self, per_sample: np.ndarray) -> np.ndarray:
         """Something of each sample in the caller's order, as int64 in the order of `work`."""
@@ -116,6 +117,7 @@ def _checked_tokens(
         given, missing = ("max_tokens", "tokens") if tokens is None else ("tokens", "max_tokens")
         raise ValueError(f"{given} is given without {missing}")
     check_count("max_tokens", max_tokens, minimum=0)
+    max_tokens = int(max_tokens)
     amounts = as_workloads(tokens, "tokens")
     if len(amounts) != num_samples:
         raise ValueError(f"tokens has {len(amounts)} values for {num_samples} workloads")
@@ -144,6 +146,7 @@ def _row_limits(
     even = -(-num_samples // num_partitions)
     if max_rows is not None:
         check_count("max_rows", max_rows, minimum=0)
+        max_rows = int(max_rows)
     if max_rows is not None and max_rows < even:
         raise ValueError(
             f"max_rows={max_rows} is too small: {num_partitions} parts hold at most "
@@ -151,7 +154,7 @@ def _row_limits(
         )
     if equal_size:
         return num_samples // num_partitions, even
-    return 0, num_samples if max_rows is None else int(min(max_rows, num_samples))
+    return 0, num_samples if max_rows is None else min(max_rows, num_samples)
 
 
 @compiled

@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike
 
 from commons.partition.compiled import compiled
 from commons.partition.local_search import target_load
-from commons.partition.move_to_target import move_to_target
+from commons.partition.move_to_target import labels_near_home, move_to_target
 from commons.partition.parts import NONE, Limits, exchange, make_parts
 from commons.partition.priced_exchanges import SIZE_BITS, Costs
 from commons.partition.problem import NO_CAP, Problem, checked_tolerance
@@ -48,7 +48,8 @@ def rebalance(
             them.
 
     Returns:
-        As `longest_processing_time`. Never worse than `home`, if that keeps to the limits.
+        As `longest_processing_time`. Never worse than `home`, if that keeps to the limits. Where it does not,
+        samples leave until it does, the largest parts' first, with no regard to nodes.
 
     Raises:
         ValueError: as `longest_processing_time`; or `home` is not a part for each sample, `tolerance` or a
@@ -78,6 +79,7 @@ def _costs(problem: Problem, home: ArrayLike, sizes: ArrayLike | None, ranks_per
         raise ValueError(f"home[{bad}] is {homes[bad]}, expected a part from 0 to {num_parts - 1}")
     if ranks_per_node is not None:
         check_count("ranks_per_node", ranks_per_node)
+        ranks_per_node = int(ranks_per_node)
     costs = np.ones(num_samples) if sizes is None else as_workloads(sizes, "sizes")
     if len(costs) != num_samples:
         raise ValueError(f"sizes has {len(costs)} values for {num_samples} workloads")
@@ -105,7 +107,9 @@ def _within_limits(problem: Problem, costs: Costs) -> np.ndarray:
     part_of[by_tokens] = part_by_tokens
     if np.bincount(part_of, problem.tokens).max() <= max_tokens:
         return part_of
-    return start_from_scratch(problem)
+    part_of = start_from_scratch(problem)
+    labels = labels_near_home(costs, np.arange(len(part_of)), part_of, np.arange(problem.num_parts))
+    return labels[part_of]
 
 
 @compiled

@@ -15,7 +15,8 @@ from commons.partition.parts import Limits, make_parts
 from commons.partition.problem import Problem
 from commons.partition.workloads import as_workloads, check_count
 
-# A step with giants in it leaves its other parts at least this share of the mean load.
+# A step with giants in it leaves its other parts at least this share of the mean load: the light samples that
+# it takes to fill less are also wanted beside the giants.
 LEAST_FILL = 0.2
 # The search may end a little above its targets: these leave room for that, and more if it was not enough.
 MARGINS = (0.998, 0.99, 0.97, 0.9)
@@ -32,7 +33,7 @@ def balance_window(
 
     Every step gets a target for its parts, from the first, which takes the largest samples, to the last; the
     samples are placed longest first by what is missing to the target, and refined. Where the same targets for
-    all steps, or consecutive samples in each, come out better, these are taken.
+    all steps come out better, or consecutive samples in each, if the parts are equal then, these are taken.
 
     Args:
         workloads: `[samples]` of all steps, non-negative.
@@ -81,7 +82,7 @@ class _Planned:
     """A window: its parts, step by step, the sum of its steps' largest loads, and its largest step ratio."""
 
     part_of: np.ndarray
-    time: float
+    time: int
     ratio: float
 
     def rank(self, limit: float) -> tuple[bool, float]:
@@ -90,45 +91,46 @@ class _Planned:
 
 
 def _targets(problem: Problem, num_partitions: int, num_steps: int, max_ratio: float) -> np.ndarray:
-    """float64 `[steps, parts]`: the load that each part should get; no step's sum is above the ratio."""
+    """float64 `[steps, parts]`: the load each part should get; only giants take steps above the ratio."""
     work, rows = problem.work, problem.limits.fewest
-    left = float(work.sum())
-    mean = left / (num_partitions * num_steps)
+    left = int(work.sum())
     limit = max_ratio * left / num_steps if left else 0.0
     # What comes to a giant's part with it: an equal share of the lightest samples.
-    num_giants = max(int(np.searchsorted(-work, -mean)), 1)
+    num_giants = max(int(np.searchsorted(-work, -left / (num_partitions * num_steps))), 1)
     lightest = work[max(len(work) - num_giants * (rows - 1), 0) :] if rows > 1 else work[:0]
-    with_fill = np.append(work + lightest.sum() / num_giants, np.zeros(num_partitions))
+    with_fill = np.append(work + int(lightest.sum()) // num_giants, np.zeros(num_partitions, dtype=np.int64))
     targets = np.empty((num_steps, num_partitions))
     first = 0  # of the samples that are in no step yet
     for step in range(num_steps):
         mean = left / (num_partitions * (num_steps - step))
-        largest = with_fill[first]
+        largest = int(with_fill[first])
         if largest <= mean:
             targets[step:] = mean
             break
-        total = min(num_partitions * largest, limit, left)
+        total = int(min(num_partitions * largest, limit, left))
         targets[step] = total / num_partitions
         placed = num_partitions
         if total < min(num_partitions * largest, left):  # the limit forbids to fill all parts to the largest
             giants = with_fill[first : first + num_partitions]
             number = _parts_with_giants(giants, total, LEAST_FILL * mean)
-            others = max(total - giants[:number].sum(), 0.0) / max(num_partitions - number, 1)
+            total = max(total, int(giants[:number].sum()))
+            others = (total - int(giants[:number].sum())) / max(num_partitions - number, 1)
             targets[step, :number], targets[step, number:] = giants[:number], others
             if number < num_partitions and giants[number] > others:
                 placed = number  # the next do not fit into this step
-        left = max(left - targets[step].sum(), 0.0)
+        left = max(left - total, 0)
         first = min(first + placed, len(work))
     return targets
 
 
-def _parts_with_giants(giants: np.ndarray, total: float, least: float) -> int:
+def _parts_with_giants(giants: np.ndarray, total: int, least: float) -> int:
     """How many parts of a step get a giant of their own: those above what the others then get, which is at
     least `least`; `giants` float64 `[parts]`, descending."""
     number = 1
+    sums = np.cumsum(giants)
     while number < len(giants) - 1:
-        others = (total - giants[: number + 1].sum()) / (len(giants) - number - 1)
-        if giants[number] <= (total - giants[:number].sum()) / (len(giants) - number) or others < least:
+        others = (total - sums[number]) / (len(giants) - number - 1)
+        if giants[number] <= (total - sums[number - 1]) / (len(giants) - number) or others < least:
             break
         number += 1
     return number
@@ -144,7 +146,7 @@ def _plans(problem: Problem, targets: np.ndarray) -> list[_Planned]:
     # With what its target lacks to the largest as a load from the start, all parts have the same target.
     base = np.rint(targets.max() - targets).astype(np.int64).ravel()
     part_of = _place(problem.work, problem.tokens, base, problem.limits, int(targets.max()))
-    loads = np.bincount(part_of, problem.work, minlength=len(base))
+    loads = _loads(problem.work, part_of, len(base))
     by_load = np.argsort(-loads, kind="stable")
     place = np.empty_like(by_load)
     place[by_load] = np.arange(len(by_load))
@@ -155,7 +157,7 @@ def _plans(problem: Problem, targets: np.ndarray) -> list[_Planned]:
 
 
 def _separate_steps(problem: Problem, num_partitions: int, num_steps: int) -> _Planned:
-    """Consecutive samples make a step, as without a window, so that a window never is worse than none."""
+    """Consecutive samples make a step, as without a window, so that a window is not worse than none."""
     step_of = problem.order // max(len(problem.work) // num_steps, 1)
     part_of = np.empty(len(problem.work), dtype=np.int64)
     no_load = np.zeros(num_partitions, dtype=np.int64)
@@ -163,14 +165,24 @@ def _separate_steps(problem: Problem, num_partitions: int, num_steps: int) -> _P
         samples = np.flatnonzero(step_of == step)
         placed = _place(problem.work[samples], problem.tokens[samples], no_load, problem.limits, 0)
         part_of[samples] = step * num_partitions + placed
-    loads = np.bincount(part_of, problem.work, minlength=num_steps * num_partitions)
+    loads = _loads(problem.work, part_of, num_steps * num_partitions)
     return _planned(part_of, loads.reshape(num_steps, num_partitions))
 
 
 def _planned(part_of: np.ndarray, loads: np.ndarray) -> _Planned:
+    """`loads` int64 `[steps, parts]`: sums are exact, so no machine's way of adding decides between plans."""
     totals = loads.sum(1)
-    ratio = float(totals.max() / totals.mean()) if totals.any() else 1.0
-    return _Planned(part_of, float(loads.max(1).sum()), ratio)
+    total = int(totals.sum())
+    ratio = int(totals.max()) * len(totals) / total if total else 1.0
+    return _Planned(part_of, int(loads.max(1).sum()), ratio)
+
+
+@compiled
+def _loads(work: np.ndarray, part_of: np.ndarray, num_parts: int) -> np.ndarray:
+    loads = np.zeros(num_parts, dtype=np.int64)
+    for sample in range(len(work)):
+        loads[part_of[sample]] += work[sample]
+    return loads
 
 
 @compiled

@@ -26,7 +26,7 @@ def as_workloads(workloads: ArrayLike, name: str = "workloads") -> np.ndarray:
     values = np.asarray(workloads, dtype=np.float64)
     if values.ndim != 1:
         raise ValueError(f"{name} has shape {values.shape}, expected one number per sample")
-    values = np.ascontiguousarray(values)
+    values = np.require(values, requirements=["C", "W"])  # other arrays would be compiled for anew
     bad = _first_bad(values)
     if bad >= 0:
         raise ValueError(f"{name}[{bad}] is {values[bad]}, expected a finite number of at least 0")

@@ -66,7 +66,7 @@ class TrainerArgs:
     pipeline_type: str = "native"
     enable_balanced_shuffler: bool = False
     batch_shuffler: str = ""
-    balance_partitioner: str = "rebalance"
+    balance_partitioner: str = "refined"
     balance_tolerance: float | None = None
     balance_equal_rows: bool = True
     balance_max_tokens: int | None = None
@@ -89,7 +89,8 @@ class TrainerArgs:
         )
         if self.balance_tolerance is not None:
             tolerance = self.balance_tolerance
-            require(tolerance >= 0, "TrainerArgs.balance_tolerance", tolerance, "at least 0")
+            finite = 0 <= tolerance < float("inf")
+            require(finite, "TrainerArgs.balance_tolerance", tolerance, "a finite number of at least 0")
 
     @property
     def eval_rows(self) -> int:
@@ -98,10 +99,11 @@ class TrainerArgs:
 
     @property
     def balance_settings(self) -> dict[str, Any]:
-        """What the `balance_*` settings say, as a shuffler takes it."""
-        prefix = "balance_"
-        names = [field.name for field in fields(self) if field.name.startswith(prefix)]
-        return {name.removeprefix(prefix): getattr(self, name) for name in names}
+        """What the `balance_*` settings say other than the default, as a shuffler takes it."""
+        names = ("partitioner", "tolerance", "equal_rows", "max_tokens")
+        defaults = {field.name: field.default for field in fields(self)}
+        settings = {name: getattr(self, f"balance_{name}") for name in names}
+        return {name: value for name, value in settings.items() if value != defaults[f"balance_{name}"]}
 
     def settings_without_effect(self) -> list[str]:
         """One line for each setting that asks for something that does not happen."""

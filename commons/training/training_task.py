@@ -46,7 +46,7 @@ class TrainingTask:
     def make_shuffler(self, args: TrainerArgs) -> BatchShuffler:
         """The shuffler that the arguments ask for. Collective over all ranks.
 
-        A shuffler of a user's own that has an `__init__` takes the settings of `BatchShuffler`, too.
+        A user's own shuffler gets the `balance_*` settings that are not the default, as keyword arguments.
 
         Raises:
             KeyError: an unknown name.

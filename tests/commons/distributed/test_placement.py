@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch.distributed as dist
@@ -131,6 +134,41 @@ def test_settings_that_make_no_sense_are_refused(setting, message):
 )
 def test_nodes_matter_where_each_has_as_many_consecutive_ranks(nodes, expected):
     assert ranks_per_node(nodes) == expected
+
+
+WARM_UP = """
+import sys
+import numpy as np
+from numba.core.dispatcher import Dispatcher
+from commons.distributed.placement import PARTITIONERS
+from tests.commons.distributed.test_placement import _loaded, _placement
+
+def signatures():
+    modules = [module for name, module in sys.modules.items() if name.startswith("commons.partition")]
+    found = {id(f): f for module in modules for f in vars(module).values() if isinstance(f, Dispatcher)}
+    return sum(len(f.signatures) for f in found.values())
+
+_placement("karmarkar_karp").warm_up()
+before = signatures()
+rng = np.random.default_rng(0)
+for num_loaded in ([8, 8, 8], [20, 0, 3]):
+    loaded = _loaded(rng.lognormal(5, 2, sum(num_loaded)), num_loaded, rng.integers(1, 20, sum(num_loaded)))
+    for name in PARTITIONERS:
+        _placement(name, equal_rows=True).place(loaded, 1)
+        _placement(name, equal_rows=False).place(loaded)
+        if name != "karmarkar_karp":
+            _placement(name, max_tokens=130).place(loaded)
+            _placement(name, max_tokens=130, max_rows=9, equal_rows=False).place(loaded)
+print(before, signatures())
+"""
+
+
+def test_after_the_warm_up_nothing_is_compiled_any_more():
+    output = subprocess.run(
+        [sys.executable, "-c", WARM_UP], capture_output=True, text=True, check=True, timeout=240
+    ).stdout
+    before, after = map(int, output.split())
+    assert before == after > 10
 
 
 def _error_of_a_limit(max_tokens: int) -> str:

@@ -56,7 +56,7 @@ def test_refine_is_no_worse_than_its_input(equal_size, data, tolerance):
 def test_refined_meets_the_tolerance_or_is_as_good_as_it_gets(workloads, parts, tolerance, equal_size):
     bound = lower_bound(workloads, parts, equal_size)
     best = imbalance(workloads, refined(workloads, parts, equal_size))
-    reached = imbalance(workloads, refined(workloads, parts, equal_size, tolerance))
+    reached = imbalance(workloads, refined(workloads, parts, equal_size, tolerance=tolerance))
     assert reached <= max((1 + tolerance) * bound, best) * SLACK
 
 
