@@ -4,12 +4,12 @@
 #                  of several gigabytes. Unset: the default index.
 # PYTHON           the interpreter that .venv is made with.
 # MODEL            the demo's model: hstu or sid_gr.
-# DATA             a folder with MovieLens 100K's u.data, for bench-partition; it does without where there is none.
+# DATA             a folder with MovieLens 100K's u.data, for bench-partition; without, it only prints.
 
 PYTHON ?= python3.11
 TORCH_INDEX_URL ?=
 MODEL ?= hstu
-DATA ?= ../shared/data/ml-100k
+DATA ?=
 VENV := .venv
 RUN := OMP_NUM_THREADS=1 $(VENV)/bin/python
 INSTALLED := $(VENV)/.installed

@@ -32,20 +32,25 @@ ROUNDS, SECONDS = 7, 1.0  # of the threads
 
 
 def main() -> None:
-    """Writes `RESULT`, `PICTURE` and the tables of `README`, and prints the tables."""
+    """Prints the tables and, if they are complete, writes them to `README`, with `RESULT` and `PICTURE`."""
+    movielens = _movielens(sys.argv[1:])
     figures: dict[str, Any] = {
         "rows_per_rank": ROWS_PER_RANK,
         "draws": DRAWS,
         "machine": {**machine(), "numpy": np.__version__, "numba": numba.__version__},
-        "placements": measure(all_lengths(_movielens(sys.argv[1:])), DRAWS),
+        "placements": measure(all_lengths(movielens), DRAWS),
         "windows": measure_windows(DRAWS),
         "threads": measure_interpreter(ROUNDS, SECONDS),
     }
+    tables = all_tables(figures)
+    for name, table in tables.items():
+        print(f"\n{name}\n\n{table}")
+    if movielens is None:
+        return
     RESULT.write_text(_json(figures))
     draw(figures["placements"], PICTURE)
     text = README.read_text()
-    for name, table in all_tables(figures).items():
-        print(f"\n{name}\n\n{table}")
+    for name, table in tables.items():
         text = _replaced(text, name, table)
     README.write_text(text)
     names = ", ".join(str(path.relative_to(BENCHMARKS.parent)) for path in (RESULT, PICTURE, README))
@@ -57,7 +62,7 @@ def _movielens(arguments: list[str]) -> Path | None:
     if arguments and (Path(arguments[0]) / "u.data").exists():
         return Path(arguments[0])
     place = f"no u.data in {arguments[0]}" if arguments else "no folder with u.data was named"
-    print(f"without MovieLens 100K: {place}; its rows are left out", file=sys.stderr)
+    print(f"without MovieLens 100K: {place}; its rows are left out, and nothing is written", file=sys.stderr)
     return None
 
 
