@@ -5,6 +5,7 @@ from typing import Protocol
 
 import pytest
 
+from commons.distributed.placement import Placement
 from tests.process_pool import ProcessPool
 
 
@@ -15,6 +16,8 @@ class Pools(Protocol):
 @pytest.fixture(scope="session")
 def pools() -> Iterator[Pools]:
     """`pools(n)`: n gloo processes, shared by all tests of the session."""
+    # Compiled here once, where no time-out runs, rather than by all processes at the same time.
+    Placement("refined", None, True, None, None).warm_up()
     made: dict[int, ProcessPool] = {}
 
     def pool(num_ranks: int) -> ProcessPool:
