@@ -114,8 +114,9 @@ class Placement:
             return np.full(len(partition), max(-(-int(batch_sizes.sum()) // len(partition)), 1))
         return np.array([max(len(samples), 1) for samples in partition])
 
-    def warm_up(self) -> None:
-        """Compiles the algorithm, or loads what was compiled before, so that no step has to wait for it."""
+    @staticmethod
+    def warm_up() -> None:
+        """Compiles all algorithms, or loads what was compiled before, so that no step has to wait for it."""
         ones, home = np.ones(2, dtype=np.int64), np.zeros(2, dtype=np.int64)
         rebalance(ones, home, 2)  # rows have to be made equal
         rebalance(ones, home, 2, equal_size=False, tokens=ones, max_tokens=1)  # a limit has to be met

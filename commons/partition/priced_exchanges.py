@@ -49,13 +49,11 @@ def next_exchange(
     headroom = target - parts.load[parts.by_load[0]]
     least = max(int(RESOLUTION * target), 1)
     several_nodes = costs.node_of[0] != costs.node_of[-1]
-    nothing = (NONE, NONE, NONE)
     for stage in range(3):
         takes = needed if stage == 0 else least
         if takes > headroom:
             continue
         for near in (True, False):
-            found = nothing
             if near and not several_nodes:
                 continue
             if stage == 1:
@@ -66,7 +64,7 @@ def next_exchange(
                 found = _best_exchange(parts, limits, costs, heavy, target, takes)
             if found[1] != NONE:
                 return found
-    return nothing
+    return NONE, NONE, NONE
 
 
 @njit(inline="always")

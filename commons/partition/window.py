@@ -125,7 +125,7 @@ def _targets(problem: Problem, num_partitions: int, num_steps: int, max_ratio: f
 
 def _parts_with_giants(giants: np.ndarray, total: int, least: float) -> int:
     """How many parts of a step get a giant of their own: those above what the others then get, which is at
-    least `least`; `giants` float64 `[parts]`, descending."""
+    least `least`; `giants` int64 `[parts]`, descending."""
     number = 1
     sums = np.cumsum(giants)
     while number < len(giants) - 1:
