@@ -3,7 +3,7 @@
 from commons.distributed.balance_report import BalanceReport
 from commons.distributed.batch_shuffler import BatchShuffler, IdentityShuffler
 from commons.distributed.batch_shuffler_factory import BatchShufflerFactory, register_batch_shuffler
-from commons.distributed.shuffle_plan import ShufflePlan
+from commons.distributed.shuffle_plan import ShufflePlan, WindowPlan
 
 __all__ = [
     "BalanceReport",
@@ -11,5 +11,6 @@ __all__ = [
     "BatchShufflerFactory",
     "IdentityShuffler",
     "ShufflePlan",
+    "WindowPlan",
     "register_batch_shuffler",
 ]

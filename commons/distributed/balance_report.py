@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from commons.distributed.shuffle_plan import ShufflePlan
+from commons.distributed.exchange import Traffic
+from commons.distributed.shuffle_plan import ShufflePlan, WindowPlan
 from commons.partition import lower_bound
 from commons.partition.balance import relative_to_mean
 
@@ -16,13 +17,16 @@ class BalanceReport:
     """Balance of one step, before and after the shuffle.
 
     Attributes:
-        loads_before, loads_after: float64 `[ranks]`, sums of workloads.
+        loads_before, loads_after: float64 `[ranks]`, sums of workloads. In a window, "before" is the step as
+            it would be without: the batches that were loaded at its place.
         tokens_before, tokens_after: int64 `[ranks]`.
-        lower_bound: the imbalance that no placement of whole samples beats.
+        lower_bound: the imbalance that no placement of the step's whole samples beats.
         samples_moved: samples that left the rank they were loaded on.
         bytes_moved: bytes of those samples.
         bytes_loaded: bytes of all samples.
-        plan_seconds: time that planning kept this rank from training.
+        step_ratio: the step's total workload ÷ that of the mean step of its window; 1.0 without a window.
+        bytes_sent, bytes_received: by this rank in the exchange.
+        plan_wait_seconds: time that this rank waited for the plan.
         exchange_seconds: time that the host spent in the exchange; on CUDA the device works on behind it.
     """
 
@@ -34,30 +38,53 @@ class BalanceReport:
     samples_moved: int
     bytes_moved: int
     bytes_loaded: int
-    plan_seconds: float = 0.0
+    step_ratio: float = 1.0
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    plan_wait_seconds: float = 0.0
     exchange_seconds: float = 0.0
 
     @staticmethod
     def of(
-        plan: ShufflePlan, equal_rows: bool, plan_seconds: float = 0.0, exchange_seconds: float = 0.0
+        plan: ShufflePlan,
+        equal_rows: bool,
+        traffic: Traffic | None = None,
+        window: WindowPlan | None = None,
+        step: int = 0,
     ) -> BalanceReport:
-        """The report of one plan."""
+        """The report of one plan.
+
+        Args:
+            plan: the placement.
+            equal_rows: whether the lower bound is that of equal rows.
+            traffic: this rank's, as `BatchShuffler.traffic` has it.
+            window: what the plan is a part of, if of more than one step.
+            step: which one of them.
+        """
 
         def per_rank(amounts: np.ndarray, rank_of: np.ndarray) -> np.ndarray:
             return np.bincount(rank_of, weights=amounts, minlength=plan.num_ranks)
 
+        loads_before, tokens_before = per_rank(plan.workloads, plan.home), per_rank(plan.tokens, plan.home)
+        step_ratio = 1.0
+        if window is not None and len(window.steps) > 1:
+            loads_before = window.loaded_per_rank(window.workloads, step)
+            tokens_before = window.loaded_per_rank(window.tokens, step)
+            mean = window.workloads.sum(dtype=np.float64) / len(window.steps)
+            step_ratio = float(plan.workloads.sum(dtype=np.float64) / mean) if mean else 1.0
         moved = plan.home != plan.destination
         return BalanceReport(
-            loads_before=per_rank(plan.workloads, plan.home),
+            loads_before=loads_before,
             loads_after=per_rank(plan.workloads, plan.destination),
-            tokens_before=per_rank(plan.tokens, plan.home).astype(np.int64),
+            tokens_before=tokens_before.astype(np.int64),
             tokens_after=per_rank(plan.tokens, plan.destination).astype(np.int64),
             lower_bound=lower_bound(plan.workloads, plan.num_ranks, equal_size=equal_rows),
             samples_moved=int(moved.sum()),
             bytes_moved=int(plan.sample_bytes[moved].sum()),
             bytes_loaded=int(plan.sample_bytes.sum()),
-            plan_seconds=plan_seconds,
-            exchange_seconds=exchange_seconds,
+            step_ratio=step_ratio,
+            bytes_sent=0 if traffic is None else traffic.sent,
+            bytes_received=0 if traffic is None else traffic.received,
         )
 
     @property

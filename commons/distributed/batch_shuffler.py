@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
-from commons.distributed import exchange as exchanges
-from commons.distributed.placement import LoadedSamples, Placement
-from commons.distributed.plan_gather import PlanGather, SampleFacts
+from commons.distributed.agreement import check_placed_samples, check_plans
+from commons.distributed.exchange import EXCHANGES, Traffic
+from commons.distributed.placement import DEFAULT_PARTITIONER, LoadedSamples, Placement
+from commons.distributed.plan_gather import GatheredFacts, PlanGather
 from commons.distributed.rank_group import RankGroup
-from commons.distributed.shuffle_plan import ShufflePlan
-from commons.sequence_batch import BaseBatch
-from commons.sequence_batch.packed_rows import PackedRows, check_jagged_fields, key_lengths, row_elements
+from commons.distributed.sample_facts import SampleFacts, padding_row
+from commons.distributed.shuffle_plan import ShufflePlan, WindowPlan, empty_plan, one_step
+from commons.distributed.way_back import return_step, return_window
+from commons.sequence_batch import sample_rows
+from commons.sequence_batch.packed_rows import PackedRows, gather_rows
 from commons.sequence_batch.row_schema import RowSchema
 
-Batch = TypeVar("Batch", bound=BaseBatch)
-
-EXCHANGES: dict[str, Callable[[PackedRows, ShufflePlan, RankGroup], PackedRows]] = {
-    "all_gather": exchanges.all_gather
-}
+Batch = TypeVar("Batch")
 
 
 class BatchShuffler(ABC):
@@ -32,8 +31,14 @@ class BatchShuffler(ABC):
     A model's shuffler subclasses this, gives `get_workloads`, and is registered with
     `register_batch_shuffler`.
 
-    Collectives of a step: `plan` takes one all-gather of host tensors, `exchange` one of the batch's device.
-    Host-device synchronisations: none if the batch given to `plan` is on the host, as it should be.
+    A batch is a `BaseBatch`, a TorchRec `Batch`, or a dict or TensorDict of KeyedJaggedTensors, JaggedTensors
+    and tensors with one row per sample. All but the first have no padding rows, when they are loaded: every
+    row is a sample; `plan.num_placed` tells how many are after the exchange.
+
+    Collectives of a step: `plan` takes one all-gather of host tensors, `exchange` one all-to-all (or
+    all-gather) of the batch's device, or none if no sample moves. Host-device synchronisations: none if the
+    batch given to `plan` is on the host, as it should be. With `verify` there is one more all-gather of host
+    numbers for each of the two.
 
     Args:
         process_group: the ranks to balance among; None means all. Making a shuffler is collective over them.
@@ -46,10 +51,18 @@ class BatchShuffler(ABC):
         max_rows: samples of a rank at most, where rows follow the load.
         max_tokens: tokens of a rank at most, as the batch counts them. A batch that cannot be placed so is an
             error on every rank.
-        exchange: name of a way to move samples, one of `EXCHANGES`.
+        window: consecutive global batches that are planned together. More than 1 changes what a step
+            contains: a sample may be placed in another step of the window.
+        window_max_step_ratio: a step's total workload is at most this times the window's mean; None for no
+            limit.
+        exchange: "all_to_all" sends each sample straight to where it goes; "all_gather" sends all samples to
+            all ranks.
+        planning_backend: where the gather for planning runs: "gloo", from host to host, or "device", where a
+            gloo ring over all ranks takes longer than a step.
+        verify: ranks compare a hash of every plan and the samples of every exchanged batch.
 
     Raises:
-        KeyError: an unknown partitioner or exchange.
+        KeyError: an unknown partitioner, exchange or planning backend.
         ValueError: this rank is not in `process_group`; or a setting is out of range, or has no effect.
     """
 
@@ -57,35 +70,45 @@ class BatchShuffler(ABC):
         self,
         process_group: dist.ProcessGroup | None = None,
         *,
-        partitioner: str = "refined",
+        partitioner: str = DEFAULT_PARTITIONER,
         tolerance: float | None = None,
         equal_rows: bool = True,
         max_rows: int | None = None,
         max_tokens: int | None = None,
-        exchange: str = "all_gather",
+        window: int = 1,
+        window_max_step_ratio: float | None = None,
+        exchange: str = "all_to_all",
+        planning_backend: str = "gloo",
+        verify: bool = False,
     ) -> None:
-        self._placement = Placement(partitioner, tolerance, equal_rows, max_rows, max_tokens)
+        self._placement = Placement(
+            partitioner, tolerance, equal_rows, max_rows, max_tokens, window, window_max_step_ratio
+        )
         if exchange not in EXCHANGES:
             raise KeyError(f"unknown exchange {exchange!r}; there are {sorted(EXCHANGES)}")
         self._exchange = EXCHANGES[exchange]
         self.equal_rows = equal_rows
         self.process_group = process_group
-        self.group = self._make_group(process_group)
-        self._gather = PlanGather(self.group)
+        self.group = self._make_group(process_group, planning_backend, verify)
+        self.window = window if self.group.num_ranks > 1 else 1  # a rank alone waits for none
+        self._gather = PlanGather(self.group, self.window)
         if self.group.num_ranks > 1:
             self._placement.warm_up()
 
-    def _make_group(self, process_group: dist.ProcessGroup | None) -> RankGroup:
-        return RankGroup.of(process_group)
+    def _make_group(
+        self, process_group: dist.ProcessGroup | None, planning_backend: str, verify: bool
+    ) -> RankGroup:
+        return RankGroup.of(process_group, planning_backend, verify)
 
     @abstractmethod
     def get_workloads(self, batch: Any) -> torch.Tensor:
         """What each row costs: a batch on the host to `[batch_size]` integers of at least 0.
 
         The unit is up to the shuffler, but the same everywhere. Values of padding rows are ignored.
+        Pipelines call this in a thread of their own, beside the training.
         """
 
-    def plan(self, batch: BaseBatch | None) -> ShufflePlan:
+    def plan(self, batch: Any) -> ShufflePlan:
         """Works out the placement of one global batch. Collective over the group, host only.
 
         Args:
@@ -97,34 +120,36 @@ class BatchShuffler(ABC):
                 ranks or steps differ in their fields; or they cannot be placed under `max_rows` and
                 `max_tokens`. Raised on every rank, as is any error of `get_workloads`.
         """
+        window = self.plan_window([] if batch is None else [batch])
+        return window.steps[0] if window.steps else empty_plan(self.group.num_ranks)
+
+    def plan_window(self, batches: Sequence[Any], failure: Exception | None = None) -> WindowPlan:
+        """Works out the placement of several steps. Collective over the group, host only.
+
+        Args:
+            batches: this rank's, up to `window` of them; fewer or none if its loader has ended.
+            failure: what kept this rank from loading them; raised on every rank.
+
+        Raises:
+            ValueError: as `plan` does.
+        """
         facts: SampleFacts | None = None
-        failure: Exception | None = None
-        if batch is not None:
+        padding: Any = None
+        if batches and failure is None:
             try:
-                facts = self._facts(batch)
+                on_host = [self._on_host(batch) for batch in batches]
+                facts = SampleFacts.of(on_host, self.get_workloads, f"{type(self).__name__}.get_workloads")
+                padding = padding_row(on_host[0]) if self._gather.schema is None else None
             except StopIteration as error:  # would look like the end of the data further up
                 failure = RuntimeError(f"{type(self).__name__}.get_workloads raised {error!r}")
             except Exception as error:  # whatever a user's get_workloads raises must reach all ranks
                 failure = error
-        gathered = self._gather.gather(facts, failure)
-        if gathered is None:
-            return _empty_plan(self.group.num_ranks)
-        workloads, tokens, loss_tokens = gathered.per_sample[:, :3].T
-        num_elements = gathered.per_sample[:, 3:]
-        sample_bytes = gathered.schema.row_bytes(num_elements)
-        loaded = LoadedSamples(workloads, tokens, sample_bytes, gathered.batch_sizes, gathered.num_loaded)
-        partition = self._placement.place(loaded, self.group.ranks_per_node)
-        return ShufflePlan(
-            batch_sizes=gathered.batch_sizes,
-            num_loaded=gathered.num_loaded,
-            workloads=workloads,
-            tokens=tokens,
-            loss_tokens=loss_tokens,
-            num_elements=num_elements,
-            sample_bytes=sample_bytes,
-            partition=tuple(partition),
-            rows=self._placement.rows(gathered.batch_sizes, partition),
-        )
+        gathered = self._gather.gather(facts, failure, padding)
+        if gathered is None or not gathered.batch_sizes.any():
+            return one_step(empty_plan(self.group.num_ranks))
+        if self.group.checks is None:
+            return self._placed(gathered)
+        return check_plans(self.group, lambda: self._placed(gathered))
 
     def exchange(self, batch: Batch, plan: ShufflePlan) -> Batch:
         """Moves the samples as planned. Collective over the group, on the batch's device.
@@ -134,25 +159,79 @@ class BatchShuffler(ABC):
             plan: the placement.
 
         Returns:
-            A batch with this rank's samples first, padding rows behind them, at least one row.
+            A batch of the same kind with this rank's samples first, padding rows behind them, at least one
+            row.
 
         Raises:
             ValueError: `plan` was made for another batch.
         """
         if self.group.num_ranks == 1:
             return batch
-        fields = batch.per_sample_fields()
-        rows = PackedRows.pack(fields, RowSchema.of(fields), batch.batch_size)
-        self._check_planned(rows, plan)
-        mine = self._exchange(rows, plan, self.group)
-        num_rows = int(plan.rows[self.group.rank])
-        return batch.with_fields(mine.pad_to(num_rows).unpack(), num_rows, mine.num_rows)
+        rank = self.group.rank
+        fields = sample_rows.per_sample_fields(batch)
+        loaded_rows, _ = sample_rows.batch_rows(batch)
+        loaded = PackedRows.pack(fields, RowSchema.of(fields), loaded_rows)
+        self._check_planned(loaded, plan)
+        num_rows = int(plan.rows[rank])
+        if plan.moves:
+            mine = self._exchange.move(loaded, plan, self.group)
+        else:
+            own = plan.num_elements[plan.loaded_by(rank)].sum(0).tolist()
+            mine = gather_rows([loaded], np.arange(plan.num_loaded[rank]), own)
+        if self.group.checks is not None:
+            check_placed_samples(self.group, plan, mine.num_rows)
+        return sample_rows.with_rows(batch, mine.pad_to(num_rows).unpack(), num_rows, mine.num_rows)
 
     def shuffle(self, batch: Batch) -> Batch:
         """`plan` and `exchange` in one."""
         return self.exchange(batch, self.plan(batch))
 
-    def padding_batch(self) -> BaseBatch:
+    def unshuffle(self, values: Any, plan: ShufflePlan | WindowPlan) -> Any:
+        """Returns what was computed of each sample to the rank and row that it came from. Collective.
+
+        One all-to-all; jagged values take one more, and a host-device synchronisation, for their lengths.
+
+        Args:
+            values: a tensor, KeyedJaggedTensor or JaggedTensor, or a batch of such, with a row for each row
+                that the exchange gave this rank, or only for the `plan.num_placed[rank]` real ones. With a
+                `WindowPlan`, a list of these: of each of its steps.
+            plan: what they were placed by.
+
+        Returns:
+            The same kind of values in the order of the loaded batch, whose padding rows are zero, or empty.
+            With a `WindowPlan`, a list: of each batch that this rank loaded.
+
+        Raises:
+            ValueError: `values` have another number of rows, or are not of all steps of the window.
+        """
+        if isinstance(plan, WindowPlan):
+            return return_window(values, plan, self.group)
+        return return_step(values, plan, self.group)
+
+    def rows_for_step(self, batches: Sequence[Batch], window: WindowPlan, step: int) -> Batch:
+        """What this rank brings to one step of a window: a host batch to copy and to exchange.
+
+        Args:
+            batches: what it loaded, on the host, as given to `plan_window`.
+            window: the placement.
+            step: of the window's.
+        """
+        plan = window.steps[step]
+        if len(window.steps) == 1:
+            return batches[0] if batches else self.padding_batch()
+        if not batches:
+            return self.padding_batch()
+        rank = self.group.rank
+        elements = plan.num_elements[plan.loaded_by(rank)].sum(0).tolist()
+        return sample_rows.select_rows(batches, window.rows_for_step(rank, step), elements)
+
+    def traffic(self, plan: ShufflePlan) -> Traffic:
+        """Bytes that `exchange` sends and receives on this rank."""
+        if self.group.num_ranks == 1 or not plan.moves:
+            return Traffic(0, 0)
+        return self._exchange.traffic(plan, self.group.rank)
+
+    def padding_batch(self) -> Any:
         """A host batch of one padding row, for a rank whose loader has ended while others go on.
 
         Raises:
@@ -160,24 +239,55 @@ class BatchShuffler(ABC):
         """
         return self._gather.padding_batch()
 
-    def _facts(self, batch: BaseBatch) -> SampleFacts:
-        if batch.features.device().type != "cpu":
-            batch = batch.to(torch.device("cpu"))
-        fields = batch.per_sample_fields()
-        check_jagged_fields(fields)
-        schema = RowSchema.of(fields)
-        workloads = self._checked_workloads(batch)
-        elements = row_elements(key_lengths(fields, schema, batch.batch_size), schema)
-        columns = [workloads, batch.num_tokens(), batch.num_loss_tokens(), *elements.unbind(1)]
-        per_sample = torch.stack(columns, 1)[: batch.num_samples]
-        padding_batch = batch.index_select([]) if self._gather.schema is None else None
-        return SampleFacts(schema, batch.batch_size, per_sample.numpy(), padding_batch)
+    @staticmethod
+    def _on_host(batch: Any) -> Any:
+        host = torch.device("cpu")
+        return batch if sample_rows.device_of(batch) == host else sample_rows.to_device(batch, host)
+
+    def _placed(self, gathered: GatheredFacts) -> WindowPlan:
+        workloads, tokens, loss_tokens = gathered.per_sample[:, :3].T
+        num_elements = gathered.per_sample[:, 3:]
+        sample_bytes = gathered.schema.row_bytes(num_elements)
+        batch_sizes, num_loaded = gathered.batch_sizes.sum(1), gathered.num_loaded.sum(1)
+        num_steps = int(gathered.batch_sizes.any(0).sum())
+        loaded = LoadedSamples(workloads, tokens, sample_bytes, batch_sizes, num_loaded)
+        if num_steps == 1:
+            partitions = [self._placement.place(loaded, self.group.ranks_per_node)]
+        else:
+            partitions = self._placement.place_window(loaded, num_steps)
+        home = np.repeat(np.arange(self.group.num_ranks), num_loaded)
+        steps, samples_of_steps = [], []
+        for partition in partitions:
+            samples = np.sort(np.concatenate(partition))
+            brought = np.bincount(home[samples], minlength=self.group.num_ranks)
+            steps.append(
+                ShufflePlan(
+                    batch_sizes=batch_sizes if num_steps == 1 else brought,
+                    num_loaded=brought,
+                    workloads=workloads[samples],
+                    tokens=tokens[samples],
+                    loss_tokens=loss_tokens[samples],
+                    num_elements=num_elements[samples],
+                    sample_bytes=sample_bytes[samples],
+                    partition=tuple(np.searchsorted(samples, part) for part in partition),
+                    rows=self._placement.rows(int(batch_sizes.sum()), num_steps, partition),
+                )
+            )
+            samples_of_steps.append(samples)
+        return WindowPlan(
+            gathered.batch_sizes,
+            gathered.num_loaded,
+            tuple(steps),
+            tuple(samples_of_steps),
+            workloads,
+            tokens,
+        )
 
     def _check_planned(self, rows: PackedRows, plan: ShufflePlan) -> None:
         """Compares what the host knows of a batch with the plan; anything else would cut samples in two."""
         rank = self.group.rank
         num_rows, num_real = max(int(plan.batch_sizes[rank]), 1), int(plan.num_loaded[rank])
-        planned = plan.num_elements[plan.home_start[rank] :][:num_real].sum(0).tolist()
+        planned = plan.num_elements[plan.loaded_by(rank)].sum(0).tolist()
         same_elements = rows.num_elements == planned or num_real < num_rows
         if rows.schema != self._gather.schema or rows.num_rows != num_rows or not same_elements:
             raise ValueError(
@@ -185,39 +295,6 @@ class BatchShuffler(ABC):
                 f"jagged fields; the plan is for {num_rows} rows with {planned} elements (or fields differ): "
                 "give exchange the batch that plan was made for"
             )
-
-    def _checked_workloads(self, batch: BaseBatch) -> torch.Tensor:
-        """int64 `[batch_size]` from `get_workloads`, 0 for padding rows."""
-        returned = self.get_workloads(batch)
-        try:
-            workloads = torch.as_tensor(returned).detach().cpu()
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise ValueError(
-                f"{type(self).__name__}.get_workloads returned {type(returned).__name__}, expected integers"
-            ) from error
-        if workloads.is_complex() or workloads.dtype == torch.uint64:
-            raise ValueError(
-                f"{type(self).__name__}.get_workloads returned {workloads.dtype}, expected integers"
-            )
-        if workloads.shape != (batch.batch_size,):
-            raise ValueError(
-                f"{type(self).__name__}.get_workloads returned shape {tuple(workloads.shape)}, "
-                f"expected one workload per row: ({batch.batch_size},)"
-            )
-        real = workloads[: batch.num_samples]
-        whole = torch.ones_like(real, dtype=torch.bool)
-        if real.is_floating_point():  # NaN equals nothing; infinity is too large
-            whole = (real == real.round()) & (real < 2.0**63)
-        bad = torch.nonzero(~(whole & (real >= 0)))
-        if len(bad):
-            row = int(bad[0])
-            raise ValueError(
-                f"{type(self).__name__}.get_workloads returned {real[row].item()} for row {row}, "
-                "expected an integer of at least 0, below 2**63; scale fractions up and round them"
-            )
-        checked = torch.zeros(batch.batch_size, dtype=torch.int64)
-        checked[: batch.num_samples] = real
-        return checked
 
 
 class IdentityShuffler(BatchShuffler):
@@ -239,25 +316,11 @@ class IdentityShuffler(BatchShuffler):
         super().__init__(process_group, **settings)
         self._get_workloads = get_workloads
 
-    def _make_group(self, process_group: dist.ProcessGroup | None) -> RankGroup:
+    def _make_group(
+        self, process_group: dist.ProcessGroup | None, planning_backend: str, verify: bool
+    ) -> RankGroup:
         return RankGroup.alone()
 
-    def get_workloads(self, batch: BaseBatch) -> torch.Tensor:
+    def get_workloads(self, batch: Any) -> torch.Tensor:
         """What the given function says, or the tokens of each row."""
-        return batch.num_tokens() if self._get_workloads is None else self._get_workloads(batch)
-
-
-def _empty_plan(num_ranks: int) -> ShufflePlan:
-    """The plan of a step for which no rank has a batch."""
-    nothing = np.zeros(0, dtype=np.int64)
-    return ShufflePlan(
-        batch_sizes=np.zeros(num_ranks, dtype=np.int64),
-        num_loaded=np.zeros(num_ranks, dtype=np.int64),
-        workloads=nothing,
-        tokens=nothing,
-        loss_tokens=nothing,
-        num_elements=np.zeros((0, 0), dtype=np.int64),
-        sample_bytes=nothing,
-        partition=(nothing,) * num_ranks,
-        rows=np.ones(num_ranks, dtype=np.int64),
-    )
+        return sample_rows.num_tokens(batch) if self._get_workloads is None else self._get_workloads(batch)

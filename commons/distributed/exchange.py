@@ -2,65 +2,140 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
 import numpy as np
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
 from commons.distributed.rank_group import RankGroup
-from commons.distributed.shuffle_plan import ShufflePlan
+from commons.distributed.shuffle_plan import Route, ShufflePlan
 from commons.sequence_batch.packed_rows import PackedRows, gather_rows
-from commons.sequence_batch.row_schema import BUFFER_ALIGNMENT
+from commons.sequence_batch.row_schema import aligned
 
 
-def all_gather(rows: PackedRows, plan: ShufflePlan, group: RankGroup) -> PackedRows:
-    """Sends every sample to every rank, and keeps those that the plan gives to this one.
+class Traffic(NamedTuple):
+    """Bytes between one rank and the others."""
 
-    One collective, whatever the number of fields and dtypes; every rank receives ranks × the bytes of the
-    fullest one. All sizes come from the plan, so there is no host-device synchronisation.
+    sent: int
+    received: int
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """A way to move samples.
+
+    Attributes:
+        move: from what this rank loaded (real rows first), to its samples in the plan's order, without
+            padding. Collective; at most one operation, all sizes of which come from the plan, so that host
+            and device need not synchronise.
+        traffic: what that costs a rank.
+    """
+
+    move: Callable[[PackedRows, ShufflePlan, RankGroup], PackedRows]
+    traffic: Callable[[ShufflePlan, int], Traffic]
+
+
+def transfer(rows: PackedRows, route: Route, group: RankGroup) -> PackedRows:
+    """Sends each row straight to where it goes, and copies those that stay.
+
+    One all-to-all of bytes, whatever the number of fields, dtypes and ranks; no host-device synchronisation.
 
     Args:
-        rows: what this rank loaded; the first `plan.num_loaded[rank]` rows are real.
-        plan: the placement.
+        rows: what this rank holds; padding may follow the rows that the route is about.
+        route: where they go, and what comes.
         group: the ranks.
 
     Returns:
-        This rank's samples in the plan's order, without padding.
+        The rows that the route ends at this rank.
     """
-    schema = rows.schema
-    elements_loaded = [
-        samples.sum(0).tolist() for samples in np.split(plan.num_elements, plan.home_start[1:])
-    ]
-    bytes_loaded = np.bincount(plan.home, plan.sample_bytes, minlength=plan.num_ranks)
-    size = int(-(-max(bytes_loaded.max(), 1) // BUFFER_ALIGNMENT)) * BUFFER_ALIGNMENT
-    packed = _real_rows(rows, int(plan.num_loaded[group.rank]), elements_loaded[group.rank]).to_bytes()
+    schema, me = rows.schema, group.rank
+    leaving, arriving = np.flatnonzero(route.to != me), np.flatnonzero(route.come_from != me)
+    leaving = leaving[np.argsort(route.to[leaving], kind="stable")]
+    arriving = arriving[np.argsort(route.come_from[arriving], kind="stable")]
+    send_bytes = schema.chunk_bytes(route.elements[leaving], route.to[leaving], group.num_ranks)
+    receive_bytes = schema.chunk_bytes(
+        route.elements_to_come[arriving], route.come_from[arriving], group.num_ranks
+    )
+    send = rows.lengths.new_empty(0, dtype=torch.uint8)
+    if len(leaving):
+        starts = _starts(route.to[leaving])
+        elements = np.add.reduceat(route.elements[leaving], starts)
+        send = rows.to_chunks(np.split(leaving, starts[1:]), elements)
+    received = send.new_empty(int(receive_bytes.sum()))
+    dist.all_to_all_single(received, send, receive_bytes.tolist(), send_bytes.tolist(), group=group.exchange)
+    sources = [rows]
+    if len(arriving):
+        starts = _starts(route.come_from[arriving])
+        elements = np.add.reduceat(route.elements_to_come[arriving], starts)
+        counts = np.diff(np.append(starts, len(arriving)))
+        chunks = received.split(receive_bytes[receive_bytes > 0].tolist())
+        sources += [
+            PackedRows.from_bytes(chunk, schema, int(count), of_chunk.tolist())
+            for chunk, count, of_chunk in zip(chunks, counts, elements, strict=True)
+        ]
+    positions = np.empty(len(route.come_from), dtype=np.int64)
+    positions[route.come_from == me] = np.flatnonzero(route.to == me)
+    positions[arriving] = rows.num_rows + np.arange(len(arriving))
+    return gather_rows(sources, positions, route.elements_to_come.sum(0).tolist())
+
+
+def _all_to_all(rows: PackedRows, plan: ShufflePlan, group: RankGroup) -> PackedRows:
+    return transfer(rows, plan.route(group.rank), group)
+
+
+def _all_to_all_traffic(plan: ShufflePlan, rank: int) -> Traffic:
+    leaves = (plan.home == rank) & (plan.destination != rank)
+    arrives = (plan.home != rank) & (plan.destination == rank)
+    return Traffic(
+        int(aligned(_per_rank(plan, plan.destination, leaves)).sum()),
+        int(aligned(_per_rank(plan, plan.home, arrives)).sum()),
+    )
+
+
+def _all_gather(rows: PackedRows, plan: ShufflePlan, group: RankGroup) -> PackedRows:
+    """Sends every sample to every rank, as peers do; all contributions are as large as the largest."""
+    elements = np.stack([of_rank.sum(0) for of_rank in np.split(plan.num_elements, plan.home_start[1:])])
+    size = _all_gather_size(plan)
+    mine = np.arange(plan.num_loaded[group.rank])
+    packed = rows.to_chunks([mine], elements[group.rank : group.rank + 1])
+    received = packed.new_empty(group.num_ranks, size)
     send = F.pad(packed, (0, size - len(packed)))
-    received = send.new_empty(group.num_ranks, size)
     dist.all_gather_into_tensor(received.view(-1), send, group=group.exchange)
     sources = [
-        PackedRows.from_bytes(buffer, schema, int(loaded), elements)
-        for buffer, loaded, elements in zip(received, plan.num_loaded, elements_loaded, strict=True)
+        PackedRows.from_bytes(buffer, rows.schema, int(loaded), of_rank.tolist())
+        for buffer, loaded, of_rank in zip(received, plan.num_loaded, elements, strict=True)
     ]
     samples = plan.partition[group.rank]
-    home = plan.home[samples]
-    locations = np.stack([samples, plan.home_start[home], plan.num_loaded[home]])
-    return gather_rows(
-        sources, _to_device(locations, send.device), plan.num_elements[samples].sum(0).tolist()
-    )
+    return gather_rows(sources, samples, plan.num_elements[samples].sum(0).tolist())
 
 
-def _real_rows(rows: PackedRows, num_real: int, num_elements: list[int]) -> PackedRows:
-    """The first `num_real` rows, which have `num_elements` elements in each jagged field."""
-    if num_real == rows.num_rows:
-        return rows
-    positions = torch.arange(num_real, device=rows.lengths.device)
-    locations = torch.stack(
-        [positions, torch.zeros_like(positions), torch.full_like(positions, rows.num_rows)]
-    )
-    return gather_rows([rows], locations, num_elements)
+def _all_gather_traffic(plan: ShufflePlan, rank: int) -> Traffic:
+    of_others = _all_gather_size(plan) * (plan.num_ranks - 1)
+    return Traffic(of_others, of_others)
 
 
-def _to_device(array: np.ndarray, device: torch.device) -> torch.Tensor:
-    """Copies without waiting for the device, which takes pinned memory."""
-    tensor = torch.from_numpy(array)
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+def _all_gather_size(plan: ShufflePlan) -> int:
+    every = np.ones(len(plan.home), dtype=bool)
+    return int(aligned(_per_rank(plan, plan.home, every)).max())
+
+
+def _per_rank(plan: ShufflePlan, rank_of: np.ndarray, samples: np.ndarray) -> np.ndarray:
+    """int64 `[ranks]`: bytes of the samples in a mask, by a rank of each."""
+    num_bytes = np.zeros(plan.num_ranks, dtype=np.int64)
+    np.add.at(num_bytes, rank_of[samples], plan.sample_bytes[samples])
+    return num_bytes
+
+
+def _starts(sorted_ranks: np.ndarray) -> np.ndarray:
+    """Where each run of equal numbers begins."""
+    return np.flatnonzero(np.append(True, sorted_ranks[1:] != sorted_ranks[:-1]))
+
+
+EXCHANGES = {
+    "all_gather": Exchange(_all_gather, _all_gather_traffic),
+    "all_to_all": Exchange(_all_to_all, _all_to_all_traffic),
+}

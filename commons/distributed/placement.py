@@ -7,9 +7,17 @@ from typing import Any
 
 import numpy as np
 
-from commons.partition import karmarkar_karp, longest_processing_time, lower_bound, rebalance, refined
+from commons.partition import (
+    balance_window,
+    karmarkar_karp,
+    longest_processing_time,
+    lower_bound,
+    rebalance,
+    refined,
+)
 
 PARTITIONERS = ("karmarkar_karp", "longest_processing_time", "rebalance", "refined")
+DEFAULT_PARTITIONER = "refined"
 _TAKE_TOLERANCE = ("rebalance", "refined")
 
 
@@ -40,6 +48,8 @@ class Placement:
         equal_rows: every rank gets the same number of rows (±1 real ones); else rows follow the load.
         max_rows: real rows of a rank at most, where they follow the load.
         max_tokens: tokens of a rank at most.
+        window: consecutive steps that are placed together.
+        window_max_step_ratio: a step's total is at most this times the window's mean; None for no limit.
 
     Raises:
         KeyError: an unknown partitioner.
@@ -51,6 +61,8 @@ class Placement:
     equal_rows: bool
     max_rows: int | None
     max_tokens: int | None
+    window: int = 1
+    window_max_step_ratio: float | None = None
 
     def __post_init__(self) -> None:
         if self.partitioner not in PARTITIONERS:
@@ -70,6 +82,7 @@ class Placement:
                 )
         if self.max_rows is not None and self.equal_rows:
             raise ValueError(f"max_rows={self.max_rows} has no effect with equal_rows=True")
+        self._check_window()
 
     def place(self, loaded: LoadedSamples, ranks_per_node: int | None = None) -> list[np.ndarray]:
         """For each rank the ascending numbers of its samples; as loaded where the partitioner does no better.
@@ -108,10 +121,26 @@ class Placement:
         stays = self._allows(loaded) and _largest_load(loaded, as_loaded) <= _largest_load(loaded, placed)
         return as_loaded if stays else placed
 
-    def rows(self, batch_sizes: np.ndarray, partition: list[np.ndarray]) -> np.ndarray:
-        """int64 `[ranks]`: the rows of each rank's batch after the exchange, padding included."""
+    def place_window(self, loaded: LoadedSamples, num_steps: int) -> list[list[np.ndarray]]:
+        """For each step and rank the ascending numbers of its samples."""
+        return balance_window(
+            loaded.workloads,
+            len(loaded.num_loaded),
+            num_steps,
+            self.window_max_step_ratio,
+            equal_size=self.equal_rows,
+        )
+
+    def rows(self, total_rows: int, num_steps: int, partition: list[np.ndarray]) -> np.ndarray:
+        """int64 `[ranks]`: the rows of each rank's batch in one of the steps, padding included.
+
+        Args:
+            total_rows: rows that all ranks loaded for all the steps.
+            num_steps: steps that are placed together.
+            partition: the samples of each rank in this step.
+        """
         if self.equal_rows:
-            return np.full(len(partition), max(-(-int(batch_sizes.sum()) // len(partition)), 1))
+            return np.full(len(partition), max(-(-total_rows // (len(partition) * num_steps)), 1))
         return np.array([max(len(samples), 1) for samples in partition])
 
     @staticmethod
@@ -121,9 +150,35 @@ class Placement:
         rebalance(ones, home, 2)  # rows have to be made equal
         rebalance(ones, home, 2, equal_size=False, tokens=ones, max_tokens=1)  # a limit has to be met
         refined(ones, 2)
+        balance_window(ones, 1, 2)
         refined(ones, 2, tokens=ones, max_tokens=1)
         longest_processing_time(ones, 2)
         lower_bound(ones, 2)  # for reports
+
+    def _check_window(self) -> None:
+        if self.window < 1:
+            raise ValueError(f"window={self.window}: expected at least 1")
+        if self.window_max_step_ratio is not None:
+            if self.window == 1:
+                raise ValueError(
+                    f"window_max_step_ratio={self.window_max_step_ratio} has no effect with window=1"
+                )
+            if not self.window_max_step_ratio >= 1:
+                raise ValueError(
+                    f"window_max_step_ratio={self.window_max_step_ratio}: expected at least 1, or None"
+                )
+        if self.window > 1:
+            for name in ("tolerance", "max_rows", "max_tokens"):
+                if getattr(self, name) is not None:
+                    raise ValueError(
+                        f"{name}={getattr(self, name)} has no effect with window={self.window}, which "
+                        "balance_window places: leave it None"
+                    )
+            if self.partitioner != DEFAULT_PARTITIONER:
+                raise ValueError(
+                    f"partitioner={self.partitioner!r} has no effect with window={self.window}, which "
+                    "balance_window places: leave it out"
+                )
 
     def _check_tokens(self, loaded: LoadedSamples) -> None:
         """What the partition algorithms would say, with the rank and row of the sample."""

@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import functools
 import socket
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
+import torch
 import torch.distributed as dist
+
+PLANNING_BACKENDS = ("device", "gloo")
 
 
 @dataclass(frozen=True)
 class RankGroup:
-    """Two process groups of the same ranks, so that neither's traffic queues behind TorchRec's.
+    """Process groups of the same ranks, so that nothing here queues behind TorchRec's traffic.
 
     Attributes:
         rank: of this process within the group.
         num_ranks: ranks in the group.
-        planning: gloo, for host tensors; None for a single rank.
-        exchange: of the default group's backends; None for a single rank.
+        planning: gloo, for host tensors; None for a single rank. Only the thread that plans uses it.
+        exchange: of the default group's backends; None for a single rank. Only the main thread uses it.
         ranks_per_node: if each node has so many consecutive ranks of the group; None if nodes do not matter,
             as on one machine, or have different numbers of ranks.
+        device_planning: of the default group's backends, where the planning gather is to run on the device.
+        checks: gloo, for the main thread, where ranks are to compare what they have.
     """
 
     rank: int
@@ -26,14 +34,21 @@ class RankGroup:
     planning: dist.ProcessGroup | None
     exchange: dist.ProcessGroup | None
     ranks_per_node: int | None
+    device_planning: dist.ProcessGroup | None = None
+    checks: dist.ProcessGroup | None = None
 
     @staticmethod
-    def of(process_group: dist.ProcessGroup | None = None) -> RankGroup:
+    def of(
+        process_group: dist.ProcessGroup | None = None, planning_backend: str = "gloo", verify: bool = False
+    ) -> RankGroup:
         """The ranks of `process_group`, or all of them. Collective over those ranks.
 
         Raises:
+            KeyError: an unknown planning backend.
             ValueError: this rank is not in `process_group`.
         """
+        if planning_backend not in PLANNING_BACKENDS:
+            raise KeyError(f"unknown planning backend {planning_backend!r}; there are {PLANNING_BACKENDS}")
         if process_group is not None and dist.get_rank(process_group) < 0:
             raise ValueError(
                 f"rank {dist.get_rank()} is not in the process_group it was given; a rank balances among the "
@@ -54,12 +69,52 @@ class RankGroup:
             planning=planning,
             exchange=dist.new_group(ranks, use_local_synchronization=only_these),
             ranks_per_node=ranks_per_node(nodes),
+            device_planning=(
+                dist.new_group(ranks, use_local_synchronization=only_these)
+                if planning_backend == "device"
+                else None
+            ),
+            checks=(
+                dist.new_group(ranks, backend="gloo", use_local_synchronization=only_these)
+                if verify
+                else None
+            ),
         )
 
     @staticmethod
     def alone() -> RankGroup:
         """Only this rank: nothing to communicate."""
         return RankGroup(rank=0, num_ranks=1, planning=None, exchange=None, ranks_per_node=None)
+
+    def all_gather(self, row: np.ndarray) -> np.ndarray:
+        """int64 `[n]` of each rank, the same n everywhere, to `[ranks, n]`; for the thread that plans."""
+        if self.planning is None:
+            return row[None]
+        mine = torch.from_numpy(row)
+        if self.device_planning is not None and torch.cuda.is_available():
+            # A stream of its own: on the default stream the copy back would wait for the training before it.
+            device = torch.device("cuda", torch.cuda.current_device())
+            with torch.cuda.stream(_planning_stream(device)):
+                table = torch.empty(self.num_ranks, len(row), dtype=torch.int64, device=device)
+                dist.all_gather_into_tensor(table.view(-1), mine.to(device), group=self.device_planning)
+                return table.cpu().numpy()
+        table = torch.empty(self.num_ranks, len(row), dtype=torch.int64)
+        group = self.planning if self.device_planning is None else self.device_planning
+        dist.all_gather_into_tensor(table.view(-1), mine, group=group)
+        return table.numpy()
+
+    def all_gather_objects(self, value: Any) -> list[Any]:
+        """Anything that pickles, of each rank; for the thread that plans, and for rare events."""
+        if self.planning is None:
+            return [value]
+        values: list[Any] = [None] * self.num_ranks
+        dist.all_gather_object(values, value, group=self.planning)
+        return values
+
+
+@functools.cache
+def _planning_stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)
 
 
 def ranks_per_node(nodes: list[str]) -> int | None:

@@ -1,22 +1,42 @@
-"""Which sample goes to which rank."""
+"""Which sample goes to which rank, in one step or in several that are planned together."""
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, fields
 from functools import cached_property
 
 import numpy as np
 
 
+@dataclass(frozen=True)
+class Route:
+    """Where the samples that one rank holds go, and where those come from that it will hold.
+
+    Both in ascending order of the samples' numbers, so that two ranks agree on the order between them.
+
+    Attributes:
+        to: int64 `[held]`, the rank each goes to.
+        elements: int64 `[held, jagged fields]`, elements of each in each jagged field.
+        come_from: int64 `[will hold]`, the rank each comes from.
+        elements_to_come: int64 `[will hold, jagged fields]`.
+    """
+
+    to: np.ndarray
+    elements: np.ndarray
+    come_from: np.ndarray
+    elements_to_come: np.ndarray
+
+
 @dataclass(frozen=True, eq=False)
 class ShufflePlan:
-    """The placement of one global batch; plain data, equal on every rank.
+    """The placement of one step; plain data, equal on every rank.
 
     Samples are numbered over the ranks: first the real rows of rank 0, then those of rank 1, and so on.
 
     Attributes:
-        batch_sizes: int64 `[ranks]`, rows that each rank loaded; 0 where a rank had no batch left.
-        num_loaded: int64 `[ranks]`, real rows that each rank loaded.
+        batch_sizes: int64 `[ranks]`, rows that each rank brings; 0 where a rank has no batch.
+        num_loaded: int64 `[ranks]`, real rows that each rank brings.
         workloads: int64 `[samples]`, in FLOPs or nanoseconds, as the shuffler counts.
         tokens: int64 `[samples]`.
         loss_tokens: int64 `[samples]`.
@@ -52,6 +72,11 @@ class ShufflePlan:
         return int(self.loss_tokens.sum())
 
     @cached_property
+    def num_placed(self) -> np.ndarray:
+        """int64 `[ranks]`, real rows that each rank's batch will have: they come first."""
+        return np.array([len(samples) for samples in self.partition], dtype=np.int64)
+
+    @cached_property
     def home(self) -> np.ndarray:
         """int64 `[samples]`, the rank that each sample was loaded on."""
         return np.repeat(np.arange(self.num_ranks), self.num_loaded)
@@ -69,13 +94,135 @@ class ShufflePlan:
             destination[samples] = rank
         return destination
 
+    @cached_property
+    def moves(self) -> bool:
+        """Whether any sample leaves its home."""
+        return bool((self.home != self.destination).any())
+
+    def loaded_by(self, rank: int) -> np.ndarray:
+        """int64: the numbers of the samples that a rank brings."""
+        return self.home_start[rank] + np.arange(self.num_loaded[rank])
+
+    def route(self, rank: int) -> Route:
+        """What the exchange moves from and to a rank."""
+        held, wanted = self.loaded_by(rank), self.partition[rank]
+        return Route(
+            self.destination[held], self.num_elements[held], self.home[wanted], self.num_elements[wanted]
+        )
+
+    @cached_property
+    def fingerprint(self) -> int:
+        """A 63-bit hash of all of it, the same in every process."""
+        digest = hashlib.blake2b(digest_size=8)
+        for array in self._arrays():
+            digest.update(repr((array.dtype.str, array.shape)).encode())
+            digest.update(np.ascontiguousarray(array).tobytes())
+        return int.from_bytes(digest.digest(), "little") >> 1
+
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, ShufflePlan):
             return NotImplemented
-        if len(self.partition) != len(other.partition):
-            return False
-        pairs = [
-            (getattr(self, f.name), getattr(other, f.name)) for f in fields(self) if f.name != "partition"
-        ]
-        pairs += zip(self.partition, other.partition, strict=True)
-        return all(np.array_equal(mine, theirs) for mine, theirs in pairs)
+        mine, theirs = self._arrays(), other._arrays()
+        return len(mine) == len(theirs) and all(map(np.array_equal, mine, theirs))
+
+    def _arrays(self) -> list[np.ndarray]:
+        arrays = [getattr(self, field.name) for field in fields(self) if field.name != "partition"]
+        return [*arrays, *self.partition]
+
+
+@dataclass(frozen=True, eq=False)
+class WindowPlan:
+    """The placement of several consecutive steps; plain data, equal on every rank.
+
+    Each rank loads up to as many batches as there are steps, and brings to each step those of its samples
+    that belong there. The window's samples are numbered over the ranks: the real rows of rank 0's batches,
+    one behind the other, then those of rank 1's, and so on.
+
+    Attributes:
+        batch_sizes: int64 `[ranks, batches]`, rows that each rank loaded; 0 where it had no batch left.
+        num_loaded: int64 `[ranks, batches]`, real rows of them.
+        steps: the placement of each step; none if no rank had a batch left.
+        samples: for each step the window's numbers of its samples, ascending.
+        workloads: int64 `[samples of the window]`.
+        tokens: int64 `[samples of the window]`.
+    """
+
+    batch_sizes: np.ndarray
+    num_loaded: np.ndarray
+    steps: tuple[ShufflePlan, ...]
+    samples: tuple[np.ndarray, ...]
+    workloads: np.ndarray
+    tokens: np.ndarray
+
+    @cached_property
+    def home(self) -> np.ndarray:
+        """int64 `[samples]`, the rank that loaded each sample."""
+        return np.repeat(np.arange(len(self.num_loaded)), self.num_loaded.sum(1))
+
+    @cached_property
+    def batch_of(self) -> np.ndarray:
+        """int64 `[samples]`, which of its rank's batches each sample was in."""
+        ranks, batches = self.num_loaded.shape
+        return np.repeat(np.tile(np.arange(batches), ranks), self.num_loaded.ravel())
+
+    @cached_property
+    def step_of(self) -> np.ndarray:
+        """int64 `[samples]`, the step that computes each sample."""
+        step_of = np.empty(len(self.home), dtype=np.int64)
+        for step, samples in enumerate(self.samples):
+            step_of[samples] = step
+        return step_of
+
+    @property
+    def mean_loss_tokens(self) -> float:
+        """Loss tokens of a step of the ranks together, on average over the window."""
+        return sum(step.num_loss_tokens for step in self.steps) / max(len(self.steps), 1)
+
+    def rows_for_step(self, rank: int, step: int) -> np.ndarray:
+        """int64: what a rank brings to a step, as positions among all rows of the batches it loaded."""
+        numbers = np.flatnonzero(self.home == rank)
+        batch = self.batch_of[numbers]
+        within = np.arange(len(numbers)) - (np.cumsum(self.num_loaded[rank]) - self.num_loaded[rank])[batch]
+        first = (np.cumsum(self.batch_sizes[rank]) - self.batch_sizes[rank])[batch]
+        return (first + within)[self.step_of[numbers] == step]
+
+    def rows_of_batch(self, rank: int, batch: int) -> np.ndarray:
+        """int64: a batch's samples, as positions among all that the rank brought to step 0, 1, and so on."""
+        mine = self.home == rank
+        by_step = np.argsort(self.step_of[mine], kind="stable")
+        position = np.empty_like(by_step)
+        position[by_step] = np.arange(len(by_step))
+        return position[self.batch_of[mine] == batch]
+
+    def loaded_per_rank(self, amounts: np.ndarray, step: int) -> np.ndarray:
+        """float64 `[ranks]`: amounts `[samples]`, summed over each rank's batch number `step`."""
+        chosen = self.batch_of == step
+        return np.bincount(self.home[chosen], amounts[chosen], minlength=len(self.num_loaded))
+
+
+def one_step(plan: ShufflePlan) -> WindowPlan:
+    """A window of one step, or of none if no rank has a batch."""
+    return WindowPlan(
+        batch_sizes=plan.batch_sizes[:, None],
+        num_loaded=plan.num_loaded[:, None],
+        steps=(plan,) if plan.has_batch else (),
+        samples=(np.arange(len(plan.workloads)),) if plan.has_batch else (),
+        workloads=plan.workloads,
+        tokens=plan.tokens,
+    )
+
+
+def empty_plan(num_ranks: int, num_jagged_fields: int = 0) -> ShufflePlan:
+    """The plan of a step for which these ranks have no samples."""
+    nothing = np.zeros(0, dtype=np.int64)
+    return ShufflePlan(
+        batch_sizes=np.zeros(num_ranks, dtype=np.int64),
+        num_loaded=np.zeros(num_ranks, dtype=np.int64),
+        workloads=nothing,
+        tokens=nothing,
+        loss_tokens=nothing,
+        num_elements=np.zeros((0, num_jagged_fields), dtype=np.int64),
+        sample_bytes=nothing,
+        partition=(nothing,) * num_ranks,
+        rows=np.ones(num_ranks, dtype=np.int64),
+    )

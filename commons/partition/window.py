@@ -23,7 +23,11 @@ MARGINS = (0.998, 0.99, 0.97, 0.9)
 
 
 def balance_window(
-    workloads: ArrayLike, num_partitions: int, num_steps: int, max_step_ratio: float | None = None
+    workloads: ArrayLike,
+    num_partitions: int,
+    num_steps: int,
+    max_step_ratio: float | None = None,
+    equal_size: bool = True,
 ) -> list[list[np.ndarray]]:
     """Divides the samples of `num_steps` global batches into as many steps of `num_partitions` parts each.
 
@@ -42,10 +46,11 @@ def balance_window(
         max_step_ratio: a step's total is at most this times the mean step's, at least 1; None for no limit.
             A limit that whole samples cannot keep gives way, as for one giant that is above it alone:
             `step_ratios` tells.
+        equal_size: whether sizes of all parts of all steps differ by at most one.
 
     Returns:
-        For each step and part the ascending int64 indices of its samples; sizes of all parts of all steps
-        differ by at most one. Equal input gives equal output on every machine.
+        For each step and part the ascending int64 indices of its samples. Equal input gives equal output on
+        every machine.
 
     Raises:
         ValueError: a workload is negative, NaN or infinite; a count is below 1, or `max_step_ratio` is.
@@ -54,7 +59,7 @@ def balance_window(
     check_count("num_partitions", num_partitions)
     if max_step_ratio is not None and not max_step_ratio >= 1:
         raise ValueError(f"max_step_ratio is {max_step_ratio}, expected at least 1, or None for no limit")
-    problem = Problem.of(workloads, num_partitions * num_steps)
+    problem = Problem.of(workloads, num_partitions * num_steps, equal_size)
     limit = np.inf if max_step_ratio is None else max_step_ratio
     planned = _plans(problem, np.zeros((num_steps, num_partitions)))  # all steps alike
     if len(problem.work) % (num_steps * num_partitions) == 0:

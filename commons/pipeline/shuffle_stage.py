@@ -2,99 +2,114 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch.autograd.profiler import record_function
 
-from commons.distributed import BalanceReport, BatchShuffler, ShufflePlan
-from commons.sequence_batch import BaseBatch
+from commons.distributed import BalanceReport, BatchShuffler, ShufflePlan, WindowPlan
+from commons.distributed.plan_ahead import PlanAhead
+from commons.distributed.shuffle_plan import empty_plan
+from commons.pipeline.all_ranks import AllRanks
+from commons.sequence_batch import sample_rows
+
+logger = logging.getLogger(__name__)
 
 # What a step returns: the loss sum of this rank, the loss tokens of all ranks, and the model's output.
 StepOutput = tuple[torch.Tensor, int, Any]
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Step:
-    """A step on its way; `totals` is of all ranks, where the plan is about fewer."""
+    """A step on its way.
 
+    Attributes:
+        batch: what this rank brings to it; on the host until it is copied.
+        plan: the placement.
+        window: the placement of all steps that were planned together.
+        loss_tokens: of all ranks, where the plan may be about fewer.
+        mean_loss_tokens: the same, of the mean step of the window.
+        report: what is known of the step by now.
+    """
+
+    batch: Any
     plan: ShufflePlan
-    num_loss_tokens: int
-    totals: np.ndarray | None
-    plan_seconds: float
-    exchange_seconds: float = 0.0
+    window: WindowPlan
+    loss_tokens: int
+    mean_loss_tokens: float
+    report: BalanceReport
 
 
 class ShuffleStage:
-    """Plans host batches, exchanges device batches, and scales the loss, each in the order of the loader.
+    """Plans host batches ahead, exchanges device batches, and scales the loss, in the order of the loader.
 
-    Collectives of a step: those of the shuffler's plan and exchange; and where the shuffler does not balance
-    among all ranks, one all-gather of seven host numbers for the global count of loss tokens.
+    Collectives of a step on the main thread: that of the shuffler's exchange. In the planning thread, for
+    each window: that of the shuffler's plan; and where the shuffler does not balance among all ranks, one
+    all-gather of a few host numbers, for the global count of loss tokens.
     """
 
     def __init__(self, shuffler: BatchShuffler) -> None:
         self._shuffler = shuffler
         self._num_ranks = dist.get_world_size() if dist.is_initialized() else 1
         covers_all_ranks = shuffler.group.num_ranks == self._num_ranks
-        self._all_ranks = None if covers_all_ranks else dist.new_group(backend="gloo")
+        self._all_ranks = None if covers_all_ranks else AllRanks(shuffler.window)
+        self._ahead: PlanAhead[_Step] = PlanAhead(self._plan, shuffler.window, self._prepare)
+        self._warned = False
         self._planned: deque[_Step] = deque()
         self._exchanged: deque[_Step] = deque()
         self._computed: _Step | None = None
 
-    def plan(self, batch: BaseBatch | None) -> BaseBatch | None:
-        """Plans one step; collective over all ranks.
+    def next_batch(self, loader: Iterator[Any]) -> Any | None:
+        """This rank's batch of the next step, to be copied to the device; None once all loaders have ended.
 
-        Args:
-            batch: this rank's batch on the host, None if its loader has ended.
-
-        Returns:
-            The batch to copy to the device: a padding row if only this rank's loader has ended, None if those
-            of all ranks have.
+        A rank whose loader has ended, or that brings nothing to the step, gets a padding row.
         """
         with record_function("## plan ##"):
-            start = time.perf_counter()
-            plan = self._shuffler.plan(batch)
-            totals = None if self._all_ranks is None else self._gather_totals(plan)
-            has_batch = plan.has_batch if totals is None else bool(totals[:, 0].any())
-            if not has_batch:
-                return None
-            num_loss_tokens = plan.num_loss_tokens if totals is None else int(totals[:, 1].sum())
-            self._planned.append(_Step(plan, num_loss_tokens, totals, time.perf_counter() - start))
-        return self._shuffler.padding_batch() if batch is None else batch
+            planned = self._ahead.next_step(loader)
+        if planned is None:
+            return None
+        step, seconds = planned
+        batch = step.batch
+        step = replace(step, batch=None, report=replace(step.report, plan_wait_seconds=seconds))
+        self._planned.append(step)
+        return batch
 
-    def exchange(self, batch: BaseBatch) -> BaseBatch:
+    def exchange(self, batch: Any) -> Any:
         """Carries out the oldest plan on its device batch; collective over the ranks to balance among."""
         step = self._planned.popleft()
         with record_function("## exchange ##"):
             start = time.perf_counter()
             batch = self._shuffler.exchange(batch, step.plan)
-            step.exchange_seconds = time.perf_counter() - start
-        self._exchanged.append(step)
+            seconds = time.perf_counter() - start
+        self._exchanged.append(replace(step, report=replace(step.report, exchange_seconds=seconds)))
         return batch
 
-    def forward(self, model: torch.nn.Module, batch: BaseBatch) -> tuple[torch.Tensor, StepOutput]:
+    def forward(self, model: torch.nn.Module, batch: Any) -> tuple[torch.Tensor, StepOutput]:
         """Runs the model on the oldest exchanged batch.
 
         Returns:
             The loss to run backward on, and what the step returns. Data-parallel training averages gradients
             over ranks; the loss is scaled so that this average is the gradient of the mean over all loss
-            tokens of the step, whichever rank they are on. Without any loss token it is 0.
+            tokens of the step (in a window, of its mean step), whichever rank they are on. Without any loss
+            token it is 0.
         """
         step = self._exchanged.popleft()
         losses, output = model(batch)
         # The sum of many losses in 16 bits would be off by percents.
         loss_sum = losses.sum(dtype=torch.promote_types(losses.dtype, torch.float32))
-        scale = self._num_ranks / step.num_loss_tokens if step.num_loss_tokens else 0.0
+        scale = self._num_ranks / step.mean_loss_tokens if step.mean_loss_tokens else 0.0
         self._computed = step
-        return loss_sum * scale, (loss_sum.detach(), step.num_loss_tokens, output)
+        return loss_sum * scale, (loss_sum.detach(), step.loss_tokens, output)
 
     def reset(self) -> None:
-        """Forgets the steps on their way, as a pipeline does that drops its batches."""
+        """Forgets the steps on their way, as a pipeline does that drops its batches; all ranks have to."""
+        self._ahead.drop()
         self._planned.clear()
         self._exchanged.clear()
 
@@ -108,41 +123,57 @@ class ShuffleStage:
         Raises:
             RuntimeError: no step has run.
         """
-        if self._computed is None:
-            raise RuntimeError("there is no report before the first step")
-        step = self._computed
-        report = BalanceReport.of(
-            step.plan, self._shuffler.equal_rows, step.plan_seconds, step.exchange_seconds
-        )
-        if step.totals is None:
-            return report
-        _, _, loads_before, loads_after, tokens_before, tokens_after, largest = step.totals.T
-        mean = loads_before.mean()
-        return replace(
-            report,
-            loads_before=loads_before,
-            loads_after=loads_after,
-            tokens_before=tokens_before.astype(np.int64),
-            tokens_after=tokens_after.astype(np.int64),
-            lower_bound=max(1.0, float(largest.max() / mean)) if mean > 0 else 1.0,
-        )
+        return self._last_step().report
 
-    def _gather_totals(self, plan: ShufflePlan) -> np.ndarray:
-        """float64 `[all ranks, 7]`: whether the rank has a batch, its loss tokens, its load before and after,
-        its tokens before and after, and its largest workload."""
-        rank = self._shuffler.group.rank
-        loaded = plan.home == rank
-        kept = plan.partition[rank]
-        mine = [
-            plan.batch_sizes[rank] > 0,
-            plan.loss_tokens[loaded].sum(),
-            plan.workloads[loaded].sum(dtype=np.float64),
-            plan.workloads[kept].sum(dtype=np.float64),
-            plan.tokens[loaded].sum(),
-            plan.tokens[kept].sum(),
-            plan.workloads[kept].max(initial=0),
-        ]
-        table = torch.empty(self._num_ranks, len(mine), dtype=torch.float64)
-        row = torch.tensor([float(value) for value in mine], dtype=torch.float64)
-        dist.all_gather_into_tensor(table.view(-1), row, group=self._all_ranks)
-        return table.numpy()
+    @property
+    def plan(self) -> ShufflePlan:
+        """Of the step that ran last; RuntimeError if none has."""
+        return self._last_step().plan
+
+    @property
+    def window_plan(self) -> WindowPlan:
+        """Of the window that the step that ran last is part of; RuntimeError if none has."""
+        return self._last_step().window
+
+    def _last_step(self) -> _Step:
+        if self._computed is None:
+            raise RuntimeError("there is no plan and no report before the first step")
+        return self._computed
+
+    def _prepare(self, batch: Any) -> tuple[Any, Any]:
+        """A batch on the host to plan with, and what to hand on: the same, unless it came on the device."""
+        if sample_rows.device_of(batch).type == "cpu":
+            return batch, batch
+        if not self._warned and self._shuffler.group.rank == 0:
+            logger.warning(
+                "the loader gives batches on the device: each is copied back to plan with, which waits for "
+                "the device. Give batches on the host, pinned, for planning to cost the step nothing"
+            )
+        self._warned = True
+        return sample_rows.to_device(batch, torch.device("cpu")), batch
+
+    def _plan(self, loaded: Sequence[tuple[Any, Any]], failure: Exception | None) -> list[_Step]:
+        """Plans a window; in the planning thread."""
+        on_host = [host for host, _ in loaded]
+        if self._all_ranks is None:
+            window = self._shuffler.plan_window(on_host, failure)
+            totals = None
+        else:
+            window, totals = self._all_ranks.plan(self._shuffler, on_host, failure)
+        num_steps = len(window.steps) if totals is None else totals.num_steps
+        mean = window.mean_loss_tokens if totals is None else totals.mean_loss_tokens
+        steps = []
+        for number in range(num_steps):
+            if number < len(window.steps):
+                plan = window.steps[number]
+                single = len(window.steps) == 1 and bool(loaded)
+                batch = loaded[0][1] if single else self._shuffler.rows_for_step(on_host, window, number)
+            else:  # ranks that this one does not balance with have more batches
+                plan, batch = empty_plan(self._shuffler.group.num_ranks), self._shuffler.padding_batch()
+            traffic = self._shuffler.traffic(plan)
+            report = BalanceReport.of(plan, self._shuffler.equal_rows, traffic, window, number)
+            loss_tokens = plan.num_loss_tokens
+            if totals is not None:
+                report, loss_tokens = totals.complete(report, number), totals.loss_tokens(number)
+            steps.append(_Step(batch, plan, window, loss_tokens, mean, report))
+        return steps

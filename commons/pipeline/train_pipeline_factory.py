@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from torchrec.distributed.train_pipeline.train_pipelines import TrainPipeline
 
-from commons.pipeline.train_pipelines import SequentialTrainPipeline, SparseDistTrainPipeline
+from commons.pipeline.train_pipelines import (
+    PrefetchTrainPipeline,
+    SequentialTrainPipeline,
+    SparseDistTrainPipeline,
+)
 from commons.registry import NamedFactory
 
 
 class TrainPipelineFactory(NamedFactory[TrainPipeline]):
     """Registers train pipelines and creates them by name.
 
-    `create(name, model=, optimizer=, device=, batch_shuffler=)`, where name is "none" (nothing overlapped) or
-    "native" (TorchRec's sparse-dist pipeline).
+    `create(name, model=, optimizer=, device=, batch_shuffler=)`, where name is "none" (only planning is
+    overlapped), "native" (TorchRec's sparse-dist pipeline) or "prefetch" (the same with cached tables; CUDA
+    only).
     """
 
     kind = "train pipeline"
@@ -21,3 +26,4 @@ class TrainPipelineFactory(NamedFactory[TrainPipeline]):
 
 TrainPipelineFactory.register("none", SequentialTrainPipeline)
 TrainPipelineFactory.register("native", SparseDistTrainPipeline)
+TrainPipelineFactory.register("prefetch", PrefetchTrainPipeline)

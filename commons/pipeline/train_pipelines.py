@@ -7,17 +7,40 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
+from torchrec.distributed.embedding_types import EmbeddingComputeKernel
+from torchrec.distributed.train_pipeline import PrefetchTrainPipelineSparseDist, TrainPipelineSparseDist
 from torchrec.distributed.train_pipeline.train_pipelines import TrainPipeline
 from torchrec.distributed.types import ShardedModule
 
-from commons.distributed import BalanceReport, BatchShuffler
+from commons.distributed import BalanceReport, BatchShuffler, ShufflePlan, WindowPlan
 from commons.pipeline.shuffle_stage import ShuffleStage, StepOutput
-from commons.sequence_batch import BaseBatch
+
+_CACHED_KERNELS = (EmbeddingComputeKernel.FUSED_UVM_CACHING.value,)
 
 
-class SequentialTrainPipeline(TrainPipeline):
-    """One step after the other, nothing overlapped: for debugging, and for models without sharded tables.
+class _WithStage:
+    """What all pipelines tell of the step that ran last."""
+
+    _stage: ShuffleStage
+
+    @property
+    def report(self) -> BalanceReport:
+        """Its balance, and what balancing it cost."""
+        return self._stage.report
+
+    @property
+    def plan(self) -> ShufflePlan:
+        """Its placement, for `BatchShuffler.unshuffle`."""
+        return self._stage.plan
+
+    @property
+    def window_plan(self) -> WindowPlan:
+        """The placement of all steps that were planned together with it."""
+        return self._stage.window_plan
+
+
+class SequentialTrainPipeline(_WithStage, TrainPipeline):
+    """One step after the other, only planning ahead: for debugging, and for models without sharded tables.
 
     Args:
         model: batch to `(losses of any shape, output)`; losses are summed over loss tokens, not averaged.
@@ -38,19 +61,12 @@ class SequentialTrainPipeline(TrainPipeline):
         self._optimizer = optimizer
         self._device = device
         self._stage = ShuffleStage(batch_shuffler)
-        self._ended: Iterator[BaseBatch] | None = None
-
-    @property
-    def report(self) -> BalanceReport:
-        """Balance of the step that ran last."""
-        return self._stage.report
 
     def reset(self) -> None:
         """Drops what is on its way."""
         self._stage.reset()
-        self._ended = None
 
-    def progress(self, dataloader_iter: Iterator[BaseBatch]) -> StepOutput:
+    def progress(self, dataloader_iter: Iterator[Any]) -> StepOutput:
         """Runs one step; trains if the model is in training mode.
 
         Returns:
@@ -59,7 +75,7 @@ class SequentialTrainPipeline(TrainPipeline):
         Raises:
             StopIteration: the loaders of all ranks have ended; on every rank in the same call.
         """
-        batch = self._stage.plan(self._next_batch(dataloader_iter))
+        batch = self._stage.next_batch(dataloader_iter)
         if batch is None:
             raise StopIteration
         batch = self._stage.exchange(batch.to(self._device, non_blocking=True))
@@ -71,15 +87,61 @@ class SequentialTrainPipeline(TrainPipeline):
             self._optimizer.step()
         return output
 
-    def _next_batch(self, dataloader_iter: Iterator[BaseBatch]) -> BaseBatch | None:
-        if dataloader_iter is self._ended:  # asking a loader again that has ended can hang
-            return None
-        batch = next(dataloader_iter, None)
-        self._ended = dataloader_iter if batch is None else None
-        return batch
+
+class _SparseDistWithStage(_WithStage):
+    """The stage in a pipeline derived from TorchRec's `TrainPipelineSparseDist`, before which it stands."""
+
+    name: str
+    _model: torch.nn.Module
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        device: torch.device,
+        batch_shuffler: BatchShuffler,
+    ) -> None:
+        # The next class is one of TorchRec's.
+        super().__init__(model, optimizer, device, custom_model_fwd=self._forward)  # type: ignore[call-arg]
+        self._stage = ShuffleStage(batch_shuffler)
+        if device.type == "cuda":
+            # A second pipeline on a model, for evaluation, takes over its lookups, and with them the stream
+            # they wait on: with streams of its own, the first one's batches would be read unsynchronised.
+            self._memcpy_stream, self._data_dist_stream = _streams(device)
+
+    def reset(self) -> None:
+        """Drops the batches on their way."""
+        super().reset()  # type: ignore[misc]
+        self._stage.reset()
+
+    def copy_batch_to_gpu(self, dataloader_iter: Iterator[Any]) -> tuple[Any | None, Any]:
+        """The next batch on the device, planned before the copy and exchanged behind it on its stream."""
+        batch, context = super().copy_batch_to_gpu(dataloader_iter)  # type: ignore[misc]
+        if batch is not None:
+            with self._stream_context(self._memcpy_stream):  # type: ignore[attr-defined]
+                batch = self._stage.exchange(batch)
+        return batch, context
+
+    def _next_batch(self, dataloader_iter: Iterator[Any]) -> Any | None:
+        return self._stage.next_batch(dataloader_iter)
+
+    def _forward(self, batch: Any) -> tuple[torch.Tensor, StepOutput]:
+        return self._stage.forward(self._model, batch)
+
+    def _pipeline_model(self, *args: Any, **kwargs: Any) -> None:
+        # Without a sharded module TorchRec would trace into all others, and fail at a branch on data.
+        if any(isinstance(module, ShardedModule) for module in self._model.modules()):
+            super()._pipeline_model(*args, **kwargs)  # type: ignore[misc]
+        if not self._pipelined_modules:  # type: ignore[attr-defined]
+            raise RuntimeError(
+                f'pipeline "{self.name}" found no module of the model to pipeline. TorchRec needs a sharded '
+                "embedding module (a model-parallel table under DistributedModelParallel) that the top-level "
+                "forward calls on an attribute of the batch, as in self.embeddings(batch.features); "
+                'a KeyedJaggedTensor built in the forward hides it. Otherwise use pipeline "none"'
+            )
 
 
-class SparseDistTrainPipeline(TrainPipelineSparseDist):
+class SparseDistTrainPipeline(_SparseDistWithStage, TrainPipelineSparseDist):
     """TorchRec's `TrainPipelineSparseDist`: copy and exchange, and the embeddings' input distribution, run on
     streams of their own beside the previous steps' compute.
 
@@ -89,6 +151,22 @@ class SparseDistTrainPipeline(TrainPipelineSparseDist):
         RuntimeError: at the first step, if the model has no sharded module that TorchRec can pipeline.
     """
 
+    name = "native"
+
+
+class PrefetchTrainPipeline(_SparseDistWithStage, PrefetchTrainPipelineSparseDist):
+    """TorchRec's `PrefetchTrainPipelineSparseDist`: rows of tables in host memory are fetched into the GPU's
+    cache one step ahead, on a stream of its own.
+
+    Takes the same arguments as `SequentialTrainPipeline`, and `progress` is the same.
+
+    Raises:
+        ValueError: the device is no GPU, or no table of the model has the cached kernel.
+        RuntimeError: at the first step, if the model has no sharded module that TorchRec can pipeline.
+    """
+
+    name = "prefetch"
+
     def __init__(
         self,
         model: torch.nn.Module,
@@ -96,48 +174,26 @@ class SparseDistTrainPipeline(TrainPipelineSparseDist):
         device: torch.device,
         batch_shuffler: BatchShuffler,
     ) -> None:
-        super().__init__(model, optimizer, device, custom_model_fwd=self._forward)
-        self._stage = ShuffleStage(batch_shuffler)
-        if device.type == "cuda":
-            # A second pipeline on a model, for evaluation, takes over its lookups, and with them the stream
-            # they wait on: with streams of its own, the first one's batches would be read unsynchronised.
-            self._memcpy_stream, self._data_dist_stream = _streams(device)
-
-    @property
-    def report(self) -> BalanceReport:
-        """Balance of the step that ran last."""
-        return self._stage.report
-
-    def reset(self) -> None:
-        """Drops the batches on their way."""
-        super().reset()
-        self._stage.reset()
-
-    def copy_batch_to_gpu(self, dataloader_iter: Iterator[BaseBatch]) -> tuple[BaseBatch | None, Any]:
-        """The next batch on the device, planned before the copy and exchanged behind it on its stream."""
-        batch, context = super().copy_batch_to_gpu(dataloader_iter)
-        if batch is not None:
-            with self._stream_context(self._memcpy_stream):
-                batch = self._stage.exchange(batch)
-        return batch, context
-
-    def _next_batch(self, dataloader_iter: Iterator[BaseBatch]) -> BaseBatch | None:
-        return self._stage.plan(super()._next_batch(dataloader_iter))
-
-    def _forward(self, batch: BaseBatch) -> tuple[torch.Tensor, StepOutput]:
-        return self._stage.forward(self._model, batch)
-
-    def _pipeline_model(self, *args: Any, **kwargs: Any) -> None:
-        # Without a sharded module TorchRec would trace into all others, and fail at a branch on data.
-        if any(isinstance(module, ShardedModule) for module in self._model.modules()):
-            super()._pipeline_model(*args, **kwargs)
-        if not self._pipelined_modules:
-            raise RuntimeError(
-                'pipeline "native" found no module of the model to pipeline. TorchRec needs a sharded '
-                "embedding module (a model-parallel table under DistributedModelParallel) that the top-level "
-                "forward calls on an attribute of the batch, as in self.embeddings(batch.features); "
-                'a KeyedJaggedTensor built in the forward hides it. Otherwise use pipeline "none"'
+        if device.type != "cuda":
+            raise ValueError(
+                f'pipeline "prefetch" fills the cache of a GPU, and the device is {device}: use "native"'
             )
+        if not _has_cached_table(model):
+            raise ValueError(
+                'pipeline "prefetch" needs a table planned with the compute kernel "fused_uvm_caching", with '
+                'prefetch_pipeline=True among its fused parameters: use "native" for tables in GPU memory'
+            )
+        super().__init__(model, optimizer, device, batch_shuffler)
+
+
+def _has_cached_table(model: torch.nn.Module) -> bool:
+    shardings = [
+        sharding
+        for module in model.modules()
+        if isinstance(module, ShardedModule)
+        for sharding in getattr(module, "module_sharding_plan", {}).values()
+    ]
+    return any(sharding.compute_kernel in _CACHED_KERNELS for sharding in shardings)
 
 
 @functools.cache

@@ -61,7 +61,7 @@ class BaseBatch(Pipelineable):
             if spec.metadata.get("per_sample", True):
                 _check_travels(f"{type(self).__name__}.{spec.name}", getattr(self, spec.name))
         for name, value in self.per_sample_fields().items():
-            rows = _rows(name, value)
+            rows = num_rows(name, value)
             if rows != self.batch_size:
                 raise ValueError(
                     f"{type(self).__name__}.{name} has {rows} rows, expected batch_size = {self.batch_size}; "
@@ -124,7 +124,7 @@ class BaseBatch(Pipelineable):
         fields = self.per_sample_fields()
         check_jagged_fields(fields)
         schema = RowSchema.of(fields)
-        packed = PackedRows.pack(fields, schema, self.batch_size).select(rows.to(self.features.device()))
+        packed = PackedRows.pack(fields, schema, self.batch_size).select(rows.numpy())
         out_rows = max(len(rows), 1)
         return self.with_fields(packed.pad_to(out_rows).unpack(), out_rows, num_real)
 
@@ -191,7 +191,8 @@ def _check_travels(name: str, value: Any) -> None:
         )
 
 
-def _rows(name: str, value: FieldValue) -> int:
+def num_rows(name: str, value: FieldValue) -> int:
+    """Rows of a per-sample field; a ValueError if they are no samples."""
     if isinstance(value, KeyedJaggedTensor):
         if value.variable_stride_per_key():
             raise ValueError(
@@ -203,8 +204,8 @@ def _rows(name: str, value: FieldValue) -> int:
         return value.lengths().numel()
     if value.dim() == 0:
         raise ValueError(
-            f"{name} is a tensor without rows (0-d); give it one row per sample, "
-            'or mark it shared with field(metadata={"per_sample": False})'
+            f"{name} is a tensor without rows (0-d); give it one row per sample, or, in a dataclass, mark it "
+            'shared with field(metadata={"per_sample": False})'
         )
     return value.shape[0]
 

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
@@ -106,29 +107,58 @@ class PackedRows:
             # The jagged columns stay as they are: a row of zero length takes no space in them.
         )
 
-    def select(self, rows: torch.Tensor) -> PackedRows:
+    def select(self, rows: np.ndarray) -> PackedRows:
         """The given rows, int64 `[selected]`, in the given order; one host-device synchronisation on CUDA."""
-        locations = torch.stack([rows, torch.zeros_like(rows), torch.full_like(rows, self.num_rows)])
-        keys_per_field = [len(field.keys) for field in self.schema.jagged_fields]
-        selected = self.lengths.index_select(1, rows).split(keys_per_field)
-        num_elements = torch.stack([lengths.sum() for lengths in selected]).tolist() if selected else []
-        return gather_rows([self], locations, num_elements)
+        lengths = self.lengths[:, torch.from_numpy(rows).to(self.lengths.device)].cpu()
+        return gather_rows([self], rows, row_elements(lengths, self.schema).sum(0).tolist())
 
-    def to_bytes(self) -> torch.Tensor:
-        """All words in one uint8 buffer: the bytes of its rows, up to the next multiple of eight."""
-        parts = []
+    def to_chunks(self, rows: Sequence[np.ndarray], num_elements: np.ndarray) -> torch.Tensor:
+        """Copies chunks of rows into one uint8 buffer, each as `from_bytes` reads it.
+
+        As many device operations for many chunks as for one; no host-device synchronisation.
+
+        Args:
+            rows: for each chunk the rows in it.
+            num_elements: int64 `[chunks, jagged fields]`, elements of each jagged field in each chunk.
+
+        Returns:
+            The chunks one behind the other, each taking the bytes of its rows, up to the next multiple of
+            `BUFFER_ALIGNMENT`.
+        """
+        schema, counts = self.schema, np.array([len(of_chunk) for of_chunk in rows])
+        columns = {width: _num_columns(schema, width) for width in schema.jagged_blocks}
+        in_order, length_order, *segment_orders = to_device_together(
+            [
+                np.concatenate(rows),
+                _column_by_column(rows, schema.num_keys, self.num_rows),
+                *(_column_by_column(rows, columns[width], self.num_rows) for width in columns),
+            ],
+            self.lengths.device,
+        )
+        segments = dict(zip(columns, segment_orders, strict=True))
+        jagged_words = schema.jagged_words_of_chunks(num_elements)
+        sections: list[tuple[torch.Tensor, np.ndarray]] = []  # all chunks' words, bytes of each chunk
         for width in WORD_DTYPES:
-            blocks = [self.lengths] if width == LENGTH_WIDTH else []
-            blocks += [block[width] for block in (self.fixed, self.jagged) if width in block]
-            parts += [block.reshape(-1).view(torch.uint8) for block in blocks]
-        size = sum(part.numel() for part in parts)
-        return torch.cat([*parts, parts[0].new_zeros(-size % BUFFER_ALIGNMENT)])
+            if width == LENGTH_WIDTH:
+                lengths = self.lengths.reshape(-1).index_select(0, length_order)
+                sections.append((lengths, counts * schema.num_keys * width))
+            if width in self.fixed:
+                words = self.fixed[width].index_select(0, in_order)
+                sections.append((words, counts * schema.fixed_words[width] * width))
+            if width in self.jagged:
+                keys, words_per_element = jagged_columns(schema, width, self.lengths.device)
+                of_segments = self.lengths.index_select(0, keys) * words_per_element[:, None]
+                words = select_segments(
+                    self.jagged[width], of_segments.view(-1), segments[width], int(jagged_words[width].sum())
+                )
+                sections.append((words, jagged_words[width] * width))
+        return _interleave(sections)
 
     @staticmethod
     def from_bytes(
         buffer: torch.Tensor, schema: RowSchema, num_rows: int, num_elements: Sequence[int]
     ) -> PackedRows:
-        """The rows in a buffer that `to_bytes` made, as views of it.
+        """The rows in a chunk that `to_chunks` made, as views of it.
 
         Args:
             buffer: uint8, aligned to eight bytes; may be longer than the rows need.
@@ -174,41 +204,48 @@ class PackedRows:
 
 
 def gather_rows(
-    sources: Sequence[PackedRows], locations: torch.Tensor, num_elements: Sequence[int]
+    sources: Sequence[PackedRows], positions: np.ndarray, num_elements: Sequence[int]
 ) -> PackedRows:
-    """Rows taken from several packed batches of one schema; no host-device synchronisation.
+    """Rows taken from several packed batches of one schema and device; no host-device synchronisation.
 
     Args:
         sources: the batches.
-        locations: int64 `[3, selected]` on their device: for each selected row its position among all rows of
-            all sources, the number of rows in the sources before its own, and the number of rows in its own.
+        positions: int64 `[selected]`, each selected row's position among all rows of all sources.
         num_elements: elements of each jagged field in the selected rows together.
     """
-    schema = sources[0].schema
-    positions, rows_before, rows_in_source = locations
+    schema, device = sources[0].schema, sources[0].lengths.device
+    sizes = np.array([source.num_rows for source in sources])
+    ends = np.cumsum(sizes)
+    rows_of_sources = np.split(np.arange(ends[-1]), ends[:-1])
+    source_of = np.searchsorted(ends, positions, side="right")
+    before, in_source = (ends - sizes)[source_of], sizes[source_of]
+    indices = [positions]
+    for width in schema.jagged_blocks:
+        # The segments of a source lie column by column, behind all those of the sources before it.
+        columns = _num_columns(schema, width)
+        column = np.arange(columns)[:, None]
+        indices.append(_column_by_column(rows_of_sources, columns, int(ends[-1])))
+        indices.append((before * (columns - 1) + positions + column * in_source).ravel())
+    in_order, *of_widths = to_device_together(indices, device)
+    lengths = torch.cat([source.lengths for source in sources], 1)
     jagged_words = schema.jagged_words(num_elements)
     jagged = {}
-    for width in schema.jagged_blocks:
-        keys, words_per_element = jagged_columns(schema, width, locations.device)
-        segment_lengths = torch.cat(
-            [(s.lengths.index_select(0, keys) * words_per_element[:, None]).view(-1) for s in sources]
-        )
-        # The segments of a source lie column by column, behind all those of the sources before it.
-        column = torch.arange(len(keys), device=locations.device)[:, None]
-        segments = rows_before * (len(keys) - 1) + positions + column * rows_in_source
+    for width, by_source, segments in zip(schema.jagged_blocks, of_widths[::2], of_widths[1::2], strict=True):
+        keys, words_per_element = jagged_columns(schema, width, device)
+        of_segments = lengths.index_select(0, keys) * words_per_element[:, None]
         jagged[width] = select_segments(
-            torch.cat([s.jagged[width] for s in sources]),
-            segment_lengths,
-            segments.view(-1),
+            torch.cat([source.jagged[width] for source in sources]),
+            of_segments.view(-1).index_select(0, by_source),
+            segments,
             jagged_words[width],
         )
     return PackedRows(
         schema=schema,
-        num_rows=locations.shape[1],
+        num_rows=len(positions),
         num_elements=list(num_elements),
-        lengths=torch.cat([s.lengths for s in sources], 1).index_select(1, positions),
+        lengths=lengths.index_select(1, in_order),
         fixed={
-            width: torch.cat([s.fixed[width] for s in sources]).index_select(0, positions)
+            width: torch.cat([source.fixed[width] for source in sources]).index_select(0, in_order)
             for width in schema.fixed_blocks
         },
         jagged=jagged,
@@ -265,3 +302,38 @@ def row_elements(lengths: torch.Tensor, schema: RowSchema) -> torch.Tensor:
     if not per_field:
         return torch.zeros(lengths.shape[1], 0, dtype=torch.int64, device=lengths.device)
     return torch.stack([field_lengths.sum(0, dtype=torch.int64) for field_lengths in per_field], 1)
+
+
+def to_device_together(arrays: Sequence[np.ndarray], device: torch.device) -> list[torch.Tensor]:
+    """int64 arrays `[any]` on a device, in one copy that does not wait for it, which takes pinned memory."""
+    together = torch.from_numpy(np.concatenate(arrays).astype(np.int64, copy=False))
+    if device.type == "cuda":
+        together = together.pin_memory()
+    return list(together.to(device, non_blocking=True).split([len(array) for array in arrays]))
+
+
+def _num_columns(schema: RowSchema, width: int) -> int:
+    """Jagged columns of one word width."""
+    return sum(len(block.field.keys) for block in schema.jagged_blocks[width])
+
+
+def _column_by_column(rows: Sequence[np.ndarray], num_columns: int, stride: int) -> np.ndarray:
+    """Positions in a matrix `[num_columns, stride]`: chunk after chunk of its rows, each by columns."""
+    first_of_column = np.arange(num_columns)[:, None] * stride
+    return np.concatenate([(first_of_column + of_chunk).ravel() for of_chunk in rows])
+
+
+def _interleave(sections: Sequence[tuple[torch.Tensor, np.ndarray]]) -> torch.Tensor:
+    """uint8 chunks, aligned: of each section, which has all chunks' words and each one's bytes, its part."""
+    of_sections = [
+        words.reshape(-1).view(torch.uint8).split(num_bytes.tolist()) for words, num_bytes in sections
+    ]
+    padding = sections[0][0].new_zeros(BUFFER_ALIGNMENT, dtype=torch.uint8)
+    missing = -np.sum([num_bytes for _, num_bytes in sections], axis=0) % BUFFER_ALIGNMENT
+    return torch.cat(
+        [
+            part
+            for parts, missing_bytes in zip(zip(*of_sections, strict=True), missing.tolist(), strict=True)
+            for part in (*parts, padding[:missing_bytes])
+        ]
+    )

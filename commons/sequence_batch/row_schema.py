@@ -166,9 +166,20 @@ class RowSchema:
             for width, blocks in self.jagged_blocks.items()
         }
 
+    def jagged_words_of_chunks(self, num_elements: np.ndarray) -> dict[int, np.ndarray]:
+        """int64 `[chunks]` words, by width; `num_elements` int64 `[chunks, jagged fields]`."""
+        words = [self.jagged_words(of_chunk) for of_chunk in num_elements.tolist()]
+        return {width: np.array([of_chunk[width] for of_chunk in words]) for width in self.jagged_blocks}
+
     def row_bytes(self, num_elements: np.ndarray) -> np.ndarray:
         """int64 `[rows]`: bytes of rows that have `num_elements[row, i]` elements in jagged field i."""
         return self._fixed_bytes + num_elements @ self._bytes_per_element
+
+    def chunk_bytes(self, num_elements: np.ndarray, chunk_of: np.ndarray, num_chunks: int) -> np.ndarray:
+        """int64 `[chunks]`: bytes of chunks of rows, aligned; `chunk_of` int64 `[rows]` is each row's."""
+        num_bytes = np.zeros(num_chunks, dtype=np.int64)
+        np.add.at(num_bytes, chunk_of, self.row_bytes(num_elements))
+        return aligned(num_bytes)
 
     @cached_property
     def _fixed_bytes(self) -> int:
@@ -218,6 +229,11 @@ def jagged_columns(schema: RowSchema, width: int, device: torch.device) -> tuple
         torch.tensor(keys, device=device, dtype=torch.int64),
         torch.tensor(words, device=device, dtype=torch.int32),
     )
+
+
+def aligned(num_bytes: np.ndarray) -> np.ndarray:
+    """The next multiples of `BUFFER_ALIGNMENT`."""
+    return -(-num_bytes // BUFFER_ALIGNMENT) * BUFFER_ALIGNMENT
 
 
 def _by_width(blocks: Sequence[Block]) -> dict[int, list[Block]]:

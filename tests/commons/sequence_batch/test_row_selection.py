@@ -42,18 +42,25 @@ def test_selected_rows_are_those_rows(data, seed, labels):
 
 
 @settings(max_examples=30, deadline=None)
-@given(seed=st.integers(0, 10**6), labels=LABELS, num_real=st.integers(0, 5), padding=st.integers(0, 2))
-def test_bytes_hold_the_rows_and_have_the_announced_size(seed, labels, num_real, padding):
-    batch = draw_batch(np.random.default_rng(seed), 0, max(num_real + padding, 1), num_real, labels)
+@given(seed=st.integers(0, 10**6), labels=LABELS, num_real=st.integers(1, 6), num_chunks=st.integers(1, 3))
+def test_chunks_hold_their_rows_and_have_the_announced_size(seed, labels, num_real, num_chunks):
+    rng = np.random.default_rng(seed)
+    batch = draw_batch(rng, 0, num_real + 1, num_real, labels)
     fields = batch.per_sample_fields()
     schema = RowSchema.of(fields)
     rows = PackedRows.pack(fields, schema, batch.batch_size)
-    buffer = rows.to_bytes()
-    row_bytes = int(schema.row_bytes(row_elements(rows.lengths, schema).numpy()).sum())
-    assert row_bytes <= len(buffer) < row_bytes + BUFFER_ALIGNMENT
-    restored = PackedRows.from_bytes(buffer, schema, rows.num_rows, rows.num_elements)
-    again = batch.with_fields(restored.unpack(), batch.batch_size, num_real)
-    assert sample_contents(again) == sample_contents(batch)
+    chunk_of = rng.integers(0, num_chunks, num_real)
+    chunks = [np.flatnonzero(chunk_of == chunk) for chunk in range(num_chunks)]
+    elements = row_elements(rows.lengths, schema).numpy()[:num_real]
+    sums = np.array([elements[chunk].sum(0) for chunk in chunks]).reshape(num_chunks, -1)
+    buffer = rows.to_chunks(chunks, sums)
+    sizes = schema.chunk_bytes(elements, chunk_of, num_chunks)
+    assert len(buffer) == sizes.sum() and not (sizes % BUFFER_ALIGNMENT).any()
+    for chunk, of_chunk, size, packed in zip(chunks, sums, sizes, buffer.split(sizes.tolist()), strict=True):
+        assert 0 <= size - schema.row_bytes(elements[chunk]).sum() < BUFFER_ALIGNMENT
+        restored = PackedRows.from_bytes(packed, schema, len(chunk), of_chunk.tolist())
+        again = batch.with_fields(restored.pad_to(len(chunk) + 1).unpack(), len(chunk) + 1, len(chunk))
+        assert sample_contents(again) == [sample_contents(batch)[row] for row in chunk]
 
 
 @pytest.mark.parametrize(
@@ -69,7 +76,7 @@ def test_every_dtype_travels_bit_for_bit(dtype):
         "clicks": JaggedTensor(torch.arange(3), lengths=torch.tensor([1, 0, 0, 2])),
         "jagged": JaggedTensor(dense[:, 0].resolve_conj(), lengths=torch.tensor([1, 0, 2, 1])),
     }
-    rows = PackedRows.pack(fields, RowSchema.of(fields), 4).select(torch.tensor([3, 0, 0])).unpack()
+    rows = PackedRows.pack(fields, RowSchema.of(fields), 4).select(np.array([3, 0, 0])).unpack()
     assert torch.equal(rows["dense"], dense[[3, 0, 0]])
     assert torch.equal(rows["jagged"].values(), dense[[3, 0, 0], 0])
     assert torch.equal(rows["clicks"].values(), torch.tensor([1, 2, 0, 0]))
@@ -78,7 +85,7 @@ def test_every_dtype_travels_bit_for_bit(dtype):
 def test_a_keyed_tensor_without_keys_travels():
     nothing = torch.empty(0, dtype=torch.int64)
     fields = {"ids": torch.arange(3), "empty": KeyedJaggedTensor([], nothing, lengths=nothing)}
-    rows = PackedRows.pack(fields, RowSchema.of(fields), 3).select(torch.tensor([2, 0])).unpack()
+    rows = PackedRows.pack(fields, RowSchema.of(fields), 3).select(np.array([2, 0])).unpack()
     assert rows["empty"].keys() == [] and rows["ids"].tolist() == [2, 0]
 
 

@@ -1,0 +1,136 @@
+"""Planning in a thread of its own, while the steps before train."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from typing import Any, Generic, TypeVar
+
+import torch
+
+Step = TypeVar("Step")
+
+
+class PlanAhead(Generic[Step]):
+    """Takes batches from a loader one window ahead, and hands out planned steps in the loader's order.
+
+    Every rank calls `next_step` in lockstep, and hands over a new iterator in the same call. All ranks then
+    load and plan the same number of windows, also those whose loaders end early, and learn of the end, or of
+    an error on any of them, in the same call.
+
+    Args:
+        plan: from what was loaded for one window, and what kept this rank from loading, to the window's
+            steps, none if no rank has loaded anything. Collective; runs in the thread, one after the other.
+        window: batches to a window.
+        prepare: called with each batch when it is loaded, in the caller's thread.
+    """
+
+    def __init__(
+        self,
+        plan: Callable[[Sequence[Any], Exception | None], Sequence[Step]],
+        window: int,
+        prepare: Callable[[Any], Any],
+    ) -> None:
+        self._plan = plan
+        self._window = window
+        self._prepare = prepare
+        self._thread = _Thread()
+        self._loader: Iterator[Any] | None = None
+        self._this_rank_ended = self._all_ended = False
+        self._forget()
+
+    def next_step(self, loader: Iterator[Any]) -> tuple[Step, float] | None:
+        """The next step, and the seconds that it had to be waited for; None once the loaders have ended.
+
+        Raises:
+            Exception: what a rank's loader, or planning, raised; on every rank.
+        """
+        if loader is not self._loader:
+            self._loader, self._this_rank_ended, self._all_ended = loader, False, False
+        if self._all_ended:
+            return None
+        seconds = 0.0
+        while not self._steps:
+            self._load()
+            of_loader, planned = self._planned.popleft()
+            start = time.perf_counter()
+            self._steps.extend(planned.result())
+            seconds += time.perf_counter() - start
+            if not self._steps and of_loader is self._loader:
+                self.drop()
+                self._all_ended = True
+                return None
+            self._missing += self._window - len(self._steps)
+        self._load()
+        self._handed_out += 1
+        return self._steps.popleft(), seconds
+
+    def drop(self) -> None:
+        """Forgets what was loaded and is not handed out, as all ranks have to in the same place."""
+        for _, planned in self._planned:
+            planned.exception()  # waits; the other ranks wait for this one's part
+        self._forget()
+
+    def _forget(self) -> None:
+        self._loaded: list[Any] = []
+        self._failure: Exception | None = None
+        self._planned: deque[tuple[Iterator[Any] | None, Future[Sequence[Step]]]] = deque()
+        self._steps: deque[Step] = deque()
+        self._num_loaded = self._handed_out = self._missing = 0
+
+    def _load(self) -> None:
+        """Loads so far that a window is being planned when the last step before it is handed out."""
+        while self._num_loaded < self._handed_out + self._missing + self._window + 1:
+            self._load_batch()
+            self._num_loaded += 1
+            if self._num_loaded % self._window == 0:
+                job = (self._loaded, self._failure)
+                self._planned.append((self._loader, self._thread.submit(self._plan, *job)))
+                self._loaded, self._failure = [], None
+
+    def _load_batch(self) -> None:
+        if self._this_rank_ended or self._loader is None:
+            return  # asking a loader again that has ended can hang
+        try:
+            batch = next(self._loader, None)
+            if batch is not None:
+                self._loaded.append(self._prepare(batch))
+        except Exception as error:  # the other ranks are told when this window is planned
+            self._failure, batch = error, None
+        self._this_rank_ended = batch is None
+
+
+class _Thread:
+    """Runs functions one after the other; ends when nothing refers to it.
+
+    A daemon, unlike those of concurrent.futures: waiting at exit for a collective that another rank has left
+    would keep this process from ending.
+    """
+
+    def __init__(self) -> None:
+        self._jobs: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        device = torch.cuda.current_device() if torch.cuda.is_available() else None
+        threading.Thread(target=_run, args=(self._jobs, device), name="plan ahead", daemon=True).start()
+        weakref.finalize(self, self._jobs.put, None)
+
+    def submit(self, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        self._jobs.put((future, function, arguments))
+        return future
+
+
+def _run(jobs: queue.SimpleQueue[Any], cuda_device: int | None) -> None:
+    if cuda_device is not None:
+        torch.cuda.set_device(cuda_device)  # each thread has a current device of its own
+    while (job := jobs.get()) is not None:
+        future, function, arguments = job
+        try:
+            future.set_result(function(*arguments))
+        except BaseException as error:
+            future.set_exception(error)
+        del job, future, function, arguments  # else they would live until the next job comes

@@ -1,0 +1,92 @@
+"""What was computed of each sample, returned to the rank and row that the sample was loaded on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from commons.distributed.exchange import transfer
+from commons.distributed.rank_group import RankGroup
+from commons.distributed.shuffle_plan import Route, ShufflePlan, WindowPlan
+from commons.sequence_batch import sample_rows
+from commons.sequence_batch.base_batch import num_rows
+from commons.sequence_batch.packed_rows import PackedRows, gather_rows, row_elements
+from commons.sequence_batch.row_schema import FieldValue, RowSchema
+
+_ONLY_FIELD = "values"
+
+
+def return_step(values: Any, plan: ShufflePlan, group: RankGroup) -> Any:
+    """`BatchShuffler.unshuffle` of one step."""
+    if group.num_ranks == 1:
+        return values
+    rows, _ = _rows_at_home(values, plan, group)
+    return _unpacked(values, rows, max(int(plan.batch_sizes[group.rank]), 1))
+
+
+def return_window(values: Sequence[Any], plan: WindowPlan, group: RankGroup) -> list[Any]:
+    """`BatchShuffler.unshuffle` of a window."""
+    if len(values) != len(plan.steps):
+        raise ValueError(
+            f"unshuffle got values of {len(values)} steps, the window has {len(plan.steps)}: give it a list "
+            "with those of each step"
+        )
+    if group.num_ranks == 1:
+        return list(values)
+    at_home = [_rows_at_home(of_step, step, group) for of_step, step in zip(values, plan.steps, strict=True)]
+    sources, elements = [rows for rows, _ in at_home], np.concatenate([of_step for _, of_step in at_home])
+    returned = []
+    for batch, batch_size in enumerate(plan.batch_sizes[group.rank].tolist()):
+        if batch_size:
+            chosen = plan.rows_of_batch(group.rank, batch)
+            rows = gather_rows(sources, chosen, elements[chosen].sum(0).tolist())
+            returned.append(_unpacked(values[0], rows, batch_size))
+    return returned
+
+
+def _rows_at_home(values: Any, plan: ShufflePlan, group: RankGroup) -> tuple[PackedRows, np.ndarray]:
+    """The real rows that this rank brought to a step, and int64 `[rows, jagged fields]` their elements."""
+    rank = group.rank
+    fields = _fields(values)
+    held, at_home = plan.partition[rank], plan.loaded_by(rank)
+    rows = _checked_rows(fields, int(plan.num_placed[rank]), int(plan.rows[rank]))
+    packed = PackedRows.pack(fields, RowSchema.of(fields), rows)
+    to, come_from = plan.home[held], plan.destination[at_home]
+    elements = row_elements(packed.lengths[:, : len(held)].cpu(), packed.schema).numpy()
+    elements_to_come = np.zeros((len(at_home), 0), dtype=np.int64)
+    if elements.shape[1]:
+        # How long they are only the ranks that computed them know.
+        none = Route(to, elements[:, :0], come_from, elements_to_come)
+        counts = {_ONLY_FIELD: torch.from_numpy(elements).to(packed.lengths.device)}
+        counted = transfer(PackedRows.pack(counts, RowSchema.of(counts), len(held)), none, group)
+        elements_to_come = _only(counted.unpack()).cpu().numpy()
+    return transfer(packed, Route(to, elements, come_from, elements_to_come), group), elements_to_come
+
+
+def _fields(values: Any) -> dict[str, FieldValue]:
+    return {_ONLY_FIELD: values} if isinstance(values, FieldValue) else sample_rows.per_sample_fields(values)
+
+
+def _checked_rows(fields: dict[str, FieldValue], num_real: int, num_padded: int) -> int:
+    sizes = {name: num_rows(name, value) for name, value in fields.items()}
+    for name, rows in sizes.items():
+        if rows not in (num_real, num_padded) or rows != next(iter(sizes.values())):
+            raise ValueError(
+                f"unshuffle got {rows} rows in {name!r}, expected {num_padded}, as the exchange gave this "
+                f"rank, or {num_real} without the padding"
+            )
+    return next(iter(sizes.values()))
+
+
+def _unpacked(values: Any, rows: PackedRows, batch_size: int) -> Any:
+    fields = rows.pad_to(batch_size).unpack()
+    if isinstance(values, FieldValue):
+        return _only(fields)
+    return sample_rows.with_rows(values, fields, batch_size, rows.num_rows)
+
+
+def _only(fields: dict[str, FieldValue]) -> Any:
+    return fields[_ONLY_FIELD]

@@ -1,0 +1,107 @@
+"""Figures of all ranks, where samples are balanced among fewer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from commons.distributed import BalanceReport, BatchShuffler, WindowPlan
+from commons.distributed.failures import portable, raise_first
+
+_FIGURES = 6  # of a step: loss tokens, load before and after, tokens before and after, largest workload
+
+
+@dataclass(frozen=True)
+class Totals:
+    """Figures of a window over all ranks.
+
+    Attributes:
+        num_steps: of the ranks with the most batches.
+        per_rank: float64 `[all ranks, window, 6]`.
+    """
+
+    num_steps: int
+    per_rank: np.ndarray
+
+    def loss_tokens(self, step: int) -> int:
+        """Of all ranks."""
+        return int(self.per_rank[:, step, 0].sum())
+
+    @property
+    def mean_loss_tokens(self) -> float:
+        """Of all ranks, of the mean step."""
+        return float(self.per_rank[:, :, 0].sum()) / max(self.num_steps, 1)
+
+    def complete(self, report: BalanceReport, step: int) -> BalanceReport:
+        """The report of a step with loads, tokens and bound of all ranks."""
+        _, loads_before, loads_after, tokens_before, tokens_after, largest = self.per_rank[:, step].T
+        mean = loads_before.mean()
+        return replace(
+            report,
+            loads_before=loads_before,
+            loads_after=loads_after,
+            tokens_before=tokens_before.astype(np.int64),
+            tokens_after=tokens_after.astype(np.int64),
+            lower_bound=max(1.0, float(largest.max() / mean)) if mean > 0 else 1.0,
+        )
+
+
+class AllRanks:
+    """All ranks of the job, for a shuffler that balances among some of them. Made collectively.
+
+    Args:
+        window: the most steps that are planned together.
+    """
+
+    def __init__(self, window: int) -> None:
+        self._window = window
+        self._group = dist.new_group(backend="gloo")
+
+    def plan(
+        self, shuffler: BatchShuffler, batches: Sequence[Any], failure: Exception | None
+    ) -> tuple[WindowPlan, Totals]:
+        """The shuffler's plan, and one all-gather of its figures over all ranks.
+
+        Raises:
+            Exception: what planning raised on the first rank where it did, on every rank.
+        """
+        row = np.zeros(2 + self._window * _FIGURES)  # whether planning failed, steps, figures of each
+        window: WindowPlan | None = None
+        try:
+            window = shuffler.plan_window(batches, failure)
+            row[1] = len(window.steps)
+            row[2 : 2 + len(window.steps) * _FIGURES] = np.ravel(_figures(window, shuffler.group.rank))
+        except Exception as error:  # raised on all ranks below
+            failure, row[0] = error, 1.0
+        table = torch.empty(dist.get_world_size(), len(row), dtype=torch.float64)
+        dist.all_gather_into_tensor(table.view(-1), torch.from_numpy(row), group=self._group)
+        failed, num_steps, *_ = table.numpy().T
+        if window is None or failed.any():
+            failures: list[Any] = [None] * len(failed)
+            dist.all_gather_object(failures, portable(failure, dist.get_rank()), group=self._group)
+            raise_first(failures, failure, dist.get_rank())
+            raise RuntimeError("planning failed on a rank that gave no cause")
+        per_rank = table.numpy()[:, 2:].reshape(-1, self._window, _FIGURES)
+        return window, Totals(int(num_steps.max()), per_rank)
+
+
+def _figures(window: WindowPlan, rank: int) -> np.ndarray:
+    """float64 `[steps, 6]` of one rank."""
+    figures = np.zeros((len(window.steps), _FIGURES))
+    for step, plan in enumerate(window.steps):
+        loaded = (window.home == rank) & (window.batch_of == step)
+        kept = plan.partition[rank]
+        figures[step] = (
+            plan.loss_tokens[plan.home == rank].sum(),
+            window.workloads[loaded].sum(dtype=np.float64),
+            plan.workloads[kept].sum(dtype=np.float64),
+            window.tokens[loaded].sum(),
+            plan.tokens[kept].sum(),
+            plan.workloads[kept].max(initial=0),
+        )
+    return figures

@@ -1,0 +1,151 @@
+"""The rows of any batch: a `BaseBatch`, a dict, TorchRec's `Batch`, a TensorDict."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from tensordict import TensorDict, TensorDictBase
+from torchrec.datasets.utils import Batch as TorchRecBatch
+from torchrec.sparse.jagged_tensor import JaggedTensor
+
+from commons.sequence_batch.base_batch import BaseBatch, num_rows
+from commons.sequence_batch.packed_rows import PackedRows, gather_rows
+from commons.sequence_batch.row_schema import FieldValue, RowSchema
+
+Container = TypeVar("Container")
+_TORCHREC_FIELDS = ("dense_features", "sparse_features", "labels")
+
+
+def per_sample_fields(batch: Any) -> dict[str, FieldValue]:
+    """What travels with the samples of a batch, by name.
+
+    Of a dict or TensorDict these are all KeyedJaggedTensors, JaggedTensors and tensors in it, with one row
+    per sample; a jagged nested tensor counts as a JaggedTensor. Other values of a dict are shared.
+
+    Raises:
+        TypeError: the batch is none of those that this module is about, or nothing in it has rows.
+    """
+    if isinstance(batch, BaseBatch):
+        return batch.per_sample_fields()
+    if isinstance(batch, TorchRecBatch):
+        return {name: getattr(batch, name) for name in _TORCHREC_FIELDS}
+    if isinstance(batch, TensorDictBase | Mapping):
+        leaves = batch.items(True, True) if isinstance(batch, TensorDictBase) else batch.items()
+        fields = {_name(key): _as_jagged(value) for key, value in leaves if isinstance(value, FieldValue)}
+        if fields:
+            return fields
+    raise TypeError(
+        f"{type(batch).__name__} has no rows to place; expected a BaseBatch, a torchrec Batch, or a dict or "
+        "TensorDict of KeyedJaggedTensors, JaggedTensors and tensors with one row per sample"
+    )
+
+
+def batch_rows(batch: Any) -> tuple[int, int]:
+    """Rows of a batch, and how many of them are samples: all, where it is no `BaseBatch`.
+
+    Raises:
+        ValueError: the fields disagree.
+    """
+    if isinstance(batch, BaseBatch):
+        return batch.batch_size, batch.num_samples
+    rows = {name: num_rows(name, value) for name, value in per_sample_fields(batch).items()}
+    if len(set(rows.values())) > 1:
+        raise ValueError(f"fields have different numbers of rows: {rows}; each needs one row per sample")
+    (of_all,) = set(rows.values())
+    return of_all, of_all
+
+
+def with_rows(
+    batch: Container, fields: dict[str, FieldValue], batch_size: int, num_samples: int
+) -> Container:
+    """A batch of the same kind as `batch` with other rows; what is no per-sample field stays."""
+    made: Any
+    if isinstance(batch, BaseBatch):
+        made = batch.with_fields(fields, batch_size, num_samples)
+    elif isinstance(batch, TorchRecBatch):
+        made = TorchRecBatch(**fields)
+    elif isinstance(batch, TensorDictBase):
+        made = TensorDict({}, batch_size=[batch_size])
+        for key, value in batch.items(True, True):
+            made[key] = _as_nested(fields[_name(key)], value)
+    elif isinstance(batch, Mapping):
+        made = {
+            key: _as_nested(fields[key], value) if key in fields else value for key, value in batch.items()
+        }
+    else:
+        raise TypeError(f"cannot put rows into a {type(batch).__name__}")
+    return made
+
+
+def num_tokens(batch: Any) -> torch.Tensor:
+    """`[batch_size]` int64: tokens of each row; of a batch that does not say, its jagged elements."""
+    if isinstance(batch, BaseBatch):
+        return batch.num_tokens()
+    rows, _ = batch_rows(batch)
+    tokens = torch.zeros(rows, dtype=torch.int64, device=device_of(batch))
+    for value in per_sample_fields(batch).values():
+        if not isinstance(value, torch.Tensor):
+            tokens += value.lengths().view(-1, rows).sum(0)
+    return tokens
+
+
+def num_loss_tokens(batch: Any) -> torch.Tensor:
+    """`[batch_size]` int64: loss tokens of each row; of a batch that does not say, one."""
+    if isinstance(batch, BaseBatch):
+        return batch.num_loss_tokens()
+    return torch.ones(batch_rows(batch)[0], dtype=torch.int64, device=device_of(batch))
+
+
+def device_of(batch: Any) -> torch.device:
+    """Where a batch's rows are."""
+    value = next(iter(per_sample_fields(batch).values()))
+    return value.device if isinstance(value, torch.Tensor) else value.values().device
+
+
+def to_device(batch: Container, device: torch.device) -> Container:
+    """The batch on a device; waits for the copy."""
+    if isinstance(batch, Mapping) and not isinstance(batch, TensorDictBase):
+        return _mapped(batch, lambda value: value.to(device))
+    moved: Any = batch
+    return moved.to(device)
+
+
+def select_rows(batches: Sequence[Container], rows: np.ndarray, num_elements: Sequence[int]) -> Container:
+    """A batch of real rows of several host batches of one schema; one padding row if there are none.
+
+    Args:
+        batches: at least one.
+        rows: int64 `[selected]`, positions among all rows of all batches.
+        num_elements: elements of each jagged field in the selected rows together.
+    """
+    sources = []
+    for batch in batches:
+        fields = per_sample_fields(batch)
+        sources.append(PackedRows.pack(fields, RowSchema.of(fields), batch_rows(batch)[0]))
+    selected = gather_rows(sources, rows, num_elements).pad_to(max(len(rows), 1))
+    return with_rows(batches[0], selected.unpack(), selected.num_rows, len(rows))
+
+
+def _name(key: Any) -> str:
+    return "/".join(key) if isinstance(key, tuple) else key
+
+
+def _as_jagged(value: FieldValue) -> FieldValue:
+    if isinstance(value, torch.Tensor) and value.is_nested:
+        if value.layout != torch.jagged:
+            raise TypeError("a nested tensor has to have layout torch.jagged, to be placed row by row")
+        return JaggedTensor(values=value.values(), lengths=value.offsets().diff())  # type: ignore[attr-defined]
+    return value
+
+
+def _as_nested(value: FieldValue, like: Any) -> FieldValue:
+    if isinstance(like, torch.Tensor) and like.is_nested and isinstance(value, JaggedTensor):
+        return torch.nested.nested_tensor_from_jagged(value.values(), value.offsets())
+    return value
+
+
+def _mapped(batch: Any, function: Callable[[FieldValue], FieldValue]) -> Any:
+    return {key: function(v) if isinstance(v, FieldValue) else v for key, v in batch.items()}
