@@ -28,6 +28,8 @@ class SequenceDataset(IterableDataset[BaseBatch]):
         num_ranks: ranks among which the samples are divided.
         shuffle: whether the order is a permutation, drawn from `seed` and the epoch, or the source's own.
         seed: at least 0.
+        single_rank: whether rank 0 loads the samples of all ranks, in batches of `batch_size × num_ranks`
+            rows, and the others give no batches.
 
     Raises:
         ValueError: a value is out of range.
@@ -41,6 +43,7 @@ class SequenceDataset(IterableDataset[BaseBatch]):
         num_ranks: int = 1,
         shuffle: bool = False,
         seed: int = 0,
+        single_rank: bool = False,
     ) -> None:
         if batch_size < 1:
             raise ValueError(f"batch_size = {batch_size}: expected at least 1")
@@ -54,8 +57,14 @@ class SequenceDataset(IterableDataset[BaseBatch]):
         self._num_ranks = num_ranks
         self._shuffle = shuffle
         self._seed = seed
+        self._single_rank = single_rank
         self._epoch = 0
         self._start_sample = 0
+
+    @property
+    def loads_here(self) -> bool:
+        """Whether this rank gives batches."""
+        return self._rank == 0 or not self._single_rank
 
     @property
     def num_samples(self) -> int:
@@ -78,17 +87,20 @@ class SequenceDataset(IterableDataset[BaseBatch]):
         self._start_sample = start_sample
 
     def __len__(self) -> int:
-        """Batches that an iteration gives, the same on every rank."""
+        """Batches that an iteration gives, on every rank that loads."""
         return -(-(self.num_samples - self._start_sample) // self._step_size)
 
     def __iter__(self) -> Iterator[BaseBatch]:
+        if not self.loads_here:
+            return
         order = self._epoch_order()
+        rows = self._step_size if self._single_rank else self._batch_size
         worker = get_worker_info()
         first, stride = (0, 1) if worker is None else (worker.id, worker.num_workers)
         for step in range(first, len(self), stride):
             of_all_ranks = order[step * self._step_size : (step + 1) * self._step_size]
             samples = [self._source[int(index)] for index in self._rank_share(of_all_ranks)]
-            yield self._source.collate(samples, self._batch_size)
+            yield self._source.collate(samples, rows)
 
     @property
     def _step_size(self) -> int:
@@ -103,6 +115,8 @@ class SequenceDataset(IterableDataset[BaseBatch]):
 
     def _rank_share(self, indices: np.ndarray) -> np.ndarray:
         """This rank's run of one global step's samples."""
+        if self._single_rank:
+            return indices
         smallest, larger_runs = divmod(len(indices), self._num_ranks)
         start = self._rank * smallest + min(self._rank, larger_runs)
         return indices[start : start + smallest + (self._rank < larger_runs)]

@@ -21,10 +21,14 @@ def rank_datasets(
 ) -> tuple[SequenceDataset, SequenceDataset]:
     """This rank's training and evaluation batches; only those of training are shuffled."""
     rank, num_ranks = dist.get_rank(), dist.get_world_size()
-    return (
-        SequenceDataset(train_source, trainer.train_batch_size, rank, num_ranks, shuffle, trainer.seed),
-        SequenceDataset(eval_source, trainer.eval_rows, rank, num_ranks, False, trainer.seed),
+    train, evaluation = (
+        SequenceDataset(source, rows, rank, num_ranks, shuffled, trainer.seed, trainer.single_rank_load)
+        for source, rows, shuffled in (
+            (train_source, trainer.train_batch_size, shuffle),
+            (eval_source, trainer.eval_rows, False),
+        )
     )
+    return train, evaluation
 
 
 def random_sources(

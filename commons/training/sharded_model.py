@@ -19,12 +19,18 @@ from commons.training.training_args import OptimizerArgs
 
 
 def shard_model(
-    model: nn.Module, optimizer_args: OptimizerArgs, device: torch.device
+    model: nn.Module, optimizer_args: OptimizerArgs, device: torch.device, cached: bool = False
 ) -> tuple[DistributedModelParallel, CombinedOptimizer]:
     """Shards every `EmbeddingCollection` of a model row-wise, and replicates the rest under DDP.
 
     The tables' optimizer is fused into their backward; on CPU, where fbgemm has no fused Adam, Adam becomes
     row-wise Adagrad for them, with a warning on rank 0.
+
+    Args:
+        model: on any device.
+        optimizer_args: for tables and dense parameters.
+        device: of this rank.
+        cached: whether tables stay in host memory, with a cache in the GPU's, as pipeline "prefetch" needs.
 
     Returns:
         The model, and the optimizer of tables and dense parameters together.
@@ -39,12 +45,14 @@ def shard_model(
                 "dense parameters with Adam"
             ]
         )
-    sharder = EmbeddingCollectionSharder(fused_params=_fused_params(optimizer_args, device))
+    kernel = "fused_uvm_caching" if cached else "fused"
+    fused_params = _fused_params(optimizer_args, device) | ({"prefetch_pipeline": True} if cached else {})
+    sharder = EmbeddingCollectionSharder(fused_params=fused_params)
     plan = {
         path: construct_module_sharding_plan(
             module,
             # Named, because the default on CPU is the dense kernel, which sums what it should look up.
-            {config.name: row_wise(compute_kernel="fused") for config in module.embedding_configs()},
+            {config.name: row_wise(compute_kernel=kernel) for config in module.embedding_configs()},
             sharder=sharder,
             device_type=device.type,
         )

@@ -95,11 +95,20 @@ class StepLog:
         self._start = time.perf_counter()
 
     def _end_interval(self) -> None:
-        sums = torch.tensor([float(self._loss_sum), self._samples, self._forward_flops], dtype=torch.float64)
-        dist.all_reduce(sums, group=self._group)
-        loss_sum, samples, forward_flops = sums.tolist()
-        seconds = time.perf_counter() - self._start
         reports = self._reports
+        of_this_rank = [
+            float(self._loss_sum),
+            self._samples,
+            self._forward_flops,
+            sum(report.bytes_sent for report in reports),
+            sum(report.plan_wait_seconds for report in reports),
+            sum(report.exchange_seconds for report in reports),
+        ]
+        sums = torch.tensor(of_this_rank, dtype=torch.float64)
+        dist.all_reduce(sums, group=self._group)
+        loss_sum, samples, forward_flops = sums[:3].tolist()
+        bytes_sent, plan_wait, exchange = (sums[3:] / (dist.get_world_size() * len(reports))).tolist()
+        seconds = time.perf_counter() - self._start
         # Loads of several steps add up: what counts is the sum of the steps' largest, as time does.
         mean = sum(report.loads_before.mean() for report in reports)
         figures = {
@@ -110,13 +119,19 @@ class StepLog:
             "tflops": TRAINING_FLOPS_PER_FORWARD * forward_flops / seconds / 1e12,
             "imbalance_before": sum(r.loads_before.max() for r in reports) / mean if mean else 1.0,
             "imbalance_after": sum(r.loads_after.max() for r in reports) / mean if mean else 1.0,
+            "plan_wait_ms": plan_wait * 1e3,
+            "exchange_ms": exchange * 1e3,
+            "bytes_sent": bytes_sent,
         }
+        # Means over ranks and steps, so that bytes sent are bytes received.
+        waited, moved = f"plan {plan_wait * 1e3:.1f} ms", f"exchange {exchange * 1e3:.1f} ms"
+        stage = f"  {waited}, {moved}, {bytes_sent / 1e3:.0f} kB sent" if bytes_sent else ""
         self.write(
             "train",
             figures,
             f"step {self._step}  loss {figures['loss']:.4f}  {figures['samples_per_second']:.0f} samples/s  "
             f"{figures['tokens_per_second']:.0f} tokens/s  {figures['tflops']:.3g} TFLOP/s  "
-            f"imbalance {figures['imbalance_before']:.3f} → {figures['imbalance_after']:.3f}",
+            f"imbalance {figures['imbalance_before']:.3f} → {figures['imbalance_after']:.3f}" + stage,
         )
         self._start_interval()
 

@@ -36,7 +36,8 @@ def train(
     for kind, dataset in (("training", task.train_dataset), ("evaluation", task.eval_dataset)):
         if len(dataset) == 0:
             raise ValueError(f"the {kind} set has no samples; check the dataset's settings and files")
-    model, optimizer = shard_model(task.model, optimizer_args, device)
+    cached = task.pipeline_name(args, device) == "prefetch"
+    model, optimizer = shard_model(task.model, optimizer_args, device, cached)
     # From here on ranks draw different numbers: equal dropout masks on all would be wrong.
     torch.manual_seed(args.seed + dist.get_rank())
     counter = LoadCounter(task.flops, task.check_batch)
@@ -103,7 +104,7 @@ class Evaluator:
 def _epochs(dataset: SequenceDataset, device: torch.device) -> Iterator[BaseBatch]:
     """Batches of one epoch after the other, without end."""
     epoch = 0
-    while True:
+    while dataset.loads_here:
         dataset.set_epoch(epoch)
         yield from _on_host(dataset, device)
         epoch += 1

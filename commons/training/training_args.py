@@ -7,7 +7,9 @@ from typing import Any
 
 import gin
 
+from commons.distributed.exchange import EXCHANGES
 from commons.distributed.placement import PARTITIONERS
+from commons.distributed.rank_group import PLANNING_BACKENDS
 
 
 def require(condition: bool, setting: str, value: object, expected: str) -> None:
@@ -42,6 +44,10 @@ class TrainerArgs:
         batch_shuffler: registered name of the shuffler that does it; empty for the model's own.
         balance_partitioner, balance_tolerance, balance_equal_rows, balance_max_tokens: how the shuffler
             places samples, as `BatchShuffler` takes them without "balance_".
+        balance_window, balance_window_max_step_ratio: steps that are planned together, likewise; more than 1
+            changes what a step contains.
+        balance_exchange, balance_planning_backend, balance_verify: how ranks talk to each other, likewise.
+        single_rank_load: whether rank 0 loads the samples of all ranks, and the shuffler spreads them.
         log_dir: where the figures are written, as JSON lines.
         top_k_for_generation: items that a generative model retrieves per sample, and beams of its search.
         eval_metrics: of a generative model's retrieval, as in "HitRate@10".
@@ -70,22 +76,44 @@ class TrainerArgs:
     balance_tolerance: float | None = None
     balance_equal_rows: bool = True
     balance_max_tokens: int | None = None
+    balance_window: int = 1
+    balance_window_max_step_ratio: float | None = None
+    balance_exchange: str = "all_to_all"
+    balance_planning_backend: str = "gloo"
+    balance_verify: bool = False
+    single_rank_load: bool = False
     log_dir: str = "out/logs"
     top_k_for_generation: int = 10
     eval_metrics: tuple[str, ...] = ("HitRate@10", "Recall@10", "NDCG@10")
 
     def __post_init__(self) -> None:
-        for name in ("train_batch_size", "eval_interval", "log_interval", "top_k_for_generation"):
+        for name in (
+            "train_batch_size",
+            "eval_interval",
+            "log_interval",
+            "top_k_for_generation",
+            "balance_window",
+        ):
             require_at_least(1, f"TrainerArgs.{name}", getattr(self, name))
         for name in ("eval_batch_size", "max_train_iters", "max_eval_iters", "balance_max_tokens"):
             if getattr(self, name) is not None:
                 require_at_least(1, f"TrainerArgs.{name}", getattr(self, name))
         require_at_least(0, "TrainerArgs.seed", self.seed)
+        for name, values in (
+            ("balance_partitioner", PARTITIONERS),
+            ("balance_exchange", sorted(EXCHANGES)),
+            ("balance_planning_backend", PLANNING_BACKENDS),
+        ):
+            value = getattr(self, name)
+            require(value in values, f"TrainerArgs.{name}", value, f"one of {', '.join(values)}")
+        if self.balance_window_max_step_ratio is not None:
+            ratio = self.balance_window_max_step_ratio
+            require(ratio >= 1, "TrainerArgs.balance_window_max_step_ratio", ratio, "at least 1")
         require(
-            self.balance_partitioner in PARTITIONERS,
-            "TrainerArgs.balance_partitioner",
-            self.balance_partitioner,
-            f"one of {', '.join(PARTITIONERS)}",
+            self.enable_balanced_shuffler or not self.single_rank_load,
+            "TrainerArgs.single_rank_load",
+            self.single_rank_load,
+            "False without enable_balanced_shuffler, which is what spreads the samples",
         )
         if self.balance_tolerance is not None:
             tolerance = self.balance_tolerance
@@ -100,10 +128,11 @@ class TrainerArgs:
     @property
     def balance_settings(self) -> dict[str, Any]:
         """What the `balance_*` settings say other than the default, as a shuffler takes it."""
-        names = ("partitioner", "tolerance", "equal_rows", "max_tokens")
-        defaults = {field.name: field.default for field in fields(self)}
-        settings = {name: getattr(self, f"balance_{name}") for name in names}
-        return {name: value for name, value in settings.items() if value != defaults[f"balance_{name}"]}
+        return {
+            field.name.removeprefix("balance_"): getattr(self, field.name)
+            for field in fields(self)
+            if field.name.startswith("balance_") and getattr(self, field.name) != field.default
+        }
 
     def settings_without_effect(self) -> list[str]:
         """One line for each setting that asks for something that does not happen."""

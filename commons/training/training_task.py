@@ -75,15 +75,22 @@ class TrainingTask:
         Raises:
             KeyError: an unknown pipeline or shuffler.
         """
+        return TrainPipelineFactory.create(
+            self.pipeline_name(args, device),
+            model=model,
+            optimizer=optimizer,
+            device=device,
+            batch_shuffler=self.make_shuffler(args),
+        )
+
+    def pipeline_name(self, args: TrainerArgs, device: torch.device) -> str:
+        """The pipeline that runs; a warning on rank 0 says if it is not the one that the arguments name."""
         name = args.pipeline_type
         if name in ("native", "prefetch") and not self.has_sharded_tables:
             instead, reason = "none", "overlaps the lookups of sharded tables, and this model has none"
-        elif name == "prefetch" and not TrainPipelineFactory.is_registered(name):
-            instead, reason = "native", "is not available here"
+        elif name == "prefetch" and device.type != "cuda":
+            instead, reason = "native", "fills the cache of a GPU, and there is none here"
         else:
-            instead, reason = name, ""
-        if instead != name:
-            warn_once([f'TrainerArgs.pipeline_type = "{name}" {reason}: "{instead}" runs instead'])
-        return TrainPipelineFactory.create(
-            instead, model=model, optimizer=optimizer, device=device, batch_shuffler=self.make_shuffler(args)
-        )
+            return name
+        warn_once([f'TrainerArgs.pipeline_type = "{name}" {reason}: "{instead}" runs instead'])
+        return instead
