@@ -165,7 +165,7 @@ class BatchShuffler(ABC):
         Raises:
             ValueError: `plan` was made for another batch.
         """
-        if self.group.num_ranks == 1:
+        if self.group.num_ranks == 1 or not plan.has_batch:
             return batch
         rank = self.group.rank
         fields = sample_rows.per_sample_fields(batch)
@@ -230,6 +230,11 @@ class BatchShuffler(ABC):
         if self.group.num_ranks == 1 or not plan.moves:
             return Traffic(0, 0)
         return self._exchange.traffic(plan, self.group.rank)
+
+    @property
+    def knows_fields(self) -> bool:
+        """Whether any rank of the group has had a batch, so that there is a `padding_batch`."""
+        return self._gather.schema is not None
 
     def padding_batch(self) -> Any:
         """A host batch of one padding row, for a rank whose loader has ended while others go on.

@@ -70,10 +70,7 @@ class PlanGather:
             RuntimeError: no rank of the group has had a batch yet.
         """
         if self._agreement is None:
-            raise RuntimeError(
-                "this rank's loader gave no batch at all while ranks that it does not balance with have one; "
-                "its fields are unknown. Give every rank at least one batch"
-            )
+            raise RuntimeError("no rank of the group has had a batch yet, so that its fields are unknown")
         return self._agreement.padding_batch
 
     def gather(

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from commons.distributed import BalanceReport, BatchShuffler, WindowPlan
 from commons.distributed.failures import portable, raise_first
 
+_HEADER = 3  # whether planning failed, steps, whether the rank has a padding row
 _FIGURES = 6  # of a step: loss tokens, load before and after, tokens before and after, largest workload
 
 
@@ -23,10 +24,12 @@ class Totals:
     Attributes:
         num_steps: of the ranks with the most batches.
         per_rank: float64 `[all ranks, window, 6]`.
+        padding_batch: one padding row, for steps to which this rank's group brings nothing.
     """
 
     num_steps: int
     per_rank: np.ndarray
+    padding_batch: Any
 
     def loss_tokens(self, step: int) -> int:
         """Of all ranks."""
@@ -61,6 +64,7 @@ class AllRanks:
     def __init__(self, window: int) -> None:
         self._window = window
         self._group = dist.new_group(backend="gloo")
+        self._padding_batch: Any = None
 
     def plan(
         self, shuffler: BatchShuffler, batches: Sequence[Any], failure: Exception | None
@@ -70,28 +74,37 @@ class AllRanks:
         Raises:
             Exception: what planning raised on the first rank where it did, on every rank.
         """
-        row = np.zeros(2 + self._window * _FIGURES)  # whether planning failed, steps, figures of each
+        row = np.zeros(_HEADER + self._window * _FIGURES)
         window: WindowPlan | None = None
         try:
             window = shuffler.plan_window(batches, failure)
-            row[1] = len(window.steps)
-            row[2 : 2 + len(window.steps) * _FIGURES] = np.ravel(_figures(window, shuffler.group.rank))
+            if self._padding_batch is None and shuffler.knows_fields:
+                self._padding_batch = shuffler.padding_batch()
+            row[1:_HEADER] = len(window.steps), self._padding_batch is not None
+            row[_HEADER : _HEADER + len(window.steps) * _FIGURES] = _figures(window, shuffler.group.rank)
         except Exception as error:  # raised on all ranks below
             failure, row[0] = error, 1.0
         table = torch.empty(dist.get_world_size(), len(row), dtype=torch.float64)
         dist.all_gather_into_tensor(table.view(-1), torch.from_numpy(row), group=self._group)
-        failed, num_steps, *_ = table.numpy().T
+        failed, num_steps, has_padding, *_ = table.numpy().T
         if window is None or failed.any():
-            failures: list[Any] = [None] * len(failed)
-            dist.all_gather_object(failures, portable(failure, dist.get_rank()), group=self._group)
+            failures = self._gather_objects(portable(failure, dist.get_rank()))
             raise_first(failures, failure, dist.get_rank())
             raise RuntimeError("planning failed on a rank that gave no cause")
-        per_rank = table.numpy()[:, 2:].reshape(-1, self._window, _FIGURES)
-        return window, Totals(int(num_steps.max()), per_rank)
+        if has_padding.any() and not has_padding.all():
+            # A group that never had a batch goes along with a padding row of another one's.
+            self._padding_batch = self._gather_objects(self._padding_batch)[int(has_padding.argmax())]
+        per_rank = table.numpy()[:, _HEADER:].reshape(-1, self._window, _FIGURES)
+        return window, Totals(int(num_steps.max()), per_rank, self._padding_batch)
+
+    def _gather_objects(self, value: Any) -> list[Any]:
+        values: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(values, value, group=self._group)
+        return values
 
 
 def _figures(window: WindowPlan, rank: int) -> np.ndarray:
-    """float64 `[steps, 6]` of one rank."""
+    """float64 `[steps × 6]` of one rank."""
     figures = np.zeros((len(window.steps), _FIGURES))
     for step, plan in enumerate(window.steps):
         loaded = (window.home == rank) & (window.batch_of == step)
@@ -104,4 +117,4 @@ def _figures(window: WindowPlan, rank: int) -> np.ndarray:
             plan.tokens[kept].sum(),
             plan.workloads[kept].max(initial=0),
         )
-    return figures
+    return figures.ravel()

@@ -160,8 +160,10 @@ class ShuffleStage:
             totals = None
         else:
             window, totals = self._all_ranks.plan(self._shuffler, on_host, failure)
-        num_steps = len(window.steps) if totals is None else totals.num_steps
-        mean = window.mean_loss_tokens if totals is None else totals.mean_loss_tokens
+        if totals is None:
+            num_steps, mean, padding = len(window.steps), window.mean_loss_tokens, None
+        else:
+            num_steps, mean, padding = totals.num_steps, totals.mean_loss_tokens, totals.padding_batch
         steps = []
         for number in range(num_steps):
             if number < len(window.steps):
@@ -169,7 +171,7 @@ class ShuffleStage:
                 single = len(window.steps) == 1 and bool(loaded)
                 batch = loaded[0][1] if single else self._shuffler.rows_for_step(on_host, window, number)
             else:  # ranks that this one does not balance with have more batches
-                plan, batch = empty_plan(self._shuffler.group.num_ranks), self._shuffler.padding_batch()
+                plan, batch = empty_plan(self._shuffler.group.num_ranks), padding
             traffic = self._shuffler.traffic(plan)
             report = BalanceReport.of(plan, self._shuffler.equal_rows, traffic, window, number)
             loss_tokens = plan.num_loss_tokens

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from tqdm import tqdm
@@ -109,16 +110,14 @@ class StepLog:
         loss_sum, samples, forward_flops = sums[:3].tolist()
         bytes_sent, plan_wait, exchange = (sums[3:] / (dist.get_world_size() * len(reports))).tolist()
         seconds = time.perf_counter() - self._start
-        # Loads of several steps add up: what counts is the sum of the steps' largest, as time does.
-        mean = sum(report.loads_before.mean() for report in reports)
         figures = {
             "loss": loss_sum / max(self._loss_tokens, 1),
             "seconds_per_step": seconds / len(reports),
             "samples_per_second": samples / seconds,
             "tokens_per_second": sum(int(report.tokens_before.sum()) for report in reports) / seconds,
             "tflops": TRAINING_FLOPS_PER_FORWARD * forward_flops / seconds / 1e12,
-            "imbalance_before": sum(r.loads_before.max() for r in reports) / mean if mean else 1.0,
-            "imbalance_after": sum(r.loads_after.max() for r in reports) / mean if mean else 1.0,
+            "imbalance_before": _imbalance([report.loads_before for report in reports]),
+            "imbalance_after": _imbalance([report.loads_after for report in reports]),
             "plan_wait_ms": plan_wait * 1e3,
             "exchange_ms": exchange * 1e3,
             "bytes_sent": bytes_sent,
@@ -134,6 +133,12 @@ class StepLog:
             f"imbalance {figures['imbalance_before']:.3f} → {figures['imbalance_after']:.3f}" + stage,
         )
         self._start_interval()
+
+
+def _imbalance(loads: list[np.ndarray]) -> float:
+    """Largest ÷ mean load of several steps: the largest of each add up, as time does."""
+    mean = sum(of_step.mean() for of_step in loads)
+    return float(sum(of_step.max() for of_step in loads) / mean) if mean else 1.0
 
 
 class LoadCounter:

@@ -11,7 +11,7 @@ from tests.e2e.torchrun import RANKING, REPOSITORY, bind, torchrun
 
 MOVIELENS = REPOSITORY / "hstu/training/configs/movielens_100k_ranking.gin"
 REGISTERED_SHUFFLERS = "registered are ['hstu', 'identity']"
-REGISTERED_PIPELINES = "registered are ['native', 'none']"
+REGISTERED_PIPELINES = "registered are ['native', 'none', 'prefetch']"
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import traceback
 from collections import Counter
@@ -15,7 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from commons.distributed import BatchShuffler, BatchShufflerFactory
+from commons.distributed.exchange import EXCHANGES
 from commons.distributed.placement import PARTITIONERS
+from commons.distributed.rank_group import RankGroup
 from tests.drawn_batches import draw_batch, sample_contents
 
 
@@ -26,6 +29,20 @@ class FieldShuffler(BatchShuffler):
         return batch.workload
 
 
+class QuickShuffler(FieldShuffler):
+    """Shares its process groups with the others in this process: making them takes longer than a step."""
+
+    def _make_group(self, process_group, planning_backend, verify):
+        if process_group is not None:
+            return super()._make_group(process_group, planning_backend, verify)
+        return _group_of_all(planning_backend, verify)
+
+
+@functools.cache
+def _group_of_all(planning_backend: str, verify: bool) -> RankGroup:
+    return RankGroup.of(None, planning_backend, verify)
+
+
 @dataclass(frozen=True)
 class Case:
     """One global batch: rows and real rows per rank; rows None for a rank whose loader has ended."""
@@ -34,6 +51,7 @@ class Case:
     labels: str
     equal_rows: bool
     partitioner: str
+    exchange: str
     rows: tuple[tuple[int, int] | None, ...]
 
 
@@ -56,6 +74,7 @@ def cases(draw, num_ranks: int):
         labels=draw(st.sampled_from(["keyed", "dense", "flat", "none"])),
         equal_rows=draw(st.booleans()),
         partitioner=draw(st.sampled_from(PARTITIONERS)),
+        exchange=draw(st.sampled_from(sorted(EXCHANGES))),
         rows=tuple(rows),
     )
 
@@ -68,7 +87,13 @@ def _shuffle(case: Case, ranks: list[int] | None = None):
         if rank not in ranks:
             return None
         rank = ranks.index(rank)
-    shuffler = FieldShuffler(group, equal_rows=case.equal_rows, partitioner=case.partitioner)
+    shuffler = QuickShuffler(
+        group,
+        equal_rows=case.equal_rows,
+        partitioner=case.partitioner,
+        exchange=case.exchange,
+        verify=True,
+    )
     # The first step agrees on the fields; the case itself then is a step like any other.
     rng = np.random.default_rng((case.seed, rank))
     shuffler.shuffle(draw_batch(rng, 0, 1, 1, case.labels))
