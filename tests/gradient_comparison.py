@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -57,6 +57,37 @@ def compare(
     return norms, (plain_loss, shuffled_loss)
 
 
+def window_gradients(
+    model: torch.nn.Module, pipeline_name: str, shuffler: BatchShuffler, batches: Sequence[BaseBatch]
+) -> tuple[dict[str, torch.Tensor], float, list[int]]:
+    """What the steps together take off each parameter, each beginning at the same parameters.
+
+    Returns:
+        That, each step's part weighted by its own loss tokens if the shuffler plans no windows, because such
+        a step is normalised by its own; the loss sum of all steps and ranks; and the steps' loss tokens.
+    """
+    device = torch.device("cpu")
+    sharded, optimizer = shard_model(model, OptimizerArgs("sgd", LEARNING_RATE), device)
+    pipeline = TrainPipelineFactory.create(
+        pipeline_name, model=sharded, optimizer=optimizer, device=device, batch_shuffler=shuffler
+    )
+    loader = iter(batches)
+    start = _parameters(sharded)
+    taken = {name: torch.zeros_like(value) for name, value in start.items()}
+    total, tokens = torch.zeros(()), []
+    for _ in batches:
+        loss_sum, loss_tokens, _ = pipeline.progress(loader)
+        total += loss_sum
+        tokens.append(loss_tokens)
+        for name, value in _parameters(sharded).items():
+            taken[name] += (start[name] - value) * (1 if shuffler.window > 1 else loss_tokens)
+        _set_parameters(sharded, start)
+    if shuffler.window == 1:
+        taken = {name: value * len(tokens) / sum(tokens) for name, value in taken.items()}
+    dist.all_reduce(total)
+    return taken, float(total), tokens
+
+
 def check_equal(results: list[Comparison], has_loss: bool) -> None:
     """Gradients of every parameter within a relative L2 error of 1e-5; none is zero if there is a loss."""
     for name in {name for norms, _ in results for name in norms}:
@@ -69,10 +100,19 @@ def check_equal(results: list[Comparison], has_loss: bool) -> None:
 
 
 def _parameters(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return {name: tensor.double().clone() for name, tensor in _local_tensors(model).items()}
+
+
+def _set_parameters(model: torch.nn.Module, values: dict[str, torch.Tensor]) -> None:
+    for name, tensor in _local_tensors(model).items():
+        tensor.copy_(values[name])
+
+
+def _local_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     local = {}
     for name, value in model.state_dict().items():
         shards = value.local_shards() if hasattr(value, "local_shards") else [value]
         for shard in shards:
             tensor = shard.tensor if hasattr(shard, "tensor") else shard
-            local[name] = tensor.detach().double().clone()
+            local[name] = tensor.detach()
     return local

@@ -10,7 +10,7 @@ from commons.datasets import HSTUBatch
 from commons.distributed import BatchShufflerFactory
 from commons.perf_model import HSTUFlops
 from hstu import batch_shuffler  # noqa: F401
-from tests.gradient_comparison import LEARNING_RATE, Comparison, check_equal, compare, step
+from tests.gradient_comparison import LEARNING_RATE, Comparison, check_equal, compare, step, window_gradients
 from tests.hstu.hstu_samples import NUM_CLASSES, VOCABULARY, Sample, hstu_batch, ranking_model
 
 ROWS = 6
@@ -70,6 +70,39 @@ def test_gradients_are_equal_with_and_without_the_shuffler(pools, pipeline_name,
 
 def test_gradients_are_equal_where_rows_follow_the_load(pools):
     check_equal(pools(3).run(_compare, "native", (6, 4, 6), True, False), has_loss=True)
+
+
+def _window_against_none(pipeline_name: str, window: int, num_batches: tuple[int, ...]) -> Comparison:
+    rank = dist.get_rank()
+    batches = []
+    for number in range(max(num_batches)):
+        samples = _samples(rank + 10 * number, ROWS, True) if number < num_batches[rank] else []
+        empty = Sample([], [], [], [], 0, [])
+        batch = hstu_batch(samples + [empty] * (ROWS - len(samples)))
+        batch.actual_batch_size = len(samples)
+        batches.append(batch)
+    one, several = (
+        window_gradients(
+            ranking_model(),
+            pipeline_name,
+            BatchShufflerFactory.create_from_config({**SHUFFLER, "window": steps, "verify": True}),
+            batches,
+        )
+        for steps in (1, window)
+    )
+    assert sum(one[2]) == sum(several[2]) and one[2] != several[2]
+    norms = {
+        name: (float(one[0][name].square().sum()), float((one[0][name] - several[0][name]).square().sum()))
+        for name in one[0]
+    }
+    return norms, (one[1], several[1])
+
+
+@pytest.mark.parametrize("pipeline_name", ["none", "native"])
+@pytest.mark.parametrize(("window", "num_batches"), [(2, (2, 2)), (4, (4, 3))])
+def test_gradients_of_a_window_are_those_of_its_steps(pools, pipeline_name, window, num_batches):
+    results = pools(2).run(_window_against_none, pipeline_name, window, num_batches)
+    check_equal(results, has_loss=True)
 
 
 def _against_one_process(num_real: tuple[int, ...]) -> dict[str, float]:
