@@ -6,6 +6,8 @@ import pickle
 import traceback
 from collections.abc import Sequence
 
+_IS_COPY = "raised_on_another_rank"
+
 
 def portable(failure: Exception | None, rank: int) -> Exception | None:
     """A copy for other ranks, with the traceback, which does not travel, as a note."""
@@ -17,7 +19,13 @@ def portable(failure: Exception | None, rank: int) -> Exception | None:
     except Exception:
         copied = RuntimeError(f"{type(failure).__name__}: {failure}")
     copied.add_note(f"raised on rank {rank} of the ranks to balance among:\n{where}")
+    copied.__dict__[_IS_COPY] = True
     return copied
+
+
+def is_copy(error: BaseException) -> bool:
+    """Whether another rank has raised this one, and will report it."""
+    return bool(error.__dict__.get(_IS_COPY))
 
 
 def raise_first(failures: Sequence[Exception | None], own: Exception | None, own_rank: int) -> None:

@@ -13,6 +13,8 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
+from commons.distributed.failures import is_copy
+
 _GRACE_S = 2.0  # torchrun looks for ended ranks ten times a second
 
 
@@ -62,7 +64,7 @@ def run_rank(main: Callable[[], None]) -> None:
     except KeyboardInterrupt:
         os._exit(130)
     except Exception as error:
-        if _lost_a_peer(error):
+        if _lost_a_peer(error) or is_copy(error):
             time.sleep(_GRACE_S)  # torchrun ends this rank meanwhile, and names the one that is lost
         _report_first(error)
         sys.stdout.flush()

@@ -79,6 +79,12 @@ def test_one_rank_raises_in_training(tmp_path, random_data):
     assert_other_ranks_are_silent(output, num_tracebacks=2)
 
 
+def test_one_rank_fails_to_place_what_the_others_have_placed(tmp_path, random_data):
+    output = torchrun(tmp_path, "-m", "tests.e2e.failing_rank", random_data, "placement", fails=True)
+    assert output.count("MemoryError: no memory to place the samples") == 1, output
+    assert_other_ranks_are_silent(output, num_tracebacks=2)
+
+
 def test_one_rank_is_killed_in_training(tmp_path, random_data):
     output = torchrun(tmp_path, "-m", "tests.e2e.failing_rank", random_data, "killed", fails=True)
     root_cause = output.split("Root Cause (first observed failure):")[-1]

@@ -42,7 +42,7 @@ class CountedLabels(EvaluationMetrics):
         return {"labels": float(labels)}
 
 
-def _dataset(num_samples: int) -> SequenceDataset:
+def _dataset(num_samples: int, single_rank: bool) -> SequenceDataset:
     def table(name: str, rows: int, sharding_type: str) -> EmbeddingArgs:
         return EmbeddingArgs([name], f"{name}_table", rows, sharding_type)
 
@@ -62,14 +62,21 @@ def _dataset(num_samples: int) -> SequenceDataset:
         contextual_feature_names=["user", "tags"],
         action_feature_name="action",
     )
-    return SequenceDataset(RandomSource(args, num_samples, 3), 4, dist.get_rank(), dist.get_world_size())
+    return SequenceDataset(
+        RandomSource(args, num_samples, 3),
+        4,
+        dist.get_rank(),
+        dist.get_world_size(),
+        single_rank=single_rank,
+    )
 
 
 def _train(log_dir: str, **settings) -> tuple[list[dict[str, float]], list[float]]:
+    single_rank = settings.get("single_rank_load", False)
     task = TrainingTask(
         model=ranking_model(),
-        train_dataset=_dataset(27),
-        eval_dataset=_dataset(13),
+        train_dataset=_dataset(27, single_rank),
+        eval_dataset=_dataset(13, single_rank),
         metrics=CountedLabels(),
         flops=lambda batch: FLOPS.per_sample(batch.num_tokens()),
         check_batch=lambda batch: None,
@@ -110,9 +117,57 @@ def test_every_evaluation_label_counts_once_on_any_number_of_ranks(pools, tmp_pa
     assert counts[2] == counts[3]
 
 
+@pytest.mark.parametrize("settings", [{}, {"pipeline_type": "prefetch"}, {"balance_equal_rows": False}])
+def test_one_rank_that_loads_for_all_trains_the_same(pools, tmp_path, settings):
+    every, single = (
+        pools(2).run(
+            partial(
+                _train,
+                str(tmp_path / str(single_rank_load)),
+                enable_balanced_shuffler=True,
+                balance_verify=True,
+                single_rank_load=single_rank_load,
+                **settings,
+            )
+        )[0]
+        for single_rank_load in (False, True)
+    )
+    assert every[1] == pytest.approx(single[1], rel=1e-5)
+    assert every[0] == single[0]  # evaluation sees all labels, too
+
+
+def test_windows_see_all_labels_and_other_steps(pools, tmp_path):
+    one, two = (
+        pools(2).run(
+            partial(
+                _train,
+                str(tmp_path / str(window)),
+                enable_balanced_shuffler=True,
+                balance_verify=True,
+                balance_window=window,
+            )
+        )[0]
+        for window in (1, 2)
+    )
+    assert one[0] == two[0] and len(one[1]) == len(two[1])
+    assert one[1] != two[1]
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
+        (
+            lambda: TrainerArgs(train_batch_size=1, single_rank_load=True),
+            "TrainerArgs.single_rank_load = True: expected False without enable_balanced_shuffler",
+        ),
+        (
+            lambda: TrainerArgs(train_batch_size=1, balance_exchange="post"),
+            "TrainerArgs.balance_exchange = 'post': expected one of all_gather, all_to_all",
+        ),
+        (
+            lambda: TrainerArgs(train_batch_size=1, balance_window=2, balance_window_max_step_ratio=0.5),
+            "TrainerArgs.balance_window_max_step_ratio = 0.5: expected at least 1",
+        ),
         (
             lambda: TrainerArgs(train_batch_size=0),
             "TrainerArgs.train_batch_size = 0: expected an integer of at least 1",
