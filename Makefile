@@ -4,7 +4,8 @@
 #                  of several gigabytes. Unset: the default index.
 # PYTHON           the interpreter that .venv is made with.
 # MODEL            the demo's model: hstu or sid_gr.
-# DATA             a folder with MovieLens 100K's u.data, for bench-partition; without, it only prints.
+# DATA             a folder with MovieLens 100K's u.data, for bench-partition and bench-shuffle; without, they
+#                  only print.
 
 PYTHON ?= python3.11
 TORCH_INDEX_URL ?=
@@ -14,7 +15,7 @@ VENV := .venv
 RUN := OMP_NUM_THREADS=1 $(VENV)/bin/python
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test lint format bench-padding bench-partition bench-shuffle clean
+.PHONY: demo test lint format bench-padding bench-partition bench-shuffle bench-window clean
 
 demo: $(INSTALLED)
 	$(RUN) -m benchmarks.demo out/demo/$(MODEL) --model $(MODEL)
@@ -38,7 +39,10 @@ bench-partition: $(INSTALLED)
 	$(RUN) -m benchmarks.partition $(DATA)
 
 bench-shuffle: $(INSTALLED)
-	$(RUN) -m benchmarks.shuffle_stage
+	$(RUN) -m benchmarks.shuffle $(DATA)
+
+bench-window: $(INSTALLED)
+	$(RUN) -m benchmarks.window
 
 $(INSTALLED): pyproject.toml ci/install
 	ci/install $(VENV) "$(PYTHON)" "$(TORCH_INDEX_URL)"

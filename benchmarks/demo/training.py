@@ -20,6 +20,7 @@ import torch.distributed as dist
 from tqdm import tqdm
 
 from benchmarks.demo.models import parse_config
+from commons.distributed import BalanceReport
 from commons.gin_values import from_gin
 from commons.training import OptimizerArgs, TrainerArgs, TrainingTask, rank_process, run_rank, shard_model
 
@@ -52,6 +53,7 @@ class Arm:
         self.block_seconds: list[float] = []  # per step
         # Sums over a block: the largest load before and after, the mean load, bytes moved and bytes loaded.
         self.block_sums: list[np.ndarray] = []
+        self.reports: list[BalanceReport] = []  # of the timed steps
 
     def run(self, steps: int, timed: bool) -> None:
         """Trains some steps; timed from when all ranks are ready to when all are done."""
@@ -70,6 +72,7 @@ class Arm:
         self.losses += (totals / torch.tensor(tokens)).tolist()
         if timed:
             self.block_seconds.append(seconds / steps)
+            self.reports += reports
             rows = [
                 (
                     r.loads_before.max(),

@@ -16,8 +16,9 @@ import numba
 import numpy as np
 
 from benchmarks.machine import machine
+from benchmarks.markdown import write_tables
 from benchmarks.partition.interpreter import measure_interpreter
-from benchmarks.partition.lengths import all_lengths
+from benchmarks.partition.lengths import all_lengths, movielens_folder
 from benchmarks.partition.measure import measure
 from benchmarks.partition.picture import draw
 from benchmarks.partition.placements import ROWS_PER_RANK
@@ -33,7 +34,7 @@ ROUNDS, SECONDS = 7, 1.0  # of the threads
 
 def main() -> None:
     """Prints the tables and, if they are complete, writes them to `README`, with `RESULT` and `PICTURE`."""
-    movielens = _movielens(sys.argv[1:])
+    movielens = movielens_folder(sys.argv[1:])
     figures: dict[str, Any] = {
         "rows_per_rank": ROWS_PER_RANK,
         "draws": DRAWS,
@@ -49,21 +50,9 @@ def main() -> None:
         return
     RESULT.write_text(_json(figures))
     draw(figures["placements"], PICTURE)
-    text = README.read_text()
-    for name, table in tables.items():
-        text = _replaced(text, name, table)
-    README.write_text(text)
+    write_tables(README, "partition", tables)
     names = ", ".join(str(path.relative_to(BENCHMARKS.parent)) for path in (RESULT, PICTURE, README))
     print(f"\nwritten: {names}")
-
-
-def _movielens(arguments: list[str]) -> Path | None:
-    """The folder with MovieLens 100K, if there is one."""
-    if arguments and (Path(arguments[0]) / "u.data").exists():
-        return Path(arguments[0])
-    place = f"no u.data in {arguments[0]}" if arguments else "no folder with u.data was named"
-    print(f"without MovieLens 100K: {place}; its rows are left out, and nothing is written", file=sys.stderr)
-    return None
 
 
 def _json(figures: dict[str, Any]) -> str:
@@ -74,20 +63,6 @@ def _json(figures: dict[str, Any]) -> str:
         text = "[\n  " + ",\n  ".join(map(json.dumps, value)) + "\n ]" if records else json.dumps(value)
         lines.append(f" {json.dumps(key)}: {text}")
     return "{\n" + ",\n".join(lines) + "\n}\n"
-
-
-def _replaced(text: str, name: str, table: str) -> str:
-    """`text` with the table between its markers.
-
-    Raises:
-        ValueError: the markers are not there.
-    """
-    begin, end = f"<!-- partition {name}: begin -->\n", f"<!-- partition {name}: end -->\n"
-    before, found_begin, rest = text.partition(begin)
-    _, found_end, after = rest.partition(end)
-    if not (found_begin and found_end):
-        raise ValueError(f"{README.name} has no place for the table {name!r}: {begin!r} and {end!r}")
-    return f"{before}{begin}{table}\n{end}{after}"
 
 
 if __name__ == "__main__":

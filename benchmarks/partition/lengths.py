@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,15 @@ Lengths = Callable[[np.random.Generator, int], np.ndarray]
 ML_100K, ML_100K_NEWEST = "ml-100k", "ml-100k, newest 200"
 LOGNORMAL, ZIPF = "lognormal(5, 1.2)", "zipf(1.2)"
 LONGEST, NEWEST = 4096, 200
+
+
+def movielens_folder(arguments: Sequence[str]) -> Path | None:
+    """The folder with MovieLens 100K that a command line names, if it is there."""
+    if arguments and (Path(arguments[0]) / "u.data").exists():
+        return Path(arguments[0])
+    place = f"no u.data in {arguments[0]}" if arguments else "no folder with u.data was named"
+    print(f"without MovieLens 100K: {place}; its rows are left out, and nothing is written", file=sys.stderr)
+    return None
 
 
 def all_lengths(movielens: Path | None) -> dict[str, Lengths]:

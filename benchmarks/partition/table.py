@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from benchmarks.markdown import markdown_table
+
 Record = dict[str, Any]
 
 SIZES = (8, 64, 1024)
@@ -60,7 +62,7 @@ def _gap(placements: list[Record]) -> str:
         [*case, *(f"{_largest(records, name, 'percent_above_bound'):.2f}" for name in names.values())]
         for case, records in _grouped(placements).items()
     ]
-    return _markdown(["lengths", "d", *names], rows)
+    return markdown_table(["lengths", "d", *names], rows)
 
 
 def _movement(placements: list[Record]) -> str:
@@ -110,7 +112,7 @@ def _time(placements: list[Record]) -> str:
         return f"{max(ms['median'] for ms in times):.3f} ({max(ms['p99'] for ms in times):.3f})"
 
     rows = [[str(ranks), *(cell(ranks, name) for name in names.values())] for ranks in SIZES_OF_TIME]
-    return _markdown(["ranks", *names], rows)
+    return markdown_table(["ranks", *names], rows)
 
 
 def _windows(windows: list[Record]) -> str:
@@ -134,7 +136,7 @@ def _windows(windows: list[Record]) -> str:
         for (ranks, steps), records in cases.items()
     ]
     titles = ["no limit" if limit is None else f"limit {limit}" for limit in limits]
-    return _markdown(["ranks", "steps", *titles, "ms"], rows)
+    return markdown_table(["ranks", "steps", *titles, "ms"], rows)
 
 
 def _threads(threads: list[Record]) -> str:
@@ -150,7 +152,9 @@ def _threads(threads: list[Record]) -> str:
                 f"{record['ms_per_call_beside_the_loop']:.2f}",
             ]
         )
-    return _markdown(["partitioner", "ranks", "speed of the loop", "ms alone", "ms beside the loop"], rows)
+    return markdown_table(
+        ["partitioner", "ranks", "speed of the loop", "ms alone", "ms beside the loop"], rows
+    )
 
 
 def _machine(figures: Record) -> str:
@@ -177,7 +181,7 @@ def _by_case(
             by_ranks.setdefault(record["ranks"], {})[record["placement"]] = record
         cells = [" / ".join(value(by_ranks[ranks]) for ranks in sizes) for value in columns.values()]
         rows.append([*case, *cells])
-    return _markdown(["lengths", "d", *columns], rows)
+    return markdown_table(["lengths", "d", *columns], rows)
 
 
 def _grouped(placements: list[Record]) -> dict[tuple[str, str], list[Record]]:
@@ -189,13 +193,3 @@ def _grouped(placements: list[Record]) -> dict[tuple[str, str], list[Record]]:
 
 def _largest(records: list[Record], placement: str, key: str) -> float:
     return max(record[key] for record in records if record["placement"] == placement)
-
-
-def _markdown(titles: list[str], rows: list[list[str]]) -> str:
-    """Padded, so that it reads well in a terminal, too."""
-    widths = [max(map(len, column)) for column in zip(titles, *rows, strict=True)]
-    lines = [titles, ["-" * width for width in widths], *rows]
-    return "\n".join(
-        "| " + " | ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) + " |"
-        for line in lines
-    )

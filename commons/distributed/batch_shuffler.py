@@ -121,7 +121,7 @@ class BatchShuffler(ABC):
                 `max_tokens`. Raised on every rank, as is any error of `get_workloads`.
         """
         window = self.plan_window([] if batch is None else [batch])
-        return window.steps[0] if window.steps else empty_plan(self.group.num_ranks)
+        return window.steps[0] if window.steps else self.empty_plan()
 
     def plan_window(self, batches: Sequence[Any], failure: Exception | None = None) -> WindowPlan:
         """Works out the placement of several steps. Collective over the group, host only.
@@ -146,7 +146,7 @@ class BatchShuffler(ABC):
                 failure = error
         gathered = self._gather.gather(facts, failure, padding)
         if gathered is None or not gathered.batch_sizes.any():
-            return one_step(empty_plan(self.group.num_ranks))
+            return one_step(self.empty_plan())
         if self.group.checks is None:
             return self._placed(gathered)
         return check_plans(self.group, lambda: self._placed(gathered))
@@ -165,7 +165,7 @@ class BatchShuffler(ABC):
         Raises:
             ValueError: `plan` was made for another batch.
         """
-        if self.group.num_ranks == 1 or not plan.has_batch:
+        if self.group.num_ranks == 1 or not self.knows_fields:
             return batch
         rank = self.group.rank
         fields = sample_rows.per_sample_fields(batch)
@@ -230,6 +230,11 @@ class BatchShuffler(ABC):
         if self.group.num_ranks == 1 or not plan.moves:
             return Traffic(0, 0)
         return self._exchange.traffic(plan, self.group.rank)
+
+    def empty_plan(self) -> ShufflePlan:
+        """The plan of a step to which this group brings nothing: each of its ranks has a padding row."""
+        schema = self._gather.schema
+        return empty_plan(self.group.num_ranks, 0 if schema is None else len(schema.jagged_fields))
 
     @property
     def knows_fields(self) -> bool:

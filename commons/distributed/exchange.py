@@ -72,7 +72,7 @@ def transfer(rows: PackedRows, route: Route, group: RankGroup) -> PackedRows:
         starts = _starts(route.come_from[arriving])
         elements = np.add.reduceat(route.elements_to_come[arriving], starts)
         counts = np.diff(np.append(starts, len(arriving)))
-        chunks = received.split(receive_bytes[receive_bytes > 0].tolist())
+        chunks = received.split(receive_bytes[route.come_from[arriving][starts]].tolist())
         sources += [
             PackedRows.from_bytes(chunk, schema, int(count), of_chunk.tolist())
             for chunk, count, of_chunk in zip(chunks, counts, elements, strict=True)

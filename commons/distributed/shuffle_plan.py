@@ -212,7 +212,7 @@ def one_step(plan: ShufflePlan) -> WindowPlan:
     )
 
 
-def empty_plan(num_ranks: int) -> ShufflePlan:
+def empty_plan(num_ranks: int, num_jagged_fields: int) -> ShufflePlan:
     """The plan of a step for which these ranks have no batches: each has a padding row."""
     nothing = np.zeros(0, dtype=np.int64)
     return ShufflePlan(
@@ -221,7 +221,7 @@ def empty_plan(num_ranks: int) -> ShufflePlan:
         workloads=nothing,
         tokens=nothing,
         loss_tokens=nothing,
-        num_elements=np.zeros((0, 0), dtype=np.int64),
+        num_elements=np.zeros((0, num_jagged_fields), dtype=np.int64),
         sample_bytes=nothing,
         partition=(nothing,) * num_ranks,
         rows=np.ones(num_ranks, dtype=np.int64),

@@ -34,7 +34,7 @@ def return_window(values: Sequence[Any], plan: WindowPlan, group: RankGroup) -> 
             f"unshuffle got values of {len(values)} steps, the window has {len(plan.steps)}: give it a list "
             "with those of each step"
         )
-    if group.num_ranks == 1:
+    if group.num_ranks == 1 or not plan.steps:
         return list(values)
     at_home = [_rows_at_home(of_step, step, group) for of_step, step in zip(values, plan.steps, strict=True)]
     sources, elements = [rows for rows, _ in at_home], np.concatenate([of_step for _, of_step in at_home])

@@ -15,7 +15,6 @@ from torch.autograd.profiler import record_function
 
 from commons.distributed import BalanceReport, BatchShuffler, ShufflePlan, WindowPlan
 from commons.distributed.plan_ahead import PlanAhead
-from commons.distributed.shuffle_plan import empty_plan
 from commons.pipeline.all_ranks import AllRanks
 from commons.sequence_batch import sample_rows
 
@@ -171,7 +170,7 @@ class ShuffleStage:
                 single = len(window.steps) == 1 and bool(loaded)
                 batch = loaded[0][1] if single else self._shuffler.rows_for_step(on_host, window, number)
             else:  # ranks that this one does not balance with have more batches
-                plan, batch = empty_plan(self._shuffler.group.num_ranks), padding
+                plan, batch = self._shuffler.empty_plan(), padding
             traffic = self._shuffler.traffic(plan)
             report = BalanceReport.of(plan, self._shuffler.equal_rows, traffic, window, number)
             loss_tokens = plan.num_loss_tokens

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import copy
+from collections.abc import MutableMapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from tensordict import TensorDict, TensorDictBase
+from tensordict import TensorDict, TensorDictBase, is_leaf_nontensor
 from torchrec.datasets.utils import Batch as TorchRecBatch
 from torchrec.sparse.jagged_tensor import JaggedTensor
 
@@ -19,8 +20,8 @@ Container = TypeVar("Container")
 _TORCHREC_FIELDS = ("dense_features", "sparse_features", "labels")
 
 
-def per_sample_fields(batch: Any) -> dict[str, FieldValue]:
-    """What travels with the samples of a batch, by name.
+def per_sample_fields(batch: Any) -> dict[Any, FieldValue]:
+    """What travels with the samples of a batch, by name, or by the key that the container has it under.
 
     Of a dict or TensorDict these are all KeyedJaggedTensors, JaggedTensors and tensors in it, with one row
     per sample; a jagged nested tensor counts as a JaggedTensor. Other values of a dict are shared.
@@ -32,9 +33,9 @@ def per_sample_fields(batch: Any) -> dict[str, FieldValue]:
         return batch.per_sample_fields()
     if isinstance(batch, TorchRecBatch):
         return {name: getattr(batch, name) for name in _TORCHREC_FIELDS}
-    if isinstance(batch, TensorDictBase | Mapping):
+    if isinstance(batch, TensorDictBase | MutableMapping):
         leaves = batch.items(True, True) if isinstance(batch, TensorDictBase) else batch.items()
-        fields = {_name(key): _as_jagged(value) for key, value in leaves if isinstance(value, FieldValue)}
+        fields = {key: _as_jagged(value) for key, value in leaves if isinstance(value, FieldValue)}
         if fields:
             return fields
     raise TypeError(
@@ -59,7 +60,7 @@ def batch_rows(batch: Any) -> tuple[int, int]:
 
 
 def with_rows(
-    batch: Container, fields: dict[str, FieldValue], batch_size: int, num_samples: int
+    batch: Container, fields: dict[Any, FieldValue], batch_size: int, num_samples: int
 ) -> Container:
     """A batch of the same kind as `batch` with other rows; what is no per-sample field stays."""
     made: Any
@@ -68,13 +69,15 @@ def with_rows(
     elif isinstance(batch, TorchRecBatch):
         made = TorchRecBatch(**fields)
     elif isinstance(batch, TensorDictBase):
-        made = TensorDict({}, batch_size=[batch_size])
-        for key, value in batch.items(True, True):
-            made[key] = _as_nested(fields[_name(key)], value)
-    elif isinstance(batch, Mapping):
-        made = {
-            key: _as_nested(fields[key], value) if key in fields else value for key, value in batch.items()
-        }
+        made = TensorDict({}, batch_size=[batch_size], device=batch.device)
+        for key, value in batch.items(True, True, is_leaf=is_leaf_nontensor):
+            if key in fields:
+                made[key] = _as_nested(fields[key], value)
+            else:
+                made.set_non_tensor(key, batch.get(key))
+    elif isinstance(batch, MutableMapping):
+        made = copy.copy(batch)
+        made.update({key: _as_nested(value, batch[key]) for key, value in fields.items()})
     else:
         raise TypeError(f"cannot put rows into a {type(batch).__name__}")
     return made
@@ -105,12 +108,13 @@ def device_of(batch: Any) -> torch.device:
     return value.device if isinstance(value, torch.Tensor) else value.values().device
 
 
-def to_device(batch: Container, device: torch.device) -> Container:
+def to_device(batch: Any, device: torch.device) -> Any:
     """The batch on a device; waits for the copy."""
-    if isinstance(batch, Mapping) and not isinstance(batch, TensorDictBase):
-        return _mapped(batch, lambda value: value.to(device))
-    moved: Any = batch
-    return moved.to(device)
+    if isinstance(batch, MutableMapping) and not isinstance(batch, TensorDictBase):
+        moved = copy.copy(batch)
+        moved.update({key: value.to(device) for key, value in batch.items() if isinstance(value, FieldValue)})
+        return moved
+    return batch.to(device)
 
 
 def select_rows(batches: Sequence[Container], rows: np.ndarray, num_elements: Sequence[int]) -> Container:
@@ -129,10 +133,6 @@ def select_rows(batches: Sequence[Container], rows: np.ndarray, num_elements: Se
     return with_rows(batches[0], selected.unpack(), selected.num_rows, len(rows))
 
 
-def _name(key: Any) -> str:
-    return "/".join(key) if isinstance(key, tuple) else key
-
-
 def _as_jagged(value: FieldValue) -> FieldValue:
     if isinstance(value, torch.Tensor) and value.is_nested:
         if value.layout != torch.jagged:
@@ -145,7 +145,3 @@ def _as_nested(value: FieldValue, like: Any) -> FieldValue:
     if isinstance(like, torch.Tensor) and like.is_nested and isinstance(value, JaggedTensor):
         return torch.nested.nested_tensor_from_jagged(value.values(), value.offsets())
     return value
-
-
-def _mapped(batch: Any, function: Callable[[FieldValue], FieldValue]) -> Any:
-    return {key: function(v) if isinstance(v, FieldValue) else v for key, v in batch.items()}

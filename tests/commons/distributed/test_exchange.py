@@ -107,7 +107,7 @@ def _exchange_both_ways(case):
 def test_both_exchanges_give_the_same_bits_in_the_order_of_the_plan(pools, num_ranks):
     pool = pools(num_ranks)
 
-    @settings(max_examples=20, deadline=None)
+    @settings(max_examples=15, deadline=None)
     @given(case=cases(num_ranks))
     def same(case):
         results = pool.run(_exchange_both_ways, case)
@@ -197,6 +197,21 @@ def test_what_was_computed_comes_back_to_the_rows_that_were_loaded(pools, num_ra
         pool.run(_there_and_back, case, padded)
 
     returned()
+
+
+def _after_the_last_batch() -> None:
+    shuffler = _agreed(QuickShuffler(verify=True))
+    plan = shuffler.plan(None)
+    assert not plan.has_batch
+    padding = shuffler.padding_batch()
+    moved = shuffler.exchange(padding, plan)
+    check_identical(moved, padding)
+    check_identical(shuffler.unshuffle(moved, plan), padding)
+    check_identical(shuffler.unshuffle(torch.ones(1, 2), plan), torch.zeros(1, 2))
+
+
+def test_padding_goes_there_and_back_once_all_loaders_have_ended(pools):
+    pools(2).run(_after_the_last_batch)
 
 
 def _other_outputs_back() -> None:
@@ -336,12 +351,29 @@ def _check_window(case, results) -> None:
 def test_a_window_neither_loses_nor_doubles_a_sample(pools, num_ranks):
     pool = pools(num_ranks)
 
-    @settings(max_examples=25, deadline=None)
+    @settings(max_examples=20, deadline=None)
     @given(case=window_cases(num_ranks))
     def conserved(case):
         _check_window(case, pool.run(_window, case))
 
     conserved()
+
+
+def _rows_of_a_window_of_padding() -> list[tuple[int, int]]:
+    shuffler = QuickShuffler(window=2)
+    batches = [draw_batch(np.random.default_rng(0), 0, 3, 0)] * 2
+    window = shuffler.plan_window(batches)
+    moved = [
+        shuffler.exchange(shuffler.rows_for_step(batches, window, step), plan)
+        for step, plan in enumerate(window.steps)
+    ]
+    assert [batch.batch_size for batch in moved] == [plan.rows[dist.get_rank()] for plan in window.steps]
+    check_identical(dict(enumerate(shuffler.unshuffle(moved, window))), dict(enumerate(batches)))
+    return [(batch.batch_size, batch.num_samples) for batch in moved]
+
+
+def test_a_window_of_padding_only_has_as_many_rows_as_were_loaded(pools):
+    assert pools(2).run(_rows_of_a_window_of_padding) == [[(3, 0), (3, 0)]] * 2
 
 
 def _values_of_a_window_without_batches() -> list:

@@ -1,0 +1,1 @@
+"""`make bench-shuffle`: what the shuffle stage costs, and what it moves."""

@@ -1,0 +1,82 @@
+"""What a window gains where one step cannot be balanced: few rows per rank, so that one outweighs the others.
+
+Trains the demo's model on two ranks with windows of 1 and of 4 steps, in alternating blocks:
+
+    python -m benchmarks.window
+"""
+
+from __future__ import annotations
+
+import commons.quiet_logs  # noqa: F401  isort: skip
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch.distributed as dist
+from tqdm import tqdm
+
+from benchmarks.demo.models import parse_config
+from benchmarks.demo.training import Arm
+from benchmarks.machine import machine, spread
+from benchmarks.torchrun import torchrun
+from commons.training import rank_process, run_rank
+
+RESULT = Path(__file__).parent / "results" / "window.json"
+RANKS, ROWS_PER_RANK = 2, 3
+WINDOW = 4
+BLOCKS = 40  # of one window each
+
+
+def main() -> None:
+    """Starts the ranks, or, in a rank, runs the benchmark; rank 0 prints and writes the figures."""
+    if "RANK" not in os.environ:
+        torchrun(RANKS, "benchmarks.window")
+        return
+    make_task = parse_config("hstu")
+    with rank_process() as device:
+        settings = {"enable_balanced_shuffler": True, "train_batch_size": ROWS_PER_RANK}
+        arms = [Arm(make_task, {**settings, "balance_window": window}, device) for window in (1, WINDOW)]
+        for arm in arms:
+            arm.run(WINDOW, timed=False)
+        for block in tqdm(range(BLOCKS), desc="train", unit="block", disable=dist.get_rank() != 0):
+            for arm in arms if block % 2 else arms[::-1]:
+                arm.run(WINDOW, timed=True)
+        if dist.get_rank() == 0:
+            figures = _figures(*arms)
+            print(json.dumps(figures, indent=1))
+            RESULT.write_text(json.dumps(figures, indent=1) + "\n")
+
+
+def _figures(one: Arm, several: Arm) -> dict[str, Any]:
+    largest = [sum(report.loads_after.max() for report in arm.reports) for arm in (one, several)]
+    mean = sum(report.loads_before.mean() for report in one.reports)
+    bound = sum(report.lower_bound * report.loads_after.mean() for report in one.reports) / mean
+    seconds = [float(np.sum(arm.block_seconds)) for arm in (one, several)]
+    speedup, predicted = seconds[0] / seconds[1], largest[0] / largest[1]
+    ratios = [
+        of_one / of_several
+        for of_one, of_several in zip(one.block_seconds, several.block_seconds, strict=True)
+    ]
+    return {
+        "ranks": RANKS,
+        "rows_per_rank": ROWS_PER_RANK,
+        "steps": BLOCKS * WINDOW,
+        "lower_bound_of_one_step": round(bound, 4),
+        "imbalance": {
+            "window 1": round(largest[0] / mean, 4),
+            f"window {WINDOW}": round(largest[1] / mean, 4),
+        },
+        "largest_step_ratio": round(max(report.step_ratio for report in several.reports), 3),
+        "seconds_per_step": [round(total / BLOCKS, 4) for total in seconds],
+        "speedup": round(speedup, 4),
+        "speedup_of_blocks": spread(ratios),
+        "speedup_predicted": round(predicted, 4),
+        "share_of_predicted_gain": round((speedup - 1) / (predicted - 1), 3),
+        "machine": machine(),
+    }
+
+
+if __name__ == "__main__":
+    run_rank(main)
