@@ -74,7 +74,7 @@ def with_rows(
             if key in fields:
                 made[key] = _as_nested(fields[key], value)
             else:
-                made.set_non_tensor(key, batch.get(key))
+                made.set_non_tensor(key, value.data)
     elif isinstance(batch, MutableMapping):
         made = copy.copy(batch)
         made.update({key: _as_nested(value, batch[key]) for key, value in fields.items()})
