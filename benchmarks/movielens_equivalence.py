@@ -1,4 +1,4 @@
-"""Trains on MovieLens 100K with and without the shuffler, and compares what comes out.
+"""Trains on MovieLens 100K without the shuffler, with it, and with windows, and compares what comes out.
 
 Runs the entry point on two ranks for three seeds, dropout 0:
 
@@ -14,12 +14,21 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from benchmarks.machine import machine
+from benchmarks.markdown import markdown_table, write_tables
 from benchmarks.torchrun import torchrun
 
 RESULT = Path(__file__).parent / "results" / "movielens_equivalence.json"
+README = Path(__file__).parent / "README.md"
 CONFIG = "hstu/training/configs/movielens_100k_ranking.gin"
 SEEDS = (1, 2, 3)
 RANKS = 2
+BALANCED = "TrainerArgs.enable_balanced_shuffler=True"
+ARMS = {
+    "as loaded": [],
+    "balanced": [BALANCED],
+    "window 2": [BALANCED, "TrainerArgs.balance_window=2"],
+    "window 4": [BALANCED, "TrainerArgs.balance_window=4"],
+}
 
 
 def main() -> None:
@@ -31,28 +40,35 @@ def main() -> None:
         preprocess = ["-m", "commons.datasets.movielens_preprocess", "--dataset", "ml-100k"]
         subprocess.run([sys.executable, *preprocess, "--raw", raw, "--out", prepared], check=True)
         for seed in SEEDS:
-            as_loaded, balanced = (
-                _aucs(prepared, Path(folder) / f"{seed}-{enable}", seed, enable) for enable in (False, True)
-            )
-            rows.append({"seed": seed, "as_loaded": as_loaded, "balanced": balanced})
-            print(
-                f"seed {seed}: AUC {as_loaded[0]:.4f} → {as_loaded[-1]:.4f} as loaded, "
-                f"{balanced[0]:.4f} → {balanced[-1]:.4f} balanced, "
-                f"difference at the end {abs(as_loaded[-1] - balanced[-1]):.4f}",
-                flush=True,
-            )
+            aucs = {
+                arm: _aucs(prepared, Path(folder) / f"{seed}-{arm}", seed, bindings)
+                for arm, bindings in ARMS.items()
+            }
+            rows.append({"seed": seed, **aucs})
     figures = {"ranks": RANKS, "config": CONFIG, "auc_of_evaluations": rows, "machine": machine()}
     RESULT.write_text(json.dumps(figures, indent=1) + "\n")
+    table = _table(rows)
+    write_tables(README, "movielens", {"AUC": table})
+    print(table)
 
 
-def _aucs(dataset: Path, log_dir: Path, seed: int, balanced: bool) -> list[float]:
+def _table(rows: list[dict]) -> str:
+    """A row per seed, the AUC after training in each way, and the means."""
+    at_end = [[of_seed[arm][-1] for arm in ARMS] for of_seed in rows]
+    means = [sum(column) / len(column) for column in zip(*at_end, strict=True)]
+    names = [*(f"{of_seed['seed']}" for of_seed in rows), "mean"]
+    cells = [[f"{auc:.4f}" for auc in line] for line in (*at_end, means)]
+    return markdown_table(["seed", *ARMS], [[name, *line] for name, line in zip(names, cells, strict=True)])
+
+
+def _aucs(dataset: Path, log_dir: Path, seed: int, settings: list[str]) -> list[float]:
     """AUC of each evaluation of one run, in order."""
     bindings = [
         f"DatasetArgs.dataset_path='{dataset}'",
         f"TrainerArgs.log_dir='{log_dir}'",
         f"TrainerArgs.seed={seed}",
-        f"TrainerArgs.enable_balanced_shuffler={balanced}",
         "NetworkArgs.hidden_dropout=0.0",
+        *settings,
     ]
     module = "hstu.training.pretrain_gr_ranking"
     torchrun(RANKS, module, "--gin-config-file", CONFIG, "--gin-bindings", *bindings)

@@ -50,15 +50,15 @@ def main() -> None:
 
 
 def _figures(one: Arm, several: Arm) -> dict[str, Any]:
-    largest = [sum(report.loads_after.max() for report in arm.reports) for arm in (one, several)]
-    mean = sum(report.loads_before.mean() for report in one.reports)
-    bound = sum(report.lower_bound * report.loads_after.mean() for report in one.reports) / mean
+    of_one, of_several = (
+        [report for block in arm.block_reports for report in block] for arm in (one, several)
+    )
+    largest = [sum(report.loads_after.max() for report in of_arm) for of_arm in (of_one, of_several)]
+    mean = sum(report.loads_before.mean() for report in of_one)
+    bound = sum(report.lower_bound * report.loads_after.mean() for report in of_one) / mean
     seconds = [float(np.sum(arm.block_seconds)) for arm in (one, several)]
     speedup, predicted = seconds[0] / seconds[1], largest[0] / largest[1]
-    ratios = [
-        of_one / of_several
-        for of_one, of_several in zip(one.block_seconds, several.block_seconds, strict=True)
-    ]
+    ratios = np.divide(one.block_seconds, several.block_seconds).tolist()
     return {
         "ranks": RANKS,
         "rows_per_rank": ROWS_PER_RANK,
@@ -68,7 +68,7 @@ def _figures(one: Arm, several: Arm) -> dict[str, Any]:
             "window 1": round(largest[0] / mean, 4),
             f"window {WINDOW}": round(largest[1] / mean, 4),
         },
-        "largest_step_ratio": round(max(report.step_ratio for report in several.reports), 3),
+        "largest_step_ratio": round(max(report.step_ratio for report in of_several), 3),
         "seconds_per_step": [round(total / BLOCKS, 4) for total in seconds],
         "speedup": round(speedup, 4),
         "speedup_of_blocks": spread(ratios),

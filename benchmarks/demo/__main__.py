@@ -8,6 +8,7 @@ from __future__ import annotations
 import commons.quiet_logs  # noqa: F401  isort: skip
 import argparse
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -59,12 +60,20 @@ def _table(summary: dict) -> str:
         ("over all steps", "", "{all_steps:.3f}×"),
         ("predicted", "", "{all_steps_predicted:.3f}×"),
         ("bytes moved", "", "{share_of_bytes_moved:.0%}"),
+        ("wait for plans", "", "{plan_wait_ms:.2f} ms"),
+        ("sent per rank", "", "{kilobytes_sent:.0f} kB"),
         ("loss differs by", "", "{max_relative_loss_difference:.0e}"),
     ]
-    lines = ["".join(f"{title:>16}" for title in ("", summary["as_loaded"], *arms))]
+    titles = (summary["as_loaded"], *arms)
+    widths = [max(16, len(title) + 2) for title in titles]
+
+    def line(name: str, cells: Sequence[str]) -> str:
+        return f"{name:<16}" + "".join(f"{cell:>{w}}" for cell, w in zip(cells, widths, strict=True))
+
+    lines = [line("", titles)]
     for name, as_loaded, balanced in rows:
         cells = [balanced.format(**_flat(arm)) for arm in arms.values()]
-        lines.append(f"{name:<16}" + "".join(f"{cell:>16}" for cell in (as_loaded, *cells)))
+        lines.append(line(name, (as_loaded, *cells)))
     lines.append(
         f"({summary['ranks']} ranks of one thread. Trimmed means over {first['steps']} of "
         f"{first['untrimmed']['steps']} steps each.)"
@@ -76,6 +85,8 @@ def _flat(arm: dict) -> dict:
     return {
         **arm,
         "milliseconds": arm["seconds_per_step"] * 1e3,
+        "plan_wait_ms": arm["plan_wait_seconds_per_step"] * 1e3,
+        "kilobytes_sent": arm["bytes_sent_per_step"] / 1e3,
         "all_steps": arm["untrimmed"]["speedup"],
         "all_steps_predicted": arm["untrimmed"]["speedup_predicted"],
     }

@@ -25,11 +25,15 @@ from commons.gin_values import from_gin
 from commons.training import OptimizerArgs, TrainerArgs, TrainingTask, rank_process, run_rank, shard_model
 
 AS_LOADED = "as loaded"
-# By name, what differs from the gin file; "Karmarkar–Karp" is what peers do.
+# By name, what differs from the gin file; the second is what peers do, the third the defaults here.
 ARMS: dict[str, dict[str, Any]] = {
     AS_LOADED: {"enable_balanced_shuffler": False},
-    "Karmarkar–Karp": {"enable_balanced_shuffler": True, "balance_partitioner": "karmarkar_karp"},
-    "refined": {"enable_balanced_shuffler": True},
+    "Karmarkar–Karp, all_gather": {
+        "enable_balanced_shuffler": True,
+        "balance_partitioner": "karmarkar_karp",
+        "balance_exchange": "all_gather",
+    },
+    "refined, all_to_all": {"enable_balanced_shuffler": True},
 }
 WARM_UP_STEPS = 3
 # Short blocks, so that what disturbs the machine for some seconds meets all arms.
@@ -51,9 +55,7 @@ class Arm:
         self._batches: Iterator[Any] = iter(task.train_dataset)
         self.losses: list[float] = []
         self.block_seconds: list[float] = []  # per step
-        # Sums over a block: the largest load before and after, the mean load, bytes moved and bytes loaded.
-        self.block_sums: list[np.ndarray] = []
-        self.reports: list[BalanceReport] = []  # of the timed steps
+        self.block_reports: list[list[BalanceReport]] = []
 
     def run(self, steps: int, timed: bool) -> None:
         """Trains some steps; timed from when all ranks are ready to when all are done."""
@@ -72,18 +74,7 @@ class Arm:
         self.losses += (totals / torch.tensor(tokens)).tolist()
         if timed:
             self.block_seconds.append(seconds / steps)
-            self.reports += reports
-            rows = [
-                (
-                    r.loads_before.max(),
-                    r.loads_after.max(),
-                    r.loads_before.mean(),
-                    r.bytes_moved,
-                    r.bytes_loaded,
-                )
-                for r in reports
-            ]
-            self.block_sums.append(np.sum(rows, axis=0))
+            self.block_reports.append(reports)
 
 
 def main() -> None:
@@ -129,13 +120,19 @@ def _comparison(base: Arm, arm: Arm, trimmed: np.ndarray) -> dict[str, Any]:
 
 def _speedup(base: Arm, arm: Arm, blocks: np.ndarray) -> dict[str, Any]:
     """Imbalance, step times and speedup over some of the blocks."""
-    before, after, mean, moved, loaded = np.sum([arm.block_sums[block] for block in blocks], axis=0)
+    reports = [report for block in blocks for report in arm.block_reports[block]]
+    before, after = (
+        sum(getattr(report, loads).max() for report in reports) for loads in ("loads_before", "loads_after")
+    )
+    mean = sum(report.loads_before.mean() for report in reports)
     seconds = [float(np.mean([run.block_seconds[block] for block in blocks])) for run in (base, arm)]
     return {
         "steps": len(blocks) * STEPS_PER_BLOCK,
         "imbalance_before": before / mean,
         "imbalance_after": after / mean,
-        "share_of_bytes_moved": moved / loaded,
+        "share_of_bytes_moved": sum(r.bytes_moved for r in reports) / sum(r.bytes_loaded for r in reports),
+        "bytes_sent_per_step": float(np.mean([report.bytes_sent for report in reports])),
+        "plan_wait_seconds_per_step": float(np.mean([report.plan_wait_seconds for report in reports])),
         "seconds_per_step_as_loaded": seconds[0],
         "seconds_per_step": seconds[1],
         "speedup": seconds[0] / seconds[1],

@@ -204,7 +204,7 @@ class EvenShuffler(QuickShuffler):
 
 def _shared_data_of_a_tensordict():
     batch = TensorDict({"ids": torch.arange(4), "name": "train"}, batch_size=[4])
-    return EvenShuffler().shuffle(batch).get("name", None)
+    return EvenShuffler().shuffle(batch)["name"]
 
 
 def test_what_is_no_tensor_in_a_tensordict_stays(pools):
