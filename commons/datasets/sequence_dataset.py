@@ -17,7 +17,7 @@ class SequenceDataset(IterableDataset[BaseBatch]):
     An epoch has one global order of samples, whatever the number of ranks. Global step s takes the next
     `batch_size × num_ranks` samples of it and deals them to the ranks in contiguous runs; in the last step,
     if incomplete, the ranks' numbers of samples are within one of each other. Every rank has the same number
-    of batches, and every batch `batch_size` rows, the padding last.
+    of batches, and every batch `batch_size` rows, the padding last; `single_rank` makes it another division.
 
     Pass it to a `DataLoader` with `batch_size=None`; with workers, they take steps in turn.
 

@@ -12,6 +12,8 @@ import torch.distributed as dist
 from commons.distributed.failures import portable, raise_first
 from commons.distributed.rank_group import RankGroup
 from commons.distributed.shuffle_plan import ShufflePlan, WindowPlan
+from commons.sequence_batch.packed_rows import PackedRows, row_elements
+from commons.sequence_batch.row_schema import RowSchema
 
 
 def check_plans(group: RankGroup, place: Callable[[], WindowPlan]) -> WindowPlan:
@@ -31,31 +33,75 @@ def check_plans(group: RankGroup, place: Callable[[], WindowPlan]) -> WindowPlan
     fingerprints = group.all_gather(np.array([mine]))[:, 0]
     if (fingerprints < 0).any():
         raise_first(group.all_gather_objects(portable(failure, group.rank)), failure, group.rank)
-    different = np.flatnonzero(fingerprints != fingerprints[0])
-    if window is None or different.size:
-        rank = different[0]
+    if window is None:
+        raise RuntimeError("planning failed on a rank that gave no cause")
+    _raise_if_different(fingerprints)
+    return window
+
+
+def check_same_plan(group: RankGroup, plan: ShufflePlan) -> None:
+    """Compares what ranks are about to carry out. Collective; for the main thread.
+
+    Raises:
+        RuntimeError: the plans differ; on every rank.
+    """
+    _raise_if_different(_all_gather(group, [plan.fingerprint])[:, 0])
+
+
+def check_placed_samples(group: RankGroup, plan: ShufflePlan, rows: PackedRows) -> None:
+    """Compares each rank's samples after the exchange with the plan. Collective; for the main thread.
+
+    Args:
+        group: the ranks.
+        plan: the placement.
+        rows: this rank's real rows.
+
+    Raises:
+        RuntimeError: a rank has more or fewer samples, or of other lengths; on every rank.
+    """
+    planned = plan.num_elements[plan.partition[group.rank]]
+    elements = row_elements(rows.lengths.cpu(), rows.schema).numpy()
+    wrong = len(planned) - int((elements == planned).all(1).sum()) if len(elements) == len(planned) else 0
+    table = _all_gather(group, [rows.num_rows, wrong])
+    for rank in np.flatnonzero(table[:, 0] != plan.num_placed)[:1]:
+        raise RuntimeError(
+            f"rank {rank} of the ranks to balance among has {table[rank, 0]} samples after the exchange, "
+            f"planned were {plan.num_placed[rank]}"
+        )
+    for rank in np.flatnonzero(table[:, 1])[:1]:
+        raise RuntimeError(
+            f"rank {rank} of the ranks to balance among has {table[rank, 1]} samples after the exchange that "
+            "are not as long as those that were planned"
+        )
+
+
+def check_same_schema(group: RankGroup, schema: RowSchema) -> None:
+    """Compares what ranks are about to return. Collective; for the main thread.
+
+    Raises:
+        RuntimeError: they differ; on every rank.
+    """
+    fingerprints = _all_gather(group, [schema.fingerprint])[:, 0]
+    for rank in np.flatnonzero(fingerprints != fingerprints[0])[:1]:
+        raise RuntimeError(
+            f"ranks return values of different kinds: rank {rank} differs from rank 0; rank {group.rank} "
+            f"has {schema.fields}"
+        )
+
+
+def _all_gather(group: RankGroup, numbers: list[int]) -> np.ndarray:
+    """int64 `[ranks, numbers]`."""
+    table = torch.empty(group.num_ranks, len(numbers), dtype=torch.int64)
+    dist.all_gather_into_tensor(table.view(-1), torch.tensor(numbers), group=group.checks)
+    return table.numpy()
+
+
+def _raise_if_different(fingerprints: np.ndarray) -> None:
+    for rank in np.flatnonzero(fingerprints != fingerprints[0])[:1]:
         raise RuntimeError(
             f"ranks have different plans for one step: its hash is {fingerprints[0]:#x} on rank 0 and "
             f"{fingerprints[rank]:#x} on rank {rank} of the ranks to balance among. Every rank must work out "
             "the same from the same numbers: check that all run the same code and versions"
-        )
-    return window
-
-
-def check_placed_samples(group: RankGroup, plan: ShufflePlan, num_samples: int) -> None:
-    """Compares the samples of every rank's exchanged batch with the plan. Collective; for the main thread.
-
-    Raises:
-        RuntimeError: a rank has more or fewer; on every rank.
-    """
-    counts = torch.empty(group.num_ranks, dtype=torch.int64)
-    dist.all_gather_into_tensor(counts, torch.tensor([num_samples]), group=group.checks)
-    different = np.flatnonzero(counts.numpy() != plan.num_placed)
-    if different.size:
-        rank = different[0]
-        raise RuntimeError(
-            f"rank {rank} of the ranks to balance among has {int(counts[rank])} samples after the exchange, "
-            f"planned were {plan.num_placed[rank]}"
         )
 
 

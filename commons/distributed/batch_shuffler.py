@@ -10,7 +10,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from commons.distributed.agreement import check_placed_samples, check_plans
+from commons.distributed.agreement import check_placed_samples, check_plans, check_same_plan
 from commons.distributed.exchange import EXCHANGES, Traffic
 from commons.distributed.placement import DEFAULT_PARTITIONER, LoadedSamples, Placement
 from commons.distributed.plan_gather import GatheredFacts, PlanGather
@@ -35,10 +35,10 @@ class BatchShuffler(ABC):
     and tensors with one row per sample. All but the first have no padding rows, when they are loaded: every
     row is a sample; `plan.num_placed` tells how many are after the exchange.
 
-    Collectives of a step: `plan` takes one all-gather of host tensors, `exchange` one all-to-all (or
-    all-gather) of the batch's device, or none if no sample moves. Host-device synchronisations: none if the
-    batch given to `plan` is on the host, as it should be. With `verify` there is one more all-gather of host
-    numbers for each of the two.
+    Collectives of a step: `plan` takes one all-gather of host numbers (the first, and one that meets more
+    rows than any before, a few), `exchange` one all-to-all (or all-gather) on the batch's device, or none if
+    no sample moves. Host-device synchronisations: none if the batch given to `plan` is on the host, as it
+    should be. `verify` adds an all-gather of host numbers to `plan` and two to `exchange`, and synchronises.
 
     Args:
         process_group: the ranks to balance among; None means all. Making a shuffler is collective over them.
@@ -90,8 +90,8 @@ class BatchShuffler(ABC):
         self.equal_rows = equal_rows
         self.process_group = process_group
         self.group = self._make_group(process_group, planning_backend, verify)
-        self.window = window if self.group.num_ranks > 1 else 1  # a rank alone waits for none
-        self._gather = PlanGather(self.group, self.window)
+        self.window = window
+        self._gather = PlanGather(self.group, window)
         if self.group.num_ranks > 1:
             self._placement.warm_up()
 
@@ -118,7 +118,8 @@ class BatchShuffler(ABC):
         Raises:
             ValueError: workloads of the wrong length, negative, NaN or infinite; or batches of different
                 ranks or steps differ in their fields; or they cannot be placed under `max_rows` and
-                `max_tokens`. Raised on every rank, as is any error of `get_workloads`.
+                `max_tokens`. Raised on every rank, as is any error of `get_workloads`. What fails on one rank
+                behind the gather, as for want of memory, is raised there alone, unless ranks `verify`.
         """
         window = self.plan_window([] if batch is None else [batch])
         return window.steps[0] if window.steps else self.empty_plan()
@@ -139,7 +140,8 @@ class BatchShuffler(ABC):
             try:
                 on_host = [self._on_host(batch) for batch in batches]
                 facts = SampleFacts.of(on_host, self.get_workloads, f"{type(self).__name__}.get_workloads")
-                padding = padding_row(on_host[0]) if self._gather.schema is None else None
+                if not self.knows_fields:
+                    padding = sample_rows.pinned_like(padding_row(on_host[0]), batches[0])
             except StopIteration as error:  # would look like the end of the data further up
                 failure = RuntimeError(f"{type(self).__name__}.get_workloads raised {error!r}")
             except Exception as error:  # whatever a user's get_workloads raises must reach all ranks
@@ -173,13 +175,15 @@ class BatchShuffler(ABC):
         loaded = PackedRows.pack(fields, RowSchema.of(fields), loaded_rows)
         self._check_planned(loaded, plan)
         num_rows = int(plan.rows[rank])
+        if self.group.checks is not None:
+            check_same_plan(self.group, plan)
         if plan.moves:
             mine = self._exchange.move(loaded, plan, self.group)
         else:
             own = plan.num_elements[plan.loaded_by(rank)].sum(0).tolist()
             mine = gather_rows([loaded], np.arange(plan.num_loaded[rank]), own)
         if self.group.checks is not None:
-            check_placed_samples(self.group, plan, mine.num_rows)
+            check_placed_samples(self.group, plan, mine)
         return sample_rows.with_rows(batch, mine.pad_to(num_rows).unpack(), num_rows, mine.num_rows)
 
     def shuffle(self, batch: Batch) -> Batch:
@@ -216,14 +220,14 @@ class BatchShuffler(ABC):
             window: the placement.
             step: of the window's.
         """
-        plan = window.steps[step]
-        if len(window.steps) == 1:
-            return batches[0] if batches else self.padding_batch()
         if not batches:
             return self.padding_batch()
-        rank = self.group.rank
+        if len(window.steps) == 1 or self.group.num_ranks == 1:
+            return batches[step]
+        rank, plan = self.group.rank, window.steps[step]
         elements = plan.num_elements[plan.loaded_by(rank)].sum(0).tolist()
-        return sample_rows.select_rows(batches, window.rows_for_step(rank, step), elements)
+        brought = sample_rows.select_rows(batches, window.rows_for_step(rank, step), elements)
+        return sample_rows.pinned_like(brought, batches[0])
 
     def traffic(self, plan: ShufflePlan) -> Traffic:
         """Bytes that `exchange` sends and receives on this rank."""
@@ -263,6 +267,9 @@ class BatchShuffler(ABC):
         loaded = LoadedSamples(workloads, tokens, sample_bytes, batch_sizes, num_loaded)
         if num_steps == 1:
             partitions = [self._placement.place(loaded, self.group.ranks_per_node)]
+        elif self.group.num_ranks == 1:  # a rank alone waits for none
+            of_batches = np.cumsum(gathered.num_loaded[0])[:num_steps]
+            partitions = [[part] for part in np.split(np.arange(of_batches[-1]), of_batches[:-1])]
         else:
             partitions = self._placement.place_window(loaded, num_steps)
         home = np.repeat(np.arange(self.group.num_ranks), num_loaded)

@@ -12,7 +12,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from commons.distributed.rank_group import RankGroup
-from commons.distributed.shuffle_plan import Route, ShufflePlan
+from commons.distributed.shuffle_plan import Route, RouteEnd, ShufflePlan
 from commons.sequence_batch.packed_rows import PackedRows, gather_rows
 from commons.sequence_batch.row_schema import aligned
 
@@ -39,7 +39,7 @@ class Exchange:
     traffic: Callable[[ShufflePlan, int], Traffic]
 
 
-def transfer(rows: PackedRows, route: Route, group: RankGroup) -> PackedRows:
+def transfer(rows: PackedRows, route: Route, group: RankGroup, over: dist.ProcessGroup | None) -> PackedRows:
     """Sends each row straight to where it goes, and copies those that stay.
 
     One all-to-all of bytes, whatever the number of fields, dtypes and ranks; no host-device synchronisation.
@@ -48,52 +48,42 @@ def transfer(rows: PackedRows, route: Route, group: RankGroup) -> PackedRows:
         rows: what this rank holds; padding may follow the rows that the route is about.
         route: where they go, and what comes.
         group: the ranks.
+        over: the process group of these that it goes over.
 
     Returns:
         The rows that the route ends at this rank.
     """
-    schema, me = rows.schema, group.rank
-    leaving, arriving = np.flatnonzero(route.to != me), np.flatnonzero(route.come_from != me)
-    leaving = leaving[np.argsort(route.to[leaving], kind="stable")]
-    arriving = arriving[np.argsort(route.come_from[arriving], kind="stable")]
-    send_bytes = schema.chunk_bytes(route.elements[leaving], route.to[leaving], group.num_ranks)
-    receive_bytes = schema.chunk_bytes(
-        route.elements_to_come[arriving], route.come_from[arriving], group.num_ranks
-    )
+    held, wanted = route.held, route.wanted
+    leaving, arriving = _by_rank(held, group.rank), _by_rank(wanted, group.rank)
     send = rows.lengths.new_empty(0, dtype=torch.uint8)
     if len(leaving):
-        starts = _starts(route.to[leaving])
-        elements = np.add.reduceat(route.elements[leaving], starts)
-        send = rows.to_chunks(np.split(leaving, starts[1:]), elements)
-    received = send.new_empty(int(receive_bytes.sum()))
-    dist.all_to_all_single(received, send, receive_bytes.tolist(), send_bytes.tolist(), group=group.exchange)
+        starts = _starts(held.ranks[leaving])
+        send = rows.to_chunks(np.split(leaving, starts[1:]), np.add.reduceat(held.elements[leaving], starts))
+    received = send.new_empty(int(wanted.chunk_bytes.sum()))
+    dist.all_to_all_single(received, send, wanted.chunk_bytes.tolist(), held.chunk_bytes.tolist(), group=over)
     sources = [rows]
     if len(arriving):
-        starts = _starts(route.come_from[arriving])
-        elements = np.add.reduceat(route.elements_to_come[arriving], starts)
+        starts = _starts(wanted.ranks[arriving])
+        elements = np.add.reduceat(wanted.elements[arriving], starts)
         counts = np.diff(np.append(starts, len(arriving)))
-        chunks = received.split(receive_bytes[route.come_from[arriving][starts]].tolist())
+        chunks = received.split(wanted.chunk_bytes[wanted.ranks[arriving][starts]].tolist())
         sources += [
-            PackedRows.from_bytes(chunk, schema, int(count), of_chunk.tolist())
+            PackedRows.from_bytes(chunk, rows.schema, int(count), of_chunk.tolist())
             for chunk, count, of_chunk in zip(chunks, counts, elements, strict=True)
         ]
-    positions = np.empty(len(route.come_from), dtype=np.int64)
-    positions[route.come_from == me] = np.flatnonzero(route.to == me)
+    positions = np.empty(len(wanted.ranks), dtype=np.int64)
+    positions[wanted.ranks == group.rank] = np.flatnonzero(held.ranks == group.rank)
     positions[arriving] = rows.num_rows + np.arange(len(arriving))
-    return gather_rows(sources, positions, route.elements_to_come.sum(0).tolist())
+    return gather_rows(sources, positions, wanted.elements.sum(0).tolist())
 
 
 def _all_to_all(rows: PackedRows, plan: ShufflePlan, group: RankGroup) -> PackedRows:
-    return transfer(rows, plan.route(group.rank), group)
+    return transfer(rows, plan.route(group.rank), group, group.exchange)
 
 
 def _all_to_all_traffic(plan: ShufflePlan, rank: int) -> Traffic:
-    leaves = (plan.home == rank) & (plan.destination != rank)
-    arrives = (plan.home != rank) & (plan.destination == rank)
-    return Traffic(
-        int(aligned(_per_rank(plan, plan.destination, leaves)).sum()),
-        int(aligned(_per_rank(plan, plan.home, arrives)).sum()),
-    )
+    route = plan.route(rank)
+    return Traffic(int(route.held.chunk_bytes.sum()), int(route.wanted.chunk_bytes.sum()))
 
 
 def _all_gather(rows: PackedRows, plan: ShufflePlan, group: RankGroup) -> PackedRows:
@@ -119,15 +109,15 @@ def _all_gather_traffic(plan: ShufflePlan, rank: int) -> Traffic:
 
 
 def _all_gather_size(plan: ShufflePlan) -> int:
-    every = np.ones(len(plan.home), dtype=bool)
-    return int(aligned(_per_rank(plan, plan.home, every)).max())
-
-
-def _per_rank(plan: ShufflePlan, rank_of: np.ndarray, samples: np.ndarray) -> np.ndarray:
-    """int64 `[ranks]`: bytes of the samples in a mask, by a rank of each."""
     num_bytes = np.zeros(plan.num_ranks, dtype=np.int64)
-    np.add.at(num_bytes, rank_of[samples], plan.sample_bytes[samples])
-    return num_bytes
+    np.add.at(num_bytes, plan.home, plan.sample_bytes)
+    return int(aligned(num_bytes).max())
+
+
+def _by_rank(end: RouteEnd, rank: int) -> np.ndarray:
+    """int64: the samples that go to, or come from, other ranks than this one, rank by rank."""
+    others = np.flatnonzero(end.ranks != rank)
+    return others[np.argsort(end.ranks[others], kind="stable")]
 
 
 def _starts(sorted_ranks: np.ndarray) -> np.ndarray:

@@ -9,10 +9,14 @@ from collections.abc import Sequence
 _IS_COPY = "raised_on_another_rank"
 
 
-def portable(failure: Exception | None, rank: int) -> Exception | None:
-    """A copy for other ranks, with the traceback, which does not travel, as a note."""
-    if failure is None:
-        return None
+def portable(failure: Exception | None, rank: int) -> tuple[Exception | None, bool]:
+    """What other ranks can be sent: a copy, with the traceback, which does not travel, as a note.
+
+    Returns:
+        The copy, None without a failure; and whether it was raised on this rank, not told by another one.
+    """
+    if failure is None or is_copy(failure):
+        return failure, False
     where = "".join(traceback.format_exception(failure))
     try:
         copied = pickle.loads(pickle.dumps(failure))
@@ -20,7 +24,7 @@ def portable(failure: Exception | None, rank: int) -> Exception | None:
         copied = RuntimeError(f"{type(failure).__name__}: {failure}")
     copied.add_note(f"raised on rank {rank} of the ranks to balance among:\n{where}")
     copied.__dict__[_IS_COPY] = True
-    return copied
+    return copied, True
 
 
 def is_copy(error: BaseException) -> bool:
@@ -28,8 +32,20 @@ def is_copy(error: BaseException) -> bool:
     return bool(error.__dict__.get(_IS_COPY))
 
 
-def raise_first(failures: Sequence[Exception | None], own: Exception | None, own_rank: int) -> None:
-    """Raises the failure of the first rank that has one; there, the exception itself and no copy."""
-    for rank, failure in enumerate(failures):
-        if failure is not None:
-            raise own if own is not None and rank == own_rank else failure
+def raise_first(
+    failures: Sequence[tuple[Exception | None, bool]], own: Exception | None, own_rank: int
+) -> None:
+    """Raises the failure of the first rank that has one of its own; there, the exception itself.
+
+    Args:
+        failures: of each rank, from `portable`.
+        own: this rank's.
+        own_rank: this rank.
+    """
+    raised = [
+        (not original, rank) for rank, (failure, original) in enumerate(failures) if failure is not None
+    ]
+    if raised:
+        _, rank = min(raised)
+        failure, _ = failures[rank]
+        raise own if rank == own_rank and own is not None else failure  # type: ignore[misc]

@@ -145,7 +145,7 @@ class Placement:
 
     @staticmethod
     def warm_up() -> None:
-        """Compiles all algorithms, or loads what was compiled before, so that no step has to wait for it."""
+        """Compiles what is compiled, or loads it if it was before, so that no step has to wait for it."""
         ones, home = np.ones(2, dtype=np.int64), np.zeros(2, dtype=np.int64)
         rebalance(ones, home, 2)  # rows have to be made equal
         rebalance(ones, home, 2, equal_size=False, tokens=ones, max_tokens=1)  # a limit has to be met

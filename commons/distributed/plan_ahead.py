@@ -42,6 +42,8 @@ class PlanAhead(Generic[Step]):
         self._thread = _Thread()
         self._loader: Iterator[Any] | None = None
         self._this_rank_ended = self._all_ended = False
+        self._failure: Exception | None = None
+        self._dropped_error: BaseException | None = None
         self._forget()
 
     def next_step(self, loader: Iterator[Any]) -> tuple[Step, float] | None:
@@ -52,33 +54,40 @@ class PlanAhead(Generic[Step]):
         """
         if loader is not self._loader:
             self._loader, self._this_rank_ended, self._all_ended = loader, False, False
+        if self._dropped_error is not None:
+            error, self._dropped_error = self._dropped_error, None
+            raise error
         if self._all_ended:
             return None
         seconds = 0.0
         while not self._steps:
             self._load()
             of_loader, planned = self._planned.popleft()
+            self._missing += self._window  # until it turns out to have steps
             start = time.perf_counter()
             self._steps.extend(planned.result())
             seconds += time.perf_counter() - start
+            self._missing -= len(self._steps)
             if not self._steps and of_loader is self._loader:
                 self.drop()
                 self._all_ended = True
                 return None
-            self._missing += self._window - len(self._steps)
         self._load()
         self._handed_out += 1
         return self._steps.popleft(), seconds
 
     def drop(self) -> None:
-        """Forgets what was loaded and is not handed out, as all ranks have to in the same place."""
+        """Forgets what was loaded and is not handed out, as all ranks have to in the same place.
+
+        An error among it is raised by the next `next_step`.
+        """
         for _, planned in self._planned:
-            planned.exception()  # waits; the other ranks wait for this one's part
+            error = planned.exception()  # waits; the other ranks wait for this one's part
+            self._dropped_error = self._dropped_error or error
         self._forget()
 
     def _forget(self) -> None:
         self._loaded: list[Any] = []
-        self._failure: Exception | None = None
         self._planned: deque[tuple[Iterator[Any] | None, Future[Sequence[Step]]]] = deque()
         self._steps: deque[Step] = deque()
         self._num_loaded = self._handed_out = self._missing = 0
@@ -114,7 +123,7 @@ class _Thread:
 
     def __init__(self) -> None:
         self._jobs: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        device = torch.cuda.current_device() if torch.cuda.is_available() else None
+        device = torch.cuda.current_device() if torch.cuda.is_initialized() else None
         threading.Thread(target=_run, args=(self._jobs, device), name="plan ahead", daemon=True).start()
         weakref.finalize(self, self._jobs.put, None)
 

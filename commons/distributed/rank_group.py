@@ -21,8 +21,10 @@ class RankGroup:
     Attributes:
         rank: of this process within the group.
         num_ranks: ranks in the group.
-        planning: gloo, for host tensors; None for a single rank. Only the thread that plans uses it.
+        planning: gloo, for host tensors; None for a single rank. In a pipeline only the thread that plans
+            uses it: calling `plan` of its shuffler beside it would mix their messages up.
         exchange: of the default group's backends; None for a single rank. Only the main thread uses it.
+        way_back: the same for `unshuffle`, which is called on another stream: one group keeps one order.
         ranks_per_node: if each node has so many consecutive ranks of the group; None if nodes do not matter,
             as on one machine, or have different numbers of ranks.
         device_planning: of the default group's backends, where the planning gather is to run on the device.
@@ -34,6 +36,7 @@ class RankGroup:
     planning: dist.ProcessGroup | None
     exchange: dist.ProcessGroup | None
     ranks_per_node: int | None
+    way_back: dist.ProcessGroup | None = None
     device_planning: dist.ProcessGroup | None = None
     checks: dist.ProcessGroup | None = None
 
@@ -63,11 +66,14 @@ class RankGroup:
         planning = dist.new_group(ranks, backend="gloo", use_local_synchronization=only_these)
         nodes = [""] * len(ranks)
         dist.all_gather_object(nodes, socket.gethostname(), group=planning)
+        exchange = dist.new_group(ranks, use_local_synchronization=only_these)
+        on_gpus = "nccl" in dist.get_backend_config(process_group)
         return RankGroup(
             rank=dist.get_rank(planning),  # new_group sorts the ranks, whatever their order in process_group
             num_ranks=len(ranks),
             planning=planning,
-            exchange=dist.new_group(ranks, use_local_synchronization=only_these),
+            exchange=exchange,
+            way_back=(dist.new_group(ranks, use_local_synchronization=only_these) if on_gpus else exchange),
             ranks_per_node=ranks_per_node(nodes),
             device_planning=(
                 dist.new_group(ranks, use_local_synchronization=only_these)
@@ -91,7 +97,7 @@ class RankGroup:
         if self.planning is None:
             return row[None]
         mine = torch.from_numpy(row)
-        if self.device_planning is not None and torch.cuda.is_available():
+        if self.device_planning is not None and "nccl" in dist.get_backend_config(self.device_planning):
             # A stream of its own: on the default stream the copy back would wait for the training before it.
             device = torch.device("cuda", torch.cuda.current_device())
             with torch.cuda.stream(_planning_stream(device)):

@@ -55,6 +55,10 @@ class SampleFacts:
                     f"two batches of this rank differ: {difference}; all must have the same fields"
                 )
             num_rows, num_real = sample_rows.batch_rows(batch)
+            if num_rows == 0:
+                raise ValueError(
+                    "a batch of this rank has no rows; a loader that has ended gives no batch at all"
+                )
             workloads = _checked_workloads(get_workloads(batch), num_rows, num_real, whose)
             elements = row_elements(key_lengths(fields, schema, num_rows), schema)
             tokens, loss_tokens = sample_rows.num_tokens(batch), sample_rows.num_loss_tokens(batch)

@@ -8,24 +8,43 @@ from functools import cached_property
 
 import numpy as np
 
+from commons.sequence_batch.row_schema import aligned
+
+
+@dataclass(frozen=True)
+class RouteEnd:
+    """Samples that one rank holds before a transfer, or after it, in ascending order of their numbers.
+
+    Attributes:
+        ranks: int64 `[samples]`, the rank that each goes to, or comes from.
+        elements: int64 `[samples, jagged fields]`, elements of each in each jagged field.
+        chunk_bytes: int64 `[ranks]`, aligned bytes to, or from, each other rank.
+    """
+
+    ranks: np.ndarray
+    elements: np.ndarray
+    chunk_bytes: np.ndarray
+
+    @staticmethod
+    def of(
+        ranks: np.ndarray, elements: np.ndarray, row_bytes: np.ndarray, rank: int, num_ranks: int
+    ) -> RouteEnd:
+        """Of `rank`, among `num_ranks`; `row_bytes` int64 `[samples]`."""
+        num_bytes = np.zeros(num_ranks, dtype=np.int64)
+        np.add.at(num_bytes, ranks, row_bytes)
+        num_bytes[rank] = 0
+        return RouteEnd(ranks, elements, aligned(num_bytes))
+
 
 @dataclass(frozen=True)
 class Route:
-    """Where the samples that one rank holds go, and where those come from that it will hold.
+    """What a transfer moves from and to one rank: the samples that it holds, and those that it will hold.
 
-    Both in ascending order of the samples' numbers, so that two ranks agree on the order between them.
-
-    Attributes:
-        to: int64 `[held]`, the rank each goes to.
-        elements: int64 `[held, jagged fields]`, elements of each in each jagged field.
-        come_from: int64 `[will hold]`, the rank each comes from.
-        elements_to_come: int64 `[will hold, jagged fields]`.
+    Both in ascending order, so that two ranks agree on the order of what goes between them.
     """
 
-    to: np.ndarray
-    elements: np.ndarray
-    come_from: np.ndarray
-    elements_to_come: np.ndarray
+    held: RouteEnd
+    wanted: RouteEnd
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,11 +123,21 @@ class ShufflePlan:
         return self.home_start[rank] + np.arange(self.num_loaded[rank])
 
     def route(self, rank: int) -> Route:
-        """What the exchange moves from and to a rank."""
-        held, wanted = self.loaded_by(rank), self.partition[rank]
-        return Route(
-            self.destination[held], self.num_elements[held], self.home[wanted], self.num_elements[wanted]
-        )
+        """What the exchange moves from and to a rank; worked out once."""
+        if rank not in self._routes:
+            held, wanted = self.loaded_by(rank), self.partition[rank]
+            self._routes[rank] = Route(
+                self._route_end(held, self.destination, rank), self._route_end(wanted, self.home, rank)
+            )
+        return self._routes[rank]
+
+    @cached_property
+    def _routes(self) -> dict[int, Route]:
+        return {}
+
+    def _route_end(self, samples: np.ndarray, rank_of: np.ndarray, rank: int) -> RouteEnd:
+        elements, num_bytes = self.num_elements[samples], self.sample_bytes[samples]
+        return RouteEnd.of(rank_of[samples], elements, num_bytes, rank, self.num_ranks)
 
     @cached_property
     def fingerprint(self) -> int:

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from commons.distributed.agreement import check_same_schema
 from commons.distributed.exchange import transfer
 from commons.distributed.rank_group import RankGroup
-from commons.distributed.shuffle_plan import Route, ShufflePlan, WindowPlan
+from commons.distributed.shuffle_plan import Route, RouteEnd, ShufflePlan, WindowPlan
 from commons.sequence_batch import sample_rows
 from commons.sequence_batch.base_batch import num_rows
 from commons.sequence_batch.packed_rows import PackedRows, gather_rows, row_elements
@@ -54,20 +55,32 @@ def _rows_at_home(values: Any, plan: ShufflePlan, group: RankGroup) -> tuple[Pac
     held, at_home = plan.partition[rank], plan.loaded_by(rank)
     rows = _checked_rows(fields, int(plan.num_placed[rank]), int(plan.rows[rank]))
     packed = PackedRows.pack(fields, RowSchema.of(fields), rows)
+    if group.checks is not None:
+        check_same_schema(group, packed.schema)
     to, come_from = plan.home[held], plan.destination[at_home]
     elements = row_elements(packed.lengths[:, : len(held)].cpu(), packed.schema).numpy()
     elements_to_come = np.zeros((len(at_home), 0), dtype=np.int64)
+
+    def transferred(sent: PackedRows, elements: np.ndarray, elements_to_come: np.ndarray) -> PackedRows:
+        ends = (
+            RouteEnd.of(ranks, of_each, sent.schema.row_bytes(of_each), rank, group.num_ranks)
+            for ranks, of_each in ((to, elements), (come_from, elements_to_come))
+        )
+        return transfer(sent, Route(*ends), group, group.way_back)
+
     if elements.shape[1]:
         # How long they are only the ranks that computed them know.
-        none = Route(to, elements[:, :0], come_from, elements_to_come)
         counts = {_ONLY_FIELD: torch.from_numpy(elements).to(packed.lengths.device)}
-        counted = transfer(PackedRows.pack(counts, RowSchema.of(counts), len(held)), none, group)
+        counted = PackedRows.pack(counts, RowSchema.of(counts), len(held))
+        counted = transferred(counted, elements[:, :0], elements_to_come)
         elements_to_come = _only(counted.unpack()).cpu().numpy()
-    return transfer(packed, Route(to, elements, come_from, elements_to_come), group), elements_to_come
+    return transferred(packed, elements, elements_to_come), elements_to_come
 
 
 def _fields(values: Any) -> dict[str, FieldValue]:
-    return {_ONLY_FIELD: values} if isinstance(values, FieldValue) else sample_rows.per_sample_fields(values)
+    if isinstance(values, FieldValue):
+        return {_ONLY_FIELD: sample_rows.as_jagged(values)}
+    return sample_rows.per_sample_fields(values)
 
 
 def _checked_rows(fields: dict[str, FieldValue], num_real: int, num_padded: int) -> int:

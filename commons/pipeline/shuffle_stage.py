@@ -14,11 +14,12 @@ import torch.distributed as dist
 from torch.autograd.profiler import record_function
 
 from commons.distributed import BalanceReport, BatchShuffler, ShufflePlan, WindowPlan
+from commons.distributed.all_ranks import AllRanks
 from commons.distributed.plan_ahead import PlanAhead
-from commons.pipeline.all_ranks import AllRanks
 from commons.sequence_batch import sample_rows
 
 logger = logging.getLogger(__name__)
+_warned: list[bool] = []  # once for all stages of a process
 
 # What a step returns: the loss sum of this rank, the loss tokens of all ranks, and the model's output.
 StepOutput = tuple[torch.Tensor, int, Any]
@@ -55,11 +56,12 @@ class ShuffleStage:
 
     def __init__(self, shuffler: BatchShuffler) -> None:
         self._shuffler = shuffler
-        self._num_ranks = dist.get_world_size() if dist.is_initialized() else 1
+        self._rank, self._num_ranks = (
+            (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+        )
         covers_all_ranks = shuffler.group.num_ranks == self._num_ranks
         self._all_ranks = None if covers_all_ranks else AllRanks(shuffler.window)
         self._ahead: PlanAhead[_Step] = PlanAhead(self._plan, shuffler.window, self._prepare)
-        self._warned = False
         self._planned: deque[_Step] = deque()
         self._exchanged: deque[_Step] = deque()
         self._computed: _Step | None = None
@@ -98,8 +100,9 @@ class ShuffleStage:
             tokens of the step (in a window, of its mean step), whichever rank they are on. Without any loss
             token it is 0.
         """
-        step = self._exchanged.popleft()
+        step = self._exchanged[0]
         losses, output = model(batch)
+        self._exchanged.popleft()  # not before: a step that raises may be tried again
         # The sum of many losses in 16 bits would be off by percents.
         loss_sum = losses.sum(dtype=torch.promote_types(losses.dtype, torch.float32))
         scale = self._num_ranks / step.mean_loss_tokens if step.mean_loss_tokens else 0.0
@@ -143,12 +146,12 @@ class ShuffleStage:
         """A batch on the host to plan with, and what to hand on: the same, unless it came on the device."""
         if sample_rows.device_of(batch).type == "cpu":
             return batch, batch
-        if not self._warned and self._shuffler.group.rank == 0:
+        if not _warned and self._rank == 0:
             logger.warning(
                 "the loader gives batches on the device: each is copied back to plan with, which waits for "
                 "the device. Give batches on the host, pinned, for planning to cost the step nothing"
             )
-        self._warned = True
+        _warned.append(True)
         return sample_rows.to_device(batch, torch.device("cpu")), batch
 
     def _plan(self, loaded: Sequence[tuple[Any, Any]], failure: Exception | None) -> list[_Step]:

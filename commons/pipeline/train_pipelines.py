@@ -15,7 +15,7 @@ from torchrec.distributed.types import ShardedModule
 from commons.distributed import BalanceReport, BatchShuffler, ShufflePlan, WindowPlan
 from commons.pipeline.shuffle_stage import ShuffleStage, StepOutput
 
-_CACHED_KERNELS = (EmbeddingComputeKernel.FUSED_UVM_CACHING.value,)
+_CACHED_KERNEL = EmbeddingComputeKernel.FUSED_UVM_CACHING.value
 
 
 class _WithStage:
@@ -89,7 +89,7 @@ class SequentialTrainPipeline(_WithStage, TrainPipeline):
 
 
 class _SparseDistWithStage(_WithStage):
-    """The stage in a pipeline derived from TorchRec's `TrainPipelineSparseDist`, before which it stands."""
+    """The stage within one of TorchRec's pipelines, which comes next in the order of base classes."""
 
     name: str
     _model: torch.nn.Module
@@ -107,7 +107,7 @@ class _SparseDistWithStage(_WithStage):
         if device.type == "cuda":
             # A second pipeline on a model, for evaluation, takes over its lookups, and with them the stream
             # they wait on: with streams of its own, the first one's batches would be read unsynchronised.
-            self._memcpy_stream, self._data_dist_stream = _streams(device)
+            self._memcpy_stream, self._data_dist_stream = (_stream(device, use) for use in ("memcpy", "dist"))
 
     def reset(self) -> None:
         """Drops the batches on their way."""
@@ -184,6 +184,7 @@ class PrefetchTrainPipeline(_SparseDistWithStage, PrefetchTrainPipelineSparseDis
                 'prefetch_pipeline=True among its fused parameters: use "native" for tables in GPU memory'
             )
         super().__init__(model, optimizer, device, batch_shuffler)
+        self._prefetch_stream = _stream(device, "prefetch")
 
 
 def _has_cached_table(model: torch.nn.Module) -> bool:
@@ -193,10 +194,14 @@ def _has_cached_table(model: torch.nn.Module) -> bool:
         if isinstance(module, ShardedModule)
         for sharding in getattr(module, "module_sharding_plan", {}).values()
     ]
-    return any(sharding.compute_kernel in _CACHED_KERNELS for sharding in shardings)
+    return any(sharding.compute_kernel == _CACHED_KERNEL for sharding in shardings)
+
+
+def _stream(device: torch.device, use: str) -> torch.Stream:
+    """The stream that all pipelines on a device have for one use."""
+    return _stream_of(torch.cuda.current_device() if device.index is None else device.index, use)
 
 
 @functools.cache
-def _streams(device: torch.device) -> tuple[torch.Stream, torch.Stream]:
-    """The copy and input-distribution streams of all pipelines on a device."""
-    return torch.cuda.Stream(device, priority=-1), torch.cuda.Stream(device, priority=-1)
+def _stream_of(index: int, use: str) -> torch.Stream:
+    return torch.cuda.Stream(index, priority=0 if use == "prefetch" else -1)

@@ -59,7 +59,7 @@ class BaseBatch(Pipelineable):
             )
         for spec in dataclasses.fields(self):
             if spec.metadata.get("per_sample", True):
-                _check_travels(f"{type(self).__name__}.{spec.name}", getattr(self, spec.name))
+                check_travels(f"{type(self).__name__}.{spec.name}", getattr(self, spec.name))
         for name, value in self.per_sample_fields().items():
             rows = num_rows(name, value)
             if rows != self.batch_size:
@@ -179,7 +179,7 @@ class BaseBatch(Pipelineable):
         return dataclasses.replace(self, **replaced)
 
 
-def _check_travels(name: str, value: Any) -> None:
+def check_travels(name: str, value: Any) -> None:
     """Raises a TypeError for what may hold data of samples but is not moved with them."""
     inside = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
     if isinstance(value, np.ndarray | KeyedTensor | TensorDictBase) or any(
@@ -187,7 +187,8 @@ def _check_travels(name: str, value: Any) -> None:
     ):
         raise TypeError(
             f"{name} is a {type(value).__name__}, which would stay behind when its samples move; make each "
-            'tensor in it a field, or mark it shared with field(metadata={"per_sample": False})'
+            "tensor in it a field, or, in a dataclass, mark it shared with "
+            'field(metadata={"per_sample": False})'
         )
 
 

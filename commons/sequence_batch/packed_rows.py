@@ -126,32 +126,28 @@ class PackedRows:
             `BUFFER_ALIGNMENT`.
         """
         schema, counts = self.schema, np.array([len(of_chunk) for of_chunk in rows])
-        columns = {width: _num_columns(schema, width) for width in schema.jagged_blocks}
-        in_order, length_order, *segment_orders = to_device_together(
-            [
-                np.concatenate(rows),
-                _column_by_column(rows, schema.num_keys, self.num_rows),
-                *(_column_by_column(rows, columns[width], self.num_rows) for width in columns),
-            ],
-            self.lengths.device,
-        )
-        segments = dict(zip(columns, segment_orders, strict=True))
+        keys = np.arange(schema.num_keys)
+        indices = [np.concatenate(rows), _column_by_column(rows, keys, self.num_rows)]
+        for width in schema.jagged_blocks:
+            of_keys, words = jagged_columns(schema, width)
+            indices.append(_column_by_column([np.arange(self.num_rows)], of_keys, self.num_rows))
+            indices.append(words.repeat(self.num_rows))
+            indices.append(_column_by_column(rows, np.arange(len(words)), self.num_rows))
+        in_order, length_order, *of_widths = to_device_together(indices, self.lengths.device)
+        by_width = dict(zip(schema.jagged_blocks, _in_threes(of_widths), strict=True))
         jagged_words = schema.jagged_words_of_chunks(num_elements)
+        lengths = self.lengths.reshape(-1)
         sections: list[tuple[torch.Tensor, np.ndarray]] = []  # all chunks' words, bytes of each chunk
         for width in WORD_DTYPES:
             if width == LENGTH_WIDTH:
-                lengths = self.lengths.reshape(-1).index_select(0, length_order)
-                sections.append((lengths, counts * schema.num_keys * width))
+                sections.append((lengths.index_select(0, length_order), counts * len(keys) * width))
             if width in self.fixed:
-                words = self.fixed[width].index_select(0, in_order)
-                sections.append((words, counts * schema.fixed_words[width] * width))
+                words_in_order = self.fixed[width].index_select(0, in_order)
+                sections.append((words_in_order, counts * schema.fixed_words[width] * width))
             if width in self.jagged:
-                keys, words_per_element = jagged_columns(schema, width, self.lengths.device)
-                of_segments = self.lengths.index_select(0, keys) * words_per_element[:, None]
-                words = select_segments(
-                    self.jagged[width], of_segments.view(-1), segments[width], int(jagged_words[width].sum())
-                )
-                sections.append((words, jagged_words[width] * width))
+                total = int(jagged_words[width].sum())
+                selected = _select_segments(self.jagged[width], lengths, *by_width[width], total)
+                sections.append((selected, jagged_words[width] * width))
         return _interleave(sections)
 
     @staticmethod
@@ -222,23 +218,23 @@ def gather_rows(
     indices = [positions]
     for width in schema.jagged_blocks:
         # The segments of a source lie column by column, behind all those of the sources before it.
-        columns = _num_columns(schema, width)
-        column = np.arange(columns)[:, None]
-        indices.append(_column_by_column(rows_of_sources, columns, int(ends[-1])))
-        indices.append((before * (columns - 1) + positions + column * in_source).ravel())
+        keys, words = jagged_columns(schema, width)
+        column = np.arange(len(keys))[:, None]
+        indices.append(_column_by_column(rows_of_sources, keys, int(ends[-1])))
+        indices.append(np.concatenate([words.repeat(size) for size in sizes]))
+        indices.append((before * (len(keys) - 1) + positions + column * in_source).ravel())
     in_order, *of_widths = to_device_together(indices, device)
     lengths = torch.cat([source.lengths for source in sources], 1)
     jagged_words = schema.jagged_words(num_elements)
-    jagged = {}
-    for width, by_source, segments in zip(schema.jagged_blocks, of_widths[::2], of_widths[1::2], strict=True):
-        keys, words_per_element = jagged_columns(schema, width, device)
-        of_segments = lengths.index_select(0, keys) * words_per_element[:, None]
-        jagged[width] = select_segments(
+    jagged = {
+        width: _select_segments(
             torch.cat([source.jagged[width] for source in sources]),
-            of_segments.view(-1).index_select(0, by_source),
-            segments,
+            lengths.view(-1),
+            *of_width,
             jagged_words[width],
         )
+        for width, of_width in zip(schema.jagged_blocks, _in_threes(of_widths), strict=True)
+    }
     return PackedRows(
         schema=schema,
         num_rows=len(positions),
@@ -252,20 +248,28 @@ def gather_rows(
     )
 
 
-def select_segments(
-    values: torch.Tensor, lengths: torch.Tensor, segments: torch.Tensor, num_selected: int
+def _select_segments(
+    words: torch.Tensor,
+    lengths: torch.Tensor,
+    length_of: torch.Tensor,
+    words_per_element: torch.Tensor,
+    segments: torch.Tensor,
+    num_selected: int,
 ) -> torch.Tensor:
-    """Segments of a jagged tensor, one behind the other; no host-device synchronisation.
+    """Segments of jagged words, one behind the other; no host-device synchronisation.
 
     Args:
-        values: flat, segment after segment.
-        lengths: `[segments]`, values in each.
+        words: flat, segment after segment.
+        lengths: int32, elements of every key of every row.
+        length_of: int64 `[segments]`, where in `lengths` each segment's is.
+        words_per_element: int64 `[segments]`.
         segments: int64 `[selected]`, the segments to take, in order; they may repeat.
-        num_selected: values in the selected segments together.
+        num_selected: words in the selected segments together.
     """
-    starts = lengths.cumsum(0) - lengths
-    rows = spread(starts.index_select(0, segments), lengths.index_select(0, segments), num_selected)
-    return values.index_select(0, rows)
+    sizes = lengths.index_select(0, length_of) * words_per_element
+    starts = sizes.cumsum(0) - sizes
+    positions = spread(starts.index_select(0, segments), sizes.index_select(0, segments), num_selected)
+    return words.index_select(0, positions)
 
 
 def key_lengths(fields: Mapping[str, Any], schema: RowSchema, num_rows: int) -> torch.Tensor:
@@ -312,15 +316,14 @@ def to_device_together(arrays: Sequence[np.ndarray], device: torch.device) -> li
     return list(together.to(device, non_blocking=True).split([len(array) for array in arrays]))
 
 
-def _num_columns(schema: RowSchema, width: int) -> int:
-    """Jagged columns of one word width."""
-    return sum(len(block.field.keys) for block in schema.jagged_blocks[width])
-
-
-def _column_by_column(rows: Sequence[np.ndarray], num_columns: int, stride: int) -> np.ndarray:
-    """Positions in a matrix `[num_columns, stride]`: chunk after chunk of its rows, each by columns."""
-    first_of_column = np.arange(num_columns)[:, None] * stride
+def _column_by_column(rows: Sequence[np.ndarray], columns: np.ndarray, stride: int) -> np.ndarray:
+    """Positions in a flat matrix `[any, stride]`: chunk after chunk of rows, each by the given columns."""
+    first_of_column = columns[:, None] * stride
     return np.concatenate([(first_of_column + of_chunk).ravel() for of_chunk in rows])
+
+
+def _in_threes(tensors: Sequence[torch.Tensor]) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+    return list(zip(tensors[::3], tensors[1::3], tensors[2::3], strict=True))
 
 
 def _interleave(sections: Sequence[tuple[torch.Tensor, np.ndarray]]) -> torch.Tensor:

@@ -175,12 +175,6 @@ class RowSchema:
         """int64 `[rows]`: bytes of rows that have `num_elements[row, i]` elements in jagged field i."""
         return self._fixed_bytes + num_elements @ self._bytes_per_element
 
-    def chunk_bytes(self, num_elements: np.ndarray, chunk_of: np.ndarray, num_chunks: int) -> np.ndarray:
-        """int64 `[chunks]`: bytes of chunks of rows, aligned; `chunk_of` int64 `[rows]` is each row's."""
-        num_bytes = np.zeros(num_chunks, dtype=np.int64)
-        np.add.at(num_bytes, chunk_of, self.row_bytes(num_elements))
-        return aligned(num_bytes)
-
     @cached_property
     def _fixed_bytes(self) -> int:
         """Of a row, whatever its lengths."""
@@ -209,14 +203,12 @@ class RowSchema:
 
 
 @functools.lru_cache(maxsize=256)
-def jagged_columns(schema: RowSchema, width: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+def jagged_columns(schema: RowSchema, width: int) -> tuple[np.ndarray, np.ndarray]:
     """What the jagged columns of one word width are: one per key of each block.
 
-    Cached, because copying a list to CUDA waits for the device.
-
     Returns:
-        On `device`, int64 `[columns]` the position of the column's key among the keys of all jagged fields,
-        and int32 `[columns]` its words per element.
+        int64 `[columns]` the position of the column's key among the keys of all jagged fields, and int64
+        `[columns]` its words per element.
     """
     first_key, total = {}, 0
     for field in schema.jagged_fields:
@@ -225,10 +217,7 @@ def jagged_columns(schema: RowSchema, width: int, device: torch.device) -> tuple
     blocks = schema.jagged_blocks[width]
     keys = [first_key[block.field] + key for block in blocks for key in range(len(block.field.keys))]
     words = [block.words for block in blocks for _ in block.field.keys]
-    return (
-        torch.tensor(keys, device=device, dtype=torch.int64),
-        torch.tensor(words, device=device, dtype=torch.int32),
-    )
+    return np.array(keys, dtype=np.int64), np.array(words, dtype=np.int64)
 
 
 def aligned(num_bytes: np.ndarray) -> np.ndarray:

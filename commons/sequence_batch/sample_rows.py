@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections.abc import MutableMapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from tensordict import TensorDict, TensorDictBase, is_leaf_nontensor
+from tensordict import NonTensorStack, TensorDict, TensorDictBase, is_leaf_nontensor
 from torchrec.datasets.utils import Batch as TorchRecBatch
 from torchrec.sparse.jagged_tensor import JaggedTensor
 
-from commons.sequence_batch.base_batch import BaseBatch, num_rows
+from commons.sequence_batch.base_batch import BaseBatch, check_travels, num_rows
 from commons.sequence_batch.packed_rows import PackedRows, gather_rows
 from commons.sequence_batch.row_schema import FieldValue, RowSchema
 
@@ -34,8 +35,7 @@ def per_sample_fields(batch: Any) -> dict[Any, FieldValue]:
     if isinstance(batch, TorchRecBatch):
         return {name: getattr(batch, name) for name in _TORCHREC_FIELDS}
     if isinstance(batch, TensorDictBase | MutableMapping):
-        leaves = batch.items(True, True) if isinstance(batch, TensorDictBase) else batch.items()
-        fields = {key: _as_jagged(value) for key, value in leaves if isinstance(value, FieldValue)}
+        fields = {key: as_jagged(value) for key, value in _leaves(batch) if isinstance(value, FieldValue)}
         if fields:
             return fields
     raise TypeError(
@@ -67,10 +67,10 @@ def with_rows(
     if isinstance(batch, BaseBatch):
         made = batch.with_fields(fields, batch_size, num_samples)
     elif isinstance(batch, TorchRecBatch):
-        made = TorchRecBatch(**fields)
+        made = dataclasses.replace(batch, **fields)
     elif isinstance(batch, TensorDictBase):
         made = TensorDict({}, batch_size=[batch_size], device=batch.device)
-        for key, value in batch.items(True, True, is_leaf=is_leaf_nontensor):
+        for key, value in _leaves(batch):
             if key in fields:
                 made[key] = _as_nested(fields[key], value)
             else:
@@ -120,6 +120,8 @@ def to_device(batch: Any, device: torch.device) -> Any:
 def select_rows(batches: Sequence[Container], rows: np.ndarray, num_elements: Sequence[int]) -> Container:
     """A batch of real rows of several host batches of one schema; one padding row if there are none.
 
+    What their samples share is that of the first.
+
     Args:
         batches: at least one.
         rows: int64 `[selected]`, positions among all rows of all batches.
@@ -133,12 +135,49 @@ def select_rows(batches: Sequence[Container], rows: np.ndarray, num_elements: Se
     return with_rows(batches[0], selected.unpack(), selected.num_rows, len(rows))
 
 
-def _as_jagged(value: FieldValue) -> FieldValue:
-    if isinstance(value, torch.Tensor) and value.is_nested:
-        if value.layout != torch.jagged:
-            raise TypeError("a nested tensor has to have layout torch.jagged, to be placed row by row")
-        return JaggedTensor(values=value.values(), lengths=value.offsets().diff())  # type: ignore[attr-defined]
-    return value
+def pinned_like(batch: Container, like: Any) -> Container:
+    """The batch in pinned memory if `like` is, so that its copy to the device need not wait."""
+    value: Any = next(iter(per_sample_fields(like).values()))
+    tensor = value if isinstance(value, torch.Tensor) else value.values()
+    pin_memory = getattr(batch, "pin_memory", None)
+    return pin_memory() if pin_memory is not None and tensor.is_pinned() else batch
+
+
+def as_jagged(value: Any) -> FieldValue:
+    """A jagged nested tensor as a JaggedTensor; any other value as it is.
+
+    Raises:
+        TypeError: a nested tensor whose rows are not simply one behind the other.
+    """
+    if not (isinstance(value, torch.Tensor) and value.is_nested):
+        return value
+    nested: Any = value
+    if value.layout != torch.jagged or nested._ragged_idx != 1 or nested.lengths() is not None:
+        raise TypeError(
+            "a nested tensor has to have layout torch.jagged, its rows ragged in dim 1 and without holes, to "
+            "be placed row by row"
+        )
+    return JaggedTensor(values=nested.values(), lengths=nested.offsets().diff())
+
+
+def _leaves(batch: Any) -> list[tuple[Any, Any]]:
+    """What a dict or TensorDict holds, by key.
+
+    Raises:
+        TypeError: it may hold data of samples that would not move with them.
+    """
+    if not isinstance(batch, TensorDictBase):
+        for key, value in batch.items():
+            check_travels(repr(key), value)
+        return list(batch.items())
+    leaves = list(batch.items(True, True, is_leaf=is_leaf_nontensor))
+    for key, value in leaves:
+        if isinstance(value, NonTensorStack):
+            raise TypeError(
+                f"{key!r} has a value for each row that is no tensor and would stay behind when its samples "
+                "move; make it a tensor"
+            )
+    return leaves
 
 
 def _as_nested(value: FieldValue, like: Any) -> FieldValue:

@@ -59,7 +59,7 @@ def shard_model(
         for path, module in collections.items()
     }
     sharded = DistributedModelParallel(
-        model.to(device), device=device, plan=ShardingPlan(plan), sharders=[sharder]
+        _moved(model, device, keeps_tables=cached), device=device, plan=ShardingPlan(plan), sharders=[sharder]
     )
     fused = dict(sharded.fused_optimizer.params)
     dense = {
@@ -69,6 +69,17 @@ def shard_model(
     }
     dense_optimizer = KeyedOptimizerWrapper(dense, lambda parameters: _dense(parameters, optimizer_args))
     return sharded, CombinedOptimizer([sharded.fused_optimizer, dense_optimizer])
+
+
+def _moved(module: nn.Module, device: torch.device, keeps_tables: bool) -> nn.Module:
+    """The module on a device; without its tables if they may be larger than the device's memory."""
+    if not keeps_tables:
+        return module.to(device)
+    if not isinstance(module, EmbeddingCollection):
+        module._apply(lambda tensor: tensor.to(device), recurse=False)
+        for child in module.children():
+            _moved(child, device, keeps_tables)
+    return module
 
 
 def _dense(parameters: list[nn.Parameter], args: OptimizerArgs) -> torch.optim.Optimizer:

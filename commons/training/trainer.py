@@ -36,20 +36,25 @@ def train(
     for kind, dataset in (("training", task.train_dataset), ("evaluation", task.eval_dataset)):
         if len(dataset) == 0:
             raise ValueError(f"the {kind} set has no samples; check the dataset's settings and files")
-    cached = task.pipeline_name(args, device) == "prefetch"
-    model, optimizer = shard_model(task.model, optimizer_args, device, cached)
+    prefetches = task.pipeline_name(args, device) == "prefetch"
+    model, optimizer = shard_model(task.model, optimizer_args, device, cached=prefetches)
     # From here on ranks draw different numbers: equal dropout masks on all would be wrong.
     torch.manual_seed(args.seed + dist.get_rank())
     counter = LoadCounter(task.flops, task.check_batch)
     pipeline = task.make_pipeline(args, model, optimizer, device)
     evaluator = Evaluator(task, args, model, optimizer, device)
     batches = counter.watch(islice(_epochs(task.train_dataset, device), num_steps))
+    loader: Iterator[BaseBatch] = batches
     evaluations = []
     model.train()
     with StepLog(num_steps, args.log_interval, Path(args.log_dir) / "train.jsonl") as log:
         log.write("start", {"ranks": dist.get_world_size(), "settings": asdict(args)})
         for step in range(1, num_steps + 1):
-            output = pipeline.progress(batches)
+            if prefetches and step % args.eval_interval == 1 % args.eval_interval:
+                # A table hands out what was prefetched in its order: none of training's may be left when
+                # evaluation begins to prefetch.
+                loader = islice(batches, args.eval_interval)
+            output = pipeline.progress(loader)
             log.step(output, pipeline.report, *counter.next_step())
             if step % args.eval_interval == 0 or step == num_steps:
                 log.pause()
@@ -58,6 +63,7 @@ def train(
                 text = "  ".join(f"{name} {value:.4f}" for name, value in figures.items())
                 log.write("eval", figures, f"step {step}  evaluation: {text}")
                 log.resume()
+    pipeline.reset()  # what is planned ahead needs the other ranks; none may leave before
     return evaluations
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from commons.datasets import SequenceDataset
 from commons.distributed import BatchShuffler, BatchShufflerFactory
@@ -56,7 +57,13 @@ class TrainingTask:
             return BatchShufflerFactory.create("identity", get_workloads=self.flops)
         name = args.batch_shuffler or self.shuffler_name
         settings = self.shuffler_settings if name == self.shuffler_name else {}
-        return BatchShufflerFactory.create(name, **settings, **args.balance_settings)
+        shuffler = BatchShufflerFactory.create(name, **settings, **args.balance_settings)
+        if args.single_rank_load and shuffler.group.num_ranks < dist.get_world_size():
+            raise ValueError(
+                f"TrainerArgs.single_rank_load: batch shuffler {name!r} balances among "
+                f"{shuffler.group.num_ranks} of {dist.get_world_size()} ranks; the others would get nothing"
+            )
+        return shuffler
 
     def make_pipeline(
         self,

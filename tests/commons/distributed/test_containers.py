@@ -10,12 +10,13 @@ import torch
 import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tensordict import TensorDict
+from tensordict import NonTensorStack, TensorDict
 from torchrec.datasets.utils import Batch as TorchRecBatch
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
 from commons.distributed import BatchShuffler
 from commons.distributed.exchange import EXCHANGES
+from commons.sequence_batch import sample_rows
 from tests.commons.distributed.test_exchange import check_identical
 from tests.commons.distributed.test_shuffle import QuickShuffler
 
@@ -288,3 +289,30 @@ def test_a_container_of_a_rank_alone_is_left_as_it_is():
 
     batch = make_batch("dict", 0, 0, 3)
     assert Alone().shuffle(batch) is batch
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [
+        (np.arange(4), "ndarray"),
+        ([torch.arange(4)], "list"),
+        ({"inner": torch.arange(4)}, "dict"),
+    ],
+)
+def test_data_that_would_stay_behind_is_refused(value, kind):
+    with pytest.raises(TypeError, match=f"'more' is a {kind}, which would stay behind when its samples move"):
+        sample_rows.per_sample_fields({"ids": torch.arange(4), "more": value})
+
+
+def test_a_value_per_row_of_a_tensordict_that_is_no_tensor_is_refused():
+    rows = TensorDict({"name": NonTensorStack("a", "b"), "ids": torch.arange(2)}, batch_size=[2])
+    with pytest.raises(TypeError, match="'name' has a value for each row that is no tensor"):
+        sample_rows.per_sample_fields(rows)
+
+
+def test_a_nested_tensor_with_holes_is_refused():
+    nested = torch.nested.nested_tensor_from_jagged(
+        torch.arange(6), offsets=torch.tensor([0, 3, 6]), lengths=torch.tensor([2, 1])
+    )
+    with pytest.raises(TypeError, match="without holes"):
+        sample_rows.per_sample_fields({"nested": nested})

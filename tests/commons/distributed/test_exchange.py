@@ -596,9 +596,10 @@ def test_a_step_takes_one_collective_to_plan_and_one_to_exchange_and_never_waits
 
 
 @pytest.mark.parametrize("exchange", BOTH)
-def test_checking_takes_one_more_of_each(pools, exchange):
+def test_checking_takes_one_more_to_plan_and_two_to_exchange(pools, exchange):
     planning = "all_gather_into_tensor on planning"
-    expected = [planning, planning, PAYLOAD[exchange], "all_gather_into_tensor on checks"]
+    checks = "all_gather_into_tensor on checks"
+    expected = [planning, planning, checks, PAYLOAD[exchange], checks]
     for calls in pools(2).run(_collectives_of_a_step, exchange, True):
         assert calls == expected
 
@@ -831,14 +832,12 @@ def test_unknown_names_are_refused(setting, message):
 
 def test_a_rank_alone_keeps_its_rows_whatever_the_window():
     shuffler = FieldShuffler(window=4, verify=True)
-    batch = draw_batch(np.random.default_rng(0), 0, 4, 3)
-    window = shuffler.plan_window([batch])
-    assert shuffler.window == len(window.steps) == 1
-    assert shuffler.rows_for_step([batch], window, 0) is batch
-    assert shuffler.exchange(batch, window.steps[0]) is batch
-    assert shuffler.unshuffle(batch.small, window.steps[0]) is batch.small
-    assert shuffler.unshuffle([batch.small], window) == [batch.small]
-    assert shuffler.traffic(window.steps[0]) == (0, 0)
+    batches = [draw_batch(np.random.default_rng(number), 10 * number, 4, 3) for number in range(3)]
+    window = shuffler.plan_window(batches)
+    steps = [shuffler.rows_for_step(batches, window, step) for step in range(len(window.steps))]
+    exchanged = [shuffler.exchange(batch, plan) for batch, plan in zip(steps, window.steps, strict=True)]
+    assert exchanged == batches
+    assert shuffler.unshuffle(exchanged, window) == batches
 
 
 def _plans_of_both_backends(case) -> None:

@@ -155,13 +155,17 @@ def test_a_new_iterator_for_each_step_gives_each_its_batch(pools, pipeline_name)
     assert pools(2).run(_one_batch_at_a_time, pipeline_name, 4) == [expected] * 2
 
 
-def _balanced_among_pairs(window: int, num_batches: tuple[int, ...]) -> list[tuple[int, float]]:
-    """Global loss tokens and largest load of each step, where ranks 0 and 1, and 2 and 3, balance."""
+def _balanced_in_groups(
+    groups: list[list[int]], window: int, num_batches: tuple[int, ...]
+) -> list[tuple[int, float]]:
+    """Global loss tokens and largest load of each step, where some ranks balance among each other."""
     device, rank = torch.device("cpu"), dist.get_rank()
-    pairs = [dist.new_group(ranks) for ranks in ([0, 1], [2, 3])]
+    (group,) = [
+        group for ranks, group in zip(groups, map(dist.new_group, groups), strict=True) if rank in ranks
+    ]
     model, optimizer = shard_model(ranking_model(), OptimizerArgs("sgd", 0.01), device)
     shuffler = BatchShufflerFactory.create(
-        "hstu", flops=HSTUFlops(2, 16, 2, 4), process_group=pairs[rank // 2], window=window
+        "hstu", flops=HSTUFlops(2, 16, 2, 4), process_group=group, window=window
     )
     pipeline = TrainPipelineFactory.create(
         "native", model=model, optimizer=optimizer, device=device, batch_shuffler=shuffler
@@ -178,7 +182,11 @@ def _balanced_among_pairs(window: int, num_batches: tuple[int, ...]) -> list[tup
 
 
 @pytest.mark.parametrize("window", [1, 2])
-@pytest.mark.parametrize("num_batches", [(5, 2, 1, 1), (0, 5, 0, 0)], ids=["earlier", "at once"])
-def test_groups_whose_loaders_have_ended_go_on_with_padding(pools, window, num_batches):
-    results = pools(4).run(_balanced_among_pairs, window, num_batches)
+@pytest.mark.parametrize(
+    ("groups", "num_batches"),
+    [([[0, 1], [2, 3]], (5, 2, 1, 1)), ([[0, 1], [2, 3]], (0, 5, 0, 0)), ([[0, 2], [1]], (2, 5, 3))],
+    ids=["earlier", "at once", "one alone"],
+)
+def test_groups_whose_loaders_have_ended_go_on_with_padding(pools, window, groups, num_batches):
+    results = pools(len(num_batches)).run(_balanced_in_groups, groups, window, num_batches)
     assert len(results[0]) == 5 and all(steps == results[0] for steps in results)

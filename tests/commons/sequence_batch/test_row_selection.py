@@ -12,7 +12,7 @@ from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, Keyed
 
 from commons.sequence_batch import BaseBatch
 from commons.sequence_batch.packed_rows import PackedRows, row_elements
-from commons.sequence_batch.row_schema import BUFFER_ALIGNMENT, RowSchema
+from commons.sequence_batch.row_schema import BUFFER_ALIGNMENT, RowSchema, aligned
 from tests.drawn_batches import draw_batch, sample_contents
 
 LABELS = st.sampled_from(["keyed", "dense", "flat", "none"])
@@ -54,7 +54,7 @@ def test_chunks_hold_their_rows_and_have_the_announced_size(seed, labels, num_re
     elements = row_elements(rows.lengths, schema).numpy()[:num_real]
     sums = np.array([elements[chunk].sum(0) for chunk in chunks]).reshape(num_chunks, -1)
     buffer = rows.to_chunks(chunks, sums)
-    sizes = schema.chunk_bytes(elements, chunk_of, num_chunks)
+    sizes = aligned(np.array([schema.row_bytes(elements[chunk]).sum() for chunk in chunks]))
     assert len(buffer) == sizes.sum() and not (sizes % BUFFER_ALIGNMENT).any()
     for chunk, of_chunk, size, packed in zip(chunks, sums, sizes, buffer.split(sizes.tolist()), strict=True):
         assert 0 <= size - schema.row_bytes(elements[chunk]).sum() < BUFFER_ALIGNMENT

@@ -10,8 +10,10 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from commons.distributed import BalanceReport, BatchShuffler, WindowPlan
+from commons.distributed.balance_report import BalanceReport
+from commons.distributed.batch_shuffler import BatchShuffler
 from commons.distributed.failures import portable, raise_first
+from commons.distributed.shuffle_plan import WindowPlan
 
 _HEADER = 3  # whether planning failed, steps, whether the rank has a padding row
 _FIGURES = 6  # of a step: loss tokens, load before and after, tokens before and after, largest workload
@@ -41,9 +43,9 @@ class Totals:
         return float(self.per_rank[:, :, 0].sum()) / max(self.num_steps, 1)
 
     def complete(self, report: BalanceReport, step: int) -> BalanceReport:
-        """The report of a step with loads, tokens and bound of all ranks."""
+        """The report of a step with loads, tokens and bound of all ranks; the rest stays that of a group."""
         _, loads_before, loads_after, tokens_before, tokens_after, largest = self.per_rank[:, step].T
-        mean = loads_before.mean()
+        mean = loads_after.mean()
         return replace(
             report,
             loads_before=loads_before,
