@@ -63,8 +63,7 @@ if __name__ == "__main__":
     model = DistributedModelParallel(model, device=device, plan=ShardingPlan({"embeddings": table_plan}))
     shuffler = BatchShufflerFactory.create("sessions")
     torch.manual_seed(dist.get_rank())  # each rank loads sessions of its own
-    for batch in (load_batch() for _ in range(10)):
-        plan = shuffler.plan(batch)  # while the batch is on the host
+    for batch, plan in shuffler.plan_ahead(load_batch() for _ in range(10)):  # on the host, a step ahead
         loss = model(shuffler.exchange(batch.to(device), plan)) / plan.num_loss_tokens
         optimizer.zero_grad()
         # The ranks' gradients are averaged; with this factor that gives the gradient of the global mean loss.

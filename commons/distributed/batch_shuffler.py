@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -13,6 +13,7 @@ import torch.distributed as dist
 from commons.distributed.agreement import check_placed_samples, check_plans, check_same_plan
 from commons.distributed.exchange import EXCHANGES, Traffic
 from commons.distributed.placement import DEFAULT_PARTITIONER, LoadedSamples, Placement
+from commons.distributed.plan_ahead import PlanAhead
 from commons.distributed.plan_gather import GatheredFacts, PlanGather
 from commons.distributed.rank_group import RankGroup
 from commons.distributed.sample_facts import SampleFacts, padding_row
@@ -189,6 +190,34 @@ class BatchShuffler(ABC):
     def shuffle(self, batch: Batch) -> Batch:
         """`plan` and `exchange` in one."""
         return self.exchange(batch, self.plan(batch))
+
+    def plan_ahead(self, batches: Iterable[Batch]) -> Iterator[tuple[Batch, ShufflePlan]]:
+        """Plans each step in a thread of its own while the one before trains; for a loop of one's own.
+
+        Collective: every rank takes one step after the other, and all end together. Pipelines do this by
+        themselves; `plan` must not be called meanwhile.
+
+        Args:
+            batches: this rank's, on the host.
+
+        Yields:
+            What this rank brings to a step (a padding row, once its own batches have ended), to be copied to
+            the device; and the plan to `exchange` it by.
+
+        Raises:
+            Exception: what planning, or loading, raised on any rank.
+        """
+
+        def steps(loaded: Sequence[Batch], failure: Exception | None) -> list[tuple[Batch, ShufflePlan]]:
+            window = self.plan_window(loaded, failure)
+            return [
+                (self.rows_for_step(loaded, window, step), plan) for step, plan in enumerate(window.steps)
+            ]
+
+        ahead: PlanAhead[tuple[Batch, ShufflePlan]] = PlanAhead(steps, self.window, lambda batch: batch)
+        loader = iter(batches)
+        while (planned := ahead.next_step(loader)) is not None:
+            yield planned[0]
 
     def unshuffle(self, values: Any, plan: ShufflePlan | WindowPlan) -> Any:
         """Returns what was computed of each sample to the rank and row that it came from. Collective.

@@ -102,13 +102,15 @@ class StepLog:
             self._samples,
             self._forward_flops,
             sum(report.bytes_sent for report in reports),
+            sum(report.bytes_received for report in reports),
             sum(report.plan_wait_seconds for report in reports),
             sum(report.exchange_seconds for report in reports),
         ]
         sums = torch.tensor(of_this_rank, dtype=torch.float64)
         dist.all_reduce(sums, group=self._group)
         loss_sum, samples, forward_flops = sums[:3].tolist()
-        bytes_sent, plan_wait, exchange = (sums[3:] / (dist.get_world_size() * len(reports))).tolist()
+        per_rank_and_step = sums[3:] / (dist.get_world_size() * len(reports))
+        bytes_sent, bytes_received, plan_wait, exchange = per_rank_and_step.tolist()
         seconds = time.perf_counter() - self._start
         figures = {
             "loss": loss_sum / max(self._loss_tokens, 1),
@@ -121,8 +123,8 @@ class StepLog:
             "plan_wait_ms": plan_wait * 1e3,
             "exchange_ms": exchange * 1e3,
             "bytes_sent": bytes_sent,
+            "bytes_received": bytes_received,
         }
-        # Means over ranks and steps, so that bytes sent are bytes received.
         waited, moved = f"plan {plan_wait * 1e3:.1f} ms", f"exchange {exchange * 1e3:.1f} ms"
         stage = f"  {waited}, {moved}, {bytes_sent / 1e3:.0f} kB sent" if bytes_sent else ""
         self.write(

@@ -1,0 +1,106 @@
+"""Planning in a thread, for a training loop of one's own."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch.distributed as dist
+
+from commons.distributed.plan_ahead import PlanAhead
+from tests.commons.distributed.test_shuffle import FieldShuffler
+from tests.drawn_batches import MixedBatch, draw_batch, sample_contents
+
+NUM_BATCHES = (5, 2)
+
+
+def _batches(fails: bool = False) -> Iterator[MixedBatch]:
+    rank = dist.get_rank()
+    for number in range(NUM_BATCHES[rank]):
+        if fails and (rank, number) == (0, 3):
+            raise OSError("no more files")
+        yield draw_batch(np.random.default_rng((rank, number)), 1000 * rank + 10 * number, 4, 3)
+
+
+def _loop(window: int) -> tuple[list, list, int]:
+    shuffler = FieldShuffler(window=window, verify=True)
+    steps = [shuffler.exchange(batch, plan) for batch, plan in shuffler.plan_ahead(_batches())]
+    loaded = [content for batch in _batches() for content in sample_contents(batch)]
+    return loaded, [content for batch in steps for content in sample_contents(batch)], len(steps)
+
+
+@pytest.mark.parametrize("window", [1, 2, 3])
+def test_a_loop_sees_each_sample_once(pools, window):
+    results = pools(2).run(_loop, window)
+    before, after = (Counter(content for result in results for content in result[i]) for i in (0, 1))
+    assert before == after
+    assert [num_steps for *_, num_steps in results] == [max(NUM_BATCHES)] * 2
+
+
+def _loop_over_failing_files() -> tuple[int, str]:
+    shuffler, steps = FieldShuffler(), 0
+    try:
+        for _ in shuffler.plan_ahead(_batches(fails=True)):
+            steps += 1
+    except OSError as error:
+        return steps, str(error)
+    return steps, "no error"
+
+
+def test_a_loader_that_fails_ends_all_loops(pools):
+    assert pools(2).run(_loop_over_failing_files) == [(3, "no more files")] * 2
+
+
+def _numbers(count: int, ends_with: Exception | None = None) -> Iterator[int]:
+    yield from range(count)
+    if ends_with is not None:
+        raise ends_with
+
+
+def _ahead(window: int) -> PlanAhead[int]:
+    def plan(loaded, failure):
+        if failure is not None:
+            raise failure
+        return loaded
+
+    return PlanAhead(plan, window, lambda number: number)
+
+
+@pytest.mark.parametrize("window", [1, 2, 4])
+@pytest.mark.parametrize("count", [0, 1, 4, 7])
+def test_steps_come_in_the_loaders_order_and_one_loader_after_the_other(window, count):
+    ahead = _ahead(window)
+    for _ in range(2):
+        loader = _numbers(count)
+        steps = [ahead.next_step(loader) for _ in range(count + 2)]
+        assert [step[0] for step in steps[:count]] == list(range(count))
+        assert steps[count:] == [None, None]
+
+
+@pytest.mark.parametrize("window", [1, 3])
+def test_no_more_is_loaded_than_one_window_and_one_batch_ahead(window):
+    ahead, loaded = _ahead(window), []
+    loader = (loaded.append(number) or number for number in range(50))
+    for step in range(20):
+        ahead.next_step(loader)
+        assert len(loaded) == step + window + 1
+
+
+@pytest.mark.parametrize("window", [1, 3])
+def test_an_error_that_is_dropped_on_its_way_is_raised_by_the_next_step(window):
+    ahead, loader = _ahead(window), _numbers(window, OSError("no more files"))
+    ahead.next_step(loader)
+    ahead.drop()
+    with pytest.raises(OSError, match="no more files"):
+        for _ in range(3):
+            ahead.next_step(loader)
+
+
+def test_after_an_error_the_next_steps_are_handed_out():
+    ahead = _ahead(1)
+    with pytest.raises(OSError):
+        ahead.next_step(_numbers(0, OSError("no more files")))
+    loader = _numbers(3)
+    assert [ahead.next_step(loader)[0] for _ in range(3)] == [0, 1, 2]
