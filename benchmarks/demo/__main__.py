@@ -58,6 +58,7 @@ def _table(summary: dict) -> str:
         ("speedup", "", "{speedup:.3f}×"),
         ("predicted", "", "{speedup_predicted:.3f}×"),
         ("over all steps", "", "{all_steps:.3f}×"),
+        ("95% interval", "", "{interval}"),
         ("predicted", "", "{all_steps_predicted:.3f}×"),
         ("bytes moved", "", "{share_of_bytes_moved:.0%}"),
         ("wait for plans", "", "{plan_wait_ms:.2f} ms"),
@@ -88,6 +89,7 @@ def _flat(arm: dict) -> dict:
         "plan_wait_ms": arm["plan_wait_seconds_per_step"] * 1e3,
         "kilobytes_sent": arm["bytes_sent_per_step"] / 1e3,
         "all_steps": arm["untrimmed"]["speedup"],
+        "interval": "{:.2f} to {:.2f}".format(*arm["untrimmed"]["speedup_interval"]),
         "all_steps_predicted": arm["untrimmed"]["speedup_predicted"],
     }
 

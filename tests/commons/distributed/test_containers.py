@@ -17,7 +17,7 @@ from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 from commons.distributed import BatchShuffler
 from commons.distributed.exchange import EXCHANGES
 from commons.sequence_batch import sample_rows
-from tests.commons.distributed.test_exchange import check_identical
+from tests.commons.distributed.loaded_batches import check_identical
 from tests.commons.distributed.test_shuffle import QuickShuffler
 
 VOCABULARY = torch.arange(10)  # shared
