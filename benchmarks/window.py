@@ -20,7 +20,7 @@ from tqdm import tqdm
 
 from benchmarks.demo.models import parse_config
 from benchmarks.demo.training import Arm
-from benchmarks.machine import machine, spread
+from benchmarks.machine import machine, speedup_interval
 from benchmarks.torchrun import torchrun
 from commons.training import rank_process, run_rank
 
@@ -63,7 +63,6 @@ def _figures(one: Arm, several: Arm) -> dict[str, Any]:
     bound = sum(report.lower_bound * report.loads_after.mean() for report in of_one) / mean
     seconds = [float(np.sum(arm.block_seconds)) for arm in (one, several)]
     speedup, predicted = seconds[0] / seconds[1], largest[0] / largest[1]
-    ratios = np.divide(one.block_seconds, several.block_seconds).tolist()
     return {
         "ranks": RANKS,
         "rows_per_rank": ROWS_PER_RANK,
@@ -77,7 +76,7 @@ def _figures(one: Arm, several: Arm) -> dict[str, Any]:
         "largest_step_ratio": round(max(report.step_ratio for report in of_several), 3),
         "seconds_per_step": [round(total / BLOCKS, 4) for total in seconds],
         "speedup": round(speedup, 4),
-        "speedup_of_blocks": spread(ratios),
+        "speedup_interval": speedup_interval(one.block_seconds, several.block_seconds),
         "speedup_predicted": round(predicted, 4),
         "share_of_predicted_gain": round((speedup - 1) / (predicted - 1), 3),
         "machine": machine(),

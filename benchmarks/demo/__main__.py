@@ -15,6 +15,7 @@ import torch
 
 from benchmarks.demo.models import TASKS
 from benchmarks.demo.picture import draw
+from benchmarks.demo.replay import RANKS as RANKS_OF_REPLAY
 from benchmarks.demo.replay import replay
 from benchmarks.machine import machine
 from benchmarks.torchrun import torchrun
@@ -69,12 +70,20 @@ def _table(summary: dict) -> str:
     widths = [max(16, len(title) + 2) for title in titles]
 
     def line(name: str, cells: Sequence[str]) -> str:
-        return f"{name:<16}" + "".join(f"{cell:>{w}}" for cell, w in zip(cells, widths, strict=True))
+        return f"{name:<18}" + "".join(f"{cell:>{w}}" for cell, w in zip(cells, widths, strict=True))
 
     lines = [line("", titles)]
     for name, as_loaded, balanced in rows:
         cells = [balanced.format(**_flat(arm)) for arm in arms.values()]
         lines.append(line(name, (as_loaded, *cells)))
+    ends = {arm: sum(max(step) for step in steps) for arm, steps in summary["replay"].items()}
+    lines.append(line(f"{RANKS_OF_REPLAY} ranks replayed", [f"{seconds:.1f} s" for seconds in ends.values()]))
+    waits = [
+        1 - sum(map(sum, steps)) / (ends[arm] * RANKS_OF_REPLAY) for arm, steps in summary["replay"].items()
+    ]
+    lines.append(line("waiting", [f"{share:.0%}" for share in waits]))
+    slowest = next(iter(ends.values()))
+    lines.append(line("speedup", ["", *(f"{slowest / seconds:.3f}×" for seconds in list(ends.values())[1:])]))
     lines.append(
         f"({summary['ranks']} ranks of one thread. Trimmed means over {first['steps']} of "
         f"{first['untrimmed']['steps']} steps each.)"

@@ -20,6 +20,7 @@ import torch.distributed as dist
 from tqdm import tqdm
 
 from benchmarks.demo.models import parse_config
+from benchmarks.machine import speedup_interval
 from commons.distributed import BalanceReport
 from commons.gin_values import from_gin
 from commons.training import OptimizerArgs, TrainerArgs, TrainingTask, rank_process, run_rank, shard_model
@@ -40,7 +41,6 @@ WARM_UP_STEPS = 3
 BLOCKS, STEPS_PER_BLOCK = 32, 2
 # Left out at either end of the blocks in order of speedup, as in any trimmed mean.
 TRIMMED_BLOCKS = 4
-RESAMPLES = 2000
 
 
 class Arm:
@@ -112,18 +112,12 @@ def _figures(arms: dict[str, Arm]) -> dict[str, Any]:
 
 def _comparison(base: Arm, arm: Arm, trimmed: np.ndarray) -> dict[str, Any]:
     losses = np.array([base.losses, arm.losses])
+    interval = speedup_interval(base.block_seconds, arm.block_seconds)
     return {
         **_speedup(base, arm, trimmed),
         "max_relative_loss_difference": float((np.abs(losses[0] - losses[1]) / losses[0]).max()),
-        "untrimmed": {**_speedup(base, arm, np.arange(BLOCKS)), "speedup_interval": _interval(base, arm)},
+        "untrimmed": {**_speedup(base, arm, np.arange(BLOCKS)), "speedup_interval": interval},
     }
-
-
-def _interval(base: Arm, arm: Arm) -> list[float]:
-    """95% of the speedups that resampled blocks would have shown: how far chance goes."""
-    draws = np.random.default_rng(0).integers(0, BLOCKS, (RESAMPLES, BLOCKS))
-    seconds = np.array([base.block_seconds, arm.block_seconds])[:, draws].sum(-1)
-    return np.percentile(seconds[0] / seconds[1], [2.5, 97.5]).tolist()
 
 
 def _speedup(base: Arm, arm: Arm, blocks: np.ndarray) -> dict[str, Any]:
