@@ -32,7 +32,7 @@ def check_plans(group: RankGroup, place: Callable[[], WindowPlan]) -> WindowPlan
     mine = -1 if window is None else _fingerprint(window)
     fingerprints = group.all_gather(np.array([mine]))[:, 0]
     if (fingerprints < 0).any():
-        raise_first(group.all_gather_objects(portable(failure, group.rank)), failure, group.rank)
+        raise_first(group.all_gather_objects(portable(failure)), failure, group.rank)
     if window is None:
         raise RuntimeError("planning failed on a rank that gave no cause")
     _raise_if_different(fingerprints)

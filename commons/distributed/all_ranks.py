@@ -90,7 +90,7 @@ class AllRanks:
         dist.all_gather_into_tensor(table.view(-1), torch.from_numpy(row), group=self._group)
         failed, num_steps, has_padding, *_ = table.numpy().T
         if window is None or failed.any():
-            failures = self._gather_objects(portable(failure, dist.get_rank()))
+            failures = self._gather_objects(portable(failure))
             raise_first(failures, failure, dist.get_rank())
             raise RuntimeError("planning failed on a rank that gave no cause")
         if has_padding.any() and not has_padding.all():

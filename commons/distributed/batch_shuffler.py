@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
@@ -12,13 +13,14 @@ import torch.distributed as dist
 
 from commons.distributed.agreement import check_placed_samples, check_plans, check_same_plan
 from commons.distributed.exchange import EXCHANGES, Traffic
-from commons.distributed.placement import DEFAULT_PARTITIONER, LoadedSamples, Placement
+from commons.distributed.placement import DEFAULT_PARTITIONER, Placement
 from commons.distributed.plan_ahead import PlanAhead
 from commons.distributed.plan_gather import GatheredFacts, PlanGather
 from commons.distributed.rank_group import RankGroup
 from commons.distributed.sample_facts import SampleFacts, padding_row
 from commons.distributed.shuffle_plan import ShufflePlan, WindowPlan, empty_plan, one_step
 from commons.distributed.way_back import return_step, return_window
+from commons.distributed.window_placement import placed_window
 from commons.sequence_batch import sample_rows
 from commons.sequence_batch.packed_rows import PackedRows, gather_rows
 from commons.sequence_batch.row_schema import RowSchema
@@ -54,13 +56,20 @@ class BatchShuffler(ABC):
             error on every rank.
         window: consecutive global batches that are planned together. More than 1 changes what a step
             contains: a sample may be placed in another step of the window.
-        window_max_step_ratio: a step's total workload is at most this times the window's mean; None for no
-            limit.
+        window_max_step_ratio: a step's total workload is at most this times the window's mean, where whole
+            samples can keep to that; None for no limit.
         exchange: "all_to_all" sends each sample straight to where it goes; "all_gather" sends all samples to
             all ranks.
         planning_backend: where the gather for planning runs: "gloo", from host to host, or "device", where a
             gloo ring over all ranks takes longer than a step.
         verify: ranks compare a hash of every plan and the samples of every exchanged batch.
+
+    Attributes:
+        group: the ranks to balance among.
+        equal_rows, window: as given.
+
+    A shuffler serves one pipeline, or one loop over `plan_ahead`, at a time: a thread plans with it from the
+    first step until the loaders have ended or the pipeline is reset, and `plan` beside it is an error.
 
     Raises:
         KeyError: an unknown partitioner, exchange or planning backend.
@@ -89,10 +98,10 @@ class BatchShuffler(ABC):
             raise KeyError(f"unknown exchange {exchange!r}; there are {sorted(EXCHANGES)}")
         self._exchange = EXCHANGES[exchange]
         self.equal_rows = equal_rows
-        self.process_group = process_group
         self.group = self._make_group(process_group, planning_backend, verify)
         self.window = window
         self._gather = PlanGather(self.group, window)
+        self._reserved_by: int | None = None
         if self.group.num_ranks > 1:
             self._placement.warm_up()
 
@@ -135,10 +144,19 @@ class BatchShuffler(ABC):
         Raises:
             ValueError: as `plan` does.
         """
+        if self._reserved_by not in (None, threading.get_ident()):
+            raise RuntimeError(
+                f"this {type(self).__name__} plans for a pipeline, or a loop over plan_ahead, in a thread "
+                "of its own: make another shuffler, or end the loaders or reset the pipeline before"
+            )
         facts: SampleFacts | None = None
         padding: Any = None
         if batches and failure is None:
             try:
+                if len(batches) > self.window:
+                    raise ValueError(
+                        f"plan_window got {len(batches)} batches, expected at most window={self.window}"
+                    )
                 on_host = [self._on_host(batch) for batch in batches]
                 facts = SampleFacts.of(on_host, self.get_workloads, f"{type(self).__name__}.get_workloads")
                 if not self.knows_fields:
@@ -166,7 +184,7 @@ class BatchShuffler(ABC):
             row.
 
         Raises:
-            ValueError: `plan` was made for another batch.
+            ValueError: `plan` was made for another batch; on this rank alone, while the others wait for it.
         """
         if self.group.num_ranks == 1 or not self.knows_fields:
             return batch
@@ -191,11 +209,20 @@ class BatchShuffler(ABC):
         """`plan` and `exchange` in one."""
         return self.exchange(batch, self.plan(batch))
 
+    def reserve(self) -> None:
+        """Lets only the calling thread plan, until `release`: two at a time would mix up their messages."""
+        if self._reserved_by is None:
+            self._reserved_by = threading.get_ident()
+
+    def release(self) -> None:
+        """Lets any thread plan again."""
+        self._reserved_by = None
+
     def plan_ahead(self, batches: Iterable[Batch]) -> Iterator[tuple[Batch, ShufflePlan]]:
         """Plans each step in a thread of its own while the one before trains; for a loop of one's own.
 
-        Collective: every rank takes one step after the other, and all end together. Pipelines do this by
-        themselves; `plan` must not be called meanwhile.
+        Collective: every rank of the group takes one step after the other, and all end together, or leave the
+        loop in the same step. Pipelines do this by themselves.
 
         Args:
             batches: this rank's, on the host.
@@ -205,19 +232,27 @@ class BatchShuffler(ABC):
             the device; and the plan to `exchange` it by.
 
         Raises:
+            ValueError: the shuffler plans windows, whose steps are normalised together: pipelines do that.
             Exception: what planning, or loading, raised on any rank.
         """
+        if self.window > 1:
+            raise ValueError(
+                f"plan_ahead plans step by step, and window={self.window}: use a pipeline, or plan_window"
+            )
 
         def steps(loaded: Sequence[Batch], failure: Exception | None) -> list[tuple[Batch, ShufflePlan]]:
+            self.reserve()
             window = self.plan_window(loaded, failure)
-            return [
-                (self.rows_for_step(loaded, window, step), plan) for step, plan in enumerate(window.steps)
-            ]
+            return [(self.rows_for_step(loaded, window, 0), plan) for plan in window.steps]
 
-        ahead: PlanAhead[tuple[Batch, ShufflePlan]] = PlanAhead(steps, self.window, lambda batch: batch)
+        ahead: PlanAhead[tuple[Batch, ShufflePlan]] = PlanAhead(steps, 1, lambda batch: batch)
         loader = iter(batches)
-        while (planned := ahead.next_step(loader)) is not None:
-            yield planned[0]
+        try:
+            while (planned := ahead.next_step(loader)) is not None:
+                yield planned[0]
+        finally:
+            ahead.drop()
+            self.release()
 
     def unshuffle(self, values: Any, plan: ShufflePlan | WindowPlan) -> Any:
         """Returns what was computed of each sample to the rank and row that it came from. Collective.
@@ -228,7 +263,8 @@ class BatchShuffler(ABC):
             values: a tensor, KeyedJaggedTensor or JaggedTensor, or a batch of such, with a row for each row
                 that the exchange gave this rank, or only for the `plan.num_placed[rank]` real ones. With a
                 `WindowPlan`, a list of these: of each of its steps.
-            plan: what they were placed by.
+            plan: what they were placed by. Of a window, its `WindowPlan`: the plan of one of its steps leads
+                back to what each rank brought to that step, which is no batch that was loaded.
 
         Returns:
             The same kind of values in the order of the loaded batch, whose padding rows are zero, or empty.
@@ -288,46 +324,7 @@ class BatchShuffler(ABC):
         return batch if sample_rows.device_of(batch) == host else sample_rows.to_device(batch, host)
 
     def _placed(self, gathered: GatheredFacts) -> WindowPlan:
-        workloads, tokens, loss_tokens = gathered.per_sample[:, :3].T
-        num_elements = gathered.per_sample[:, 3:]
-        sample_bytes = gathered.schema.row_bytes(num_elements)
-        batch_sizes, num_loaded = gathered.batch_sizes.sum(1), gathered.num_loaded.sum(1)
-        num_steps = int(gathered.batch_sizes.any(0).sum())
-        loaded = LoadedSamples(workloads, tokens, sample_bytes, batch_sizes, num_loaded)
-        if num_steps == 1:
-            partitions = [self._placement.place(loaded, self.group.ranks_per_node)]
-        elif self.group.num_ranks == 1:  # a rank alone waits for none
-            of_batches = np.cumsum(gathered.num_loaded[0])[:num_steps]
-            partitions = [[part] for part in np.split(np.arange(of_batches[-1]), of_batches[:-1])]
-        else:
-            partitions = self._placement.place_window(loaded, num_steps)
-        home = np.repeat(np.arange(self.group.num_ranks), num_loaded)
-        steps, samples_of_steps = [], []
-        for partition in partitions:
-            samples = np.sort(np.concatenate(partition))
-            brought = np.bincount(home[samples], minlength=self.group.num_ranks)
-            steps.append(
-                ShufflePlan(
-                    batch_sizes=batch_sizes if num_steps == 1 else brought,
-                    num_loaded=brought,
-                    workloads=workloads[samples],
-                    tokens=tokens[samples],
-                    loss_tokens=loss_tokens[samples],
-                    num_elements=num_elements[samples],
-                    sample_bytes=sample_bytes[samples],
-                    partition=tuple(np.searchsorted(samples, part) for part in partition),
-                    rows=self._placement.rows(int(batch_sizes.sum()), num_steps, partition),
-                )
-            )
-            samples_of_steps.append(samples)
-        return WindowPlan(
-            gathered.batch_sizes,
-            gathered.num_loaded,
-            tuple(steps),
-            tuple(samples_of_steps),
-            workloads,
-            tokens,
-        )
+        return placed_window(gathered, self._placement, self.group)
 
     def _check_planned(self, rows: PackedRows, plan: ShufflePlan) -> None:
         """Compares what the host knows of a batch with the plan; anything else would cut samples in two."""
@@ -335,11 +332,13 @@ class BatchShuffler(ABC):
         num_rows, num_real = max(int(plan.batch_sizes[rank]), 1), int(plan.num_loaded[rank])
         planned = plan.num_elements[plan.loaded_by(rank)].sum(0).tolist()
         same_elements = rows.num_elements == planned or num_real < num_rows
-        if rows.schema != self._gather.schema or rows.num_rows != num_rows or not same_elements:
+        agreed = self._gather.schema
+        difference = "" if agreed is None else agreed.difference(rows.schema)
+        if difference or rows.num_rows != num_rows or not same_elements:
             raise ValueError(
                 f"exchange got a batch of {rows.num_rows} rows with {rows.num_elements} elements in its "
-                f"jagged fields; the plan is for {num_rows} rows with {planned} elements (or fields differ): "
-                "give exchange the batch that plan was made for"
+                f"jagged fields; the plan is for {num_rows} rows with {planned} elements"
+                f"{'; ' if difference else ''}{difference}: give exchange the batch that plan was made for"
             )
 
 

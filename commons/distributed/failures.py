@@ -6,10 +6,12 @@ import pickle
 import traceback
 from collections.abc import Sequence
 
+import torch.distributed as dist
+
 _IS_COPY = "raised_on_another_rank"
 
 
-def portable(failure: Exception | None, rank: int) -> tuple[Exception | None, bool]:
+def portable(failure: Exception | None) -> tuple[Exception | None, bool]:
     """What other ranks can be sent: a copy, with the traceback, which does not travel, as a note.
 
     Returns:
@@ -22,7 +24,8 @@ def portable(failure: Exception | None, rank: int) -> tuple[Exception | None, bo
         copied = pickle.loads(pickle.dumps(failure))
     except Exception:
         copied = RuntimeError(f"{type(failure).__name__}: {failure}")
-    copied.add_note(f"raised on rank {rank} of the ranks to balance among:\n{where}")
+    rank = dist.get_rank() if dist.is_initialized() else 0
+    copied.add_note(f"raised on rank {rank}:\n{where}")
     copied.__dict__[_IS_COPY] = True
     return copied, True
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from commons.distributed.failures import portable, raise_first
 from commons.distributed.rank_group import RankGroup
-from commons.distributed.sample_facts import SampleFacts
+from commons.distributed.sample_facts import NUM_COUNTS, SampleFacts
 from commons.sequence_batch.row_schema import RowSchema
 
 _OK, _NO_BATCH, _FAILED = range(3)
@@ -22,13 +22,17 @@ class GatheredFacts:
     Attributes:
         schema: the fields of the batches.
         batch_sizes, num_loaded: int64 `[ranks, window]`, 0 where a rank had no batch left.
-        per_sample: int64 `[samples, 3 + jagged fields]`, one rank behind the other.
+        workloads, tokens, loss_tokens: int64 `[samples]`, one rank behind the other.
+        num_elements: int64 `[samples, jagged fields]`.
     """
 
     schema: RowSchema
     batch_sizes: np.ndarray
     num_loaded: np.ndarray
-    per_sample: np.ndarray
+    workloads: np.ndarray
+    tokens: np.ndarray
+    loss_tokens: np.ndarray
+    num_elements: np.ndarray
 
 
 @dataclass
@@ -101,18 +105,23 @@ class PlanGather:
         sizes = table[:, 2 : self._header].reshape(self._group.num_ranks, self._window, 2)
         per_rank = table[:, self._header :].reshape(self._group.num_ranks, agreed.capacity, -1)
         num_loaded = sizes[:, :, 1].copy()
+        per_sample = np.concatenate(
+            [rows[:real] for rows, real in zip(per_rank, num_loaded.sum(1), strict=True)]
+        )
+        workloads, tokens, loss_tokens = per_sample[:, :NUM_COUNTS].T
         return GatheredFacts(
             schema=agreed.schema,
             batch_sizes=sizes[:, :, 0].copy(),
             num_loaded=num_loaded,
-            per_sample=np.concatenate(
-                [rows[:real] for rows, real in zip(per_rank, num_loaded.sum(1), strict=True)]
-            ),
+            workloads=workloads,
+            tokens=tokens,
+            loss_tokens=loss_tokens,
+            num_elements=per_sample[:, NUM_COUNTS:],
         )
 
     def _encode(self, facts: SampleFacts | None, failure: Exception | None, agreed: _Agreement) -> np.ndarray:
         """This rank's part of the gather; left empty where the others will see that it does not fit."""
-        columns = 3 + len(agreed.schema.jagged_fields)
+        columns = NUM_COUNTS + len(agreed.schema.jagged_fields)
         row = np.zeros(self._header + agreed.capacity * columns, dtype=np.int64)
         if facts is None:
             row[0] = _NO_BATCH if failure is None else _FAILED
@@ -130,7 +139,7 @@ class PlanGather:
     ) -> _Agreement | None:
         """The first call's agreement; None if no rank has a batch."""
         mine = None if facts is None else (facts.schema, int(facts.batch_sizes.max()) * self._window)
-        gathered = self._group.all_gather_objects((mine, portable(failure, self._group.rank)))
+        gathered = self._group.all_gather_objects((mine, portable(failure)))
         raise_first([failed for _, failed in gathered], failure, self._group.rank)
         offers = [offer for offer, _ in gathered]
         ranks_with_batch = [rank for rank, offer in enumerate(offers) if offer is not None]
@@ -148,7 +157,7 @@ class PlanGather:
         self, table: np.ndarray, facts: SampleFacts | None, failure: Exception | None, schema: RowSchema
     ) -> None:
         if (table[:, 0] == _FAILED).any():
-            failures = self._group.all_gather_objects(portable(failure, self._group.rank))
+            failures = self._group.all_gather_objects(portable(failure))
             raise_first(failures, failure, self._group.rank)
         differs = (table[:, 0] == _OK) & (table[:, 1] != schema.fingerprint)
         if differs.any():

@@ -13,6 +13,8 @@ from commons.sequence_batch import sample_rows
 from commons.sequence_batch.packed_rows import PackedRows, check_jagged_fields, key_lengths, row_elements
 from commons.sequence_batch.row_schema import RowSchema
 
+NUM_COUNTS = 3  # of each sample: workload, tokens, loss tokens
+
 
 @dataclass(frozen=True)
 class SampleFacts:
@@ -22,8 +24,8 @@ class SampleFacts:
         schema: the fields of the batches.
         batch_sizes: int64 `[batches]`, rows, padding included.
         num_loaded: int64 `[batches]`, real rows.
-        per_sample: int64 `[samples, 3 + jagged fields]`: workload, tokens, loss tokens, elements of each
-            jagged field.
+        per_sample: int64 `[samples, NUM_COUNTS + jagged fields]`: workload, tokens, loss tokens, elements of
+            each jagged field.
     """
 
     schema: RowSchema
@@ -59,10 +61,16 @@ class SampleFacts:
                 raise ValueError(
                     "a batch of this rank has no rows; a loader that has ended gives no batch at all"
                 )
-            workloads = _checked_workloads(get_workloads(batch), num_rows, num_real, whose)
+            counts = [
+                _checked(returned, num_rows, num_real, method)
+                for returned, method in (
+                    (get_workloads(batch), whose),
+                    (sample_rows.num_tokens(batch), f"{type(batch).__name__}.num_tokens"),
+                    (sample_rows.num_loss_tokens(batch), f"{type(batch).__name__}.num_loss_tokens"),
+                )
+            ]
             elements = row_elements(key_lengths(fields, schema, num_rows), schema)
-            tokens, loss_tokens = sample_rows.num_tokens(batch), sample_rows.num_loss_tokens(batch)
-            columns = torch.stack([workloads, tokens, loss_tokens, *elements.unbind(1)], 1)
+            columns = torch.stack([*counts, *elements.unbind(1)], 1)
             sizes.append((num_rows, num_real))
             per_sample.append(columns[:num_real].numpy())
         if schema is None:
@@ -79,19 +87,19 @@ def padding_row(batch: Any) -> Any:
     return sample_rows.with_rows(batch, nothing.unpack(), 1, 0)
 
 
-def _checked_workloads(returned: Any, num_rows: int, num_real: int, whose: str) -> torch.Tensor:
-    """int64 `[rows]` from what a `get_workloads` returned, 0 for padding rows."""
+def _checked(returned: Any, num_rows: int, num_real: int, whose: str) -> torch.Tensor:
+    """int64 `[rows]` from what a user's method returned, 0 for padding rows."""
     try:
-        workloads = torch.as_tensor(returned).detach().cpu()
+        values = torch.as_tensor(returned).detach().cpu()
     except (TypeError, ValueError, RuntimeError) as error:
         raise ValueError(f"{whose} returned {type(returned).__name__}, expected integers") from error
-    if workloads.is_complex() or workloads.dtype == torch.uint64:
-        raise ValueError(f"{whose} returned {workloads.dtype}, expected integers")
-    if workloads.shape != (num_rows,):
+    if values.is_complex() or values.dtype == torch.uint64:
+        raise ValueError(f"{whose} returned {values.dtype}, expected integers")
+    if values.shape != (num_rows,):
         raise ValueError(
-            f"{whose} returned shape {tuple(workloads.shape)}, expected one workload per row: ({num_rows},)"
+            f"{whose} returned shape {tuple(values.shape)}, expected one number per row: ({num_rows},)"
         )
-    real = workloads[:num_real]
+    real = values[:num_real]
     whole = torch.ones_like(real, dtype=torch.bool)
     if real.is_floating_point():  # NaN equals nothing; infinity is too large
         whole = (real == real.round()) & (real < 2.0**63)

@@ -56,7 +56,7 @@ class ShufflePlan:
     Attributes:
         batch_sizes: int64 `[ranks]`, rows that each rank brings; 0 where a rank has no batch.
         num_loaded: int64 `[ranks]`, real rows that each rank brings.
-        workloads: int64 `[samples]`, in FLOPs or nanoseconds, as the shuffler counts.
+        workloads: int64 `[samples]`, in the shuffler's own unit.
         tokens: int64 `[samples]`.
         loss_tokens: int64 `[samples]`.
         num_elements: int64 `[samples, jagged fields]`, elements of each sample in each jagged field.

@@ -22,8 +22,6 @@ _ONLY_FIELD = "values"
 
 def return_step(values: Any, plan: ShufflePlan, group: RankGroup) -> Any:
     """`BatchShuffler.unshuffle` of one step."""
-    if group.num_ranks == 1:
-        return values
     rows, _ = _rows_at_home(values, plan, group)
     return _unpacked(values, rows, max(int(plan.batch_sizes[group.rank]), 1))
 
@@ -35,8 +33,8 @@ def return_window(values: Sequence[Any], plan: WindowPlan, group: RankGroup) -> 
             f"unshuffle got values of {len(values)} steps, the window has {len(plan.steps)}: give it a list "
             "with those of each step"
         )
-    if group.num_ranks == 1 or not plan.steps:
-        return list(values)
+    if not plan.steps:
+        return []
     at_home = [_rows_at_home(of_step, step, group) for of_step, step in zip(values, plan.steps, strict=True)]
     sources, elements = [rows for rows, _ in at_home], np.concatenate([of_step for _, of_step in at_home])
     returned = []
@@ -55,6 +53,9 @@ def _rows_at_home(values: Any, plan: ShufflePlan, group: RankGroup) -> tuple[Pac
     held, at_home = plan.partition[rank], plan.loaded_by(rank)
     rows = _checked_rows(fields, int(plan.num_placed[rank]), int(plan.rows[rank]))
     packed = PackedRows.pack(fields, RowSchema.of(fields), rows)
+    if group.num_ranks == 1:
+        elements = row_elements(packed.lengths[:, : len(held)].cpu(), packed.schema).numpy()
+        return gather_rows([packed], np.arange(len(held)), elements.sum(0).tolist()), elements
     if group.checks is not None:
         check_same_schema(group, packed.schema)
     to, come_from = plan.home[held], plan.destination[at_home]
@@ -97,7 +98,7 @@ def _checked_rows(fields: dict[str, FieldValue], num_real: int, num_padded: int)
 def _unpacked(values: Any, rows: PackedRows, batch_size: int) -> Any:
     fields = rows.pad_to(batch_size).unpack()
     if isinstance(values, FieldValue):
-        return _only(fields)
+        return sample_rows.like_nested(_only(fields), values)
     return sample_rows.with_rows(values, fields, batch_size, rows.num_rows)
 
 

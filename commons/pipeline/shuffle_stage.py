@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
 from collections import deque
@@ -19,7 +20,6 @@ from commons.distributed.plan_ahead import PlanAhead
 from commons.sequence_batch import sample_rows
 
 logger = logging.getLogger(__name__)
-_warned: list[bool] = []  # once for all stages of a process
 
 # What a step returns: the loss sum of this rank, the loss tokens of all ranks, and the model's output.
 StepOutput = tuple[torch.Tensor, int, Any]
@@ -74,6 +74,7 @@ class ShuffleStage:
         with record_function("## plan ##"):
             planned = self._ahead.next_step(loader)
         if planned is None:
+            self._shuffler.release()
             return None
         step, seconds = planned
         batch = step.batch
@@ -112,6 +113,7 @@ class ShuffleStage:
     def reset(self) -> None:
         """Forgets the steps on their way, as a pipeline does that drops its batches; all ranks have to."""
         self._ahead.drop()
+        self._shuffler.release()
         self._planned.clear()
         self._exchanged.clear()
 
@@ -146,16 +148,13 @@ class ShuffleStage:
         """A batch on the host to plan with, and what to hand on: the same, unless it came on the device."""
         if sample_rows.device_of(batch).type == "cpu":
             return batch, batch
-        if not _warned and self._rank == 0:
-            logger.warning(
-                "the loader gives batches on the device: each is copied back to plan with, which waits for "
-                "the device. Give batches on the host, pinned, for planning to cost the step nothing"
-            )
-        _warned.append(True)
+        if self._rank == 0:
+            _warn_of_device_batches()
         return sample_rows.to_device(batch, torch.device("cpu")), batch
 
     def _plan(self, loaded: Sequence[tuple[Any, Any]], failure: Exception | None) -> list[_Step]:
         """Plans a window; in the planning thread."""
+        self._shuffler.reserve()
         on_host = [host for host, _ in loaded]
         if self._all_ranks is None:
             window = self._shuffler.plan_window(on_host, failure)
@@ -170,8 +169,9 @@ class ShuffleStage:
         for number in range(num_steps):
             if number < len(window.steps):
                 plan = window.steps[number]
-                single = len(window.steps) == 1 and bool(loaded)
-                batch = loaded[0][1] if single else self._shuffler.rows_for_step(on_host, window, number)
+                batch = self._shuffler.rows_for_step(on_host, window, number)
+                as_loaded = [given for host, given in loaded if host is batch]
+                batch = as_loaded[0] if as_loaded else batch  # what came on the device stays there
             else:  # ranks that this one does not balance with have more batches
                 plan, batch = self._shuffler.empty_plan(), padding
             traffic = self._shuffler.traffic(plan)
@@ -181,3 +181,12 @@ class ShuffleStage:
                 report, loss_tokens = totals.complete(report, number), totals.loss_tokens(number)
             steps.append(_Step(batch, plan, window, loss_tokens, mean, report))
         return steps
+
+
+@functools.cache
+def _warn_of_device_batches() -> None:
+    """Once, whatever the number of stages."""
+    logger.warning(
+        "the loader gives batches on the device: each is copied back to plan with, which waits for the "
+        "device. Give batches on the host, pinned, for planning to cost the step nothing"
+    )

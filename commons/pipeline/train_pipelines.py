@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch.fx.proxy import TraceError
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.train_pipeline import PrefetchTrainPipelineSparseDist, TrainPipelineSparseDist
 from torchrec.distributed.train_pipeline.train_pipelines import TrainPipeline
@@ -131,7 +132,14 @@ class _SparseDistWithStage(_WithStage):
     def _pipeline_model(self, *args: Any, **kwargs: Any) -> None:
         # Without a sharded module TorchRec would trace into all others, and fail at a branch on data.
         if any(isinstance(module, ShardedModule) for module in self._model.modules()):
-            super()._pipeline_model(*args, **kwargs)  # type: ignore[misc]
+            try:
+                super()._pipeline_model(*args, **kwargs)  # type: ignore[misc]
+            except TraceError as error:
+                raise RuntimeError(
+                    f'pipeline "{self.name}" cannot trace the model: TorchRec follows the top-level forward '
+                    "symbolically, so it may not loop or branch on data. Call the embeddings there, and do "
+                    'the rest in a submodule; or use pipeline "none"'
+                ) from error
         if not self._pipelined_modules:  # type: ignore[attr-defined]
             raise RuntimeError(
                 f'pipeline "{self.name}" found no module of the model to pipeline. TorchRec needs a sharded '
@@ -148,7 +156,8 @@ class SparseDistTrainPipeline(_SparseDistWithStage, TrainPipelineSparseDist):
     Takes the same arguments as `SequentialTrainPipeline`, and `progress` is the same.
 
     Raises:
-        RuntimeError: at the first step, if the model has no sharded module that TorchRec can pipeline.
+        RuntimeError: at the first step, if the model cannot be traced, or has no sharded module that TorchRec
+            can pipeline.
     """
 
     name = "native"

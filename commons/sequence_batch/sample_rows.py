@@ -72,12 +72,12 @@ def with_rows(
         made = TensorDict({}, batch_size=[batch_size], device=batch.device)
         for key, value in _leaves(batch):
             if key in fields:
-                made[key] = _as_nested(fields[key], value)
+                made[key] = like_nested(fields[key], value)
             else:
                 made.set_non_tensor(key, value.data)
     elif isinstance(batch, MutableMapping):
         made = copy.copy(batch)
-        made.update({key: _as_nested(value, batch[key]) for key, value in fields.items()})
+        made.update({key: like_nested(value, batch[key]) for key, value in fields.items()})
     else:
         raise TypeError(f"cannot put rows into a {type(batch).__name__}")
     return made
@@ -180,7 +180,8 @@ def _leaves(batch: Any) -> list[tuple[Any, Any]]:
     return leaves
 
 
-def _as_nested(value: FieldValue, like: Any) -> FieldValue:
+def like_nested(value: FieldValue, like: Any) -> FieldValue:
+    """A JaggedTensor as a nested tensor if `like` is one; any other value as it is."""
     if isinstance(like, torch.Tensor) and like.is_nested and isinstance(value, JaggedTensor):
         return torch.nested.nested_tensor_from_jagged(value.values(), value.offsets())
     return value

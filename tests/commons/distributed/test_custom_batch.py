@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+import pytest
 import torch
 import torch.distributed as dist
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
@@ -50,3 +51,35 @@ def test_custom_batch_and_shuffler(pools):
     assert sorted(ranks[0] + ranks[1]) == [([s], [s] * n, [s, -s]) for s, n in enumerate(lengths)]
     loads = [sum(len(clicks) ** 2 for _, clicks, _ in samples) for samples in ranks]
     assert max(loads) / sum(loads) < 0.6
+
+
+@dataclass
+class MaskedBatch(SessionBatch):
+    """Says how many loss tokens its rows have."""
+
+    loss_tokens: torch.Tensor | None = field(default=None, metadata={"per_sample": False})
+
+    def num_loss_tokens(self) -> torch.Tensor:
+        return self.loss_tokens
+
+
+@pytest.mark.parametrize(
+    ("loss_tokens", "message"),
+    [
+        (torch.tensor([0.5, 1.0]), r"MaskedBatch.num_loss_tokens returned 0.5 for row 0"),
+        (
+            torch.ones(3),
+            r"MaskedBatch.num_loss_tokens returned shape \(3,\), expected one number per row: \(2,\)",
+        ),
+    ],
+)
+def test_counts_that_a_batch_gives_are_checked(loss_tokens, message):
+    batch = MaskedBatch(
+        features=KeyedJaggedTensor(["user"], torch.arange(2), lengths=torch.ones(2, dtype=torch.int64)),
+        batch_size=2,
+        feature_to_max_seqlen={},
+        clicks=KeyedJaggedTensor(["click"], torch.arange(2), lengths=torch.ones(2, dtype=torch.int64)),
+        loss_tokens=loss_tokens,
+    )
+    with pytest.raises(ValueError, match=message):
+        BatchShufflerFactory.create("session").plan(batch)

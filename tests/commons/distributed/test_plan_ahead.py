@@ -24,19 +24,42 @@ def _batches(fails: bool = False) -> Iterator[MixedBatch]:
         yield draw_batch(np.random.default_rng((rank, number)), 1000 * rank + 10 * number, 4, 3)
 
 
-def _loop(window: int) -> tuple[list, list, int]:
-    shuffler = FieldShuffler(window=window, verify=True)
+def _loop() -> tuple[list, list, int]:
+    shuffler = FieldShuffler(verify=True)
+    for _, _ in zip(shuffler.plan_ahead(_batches()), range(2), strict=False):
+        pass  # a loop that all ranks leave early does not disturb the next
     steps = [shuffler.exchange(batch, plan) for batch, plan in shuffler.plan_ahead(_batches())]
     loaded = [content for batch in _batches() for content in sample_contents(batch)]
     return loaded, [content for batch in steps for content in sample_contents(batch)], len(steps)
 
 
-@pytest.mark.parametrize("window", [1, 2, 3])
-def test_a_loop_sees_each_sample_once(pools, window):
-    results = pools(2).run(_loop, window)
+def test_a_loop_sees_each_sample_once(pools):
+    results = pools(2).run(_loop)
     before, after = (Counter(content for result in results for content in result[i]) for i in (0, 1))
     assert before == after
     assert [num_steps for *_, num_steps in results] == [max(NUM_BATCHES)] * 2
+
+
+def _plan_beside_a_loop() -> list[str]:
+    shuffler, batch = FieldShuffler(), draw_batch(np.random.default_rng(0), 0, 4, 3)
+    errors = []
+    for _ in shuffler.plan_ahead(_batches()):
+        with pytest.raises(RuntimeError) as error:
+            shuffler.plan(batch)
+        errors.append(str(error.value))
+    shuffler.plan(batch)  # the loop has ended
+    return errors
+
+
+def test_planning_beside_a_loop_is_refused(pools):
+    for errors in pools(2).run(_plan_beside_a_loop):
+        assert len(errors) == max(NUM_BATCHES)
+        assert "this FieldShuffler plans for a pipeline, or a loop over plan_ahead" in errors[0]
+
+
+def test_windows_are_left_to_pipelines():
+    with pytest.raises(ValueError, match="plan_ahead plans step by step, and window=2"):
+        next(FieldShuffler(window=2).plan_ahead([]))
 
 
 def _loop_over_failing_files() -> tuple[int, str]:

@@ -130,3 +130,13 @@ def test_unshuffle_refuses_another_number_of_rows_or_steps(pools):
         assert "0-d" in no_rows
         assert "got values of 1 steps, the window has 2" in one_step
         assert "got values of 3 steps, the window has 2" in three_steps
+
+
+def test_a_rank_alone_gets_its_rows_back_with_padding():
+    batch = draw_batch(np.random.default_rng(0), 0, 4, 3)
+    shuffler = QuickShuffler()
+    plan = shuffler.plan(batch)
+    assert torch.equal(shuffler.unshuffle(batch.small, plan), batch.small)
+    assert torch.equal(shuffler.unshuffle(batch.small[:3], plan), batch.small)
+    with pytest.raises(ValueError, match="unshuffle got 99 rows"):
+        shuffler.unshuffle(torch.ones(99), plan)

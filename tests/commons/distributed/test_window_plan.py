@@ -205,3 +205,9 @@ def test_a_rank_alone_keeps_its_rows_whatever_the_window():
     exchanged = [shuffler.exchange(batch, plan) for batch, plan in zip(steps, window.steps, strict=True)]
     assert exchanged == batches
     assert shuffler.unshuffle(exchanged, window) == batches
+
+
+def test_more_batches_than_a_window_has_are_refused():
+    batch = draw_batch(np.random.default_rng(0), 0, 4, 3)
+    with pytest.raises(ValueError, match="plan_window got 3 batches, expected at most window=2"):
+        FieldShuffler(window=2).plan_window([batch] * 3)
