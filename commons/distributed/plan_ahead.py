@@ -28,6 +28,7 @@ class PlanAhead(Generic[Step]):
             steps, none if no rank has loaded anything. Collective; runs in the thread, one after the other.
         window: batches to a window.
         prepare: called with each batch when it is loaded, in the caller's thread.
+        device: that the steps are for, where the thread may have to do with it; None for the current one.
     """
 
     def __init__(
@@ -35,11 +36,12 @@ class PlanAhead(Generic[Step]):
         plan: Callable[[Sequence[Any], Exception | None], Sequence[Step]],
         window: int,
         prepare: Callable[[Any], Any],
+        device: torch.device | None = None,
     ) -> None:
         self._plan = plan
         self._window = window
         self._prepare = prepare
-        self._thread = _Thread()
+        self._thread = _Thread(device)
         self._loader: Iterator[Any] | None = None
         self._this_rank_ended = self._all_ended = False
         self._failure: Exception | None = None
@@ -121,9 +123,10 @@ class _Thread:
     would keep this process from ending.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device | None) -> None:
         self._jobs: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        device = torch.cuda.current_device() if torch.cuda.is_initialized() else None
+        if (device is None or device == torch.device("cuda")) and torch.cuda.is_initialized():
+            device = torch.device("cuda", torch.cuda.current_device())
         threading.Thread(target=_run, args=(self._jobs, device), name="plan ahead", daemon=True).start()
         weakref.finalize(self, self._jobs.put, None)
 
@@ -133,9 +136,9 @@ class _Thread:
         return future
 
 
-def _run(jobs: queue.SimpleQueue[Any], cuda_device: int | None) -> None:
-    if cuda_device is not None:
-        torch.cuda.set_device(cuda_device)  # each thread has a current device of its own
+def _run(jobs: queue.SimpleQueue[Any], device: torch.device | None) -> None:
+    if device is not None and device.type == "cuda":
+        torch.cuda.set_device(device)  # each thread has a current device of its own
     while (job := jobs.get()) is not None:
         future, function, arguments = job
         try:

@@ -52,16 +52,20 @@ class ShuffleStage:
     Collectives of a step on the main thread: that of the shuffler's exchange. In the planning thread, for
     each window: that of the shuffler's plan; and where the shuffler does not balance among all ranks, one
     all-gather of a few host numbers, for the global count of loss tokens.
+
+    Args:
+        shuffler: what places samples on ranks; it serves this stage alone, until `reset` or the loaders' end.
+        device: where batches are copied to.
     """
 
-    def __init__(self, shuffler: BatchShuffler) -> None:
+    def __init__(self, shuffler: BatchShuffler, device: torch.device) -> None:
         self._shuffler = shuffler
         self._rank, self._num_ranks = (
             (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
         )
         covers_all_ranks = shuffler.group.num_ranks == self._num_ranks
         self._all_ranks = None if covers_all_ranks else AllRanks(shuffler.window)
-        self._ahead: PlanAhead[_Step] = PlanAhead(self._plan, shuffler.window, self._prepare)
+        self._ahead: PlanAhead[_Step] = PlanAhead(self._plan, shuffler.window, self._prepare, device)
         self._planned: deque[_Step] = deque()
         self._exchanged: deque[_Step] = deque()
         self._computed: _Step | None = None

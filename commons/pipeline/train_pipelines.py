@@ -61,7 +61,7 @@ class SequentialTrainPipeline(_WithStage, TrainPipeline):
         self._model = model
         self._optimizer = optimizer
         self._device = device
-        self._stage = ShuffleStage(batch_shuffler)
+        self._stage = ShuffleStage(batch_shuffler, device)
 
     def reset(self) -> None:
         """Drops what is on its way."""
@@ -104,7 +104,7 @@ class _SparseDistWithStage(_WithStage):
     ) -> None:
         # The next class is one of TorchRec's.
         super().__init__(model, optimizer, device, custom_model_fwd=self._forward)  # type: ignore[call-arg]
-        self._stage = ShuffleStage(batch_shuffler)
+        self._stage = ShuffleStage(batch_shuffler, device)
         if device.type == "cuda":
             # A second pipeline on a model, for evaluation, takes over its lookups, and with them the stream
             # they wait on: with streams of its own, the first one's batches would be read unsynchronised.
