@@ -67,8 +67,10 @@ def shard_model(
         for name, parameter in sharded.named_parameters()
         if parameter.requires_grad and name not in fused
     }
-    dense_optimizer = KeyedOptimizerWrapper(dense, lambda parameters: _dense(parameters, optimizer_args))
-    return sharded, CombinedOptimizer([sharded.fused_optimizer, dense_optimizer])
+    optimizers = [sharded.fused_optimizer]
+    if dense:
+        optimizers.append(KeyedOptimizerWrapper(dense, lambda parameters: _dense(parameters, optimizer_args)))
+    return sharded, CombinedOptimizer(optimizers)
 
 
 def _moved(module: nn.Module, device: torch.device, keeps_tables: bool) -> nn.Module:

@@ -18,11 +18,10 @@ class LoopingModel(torch.nn.Module):
         super().__init__()
         table = EmbeddingConfig(name="item_table", num_embeddings=50, embedding_dim=4, feature_names=["item"])
         self.embeddings = EmbeddingCollection([table])
-        self.head = torch.nn.Linear(4, 1)
 
     def forward(self, batch):
         rows = self.embeddings(batch.features)["item"].to_dense()
-        return torch.stack([self.head(row).sum() for row in rows]).sum(), None
+        return torch.stack([row.sum() for row in rows]).sum(), None
 
 
 def _error_of(pipeline_name: str, model: torch.nn.Module) -> str:
