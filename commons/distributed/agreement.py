@@ -6,11 +6,9 @@ import hashlib
 from collections.abc import Callable
 
 import numpy as np
-import torch
-import torch.distributed as dist
 
 from commons.distributed.failures import portable, raise_first
-from commons.distributed.rank_group import RankGroup
+from commons.distributed.rank_group import RankGroup, all_gather_row
 from commons.distributed.shuffle_plan import ShufflePlan, WindowPlan
 from commons.sequence_batch.packed_rows import PackedRows, row_elements
 from commons.sequence_batch.row_schema import RowSchema
@@ -45,7 +43,7 @@ def check_same_plan(group: RankGroup, plan: ShufflePlan) -> None:
     Raises:
         RuntimeError: the plans differ; on every rank.
     """
-    _raise_if_different(_all_gather(group, [plan.fingerprint])[:, 0])
+    _raise_if_different(all_gather_row(np.array([plan.fingerprint]), group.checks)[:, 0])
 
 
 def check_placed_samples(group: RankGroup, plan: ShufflePlan, rows: PackedRows) -> None:
@@ -62,7 +60,7 @@ def check_placed_samples(group: RankGroup, plan: ShufflePlan, rows: PackedRows) 
     planned = plan.num_elements[plan.partition[group.rank]]
     elements = row_elements(rows.lengths.cpu(), rows.schema).numpy()
     wrong = len(planned) - int((elements == planned).all(1).sum()) if len(elements) == len(planned) else 0
-    table = _all_gather(group, [rows.num_rows, wrong])
+    table = all_gather_row(np.array([rows.num_rows, wrong]), group.checks)
     for rank in np.flatnonzero(table[:, 0] != plan.num_placed)[:1]:
         raise RuntimeError(
             f"rank {rank} of the ranks to balance among has {table[rank, 0]} samples after the exchange, "
@@ -81,19 +79,12 @@ def check_same_schema(group: RankGroup, schema: RowSchema) -> None:
     Raises:
         RuntimeError: they differ; on every rank.
     """
-    fingerprints = _all_gather(group, [schema.fingerprint])[:, 0]
+    fingerprints = all_gather_row(np.array([schema.fingerprint]), group.checks)[:, 0]
     for rank in np.flatnonzero(fingerprints != fingerprints[0])[:1]:
         raise RuntimeError(
             f"ranks return values of different kinds: rank {rank} differs from rank 0; rank {group.rank} "
             f"has {schema.fields}"
         )
-
-
-def _all_gather(group: RankGroup, numbers: list[int]) -> np.ndarray:
-    """int64 `[ranks, numbers]`."""
-    table = torch.empty(group.num_ranks, len(numbers), dtype=torch.int64)
-    dist.all_gather_into_tensor(table.view(-1), torch.tensor(numbers), group=group.checks)
-    return table.numpy()
 
 
 def _raise_if_different(fingerprints: np.ndarray) -> None:

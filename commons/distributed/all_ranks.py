@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import torch
 import torch.distributed as dist
 
 from commons.distributed.balance_report import BalanceReport
 from commons.distributed.batch_shuffler import BatchShuffler
 from commons.distributed.failures import portable, raise_first
+from commons.distributed.rank_group import all_gather_object, all_gather_row
 from commons.distributed.shuffle_plan import WindowPlan
 
 _HEADER = 3  # whether planning failed, steps, whether the rank has a padding row
@@ -86,23 +86,19 @@ class AllRanks:
             row[_HEADER : _HEADER + len(window.steps) * _FIGURES] = _figures(window, shuffler.group.rank)
         except Exception as error:  # raised on all ranks below
             failure, row[0] = error, 1.0
-        table = torch.empty(dist.get_world_size(), len(row), dtype=torch.float64)
-        dist.all_gather_into_tensor(table.view(-1), torch.from_numpy(row), group=self._group)
-        failed, num_steps, has_padding, *_ = table.numpy().T
+        table = all_gather_row(row, self._group)
+        failed, num_steps, has_padding, *_ = table.T
         if window is None or failed.any():
-            failures = self._gather_objects(portable(failure))
+            failures = all_gather_object(portable(failure), self._group)
             raise_first(failures, failure, dist.get_rank())
             raise RuntimeError("planning failed on a rank that gave no cause")
         if has_padding.any() and not has_padding.all():
             # A group that never had a batch goes along with a padding row of another one's.
-            self._padding_batch = self._gather_objects(self._padding_batch)[int(has_padding.argmax())]
-        per_rank = table.numpy()[:, _HEADER:].reshape(-1, self._window, _FIGURES)
+            self._padding_batch = all_gather_object(self._padding_batch, self._group)[
+                int(has_padding.argmax())
+            ]
+        per_rank = table[:, _HEADER:].reshape(-1, self._window, _FIGURES)
         return window, Totals(int(num_steps.max()), per_rank, self._padding_batch)
-
-    def _gather_objects(self, value: Any) -> list[Any]:
-        values: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(values, value, group=self._group)
-        return values
 
 
 def _figures(window: WindowPlan, rank: int) -> np.ndarray:

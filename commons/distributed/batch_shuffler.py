@@ -157,7 +157,7 @@ class BatchShuffler(ABC):
                     raise ValueError(
                         f"plan_window got {len(batches)} batches, expected at most window={self.window}"
                     )
-                on_host = [self._on_host(batch) for batch in batches]
+                on_host = [sample_rows.on_host(batch) for batch in batches]
                 facts = SampleFacts.of(on_host, self.get_workloads, f"{type(self).__name__}.get_workloads")
                 if not self.knows_fields:
                     padding = sample_rows.pinned_like(padding_row(on_host[0]), batches[0])
@@ -317,11 +317,6 @@ class BatchShuffler(ABC):
             RuntimeError: no rank of the group has had a batch yet.
         """
         return self._gather.padding_batch()
-
-    @staticmethod
-    def _on_host(batch: Any) -> Any:
-        host = torch.device("cpu")
-        return batch if sample_rows.device_of(batch) == host else sample_rows.to_device(batch, host)
 
     def _placed(self, gathered: GatheredFacts) -> WindowPlan:
         return placed_window(gathered, self._placement, self.group)

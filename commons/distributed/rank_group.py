@@ -96,26 +96,35 @@ class RankGroup:
         """int64 `[n]` of each rank, the same n everywhere, to `[ranks, n]`; for the thread that plans."""
         if self.planning is None:
             return row[None]
-        mine = torch.from_numpy(row)
         if self.device_planning is not None and "nccl" in dist.get_backend_config(self.device_planning):
             # A stream of its own: on the default stream the copy back would wait for the training before it.
             device = torch.device("cuda", torch.cuda.current_device())
             with torch.cuda.stream(_planning_stream(device)):
                 table = torch.empty(self.num_ranks, len(row), dtype=torch.int64, device=device)
-                dist.all_gather_into_tensor(table.view(-1), mine.to(device), group=self.device_planning)
+                dist.all_gather_into_tensor(
+                    table.view(-1), torch.from_numpy(row).to(device), group=self.device_planning
+                )
                 return table.cpu().numpy()
-        table = torch.empty(self.num_ranks, len(row), dtype=torch.int64)
-        group = self.planning if self.device_planning is None else self.device_planning
-        dist.all_gather_into_tensor(table.view(-1), mine, group=group)
-        return table.numpy()
+        return all_gather_row(row, self.planning if self.device_planning is None else self.device_planning)
 
     def all_gather_objects(self, value: Any) -> list[Any]:
         """Anything that pickles, of each rank; for the thread that plans, and for rare events."""
-        if self.planning is None:
-            return [value]
-        values: list[Any] = [None] * self.num_ranks
-        dist.all_gather_object(values, value, group=self.planning)
-        return values
+        return [value] if self.planning is None else all_gather_object(value, self.planning)
+
+
+def all_gather_row(row: np.ndarray, group: dist.ProcessGroup | None) -> np.ndarray:
+    """Host numbers `[n]` of each rank of a group, the same n and type everywhere, to `[ranks, n]`."""
+    mine = torch.from_numpy(row)
+    table = torch.empty(dist.get_world_size(group), len(row), dtype=mine.dtype)
+    dist.all_gather_into_tensor(table.view(-1), mine, group=group)
+    return table.numpy()
+
+
+def all_gather_object(value: Any, group: dist.ProcessGroup | None) -> list[Any]:
+    """Anything that pickles, of each rank of a group."""
+    values: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(values, value, group=group)
+    return values
 
 
 @functools.cache

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 
@@ -108,10 +109,7 @@ class ShufflePlan:
     @cached_property
     def destination(self) -> np.ndarray:
         """int64 `[samples]`, the rank that will compute each sample."""
-        destination = np.empty(len(self.workloads), dtype=np.int64)
-        for rank, samples in enumerate(self.partition):
-            destination[samples] = rank
-        return destination
+        return _part_of(self.partition, len(self.workloads))
 
     @cached_property
     def moves(self) -> bool:
@@ -197,10 +195,7 @@ class WindowPlan:
     @cached_property
     def step_of(self) -> np.ndarray:
         """int64 `[samples]`, the step that computes each sample."""
-        step_of = np.empty(len(self.home), dtype=np.int64)
-        for step, samples in enumerate(self.samples):
-            step_of[samples] = step
-        return step_of
+        return _part_of(self.samples, len(self.workloads))
 
     @property
     def mean_loss_tokens(self) -> float:
@@ -239,6 +234,14 @@ def one_step(plan: ShufflePlan) -> WindowPlan:
         workloads=plan.workloads,
         tokens=plan.tokens,
     )
+
+
+def _part_of(parts: Sequence[np.ndarray], num_samples: int) -> np.ndarray:
+    """int64 `[samples]`, the part that has each sample."""
+    part_of = np.empty(num_samples, dtype=np.int64)
+    for part, samples in enumerate(parts):
+        part_of[samples] = part
+    return part_of
 
 
 def empty_plan(num_ranks: int, num_jagged_fields: int) -> ShufflePlan:

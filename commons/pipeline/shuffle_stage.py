@@ -150,11 +150,10 @@ class ShuffleStage:
 
     def _prepare(self, batch: Any) -> tuple[Any, Any]:
         """A batch on the host to plan with, and what to hand on: the same, unless it came on the device."""
-        if sample_rows.device_of(batch).type == "cpu":
-            return batch, batch
-        if self._rank == 0:
+        host = sample_rows.on_host(batch)
+        if host is not batch and self._rank == 0:
             _warn_of_device_batches()
-        return sample_rows.to_device(batch, torch.device("cpu")), batch
+        return host, batch
 
     def _plan(self, loaded: Sequence[tuple[Any, Any]], failure: Exception | None) -> list[_Step]:
         """Plans a window; in the planning thread."""

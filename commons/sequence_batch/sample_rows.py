@@ -108,13 +108,16 @@ def device_of(batch: Any) -> torch.device:
     return value.device if isinstance(value, torch.Tensor) else value.values().device
 
 
-def to_device(batch: Any, device: torch.device) -> Any:
-    """The batch on a device; waits for the copy."""
+def on_host(batch: Any) -> Any:
+    """The batch itself if it is on the host, else a copy, for which it waits."""
+    host = torch.device("cpu")
+    if device_of(batch) == host:
+        return batch
     if isinstance(batch, MutableMapping) and not isinstance(batch, TensorDictBase):
         moved = copy.copy(batch)
-        moved.update({key: value.to(device) for key, value in batch.items() if isinstance(value, FieldValue)})
+        moved.update({key: value.to(host) for key, value in batch.items() if isinstance(value, FieldValue)})
         return moved
-    return batch.to(device)
+    return batch.to(host)
 
 
 def select_rows(batches: Sequence[Container], rows: np.ndarray, num_elements: Sequence[int]) -> Container:
