@@ -2,19 +2,35 @@
 
 from commons.partition.balance import imbalance, loads, lower_bound
 from commons.partition.karmarkar_karp import karmarkar_karp
+from commons.partition.micro_batches import (
+    balance_micro_batches,
+    divide_into_micro_batches,
+    micro_batch_imbalance,
+    micro_batch_lower_bound,
+    pack_micro_batches,
+    place_in_micro_batches,
+    small_at_both_ends,
+)
 from commons.partition.rebalance import rebalance
 from commons.partition.refine import longest_processing_time, refine, refined
 from commons.partition.window import balance_window, step_ratios
 
 __all__ = [
+    "balance_micro_batches",
     "balance_window",
+    "divide_into_micro_batches",
     "imbalance",
     "karmarkar_karp",
     "loads",
     "longest_processing_time",
     "lower_bound",
+    "micro_batch_imbalance",
+    "micro_batch_lower_bound",
+    "pack_micro_batches",
+    "place_in_micro_batches",
     "rebalance",
     "refine",
     "refined",
+    "small_at_both_ends",
     "step_ratios",
 ]

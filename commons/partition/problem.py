@@ -64,9 +64,9 @@ class Problem:
         """Something of each sample in the caller's order, as int64 in the order of `work`."""
         return np.ascontiguousarray(per_sample, dtype=np.int64)[self.order]
 
-    def partition(self, part_of: np.ndarray) -> list[np.ndarray]:
+    def partition(self, part_of: np.ndarray, num_parts: int | None = None) -> list[np.ndarray]:
         """For each part the caller's ascending indices; `part_of` is in the order of `work`."""
-        samples, ends = _grouped(self.order, part_of, self.num_parts)
+        samples, ends = _grouped(self.order, part_of, num_parts or self.num_parts)
         bounds = ends.tolist()
         return [samples[start:end] for start, end in zip([0, *bounds], bounds, strict=False)]
 
@@ -107,6 +107,23 @@ def number_of_part(partition: Sequence[ArrayLike], num_samples: int) -> np.ndarr
     return part_of
 
 
+def whole_tokens(tokens: ArrayLike, num_samples: int) -> np.ndarray:
+    """`tokens` as int64 `[samples]`.
+
+    Raises:
+        ValueError: they are not one whole number of at least 0 per sample, or too many together.
+    """
+    amounts = as_workloads(tokens, "tokens")
+    if len(amounts) != num_samples:
+        raise ValueError(f"tokens has {len(amounts)} values for {num_samples} workloads")
+    fractions = np.flatnonzero(amounts != np.floor(amounts))
+    if fractions.size:
+        raise ValueError(f"tokens[{fractions[0]}] is {amounts[fractions[0]]}, expected a whole number")
+    if amounts.sum() >= 2**53:
+        raise ValueError(f"tokens add up to {amounts.sum():.3g}, expected less than 2**53")
+    return amounts.astype(np.int64)
+
+
 def _checked_tokens(
     tokens: ArrayLike | None, max_tokens: int | None, num_samples: int, num_partitions: int
 ) -> np.ndarray:
@@ -118,14 +135,7 @@ def _checked_tokens(
         raise ValueError(f"{given} is given without {missing}")
     check_count("max_tokens", max_tokens, minimum=0)
     max_tokens = int(max_tokens)
-    amounts = as_workloads(tokens, "tokens")
-    if len(amounts) != num_samples:
-        raise ValueError(f"tokens has {len(amounts)} values for {num_samples} workloads")
-    fractions = np.flatnonzero(amounts != np.floor(amounts))
-    if fractions.size:
-        raise ValueError(f"tokens[{fractions[0]}] is {amounts[fractions[0]]}, expected a whole number")
-    if amounts.sum() >= 2**53:
-        raise ValueError(f"tokens add up to {amounts.sum():.3g}, expected less than 2**53")
+    amounts = whole_tokens(tokens, num_samples)
     over = np.flatnonzero(amounts > max_tokens)
     if over.size:
         raise ValueError(
@@ -136,7 +146,7 @@ def _checked_tokens(
             f"max_tokens={max_tokens} is too small: {num_partitions} parts hold at most "
             f"{num_partitions * max_tokens} tokens, the samples have {int(amounts.sum())}"
         )
-    return amounts.astype(np.int64)
+    return amounts
 
 
 def _row_limits(
