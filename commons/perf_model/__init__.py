@@ -1,6 +1,6 @@
 """What a sample costs to compute."""
 
-from commons.perf_model.decoder_flops import DecoderFlops
 from commons.perf_model.hstu_flops import HSTUFlops
+from commons.perf_model.transformer_flops import TransformerConfig, transformer_flops
 
-__all__ = ["DecoderFlops", "HSTUFlops"]
+__all__ = ["HSTUFlops", "TransformerConfig", "transformer_flops"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from commons.datasets import (
     random_item_sids,
 )
 from commons.gin_values import from_gin
-from commons.perf_model import DecoderFlops
+from commons.perf_model import TransformerConfig, transformer_flops
 from commons.training import RetrievalMetrics, TrainerArgs, TrainingTask
 from commons.training.rank_datasets import random_sources, rank_datasets
 from commons.training.rank_zero_log import warn_once
@@ -59,7 +60,7 @@ def sid_gr_task(trainer: TrainerArgs, device: torch.device) -> TrainingTask:
         dtype=network.dtype,
     )
     torch.manual_seed(trainer.seed)
-    flops = decoder_flops(config.decoder)
+    flops = partial(transformer_flops, transformer_config(config.decoder))
     train_dataset, eval_dataset = rank_datasets(train_source, eval_source, trainer, dataset.shuffle)
     return TrainingTask(
         model=SIDGR(config, CodeTree(sids, dataset.codebook_sizes)),
@@ -73,9 +74,9 @@ def sid_gr_task(trainer: TrainerArgs, device: torch.device) -> TrainingTask:
     )
 
 
-def decoder_flops(decoder: DecoderConfig) -> DecoderFlops:
-    """The cost model of a decoder."""
-    return DecoderFlops(
+def transformer_config(decoder: DecoderConfig) -> TransformerConfig:
+    """What of a decoder decides its cost."""
+    return TransformerConfig(
         num_layers=decoder.num_layers,
         hidden_size=decoder.hidden_size,
         num_heads=decoder.num_heads,
@@ -110,8 +111,8 @@ def _disk_sources(dataset: DatasetArgs) -> tuple[ItemSIDs, SIDSource, SIDSource]
     return sids, train, evaluation
 
 
-def _flops_of_rows(flops: DecoderFlops, batch: SIDBatch) -> torch.Tensor:
-    return flops.per_sample(batch.num_tokens())
+def _flops_of_rows(flops: Callable[[torch.Tensor], torch.Tensor], batch: SIDBatch) -> torch.Tensor:
+    return flops(batch.num_tokens())
 
 
 def _shared_positions(spec: SIDDatasetSpec, network: NetworkArgs) -> list[str]:

@@ -9,13 +9,14 @@ import pytest
 import torch.distributed as dist
 
 from commons.datasets import SIDBatch
-from commons.perf_model import DecoderFlops
+from commons.perf_model import TransformerConfig, transformer_flops
 from sid_gr import batch_shuffler  # noqa: F401
 from tests.gradient_comparison import Comparison, check_equal, compare
 from tests.sid_gr.sid_samples import CONTEXTUAL_VOCABULARY, ITEM_CODES, Sample, sid_batch, sid_gr_model
 
 ROWS = 6
-SHUFFLER = {"type": "sid_gr", "flops": DecoderFlops(2, 12, 4, 2, 5, 48, skips_masked=True)}
+DECODER = TransformerConfig(2, 12, 4, 2, 5, 48, skips_masked=True)
+SHUFFLER = {"type": "sid_gr", "flops": partial(transformer_flops, DECODER)}
 
 
 def _batch(num_real: int, num_candidates: int) -> SIDBatch:

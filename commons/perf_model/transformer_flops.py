@@ -1,0 +1,107 @@
+"""FLOPs of a Transformer decoder."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from commons.perf_model.token_counts import Tokens, as_token_counts
+
+
+@dataclass(frozen=True)
+class TransformerConfig:
+    """What of a Transformer decoder decides its cost.
+
+    Attributes:
+        num_layers: layers.
+        hidden_size: width of a token, d.
+        num_heads: query heads, H.
+        num_kv_heads: key and value heads, Hkv; H for multi-head attention, fewer where they are grouped.
+        head_dim: width of a head, dh; H·dh need not be d.
+        mlp_size: width of the hidden layer of the MLP, or of each expert, f.
+        gated_mlp: whether the MLP, or each expert, has a third matrix, whose output gates the hidden
+            layer.
+        num_experts: MLPs of a layer that a router chooses from for each token, E; 0 for a single MLP and
+            no router.
+        experts_per_token: how many it chooses, k; 0 without experts.
+        num_shared_experts: MLPs of a layer that every token goes through beside the chosen ones, s; 0
+            without experts.
+        vocab_size: width of a language-model head that is applied to every token, V; 0 for none.
+        skips_masked: whether to count only what the causal mask lets through, which fused kernels come
+            near to on long samples, where it matters; PyTorch's unfused one, `SDPBackend.MATH`, computes
+            all.
+
+    Raises:
+        ValueError: a size is not positive, a count negative, the heads cannot be grouped evenly, or the
+            counts of experts contradict each other.
+    """
+
+    num_layers: int
+    hidden_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    mlp_size: int
+    gated_mlp: bool = False
+    num_experts: int = 0
+    experts_per_token: int = 0
+    num_shared_experts: int = 0
+    vocab_size: int = 0
+    skips_masked: bool = False
+
+    def __post_init__(self) -> None:
+        sizes = ("num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_dim", "mlp_size")
+        counts = ("num_experts", "experts_per_token", "num_shared_experts", "vocab_size")
+        for names, least in ((sizes, 1), (counts, 0)):
+            for name in names:
+                if getattr(self, name) < least:
+                    raise ValueError(f"{name} is {getattr(self, name)}; expected at least {least}")
+        if self.num_heads % self.num_kv_heads:
+            raise ValueError(
+                f"num_kv_heads is {self.num_kv_heads}; expected to divide num_heads = {self.num_heads}"
+            )
+        if self.num_experts and not 1 <= self.experts_per_token <= self.num_experts:
+            raise ValueError(
+                f"experts_per_token is {self.experts_per_token}; expected 1 to num_experts = "
+                f"{self.num_experts}"
+            )
+        for name in ("experts_per_token", "num_shared_experts"):
+            if not self.num_experts and getattr(self, name):
+                raise ValueError(f"{name} is {getattr(self, name)}; expected 0, as num_experts is 0")
+
+
+def transformer_flops(config: TransformerConfig, tokens: Tokens) -> Tokens:
+    """FLOPs of the forward pass of each sample, a multiplication and an addition as two.
+
+    Per layer and sample of T tokens, `2·T·d·(H + 2·Hkv)·dh` (projections to q, k, v) + `4·T²·H·dh`
+    (q kᵀ and A v; `2·T·(T + 1)·H·dh` if `skips_masked`) + `2·T·H·dh·d` (output) + `4·T·d·f` (MLP; 6 if
+    gated), or with experts `2·T·d·E` (router) and `k + s` times the MLP. Once `2·T·d·V` (language-model
+    head). Matrix products alone: norms, softmax, biases and looking up embeddings are not counted.
+
+    Sources: Kaplan et al., "Scaling Laws for Neural Language Models", 2020, for counting so; Ainslie et
+    al., "GQA", 2023, for grouped heads; Shazeer, "GLU Variants Improve Transformer", 2020, for the gated
+    MLP; Shazeer et al., "Outrageously Large Neural Networks", 2017, for experts and router; Dai et al.,
+    "DeepSeekMoE", 2024, for shared experts.
+
+    Args:
+        config: of the decoder.
+        tokens: `[batch]` integers, tokens of each sample.
+
+    Returns:
+        `[batch]` int64, of the kind and on the device of `tokens`.
+
+    Raises:
+        TypeError: `tokens` are not integers.
+        ValueError: a number of tokens is negative; on the host only.
+    """
+    as_int64 = as_token_counts(tokens)
+    d, attention_size = config.hidden_size, config.num_heads * config.head_dim
+    projected = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
+    mlps = config.experts_per_token + config.num_shared_experts if config.num_experts else 1
+    mlp_matrices = mlps * (3 if config.gated_mlp else 2)
+    # The router is a matrix with a column for each expert.
+    columns = projected + attention_size + config.num_experts + mlp_matrices * config.mlp_size
+    per_token = 2 * d * columns
+    # Twice the keys that a token sees on average.
+    keys = as_int64 + 1 if config.skips_masked else 2 * as_int64
+    per_layer = as_int64 * (per_token + 2 * attention_size * keys)
+    return config.num_layers * per_layer + 2 * d * config.vocab_size * as_int64

@@ -1,0 +1,169 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from commons.perf_model import TransformerConfig, transformer_flops
+
+DENSE = TransformerConfig(
+    num_layers=3,
+    hidden_size=24,
+    num_heads=4,
+    num_kv_heads=4,
+    head_dim=6,
+    mlp_size=40,
+)
+MIXTURE = replace(DENSE, num_experts=5, experts_per_token=2)
+DECODERS = {
+    "dense": DENSE,
+    "grouped heads": replace(DENSE, num_kv_heads=2),
+    "one key and value head": replace(DENSE, num_kv_heads=1),
+    "gated": replace(DENSE, gated_mlp=True),
+    "experts": MIXTURE,
+    "one of the experts": replace(MIXTURE, experts_per_token=1),
+    "all experts": replace(MIXTURE, experts_per_token=5),
+    "gated and shared experts": replace(MIXTURE, gated_mlp=True, num_shared_experts=2),
+    "language-model head": replace(DENSE, vocab_size=101),
+    "heads narrower than the token": replace(DENSE, head_dim=5),
+    "everything": replace(
+        MIXTURE, num_kv_heads=2, head_dim=7, gated_mlp=True, num_shared_experts=1, vocab_size=101
+    ),
+}
+LENGTHS = [0, 1, 2, 7, 33]
+
+
+class _MLP(nn.Module):
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self.input = nn.Linear(config.hidden_size, config.mlp_size)
+        self.gate = nn.Linear(config.hidden_size, config.mlp_size) if config.gated_mlp else None
+        self.output = nn.Linear(config.mlp_size, config.hidden_size)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.input(x)
+        return self.output(F.gelu(hidden) if self.gate is None else F.silu(self.gate(x)) * hidden)
+
+
+class _Mixture(nn.Module):
+    """Each token through the experts that the router chooses for it, and through the shared ones."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self.experts_per_token = config.experts_per_token
+        self.router = nn.Linear(config.hidden_size, config.num_experts, bias=False)
+        self.experts = nn.ModuleList(_MLP(config) for _ in range(config.num_experts))
+        self.shared = nn.ModuleList(_MLP(config) for _ in range(config.num_shared_experts))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        weights, chosen = self.router(x).softmax(-1).topk(self.experts_per_token)
+        mixed = torch.zeros_like(x)
+        for index, expert in enumerate(self.experts):
+            rows, choices = (chosen == index).nonzero(as_tuple=True)
+            mixed = mixed.index_add(0, rows, weights[rows, choices, None] * expert(x[rows]))
+        return sum((expert(x) for expert in self.shared), mixed)
+
+
+class _Layer(nn.Module):
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        d, head_dim = config.hidden_size, config.head_dim
+        self.head_dim = head_dim
+        self.attention_norm, self.mlp_norm = nn.LayerNorm(d), nn.LayerNorm(d)
+        self.q = nn.Linear(d, config.num_heads * head_dim)
+        self.k = nn.Linear(d, config.num_kv_heads * head_dim)
+        self.v = nn.Linear(d, config.num_kv_heads * head_dim)
+        self.output = nn.Linear(config.num_heads * head_dim, d)
+        self.mlp = _Mixture(config) if config.num_experts else _MLP(config)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        normed = self.attention_norm(x)
+        q, k, v = (
+            projection(normed).unflatten(-1, (-1, self.head_dim)).transpose(0, 1)[None]
+            for projection in (self.q, self.k, self.v)
+        )
+        attended = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        x = x + self.output(attended[0].transpose(0, 1).flatten(1))
+        return x + self.mlp(self.mlp_norm(x))
+
+
+def _decoder(config: TransformerConfig) -> nn.Module:
+    """`[tokens, hidden_size]` of one sample to the same shape, or to logits."""
+    head = [nn.Linear(config.hidden_size, config.vocab_size, bias=False)] if config.vocab_size else []
+    layers = [_Layer(config) for _ in range(config.num_layers)]
+    return nn.Sequential(*layers, nn.LayerNorm(config.hidden_size), *head)
+
+
+@pytest.mark.parametrize("config", DECODERS.values(), ids=DECODERS.keys())
+def test_the_flops_are_those_of_a_decoder(config: TransformerConfig) -> None:
+    torch.manual_seed(0)
+    decoder = _decoder(config)
+    counted = []
+    for length in LENGTHS:
+        x = torch.randn(length, config.hidden_size)
+        with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+            assert decoder(x).shape == (length, config.vocab_size or config.hidden_size)
+        counted.append(counter.get_total_flops())
+    assert transformer_flops(config, torch.tensor(LENGTHS)).tolist() == counted
+
+
+def test_a_kernel_that_skips_what_is_masked_computes_the_pairs_that_are_not() -> None:
+    tokens = np.array([0, 1, 2, 7, 100_000])
+    skipping = replace(DENSE, skips_masked=True)
+    skipped = transformer_flops(DENSE, tokens) - transformer_flops(skipping, tokens)
+    masked_pairs = tokens * (tokens - 1) // 2
+    per_pair = DENSE.num_layers * 4 * DENSE.num_heads * DENSE.head_dim
+    assert skipped.tolist() == (per_pair * masked_pairs).tolist()
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_kind_and_type_of_the_result(dtype: torch.dtype) -> None:
+    flops = partial(transformer_flops, DECODERS["everything"])
+    tokens = torch.tensor([0, 1, 100_000], dtype=dtype)  # beyond int32 in FLOPs
+    of_tensor, of_array = flops(tokens), flops(tokens.numpy())
+    assert of_tensor.dtype == torch.int64
+    assert of_array.dtype == np.int64
+    assert of_tensor.tolist() == of_array.tolist() == [flops(t.view(1)).item() for t in tokens.long()]
+
+
+@pytest.mark.parametrize("tokens", [torch.tensor([1.0]), np.array([1.0]), torch.tensor([True])])
+def test_tokens_must_be_integers(tokens: torch.Tensor | np.ndarray) -> None:
+    with pytest.raises(TypeError, match="expected integers"):
+        transformer_flops(DENSE, tokens)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"num_layers": 0}, "num_layers is 0; expected at least 1"),
+        ({"hidden_size": -1}, "hidden_size is -1; expected at least 1"),
+        ({"num_heads": 0}, "num_heads is 0; expected at least 1"),
+        ({"num_kv_heads": 0}, "num_kv_heads is 0; expected at least 1"),
+        ({"head_dim": 0}, "head_dim is 0; expected at least 1"),
+        ({"mlp_size": 0}, "mlp_size is 0; expected at least 1"),
+        ({"num_experts": -1}, "num_experts is -1; expected at least 0"),
+        ({"experts_per_token": -1}, "experts_per_token is -1; expected at least 0"),
+        ({"num_shared_experts": -2}, "num_shared_experts is -2; expected at least 0"),
+        ({"vocab_size": -1}, "vocab_size is -1; expected at least 0"),
+        ({"num_kv_heads": 3}, "num_kv_heads is 3; expected to divide num_heads = 4"),
+        ({"num_experts": 5}, "experts_per_token is 0; expected 1 to num_experts = 5"),
+        ({"num_experts": 5, "experts_per_token": 6}, "experts_per_token is 6; expected 1 to"),
+        ({"experts_per_token": 2}, "experts_per_token is 2; expected 0, as num_experts is 0"),
+        ({"num_shared_experts": 1}, "num_shared_experts is 1; expected 0, as num_experts is 0"),
+    ],
+)
+def test_wrong_settings_are_named(wrong: dict[str, int], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        replace(DENSE, **wrong)
+
+
+def test_a_negative_number_of_tokens_is_named() -> None:
+    with pytest.raises(ValueError, match="a sample has -2 tokens"):
+        transformer_flops(DENSE, torch.tensor([3, -2]))
