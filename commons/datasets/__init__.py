@@ -1,6 +1,7 @@
 """Batches, random data, and sequence data from disk."""
 
 from commons.datasets.benchmark_args import BenchmarkDatasetArgs, FeatureArgs
+from commons.datasets.bucket_sampler import BucketSampler
 from commons.datasets.embedding_args import DynamicEmbeddingArgs, EmbeddingArgs
 from commons.datasets.hstu_batch import HSTUBatch
 from commons.datasets.hstu_sample import HSTUSample
@@ -22,6 +23,7 @@ from commons.datasets.user_sequences import UserSequences
 
 __all__ = [
     "BenchmarkDatasetArgs",
+    "BucketSampler",
     "DynamicEmbeddingArgs",
     "EmbeddingArgs",
     "FeatureArgs",

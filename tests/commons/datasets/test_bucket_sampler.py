@@ -1,0 +1,247 @@
+import functools
+from itertools import chain
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader
+
+from commons.datasets import (
+    BenchmarkDatasetArgs,
+    BucketSampler,
+    EmbeddingArgs,
+    FeatureArgs,
+    RandomSource,
+    SequenceDataset,
+)
+from commons.partition import refined
+
+shapes = {
+    "workloads": st.lists(st.integers(0, 9) | st.floats(0, 1e9), max_size=60),
+    "batch_size": st.integers(1, 5),
+    "num_ranks": st.integers(1, 4),
+    "num_buckets": st.integers(1, 9) | st.just(100),
+}
+
+
+def samplers(workloads, batch_size, num_ranks, **options):
+    ranks = range(num_ranks)
+    return [BucketSampler(workloads, batch_size, rank, num_ranks, **options) for rank in ranks]
+
+
+def steps_of(workloads, batch_size, num_ranks, epoch=0, start_step=0, **options):
+    """Of each step the ranks' batches."""
+    by_rank = []
+    for sampler in samplers(workloads, batch_size, num_ranks, **options):
+        sampler.set_epoch(epoch, start_step)
+        by_rank.append(list(sampler))
+        assert len(by_rank[-1]) == len(sampler)
+    return list(zip(*by_rank, strict=True))
+
+
+def samples_of(step):
+    return sorted(sample for batch in step for sample in batch)
+
+
+class IndexSource:
+    """Samples are their indices, and a batch is a list of them."""
+
+    def __init__(self, num_samples):
+        self.num_samples = num_samples
+
+    def __len__(self):
+        return self.num_samples
+
+    def __getitem__(self, index):
+        return index
+
+    def collate(self, samples, batch_size):
+        return samples
+
+
+def histories(count, seed=0):
+    return np.random.default_rng(seed).lognormal(5, 1.2, count)
+
+
+@given(**shapes)
+def test_every_sample_is_in_exactly_one_batch_of_one_rank(workloads, batch_size, num_ranks, num_buckets):
+    steps = steps_of(workloads, batch_size, num_ranks, num_buckets=num_buckets)
+    assert sorted(chain.from_iterable(map(samples_of, steps))) == list(range(len(workloads)))
+    for step in steps[:-1]:
+        assert {len(batch) for batch in step} == {batch_size}
+    for step in steps[-1:]:
+        sizes = [len(batch) for batch in step]
+        assert max(sizes) - min(sizes) <= 1
+        assert 0 < sum(sizes) <= batch_size * num_ranks
+
+
+@given(**shapes, epoch=st.integers(0, 3))
+def test_resumed_is_as_uninterrupted(workloads, batch_size, num_ranks, num_buckets, epoch):
+    options = {"epoch": epoch, "num_buckets": num_buckets, "seed": 5}
+    whole = steps_of(workloads, batch_size, num_ranks, **options)
+    for start in range(len(whole) + 1):
+        assert steps_of(workloads, batch_size, num_ranks, start_step=start, **options) == whole[start:]
+
+
+@given(**shapes)
+def test_each_step_is_divided_by_refined(workloads, batch_size, num_ranks, num_buckets):
+    workloads = np.array(workloads)
+    undivided = steps_of(workloads, batch_size * num_ranks, 1, num_buckets=num_buckets)
+    divided = steps_of(workloads, batch_size, num_ranks, num_buckets=num_buckets)
+    for (samples,), step in zip(undivided, divided, strict=True):
+        parts = refined(workloads[samples], num_ranks)
+        assert list(step) == [np.array(samples)[part].tolist() for part in parts]
+
+
+@pytest.mark.parametrize("num_buckets", [1, 8])
+def test_epochs_and_seeds_differ_and_repeat(num_buckets):
+    def epoch_of(epoch, seed=0):
+        return steps_of(histories(100), 4, 2, epoch=epoch, num_buckets=num_buckets, seed=seed)
+
+    first = epoch_of(0)
+    assert epoch_of(0) == first
+    assert epoch_of(1) != first
+    assert epoch_of(0, seed=1) != first
+
+
+def test_a_sampler_starts_at_epoch_0_and_gives_the_same_until_another_is_set():
+    sampler = BucketSampler(histories(50), 4)
+    first = list(sampler)
+    assert list(sampler) == first
+    sampler.set_epoch(1, start_step=2)
+    sampler.set_epoch(0)
+    assert list(sampler) == first
+
+
+@pytest.mark.parametrize("num_samples", [0, 3, 96, 100])
+def test_one_bucket_has_the_steps_of_a_shuffled_dataset(num_samples):
+    source = IndexSource(num_samples)
+    plain = [SequenceDataset(source, 4, rank, 3, shuffle=True, seed=7) for rank in range(3)]
+    for dataset in plain:
+        dataset.set_epoch(2)
+    of_buckets = steps_of(histories(num_samples), 4, 3, epoch=2, num_buckets=1, seed=7)
+    assert list(map(samples_of, of_buckets)) == list(map(samples_of, zip(*plain, strict=True)))
+
+
+def test_steps_of_many_buckets_have_like_samples():
+    lengths = histories(1000)
+
+    def mean_spread(num_buckets):
+        steps = steps_of(lengths, 5, 4, num_buckets=num_buckets)
+        return np.mean([np.std(np.log(lengths[samples_of(step)])) for step in steps])
+
+    one, few, many = (mean_spread(num_buckets) for num_buckets in (1, 4, 25))
+    assert many < 0.5 * few < 0.5 * 0.5 * one
+
+
+@given(epoch=st.integers(0, 50), num_buckets=st.integers(2, 12))
+def test_a_step_mixes_at_most_two_neighbouring_buckets(epoch, num_buckets):
+    workloads = np.random.default_rng(0).permutation(240)  # each is its own rank
+    largest_bucket = -(-240 // num_buckets)
+    for step in steps_of(workloads, 5, 4, epoch=epoch, num_buckets=num_buckets):
+        assert np.ptp(workloads[samples_of(step)]) < 2 * largest_bucket
+
+
+def test_steps_come_in_random_order():
+    lengths = np.arange(400)
+    means = [lengths[samples_of(step)].mean() for step in steps_of(lengths, 5, 4)]
+    assert means != sorted(means)
+    assert means != sorted(means, reverse=True)
+
+
+def test_what_fills_no_step_is_drawn_from_all_samples():
+    workloads = np.arange(23)
+    left = {
+        sample
+        for epoch in range(200)
+        for sample in samples_of(steps_of(workloads, 5, 2, epoch=epoch, num_buckets=4)[-1])
+    }
+    assert left == set(range(23))
+
+
+def test_equal_workloads_are_divided_by_the_shuffle():
+    first, second = (steps_of(np.ones(40), 5, 2, epoch=epoch) for epoch in (0, 1))
+    assert samples_of(first[0]) != samples_of(second[0])
+
+
+def test_buckets_balance_what_one_step_cannot():
+    workloads = histories(512) ** 2
+
+    def time(num_buckets):
+        steps = steps_of(workloads, 4, 8, num_buckets=num_buckets)
+        return sum(max(workloads[batch].sum() for batch in step) for step in steps)
+
+    assert time(8) < 0.8 * time(1)
+
+
+def test_with_fewer_samples_than_ranks_some_batches_are_empty():
+    (step,) = steps_of([3.0, 1.0], 3, 4)
+    assert sorted(map(len, step)) == [0, 0, 1, 1]
+
+
+def test_without_samples_there_are_no_batches():
+    for sampler in samplers([], 3, 2):
+        assert len(sampler) == len(list(sampler)) == 0
+
+
+def random_source(num_samples):
+    names = ["user", "item", "act"]
+    args = BenchmarkDatasetArgs(
+        feature_args=[FeatureArgs(["item", "act"], 20, is_jagged=True), FeatureArgs(["user"], 1)],
+        embedding_args=[EmbeddingArgs(names, "all", 10_000, "data_parallel")],
+        item_feature_name="item",
+        contextual_feature_names=["user"],
+        action_feature_name="act",
+    )
+    return RandomSource(args, num_samples, seed=0)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_data_loader_gives_the_batches_of_a_source(num_workers):
+    source = random_source(26)
+    lengths = [len(source[i].items) for i in range(len(source))]
+    loaded = []
+    for sampler in samplers(lengths, 3, 4, num_buckets=2):
+        loader = DataLoader(
+            source,
+            batch_sampler=sampler,
+            collate_fn=functools.partial(source.collate, batch_size=3),
+            num_workers=num_workers,
+        )
+        sampler.set_epoch(1, start_step=1)
+        batches = list(loader)
+        assert len(loader) == len(batches) == 2
+        for batch, indices in zip(batches, sampler, strict=True):
+            assert (batch.batch_size, batch.actual_batch_size) == (3, len(indices))
+            expected = source.collate([source[i] for i in indices], batch_size=3)
+            assert batch.features.values().tolist() == expected.features.values().tolist()
+            assert batch.features.lengths().tolist() == expected.features.lengths().tolist()
+        loaded.append([batch.actual_batch_size for batch in batches])
+    assert [sum(step) for step in zip(*loaded, strict=True)] == [12, 2]
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ({"batch_size": 0}, "batch_size = 0: expected at least 1"),
+        ({"rank": 2, "num_ranks": 2}, "rank = 2: expected 0 to 1, as num_ranks = 2"),
+        ({"rank": -1}, "rank = -1: expected 0 to 0"),
+        ({"num_buckets": 0}, "num_buckets = 0: expected at least 1"),
+        ({"seed": -1}, "seed = -1: expected at least 0"),
+        ({"workloads": [1, -2]}, r"workloads\[1\] is -2.0, expected a finite number of at least 0"),
+        ({"workloads": [float("nan")]}, r"workloads\[0\] is nan"),
+        ({"workloads": [[1, 2]]}, r"workloads has shape \(1, 2\), expected one number per sample"),
+    ],
+)
+def test_arguments_are_checked(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        BucketSampler(**({"workloads": [1.0, 2.0], "batch_size": 1} | arguments))
+
+
+def test_epochs_are_checked():
+    sampler = BucketSampler(np.ones(5), batch_size=2)
+    with pytest.raises(ValueError, match="epoch = -1: expected at least 0"):
+        sampler.set_epoch(-1)
+    with pytest.raises(ValueError, match="start_step = 4: expected 0 to 3"):
+        sampler.set_epoch(0, start_step=4)
