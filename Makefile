@@ -4,8 +4,8 @@
 #                  of several gigabytes. Unset: the default index.
 # PYTHON           the interpreter that .venv is made with.
 # MODEL            the demo's model: hstu or sid_gr.
-# DATA             a folder with MovieLens 100K's u.data, for bench-partition and bench-shuffle; without, they
-#                  only print.
+# DATA             a folder with MovieLens 100K's u.data, for bench-loading, bench-partition and bench-shuffle;
+#                  without, they only print.
 
 PYTHON ?= python3.11
 TORCH_INDEX_URL ?=
@@ -15,7 +15,8 @@ VENV := .venv
 RUN := OMP_NUM_THREADS=1 $(VENV)/bin/python
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test lint format bench-padding bench-partition bench-shuffle bench-window clean
+.PHONY: demo test lint format bench-loading bench-padding bench-partition bench-shuffle \
+	bench-split bench-window clean
 
 demo: $(INSTALLED)
 	$(RUN) -m benchmarks.demo out/demo/$(MODEL) --model $(MODEL)
@@ -32,6 +33,9 @@ format: $(INSTALLED)
 	$(VENV)/bin/ruff check --fix .
 	$(VENV)/bin/ruff format .
 
+bench-loading: $(INSTALLED)
+	$(RUN) -m benchmarks.bucket_loading $(DATA)
+
 bench-padding: $(INSTALLED)
 	$(RUN) -m benchmarks.padding
 
@@ -43,6 +47,9 @@ bench-shuffle: $(INSTALLED)
 
 bench-window: $(INSTALLED)
 	$(RUN) -m benchmarks.window
+
+bench-split: $(INSTALLED)
+	$(RUN) -m benchmarks.controller_split
 
 $(INSTALLED): pyproject.toml ci/install
 	ci/install $(VENV) "$(PYTHON)" "$(TORCH_INDEX_URL)"

@@ -3,6 +3,7 @@
 from commons.distributed.balance_report import BalanceReport
 from commons.distributed.batch_shuffler import BatchShuffler, IdentityShuffler
 from commons.distributed.batch_shuffler_factory import BatchShufflerFactory, register_batch_shuffler
+from commons.distributed.controller_split import SplitOrder, merge, split_balanced
 from commons.distributed.shuffle_plan import ShufflePlan, WindowPlan
 
 __all__ = [
@@ -11,6 +12,9 @@ __all__ = [
     "BatchShufflerFactory",
     "IdentityShuffler",
     "ShufflePlan",
+    "SplitOrder",
     "WindowPlan",
+    "merge",
     "register_batch_shuffler",
+    "split_balanced",
 ]

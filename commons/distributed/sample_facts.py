@@ -62,7 +62,7 @@ class SampleFacts:
                     "a batch of this rank has no rows; a loader that has ended gives no batch at all"
                 )
             counts = [
-                _checked(returned, num_rows, num_real, method)
+                checked_counts(returned, num_rows, num_real, method)
                 for returned, method in (
                     (get_workloads(batch), whose),
                     (sample_rows.num_tokens(batch), f"{type(batch).__name__}.num_tokens"),
@@ -87,8 +87,12 @@ def padding_row(batch: Any) -> Any:
     return sample_rows.with_rows(batch, nothing.unpack(), 1, 0)
 
 
-def _checked(returned: Any, num_rows: int, num_real: int, whose: str) -> torch.Tensor:
-    """int64 `[rows]` from what a user's method returned, 0 for padding rows."""
+def checked_counts(returned: Any, num_rows: int, num_real: int, whose: str) -> torch.Tensor:
+    """int64 `[rows]` from what a user's method returned, 0 for padding rows.
+
+    Raises:
+        ValueError: that is no whole number of at least 0 for each row; `whose` is how the message calls it.
+    """
     try:
         values = torch.as_tensor(returned).detach().cpu()
     except (TypeError, ValueError, RuntimeError) as error:
