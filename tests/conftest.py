@@ -17,7 +17,7 @@ class Pools(Protocol):
 def pools() -> Iterator[Pools]:
     """`pools(n)`: n gloo processes, shared by all tests of the session."""
     # Compiled here once, where no time-out runs, rather than by all processes at the same time.
-    Placement.warm_up()
+    Placement("refined", None, True, None, None, max_tokens_per_micro_batch=1).warm_up()
     made: dict[int, ProcessPool] = {}
 
     def pool(num_ranks: int) -> ProcessPool:

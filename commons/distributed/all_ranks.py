@@ -16,7 +16,8 @@ from commons.distributed.rank_group import all_gather_object, all_gather_row
 from commons.distributed.shuffle_plan import WindowPlan
 
 _HEADER = 3  # whether planning failed, steps, whether the rank has a padding row
-_FIGURES = 6  # of a step: loss tokens, load before and after, tokens before and after, largest workload
+# Of a step: loss tokens, load before and after, tokens before and after, largest workload, micro-batches.
+_FIGURES = 7
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class Totals:
 
     Attributes:
         num_steps: of the ranks with the most batches.
-        per_rank: float64 `[all ranks, window, 6]`.
+        per_rank: float64 `[all ranks, window, 7]`.
         padding_batch: one padding row, for steps to which this rank's group brings nothing.
     """
 
@@ -37,6 +38,10 @@ class Totals:
         """Of all ranks."""
         return int(self.per_rank[:, step, 0].sum())
 
+    def num_micro_batches(self, step: int) -> int:
+        """Of the ranks with the most."""
+        return int(self.per_rank[:, step, -1].max())
+
     @property
     def mean_loss_tokens(self) -> float:
         """Of all ranks, of the mean step."""
@@ -44,7 +49,7 @@ class Totals:
 
     def complete(self, report: BalanceReport, step: int) -> BalanceReport:
         """The report of a step with loads, tokens and bound of all ranks; the rest stays that of a group."""
-        _, loads_before, loads_after, tokens_before, tokens_after, largest = self.per_rank[:, step].T
+        _, loads_before, loads_after, tokens_before, tokens_after, largest, _ = self.per_rank[:, step].T
         mean = loads_after.mean()
         return replace(
             report,
@@ -102,7 +107,7 @@ class AllRanks:
 
 
 def _figures(window: WindowPlan, rank: int) -> np.ndarray:
-    """float64 `[steps × 6]` of one rank."""
+    """float64 `[steps × 7]` of one rank."""
     figures = np.zeros((len(window.steps), _FIGURES))
     for step, plan in enumerate(window.steps):
         loaded = (window.home == rank) & (window.batch_of == step)
@@ -114,5 +119,6 @@ def _figures(window: WindowPlan, rank: int) -> np.ndarray:
             window.tokens[loaded].sum(),
             plan.tokens[kept].sum(),
             plan.workloads[kept].max(initial=0),
+            plan.num_micro_batches,
         )
     return figures.ravel()

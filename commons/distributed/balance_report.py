@@ -24,6 +24,7 @@ class BalanceReport:
         samples_moved: samples that left the rank they were loaded on.
         bytes_moved: bytes of those samples.
         bytes_loaded: bytes of all samples.
+        micro_batch_loads: float64 `[ranks, micro-batches]`, sums of workloads; None where batches run whole.
         step_ratio: the step's total workload ÷ that of the mean step of its window; 1.0 without a window.
         bytes_sent, bytes_received: by this rank in the exchange.
         plan_wait_seconds: time that this rank waited for the plan.
@@ -38,6 +39,7 @@ class BalanceReport:
     samples_moved: int
     bytes_moved: int
     bytes_loaded: int
+    micro_batch_loads: np.ndarray | None = None
     step_ratio: float = 1.0
     bytes_sent: int = 0
     bytes_received: int = 0
@@ -82,6 +84,7 @@ class BalanceReport:
             samples_moved=int(moved.sum()),
             bytes_moved=int(plan.sample_bytes[moved].sum()),
             bytes_loaded=int(plan.sample_bytes.sum()),
+            micro_batch_loads=_micro_batch_loads(plan),
             step_ratio=step_ratio,
             bytes_sent=0 if traffic is None else traffic.sent,
             bytes_received=0 if traffic is None else traffic.received,
@@ -98,7 +101,32 @@ class BalanceReport:
         return relative_to_mean(self.loads_after)
 
     @property
+    def num_micro_batches(self) -> int:
+        """Micro-batches that every rank runs; 1 where batches run whole."""
+        return 1 if self.micro_batch_loads is None else self.micro_batch_loads.shape[1]
+
+    @property
+    def micro_batch_imbalance(self) -> float:
+        """Sum over k of the largest k-th micro-batch's load ÷ mean load of a rank: `imbalance_after` where
+        ranks wait for each other after every micro-batch."""
+        if self.micro_batch_loads is None:
+            return self.imbalance_after
+        mean = self.micro_batch_loads.sum(1).mean()
+        return float(self.micro_batch_loads.max(0).sum() / mean) if mean > 0 else 1.0
+
+    @property
     def coefficient_of_variation(self) -> float:
         """Standard deviation ÷ mean of the balanced loads."""
         mean = self.loads_after.mean()
         return float(self.loads_after.std() / mean) if mean > 0 else 0.0
+
+
+def _micro_batch_loads(plan: ShufflePlan) -> np.ndarray | None:
+    if not plan.micro_batches:
+        return None
+    return np.array(
+        [
+            [plan.workloads[placed[rows]].sum(dtype=np.float64) for rows in of_rank]
+            for placed, of_rank in zip(plan.partition, plan.micro_batches, strict=True)
+        ]
+    )

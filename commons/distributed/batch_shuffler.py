@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -20,11 +21,12 @@ from commons.distributed.rank_group import RankGroup
 from commons.distributed.sample_facts import SampleFacts, padding_row
 from commons.distributed.shuffle_plan import ShufflePlan, WindowPlan, empty_plan, one_step
 from commons.distributed.way_back import return_step, return_window
-from commons.distributed.window_placement import placed_window
+from commons.distributed.window_placement import divided, placed_window
 from commons.sequence_batch import sample_rows
 from commons.sequence_batch.packed_rows import PackedRows, gather_rows
 from commons.sequence_batch.row_schema import RowSchema
 
+logger = logging.getLogger(__name__)
 Batch = TypeVar("Batch")
 
 
@@ -63,6 +65,11 @@ class BatchShuffler(ABC):
         planning_backend: where the gather for planning runs: "gloo", from host to host, or "device", where a
             gloo ring over all ranks takes longer than a step.
         verify: ranks compare a hash of every plan and the samples of every exchanged batch.
+        max_tokens_per_micro_batch: makes plans divide each rank's samples into micro-batches of at most so
+            many tokens, the same number on every rank, balanced together with the ranks; pipelines then run
+            them one after the other. A sample above the cap gets a micro-batch of its own, and a warning
+            names it. None for batches that run whole.
+        small_micro_batches_at_ends: the lightest micro-batches come first and last, not only first.
 
     Attributes:
         group: the ranks to balance among.
@@ -90,9 +97,19 @@ class BatchShuffler(ABC):
         exchange: str = "all_to_all",
         planning_backend: str = "gloo",
         verify: bool = False,
+        max_tokens_per_micro_batch: int | None = None,
+        small_micro_batches_at_ends: bool = False,
     ) -> None:
         self._placement = Placement(
-            partitioner, tolerance, equal_rows, max_rows, max_tokens, window, window_max_step_ratio
+            partitioner,
+            tolerance,
+            equal_rows,
+            max_rows,
+            max_tokens,
+            window,
+            window_max_step_ratio,
+            max_tokens_per_micro_batch,
+            small_micro_batches_at_ends,
         )
         if exchange not in EXCHANGES:
             raise KeyError(f"unknown exchange {exchange!r}; there are {sorted(EXCHANGES)}")
@@ -102,6 +119,7 @@ class BatchShuffler(ABC):
         self.window = window
         self._gather = PlanGather(self.group, window)
         self._reserved_by: int | None = None
+        self._longest_named = max_tokens_per_micro_batch or 0
         if self.group.num_ranks > 1:
             self._placement.warm_up()
 
@@ -209,6 +227,35 @@ class BatchShuffler(ABC):
         """`plan` and `exchange` in one."""
         return self.exchange(batch, self.plan(batch))
 
+    def micro_batches(self, batch: Batch, plan: ShufflePlan) -> list[Batch]:
+        """The micro-batches of an exchanged batch, in order; itself alone where the plan has none.
+
+        Each has its samples in the order of the batch, and no padding, but for one row where it has no
+        samples. No host-device synchronisation.
+
+        Args:
+            batch: what `exchange` returned, on any device.
+            plan: what it was exchanged by.
+        """
+        if not plan.micro_batches or not self.knows_fields:
+            return [batch]
+        fields = sample_rows.per_sample_fields(batch)
+        packed = PackedRows.pack(fields, RowSchema.of(fields), sample_rows.batch_rows(batch)[0])
+        elements = plan.num_elements[plan.partition[self.group.rank]]
+        micro_batches = []
+        for rows in plan.micro_batches[self.group.rank]:
+            selected = gather_rows([packed], rows, elements[rows].sum(0).tolist())
+            padded = selected.pad_to(max(len(rows), 1))
+            micro_batches.append(sample_rows.with_rows(batch, padded.unpack(), padded.num_rows, len(rows)))
+        return micro_batches
+
+    def in_micro_batches(self, plan: ShufflePlan, min_count: int) -> ShufflePlan:
+        """The plan with at least `min_count` micro-batches, for ranks that this group does not balance with;
+        itself where it has as many, or none."""
+        if not 0 < plan.num_micro_batches < min_count:
+            return plan
+        return divided(plan, self._placement, min_count)
+
     def reserve(self) -> None:
         """Lets only the calling thread plan, until `release`: two at a time would mix up their messages."""
         if self._reserved_by is None:
@@ -261,8 +308,9 @@ class BatchShuffler(ABC):
 
         Args:
             values: a tensor, KeyedJaggedTensor or JaggedTensor, or a batch of such, with a row for each row
-                that the exchange gave this rank, or only for the `plan.num_placed[rank]` real ones. With a
-                `WindowPlan`, a list of these: of each of its steps.
+                that the exchange gave this rank, or only for the `plan.num_placed[rank]` real ones. Where the
+                step ran in micro-batches, a list of these: of each. With a `WindowPlan`, a list of each of
+                its steps.
             plan: what they were placed by. Of a window, its `WindowPlan`: the plan of one of its steps leads
                 back to what each rank brought to that step, which is no batch that was loaded.
 
@@ -303,7 +351,8 @@ class BatchShuffler(ABC):
     def empty_plan(self) -> ShufflePlan:
         """The plan of a step to which this group brings nothing: each of its ranks has a padding row."""
         schema = self._gather.schema
-        return empty_plan(self.group.num_ranks, 0 if schema is None else len(schema.jagged_fields))
+        plan = empty_plan(self.group.num_ranks, 0 if schema is None else len(schema.jagged_fields))
+        return divided(plan, self._placement)
 
     @property
     def knows_fields(self) -> bool:
@@ -319,7 +368,24 @@ class BatchShuffler(ABC):
         return self._gather.padding_batch()
 
     def _placed(self, gathered: GatheredFacts) -> WindowPlan:
-        return placed_window(gathered, self._placement, self.group)
+        window = placed_window(gathered, self._placement, self.group)
+        self._name_sample_above_cap(window)
+        return window
+
+    def _name_sample_above_cap(self, window: WindowPlan) -> None:
+        """Warns of a sample that takes a micro-batch of its own, if it is longer than all named before."""
+        cap = self._placement.max_tokens_per_micro_batch
+        if cap is None or self.group.rank != 0 or window.tokens.max(initial=0) <= self._longest_named:
+            return
+        longest = int(window.tokens.argmax())
+        rank, _, row = window.where_loaded(longest)
+        self._longest_named = int(window.tokens[longest])
+        of_rank = "this rank" if self.group.num_ranks == 1 else f"rank {rank}"
+        logger.warning(
+            f"row {row} of a batch of {of_rank} has {self._longest_named} tokens, above "
+            f"max_tokens_per_micro_batch={cap}: it gets a micro-batch of its own, which takes more memory "
+            "than the cap allows; truncate histories or raise the cap. Shorter ones will not be named"
+        )
 
     def _check_planned(self, rows: PackedRows, plan: ShufflePlan) -> None:
         """Compares what the host knows of a batch with the plan; anything else would cut samples in two."""

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from commons.partition import (
     balance_window,
+    divide_into_micro_batches,
     karmarkar_karp,
     longest_processing_time,
     lower_bound,
+    place_in_micro_batches,
     rebalance,
     refined,
+    small_at_both_ends,
 )
 
 PARTITIONERS = ("karmarkar_karp", "longest_processing_time", "rebalance", "refined")
@@ -50,6 +54,8 @@ class Placement:
         max_tokens: tokens of a rank at most.
         window: consecutive steps that are placed together.
         window_max_step_ratio: a step's total is at most this times the window's mean; None for no limit.
+        max_tokens_per_micro_batch: tokens of a micro-batch at most; None for batches that run whole.
+        small_micro_batches_at_ends: whether the lightest micro-batches come first and last, not only first.
 
     Raises:
         KeyError: an unknown partitioner.
@@ -63,6 +69,8 @@ class Placement:
     max_tokens: int | None
     window: int = 1
     window_max_step_ratio: float | None = None
+    max_tokens_per_micro_batch: int | None = None
+    small_micro_batches_at_ends: bool = False
 
     def __post_init__(self) -> None:
         if self.partitioner not in PARTITIONERS:
@@ -73,15 +81,22 @@ class Placement:
             )
         if self.tolerance is not None and not 0 <= self.tolerance < np.inf:
             raise ValueError(f"tolerance={self.tolerance}: expected a finite number of at least 0")
-        for name, cap in (("max_rows", self.max_rows), ("max_tokens", self.max_tokens)):
+        for name in ("max_rows", "max_tokens", "max_tokens_per_micro_batch"):
+            cap = getattr(self, name)
             if cap is not None and cap < 1:
                 raise ValueError(f"{name}={cap}: expected at least 1, or None for no limit")
-            if cap is not None and self.partitioner == "karmarkar_karp":
+            if (
+                name != "max_tokens_per_micro_batch"
+                and cap is not None
+                and self.partitioner == "karmarkar_karp"
+            ):
                 raise ValueError(
                     f"{name}={cap}: 'karmarkar_karp' keeps no limits; choose another partitioner"
                 )
         if self.max_rows is not None and self.equal_rows:
             raise ValueError(f"max_rows={self.max_rows} has no effect with equal_rows=True")
+        if self.small_micro_batches_at_ends and self.max_tokens_per_micro_batch is None:
+            raise ValueError("small_micro_batches_at_ends has no effect without max_tokens_per_micro_batch")
         self._check_window()
 
     def place(self, loaded: LoadedSamples, ranks_per_node: int | None = None) -> list[np.ndarray]:
@@ -121,6 +136,38 @@ class Placement:
         stays = self._allows(loaded) and _largest_load(loaded, as_loaded) <= _largest_load(loaded, placed)
         return as_loaded if stays else placed
 
+    def place_in_micro_batches(
+        self, loaded: LoadedSamples, ranks_per_node: int | None = None
+    ) -> list[list[np.ndarray]]:
+        """For each rank and micro-batch the ascending numbers of its samples.
+
+        Raises:
+            ValueError: as `place` does.
+        """
+
+        def place(tokens: np.ndarray | None, most: int | None) -> list[np.ndarray]:
+            if tokens is None or most is None:
+                return self.place(loaded, ranks_per_node)
+            if self.max_tokens is not None:  # in whole tokens, which are no fewer
+                tokens, most = loaded.tokens, min(most, self.max_tokens)
+            return replace(self, max_tokens=most).place(replace(loaded, tokens=tokens), ranks_per_node)
+
+        placed = place_in_micro_batches(
+            loaded.workloads, loaded.tokens, len(loaded.num_loaded), self._micro_batch_cap, place
+        )
+        return self._ordered(placed)
+
+    def divide_into_micro_batches(
+        self,
+        workloads: np.ndarray,
+        tokens: np.ndarray,
+        partition: Sequence[np.ndarray],
+        min_count: int = 1,
+    ) -> list[list[np.ndarray]]:
+        """The same of samples `[samples]` that are placed on ranks already: `partition` has those of each."""
+        divided = divide_into_micro_batches(workloads, tokens, partition, self._micro_batch_cap, min_count)
+        return self._ordered(divided)
+
     def place_window(self, loaded: LoadedSamples, num_steps: int) -> list[list[np.ndarray]]:
         """For each step and rank the ascending numbers of its samples."""
         return balance_window(
@@ -143,8 +190,7 @@ class Placement:
             return np.full(len(partition), max(-(-total_rows // (len(partition) * num_steps)), 1))
         return np.array([max(len(samples), 1) for samples in partition])
 
-    @staticmethod
-    def warm_up() -> None:
+    def warm_up(self) -> None:
         """Compiles what is compiled, or loads it if it was before, so that no step has to wait for it."""
         ones, home = np.ones(2, dtype=np.int64), np.zeros(2, dtype=np.int64)
         rebalance(ones, home, 2)  # rows have to be made equal
@@ -154,6 +200,19 @@ class Placement:
         refined(ones, 2, tokens=ones, max_tokens=1)
         longest_processing_time(ones, 2)
         lower_bound(ones, 2)  # for reports
+        if self.max_tokens_per_micro_batch is not None:
+            divide_into_micro_batches(ones, ones, [np.arange(2)], 1)
+
+    @property
+    def _micro_batch_cap(self) -> int:
+        if self.max_tokens_per_micro_batch is None:
+            raise ValueError("there are no micro-batches: max_tokens_per_micro_batch is None")
+        return self.max_tokens_per_micro_batch
+
+    def _ordered(self, micro_batches: list[list[np.ndarray]]) -> list[list[np.ndarray]]:
+        if self.small_micro_batches_at_ends:
+            return [small_at_both_ends(of_rank) for of_rank in micro_batches]
+        return micro_batches
 
     def _check_window(self) -> None:
         if self.window < 1:

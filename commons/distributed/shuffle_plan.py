@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 
 import numpy as np
@@ -64,6 +65,8 @@ class ShufflePlan:
         sample_bytes: int64 `[samples]`, bytes that a sample takes when it is sent.
         partition: for each rank, the ascending numbers of the samples it will compute.
         rows: int64 `[ranks]`, rows that each rank's batch will have, padding included.
+        micro_batches: for each rank and micro-batch the ascending rows of the rank's exchanged batch that are
+            in it, as many micro-batches on every rank; empty where batches run whole.
     """
 
     batch_sizes: np.ndarray
@@ -75,6 +78,7 @@ class ShufflePlan:
     sample_bytes: np.ndarray
     partition: tuple[np.ndarray, ...]
     rows: np.ndarray
+    micro_batches: tuple[tuple[np.ndarray, ...], ...] = ()
 
     @property
     def num_ranks(self) -> int:
@@ -90,6 +94,11 @@ class ShufflePlan:
     def num_loss_tokens(self) -> int:
         """Loss tokens of the ranks together."""
         return int(self.loss_tokens.sum())
+
+    @property
+    def num_micro_batches(self) -> int:
+        """Micro-batches of every rank; 0 where batches run whole."""
+        return len(self.micro_batches[0]) if self.micro_batches else 0
 
     @cached_property
     def num_placed(self) -> np.ndarray:
@@ -115,6 +124,14 @@ class ShufflePlan:
     def moves(self) -> bool:
         """Whether any sample leaves its home."""
         return bool((self.home != self.destination).any())
+
+    def in_micro_batches(self, micro_batches: Sequence[Sequence[np.ndarray]]) -> ShufflePlan:
+        """The plan with micro-batches: for each rank and micro-batch the numbers of its samples."""
+        rows = tuple(
+            tuple(np.searchsorted(placed, np.sort(numbers)) for numbers in of_rank)
+            for placed, of_rank in zip(self.partition, micro_batches, strict=True)
+        )
+        return replace(self, micro_batches=rows)
 
     def loaded_by(self, rank: int) -> np.ndarray:
         """int64: the numbers of the samples that a rank brings."""
@@ -153,8 +170,9 @@ class ShufflePlan:
         return len(mine) == len(theirs) and all(map(np.array_equal, mine, theirs))
 
     def _arrays(self) -> list[np.ndarray]:
-        arrays = [getattr(self, field.name) for field in fields(self) if field.name != "partition"]
-        return [*arrays, *self.partition]
+        of_parts = ("partition", "micro_batches")
+        arrays = [getattr(self, field.name) for field in fields(self) if field.name not in of_parts]
+        return [*arrays, *self.partition, *itertools.chain(*self.micro_batches)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -201,6 +219,12 @@ class WindowPlan:
     def mean_loss_tokens(self) -> float:
         """Loss tokens of a step of the ranks together, on average over the window."""
         return sum(step.num_loss_tokens for step in self.steps) / max(len(self.steps), 1)
+
+    def where_loaded(self, sample: int) -> tuple[int, int, int]:
+        """The rank that loaded a sample, which of its batches it was in, and the row there."""
+        rank, batch = int(self.home[sample]), int(self.batch_of[sample])
+        before = int(self.num_loaded[:rank].sum() + self.num_loaded[rank, :batch].sum())
+        return rank, batch, sample - before
 
     def rows_for_step(self, rank: int, step: int) -> np.ndarray:
         """int64: what a rank brings to a step, as positions among all rows of the batches it loaded."""

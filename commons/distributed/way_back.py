@@ -23,7 +23,7 @@ _ONLY_FIELD = "values"
 def return_step(values: Any, plan: ShufflePlan, group: RankGroup) -> Any:
     """`BatchShuffler.unshuffle` of one step."""
     rows, _ = _rows_at_home(values, plan, group)
-    return _unpacked(values, rows, max(int(plan.batch_sizes[group.rank]), 1))
+    return _unpacked(_kind(values, plan), rows, max(int(plan.batch_sizes[group.rank]), 1))
 
 
 def return_window(values: Sequence[Any], plan: WindowPlan, group: RankGroup) -> list[Any]:
@@ -42,17 +42,18 @@ def return_window(values: Sequence[Any], plan: WindowPlan, group: RankGroup) -> 
         if batch_size:
             chosen = plan.rows_of_batch(group.rank, batch)
             rows = gather_rows(sources, chosen, elements[chosen].sum(0).tolist())
-            returned.append(_unpacked(values[0], rows, batch_size))
+            returned.append(_unpacked(_kind(values[0], plan.steps[0]), rows, batch_size))
     return returned
 
 
 def _rows_at_home(values: Any, plan: ShufflePlan, group: RankGroup) -> tuple[PackedRows, np.ndarray]:
     """The real rows that this rank brought to a step, and int64 `[rows, jagged fields]` their elements."""
     rank = group.rank
-    fields = _fields(values)
     held, at_home = plan.partition[rank], plan.loaded_by(rank)
-    rows = _checked_rows(fields, int(plan.num_placed[rank]), int(plan.rows[rank]))
-    packed = PackedRows.pack(fields, RowSchema.of(fields), rows)
+    if plan.micro_batches and isinstance(values, list):
+        packed = _joined(values, plan.micro_batches[rank])
+    else:
+        packed = _packed(values, int(plan.num_placed[rank]), int(plan.rows[rank]))
     if group.num_ranks == 1:
         elements = row_elements(packed.lengths[:, : len(held)].cpu(), packed.schema).numpy()
         return gather_rows([packed], np.arange(len(held)), elements.sum(0).tolist()), elements
@@ -78,6 +79,33 @@ def _rows_at_home(values: Any, plan: ShufflePlan, group: RankGroup) -> tuple[Pac
     return transferred(packed, elements, elements_to_come), elements_to_come
 
 
+def _joined(values: Sequence[Any], rows_of_each: Sequence[np.ndarray]) -> PackedRows:
+    """The rows of a batch in its order, from what was computed of each of its micro-batches."""
+    if len(values) != len(rows_of_each):
+        raise ValueError(
+            f"unshuffle got values of {len(values)} micro-batches, the plan has {len(rows_of_each)}: give it "
+            "a list with those of each"
+        )
+    sources = [
+        _packed(of_one, len(rows), max(len(rows), 1))
+        for of_one, rows in zip(values, rows_of_each, strict=True)
+    ]
+    ends = np.cumsum([source.num_rows for source in sources])
+    found = [
+        end - source.num_rows + np.arange(len(rows))
+        for end, source, rows in zip(ends, sources, rows_of_each, strict=True)
+    ]
+    positions = np.concatenate(found)[np.argsort(np.concatenate(rows_of_each))]
+    lengths = torch.cat([source.lengths for source in sources], 1).cpu()
+    elements = row_elements(lengths, sources[0].schema)[torch.from_numpy(positions)]
+    return gather_rows(sources, positions, elements.sum(0).tolist())
+
+
+def _packed(values: Any, num_real: int, num_padded: int) -> PackedRows:
+    fields = _fields(values)
+    return PackedRows.pack(fields, RowSchema.of(fields), _checked_rows(fields, num_real, num_padded))
+
+
 def _fields(values: Any) -> dict[str, FieldValue]:
     if isinstance(values, FieldValue):
         return {_ONLY_FIELD: sample_rows.as_jagged(values)}
@@ -100,6 +128,11 @@ def _unpacked(values: Any, rows: PackedRows, batch_size: int) -> Any:
     if isinstance(values, FieldValue):
         return sample_rows.like_nested(_only(fields), values)
     return sample_rows.with_rows(values, fields, batch_size, rows.num_rows)
+
+
+def _kind(values: Any, plan: ShufflePlan) -> Any:
+    """Values of the kind that is returned."""
+    return values[0] if plan.micro_batches and isinstance(values, list) else values
 
 
 def _only(fields: dict[str, FieldValue]) -> Any:

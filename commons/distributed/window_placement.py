@@ -10,6 +10,15 @@ from commons.distributed.rank_group import RankGroup
 from commons.distributed.shuffle_plan import ShufflePlan, WindowPlan
 
 
+def divided(plan: ShufflePlan, placement: Placement, min_count: int = 1) -> ShufflePlan:
+    """A plan in micro-batches, at least `min_count` of them on every rank, if the placement asks for any."""
+    if placement.max_tokens_per_micro_batch is None:
+        return plan
+    return plan.in_micro_batches(
+        placement.divide_into_micro_batches(plan.workloads, plan.tokens, plan.partition, min_count)
+    )
+
+
 def placed_window(gathered: GatheredFacts, placement: Placement, group: RankGroup) -> WindowPlan:
     """Places the samples of a window, of which at least one rank has a batch.
 
@@ -20,7 +29,11 @@ def placed_window(gathered: GatheredFacts, placement: Placement, group: RankGrou
     num_steps = int(gathered.batch_sizes.any(0).sum())
     sample_bytes = gathered.schema.row_bytes(gathered.num_elements)
     loaded = LoadedSamples(gathered.workloads, gathered.tokens, sample_bytes, batch_sizes, num_loaded)
-    if num_steps == 1:
+    micro_batches = None
+    if num_steps == 1 and placement.max_tokens_per_micro_batch is not None:
+        micro_batches = placement.place_in_micro_batches(loaded, group.ranks_per_node)
+        partitions = [[np.sort(np.concatenate(of_rank)) for of_rank in micro_batches]]
+    elif num_steps == 1:
         partitions = [placement.place(loaded, group.ranks_per_node)]
     elif group.num_ranks == 1:  # a rank alone waits for none
         ends = np.cumsum(gathered.num_loaded[0])[:num_steps]
@@ -36,18 +49,19 @@ def placed_window(gathered: GatheredFacts, placement: Placement, group: RankGrou
         as_loaded = num_steps == 1 or group.num_ranks == 1
         rows_brought = gathered.batch_sizes[:, step] if as_loaded else brought
         rows = placement.rows(int(batch_sizes.sum()), num_steps, partition)
+        plan = ShufflePlan(
+            batch_sizes=rows_brought,
+            num_loaded=brought,
+            workloads=gathered.workloads[samples],
+            tokens=gathered.tokens[samples],
+            loss_tokens=gathered.loss_tokens[samples],
+            num_elements=gathered.num_elements[samples],
+            sample_bytes=sample_bytes[samples],
+            partition=tuple(np.searchsorted(samples, part) for part in partition),
+            rows=rows_brought if group.num_ranks == 1 else rows,
+        )
         steps.append(
-            ShufflePlan(
-                batch_sizes=rows_brought,
-                num_loaded=brought,
-                workloads=gathered.workloads[samples],
-                tokens=gathered.tokens[samples],
-                loss_tokens=gathered.loss_tokens[samples],
-                num_elements=gathered.num_elements[samples],
-                sample_bytes=sample_bytes[samples],
-                partition=tuple(np.searchsorted(samples, part) for part in partition),
-                rows=rows_brought if group.num_ranks == 1 else rows,
-            )
+            divided(plan, placement) if micro_batches is None else plan.in_micro_batches(micro_batches)
         )
         samples_of_steps.append(samples)
     return WindowPlan(

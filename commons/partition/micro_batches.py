@@ -24,6 +24,8 @@ PlaceOnRanks = Callable[[np.ndarray | None, int | None], Sequence[np.ndarray]]
 SHARES_OF_SPARE_TOKENS = (0.25, 0.5, 0.75, 1.0, 0.0)
 # Balance of the ranks comes first, but so much of it is given for micro-batches that match.
 RANK_TOLERANCE = 0.01
+# No cap holds more: all tokens together are fewer.
+MAX_TOKENS = 2**53
 # Micro-batches that match so nearly, relative to the lower bound, are not bettered.
 ENOUGH_ABOVE_BOUND = 0.05
 
@@ -114,17 +116,19 @@ def place_in_micro_batches(
     Raises:
         ValueError: also what `place` raises where it has no limit to keep to.
     """
+    check_count("min_count", min_count)
     samples = _Samples.of(workloads, tokens, max_tokens, num_partitions)
     free = samples.in_order(number_of_part(place(None, None), len(samples.work)))
-    count = max(samples.fewest(), min_count)
+    most_load = (1 + RANK_TOLERANCE) * samples.largest_rank(free)
+    count = max(samples.fewest(), int(min_count))
     while True:
         found: list[_Arranged] = []
-        enough = (1 + ENOUGH_ABOVE_BOUND) * samples.bound(count)
+        most_time = (1 + ENOUGH_ABOVE_BOUND) * samples.bound(count)
         for rank_of in itertools.chain([free], samples.placements(place, count)):
             arranged = samples.arranged(rank_of, count)
             if arranged is not None:
                 found.append(arranged)
-                if _best(found).time <= enough:
+                if arranged.time <= most_time and arranged.largest_rank <= most_load:
                     break
         if found:
             return _best(found).indices(samples)
@@ -186,7 +190,7 @@ def micro_batch_lower_bound(
     check_count("count", count)
     samples = _Samples.of(workloads, tokens, max_tokens, num_partitions)
     total = int(samples.work.sum())
-    return samples.bound(count) * num_partitions / total if total else 1.0
+    return max(1.0, samples.bound(count) * num_partitions / total) if total else 1.0
 
 
 @dataclass(frozen=True)
@@ -245,7 +249,8 @@ class _Samples:
     def of(workloads: ArrayLike, tokens: ArrayLike, max_tokens: int, num_ranks: int) -> _Samples:
         check_count("max_tokens", max_tokens)
         problem = Problem.of(workloads, num_ranks, equal_size=False)
-        return _Samples(problem, problem.sorted(whole_tokens(tokens, len(problem.work))), int(max_tokens))
+        amounts = problem.sorted(whole_tokens(tokens, len(problem.work)))
+        return _Samples(problem, amounts, min(int(max_tokens), MAX_TOKENS))
 
     @property
     def work(self) -> np.ndarray:
@@ -265,6 +270,12 @@ class _Samples:
         """For each part the caller's ascending indices; `part_of` is in the order of `work`."""
         return self.problem.partition(part_of, num_parts)
 
+    def largest_rank(self, rank_of: np.ndarray) -> int:
+        """The largest load of a rank."""
+        loads = np.zeros(self.problem.num_parts, dtype=np.int64)
+        np.add.at(loads, rank_of, self.work)
+        return int(loads.max())
+
     def fewest(self) -> int:
         """Micro-batches that every rank needs at least."""
         alone = int((self.tokens > self.max_tokens).sum())
@@ -278,7 +289,9 @@ class _Samples:
         num_ranks, work, capped = self.problem.num_parts, self.work, self.capped
         total, room = int(work.sum()), num_ranks * self.max_tokens  # room of the k-th ones together
         heaviest_tokens = np.cumsum(capped)
-        densest = np.argsort(-(work / np.maximum(capped, 1)), kind="stable")
+        work_per_token = np.full(len(work), np.inf)  # what has no tokens fits everywhere
+        np.divide(work, capped, out=work_per_token, where=capped > 0)
+        densest = np.argsort(-work_per_token, kind="stable")
         dense_work, dense_tokens = np.cumsum(work[densest]), np.cumsum(capped[densest])
         bound, largest = total / num_ranks, 0
         for j in range(count):
@@ -304,6 +317,7 @@ class _Samples:
     def smallest(self, rank_of: np.ndarray, multiple_of: int, min_count: int) -> _Arranged:
         """As few micro-batches as are found."""
         check_count("min_count", min_count)
+        multiple_of, min_count = int(multiple_of), int(min_count)  # numpy integers could overflow
         count = -(-max(self.fewest(), min_count) // multiple_of) * multiple_of
         while (arranged := self.arranged(rank_of, count)) is None:
             count += multiple_of

@@ -17,6 +17,7 @@ from torch.autograd.profiler import record_function
 from commons.distributed import BalanceReport, BatchShuffler, ShufflePlan, WindowPlan
 from commons.distributed.all_ranks import AllRanks
 from commons.distributed.plan_ahead import PlanAhead
+from commons.pipeline.micro_batch_forward import run_micro_batches
 from commons.sequence_batch import sample_rows
 
 logger = logging.getLogger(__name__)
@@ -103,16 +104,25 @@ class ShuffleStage:
             The loss to run backward on, and what the step returns. Data-parallel training averages gradients
             over ranks; the loss is scaled so that this average is the gradient of the mean over all loss
             tokens of the step (in a window, of its mean step), whichever rank they are on. Without any loss
-            token it is 0.
+            token it is 0. In micro-batches the output is a list with that of each, and of the backward only
+            the tables' is left to do.
         """
         step = self._exchanged[0]
-        losses, output = model(batch)
-        self._exchanged.popleft()  # not before: a step that raises may be tried again
-        # The sum of many losses in 16 bits would be off by percents.
-        loss_sum = losses.sum(dtype=torch.promote_types(losses.dtype, torch.float32))
+        plan = step.plan
         scale = self._num_ranks / step.mean_loss_tokens if step.mean_loss_tokens else 0.0
+        if plan.num_micro_batches > 1:
+            micro_batches = self._shuffler.micro_batches(batch, plan)
+            rows = plan.micro_batches[self._shuffler.group.rank]
+            loss, loss_sum, output = run_micro_batches(model, batch, micro_batches, rows, scale)
+        else:
+            losses, output = model(batch)
+            # The sum of many losses in 16 bits would be off by percents.
+            loss_sum = losses.sum(dtype=torch.promote_types(losses.dtype, torch.float32))
+            loss, loss_sum = loss_sum * scale, loss_sum.detach()
+            output = [output] if plan.micro_batches else output
+        self._exchanged.popleft()  # not before: a step that raises may be tried again
         self._computed = step
-        return loss_sum * scale, (loss_sum.detach(), step.loss_tokens, output)
+        return loss, (loss_sum, step.loss_tokens, output)
 
     def reset(self) -> None:
         """Forgets the steps on their way, as a pipeline does that drops its batches; all ranks have to."""
@@ -177,6 +187,8 @@ class ShuffleStage:
                 batch = as_loaded[0] if as_loaded else batch  # what came on the device stays there
             else:  # ranks that this one does not balance with have more batches
                 plan, batch = self._shuffler.empty_plan(), padding
+            if totals is not None:
+                plan = self._shuffler.in_micro_batches(plan, totals.num_micro_batches(number))
             traffic = self._shuffler.traffic(plan)
             report = BalanceReport.of(plan, self._shuffler.equal_rows, traffic, window, number)
             loss_tokens = plan.num_loss_tokens

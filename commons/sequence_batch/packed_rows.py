@@ -224,11 +224,11 @@ def gather_rows(
         indices.append(np.concatenate([words.repeat(size) for size in sizes]))
         indices.append((before * (len(keys) - 1) + positions + column * in_source).ravel())
     in_order, *of_widths = to_device_together(indices, device)
-    lengths = torch.cat([source.lengths for source in sources], 1)
+    lengths = _together([source.lengths for source in sources], 1)
     jagged_words = schema.jagged_words(num_elements)
     jagged = {
         width: _select_segments(
-            torch.cat([source.jagged[width] for source in sources]),
+            _together([source.jagged[width] for source in sources]),
             lengths.view(-1),
             *of_width,
             jagged_words[width],
@@ -241,11 +241,16 @@ def gather_rows(
         num_elements=list(num_elements),
         lengths=lengths.index_select(1, in_order),
         fixed={
-            width: torch.cat([source.fixed[width] for source in sources]).index_select(0, in_order)
+            width: _together([source.fixed[width] for source in sources]).index_select(0, in_order)
             for width in schema.fixed_blocks
         },
         jagged=jagged,
     )
+
+
+def _together(tensors: Sequence[torch.Tensor], dim: int = 0) -> torch.Tensor:
+    """The tensors one behind the other; a single one is not copied."""
+    return tensors[0] if len(tensors) == 1 else torch.cat(tuple(tensors), dim)
 
 
 def _select_segments(

@@ -84,6 +84,7 @@ class Evaluator:
     ) -> None:
         self._task = task
         self._max_iters = args.max_eval_iters
+        self._in_micro_batches = args.max_tokens_per_micro_batch is not None
         self._model = model
         self._device = device
         self._pipeline = task.make_pipeline(args, model, optimizer, device)
@@ -98,7 +99,8 @@ class Evaluator:
                     _, _, output = self._pipeline.progress(batches)
                 except StopIteration:
                     break
-                self._task.metrics.update(output)
+                for of_part in output if self._in_micro_batches else [output]:
+                    self._task.metrics.update(of_part)
         self._model.train()
         return self._task.metrics.compute()
 

@@ -47,6 +47,9 @@ class TrainerArgs:
         balance_window, balance_window_max_step_ratio: steps that are planned together, likewise; more than 1
             changes what a step contains.
         balance_exchange, balance_planning_backend, balance_verify: how ranks talk to each other, likewise.
+        max_tokens_per_micro_batch: makes every step run in micro-batches of at most so many tokens, as many
+            on every rank, which bounds the memory of activations; None for steps that run whole.
+        small_micro_batches_at_ends: whether the lightest micro-batches come first and last, not only first.
         single_rank_load: whether rank 0 loads the samples of all ranks, and the shuffler spreads them.
         log_dir: where the figures are written, as JSON lines.
         top_k_for_generation: items that a generative model retrieves per sample, and beams of its search.
@@ -81,6 +84,8 @@ class TrainerArgs:
     balance_exchange: str = "all_to_all"
     balance_planning_backend: str = "gloo"
     balance_verify: bool = False
+    max_tokens_per_micro_batch: int | None = None
+    small_micro_batches_at_ends: bool = False
     single_rank_load: bool = False
     log_dir: str = "out/logs"
     top_k_for_generation: int = 10
@@ -95,7 +100,13 @@ class TrainerArgs:
             "balance_window",
         ):
             require_at_least(1, f"TrainerArgs.{name}", getattr(self, name))
-        for name in ("eval_batch_size", "max_train_iters", "max_eval_iters", "balance_max_tokens"):
+        for name in (
+            "eval_batch_size",
+            "max_train_iters",
+            "max_eval_iters",
+            "balance_max_tokens",
+            "max_tokens_per_micro_batch",
+        ):
             if getattr(self, name) is not None:
                 require_at_least(1, f"TrainerArgs.{name}", getattr(self, name))
         require_at_least(0, "TrainerArgs.seed", self.seed)
@@ -115,6 +126,12 @@ class TrainerArgs:
             self.single_rank_load,
             "False without enable_balanced_shuffler, which is what spreads the samples",
         )
+        require(
+            self.max_tokens_per_micro_batch is not None or not self.small_micro_batches_at_ends,
+            "TrainerArgs.small_micro_batches_at_ends",
+            self.small_micro_batches_at_ends,
+            "False without max_tokens_per_micro_batch",
+        )
         if self.balance_tolerance is not None:
             tolerance = self.balance_tolerance
             finite = 0 <= tolerance < float("inf")
@@ -133,6 +150,14 @@ class TrainerArgs:
             for field in fields(self)
             if field.name.startswith("balance_") and getattr(self, field.name) != field.default
         }
+
+    @property
+    def micro_batch_settings(self) -> dict[str, Any]:
+        """What the settings of micro-batches say other than the default, as a shuffler takes it."""
+        if self.max_tokens_per_micro_batch is None:
+            return {}
+        settings: dict[str, Any] = {"max_tokens_per_micro_batch": self.max_tokens_per_micro_batch}
+        return settings | ({"small_micro_batches_at_ends": True} if self.small_micro_batches_at_ends else {})
 
     def settings_without_effect(self) -> list[str]:
         """One line for each setting that asks for something that does not happen."""

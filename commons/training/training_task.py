@@ -47,17 +47,22 @@ class TrainingTask:
     def make_shuffler(self, args: TrainerArgs) -> BatchShuffler:
         """The shuffler that the arguments ask for. Collective over all ranks.
 
-        A user's own shuffler gets the `balance_*` settings that are not the default, as keyword arguments.
+        A user's own shuffler gets the `balance_*` settings and those of micro-batches that are not the
+        default, as keyword arguments.
 
         Raises:
             KeyError: an unknown name.
             ValueError: settings that have no effect together.
         """
         if not args.enable_balanced_shuffler:
-            return BatchShufflerFactory.create("identity", get_workloads=self.flops)
+            return BatchShufflerFactory.create(
+                "identity", get_workloads=self.flops, **args.micro_batch_settings
+            )
         name = args.batch_shuffler or self.shuffler_name
         settings = self.shuffler_settings if name == self.shuffler_name else {}
-        shuffler = BatchShufflerFactory.create(name, **settings, **args.balance_settings)
+        shuffler = BatchShufflerFactory.create(
+            name, **settings, **args.balance_settings, **args.micro_batch_settings
+        )
         if args.single_rank_load and shuffler.group.num_ranks < dist.get_world_size():
             raise ValueError(
                 f"TrainerArgs.single_rank_load: batch shuffler {name!r} balances among "

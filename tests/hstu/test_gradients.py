@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch.distributed as dist
@@ -70,6 +72,39 @@ def test_gradients_are_equal_with_and_without_the_shuffler(pools, pipeline_name,
 
 def test_gradients_are_equal_where_rows_follow_the_load(pools):
     check_equal(pools(3).run(_compare, "native", (6, 4, 6), True, False), has_loss=True)
+
+
+MICRO_BATCHES = {**SHUFFLER, "max_tokens_per_micro_batch": 50}  # the longest sample has more
+
+
+def _compare_in_micro_batches(
+    pipeline_name: str, num_real: tuple[int, ...], labelled: bool, config: dict[str, Any]
+) -> tuple[Comparison, int]:
+    batch = _batch(num_real[dist.get_rank()], labelled)
+    needed = BatchShufflerFactory.create("identity", max_tokens_per_micro_batch=50).plan(batch)
+    return compare(ranking_model, pipeline_name, config, batch), needed.num_micro_batches
+
+
+@pytest.mark.parametrize("pipeline_name", ["none", "native"])
+@pytest.mark.parametrize(
+    ("num_real", "labelled", "config"),
+    [
+        ((6, 6), True, MICRO_BATCHES),
+        ((6, 1), True, MICRO_BATCHES),
+        ((5, 0), True, {**MICRO_BATCHES, "small_micro_batches_at_ends": True}),
+        ((6, 5), False, MICRO_BATCHES),
+        ((4, 6, 1), True, MICRO_BATCHES),
+        ((6, 6, 6), True, {**MICRO_BATCHES, "equal_rows": False, "partitioner": "rebalance"}),
+        ((6, 6), True, {"type": "identity", "max_tokens_per_micro_batch": 50}),
+        ((5, 0, 6), True, {"type": "identity", "max_tokens_per_micro_batch": 50}),
+    ],
+)
+def test_gradients_in_micro_batches_are_those_of_whole_steps(
+    pools, pipeline_name, num_real, labelled, config
+):
+    results = pools(len(num_real)).run(_compare_in_micro_batches, pipeline_name, num_real, labelled, config)
+    check_equal([comparison for comparison, _ in results], has_loss=labelled)
+    assert len({needed for _, needed in results}) > 1  # as loaded, some ranks would need more than others
 
 
 def _window_against_none(pipeline_name: str, window: int, num_batches: tuple[int, ...]) -> Comparison:

@@ -1,0 +1,331 @@
+"""A batch computed in micro-batches: tables looked up once, gradients added up and reduced once."""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn.parallel import DistributedDataParallel
+from torchrec.distributed.train_pipeline.runtime_forwards import BaseForward
+from torchrec.distributed.types import LazyAwaitable, ShardedModule
+from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedTensor
+
+from commons.sequence_batch import sample_rows
+from commons.sequence_batch.jagged_indices import spread
+from commons.sequence_batch.packed_rows import to_device_together
+
+
+def run_micro_batches(
+    model: torch.nn.Module,
+    batch: Any,
+    micro_batches: Sequence[Any],
+    rows: Sequence[np.ndarray],
+    loss_scale: float,
+) -> tuple[torch.Tensor, torch.Tensor, list[Any]]:
+    """Runs a model on a batch in micro-batches; in training also the backward of all but the tables.
+
+    Sharded tables are looked up once, for the whole batch, and the micro-batches get their parts of what was
+    found, detached. Each one's dense part then runs forward and backward, so that the activations of one at a
+    time are in memory; beside them the embeddings of the whole batch, and their gradients. Data-parallel
+    gradients are reduced in the backward of the last.
+
+    One host-device synchronisation for each sharded module, for the lengths of its parts, and those of the
+    model, which runs once per micro-batch.
+
+    Args:
+        model: batch to `(losses of any shape, output)`, losses summed over loss tokens.
+        batch: on the device.
+        micro_batches: of it, at least one; a rank must not have more or fewer than others.
+        rows: for each micro-batch int64, its rows of the batch.
+        loss_scale: what the loss is multiplied with before its backward.
+
+    Returns:
+        A loss whose backward is that of the tables, as it has to be called in training, and once; the sum of
+        the losses, detached; and the output of each micro-batch.
+
+    Raises:
+        RuntimeError: a sharded module is given something that is no field of the batch.
+        TypeError: a sharded module returns something whose rows are not known here.
+    """
+    trains = model.training and torch.is_grad_enabled()
+    lookups = _Lookups(model, batch, micro_batches, rows)
+    loss_sum = torch.zeros((), device=sample_rows.device_of(batch))
+    outputs = []
+    with lookups.in_place():
+        for number, micro_batch in enumerate(micro_batches):
+            lookups.turn_to(number)
+            is_last = number == len(micro_batches) - 1
+            with contextlib.ExitStack() as stack:
+                for module in _unsynchronisable(model) if trains and not is_last else []:
+                    stack.enter_context(module.no_sync())
+                losses, output = model(micro_batch)
+                # The sum of many losses in 16 bits would be off by percents.
+                loss = losses.sum(dtype=torch.promote_types(losses.dtype, torch.float32))
+                if trains:
+                    (loss * loss_scale).backward()
+                    lookups.collect_gradients()
+            loss_sum = loss_sum + loss.detach()
+            outputs.append(output)
+    scaled = loss_sum * loss_scale
+    return (lookups.backward_from(scaled) if trains else scaled), loss_sum, outputs
+
+
+# With a static graph, DistributedDataParallel learns it in a first backward that has to reduce gradients.
+_has_learnt_graph: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
+
+
+def _unsynchronisable(model: torch.nn.Module) -> list[DistributedDataParallel]:
+    """Modules whose gradients may stay on their rank in a backward: averaging them later, or again, is the
+    same."""
+    replicated = [module for module in model.modules() if isinstance(module, DistributedDataParallel)]
+    ready = [module for module in replicated if not module.static_graph or module in _has_learnt_graph]
+    _has_learnt_graph.update(replicated)
+    return ready
+
+
+class _Lookups:
+    """What the sharded modules of a model found for a batch, for its micro-batches to share.
+
+    Args:
+        model, batch, micro_batches, rows: as `run_micro_batches` takes them.
+    """
+
+    def __init__(
+        self, model: torch.nn.Module, batch: Any, micro_batches: Sequence[Any], rows: Sequence[np.ndarray]
+    ) -> None:
+        whole = sample_rows.per_sample_fields(batch)
+        self._whole_of = {
+            id(value): whole[name]
+            for micro_batch in micro_batches
+            for name, value in sample_rows.per_sample_fields(micro_batch).items()
+        }
+        self._rows = to_device_together(rows, sample_rows.device_of(batch))
+        self._modules = _outermost_sharded(model)
+        self._found: dict[tuple[int, int], _Found] = {}  # by module and how often it was called before
+        self._calls = [0] * len(self._modules)
+        self._number = 0
+
+    @contextlib.contextmanager
+    def in_place(self) -> Iterator[None]:
+        """The modules' forward hands out a micro-batch's part."""
+        replaced = [module.__dict__.get("forward") for module in self._modules]
+        try:
+            for index, module in enumerate(self._modules):
+                module.forward = self._forward_of(index, module.forward)
+            yield
+        finally:
+            for module, forward in zip(self._modules, replaced, strict=True):
+                if forward is None:
+                    del module.forward
+                else:
+                    module.forward = forward
+
+    def turn_to(self, number: int) -> None:
+        """Makes it the turn of a micro-batch."""
+        self._number = number
+        self._calls = [0] * len(self._modules)
+
+    def collect_gradients(self) -> None:
+        """Puts the gradients of the micro-batch's parts in their places."""
+        for found in self._found.values():
+            found.collect_gradients()
+
+    def backward_from(self, loss: torch.Tensor) -> torch.Tensor:
+        """`loss`, whose backward is that of the lookups."""
+        tensors, gradients = [], []
+        for found in self._found.values():
+            for tensor in found.tensors:
+                if tensor.gradient is not None:
+                    tensors.append(tensor.values)
+                    gradients.append(tensor.gradient)
+        return _BackwardOfTables.apply(loss.requires_grad_(), gradients, *tensors)
+
+    def _forward_of(self, index: int, forward: Callable[..., Any]) -> Callable[..., Any]:
+        def part(*args: Any, **kwargs: Any) -> Any:
+            key = index, self._calls[index]
+            self._calls[index] += 1
+            if key not in self._found:
+                whole = self._look_up(self._modules[index], forward, args, kwargs)
+                self._found[key] = _Found(whole, self._rows)
+            return self._found[key].part(self._number)
+
+        return part
+
+    def _look_up(
+        self,
+        module: ShardedModule,
+        forward: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        if isinstance(forward, BaseForward):  # its input was distributed before
+            return forward(*args, **kwargs)
+        for value in (*args, *kwargs.values()):
+            if id(value) not in self._whole_of:
+                raise RuntimeError(
+                    f"{type(module).__name__} is called with a {type(value).__name__} that is no field of "
+                    "the batch. To look tables up once for all micro-batches, the model has to call them on "
+                    "a field of the batch, as in self.embeddings(batch.features)"
+                )
+        return forward(
+            *(self._whole_of[id(value)] for value in args),
+            **{name: self._whole_of[id(value)] for name, value in kwargs.items()},
+        )
+
+
+class _Found:
+    """What one call of a sharded module returned for the whole batch.
+
+    Args:
+        whole: a dict of JaggedTensors, as of an EmbeddingCollection; a KeyedTensor, as of an
+            EmbeddingBagCollection; a tensor with one row per row of the batch; or a tuple of such, or None.
+        rows: for each micro-batch int64, its rows.
+    """
+
+    def __init__(self, whole: Any, rows: Sequence[torch.Tensor]) -> None:
+        self.tensors: list[_Tensor] = []
+        self._rows = rows
+        self._whole = self._registered(whole)
+        jagged = [tensor for tensor in self.tensors if isinstance(tensor, _Jagged)]
+        if jagged:  # the elements of each in each micro-batch, in one transfer from the device
+            lengths = torch.stack([tensor.lengths for tensor in jagged])
+            totals = torch.stack([lengths[:, of_one].sum(1) for of_one in rows], 1).tolist()
+            for tensor, of_tensor in zip(jagged, totals, strict=True):
+                tensor.totals = of_tensor
+
+    def part(self, number: int) -> Any:
+        """What the call returns for a micro-batch."""
+        return self._part(self._whole, number)
+
+    def collect_gradients(self) -> None:
+        """Puts the gradients of the last part in their places."""
+        for tensor in self.tensors:
+            tensor.collect_gradient()
+
+    def _registered(self, value: Any) -> Any:
+        if isinstance(value, LazyAwaitable):
+            value = value.wait()
+        if isinstance(value, tuple | list):
+            return type(value)(self._registered(element) for element in value)
+        if isinstance(value, dict):
+            return {key: self._registered(element) for key, element in value.items()}
+        if value is None:
+            return None
+        tensor: _Tensor
+        if isinstance(value, JaggedTensor):
+            tensor = _Jagged(value.values(), value.lengths())
+        elif isinstance(value, KeyedTensor):
+            tensor = _Keyed(value.values(), value.keys(), value.length_per_key())
+        elif isinstance(value, torch.Tensor):
+            tensor = _Tensor(value)
+        else:
+            raise TypeError(
+                f"a sharded module returns a {type(value).__name__}, which cannot be divided into "
+                "micro-batches; expected a dict of JaggedTensors, a KeyedTensor or a tensor"
+            )
+        self.tensors.append(tensor)
+        return tensor
+
+    def _part(self, value: Any, number: int) -> Any:
+        if isinstance(value, tuple | list):
+            return type(value)(self._part(element, number) for element in value)
+        if isinstance(value, dict):
+            return {key: self._part(element, number) for key, element in value.items()}
+        return None if value is None else value.part(self._rows[number], number)
+
+
+class _Tensor:
+    """A tensor that was found, with one row per row of the batch.
+
+    Attributes:
+        values: `[any, ...]`, of the whole batch.
+        gradient: of it, from the parts that were computed; None where it needs none.
+    """
+
+    def __init__(self, values: torch.Tensor) -> None:
+        self.values = values
+        self.gradient: torch.Tensor | None = None
+        self._last: tuple[torch.Tensor, torch.Tensor] | None = None  # positions and values of the last part
+
+    def part(self, rows: torch.Tensor, number: int) -> Any:
+        """The rows, int64 `[rows]`, of micro-batch `number`."""
+        return _padded(self._select(rows))
+
+    def collect_gradient(self) -> None:
+        """Puts the gradient of the last part in its place."""
+        if self._last is not None and self._last[1].requires_grad:
+            positions, leaf = self._last
+            if self.gradient is None:
+                self.gradient = torch.zeros_like(self.values)
+            if leaf.grad is not None:
+                self.gradient.index_copy_(0, positions, leaf.grad)
+        self._last = None
+
+    def _select(self, positions: torch.Tensor) -> torch.Tensor:
+        leaf = self.values.detach().index_select(0, positions)
+        leaf.requires_grad_(self.values.requires_grad and torch.is_grad_enabled())
+        self._last = positions, leaf
+        return leaf
+
+
+class _Keyed(_Tensor):
+    """The values of a KeyedTensor."""
+
+    def __init__(self, values: torch.Tensor, keys: list[str], widths: list[int]) -> None:
+        super().__init__(values)
+        self._keys, self._widths = keys, widths
+
+    def part(self, rows: torch.Tensor, number: int) -> KeyedTensor:
+        return KeyedTensor(self._keys, self._widths, super().part(rows, number))
+
+
+class _Jagged(_Tensor):
+    """The values of a JaggedTensor.
+
+    Attributes:
+        lengths: int64 `[batch_size]`.
+        totals: for each micro-batch their sum in it.
+    """
+
+    def __init__(self, values: torch.Tensor, lengths: torch.Tensor) -> None:
+        super().__init__(values)
+        self.lengths = lengths.long()
+        self.totals: list[int] = []
+        self._starts = self.lengths.cumsum(0) - self.lengths
+        self._dtype = lengths.dtype
+
+    def part(self, rows: torch.Tensor, number: int) -> JaggedTensor:
+        lengths = self.lengths[rows]
+        values = self._select(spread(self._starts[rows], lengths, self.totals[number]))
+        return JaggedTensor(values=values, lengths=_padded(lengths.to(self._dtype)))
+
+
+class _BackwardOfTables(torch.autograd.Function):
+    """Passes a loss on; its backward gives the tables' outputs the gradients that micro-batches have left."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, loss: torch.Tensor, gradients: list[torch.Tensor], *values: torch.Tensor
+    ) -> torch.Tensor:
+        ctx.gradients = gradients
+        return loss.clone()
+
+    @staticmethod
+    def backward(ctx: Any, of_loss: torch.Tensor) -> tuple[Any, ...]:
+        return None, None, *ctx.gradients
+
+
+def _padded(rows: torch.Tensor) -> torch.Tensor:
+    """A micro-batch without samples has one padding row."""
+    return rows if len(rows) else rows.new_zeros(1, *rows.shape[1:])
+
+
+def _outermost_sharded(module: torch.nn.Module) -> list[ShardedModule]:
+    """Sharded modules that are in no other."""
+    if isinstance(module, ShardedModule):
+        return [module]
+    return [sharded for child in module.children() for sharded in _outermost_sharded(child)]
