@@ -15,7 +15,7 @@ VENV := .venv
 RUN := OMP_NUM_THREADS=1 $(VENV)/bin/python
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test lint format bench-loading bench-padding bench-partition bench-shuffle \
+.PHONY: demo test lint format bench-loading bench-micro-batch bench-padding bench-partition bench-shuffle \
 	bench-split bench-window clean
 
 demo: $(INSTALLED)
@@ -35,6 +35,9 @@ format: $(INSTALLED)
 
 bench-loading: $(INSTALLED)
 	$(RUN) -m benchmarks.bucket_loading $(DATA)
+
+bench-micro-batch: $(INSTALLED)
+	$(RUN) -m benchmarks.micro_batch
 
 bench-padding: $(INSTALLED)
 	$(RUN) -m benchmarks.padding

@@ -120,7 +120,7 @@ class BatchShuffler(ABC):
         self._gather = PlanGather(self.group, window)
         self._reserved_by: int | None = None
         self._longest_named = max_tokens_per_micro_batch or 0
-        if self.group.num_ranks > 1:
+        if self.group.num_ranks > 1 or max_tokens_per_micro_batch is not None:
             self._placement.warm_up()
 
     def _make_group(
@@ -238,7 +238,8 @@ class BatchShuffler(ABC):
             plan: what it was exchanged by.
         """
         if not plan.micro_batches or not self.knows_fields:
-            return [batch]
+            # A group that never had a batch has a padding row, and so has each of its micro-batches.
+            return [batch] * max(plan.num_micro_batches, 1)
         fields = sample_rows.per_sample_fields(batch)
         packed = PackedRows.pack(fields, RowSchema.of(fields), sample_rows.batch_rows(batch)[0])
         elements = plan.num_elements[plan.partition[self.group.rank]]
@@ -248,13 +249,6 @@ class BatchShuffler(ABC):
             padded = selected.pad_to(max(len(rows), 1))
             micro_batches.append(sample_rows.with_rows(batch, padded.unpack(), padded.num_rows, len(rows)))
         return micro_batches
-
-    def in_micro_batches(self, plan: ShufflePlan, min_count: int) -> ShufflePlan:
-        """The plan with at least `min_count` micro-batches, for ranks that this group does not balance with;
-        itself where it has as many, or none."""
-        if not 0 < plan.num_micro_batches < min_count:
-            return plan
-        return divided(plan, self._placement, min_count)
 
     def reserve(self) -> None:
         """Lets only the calling thread plan, until `release`: two at a time would mix up their messages."""

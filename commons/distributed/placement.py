@@ -83,8 +83,10 @@ class Placement:
             raise ValueError(f"tolerance={self.tolerance}: expected a finite number of at least 0")
         for name in ("max_rows", "max_tokens", "max_tokens_per_micro_batch"):
             cap = getattr(self, name)
-            if cap is not None and cap < 1:
-                raise ValueError(f"{name}={cap}: expected at least 1, or None for no limit")
+            if cap is not None and not (isinstance(cap, int | np.integer) and cap >= 1):
+                raise ValueError(
+                    f"{name}={cap}: expected at least 1, as a whole number, or None for no limit"
+                )
             if (
                 name != "max_tokens_per_micro_batch"
                 and cap is not None
@@ -150,7 +152,8 @@ class Placement:
                 return self.place(loaded, ranks_per_node)
             if self.max_tokens is not None:  # in whole tokens, which are no fewer
                 tokens, most = loaded.tokens, min(most, self.max_tokens)
-            return replace(self, max_tokens=most).place(replace(loaded, tokens=tokens), ranks_per_node)
+            limited = replace(self, max_tokens=most, window=1, window_max_step_ratio=None)  # of one step
+            return limited.place(replace(loaded, tokens=tokens), ranks_per_node)
 
         placed = place_in_micro_batches(
             loaded.workloads, loaded.tokens, len(loaded.num_loaded), self._micro_batch_cap, place
@@ -162,10 +165,9 @@ class Placement:
         workloads: np.ndarray,
         tokens: np.ndarray,
         partition: Sequence[np.ndarray],
-        min_count: int = 1,
     ) -> list[list[np.ndarray]]:
         """The same of samples `[samples]` that are placed on ranks already: `partition` has those of each."""
-        divided = divide_into_micro_batches(workloads, tokens, partition, self._micro_batch_cap, min_count)
+        divided = divide_into_micro_batches(workloads, tokens, partition, self._micro_batch_cap)
         return self._ordered(divided)
 
     def place_window(self, loaded: LoadedSamples, num_steps: int) -> list[list[np.ndarray]]:

@@ -133,6 +133,15 @@ class ShufflePlan:
         )
         return replace(self, micro_batches=rows)
 
+    def with_micro_batches_of_none(self, count: int) -> ShufflePlan:
+        """The plan with `count` micro-batches, the first ones empty, because ranks beyond these have so many;
+        itself where it has them, or runs whole."""
+        missing = count - self.num_micro_batches
+        if missing <= 0 or not self.micro_batches:
+            return self
+        nothing = (np.zeros(0, dtype=np.int64),) * missing
+        return replace(self, micro_batches=tuple(nothing + of_rank for of_rank in self.micro_batches))
+
     def loaded_by(self, rank: int) -> np.ndarray:
         """int64: the numbers of the samples that a rank brings."""
         return self.home_start[rank] + np.arange(self.num_loaded[rank])

@@ -90,6 +90,11 @@ def _joined(values: Sequence[Any], rows_of_each: Sequence[np.ndarray]) -> Packed
         _packed(of_one, len(rows), max(len(rows), 1))
         for of_one, rows in zip(values, rows_of_each, strict=True)
     ]
+    for number, source in enumerate(sources):
+        if difference := sources[0].schema.difference(source.schema):
+            raise ValueError(
+                f"unshuffle got other values of micro-batch {number} than of the first: {difference}"
+            )
     ends = np.cumsum([source.num_rows for source in sources])
     found = [
         end - source.num_rows + np.arange(len(rows))

@@ -10,12 +10,12 @@ from commons.distributed.rank_group import RankGroup
 from commons.distributed.shuffle_plan import ShufflePlan, WindowPlan
 
 
-def divided(plan: ShufflePlan, placement: Placement, min_count: int = 1) -> ShufflePlan:
-    """A plan in micro-batches, at least `min_count` of them on every rank, if the placement asks for any."""
+def divided(plan: ShufflePlan, placement: Placement) -> ShufflePlan:
+    """A plan in micro-batches, if the placement asks for any."""
     if placement.max_tokens_per_micro_batch is None:
         return plan
     return plan.in_micro_batches(
-        placement.divide_into_micro_batches(plan.workloads, plan.tokens, plan.partition, min_count)
+        placement.divide_into_micro_batches(plan.workloads, plan.tokens, plan.partition)
     )
 
 

@@ -22,6 +22,9 @@ PlaceOnRanks = Callable[[np.ndarray | None, int | None], Sequence[np.ndarray]]
 # Of the tokens that ranks have room for beyond the mean rank's, these shares are tried as a limit: the less a
 # rank may have, the easier its samples divide into micro-batches, and the harder ranks are to balance.
 SHARES_OF_SPARE_TOKENS = (0.25, 0.5, 0.75, 1.0, 0.0)
+# With more samples, the first limit under which they divide is taken, from the widest: of many ranks' samples
+# micro-batches match well enough, and narrow limits take seconds.
+THOROUGH_UP_TO = 1024
 # Balance of the ranks comes first, but so much of it is given for micro-batches that match.
 RANK_TOLERANCE = 0.01
 # No cap holds more: all tokens together are fewer.
@@ -118,17 +121,22 @@ def place_in_micro_batches(
     """
     check_count("min_count", min_count)
     samples = _Samples.of(workloads, tokens, max_tokens, num_partitions)
-    free = samples.in_order(number_of_part(place(None, None), len(samples.work)))
+    thorough = len(samples.work) <= THOROUGH_UP_TO
+    without_limit = place(None, None)
+    if len(without_limit) != num_partitions:
+        raise ValueError(f"place returned {len(without_limit)} parts, expected {num_partitions}")
+    free = samples.in_order(number_of_part(without_limit, len(samples.work)))
     most_load = (1 + RANK_TOLERANCE) * samples.largest_rank(free)
     count = max(samples.fewest(), int(min_count))
     while True:
         found: list[_Arranged] = []
         most_time = (1 + ENOUGH_ABOVE_BOUND) * samples.bound(count)
-        for rank_of in itertools.chain([free], samples.placements(place, count)):
+        for rank_of in itertools.chain([free], samples.placements(place, count, thorough)):
             arranged = samples.arranged(rank_of, count)
             if arranged is not None:
                 found.append(arranged)
-                if arranged.time <= most_time and arranged.largest_rank <= most_load:
+                is_good = arranged.time <= most_time and arranged.largest_rank <= most_load
+                if is_good or not thorough:
                     break
         if found:
             return _best(found).indices(samples)
@@ -323,12 +331,13 @@ class _Samples:
             count += multiple_of
         return arranged
 
-    def placements(self, place: PlaceOnRanks, count: int) -> Iterator[np.ndarray]:
+    def placements(self, place: PlaceOnRanks, count: int, thorough: bool) -> Iterator[np.ndarray]:
         """int64 `[samples]`, the rank of each: placements under several limits of a rank's tokens."""
         capped = np.empty_like(self.tokens)
         capped[self.problem.order] = self.capped
         room, mean = count * self.max_tokens, -(-int(capped.sum()) // self.problem.num_parts)
-        for share in SHARES_OF_SPARE_TOKENS if self.problem.num_parts > 1 else ():
+        shares = SHARES_OF_SPARE_TOKENS if thorough else sorted(SHARES_OF_SPARE_TOKENS, reverse=True)
+        for share in shares if self.problem.num_parts > 1 else ():
             try:
                 partition = place(capped, mean + int((room - mean) * share))
             except ValueError:  # not found

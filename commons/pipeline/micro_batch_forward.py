@@ -98,8 +98,9 @@ class _Lookups:
         self, model: torch.nn.Module, batch: Any, micro_batches: Sequence[Any], rows: Sequence[np.ndarray]
     ) -> None:
         whole = sample_rows.per_sample_fields(batch)
+        # Of each field of a micro-batch that of the batch; with the first kept, so that its id stays its own.
         self._whole_of = {
-            id(value): whole[name]
+            id(value): (whole[name], value)
             for micro_batch in micro_batches
             for name, value in sample_rows.per_sample_fields(micro_batch).items()
         }
@@ -172,8 +173,8 @@ class _Lookups:
                     "a field of the batch, as in self.embeddings(batch.features)"
                 )
         return forward(
-            *(self._whole_of[id(value)] for value in args),
-            **{name: self._whole_of[id(value)] for name, value in kwargs.items()},
+            *(self._whole_of[id(value)][0] for value in args),
+            **{name: self._whole_of[id(value)][0] for name, value in kwargs.items()},
         )
 
 

@@ -136,7 +136,7 @@ class ShuffleStage:
         """Of the step that ran last.
 
         Where the shuffler does not balance among all ranks, loads, tokens and bound are of all ranks, what
-        was moved is of the ranks that this one balances with.
+        was moved, and the loads of micro-batches, are of the ranks that this one balances with.
 
         Raises:
             RuntimeError: no step has run.
@@ -188,7 +188,7 @@ class ShuffleStage:
             else:  # ranks that this one does not balance with have more batches
                 plan, batch = self._shuffler.empty_plan(), padding
             if totals is not None:
-                plan = self._shuffler.in_micro_batches(plan, totals.num_micro_batches(number))
+                plan = plan.with_micro_batches_of_none(totals.num_micro_batches(number))
             traffic = self._shuffler.traffic(plan)
             report = BalanceReport.of(plan, self._shuffler.equal_rows, traffic, window, number)
             loss_tokens = plan.num_loss_tokens

@@ -120,11 +120,13 @@ class StepLog:
             "tflops": TRAINING_FLOPS_PER_FORWARD * forward_flops / seconds / 1e12,
             "imbalance_before": _imbalance([report.loads_before for report in reports]),
             "imbalance_after": _imbalance([report.loads_after for report in reports]),
+            "micro_batches": sum(report.num_micro_batches for report in reports) / len(reports),
             "plan_wait_ms": plan_wait * 1e3,
             "exchange_ms": exchange * 1e3,
             "bytes_sent": bytes_sent,
             "bytes_received": bytes_received,
         }
+        divided = figures["micro_batches"]
         waited, moved = f"plan {plan_wait * 1e3:.1f} ms", f"exchange {exchange * 1e3:.1f} ms"
         stage = f"  {waited}, {moved}, {bytes_sent / 1e3:.0f} kB sent" if bytes_sent else ""
         self.write(
@@ -132,7 +134,9 @@ class StepLog:
             figures,
             f"step {self._step}  loss {figures['loss']:.4f}  {figures['samples_per_second']:.0f} samples/s  "
             f"{figures['tokens_per_second']:.0f} tokens/s  {figures['tflops']:.3g} TFLOP/s  "
-            f"imbalance {figures['imbalance_before']:.3f} → {figures['imbalance_after']:.3f}" + stage,
+            f"imbalance {figures['imbalance_before']:.3f} → {figures['imbalance_after']:.3f}"
+            + (f"  {divided:.3g} micro-batches" if divided > 1 else "")
+            + stage,
         )
         self._start_interval()
 

@@ -21,7 +21,7 @@ from commons.training import (
 )
 from hstu import batch_shuffler  # noqa: F401
 from hstu.models.ranking import RankingOutput
-from tests.hstu.hstu_samples import NUM_CLASSES, VOCABULARY, ranking_model
+from tests.hstu.hstu_samples import NUM_CLASSES, VOCABULARY, Sample, hstu_batch, ranking_model
 
 FLOPS = HSTUFlops(2, 16, 2, 4)
 
@@ -136,6 +136,25 @@ def test_one_rank_that_loads_for_all_trains_the_same(pools, tmp_path, settings):
     assert every[0] == single[0]  # evaluation sees all labels, too
 
 
+@pytest.mark.parametrize("balanced", [False, True])
+@pytest.mark.parametrize("pipeline_type", ["none", "native"])
+def test_training_in_micro_batches_is_the_same(pools, tmp_path, pipeline_type, balanced):
+    whole, divided = (
+        pools(2).run(
+            partial(
+                _train,
+                str(tmp_path / str(cap)),
+                pipeline_type=pipeline_type,
+                enable_balanced_shuffler=balanced,
+                max_tokens_per_micro_batch=cap,
+            )
+        )[0]
+        for cap in (None, 30)
+    )
+    assert divided[1] == pytest.approx(whole[1], rel=1e-5)
+    assert divided[0] == whole[0]
+
+
 def test_windows_see_all_labels_and_other_steps(pools, tmp_path):
     one, two = (
         pools(2).run(
@@ -190,6 +209,18 @@ def test_windows_see_all_labels_and_other_steps(pools, tmp_path):
             lambda: TrainerArgs(train_batch_size=1, balance_max_tokens=0),
             "TrainerArgs.balance_max_tokens = 0: expected an integer of at least 1",
         ),
+        (
+            lambda: TrainerArgs(train_batch_size=1, max_tokens_per_micro_batch=0),
+            "TrainerArgs.max_tokens_per_micro_batch = 0: expected an integer of at least 1",
+        ),
+        (
+            lambda: TrainerArgs(train_batch_size=1, max_tokens_per_micro_batch=2.5),
+            "TrainerArgs.max_tokens_per_micro_batch = 2.5: expected an integer",
+        ),
+        (
+            lambda: TrainerArgs(train_batch_size=1, small_micro_batches_at_ends=True),
+            "small_micro_batches_at_ends = True: expected False without max_tokens_per_micro_batch",
+        ),
         (lambda: OptimizerArgs("lion", 0.1), "OptimizerArgs.optimizer_str = 'lion': expected one of adam"),
         (lambda: OptimizerArgs("sgd", -1), "OptimizerArgs.learning_rate = -1"),
         (lambda: TensorModelParallelArgs(2), "tensor_model_parallel_size = 2: expected 1"),
@@ -210,6 +241,44 @@ def test_settings_of_a_shuffler_that_is_off_are_said_to_have_no_effect():
     on = TrainerArgs(train_batch_size=1, enable_balanced_shuffler=True, balance_tolerance=0.1)
     assert on.settings_without_effect() == []
     assert on.balance_settings == {"tolerance": 0.1}
+
+
+def _tokens_in_micro_batches(**settings) -> list[list[int]]:
+    """For each micro-batch the tokens of its samples, planned by the shuffler that settings ask for."""
+    task = TrainingTask(
+        model=None,
+        train_dataset=None,
+        eval_dataset=None,
+        metrics=None,
+        flops=lambda batch: FLOPS.per_sample(batch.num_tokens()),
+        shuffler_name="hstu",
+        shuffler_settings={"flops": FLOPS},
+    )
+    args = TrainerArgs(train_batch_size=1, **settings)
+    assert args.settings_without_effect() == []
+    rows = [Sample([], [], [1] * items, [1] * items, 0, [1] * items) for items in (3, 9, 4, 9, 8, 1, 5)]
+    plan = task.make_shuffler(args).plan(hstu_batch(rows))
+    return [plan.tokens[numbers].tolist() for of_rank in plan.micro_batches for numbers in of_rank]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"enable_balanced_shuffler": True},
+        {"enable_balanced_shuffler": True, "batch_shuffler": "identity"},
+    ],
+    ids=["none", "the model's", "another"],
+)
+def test_any_shuffler_gets_the_settings_of_micro_batches(settings):
+    assert _tokens_in_micro_batches(**settings) == []
+    ascending = _tokens_in_micro_batches(max_tokens_per_micro_batch=20, **settings)
+    assert sorted(tokens for of_one in ascending for tokens in of_one) == [2, 6, 8, 10, 16, 18, 18]
+    assert max(map(sum, ascending)) <= 20
+    at_ends = _tokens_in_micro_batches(
+        max_tokens_per_micro_batch=20, small_micro_batches_at_ends=True, **settings
+    )
+    assert at_ends == [*ascending[::2], *ascending[1::2][::-1]] != ascending
 
 
 def test_auc_of_ratings_and_of_tasks():

@@ -1,0 +1,113 @@
+"""A step's samples, and the ways to divide them into micro-batches on ranks."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from benchmarks.partition.lengths import LONGEST
+from benchmarks.partition.placements import workloads_of
+from commons.partition import balance_micro_batches, karmarkar_karp, loads
+
+ROWS_PER_RANK, MAX_TOKENS = 32, 8192
+
+# For each rank and micro-batch the indices of its samples.
+Ranks = list[list[np.ndarray]]
+
+
+@dataclass(frozen=True)
+class Step:
+    """The samples of one step, in the order in which the ranks loaded them.
+
+    Attributes:
+        ranks: each has loaded `ROWS_PER_RANK` samples.
+        workloads, tokens: int64 `[samples]`; FLOPs, and what a micro-batch has at most `MAX_TOKENS` of.
+    """
+
+    ranks: int
+    workloads: np.ndarray
+    tokens: np.ndarray
+
+
+Divide = Callable[[Step], Ranks]
+
+
+def draw_steps(hidden_size: int, ranks: int, draws: int) -> list[Step]:
+    """Heavy-tailed lengths, the same for every hidden size.
+
+    The longest have one token more than a micro-batch may: they are alone in theirs, whoever divides.
+    """
+    rng = np.random.default_rng([0, ranks])
+    steps = []
+    for _ in range(draws):
+        lengths = np.rint(rng.lognormal(5, 1.2, ROWS_PER_RANK * ranks).clip(1, LONGEST))
+        steps.append(Step(ranks, *workloads_of(lengths, hidden_size)))
+    return steps
+
+
+def ours(step: Step, equal_size: bool) -> Ranks:
+    """`balance_micro_batches`."""
+    with warnings.catch_warnings():
+        # Some are meant to be above the cap: see `draw_steps`.
+        warnings.filterwarnings("ignore", message=".*gets a micro-batch of its own")
+        return balance_micro_batches(step.workloads, step.tokens, step.ranks, MAX_TOKENS, equal_size)
+
+
+def first_fit_as_loaded(step: Step) -> Ranks:
+    """Each rank packs what it loaded by tokens; all take as many micro-batches as the one with most."""
+    as_loaded = np.split(np.arange(len(step.tokens)), step.ranks)
+    return _matched(step, [_first_fit(step.tokens, samples) for samples in as_loaded])
+
+
+def first_fit_decreasing_dealt(step: Step) -> Ranks:
+    """All samples are packed together, the largest first, and ranks get a micro-batch each in turn."""
+    micro_batches = _first_fit(step.tokens, np.argsort(-step.tokens, kind="stable"))
+    return _matched(step, [micro_batches[rank :: step.ranks] for rank in range(step.ranks)])
+
+
+def flops_without_cap(step: Step) -> Ranks:
+    """Ranks, then the micro-batches of each, by FLOPs alone; tokens only say how many micro-batches."""
+    partition = karmarkar_karp(step.workloads, step.ranks)
+    count = -(-int(loads(step.tokens, partition).max()) // MAX_TOKENS)
+    return _matched(
+        step,
+        [
+            [samples[part] for part in karmarkar_karp(step.workloads[samples], count, equal_size=False)]
+            for samples in partition
+        ],
+    )
+
+
+DIVISIONS: dict[str, Divide] = {
+    "ours, equal rows": lambda step: ours(step, equal_size=True),
+    "ours, unequal rows": lambda step: ours(step, equal_size=False),
+    "first fit by tokens, as loaded": first_fit_as_loaded,
+    "first fit decreasing by tokens, dealt out": first_fit_decreasing_dealt,
+    "Karmarkar–Karp by FLOPs, no cap": flops_without_cap,
+}
+
+
+def _first_fit(tokens: np.ndarray, samples: Iterable[int]) -> list[np.ndarray]:
+    """Each sample, as they come, to the first micro-batch with room; one above the cap is alone."""
+    micro_batches: list[list[int]] = []
+    left: list[int] = []
+    for sample in samples:
+        amount = int(tokens[sample])
+        number = next((number for number, room in enumerate(left) if room >= amount), len(left))
+        if number == len(left):
+            micro_batches.append([])
+            left.append(MAX_TOKENS)
+        micro_batches[number].append(sample)
+        left[number] -= amount
+    return [np.array(indices, dtype=np.int64) for indices in micro_batches]
+
+
+def _matched(step: Step, ranks: Ranks) -> Ranks:
+    """As many on every rank, by empty ones, and the lightest first, which no other order betters."""
+    count = max(map(len, ranks))
+    nothing = np.empty(0, dtype=np.int64)
+    filled = [[*of_rank, *[nothing] * (count - len(of_rank))] for of_rank in ranks]
+    return [[of_rank[k] for k in np.argsort(loads(step.workloads, of_rank))] for of_rank in filled]
