@@ -64,6 +64,20 @@ def test_rows_that_follow_the_load_under_a_limit_of_tokens_train_the_same(tmp_pa
     assert sum(step["imbalance_after"] for step in steps) < 1.01 * NUM_STEPS
 
 
+def test_steps_in_micro_batches_train_the_same_and_long_samples_are_named(tmp_path, reference):
+    output, log = train(
+        tmp_path,
+        RANDOM_DATA,
+        "TrainerArgs.enable_balanced_shuffler = True",
+        "TrainerArgs.max_tokens_per_micro_batch = 40",
+    )
+    steps = [line for line in log if line["kind"] == "train"]
+    assert [step["loss"] for step in steps] == pytest.approx(reference, rel=1e-4)
+    assert all(step["micro_batches"] >= 2 for step in steps)
+    assert "micro-batches" in output
+    assert "above max_tokens_per_micro_batch=40: it gets a micro-batch of its own" in output
+
+
 OWN_SHUFFLER = """
 from commons.distributed import BatchShuffler, register_batch_shuffler
 
