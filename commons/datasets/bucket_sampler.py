@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike
 from torch.utils.data import Sampler
 
 from commons.partition import refined
-from commons.partition.workloads import as_workloads
+from commons.partition.workloads import as_workloads, check_count
 
 
 class BucketSampler(Sampler[list[int]]):
@@ -60,12 +60,10 @@ class BucketSampler(Sampler[list[int]]):
         num_buckets: int = 8,
         seed: int = 0,
     ) -> None:
-        if batch_size < 1:
-            raise ValueError(f"batch_size = {batch_size}: expected at least 1")
+        check_count("batch_size", batch_size)
         if not 0 <= rank < num_ranks:
             raise ValueError(f"rank = {rank}: expected 0 to {num_ranks - 1}, as num_ranks = {num_ranks}")
-        if num_buckets < 1:
-            raise ValueError(f"num_buckets = {num_buckets}: expected at least 1")
+        check_count("num_buckets", num_buckets)
         if seed < 0:
             raise ValueError(f"seed = {seed}: expected at least 0")
         self._workloads = as_workloads(workloads)

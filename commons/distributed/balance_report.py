@@ -10,6 +10,7 @@ from commons.distributed.exchange import Traffic
 from commons.distributed.shuffle_plan import ShufflePlan, WindowPlan
 from commons.partition import lower_bound
 from commons.partition.balance import relative_to_mean
+from commons.partition.micro_batches import time_relative_to_mean
 
 
 @dataclass(frozen=True)
@@ -111,8 +112,7 @@ class BalanceReport:
         ranks wait for each other after every micro-batch."""
         if self.micro_batch_loads is None:
             return self.imbalance_after
-        mean = self.micro_batch_loads.sum(1).mean()
-        return float(self.micro_batch_loads.max(0).sum() / mean) if mean > 0 else 1.0
+        return time_relative_to_mean(self.micro_batch_loads)
 
     @property
     def coefficient_of_variation(self) -> float:

@@ -374,9 +374,10 @@ class BatchShuffler(ABC):
         longest = int(window.tokens.argmax())
         rank, _, row = window.where_loaded(longest)
         self._longest_named = int(window.tokens[longest])
-        of_rank = "this rank" if self.group.num_ranks == 1 else f"rank {rank}"
+        if self.group.num_ranks == 1 and dist.is_initialized():
+            rank = dist.get_rank()
         logger.warning(
-            f"row {row} of a batch of {of_rank} has {self._longest_named} tokens, above "
+            f"row {row} of a batch of rank {rank} has {self._longest_named} tokens, above "
             f"max_tokens_per_micro_batch={cap}: it gets a micro-batch of its own, which takes more memory "
             "than the cap allows; truncate histories or raise the cap. Shorter ones will not be named"
         )

@@ -21,10 +21,17 @@ from commons.distributed.sample_facts import checked_counts
 from commons.partition import refined
 from commons.partition.workloads import as_workloads, check_count
 from commons.sequence_batch import sample_rows
-from commons.sequence_batch.packed_rows import PackedRows, check_jagged_fields, gather_rows, row_elements
+from commons.sequence_batch.packed_rows import (
+    PackedRows,
+    check_jagged_fields,
+    gather_rows,
+    row_elements,
+    select_from,
+)
 from commons.sequence_batch.row_schema import FieldValue, RowSchema
 
 Batch = TypeVar("Batch")
+_ONLY_FIELD = "values"
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,7 +115,8 @@ def merge(batches: Sequence[Batch], order: SplitOrder) -> Batch:
     Args:
         batches: for each chunk one, with a row for each row of the chunk, padding rows included: the
             chunk itself, changed or not, or a batch with other fields, such as a dict of what a worker
-            computed of each row. What is in padding rows does not matter.
+            computed of each row, or one tensor, KeyedJaggedTensor or JaggedTensor. What is in padding rows
+            does not matter.
         order: what `split_balanced` returned beside the chunks.
 
     Returns:
@@ -125,21 +133,20 @@ def merge(batches: Sequence[Batch], order: SplitOrder) -> Batch:
             f"merge got {len(batches)} batches, expected one for each of {len(order.partition)} chunks, "
             "in the order in which split_balanced returned them"
         )
+    if isinstance(batches[0], FieldValue):
+        return merge([{_ONLY_FIELD: values} for values in batches], order)[_ONLY_FIELD]
     sources: list[PackedRows] = []
-    num_elements = []
-    for chunk, (batch, samples) in enumerate(zip(batches, order.partition, strict=True)):
+    for chunk, batch in enumerate(batches):
         packed = _packed_chunk(batch, chunk, order.chunk_rows)
         if sources and (difference := sources[0].schema.difference(packed.schema)):
             raise ValueError(
                 f"batches 0 and {chunk} differ: {difference}; give merge the same fields of all chunks"
             )
-        lengths = packed.lengths[:, : len(samples)].cpu()
-        num_elements.append(row_elements(lengths, packed.schema).sum(0))
         sources.append(packed)
     positions = np.empty(order.num_samples.sum(), dtype=np.int64)
     for chunk, samples in enumerate(order.partition):
         positions[samples] = chunk * order.chunk_rows + np.arange(len(samples))
-    merged = gather_rows(sources, positions, torch.stack(num_elements).sum(0).tolist())
+    merged = select_from(sources, positions)
     fields = merged.pad_to(order.batch_size).unpack()
     return sample_rows.with_rows(batches[0], fields, order.batch_size, len(positions))
 
@@ -168,7 +175,9 @@ def _numbered_groups(groups: Any, num_rows: int, num_real: int) -> np.ndarray:
 
     Numbers in sorted order would let the choice of labels, such as random ids, decide ties.
     """
-    labels = list(groups.tolist() if isinstance(groups, np.ndarray | torch.Tensor) else groups)
+    labels = groups.tolist() if isinstance(groups, np.ndarray | torch.Tensor) else groups
+    if not isinstance(labels, Sequence) or isinstance(labels, str):
+        raise TypeError(f"groups is {labels!r}, expected the group of each row")
     _check_one_per_row("groups", (len(labels),), num_rows, num_real)
     numbers: dict[Integral | str, int] = {}
     for sample, label in enumerate(labels[:num_real]):

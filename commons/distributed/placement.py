@@ -152,6 +152,7 @@ class Placement:
                 return self.place(loaded, ranks_per_node)
             if self.max_tokens is not None:  # in whole tokens, which are no fewer
                 tokens, most = loaded.tokens, min(most, self.max_tokens)
+            # Of "karmarkar_karp", which keeps no limits, this is an error, and so there is but one placement.
             limited = replace(self, max_tokens=most, window=1, window_max_step_ratio=None)  # of one step
             return limited.place(replace(loaded, tokens=tokens), ranks_per_node)
 

@@ -14,7 +14,7 @@ from commons.distributed.rank_group import RankGroup
 from commons.distributed.shuffle_plan import Route, RouteEnd, ShufflePlan, WindowPlan
 from commons.sequence_batch import sample_rows
 from commons.sequence_batch.base_batch import num_rows
-from commons.sequence_batch.packed_rows import PackedRows, gather_rows, row_elements
+from commons.sequence_batch.packed_rows import PackedRows, gather_rows, row_elements, select_from
 from commons.sequence_batch.row_schema import FieldValue, RowSchema
 
 _ONLY_FIELD = "values"
@@ -100,10 +100,7 @@ def _joined(values: Sequence[Any], rows_of_each: Sequence[np.ndarray]) -> Packed
         end - source.num_rows + np.arange(len(rows))
         for end, source, rows in zip(ends, sources, rows_of_each, strict=True)
     ]
-    positions = np.concatenate(found)[np.argsort(np.concatenate(rows_of_each))]
-    lengths = torch.cat([source.lengths for source in sources], 1).cpu()
-    elements = row_elements(lengths, sources[0].schema)[torch.from_numpy(positions)]
-    return gather_rows(sources, positions, elements.sum(0).tolist())
+    return select_from(sources, np.concatenate(found)[np.argsort(np.concatenate(rows_of_each))])
 
 
 def _packed(values: Any, num_real: int, num_padded: int) -> PackedRows:

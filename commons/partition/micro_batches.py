@@ -16,7 +16,8 @@ from commons.partition.problem import Problem, number_of_part, whole_tokens
 from commons.partition.refine import refined
 from commons.partition.workloads import as_workloads, check_count
 
-# Places samples on ranks, each with at most so many of the given tokens `[samples]`; both None for no limit.
+# Places samples on ranks, each with at most so many of the given tokens `[samples]`, both None for no limit;
+# raises ValueError if it finds no such placement.
 PlaceOnRanks = Callable[[np.ndarray | None, int | None], Sequence[np.ndarray]]
 
 # Of the tokens that ranks have room for beyond the mean rank's, these shares are tried as a limit: the less a
@@ -148,7 +149,6 @@ def divide_into_micro_batches(
     tokens: ArrayLike,
     partition: Sequence[np.ndarray],
     max_tokens: int,
-    min_count: int = 1,
 ) -> list[list[np.ndarray]]:
     """`place_in_micro_batches` where samples are on their ranks already: `partition` has those of each.
 
@@ -157,7 +157,7 @@ def divide_into_micro_batches(
     """
     samples = _Samples.of(workloads, tokens, max_tokens, len(partition))
     rank_of = samples.in_order(number_of_part(partition, len(samples.work)))
-    return samples.smallest(rank_of, 1, min_count).indices(samples)
+    return samples.smallest(rank_of, 1, 1).indices(samples)
 
 
 def small_at_both_ends(micro_batches: Sequence[np.ndarray]) -> list[np.ndarray]:
@@ -178,6 +178,11 @@ def micro_batch_imbalance(workloads: ArrayLike, micro_batches: Sequence[Sequence
     """
     values = as_workloads(workloads)
     loads = np.array([[values[indices].sum() for indices in of_rank] for of_rank in micro_batches])
+    return time_relative_to_mean(loads)
+
+
+def time_relative_to_mean(loads: np.ndarray) -> float:
+    """`micro_batch_imbalance` of non-negative loads `[ranks, micro-batches]`."""
     mean = loads.sum(1).mean()
     return float(loads.max(0).sum() / mean) if mean > 0 else 1.0
 
@@ -289,7 +294,10 @@ class _Samples:
         alone = int((self.tokens > self.max_tokens).sum())
         others = self.tokens[self.tokens <= self.max_tokens]
         more_than_half = int((2 * others > self.max_tokens).sum())  # no two of them fit together
-        together = alone + max(-(-int(others.sum()) // self.max_tokens), more_than_half)
+        with_tokens = others[others > 0]
+        most_together = self.max_tokens // int(with_tokens.min(initial=self.max_tokens))
+        by_number = -(-len(with_tokens) // most_together)
+        together = alone + max(-(-int(others.sum()) // self.max_tokens), more_than_half, by_number)
         return max(-(-together // self.problem.num_parts), 1)
 
     def bound(self, count: int) -> float:

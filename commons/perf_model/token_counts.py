@@ -14,7 +14,7 @@ def as_token_counts(tokens: Tokens) -> Tokens:
     """`tokens` as int64, of the same kind and on the same device.
 
     Raises:
-        TypeError: they are not integers.
+        TypeError: they are no tensor or array, or not integers.
         ValueError: one is negative. Checked on the host only, because on CUDA the check would wait for the
             device.
     """
@@ -24,6 +24,8 @@ def as_token_counts(tokens: Tokens) -> Tokens:
         on_host = tokens.device.type == "cpu"
         as_int64 = tokens.long()
     else:
+        if not isinstance(tokens, np.ndarray):
+            raise TypeError(f"tokens are a {type(tokens).__name__}; expected a tensor or array of integers")
         if not np.issubdtype(tokens.dtype, np.integer):
             raise TypeError(f"tokens are {tokens.dtype}; expected integers")
         on_host = True

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 from torchrec.distributed.train_pipeline.runtime_forwards import BaseForward
 from torchrec.distributed.types import LazyAwaitable, ShardedModule
@@ -52,6 +53,7 @@ def run_micro_batches(
         TypeError: a sharded module returns something whose rows are not known here.
     """
     trains = model.training and torch.is_grad_enabled()
+    replicated = _replicated(model) if trains else []
     lookups = _Lookups(model, batch, micro_batches, rows)
     loss_sum = torch.zeros((), device=sample_rows.device_of(batch))
     outputs = []
@@ -60,31 +62,33 @@ def run_micro_batches(
             lookups.turn_to(number)
             is_last = number == len(micro_batches) - 1
             with contextlib.ExitStack() as stack:
-                for module in _unsynchronisable(model) if trains and not is_last else []:
-                    stack.enter_context(module.no_sync())
+                for module in [] if is_last else replicated:
+                    if not module.static_graph or module in _has_learnt_graph:
+                        stack.enter_context(module.no_sync())
                 losses, output = model(micro_batch)
                 # The sum of many losses in 16 bits would be off by percents.
                 loss = losses.sum(dtype=torch.promote_types(losses.dtype, torch.float32))
                 if trains:
                     (loss * loss_scale).backward()
                     lookups.collect_gradients()
+                    _has_learnt_graph.update(replicated)
             loss_sum = loss_sum + loss.detach()
             outputs.append(output)
     scaled = loss_sum * loss_scale
     return (lookups.backward_from(scaled) if trains else scaled), loss_sum, outputs
 
 
-# With a static graph, DistributedDataParallel learns it in a first backward that has to reduce gradients.
+# With a static graph, DistributedDataParallel learns it in a first backward, which has to reduce gradients;
+# to average them once more in the last one changes nothing.
 _has_learnt_graph: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
 
 
-def _unsynchronisable(model: torch.nn.Module) -> list[DistributedDataParallel]:
-    """Modules whose gradients may stay on their rank in a backward: averaging them later, or again, is the
-    same."""
-    replicated = [module for module in model.modules() if isinstance(module, DistributedDataParallel)]
-    ready = [module for module in replicated if not module.static_graph or module in _has_learnt_graph]
-    _has_learnt_graph.update(replicated)
-    return ready
+def _replicated(module: torch.nn.Module) -> list[DistributedDataParallel]:
+    """Modules whose gradients are averaged over ranks; not within sharded ones, which run once a step."""
+    if isinstance(module, ShardedModule):
+        return []
+    found = [module] if isinstance(module, DistributedDataParallel) else []
+    return list(dict.fromkeys(found + [inner for child in module.children() for inner in _replicated(child)]))
 
 
 class _Lookups:
@@ -218,7 +222,7 @@ class _Found:
             return None
         tensor: _Tensor
         if isinstance(value, JaggedTensor):
-            tensor = _Jagged(value.values(), value.lengths())
+            tensor = _Jagged(value.values(), value.lengths(), value.weights_or_none())
         elif isinstance(value, KeyedTensor):
             tensor = _Keyed(value.values(), value.keys(), value.length_per_key())
         elif isinstance(value, torch.Tensor):
@@ -292,8 +296,9 @@ class _Jagged(_Tensor):
         totals: for each micro-batch their sum in it.
     """
 
-    def __init__(self, values: torch.Tensor, lengths: torch.Tensor) -> None:
+    def __init__(self, values: torch.Tensor, lengths: torch.Tensor, weights: torch.Tensor | None) -> None:
         super().__init__(values)
+        self._weights = weights
         self.lengths = lengths.long()
         self.totals: list[int] = []
         self._starts = self.lengths.cumsum(0) - self.lengths
@@ -301,8 +306,12 @@ class _Jagged(_Tensor):
 
     def part(self, rows: torch.Tensor, number: int) -> JaggedTensor:
         lengths = self.lengths[rows]
-        values = self._select(spread(self._starts[rows], lengths, self.totals[number]))
-        return JaggedTensor(values=values, lengths=_padded(lengths.to(self._dtype)))
+        positions = spread(self._starts[rows], lengths, self.totals[number])
+        return JaggedTensor(
+            values=self._select(positions),
+            weights=None if self._weights is None else self._weights.index_select(0, positions),
+            lengths=_padded(lengths.to(self._dtype)),
+        )
 
 
 class _BackwardOfTables(torch.autograd.Function):
@@ -321,12 +330,12 @@ class _BackwardOfTables(torch.autograd.Function):
 
 
 def _padded(rows: torch.Tensor) -> torch.Tensor:
-    """A micro-batch without samples has one padding row."""
-    return rows if len(rows) else rows.new_zeros(1, *rows.shape[1:])
+    """A micro-batch without samples has one padding row, which its loss can be differentiated by."""
+    return rows if len(rows) else functional.pad(rows, (0, 0) * (rows.dim() - 1) + (0, 1))
 
 
 def _outermost_sharded(module: torch.nn.Module) -> list[ShardedModule]:
-    """Sharded modules that are in no other."""
+    """Sharded modules that are in no other, each once."""
     if isinstance(module, ShardedModule):
         return [module]
-    return [sharded for child in module.children() for sharded in _outermost_sharded(child)]
+    return list(dict.fromkeys(found for child in module.children() for found in _outermost_sharded(child)))

@@ -110,7 +110,7 @@ class ShuffleStage:
         step = self._exchanged[0]
         plan = step.plan
         scale = self._num_ranks / step.mean_loss_tokens if step.mean_loss_tokens else 0.0
-        if plan.num_micro_batches > 1:
+        if plan.micro_batches:
             micro_batches = self._shuffler.micro_batches(batch, plan)
             rows = plan.micro_batches[self._shuffler.group.rank]
             loss, loss_sum, output = run_micro_batches(model, batch, micro_batches, rows, scale)
@@ -119,7 +119,6 @@ class ShuffleStage:
             # The sum of many losses in 16 bits would be off by percents.
             loss_sum = losses.sum(dtype=torch.promote_types(losses.dtype, torch.float32))
             loss, loss_sum = loss_sum * scale, loss_sum.detach()
-            output = [output] if plan.micro_batches else output
         self._exchanged.popleft()  # not before: a step that raises may be tried again
         self._computed = step
         return loss, (loss_sum, step.loss_tokens, output)

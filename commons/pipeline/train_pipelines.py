@@ -62,9 +62,11 @@ class SequentialTrainPipeline(_WithStage, TrainPipeline):
         self._optimizer = optimizer
         self._device = device
         self._stage = ShuffleStage(batch_shuffler, device)
+        self._batch: Any = None  # exchanged, and not computed yet: a step that raises may be tried again
 
     def reset(self) -> None:
         """Drops what is on its way."""
+        self._batch = None
         self._stage.reset()
 
     def progress(self, dataloader_iter: Iterator[Any]) -> StepOutput:
@@ -76,13 +78,15 @@ class SequentialTrainPipeline(_WithStage, TrainPipeline):
         Raises:
             StopIteration: the loaders of all ranks have ended; on every rank in the same call.
         """
-        batch = self._stage.next_batch(dataloader_iter)
-        if batch is None:
-            raise StopIteration
-        batch = self._stage.exchange(batch.to(self._device, non_blocking=True))
+        if self._batch is None:
+            batch = self._stage.next_batch(dataloader_iter)
+            if batch is None:
+                raise StopIteration
+            self._batch = self._stage.exchange(batch.to(self._device, non_blocking=True))
         if self._model.training:
             self._optimizer.zero_grad()
-        loss, output = self._stage.forward(self._model, batch)
+        loss, output = self._stage.forward(self._model, self._batch)
+        self._batch = None
         if self._model.training:
             loss.backward()
             self._optimizer.step()

@@ -109,8 +109,7 @@ class PackedRows:
 
     def select(self, rows: np.ndarray) -> PackedRows:
         """The given rows, int64 `[selected]`, in the given order; one host-device synchronisation on CUDA."""
-        lengths = self.lengths[:, torch.from_numpy(rows).to(self.lengths.device)].cpu()
-        return gather_rows([self], rows, row_elements(lengths, self.schema).sum(0).tolist())
+        return select_from([self], rows)
 
     def to_chunks(self, rows: Sequence[np.ndarray], num_elements: np.ndarray) -> torch.Tensor:
         """Copies chunks of rows into one uint8 buffer, each as `from_bytes` reads it.
@@ -197,6 +196,12 @@ class PackedRows:
                     block_words, elements[block.field]
                 )
         return values
+
+
+def select_from(sources: Sequence[PackedRows], positions: np.ndarray) -> PackedRows:
+    """`gather_rows` that reads the numbers of elements by itself: one host-device synchronisation on CUDA."""
+    lengths = _together([source.lengths for source in sources], 1).cpu()[:, torch.from_numpy(positions)]
+    return gather_rows(sources, positions, row_elements(lengths, sources[0].schema).sum(0).tolist())
 
 
 def gather_rows(

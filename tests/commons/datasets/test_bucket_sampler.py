@@ -224,10 +224,10 @@ def test_a_data_loader_gives_the_batches_of_a_source(num_workers):
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        ({"batch_size": 0}, "batch_size = 0: expected at least 1"),
+        ({"batch_size": 0}, "batch_size is 0, expected a whole number of at least 1"),
         ({"rank": 2, "num_ranks": 2}, "rank = 2: expected 0 to 1, as num_ranks = 2"),
         ({"rank": -1}, "rank = -1: expected 0 to 0"),
-        ({"num_buckets": 0}, "num_buckets = 0: expected at least 1"),
+        ({"num_buckets": 0}, "num_buckets is 0, expected a whole number of at least 1"),
         ({"seed": -1}, "seed = -1: expected at least 0"),
         ({"workloads": [1, -2]}, r"workloads\[1\] is -2.0, expected a finite number of at least 0"),
         ({"workloads": [float("nan")]}, r"workloads\[0\] is nan"),

@@ -267,6 +267,7 @@ def test_results_without_jagged_fields_are_merged():
     scores = [torch.tensor([*samples.tolist(), 99])[:3] for samples in order.partition]
     merged = merge([{"scores": of_chunk} for of_chunk in scores], order)
     assert merged["scores"].tolist() == list(range(5))
+    assert merge(scores, order).tolist() == list(range(5))
 
 
 class TokenShuffler(BatchShuffler):
@@ -374,7 +375,7 @@ def test_wrong_arguments_are_refused(arguments, error, message):
             "batches 0 and 1 differ: field 'x' has dtype torch.float16, expected torch.float32",
         ),
         ([{"x": torch.zeros(2)}, {"y": torch.zeros(2)}], ValueError, "differ: field 'x' is missing"),
-        ([torch.zeros(2), torch.zeros(2)], TypeError, "Tensor has no rows to place"),
+        ([[0.0, 0.0], [0.0, 0.0]], TypeError, "list has no rows to place"),
     ],
 )
 def test_batches_that_are_no_chunks_are_refused(batches, error, message):

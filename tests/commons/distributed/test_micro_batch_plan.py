@@ -545,8 +545,8 @@ def test_a_sample_above_the_cap_is_named_once_and_again_where_one_is_longer(capl
             _check_divided(plan, 20)
         named.append([record.getMessage() for record in caplog.records])
     assert [len(messages) for messages in named] == [0, 1, 0, 1, 0]
-    assert named[1][0].startswith(NAMED.format(1, "this rank", 50))
-    assert named[3][0].startswith(NAMED.format(2, "this rank", 51))
+    assert named[1][0].startswith(NAMED.format(1, "rank 0", 50))
+    assert named[3][0].startswith(NAMED.format(2, "rank 0", 51))
 
 
 def _named_samples(lengths: tuple[list[int], ...]) -> list[str]:

@@ -23,7 +23,7 @@ from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backwa
 
 from commons.distributed import BatchShuffler, BatchShufflerFactory
 from commons.perf_model import HSTUFlops
-from commons.pipeline import TrainPipelineFactory
+from commons.pipeline import TrainPipelineFactory, run_micro_batches
 from commons.pipeline.train_pipelines import SequentialTrainPipeline
 from commons.sequence_batch import BaseBatch
 from commons.training import OptimizerArgs, shard_model
@@ -256,21 +256,26 @@ class RebuildingClickModel(ClickModel):
         return super().forward(batch)
 
 
-def _clicks(rows: int) -> Clicks:
+def _clicks(rows: int, num_real: int) -> Clicks:
     rng = np.random.default_rng(dist.get_rank())
-    lengths = torch.from_numpy(rng.integers(0, 20 if dist.get_rank() else 5, 2 * rows))
+    lengths = torch.from_numpy(rng.integers(0, 20 if dist.get_rank() else 5, (2, rows)))
+    lengths[:, num_real:] = 0
+    lengths = lengths.view(-1)
     ids = torch.from_numpy(rng.integers(0, 50, int(lengths.sum())))
     return Clicks(
         features=KeyedJaggedTensor(["a", "b"], ids, lengths=lengths),
         batch_size=rows,
         feature_to_max_seqlen={"a": 20, "b": 20},
+        actual_batch_size=num_real,
         labels=torch.from_numpy(rng.integers(0, 2, rows)).float(),
         dense=torch.from_numpy(rng.normal(size=(rows, 2))).float(),
     )
 
 
-def _click_step(model: ClickModel, pipeline_name: str, cap: int | None) -> tuple[list[torch.Tensor], Any]:
-    """Parameters after a step, and the outputs brought back to where their samples were loaded."""
+def _click_step(
+    model: ClickModel, pipeline_name: str, cap: int | None, num_real: int = 12
+) -> tuple[list[torch.Tensor], Any, int]:
+    """Parameters after a step, the outputs brought back to where their samples were loaded, micro-batches."""
     apply_optimizer_in_backward(torch.optim.SGD, model.tables.parameters(), {"lr": 100.0})
     optimizer = torch.optim.SGD(model.head.parameters(), lr=100.0)
     plan = construct_module_sharding_plan(
@@ -281,7 +286,7 @@ def _click_step(model: ClickModel, pipeline_name: str, cap: int | None) -> tuple
     pipeline = TrainPipelineFactory.create(
         pipeline_name, model=sharded, optimizer=optimizer, device=CPU, batch_shuffler=shuffler
     )
-    _, _, outputs = pipeline.progress(iter([_clicks(12)]))
+    _, _, outputs = pipeline.progress(iter([_clicks(12, num_real)]))
     returned = shuffler.unshuffle(outputs, pipeline.plan)
     shards = [
         shard.tensor.clone()
@@ -289,13 +294,15 @@ def _click_step(model: ClickModel, pipeline_name: str, cap: int | None) -> tuple
         if hasattr(value, "local_shards")
         for shard in value.local_shards()
     ]
-    return [*shards, *(p.detach().clone() for p in model.head.parameters())], returned
+    dense = [p.detach().clone() for p in model.head.parameters()]
+    return [*shards, *dense], returned, pipeline.report.num_micro_batches
 
 
 def _pooled(pipeline_name: str) -> None:
-    whole, logits = _click_step(ClickModel(), pipeline_name, None)
-    divided, logits_of_divided = _click_step(ClickModel(), pipeline_name, 30)
-    start, _ = [p.detach() for p in ClickModel().head.parameters()], None
+    whole, logits, _ = _click_step(ClickModel(), pipeline_name, None)
+    divided, logits_of_divided, num_micro_batches = _click_step(ClickModel(), pipeline_name, 30)
+    assert num_micro_batches > 1
+    start = [p.detach() for p in ClickModel().head.parameters()]
     assert (whole[-2] - start[0]).norm() > 1
     for one, other in zip(whole, divided, strict=True):
         assert (one - other).norm() <= 1e-5 * max(float(one.norm()), 1.0)
@@ -305,6 +312,69 @@ def _pooled(pipeline_name: str) -> None:
 @pytest.mark.parametrize("pipeline_name", ["none", "native"])
 def test_pooled_tables_of_ones_own_model_train_the_same_in_micro_batches(pools, pipeline_name):
     pools(2).run(_pooled, pipeline_name)
+
+
+def _one_of_all(pipeline_name: str) -> None:
+    num_real = 11 if dist.get_rank() else 12
+    _, logits, _ = _click_step(ClickModel(), pipeline_name, None, num_real)
+    _, of_one, num_micro_batches = _click_step(ClickModel(), pipeline_name, 10**6, num_real)
+    assert num_micro_batches == 1
+    torch.testing.assert_close(logits[:num_real], of_one[:num_real])
+
+
+@pytest.mark.parametrize("pipeline_name", ["none", "native"])
+def test_outputs_of_a_single_micro_batch_come_back_where_ranks_have_padding(pools, pipeline_name):
+    pools(2).run(_one_of_all, pipeline_name)
+
+
+class TablesAlone(nn.Module):
+    """Nothing but tables, one of them under a second name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tables = ClickModel().tables
+        self.same = nn.ModuleDict({"tables": self.tables})
+
+    def forward(self, batch: Clicks) -> tuple[torch.Tensor, None]:
+        return self.tables(batch.features).values()[: batch.num_samples] ** 2, None
+
+
+def _tables_alone(pipeline_name: str, cap: int | None) -> tuple[list[torch.Tensor], int]:
+    model = TablesAlone()
+    apply_optimizer_in_backward(torch.optim.SGD, model.tables.parameters(), {"lr": 1.0})
+    plan = construct_module_sharding_plan(
+        model.tables, {name: row_wise(compute_kernel="fused") for name in ("a", "b")}, device_type="cpu"
+    )
+    sharded = DistributedModelParallel(model, device=CPU, plan=ShardingPlan({"tables": plan}))
+    shuffler = BatchShufflerFactory.create("identity", max_tokens_per_micro_batch=cap)
+    pipeline = TrainPipelineFactory.create(
+        pipeline_name,
+        model=sharded,
+        optimizer=sharded.fused_optimizer,
+        device=CPU,
+        batch_shuffler=shuffler,
+    )
+    pipeline.progress(iter([_clicks(12, 12 if dist.get_rank() else 1)]))
+    shards = [
+        shard.tensor.clone()
+        for value in sharded.state_dict().values()
+        if hasattr(value, "local_shards")
+        for shard in value.local_shards()
+    ]
+    return shards, pipeline.report.num_micro_batches
+
+
+def _compare_tables_alone(pipeline_name: str) -> None:
+    whole, _ = _tables_alone(pipeline_name, None)
+    divided, num_micro_batches = _tables_alone(pipeline_name, 40)
+    assert num_micro_batches > 1 and len(whole) >= 2
+    for one, other in zip(whole, divided, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("pipeline_name", ["none", "native"])
+def test_a_model_of_tables_alone_trains_where_a_rank_has_fewer_samples(pools, pipeline_name):
+    pools(2).run(_compare_tables_alone, pipeline_name)
 
 
 def _hidden_features() -> str:
@@ -323,7 +393,8 @@ def _evaluated(cap: int | None) -> tuple[float, list[torch.Tensor]]:
     pipeline = _pipeline("native", _shuffler({"type": "hstu", "max_tokens_per_micro_batch": cap}, None))
     pipeline._model.eval()
     with torch.no_grad():
-        loss_sum, _, _ = pipeline.progress(iter([_batch(np.random.default_rng(dist.get_rank()), 6)]))
+        loss_sum, _, outputs = pipeline.progress(iter([_batch(np.random.default_rng(dist.get_rank()), 6)]))
+    assert cap is None or len(outputs) > 1
     dist.all_reduce(loss_sum)
     return float(loss_sum), [p.grad for p in pipeline._model.parameters() if p.grad is not None]
 
@@ -337,12 +408,75 @@ def test_evaluation_in_micro_batches_has_the_same_loss_and_no_gradients(pools):
 
 def test_a_model_alone_runs_in_micro_batches():
     model = ranking_model()
-    batch = _batch(np.random.default_rng(3), 6)
+    batch = _batch(np.random.default_rng(1), 12)
     gradients = []
     for cap in (None, CAP):
         shuffler = BatchShufflerFactory.create("hstu", flops=FLOPS, max_tokens_per_micro_batch=cap)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-        SequentialTrainPipeline(model, optimizer, CPU, shuffler).progress(iter([batch]))
+        _, _, outputs = SequentialTrainPipeline(model, optimizer, CPU, shuffler).progress(iter([batch]))
+        assert cap is None or len(outputs) > 1
         gradients.append([p.grad.clone() for p in model.parameters()])
     for whole, divided in zip(*gradients, strict=True):
         torch.testing.assert_close(whole, divided)
+
+
+def _own_loop(with_pipeline: bool) -> list[torch.Tensor]:
+    """Dense parameters after two steps."""
+    model, optimizer = shard_model(ranking_model(), OptimizerArgs("sgd", 0.5), CPU)
+    shuffler = _shuffler({"type": "hstu"}, None)
+    rng = np.random.default_rng(dist.get_rank())
+    loader = iter([_batch(rng, 6) for _ in range(2)])
+    if with_pipeline:
+        pipeline = SequentialTrainPipeline(model, optimizer, CPU, shuffler)
+        for _ in range(2):
+            pipeline.progress(loader)
+        pipeline.reset()
+    else:
+        for batch, plan in shuffler.plan_ahead(loader):
+            batch = shuffler.exchange(batch, plan)
+            micro_batches, rows = shuffler.micro_batches(batch, plan), plan.micro_batches[shuffler.group.rank]
+            assert len(micro_batches) > 1
+            optimizer.zero_grad()
+            scale = dist.get_world_size() / max(plan.num_loss_tokens, 1)
+            loss, _, _ = run_micro_batches(model, batch, micro_batches, rows, scale)
+            loss.backward()
+            optimizer.step()
+    return [parameter.detach().clone() for parameter in model.module.dense.parameters()]
+
+
+def test_a_loop_of_ones_own_trains_as_the_pipeline(pools):
+    own, pipelined = (pools(2).run(_own_loop, with_pipeline) for with_pipeline in (False, True))
+    for of_own, of_pipeline in zip(own[0], pipelined[0], strict=True):
+        assert torch.equal(of_own, of_pipeline)
+
+
+class FailingOnce(nn.Module):
+    """Raises in its second step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = ranking_model()
+        self.calls = 0
+
+    def forward(self, batch: Any) -> Any:
+        self.calls += 1
+        if self.calls == 2:
+            raise RuntimeError("out of memory")
+        return self.model(batch)
+
+
+@pytest.mark.parametrize("cap", [None, 10**6])
+def test_a_step_that_raises_can_be_tried_again_with_its_own_plan(cap):
+    model = FailingOnce()
+    shuffler = BatchShufflerFactory.create("hstu", flops=FLOPS, max_tokens_per_micro_batch=cap)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    pipeline = SequentialTrainPipeline(model, optimizer, CPU, shuffler)
+    rng = np.random.default_rng(3)
+    batches = [_batch(rng, 6) for _ in range(3)]
+    loader = iter(batches)
+    tokens = [pipeline.progress(loader)[1]]
+    with pytest.raises(RuntimeError, match="out of memory"):
+        pipeline.progress(loader)
+    tokens += [pipeline.progress(loader)[1] for _ in range(2)]
+    assert tokens == [int(batch.num_loss_tokens().sum()) for batch in batches]
+    assert len(set(tokens)) == 3
