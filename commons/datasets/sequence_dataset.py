@@ -67,6 +67,11 @@ class SequenceDataset(IterableDataset[BaseBatch]):
         return self._rank == 0 or not self._single_rank
 
     @property
+    def samples_per_step(self) -> int:
+        """Samples of a complete global step over all ranks."""
+        return self._batch_size * self._num_ranks
+
+    @property
     def num_samples(self) -> int:
         """Samples of a whole epoch over all ranks."""
         return len(self._source)
@@ -88,23 +93,19 @@ class SequenceDataset(IterableDataset[BaseBatch]):
 
     def __len__(self) -> int:
         """Batches that an iteration gives, on every rank that loads."""
-        return -(-(self.num_samples - self._start_sample) // self._step_size)
+        return -(-(self.num_samples - self._start_sample) // self.samples_per_step)
 
     def __iter__(self) -> Iterator[BaseBatch]:
         if not self.loads_here:
             return
         order = self._epoch_order()
-        rows = self._step_size if self._single_rank else self._batch_size
+        rows = self.samples_per_step if self._single_rank else self._batch_size
         worker = get_worker_info()
         first, stride = (0, 1) if worker is None else (worker.id, worker.num_workers)
         for step in range(first, len(self), stride):
-            of_all_ranks = order[step * self._step_size : (step + 1) * self._step_size]
+            of_all_ranks = order[step * self.samples_per_step : (step + 1) * self.samples_per_step]
             samples = [self._source[int(index)] for index in self._rank_share(of_all_ranks)]
             yield self._source.collate(samples, rows)
-
-    @property
-    def _step_size(self) -> int:
-        return self._batch_size * self._num_ranks
 
     def _epoch_order(self) -> np.ndarray:
         """Indices of the samples that are still to come in this epoch, over all ranks."""

@@ -38,14 +38,31 @@ def rank_process() -> Iterator[torch.device]:
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
         torch.cuda.set_device(device)
         # Without device_id: with it, NCCL splits sub-groups off a group that all its ranks must be in.
-        dist.init_process_group("cpu:gloo,cuda:nccl")
+        _join("cpu:gloo,cuda:nccl")
     else:
         device = torch.device("cpu")
-        dist.init_process_group("gloo")
+        _join("gloo")
     yield device
     # A gloo process that ends while others still talk to it aborts, and so do they.
     dist.barrier()
     dist.destroy_process_group()
+
+
+def _join(backend: str) -> None:
+    """Makes the default process group, also where torchrun has restarted the ranks.
+
+    Torchrun then hands out the same store as before, in which ranks would find each other's old addresses.
+    """
+    store = _agent_store()
+    if store is None:
+        dist.init_process_group(backend)
+        return
+    dist.init_process_group(
+        backend,
+        store=dist.PrefixStore(f"attempt_{_attempt()}", store),
+        rank=int(os.environ["RANK"]),
+        world_size=int(os.environ["WORLD_SIZE"]),
+    )
 
 
 def run_rank(main: Callable[[], None]) -> None:
@@ -85,7 +102,7 @@ def _report_first(error: BaseException) -> None:
     rank = os.environ.get("RANK", "0")
     text = f"rank {rank} failed:\n{''.join(traceback.format_exception(error))}"
     # Torchrun restarts failed ranks with the same store: one count per attempt.
-    prefix = f"balanced_training/failures/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+    prefix = f"balanced_training/failures/{_attempt()}"
     try:
         store = _agent_store()
         if store is not None and store.add(f"{prefix}/count", 1) > 1:
@@ -97,6 +114,11 @@ def _report_first(error: BaseException) -> None:
     if store is not None:
         with suppress(Exception):  # the store may be gone by now; this rank must leave all the same
             store.set(f"{prefix}/printed", "1")
+
+
+def _attempt() -> str:
+    """Which start of the ranks this is."""
+    return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
 
 
 def _agent_store() -> dist.Store | None:

@@ -31,19 +31,22 @@ class StepLog:
         num_steps: steps of the run.
         interval: steps between lines.
         path: file to append JSON lines to.
+        first_step: steps that were done before this process.
     """
 
-    def __init__(self, num_steps: int, interval: int, path: Path) -> None:
+    def __init__(self, num_steps: int, interval: int, path: Path, first_step: int = 0) -> None:
         self._num_steps = num_steps
         self._interval = interval
         self._group = dist.new_group(backend="gloo")
         self._bar: tqdm | None = None
         self._file = None
         if dist.get_rank() == 0:
-            self._bar = tqdm(total=num_steps, unit="step", desc="train", dynamic_ncols=True)
+            self._bar = tqdm(
+                total=num_steps, initial=first_step, unit="step", desc="train", dynamic_ncols=True
+            )
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = path.open("a")
-        self._step = 0
+        self._step = first_step
         self._start_interval()
 
     def __enter__(self) -> StepLog:

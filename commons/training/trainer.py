@@ -12,10 +12,13 @@ import torch.distributed as dist
 
 from commons.datasets import SequenceDataset
 from commons.sequence_batch import BaseBatch
+from commons.training.progress import Progress
 from commons.training.rank_zero_log import warn_once
+from commons.training.recovery import Recovery
 from commons.training.sharded_model import shard_model
 from commons.training.step_log import LoadCounter, StepLog
 from commons.training.training_args import OptimizerArgs, TrainerArgs
+from commons.training.training_state import TrainingState
 from commons.training.training_task import TrainingTask
 
 
@@ -32,7 +35,6 @@ def train(
         ValueError: the training or the evaluation set is empty.
     """
     warn_once(args.settings_without_effect())
-    num_steps = args.max_train_iters or len(task.train_dataset)
     for kind, dataset in (("training", task.train_dataset), ("evaluation", task.eval_dataset)):
         if len(dataset) == 0:
             raise ValueError(f"the {kind} set has no samples; check the dataset's settings and files")
@@ -41,21 +43,32 @@ def train(
     # From here on ranks draw different numbers: equal dropout masks on all would be wrong.
     torch.manual_seed(args.seed + dist.get_rank())
     counter = LoadCounter(task.flops, task.check_batch)
+    state = TrainingState(model, optimizer)
+    recovery = Recovery(args, state)
+    recovery.resume()
+    first_step = state.progress.step
+    num_steps = args.max_train_iters or first_step + _steps_left(task.train_dataset, state.progress)
     pipeline = task.make_pipeline(args, model, optimizer, device)
     evaluator = Evaluator(task, args, model, optimizer, device)
-    batches = counter.watch(islice(_epochs(task.train_dataset, device), num_steps))
+    epochs = _epochs(task.train_dataset, device, state.progress)
+    batches = counter.watch(islice(epochs, max(num_steps - first_step, 0)))
     loader: Iterator[BaseBatch] = batches
     evaluations = []
     model.train()
-    with StepLog(num_steps, args.log_interval, Path(args.log_dir) / "train.jsonl") as log:
+    log_path = Path(args.log_dir) / "train.jsonl"
+    with recovery.listening(), StepLog(num_steps, args.log_interval, log_path, first_step) as log:
         log.write("start", {"ranks": dist.get_world_size(), "settings": asdict(args)})
-        for step in range(1, num_steps + 1):
-            if prefetches and step % args.eval_interval == 1 % args.eval_interval:
+        for step in range(first_step + 1, num_steps + 1):
+            if prefetches and (loader is batches or step % args.eval_interval == 1 % args.eval_interval):
                 # A table hands out what was prefetched in its order: none of training's may be left when
                 # evaluation begins to prefetch.
-                loader = islice(batches, args.eval_interval)
+                loader = islice(batches, args.eval_interval - (step - 1) % args.eval_interval)
             output = pipeline.progress(loader)
+            state.progress = state.progress.after_step(task.train_dataset)
             log.step(output, pipeline.report, *counter.next_step())
+            if recovery.after_step(is_last=step == num_steps):
+                log.write("stop", {}, f"stopped behind step {step}, as SIGTERM asked for")
+                break
             if step % args.eval_interval == 0 or step == num_steps:
                 log.pause()
                 figures = evaluator.evaluate()
@@ -109,13 +122,20 @@ class Evaluator:
         return batch
 
 
-def _epochs(dataset: SequenceDataset, device: torch.device) -> Iterator[BaseBatch]:
-    """Batches of one epoch after the other, without end."""
-    epoch = 0
+def _epochs(dataset: SequenceDataset, device: torch.device, progress: Progress) -> Iterator[BaseBatch]:
+    """Batches of one epoch after the other from where training has come to, without end."""
+    epoch, sample = progress.epoch, progress.sample
     while dataset.loads_here:
-        dataset.set_epoch(epoch)
+        dataset.set_epoch(epoch, sample)
         yield from _on_host(dataset, device)
-        epoch += 1
+        epoch, sample = epoch + 1, 0
+
+
+def _steps_left(dataset: SequenceDataset, progress: Progress) -> int:
+    """Of the first epoch."""
+    if progress.epoch:
+        return 0
+    return -(-(dataset.num_samples - progress.sample) // dataset.samples_per_step)
 
 
 def _on_host(dataset: SequenceDataset, device: torch.device) -> Iterator[BaseBatch]:

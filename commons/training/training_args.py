@@ -38,7 +38,11 @@ class TrainerArgs:
         max_eval_iters: steps of one evaluation; None for the whole set.
         seed: of parameters and of the samples' order.
         profile, profile_step_start, profile_step_end: not available yet; a warning says so.
-        ckpt_save_interval, ckpt_save_dir, ckpt_load_dir: not available yet; a warning says so. −1 is never.
+        ckpt_save_interval: steps between checkpoints; −1 for none. With checkpoints, a run starts from the
+            newest whole one in `ckpt_save_dir`, and SIGTERM to a rank makes all write one and end.
+        ckpt_save_dir: folder of the checkpoints, which all ranks see.
+        ckpt_load_dir: folder of checkpoints to start from where `ckpt_save_dir` has none; empty for none.
+        ckpt_keep: checkpoints to keep; None for all.
         pipeline_type: "none", "native" or "prefetch".
         enable_balanced_shuffler: whether samples move between ranks so that all have the same load.
         batch_shuffler: registered name of the shuffler that does it; empty for the model's own.
@@ -72,6 +76,7 @@ class TrainerArgs:
     ckpt_save_interval: int = -1
     ckpt_save_dir: str = "./checkpoints"
     ckpt_load_dir: str = ""
+    ckpt_keep: int | None = None
     pipeline_type: str = "native"
     enable_balanced_shuffler: bool = False
     batch_shuffler: str = ""
@@ -106,6 +111,7 @@ class TrainerArgs:
             "max_eval_iters",
             "balance_max_tokens",
             "max_tokens_per_micro_batch",
+            "ckpt_keep",
         ):
             if getattr(self, name) is not None:
                 require_at_least(1, f"TrainerArgs.{name}", getattr(self, name))
@@ -172,10 +178,6 @@ class TrainerArgs:
             ]
         if self.profile:
             lines.append("TrainerArgs.profile: profiling is not available yet; no trace is written")
-        if self.ckpt_save_interval > 0:
-            lines.append("TrainerArgs.ckpt_save_interval: checkpoints are not available yet; none is written")
-        if self.ckpt_load_dir:
-            lines.append("TrainerArgs.ckpt_load_dir: checkpoints are not available yet; training starts anew")
         return lines
 
 

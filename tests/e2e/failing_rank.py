@@ -1,23 +1,29 @@
-"""A training run in which rank 1 fails at its third batch, run by `test_bad_input.py`.
+"""A training run in which a rank fails at its third batch, or once, run by the tests beside this file.
 
-python -m tests.e2e.failing_rank GIN_FILE (bad_id | killed | placement)
+python -m tests.e2e.failing_rank GIN_FILE FAILURE
+
+FAILURE is bad_id, killed, placement, exchange, writing, terminated, disk, or none.
 """
 
 from __future__ import annotations
 
 import commons.quiet_logs  # noqa: F401  isort: skip
 import os
+import resource
 import signal
 import sys
 from collections.abc import Callable
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import gin
 import numpy as np
 import torch.distributed as dist
+from torch.distributed.checkpoint import FileSystemWriter
 
 from commons.datasets import HSTUBatch
+from commons.distributed import BatchShuffler
 from commons.distributed.placement import Placement
 from commons.gin_values import from_gin
 from commons.training import OptimizerArgs, TrainerArgs, rank_process, run_rank, train
@@ -50,16 +56,42 @@ def fail_at_third_placement() -> None:
     Placement.place = place_or_fail  # type: ignore[method-assign]
 
 
+def strike_once(owner: type, method: str, call: int, number: int) -> None:
+    """Makes the given call of a method send rank 1 a signal, the first time that the job gets there."""
+    original, numbers, marker = getattr(owner, method), count(1), Path("struck")
+
+    def strike_and_call(*args: Any, **kwargs: Any) -> Any:
+        if next(numbers) == call and dist.get_rank() == 1 and not marker.exists():
+            marker.touch()
+            os.kill(os.getpid(), number)
+        return original(*args, **kwargs)
+
+    setattr(owner, method, strike_and_call)
+
+
+def prepare(failure: str) -> None:
+    """What is to fail while training runs, of the failures that leave training to itself."""
+    if failure == "exchange":
+        strike_once(BatchShuffler, "exchange", 9, signal.SIGKILL)
+    elif failure == "writing":
+        strike_once(FileSystemWriter, "write_data", 2, signal.SIGKILL)
+    elif failure == "terminated":
+        strike_once(BatchShuffler, "exchange", 5, signal.SIGTERM)
+    elif failure == "disk":  # a file that grows beyond this is an OSError, as on a full disk
+        resource.setrlimit(resource.RLIMIT_FSIZE, (16384, resource.RLIM_INFINITY))
+
+
 def main() -> None:
     gin_file, failure = sys.argv[1:]
     gin.parse_config_file(gin_file)
+    prepare(failure)
     if failure == "placement":
         gin.parse_config("TrainerArgs.enable_balanced_shuffler = True")
         fail_at_third_placement()
     trainer, optimizer = from_gin(TrainerArgs), from_gin(OptimizerArgs)
     with rank_process() as device:
         task = ranking_task(trainer, device)
-        if failure != "placement":
+        if failure in ("bad_id", "killed"):
             task.check_batch = spoil_third_batch(task.check_batch, failure)
         train(task, trainer, optimizer, device)
 

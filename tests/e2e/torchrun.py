@@ -19,7 +19,12 @@ SID_GR = ("-m", "sid_gr.training.pretrain_sid_gr")
 
 
 def torchrun(
-    directory: Path, *arguments: str | Path, fails: bool = False, ranks: int = 2, timeout: float = 60.0
+    directory: Path,
+    *arguments: str | Path,
+    fails: bool = False,
+    ranks: int = 2,
+    timeout: float = 60.0,
+    restarts: int = 0,
 ) -> str:
     """Output of `torchrun --nproc_per_node RANKS ARGUMENTS`, run in `directory`, stdout and stderr together.
 
@@ -28,6 +33,7 @@ def torchrun(
             has its output.
     """
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
+    command += [f"--max-restarts={restarts}"] if restarts else []
     process = subprocess.Popen(
         [*command, *map(str, arguments)],
         cwd=directory,

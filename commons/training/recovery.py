@@ -1,0 +1,101 @@
+"""What lets a training go on after it was stopped: checkpoints at intervals, and on request."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch.distributed as dist
+from tqdm import tqdm
+
+from commons.training.checkpoint_folder import step_of
+from commons.training.checkpoints import Checkpoints
+from commons.training.stop_request import StopRequest
+from commons.training.training_args import TrainerArgs
+from commons.training.training_state import TrainingState
+
+logger = logging.getLogger(__name__)
+
+
+class Recovery:
+    """Restores the newest checkpoint there is, writes new ones, and stops all ranks on SIGTERM to one.
+
+    Does nothing unless the arguments ask for checkpoints. Made collectively.
+
+    Args:
+        args: of them `ckpt_save_interval`, `ckpt_save_dir`, `ckpt_load_dir`, `ckpt_keep` and the window, at
+            whose end alone a checkpoint is written: within, a step's samples are not those loaded for it.
+        state: what is saved and restored.
+    """
+
+    def __init__(self, args: TrainerArgs, state: TrainingState) -> None:
+        self._state = state
+        self._interval = args.ckpt_save_interval
+        self._window = args.balance_window if args.enable_balanced_shuffler else 1
+        self._saves = Checkpoints(Path(args.ckpt_save_dir), args.ckpt_keep) if self._interval > 0 else None
+        self._loads = Checkpoints(Path(args.ckpt_load_dir)) if args.ckpt_load_dir else None
+        self._stop = StopRequest() if self._saves is not None else None
+        self._first_step = self._last_saved = 0
+
+    def resume(self) -> None:
+        """Restores the newest whole checkpoint of `ckpt_save_dir`, or else of `ckpt_load_dir`. Collective.
+
+        Raises:
+            ValueError: it is of another model or optimiser.
+            FileNotFoundError: `ckpt_load_dir` has none.
+        """
+        for checkpoints in (self._saves, self._loads):
+            if checkpoints is None:
+                continue
+            newest, problems = checkpoints.newest()
+            if dist.get_rank() == 0:
+                for problem in problems:
+                    logger.warning(problem)
+            if newest is not None:
+                self._state.restore(checkpoints, newest)
+                self._first_step = self._last_saved = step_of(newest)
+                if dist.get_rank() == 0:
+                    tqdm.write(f"training goes on from {newest}")
+                return
+        if self._loads is not None:
+            raise FileNotFoundError(f"TrainerArgs.ckpt_load_dir = {self._loads.path}: there is no checkpoint")
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Within, SIGTERM to any rank stops all of them behind a checkpoint."""
+        if self._stop is None:
+            yield
+            return
+        with self._stop.listening():
+            yield
+
+    def after_step(self, is_last: bool) -> bool:
+        """Saves if it is time to; whether training has to stop here. Collective, after every step."""
+        if self._saves is None or self._stop is None:
+            return False
+        requested = self._stop.after_step()
+        step = self._state.progress.step
+        if (step - self._first_step) % self._window and not is_last:
+            return False
+        if requested or is_last or step - self._last_saved >= self._interval:
+            self.finish_writing()
+            self._saves.save(step, self._state.to_save())
+            self._last_saved = step
+        if requested or is_last:
+            self.finish_writing()
+            self._stop.finish()
+        return requested
+
+    def finish_writing(self) -> None:
+        """Waits for the checkpoint under way; says so if it could not be written, and training goes on."""
+        try:
+            if self._saves is not None:
+                self._saves.finish()
+        except Exception as error:  # a full disk, say: what is trained is worth more than this checkpoint
+            if dist.get_rank() == 0:
+                logger.warning(
+                    f"the checkpoint of step {self._last_saved} was not written: {error}; training goes on, "
+                    "and the one before stays"
+                )
