@@ -87,7 +87,7 @@ def _events(
     columns = dict.fromkeys(LOG_HEADER.split(","), np.zeros(size, dtype=np.int64))
     columns |= {
         "user_id": np.searchsorted(activity, rng.random(size) * activity[-1]),
-        "video_id": (rng.lognormal(0, 2, size) * num_videos / 100).astype(np.int64) % num_videos,
+        "video_id": (rng.lognormal(0, 2, size) * num_videos / 100).clip(max=num_videos - 1).astype(int),
         "date": np.full(size, 20220408 if period == 0 else 20220422),
         "hourmin": rng.integers(0, 24, size) * 100,
         "time_ms": FIRST_TIME + period * half + rng.integers(0, half, size),
