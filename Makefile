@@ -15,8 +15,8 @@ VENV := .venv
 RUN := OMP_NUM_THREADS=1 $(VENV)/bin/python
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test lint format bench-loading bench-micro-batch bench-padding bench-partition bench-shuffle \
-	bench-split bench-window clean
+.PHONY: demo test lint format bench-kuairand bench-loading bench-micro-batch bench-padding bench-partition \
+	bench-shuffle bench-split bench-window clean
 
 demo: $(INSTALLED)
 	$(RUN) -m benchmarks.demo out/demo/$(MODEL) --model $(MODEL)
@@ -32,6 +32,9 @@ lint: $(INSTALLED)
 format: $(INSTALLED)
 	$(VENV)/bin/ruff check --fix .
 	$(VENV)/bin/ruff format .
+
+bench-kuairand: $(INSTALLED)
+	$(RUN) -m benchmarks.kuairand_preprocess
 
 bench-loading: $(INSTALLED)
 	$(RUN) -m benchmarks.bucket_loading $(DATA)

@@ -8,7 +8,6 @@ from commons.datasets.hstu_sample import HSTUSample
 from commons.datasets.hstu_source import HSTUSource, collate_hstu_batch
 from commons.datasets.id_check import check_ids
 from commons.datasets.item_sids import ItemSIDs
-from commons.datasets.movielens_source import MovieLensSource
 from commons.datasets.random_distribution import RandomDistribution
 from commons.datasets.random_source import RandomSource
 from commons.datasets.sample_source import SampleSource
@@ -19,6 +18,7 @@ from commons.datasets.sid_random_source import RandomSIDSource, random_item_sids
 from commons.datasets.sid_sequences import SIDSequenceSource
 from commons.datasets.sid_source import SIDSample, SIDSource
 from commons.datasets.sid_spec import SIDDatasetSpec
+from commons.datasets.user_sequence_source import MovieLensSource, UserSequenceSource
 from commons.datasets.user_sequences import UserSequences
 
 __all__ = [
@@ -43,6 +43,7 @@ __all__ = [
     "SampleSource",
     "SequenceDataset",
     "SequenceDatasetSpec",
+    "UserSequenceSource",
     "UserSequences",
     "check_ids",
     "collate_hstu_batch",

@@ -21,6 +21,7 @@ class SequenceDatasetSpec:
         max_num_candidates: the most candidates a sample may have; 0 means that there are none.
         num_classes: labels are 0 to this, exclusive.
         positive_class: labels from this class on count as positive; None where labels have no such order.
+        num_tasks: if above 1, labels are bit masks of so many tasks, and `num_classes` is 2 to this.
 
     Raises:
         ValueError: a feature has no table, several, or no longest sequence.
@@ -34,6 +35,7 @@ class SequenceDatasetSpec:
     max_num_candidates: int
     num_classes: int
     positive_class: int | None
+    num_tasks: int = 1
 
     def __post_init__(self) -> None:
         served = [feature for table in self.tables for feature in table.feature_names]

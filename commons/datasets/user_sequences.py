@@ -10,8 +10,13 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
+from commons.datasets import kuairand_format, movielens_format
+
 SEQUENCES_FILE = "sequences.parquet"
 META_FILE = "meta.json"
+# The module that prepares each dataset.
+PREPROCESSORS = dict.fromkeys(movielens_format.FORMATS, "commons.datasets.movielens_preprocess")
+PREPROCESSORS |= dict.fromkeys(kuairand_format.FORMATS, "commons.datasets.kuairand_preprocess")
 
 
 @dataclass(frozen=True)
@@ -25,7 +30,9 @@ class SequencesMeta:
         action_feature_name: name of the feature in the column "actions".
         vocab_sizes: ids of each feature are 0 to this, exclusive.
         num_classes: action ids are 1 + a class, of which there are so many.
-        positive_class: classes from this on are positive.
+        positive_class: classes from this on are positive; None where classes have no such order.
+        num_tasks: if above 1, a class is a bit mask, bit t that of task t, and `num_classes` is 2 to
+            this. The file has the entry only then, and files from before there were tasks still open.
     """
 
     dataset: str
@@ -34,11 +41,15 @@ class SequencesMeta:
     action_feature_name: str
     vocab_sizes: dict[str, int]
     num_classes: int
-    positive_class: int
+    positive_class: int | None
+    num_tasks: int = 1
 
     def write(self, path: Path) -> None:
         """Writes the JSON file."""
-        path.write_text(json.dumps(dataclasses.asdict(self), indent=2) + "\n")
+        entries = dataclasses.asdict(self)
+        if self.num_tasks == 1:
+            del entries["num_tasks"]
+        path.write_text(json.dumps(entries, indent=2) + "\n")
 
     @staticmethod
     def read(path: Path) -> SequencesMeta:
@@ -50,9 +61,13 @@ class SequencesMeta:
         """
         entries = json.loads(path.read_text())
         expected = [spec.name for spec in dataclasses.fields(SequencesMeta)]
-        if not isinstance(entries, dict) or sorted(entries) != sorted(expected):
-            raise ValueError(f"expected the entries {expected}")
+        if not isinstance(entries, dict) or {*entries, "num_tasks"} != set(expected):
+            raise ValueError(f"expected the entries {expected}, num_tasks only of several tasks")
         meta = SequencesMeta(**entries)
+        if meta.num_tasks < 1 or (meta.num_tasks > 1 and meta.num_classes != 2**meta.num_tasks):
+            raise ValueError(
+                f"num_tasks = {meta.num_tasks} does not go with num_classes = {meta.num_classes}"
+            )
         features = [*meta.contextual_feature_names, meta.item_feature_name, meta.action_feature_name]
         if sorted(meta.vocab_sizes) != sorted(features):
             raise ValueError(f"vocab_sizes has {sorted(meta.vocab_sizes)}, expected {sorted(features)}")
@@ -79,14 +94,17 @@ class UserSequences:
 
     @staticmethod
     def open(directory: Path, dataset: str) -> UserSequences:
-        """Reads what the preprocessor of MovieLens wrote to `directory`.
+        """Reads what the dataset's preprocessor wrote to `directory`.
 
         Raises:
             FileNotFoundError: a file is absent.
             ValueError: a file is malformed, or of another dataset.
             Both name the file and the command that prepares it.
+            ValueError: no preprocessor prepares such a dataset.
         """
-        prepare = f"python -m commons.datasets.movielens_preprocess --dataset {dataset} --out {directory}"
+        if dataset not in PREPROCESSORS:
+            raise ValueError(f"dataset = {dataset!r}: expected one of {sorted(PREPROCESSORS)}")
+        prepare = f"python -m {PREPROCESSORS[dataset]} --dataset {dataset} --out {directory}"
         paths = (directory / META_FILE, directory / SEQUENCES_FILE)
         for path in paths:
             if not path.exists():

@@ -14,13 +14,13 @@ from commons.datasets import (
     DynamicEmbeddingArgs,
     HSTUBatch,
     HSTUSource,
-    MovieLensSource,
     RandomSource,
     SequenceDatasetSpec,
     UserSequences,
+    UserSequenceSource,
     check_ids,
 )
-from commons.datasets.movielens_format import FORMATS
+from commons.datasets.user_sequences import PREPROCESSORS
 from commons.gin_values import from_gin, is_bound
 from commons.perf_model import HSTUFlops
 from commons.training import RankingMetrics, TrainerArgs, TrainingTask
@@ -46,11 +46,7 @@ def ranking_task(trainer: TrainerArgs, device: torch.device) -> TrainingTask:
         _random_sources(trainer) if is_bound("BenchmarkDatasetArgs.feature_args") else _disk_sources()
     )
     spec = train_source.spec
-    if ranking.num_tasks < ranking.prediction_head_arch[-1] < spec.num_classes:
-        raise ValueError(
-            f"RankingArgs.prediction_head_arch = {ranking.prediction_head_arch}: the last width is the "
-            f"number of classes, expected at least the dataset's {spec.num_classes}"
-        )
+    _check_head(ranking, spec)
     warn_once(network.settings_without_effect() + _dynamic_tables(spec) + _of_generative_models())
     num_contextual = sum(spec.feature_to_max_seqlen[name] for name in spec.contextual_feature_names)
     config = network.config(num_contextual, spec.feature_to_max_seqlen[spec.item_feature_name])
@@ -80,15 +76,29 @@ def _random_sources(trainer: TrainerArgs) -> tuple[HSTUSource, HSTUSource, bool]
 def _disk_sources() -> tuple[HSTUSource, HSTUSource, bool]:
     """Training and evaluation samples, and whether each epoch has an order of its own."""
     args = from_gin(DatasetArgs)
-    if args.dataset_name not in FORMATS:
+    if args.dataset_name not in PREPROCESSORS:
         raise ValueError(
-            f"DatasetArgs.dataset_name = {args.dataset_name!r}: expected one of {sorted(FORMATS)}"
+            f"DatasetArgs.dataset_name = {args.dataset_name!r}: expected one of {sorted(PREPROCESSORS)}"
         )
     path = Path("data") / args.dataset_name if args.dataset_path is None else Path(args.dataset_path)
     sequences = UserSequences.open(path, args.dataset_name)
-    train = MovieLensSource(sequences, "train", args.max_history_seqlen, args.max_num_candidates)
-    evaluation = MovieLensSource(sequences, "eval", args.max_history_seqlen, args.max_num_candidates)
+    train = UserSequenceSource(sequences, "train", args.max_history_seqlen, args.max_num_candidates)
+    evaluation = UserSequenceSource(sequences, "eval", args.max_history_seqlen, args.max_num_candidates)
     return train, evaluation, args.shuffle
+
+
+def _check_head(ranking: RankingArgs, spec: SequenceDatasetSpec) -> None:
+    arch = ranking.prediction_head_arch
+    if spec.num_tasks > 1 and not ranking.num_tasks == arch[-1] == spec.num_tasks:
+        raise ValueError(
+            f"RankingArgs.num_tasks = {ranking.num_tasks}, prediction_head_arch = {arch}: the dataset has "
+            f"{spec.num_tasks} tasks, expected num_tasks = {spec.num_tasks} and this as the last width"
+        )
+    if ranking.num_tasks < arch[-1] < spec.num_classes:
+        raise ValueError(
+            f"RankingArgs.prediction_head_arch = {arch}: the last width is the "
+            f"number of classes, expected at least the dataset's {spec.num_classes}"
+        )
 
 
 def _tables(spec: SequenceDatasetSpec) -> list[EmbeddingTable]:

@@ -1,4 +1,4 @@
-"""Samples from prepared MovieLens files, split by time."""
+"""Samples from users' sequences on disk, split by time."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from commons.datasets.sequence_dataset_spec import SequenceDatasetSpec
 from commons.datasets.user_sequences import SequencesMeta, UserSequences
 
 
-class MovieLensSource(HSTUSource):
+class UserSequenceSource(HSTUSource):
     """One sample per user, of the training or the evaluation part of the users' events.
 
     Of each user's n ≥ 2 events the newest floor(n × eval_fraction), but at least one, are held out. A user's
-    single event is for training. Labels are rating classes: the action id − 1.
+    single event is for training. A label is the action id − 1: a class, or the bits of tasks.
 
     - A training sample is the events that are not held out, and every item has a label. With candidates, the
       newest min(max_num_candidates, items − 1) are candidates, and only they have labels.
@@ -95,6 +95,9 @@ class MovieLensSource(HSTUSource):
         )
 
 
+MovieLensSource = UserSequenceSource  # what it was called while there was no other dataset
+
+
 def _spec(meta: SequencesMeta, max_history_seqlen: int, max_num_candidates: int) -> SequenceDatasetSpec:
     large = (meta.item_feature_name, "user_id")
     max_seqlens = dict.fromkeys(meta.contextual_feature_names, 1)
@@ -116,4 +119,5 @@ def _spec(meta: SequencesMeta, max_history_seqlen: int, max_num_candidates: int)
         max_num_candidates=max_num_candidates,
         num_classes=meta.num_classes,
         positive_class=meta.positive_class,
+        num_tasks=meta.num_tasks,
     )

@@ -1,0 +1,65 @@
+"""The memory that preparing KuaiRand takes, and the time: synthetic logs in the format of kuairand-1k.
+
+    python -m benchmarks.kuairand_preprocess
+
+Users' numbers of events are heavy-tailed. The second size shows what of the memory grows with the files.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import polars as pl
+
+from benchmarks.machine import machine
+
+RESULT = Path(__file__).parent / "results" / "kuairand_preprocess.json"
+EVENTS, USERS, VIDEOS = (10_000_000, 40_000_000), 1_000, 4_000_000
+
+
+def main() -> None:
+    """Runs the benchmark, prints its figures and writes them to `RESULT`."""
+    records = []
+    for num_events in EVENTS:
+        with tempfile.TemporaryDirectory() as directory:
+            records.append(_measure(Path(directory), num_events))
+    figures = {"users": USERS, "videos_at_most": VIDEOS, "records": records, "machine": machine()}
+    print(json.dumps(figures, indent=1))
+    RESULT.write_text(json.dumps(figures, indent=1) + "\n")
+
+
+def _measure(directory: Path, num_events: int) -> dict[str, float]:
+    raw, out = directory / "raw", directory / "out"
+    # In a process of its own, because a child's peak counts what its parent held when it was started.
+    sizes = map(str, (num_events, USERS, VIDEOS))
+    subprocess.run(
+        [sys.executable, "-m", "tests.commons.datasets.kuairand_files", str(raw), *sizes], check=True
+    )
+    start = time.perf_counter()
+    prepare = [sys.executable, "-m", "commons.datasets.kuairand_preprocess", "--dataset", "kuairand-1k"]
+    process = subprocess.Popen([*prepare, "--raw", str(raw), "--out", str(out)])
+    _, status, usage = os.wait4(process.pid, 0)  # this child's, where getrusage has the largest of all
+    process.returncode = os.waitstatus_to_exitcode(status)
+    seconds = time.perf_counter() - start
+    if process.returncode:
+        raise RuntimeError(f"the preprocessor ended with exit code {process.returncode}")
+    lengths = pl.scan_parquet(out / "sequences.parquet").select(pl.col("items").list.len()).collect()
+    if lengths.sum().item() != num_events:
+        raise RuntimeError(f"it wrote {lengths.sum().item()} of {num_events} events")
+    return {
+        "events": num_events,
+        "longest_history": lengths.max().item(),
+        "raw_mb": round(sum(path.stat().st_size for path in raw.iterdir()) / 1e6),
+        "peak_resident_mb": round(usage.ru_maxrss * 1024 / 1e6),
+        "seconds": round(seconds, 1),
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,299 @@
+import json
+import random
+from collections import defaultdict
+
+import polars as pl
+import pytest
+
+from commons.datasets import kuairand_format, kuairand_preprocess
+from commons.datasets.kuairand_format import FORMATS, TASKS
+from commons.datasets.kuairand_preprocess import main, preprocess
+from commons.datasets.user_events import UserEvents
+from tests.commons.datasets.kuairand_files import (
+    LOG_HEADER,
+    LOGS_1K,
+    USERS_HEADER,
+    log_line,
+    user_line,
+    write_csv,
+)
+
+FIRST, SECOND = LOGS_1K
+USERS = "user_features_1k.csv"
+
+
+@pytest.fixture
+def raw(tmp_path):
+    """Users 0, 4 and 9, of whom 4 has no events; the second log's are not all after the first's."""
+    directory = tmp_path / "raw"
+    first = [
+        log_line(9, 70, 50),
+        log_line(0, 5, 40, 0b1),
+        log_line(9, 5, 50, 0b10000001),
+        log_line(9, 900, 10),
+    ]
+    second = [log_line(9, 33, 50, 255), log_line(0, 70, 30, 0b1000000), log_line(9, 5, 60)]
+    write_csv(directory / FIRST, LOG_HEADER, first)
+    write_csv(directory / SECOND, LOG_HEADER, second)
+    users = [
+        user_line(9, "high_active", ("(10,50]", "0", "0", "730+")),
+        user_line(0, "UNKNOWN", ("0", "(0,10]", "0", "61-90")),
+        user_line(4, "full_active", ("(0,10]", "[10,100)", "", "91-180")),
+    ]
+    write_csv(directory / USERS, USERS_HEADER, users)
+    return directory
+
+
+def prepare(raw, out, *options, dataset="kuairand-1k"):
+    main(["--dataset", dataset, "--raw", str(raw), "--out", str(out), *options])
+    return pl.read_parquet(out / "sequences.parquet"), json.loads((out / "meta.json").read_text())
+
+
+def error_of(raw, out, *options, dataset="kuairand-1k"):
+    with pytest.raises(SystemExit) as stopped:
+        prepare(raw, out, *options, dataset=dataset)
+    assert "\n" not in str(stopped.value)
+    assert list(out.glob(".*")) == []
+    return str(stopped.value)
+
+
+def test_kuairand_1k(raw, tmp_path):
+    table, meta = prepare(raw, tmp_path / "out")
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["meta.json", "sequences.parquet"]
+    assert table["user_id"].to_list() == [1, 3]
+    # Videos 5, 33, 70 and 900 are 1 to 4; three events are at time 50: file order.
+    assert table["items"].to_list() == [[3, 1], [4, 3, 1, 2, 1]]
+    assert table["actions"].to_list() == [[65, 2], [1, 1, 130, 256, 1]]
+    assert table["timestamps"].to_list() == [[30, 40], [10, 50, 50, 50, 60]]
+    assert meta == {
+        "dataset": "kuairand-1k",
+        "contextual_feature_names": [
+            "user_id",
+            "user_active_degree",
+            "follow_user_num_range",
+            "fans_user_num_range",
+            "friend_user_num_range",
+            "register_days_range",
+        ],
+        "item_feature_name": "video_id",
+        "action_feature_name": "action",
+        "vocab_sizes": {
+            "user_id": 4,
+            "user_active_degree": 4,
+            "follow_user_num_range": 4,
+            "fans_user_num_range": 4,
+            "friend_user_num_range": 3,
+            "register_days_range": 4,
+            "video_id": 5,
+            "action": 257,
+        },
+        "num_classes": 256,
+        "positive_class": None,
+        "num_tasks": 8,
+    }
+
+
+def test_attributes_are_ids_in_the_order_of_their_values(raw, tmp_path):
+    table, _ = prepare(raw, tmp_path / "out")
+    columns = ["user_active_degree", "follow_user_num_range", "fans_user_num_range"]
+    columns += ["friend_user_num_range", "register_days_range"]
+    assert table.select(columns).rows() == [(1, 3, 1, 2, 1), (3, 2, 2, 2, 2)]
+
+
+@pytest.mark.parametrize("bit", range(8))
+def test_each_task_has_its_bit(bit, raw, tmp_path):
+    columns = LOG_HEADER.split(",")
+    line = log_line(0, 5, 40).split(",")
+    line[columns.index(TASKS[bit])] = "1"
+    write_csv(raw / FIRST, LOG_HEADER, [",".join(line)])
+    write_csv(raw / SECOND, LOG_HEADER, [])
+    assert prepare(raw, tmp_path / "out")[0]["actions"].to_list() == [[1 + 2**bit]]
+
+
+@pytest.mark.parametrize(
+    ("dataset", "version", "parts"),
+    [("kuairand-pure", "pure", [""]), ("kuairand-27k", "27k", ["_part1", "_part2"])],
+)
+def test_logs_in_parts_are_read_in_order(dataset, version, parts, tmp_path):
+    data = tmp_path / "KuaiRand/data"  # an unpacked archive
+    videos = iter(range(10))
+    for period in ("4_08_to_4_21", "4_22_to_5_08"):
+        for part in parts:
+            line = log_line(3, next(videos), 10)
+            write_csv(data / f"log_standard_{period}_{version}{part}.csv", LOG_HEADER, [line])
+    write_csv(data / f"log_random_4_22_to_5_08_{version}.csv", LOG_HEADER, [log_line(3, 77, 10)])
+    write_csv(data / f"user_features_{version}.csv", USERS_HEADER, [user_line(3)])
+    table, meta = prepare(data.parent, tmp_path / "out", dataset=dataset)
+    assert table["items"].to_list() == [list(range(1, 1 + 2 * len(parts)))]
+    assert meta["dataset"] == dataset
+
+
+def test_only_the_newest_events_are_kept_if_asked(raw, tmp_path):
+    table, meta = prepare(raw, tmp_path / "out", "--max-history-seqlen", "2")
+    assert table["timestamps"].to_list() == [[30, 40], [50, 60]]
+    assert table["items"].to_list() == [[3, 1], [2, 1]]  # videos 5, 33 and 70; 900 is in no history
+    assert meta["vocab_sizes"]["video_id"] == 4
+    error = error_of(raw, tmp_path / "out", "--max-history-seqlen", "0")
+    assert "max_history_seqlen = 0: expected at least 1" in error
+
+
+def expected_histories(events, longest):
+    of_user = defaultdict(list)
+    for user, video, time, bits in events:
+        of_user[user].append((video, time, bits + 1))
+    newest = {user: sorted(of, key=lambda event: event[1])[-longest:] for user, of in of_user.items()}
+    return [newest[user] for user in sorted(newest)]
+
+
+@pytest.mark.parametrize("held_events", [1, 7, 100, 10_000])
+@pytest.mark.parametrize("longest", [None, 5])
+def test_every_event_is_kept_once_and_in_order(held_events, longest, raw, tmp_path, monkeypatch):
+    monkeypatch.setattr(kuairand_format, "_BLOCK_BYTES", 500)
+    rng = random.Random(0)
+    users = [int(user**2) for user in range(20)]
+    events = [
+        (rng.choice(users[: 2 + i % 18]), rng.randrange(40) * 10**9, rng.randrange(30), i % 256)
+        for i in range(400)
+    ]
+    write_csv(raw / FIRST, LOG_HEADER, [log_line(*event) for event in events[:150]])
+    write_csv(raw / SECOND, LOG_HEADER, [log_line(*event) for event in events[150:]])
+    write_csv(raw / USERS, USERS_HEADER, [user_line(user) for user in users])
+    preprocess(FORMATS["kuairand-1k"], raw, tmp_path / "out", longest, held_events)
+    table = pl.read_parquet(tmp_path / "out/sequences.parquet")
+    histories = expected_histories(events, longest or len(events))
+    videos = sorted({video for history in histories for video, _, _ in history})
+    written = table.select("items", "timestamps", "actions").rows()
+    of_users = [zip(*row, strict=True) for row in written]
+    assert [[(videos[item - 1], *rest) for item, *rest in events] for events in of_users] == histories
+    assert table["user_id"].to_list() == sorted(1 + users.index(user) for user in {e[0] for e in events})
+
+
+def test_events_are_read_by_users_within_the_limit(tmp_path):
+    events = UserEvents(tmp_path, num_users=7, user="user", held_events=4)
+    events.add(pl.DataFrame({"user": [5, 2, 2, 2, 2, 2, 1], "time": [0, 4, 3, 2, 1, 0, 0]}))
+    events.add(pl.DataFrame({"user": [4, 2], "time": [0, 2]}))
+    assert [part.rows() for part in events.in_order("time")] == [
+        [(1, 0)],
+        [(2, 0), (2, 1), (2, 2), (2, 2), (2, 3), (2, 4)],
+        [(4, 0), (5, 0)],
+    ]
+
+
+GOOD = log_line(0, 5, 40)
+
+
+def changed(column, value):
+    fields = GOOD.split(",")
+    fields[LOG_HEADER.split(",").index(column)] = value
+    return ",".join(fields)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "",
+        GOOD.rpartition(",")[0],
+        GOOD.partition(",")[2],
+        GOOD + ",1",
+        GOOD + ",",
+        GOOD[: len(GOOD) // 2],
+        "0,5,2022",
+        changed("user_id", "x"),
+        changed("user_id", "-1"),
+        changed("video_id", "5.5"),
+        changed("video_id", ""),
+        changed("video_id", "9" * 30),
+        changed("time_ms", "today"),
+        changed("is_click", "2"),
+        changed("is_hate", "-1"),
+        changed("is_profile_enter", "true"),
+        changed("is_rand", "7"),
+        changed("play_time_ms", "long"),
+        changed("tab", "é"),
+        changed("video_id", '"5"'),
+        "#" + GOOD,
+    ],
+)
+@pytest.mark.parametrize("number", [2, 9, 31])
+def test_a_malformed_event_is_named_by_file_and_line(line, number, raw, tmp_path, monkeypatch):
+    monkeypatch.setattr(kuairand_format, "_BLOCK_BYTES", 700)  # ten lines
+    lines = [GOOD] * 40
+    lines[number - 2] = line
+    write_csv(raw / SECOND, LOG_HEADER, lines)
+    error = error_of(raw, tmp_path / "out")
+    assert f"{raw / SECOND}, line {number}: {line!r}, expected 'user_id,video_id," in error
+
+
+def test_lines_may_end_as_in_windows_and_the_last_one_not_at_all(raw, tmp_path):
+    (raw / FIRST).write_text("\r\n".join([LOG_HEADER, log_line(0, 5, 10), log_line(0, 6, 20)]))
+    (raw / SECOND).write_text(f"{LOG_HEADER}\r\n")
+    assert prepare(raw, tmp_path / "out")[0]["timestamps"].to_list() == [[10, 20]]
+
+
+def test_columns_that_nothing_is_taken_from_may_be_empty_or_fractions(raw, tmp_path):
+    write_csv(raw / FIRST, LOG_HEADER, [changed("play_time_ms", ""), changed("duration_ms", "15000.0")])
+    write_csv(raw / SECOND, LOG_HEADER, [])
+    assert prepare(raw, tmp_path / "out")[0]["timestamps"].to_list() == [[40, 40]]
+
+
+def test_a_log_without_a_column_is_an_error(raw, tmp_path):
+    write_csv(raw / FIRST, LOG_HEADER.removesuffix(",tab"), [])
+    assert f"{raw / FIRST}, line 1: expected the header 'user_id," in error_of(raw, tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "",
+        user_line(0) + ",9",
+        user_line(0).rpartition(",")[0],
+        user_line(9),
+        "x" + user_line(0),
+        "-" + user_line(3),
+        user_line(0).replace(",0,", ',"0,', 1),
+    ],
+)
+def test_a_malformed_user_is_named_by_file_and_line(line, raw, tmp_path):
+    write_csv(raw / USERS, USERS_HEADER, [user_line(9), line, user_line(1)])
+    error = error_of(raw, tmp_path / "out")
+    assert f"{raw / USERS}, line 3: {line!r}, expected 31 columns" in error
+
+
+def test_users_without_a_column_or_none_are_errors(raw, tmp_path):
+    write_csv(raw / USERS, USERS_HEADER.replace("fans_user_num_range", "fans"), [user_line(9)])
+    assert f"{raw / USERS}, line 1: expected a header with the columns" in error_of(raw, tmp_path / "out")
+    write_csv(raw / USERS, USERS_HEADER, [])
+    assert f"{raw / USERS} has no users" in error_of(raw, tmp_path / "out")
+
+
+def test_an_event_of_nobody_and_no_events_are_errors(raw, tmp_path):
+    write_csv(raw / USERS, USERS_HEADER, [user_line(9)])
+    error = error_of(raw, tmp_path / "out")
+    assert f"{raw / FIRST}, line 3: {raw / USERS} does not have user 0" in error
+    for name in LOGS_1K:
+        write_csv(raw / name, LOG_HEADER, [])
+    assert "there are no events" in error_of(raw, tmp_path / "out")
+
+
+def test_absent_files_are_named_with_where_they_come_from(raw, tmp_path):
+    (raw / SECOND).unlink()
+    (raw / USERS).unlink()
+    error = error_of(raw, tmp_path / "out")
+    assert f"error: {raw} does not have {SECOND}, {USERS}; put the official archive's files" in error
+    assert "https://kuairand.com" in error
+
+
+def test_an_interrupted_run_leaves_nothing_that_opens(raw, tmp_path, monkeypatch):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    out = tmp_path / "out"
+    with monkeypatch.context() as interrupted:
+        interrupted.setattr(kuairand_preprocess, "_meta", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            prepare(raw, out)
+    assert list(out.iterdir()) == []
+    (out / ".unfinished").mkdir()  # of a run that was killed
+    (out / ".unfinished/run-000007.parquet").write_bytes(b"")
+    prepare(raw, out)
+    assert sorted(path.name for path in out.iterdir()) == ["meta.json", "sequences.parquet"]
