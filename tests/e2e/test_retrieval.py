@@ -62,7 +62,6 @@ def test_every_mode_trains_and_evaluates_the_same(workspace, as_loaded, settings
         else:
             assert line["loss"] == pytest.approx(expected["loss"], rel=1e-4)
             assert line["imbalance_after"] < line["imbalance_before"]
-            assert line["imbalance_before"] == pytest.approx(expected["imbalance_before"])
 
 
 def test_windows_train_on_random_data(tmp_path):

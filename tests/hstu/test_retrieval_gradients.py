@@ -12,7 +12,7 @@ from commons.datasets import HSTUBatch
 from commons.distributed import BatchShufflerFactory
 from commons.perf_model import HSTUFlops
 from hstu import batch_shuffler  # noqa: F401
-from tests.gradient_comparison import LEARNING_RATE, Comparison, check_equal, compare, step
+from tests.gradient_comparison import LEARNING_RATE, Comparison, check_equal, compare, step, window_gradients
 from tests.hstu.retrieval_samples import NUM_ACTIONS, VOCABULARY, Sample, retrieval_batch, retrieval_model
 
 ROWS = 6
@@ -72,6 +72,35 @@ def test_gradients_are_those_of_whole_steps_without_the_shuffler(
     names = {name for norms, _ in results for name in norms}
     assert any("item_table" in name for name in names) and any("query_projection" in name for name in names)
     check_equal(results, has_loss=labelled)
+
+
+def _window_against_none(pipeline_name: str, num_batches: tuple[int, ...]) -> Comparison:
+    rank = dist.get_rank()
+    batches = [
+        retrieval_batch(samples, num_padding=ROWS - len(samples))
+        for number in range(max(num_batches))
+        for samples in [_samples(rank + 10 * number, ROWS if number < num_batches[rank] else 0, True)]
+    ]
+    (one, one_loss, _), (several, several_loss, _) = (
+        window_gradients(
+            retrieval_model(),
+            pipeline_name,
+            BatchShufflerFactory.create_from_config({**SHUFFLER, "window": steps, "verify": True}),
+            batches,
+        )
+        for steps in (1, max(num_batches))
+    )
+    norms = {
+        name: (float(value.square().sum()), float((value - several[name]).square().sum()))
+        for name, value in one.items()
+    }
+    return norms, (one_loss, several_loss)
+
+
+@pytest.mark.parametrize("pipeline_name", ["none", "native"])
+@pytest.mark.parametrize("num_batches", [(2, 2), (4, 3)])
+def test_gradients_of_a_window_are_those_of_its_steps(pools, pipeline_name, num_batches):
+    check_equal(pools(2).run(_window_against_none, pipeline_name, num_batches), has_loss=True)
 
 
 def _against_one_process(num_real: tuple[int, ...]) -> dict[str, float]:
