@@ -10,7 +10,8 @@ from commons.datasets.id_check import check_ids
 from commons.datasets.item_sids import ItemSIDs
 from commons.datasets.random_distribution import RandomDistribution
 from commons.datasets.random_source import RandomSource
-from commons.datasets.sample_source import SampleSource
+from commons.datasets.retrieval_source import RetrievalSource
+from commons.datasets.sample_source import PerEpochSource, SampleSource
 from commons.datasets.sequence_dataset import SequenceDataset
 from commons.datasets.sequence_dataset_spec import SequenceDatasetSpec
 from commons.datasets.sid_batch import SIDBatch
@@ -32,9 +33,11 @@ __all__ = [
     "HSTUSource",
     "ItemSIDs",
     "MovieLensSource",
+    "PerEpochSource",
     "RandomDistribution",
     "RandomSIDSource",
     "RandomSource",
+    "RetrievalSource",
     "SIDBatch",
     "SIDDatasetSpec",
     "SIDSample",

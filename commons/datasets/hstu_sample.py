@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -15,8 +15,10 @@ class HSTUSample:
         contextual: `[ids]` by contextual feature, usually one id each.
         items: `[items]`, oldest first, candidates last.
         actions: `[items]`, or None if the dataset has no actions.
-        labels: `[labels]`, a class or a bit mask of tasks each; they belong to the last `labels` items.
+        labels: `[labels]`, a class, a bit mask of tasks or the item itself; they belong to the last
+            `labels` items.
         num_candidates: how many of the last items are candidates.
+        negatives: `[negatives]`, items that the right ones are told from in training.
     """
 
     contextual: dict[str, np.ndarray]
@@ -24,3 +26,4 @@ class HSTUSample:
     actions: np.ndarray | None
     labels: np.ndarray
     num_candidates: int
+    negatives: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int64))

@@ -28,6 +28,11 @@ class HSTUSource(ABC):
     @abstractmethod
     def __getitem__(self, index: int) -> HSTUSample: ...
 
+    @property
+    def catalogue(self) -> np.ndarray:
+        """`[items]` int64, rising: the ids that are items; the whole vocabulary if nothing else is known."""
+        return np.arange(self.spec.vocab_sizes[self.spec.item_feature_name])
+
     def collate(self, samples: Sequence[HSTUSample], batch_size: int) -> HSTUBatch:
         """As `collate_hstu_batch`."""
         return collate_hstu_batch(samples, self.spec, batch_size)
@@ -45,6 +50,8 @@ def collate_hstu_batch(
     ids[spec.item_feature_name] = [sample.items for sample in samples]
     if spec.action_feature_name is not None:
         ids[spec.action_feature_name] = [_actions(sample) for sample in samples]
+    if spec.negatives_feature_name is not None:
+        ids[spec.negatives_feature_name] = [sample.negatives for sample in samples]
     features = keyed_rows(ids, batch_size)
     num_candidates = None
     if spec.max_num_candidates:
@@ -61,6 +68,7 @@ def collate_hstu_batch(
         action_feature_name=spec.action_feature_name,
         max_num_candidates=spec.max_num_candidates,
         num_candidates=num_candidates,
+        negatives_feature_name=spec.negatives_feature_name,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, Self, runtime_checkable
 
 from commons.sequence_batch import BaseBatch
 
@@ -21,3 +21,11 @@ class SampleSource(Protocol):
         Raises:
             ValueError: there are more samples than rows, or there is no row.
         """
+
+
+@runtime_checkable
+class PerEpochSource(SampleSource, Protocol):
+    """Samples that are in part drawn anew each epoch, from the epoch and their index alone."""
+
+    def of_epoch(self, epoch: int) -> Self:
+        """The samples of one epoch. Another object: an iteration that is under way keeps its own."""

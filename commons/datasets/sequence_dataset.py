@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 from torch.utils.data import IterableDataset, get_worker_info
 
-from commons.datasets.sample_source import SampleSource
+from commons.datasets.sample_source import PerEpochSource, SampleSource
 from commons.sequence_batch import BaseBatch
 
 
@@ -22,7 +22,7 @@ class SequenceDataset(IterableDataset[BaseBatch]):
     Pass it to a `DataLoader` with `batch_size=None`; with workers, they take steps in turn.
 
     Args:
-        source: the samples.
+        source: the samples; of a `PerEpochSource` those of the epoch.
         batch_size: rows per rank, at least 1.
         rank: this rank, 0 to `num_ranks`, exclusive.
         num_ranks: ranks among which the samples are divided.
@@ -99,13 +99,16 @@ class SequenceDataset(IterableDataset[BaseBatch]):
         if not self.loads_here:
             return
         order = self._epoch_order()
+        source = self._source
+        if isinstance(source, PerEpochSource):
+            source = source.of_epoch(self._epoch)
         rows = self.samples_per_step if self._single_rank else self._batch_size
         worker = get_worker_info()
         first, stride = (0, 1) if worker is None else (worker.id, worker.num_workers)
         for step in range(first, len(self), stride):
             of_all_ranks = order[step * self.samples_per_step : (step + 1) * self.samples_per_step]
-            samples = [self._source[int(index)] for index in self._rank_share(of_all_ranks)]
-            yield self._source.collate(samples, rows)
+            samples = [source[int(index)] for index in self._rank_share(of_all_ranks)]
+            yield source.collate(samples, rows)
 
     def _epoch_order(self) -> np.ndarray:
         """Indices of the samples that are still to come in this epoch, over all ranks."""

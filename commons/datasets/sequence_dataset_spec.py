@@ -22,6 +22,7 @@ class SequenceDatasetSpec:
         num_classes: labels are 0 to this, exclusive.
         positive_class: labels from this class on count as positive; None where labels have no such order.
         num_tasks: if above 1, labels are bit masks of so many tasks, and `num_classes` is 2 to this.
+        negatives_feature_name: the feature with items that the right ones are told from, or None.
 
     Raises:
         ValueError: a feature has no table, several, or no longest sequence.
@@ -36,6 +37,7 @@ class SequenceDatasetSpec:
     num_classes: int
     positive_class: int | None
     num_tasks: int = 1
+    negatives_feature_name: str | None = None
 
     def __post_init__(self) -> None:
         served = [feature for table in self.tables for feature in table.feature_names]
@@ -49,9 +51,10 @@ class SequenceDatasetSpec:
 
     @property
     def feature_names(self) -> list[str]:
-        """All features, in the order that batches have them: contextual ones, items, actions."""
+        """All features, in the order of batches: contextual ones, items, actions, negatives."""
+        optional = (self.action_feature_name, self.negatives_feature_name)
         names = [*self.contextual_feature_names, self.item_feature_name]
-        return names if self.action_feature_name is None else [*names, self.action_feature_name]
+        return names + [name for name in optional if name is not None]
 
     @property
     def vocab_sizes(self) -> dict[str, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -16,8 +17,9 @@ from commons.datasets.user_sequences import SequencesMeta, UserSequences
 class UserSequenceSource(HSTUSource):
     """One sample per user, of the training or the evaluation part of the users' events.
 
-    Of each user's n ≥ 2 events the newest floor(n × eval_fraction), but at least one, are held out. A user's
-    single event is for training. A label is the action id − 1: a class, or the bits of tasks.
+    Of each user's n ≥ 2 events the newest floor(n × eval_fraction), but at least one, are held out; with
+    `num_held_out` that many, but at most n − 1. A user's single event is for training. A label is the action
+    id − 1: a class, or the bits of tasks.
 
     - A training sample is the events that are not held out, and every item has a label. With candidates, the
       newest min(max_num_candidates, items − 1) are candidates, and only they have labels.
@@ -34,6 +36,7 @@ class UserSequenceSource(HSTUSource):
         max_history_seqlen: the most items of a sample, history and candidates together.
         max_num_candidates: the most candidates of a sample; 0 means that there are none.
         eval_fraction: the held-out share, between 0 and 1.
+        num_held_out: events of each user that are held out, instead of a share; None for the share.
 
     Raises:
         ValueError: a value is out of range.
@@ -46,6 +49,7 @@ class UserSequenceSource(HSTUSource):
         max_history_seqlen: int,
         max_num_candidates: int = 0,
         eval_fraction: float = 0.2,
+        num_held_out: int | None = None,
     ) -> None:
         if split not in ("train", "eval"):
             raise ValueError(f"split = {split!r}: expected train or eval")
@@ -55,11 +59,16 @@ class UserSequenceSource(HSTUSource):
             raise ValueError(f"max_num_candidates = {max_num_candidates}: expected at least 0")
         if not 0 < eval_fraction < 1:
             raise ValueError(f"eval_fraction = {eval_fraction}: expected a value between 0 and 1")
+        if num_held_out is not None and num_held_out < 1:
+            raise ValueError(f"num_held_out = {num_held_out}: expected at least 1, or None for a share")
         self._sequences = sequences
         self._split = split
         self._spec = _spec(sequences.meta, max_history_seqlen, max_num_candidates)
         num_events = np.diff(sequences.offsets)
-        held_out = np.maximum((num_events * eval_fraction).astype(np.int64), 1)
+        if num_held_out is None:
+            held_out = np.maximum((num_events * eval_fraction).astype(np.int64), 1)
+        else:
+            held_out = np.full_like(num_events, num_held_out)
         self._held_out = np.minimum(held_out, num_events - 1)  # [users]
         self._users = np.arange(len(num_events)) if split == "train" else np.flatnonzero(self._held_out)
         self._max_history_seqlen = max_history_seqlen
@@ -68,6 +77,11 @@ class UserSequenceSource(HSTUSource):
     def spec(self) -> SequenceDatasetSpec:
         """What the samples hold."""
         return self._spec
+
+    @cached_property
+    def catalogue(self) -> np.ndarray:
+        """`[items]` int64, rising: the ids that occur, as held-out ones too; in the files ids have gaps."""
+        return np.unique(self._sequences.items).astype(np.int64)
 
     def __len__(self) -> int:
         return len(self._users)

@@ -1,5 +1,6 @@
 """The training run: its arguments, its loop, its figures."""
 
+from commons.training.catalogue_metrics import CatalogueMetrics
 from commons.training.entry_point import train_from_gin
 from commons.training.evaluation_metrics import EvaluationMetrics
 from commons.training.rank_process import rank_process, run_rank
@@ -11,6 +12,7 @@ from commons.training.training_args import OptimizerArgs, TensorModelParallelArg
 from commons.training.training_task import TrainingTask
 
 __all__ = [
+    "CatalogueMetrics",
     "EvaluationMetrics",
     "OptimizerArgs",
     "RankingMetrics",

@@ -5,9 +5,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any
 
+import torch
+
 
 class EvaluationMetrics(ABC):
     """Figures of merit over an evaluation set that is spread over the ranks."""
+
+    def bind(self, model: torch.nn.Module) -> None:  # noqa: B027  most metrics need no model
+        """Takes the sharded model, once, before any evaluation; for figures that need its tables."""
 
     @abstractmethod
     def update(self, output: Any) -> None:

@@ -14,6 +14,7 @@ from commons.training.training_args import require
 
 # Of one sample with one right item, by the item's place in the ranking, 0 for the first.
 _GAINS = {
+    "hr": lambda places: torch.ones_like(places, dtype=torch.float64),
     "hitrate": lambda places: torch.ones_like(places, dtype=torch.float64),
     # One item is right, so recall, the share of right items that are found, is whether it is found.
     "recall": lambda places: torch.ones_like(places, dtype=torch.float64),
@@ -22,11 +23,32 @@ _GAINS = {
 _NAME = re.compile(rf"({'|'.join(_GAINS)})@([1-9][0-9]*)", re.IGNORECASE)
 
 
+def parsed_names(names: Sequence[str], setting: str) -> list[tuple[str, int]]:
+    """For each name the kind of metric, in small letters, and k.
+
+    Args:
+        names: "HitRate@k" or "HR@k", "Recall@k" or "NDCG@k", in any case of letters.
+        setting: where they come from, for messages.
+
+    Raises:
+        ValueError: another name, or a single string.
+    """
+    require(not isinstance(names, str), setting, names, 'a tuple, as in ("NDCG@10",)')
+    parsed = []
+    for name in names:
+        match = _NAME.fullmatch(name)
+        if match is None:
+            expected = "HitRate@k, HR@k, Recall@k or NDCG@k with k of at least 1"
+            raise ValueError(f"{setting} = {name!r}: expected {expected}")
+        parsed.append((match[1].lower(), int(match[2])))
+    return parsed
+
+
 class RetrievalMetrics(EvaluationMetrics):
     """Means over all samples of all ranks, each sample counted once; padding rows are no samples.
 
     Args:
-        names: "HitRate@k", "Recall@k" or "NDCG@k", in any case of letters; k is at most `num_retrieved`.
+        names: as `parsed_names` takes them; k is at most `num_retrieved`.
         num_retrieved: items in a ranking.
         device: of the outputs.
 
@@ -36,13 +58,8 @@ class RetrievalMetrics(EvaluationMetrics):
 
     def __init__(self, names: Sequence[str], num_retrieved: int, device: torch.device) -> None:
         setting = "TrainerArgs.eval_metrics"
-        require(not isinstance(names, str), setting, names, 'a tuple, as in ("NDCG@10",)')
+        self._gains = [(_GAINS[kind], k) for kind, k in parsed_names(names, setting)]
         self._names = list(names)
-        parsed = [_NAME.fullmatch(name) for name in names]
-        for name, match in zip(names, parsed, strict=True):
-            expected = "HitRate@k, Recall@k or NDCG@k with k of at least 1"
-            require(match is not None, setting, name, expected)
-        self._gains = [(_GAINS[match[1].lower()], int(match[2])) for match in parsed if match is not None]
         for name, (_, k) in zip(names, self._gains, strict=True):
             expected = f"k of at most top_k_for_generation = {num_retrieved}"
             require(k <= num_retrieved, setting, name, expected)

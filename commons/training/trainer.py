@@ -40,6 +40,7 @@ def train(
             raise ValueError(f"the {kind} set has no samples; check the dataset's settings and files")
     prefetches = task.pipeline_name(args, device) == "prefetch"
     model, optimizer = shard_model(task.model, optimizer_args, device, cached=prefetches)
+    task.metrics.bind(model)
     # From here on ranks draw different numbers: equal dropout masks on all would be wrong.
     torch.manual_seed(args.seed + dist.get_rank())
     counter = LoadCounter(task.flops, task.check_batch)

@@ -62,6 +62,10 @@ class HSTUConfig:
                 f"dtype is {self.dtype}; expected torch.float32, torch.bfloat16 or torch.float16"
             )
 
+    def autocast(self, device: torch.device) -> torch.autocast:
+        """The context that the dense part runs in."""
+        return torch.autocast(device.type, self.dtype, enabled=self.dtype != torch.float32)
+
 
 def full_sequence_length(num_contextual: int, max_history: int, max_candidates: int) -> int:
     """Tokens of the longest sample with actions: contextual + 2 × (history + candidates)."""

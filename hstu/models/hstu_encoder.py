@@ -25,15 +25,18 @@ class HSTUFeatures:
         item: items of the history, and candidates behind them.
         action: what was done with each item; None for a sequence of items alone.
         contextual: features that describe the user, in the order of their tokens.
+        negatives: items that the right ones are told from, which are looked up and are no tokens; None
+            for a model that takes none.
     """
 
     item: str
     action: str | None = None
     contextual: tuple[str, ...] = ()
+    negatives: str | None = None
 
     def embedding_dims(self, config: HSTUConfig) -> dict[str, int]:
         """The width of each feature's embedding by name."""
-        of_items = (self.item,) if self.action is None else (self.item, self.action)
+        of_items = [name for name in (self.item, self.action, self.negatives) if name is not None]
         return {name: config.contextual_embedding_dim for name in self.contextual} | {
             name: config.item_embedding_dim for name in of_items
         }

@@ -7,15 +7,16 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
-from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
+from torchrec.sparse.jagged_tensor import JaggedTensor
 
 from commons.datasets import HSTUBatch
 from hstu.models.action_loss import ActionLoss
-from hstu.models.embedding_tables import EmbeddingTable, embedding_collections, table_dims
+from hstu.models.embedding_tables import EmbeddingTable
 from hstu.models.hstu_config import HSTUConfig
 from hstu.models.hstu_encoder import HSTUEncoder, HSTUFeatures
+from hstu.models.hstu_model import HSTUModel
+from hstu.models.label_tokens import keyed_labels, labelled_item_tokens
 from hstu.modules.prediction_head import PredictionHead
-from hstu.modules.sequence_structure import SequenceStructure
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class RankingOutput:
     labels: torch.Tensor
 
 
-class HSTURanking(nn.Module):
+class HSTURanking(HSTUModel):
     """Embedding tables, HSTU layers and a head that predicts the action on each labelled item.
 
     The prediction is read at the item's own token, which sees the history before it and never the action.
@@ -75,24 +76,10 @@ class HSTURanking(nn.Module):
         head: RankingHeadConfig,
         device: torch.device | None = None,
     ) -> None:
-        super().__init__()
         if features.action is None:
             raise ValueError("ranking predicts actions, but no action feature is named")
-        dims = table_dims(tables, features.embedding_dims(config))
-        self.embedding_collections = embedding_collections(tables, dims, device)
+        super().__init__(config, tables, features, device)
         self.dense = RankingDense(config, tables, features, head, device)
-
-    def forward(self, batch: HSTUBatch) -> tuple[torch.Tensor, RankingOutput]:
-        """The summed loss of the batch's label tokens, a float32 scalar, and the predictions.
-
-        TorchRec's pipeline traces this method to find the lookups it can start early: it may only call
-        embedding collections on the batch's own features, and one dense module on the result.
-
-        Raises:
-            ValueError: as `RankingDense.forward` does.
-        """
-        embeddings = [collection(batch.features) for collection in self.embedding_collections]
-        return self.dense(embeddings, batch)
 
 
 class RankingDense(nn.Module):
@@ -135,32 +122,14 @@ class RankingDense(nn.Module):
                 or a label outside the head's classes (both checked on a CPU only); the items' own actions
                 would be visible to them; or the features disagree, as `HSTUEncoder.forward` says.
         """
-        labels = self._labels(batch)
-        with torch.autocast(
-            batch.features.device().type, self.config.dtype, enabled=self.config.dtype != torch.float32
-        ):
-            states, structure = self.encoder(embeddings, batch)
-            logits = self.head(states[_label_tokens(structure, labels)])
-        logits = logits.float()
-        return self.loss(logits, labels.values()), RankingOutput(logits.detach(), labels.values())
-
-    def _labels(self, batch: HSTUBatch) -> KeyedJaggedTensor:
-        if not isinstance(batch.labels, KeyedJaggedTensor) or len(batch.labels.keys()) != 1:
-            raise ValueError("ranking takes its labels as a KeyedJaggedTensor of one key")
+        labels = keyed_labels(batch)
         if not self.config.is_causal and not batch.max_num_candidates:
             raise ValueError(
                 "with is_causal=False an item of the history sees its own action, which is its label; "
                 "set is_causal=True or use candidates"
             )
-        return batch.labels
-
-
-def _label_tokens(structure: SequenceStructure, labels: KeyedJaggedTensor) -> torch.Tensor:
-    """`[num_label_tokens]` int64: the tokens of the items that the labels belong to."""
-    lengths = labels.lengths()
-    if lengths.device.type == "cpu" and bool((lengths > structure.item_lengths).any()):
-        row = int((lengths > structure.item_lengths).nonzero()[0])
-        raise ValueError(
-            f"row {row} has {int(lengths[row])} labels for {int(structure.item_lengths[row])} items"
-        )
-    return structure.last_item_tokens(lengths, labels.values().shape[0])
+        with self.config.autocast(batch.features.device()):
+            states, structure = self.encoder(embeddings, batch)
+            logits = self.head(states[labelled_item_tokens(structure, labels)])
+        logits = logits.float()
+        return self.loss(logits, labels.values()), RankingOutput(logits.detach(), labels.values())

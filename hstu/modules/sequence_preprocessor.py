@@ -52,11 +52,11 @@ class SequencePreprocessor(nn.Module):
         self.contextual_feature_names = tuple(contextual_feature_names)
         self.item_feature_name = item_feature_name
         self.action_feature_name = action_feature_name
-        self.item_projection = _projection(item_embedding_dim, hidden_size, device)
+        self.item_projection = projection(item_embedding_dim, hidden_size, device)
         if action_feature_name is not None:
-            self.action_projection = _projection(item_embedding_dim, hidden_size, device)
+            self.action_projection = projection(item_embedding_dim, hidden_size, device)
         if self.contextual_feature_names:
-            self.contextual_projection = _projection(contextual_embedding_dim, hidden_size, device)
+            self.contextual_projection = projection(contextual_embedding_dim, hidden_size, device)
         self.position_embedding = nn.Embedding(num_position_buckets, hidden_size, device=device)
         nn.init.normal_(self.position_embedding.weight, std=_POSITION_STD)
 
@@ -111,5 +111,6 @@ class SequencePreprocessor(nn.Module):
         return SequenceStructure.of(contextual_lengths, item_lengths, action_lengths, num_candidates)
 
 
-def _projection(width_in: int, width_out: int, device: torch.device | None) -> nn.Module:
+def projection(width_in: int, width_out: int, device: torch.device | None) -> nn.Module:
+    """A linear layer, or nothing where the widths are equal."""
     return nn.Identity() if width_in == width_out else nn.Linear(width_in, width_out, device=device)

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 import gin
 
 from commons.training.network_args import BaseNetworkArgs
+from commons.training.retrieval_metrics import parsed_names
 from commons.training.training_args import require, require_at_least
 from hstu.models.hstu_config import HSTUConfig, full_sequence_length
 from hstu.models.ranking import RankingHeadConfig
+from hstu.models.retrieval import RetrievalConfig
 
 
 @gin.configurable(module="hstu")
@@ -113,3 +115,34 @@ class RankingArgs:
             prediction_head_bias=self.prediction_head_bias,
             num_tasks=self.num_tasks,
         )
+
+
+@gin.configurable(module="hstu")
+@dataclass
+class RetrievalArgs:
+    """How the next item is learnt and looked for.
+
+    Attributes:
+        num_negatives: items drawn for each sample and epoch, which its right items are told from.
+        temperature: what scores, products of vectors of length 1, are divided by.
+        l2_norm_eps: smallest length that a vector is divided by.
+        eval_metrics: "HR@k", "Recall@k" or "NDCG@k", of a ranking of all items.
+
+    Raises:
+        ValueError: a value is out of range, or a metric unknown.
+    """
+
+    num_negatives: int
+    temperature: float = 0.05
+    l2_norm_eps: float = 1e-6
+    eval_metrics: tuple[str, ...] = ("HR@10", "NDCG@10")
+
+    def __post_init__(self) -> None:
+        require_at_least(1, "RetrievalArgs.num_negatives", self.num_negatives)
+        require(self.temperature > 0, "RetrievalArgs.temperature", self.temperature, "more than 0")
+        require(self.l2_norm_eps > 0, "RetrievalArgs.l2_norm_eps", self.l2_norm_eps, "more than 0")
+        parsed_names(self.eval_metrics, "RetrievalArgs.eval_metrics")
+
+    def config(self) -> RetrievalConfig:
+        """What the model takes of it."""
+        return RetrievalConfig(temperature=self.temperature, l2_norm_eps=self.l2_norm_eps)

@@ -1,14 +1,12 @@
 from __future__ import annotations
 
 import json
-import random
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.torchrun import ENVIRONMENT, RANKING, REPOSITORY, bind, torchrun
+from tests.e2e.movielens_files import prepare_movielens
+from tests.e2e.torchrun import RANKING, REPOSITORY, bind, torchrun
 
 CONFIG = REPOSITORY / "hstu/training/configs/movielens_100k_ranking.gin"
 SMALL = [
@@ -24,26 +22,9 @@ SMALL = [
 
 @pytest.fixture(scope="module")
 def workspace(tmp_path_factory) -> Path:
-    """A folder with prepared data of 40 users who have 2 to 30 ratings each, in the format of ml-100k."""
+    """A folder with a small dataset."""
     directory = tmp_path_factory.mktemp("movielens")
-    raw = directory / "data/ml-100k/raw"
-    raw.mkdir(parents=True)
-    rng = random.Random(0)
-    ratings = [
-        f"{user}\t{rng.randint(1, 50)}\t{rng.randint(1, 5)}\t{time}\n"
-        for user in range(1, 41)
-        for time in range(rng.randint(2, 30))
-    ]
-    rng.shuffle(ratings)
-    (raw / "u.data").write_text("".join(ratings))
-    users = [f"{user}|{20 + user % 7}|{'MF'[user % 2]}|writer|{user % 5}\n" for user in range(1, 41)]
-    (raw / "u.user").write_text("".join(users))
-    subprocess.run(
-        [sys.executable, "-m", "commons.datasets.movielens_preprocess", "--dataset", "ml-100k"],
-        cwd=directory,
-        env=ENVIRONMENT,
-        check=True,
-    )
+    prepare_movielens(directory)
     return directory
 
 

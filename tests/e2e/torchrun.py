@@ -15,6 +15,7 @@ ENVIRONMENT = {
     "CUDA_VISIBLE_DEVICES": "",  # two ranks cannot share one GPU
 }
 RANKING = ("-m", "hstu.training.pretrain_gr_ranking")
+RETRIEVAL = ("-m", "hstu.training.pretrain_gr_retrieval")
 SID_GR = ("-m", "sid_gr.training.pretrain_sid_gr")
 
 

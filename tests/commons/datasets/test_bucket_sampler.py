@@ -3,7 +3,7 @@ from itertools import chain
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
@@ -64,6 +64,7 @@ def histories(count, seed=0):
     return np.random.default_rng(seed).lognormal(5, 1.2, count)
 
 
+@settings(deadline=None)
 @given(**shapes)
 def test_every_sample_is_in_exactly_one_batch_of_one_rank(workloads, batch_size, num_ranks, num_buckets):
     steps = steps_of(workloads, batch_size, num_ranks, num_buckets=num_buckets)
@@ -76,6 +77,7 @@ def test_every_sample_is_in_exactly_one_batch_of_one_rank(workloads, batch_size,
         assert 0 < sum(sizes) <= batch_size * num_ranks
 
 
+@settings(deadline=None)
 @given(**shapes, epoch=st.integers(0, 3))
 def test_resumed_is_as_uninterrupted(workloads, batch_size, num_ranks, num_buckets, epoch):
     options = {"epoch": epoch, "num_buckets": num_buckets, "seed": 5}
@@ -84,6 +86,7 @@ def test_resumed_is_as_uninterrupted(workloads, batch_size, num_ranks, num_bucke
         assert steps_of(workloads, batch_size, num_ranks, start_step=start, **options) == whole[start:]
 
 
+@settings(deadline=None)
 @given(**shapes)
 def test_each_step_is_divided_by_refined(workloads, batch_size, num_ranks, num_buckets):
     workloads = np.array(workloads)
@@ -135,6 +138,7 @@ def test_steps_of_many_buckets_have_like_samples():
     assert many < 0.5 * few < 0.5 * 0.5 * one
 
 
+@settings(deadline=None)
 @given(epoch=st.integers(0, 50), num_buckets=st.integers(2, 12))
 def test_a_step_mixes_at_most_two_neighbouring_buckets(epoch, num_buckets):
     workloads = np.random.default_rng(0).permutation(240)  # each is its own rank

@@ -56,7 +56,7 @@ def test_every_sample_counts_once_whichever_rank_it_is_on(pools, shares):
     ("name", "message"),
     [
         ("NDCG@11", "NDCG@11': expected k of at most top_k_for_generation = 10"),
-        ("AUC", "AUC': expected HitRate@k, Recall@k or NDCG@k"),
+        ("AUC", "AUC': expected HitRate@k, HR@k, Recall@k or NDCG@k"),
         ("HitRate@0", "HitRate@0': expected HitRate@k"),
     ],
 )

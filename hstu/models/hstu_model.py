@@ -1,0 +1,53 @@
+"""What all HSTU models are at the top: sharded tables, and a dense part for the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from commons.datasets import HSTUBatch
+from hstu.models.embedding_tables import EmbeddingTable, embedding_collections, table_dims
+from hstu.models.hstu_config import HSTUConfig
+from hstu.models.hstu_encoder import HSTUFeatures
+
+
+class HSTUModel(nn.Module):
+    """The sharded tables; a subclass adds `dense`, which turns what they looked up into loss and output.
+
+    Args:
+        config: sizes of the model.
+        tables: embedding tables; each feature is in exactly one.
+        features: names of the features.
+        device: of the parameters.
+
+    Raises:
+        ValueError: the tables do not fit the features.
+    """
+
+    dense: nn.Module
+
+    def __init__(
+        self,
+        config: HSTUConfig,
+        tables: Sequence[EmbeddingTable],
+        features: HSTUFeatures,
+        device: torch.device | None = None,
+    ) -> None:
+        super().__init__()
+        dims = table_dims(tables, features.embedding_dims(config))
+        self.embedding_collections = embedding_collections(tables, dims, device)
+
+    def forward(self, batch: HSTUBatch) -> tuple[torch.Tensor, Any]:
+        """The summed loss of the batch's label tokens, a float32 scalar, and the dense part's output.
+
+        TorchRec's pipeline traces this method to find the lookups it can start early: it may only call
+        embedding collections on the batch's own features, and one dense module on the result.
+
+        Raises:
+            ValueError: as the dense part's forward does.
+        """
+        embeddings = [collection(batch.features) for collection in self.embedding_collections]
+        return self.dense(embeddings, batch)

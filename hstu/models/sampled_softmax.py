@@ -1,0 +1,50 @@
+"""The loss of retrieved items."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch.nn import functional
+
+
+def sampled_softmax_loss(
+    queries: torch.Tensor,
+    positives: torch.Tensor,
+    negatives: torch.Tensor,
+    positive_ids: torch.Tensor,
+    negative_ids: torch.Tensor,
+    queries_per_sample: Sequence[int],
+    negatives_per_sample: Sequence[int],
+    temperature: float,
+) -> torch.Tensor:
+    """The summed cross-entropy of each query's positive against its sample's negatives, a scalar.
+
+    The score of a query and an item is their product ÷ `temperature`. A negative that is the query's
+    positive does not count. Samples are taken one by one, so that the cost is the sum of their own
+    queries × negatives; a query without negatives has a loss of 0.
+
+    Source: Zhai et al., "Actions Speak Louder than Words", ICML 2024, and their published training code.
+
+    Args:
+        queries: `[Q, d]`, sample by sample.
+        positives: `[Q, d]`, the right item of each query.
+        negatives: `[N, d]`, sample by sample.
+        positive_ids, negative_ids: `[Q]` and `[N]` integers, which items they are.
+        queries_per_sample, negatives_per_sample: their numbers in each sample; they add up to Q and N.
+        temperature: positive.
+    """
+    # Its exponential is 0 beside that of any score. Infinity would make NaN where all negatives hit.
+    hidden = torch.finfo(queries.dtype).min
+    samples = zip(
+        *(tensor.split(queries_per_sample) for tensor in (queries, positive_ids)),
+        *(tensor.split(negatives_per_sample) for tensor in (negatives, negative_ids)),
+        strict=True,
+    )
+    against = []
+    for of_sample, ids, others, other_ids in samples:
+        scores = (of_sample @ others.T / temperature).masked_fill(ids.unsqueeze(1) == other_ids, hidden)
+        against.append(scores.logsumexp(1))
+    right = (queries * positives).sum(1) / temperature
+    # The logarithm of 1 + exp(against - right) is that of the softmax's denominator over the right one.
+    return functional.softplus(torch.cat(against) - right).sum()

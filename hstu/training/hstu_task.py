@@ -1,0 +1,156 @@
+"""What the tasks of all HSTU models have in common."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import nn
+
+import hstu.batch_shuffler  # noqa: F401  registers "hstu"
+from commons.datasets import (
+    BenchmarkDatasetArgs,
+    DynamicEmbeddingArgs,
+    HSTUBatch,
+    HSTUSource,
+    RandomSource,
+    SequenceDatasetSpec,
+    UserSequences,
+    UserSequenceSource,
+    check_ids,
+)
+from commons.datasets.user_sequences import PREPROCESSORS
+from commons.gin_values import from_gin, is_bound
+from commons.perf_model import HSTUFlops
+from commons.training import EvaluationMetrics, TrainerArgs, TrainingTask
+from commons.training.rank_datasets import random_sources, rank_datasets
+from commons.training.rank_zero_log import warn_once
+from hstu.models.embedding_tables import EmbeddingTable
+from hstu.models.hstu_config import HSTUConfig
+from hstu.models.hstu_encoder import HSTUFeatures
+from hstu.training.model_args import DatasetArgs, NetworkArgs
+
+
+@dataclass(frozen=True)
+class HSTUSources:
+    """The samples that a gin file names.
+
+    Attributes:
+        train: of training.
+        evaluation: likewise, of the same features.
+        shuffle: whether each training epoch has an order of its own.
+    """
+
+    train: HSTUSource
+    evaluation: HSTUSource
+    shuffle: bool
+
+
+@dataclass(frozen=True)
+class ModelParts:
+    """What a model of a dataset is made of."""
+
+    config: HSTUConfig
+    tables: list[EmbeddingTable]
+    features: HSTUFeatures
+
+
+def sources_from_gin(trainer: TrainerArgs, num_held_out: int | None = None) -> HSTUSources:
+    """Random samples if `BenchmarkDatasetArgs` is configured, else those of the files of `DatasetArgs`.
+
+    Args:
+        trainer: of it, batch sizes and seed.
+        num_held_out: events of each user in the files that evaluation is about; None for a share of
+            them.
+
+    Raises:
+        ValueError: settings are missing or contradict each other, or a file is malformed.
+        FileNotFoundError: the dataset is not prepared; the message has the command that does it.
+    """
+    if not is_bound("BenchmarkDatasetArgs.feature_args"):
+        return _disk_sources(num_held_out)
+    args = from_gin(BenchmarkDatasetArgs)
+    train, evaluation = random_sources(partial(RandomSource, args), args.num_generated_batches, trainer)
+    return HSTUSources(train, evaluation, shuffle=False)
+
+
+def _disk_sources(num_held_out: int | None) -> HSTUSources:
+    args = from_gin(DatasetArgs)
+    if args.dataset_name not in PREPROCESSORS:
+        raise ValueError(
+            f"DatasetArgs.dataset_name = {args.dataset_name!r}: expected one of {sorted(PREPROCESSORS)}"
+        )
+    path = Path("data") / args.dataset_name if args.dataset_path is None else Path(args.dataset_path)
+    sequences = UserSequences.open(path, args.dataset_name)
+    options = (args.max_history_seqlen, args.max_num_candidates)
+    train = UserSequenceSource(sequences, "train", *options, num_held_out=num_held_out)
+    evaluation = UserSequenceSource(sequences, "eval", *options, num_held_out=num_held_out)
+    return HSTUSources(train, evaluation, args.shuffle)
+
+
+def model_parts(spec: SequenceDatasetSpec, network: NetworkArgs) -> ModelParts:
+    """The configuration, tables and features of a model for such samples."""
+    num_contextual = sum(spec.feature_to_max_seqlen[name] for name in spec.contextual_feature_names)
+    return ModelParts(
+        config=network.config(num_contextual, spec.feature_to_max_seqlen[spec.item_feature_name]),
+        tables=[
+            EmbeddingTable(
+                name=table.table_name,
+                feature_names=tuple(table.feature_names),
+                num_embeddings=table.item_vocab_size_or_capacity,
+                sharded=table.sharding_type == "model_parallel",
+            )
+            for table in spec.tables
+        ],
+        features=HSTUFeatures(
+            item=spec.item_feature_name,
+            action=spec.action_feature_name,
+            contextual=spec.contextual_feature_names,
+            negatives=spec.negatives_feature_name,
+        ),
+    )
+
+
+def hstu_task(
+    trainer: TrainerArgs,
+    model: nn.Module,
+    config: HSTUConfig,
+    sources: HSTUSources,
+    metrics: EvaluationMetrics,
+) -> TrainingTask:
+    """The task of training a model on these samples."""
+    flops = HSTUFlops(config.num_layers, config.hidden_size, config.num_heads, config.head_dim)
+    train_dataset, eval_dataset = rank_datasets(sources.train, sources.evaluation, trainer, sources.shuffle)
+    return TrainingTask(
+        model=model,
+        train_dataset=train_dataset,
+        eval_dataset=eval_dataset,
+        metrics=metrics,
+        flops=partial(_flops_of_rows, flops),
+        check_batch=partial(check_ids, spec=sources.train.spec),
+        shuffler_name="hstu",
+        shuffler_settings={"flops": flops},
+    )
+
+
+def warn_of_settings_without_effect(network: NetworkArgs, spec: SequenceDatasetSpec) -> None:
+    """One warning for each setting that asks for something that does not happen."""
+    warn_once(network.settings_without_effect() + _dynamic_tables(spec) + _of_generative_models())
+
+
+def _flops_of_rows(flops: HSTUFlops, batch: HSTUBatch) -> torch.Tensor:
+    return flops.per_sample(batch.num_tokens())
+
+
+def _dynamic_tables(spec: SequenceDatasetSpec) -> list[str]:
+    names = [table.table_name for table in spec.tables if isinstance(table, DynamicEmbeddingArgs)]
+    if not names:
+        return []
+    return [f"DynamicEmbeddingArgs: tables {names} run as row-wise sharded tables of their full capacity"]
+
+
+def _of_generative_models() -> list[str]:
+    settings = [f"TrainerArgs.{name}" for name in ("eval_metrics", "top_k_for_generation")]
+    return [f"{name} has no effect: it is of generative models" for name in settings if is_bound(name)]

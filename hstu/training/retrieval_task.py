@@ -1,0 +1,50 @@
+"""A retrieval model and its data, put together as a gin file says."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from commons.datasets import RetrievalSource
+from commons.gin_values import from_gin
+from commons.training import CatalogueMetrics, TrainerArgs, TrainingTask
+from hstu.models.retrieval import HSTURetrieval
+from hstu.training.hstu_task import (
+    hstu_task,
+    model_parts,
+    sources_from_gin,
+    warn_of_settings_without_effect,
+)
+from hstu.training.model_args import NetworkArgs, RetrievalArgs
+
+
+def retrieval_task(trainer: TrainerArgs, device: torch.device) -> TrainingTask:
+    """The task that the parsed gin configuration describes.
+
+    With `BenchmarkDatasetArgs` configured the data is random, else it comes from the files of
+    `DatasetArgs`, of which each user's last item is held out for evaluation.
+
+    Raises:
+        ValueError: settings are missing or contradict each other.
+        FileNotFoundError: the dataset is not prepared; the message has the command that does it.
+    """
+    network, retrieval = from_gin(NetworkArgs), from_gin(RetrievalArgs)
+    histories = sources_from_gin(trainer, num_held_out=1)
+    train = RetrievalSource(histories.train, "train", retrieval.num_negatives, trainer.seed)
+    evaluation = RetrievalSource(histories.evaluation, "eval", retrieval.num_negatives, trainer.seed)
+    spec = train.spec
+    warn_of_settings_without_effect(network, spec)
+    parts = model_parts(spec, network)
+    torch.manual_seed(trainer.seed)
+    model = HSTURetrieval(parts.config, parts.tables, parts.features, retrieval.config())
+    metrics = CatalogueMetrics(
+        names=retrieval.eval_metrics,
+        setting="RetrievalArgs.eval_metrics",
+        table=next(table.name for table in parts.tables if parts.features.item in table.feature_names),
+        catalogue=train.catalogue,
+        l2_norm_eps=retrieval.l2_norm_eps,
+        device=device,
+    )
+    sources = replace(histories, train=train, evaluation=evaluation)
+    return hstu_task(trainer, model, parts.config, sources, metrics)

@@ -1,0 +1,202 @@
+import numpy as np
+import pytest
+import torch.distributed as dist
+from torch.utils.data import DataLoader
+
+from commons.datasets import (
+    BenchmarkDatasetArgs,
+    EmbeddingArgs,
+    FeatureArgs,
+    MovieLensSource,
+    RandomSource,
+    RetrievalSource,
+    SequenceDataset,
+    UserSequences,
+    check_ids,
+)
+from commons.datasets.retrieval_source import NEGATIVES
+from commons.datasets.user_sequences import SequencesMeta
+from commons.distributed import BatchShufflerFactory
+from commons.perf_model import HSTUFlops
+from hstu import batch_shuffler  # noqa: F401
+
+ITEMS = [[11, 30, 12, 14], [13], [12, 11], [30, 13, 11, 12, 14, 40]]
+
+
+def sequences():
+    """Four users; ids of items are 11 to 40, with gaps."""
+    meta = SequencesMeta(
+        dataset="ml-100k",
+        contextual_feature_names=["user_id"],
+        item_feature_name="movie_id",
+        action_feature_name="rating",
+        vocab_sizes={"user_id": 5, "movie_id": 41, "rating": 6},
+        num_classes=5,
+        positive_class=3,
+    )
+    items = np.concatenate(ITEMS).astype(np.int32)
+    offsets = np.cumsum([0, *map(len, ITEMS)])
+    return UserSequences(meta, {"user_id": np.arange(1, 5)}, items, items % 5 + 1, offsets)
+
+
+def movielens(split, num_negatives=8, seed=0, max_history_seqlen=100, **options):
+    histories = MovieLensSource(sequences(), split, max_history_seqlen, num_held_out=1, **options)
+    return RetrievalSource(histories, split, num_negatives, seed)
+
+
+def random_args(**options):
+    return BenchmarkDatasetArgs(
+        feature_args=[FeatureArgs(["item"], 12, is_jagged=True), FeatureArgs(["user"], 1)],
+        embedding_args=[
+            EmbeddingArgs(["item"], "items", 30, "model_parallel"),
+            EmbeddingArgs(["user"], "users", 40, "model_parallel"),
+        ],
+        item_feature_name="item",
+        contextual_feature_names=["user"],
+        **options,
+    )
+
+
+def drawn(source, epoch):
+    of_epoch = source.of_epoch(epoch)
+    return [of_epoch[index].negatives.tolist() for index in range(len(source))]
+
+
+def test_training_leaves_out_the_last_item_and_evaluation_is_about_it():
+    train, evaluation = (movielens(split) for split in ("train", "eval"))
+    samples = [train[index] for index in range(len(train))]
+    assert [sample.items.tolist() for sample in samples] == [[11, 30, 12], [13], [12], [30, 13, 11, 12, 14]]
+    assert [sample.labels.tolist() for sample in samples] == [[30, 12], [], [], [13, 11, 12, 14]]
+    held_out = [evaluation[index] for index in range(len(evaluation))]
+    assert [sample.items.tolist() for sample in held_out] == [ITEMS[0], ITEMS[2], ITEMS[3]]
+    assert [sample.labels.tolist() for sample in held_out] == [[14], [11], [40]]
+    assert all(not len(sample.negatives) for sample in held_out)
+
+
+def test_samples_are_cut_to_the_newest_items():
+    train, evaluation = (movielens(split, max_history_seqlen=3) for split in ("train", "eval"))
+    assert train[3].items.tolist() == [11, 12, 14] and train[3].labels.tolist() == [12, 14]
+    assert evaluation[2].items.tolist() == [12, 14, 40] and evaluation[2].labels.tolist() == [40]
+
+
+def test_negatives_are_a_function_of_seed_epoch_and_sample():
+    source = movielens("train")
+    assert drawn(source, 2) == drawn(movielens("train"), 2) == drawn(source.of_epoch(5), 2)
+    different = [*drawn(source, 0), *drawn(source, 1), *drawn(movielens("train", seed=1), 0)]
+    assert len({tuple(negatives) for negatives in different}) == len(different)
+    assert drawn(source, 0) == [source[index].negatives.tolist() for index in range(len(source))]
+
+
+def test_negatives_are_uniform_over_the_items_that_occur():
+    source = movielens("train", num_negatives=6000)
+    assert source.catalogue.tolist() == [11, 12, 13, 14, 30, 40]
+    ids, counts = np.unique(source[0].negatives, return_counts=True)
+    assert ids.tolist() == source.catalogue.tolist()
+    assert abs(counts - 1000).max() < 150  # five standard deviations
+    assert RetrievalSource(RandomSource(random_args(), 3, 0), "train", 4, 0).catalogue.tolist() == [
+        *range(30)
+    ]
+
+
+def test_negatives_share_no_draw_with_random_histories():
+    histories = RandomSource(random_args(), 20, 3)
+    source = RetrievalSource(histories, "train", 12, 3)
+    items = [histories[index].items.tolist() for index in range(20)]
+    for epoch in range(20):
+        for negatives in drawn(source, epoch):
+            assert all(negatives[: len(of_one)] != of_one for of_one in items if len(of_one) > 4)
+
+
+@pytest.mark.parametrize("split", ["train", "eval"])
+def test_batches_have_one_schema_and_ids_of_their_tables(split):
+    source = movielens(split)
+    batch = source.collate([source[0], source[1]], 3)
+    assert batch.features.keys() == ["user_id", "movie_id", "rating", NEGATIVES]
+    assert batch.features[NEGATIVES].lengths().tolist() == ([8, 8, 0] if split == "train" else [0, 0, 0])
+    lengths = [len(source[index].items) for index in range(2)]
+    assert batch.num_tokens().tolist() == [1 + 2 * lengths[0], 1 + 2 * lengths[1], 0]
+    check_ids(batch, source.spec)
+    batch.features.values()[-1] = 41
+    with pytest.raises(ValueError, match="has id 41"):
+        check_ids(batch, source.spec)
+
+
+def test_random_evaluation_samples_have_one_label_if_there_is_something_before_it():
+    source = RetrievalSource(RandomSource(random_args(), 200, 0), "eval", 4, 0)
+    samples = [source[index] for index in range(200)]
+    assert {len(sample.items) for sample in samples} >= {1, 2}
+    for sample in samples:
+        assert sample.labels.tolist() == (sample.items[-1:].tolist() if len(sample.items) > 1 else [])
+
+
+def _negatives_by_user(dataset, num_workers):
+    loader = DataLoader(dataset, batch_size=None, num_workers=num_workers)
+    return [
+        (user, negatives)
+        for batch in loader
+        for user, negatives in zip(
+            batch.features["user_id"].to_dense(), batch.features[NEGATIVES].to_dense(), strict=True
+        )
+        if len(user)
+    ]
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_dataset_draws_anew_each_epoch_in_any_number_of_workers(num_workers):
+    dataset = SequenceDataset(movielens("train"), batch_size=2)
+    for epoch in (0, 1, 0):
+        dataset.set_epoch(epoch)
+        expected = drawn(movielens("train"), epoch)
+        found = _negatives_by_user(dataset, num_workers)
+        assert [(int(user), negatives.tolist()) for user, negatives in found] == [
+            (index + 1, negatives) for index, negatives in enumerate(expected)
+        ]
+
+
+def test_an_iteration_under_way_keeps_its_epoch():
+    dataset = SequenceDataset(movielens("train"), batch_size=1)
+    batches = iter(dataset)
+    next(batches)
+    dataset.set_epoch(1)
+    assert next(batches).features[NEGATIVES].values().tolist() == drawn(movielens("train"), 0)[1]
+
+
+def _after_the_shuffle():
+    """Of the samples that this rank gets, their ids of items and their negatives."""
+    source = RetrievalSource(RandomSource(random_args(), 12, 7), "train", 5, 7)
+    dataset = SequenceDataset(source, 6, dist.get_rank(), dist.get_world_size())
+    dataset.set_epoch(3)
+    shuffler = BatchShufflerFactory.create("hstu", flops=HSTUFlops(1, 8, 1, 8))
+    (batch,) = dataset
+    placed = shuffler.shuffle(batch).index_select(range(shuffler.shuffle(batch).num_samples))
+    columns = (placed.features[name].to_dense() for name in ("item", NEGATIVES))
+    moved = [(items.tolist(), negatives.tolist()) for items, negatives in zip(*columns, strict=True)]
+    return moved, [items.tolist() for items in batch.features["item"].to_dense()]
+
+
+def test_negatives_travel_with_their_samples(pools):
+    source = RetrievalSource(RandomSource(random_args(), 12, 7), "train", 5, 7).of_epoch(3)
+    expected = [(source[index].items.tolist(), source[index].negatives.tolist()) for index in range(12)]
+    results = pools(2).run(_after_the_shuffle)
+    assert sorted(sample for moved, _ in results for sample in moved) == sorted(expected)
+    assert any(items not in loaded for moved, loaded in results for items, _ in moved)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: movielens("test"), "split = 'test': expected train or eval"),
+        (lambda: movielens("train", num_negatives=0), "num_negatives = 0"),
+        (lambda: movielens("train", seed=-1), "seed = -1"),
+        (lambda: movielens("train", max_num_candidates=2), "max_num_candidates = 2: expected 0"),
+        (lambda: movielens("train", max_history_seqlen=1), "at most 1 items: expected at least 2"),
+        (lambda: MovieLensSource(sequences(), "train", 5, num_held_out=0), "num_held_out = 0"),
+        (
+            lambda: RetrievalSource(movielens("train"), "train", 3, 0),
+            f"a feature is named '{NEGATIVES}'",
+        ),
+    ],
+)
+def test_arguments_are_checked(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()

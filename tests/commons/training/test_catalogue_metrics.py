@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+
+from commons.training import CatalogueMetrics, OptimizerArgs, catalogue_metrics, shard_model
+from tests.hstu.retrieval_samples import VOCABULARY, item_vectors, retrieval_model
+
+NAMES = ("HR@1", "hr@7", "Recall@12", "NDCG@7", "NDCG@12")
+# Without the first ids and without some in between, the most of which are on one rank.
+CATALOGUE = np.array([3, *range(9, 20), 22, 23, 30, *range(41, VOCABULARY)])
+SETTING = "RetrievalArgs.eval_metrics"
+
+
+def _queries(number: int) -> tuple[torch.Tensor, torch.Tensor]:
+    rng = np.random.default_rng(1)
+    queries = torch.from_numpy(rng.normal(size=(number, 12)).astype(np.float32))
+    return queries / queries.norm(dim=1, keepdim=True), torch.from_numpy(rng.choice(CATALOGUE, number))
+
+
+def _expected(vectors: torch.Tensor, number: int, catalogue: np.ndarray) -> dict[str, float]:
+    """By comparing all scores; what is not in the catalogue is not found."""
+    queries, targets = _queries(number)
+    scores = queries @ (vectors / vectors.norm(dim=1, keepdim=True)).T
+    scores[:, np.setdiff1d(np.arange(VOCABULARY), catalogue)] = -torch.inf
+    places = [
+        len(row) if row[target].isinf() else int((row > row[target]).sum())
+        for row, target in zip(scores, targets, strict=True)
+    ]
+    return {
+        name: sum(
+            (1 / np.log2(place + 2) if "NDCG" in name else 1.0)
+            for place in places
+            if place < int(name.partition("@")[2])
+        )
+        / number
+        for name in NAMES
+    }
+
+
+def _metrics(names=NAMES, catalogue=CATALOGUE, table="item_table") -> CatalogueMetrics:
+    return CatalogueMetrics(names, SETTING, table, catalogue, 1e-6, torch.device("cpu"))
+
+
+def _of_rank(shares, chunk, block, catalogue) -> list[dict[str, float]]:
+    """Twice the same evaluation; the shares are the sizes of each rank's batches."""
+    sizes = catalogue_metrics.QUERIES_PER_CHUNK, catalogue_metrics.ROWS_PER_BLOCK
+    catalogue_metrics.QUERIES_PER_CHUNK, catalogue_metrics.ROWS_PER_BLOCK = chunk, block
+    try:
+        model, _ = shard_model(retrieval_model(), OptimizerArgs("sgd", 0.1), torch.device("cpu"))
+        metrics = _metrics(catalogue=catalogue)
+        metrics.bind(model)
+        queries, targets = _queries(sum(map(sum, shares)))
+        evaluations = []
+        for _ in range(2):
+            start = sum(sum(of_rank) for of_rank in shares[: dist.get_rank()])
+            for rows in shares[dist.get_rank()]:
+                metrics.update(
+                    SimpleNamespace(queries=queries[start:][:rows], targets=targets[start:][:rows])
+                )
+                start += rows
+            evaluations.append(metrics.compute())
+    finally:
+        catalogue_metrics.QUERIES_PER_CHUNK, catalogue_metrics.ROWS_PER_BLOCK = sizes
+    return evaluations
+
+
+@pytest.mark.parametrize("sizes", [(512, 1 << 15), (4, 5), (1, 50)])
+@pytest.mark.parametrize(
+    "shares", [[[30, 11]], [[20, 3], [18]], [[41], []], [[0, 5], [6, 10], [20]], [[], [41], []]]
+)
+def test_metrics_are_those_of_comparing_all_scores(pools, shares, sizes):
+    expected = _expected(item_vectors(retrieval_model()), 41, CATALOGUE)
+    assert 0 < expected["HR@1"] < expected["hr@7"] < expected["Recall@12"] < 1
+    for evaluations in pools(len(shares)).run(_of_rank, shares, *sizes, CATALOGUE):
+        assert evaluations == [pytest.approx(expected)] * 2
+
+
+def test_a_catalogue_smaller_than_k_is_ranked_whole(pools):
+    few = CATALOGUE[:5]
+    expected = _expected(item_vectors(retrieval_model()), 41, few)
+    for evaluations in pools(3).run(_of_rank, [[20], [1], [20]], 512, 1 << 15, few):
+        assert evaluations == [pytest.approx(expected)] * 2
+
+
+def test_without_queries_metrics_are_not_a_number(pools):
+    for evaluations in pools(2).run(_of_rank, [[], [0]], 512, 1 << 15, CATALOGUE):
+        assert all(np.isnan(value) for figures in evaluations for value in figures.values())
+
+
+def _of_a_table_that_is_not_there() -> None:
+    model, _ = shard_model(retrieval_model(), OptimizerArgs("sgd", 0.1), torch.device("cpu"))
+    metrics = _metrics(table="items")
+    with pytest.raises(RuntimeError, match="bind the sharded model first"):
+        metrics.compute()
+    metrics.bind(model)
+    with pytest.raises(ValueError, match="no sharded table 'items'"):
+        metrics.compute()
+
+
+def test_a_table_that_is_not_there_is_named(pools):
+    pools(2).run(_of_a_table_that_is_not_there)
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (("HR@10", "AUC"), r"RetrievalArgs.eval_metrics = 'AUC': expected HitRate@k, HR@k"),
+        ("HR@10", "expected a tuple"),
+    ],
+)
+def test_an_unknown_metric_is_named(names, message):
+    with pytest.raises(ValueError, match=message):
+        _metrics(names)

@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.gin_files import RANDOM_DATA
+from tests.e2e.movielens_files import prepare_movielens
+from tests.e2e.torchrun import REPOSITORY, RETRIEVAL, bind, torchrun
+
+CONFIG = REPOSITORY / "hstu/training/configs/movielens_100k_retrieval.gin"
+SMALL = [
+    "TrainerArgs.train_batch_size = 4",
+    "TrainerArgs.eval_interval = 2",
+    "TrainerArgs.log_interval = 2",
+    "TrainerArgs.max_train_iters = 6",
+    "DatasetArgs.max_history_seqlen = 16",
+    "NetworkArgs.hidden_size = 16",
+    "NetworkArgs.item_embedding_dim = 8",
+    "NetworkArgs.kv_channels = 8",
+    "NetworkArgs.hidden_dropout = 0.0",
+    "RetrievalArgs.num_negatives = 8",
+    'RetrievalArgs.eval_metrics = ("HR@10", "NDCG@10", "HR@50")',
+]
+
+
+def train(directory: Path, log_dir: str, config: Path, *bindings: str) -> list[dict[str, float]]:
+    """What the run logged, a dict per line."""
+    settings = (*bindings, f"TrainerArgs.log_dir = '{log_dir}'")
+    torchrun(directory, *RETRIEVAL, "--gin-config-file", config, *bind(*settings))
+    return [json.loads(line) for line in (directory / log_dir / "train.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def workspace(tmp_path_factory) -> Path:
+    """A folder with a small dataset."""
+    directory = tmp_path_factory.mktemp("movielens")
+    prepare_movielens(directory)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def as_loaded(workspace) -> list[dict[str, float]]:
+    """The log of the plain run: no balancing, no overlap."""
+    return train(workspace, "as_loaded", CONFIG, *SMALL, 'TrainerArgs.pipeline_type = "none"')
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [[], ["TrainerArgs.max_tokens_per_micro_batch = 60"], ["TrainerArgs.single_rank_load = True"]],
+    ids=["native", "micro-batches", "single rank load"],
+)
+def test_every_mode_trains_and_evaluates_the_same(workspace, as_loaded, settings, request):
+    balanced = "TrainerArgs.enable_balanced_shuffler = True"
+    log = train(workspace, request.node.callspec.id, CONFIG, *SMALL, balanced, *settings)
+    assert [line["kind"] for line in log] == ["start", *["train", "eval"] * 3]
+    for line, expected in zip(log[1:], as_loaded[1:], strict=True):
+        if line["kind"] == "eval":
+            assert 0 < line["NDCG@10"] < line["HR@10"] < line["HR@50"] == 1  # there are 50 items
+            assert line == pytest.approx(expected, abs=1.01 / 40)  # one user may be at the edge
+        else:
+            assert line["loss"] == pytest.approx(expected["loss"], rel=1e-4)
+            assert line["imbalance_after"] < line["imbalance_before"]
+
+
+def test_windows_train_on_random_data(tmp_path):
+    config = tmp_path / "config.gin"
+    ranking = [line for line in RANDOM_DATA.splitlines() if line.startswith("RankingArgs")]
+    config.write_text(RANDOM_DATA.replace(ranking[0], "RetrievalArgs.num_negatives = 16"))
+    settings = ["TrainerArgs.enable_balanced_shuffler = True", "TrainerArgs.balance_window = 2"]
+    log = train(tmp_path, "logs", config, *settings)
+    evaluations = [line for line in log if line["kind"] == "eval"]
+    assert len(evaluations) == 2
+    assert all(0 <= line["NDCG@10"] <= line["HR@10"] <= 1 for line in evaluations)
+    assert all(0 < line["loss"] < 20 for line in log if line["kind"] == "train")
+
+
+def test_candidates_are_refused(workspace):
+    output = torchrun(
+        workspace,
+        *RETRIEVAL,
+        "--gin-config-file",
+        CONFIG,
+        *bind(*SMALL, "DatasetArgs.max_num_candidates = 3"),
+        fails=True,
+    )
+    assert "max_num_candidates = 3: expected 0, because retrieval" in output

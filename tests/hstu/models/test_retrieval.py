@@ -1,0 +1,166 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from hstu.models import EmbeddingTable, HSTUConfig, HSTUFeatures, HSTURetrieval, RetrievalConfig
+from tests.hstu.retrieval_samples import (
+    TEMPERATURE,
+    VOCABULARY,
+    Sample,
+    item_vectors,
+    retrieval_batch,
+    retrieval_model,
+)
+
+SAMPLE = Sample(items=[5, 9, 13, 2, 9], actions=[1, 0, 3, 2, 4], negatives=[7, 9, 30, 31, 2, 44, 9], user=[3])
+OTHER = Sample(items=[8, 4, 21], actions=[2, 2, 1], negatives=[8, 21, 1], user=[4])
+
+
+def queries_of(model: HSTURetrieval, *samples: Sample, **batch) -> torch.Tensor:
+    return model(retrieval_batch(samples, **batch))[1].queries
+
+
+@pytest.mark.parametrize("with_actions", [True, False])
+def test_a_prediction_sees_what_is_before_its_item_and_nothing_else(with_actions):
+    model = retrieval_model(with_actions=with_actions)
+    before = queries_of(model, SAMPLE, with_actions=with_actions)
+    assert len(before) == 4
+    for changed in range(5):
+        items, actions = list(SAMPLE.items), list(SAMPLE.actions)
+        items[changed], actions[changed] = 40, (actions[changed] + 1) % 5
+        of_item = queries_of(model, replace(SAMPLE, items=items), with_actions=with_actions)
+        of_action = queries_of(model, replace(SAMPLE, actions=actions), with_actions=with_actions)
+        for label in range(4):
+            is_seen = changed <= label  # label l is that of item l + 1
+            assert torch.allclose(of_item[label], before[label], atol=1e-6) != is_seen
+            assert torch.allclose(of_action[label], before[label], atol=1e-6) != (is_seen and with_actions)
+    shorter = replace(SAMPLE, items=SAMPLE.items[:3], actions=SAMPLE.actions[:3])
+    torch.testing.assert_close(queries_of(model, shorter, with_actions=with_actions), before[:2])
+
+
+def _loss_by_hand(model: HSTURetrieval, samples: list[Sample], queries: torch.Tensor) -> float:
+    """A softmax per label over the label and those negatives that are another item."""
+    vectors = item_vectors(model)
+    vectors = vectors / vectors.norm(dim=1, keepdim=True)
+    labels = [(label, sample.negatives) for sample in samples for label in sample.labels]
+    total = 0.0
+    for query, (label, negatives) in zip(queries, labels, strict=True):
+        others = [item for item in negatives if item != label]
+        scores = vectors[[label, *others]] @ query / TEMPERATURE
+        total -= float(scores.softmax(0)[0].log())
+    return total
+
+
+@pytest.mark.parametrize("item_embedding_dim", [12, 16])
+def test_the_loss_is_a_softmax_over_the_item_and_the_negatives_that_are_others(item_embedding_dim):
+    model = retrieval_model(item_embedding_dim=item_embedding_dim)
+    samples = [SAMPLE, OTHER, replace(OTHER, num_labels=1)]
+    loss, output = model(retrieval_batch(samples))
+    assert output.targets.tolist() == [9, 13, 2, 9, 4, 21, 21]
+    torch.testing.assert_close(output.queries.norm(dim=1), torch.ones(7))
+    assert loss.item() == pytest.approx(_loss_by_hand(model, samples, output.queries), rel=1e-5)
+
+
+def test_a_label_all_of_whose_negatives_hit_it_has_no_loss():
+    model = retrieval_model()
+    loss, _ = model(retrieval_batch([replace(OTHER, negatives=[21, 21], num_labels=1)]))
+    loss.backward()
+    assert loss.item() == 0
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None and not parameter.grad.any(), name
+
+
+def test_samples_and_padding_beside_it_do_not_change_a_sample():
+    model = retrieval_model()
+    alone = [model(retrieval_batch([sample])) for sample in (SAMPLE, OTHER)]
+    loss, output = model(retrieval_batch([SAMPLE, OTHER], num_padding=2))
+    torch.testing.assert_close(loss, alone[0][0] + alone[1][0])
+    torch.testing.assert_close(output.queries, torch.cat([one[1].queries for one in alone]))
+
+
+def test_negatives_are_no_tokens():
+    model = retrieval_model()
+    batch = retrieval_batch([SAMPLE, OTHER], num_padding=1)
+    without = retrieval_batch([replace(SAMPLE, negatives=[]), replace(OTHER, negatives=[])], num_padding=1)
+    assert batch.num_tokens().tolist() == without.num_tokens().tolist() == [11, 7, 0]
+    assert batch.num_loss_tokens().tolist() == [4, 2, 0]
+    torch.testing.assert_close(model(batch)[1].queries, model(without)[1].queries)
+    assert model(without)[0] == 0
+
+
+def test_an_item_is_looked_up_once_and_learns_as_input_label_and_negative():
+    model = retrieval_model()
+    model(retrieval_batch([SAMPLE]))[0].backward()
+    (gradient,) = (parameter.grad for name, parameter in model.named_parameters() if "item_table" in name)
+    learnt = gradient.abs().sum(1).nonzero().squeeze(1).tolist()
+    assert learnt == sorted({*SAMPLE.items, *SAMPLE.negatives})
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [[Sample()] * 2, [Sample([3], [1], [4, 5], [1])], [replace(SAMPLE, num_labels=0)]],
+    ids=["no tokens", "one item", "no labels"],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_nothing_to_learn_gives_zero_gradients(rows, dtype):
+    model = retrieval_model(dtype)
+    loss, output = model(retrieval_batch(rows))
+    loss.backward()
+    assert loss.item() == 0
+    assert output.queries.shape == (0, 12)
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None and not parameter.grad.any(), name
+
+
+@pytest.mark.parametrize(("dtype", "rtol"), [(torch.bfloat16, 3e-2), (torch.float16, 4e-3)])
+def test_16_bit_types_are_close_to_float32(dtype, rtol):
+    batch = retrieval_batch([SAMPLE, OTHER])
+    (exact, exact_output), (loss, output) = retrieval_model()(batch), retrieval_model(dtype)(batch)
+    loss.backward()
+    assert loss.dtype == output.queries.dtype == torch.float32
+    assert (output.queries - exact_output.queries).norm() <= rtol * exact_output.queries.norm()
+    torch.testing.assert_close(loss, exact, rtol=rtol, atol=0)
+
+
+def test_a_first_item_with_a_label_is_named():
+    with pytest.raises(ValueError, match="row 1 has 3 labels for 3 items, of which the first 1 cannot"):
+        retrieval_model()(retrieval_batch([SAMPLE, replace(OTHER, num_labels=3)]))
+
+
+def test_candidates_are_refused():
+    batch = retrieval_batch([SAMPLE])
+    batch.max_num_candidates = 2
+    with pytest.raises(ValueError, match="max_num_candidates = 2; expected 0"):
+        retrieval_model()(batch)
+
+
+ITEMS = EmbeddingTable("items_of_shop", ("item", "negative"), VOCABULARY, sharded=True)
+
+
+@pytest.mark.parametrize(
+    ("is_causal", "negatives", "tables", "message"),
+    [
+        (False, "negative", [ITEMS], "is_causal=False"),
+        (True, None, [replace(ITEMS, feature_names=("item",))], "no such feature is named"),
+        (True, "negative", [replace(ITEMS, sharded=False)], "'items_of_shop' is replicated"),
+        (
+            True,
+            "negative",
+            [replace(ITEMS, feature_names=("item",)), EmbeddingTable("other", ("negative",), 9, True)],
+            "'negative' are not in the items' table 'items_of_shop'",
+        ),
+    ],
+)
+def test_what_cannot_be_trained_is_named(is_causal, negatives, tables, message):
+    config = HSTUConfig(1, 8, 1, 4, scaling_seqlen=10, is_causal=is_causal)
+    with pytest.raises(ValueError, match=message):
+        HSTURetrieval(config, tables, HSTUFeatures("item", negatives=negatives), RetrievalConfig())
+
+
+@pytest.mark.parametrize("wrong", [{"temperature": 0.0}, {"l2_norm_eps": -1.0}])
+def test_wrong_settings_are_named(wrong):
+    with pytest.raises(ValueError, match="expected more than 0"):
+        RetrievalConfig(**wrong)

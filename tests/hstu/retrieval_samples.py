@@ -1,0 +1,98 @@
+"""Small retrieval models, and batches built sample by sample."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from commons.datasets import HSTUBatch
+from commons.datasets.keyed_rows import keyed_rows
+from hstu.models import EmbeddingTable, HSTUConfig, HSTUFeatures, HSTURetrieval, RetrievalConfig
+
+NUM_ACTIONS = 5
+VOCABULARY = 50
+TEMPERATURE = 0.2
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One sample; `num_labels` of its last items have labels, all but the first if None."""
+
+    items: list[int] = field(default_factory=list)
+    actions: list[int] = field(default_factory=list)
+    negatives: list[int] = field(default_factory=list)
+    user: list[int] = field(default_factory=list)
+    num_labels: int | None = None
+
+    @property
+    def labels(self) -> list[int]:
+        number = max(len(self.items) - 1, 0) if self.num_labels is None else self.num_labels
+        return self.items[len(self.items) - number :]
+
+
+def retrieval_batch(rows: Sequence[Sample], num_padding: int = 0, with_actions: bool = True) -> HSTUBatch:
+    def keyed(**of_rows):
+        arrays = {key: [np.array(row, dtype=np.int64) for row in rows] for key, rows in of_rows.items()}
+        return keyed_rows(arrays, len(rows) + num_padding)
+
+    actions = {"action": [row.actions for row in rows]} if with_actions else {}
+    return HSTUBatch(
+        features=keyed(
+            user=[row.user for row in rows],
+            item=[row.items for row in rows],
+            **actions,
+            negative=[row.negatives for row in rows],
+        ),
+        batch_size=len(rows) + num_padding,
+        feature_to_max_seqlen={},
+        contextual_feature_names=["user"],
+        labels=keyed(label=[row.labels for row in rows]),
+        actual_batch_size=len(rows),
+        item_feature_name="item",
+        action_feature_name="action" if with_actions else None,
+        negatives_feature_name="negative",
+    )
+
+
+def retrieval_model(
+    dtype: torch.dtype = torch.float32, with_actions: bool = True, item_embedding_dim: int = 12
+) -> HSTURetrieval:
+    """A small model with tables of both kinds, equal whenever it is made."""
+    torch.manual_seed(0)
+    actions = [EmbeddingTable("action_table", ("action",), NUM_ACTIONS, sharded=False)]
+    model = HSTURetrieval(
+        config=HSTUConfig(
+            num_layers=2,
+            hidden_size=16,
+            num_heads=2,
+            head_dim=4,
+            scaling_seqlen=20,
+            item_embedding_dim=item_embedding_dim,
+            contextual_embedding_dim=8,
+            num_position_buckets=32,
+            hidden_dropout=0.0,
+            dtype=dtype,
+        ),
+        tables=[
+            EmbeddingTable("item_table", ("item", "negative"), VOCABULARY, sharded=True),
+            EmbeddingTable("user_table", ("user",), VOCABULARY, sharded=True),
+            *(actions if with_actions else []),
+        ],
+        features=HSTUFeatures("item", "action" if with_actions else None, ("user",), "negative"),
+        retrieval=RetrievalConfig(temperature=TEMPERATURE),
+    )
+    # Larger than as initialised, so that every input shows in the outputs.
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    return model
+
+
+def item_vectors(model: HSTURetrieval) -> torch.Tensor:
+    """`[VOCABULARY, item_embedding_dim]`, the items' embeddings."""
+    weights = [
+        weight for name, weight in model.embedding_collections.named_parameters() if "item_table" in name
+    ]
+    return weights[0].detach()
