@@ -45,15 +45,14 @@ class Checkpoints:
         self._writing: Future[float] | None = None
 
     def newest(self) -> tuple[Path | None, list[str]]:
-        """As `CheckpointFolder.newest`, as rank 0 sees it; the same on all ranks. Collective.
-
-        What is unfinished is removed: call this before the first `save`.
-        """
-        found = None
-        if self._rank == 0:
-            found = self._folder.newest()
-            self._folder.clean()
+        """As `CheckpointFolder.newest`, as rank 0 sees it; the same on all ranks. Collective."""
+        found = self._folder.newest() if self._rank == 0 else None
         return all_gather_object(found, self._group)[0]
+
+    def clean(self) -> None:
+        """Removes what is unfinished, of runs before this one: for the one run that writes to the folder."""
+        if self._rank == 0:
+            self._folder.clean()
 
     def save(self, step: int, state: dict[str, Any]) -> float:
         """Begins to write what `load` takes; returns the seconds that it kept the caller. Collective.

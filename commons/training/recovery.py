@@ -46,6 +46,8 @@ class Recovery:
             ValueError: it is of another model or optimiser.
             FileNotFoundError: `ckpt_load_dir` has none.
         """
+        if self._saves is not None:
+            self._saves.clean()
         for checkpoints in (self._saves, self._loads):
             if checkpoints is None:
                 continue
