@@ -16,7 +16,7 @@ RUN := OMP_NUM_THREADS=1 $(VENV)/bin/python
 INSTALLED := $(VENV)/.installed
 
 .PHONY: demo test lint format bench-kuairand bench-loading bench-micro-batch bench-padding bench-partition \
-	bench-shuffle bench-split bench-window clean
+	bench-shuffle bench-split bench-window soak clean
 
 demo: $(INSTALLED)
 	$(RUN) -m benchmarks.demo out/demo/$(MODEL) --model $(MODEL)
@@ -50,6 +50,9 @@ bench-partition: $(INSTALLED)
 
 bench-shuffle: $(INSTALLED)
 	$(RUN) -m benchmarks.shuffle $(DATA)
+
+soak: $(INSTALLED)
+	$(RUN) -m benchmarks.soak
 
 bench-window: $(INSTALLED)
 	$(RUN) -m benchmarks.window

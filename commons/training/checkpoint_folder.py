@@ -13,6 +13,7 @@ from pathlib import Path
 CONTENTS_FILE = "contents.json"
 _NAME = re.compile(r"step_(\d+)")
 _UNFINISHED = ".unfinished"
+_LEFT_OVER = re.compile(r"step_\d+(\.old)?\.unfinished")
 
 
 @dataclass(frozen=True)
@@ -47,14 +48,24 @@ class CheckpointFolder:
         unfinished.mkdir(parents=True)
         return unfinished
 
-    def publish(self, unfinished: Path, keep: int | None) -> Path:
-        """Makes a folder that `begin` gave, and that is written, a checkpoint; removes all but the newest.
+    def publish(self, unfinished: Path, written: set[str], keep: int | None) -> Path:
+        """Makes a folder that `begin` gave, and that is written, a checkpoint; removes older ones.
+
+        Newer ones, which were not whole or which training went back behind, are removed too.
 
         Args:
             unfinished: the folder.
+            written: the files that all ranks have written.
             keep: checkpoints to keep; None for all.
+
+        Raises:
+            FileNotFoundError: a file is not in the folder.
         """
         sizes = {path.name: path.stat().st_size for path in sorted(unfinished.iterdir())}
+        if missing := sorted(written - set(sizes)):
+            raise FileNotFoundError(
+                f"{unfinished} has no {missing[0]}, which a rank has written: all nodes must see the folder"
+            )
         contents = unfinished / CONTENTS_FILE
         with contents.open("w") as file:
             json.dump(sizes, file)
@@ -66,9 +77,11 @@ class CheckpointFolder:
             os.rename(published, self._doomed(published))
         os.rename(unfinished, published)
         _sync(self.path)
-        if keep is not None:
-            for old in sorted(self._checkpoints(), key=step_of, reverse=True)[keep:]:
-                os.rename(old, self._doomed(old))
+        others = sorted(self._checkpoints(), key=step_of, reverse=True)
+        newer = [other for other in others if step_of(other) > step_of(published)]
+        older = [other for other in others if step_of(other) < step_of(published)]
+        for other in newer + ([] if keep is None else older[keep - 1 :]):
+            os.rename(other, self._doomed(other))
         self.clean()
         return published
 
@@ -76,7 +89,7 @@ class CheckpointFolder:
         """Removes what is unfinished."""
         if self.path.exists():
             for path in self.path.iterdir():
-                if path.name.endswith(_UNFINISHED):
+                if _LEFT_OVER.fullmatch(path.name):
                     shutil.rmtree(path, ignore_errors=True)
 
     def _doomed(self, checkpoint: Path) -> Path:

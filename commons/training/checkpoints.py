@@ -94,6 +94,8 @@ class Checkpoints:
         try:
             with _first_cause():
                 dcp.load(state, storage_reader=FileSystemReader(checkpoint), process_group=self._group)
+        except OSError:
+            raise
         except Exception as error:  # whatever differs, DCP has another error for it
             raise ValueError(
                 f"{checkpoint} does not fit this model, its optimiser or their settings: {error}"
@@ -106,10 +108,14 @@ class Checkpoints:
     def _write(self, step: int, staged: dict[str, Any]) -> float:
         start = time.perf_counter()
         unfinished = self._together(lambda: self._folder.begin(step) if self._rank == 0 else None)
-        writer = FileSystemWriter(unfinished)
+        # With one thread DCP would overlap copies from a GPU, which there are none of, on that of rank 0.
+        writer = FileSystemWriter(unfinished, thread_count=2)
         with _first_cause():
-            dcp.save(staged, storage_writer=writer, process_group=self._group)
-        self._together(lambda: self._folder.publish(unfinished, self._keep) if self._rank == 0 else None)
+            metadata = dcp.save(staged, storage_writer=writer, process_group=self._group)
+        written = {stored.relative_path for stored in (metadata.storage_data or {}).values()}
+        self._together(
+            lambda: self._folder.publish(unfinished, written, self._keep) if self._rank == 0 else None
+        )
         return time.perf_counter() - start
 
     def _together(self, action: Callable[[], Any]) -> Any:

@@ -12,6 +12,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch.distributed.constants import default_pg_timeout
 
 from commons.distributed.failures import is_copy
 
@@ -57,6 +58,7 @@ def _join(backend: str) -> None:
     if store is None:
         dist.init_process_group(backend)
         return
+    store.set_timeout(default_pg_timeout)  # ranks may be far apart in making a group
     dist.init_process_group(
         backend,
         store=dist.PrefixStore(f"attempt_{_attempt()}", store),

@@ -82,22 +82,27 @@ class Recovery:
         if (step - self._first_step) % self._window and not is_last:
             return False
         if requested or is_last or step - self._last_saved >= self._interval:
-            self.finish_writing()
+            self._finish_writing(must_be_written=False)
             self._saves.save(step, self._state.to_save())
             self._last_saved = step
         if requested or is_last:
-            self.finish_writing()
+            self._finish_writing(must_be_written=requested)
             self._stop.finish()
         return requested
 
-    def finish_writing(self) -> None:
-        """Waits for the checkpoint under way; says so if it could not be written, and training goes on."""
+    def _finish_writing(self, must_be_written: bool) -> None:
+        """Waits for the checkpoint under way; one that could not be written costs no more than a warning.
+
+        But where the job ends with it, that is raised: all since the one before would be lost in silence.
+        """
         try:
             if self._saves is not None:
                 self._saves.finish()
         except Exception as error:  # a full disk, say: what is trained is worth more than this checkpoint
+            if must_be_written:
+                raise
             if dist.get_rank() == 0:
                 logger.warning(
-                    f"the checkpoint of step {self._last_saved} was not written: {error}; training goes on, "
-                    "and the one before stays"
+                    f"the checkpoint of step {self._last_saved} was not written: {error}; what was trained "
+                    "is not lost, and the checkpoint before stays"
                 )

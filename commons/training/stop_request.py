@@ -50,3 +50,4 @@ class StopRequest:
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
         self._asked = True
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # whoever sends a second one is not to be kept waiting

@@ -28,7 +28,8 @@ def train(
     """Trains and evaluates as the arguments say. Collective over all ranks.
 
     Returns:
-        The metrics of every evaluation, in order; the last is of the trained model.
+        The metrics of every evaluation of this process, in order; the last is of the trained model, unless
+        training was stopped before, or had nothing left to do.
 
     Raises:
         KeyError: an unknown pipeline or shuffler.
@@ -67,9 +68,7 @@ def train(
             output = pipeline.progress(loader)
             state.progress = state.progress.after_step(task.train_dataset)
             log.step(output, pipeline.report, *counter.next_step())
-            if recovery.after_step(is_last=step == num_steps):
-                log.write("stop", {}, f"stopped behind step {step}, as SIGTERM asked for")
-                break
+            # Before the checkpoint: what goes on from there does not come back to this evaluation.
             if step % args.eval_interval == 0 or step == num_steps:
                 log.pause()
                 figures = evaluator.evaluate()
@@ -77,6 +76,9 @@ def train(
                 text = "  ".join(f"{name} {value:.4f}" for name, value in figures.items())
                 log.write("eval", figures, f"step {step}  evaluation: {text}")
                 log.resume()
+            if recovery.after_step(is_last=step == num_steps):
+                log.write("stop", {}, f"stopped behind step {step}, as SIGTERM asked for")
+                break
     pipeline.reset()  # what is planned ahead needs the other ranks; none may leave before
     return evaluations
 

@@ -116,6 +116,17 @@ class TrainerArgs:
             if getattr(self, name) is not None:
                 require_at_least(1, f"TrainerArgs.{name}", getattr(self, name))
         require_at_least(0, "TrainerArgs.seed", self.seed)
+        interval = self.ckpt_save_interval
+        expected = "steps, at least 1, or -1 for no checkpoints"
+        require(interval == -1 or interval >= 1, "TrainerArgs.ckpt_save_interval", interval, expected)
+        if interval > 0 and self.pipeline_type == "prefetch" and self.enable_balanced_shuffler:
+            # This pipeline is drained for evaluations, and its windows begin anew behind them.
+            require(
+                self.eval_interval % self.balance_window == 0,
+                "TrainerArgs.eval_interval",
+                self.eval_interval,
+                f"a multiple of balance_window = {self.balance_window}, with checkpoints and prefetch",
+            )
         for name, values in (
             ("balance_partitioner", PARTITIONERS),
             ("balance_exchange", sorted(EXCHANGES)),

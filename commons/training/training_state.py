@@ -31,6 +31,8 @@ class TrainingState:
 
     def to_save(self) -> dict[str, Any]:
         """What `Checkpoints.save` takes: views, not copies."""
+        if torch.cuda.is_available():  # rows may be on their way into a cache of a table
+            torch.cuda.synchronize()
         return {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -41,8 +43,8 @@ class TrainingState:
     def restore(self, checkpoints: Checkpoints, checkpoint: Path) -> None:
         """Reads a checkpoint of any number of ranks. Collective.
 
-        On as many ranks as wrote it training goes on exactly as it would have. On others the ranks that have
-        no random state of their own keep the one they were started with.
+        On as many ranks as wrote it training goes on exactly as it would have. On another number all ranks
+        keep the random state that they were started with.
 
         Raises:
             ValueError: the checkpoint is of another model or optimiser.
