@@ -84,5 +84,6 @@ def test_candidates_are_refused(workspace):
         CONFIG,
         *bind(*SMALL, "DatasetArgs.max_num_candidates = 3"),
         fails=True,
+        ranks=1,
     )
     assert "max_num_candidates = 3: expected 0, because retrieval" in output

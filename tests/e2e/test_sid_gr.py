@@ -158,5 +158,5 @@ def test_amazon_data_trains_as_its_configuration_says(tmp_path):
 )
 def test_bad_setting(workspace, bindings, error):
     settings = bind(*SMALL, *bindings)
-    output = torchrun(workspace, *SID_GR, "--gin-config-file", "shop.gin", *settings, fails=True)
+    output = torchrun(workspace, *SID_GR, "--gin-config-file", "shop.gin", *settings, fails=True, ranks=1)
     assert output.count(error) == 1, output
