@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.gin_files import RANDOM_DATA
 from tests.e2e.movielens_files import prepare_movielens
 from tests.e2e.torchrun import REPOSITORY, RETRIEVAL, bind, torchrun
 
@@ -62,18 +61,6 @@ def test_every_mode_trains_and_evaluates_the_same(workspace, as_loaded, settings
         else:
             assert line["loss"] == pytest.approx(expected["loss"], rel=1e-4)
             assert line["imbalance_after"] < line["imbalance_before"]
-
-
-def test_windows_train_on_random_data(tmp_path):
-    config = tmp_path / "config.gin"
-    ranking = [line for line in RANDOM_DATA.splitlines() if line.startswith("RankingArgs")]
-    config.write_text(RANDOM_DATA.replace(ranking[0], "RetrievalArgs.num_negatives = 16"))
-    settings = ["TrainerArgs.enable_balanced_shuffler = True", "TrainerArgs.balance_window = 2"]
-    log = train(tmp_path, "logs", config, *settings)
-    evaluations = [line for line in log if line["kind"] == "eval"]
-    assert len(evaluations) == 2
-    assert all(0 <= line["NDCG@10"] <= line["HR@10"] <= 1 for line in evaluations)
-    assert all(0 < line["loss"] < 20 for line in log if line["kind"] == "train")
 
 
 def test_candidates_are_refused(workspace):

@@ -136,7 +136,7 @@ def test_every_rank_has_as_many_micro_batches_under_the_cap_the_lightest_first_o
 ):
     pool = pools(num_ranks)
 
-    @settings(max_examples=25, deadline=None)
+    @settings(max_examples=12, deadline=None)
     @given(case=cases(num_ranks))
     def divided(case):
         of_ranks = pool.run(_plans, case)
@@ -208,7 +208,7 @@ def _micro_batches_hold_the_batch(case) -> None:
 def test_micro_batches_hold_the_samples_of_the_batch_in_its_order_and_no_padding(pools, num_ranks):
     pool = pools(num_ranks)
 
-    @settings(max_examples=20, deadline=None)
+    @settings(max_examples=10, deadline=None)
     @given(case=cases(num_ranks))
     def held(case):
         pool.run(_micro_batches_hold_the_batch, case)
@@ -242,7 +242,7 @@ def _there_and_back(case, padded: bool) -> None:
 def test_what_was_computed_of_micro_batches_comes_back_to_the_rows_that_were_loaded(pools, num_ranks):
     pool = pools(num_ranks)
 
-    @settings(max_examples=15, deadline=None)
+    @settings(max_examples=8, deadline=None)
     @given(case=cases(num_ranks), padded=st.booleans())
     def returned(case, padded):
         pool.run(_there_and_back, case, padded)
@@ -273,7 +273,7 @@ def _back_to_the_window(case, padded: bool) -> None:
 def test_what_was_computed_in_a_window_comes_back_to_the_batches_that_were_loaded(pools, num_ranks):
     pool = pools(num_ranks)
 
-    @settings(max_examples=15, deadline=None)
+    @settings(max_examples=8, deadline=None)
     @given(case=cases(num_ranks), padded=st.booleans())
     def returned(case, padded):
         pool.run(_back_to_the_window, case, padded)
@@ -341,7 +341,7 @@ def _limited_plans(case, max_tokens: int):
         return str(error)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(
     case=cases(3, windows=[1], partitioners=LIMITED),
     max_tokens=st.sampled_from([30, 45, 60]),
@@ -364,7 +364,7 @@ def _planned_alone(case) -> list:
     return [shuffler.plan_window([batch]).steps for shuffler in shufflers]
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(case=cases(3, partitioners=["refined"]))
 def test_a_step_that_is_all_of_its_window_is_planned_as_without_windows(pools, case):
     for without, alone in pools(3).run(_planned_alone, case):
@@ -438,7 +438,7 @@ def _samples_in_more_micro_batches(case) -> None:
             _check_divided(more, case.cap)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(case=cases(3))
 def test_a_plan_in_more_micro_batches_has_the_same_samples_on_every_rank(pools, case):
     pools(3).run(_samples_in_more_micro_batches, case)
@@ -510,7 +510,7 @@ def _reports(case) -> list[BalanceReport]:
     ]
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(case=cases(3))
 def test_reported_loads_of_micro_batches_add_up_to_those_of_the_ranks(pools, case):
     plans = [plan for plan, _ in pools(3).run(_plans, case)[0]]

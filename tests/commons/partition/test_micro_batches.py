@@ -120,7 +120,7 @@ pack = functools.partial(without_warnings, pack_micro_batches)
 balance = functools.partial(without_warnings, balance_micro_batches)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(drawn=drawn_samples(), multiple=st.integers(1, 4), fewest=st.integers(1, 12))
 def test_pack_keeps_the_cap_with_few_micro_batches(drawn, multiple, fewest):
     workloads, tokens, cap = drawn
@@ -135,7 +135,7 @@ def test_pack_keeps_the_cap_with_few_micro_batches(drawn, multiple, fewest):
 
 
 @any_rows
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(drawn=drawn_samples(), num_ranks=NUM_RANKS, fewest=st.integers(1, 4))
 def test_balance_keeps_the_cap_on_every_rank(equal_size, drawn, num_ranks, fewest):
     workloads, tokens, cap = drawn
@@ -152,7 +152,7 @@ def test_balance_keeps_the_cap_on_every_rank(equal_size, drawn, num_ranks, fewes
     assert micro_batch_imbalance(workloads, ranks) >= bound - 1e-9
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(data=st.data(), drawn=drawn_samples(), num_ranks=NUM_RANKS)
 def test_divide_keeps_every_sample_on_its_rank(data, drawn, num_ranks):
     workloads, tokens, cap = drawn
@@ -167,7 +167,7 @@ def test_divide_keeps_every_sample_on_its_rank(data, drawn, num_ranks):
     assert len(ranks[0]) <= max(1, *needed)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(drawn=drawn_samples(), num_ranks=NUM_RANKS)
 def test_a_way_to_place_that_keeps_no_limits_gets_as_many_micro_batches_as_its_placement_needs(
     drawn, num_ranks
@@ -234,7 +234,7 @@ def test_no_division_of_few_samples_beats_the_bound_and_ours_is_near_the_best(re
     assert needs_more <= 2  # of 200 that have a division which is not found
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(data=st.data(), workloads=WORKLOADS, num_ranks=st.integers(1, 4), count=st.integers(1, 4))
 def test_no_division_at_all_beats_the_bound(data, workloads, num_ranks, count):
     tokens = data.draw(st.lists(SMALL, min_size=len(workloads), max_size=len(workloads)))
