@@ -40,6 +40,17 @@ def step(
     return {name: before[name] - after[name] for name in before}, float(loss_sum) / max(loss_tokens, 1)
 
 
+def dense_differences(steps: dict[str, torch.Tensor], model: torch.nn.Module) -> dict[str, float]:
+    """Relative L2 differences of what `step` took off dense parameters from the gradients of `model`."""
+    gradients = {name: parameter.grad.double() for name, parameter in model.dense.named_parameters()}
+    return {
+        name: float((step / LEARNING_RATE - gradients[name.partition("dense.")[2]]).norm())
+        / float(gradients[name.partition("dense.")[2]].norm())
+        for name, step in steps.items()
+        if "dense." in name
+    }
+
+
 def compare(
     make_model: Callable[[], torch.nn.Module],
     pipeline_name: str,

@@ -12,7 +12,14 @@ from commons.datasets import HSTUBatch
 from commons.distributed import BatchShufflerFactory
 from commons.perf_model import HSTUFlops
 from hstu import batch_shuffler  # noqa: F401
-from tests.gradient_comparison import LEARNING_RATE, Comparison, check_equal, compare, step, window_gradients
+from tests.gradient_comparison import (
+    Comparison,
+    check_equal,
+    compare,
+    dense_differences,
+    step,
+    window_gradients,
+)
 from tests.hstu.hstu_samples import NUM_CLASSES, VOCABULARY, Sample, hstu_batch, ranking_model
 
 ROWS = 6
@@ -149,13 +156,7 @@ def _against_one_process(num_real: tuple[int, ...]) -> dict[str, float]:
         hstu_batch([sample for rank, real in enumerate(num_real) for sample in _samples(rank, real, True)])
     )
     (loss_sum / len(output.labels)).backward()
-    gradients = {name: parameter.grad.double() for name, parameter in model.dense.named_parameters()}
-    return {
-        name: float((step / LEARNING_RATE - gradients[name.partition("dense.")[2]]).norm())
-        / float(gradients[name.partition("dense.")[2]].norm())
-        for name, step in steps.items()
-        if "dense." in name
-    }
+    return dense_differences(steps, model)
 
 
 def test_gradients_are_those_of_the_mean_over_all_loss_tokens(pools):
