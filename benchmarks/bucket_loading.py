@@ -18,7 +18,7 @@ import numpy as np
 from tqdm import tqdm
 
 from benchmarks.markdown import markdown_table, write_tables
-from benchmarks.partition.lengths import LOGNORMAL, ML_100K, lognormal, movielens_folder
+from benchmarks.partition.lengths import LOGNORMAL, ML_100K, lognormal, movielens_folder, movielens_lengths
 from benchmarks.partition.placements import workloads_of
 from commons.datasets import BucketSampler, SequenceDataset
 from commons.partition import loads, refined, step_ratios
@@ -107,8 +107,7 @@ def _all_lengths(movielens: Path | None) -> dict[str, np.ndarray]:
     """The histories of whole datasets, by name: MovieLens' users as they are, and drawn ones."""
     lengths = {}
     if movielens is not None:
-        users = np.loadtxt(movielens / "u.data", usecols=0, dtype=np.int64)
-        lengths[ML_100K] = np.bincount(users)[1:]  # users count from 1
+        lengths[ML_100K] = movielens_lengths(movielens)
     lengths[LOGNORMAL] = lognormal(np.random.default_rng(0), NUM_LOGNORMAL)
     return lengths
 

@@ -25,12 +25,17 @@ def movielens_folder(arguments: Sequence[str]) -> Path | None:
     return None
 
 
+def movielens_lengths(movielens: Path) -> np.ndarray:
+    """int64 `[users]`: how many ratings each user has, given the folder with MovieLens 100K's `u.data`."""
+    users = np.loadtxt(movielens / "u.data", usecols=0, dtype=np.int64)
+    return np.bincount(users)[1:]  # users count from 1
+
+
 def all_lengths(movielens: Path | None) -> dict[str, Lengths]:
     """By name; MovieLens 100K's if the folder with its `u.data` is given. Draws are with replacement."""
     lengths: dict[str, Lengths] = {}
     if movielens is not None:
-        users = np.loadtxt(movielens / "u.data", usecols=0, dtype=np.int64)
-        ratings = np.bincount(users)[1:]  # users count from 1
+        ratings = movielens_lengths(movielens)
         lengths[ML_100K] = lambda rng, n: rng.choice(ratings, n)
         lengths[ML_100K_NEWEST] = lambda rng, n: rng.choice(ratings, n).clip(max=NEWEST)
     lengths[LOGNORMAL] = lognormal
