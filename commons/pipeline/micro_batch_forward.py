@@ -15,6 +15,7 @@ from torchrec.distributed.train_pipeline.runtime_forwards import BaseForward
 from torchrec.distributed.types import LazyAwaitable, ShardedModule
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedTensor
 
+from commons.pipeline.sharded_modules import outermost_sharded
 from commons.sequence_batch import sample_rows
 from commons.sequence_batch.jagged_indices import spread
 from commons.sequence_batch.packed_rows import to_device_together
@@ -109,7 +110,7 @@ class _Lookups:
             for name, value in sample_rows.per_sample_fields(micro_batch).items()
         }
         self._rows = to_device_together(rows, sample_rows.device_of(batch))
-        self._modules = _outermost_sharded(model)
+        self._modules = outermost_sharded(model)
         self._found: dict[tuple[int, int], _Found] = {}  # by module and how often it was called before
         self._calls = [0] * len(self._modules)
         self._number = 0
@@ -332,10 +333,3 @@ class _BackwardOfTables(torch.autograd.Function):
 def _padded(rows: torch.Tensor) -> torch.Tensor:
     """A micro-batch without samples has one padding row, which its loss can be differentiated by."""
     return rows if len(rows) else functional.pad(rows, (0, 0) * (rows.dim() - 1) + (0, 1))
-
-
-def _outermost_sharded(module: torch.nn.Module) -> list[ShardedModule]:
-    """Sharded modules that are in no other, each once."""
-    if isinstance(module, ShardedModule):
-        return [module]
-    return list(dict.fromkeys(found for child in module.children() for found in _outermost_sharded(child)))

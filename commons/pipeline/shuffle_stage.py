@@ -17,6 +17,7 @@ from torch.autograd.profiler import record_function
 from commons.distributed import BalanceReport, BatchShuffler, ShufflePlan, WindowPlan
 from commons.distributed.all_ranks import AllRanks
 from commons.distributed.plan_ahead import PlanAhead
+from commons.pipeline.compute_clock import ComputeClock, ComputeSpan
 from commons.pipeline.micro_batch_forward import run_micro_batches
 from commons.sequence_batch import sample_rows
 
@@ -70,6 +71,7 @@ class ShuffleStage:
         self._planned: deque[_Step] = deque()
         self._exchanged: deque[_Step] = deque()
         self._computed: _Step | None = None
+        self._clock = ComputeClock(device)
 
     def next_batch(self, loader: Iterator[Any]) -> Any | None:
         """This rank's batch of the next step, to be copied to the device; None once all loaders have ended.
@@ -110,6 +112,8 @@ class ShuffleStage:
         step = self._exchanged[0]
         plan = step.plan
         scale = self._num_ranks / step.mean_loss_tokens if step.mean_loss_tokens else 0.0
+        if model.training:
+            self._clock.start(model)
         if plan.micro_batches:
             micro_batches = self._shuffler.micro_batches(batch, plan)
             rows = plan.micro_batches[self._shuffler.group.rank]
@@ -141,6 +145,11 @@ class ShuffleStage:
             RuntimeError: no step has run.
         """
         return self._last_step().report
+
+    @property
+    def compute_span(self) -> ComputeSpan | None:
+        """Of the step that ran last, once its backward has run; None if it did not train."""
+        return self._clock.span()
 
     @property
     def plan(self) -> ShufflePlan:

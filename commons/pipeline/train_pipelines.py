@@ -14,6 +14,7 @@ from torchrec.distributed.train_pipeline.train_pipelines import TrainPipeline
 from torchrec.distributed.types import ShardedModule
 
 from commons.distributed import BalanceReport, BatchShuffler, ShufflePlan, WindowPlan
+from commons.pipeline.compute_clock import ComputeSpan
 from commons.pipeline.shuffle_stage import ShuffleStage, StepOutput
 
 _CACHED_KERNEL = EmbeddingComputeKernel.FUSED_UVM_CACHING.value
@@ -28,6 +29,11 @@ class _WithStage:
     def report(self) -> BalanceReport:
         """Its balance, and what balancing it cost."""
         return self._stage.report
+
+    @property
+    def compute_span(self) -> ComputeSpan | None:
+        """When this rank computed its dense part, waiting for no other; None if it did not train."""
+        return self._stage.compute_span
 
     @property
     def plan(self) -> ShufflePlan:

@@ -54,12 +54,11 @@ class Checkpoints:
         if self._rank == 0:
             self._folder.clean()
 
-    def save(self, step: int, state: dict[str, Any]) -> float:
-        """Begins to write what `load` takes; returns the seconds that it kept the caller. Collective.
+    def save(self, step: int, state: dict[str, Any]) -> None:
+        """Begins to write what `load` takes. Collective.
 
         The checkpoint before it must have been asked for by `finish`.
         """
-        start = time.perf_counter()
         staged = on_host(state)
         future: Future[float] = Future()
 
@@ -72,7 +71,6 @@ class Checkpoints:
         # A daemon: a rank that fails must not wait for others to take part in a checkpoint.
         threading.Thread(target=write, name="checkpoint", daemon=True).start()
         self._writing = future
-        return time.perf_counter() - start
 
     def finish(self) -> float | None:
         """Waits until the last `save` is written; the seconds that writing took, None if there was none.

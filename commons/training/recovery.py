@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,7 +13,8 @@ from tqdm import tqdm
 
 from commons.training.checkpoint_folder import step_of
 from commons.training.checkpoints import Checkpoints
-from commons.training.stop_request import StopRequest
+from commons.training.step_log import StepLog
+from commons.training.step_vote import StepVote
 from commons.training.training_args import TrainerArgs
 from commons.training.training_state import TrainingState
 
@@ -28,16 +30,18 @@ class Recovery:
         args: of them `ckpt_save_interval`, `ckpt_save_dir`, `ckpt_load_dir`, `ckpt_keep` and the window, at
             whose end alone a checkpoint is written: within, a step's samples are not those loaded for it.
         state: what is saved and restored.
+        vote: what tells all ranks of a request to stop.
     """
 
-    def __init__(self, args: TrainerArgs, state: TrainingState) -> None:
+    def __init__(self, args: TrainerArgs, state: TrainingState, vote: StepVote) -> None:
         self._state = state
+        self._vote = vote
         self._interval = args.ckpt_save_interval
         self._window = args.balance_window if args.enable_balanced_shuffler else 1
         self._saves = Checkpoints(Path(args.ckpt_save_dir), args.ckpt_keep) if self._interval > 0 else None
         self._loads = Checkpoints(Path(args.ckpt_load_dir)) if args.ckpt_load_dir else None
-        self._stop = StopRequest() if self._saves is not None else None
         self._first_step = self._last_saved = 0
+        self._stall_seconds = 0.0  # of the last save
 
     def resume(self) -> None:
         """Restores the newest whole checkpoint of `ckpt_save_dir`, or else of `ckpt_load_dir`. Collective.
@@ -67,37 +71,47 @@ class Recovery:
     @contextmanager
     def listening(self) -> Iterator[None]:
         """Within, SIGTERM to any rank stops all of them behind a checkpoint."""
-        if self._stop is None:
+        if self._saves is None:
             yield
             return
-        with self._stop.listening():
+        with self._vote.listening():
             yield
 
-    def after_step(self, is_last: bool) -> bool:
-        """Saves if it is time to; whether training has to stop here. Collective, after every step."""
-        if self._saves is None or self._stop is None:
+    def after_step(self, requested: bool, is_last: bool, log: StepLog) -> bool:
+        """Saves if it is time to; whether training has to stop here. Collective, after every step.
+
+        Args:
+            requested: whether a rank was asked to stop, as the vote has it.
+            is_last: whether no step follows.
+            log: is told how long training stood still for each checkpoint, and how long writing took.
+
+        Raises:
+            FloatingPointError: a loss until here was not finite; nothing is saved then.
+        """
+        if self._saves is None:
             return False
-        requested = self._stop.after_step()
         step = self._state.progress.step
         if (step - self._first_step) % self._window and not is_last:
             return False
         if requested or is_last or step - self._last_saved >= self._interval:
-            self._finish_writing(must_be_written=False)
+            start = time.perf_counter()
+            self._vote.finish()
+            self._finish_writing(log, must_be_written=False)
             self._saves.save(step, self._state.to_save())
-            self._last_saved = step
+            self._last_saved, self._stall_seconds = step, time.perf_counter() - start
         if requested or is_last:
-            self._finish_writing(must_be_written=requested)
-            self._stop.finish()
+            self._finish_writing(log, must_be_written=requested)
         return requested
 
-    def _finish_writing(self, must_be_written: bool) -> None:
+    def _finish_writing(self, log: StepLog, must_be_written: bool) -> None:
         """Waits for the checkpoint under way; one that could not be written costs no more than a warning.
 
         But where the job ends with it, that is raised: all since the one before would be lost in silence.
         """
+        if self._saves is None:
+            return
         try:
-            if self._saves is not None:
-                self._saves.finish()
+            writing_seconds = self._saves.finish()
         except Exception as error:  # a full disk, say: what is trained is worth more than this checkpoint
             if must_be_written:
                 raise
@@ -106,3 +120,7 @@ class Recovery:
                     f"the checkpoint of step {self._last_saved} was not written: {error}; what was trained "
                     "is not lost, and the checkpoint before stays"
                 )
+            return
+        if writing_seconds is not None:
+            figures = {"stall_ms": self._stall_seconds * 1e3, "writing_ms": writing_seconds * 1e3}
+            log.write("checkpoint", figures, step=self._last_saved)

@@ -1,86 +1,92 @@
-"""What a user sees of training: a progress bar, a line every so many steps, and the same as JSON lines."""
+"""What a user sees of training: figures of every so many steps, over all ranks."""
 
 from __future__ import annotations
 
-import json
+import resource
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
-from pathlib import Path
-from types import TracebackType
+from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
-from tqdm import tqdm
 
 from commons.distributed import BalanceReport
+from commons.pipeline.compute_clock import ComputeSpan
 from commons.pipeline.shuffle_stage import StepOutput
+from commons.training.run_record import RunRecord
+from commons.training.step_figures import FIGURES_PER_RANK, RanksInterval, text_of
 
-# A training step computes the forward pass once and, in backward, two products of the same size for each.
-TRAINING_FLOPS_PER_FORWARD = 3
+
+@dataclass
+class _Interval:
+    """What one rank knows of the steps since the last line."""
+
+    loss_sum: torch.Tensor | float = 0.0
+    loss_tokens: int = 0
+    samples: int = 0
+    forward_flops: float = 0.0
+    reports: list[BalanceReport] = field(default_factory=list)
+    spans: list[ComputeSpan | None] = field(default_factory=list)
+    start: float = field(default_factory=time.perf_counter)
 
 
 class StepLog:
-    """Sums figures of steps over an interval and over ranks, and shows them on rank 0.
+    """Gathers figures of steps over an interval and over ranks, and records them.
 
-    Costs one all-reduce of host numbers, and one host-device synchronisation, per interval.
+    Costs one all-gather of host numbers, and one host-device synchronisation, per interval. Made
+    collectively.
 
     Args:
+        record: where they go.
         num_steps: steps of the run.
         interval: steps between lines.
-        path: file to append JSON lines to.
         first_step: steps that were done before this process.
+        peak_flops: FLOP/s of one device at best; None if that is not known.
     """
 
-    def __init__(self, num_steps: int, interval: int, path: Path, first_step: int = 0) -> None:
-        self._num_steps = num_steps
-        self._interval = interval
-        self._group = dist.new_group(backend="gloo")
-        self._bar: tqdm | None = None
-        self._file = None
-        if dist.get_rank() == 0:
-            self._bar = tqdm(
-                total=num_steps, initial=first_step, unit="step", desc="train", dynamic_ncols=True
-            )
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = path.open("a")
-        self._step = first_step
-        self._start_interval()
-
-    def __enter__(self) -> StepLog:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    def __init__(
+        self,
+        record: RunRecord,
+        num_steps: int,
+        interval: int,
+        first_step: int = 0,
+        peak_flops: float | None = None,
     ) -> None:
-        if self._bar is not None:
-            self._bar.close()
-        if self._file is not None:
-            self._file.close()
+        self._record = record
+        self._num_steps = num_steps
+        self._interval_steps = interval
+        self._peak_flops = peak_flops
+        self._group = dist.new_group(backend="gloo")
+        self._step = first_step
+        self._interval = _Interval()
 
-    def step(self, output: StepOutput, report: BalanceReport, samples: int, forward_flops: float) -> None:
+    def step(
+        self,
+        output: StepOutput,
+        report: BalanceReport,
+        span: ComputeSpan | None,
+        samples: int,
+        forward_flops: float,
+    ) -> None:
         """Takes one step's figures; `samples` and `forward_flops` are those that this rank loaded."""
         loss_sum, loss_tokens, _ = output
         self._step += 1
-        self._loss_sum += loss_sum.double()
-        self._loss_tokens += loss_tokens
-        self._reports.append(report)
-        self._samples += samples
-        self._forward_flops += forward_flops
-        if self._bar is not None:
-            self._bar.update()
-        if self._step % self._interval == 0 or self._step == self._num_steps:
+        interval = self._interval
+        interval.loss_sum += loss_sum.double()
+        interval.loss_tokens += loss_tokens
+        interval.reports.append(report)
+        interval.spans.append(span)
+        interval.samples += samples
+        interval.forward_flops += forward_flops
+        self._record.advance()
+        if self._step % self._interval_steps == 0 or self._step == self._num_steps:
             self._end_interval()
 
-    def write(self, kind: str, figures: dict[str, Any], text: str = "") -> None:
-        """Shows `text`, if there is any, and writes the figures, on rank 0."""
-        if self._file is not None:
-            if text:
-                tqdm.write(text)
-            self._file.write(json.dumps({"kind": kind, "step": self._step, **figures}) + "\n")
-            self._file.flush()
+    def write(self, kind: str, figures: dict[str, Any], text: str = "", step: int | None = None) -> None:
+        """Records other figures, of the last step or another one."""
+        self._record.write(kind, self._step if step is None else step, figures, text)
 
     def pause(self) -> None:
         """Leaves the time until `resume` out of the figures."""
@@ -88,66 +94,44 @@ class StepLog:
 
     def resume(self) -> None:
         """Ends a `pause`."""
-        self._start += time.perf_counter() - self._paused_at
-
-    def _start_interval(self) -> None:
-        self._loss_sum: torch.Tensor | float = 0.0
-        self._loss_tokens = 0
-        self._samples = 0
-        self._forward_flops = 0.0
-        self._reports: list[BalanceReport] = []
-        self._start = time.perf_counter()
+        self._interval.start += time.perf_counter() - self._paused_at
 
     def _end_interval(self) -> None:
-        reports = self._reports
+        interval = self._interval
         of_this_rank = [
-            float(self._loss_sum),
-            self._samples,
-            self._forward_flops,
-            sum(report.bytes_sent for report in reports),
-            sum(report.bytes_received for report in reports),
-            sum(report.plan_wait_seconds for report in reports),
-            sum(report.exchange_seconds for report in reports),
+            float(interval.loss_sum),
+            interval.samples,
+            interval.forward_flops,
+            sum(report.bytes_sent for report in interval.reports),
+            sum(report.bytes_received for report in interval.reports),
+            sum(report.plan_wait_seconds for report in interval.reports),
+            sum(report.exchange_seconds for report in interval.reports),
+            _peak_memory_bytes(),
+            *(0.0 if span is None else span.seconds() for span in interval.spans),
         ]
-        sums = torch.tensor(of_this_rank, dtype=torch.float64)
-        dist.all_reduce(sums, group=self._group)
-        loss_sum, samples, forward_flops = sums[:3].tolist()
-        per_rank_and_step = sums[3:] / (dist.get_world_size() * len(reports))
-        bytes_sent, bytes_received, plan_wait, exchange = per_rank_and_step.tolist()
-        seconds = time.perf_counter() - self._start
-        figures = {
-            "loss": loss_sum / max(self._loss_tokens, 1),
-            "seconds_per_step": seconds / len(reports),
-            "samples_per_second": samples / seconds,
-            "tokens_per_second": sum(int(report.tokens_before.sum()) for report in reports) / seconds,
-            "tflops": TRAINING_FLOPS_PER_FORWARD * forward_flops / seconds / 1e12,
-            "imbalance_before": _imbalance([report.loads_before for report in reports]),
-            "imbalance_after": _imbalance([report.loads_after for report in reports]),
-            "micro_batches": sum(report.num_micro_batches for report in reports) / len(reports),
-            "plan_wait_ms": plan_wait * 1e3,
-            "exchange_ms": exchange * 1e3,
-            "bytes_sent": bytes_sent,
-            "bytes_received": bytes_received,
-        }
-        divided = figures["micro_batches"]
-        waited, moved = f"plan {plan_wait * 1e3:.1f} ms", f"exchange {exchange * 1e3:.1f} ms"
-        stage = f"  {waited}, {moved}, {bytes_sent / 1e3:.0f} kB sent" if bytes_sent else ""
-        self.write(
-            "train",
-            figures,
-            f"step {self._step}  loss {figures['loss']:.4f}  {figures['samples_per_second']:.0f} samples/s  "
-            f"{figures['tokens_per_second']:.0f} tokens/s  {figures['tflops']:.3g} TFLOP/s  "
-            f"imbalance {figures['imbalance_before']:.3f} → {figures['imbalance_after']:.3f}"
-            + (f"  {divided:.3g} micro-batches" if divided > 1 else "")
-            + stage,
+        own = torch.tensor(of_this_rank, dtype=torch.float64)
+        gathered = own.new_empty(dist.get_world_size() * len(own))
+        dist.all_gather_into_tensor(gathered, own, group=self._group)
+        of_ranks = gathered.view(-1, len(own)).numpy()
+        ranks = RanksInterval(
+            seconds=time.perf_counter() - interval.start,
+            loss_tokens=interval.loss_tokens,
+            reports=interval.reports,
+            sums=of_ranks[:, :FIGURES_PER_RANK],
+            compute_seconds=of_ranks[:, FIGURES_PER_RANK:],
         )
-        self._start_interval()
+        figures = ranks.figures(self._peak_flops)
+        self._record.write("train", self._step, figures, text_of(self._step, figures))
+        self._interval = _Interval()
 
 
-def _imbalance(loads: list[np.ndarray]) -> float:
-    """Largest ÷ mean load of several steps: the largest of each add up, as time does."""
-    mean = sum(of_step.mean() for of_step in loads)
-    return float(sum(of_step.max() for of_step in loads) / mean) if mean else 1.0
+def _peak_memory_bytes() -> int:
+    """On CUDA the most that tensors took since it was last asked for, else the most of the process ever."""
+    if torch.cuda.is_available():
+        peak = torch.cuda.max_memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        return peak
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 class LoadCounter:

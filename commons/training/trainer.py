@@ -15,8 +15,10 @@ from commons.sequence_batch import BaseBatch
 from commons.training.progress import Progress
 from commons.training.rank_zero_log import warn_once
 from commons.training.recovery import Recovery
+from commons.training.run_record import RunRecord
 from commons.training.sharded_model import shard_model
 from commons.training.step_log import LoadCounter, StepLog
+from commons.training.step_vote import StepVote
 from commons.training.training_args import OptimizerArgs, TrainerArgs
 from commons.training.training_state import TrainingState
 from commons.training.training_task import TrainingTask
@@ -34,6 +36,7 @@ def train(
     Raises:
         KeyError: an unknown pipeline or shuffler.
         ValueError: the training or the evaluation set is empty.
+        FloatingPointError: a loss was not finite on some rank, in the step before.
     """
     warn_once(args.settings_without_effect())
     for kind, dataset in (("training", task.train_dataset), ("evaluation", task.eval_dataset)):
@@ -46,7 +49,8 @@ def train(
     torch.manual_seed(args.seed + dist.get_rank())
     counter = LoadCounter(task.flops, task.check_batch)
     state = TrainingState(model, optimizer)
-    recovery = Recovery(args, state)
+    vote = StepVote(device)
+    recovery = Recovery(args, state, vote)
     recovery.resume()
     first_step = state.progress.step
     num_steps = args.max_train_iters or first_step + _steps_left(task.train_dataset, state.progress)
@@ -57,8 +61,8 @@ def train(
     loader: Iterator[BaseBatch] = batches
     evaluations = []
     model.train()
-    log_path = Path(args.log_dir) / "train.jsonl"
-    with recovery.listening(), StepLog(num_steps, args.log_interval, log_path, first_step) as log:
+    with recovery.listening(), RunRecord(Path(args.log_dir), num_steps, first_step) as record:
+        log = StepLog(record, num_steps, args.log_interval, first_step, args.peak_flops)
         log.write("start", {"ranks": dist.get_world_size(), "settings": asdict(args)})
         for step in range(first_step + 1, num_steps + 1):
             if prefetches and (loader is batches or step % args.eval_interval == 1 % args.eval_interval):
@@ -67,7 +71,8 @@ def train(
                 loader = islice(batches, args.eval_interval - (step - 1) % args.eval_interval)
             output = pipeline.progress(loader)
             state.progress = state.progress.after_step(task.train_dataset)
-            log.step(output, pipeline.report, *counter.next_step())
+            requested = vote.after_step(step, output[0])
+            log.step(output, pipeline.report, pipeline.compute_span, *counter.next_step())
             # Before the checkpoint: what goes on from there does not come back to this evaluation.
             if step % args.eval_interval == 0 or step == num_steps:
                 log.pause()
@@ -76,9 +81,10 @@ def train(
                 text = "  ".join(f"{name} {value:.4f}" for name, value in figures.items())
                 log.write("eval", figures, f"step {step}  evaluation: {text}")
                 log.resume()
-            if recovery.after_step(is_last=step == num_steps):
+            if recovery.after_step(requested, step == num_steps, log):
                 log.write("stop", {}, f"stopped behind step {step}, as SIGTERM asked for")
                 break
+        vote.finish()
     pipeline.reset()  # what is planned ahead needs the other ranks; none may leave before
     return evaluations
 

@@ -55,7 +55,9 @@ class TrainerArgs:
             on every rank, which bounds the memory of activations; None for steps that run whole.
         small_micro_batches_at_ends: whether the lightest micro-batches come first and last, not only first.
         single_rank_load: whether rank 0 loads the samples of all ranks, and the shuffler spreads them.
-        log_dir: where the figures are written, as JSON lines.
+        log_dir: where the figures are written, as JSON lines and for TensorBoard.
+        peak_tflops: what one device computes at best, in 10¹² FLOP/s at the model's precision; with it the
+            share of that which is used is shown (MFU). None if it is not known.
         top_k_for_generation: items that a generative model retrieves per sample, and beams of its search.
         eval_metrics: of a generative model's retrieval, as in "HitRate@10".
 
@@ -93,6 +95,7 @@ class TrainerArgs:
     small_micro_batches_at_ends: bool = False
     single_rank_load: bool = False
     log_dir: str = "out/logs"
+    peak_tflops: float | None = None
     top_k_for_generation: int = 10
     eval_metrics: tuple[str, ...] = ("HitRate@10", "Recall@10", "NDCG@10")
 
@@ -116,6 +119,9 @@ class TrainerArgs:
             if getattr(self, name) is not None:
                 require_at_least(1, f"TrainerArgs.{name}", getattr(self, name))
         require_at_least(0, "TrainerArgs.seed", self.seed)
+        if self.peak_tflops is not None:
+            peak = self.peak_tflops
+            require(0 < peak < float("inf"), "TrainerArgs.peak_tflops", peak, "a number above 0")
         interval = self.ckpt_save_interval
         expected = "steps, at least 1, or -1 for no checkpoints"
         require(interval == -1 or interval >= 1, "TrainerArgs.ckpt_save_interval", interval, expected)
@@ -158,6 +164,11 @@ class TrainerArgs:
     def eval_rows(self) -> int:
         """Rows per rank and step of an evaluation."""
         return self.train_batch_size if self.eval_batch_size is None else self.eval_batch_size
+
+    @property
+    def peak_flops(self) -> float | None:
+        """What one device computes at best, in FLOP/s."""
+        return None if self.peak_tflops is None else self.peak_tflops * 1e12
 
     @property
     def balance_settings(self) -> dict[str, Any]:
