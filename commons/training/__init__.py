@@ -7,6 +7,7 @@ from commons.training.rank_process import rank_process, run_rank
 from commons.training.ranking_metrics import RankingMetrics
 from commons.training.retrieval_metrics import RetrievalMetrics
 from commons.training.sharded_model import shard_model
+from commons.training.step_vote import NonFiniteLossError
 from commons.training.trainer import train
 from commons.training.training_args import OptimizerArgs, TensorModelParallelArgs, TrainerArgs
 from commons.training.training_task import TrainingTask
@@ -14,6 +15,7 @@ from commons.training.training_task import TrainingTask
 __all__ = [
     "CatalogueMetrics",
     "EvaluationMetrics",
+    "NonFiniteLossError",
     "OptimizerArgs",
     "RankingMetrics",
     "RetrievalMetrics",

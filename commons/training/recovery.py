@@ -14,7 +14,7 @@ from tqdm import tqdm
 from commons.training.checkpoint_folder import step_of
 from commons.training.checkpoints import Checkpoints
 from commons.training.step_log import StepLog
-from commons.training.step_vote import StepVote
+from commons.training.step_vote import NonFiniteLossError, StepVote
 from commons.training.training_args import TrainerArgs
 from commons.training.training_state import TrainingState
 
@@ -70,12 +70,22 @@ class Recovery:
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Within, SIGTERM to any rank stops all of them behind a checkpoint."""
+        """Within, SIGTERM to any rank stops all of them behind a checkpoint.
+
+        Where a bad loss stops them, the checkpoint that is being written, which is from before, is finished.
+        """
         if self._saves is None:
             yield
             return
         with self._vote.listening():
-            yield
+            try:
+                yield
+            except NonFiniteLossError as error:
+                try:
+                    self._saves.finish()
+                except Exception as of_writing:
+                    error.add_note(f"the checkpoint of step {self._last_saved} was not written: {of_writing}")
+                raise
 
     def after_step(self, requested: bool, is_last: bool, log: StepLog) -> bool:
         """Saves if it is time to; whether training has to stop here. Collective, after every step.
@@ -86,7 +96,7 @@ class Recovery:
             log: is told how long training stood still for each checkpoint, and how long writing took.
 
         Raises:
-            FloatingPointError: a loss until here was not finite; nothing is saved then.
+            NonFiniteLossError: a loss until here was not finite; nothing is saved then.
         """
         if self._saves is None:
             return False

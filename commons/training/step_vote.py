@@ -14,6 +14,10 @@ import torch.distributed as dist
 _NO_STEP = torch.iinfo(torch.int64).min
 
 
+class NonFiniteLossError(FloatingPointError):
+    """A rank's loss was infinite or no number; raised by all ranks in the same place."""
+
+
 class StepVote:
     """Tells all ranks that one was asked to stop by SIGTERM, or has computed a loss that is not finite.
 
@@ -50,7 +54,7 @@ class StepVote:
             loss_sum: a scalar, of this rank.
 
         Raises:
-            FloatingPointError: the loss of the step before was not finite on a rank; on all of them.
+            NonFiniteLossError: the loss of the step before was not finite on a rank; on all of them.
         """
         loss = _Loss(step, loss_sum)
         if self._on_cuda:
@@ -66,7 +70,7 @@ class StepVote:
         """Waits until all is told, as all ranks have to before they save or leave. Collective.
 
         Raises:
-            FloatingPointError: as `after_step`, for all steps until now.
+            NonFiniteLossError: as `after_step`, for all steps until now.
         """
         self._hear()
         loss, self._loss = self._loss, None
@@ -91,7 +95,7 @@ class StepVote:
         self._requested = bool(requested)
         if bad != _NO_STEP:
             step, rank = divmod(-bad, dist.get_world_size())
-            raise FloatingPointError(
+            raise NonFiniteLossError(
                 f"the loss of step {step} is not finite on rank {rank}. Checkpoints are from before it: go "
                 "on from the newest with a lower learning rate, or look at the samples of that step"
             )

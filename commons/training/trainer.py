@@ -36,7 +36,7 @@ def train(
     Raises:
         KeyError: an unknown pipeline or shuffler.
         ValueError: the training or the evaluation set is empty.
-        FloatingPointError: a loss was not finite on some rank, in the step before.
+        NonFiniteLossError: a loss was not finite on some rank, in the step before; on all of them.
     """
     warn_once(args.settings_without_effect())
     for kind, dataset in (("training", task.train_dataset), ("evaluation", task.eval_dataset)):

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from commons.datasets import BenchmarkDatasetArgs, EmbeddingArgs, FeatureArgs, RandomSource, SequenceDataset
 from commons.perf_model import HSTUFlops
@@ -136,6 +137,29 @@ def test_one_rank_that_loads_for_all_trains_the_same(pools, tmp_path, settings):
     assert every[0] == single[0]  # evaluation sees all labels, too
 
 
+def test_tensorboard_has_what_the_json_lines_have(pools, tmp_path):
+    settings = {"max_train_iters": 4, "peak_tflops": 0.1, "enable_balanced_shuffler": True}
+    pools(2).run(partial(_train, str(tmp_path), **settings))
+    lines = [json.loads(line) for line in (tmp_path / "train.jsonl").read_text().splitlines()]
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    for line in (line for line in lines if line["kind"] in ("train", "eval")):
+        for name, value in line.items():
+            if name in ("kind", "step"):
+                continue
+            expected = {name: value}
+            if isinstance(value, list):
+                assert len(value) == 2
+                expected = {f"{name}/largest": max(value), f"{name}/mean": sum(value) / 2}
+            for tag, number in expected.items():
+                shown = {event.step: event.value for event in events.Scalars(f"{line['kind']}/{tag}")}
+                assert shown[line["step"]] == pytest.approx(number)
+    assert {line["kind"] for line in lines} == {"start", "train", "eval"}
+    figures = lines[1]
+    assert 0 < figures["mfu"] == pytest.approx(figures["tflops"] / 0.2)
+    assert min(figures["compute_ms"]) > 0 <= min(figures["waiting_ms"]) and min(figures["peak_memory_mb"]) > 1
+
+
 @pytest.mark.parametrize("balanced", [False, True])
 @pytest.mark.parametrize("pipeline_type", ["none", "native"])
 def test_training_in_micro_batches_is_the_same(pools, tmp_path, pipeline_type, balanced):
@@ -220,6 +244,10 @@ def test_windows_see_all_labels_and_other_steps(pools, tmp_path):
         (
             lambda: TrainerArgs(train_batch_size=1, small_micro_batches_at_ends=True),
             "small_micro_batches_at_ends = True: expected False without max_tokens_per_micro_batch",
+        ),
+        (
+            lambda: TrainerArgs(train_batch_size=1, peak_tflops=0.0),
+            "TrainerArgs.peak_tflops = 0.0: expected a number above 0",
         ),
         (lambda: OptimizerArgs("lion", 0.1), "OptimizerArgs.optimizer_str = 'lion': expected one of adam"),
         (lambda: OptimizerArgs("sgd", -1), "OptimizerArgs.learning_rate = -1"),

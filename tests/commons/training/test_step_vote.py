@@ -1,0 +1,104 @@
+"""All ranks stop in the same step, for what only one of them knows."""
+
+from __future__ import annotations
+
+import os
+import signal
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from commons.training import NonFiniteLossError, OptimizerArgs, TrainerArgs, TrainingTask, train
+from commons.training.step_vote import StepVote
+from tests.commons.training.test_trainer import FLOPS, CountedLabels, _dataset
+from tests.hstu.hstu_samples import ranking_model
+
+CPU = torch.device("cpu")
+
+
+def _vote(losses_of_ranks: list[list[float]]) -> str:
+    """After which step the ranks stopped, and why."""
+    vote = StepVote(CPU)
+    step = 0
+    try:
+        for step, loss in enumerate(losses_of_ranks[dist.get_rank()], 1):
+            vote.after_step(step, torch.tensor(loss))
+        step = 0
+        vote.finish()
+    except NonFiniteLossError as error:
+        return f"{step}: {error}"
+    return "not at all"
+
+
+@pytest.mark.parametrize(
+    ("losses_of_ranks", "stopped"),
+    [
+        ([[1.0, 2.0, 3.0], [1.0, float("nan"), 3.0]], "3: the loss of step 2 is not finite on rank 1"),
+        ([[1.0, float("inf")], [1.0, float("nan")]], "0: the loss of step 2 is not finite on rank 0"),
+        ([[1.0, 2.0], [1.0, 2.0]], "not at all"),
+    ],
+)
+def test_the_first_bad_loss_stops_all_ranks_one_step_later(pools, losses_of_ranks, stopped):
+    for answer in pools(2).run(_vote, losses_of_ranks):
+        assert answer.startswith(stopped)
+
+
+def _terminated_at(step: int) -> list[bool]:
+    vote = StepVote(CPU)
+    answers = []
+    with vote.listening():
+        for number in range(1, 6):
+            if number == step and dist.get_rank() == 1:
+                os.kill(os.getpid(), signal.SIGTERM)
+            answers.append(vote.after_step(number, torch.tensor(1.0)))
+        vote.finish()
+    return answers
+
+
+def test_a_request_to_one_rank_reaches_all_one_step_later_and_stays(pools):
+    for answers in pools(2).run(_terminated_at, 3):
+        assert answers == [False, False, False, True, True]
+
+
+def _train_with_a_bad_loss(folder: str, interval: int) -> str:
+    model = ranking_model()
+    steps = 0
+
+    def spoil(module, inputs, output):
+        nonlocal steps
+        steps += module.training
+        losses, rest = output
+        return (losses * float("nan") if steps == 4 and dist.get_rank() == 1 else losses), rest
+
+    model.dense.register_forward_hook(spoil)
+    task = TrainingTask(
+        model=model,
+        train_dataset=_dataset(40, False),
+        eval_dataset=_dataset(13, False),
+        metrics=CountedLabels(),
+        flops=lambda batch: FLOPS.per_sample(batch.num_tokens()),
+        shuffler_name="hstu",
+        shuffler_settings={"flops": FLOPS},
+    )
+    args = TrainerArgs(
+        train_batch_size=4,
+        log_dir=f"{folder}/logs",
+        pipeline_type="none",
+        ckpt_save_interval=interval,
+        ckpt_save_dir=f"{folder}/checkpoints",
+    )
+    with pytest.raises(NonFiniteLossError) as error:
+        train(task, args, OptimizerArgs("sgd", 0.05), CPU)
+    return f"{steps}: {error.value}"
+
+
+@pytest.mark.parametrize("interval", [1, 3])
+def test_training_stops_within_a_step_and_no_checkpoint_has_a_bad_loss(pools, tmp_path, interval):
+    run = partial(_train_with_a_bad_loss, str(tmp_path), interval)
+    for answer in pools(2).run(run):
+        stopped_in = 4 if interval == 1 else 5  # before a checkpoint all is known
+        assert answer.startswith(f"{stopped_in}: the loss of step 4 is not finite on rank 1")
+    assert max(path.name for path in Path(tmp_path / "checkpoints").iterdir()) == "step_3"
