@@ -1,0 +1,71 @@
+"""How long training stands still for a checkpoint, beside how long writing it takes.
+
+Two ranks, an HSTU model with a sharded table of a million rows of 128 numbers:
+
+    python -m benchmarks.checkpoint_stall
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from benchmarks.machine import machine, spread
+from benchmarks.torchrun import torchrun
+
+BENCHMARKS = Path(__file__).parent
+RESULT = BENCHMARKS / "results" / "checkpoint_stall.json"
+RANKS, ROWS, DIM = 2, 1_000_000, 128
+CHECKPOINTS, STEPS_BETWEEN = 8, 60
+
+
+def main() -> None:
+    """Runs the benchmark, prints its figures and writes them to `RESULT`."""
+    with TemporaryDirectory() as folder:
+        bindings = {
+            "train_batch_size": 32,
+            "max_train_iters": CHECKPOINTS * STEPS_BETWEEN + 1,
+            "ckpt_save_interval": STEPS_BETWEEN,
+            "ckpt_save_dir": f"'{folder}/checkpoints'",
+            "log_dir": f"'{folder}/logs'",
+        }
+        settings = [f"TrainerArgs.{name} = {value}" for name, value in bindings.items()]
+        settings += [f"item/EmbeddingArgs.item_vocab_size_or_capacity = {ROWS}"]
+        settings += [f"NetworkArgs.item_embedding_dim = {DIM}"]
+        config = str(BENCHMARKS / "soak.gin")
+        module = "hstu.training.pretrain_gr_ranking"
+        torchrun(RANKS, module, "--gin-config-file", config, "--gin-bindings", *settings)
+        checkpoints = sorted((Path(folder) / "checkpoints").iterdir())
+        size = sum(path.stat().st_size for path in checkpoints[-1].iterdir())
+        lines = [json.loads(line) for line in (Path(folder) / "logs/train.jsonl").read_text().splitlines()]
+    figures = {"ranks": RANKS, "checkpoint_mb": round(size / 1e6), **_figures(lines), "machine": machine()}
+    print(json.dumps(figures, indent=1))
+    RESULT.write_text(json.dumps(figures, indent=1) + "\n")
+
+
+def _figures(lines: list[dict[str, Any]]) -> dict[str, Any]:
+    """All but the last checkpoint, behind which there are no steps to wait for it with."""
+    saved = {line["step"]: line for line in lines if line["kind"] == "checkpoint"}
+    saved = {step: line for step, line in saved.items() if step % STEPS_BETWEEN == 0}
+    seconds = {line["step"]: line["seconds_per_step"] for line in lines if line["kind"] == "train"}
+    while_writing, else_ = [], []
+    for step, line in saved.items():
+        left = line["writing_ms"] / 1e3
+        for after in range(step + 2, step + STEPS_BETWEEN):  # the step behind a save has the stall in it
+            if after in seconds:
+                (while_writing if left > 0 else else_).append(seconds[after])
+                left -= seconds[after]
+    return {
+        "checkpoints": len(saved),
+        "stall_ms": spread([line["stall_ms"] for line in saved.values()]),
+        "writing_ms": spread([line["writing_ms"] for line in saved.values()]),
+        "step_ms": round(statistics.median(else_) * 1e3, 1),
+        "step_while_writing_ms": round(statistics.median(while_writing) * 1e3, 1),
+    }
+
+
+if __name__ == "__main__":
+    main()
