@@ -22,6 +22,7 @@ from commons.distributed.sample_facts import SampleFacts, padding_row
 from commons.distributed.shuffle_plan import ShufflePlan, WindowPlan, empty_plan, one_step
 from commons.distributed.way_back import return_step, return_window
 from commons.distributed.window_placement import divided, placed_window
+from commons.perf_model import MeasuredCost
 from commons.sequence_batch import sample_rows
 from commons.sequence_batch.packed_rows import PackedRows, gather_rows
 from commons.sequence_batch.row_schema import RowSchema
@@ -70,6 +71,7 @@ class BatchShuffler(ABC):
             them one after the other. A sample above the cap gets a micro-batch of its own, and a warning
             names it. None for batches that run whole.
         small_micro_batches_at_ends: the lightest micro-batches come first and last, not only first.
+        cost: what samples cost by their tokens, as measured; None for `get_workloads`.
 
     Attributes:
         group: the ranks to balance among.
@@ -99,7 +101,9 @@ class BatchShuffler(ABC):
         verify: bool = False,
         max_tokens_per_micro_batch: int | None = None,
         small_micro_batches_at_ends: bool = False,
+        cost: MeasuredCost | None = None,
     ) -> None:
+        self._cost = cost
         self._placement = Placement(
             partitioner,
             tolerance,
@@ -135,6 +139,11 @@ class BatchShuffler(ABC):
         The unit is up to the shuffler, but the same everywhere. Values of padding rows are ignored.
         Pipelines call this in a thread of their own, beside the training.
         """
+
+    def _workloads(self, batch: Any) -> torch.Tensor:
+        if self._cost is None:
+            return self.get_workloads(batch)
+        return self._cost.per_sample_ns(sample_rows.num_tokens(batch))
 
     def plan(self, batch: Any) -> ShufflePlan:
         """Works out the placement of one global batch. Collective over the group, host only.
@@ -176,7 +185,7 @@ class BatchShuffler(ABC):
                         f"plan_window got {len(batches)} batches, expected at most window={self.window}"
                     )
                 on_host = [sample_rows.on_host(batch) for batch in batches]
-                facts = SampleFacts.of(on_host, self.get_workloads, f"{type(self).__name__}.get_workloads")
+                facts = SampleFacts.of(on_host, self._workloads, f"{type(self).__name__}.get_workloads")
                 if not self.knows_fields:
                     padding = sample_rows.pinned_like(padding_row(on_host[0]), batches[0])
             except StopIteration as error:  # would look like the end of the data further up

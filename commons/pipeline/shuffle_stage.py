@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch.autograd.profiler import record_function
@@ -150,6 +151,12 @@ class ShuffleStage:
     def compute_span(self) -> ComputeSpan | None:
         """Of the step that ran last, once its backward has run; None if it did not train."""
         return self._clock.span()
+
+    @property
+    def computed_tokens(self) -> np.ndarray:
+        """int64 `[samples]`, of those that this rank computed in the step that ran last."""
+        plan = self._last_step().plan
+        return plan.tokens[plan.partition[self._shuffler.group.rank]]
 
     @property
     def plan(self) -> ShufflePlan:

@@ -6,6 +6,7 @@ import functools
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import torch
 from torch.fx.proxy import TraceError
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
@@ -34,6 +35,11 @@ class _WithStage:
     def compute_span(self) -> ComputeSpan | None:
         """When this rank computed its dense part, waiting for no other; None if it did not train."""
         return self._stage.compute_span
+
+    @property
+    def computed_tokens(self) -> np.ndarray:
+        """int64 `[samples]`, tokens of each sample that this rank computed."""
+        return self._stage.computed_tokens
 
     @property
     def plan(self) -> ShufflePlan:

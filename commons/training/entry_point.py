@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from pathlib import Path
 
 import gin
 import torch
+import torch.distributed as dist
 
 from commons.gin_values import from_gin
+from commons.perf_model.calibrate import summary
+from commons.training.calibration import measure_steps
 from commons.training.rank_process import rank_process
 from commons.training.trainer import train
 from commons.training.training_args import OptimizerArgs, TensorModelParallelArgs, TrainerArgs
@@ -16,15 +20,32 @@ from commons.training.training_task import TrainingTask
 
 
 def train_from_gin(description: str, make_task: Callable[[TrainerArgs, torch.device], TrainingTask]) -> None:
-    """Parses `--gin-config-file` and `--gin-bindings`, and trains what `make_task` makes of them."""
+    """Parses the command line, and trains what `make_task` makes of its gin settings.
+
+    With `--calibrate FILE` it trains for a while, to measure what samples cost, and writes that instead.
+    """
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--gin-config-file", required=True)
     parser.add_argument(
         "--gin-bindings", nargs="*", action="extend", default=[], help='as in "NetworkArgs.num_layers=2"'
+    )
+    parser.add_argument(
+        "--calibrate", type=Path, metavar="FILE", help="measure what samples cost, for balance_cost, and end"
+    )
+    parser.add_argument(
+        "--calibrate-seconds", type=float, default=60.0, help="how long to measure (%(default)s)"
     )
     arguments = parser.parse_args()
     gin.parse_config_files_and_bindings([arguments.gin_config_file], arguments.gin_bindings)
     trainer, optimizer = from_gin(TrainerArgs), from_gin(OptimizerArgs)
     from_gin(TensorModelParallelArgs)  # refuses what does not run here
     with rank_process() as device:
-        train(make_task(trainer, device), trainer, optimizer, device)
+        task = make_task(trainer, device)
+        if arguments.calibrate is None:
+            train(task, trainer, optimizer, device)
+            return
+        steps = measure_steps(task, trainer, optimizer, device, arguments.calibrate_seconds)
+        if dist.get_rank() == 0:
+            cost = steps.fit()
+            cost.save(arguments.calibrate)
+            print(summary(cost, steps))

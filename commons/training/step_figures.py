@@ -13,7 +13,7 @@ from commons.distributed import BalanceReport
 # A training step computes the forward pass once and, in backward, two products of the same size for each.
 TRAINING_FLOPS_PER_FORWARD = 3
 # Columns of `RanksInterval.sums`.
-FIGURES_PER_RANK = 8
+FIGURES_PER_RANK = 10
 
 
 @dataclass(frozen=True)
@@ -24,9 +24,9 @@ class RanksInterval:
         seconds: that they took.
         loss_tokens: of all ranks and steps.
         reports: of each step, as one rank has them.
-        sums: float64 `[ranks, 8]`: each rank's loss, loaded samples and forward FLOPs, bytes sent and
-            received, seconds of waiting for plans and of exchanging, all summed over the steps; and its
-            peak memory in bytes.
+        sums: float64 `[ranks, 10]`: each rank's loss, loaded samples and forward FLOPs, bytes sent and
+            received, seconds of waiting for plans and of exchanging, all summed over the steps; its peak
+            memory in bytes; computed samples, and their squared numbers of tokens, summed too.
         compute_seconds: float64 `[ranks, steps]`, of the dense part; zeros where it was not measured.
     """
 
@@ -69,6 +69,9 @@ class RanksInterval:
             "waiting_ms": _rounded((slowest - self.compute_seconds).mean(1) * 1e3),
             "tokens_before": _rounded(np.mean([report.tokens_before for report in self.reports], 0)),
             "tokens_after": _rounded(np.mean([report.tokens_after for report in self.reports], 0)),
+            "loads_after": _rounded(np.mean([report.loads_after for report in self.reports], 0)),
+            "samples_after": _rounded(self.sums[:, 8] / num_steps),
+            "squared_tokens_after": _rounded(self.sums[:, 9] / num_steps),
             "peak_memory_mb": _rounded(self.sums[:, 7] / 1e6),
         }
         if peak_flops is not None:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -29,6 +30,7 @@ class _Interval:
     forward_flops: float = 0.0
     reports: list[BalanceReport] = field(default_factory=list)
     spans: list[ComputeSpan | None] = field(default_factory=list)
+    computed_tokens: list[np.ndarray] = field(default_factory=list)
     start: float = field(default_factory=time.perf_counter)
 
 
@@ -67,10 +69,16 @@ class StepLog:
         output: StepOutput,
         report: BalanceReport,
         span: ComputeSpan | None,
+        computed_tokens: np.ndarray,
         samples: int,
         forward_flops: float,
     ) -> None:
-        """Takes one step's figures; `samples` and `forward_flops` are those that this rank loaded."""
+        """Takes one step's figures.
+
+        Args:
+            output, report, span, computed_tokens: as the pipeline has them.
+            samples, forward_flops: that this rank loaded.
+        """
         loss_sum, loss_tokens, _ = output
         self._step += 1
         interval = self._interval
@@ -78,6 +86,7 @@ class StepLog:
         interval.loss_tokens += loss_tokens
         interval.reports.append(report)
         interval.spans.append(span)
+        interval.computed_tokens.append(computed_tokens)
         interval.samples += samples
         interval.forward_flops += forward_flops
         self._record.advance()
@@ -107,6 +116,8 @@ class StepLog:
             sum(report.plan_wait_seconds for report in interval.reports),
             sum(report.exchange_seconds for report in interval.reports),
             _peak_memory_bytes(),
+            len(computed_tokens := np.concatenate(interval.computed_tokens)),
+            np.square(computed_tokens, dtype=np.float64).sum(),
             *(0.0 if span is None else span.seconds() for span in interval.spans),
         ]
         own = torch.tensor(of_this_rank, dtype=torch.float64)

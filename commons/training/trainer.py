@@ -56,7 +56,7 @@ def train(
     num_steps = args.max_train_iters or first_step + _steps_left(task.train_dataset, state.progress)
     pipeline = task.make_pipeline(args, model, optimizer, device)
     evaluator = Evaluator(task, args, model, optimizer, device)
-    epochs = _epochs(task.train_dataset, device, state.progress)
+    epochs = training_batches(task.train_dataset, device, state.progress)
     batches = counter.watch(islice(epochs, max(num_steps - first_step, 0)))
     loader: Iterator[BaseBatch] = batches
     evaluations = []
@@ -72,7 +72,8 @@ def train(
             output = pipeline.progress(loader)
             state.progress = state.progress.after_step(task.train_dataset)
             requested = vote.after_step(step, output[0])
-            log.step(output, pipeline.report, pipeline.compute_span, *counter.next_step())
+            computed = pipeline.compute_span, pipeline.computed_tokens
+            log.step(output, pipeline.report, *computed, *counter.next_step())
             # Before the checkpoint: what goes on from there does not come back to this evaluation.
             if step % args.eval_interval == 0 or step == num_steps:
                 log.pause()
@@ -131,7 +132,9 @@ class Evaluator:
         return batch
 
 
-def _epochs(dataset: SequenceDataset, device: torch.device, progress: Progress) -> Iterator[BaseBatch]:
+def training_batches(
+    dataset: SequenceDataset, device: torch.device, progress: Progress
+) -> Iterator[BaseBatch]:
     """Batches of one epoch after the other from where training has come to, without end."""
     epoch, sample = progress.epoch, progress.sample
     while dataset.loads_here:

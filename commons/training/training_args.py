@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any
 
 import gin
@@ -10,6 +11,7 @@ import gin
 from commons.distributed.exchange import EXCHANGES
 from commons.distributed.placement import PARTITIONERS
 from commons.distributed.rank_group import PLANNING_BACKENDS
+from commons.perf_model import MeasuredCost
 
 
 def require(condition: bool, setting: str, value: object, expected: str) -> None:
@@ -22,6 +24,10 @@ def require_at_least(minimum: int, setting: str, value: object) -> None:
     """Raises a ValueError that names the setting and its value unless it is such an integer."""
     fits = isinstance(value, int) and value >= minimum
     require(fits, setting, value, f"an integer of at least {minimum}")
+
+
+# The costs that are no file's.
+FLOPS = "flops"
 
 
 @gin.configurable
@@ -50,6 +56,8 @@ class TrainerArgs:
             places samples, as `BatchShuffler` takes them without "balance_".
         balance_window, balance_window_max_step_ratio: steps that are planned together, likewise; more than 1
             changes what a step contains.
+        balance_cost: what a sample costs: "flops" for the shuffler's own workloads, or the path of a file
+            with times that were measured, as a calibration writes it.
         balance_exchange, balance_planning_backend, balance_verify: how ranks talk to each other, likewise.
         max_tokens_per_micro_batch: makes every step run in micro-batches of at most so many tokens, as many
             on every rank, which bounds the memory of activations; None for steps that run whole.
@@ -62,7 +70,8 @@ class TrainerArgs:
         eval_metrics: of a generative model's retrieval, as in "HitRate@10".
 
     Raises:
-        ValueError: a value is out of range.
+        ValueError: a value is out of range, or the file of `balance_cost` is something else.
+        FileNotFoundError: there is no such file.
     """
 
     train_batch_size: int
@@ -88,6 +97,7 @@ class TrainerArgs:
     balance_max_tokens: int | None = None
     balance_window: int = 1
     balance_window_max_step_ratio: float | None = None
+    balance_cost: str = FLOPS
     balance_exchange: str = "all_to_all"
     balance_planning_backend: str = "gloo"
     balance_verify: bool = False
@@ -140,6 +150,8 @@ class TrainerArgs:
         ):
             value = getattr(self, name)
             require(value in values, f"TrainerArgs.{name}", value, f"one of {', '.join(values)}")
+        if self.balance_cost != FLOPS:
+            MeasuredCost.load(Path(self.balance_cost))
         if self.balance_window_max_step_ratio is not None:
             ratio = self.balance_window_max_step_ratio
             require(ratio >= 1, "TrainerArgs.balance_window_max_step_ratio", ratio, "at least 1")
@@ -173,11 +185,14 @@ class TrainerArgs:
     @property
     def balance_settings(self) -> dict[str, Any]:
         """What the `balance_*` settings say other than the default, as a shuffler takes it."""
-        return {
+        settings = {
             field.name.removeprefix("balance_"): getattr(self, field.name)
             for field in fields(self)
             if field.name.startswith("balance_") and getattr(self, field.name) != field.default
         }
+        if "cost" in settings:
+            settings["cost"] = MeasuredCost.load(Path(self.balance_cost))
+        return settings
 
     @property
     def micro_batch_settings(self) -> dict[str, Any]:

@@ -24,7 +24,9 @@ RANKS = RanksInterval(
     seconds=4.0,
     loss_tokens=200,
     reports=[_report([100, 300], [200, 200]), _report([500, 100], [300, 300])],
-    sums=np.array([[60.0, 8, 1e12, 10, 30, 0.2, 0.4, 5e6], [40.0, 4, 3e12, 30, 10, 0.6, 0.0, 7e6]]),
+    sums=np.array(
+        [[60.0, 8, 1e12, 10, 30, 0.2, 0.4, 5e6, 7, 50], [40.0, 4, 3e12, 30, 10, 0.6, 0.0, 7e6, 5, 90]]
+    ),
     compute_seconds=np.array([[0.5, 1.0], [1.5, 0.8]]),
 )
 
@@ -49,6 +51,9 @@ def test_figures_add_up_over_ranks_and_steps():
         "waiting_ms": [500.0, 100.0],
         "tokens_before": [30.0, 20.0],
         "tokens_after": [25.0, 25.0],
+        "loads_after": [250.0, 250.0],
+        "samples_after": [3.5, 2.5],
+        "squared_tokens_after": [25.0, 45.0],
         "peak_memory_mb": [5.0, 7.0],
     }
     for name, value in expected.items():

@@ -1,0 +1,119 @@
+"""Fits what samples cost to the logs of a training.
+
+    python -m commons.perf_model.calibrate OUT.json LOG.jsonl...
+
+LOG.jsonl is what a training has written to its `log_dir` as `train.jsonl`, on the machine and with the
+model that the costs are for. Lines about a single step each (`TrainerArgs.log_interval = 1`) tell most.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from commons.perf_model.measured_cost import MeasuredCost
+
+# Steps at the beginning of a log, whose times have one-off costs in them.
+WARM_UP_STEPS = 5
+
+
+@dataclass(frozen=True)
+class MeasuredSteps:
+    """Steps of single ranks, as measured, or means of several; each `[steps]` float64.
+
+    Attributes:
+        samples: that the rank computed.
+        tokens: of them, T, summed.
+        squared_tokens: T², summed.
+        loads: the sum of their workloads.
+        seconds: that forward and backward took, waiting for other ranks left out.
+    """
+
+    samples: np.ndarray
+    tokens: np.ndarray
+    squared_tokens: np.ndarray
+    loads: np.ndarray
+    seconds: np.ndarray
+
+    @staticmethod
+    def of(rows: Sequence[Sequence[float]]) -> MeasuredSteps:
+        """From one row per step: samples, tokens, squared tokens, load and seconds."""
+        return MeasuredSteps(*np.array(rows, dtype=np.float64).reshape(-1, 5).T)
+
+    @staticmethod
+    def read(path: Path) -> MeasuredSteps:
+        """Of a training's log, but for its first steps.
+
+        Raises:
+            ValueError: it is no such log; the message names the line.
+        """
+        rows: list[tuple[float, ...]] = []
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            try:
+                figures = json.loads(line)
+                if figures["kind"] != "train" or figures["step"] <= WARM_UP_STEPS:
+                    continue
+                names = ("samples_after", "tokens_after", "squared_tokens_after", "loads_after")
+                in_seconds = [milliseconds / 1e3 for milliseconds in figures["compute_ms"]]
+                rows += zip(*(figures[name] for name in names), in_seconds, strict=True)
+            except (ValueError, KeyError, TypeError) as error:
+                raise ValueError(f"{path}, line {number}: no line of a training's log: {error!r}") from error
+        return MeasuredSteps.of(rows)
+
+    def fit(self) -> MeasuredCost:
+        """The times that come nearest to these.
+
+        Raises:
+            ValueError: there are fewer than four steps.
+        """
+        return MeasuredCost.fit(self.samples, self.tokens, self.squared_tokens, self.seconds)
+
+    def errors(self, cost: MeasuredCost) -> np.ndarray:
+        """float64 `[steps]`, how far the predicted time of each is off, relative to the measured one."""
+        predicted = cost.step_seconds(self.samples, self.tokens, self.squared_tokens)
+        return np.abs(predicted / self.seconds - 1)
+
+    def errors_of_loads(self, fitted_to: MeasuredSteps) -> np.ndarray:
+        """Likewise for seconds in proportion to the workloads, by the median of other steps."""
+        per_load = np.median(fitted_to.seconds / np.maximum(fitted_to.loads, 1))
+        return np.abs(self.loads * per_load / self.seconds - 1)
+
+
+def summary(cost: MeasuredCost, steps: MeasuredSteps) -> str:
+    """What was fitted, and how well, in two lines."""
+    of_loads = float(np.median(steps.errors_of_loads(steps)))
+    return (
+        f"a step of T tokens per sample: {cost.per_step * 1e3:.3g} ms, and for each sample "
+        f"{cost.per_sample * 1e6:.3g} µs + {cost.per_token * 1e6:.3g} µs · T + "
+        f"{cost.per_squared_token * 1e9:.3g} ns · T²\n"
+        f"median error over {len(steps.seconds)} steps: {cost.median_error:.1%}; "
+        f"of times in proportion to the workloads: {of_loads:.1%}"
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Reads logs, writes the fitted costs, and prints them."""
+    parser = argparse.ArgumentParser(prog="calibrate", description="Fits what samples cost to logged steps.")
+    parser.add_argument("out", type=Path, help="file to write, for TrainerArgs.balance_cost")
+    parser.add_argument("logs", type=Path, nargs="+", help="train.jsonl of a run's log_dir")
+    arguments = parser.parse_args(argv)
+    try:
+        read = [MeasuredSteps.read(path) for path in arguments.logs]
+        names = ("samples", "tokens", "squared_tokens", "loads", "seconds")
+        steps = MeasuredSteps(*(np.concatenate([getattr(part, name) for part in read]) for name in names))
+        cost = steps.fit()
+    except (ValueError, OSError) as error:
+        print(f"calibrate: {error}", file=sys.stderr)
+        sys.exit(2)
+    cost.save(arguments.out)
+    print(summary(cost, steps))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,61 @@
+"""Measures what samples cost: trains a model for a while, and fits times to what its steps took."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from tqdm import tqdm
+
+from commons.distributed.rank_group import all_gather_object
+from commons.perf_model.calibrate import MeasuredSteps
+from commons.training.progress import Progress
+from commons.training.sharded_model import shard_model
+from commons.training.trainer import training_batches
+from commons.training.training_args import OptimizerArgs, TrainerArgs
+from commons.training.training_task import TrainingTask
+
+# Their times have one-off costs in them: memory taken for the first time, kernels loaded or compiled.
+WARM_UP_STEPS = 5
+
+
+def measure_steps(
+    task: TrainingTask,
+    args: TrainerArgs,
+    optimizer_args: OptimizerArgs,
+    device: torch.device,
+    seconds: float,
+) -> MeasuredSteps:
+    """Trains for so long on batches as they are loaded, whose loads differ most. Collective.
+
+    Nothing is saved, and nothing of what is trained is kept. On CUDA each step waits for the device.
+
+    Returns:
+        The steps of all ranks; the same on all of them.
+    """
+    args = replace(args, enable_balanced_shuffler=False)
+    model, optimizer = shard_model(task.model, optimizer_args, device)
+    pipeline = task.make_pipeline(args, model, optimizer, device)
+    batches = training_batches(task.train_dataset, device, Progress())
+    group = dist.new_group(backend="gloo")
+    rows: list[tuple[float, ...]] = []
+    model.train()
+    start = time.perf_counter()
+    with tqdm(total=round(seconds), unit="s", desc="calibrate", disable=dist.get_rank() != 0) as bar:
+        while True:
+            passed = torch.tensor([time.perf_counter() - start])
+            dist.broadcast(passed, 0, group=group)  # all stop in the same step
+            bar.update(min(round(float(passed)), round(seconds)) - bar.n)
+            if float(passed) > seconds:
+                break
+            pipeline.progress(batches)
+            span, tokens = pipeline.compute_span, pipeline.computed_tokens.astype(np.float64)
+            if span is not None:
+                load = float(pipeline.report.loads_after[dist.get_rank()])
+                rows.append((len(tokens), tokens.sum(), np.square(tokens).sum(), load, span.seconds()))
+    pipeline.reset()
+    of_ranks = all_gather_object(rows[WARM_UP_STEPS:], group)
+    return MeasuredSteps.of([row for of_rank in of_ranks for row in of_rank])
