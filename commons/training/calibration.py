@@ -20,6 +20,8 @@ from commons.training.training_task import TrainingTask
 
 # Their times have one-off costs in them: memory taken for the first time, kernels loaded or compiled.
 WARM_UP_STEPS = 5
+# Fewer say too little, however long they take.
+LEAST_STEPS = 20
 
 
 def measure_steps(
@@ -29,9 +31,10 @@ def measure_steps(
     device: torch.device,
     seconds: float,
 ) -> MeasuredSteps:
-    """Trains for so long on batches as they are loaded, whose loads differ most. Collective.
+    """Trains on batches as they are loaded, whose loads differ most, and times each step. Collective.
 
-    Nothing is saved, and nothing of what is trained is kept. On CUDA each step waits for the device.
+    It takes so many seconds, or longer for `LEAST_STEPS` steps. Nothing is saved, and nothing of what is
+    trained is kept. On CUDA each step waits for the device.
 
     Returns:
         The steps of all ranks; the same on all of them.
@@ -42,6 +45,7 @@ def measure_steps(
     batches = training_batches(task.train_dataset, device, Progress())
     group = dist.new_group(backend="gloo")
     rows: list[tuple[float, ...]] = []
+    num_steps = 0
     model.train()
     start = time.perf_counter()
     with tqdm(total=round(seconds), unit="s", desc="calibrate", disable=dist.get_rank() != 0) as bar:
@@ -49,8 +53,9 @@ def measure_steps(
             passed = torch.tensor([time.perf_counter() - start])
             dist.broadcast(passed, 0, group=group)  # all stop in the same step
             bar.update(min(round(float(passed)), round(seconds)) - bar.n)
-            if float(passed) > seconds:
+            if float(passed) > seconds and num_steps >= WARM_UP_STEPS + LEAST_STEPS:
                 break
+            num_steps += 1
             pipeline.progress(batches)
             span, tokens = pipeline.compute_span, pipeline.computed_tokens.astype(np.float64)
             if span is not None:
