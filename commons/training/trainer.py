@@ -17,6 +17,7 @@ from commons.training.rank_zero_log import warn_once
 from commons.training.recovery import Recovery
 from commons.training.sharded_model import shard_model
 from commons.training.step_log import LoadCounter, StepLog
+from commons.training.step_traces import StepTraces
 from commons.training.training_args import OptimizerArgs, TrainerArgs
 from commons.training.training_state import TrainingState
 from commons.training.training_task import TrainingTask
@@ -58,9 +59,11 @@ def train(
     evaluations = []
     model.train()
     log_path = Path(args.log_dir) / "train.jsonl"
-    with recovery.listening(), StepLog(num_steps, args.log_interval, log_path, first_step) as log:
+    traces = StepTraces(args, first_step, num_steps, device)
+    with recovery.listening(), traces, StepLog(num_steps, args.log_interval, log_path, first_step) as log:
         log.write("start", {"ranks": dist.get_world_size(), "settings": asdict(args)})
         for step in range(first_step + 1, num_steps + 1):
+            traces.before_step(step)
             if prefetches and (loader is batches or step % args.eval_interval == 1 % args.eval_interval):
                 # A table hands out what was prefetched in its order: none of training's may be left when
                 # evaluation begins to prefetch.

@@ -37,7 +37,8 @@ class TrainerArgs:
         max_train_iters: steps to train; None for one epoch.
         max_eval_iters: steps of one evaluation; None for the whole set.
         seed: of parameters and of the samples' order.
-        profile, profile_step_start, profile_step_end: not available yet; a warning says so.
+        profile: whether steps are traced, on each rank to a file in `traces` of `log_dir`.
+        profile_step_start, profile_step_end: the first step that is traced, and the first that is no more.
         ckpt_save_interval: steps between checkpoints; −1 for none. With checkpoints, a run starts from the
             newest whole one in `ckpt_save_dir`, and SIGTERM to a rank makes all write one and end.
         ckpt_save_dir: folder of the checkpoints, which all ranks see.
@@ -103,6 +104,7 @@ class TrainerArgs:
             "log_interval",
             "top_k_for_generation",
             "balance_window",
+            "profile_step_start",
         ):
             require_at_least(1, f"TrainerArgs.{name}", getattr(self, name))
         for name in (
@@ -116,6 +118,12 @@ class TrainerArgs:
             if getattr(self, name) is not None:
                 require_at_least(1, f"TrainerArgs.{name}", getattr(self, name))
         require_at_least(0, "TrainerArgs.seed", self.seed)
+        require(
+            isinstance(self.profile_step_end, int) and self.profile_step_end > self.profile_step_start,
+            "TrainerArgs.profile_step_end",
+            self.profile_step_end,
+            f"an integer above profile_step_start = {self.profile_step_start}: the first not traced",
+        )
         interval = self.ckpt_save_interval
         expected = "steps, at least 1, or -1 for no checkpoints"
         require(interval == -1 or interval >= 1, "TrainerArgs.ckpt_save_interval", interval, expected)
@@ -187,8 +195,6 @@ class TrainerArgs:
                 if field.name.startswith(("batch_shuffler", "balance_"))
                 and getattr(self, field.name) != field.default
             ]
-        if self.profile:
-            lines.append("TrainerArgs.profile: profiling is not available yet; no trace is written")
         return lines
 
 
