@@ -37,6 +37,10 @@ class TrainerArgs:
         max_train_iters: steps to train; None for one epoch.
         max_eval_iters: steps of one evaluation; None for the whole set.
         seed: of parameters and of the samples' order.
+        hang_timeout_s: seconds that a step, a batch of an evaluation or a checkpoint may take before a rank
+            writes the stacks of its threads to `stacks` of `log_dir`, and goes on waiting; None for never.
+        gc_interval: steps between collections of Python's garbage, on all ranks at the same time; None for
+            whenever Python sees fit.
         profile: whether steps are traced, on each rank to a file in `traces` of `log_dir`.
         profile_step_start, profile_step_end: the first step that is traced, and the first that is no more.
         ckpt_save_interval: steps between checkpoints; −1 for none. With checkpoints, a run starts from the
@@ -71,6 +75,8 @@ class TrainerArgs:
     max_train_iters: int | None = None
     max_eval_iters: int | None = None
     seed: int = 1234
+    hang_timeout_s: float | None = 300.0
+    gc_interval: int | None = 50
     profile: bool = False
     profile_step_start: int = 100
     profile_step_end: int = 200
@@ -114,10 +120,15 @@ class TrainerArgs:
             "balance_max_tokens",
             "max_tokens_per_micro_batch",
             "ckpt_keep",
+            "gc_interval",
         ):
             if getattr(self, name) is not None:
                 require_at_least(1, f"TrainerArgs.{name}", getattr(self, name))
         require_at_least(0, "TrainerArgs.seed", self.seed)
+        if self.hang_timeout_s is not None:
+            fits = 0 < self.hang_timeout_s < float("inf")
+            expected = "seconds, above 0 and finite, or None for never"
+            require(fits, "TrainerArgs.hang_timeout_s", self.hang_timeout_s, expected)
         require(
             isinstance(self.profile_step_end, int) and self.profile_step_end > self.profile_step_start,
             "TrainerArgs.profile_step_end",
