@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile, record_function
 from tqdm import tqdm
 
-from commons.named_ranges import NotedRanges, RangeOfThread, other_threads_through
+from commons.named_ranges import NotedRanges, RangeOfThread, unfollowed_threads_through
 from commons.training.rank_zero_log import warn_once
 from commons.training.training_args import TrainerArgs
 
@@ -131,13 +131,13 @@ class _TorchTrace:
 
     def start(self) -> None:
         """Begins the trace."""
-        self._following.enter_context(other_threads_through(self._of_other_threads.range))
         self._profile.start_trace()
+        self._following.enter_context(unfollowed_threads_through(self._of_other_threads.range))
 
     def stop(self) -> None:
         """Ends the trace and writes it; one that cannot be written costs no more than a warning."""
-        self._profile.stop_trace()
         self._following.close()
+        self._profile.stop_trace()
         try:
             self._write()
         except OSError as error:  # a full disk, say: what is trained is worth more
@@ -200,7 +200,7 @@ class _NsightCapture:
         """Begins the capture."""
         torch.cuda.profiler.start()
         self._following.enter_context(torch.autograd.profiler.emit_nvtx())
-        self._following.enter_context(other_threads_through(torch.cuda.nvtx.range))
+        self._following.enter_context(unfollowed_threads_through(torch.cuda.nvtx.range))
 
     def stop(self) -> None:
         """Ends the capture."""
