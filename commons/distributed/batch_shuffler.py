@@ -22,6 +22,7 @@ from commons.distributed.sample_facts import SampleFacts, padding_row
 from commons.distributed.shuffle_plan import ShufflePlan, WindowPlan, empty_plan, one_step
 from commons.distributed.way_back import return_step, return_window
 from commons.distributed.window_placement import divided, placed_window
+from commons.named_ranges import named_range
 from commons.perf_model import MeasuredCost
 from commons.sequence_batch import sample_rows
 from commons.sequence_batch.packed_rows import PackedRows, gather_rows
@@ -184,15 +185,17 @@ class BatchShuffler(ABC):
                     raise ValueError(
                         f"plan_window got {len(batches)} batches, expected at most window={self.window}"
                     )
-                on_host = [sample_rows.on_host(batch) for batch in batches]
-                facts = SampleFacts.of(on_host, self._workloads, f"{type(self).__name__}.get_workloads")
+                with named_range("## plan: workloads ##"):
+                    on_host = [sample_rows.on_host(batch) for batch in batches]
+                    facts = SampleFacts.of(on_host, self._workloads, f"{type(self).__name__}.get_workloads")
                 if not self.knows_fields:
                     padding = sample_rows.pinned_like(padding_row(on_host[0]), batches[0])
             except StopIteration as error:  # would look like the end of the data further up
                 failure = RuntimeError(f"{type(self).__name__}.get_workloads raised {error!r}")
             except Exception as error:  # whatever a user's get_workloads raises must reach all ranks
                 failure = error
-        gathered = self._gather.gather(facts, failure, padding)
+        with named_range("## plan: gather ##"):
+            gathered = self._gather.gather(facts, failure, padding)
         if gathered is None or not gathered.batch_sizes.any():
             return one_step(self.empty_plan())
         if self.group.checks is None:
@@ -371,7 +374,8 @@ class BatchShuffler(ABC):
         return self._gather.padding_batch()
 
     def _placed(self, gathered: GatheredFacts) -> WindowPlan:
-        window = placed_window(gathered, self._placement, self.group)
+        with named_range("## plan: placement ##"):
+            window = placed_window(gathered, self._placement, self.group)
         self._name_sample_above_cap(window)
         return window
 

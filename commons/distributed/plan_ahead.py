@@ -13,6 +13,8 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
+from commons.named_ranges import named_range
+
 Step = TypeVar("Step")
 
 
@@ -67,7 +69,8 @@ class PlanAhead(Generic[Step]):
             of_loader, planned = self._planned.popleft()
             self._missing += self._window  # until it turns out to have steps
             start = time.perf_counter()
-            self._steps.extend(planned.result())
+            with named_range("## wait for plan ##"):
+                self._steps.extend(planned.result())
             seconds += time.perf_counter() - start
             self._missing -= len(self._steps)
             if not self._steps and of_loader is self._loader:
@@ -108,9 +111,10 @@ class PlanAhead(Generic[Step]):
         if self._this_rank_ended or self._loader is None:
             return  # asking a loader again that has ended can hang
         try:
-            batch = next(self._loader, None)
-            if batch is not None:
-                self._loaded.append(self._prepare(batch))
+            with named_range("## load batch ##"):
+                batch = next(self._loader, None)
+                if batch is not None:
+                    self._loaded.append(self._prepare(batch))
         except Exception as error:  # the other ranks are told when this window is planned
             self._failure, batch = error, None
         self._this_rank_ended = batch is None
@@ -142,7 +146,10 @@ def _run(jobs: queue.SimpleQueue[Any], device: torch.device | None) -> None:
     while (job := jobs.get()) is not None:
         future, function, arguments = job
         try:
-            future.set_result(function(*arguments))
+            with named_range("## plan ##"):
+                planned = function(*arguments)
+            future.set_result(planned)
+            del planned
         except BaseException as error:
             future.set_exception(error)
         del job, future, function, arguments  # else they would live until the next job comes

@@ -15,6 +15,7 @@ from torchrec.distributed.train_pipeline.runtime_forwards import BaseForward
 from torchrec.distributed.types import LazyAwaitable, ShardedModule
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedTensor
 
+from commons.named_ranges import named_range
 from commons.pipeline.sharded_modules import outermost_sharded
 from commons.sequence_batch import sample_rows
 from commons.sequence_batch.jagged_indices import spread
@@ -70,8 +71,9 @@ def run_micro_batches(
                 # The sum of many losses in 16 bits would be off by percents.
                 loss = losses.sum(dtype=torch.promote_types(losses.dtype, torch.float32))
                 if trains:
-                    (loss * loss_scale).backward()
-                    lookups.collect_gradients()
+                    with named_range("## backward ##"):
+                        (loss * loss_scale).backward()
+                        lookups.collect_gradients()
                     _has_learnt_graph.update(replicated)
             loss_sum = loss_sum + loss.detach()
             outputs.append(output)

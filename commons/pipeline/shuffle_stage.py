@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch.autograd.profiler import record_function
 
 from commons.distributed import BalanceReport, BatchShuffler, ShufflePlan, WindowPlan
 from commons.distributed.all_ranks import AllRanks
 from commons.distributed.plan_ahead import PlanAhead
+from commons.named_ranges import named_range
 from commons.pipeline.compute_clock import ComputeClock, ComputeSpan
 from commons.pipeline.micro_batch_forward import run_micro_batches
 from commons.sequence_batch import sample_rows
@@ -79,8 +79,7 @@ class ShuffleStage:
 
         A rank whose loader has ended, or that brings nothing to the step, gets a padding row.
         """
-        with record_function("## plan ##"):
-            planned = self._ahead.next_step(loader)
+        planned = self._ahead.next_step(loader)
         if planned is None:
             self._shuffler.release()
             return None
@@ -93,7 +92,7 @@ class ShuffleStage:
     def exchange(self, batch: Any) -> Any:
         """Carries out the oldest plan on its device batch; collective over the ranks to balance among."""
         step = self._planned.popleft()
-        with record_function("## exchange ##"):
+        with named_range("## exchange ##"):
             start = time.perf_counter()
             batch = self._shuffler.exchange(batch, step.plan)
             seconds = time.perf_counter() - start

@@ -15,6 +15,7 @@ from torchrec.distributed.train_pipeline.train_pipelines import TrainPipeline
 from torchrec.distributed.types import ShardedModule
 
 from commons.distributed import BalanceReport, BatchShuffler, ShufflePlan, WindowPlan
+from commons.named_ranges import named_range
 from commons.pipeline.compute_clock import ComputeSpan
 from commons.pipeline.shuffle_stage import ShuffleStage, StepOutput
 
@@ -94,14 +95,20 @@ class SequentialTrainPipeline(_WithStage, TrainPipeline):
             batch = self._stage.next_batch(dataloader_iter)
             if batch is None:
                 raise StopIteration
-            self._batch = self._stage.exchange(batch.to(self._device, non_blocking=True))
+            with named_range("## copy_batch_to_gpu ##"):  # as TorchRec's pipelines say, on any device
+                batch = batch.to(self._device, non_blocking=True)
+            self._batch = self._stage.exchange(batch)
         if self._model.training:
-            self._optimizer.zero_grad()
-        loss, output = self._stage.forward(self._model, self._batch)
+            with named_range("## zero_grad ##"):
+                self._optimizer.zero_grad()
+        with named_range("## forward ##"):
+            loss, output = self._stage.forward(self._model, self._batch)
         self._batch = None
         if self._model.training:
-            loss.backward()
-            self._optimizer.step()
+            with named_range("## backward ##"):
+                loss.backward()
+            with named_range("## optimizer ##"):
+                self._optimizer.step()
         return output
 
 

@@ -14,8 +14,8 @@ from commons.distributed.rank_group import all_gather_object
 from commons.perf_model.calibrate import MeasuredSteps
 from commons.training.progress import Progress
 from commons.training.sharded_model import shard_model
-from commons.training.trainer import training_batches
 from commons.training.training_args import OptimizerArgs, TrainerArgs
+from commons.training.training_batches import training_batches
 from commons.training.training_task import TrainingTask
 
 # Their times have one-off costs in them: memory taken for the first time, kernels loaded or compiled.

@@ -1,4 +1,4 @@
-"""The training loop, and the evaluation in its midst."""
+"""The training loop."""
 
 from __future__ import annotations
 
@@ -10,16 +10,20 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from commons.datasets import SequenceDataset
+from commons.named_ranges import named_range
 from commons.sequence_batch import BaseBatch
-from commons.training.progress import Progress
+from commons.training.evaluator import Evaluator
+from commons.training.hang_watch import HangWatch
 from commons.training.rank_zero_log import warn_once
 from commons.training.recovery import Recovery
 from commons.training.run_record import RunRecord
 from commons.training.sharded_model import shard_model
+from commons.training.shared_collection import SharedCollection
 from commons.training.step_log import LoadCounter, StepLog
+from commons.training.step_traces import StepTraces
 from commons.training.step_vote import StepVote
 from commons.training.training_args import OptimizerArgs, TrainerArgs
+from commons.training.training_batches import steps_left, training_batches
 from commons.training.training_state import TrainingState
 from commons.training.training_task import TrainingTask
 
@@ -42,114 +46,95 @@ def train(
     for kind, dataset in (("training", task.train_dataset), ("evaluation", task.eval_dataset)):
         if len(dataset) == 0:
             raise ValueError(f"the {kind} set has no samples; check the dataset's settings and files")
-    prefetches = task.pipeline_name(args, device) == "prefetch"
-    model, optimizer = shard_model(task.model, optimizer_args, device, cached=prefetches)
-    task.metrics.bind(model)
-    # From here on ranks draw different numbers: equal dropout masks on all would be wrong.
-    torch.manual_seed(args.seed + dist.get_rank())
-    counter = LoadCounter(task.flops, task.check_batch)
-    state = TrainingState(model, optimizer)
-    vote = StepVote(device)
-    recovery = Recovery(args, state, vote)
-    recovery.resume()
-    first_step = state.progress.step
-    num_steps = args.max_train_iters or first_step + _steps_left(task.train_dataset, state.progress)
-    pipeline = task.make_pipeline(args, model, optimizer, device)
-    evaluator = Evaluator(task, args, model, optimizer, device)
-    epochs = training_batches(task.train_dataset, device, state.progress)
-    batches = counter.watch(islice(epochs, max(num_steps - first_step, 0)))
-    loader: Iterator[BaseBatch] = batches
-    evaluations = []
-    model.train()
-    with recovery.listening(), RunRecord(Path(args.log_dir), num_steps, first_step) as record:
-        log = StepLog(record, num_steps, args.log_interval, first_step, args.peak_flops)
-        log.write("start", {"ranks": dist.get_world_size(), "settings": asdict(args)})
-        for step in range(first_step + 1, num_steps + 1):
-            if prefetches and (loader is batches or step % args.eval_interval == 1 % args.eval_interval):
-                # A table hands out what was prefetched in its order: none of training's may be left when
-                # evaluation begins to prefetch.
-                loader = islice(batches, args.eval_interval - (step - 1) % args.eval_interval)
-            output = pipeline.progress(loader)
-            state.progress = state.progress.after_step(task.train_dataset)
-            requested = vote.after_step(step, output[0])
-            computed = pipeline.compute_span, pipeline.computed_tokens
-            log.step(output, pipeline.report, *computed, *counter.next_step())
-            # Before the checkpoint: what goes on from there does not come back to this evaluation.
-            if step % args.eval_interval == 0 or step == num_steps:
-                log.pause()
-                figures = evaluator.evaluate()
-                evaluations.append(figures)
-                text = "  ".join(f"{name} {value:.4f}" for name, value in figures.items())
-                log.write("eval", figures, f"step {step}  evaluation: {text}")
-                log.resume()
-            if recovery.after_step(requested, step == num_steps, log):
-                log.write("stop", {}, f"stopped behind step {step}, as SIGTERM asked for")
-                break
-        vote.finish()
-    pipeline.reset()  # what is planned ahead needs the other ranks; none may leave before
-    return evaluations
+    with HangWatch(args.log_dir, args.hang_timeout_s) as watch:
+        return _Training(task, args, optimizer_args, device, watch).run()
 
 
-class Evaluator:
-    """Evaluates a model in training through a pipeline of its own.
-
-    The training pipeline keeps its batches in flight meanwhile; handing it the evaluation batches would run
-    those in evaluation mode.
-    """
+class _Training:
+    """One run, from what is to be trained to the metrics of its evaluations. Made collectively."""
 
     def __init__(
         self,
         task: TrainingTask,
         args: TrainerArgs,
-        model: torch.nn.Module,
-        optimizer: torch.optim.Optimizer,
+        optimizer_args: OptimizerArgs,
         device: torch.device,
+        watch: HangWatch,
     ) -> None:
-        self._task = task
-        self._max_iters = args.max_eval_iters
-        self._in_micro_batches = args.max_tokens_per_micro_batch is not None
-        self._model = model
-        self._device = device
-        self._pipeline = task.make_pipeline(args, model, optimizer, device)
+        self._args, self._device, self._watch = args, device, watch
+        self._dataset = task.train_dataset
+        self._prefetches = task.pipeline_name(args, device) == "prefetch"
+        self._model, optimizer = shard_model(task.model, optimizer_args, device, cached=self._prefetches)
+        task.metrics.bind(self._model)
+        # From here on ranks draw different numbers: equal dropout masks on all would be wrong.
+        torch.manual_seed(args.seed + dist.get_rank())
+        self._counter = LoadCounter(task.flops, task.check_batch)
+        self._state = TrainingState(self._model, optimizer)
+        self._vote = StepVote(device)
+        self._recovery = Recovery(args, self._state, self._vote)
+        self._recovery.resume()
+        self._first_step = self._state.progress.step
+        left = steps_left(self._dataset, self._state.progress)
+        self._num_steps = args.max_train_iters or self._first_step + left
+        self._pipeline = task.make_pipeline(args, self._model, optimizer, device)
+        self._collection = SharedCollection(args.gc_interval)
+        self._evaluator = Evaluator(task, args, self._model, optimizer, device, watch, self._collection)
+        self._evaluations: list[dict[str, float]] = []
 
-    def evaluate(self) -> dict[str, float]:
-        """The metrics over the evaluation set. Collective over all ranks."""
-        batches = map(self._checked, islice(_on_host(self._task.eval_dataset, self._device), self._max_iters))
-        self._model.eval()
-        with torch.no_grad():
-            while True:
-                try:
-                    _, _, output = self._pipeline.progress(batches)
-                except StopIteration:
-                    break
-                for of_part in output if self._in_micro_batches else [output]:
-                    self._task.metrics.update(of_part)
+    def run(self) -> list[dict[str, float]]:
+        """Trains to the end, or until a rank is asked to stop; the metrics of each evaluation."""
+        args, first, num_steps = self._args, self._first_step, self._num_steps
+        epochs = training_batches(self._dataset, self._device, self._state.progress)
+        batches = self._counter.watch(islice(epochs, max(num_steps - first, 0)))
+        loader = batches
         self._model.train()
-        return self._task.metrics.compute()
+        with (
+            self._recovery.listening(),
+            self._collection,
+            StepTraces(args, first, num_steps, self._device) as traces,
+            RunRecord(Path(args.log_dir), num_steps, first) as record,
+        ):
+            log = StepLog(record, num_steps, args.log_interval, first, args.peak_flops)
+            log.write("start", {"ranks": dist.get_world_size(), "settings": asdict(args)})
+            for step in range(first + 1, num_steps + 1):
+                self._watch.begins(f"step {step}")
+                traces.before_step(step)
+                if self._prefetches and (loader is batches or self._begins_interval(step)):
+                    # A table hands out what was prefetched in its order: none of training's may be left when
+                    # evaluation begins to prefetch.
+                    loader = islice(batches, args.eval_interval - (step - 1) % args.eval_interval)
+                requested = self._step(step, loader, log)
+                # Before the checkpoint: what goes on from there does not come back to this evaluation.
+                if step % args.eval_interval == 0 or step == num_steps:
+                    self._evaluate(step, log)
+                self._watch.begins(f"the checkpoint of step {step}")
+                if self._recovery.after_step(requested, step == num_steps, log):
+                    log.write("stop", {}, f"stopped behind step {step}, as SIGTERM asked for")
+                    break
+            self._vote.finish()
+        self._watch.begins("the end")
+        self._pipeline.reset()  # what is planned ahead needs the other ranks; none may leave before
+        return self._evaluations
 
-    def _checked(self, batch: BaseBatch) -> BaseBatch:
-        self._task.check_batch(batch)
-        return batch
+    def _begins_interval(self, step: int) -> bool:
+        return step % self._args.eval_interval == 1 % self._args.eval_interval
 
+    def _step(self, step: int, loader: Iterator[BaseBatch], log: StepLog) -> bool:
+        """Trains one step; whether a rank has been asked to stop."""
+        pipeline = self._pipeline
+        output = pipeline.progress(loader)
+        self._collection.after_step()
+        self._state.progress = self._state.progress.after_step(self._dataset)
+        requested = self._vote.after_step(step, output[0])
+        computed = pipeline.compute_span, pipeline.computed_tokens
+        log.step(output, pipeline.report, *computed, *self._counter.next_step())
+        return requested
 
-def training_batches(
-    dataset: SequenceDataset, device: torch.device, progress: Progress
-) -> Iterator[BaseBatch]:
-    """Batches of one epoch after the other from where training has come to, without end."""
-    epoch, sample = progress.epoch, progress.sample
-    while dataset.loads_here:
-        dataset.set_epoch(epoch, sample)
-        yield from _on_host(dataset, device)
-        epoch, sample = epoch + 1, 0
-
-
-def _steps_left(dataset: SequenceDataset, progress: Progress) -> int:
-    """Of the first epoch."""
-    if progress.epoch:
-        return 0
-    return -(-(dataset.num_samples - progress.sample) // dataset.samples_per_step)
-
-
-def _on_host(dataset: SequenceDataset, device: torch.device) -> Iterator[BaseBatch]:
-    """The dataset's batches, in pinned memory if they go to a GPU."""
-    return (batch.pin_memory() for batch in dataset) if device.type == "cuda" else iter(dataset)
+    def _evaluate(self, step: int, log: StepLog) -> None:
+        log.pause()
+        with named_range("## evaluation ##"):
+            figures = self._evaluator.evaluate()
+        self._evaluations.append(figures)
+        text = "  ".join(f"{name} {value:.4f}" for name, value in figures.items())
+        log.write("eval", figures, f"step {step}  evaluation: {text}")
+        log.resume()

@@ -43,7 +43,12 @@ class TrainerArgs:
         max_train_iters: steps to train; None for one epoch.
         max_eval_iters: steps of one evaluation; None for the whole set.
         seed: of parameters and of the samples' order.
-        profile, profile_step_start, profile_step_end: not available yet; a warning says so.
+        hang_timeout_s: seconds that a step, a batch of an evaluation or a checkpoint may take before a rank
+            writes the stacks of its threads to `stacks` of `log_dir`, and goes on waiting; None for never.
+        gc_interval: steps between collections of Python's garbage, on all ranks at the same time; None for
+            whenever Python sees fit.
+        profile: whether steps are traced, on each rank to a file in `traces` of `log_dir`.
+        profile_step_start, profile_step_end: the first step that is traced, and the first that is no more.
         ckpt_save_interval: steps between checkpoints; −1 for none. With checkpoints, a run starts from the
             newest whole one in `ckpt_save_dir`, and SIGTERM to a rank makes all write one and end.
         ckpt_save_dir: folder of the checkpoints, which all ranks see.
@@ -81,6 +86,8 @@ class TrainerArgs:
     max_train_iters: int | None = None
     max_eval_iters: int | None = None
     seed: int = 1234
+    hang_timeout_s: float | None = 300.0
+    gc_interval: int | None = 50
     profile: bool = False
     profile_step_start: int = 100
     profile_step_end: int = 200
@@ -116,6 +123,7 @@ class TrainerArgs:
             "log_interval",
             "top_k_for_generation",
             "balance_window",
+            "profile_step_start",
         ):
             require_at_least(1, f"TrainerArgs.{name}", getattr(self, name))
         for name in (
@@ -125,6 +133,7 @@ class TrainerArgs:
             "balance_max_tokens",
             "max_tokens_per_micro_batch",
             "ckpt_keep",
+            "gc_interval",
         ):
             if getattr(self, name) is not None:
                 require_at_least(1, f"TrainerArgs.{name}", getattr(self, name))
@@ -132,6 +141,16 @@ class TrainerArgs:
         if self.peak_tflops is not None:
             peak = self.peak_tflops
             require(0 < peak < float("inf"), "TrainerArgs.peak_tflops", peak, "a number above 0")
+        if self.hang_timeout_s is not None:
+            fits = 0 < self.hang_timeout_s < float("inf")
+            expected = "seconds, above 0 and finite, or None for never"
+            require(fits, "TrainerArgs.hang_timeout_s", self.hang_timeout_s, expected)
+        require(
+            isinstance(self.profile_step_end, int) and self.profile_step_end > self.profile_step_start,
+            "TrainerArgs.profile_step_end",
+            self.profile_step_end,
+            f"an integer above profile_step_start = {self.profile_step_start}: the first not traced",
+        )
         interval = self.ckpt_save_interval
         expected = "steps, at least 1, or -1 for no checkpoints"
         require(interval == -1 or interval >= 1, "TrainerArgs.ckpt_save_interval", interval, expected)
@@ -213,8 +232,6 @@ class TrainerArgs:
                 if field.name.startswith(("batch_shuffler", "balance_"))
                 and getattr(self, field.name) != field.default
             ]
-        if self.profile:
-            lines.append("TrainerArgs.profile: profiling is not available yet; no trace is written")
         return lines
 
 

@@ -2,7 +2,7 @@
 
 python -m tests.e2e.failing_rank GIN_FILE FAILURE
 
-FAILURE is bad_id, killed, placement, exchange, writing, terminated, disk, or none.
+FAILURE is bad_id, killed, stuck, placement, exchange, writing, terminated, disk, or none.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import os
 import resource
 import signal
 import sys
+import time
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
@@ -56,27 +57,44 @@ def fail_at_third_placement() -> None:
     Placement.place = place_or_fail  # type: ignore[method-assign]
 
 
-def strike_once(owner: type, method: str, call: int, number: int) -> None:
-    """Makes the given call of a method send rank 1 a signal, the first time that the job gets there."""
+def strike_once(owner: type, method: str, call: int, strike: Callable[[], None]) -> None:
+    """Makes the given call of a method strike rank 1, the first time that the job gets there."""
     original, numbers, marker = getattr(owner, method), count(1), Path("struck")
 
     def strike_and_call(*args: Any, **kwargs: Any) -> Any:
         if next(numbers) == call and dist.get_rank() == 1 and not marker.exists():
             marker.touch()
-            os.kill(os.getpid(), number)
+            strike()
         return original(*args, **kwargs)
 
     setattr(owner, method, strike_and_call)
 
 
+def kill() -> None:
+    """As a machine that is lost."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def terminate() -> None:
+    """As a cluster that wants its machine back."""
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def linger() -> None:
+    """As a file system that does not answer for a while."""
+    time.sleep(3.5)
+
+
 def prepare(failure: str) -> None:
     """What is to fail while training runs, of the failures that leave training to itself."""
     if failure == "exchange":
-        strike_once(BatchShuffler, "exchange", 9, signal.SIGKILL)
+        strike_once(BatchShuffler, "exchange", 9, kill)
     elif failure == "writing":
-        strike_once(FileSystemWriter, "write_data", 2, signal.SIGKILL)
+        strike_once(FileSystemWriter, "write_data", 2, kill)
     elif failure == "terminated":
-        strike_once(BatchShuffler, "exchange", 5, signal.SIGTERM)
+        strike_once(BatchShuffler, "exchange", 5, terminate)
+    elif failure == "stuck":
+        strike_once(BatchShuffler, "exchange", 5, linger)
     elif failure == "disk":  # a file that grows beyond this is an OSError, as on a full disk
         resource.setrlimit(resource.RLIMIT_FSIZE, (16384, resource.RLIM_INFINITY))
 

@@ -1,0 +1,35 @@
+"""What a rank reports that does not come on, though no Python runs."""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from functools import partial
+from pathlib import Path
+
+from commons.training.hang_watch import HangWatch
+
+
+def _keep_the_gil(log_dir: str) -> str:
+    with HangWatch(log_dir, 0.5) as watch:
+        watch.begins("step 1")
+        time.sleep(0.2)
+        ctypes.PyDLL(None).usleep(1_000_000)  # unlike those of a CDLL, its calls keep the GIL
+    return (Path(log_dir) / "stacks" / "rank0.txt").read_text()
+
+
+def test_the_stack_of_a_call_that_keeps_the_gil_is_written(pools, tmp_path):
+    text = pools(1).run(partial(_keep_the_gil, str(tmp_path)))[0]
+    assert text.startswith("Timeout") and "_keep_the_gil" in text
+
+
+def _come_on(log_dir: str) -> bool:
+    with HangWatch(log_dir, 0.5) as watch:
+        for step in range(10):
+            watch.begins(f"step {step}")
+            time.sleep(0.1)
+    return (Path(log_dir) / "stacks" / "rank0.txt").exists()
+
+
+def test_steps_that_are_together_longer_than_the_limit_are_no_hang(pools, tmp_path):
+    assert pools(1).run(partial(_come_on, str(tmp_path))) == [False]
