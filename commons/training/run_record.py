@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -11,6 +13,8 @@ from typing import Any
 import torch.distributed as dist
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
+
+logger = logging.getLogger(__name__)
 
 
 class RunRecord:
@@ -27,9 +31,11 @@ class RunRecord:
         if not self._here:
             return
         folder.mkdir(parents=True, exist_ok=True)
+        self._lines, self._scalars = folder / "train.jsonl", folder / "tensorboard"
         self._bar = tqdm(total=num_steps, initial=first_step, unit="step", desc="train", dynamic_ncols=True)
-        self._file = (folder / "train.jsonl").open("a")
-        self._tensorboard = SummaryWriter(str(folder / "tensorboard"), purge_step=first_step + 1)
+        self._file = self._lines.open("a")
+        self._tensorboard = SummaryWriter(str(self._scalars), purge_step=first_step + 1)
+        self._lost: set[Path] = set()
 
     def __enter__(self) -> RunRecord:
         return self
@@ -39,8 +45,8 @@ class RunRecord:
     ) -> None:
         if self._here:
             self._bar.close()
-            self._file.close()
-            self._tensorboard.close()
+            self._unless_lost(self._lines, self._file.close)
+            self._unless_lost(self._scalars, self._tensorboard.close)
 
     def advance(self) -> None:
         """Moves the bar on by a step."""
@@ -57,15 +63,30 @@ class RunRecord:
             return
         if text:
             tqdm.write(text)
+        self._unless_lost(self._lines, lambda: self._write_line(kind, step, figures))
+        self._unless_lost(self._scalars, lambda: self._write_scalars(kind, step, figures))
+
+    def _unless_lost(self, path: Path, write: Callable[[], None]) -> None:
+        """Writes, unless that has failed before: on a full disk figures are lost, and not the training."""
+        if path in self._lost:
+            return
+        try:
+            write()
+        except OSError as error:
+            self._lost.add(path)
+            logger.warning(f"figures are not written to {path} any more: {error}")
+
+    def _write_line(self, kind: str, step: int, figures: dict[str, Any]) -> None:
         self._file.write(json.dumps({"kind": kind, "step": step, **figures}) + "\n")
         self._file.flush()
-        for name, value in figures.items():
-            if isinstance(value, list):
-                self._scalar(f"{kind}/{name}/largest", max(value), step)
-                self._scalar(f"{kind}/{name}/mean", sum(value) / len(value), step)
-            elif isinstance(value, int | float):
-                self._scalar(f"{kind}/{name}", value, step)
 
-    def _scalar(self, name: str, value: float, step: int) -> None:
-        if math.isfinite(value):
-            self._tensorboard.add_scalar(name, value, step)
+    def _write_scalars(self, kind: str, step: int, figures: dict[str, Any]) -> None:
+        for name, value in figures.items():
+            scalars = {}
+            if isinstance(value, list):
+                scalars = {f"{name}/largest": max(value), f"{name}/mean": sum(value) / len(value)}
+            elif isinstance(value, int | float):
+                scalars = {name: value}
+            for scalar, number in scalars.items():
+                if math.isfinite(number):
+                    self._tensorboard.add_scalar(f"{kind}/{scalar}", number, step)

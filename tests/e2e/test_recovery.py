@@ -64,8 +64,9 @@ def test_a_terminated_job_saves_ends_and_goes_on_when_started_again(tmp_path, un
     assert steps == uninterrupted
 
 
-def test_a_disk_that_is_full_costs_checkpoints_and_not_the_training(tmp_path, uninterrupted):
+def test_a_disk_that_is_full_costs_checkpoints_and_figures_and_not_the_training(tmp_path, uninterrupted):
     output, steps = _run(tmp_path, "disk")
     assert steps == uninterrupted
     assert "the checkpoint of step 2 was not written" in output and "File too large" in output
+    assert output.count("figures are not written to logs/tensorboard any more") == 1
     assert not [name for name in _checkpoints(tmp_path) if not name.endswith(".unfinished")]
