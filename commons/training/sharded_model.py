@@ -24,8 +24,9 @@ def shard_model(
 ) -> tuple[DistributedModelParallel, CombinedOptimizer]:
     """Shards the embedding collections of a model row-wise, and replicates the rest under DDP.
 
-    Those are every `EmbeddingCollection` and `UnboundedEmbeddingCollection`. The tables' optimizer is fused into their backward; on CPU, where fbgemm has no fused Adam, Adam becomes
-    row-wise Adagrad for them, with a warning on rank 0.
+    Those are every `EmbeddingCollection` and `UnboundedEmbeddingCollection`. The tables' optimizer is fused
+    into their backward; on CPU, where fbgemm has no fused Adam, Adam becomes row-wise Adagrad for them, with
+    a warning on rank 0.
 
     Args:
         model: on any device.
@@ -88,7 +89,7 @@ def _collections(module: nn.Module, path: str = "") -> dict[str, nn.Module]:
 
 
 def _by_rows(
-    module: nn.Module, sharder: ModuleSharder, kernel: str, device: torch.device
+    module: Any, sharder: ModuleSharder, kernel: str, device: torch.device
 ) -> EmbeddingModuleShardingPlan:
     return construct_module_sharding_plan(
         module,

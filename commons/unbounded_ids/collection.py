@@ -45,7 +45,9 @@ class UnboundedEmbeddingCollection(ManagedCollisionEmbeddingCollection):
     def __init__(
         self, tables: Sequence[EmbeddingConfig], eviction: Mapping[str, str], device: torch.device | None
     ) -> None:
-        rows = {table.name: id_rows(table.name, table.num_embeddings, eviction[table.name]) for table in tables}
+        rows = {
+            table.name: id_rows(table.name, table.num_embeddings, eviction[table.name]) for table in tables
+        }
         super().__init__(
             EmbeddingCollection(tables=list(tables), device=device), ManagedCollisionCollection(rows, tables)
         )

@@ -81,6 +81,9 @@ class IdRows(MCHManagedCollisionModule):
     Made by `id_rows`; TorchRec makes each rank's part of it.
     """
 
+    _input_history_buffer_size: int
+    _has_warned = False
+
     def profile(self, features: dict[str, JaggedTensor]) -> dict[str, JaggedTensor]:
         """Lets the ids of a step in, if the module is in training mode."""
         num_ids = sum(feature.values().numel() for feature in features.values())
@@ -109,8 +112,6 @@ class IdRows(MCHManagedCollisionModule):
                 "item_vocab_size_or_capacity, or train on smaller batches"
             )
         super()._update_and_evict(uniq_ids, uniq_ids_counts, uniq_ids_metadata)
-
-    _has_warned = False
 
     def _sort_mch_buffers(self) -> None:
         if len(self._evicted_emb_indices):  # else they are as they were, in order

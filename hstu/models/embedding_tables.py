@@ -42,7 +42,8 @@ def table_dims(tables: Sequence[EmbeddingTable], feature_dims: Mapping[str, int]
 
     Raises:
         ValueError: a feature is in no table, in two tables, or in a table but not in the model; a table's
-            features differ in width; two tables have one name; or a table's name cannot be a module's.
+            features differ in width; two tables have one name; a table's name cannot be a module's; or one
+            that evicts is not sharded.
     """
     dims: dict[str, int] = {}
     table_of: dict[str, str] = {}
@@ -51,6 +52,8 @@ def table_dims(tables: Sequence[EmbeddingTable], feature_dims: Mapping[str, int]
             raise ValueError(f"two embedding tables are named {table.name!r}")
         if "." in table.name or hasattr(nn.ModuleDict, table.name):
             raise ValueError(f"an embedding table cannot be named {table.name!r}: torch keeps that name")
+        if table.eviction is not None and not table.sharded:
+            raise ValueError(f"table {table.name!r} is replicated; one that evicts has to be sharded")
         for feature in table.feature_names:
             if feature not in feature_dims:
                 raise ValueError(
