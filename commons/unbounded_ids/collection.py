@@ -22,6 +22,7 @@ from torchrec.modules.mc_modules import ManagedCollisionCollection
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
 from commons.unbounded_ids.id_mix import MARK_OF_FREE_ROW, fresh_rows, unmixed
+from commons.unbounded_ids.id_placement import place_ids
 from commons.unbounded_ids.id_rows import IdRows, id_rows
 
 
@@ -110,6 +111,36 @@ class ShardedUnboundedEmbeddingCollection(ShardedManagedCollisionEmbeddingCollec
         """Whether it is one of these."""
         return table in self._configs
 
+    @torch.no_grad()
+    def place_loaded_ids(self) -> None:
+        """Brings what was loaded from a checkpoint of another number of ranks to the ranks that own the ids.
+
+        For embeddings and their optimiser's state loaded already; does nothing if the ranks are as many. Ids
+        that more of one rank own than it has rows for are evicted, the others keep all. Collective.
+        """
+        for table in self._configs:
+            rows = self._rows_of(table)
+            if rows.is_misplaced:
+                weights, *states = self._states(table)
+                place_ids(rows, [weights, *states], self._env.process_group)
+                self._reset(table, torch.tensor([len(weights) - 1], device=weights.device))
+
+    def _states(self, table: str) -> list[torch.Tensor]:
+        """This rank's `[rows, ...]` of embeddings, then of each state that the optimiser has of them."""
+        kernel, index = self._kernels[table]
+        states = kernel.split_optimizer_states()  # an empty list, not one of empty lists, if there are none
+        return [kernel.split_embedding_weights()[index].detach(), *(states[index] if states else [])]
+
+    def _reset(self, table: str, rows: torch.Tensor) -> None:
+        """Makes rows of this rank those of fresh ids."""
+        config = self._configs[table]
+        values = self._rows_of(table).ids_of_rows()[rows]
+        weights, *states = self._states(table)
+        bound = config.get_weight_init_max()
+        weights[rows] = fresh_rows(values, config.embedding_dim, bound, self._salts[table]).to(weights.dtype)
+        for state in states:
+            state[rows] = 0
+
     def _rows_of(self, table: str) -> IdRows:
         return self._managed_collision_collection._managed_collision_modules[table]
 
@@ -121,18 +152,8 @@ class ShardedUnboundedEmbeddingCollection(ShardedManagedCollisionEmbeddingCollec
         placed there need; and resets the optimiser's state of one optimiser alone, on a GPU alone.
         """
         for table, rows in evictions_per_table.items():
-            if rows is None or not len(rows):
-                continue
-            config = self._configs[table]
-            values = self._rows_of(table).ids_of_rows()[rows]
-            kernel, index = self._kernels[table]
-            weights = kernel.split_embedding_weights()[index].detach()
-            weights[rows] = fresh_rows(
-                values, config.embedding_dim, config.get_weight_init_max(), self._salts[table]
-            ).to(weights.dtype)
-            for states in kernel.split_optimizer_states()[index : index + 1]:
-                for state in states:
-                    state[rows] = 0
+            if rows is not None and len(rows):
+                self._reset(table, rows)
 
 
 class UnboundedEmbeddingCollectionSharder(ManagedCollisionEmbeddingCollectionSharder):

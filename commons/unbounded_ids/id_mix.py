@@ -29,6 +29,14 @@ def unmixed(values: torch.Tensor) -> torch.Tensor:
     return _unshifted(values * _signed(pow(_FACTORS[0], -1, 1 << 64)), _SHIFTS[0])
 
 
+def owners(values: torch.Tensor, num_ranks: int) -> torch.Tensor:
+    """The rank, int64, that has the row of each mixed id: its remainder, as TorchRec's input distribution
+    divides ids without a largest one, which takes an int64 for an unsigned number.
+    """
+    of_sign = (values < 0) * ((1 << 63) % num_ranks)
+    return ((values & MARK_OF_FREE_ROW) % num_ranks + of_sign) % num_ranks
+
+
 def fresh_rows(values: torch.Tensor, width: int, bound: float, salt: int) -> torch.Tensor:
     """What an id's embedding begins as: float32 `[ids, width]`, uniform in [−bound, bound).
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 import torch
 from torchrec.modules.mc_modules import LFU_EvictionPolicy, LRU_EvictionPolicy, MCHManagedCollisionModule
 from torchrec.sparse.jagged_tensor import JaggedTensor
 
-from commons.unbounded_ids.id_mix import mixed
+from commons.unbounded_ids.id_mix import MARK_OF_FREE_ROW, mixed
 
 logger = logging.getLogger(__name__)
 
@@ -79,10 +80,20 @@ class IdRows(MCHManagedCollisionModule):
     looked up without a row has the last one of the rank that owns the id, which it shares.
 
     Made by `id_rows`; TorchRec makes each rank's part of it.
+
+    Attributes:
+        segments: the first row of each rank, and the number of all rows.
+        is_misplaced: whether a checkpoint of other ranks was loaded, which `place_ids` has to follow.
     """
 
     _input_history_buffer_size: int
-    _has_warned = False
+
+    def __init__(self, **of_base: Any) -> None:
+        super().__init__(**of_base)
+        segments = self._output_segments_tensor
+        self.segments: list[int] = segments[segments >= 0].tolist()
+        self.is_misplaced = False
+        self._has_warned = False
 
     def profile(self, features: dict[str, JaggedTensor]) -> dict[str, JaggedTensor]:
         """Lets the ids of a step in, if the module is in training mode."""
@@ -96,6 +107,40 @@ class IdRows(MCHManagedCollisionModule):
         """int64 `[rows of this rank]`, mixed; `MARK_OF_FREE_ROW` where a row has none."""
         rows = self._mch_remapped_ids_mapping - self._output_global_offset
         return torch.empty_like(rows).index_copy_(0, rows, self._mch_sorted_raw_ids)
+
+    def remap(self, features: dict[str, JaggedTensor], *args: Any, **kwargs: Any) -> dict[str, JaggedTensor]:
+        """The rows of ids.
+
+        Raises:
+            RuntimeError: ids are on other ranks than their owners.
+        """
+        if self.is_misplaced:
+            raise RuntimeError(
+                f"table {self._name!r} was loaded from a checkpoint of other ranks: call place_loaded_ids of "
+                "its collection once its embeddings and their optimiser are loaded too"
+            )
+        return super().remap(features, *args, **kwargs)
+
+    def validate_state(self) -> None:
+        """Takes note of what was loaded; TorchRec calls it behind `load_state_dict`."""
+        loaded = self._output_segments_tensor
+        self.is_misplaced = loaded[loaded >= 0].tolist() != self.segments
+        loaded.fill_(-1)[: len(self.segments)] = torch.tensor(self.segments, device=loaded.device)
+        self._current_iter = -1  # to be read again
+
+    def entries(self) -> torch.Tensor:
+        """int64 `[3, rows of this rank]`: mixed ids, rows among all, and when or how often they were used."""
+        (used,) = self._mch_metadata.values()
+        return torch.stack([self._mch_sorted_raw_ids, self._mch_remapped_ids_mapping, used])
+
+    def set_entries(self, ids: torch.Tensor, used: torch.Tensor) -> None:
+        """Gives ids, mixed and rising, the first rows of this rank; `used` is when or how often they were."""
+        self._mch_sorted_raw_ids.fill_(MARK_OF_FREE_ROW)[: len(ids)] = ids
+        rows = self._mch_remapped_ids_mapping
+        torch.arange(self._output_global_offset, self._output_global_offset + len(rows), out=rows)
+        for metadata in self._mch_metadata.values():
+            metadata.zero_()[: len(ids)] = used
+        self.is_misplaced = False
 
     def _update_and_evict(
         self,
