@@ -141,19 +141,20 @@ class CatalogueMetrics(EvaluationMetrics):
                 f"the model has no sharded table {self._table!r}; expected it in an "
                 "EmbeddingCollection, sharded by rows"
             )
+        _, dim = table.metadata().size
         catalogue = self._catalogue.to(self._device)
         for module in sharded:
             if isinstance(module, ShardedUnboundedEmbeddingCollection) and module.has_table(self._table):
                 ids, places = module.held_ids(self._table)
                 is_item = torch.isin(ids, catalogue)
                 rows = table.local_shards()[0].tensor
-                return _HeldItems(table.size(1), [_Shard(ids[is_item], places[is_item], rows)])
+                return _HeldItems(dim, [_Shard(ids[is_item], places[is_item], rows)])
         shards = []
         for shard in table.local_shards():
             first, rows = shard.metadata.shard_offsets[0], shard.tensor
             ids = catalogue[(catalogue >= first) & (catalogue < first + len(rows))]
             shards.append(_Shard(ids, ids - first, rows))
-        return _HeldItems(table.size(1), shards)
+        return _HeldItems(dim, shards)
 
 
 @dataclass(frozen=True)

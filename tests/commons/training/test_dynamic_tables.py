@@ -91,13 +91,12 @@ def _held(model: torch.nn.Module) -> list[torch.Tensor]:
     ]
 
 
-@pytest.mark.parametrize("eviction", ["lru", "lfu"])
 @pytest.mark.parametrize(
-    ("pipeline_name", "config"),
+    ("eviction", "pipeline_name", "config"),
     [
-        ("native", SHUFFLER),
-        ("none", {**SHUFFLER, "max_tokens_per_micro_batch": 30}),
-        ("native", {"type": "identity", "max_tokens_per_micro_batch": 30}),
+        ("lru", "native", SHUFFLER),
+        ("lfu", "none", {**SHUFFLER, "max_tokens_per_micro_batch": 30}),
+        ("lfu", "native", {"type": "identity", "max_tokens_per_micro_batch": 30}),
     ],
 )
 def test_rows_and_losses_do_not_depend_on_where_a_sample_is_computed(pools, eviction, pipeline_name, config):
@@ -137,9 +136,7 @@ def _train(log_dir: str, num_steps: int, eviction: str, **settings) -> list[tupl
     return [(line["step"], line["loss"]) for line in lines if line["kind"] == "train"]
 
 
-@pytest.mark.parametrize(
-    ("eviction", "pipeline_type", "stop"), [("lru", "native", 3), ("lfu", "none", 4), ("lfu", "native", 6)]
-)
+@pytest.mark.parametrize(("eviction", "pipeline_type", "stop"), [("lru", "native", 3), ("lfu", "none", 4)])
 def test_resumed_losses_are_those_of_a_run_that_never_stopped(pools, tmp_path, eviction, pipeline_type, stop):
     def losses(name: str, num_steps: int, **settings) -> list[tuple[int, float]]:
         run = partial(
@@ -154,20 +151,9 @@ def test_resumed_losses_are_those_of_a_run_that_never_stopped(pools, tmp_path, e
         )
         return pools(2).run(run)[0]
 
-    whole = losses("whole", 9, eval_interval=100)  # evaluating in between changes nothing either
+    whole = losses("whole", 7, eval_interval=100)  # evaluating in between changes nothing either
     assert losses("stopped", stop) == whole[:stop]
-    assert losses("stopped", 9) == whole
-    resumed_elsewhere = pools(3).run(
-        partial(
-            _train,
-            str(tmp_path / "logs"),
-            10,
-            eviction,
-            ckpt_load_dir=str(tmp_path / "whole/checkpoints"),
-            pipeline_type=pipeline_type,
-        )
-    )[0]
-    assert [step for step, _ in resumed_elsewhere] == [10]
+    assert losses("stopped", 7) == whole
 
 
 def _pipelines(has_cacheable_tables: bool) -> list[str]:
