@@ -23,8 +23,9 @@ class FeatureArgs:
         is_jagged: whether lengths differ between samples; if not, all are `max_sequence_length`.
         seqlen_dist: lengths of jagged features, clipped to [1, max_sequence_length]; None means uniform
             over that range.
-        value_dists: ids by feature, taken modulo the feature's vocabulary; a feature without an entry is
-            uniform over its vocabulary.
+        value_dists: ids by feature, taken modulo the feature's vocabulary, but as they are where its table
+            is dynamic and it is no action; a feature without an entry is uniform over its vocabulary, or
+            over as many ids as a dynamic table has rows.
 
     Raises:
         ValueError: a value is out of range, or `value_dists` names another feature.

@@ -50,16 +50,22 @@ class EmbeddingArgs:
 @gin.configurable
 @dataclass
 class DynamicEmbeddingArgs(EmbeddingArgs):
-    """One large embedding table, of which the GPU may hold only a part.
+    """One embedding table for ids of any size, of which it has rows for a limited number at a time.
+
+    The options of recsys-examples for how much of it GPU memory holds have no effect, because it holds all,
+    and neither has the one for how ids are divided among the ranks, because a hash divides them.
 
     Attributes:
+        item_vocab_size_or_capacity: rows of the table over all ranks; on each rank one of them is for ids
+            without a row of their own. Ids are any int64 but the smallest.
         sharding_type: "model_parallel", which is all that a dynamic table can be.
-        item_vocab_gpu_capacity_ratio: share of the rows that GPU memory holds.
-        item_vocab_gpu_capacity: number of rows that GPU memory holds; wins over the ratio.
-        global_hbm_for_values: bytes of GPU memory over all ranks for the rows; wins over both.
-        evict_strategy: which rows leave GPU memory, "lru" or "lfu".
-        caching: whether GPU memory is a cache of rows that the host has too.
-        dist_type: how rows are divided among the ranks.
+        item_vocab_gpu_capacity_ratio: share of the rows that GPU memory holds; here all.
+        item_vocab_gpu_capacity: number of rows that GPU memory holds; here all.
+        global_hbm_for_values: bytes of GPU memory over all ranks for the rows; here as many as they need.
+        evict_strategy: whose rows new ids get once no row is free: those of the ids that were trained on
+            least recently ("lru") or least frequently ("lfu").
+        caching: whether GPU memory is a cache of rows that the host has too; here it is not.
+        dist_type: how ids are divided among the ranks; here by a hash.
 
     Raises:
         ValueError: a value is out of range.
@@ -91,3 +97,15 @@ class DynamicEmbeddingArgs(EmbeddingArgs):
                 f"DynamicEmbeddingArgs.evict_strategy = {self.evict_strategy!r}: "
                 f"expected one of {', '.join(_EVICT_STRATEGIES)}"
             )
+
+    def settings_without_effect(self) -> list[str]:
+        """Those that ask for something else than what runs, as in "caching = True"."""
+        ratio, capacity = self.item_vocab_gpu_capacity_ratio, self.item_vocab_gpu_capacity
+        ignored = {
+            "item_vocab_gpu_capacity_ratio": ratio is not None and ratio < 1,
+            "item_vocab_gpu_capacity": capacity is not None and capacity < self.item_vocab_size_or_capacity,
+            "global_hbm_for_values": self.global_hbm_for_values is not None,
+            "caching": self.caching,
+            "dist_type": self.dist_type is not None,
+        }
+        return [f"{name} = {getattr(self, name)!r}" for name, is_ignored in ignored.items() if is_ignored]

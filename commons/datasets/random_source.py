@@ -34,11 +34,32 @@ class RandomSource(HSTUSource):
         self._seed = seed
         self._spec = args.spec()
         self._vocab_sizes = self._spec.vocab_sizes
+        # An action is a label too, and there are classes for the ids of the vocabulary only.
+        self._unbounded = self._spec.unbounded_features - {self._spec.action_feature_name}
 
     @property
     def spec(self) -> SequenceDatasetSpec:
         """What the samples hold."""
         return self._spec
+
+    @property
+    def catalogue(self) -> np.ndarray:
+        """`[items]` int64, rising: the items' vocabulary; in a dynamic table what can be drawn of them.
+
+        Raises:
+            ValueError: that has no limits.
+        """
+        name = self._spec.item_feature_name
+        dists = [(args.value_dists or {}).get(name) for args in self._args.feature_args]
+        dist = next((found for found in dists if found is not None), None)
+        if dist is None or name not in self._unbounded:
+            return super().catalogue
+        if dist.low is None or dist.high is None:
+            raise ValueError(
+                f"RandomDistribution of {name!r}: low = {dist.low}, high = {dist.high}; where a catalogue is "
+                "needed, as for negatives, a dynamic table's items are all ids between them: set both"
+            )
+        return np.arange(dist.low, dist.high + (dist.dist_type != "uniform"))
 
     def __len__(self) -> int:
         return self._num_samples
@@ -74,8 +95,9 @@ class RandomSource(HSTUSource):
                 continue
             vocab_size = self._vocab_sizes[name]
             if name in value_dists:
+                values = value_dists[name].sample(rng, length)
                 # Modulo, as a hashed vocabulary would: a table made smaller still is looked up all over.
-                drawn[name] = value_dists[name].sample(rng, length) % vocab_size
+                drawn[name] = values if name in self._unbounded else values % vocab_size
             else:
                 drawn[name] = rng.integers(0, vocab_size, length)
         return drawn

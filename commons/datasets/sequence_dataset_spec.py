@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from commons.datasets.embedding_args import EmbeddingArgs
+from commons.datasets.embedding_args import DynamicEmbeddingArgs, EmbeddingArgs
 
 
 @dataclass(frozen=True)
@@ -58,9 +58,19 @@ class SequenceDatasetSpec:
 
     @property
     def vocab_sizes(self) -> dict[str, int]:
-        """Each feature's number of ids, which are 0 to that number, exclusive."""
+        """Each feature's number of ids, which are 0 to that number, exclusive; of an unbounded one, rows."""
         return {
             feature: table.item_vocab_size_or_capacity
             for table in self.tables
             for feature in table.feature_names
         }
+
+    @property
+    def unbounded_features(self) -> frozenset[str]:
+        """Features whose ids are any int64 but the smallest, because their tables are dynamic."""
+        return frozenset(
+            feature
+            for table in self.tables
+            if isinstance(table, DynamicEmbeddingArgs)
+            for feature in table.feature_names
+        )

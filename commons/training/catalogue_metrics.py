@@ -14,6 +14,7 @@ from torchrec.distributed.types import ShardedModule
 
 from commons.training.evaluation_metrics import EvaluationMetrics
 from commons.training.retrieval_metrics import RetrievalMetrics, parsed_names
+from commons.unbounded_ids import NO_ID, ShardedUnboundedEmbeddingCollection
 
 # Queries of all ranks that are scored together, and rows of a table: 64 MiB of scores.
 QUERIES_PER_CHUNK = 512
@@ -25,7 +26,7 @@ class RankedItems:
     """What `RetrievalMetrics` takes.
 
     Attributes:
-        items: `[queries, k]`, best first; −1 where there are fewer items.
+        items: `[queries, k]`, best first; `NO_ID` where there are fewer items.
         targets: `[queries]`, the right ones.
     """
 
@@ -38,12 +39,14 @@ class CatalogueMetrics(EvaluationMetrics):
 
     Every rank scores the queries of all ranks against the rows of the items' table that it holds, and
     each query's own rank merges the best of every rank. Items of equal score have no particular order.
+    Of a table of unbounded ids the items that have a row are ranked; one without is never found.
 
     Args:
         names: as `parsed_names` takes them.
         setting: where they come from, for messages.
-        table: name of the items' table, sharded by rows in an `EmbeddingCollection` of the model.
-        catalogue: `[items]`, ids that are items; other rows of the table are not ranked.
+        table: name of the items' table, sharded by rows in an `EmbeddingCollection` of the model or one of
+            unbounded ids.
+        catalogue: `[items]`, rising, ids that are items; others are not ranked.
         l2_norm_eps: smallest length that an embedding is divided by.
         device: of the outputs.
 
@@ -90,7 +93,7 @@ class CatalogueMetrics(EvaluationMetrics):
             RuntimeError: no model was bound.
             ValueError: it has no such table.
         """
-        held = self._held_rows()
+        held = self._held_items()
         queries = torch.cat([torch.empty(0, held.dim, device=self._device), *self._queries])
         targets = torch.cat([torch.empty(0, dtype=torch.int64, device=self._device), *self._targets])
         self._queries, self._targets = [], []
@@ -103,7 +106,7 @@ class CatalogueMetrics(EvaluationMetrics):
             self._gains.update(RankedItems(items, targets[start : start + rows]))
         return self._gains.compute()
 
-    def _best_of_all_ranks(self, queries: torch.Tensor, rows: int, held: _HeldRows) -> torch.Tensor:
+    def _best_of_all_ranks(self, queries: torch.Tensor, rows: int, held: _HeldItems) -> torch.Tensor:
         """int64 `[queries, k]`, best first.
 
         Args:
@@ -124,60 +127,78 @@ class CatalogueMetrics(EvaluationMetrics):
         scores, items = merged
         return items.gather(1, scores.topk(self._k, dim=1).indices)
 
-    def _held_rows(self) -> _HeldRows:
+    def _held_items(self) -> _HeldItems:
         if self._model is None:
             raise RuntimeError(
                 "metrics over a catalogue read the model's table: bind the sharded model first"
             )
         key = f"embeddings.{self._table}.weight"
-        tables = (
-            module.state_dict().get(key)
-            for module in self._model.modules()
-            if isinstance(module, ShardedModule)
-        )
+        sharded = [module for module in self._model.modules() if isinstance(module, ShardedModule)]
+        tables = (module.state_dict().get(key) for module in sharded)
         table = next((table for table in tables if table is not None), None)
         if table is None:
             raise ValueError(
                 f"the model has no sharded table {self._table!r}; expected it in an "
                 "EmbeddingCollection, sharded by rows"
             )
-        num_rows, dim = table.size()
-        is_item = torch.zeros(num_rows, dtype=torch.bool)
-        is_item[self._catalogue] = True
-        shards = [(shard.metadata.shard_offsets[0], shard.tensor) for shard in table.local_shards()]
-        return _HeldRows(dim, is_item.to(self._device), shards)
+        _, dim = table.metadata().size
+        catalogue = self._catalogue.to(self._device)
+        for module in sharded:
+            if isinstance(module, ShardedUnboundedEmbeddingCollection) and module.has_table(self._table):
+                ids, places = module.held_ids(self._table)
+                is_item = torch.isin(ids, catalogue)
+                rows = table.local_shards()[0].tensor
+                return _HeldItems(dim, [_Shard(ids[is_item], places[is_item], rows)])
+        shards = []
+        for shard in table.local_shards():
+            first, rows = shard.metadata.shard_offsets[0], shard.tensor
+            ids = catalogue[(catalogue >= first) & (catalogue < first + len(rows))]
+            shards.append(_Shard(ids, ids - first, rows))
+        return _HeldItems(dim, shards)
 
 
 @dataclass(frozen=True)
-class _HeldRows:
+class _Shard:
+    """Items with rows on this rank.
+
+    Attributes:
+        ids: int64 `[items]`.
+        places: int64 `[items]`, where each one's row is.
+        rows: `[any, dim]`.
+    """
+
+    ids: torch.Tensor
+    places: torch.Tensor
+    rows: torch.Tensor
+
+
+@dataclass(frozen=True)
+class _HeldItems:
     """What one rank holds of the items' table.
 
     Attributes:
         dim: width of the table.
-        is_item: bool `[rows of the whole table]`.
-        shards: the id of each one's first row, and the rows `[rows, dim]`.
+        shards: the items.
     """
 
     dim: int
-    is_item: torch.Tensor
-    shards: list[tuple[int, torch.Tensor]]
+    shards: list[_Shard]
 
     def blocks(self, l2_norm_eps: float) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """The items, some at a time: their ids `[items]`, and vectors `[items, dim]` of length 1."""
-        for first_id, shard in self.shards:
-            for start in range(0, len(shard), ROWS_PER_BLOCK):
-                rows = shard[start : start + ROWS_PER_BLOCK]
-                first = first_id + start
-                places = self.is_item[first : first + len(rows)].nonzero().squeeze(1)
-                yield first + places, functional.normalize(rows[places].float(), dim=1, eps=l2_norm_eps)
+        for shard in self.shards:
+            for start in range(0, len(shard.ids), ROWS_PER_BLOCK):
+                places = shard.places[start : start + ROWS_PER_BLOCK]
+                vectors = functional.normalize(shard.rows[places].float(), dim=1, eps=l2_norm_eps)
+                yield shard.ids[start : start + ROWS_PER_BLOCK], vectors
 
 
 def _best_of_blocks(
     queries: torch.Tensor, blocks: Iterable[tuple[torch.Tensor, torch.Tensor]], k: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Scores `[queries, k]` and ids of the best items; −∞ and −1 where there are fewer."""
+    """Scores `[queries, k]` and ids of the best items; −∞ and `NO_ID` where there are fewer."""
     scores = queries.new_full((len(queries), k), -torch.inf)
-    ids = torch.full_like(scores, -1, dtype=torch.int64)
+    ids = torch.full_like(scores, NO_ID, dtype=torch.int64)
     for ids_of_block, vectors in blocks:
         scores, places = torch.cat([scores, queries @ vectors.T], 1).topk(k, dim=1)
         ids = torch.cat([ids, ids_of_block.expand(len(queries), -1)], 1).gather(1, places)

@@ -11,33 +11,37 @@ from torchrec import EmbeddingCollection
 from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.sharding_plan import construct_module_sharding_plan, row_wise
-from torchrec.distributed.types import ShardingPlan
+from torchrec.distributed.types import EmbeddingModuleShardingPlan, ModuleSharder, ShardingPlan
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 
 from commons.training.rank_zero_log import warn_once
 from commons.training.training_args import OptimizerArgs
+from commons.unbounded_ids import UnboundedEmbeddingCollection, UnboundedEmbeddingCollectionSharder
 
 
 def shard_model(
     model: nn.Module, optimizer_args: OptimizerArgs, device: torch.device, cached: bool = False
 ) -> tuple[DistributedModelParallel, CombinedOptimizer]:
-    """Shards every `EmbeddingCollection` of a model row-wise, and replicates the rest under DDP.
+    """Shards the embedding collections of a model row-wise, and replicates the rest under DDP.
 
-    The tables' optimizer is fused into their backward; on CPU, where fbgemm has no fused Adam, Adam becomes
-    row-wise Adagrad for them, with a warning on rank 0.
+    Those are every `EmbeddingCollection` and `UnboundedEmbeddingCollection`. The tables' optimizer is fused
+    into their backward; on CPU, where fbgemm has no fused Adam, Adam becomes row-wise Adagrad for them, with
+    a warning on rank 0.
 
     Args:
         model: on any device.
         optimizer_args: for tables and dense parameters.
         device: of this rank.
-        cached: whether tables stay in host memory, with a cache in the GPU's, as pipeline "prefetch" needs.
+        cached: whether tables stay in host memory, with a cache in the GPU's, as pipeline "prefetch" needs;
+            not those of an `UnboundedEmbeddingCollection`, whose rows are reset where they are.
 
     Returns:
         The model, and the optimizer of tables and dense parameters together.
+
+    Raises:
+        ValueError: a table of unbounded ids has too few rows for the ranks.
     """
-    collections = {
-        path: module for path, module in model.named_modules() if isinstance(module, EmbeddingCollection)
-    }
+    collections = _collections(model)
     if collections and optimizer_args.optimizer_str == "adam" and device.type == "cpu":
         warn_once(
             [
@@ -45,21 +49,21 @@ def shard_model(
                 "dense parameters with Adam"
             ]
         )
-    kernel = "fused_uvm_caching" if cached else "fused"
-    fused_params = _fused_params(optimizer_args, device) | ({"prefetch_pipeline": True} if cached else {})
-    sharder = EmbeddingCollectionSharder(fused_params=fused_params)
+    fused_params = _fused_params(optimizer_args, device)
+    cached_params = fused_params | {"prefetch_pipeline": True} if cached else fused_params
+    ordinary = EmbeddingCollectionSharder(fused_params=cached_params)
+    unbounded = UnboundedEmbeddingCollectionSharder(EmbeddingCollectionSharder(fused_params=fused_params))
     plan = {
-        path: construct_module_sharding_plan(
-            module,
-            # Named, because the default on CPU is the dense kernel, which sums what it should look up.
-            {config.name: row_wise(compute_kernel=kernel) for config in module.embedding_configs()},
-            sharder=sharder,
-            device_type=device.type,
-        )
+        path: _by_rows(module, unbounded, "fused", device)
+        if isinstance(module, UnboundedEmbeddingCollection)
+        else _by_rows(module, ordinary, "fused_uvm_caching" if cached else "fused", device)
         for path, module in collections.items()
     }
     sharded = DistributedModelParallel(
-        _moved(model, device, keeps_tables=cached), device=device, plan=ShardingPlan(plan), sharders=[sharder]
+        _moved(model, device, keeps_tables=cached),
+        device=device,
+        plan=ShardingPlan(plan),
+        sharders=[ordinary, unbounded],
     )
     fused = dict(sharded.fused_optimizer.params)
     dense = {
@@ -71,6 +75,29 @@ def shard_model(
     if dense:
         optimizers.append(KeyedOptimizerWrapper(dense, lambda parameters: _dense(parameters, optimizer_args)))
     return sharded, CombinedOptimizer(optimizers)
+
+
+def _collections(module: nn.Module, path: str = "") -> dict[str, nn.Module]:
+    """The embedding collections in a module by path; not those that are part of another."""
+    if isinstance(module, EmbeddingCollection | UnboundedEmbeddingCollection):
+        return {path: module}
+    return {
+        found: collection
+        for name, child in module.named_children()
+        for found, collection in _collections(child, f"{path}.{name}" if path else name).items()
+    }
+
+
+def _by_rows(
+    module: Any, sharder: ModuleSharder, kernel: str, device: torch.device
+) -> EmbeddingModuleShardingPlan:
+    return construct_module_sharding_plan(
+        module,
+        # Named, because the default on CPU is the dense kernel, which sums what it should look up.
+        {config.name: row_wise(compute_kernel=kernel) for config in module.embedding_configs()},
+        sharder=sharder,
+        device_type=device.type,
+    )
 
 
 def _moved(module: nn.Module, device: torch.device, keeps_tables: bool) -> nn.Module:

@@ -13,6 +13,7 @@ from torchrec.optim.keyed import CombinedOptimizer
 
 from commons.training.checkpoints import Checkpoints
 from commons.training.progress import Progress
+from commons.unbounded_ids import ShardedUnboundedEmbeddingCollection
 
 
 @dataclass
@@ -44,7 +45,7 @@ class TrainingState:
         """Reads a checkpoint of any number of ranks. Collective.
 
         On as many ranks as wrote it training goes on exactly as it would have. On another number all ranks
-        keep the random state that they were started with.
+        keep the random state that they were started with, and unbounded ids move to the ranks that own them.
 
         Raises:
             ValueError: the checkpoint is of another model or optimiser.
@@ -58,6 +59,9 @@ class TrainingState:
         checkpoints.load(checkpoint, state)
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
+        for module in self.model.modules():
+            if isinstance(module, ShardedUnboundedEmbeddingCollection):
+                module.place_loaded_ids()
         self.progress = Progress(**state["progress"])
         if _random_key() in state:
             _set_random_state(state[_random_key()])

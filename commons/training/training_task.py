@@ -32,6 +32,8 @@ class TrainingTask:
         check_batch: raises if a host batch cannot be trained on.
         has_sharded_tables: False for a model whose tables are all replicated: TorchRec's pipeline, which
             overlaps the lookups of sharded tables, has nothing to do for it, and "none" runs instead.
+        has_cacheable_tables: False for a model whose sharded tables are all of unbounded ids: they are not
+            fetched into a cache, and "native" runs instead of "prefetch".
     """
 
     model: torch.nn.Module
@@ -43,6 +45,7 @@ class TrainingTask:
     shuffler_settings: dict[str, Any]
     check_batch: Callable[[Any], None] = lambda batch: None
     has_sharded_tables: bool = True
+    has_cacheable_tables: bool = True
 
     def make_shuffler(self, args: TrainerArgs) -> BatchShuffler:
         """The shuffler that the arguments ask for. Collective over all ranks.
@@ -102,6 +105,11 @@ class TrainingTask:
             instead, reason = "none", "overlaps the lookups of sharded tables, and this model has none"
         elif name == "prefetch" and device.type != "cuda":
             instead, reason = "native", "fills the cache of a GPU, and there is none here"
+        elif name == "prefetch" and not self.has_cacheable_tables:
+            instead, reason = (
+                "native",
+                "fills a GPU's cache, which dynamic tables have none of",
+            )
         else:
             return name
         warn_once([f'TrainerArgs.pipeline_type = "{name}" {reason}: "{instead}" runs instead'])

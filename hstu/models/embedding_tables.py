@@ -11,6 +11,8 @@ from torchrec.modules.embedding_configs import EmbeddingConfig
 from torchrec.modules.embedding_modules import EmbeddingCollection
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
+from commons.unbounded_ids import UnboundedEmbeddingCollection
+
 _SMALL_TABLE_STD = 0.02
 
 
@@ -24,12 +26,15 @@ class EmbeddingTable:
         num_embeddings: size of the vocabulary; ids are 0 to `num_embeddings` − 1.
         sharded: True for a table to be spread over the ranks by TorchRec, False for a small one of which
             every rank has a copy.
+        eviction: "lru" or "lfu" for a sharded table of ids of any size, of which `num_embeddings` fit in at
+            a time and the least recently or least frequently used go; None for an ordinary one.
     """
 
     name: str
     feature_names: tuple[str, ...]
     num_embeddings: int
     sharded: bool
+    eviction: str | None = None
 
 
 def table_dims(tables: Sequence[EmbeddingTable], feature_dims: Mapping[str, int]) -> dict[str, int]:
@@ -37,7 +42,8 @@ def table_dims(tables: Sequence[EmbeddingTable], feature_dims: Mapping[str, int]
 
     Raises:
         ValueError: a feature is in no table, in two tables, or in a table but not in the model; a table's
-            features differ in width; two tables have one name; or a table's name cannot be a module's.
+            features differ in width; two tables have one name; a table's name cannot be a module's; or one
+            that evicts is not sharded.
     """
     dims: dict[str, int] = {}
     table_of: dict[str, str] = {}
@@ -46,6 +52,8 @@ def table_dims(tables: Sequence[EmbeddingTable], feature_dims: Mapping[str, int]
             raise ValueError(f"two embedding tables are named {table.name!r}")
         if "." in table.name or hasattr(nn.ModuleDict, table.name):
             raise ValueError(f"an embedding table cannot be named {table.name!r}: torch keeps that name")
+        if table.eviction is not None and not table.sharded:
+            raise ValueError(f"table {table.name!r} is replicated; one that evicts has to be sharded")
         for feature in table.feature_names:
             if feature not in feature_dims:
                 raise ValueError(
@@ -66,34 +74,45 @@ def table_dims(tables: Sequence[EmbeddingTable], feature_dims: Mapping[str, int]
     return dims
 
 
-def sharded_by_dim(tables: Sequence[EmbeddingTable], dims: Mapping[str, int]) -> list[list[EmbeddingTable]]:
-    """The sharded tables of each embedding width, in rising order; `dims` is each table's width by name."""
-    sharded = [table for table in tables if table.sharded]
-    return [
-        [table for table in sharded if dims[table.name] == dim]
-        for dim in sorted({dims[table.name] for table in sharded})
-    ]
+def collection_groups(
+    tables: Sequence[EmbeddingTable], dims: Mapping[str, int]
+) -> list[list[EmbeddingTable]]:
+    """The sharded tables of each embedding collection: those of one width that all evict, or all do not.
+
+    Ordinary tables come first, in rising order of width; `dims` is each table's width by name.
+    """
+    groups: dict[tuple[bool, int], list[EmbeddingTable]] = {}
+    for table in tables:
+        if table.sharded:
+            groups.setdefault((table.eviction is not None, dims[table.name]), []).append(table)
+    return [groups[key] for key in sorted(groups)]
 
 
 def embedding_collections(
     tables: Sequence[EmbeddingTable], dims: Mapping[str, int], device: torch.device | None
 ) -> nn.ModuleList:
-    """A TorchRec EmbeddingCollection, whose tables must share their width, per group of `sharded_by_dim`."""
+    """A TorchRec EmbeddingCollection per group of `collection_groups`, or one of unbounded ids."""
     return nn.ModuleList(
-        EmbeddingCollection(
-            tables=[
-                EmbeddingConfig(
-                    name=table.name,
-                    embedding_dim=dims[table.name],
-                    num_embeddings=table.num_embeddings,
-                    feature_names=list(table.feature_names),
-                )
-                for table in group
-            ],
-            device=device,
-        )
-        for group in sharded_by_dim(tables, dims)
+        _embedding_collection(group, dims, device) for group in collection_groups(tables, dims)
     )
+
+
+def _embedding_collection(
+    group: Sequence[EmbeddingTable], dims: Mapping[str, int], device: torch.device | None
+) -> nn.Module:
+    configs = [
+        EmbeddingConfig(
+            name=table.name,
+            embedding_dim=dims[table.name],
+            num_embeddings=table.num_embeddings,
+            feature_names=list(table.feature_names),
+        )
+        for table in group
+    ]
+    eviction = {table.name: table.eviction for table in group if table.eviction is not None}
+    if eviction:
+        return UnboundedEmbeddingCollection(configs, eviction, device)
+    return EmbeddingCollection(tables=configs, device=device)
 
 
 class SmallTables(nn.Module):

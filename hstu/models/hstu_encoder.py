@@ -10,7 +10,7 @@ from torch import nn
 from torchrec.sparse.jagged_tensor import JaggedTensor
 
 from commons.datasets import HSTUBatch
-from hstu.models.embedding_tables import EmbeddingTable, SmallTables, sharded_by_dim, table_dims
+from hstu.models.embedding_tables import EmbeddingTable, SmallTables, collection_groups, table_dims
 from hstu.models.hstu_config import HSTUConfig
 from hstu.modules.hstu_layer import HSTULayer
 from hstu.modules.sequence_preprocessor import SequencePreprocessor
@@ -61,7 +61,7 @@ class HSTUEncoder(nn.Module):
         self.small_tables = SmallTables(tables, dims, device)
         self._collection_features = [
             [name for table in group for name in table.feature_names]
-            for group in sharded_by_dim(tables, dims)
+            for group in collection_groups(tables, dims)
         ]
         self.preprocessor = SequencePreprocessor(
             contextual_feature_names=features.contextual,

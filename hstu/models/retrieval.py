@@ -12,7 +12,7 @@ from torchrec.sparse.jagged_tensor import JaggedTensor
 
 from commons.datasets import HSTUBatch
 from commons.sequence_batch.jagged_indices import spread
-from hstu.models.embedding_tables import EmbeddingTable, sharded_by_dim, table_dims
+from hstu.models.embedding_tables import EmbeddingTable, collection_groups, table_dims
 from hstu.models.hstu_config import HSTUConfig
 from hstu.models.hstu_encoder import HSTUEncoder, HSTUFeatures
 from hstu.models.hstu_model import HSTUModel
@@ -181,5 +181,5 @@ def _negatives_and_collection(
             f"the items' table {of_items.name!r} is replicated; retrieval ranks the rows that each rank "
             "holds: make it model_parallel"
         )
-    groups = sharded_by_dim(tables, dims)
+    groups = collection_groups(tables, dims)
     return features.negatives, next(index for index, group in enumerate(groups) if of_items in group)

@@ -101,6 +101,7 @@ def model_parts(spec: SequenceDatasetSpec, network: NetworkArgs) -> ModelParts:
                 feature_names=tuple(table.feature_names),
                 num_embeddings=table.item_vocab_size_or_capacity,
                 sharded=table.sharding_type == "model_parallel",
+                eviction=table.evict_strategy if isinstance(table, DynamicEmbeddingArgs) else None,
             )
             for table in spec.tables
         ],
@@ -132,6 +133,10 @@ def hstu_task(
         check_batch=partial(check_ids, spec=sources.train.spec),
         shuffler_name="hstu",
         shuffler_settings={"flops": flops},
+        has_cacheable_tables=any(
+            table.sharding_type == "model_parallel" and not isinstance(table, DynamicEmbeddingArgs)
+            for table in sources.train.spec.tables
+        ),
     )
 
 
@@ -145,10 +150,19 @@ def _flops_of_rows(flops: HSTUFlops, batch: HSTUBatch) -> torch.Tensor:
 
 
 def _dynamic_tables(spec: SequenceDatasetSpec) -> list[str]:
-    names = [table.table_name for table in spec.tables if isinstance(table, DynamicEmbeddingArgs)]
-    if not names:
+    """One warning for all tables."""
+    ignored = {
+        table.table_name: table.settings_without_effect()
+        for table in spec.tables
+        if isinstance(table, DynamicEmbeddingArgs)
+    }
+    named = [f"{', '.join(settings)} of table {name!r}" for name, settings in ignored.items() if settings]
+    if not named:
         return []
-    return [f"DynamicEmbeddingArgs: tables {names} run as row-wise sharded tables of their full capacity"]
+    return [
+        f"DynamicEmbeddingArgs: {'; '.join(named)} without effect: all rows are in the memory of the ranks' "
+        "devices, and a hash divides ids among the ranks"
+    ]
 
 
 def _of_generative_models() -> list[str]:

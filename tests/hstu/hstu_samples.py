@@ -67,9 +67,15 @@ def hstu_batch(rows: Sequence[Sample]) -> HSTUBatch:
 
 
 def ranking_model(
-    head: RankingHeadConfig | None = None, dtype: torch.dtype = torch.float32, **config: int | bool
+    head: RankingHeadConfig | None = None,
+    dtype: torch.dtype = torch.float32,
+    eviction: str | None = None,
+    **config: int | bool,
 ) -> HSTURanking:
-    """A small model with tables of both kinds and embeddings of three widths, equal whenever it is made."""
+    """A small model with tables of both kinds and embeddings of three widths, equal whenever it is made.
+
+    With `eviction` the tables of items and users are of unbounded ids.
+    """
     torch.manual_seed(0)
     model = HSTURanking(
         config=HSTUConfig(
@@ -88,9 +94,11 @@ def ranking_model(
             dtype=dtype,
         ),
         tables=[
-            EmbeddingTable("item_table", ("item",), VOCABULARY, sharded=True),
+            EmbeddingTable("item_table", ("item",), VOCABULARY, sharded=True, eviction=eviction),
             EmbeddingTable("tag_table", ("tags",), VOCABULARY, sharded=True),
-            EmbeddingTable("user_table", ("user",), VOCABULARY, sharded=False),
+            EmbeddingTable(
+                "user_table", ("user",), VOCABULARY, sharded=eviction is not None, eviction=eviction
+            ),
             EmbeddingTable("action_table", ("action",), VOCABULARY, sharded=False),
         ],
         features=FEATURES,

@@ -58,9 +58,15 @@ def retrieval_batch(rows: Sequence[Sample], num_padding: int = 0, with_actions: 
 
 
 def retrieval_model(
-    dtype: torch.dtype = torch.float32, with_actions: bool = True, item_embedding_dim: int = 12
+    dtype: torch.dtype = torch.float32,
+    with_actions: bool = True,
+    item_embedding_dim: int = 12,
+    eviction: str | None = None,
 ) -> HSTURetrieval:
-    """A small model with tables of both kinds, equal whenever it is made."""
+    """A small model with tables of both kinds, equal whenever it is made.
+
+    With `eviction` the table of items is of unbounded ids.
+    """
     torch.manual_seed(0)
     actions = [EmbeddingTable("action_table", ("action",), NUM_ACTIONS, sharded=False)]
     model = HSTURetrieval(
@@ -77,7 +83,7 @@ def retrieval_model(
             dtype=dtype,
         ),
         tables=[
-            EmbeddingTable("item_table", ("item", "negative"), VOCABULARY, sharded=True),
+            EmbeddingTable("item_table", ("item", "negative"), VOCABULARY, sharded=True, eviction=eviction),
             EmbeddingTable("user_table", ("user",), VOCABULARY, sharded=True),
             *(actions if with_actions else []),
         ],

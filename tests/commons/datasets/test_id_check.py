@@ -1,7 +1,10 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from commons.datasets import (
+    DynamicEmbeddingArgs,
     EmbeddingArgs,
     HSTUSample,
     SequenceDatasetSpec,
@@ -52,3 +55,14 @@ def test_ids_of_their_tables_pass():
 def test_another_id_is_named_with_its_feature_row_and_table_size(rows, users, message):
     with pytest.raises(ValueError, match=message):
         check_ids(batch(rows, users), SPEC)
+
+
+def test_a_dynamic_table_takes_any_id_but_the_smallest():
+    tables = (SPEC.tables[0], DynamicEmbeddingArgs(["item"], "item", 10))
+    spec = replace(SPEC, tables=tables)
+    assert spec.unbounded_features == {"item"}
+    check_ids(batch([[0, 10, 2**63 - 1], [-1, -(2**63) + 1], []], [0, 1, 2]), spec)
+    with pytest.raises(ValueError, match=r"'item' has id -9223372036854775808 in row 2; ids of a dynamic"):
+        check_ids(batch([[0], [], [1, -(2**63), 10]], [0, 1, 2]), spec)
+    with pytest.raises(ValueError, match="'user' has id 3 in row 1; its table has 3 rows"):
+        check_ids(batch([[99], [], []], [0, 3, 0]), spec)

@@ -3,6 +3,7 @@ import pytest
 
 from commons.datasets import (
     BenchmarkDatasetArgs,
+    DynamicEmbeddingArgs,
     EmbeddingArgs,
     FeatureArgs,
     RandomDistribution,
@@ -92,3 +93,35 @@ def test_arguments_are_checked():
         RandomSource(args(), -1, seed=0)
     with pytest.raises(IndexError, match="sample 5: expected 0 to 4"):
         RandomSource(args(), 5, seed=0)[5]
+
+
+def dynamic(**dists):
+    """Items and actions of dynamic tables of 50 and 4 rows."""
+    return args(
+        FeatureArgs(["item", "act"], 8, value_dists=dists),
+        embedding_args=[
+            DynamicEmbeddingArgs(["item"], "item", 50),
+            DynamicEmbeddingArgs(["act"], "act", 4),
+            EmbeddingArgs(["user"], "user", 9, "data_parallel"),
+        ],
+    )
+
+
+def test_ids_of_a_dynamic_table_are_as_drawn_but_actions_are_classes():
+    wide = RandomDistribution("uniform", low=-500, high=10**12)
+    source = RandomSource(dynamic(item=wide, act=wide), 50, seed=0)
+    samples = [source[i] for i in range(50)]
+    assert max(s.items.max() for s in samples) > 10**11
+    assert {int(i) for s in samples for i in s.actions} == set(range(4))
+    plain = RandomSource(dynamic(), 50, seed=0)
+    assert {int(i) for s in map(plain.__getitem__, range(50)) for i in s.items} == set(range(50))
+
+
+def test_the_catalogue_of_a_dynamic_table_is_what_can_be_drawn():
+    assert RandomSource(dynamic(), 1, 0).catalogue.tolist() == list(range(50))
+    uniform = RandomDistribution("uniform", low=70, high=900)
+    assert RandomSource(dynamic(item=uniform), 1, 0).catalogue.tolist() == list(range(70, 900))
+    clipped = RandomDistribution("zipf", low=1, high=900, alpha=1.2)
+    assert RandomSource(dynamic(item=clipped), 1, 0).catalogue.tolist() == list(range(1, 901))
+    with pytest.raises(ValueError, match=r"of 'item': low = None, high = None; where a catalogue"):
+        _ = RandomSource(dynamic(item=RandomDistribution("zipf", alpha=1.2)), 1, 0).catalogue

@@ -8,7 +8,13 @@ import torch
 import torch.distributed as dist
 
 from commons.training import CatalogueMetrics, OptimizerArgs, catalogue_metrics, shard_model
-from tests.hstu.retrieval_samples import VOCABULARY, item_vectors, retrieval_model
+from tests.hstu.retrieval_samples import (
+    VOCABULARY,
+    Sample,
+    item_vectors,
+    retrieval_batch,
+    retrieval_model,
+)
 
 NAMES = ("HR@1", "hr@7", "Recall@12", "NDCG@7", "NDCG@12")
 # Without the first ids and without some in between, the most of which are on one rank.
@@ -90,6 +96,31 @@ def test_a_catalogue_smaller_than_k_is_ranked_whole(pools):
 def test_without_queries_metrics_are_not_a_number(pools):
     for evaluations in pools(2).run(_of_rank, [[], [0]], 512, 1 << 15, CATALOGUE):
         assert all(np.isnan(value) for figures in evaluations for value in figures.values())
+
+
+def _found_in_a_table_of_unbounded_ids() -> tuple[float, float]:
+    """The share of items found by their own embeddings: of those in table and catalogue, and of others."""
+    ids = [7, -1, 10**15, 2**62, 41, 42, 43]
+    items = [*ids, 10**15 + 1]
+    model, _ = shard_model(retrieval_model(eviction="lru"), OptimizerArgs("sgd", 0.1), torch.device("cpu"))
+    model(retrieval_batch([Sample(items=items, actions=[0] * len(items), negatives=[3])]))
+    metrics = _metrics(["HR@1"], np.array(sorted([*ids, 5])))
+    metrics.bind(model)
+    model.eval()
+    found = []
+    for wanted in (ids, [3, 5, 10**15 + 1]):  # in the table alone, in the catalogue alone, in the table alone
+        _, embeddings = model.module.embedding_collections
+        features = retrieval_batch([Sample(items=wanted, actions=[0] * len(wanted))]).features
+        queries = embeddings(features)["item"].values().detach()
+        metrics.update(
+            SimpleNamespace(queries=queries / queries.norm(dim=1, keepdim=True), targets=torch.tensor(wanted))
+        )
+        found.append(metrics.compute()["HR@1"])
+    return found[0], found[1]
+
+
+def test_items_of_unbounded_ids_are_ranked_if_they_have_a_row(pools):
+    assert pools(2).run(_found_in_a_table_of_unbounded_ids) == [(1.0, 0.0)] * 2
 
 
 def _of_a_table_that_is_not_there() -> None:

@@ -1,0 +1,15 @@
+"""Embedding tables for ids of any size, in a fixed number of rows."""
+
+from commons.unbounded_ids.collection import (
+    ShardedUnboundedEmbeddingCollection,
+    UnboundedEmbeddingCollection,
+    UnboundedEmbeddingCollectionSharder,
+)
+from commons.unbounded_ids.id_mix import NO_ID
+
+__all__ = [
+    "NO_ID",
+    "ShardedUnboundedEmbeddingCollection",
+    "UnboundedEmbeddingCollection",
+    "UnboundedEmbeddingCollectionSharder",
+]

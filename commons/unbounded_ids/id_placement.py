@@ -1,0 +1,65 @@
+"""Ids of a checkpoint of other ranks, brought to the ranks that own them now."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+
+from commons.unbounded_ids.id_mix import MARK_OF_FREE_ROW, owners
+from commons.unbounded_ids.id_rows import IdRows
+
+
+def place_ids(rows: IdRows, states: Sequence[torch.Tensor], group: dist.ProcessGroup) -> None:
+    """Gives each id a row of the rank that owns it, and moves what is stored in rows with it. Collective.
+
+    Where a rank owns more ids than it has rows for, those that would be evicted first are lost. Rows without
+    an id keep whatever they have. Meanwhile every rank has the ids of all ranks in memory, 24 bytes per row
+    of the table.
+
+    Args:
+        rows: as loaded, each rank with the part of the table that its rows are.
+        states: `[rows of this rank, ...]` each, as loaded; changed in place.
+        group: of the ranks.
+    """
+    rank, num_ranks = dist.get_rank(group), dist.get_world_size(group)
+    starts = torch.tensor(rows.segments[1:-1], dtype=torch.int64, device=states[0].device)
+    entries = _of_all_ranks(rows, group)
+    kept = [
+        _kept(entries, owner, num_ranks, rows.segments[owner + 1] - rows.segments[owner] - 1)
+        for owner in range(num_ranks)
+    ]
+    held_by = [torch.bucketize(of_owner[1], starts, right=True) for of_owner in kept]
+    outgoing = [
+        of_owner[1, holders == rank] - rows.segments[rank]
+        for of_owner, holders in zip(kept, held_by, strict=True)
+    ]
+    # In the order that they come in: by the rank they come from.
+    places = torch.argsort(held_by[rank], stable=True)
+    sizes = torch.bincount(held_by[rank], minlength=num_ranks).tolist()
+    for state in states:
+        received = state.new_empty(len(places), *state.shape[1:])
+        sent = state[torch.cat(outgoing)]
+        dist.all_to_all_single(received, sent, sizes, [len(to_owner) for to_owner in outgoing], group)
+        state[places] = received
+    rows.set_entries(kept[rank][0], kept[rank][2])
+
+
+def _of_all_ranks(rows: IdRows, group: dist.ProcessGroup) -> torch.Tensor:
+    """`IdRows.entries` of all ranks, int64 `[3, any]`; rows without an id among them."""
+    entries = rows.entries()
+    most = max(end - start for start, end in zip(rows.segments, rows.segments[1:], strict=False))
+    padded = entries.new_full((len(entries), most), MARK_OF_FREE_ROW)
+    padded[:, : entries.shape[1]] = entries
+    gathered = [torch.empty_like(padded) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(gathered, padded, group)
+    return torch.cat(gathered, 1)
+
+
+def _kept(entries: torch.Tensor, owner: int, num_ranks: int, most: int) -> torch.Tensor:
+    """The entries of the ids of one owner, by rising id: the `most` of them that were used last or most."""
+    ids = entries[0]
+    owned = entries[:, (ids != MARK_OF_FREE_ROW) & (owners(ids, num_ranks) == owner)]
+    chosen = owned[:, torch.argsort(owned[2], descending=True, stable=True)[:most]]
+    return chosen[:, torch.argsort(chosen[0])]

@@ -1,0 +1,193 @@
+"""Which row of a table each id has: a new id gets one in the step that brings it."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import torch
+from torchrec.modules.mc_modules import LFU_EvictionPolicy, LRU_EvictionPolicy, MCHManagedCollisionModule
+from torchrec.sparse.jagged_tensor import JaggedTensor
+
+from commons.unbounded_ids.id_mix import MARK_OF_FREE_ROW, mixed
+
+logger = logging.getLogger(__name__)
+
+_MOST = torch.iinfo(torch.int64).max
+
+
+class _IdleWithoutNewIds:
+    """Where a step brings no new id, nothing is evicted, and the rows need not be sorted to say so."""
+
+    def _compute_selected_eviction_and_replacement_indices(
+        self, pivot: int, eviction_scores: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        if len(eviction_scores) == pivot:  # of the rows alone
+            none = torch.empty(0, dtype=torch.int64, device=eviction_scores.device)
+            return none, none
+        return super()._compute_selected_eviction_and_replacement_indices(  # type: ignore[misc]
+            pivot, eviction_scores
+        )
+
+
+class LeastRecentlyUsed(_IdleWithoutNewIds, LRU_EvictionPolicy):
+    """Evicts the ids that were not trained on for the most steps."""
+
+
+class LeastFrequentlyUsed(_IdleWithoutNewIds, LFU_EvictionPolicy):
+    """Evicts the ids that were trained on least often since they got their rows; never one of the step.
+
+    TorchRec's own lets a new id in only if its count in the step is above that of a row, so that in a full
+    table most would never get one.
+    """
+
+    def update_metadata_and_generate_eviction_scores(
+        self,
+        current_iter: int,
+        mch_size: int,
+        coalesced_history_argsort_mapping: torch.Tensor,
+        coalesced_history_sorted_unique_ids_counts: torch.Tensor,
+        coalesced_history_mch_matching_elements_mask: torch.Tensor,
+        coalesced_history_mch_matching_indices: torch.Tensor,
+        mch_metadata: dict[str, torch.Tensor],
+        coalesced_history_metadata: dict[str, torch.Tensor],
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """As the base class has it: what is evicted, and which of the new ids are let in instead."""
+        counts = mch_metadata["counts"]
+        of_step = coalesced_history_sorted_unique_ids_counts
+        is_held, held = coalesced_history_mch_matching_elements_mask, coalesced_history_mch_matching_indices
+        counts[held] += of_step[is_held]
+        new = of_step[~is_held]
+        scores = counts.clone()
+        scores[held] = scores[mch_size - 1] = _MOST  # the last row is for ids without one
+        evicted, selected = self._compute_selected_eviction_and_replacement_indices(
+            mch_size, torch.cat([scores, torch.full_like(new, _MOST)])
+        )
+        counts[evicted] = new[selected]
+        return evicted, selected
+
+
+EVICTION_POLICIES = {"lru": LeastRecentlyUsed, "lfu": LeastFrequentlyUsed}
+
+
+class IdRows(MCHManagedCollisionModule):
+    """TorchRec's map from ids to rows, for ids of any size, updated in every training step.
+
+    Ids are mixed before they are distributed to the ranks, and what is stored is their mix. The ids of a
+    step are let in before they are looked up, the more frequent first, each into a row that is free or
+    whose id is evicted; ids of the step itself are never evicted. So which id has which row depends on the
+    ids of the steps and their counts alone, not on the rank that brings them, nor on their order. What is
+    looked up without a row has the last one of the rank that owns the id, which it shares.
+
+    Made by `id_rows`; TorchRec makes each rank's part of it.
+
+    Attributes:
+        segments: the first row of each rank, and the number of all rows.
+        is_misplaced: whether a checkpoint of other ranks was loaded, which `place_ids` has to follow.
+    """
+
+    _input_history_buffer_size: int
+
+    def __init__(self, **of_base: Any) -> None:
+        super().__init__(**of_base)
+        segments = self._output_segments_tensor
+        self.segments: list[int] = segments[segments >= 0].tolist()
+        self.is_misplaced = False
+        self._has_warned = False
+
+    def profile(self, features: dict[str, JaggedTensor]) -> dict[str, JaggedTensor]:
+        """Lets the ids of a step in, if the module is in training mode."""
+        num_ids = sum(feature.values().numel() for feature in features.values())
+        if num_ids > self._input_history_buffer_size:
+            # Sized by the first step, it would leave out what a later one has more.
+            self._input_history_buffer_size = -1
+        return super().profile(features)
+
+    def ids_of_rows(self) -> torch.Tensor:
+        """int64 `[rows of this rank]`, mixed; `MARK_OF_FREE_ROW` where a row has none."""
+        rows = self._mch_remapped_ids_mapping - self._output_global_offset
+        return torch.empty_like(rows).index_copy_(0, rows, self._mch_sorted_raw_ids)
+
+    def remap(self, features: dict[str, JaggedTensor], *args: Any, **kwargs: Any) -> dict[str, JaggedTensor]:
+        """The rows of ids.
+
+        Raises:
+            RuntimeError: ids are on other ranks than their owners.
+        """
+        if self.is_misplaced:
+            raise RuntimeError(
+                f"table {self._name!r} was loaded from a checkpoint of other ranks: call place_loaded_ids of "
+                "its collection once its embeddings and their optimiser are loaded too"
+            )
+        return super().remap(features, *args, **kwargs)
+
+    def validate_state(self) -> None:
+        """Takes note of what was loaded; TorchRec calls it behind `load_state_dict`."""
+        loaded = self._output_segments_tensor
+        self.is_misplaced = loaded[loaded >= 0].tolist() != self.segments
+        loaded.fill_(-1)[: len(self.segments)] = torch.tensor(self.segments, device=loaded.device)
+        self._current_iter = -1  # to be read again
+
+    def entries(self) -> torch.Tensor:
+        """int64 `[3, rows of this rank]`: mixed ids, rows among all, and when or how often they were used."""
+        (used,) = self._mch_metadata.values()
+        return torch.stack([self._mch_sorted_raw_ids, self._mch_remapped_ids_mapping, used])
+
+    def set_entries(self, ids: torch.Tensor, used: torch.Tensor) -> None:
+        """Gives ids, mixed and rising, the first rows of this rank; `used` is when or how often they were."""
+        self._mch_sorted_raw_ids.fill_(MARK_OF_FREE_ROW)[: len(ids)] = ids
+        rows = self._mch_remapped_ids_mapping
+        torch.arange(self._output_global_offset, self._output_global_offset + len(rows), out=rows)
+        for metadata in self._mch_metadata.values():
+            metadata.zero_()[: len(ids)] = used
+        self.is_misplaced = False
+
+    def _update_and_evict(
+        self,
+        uniq_ids: torch.Tensor,
+        uniq_ids_counts: torch.Tensor,
+        uniq_ids_metadata: dict[str, torch.Tensor],
+    ) -> None:
+        usable = self._zch_size - 1
+        if len(uniq_ids) > usable and not self._has_warned:
+            self._has_warned = True
+            logger.warning(
+                f"table {self._name!r}: one step has {len(uniq_ids)} ids for the {usable} rows of ids on one "
+                "rank. Those without a row share one, here and wherever it happens again: raise "
+                "item_vocab_size_or_capacity, or train on smaller batches"
+            )
+        super()._update_and_evict(uniq_ids, uniq_ids_counts, uniq_ids_metadata)
+
+    def _sort_mch_buffers(self) -> None:
+        if len(self._evicted_emb_indices):  # else they are as they were, in order
+            super()._sort_mch_buffers()
+
+
+def id_rows(name: str, num_rows: int, eviction: str) -> IdRows:
+    """The rows of a whole table, not divided among ranks yet.
+
+    Args:
+        name: of the table.
+        num_rows: of the table; on each rank one of them is for ids without a row.
+        eviction: "lru" or "lfu".
+
+    Raises:
+        ValueError: another eviction.
+    """
+    if eviction not in EVICTION_POLICIES:
+        raise ValueError(
+            f"table {name!r}: eviction = {eviction!r}, expected one of {', '.join(EVICTION_POLICIES)}"
+        )
+    return IdRows(
+        name=name,
+        zch_size=num_rows,
+        device=torch.device("cpu"),
+        eviction_policy=EVICTION_POLICIES[eviction](),
+        eviction_interval=1,
+        input_hash_size=0,  # an id is of the rank that its remainder names: mixed, any rank as likely
+        input_hash_func=_mixed_for_torchrec,
+    )
+
+
+def _mixed_for_torchrec(ids: torch.Tensor, hash_size: int) -> torch.Tensor:
+    return mixed(ids)

@@ -1,0 +1,88 @@
+"""A table of unbounded ids on gloo ranks, looked up and trained step by step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torchrec.modules.embedding_configs import EmbeddingConfig
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from commons.training import OptimizerArgs, shard_model
+from commons.training.training_state import TrainingState
+from commons.unbounded_ids import ShardedUnboundedEmbeddingCollection, UnboundedEmbeddingCollection
+from commons.unbounded_ids.id_mix import mixed, owners
+
+WIDTH = 4
+
+
+class Summed(nn.Module):
+    """Twice the embeddings, weighted by a dense parameter."""
+
+    def __init__(self, num_rows: int, eviction: str) -> None:
+        super().__init__()
+        torch.manual_seed(5)
+        table = EmbeddingConfig(
+            name="item_table", embedding_dim=WIDTH, num_embeddings=num_rows, feature_names=["item"]
+        )
+        self.embeddings = UnboundedEmbeddingCollection([table], {"item_table": eviction}, None)
+        self.weight = nn.Parameter(torch.ones(WIDTH))
+
+    def forward(self, features: KeyedJaggedTensor) -> tuple[torch.Tensor, torch.Tensor]:
+        found = self.embeddings(features)["item"].values()
+        return ((found + 1) ** 2 @ self.weight).sum(), found
+
+
+class Table:
+    """The table, on every rank, and what to do with it. Its methods are collective."""
+
+    def __init__(self, num_rows: int, eviction: str, optimizer: str = "adagrad") -> None:
+        model, optimizers = shard_model(
+            Summed(num_rows, eviction), OptimizerArgs(optimizer, 0.1), torch.device("cpu")
+        )
+        self.state = TrainingState(model, optimizers)
+        (self.collection,) = (
+            module for module in model.modules() if isinstance(module, ShardedUnboundedEmbeddingCollection)
+        )
+
+    def step(self, *ids_of_rank: Sequence[int]) -> None:
+        """A training step of the table alone."""
+        self.state.model.train()
+        loss, _ = self.state.model(_features(ids_of_rank[dist.get_rank()]))
+        (loss * dist.get_world_size()).backward()  # TorchRec divides gradients by it
+        for parameter in self.state.model.parameters():
+            if parameter.grad is not None:
+                parameter.grad.zero_()
+        self.state.optimizer.step()
+
+    @torch.no_grad()
+    def look_up(self, ids: Sequence[int]) -> torch.Tensor:
+        """Their embeddings, as in evaluation."""
+        self.state.model.eval()
+        return self.state.model(_features(ids))[1]
+
+    def held(self) -> list[int]:
+        """Ids with a row on this rank, in rising order."""
+        return sorted(self.collection.held_ids("item_table")[0].tolist())
+
+    def contents(self) -> list[torch.Tensor]:
+        """Copies of all that the model has on this rank, and of the optimiser's state of the table."""
+        of_model = [
+            value.local_shards()[0].tensor if hasattr(value, "local_shards") else value
+            for value in self.state.model.state_dict().values()
+        ]
+        return [value.clone() for value in [*of_model, *self.collection._states("item_table")]]
+
+
+def owned_by(rank: int, num_ranks: int, number: int, start: int = 0) -> list[int]:
+    """The first ids from `start` on that a rank has the rows of."""
+    ids = torch.arange(start, start + 40 * number * num_ranks)
+    return ids[owners(mixed(ids), num_ranks) == rank][:number].tolist()
+
+
+def _features(ids: Sequence[int]) -> KeyedJaggedTensor:
+    """One row of ids, and a row without any."""
+    lengths = torch.tensor([len(ids), 0], dtype=torch.int32)
+    return KeyedJaggedTensor(["item"], torch.tensor(ids, dtype=torch.int64), lengths=lengths)

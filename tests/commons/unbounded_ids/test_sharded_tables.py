@@ -1,0 +1,198 @@
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from commons.training.checkpoints import Checkpoints
+from commons.unbounded_ids.id_mix import fresh_rows, mixed, owners
+from commons.unbounded_ids.id_rows import id_rows
+from tests.commons.unbounded_ids.sharded_tables import WIDTH, Table, owned_by
+
+A, B, C, D, E = owned_by(0, 2, 5, start=10**15)
+
+
+def _held_after(eviction: str, steps: list[list[int]], from_rank: int) -> list[int]:
+    """On rank 0, three of whose four rows are for ids."""
+    table = Table(8, eviction)
+    for ids in steps:
+        table.step(*([ids, []] if from_rank == 0 else [[], ids]))
+    return table.held()
+
+
+@pytest.mark.parametrize("from_rank", [0, 1])
+@pytest.mark.parametrize(
+    ("eviction", "steps", "held"),
+    [
+        ("lru", [[A], [B], [C], [A], [D]], [A, C, D]),
+        ("lru", [[C, A, B, A], [A], [B, A], [D], [E, E]], [D, E]),
+        ("lru", [[A, A, A, B, B], [C], [D, E]], [C, D, E]),
+        ("lfu", [[A, A, B, B, C], [D]], [A, B, D]),
+        ("lfu", [[A, A, B, B, C], [D], [E], [C]], [A, B, C]),
+        ("lfu", [[A], [A], [B], [C], [C], [D], [E, B]], [B, E]),
+    ],
+)
+def test_new_ids_get_the_rows_of_those_that_were_used_last_or_least(pools, eviction, steps, held, from_rank):
+    of_owner, of_other = pools(2).run(_held_after, eviction, steps, from_rank)
+    assert set(held) <= set(of_owner) and len(of_owner) == 3
+    assert of_other == []
+
+
+def _new_row(eviction: str, optimizer: str) -> tuple[torch.Tensor, ...]:
+    """An id as it is met, and as one step leaves it, in a row that another had and in one that none had."""
+    found = []
+    for others in ([A, B, C], []):
+        table = Table(8, eviction, optimizer)
+        for _ in range(3):
+            table.step(others, others)
+        table.step([D], [])
+        found.append(table.look_up([D]))
+    salt = table.collection._salts["item_table"]
+    return *found, fresh_rows(mixed(torch.tensor([D])), WIDTH, 8**-0.5, salt)
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "adagrad", "sgd"])
+def test_a_row_that_changes_hands_is_that_of_a_fresh_id(pools, optimizer):
+    for recycled, unused, fresh in pools(2).run(_new_row, "lru", optimizer):
+        assert torch.equal(recycled, unused)
+        assert not torch.equal(unused, fresh)  # one step has changed it
+        assert (unused - fresh).abs().max() < 1
+
+
+def _kept_through_evaluation(eviction: str) -> tuple[list[torch.Tensor], list[torch.Tensor], torch.Tensor]:
+    table = Table(8, eviction)
+    table.step([A, B], [B])
+    before = table.contents()
+    unknown = table.look_up([C, D, E, A])
+    return before, table.contents(), unknown
+
+
+@pytest.mark.parametrize("eviction", ["lru", "lfu"])
+def test_evaluation_lets_nothing_in_and_counts_nothing(pools, eviction):
+    for before, after, found in pools(2).run(_kept_through_evaluation, eviction):
+        assert len(before) == len(after) > 4
+        assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
+        assert torch.equal(found[0], found[1]) and torch.equal(found[1], found[2])
+        assert not torch.equal(found[0], found[3])
+
+
+def _met_in_growing_steps(eviction: str) -> list[list[int]]:
+    """What this rank holds after steps that have ever more ids; the first has none of rank 0."""
+    table = Table(400, eviction)
+    (first,) = owned_by(1, 2, 1)
+    held = []
+    for ids in ([first], list(range(20)), list(range(150))):
+        table.step(ids, ids[:1])
+        held.append(table.held())
+    return held
+
+
+@pytest.mark.parametrize("eviction", ["lru", "lfu"])
+def test_every_id_gets_its_row_in_the_step_that_brings_it(pools, eviction):
+    of_ranks = pools(2).run(_met_in_growing_steps, eviction)
+    assert of_ranks[0][0] == [] and len(of_ranks[1][0]) == 1
+    for number, expected in ((1, 20), (2, 150)):
+        first, second = (set(of_rank[number]) for of_rank in of_ranks)
+        assert set(range(expected)) <= first | second and not first & second
+        assert abs(len(first) - expected / 2) < 0.2 * expected
+        for rank, ids in enumerate((first, second)):
+            assert (owners(mixed(torch.tensor(sorted(ids))), 2) == rank).all()
+
+
+def _crowded(eviction: str) -> tuple[list[int], torch.Tensor, list[str]]:
+    messages: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: messages.append(record.getMessage())
+    logging.getLogger("commons.unbounded_ids").addHandler(handler)
+    table = Table(8, eviction)
+    for _ in range(2):
+        table.step([A, B, C, D, E, E, D], [C])
+    found = table.look_up([A, B, C, D, E])
+    logging.getLogger("commons.unbounded_ids").removeHandler(handler)
+    return table.held(), found, messages
+
+
+@pytest.mark.parametrize("eviction", ["lru", "lfu"])
+def test_what_one_step_has_beyond_the_rows_shares_one(pools, eviction):
+    (held, found, messages), (_, _, of_other) = pools(2).run(_crowded, eviction)
+    assert held == sorted([C, D, E])  # the most frequent
+    assert torch.equal(found[0], found[1])
+    assert len({tuple(row) for row in found.tolist()}) == 4
+    assert len(messages) == 1 and of_other == []
+    assert messages[0].startswith("table 'item_table': one step has 5 ids for the 3 rows of ids on one rank")
+
+
+IDS = [*range(0, 64 * 20, 64), -5, 2**63 - 1, -(2**63) + 1]
+
+
+def _saved(path: str, eviction: str, optimizer: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Embeddings of the ids before and after one more step, on ranks that save or that restore."""
+    table = Table(89, eviction, optimizer)
+    checkpoints = Checkpoints(Path(path))
+    newest, _ = checkpoints.newest()
+    if newest is None:
+        for step in range(3):
+            table.step(IDS[: 15 + 4 * step], *[IDS[step:9]] * 2)
+        checkpoints.save(1, table.state.to_save())
+        checkpoints.finish()
+    else:
+        table.state.restore(checkpoints, newest)
+        assert (owners(mixed(torch.tensor(table.held())), dist.get_world_size()) == dist.get_rank()).all()
+    before = table.look_up(IDS)
+    table.step(IDS[1:9], [], [])
+    return before, table.look_up(IDS)
+
+
+@pytest.mark.parametrize(
+    ("eviction", "optimizer", "num_ranks"),
+    [("lru", "adagrad", (2, 3)), ("lfu", "adam", (3, 2)), ("lru", "sgd", (3, 3))],
+)
+def test_ids_and_all_they_have_move_to_the_ranks_that_own_them(
+    pools, tmp_path, eviction, optimizer, num_ranks
+):
+    saved, restored = (
+        pools(number).run(_saved, str(tmp_path), eviction, optimizer)[0] for number in num_ranks
+    )
+    assert len({tuple(row) for row in saved[0].tolist()}) == len(IDS)
+    assert torch.equal(saved[0], restored[0])
+    assert not torch.allclose(saved[0][1:9], saved[1][1:9])
+    # One step shows the optimiser's state, which moves with the ids.
+    torch.testing.assert_close(saved[1], restored[1], rtol=1e-5, atol=0)
+
+
+def _left_where_they_were(path: str) -> None:
+    table = Table(90, "lru")
+    checkpoints = Checkpoints(Path(path))
+    newest, _ = checkpoints.newest()
+    if newest is None:
+        checkpoints.save(1, table.state.to_save())
+        checkpoints.finish()
+        return
+    state = table.state.to_save()
+    for key in [key for key in state if key not in ("model",)]:
+        del state[key]
+    checkpoints.load(newest, state)
+    table.state.model.load_state_dict(state["model"])
+    with pytest.raises(RuntimeError, match="checkpoint of other ranks: call place_loaded_ids"):
+        table.look_up([1])
+
+
+def test_ids_that_were_not_moved_are_not_looked_up(pools, tmp_path):
+    pools(2).run(_left_where_they_were, str(tmp_path))
+    pools(3).run(_left_where_they_were, str(tmp_path))
+
+
+def _too_few_rows(num_rows: int) -> None:
+    message = f"table 'item_table' has {num_rows} rows for 3 ranks, which leaves .* on the last; expected"
+    with pytest.raises(ValueError, match=message):
+        Table(num_rows, "lru")
+
+
+def test_every_rank_needs_rows(pools):
+    for num_rows in (1, 4, 7):
+        pools(3).run(_too_few_rows, num_rows)
+    with pytest.raises(ValueError, match="table 'item_table': eviction = 'fifo', expected one of lru, lfu"):
+        id_rows("item_table", 8, "fifo")
