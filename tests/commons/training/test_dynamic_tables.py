@@ -35,7 +35,7 @@ CPU = torch.device("cpu")
 
 
 def _dataset(num_samples: int) -> SequenceDataset:
-    ids = RandomDistribution("uniform", low=0, high=12 * VOCABULARY)
+    ids = RandomDistribution("uniform", low=0, high=100 * VOCABULARY)
     args = BenchmarkDatasetArgs(
         feature_args=[
             FeatureArgs(["item", "action"], 12, is_jagged=True, value_dists={"item": ids}),
@@ -114,7 +114,7 @@ def _train(log_dir: str, num_steps: int, eviction: str, **settings) -> list[tupl
     """Steps and losses of this process's run, of which rank 0 has a log."""
     task = TrainingTask(
         model=ranking_model(hidden_dropout=0.3, eviction=eviction),
-        train_dataset=_dataset(27),
+        train_dataset=_dataset(120),
         eval_dataset=_dataset(13),
         metrics=CountedLabels(),
         flops=lambda batch: FLOPS.per_sample(batch.num_tokens()),
@@ -127,7 +127,7 @@ def _train(log_dir: str, num_steps: int, eviction: str, **settings) -> list[tupl
         log_dir=log_dir,
         max_train_iters=num_steps,
         enable_balanced_shuffler=True,
-        **{"eval_interval": 3, **settings},
+        **{"eval_interval": 5, **settings},
     )
     train(task, args, OptimizerArgs("adagrad", 0.05), CPU)
     if dist.get_rank():
@@ -136,7 +136,7 @@ def _train(log_dir: str, num_steps: int, eviction: str, **settings) -> list[tupl
     return [(line["step"], line["loss"]) for line in lines if line["kind"] == "train"]
 
 
-@pytest.mark.parametrize(("eviction", "pipeline_type", "stop"), [("lru", "native", 3), ("lfu", "none", 4)])
+@pytest.mark.parametrize(("eviction", "pipeline_type", "stop"), [("lru", "native", 7), ("lfu", "none", 8)])
 def test_resumed_losses_are_those_of_a_run_that_never_stopped(pools, tmp_path, eviction, pipeline_type, stop):
     def losses(name: str, num_steps: int, **settings) -> list[tuple[int, float]]:
         run = partial(
@@ -151,9 +151,18 @@ def test_resumed_losses_are_those_of_a_run_that_never_stopped(pools, tmp_path, e
         )
         return pools(2).run(run)[0]
 
-    whole = losses("whole", 7, eval_interval=100)  # evaluating in between changes nothing either
+    assert pools(2).run(_num_distinct_items)[0] > 10 * VOCABULARY
+    whole = losses("whole", 15, eval_interval=100)  # evaluating in between changes nothing either
     assert losses("stopped", stop) == whole[:stop]
-    assert losses("stopped", 7) == whole
+    assert losses("stopped", 15) == whole
+
+
+def _num_distinct_items() -> int:
+    """Of all ranks, in the fifteen steps of an epoch."""
+    own = torch.cat([batch.features["item"].values() for batch in _dataset(120)])
+    of_ranks: list[torch.Tensor] = [own] * dist.get_world_size()
+    dist.all_gather_object(of_ranks, own)
+    return len(torch.cat(of_ranks).unique())
 
 
 def _pipelines(has_cacheable_tables: bool) -> list[str]:
