@@ -104,7 +104,7 @@ class BatchShuffler(ABC):
         small_micro_batches_at_ends: bool = False,
         cost: MeasuredCost | None = None,
     ) -> None:
-        self._cost = cost
+        self._measured_cost = cost
         self._placement = Placement(
             partitioner,
             tolerance,
@@ -141,10 +141,10 @@ class BatchShuffler(ABC):
         Pipelines call this in a thread of their own, beside the training.
         """
 
-    def _workloads(self, batch: Any) -> torch.Tensor:
-        if self._cost is None:
+    def _workloads_by_cost(self, batch: Any) -> torch.Tensor:
+        if self._measured_cost is None:
             return self.get_workloads(batch)
-        return self._cost.per_sample_ns(sample_rows.num_tokens(batch))
+        return self._measured_cost.per_sample_ns(sample_rows.num_tokens(batch))
 
     def plan(self, batch: Any) -> ShufflePlan:
         """Works out the placement of one global batch. Collective over the group, host only.
@@ -187,7 +187,9 @@ class BatchShuffler(ABC):
                     )
                 with named_range("## plan: workloads ##"):
                     on_host = [sample_rows.on_host(batch) for batch in batches]
-                    facts = SampleFacts.of(on_host, self._workloads, f"{type(self).__name__}.get_workloads")
+                    facts = SampleFacts.of(
+                        on_host, self._workloads_by_cost, f"{type(self).__name__}.get_workloads"
+                    )
                 if not self.knows_fields:
                     padding = sample_rows.pinned_like(padding_row(on_host[0]), batches[0])
             except StopIteration as error:  # would look like the end of the data further up
