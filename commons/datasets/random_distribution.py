@@ -16,6 +16,10 @@ _NEEDED_PARAMETERS = {
 }
 
 
+# A float64 that is an int64, and so is its negative; those beyond would become the smallest int64.
+_LARGEST = 2.0**63 - 1024
+
+
 @gin.configurable
 @dataclass
 class RandomDistribution:
@@ -75,7 +79,7 @@ class RandomDistribution:
             assert self.low is not None and self.high is not None
             return rng.integers(self.low, self.high, size)
         draws = np.clip(self._draw(rng, size), self.low, self.high)
-        return np.rint(draws).astype(np.int64)
+        return np.rint(np.clip(draws, -_LARGEST, _LARGEST)).astype(np.int64)
 
     def _draw(self, rng: np.random.Generator, size: int) -> np.ndarray:
         if self.dist_type == "zipf":

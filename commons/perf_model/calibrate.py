@@ -43,21 +43,25 @@ class MeasuredSteps:
 
     @staticmethod
     def of(rows: Sequence[Sequence[float]]) -> MeasuredSteps:
-        """From one row per step: samples, tokens, squared tokens, load and seconds."""
-        return MeasuredSteps(*np.array(rows, dtype=np.float64).reshape(-1, 5).T)
+        """From one row per step: samples, tokens, squared tokens, load and seconds, 0 if not measured."""
+        columns = np.array(rows, dtype=np.float64).reshape(-1, 5).T
+        return MeasuredSteps(*columns[:, columns[4] > 0])
 
     @staticmethod
     def read(path: Path) -> MeasuredSteps:
-        """Of a training's log, but for its first steps.
+        """Of the last run in a training's log, but for its first steps.
 
         Raises:
             ValueError: it is no such log; the message names the line.
         """
         rows: list[tuple[float, ...]] = []
+        first_step = 0
         for number, line in enumerate(path.read_text().splitlines(), 1):
             try:
                 figures = json.loads(line)
-                if figures["kind"] != "train" or figures["step"] <= WARM_UP_STEPS:
+                if figures["kind"] == "start":  # what is before may be of other settings
+                    rows, first_step = [], figures["step"]
+                if figures["kind"] != "train" or figures["step"] <= first_step + WARM_UP_STEPS:
                     continue
                 names = ("samples_after", "tokens_after", "squared_tokens_after", "loads_after")
                 in_seconds = [milliseconds / 1e3 for milliseconds in figures["compute_ms"]]

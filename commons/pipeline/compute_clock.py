@@ -54,9 +54,11 @@ class ComputeClock:
 
     A step's span begins when the embeddings of all sharded tables have arrived, and ends when their
     gradients are ready to be sent; for a model without such tables, with the forward and with the end of the
-    backward's graph. A rank waits for others before the span and behind it, not within: gradients of
-    dense parameters are reduced beside the computing, and waited for behind it. In micro-batches it reaches
-    from the first one to the last.
+    backward's graph. A rank waits for others before the span and behind it: gradients of dense parameters
+    are reduced beside the computing, and waited for behind it. In micro-batches it reaches from the first one
+    to the last. Two waits can be within: where the gradients of one table are ready long before those of
+    another, that of sending them; and with micro-batches those of the very first backward, in which
+    DistributedDataParallel learns the graph.
 
     Neither host nor device waits for a mark. The clock is attached by forward hooks, which go when it goes.
 
@@ -67,14 +69,13 @@ class ComputeClock:
     def __init__(self, device: torch.device) -> None:
         self._on_cuda = device.type == "cuda"
         self._model: weakref.ref[torch.nn.Module] | None = None
-        self._runs = False
-        self._forget()
+        self.forget()
 
     def start(self, model: torch.nn.Module) -> None:
         """A step of the model begins."""
         if self._model is None or self._model() is not model:
             self._attach(model)
-        self._forget()
+        self.forget()
         self._runs = True
 
     def span(self) -> ComputeSpan | None:
@@ -82,7 +83,9 @@ class ComputeClock:
         end = self._end_of_graph if self._gradients_ready is None else self._gradients_ready
         return None if self._start is None or end is None else ComputeSpan(self._start, end)
 
-    def _forget(self) -> None:
+    def forget(self) -> None:
+        """What runs next is no step of training."""
+        self._runs = False
         self._start: _Mark | None = None
         self._gradients_ready: _Mark | None = None
         self._end_of_graph: _Mark | None = None

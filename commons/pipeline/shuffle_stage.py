@@ -114,6 +114,8 @@ class ShuffleStage:
         scale = self._num_ranks / step.mean_loss_tokens if step.mean_loss_tokens else 0.0
         if model.training:
             self._clock.start(model)
+        else:
+            self._clock.forget()
         if plan.micro_batches:
             micro_batches = self._shuffler.micro_batches(batch, plan)
             rows = plan.micro_batches[self._shuffler.group.rank]

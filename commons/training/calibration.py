@@ -14,6 +14,7 @@ from commons.distributed.rank_group import all_gather_object
 from commons.perf_model.calibrate import MeasuredSteps
 from commons.training.progress import Progress
 from commons.training.sharded_model import shard_model
+from commons.training.step_log import LoadCounter
 from commons.training.training_args import OptimizerArgs, TrainerArgs
 from commons.training.training_batches import training_batches
 from commons.training.training_task import TrainingTask
@@ -34,15 +35,26 @@ def measure_steps(
     """Trains on batches as they are loaded, whose loads differ most, and times each step. Collective.
 
     It takes so many seconds, or longer for `LEAST_STEPS` steps. Nothing is saved, and nothing of what is
-    trained is kept. On CUDA each step waits for the device.
+    trained is kept. On CUDA each step waits for the device. The pipeline "prefetch" is not run, but "native".
 
     Returns:
         The steps of all ranks; the same on all of them.
+
+    Raises:
+        ValueError: the training or the evaluation set is empty, or one rank loads for all.
     """
-    args = replace(args, enable_balanced_shuffler=False)
+    if args.single_rank_load:
+        raise ValueError(
+            "TrainerArgs.single_rank_load = True: expected False where each rank's load is measured"
+        )
+    task.check_datasets()
+    name = "native" if args.pipeline_type == "prefetch" else args.pipeline_type
+    args = replace(args, enable_balanced_shuffler=False, pipeline_type=name)
     model, optimizer = shard_model(task.model, optimizer_args, device)
     pipeline = task.make_pipeline(args, model, optimizer, device)
-    batches = training_batches(task.train_dataset, device, Progress())
+    batches = LoadCounter(task.flops, task.check_batch).watch(
+        training_batches(task.train_dataset, device, Progress())
+    )
     group = dist.new_group(backend="gloo")
     rows: list[tuple[float, ...]] = []
     num_steps = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -57,7 +58,8 @@ class Checkpoints:
     def save(self, step: int, state: dict[str, Any]) -> None:
         """Begins to write what `load` takes. Collective.
 
-        The checkpoint before it must have been asked for by `finish`.
+        The checkpoint before it must have been asked for by `finish`. A state with a number in it that is not
+        finite is not written, and older checkpoints stay: no training could go on from it.
         """
         staged = on_host(state)
         future: Future[float] = Future()
@@ -105,6 +107,7 @@ class Checkpoints:
 
     def _write(self, step: int, staged: dict[str, Any]) -> float:
         start = time.perf_counter()
+        self._together(lambda: _check_finite(staged))
         unfinished = self._together(lambda: self._folder.begin(step) if self._rank == 0 else None)
         # With one thread DCP would overlap copies from a GPU, which there are none of, on that of rank 0.
         writer = FileSystemWriter(unfinished, thread_count=2)
@@ -136,6 +139,23 @@ def _first_cause() -> Iterator[None]:
     except CheckpointException as error:
         rank, (cause, _) = min(error.failures.items())
         raise RuntimeError(f"rank {rank}: {cause}") from error
+
+
+def _check_finite(value: Any, name: str = "") -> None:
+    """Raises a ValueError that names what is not finite in a staged state of nested dicts and lists."""
+    if isinstance(value, dict):
+        for key, element in value.items():
+            _check_finite(element, f"{name}.{key}" if name else str(key))
+    elif isinstance(value, list | tuple):
+        for number, element in enumerate(value):
+            _check_finite(element, f"{name}.{number}")
+    elif isinstance(value, ShardedTensor):
+        for shard in value.local_shards():
+            _check_finite(shard.tensor, name)
+    elif isinstance(value, torch.Tensor) and value.is_floating_point() and value.numel():
+        smallest, largest = torch.aminmax(value)  # unlike isfinite, it takes no memory
+        if not (math.isfinite(smallest) and math.isfinite(largest)):
+            raise ValueError(f"{name} has values that are not finite")
 
 
 def on_host(value: Any) -> Any:

@@ -18,6 +18,13 @@ from commons.training.trainer import train
 from commons.training.training_args import OptimizerArgs, TensorModelParallelArgs, TrainerArgs
 from commons.training.training_task import TrainingTask
 
+# What a calibration sets aside: loads are to differ, and the costs that a file names may not be there yet.
+UNBALANCED = [
+    "TrainerArgs.enable_balanced_shuffler = False",
+    "TrainerArgs.single_rank_load = False",
+    "TrainerArgs.balance_cost = 'flops'",
+]
+
 
 def train_from_gin(description: str, make_task: Callable[[TrainerArgs, torch.device], TrainingTask]) -> None:
     """Parses the command line, and trains what `make_task` makes of its gin settings.
@@ -36,7 +43,11 @@ def train_from_gin(description: str, make_task: Callable[[TrainerArgs, torch.dev
         "--calibrate-seconds", type=float, default=60.0, help="how long to measure (%(default)s)"
     )
     arguments = parser.parse_args()
-    gin.parse_config_files_and_bindings([arguments.gin_config_file], arguments.gin_bindings)
+    bindings = arguments.gin_bindings
+    if arguments.calibrate is not None:
+        bindings = bindings + UNBALANCED
+        arguments.calibrate.parent.mkdir(parents=True, exist_ok=True)
+    gin.parse_config_files_and_bindings([arguments.gin_config_file], bindings)
     trainer, optimizer = from_gin(TrainerArgs), from_gin(OptimizerArgs)
     from_gin(TensorModelParallelArgs)  # refuses what does not run here
     with rank_process() as device:

@@ -8,8 +8,10 @@ import sys
 import threading
 import time
 import traceback
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType, TracebackType
+from typing import TextIO
 
 import torch.distributed as dist
 
@@ -25,7 +27,8 @@ class HangWatch:
     In a hang no rank comes on: each waits for one that is stuck, or is it. So each reports, once for each
     hang, in a line on stderr and, with all stacks, in `<log_dir>/stacks/rank<rank>.txt`. Then it goes on
     waiting: a collective has a time-out of its own, and what was only slow is not lost. A thread of its own
-    watches; what it watches does no more than set a variable.
+    watches; what it watches does no more than set a variable. Where the file cannot be written the line on
+    stderr is all there is.
 
     Args:
         log_dir: where the folder of the stacks goes.
@@ -38,13 +41,17 @@ class HangWatch:
         self._rank = dist.get_rank()
         self._watched = threading.get_ident()
         self._last = (time.monotonic(), "the start")
+        self._file: TextIO | None = None
         self._left = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="hang watch", daemon=True)
 
     def __enter__(self) -> HangWatch:
         if self._timeout is not None:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = self._path.open("a")
+            try:
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                self._file = self._path.open("a")
+            except OSError as error:
+                self._say(f"will not write the stacks of a hang: {error}")
             self._thread.start()
         return self
 
@@ -55,9 +62,12 @@ class HangWatch:
             return
         self._left.set()
         self._thread.join()
-        self._file.close()
-        if not self._path.stat().st_size:
-            self._path.unlink()
+        if self._file is not None:
+            with suppress(OSError):  # what it says has been tried to be written before
+                self._file.close()
+            with suppress(OSError):
+                if not self._path.stat().st_size:
+                    self._path.unlink()
 
     def begins(self, what: str) -> None:
         """Said at each thing that has the time limit to itself, as in "step 7"."""
@@ -72,7 +82,8 @@ class HangWatch:
                 if reported is not None:
                     self._say(f"goes on: {reported[1]} took {last[0] - reported[0]:.0f} s")
                 armed, reported = last, None
-                faulthandler.dump_traceback_later(timeout * _FALLBACK_AFTER, file=self._file)
+                if self._file is not None:
+                    faulthandler.dump_traceback_later(timeout * _FALLBACK_AFTER, file=self._file)
             elif reported is None and time.monotonic() - last[0] > timeout:
                 faulthandler.cancel_dump_traceback_later()
                 self._report(last[1])
@@ -82,10 +93,17 @@ class HangWatch:
     def _report(self, what: str) -> None:
         frames = sys._current_frames()
         where = _place(frames[self._watched])
-        self._say(
-            f"has been in {what} for more than {self._timeout:g} s, now in {where}; "
-            f"the stacks of its threads are in {self._path}"
-        )
+        text = f"has been in {what} for more than {self._timeout:g} s, now in {where}"
+        try:
+            written = self._write(what, frames)
+        except OSError as error:
+            self._say(f"{text}; the stacks of its threads could not be written: {error}")
+        else:
+            self._say(f"{text}; the stacks of its threads are in {self._path}" if written else text)
+
+    def _write(self, what: str, frames: dict[int, FrameType]) -> bool:
+        if self._file is None:
+            return False
         now = time.strftime("%Y-%m-%d %H:%M:%S")
         self._file.write(f"{now} rank {self._rank} in {what} for more than {self._timeout:g} s\n")
         for thread in threading.enumerate():
@@ -94,6 +112,7 @@ class HangWatch:
                 self._file.write(f"\nthread {thread.name}\n{stack}")
         self._file.write("\n")
         self._file.flush()
+        return True
 
     def _say(self, text: str) -> None:
         logger.warning(f"rank {self._rank} {text}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -12,6 +13,8 @@ import torch
 import torch.distributed as dist
 
 _NO_STEP = torch.iinfo(torch.int64).min
+# A scheduler that signals all processes of a job signals torchrun too, which passes it on.
+_ONE_REQUEST_S = 5.0
 
 
 class NonFiniteLossError(FloatingPointError):
@@ -22,8 +25,8 @@ class StepVote:
     """Tells all ranks that one was asked to stop by SIGTERM, or has computed a loss that is not finite.
 
     One all-reduce of two host numbers a step, on a gloo group of its own. On a CPU it has the next step to
-    finish. On CUDA the host, which is ahead of the device, waits until the loss of the step before is
-    computed, and then for the all-reduce, while the device computes the step. Made collectively.
+    finish. On CUDA the host, which is ahead of the device, waits until the device has done the step before,
+    and then for the all-reduce, while the device computes the step. Made collectively.
 
     Args:
         device: where losses are.
@@ -32,7 +35,8 @@ class StepVote:
     def __init__(self, device: torch.device) -> None:
         self._group = dist.new_group(backend="gloo")
         self._on_cuda = device.type == "cuda"
-        self._asked = self._requested = False
+        self._asked_at: float | None = None
+        self._requested = False
         self._loss: _Loss | None = None  # of the last step, where it is not read at once
         self._votes = torch.zeros(2, dtype=torch.int64)
         self._pending: dist.Work | None = None
@@ -83,7 +87,7 @@ class StepVote:
         if loss is not None and not math.isfinite(loss.read()):
             # Of the largest of these the step is the first, and of its ranks the first.
             bad = -(loss.step * dist.get_world_size() + dist.get_rank())
-        self._votes = torch.tensor([int(self._asked or self._requested), bad])
+        self._votes = torch.tensor([int(self._asked_at is not None or self._requested), bad])
         self._pending = dist.all_reduce(self._votes, op=dist.ReduceOp.MAX, group=self._group, async_op=True)
 
     def _hear(self) -> None:
@@ -101,8 +105,13 @@ class StepVote:
             )
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
-        self._asked = True
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # whoever sends a second one is not to be kept waiting
+        if self._asked_at is None:
+            self._asked_at = time.monotonic()
+        elif (
+            time.monotonic() - self._asked_at > _ONE_REQUEST_S
+        ):  # who asks once more is not to be kept waiting
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            signal.raise_signal(signal.SIGTERM)
 
 
 class _Loss:

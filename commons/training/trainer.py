@@ -43,9 +43,7 @@ def train(
         NonFiniteLossError: a loss was not finite on some rank, in the step before; on all of them.
     """
     warn_once(args.settings_without_effect())
-    for kind, dataset in (("training", task.train_dataset), ("evaluation", task.eval_dataset)):
-        if len(dataset) == 0:
-            raise ValueError(f"the {kind} set has no samples; check the dataset's settings and files")
+    task.check_datasets()
     with HangWatch(args.log_dir, args.hang_timeout_s) as watch:
         return _Training(task, args, optimizer_args, device, watch).run()
 
@@ -104,11 +102,13 @@ class _Training:
                     # evaluation begins to prefetch.
                     loader = islice(batches, args.eval_interval - (step - 1) % args.eval_interval)
                 requested = self._step(step, loader, log)
+                is_last = step == num_steps
                 # Before the checkpoint: what goes on from there does not come back to this evaluation.
-                if step % args.eval_interval == 0 or step == num_steps:
+                # But who asks for an end may not have the time for one.
+                if is_last or (step % args.eval_interval == 0 and not requested):
                     self._evaluate(step, log)
                 self._watch.begins(f"the checkpoint of step {step}")
-                if self._recovery.after_step(requested, step == num_steps, log):
+                if self._recovery.after_step(requested, is_last, log):
                     log.write("stop", {}, f"stopped behind step {step}, as SIGTERM asked for")
                     break
             self._vote.finish()

@@ -47,6 +47,12 @@ class TrainingTask:
     has_sharded_tables: bool = True
     has_cacheable_tables: bool = True
 
+    def check_datasets(self) -> None:
+        """Raises a ValueError if there is nothing to train on, or to evaluate."""
+        for kind, dataset in (("training", self.train_dataset), ("evaluation", self.eval_dataset)):
+            if len(dataset) == 0:
+                raise ValueError(f"the {kind} set has no samples; check the dataset's settings and files")
+
     def make_shuffler(self, args: TrainerArgs) -> BatchShuffler:
         """The shuffler that the arguments ask for. Collective over all ranks.
 

@@ -32,7 +32,9 @@ class UnboundedEmbeddingCollection(ManagedCollisionEmbeddingCollection):
     `num_embeddings` of a table is its capacity. In training a new id gets a row in the step that brings it,
     free or of an id that is evicted; its embedding begins as `fresh_rows` has it, its optimiser state as
     zeros. Evaluation changes nothing; an id without a row then has the embedding of its rank's shared row.
-    It has to be sharded, by `shard_model`: by itself it does not reset rows.
+    It has to be sharded, by `shard_model`: by itself it does not reset rows. It is called once a step: a
+    second call might evict ids of the first, whose backward then fails. All ranks are to be seeded alike when
+    it is made, because fresh rows are a function of the seed.
 
     Args:
         tables: of one width.

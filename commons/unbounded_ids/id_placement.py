@@ -15,8 +15,9 @@ def place_ids(rows: IdRows, states: Sequence[torch.Tensor], group: dist.ProcessG
     """Gives each id a row of the rank that owns it, and moves what is stored in rows with it. Collective.
 
     Where a rank owns more ids than it has rows for, those that would be evicted first are lost. Rows without
-    an id keep whatever they have. Meanwhile every rank has the ids of all ranks in memory, 24 bytes per row
-    of the table.
+    an id keep whatever they have. Meanwhile every rank has the ids of all ranks in memory, and what was
+    worked out about them, some 100 bytes per row of the whole table; and of one state at a time what it
+    sends and what it receives, each as large as its own part at most.
 
     Args:
         rows: as loaded, each rank with the part of the table that its rows are.
@@ -25,11 +26,7 @@ def place_ids(rows: IdRows, states: Sequence[torch.Tensor], group: dist.ProcessG
     """
     rank, num_ranks = dist.get_rank(group), dist.get_world_size(group)
     starts = torch.tensor(rows.segments[1:-1], dtype=torch.int64, device=states[0].device)
-    entries = _of_all_ranks(rows, group)
-    kept = [
-        _kept(entries, owner, num_ranks, rows.segments[owner + 1] - rows.segments[owner] - 1)
-        for owner in range(num_ranks)
-    ]
+    kept = _kept(_of_all_ranks(rows, group), rows.segments)
     held_by = [torch.bucketize(of_owner[1], starts, right=True) for of_owner in kept]
     outgoing = [
         of_owner[1, holders == rank] - rows.segments[rank]
@@ -57,9 +54,17 @@ def _of_all_ranks(rows: IdRows, group: dist.ProcessGroup) -> torch.Tensor:
     return torch.cat(gathered, 1)
 
 
-def _kept(entries: torch.Tensor, owner: int, num_ranks: int, most: int) -> torch.Tensor:
-    """The entries of the ids of one owner, by rising id: the `most` of them that were used last or most."""
-    ids = entries[0]
-    owned = entries[:, (ids != MARK_OF_FREE_ROW) & (owners(ids, num_ranks) == owner)]
-    chosen = owned[:, torch.argsort(owned[2], descending=True, stable=True)[:most]]
-    return chosen[:, torch.argsort(chosen[0])]
+def _kept(entries: torch.Tensor, segments: Sequence[int]) -> list[torch.Tensor]:
+    """For each rank the entries of its ids, by rising id: as many as it has rows for, the most used ones."""
+    num_ranks = len(segments) - 1
+    ids, _, used = entries
+    owner = owners(ids, num_ranks)
+    owner[ids == MARK_OF_FREE_ROW] = num_ranks
+    by_use = torch.argsort(used, descending=True, stable=True)
+    order = by_use[torch.argsort(owner[by_use], stable=True)]
+    of_owners = order.split(torch.bincount(owner, minlength=num_ranks + 1).tolist())
+    kept = []
+    for of_owner, start, end in zip(of_owners[:-1], segments, segments[1:], strict=False):
+        chosen = entries[:, of_owner[: end - start - 1]]  # the last row is for ids without one
+        kept.append(chosen[:, torch.argsort(chosen[0])])
+    return kept

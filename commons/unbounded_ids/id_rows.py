@@ -124,7 +124,8 @@ class IdRows(MCHManagedCollisionModule):
     def validate_state(self) -> None:
         """Takes note of what was loaded; TorchRec calls it behind `load_state_dict`."""
         loaded = self._output_segments_tensor
-        self.is_misplaced = loaded[loaded >= 0].tolist() != self.segments
+        # Loaded twice, the second time from what is here already, it stays misplaced.
+        self.is_misplaced |= loaded[loaded >= 0].tolist() != self.segments
         loaded.fill_(-1)[: len(self.segments)] = torch.tensor(self.segments, device=loaded.device)
         self._current_iter = -1  # to be read again
 

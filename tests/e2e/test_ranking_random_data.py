@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from commons.perf_model import MeasuredCost
 from tests.e2e.gin_files import RANDOM_DATA, RECSYS_EXAMPLES
 from tests.e2e.torchrun import RANKING, bind, torchrun
 
@@ -95,6 +96,21 @@ def test_a_shuffler_of_ones_own_is_named_in_the_gin_file(tmp_path, reference):
     steps = [line for line in log if line["kind"] == "train"]
     assert [step["loss"] for step in steps] == pytest.approx(reference, rel=1e-4)
     assert sum(step["imbalance_before"] - step["imbalance_after"] for step in steps) > 0.1 * NUM_STEPS
+
+
+def test_costs_are_measured_for_a_file_that_names_them_already(tmp_path):
+    config = tmp_path / "config.gin"
+    settings = (
+        "enable_balanced_shuffler = True",
+        "single_rank_load = True",
+        'balance_cost = "costs/hstu.json"',
+    )
+    config.write_text(RANDOM_DATA + "".join(f"TrainerArgs.{setting}\n" for setting in settings))
+    measure = ("--calibrate", "costs/hstu.json", "--calibrate-seconds", "1")
+    output = torchrun(tmp_path, *RANKING, "--gin-config-file", config, *measure)
+    assert "a step of T tokens per sample" in output
+    assert MeasuredCost.load(tmp_path / "costs/hstu.json").median_error < 1
+    assert not (tmp_path / "logs").exists()
 
 
 def test_a_file_of_recsys_examples_runs_with_size_overrides(tmp_path):

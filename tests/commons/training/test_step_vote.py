@@ -63,7 +63,8 @@ def test_a_request_to_one_rank_reaches_all_one_step_later_and_stays(pools):
         assert answers == [False, False, False, True, True]
 
 
-def _train_with_a_bad_loss(folder: str, interval: int) -> str:
+def _train_spoiled(folder: str, interval: int, spoilt: str) -> str:
+    """After which step training failed, and how; rank 1's loss of step 4, or its gradient, is no number."""
     model = ranking_model()
     steps = 0
 
@@ -71,7 +72,12 @@ def _train_with_a_bad_loss(folder: str, interval: int) -> str:
         nonlocal steps
         steps += module.training
         losses, rest = output
-        return (losses * float("nan") if steps == 4 and dist.get_rank() == 1 else losses), rest
+        if steps == 4 and module.training and dist.get_rank() == 1:
+            if spoilt == "loss":
+                losses = losses * float("nan")
+            else:
+                losses.register_hook(lambda gradient: gradient * float("nan"))
+        return losses, rest
 
     model.dense.register_forward_hook(spoil)
     task = TrainingTask(
@@ -95,10 +101,20 @@ def _train_with_a_bad_loss(folder: str, interval: int) -> str:
     return f"{steps}: {error.value}"
 
 
+def _newest(folder: Path) -> str:
+    return max(path.name for path in (folder / "checkpoints").iterdir() if path.suffix != ".unfinished")
+
+
 @pytest.mark.parametrize("interval", [1, 3])
-def test_training_stops_within_a_step_and_no_checkpoint_has_a_bad_loss(pools, tmp_path, interval):
-    run = partial(_train_with_a_bad_loss, str(tmp_path), interval)
+def test_training_stops_within_a_step_and_no_checkpoint_is_behind_a_bad_loss(pools, tmp_path, interval):
+    run = partial(_train_spoiled, str(tmp_path), interval, "loss")
     for answer in pools(2).run(run):
         stopped_in = 4 if interval == 1 else 5  # before a checkpoint all is known
         assert answer.startswith(f"{stopped_in}: the loss of step 4 is not finite on rank 1")
-    assert max(path.name for path in Path(tmp_path / "checkpoints").iterdir()) == "step_3"
+    assert _newest(tmp_path) == "step_3"
+
+
+def test_parameters_that_are_not_finite_are_no_checkpoint(pools, tmp_path):
+    for answer in pools(2).run(partial(_train_spoiled, str(tmp_path), 1, "gradient")):
+        assert "the loss of step 5 is not finite on rank" in answer
+    assert _newest(tmp_path) == "step_3"

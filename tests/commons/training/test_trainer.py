@@ -20,6 +20,7 @@ from commons.training import (
     TrainingTask,
     train,
 )
+from commons.training.run_record import RunRecord
 from hstu import batch_shuffler  # noqa: F401
 from hstu.models.ranking import RankingOutput
 from tests.hstu.hstu_samples import NUM_CLASSES, VOCABULARY, Sample, hstu_batch, ranking_model
@@ -158,6 +159,21 @@ def test_tensorboard_has_what_the_json_lines_have(pools, tmp_path):
     figures = lines[1]
     assert 0 < figures["mfu"] == pytest.approx(figures["tflops"] / 0.2)
     assert min(figures["compute_ms"]) > 0 <= min(figures["waiting_ms"]) and min(figures["peak_memory_mb"]) > 1
+
+
+def _write_record(folder: str, first_step: int, losses: list[float]) -> None:
+    with RunRecord(Path(folder), 9, first_step) as record:
+        for step, loss in enumerate(losses, first_step + 1):
+            record.write("train", step, {"loss": loss})
+
+
+def test_steps_that_are_computed_again_replace_those_of_before_in_tensorboard(pools, tmp_path):
+    pools(2).run(partial(_write_record, str(tmp_path), 0, [1.0, 2.0, 3.0, 4.0]))
+    pools(2).run(partial(_write_record, str(tmp_path), 2, [30.0]))
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    shown = [(event.step, event.value) for event in events.Scalars("train/loss")]
+    assert shown == [(1, 1.0), (2, 2.0), (3, 30.0)]
 
 
 @pytest.mark.parametrize("balanced", [False, True])
