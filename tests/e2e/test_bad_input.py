@@ -7,6 +7,7 @@ import re
 import pytest
 
 from tests.e2e.gin_files import RANDOM_DATA
+from tests.e2e.refused_runs import refusals
 from tests.e2e.torchrun import RANKING, REPOSITORY, bind, torchrun
 
 MOVIELENS = REPOSITORY / "hstu/training/configs/movielens_100k_ranking.gin"
@@ -21,55 +22,67 @@ def random_data(tmp_path):
     return config
 
 
-@pytest.mark.parametrize(
-    ("bindings", "error"),
-    [
-        (
-            ["TrainerArgs.enable_balanced_shuffler = True", 'TrainerArgs.batch_shuffler = "nothing"'],
-            f"KeyError: \"unknown batch shuffler 'nothing'; {REGISTERED_SHUFFLERS}\"",
-        ),
-        (
-            ['TrainerArgs.pipeline_type = "nothing"'],
-            f"KeyError: \"unknown train pipeline 'nothing'; {REGISTERED_PIPELINES}\"",
-        ),
-        (["NetworkArgs.depth = 3"], "'NetworkArgs' doesn't have a parameter named 'depth'"),
-        (
-            ["TensorModelParallelArgs.tensor_model_parallel_size = 2"],
-            "ValueError: TensorModelParallelArgs.tensor_model_parallel_size = 2: expected 1",
-        ),
-        (
-            ["TrainerArgs.train_batch_size = 0"],
-            "ValueError: TrainerArgs.train_batch_size = 0: expected an integer of at least 1",
-        ),
-        (
-            ['item/EmbeddingArgs.sharding_type = "data_parallel"'],
-            'RuntimeError: pipeline "native" found no module of the model to pipeline. TorchRec needs',
-        ),
-    ],
-    ids=["shuffler", "pipeline", "gin parameter", "tensor parallelism", "batch size", "nothing to pipeline"],
-)
-def test_bad_setting(tmp_path, random_data, bindings, error):
+# By name what a gin file is overridden by, and the error.
+REFUSED = {
+    "shuffler": (
+        ["TrainerArgs.enable_balanced_shuffler = True", 'TrainerArgs.batch_shuffler = "nothing"'],
+        f"KeyError: \"unknown batch shuffler 'nothing'; {REGISTERED_SHUFFLERS}\"",
+    ),
+    "pipeline": (
+        ['TrainerArgs.pipeline_type = "nothing"'],
+        f"KeyError: \"unknown train pipeline 'nothing'; {REGISTERED_PIPELINES}\"",
+    ),
+    "gin parameter": (["NetworkArgs.depth = 3"], "'NetworkArgs' doesn't have a parameter named 'depth'"),
+    "tensor parallelism": (
+        ["TensorModelParallelArgs.tensor_model_parallel_size = 2"],
+        "ValueError: TensorModelParallelArgs.tensor_model_parallel_size = 2: expected 1",
+    ),
+    "batch size": (
+        ["TrainerArgs.train_batch_size = 0"],
+        "ValueError: TrainerArgs.train_batch_size = 0: expected an integer of at least 1",
+    ),
+    "nothing to pipeline": (
+        ['item/EmbeddingArgs.sharding_type = "data_parallel"'],
+        'RuntimeError: pipeline "native" found no module of the model to pipeline. TorchRec needs',
+    ),
+}
+# The same of a file that names a dataset on disk.
+REFUSED_DATASETS = {
+    "history length": (
+        ["DatasetArgs.max_history_seqlen = 0"],
+        "ValueError: DatasetArgs.max_history_seqlen = 0: expected an integer of at least 1",
+    ),
+    "missing data": (
+        [],
+        "FileNotFoundError: data/ml-100k/meta.json does not exist; prepare it with: "
+        "python -m commons.datasets.movielens_preprocess --dataset ml-100k --out data/ml-100k",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def raised(tmp_path_factory):
+    """By name what each of these runs raised."""
+    directory = tmp_path_factory.mktemp("refused")
+    config = directory / "config.gin"
+    config.write_text(RANDOM_DATA)
+    runs = {
+        name: ["--gin-config-file", str(file), *bind(*bindings)]
+        for file, refused in ((config, REFUSED), (MOVIELENS, REFUSED_DATASETS))
+        for name, (bindings, _) in refused.items()
+    }
+    return refusals(directory, RANKING[1], runs)
+
+
+@pytest.mark.parametrize("name", [*REFUSED, *REFUSED_DATASETS])
+def test_bad_setting(raised, name):
+    _, error = {**REFUSED, **REFUSED_DATASETS}[name]
+    assert error in raised[name]
+
+
+def test_a_bad_setting_is_shown_once(tmp_path, random_data):
+    bindings, error = REFUSED["shuffler"]
     output = torchrun(tmp_path, *RANKING, "--gin-config-file", random_data, *bind(*bindings), fails=True)
-    assert output.count(error) == 1, output
-
-
-@pytest.mark.parametrize(
-    ("bindings", "error"),
-    [
-        (
-            ["DatasetArgs.max_history_seqlen = 0"],
-            "ValueError: DatasetArgs.max_history_seqlen = 0: expected an integer of at least 1",
-        ),
-        (
-            [],
-            "FileNotFoundError: data/ml-100k/meta.json does not exist; prepare it with: "
-            "python -m commons.datasets.movielens_preprocess --dataset ml-100k --out data/ml-100k",
-        ),
-    ],
-    ids=["history length", "missing data"],
-)
-def test_bad_dataset(tmp_path, bindings, error):
-    output = torchrun(tmp_path, *RANKING, "--gin-config-file", MOVIELENS, *bind(*bindings), fails=True)
     assert output.count(error) == 1, output
 
 
