@@ -11,7 +11,7 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 
@@ -61,7 +61,7 @@ class GinRun:
             raise InputError(
                 f"{self.path} has no dataset; expected BenchmarkDatasetArgs or DatasetArgs in it"
             )
-        return lengths
+        return replace(lengths, source=f"{self.path} ({lengths.source})")
 
     def rows_per_rank(self) -> int:
         """`TrainerArgs.train_batch_size`; InputError if the file does not say it."""

@@ -68,8 +68,9 @@ def _about_the_bound(case: Case) -> list[str]:
         f"{refined.imbalance.mean:.3f}): single samples cost more than a rank's fair share."
     )
     ways = (
-        "Only other steps help: a window, shorter histories, or more rows per rank, which make the mean load "
-        "larger (in micro-batches, TrainerArgs.max_tokens_per_micro_batch, they need no more memory)."
+        "Only other steps help: a window, loading by length (BucketSampler), shorter histories, or more "
+        "rows per rank, which make the mean load larger (in micro-batches, "
+        "TrainerArgs.max_tokens_per_micro_batch, they need no more memory)."
     )
     return [reached, ways]
 

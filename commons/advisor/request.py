@@ -98,6 +98,8 @@ def _check_options(given: argparse.Namespace) -> None:
         raise InputError(f"--mlp-size {given.mlp_size} has no effect: HSTU layers have no MLP")
     if given.cost is not None and given.tflops is not None:
         raise InputError(f"--tflops {given.tflops:g} has no effect with --cost, which has times already")
+    if given.html is not None and not given.html.parent.is_dir():
+        raise InputError(f"--html {given.html}: there is no folder {given.html.parent}; make it first")
     if given.data.suffix != _GIN:
         return
     if model is not None and not is_named:

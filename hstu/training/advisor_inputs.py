@@ -40,14 +40,14 @@ def _described(network: NetworkArgs) -> str:
 
 def _random_lengths(args: BenchmarkDatasetArgs, num_samples: int) -> SampleLengths:
     rng = np.random.default_rng(0)
-    used = args.spec().feature_to_max_seqlen
+    used = args.spec().feature_to_max_seqlen.keys()
     tokens = np.zeros(num_samples, dtype=np.int64)
     for features in args.feature_args:
         lengths = features.lengths(rng, num_samples)
-        tokens += lengths * len(set(features.feature_names) & used.keys())
+        tokens += lengths * len(used & set(features.feature_names))
         if args.item_feature_name in features.feature_names:
             items = lengths
-    return SampleLengths(items, tokens, "ids of all features", f"{num_samples:,} random samples")
+    return SampleLengths(items, tokens, f"the ids of {', '.join(used)}", "random samples")
 
 
 def _lengths_on_disk() -> SampleLengths:
@@ -58,6 +58,4 @@ def _lengths_on_disk() -> SampleLengths:
     num_held_out = 1 if is_bound("RetrievalArgs.num_negatives") else None
     source = UserSequenceSource(sequences, "train", args.max_history_seqlen, num_held_out=num_held_out)
     rule = TokenRule(per_item=2, extra=len(sequences.meta.contextual_feature_names))
-    return SampleLengths(
-        source.num_items, rule.of(source.num_items), str(rule), f"{args.dataset_name} in {path}"
-    )
+    return SampleLengths(source.num_items, rule.of(source.num_items), str(rule), str(path))

@@ -40,7 +40,7 @@ def configured_lengths(num_random: int) -> SampleLengths | None:
     if args.dataset_type_str == RANDOM:
         rng = np.random.default_rng(0)
         histories = random_history_lengths(args.history_length_dist, spec.max_history_length, rng, num_random)
-        items, source = histories + 1, f"{num_random:,} random samples"
+        items, source = histories + 1, "random samples"
     else:
         path = Path(str(args.sequence_features_training_data_path))
         items, source = read_lengths(path, SEQUENCE_COLUMN).clip(max=spec.max_items), str(path)
