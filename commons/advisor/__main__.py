@@ -61,12 +61,16 @@ def advise(request: Request) -> Advice:
         key: draw_steps(workloads, samples.tokens, sizes, *key, multiple_of=request.window)
         for key in dict.fromkeys([*asked, *shown])
     }
-    total = len(drawn) * len(ways) + 1
+    total = sum(len(ways) if steps.num_ranks > 1 else 1 for steps in drawn.values()) + 1
     with tqdm(total=total, desc="planning", file=sys.stderr, disable=None, leave=False) as progress:
+        progress.set_postfix_str("the first time on a machine it compiles, for a minute")
         warm_up()
+        progress.set_postfix_str("")
         progress.update()
         for key, steps in drawn.items():
-            planned[key] = predict(steps, request.cost, ways, request.network, progress.update)
+            # A rank alone waits for none, whatever is switched on.
+            of_case = ways if steps.num_ranks > 1 else ways[:1]
+            planned[key] = predict(steps, request.cost, of_case, request.network, progress.update)
     return Advice(
         samples=samples,
         lengths=LengthSummary.of(samples.items),

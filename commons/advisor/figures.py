@@ -18,14 +18,15 @@ HEADER = (
 )
 MEANING = {
     "imbalance": "largest ÷ mean load of a step, mean ± standard deviation over the drawn steps",
-    "speedup": "time as loaded ÷ time so, ± standard error, if the exchange hides behind the step",
+    "speedup": "time as loaded ÷ time so, ± standard error; the exchange runs beside the step before",
     "step": "predicted time of a step; – where neither --tflops nor --cost is given",
     "not hidden": "the speedup if nothing of the exchange hides behind the step",
     "sent/rank": "by all-to-all, mean over ranks and steps",
     "exchange": "of the rank that sends or receives most, at the given bandwidth",
     "moved": "share of the samples that leave the rank that loaded them",
     "tokens": "of the rank with most ÷ the mean of all, mean over steps: activations follow it",
-    "planning": "measured here on one core, in a thread beside the training; of a window, for all its steps",
+    "planning": "of a step, or of a whole window, measured on this machine; a thread does it a step ahead, "
+    "so that it costs nothing where it is shorter than a step",
 }
 
 

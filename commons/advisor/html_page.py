@@ -73,7 +73,7 @@ def _load_figure(case: Case, recommendation: Recommendation) -> str:
     outcome = case.outcome(recommendation.strategy or REFINED)
     assert outcome is not None
     names = [(AS_LOADED, "as loaded"), (outcome.strategy.name, outcome.strategy.title)]
-    title = f"Load ÷ mean load, {case.num_ranks:,} ranks, a typical step"
+    title = f"Load ÷ mean load, {_ranks_and_rows(case)}, a typical step"
     return _figure(title, rank_loads(case, outcome.strategy.name), _legend(names))
 
 

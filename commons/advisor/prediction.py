@@ -49,9 +49,10 @@ class Outcome:
         loads: float64 `[steps, ranks]`.
         imbalance: largest ÷ mean load of a step; of a window, the sums of both over its steps.
         relative_time: sum of the largest loads ÷ sum of the mean loads; 1.0 is perfect.
-        speedup: time of all steps as loaded ÷ their time so, the exchange being hidden behind the step.
+        speedup: time of all steps as loaded ÷ their time so, the exchange running beside the step.
         speedup_error: its standard error, from how steps differ.
-        step_seconds: mean; None if only ratios are known.
+        step_seconds: mean, of computing or the exchange beside it, whichever is longer; None if only ratios
+            are known.
         exposed_speedup: the speedup if nothing of the exchange is hidden; None if only ratios are known.
         bytes_sent: mean over ranks and steps.
         bytes_slowest: of the rank that sends or receives most, mean over steps.
@@ -232,10 +233,12 @@ def _outcome(
     )
     before = loads if as_loaded is None else as_loaded.loads
     exchange = paid.max(1) / network.bytes_per_second
-    times_before, times = (cost.step_times(of.max(1)) for of in (before, loads))
+    times_before, computing = (cost.step_times(of.max(1)) for of in (before, loads))
+    timed = cost.seconds_per_unit is not None
+    # The exchange runs beside a step: whichever takes longer decides.
+    times = np.maximum(computing, exchange) if timed else computing
     in_windows = (-1, strategy.window)
     speedup, error = _ratio(times_before.reshape(in_windows).sum(1), times.reshape(in_windows).sum(1))
-    timed = cost.seconds_per_unit is not None
     nodes = network.ranks_per_node is not None
     largest, mean = loads.max(1).reshape(in_windows), loads.mean(1).reshape(in_windows)
     return Outcome(
@@ -246,7 +249,7 @@ def _outcome(
         speedup=speedup,
         speedup_error=error,
         step_seconds=float(times.mean()) if timed else None,
-        exposed_speedup=_ratio(times_before, times + exchange)[0] if timed else None,
+        exposed_speedup=_ratio(times_before, computing + exchange)[0] if timed else None,
         bytes_sent=float(sent.mean()),
         bytes_slowest=float(paid.max(1).mean()),
         share_across_nodes=_share(sum(group.crossed for group in groups), float(sent.sum()))

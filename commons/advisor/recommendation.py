@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from commons.advisor.figures import duration
 from commons.advisor.prediction import Case, Outcome
 from commons.advisor.strategies import KARMARKAR_KARP, REBALANCE, REFINED, WINDOW
 
@@ -86,16 +87,15 @@ def _about_costs(best: Outcome) -> list[str]:
     if best.step_seconds is None:
         return []
     notes = []
-    if best.exchange_seconds > best.step_seconds:
+    if best.exchange_seconds > (1 - LEAST_GAIN) * best.step_seconds:
         notes.append(
-            f"The exchange ({best.exchange_seconds * 1e3:.3g} ms) takes longer than a step "
-            f"({best.step_seconds * 1e3:.3g} ms) and cannot be hidden behind it: expect no more than "
-            f"{best.exposed_speedup:.2f} ×."
+            f"The exchange ({duration(best.exchange_seconds)}) takes as long as a step: the network decides, "
+            "and not the largest load."
         )
     if not best.planning_is_hidden:
         notes.append(
-            f"Planning ({best.planning_seconds * 1e3:.3g} ms on this machine) takes longer than a step "
-            f"({best.step_seconds * 1e3:.3g} ms): training would wait for it."
+            f"Planning ({duration(best.planning_seconds)} on this machine) takes longer than a step "
+            f"({duration(best.step_seconds)}): training would wait for it."
         )
     return notes
 
@@ -118,4 +118,5 @@ def _of(case: Case, name: str) -> Outcome:
 
 
 def _times(outcome: Outcome) -> str:
-    return f"{outcome.speedup:.2f} × (± {outcome.speedup_error:.2f})"
+    error = f" (±\N{NO-BREAK SPACE}{outcome.speedup_error:.2f})" if outcome.speedup_error >= 0.005 else ""
+    return f"{outcome.speedup:.2f} ×{error}"

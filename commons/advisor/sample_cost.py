@@ -80,13 +80,14 @@ def flops_cost(model: ConfiguredModel, tflops: float | None) -> SampleCost:
         f"A step takes what its largest rank computes: {TRAINING_FLOPS_PER_FORWARD} × the forward FLOPs of "
         "the layers (training = forward + backward). "
     )
-    upper_bounds = (
-        "the part of a step that does not depend on lengths is taken for 0, so the speedups are upper bounds"
+    fixed_part = (
+        "the part of a step that does not depend on lengths is taken for 0: the larger it is, the smaller "
+        "the speedups are"
     )
     if tflops is None:
-        assumption += f"Without --tflops or --cost only ratios are predicted; {upper_bounds}"
+        assumption += f"Without --tflops or --cost only ratios are predicted; {fixed_part}"
         return SampleCost(model.flops, model.description, assumption)
-    assumption += f"Every device achieves {tflops:g} TFLOP/s whatever the lengths; {upper_bounds}"
+    assumption += f"Every device achieves {tflops:g} TFLOP/s whatever the lengths; {fixed_part}"
     per_unit = TRAINING_FLOPS_PER_FORWARD / (tflops * 1e12)
     return SampleCost(model.flops, model.description, assumption, per_unit)
 

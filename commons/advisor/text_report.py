@@ -44,10 +44,13 @@ def case_title(case: Case) -> str:
 def below_table(case: Case) -> list[str]:
     """What is to be said of the figures."""
     lines = [
-        f"Lower bound of a step: {case.lower_bound.mean:.3f} ± {case.lower_bound.std:.3f}. A rank and step "
-        f"has {case.mean_tokens:,.0f} tokens and {figures.size(case.bytes_loaded)} on average; by an "
-        f"all-gather, as peers exchange, each rank would receive {figures.size(case.all_gather_bytes)}."
+        f"A rank and step has {case.mean_tokens:,.0f} tokens and {figures.size(case.bytes_loaded)} on "
+        f"average. The lower bound of a step's imbalance is {case.lower_bound.mean:.3f} ± "
+        f"{case.lower_bound.std:.3f}."
     ]
+    if case.num_ranks > 1:
+        received = figures.size(case.all_gather_bytes)
+        lines.append(f"By an all-gather, as peers exchange, each rank would receive {received} in a step.")
     ahead = case.outcome(REFINED)
     window = case.outcome(WINDOW)
     if ahead is not None:
@@ -74,8 +77,8 @@ def _case(case: Case, recommendation: Recommendation) -> str:
     lines = [title, "=" * len(title), _table([figures.HEADER, *figures.rows(case)])]
     lines += [_wrapped(line, "") for line in below_table(case)]
     lines += ["", _wrapped("→ " + recommendation.headline, "")]
-    lines += [_wrapped(note) for note in recommendation.notes]
     lines += [f"    {line}" for line in recommendation.gin_lines]
+    lines += [_wrapped(note) for note in recommendation.notes]
     return "\n".join(lines)
 
 

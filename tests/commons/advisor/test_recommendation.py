@@ -40,6 +40,7 @@ def test_one_rank_waits_for_nobody(tmp_path: Path, capsys: pytest.CaptureFixture
     case = recommended(heavy_tailed(600), tmp_path, capsys, "--ranks", "1")
     assert case["recommendation"]["strategy"] is None
     assert "single rank" in case["recommendation"]["headline"]
+    assert by_name(case).keys() == {"as_loaded"}
 
 
 def test_the_default_where_peers_are_not_as_good(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

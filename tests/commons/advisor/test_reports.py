@@ -72,12 +72,12 @@ def test_tables_name_everything(tmp_path: Path, capsys: pytest.CaptureFixture[st
         "refined (default)",
         "rebalance",
         "window of 4",
-        "Lower bound",
+        "lower bound",
     ):
         assert text in written.out
     assert "TrainerArgs.enable_balanced_shuffler = True" in written.out
     assert "tokens = 2 × length + 1" in written.out
-    assert "upper bounds" in written.out
+    assert "the smaller" in written.out
     assert written.err == ""
 
 
