@@ -15,7 +15,11 @@ from commons.datasets.sample_source import PerEpochSource, SampleSource
 from commons.datasets.sequence_dataset import SequenceDataset
 from commons.datasets.sequence_dataset_spec import SequenceDatasetSpec
 from commons.datasets.sid_batch import SIDBatch
-from commons.datasets.sid_random_source import RandomSIDSource, random_item_sids
+from commons.datasets.sid_random_source import (
+    RandomSIDSource,
+    random_history_lengths,
+    random_item_sids,
+)
 from commons.datasets.sid_sequences import SIDSequenceSource
 from commons.datasets.sid_source import SIDSample, SIDSource
 from commons.datasets.sid_spec import SIDDatasetSpec
@@ -50,5 +54,6 @@ __all__ = [
     "UserSequences",
     "check_ids",
     "collate_hstu_batch",
+    "random_history_lengths",
     "random_item_sids",
 ]

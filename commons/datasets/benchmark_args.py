@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 
 import gin
+import numpy as np
 
 from commons.datasets.embedding_args import EmbeddingArgs
 from commons.datasets.random_distribution import RandomDistribution
@@ -51,6 +52,15 @@ class FeatureArgs:
                 raise ValueError(
                     f"FeatureArgs.value_dists has {feature!r}: expected one of {self.feature_names}"
                 )
+
+    def lengths(self, rng: np.random.Generator, size: int) -> np.ndarray:
+        """Draws `[size]` int64 numbers of ids with `rng`."""
+        longest = self.max_sequence_length
+        if not self.is_jagged:
+            return np.full(size, longest)
+        if self.seqlen_dist is None:
+            return rng.integers(1, longest + 1, size)
+        return self.seqlen_dist.sample(rng, size).clip(1, longest)
 
 
 @gin.configurable

@@ -87,7 +87,7 @@ class RandomSource(HSTUSource):
 
     def _draw(self, features: FeatureArgs, rng: np.random.Generator) -> dict[str, np.ndarray]:
         """Ids of those features of one `FeatureArgs` that the dataset has."""
-        length = _draw_length(features, rng)
+        length = int(features.lengths(rng, 1)[0])
         value_dists = features.value_dists or {}
         drawn = {}
         for name in features.feature_names:
@@ -101,12 +101,3 @@ class RandomSource(HSTUSource):
             else:
                 drawn[name] = rng.integers(0, vocab_size, length)
         return drawn
-
-
-def _draw_length(features: FeatureArgs, rng: np.random.Generator) -> int:
-    longest = features.max_sequence_length
-    if not features.is_jagged:
-        return longest
-    if features.seqlen_dist is None:
-        return int(rng.integers(1, longest + 1))
-    return min(max(int(features.seqlen_dist.sample(rng, 1)[0]), 1), longest)

@@ -58,7 +58,10 @@ class RandomSIDSource(SIDSource):
             raise IndexError(f"sample {index}: expected 0 to {self._num_samples - 1}")
         rng = np.random.default_rng((self._seed, index))
         # With the target at most spec.max_items, which has room for a candidate at least.
-        rows = rng.integers(0, len(self._sids.items), self._draw_history_length(rng) + 1)
+        (history_length,) = random_history_lengths(
+            self._history_length_dist, self._spec.max_history_length, rng, 1
+        )
+        rows = rng.integers(0, len(self._sids.items), int(history_length) + 1)
         sizes = self._spec.contextual_vocab_sizes
         return SIDSample(
             codes=self._sids.codes[rows],
@@ -66,11 +69,14 @@ class RandomSIDSource(SIDSource):
             contextual={name: rng.integers(0, size, 1) for name, size in sizes.items()},
         )
 
-    def _draw_history_length(self, rng: np.random.Generator) -> int:
-        longest = self._spec.max_history_length
-        if self._history_length_dist is None:
-            return int(rng.integers(1, longest + 1))
-        return min(max(int(self._history_length_dist.sample(rng, 1)[0]), 0), longest)
+
+def random_history_lengths(
+    dist: RandomDistribution | None, longest: int, rng: np.random.Generator, size: int
+) -> np.ndarray:
+    """Draws `[size]` int64 numbers of items before the target, as `RandomSIDSource` says."""
+    if dist is None:
+        return rng.integers(1, longest + 1, size)
+    return dist.sample(rng, size).clip(0, longest)
 
 
 def random_item_sids(codebook_sizes: Sequence[int], num_items: int, seed: int) -> ItemSIDs:

@@ -86,6 +86,14 @@ class UserSequenceSource(HSTUSource):
     def __len__(self) -> int:
         return len(self._users)
 
+    @property
+    def num_items(self) -> np.ndarray:
+        """int64 `[samples]`: the items of each."""
+        num_events = np.diff(self._sequences.offsets)
+        if self._split == "train":
+            num_events = num_events - self._held_out
+        return num_events[self._users].clip(max=self._max_history_seqlen)
+
     def __getitem__(self, index: int) -> HSTUSample:
         user = self._users[index]
         start, end = (int(offset) for offset in self._sequences.offsets[user : user + 2])

@@ -1,0 +1,61 @@
+"""What `balance-advisor` reads from the gin files of the HSTU models."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from commons.advisor.arguments import TOKEN_RULES
+from commons.advisor.lengths import SampleLengths, TokenRule
+from commons.advisor.sample_cost import ConfiguredModel
+from commons.datasets import BenchmarkDatasetArgs, UserSequences, UserSequenceSource
+from commons.gin_values import from_gin, is_bound
+from commons.perf_model import HSTUFlops
+from hstu.training.model_args import DatasetArgs, NetworkArgs
+
+
+def configured_model() -> ConfiguredModel:
+    """The layers of `NetworkArgs`."""
+    network = from_gin(NetworkArgs)
+    flops = HSTUFlops(
+        network.num_layers, network.hidden_size, network.num_attention_heads, network.kv_channels
+    )
+    return ConfiguredModel(flops.per_sample, _described(network), TOKEN_RULES["hstu"])
+
+
+def configured_lengths(num_random: int) -> SampleLengths | None:
+    """The training samples of the dataset, `num_random` if they are random; None if there is no dataset."""
+    if is_bound("BenchmarkDatasetArgs.feature_args"):
+        return _random_lengths(from_gin(BenchmarkDatasetArgs), num_random)
+    return _lengths_on_disk() if is_bound("hstu.DatasetArgs.dataset_name") else None
+
+
+def _described(network: NetworkArgs) -> str:
+    return (
+        f"HSTU, {network.num_layers} layers of width {network.hidden_size}, "
+        f"{network.num_attention_heads} heads of {network.kv_channels}"
+    )
+
+
+def _random_lengths(args: BenchmarkDatasetArgs, num_samples: int) -> SampleLengths:
+    rng = np.random.default_rng(0)
+    used = args.spec().feature_to_max_seqlen.keys()
+    tokens = np.zeros(num_samples, dtype=np.int64)
+    for features in args.feature_args:
+        lengths = features.lengths(rng, num_samples)
+        tokens += lengths * len(used & set(features.feature_names))
+        if args.item_feature_name in features.feature_names:
+            items = lengths
+    return SampleLengths(items, tokens, f"the ids of {', '.join(used)}", "random samples")
+
+
+def _lengths_on_disk() -> SampleLengths:
+    args = from_gin(DatasetArgs)
+    path = Path("data") / args.dataset_name if args.dataset_path is None else Path(args.dataset_path)
+    sequences = UserSequences.open(path, args.dataset_name)
+    # Retrieval holds out each user's last item, ranking a share of the events.
+    num_held_out = 1 if is_bound("RetrievalArgs.num_negatives") else None
+    source = UserSequenceSource(sequences, "train", args.max_history_seqlen, num_held_out=num_held_out)
+    rule = TokenRule(per_item=2, extra=len(sequences.meta.contextual_feature_names))
+    return SampleLengths(source.num_items, rule.of(source.num_items), str(rule), str(path))

@@ -1,0 +1,52 @@
+"""What `balance-advisor` reads from the gin files of the SID-GR model."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from commons.advisor.lengths import SampleLengths, TokenRule, read_lengths
+from commons.advisor.sample_cost import ConfiguredModel
+from commons.datasets import random_history_lengths
+from commons.datasets.sid_sequences import SEQUENCE_COLUMN
+from commons.gin_values import from_gin, is_bound
+from commons.perf_model import transformer_flops
+from sid_gr.training.model_args import RANDOM, DatasetArgs, NetworkArgs
+from sid_gr.training.sid_gr_task import transformer_config
+
+
+def configured_model() -> ConfiguredModel:
+    """The layers of `NetworkArgs`."""
+    decoder = from_gin(NetworkArgs).decoder()
+    description = (
+        f"SID-GR, {decoder.num_layers} layers of width {decoder.hidden_size}, {decoder.num_heads} heads of "
+        f"{decoder.head_dim}"
+    )
+    flops = partial(transformer_flops, transformer_config(decoder))
+    return ConfiguredModel(flops, description, TokenRule(from_gin(DatasetArgs).num_hierarchies, 0))
+
+
+def configured_lengths(num_random: int) -> SampleLengths | None:
+    """The training samples of the dataset, `num_random` if they are random; None if there is no dataset.
+
+    A length counts all items, the target among them.
+    """
+    if not is_bound("sid_gr.DatasetArgs.dataset_name"):
+        return None
+    args = from_gin(DatasetArgs)
+    spec = args.spec()
+    if args.dataset_type_str == RANDOM:
+        rng = np.random.default_rng(0)
+        histories = random_history_lengths(args.history_length_dist, spec.max_history_length, rng, num_random)
+        items, source = histories + 1, "random samples"
+    else:
+        path = Path(str(args.sequence_features_training_data_path))
+        items, source = read_lengths(path, SEQUENCE_COLUMN).clip(max=spec.max_items), str(path)
+    # As SIDBatch has them: every candidate has a BOS, and the very last code is left out.
+    candidates = items.clip(max=spec.max_candidates)
+    tokens = len(spec.contextual_vocab_sizes) + spec.num_hierarchies * items + candidates - 1
+    return SampleLengths(
+        items, tokens, f"{spec.num_hierarchies} codes an item, and a BOS a candidate", source
+    )

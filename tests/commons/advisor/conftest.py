@@ -1,0 +1,16 @@
+from __future__ import annotations
+
+import pytest
+
+from commons.advisor import drawn_steps
+
+STEPS = 16
+
+
+@pytest.fixture(autouse=True, scope="package")
+def few_steps():
+    """Enough for all but the means to be stable."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(drawn_steps, "FEWEST_STEPS", STEPS)
+        patch.setattr(drawn_steps, "MOST_STEPS", STEPS)
+        yield

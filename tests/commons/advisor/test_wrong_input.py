@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+
+from commons.advisor.__main__ import main
+from tests.commons.advisor.command import MODEL
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory with files of all kinds."""
+    monkeypatch.chdir(tmp_path)
+    np.save("good.npy", np.arange(1, 400))
+    np.save("empty.npy", np.zeros(0, dtype=np.int64))
+    np.save("negative.npy", np.array([3, -7, 2]))
+    np.save("floats.npy", np.array([3.0, 2.5]))
+    np.save("nan.npy", np.array([3.0, np.nan]))
+    np.save("square.npy", np.ones((2, 2), dtype=np.int64))
+    np.save("huge.npy", np.array([1, 2**40]))
+    np.save("long.npy", np.array([1, 2**30]))
+    Path("broken.npy").write_bytes(b"no array")
+    Path("lengths.txt").write_text("1\n2\n")
+    Path("words.csv").write_text("n,m\n1,2\nmany,3\n")
+    Path("fraction.csv").write_text("n\n1\n2.5\n")
+    Path("header.csv").write_text("n\n")
+    Path("nothing.csv").write_text("")
+    Path("null.csv").write_text("n,m\n1,1\n,2\n")
+    Path("broken.parquet").write_text("no table")
+    pl.DataFrame({"n": [1.0, float("nan")]}).write_parquet("nan.parquet")
+    pl.DataFrame({"n": [[1], None]}).write_parquet("null.parquet")
+    Path("broken.json").write_text("{")
+    Path("other.json").write_text('{"kind": "something else"}')
+    Path("unknown.gin").write_text("NoSuchArgs.size = 3\n")
+    return tmp_path
+
+
+CASES = {
+    "no file": (["none.npy", *MODEL], "none.npy does not exist"),
+    "unreadable format": (["lengths.txt", *MODEL], ".csv, .npy, .parquet"),
+    "no array": (["broken.npy", *MODEL], "broken.npy cannot be read"),
+    "no table": (["broken.parquet", *MODEL], "broken.parquet cannot be read"),
+    "no column of that name": (["words.csv", "--column", "size", *MODEL], "--column size", "n, m"),
+    "several columns": (["words.csv", *MODEL], "n, m; name the one with --column"),
+    "a column of an array": (["good.npy", "--column", "n", *MODEL], "--column n has no effect"),
+    "empty array": (["empty.npy", *MODEL], "empty.npy is empty"),
+    "empty column": (["header.csv", *MODEL], "header.csv", "expected"),
+    "empty file": (["nothing.csv", *MODEL], "nothing.csv is empty"),
+    "negative": (["negative.npy", *MODEL], "row 1: length -7"),
+    "fractions in an array": (["floats.npy", *MODEL], "float64 (row 1 is 2.5)"),
+    "NaN in an array": (["nan.npy", *MODEL], "row 1 is nan"),
+    "two dimensions": (["square.npy", *MODEL], "(2, 2)"),
+    "too long to be a length": (["huge.npy", *MODEL], "row 1: length 1099511627776"),
+    "too expensive": (["long.npy", *MODEL, "--ranks", "1"], "costs more than 2^62"),
+    "words": (["words.csv", "--column", "n", *MODEL], "String (row 1 is many)"),
+    "fractions": (["fraction.csv", *MODEL], "Float64 (row 1 is 2.5)"),
+    "null": (["null.csv", "--column", "n", *MODEL], "row 1: n is null"),
+    "NaN": (["nan.parquet", *MODEL], "Float64 (row 1 is nan)"),
+    "null list": (["null.parquet", *MODEL], "row 1: n is null"),
+    "no ranks": (["good.npy", *MODEL, "--ranks", "0"], "--ranks", "'0'", "at least 1"),
+    "ranks in words": (["good.npy", *MODEL, "--ranks", "8,many"], "'many'"),
+    "no rows": (["good.npy", *MODEL, "--rows-per-rank", "0"], "--rows-per-rank", "'0'"),
+    "no bandwidth": (["good.npy", *MODEL, "--bandwidth", "0"], "--bandwidth", "above 0"),
+    "too few samples": (
+        ["good.npy", *MODEL, "--ranks", "8,64"],
+        "399 samples",
+        "64 ranks × 32 rows needs 2048",
+    ),
+    "no model": (["good.npy"], "no model", "--model", "--cost"),
+    "unknown model": (["good.npy", "--model", "bert"], "--model bert", "hstu"),
+    "missing dimensions": (
+        ["good.npy", "--model", "hstu", "--hidden-size", "8"],
+        "--num-layers, --num-heads",
+    ),
+    "heads that do not divide": ([*["good.npy", *MODEL], "--num-heads", "3"], "--num-heads 3", "--head-dim"),
+    "an MLP for HSTU": (["good.npy", *MODEL, "--mlp-size", "8"], "--mlp-size 8 has no effect"),
+    "dimensions without a model": (["good.npy", "--num-layers", "2"], "--num-layers 2 has no effect"),
+    "no cost file": (["good.npy", "--cost", "none.json"], "none.json does not exist"),
+    "malformed cost file": (["good.npy", "--cost", "broken.json"], "broken.json"),
+    "another cost file": (["good.npy", "--cost", "other.json"], "other.json", "another kind"),
+    "times twice": (["good.npy", "--cost", "other.json", "--tflops", "3"], "--tflops 3 has no effect"),
+    "no gin file": (["none.gin"], "none.gin does not exist"),
+    "unknown configurable": (["unknown.gin"], "unknown.gin", "NoSuchArgs"),
+    "tokens of a gin file": (["unknown.gin", "--extra-tokens", "1"], "--extra-tokens 1 has no effect"),
+    "two gin files": (["unknown.gin", "--model", "other.gin"], "--model other.gin"),
+    "bindings without a gin file": (["good.npy", *MODEL, "--gin-bindings", "A.b=1"], "--gin-bindings A.b=1"),
+    "no data": ([], "data"),
+    "unknown option": (["good.npy", "--colour", "red"], "--colour"),
+    "a page in no folder": (
+        ["good.npy", *MODEL, "--ranks", "1", "--html", "none/page.html"],
+        "none/page.html",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_says_in_one_line_what_is_wrong(case: str, folder: Path, capsys: pytest.CaptureFixture[str]):
+    arguments, *expected = CASES[case]
+    assert main(arguments) == 2
+    written = capsys.readouterr()
+    assert written.out == ""
+    assert written.err.count("\n") == 1, written.err
+    for text in expected:
+        assert text in written.err
+
+
+def test_says_that_an_application_is_missing(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    def absent(name: str):
+        raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+    monkeypatch.setattr("commons.advisor.gin_file.importlib.import_module", absent)
+    assert main(["unknown.gin"]) == 2
+    assert "it is a file of hstu, which is not importable: run in a checkout" in capsys.readouterr().err
