@@ -1,6 +1,6 @@
 """Measured costs: how well they predict, beside FLOPs, and how alike ranks' times are when balanced by them.
 
-Two ranks, the demo's model; costs are fitted on some batches, and tried on others:
+Two ranks, the demo's model; costs are fitted to every other step, and tried on those in between:
 
     python -m benchmarks.calibration
 """
@@ -33,10 +33,10 @@ from commons.training.calibration import measure_steps
 
 RESULT = Path(__file__).parent / "results" / "calibration.json"
 RANKS = 2
-FIT_SECONDS, TRY_SECONDS = 60.0, 40.0
+SECONDS = 120.0
 # Short blocks, so that what disturbs the machine for some seconds meets all arms.
 BLOCKS, STEPS_PER_BLOCK, WARM_UP_STEPS = 16, 3, 3
-SEED_OF_FIT, SEED_OF_TRIAL = 1, 2
+SEED_OF_COSTS, SEED_OF_ARMS = 1, 2
 
 
 class Arm:
@@ -76,10 +76,9 @@ def main() -> None:
 def _on_a_rank(folder: Path) -> None:
     make_task = parse_config("hstu")
     with rank_process() as device:
-        fitted, tried = (
-            _steps(make_task, seed, seconds, device)
-            for seed, seconds in ((SEED_OF_FIT, FIT_SECONDS), (SEED_OF_TRIAL, TRY_SECONDS))
-        )
+        args = replace(from_gin(TrainerArgs), seed=SEED_OF_COSTS)
+        steps = measure_steps(make_task(args, device), args, from_gin(OptimizerArgs), device, SECONDS)
+        fitted, tried = steps.every_other(0), steps.every_other(1)
         cost = fitted.fit()
         if dist.get_rank() == 0:
             cost.save(folder / "cost.json")
@@ -88,13 +87,6 @@ def _on_a_rank(folder: Path) -> None:
         if dist.get_rank() == 0:
             figures = {"prediction": _prediction(cost, fitted, tried), "rank_times": differences}
             (folder / "figures.json").write_text(json.dumps(figures))
-
-
-def _steps(
-    make_task: Callable[..., TrainingTask], seed: int, seconds: float, device: torch.device
-) -> MeasuredSteps:
-    args = replace(from_gin(TrainerArgs), seed=seed)
-    return measure_steps(make_task(args, device), args, from_gin(OptimizerArgs), device, seconds)
 
 
 def _prediction(cost: MeasuredCost, fitted: MeasuredSteps, tried: MeasuredSteps) -> dict[str, Any]:
@@ -118,7 +110,7 @@ def _differences(
     make_task: Callable[..., TrainingTask], cost: str, device: torch.device
 ) -> dict[str, dict[str, float]]:
     """By way of balancing, how far the ranks' times of a step lie apart, relative to their mean."""
-    args = replace(from_gin(TrainerArgs), seed=SEED_OF_TRIAL)
+    args = replace(from_gin(TrainerArgs), seed=SEED_OF_ARMS)
     settings = {
         "as loaded": {"enable_balanced_shuffler": False},
         "by FLOPs": {"enable_balanced_shuffler": True},

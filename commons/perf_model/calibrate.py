@@ -9,6 +9,7 @@ model that the costs are for. Lines about a single step each (`TrainerArgs.log_i
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import sys
 from collections.abc import Sequence
@@ -70,6 +71,11 @@ class MeasuredSteps:
                 raise ValueError(f"{path}, line {number}: no line of a training's log: {error!r}") from error
         return MeasuredSteps.of(rows)
 
+    def every_other(self, first: int) -> MeasuredSteps:
+        """Half of the steps, from step 0 or 1: one half to fit to, the other to try the fit on."""
+        halves = (getattr(self, column.name)[first::2] for column in dataclasses.fields(self))
+        return MeasuredSteps(*halves)
+
     def fit(self) -> MeasuredCost:
         """The times that come nearest to these.
 
@@ -109,7 +115,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments = parser.parse_args(argv)
     try:
         read = [MeasuredSteps.read(path) for path in arguments.logs]
-        names = ("samples", "tokens", "squared_tokens", "loads", "seconds")
+        names = [column.name for column in dataclasses.fields(MeasuredSteps)]
         steps = MeasuredSteps(*(np.concatenate([getattr(part, name) for part in read]) for name in names))
         cost = steps.fit()
     except (ValueError, OSError) as error:
