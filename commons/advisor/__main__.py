@@ -53,7 +53,7 @@ def advise(request: Request) -> Advice:
     samples = request.samples
     workloads = request.cost.of(samples.tokens)
     sizes = request.bytes_per_item * samples.items
-    ways = strategies(request.window, request.network.ranks_per_node)
+    ways = strategies(request.window, request.network.ranks_per_node, request.cost.file)
     asked = [(ranks, rows) for rows in request.rows_per_rank for ranks in request.ranks]
     shown = _shown_in_chart(request) if request.html is not None else []
     planned: dict[tuple[int, int], Case] = {}

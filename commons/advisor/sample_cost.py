@@ -45,6 +45,7 @@ class SampleCost:
         assumption: what the prediction takes a step to be, in words.
         seconds_per_unit: of training, per unit of workload; None if it is not known.
         seconds_per_step: what a step takes whatever it computes; None if it is not known.
+        file: with the measured cost; None for FLOPs.
     """
 
     workloads: Flops
@@ -52,6 +53,7 @@ class SampleCost:
     assumption: str
     seconds_per_unit: float | None = None
     seconds_per_step: float | None = None
+    file: Path | None = None
 
     def of(self, tokens: np.ndarray) -> np.ndarray:
         """Workloads of samples, int64 `[samples]`.
@@ -108,7 +110,7 @@ def measured_cost(path: Path) -> SampleCost:
         "balanced are these times"
     )
     return SampleCost(
-        cost.per_sample_ns, f"measured cost of {path}", assumption, 1e-9, seconds_per_step=cost.per_step
+        cost.per_sample_ns, f"measured cost of {path}", assumption, 1e-9, cost.per_step, file=path
     )
 
 

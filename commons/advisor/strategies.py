@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 
@@ -45,12 +46,13 @@ class Strategy:
         return [f"TrainerArgs.{name} = {value!r}" for name, value in settings.items()]
 
 
-def strategies(window: int, ranks_per_node: int | None) -> list[Strategy]:
+def strategies(window: int, ranks_per_node: int | None, cost_file: Path | None) -> list[Strategy]:
     """All there are, as loaded first.
 
     Args:
         window: steps of a window; 1 for no such strategy.
         ranks_per_node: consecutive ranks near each other, which `rebalance` prefers; None where none are.
+        cost_file: where what is balanced was measured; None for FLOPs.
     """
 
     def few_moves(steps: LoadedSteps) -> Placed:
@@ -60,6 +62,8 @@ def strategies(window: int, ranks_per_node: int | None) -> list[Strategy]:
         return [placed]
 
     on: dict[str, object] = {"enable_balanced_shuffler": True}
+    if cost_file is not None:
+        on["balance_cost"] = str(cost_file)
     all_of = [
         Strategy(AS_LOADED, "as loaded", lambda steps: steps.as_loaded),
         Strategy(

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from commons.gin_values import from_gin
+from commons.perf_model import MeasuredCost
 from commons.training.training_args import TrainerArgs
 from tests.commons.advisor.command import MODEL, by_name, heavy_tailed, run_json, saved
 
@@ -88,3 +89,18 @@ def test_what_is_to_be_pasted_is_valid(tmp_path: Path, capsys: pytest.CaptureFix
         assert trainer.enable_balanced_shuffler == (name != "as_loaded")
         assert trainer.balance_settings == expected[name]
         assert trainer.train_batch_size == 32
+
+
+def test_what_is_balanced_by_measured_times_is_to_be_trained_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    cost = MeasuredCost(0.01, 1e-4, 1e-6, 1e-9)
+    cost.save(tmp_path / "cost.json")
+    lengths = saved(tmp_path, heavy_tailed(1000))
+    (case,) = run_json(capsys, lengths, "--cost", str(tmp_path / "cost.json"), "--ranks", "4")["cases"]
+    gin.clear_config()
+    try:
+        gin.parse_config("\n".join(by_name(case)["refined"]["gin"]))
+        assert from_gin(TrainerArgs).balance_settings == {"cost": cost}
+    finally:
+        gin.clear_config()
