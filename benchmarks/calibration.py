@@ -35,7 +35,7 @@ RESULT = Path(__file__).parent / "results" / "calibration.json"
 RANKS = 2
 SECONDS = 120.0
 # Short blocks, so that what disturbs the machine for some seconds meets all arms.
-BLOCKS, STEPS_PER_BLOCK, WARM_UP_STEPS = 16, 3, 3
+BLOCKS, STEPS_PER_BLOCK, WARM_UP_STEPS = 12, 3, 3
 SEED_OF_COSTS, SEED_OF_ARMS = 1, 2
 
 
