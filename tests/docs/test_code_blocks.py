@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import ast
 import importlib.util
-import os
 import re
 import subprocess
-import sys
 import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,14 +18,13 @@ from tests.docs.gin_checks import (
     problems_of_gin_text,
 )
 from tests.docs.messages import is_in_code
-from tests.docs.pages import PAGES, REPOSITORY, Block, blocks, blocks_of, commands, strip_assignments
+from tests.docs.pages import PAGES, REPOSITORY, blocks, blocks_of, commands
 from tests.docs.python_blocks import run_page
-from tests.e2e.movielens_files import prepare_movielens
 from tests.process_pool import ProcessPool
 
 CHECKED_LANGUAGES = {"python", "gin", "bash", "text"}
 # What the blocks of a page need and do not define: modules of `tests.docs.preludes`.
-PRELUDES = {"README.md": "readme", "docs/tuning.md": "tuning"}
+PRELUDES = {"README.md": "readme"}
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -51,7 +51,7 @@ model, optimizer = shard_model(_Model(), OptimizerArgs("sgd", 0.01), device)
 loader = [_batch() for _ in range(3)]
 
 # On a controller.
-batch, num_chunks, workloads = _batch(8), 4, torch.arange(8)
+num_chunks, workloads = 4, torch.arange(8)
 
 
 def worker(chunk: BaseBatch) -> torch.Tensor:
@@ -91,6 +91,8 @@ def before_block(code: str, names: dict[str, Any]) -> None:
         names["pipeline"].reset()
     if "run_micro_batches(" in code:
         names["model"] = names["pipeline"].detach()
+    if "split_balanced(batch" in code:
+        names["batch"] = _batch(8)
     if "shuffler." in code:
         settings = {"max_tokens_per_micro_batch": 20} if "micro_batches" in code else {}
         names["shuffler"] = BatchShufflerFactory.create("my_model", **settings)
