@@ -42,6 +42,8 @@ def _strings_of_code() -> str:
             parts += [
                 " ".join(f"|{node.value}|".split())
                 for node in ast.walk(tree)
-                if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings
+                if isinstance(node, ast.Constant)
+                and isinstance(node.value, str)
+                and id(node) not in docstrings
             ]
     return "\0".join(part.strip("|") for part in parts)

@@ -34,7 +34,9 @@ class Block:
 
 def blocks_of(page: str) -> list[Block]:
     """All fenced blocks of a page, whatever they are."""
-    found, begun = [], None
+    found: list[Block] = []
+    lines: list[str] = []
+    begun, language = None, ""
     for number, line in enumerate(PAGES[page].splitlines(), 1):
         fence = _FENCE.match(line)
         if fence is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import re
 import subprocess
@@ -187,3 +188,25 @@ def _anchors(text: str) -> set[str]:
     """The names of a page's headings, as they are made on GitHub."""
     headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+# Files with the fields that gin files set, and the configurables of each that are of the page.
+_ARGS = (
+    "commons/training/training_args.py",
+    "commons/training/network_args.py",
+    "commons/datasets/benchmark_args.py",
+    "commons/datasets/embedding_args.py",
+    "commons/datasets/random_distribution.py",
+    "hstu/training/model_args.py",
+    "sid_gr/training/model_args.py",
+)
+
+
+@pytest.mark.parametrize("path", _ARGS)
+def test_every_setting_is_on_the_page_for_those_who_come_with_gin_files(path):
+    page = PAGES["docs/coming-from-recsys-examples.md"]
+    for node in ast.walk(ast.parse((REPOSITORY / path).read_text())):
+        if isinstance(node, ast.ClassDef):
+            assert re.search(rf"\b{node.name.removeprefix('Base')}\b", page), node.name
+            for field in (line.target.id for line in node.body if isinstance(line, ast.AnnAssign)):
+                assert f"`{field}`" in page or field.startswith("balance_") or f".{field}`" in page, field
