@@ -155,6 +155,8 @@ def _check_torchrun(words: list[str], processes: Callable[[str], ProcessPool]) -
     if module not in ENTRY_POINTS:
         _check_python(words[options:])
         return
+    config = arguments[arguments.index("--gin-config-file") + 1]
+    assert (REPOSITORY / config).exists(), config
     [problem] = processes(ENTRY_POINTS[module]).run(problem_of_command, module, arguments)
     assert not problem, f"{module} {' '.join(arguments)}\n{problem}"
 
