@@ -1,0 +1,73 @@
+"""Whether the code has the words of a message."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import re
+from collections.abc import Iterator
+
+from tests.docs.pages import REPOSITORY
+
+_PACKAGES = ("commons", "hstu", "sid_gr", "examples", "benchmarks")
+# Strings with less in them are no evidence: they are in any line by chance.
+_LEAST_CHARACTERS = 12
+# Of a line; the rest is what was filled in, or the name of an exception.
+_LEAST_SHARE = 0.45
+
+
+def is_in_code(line: str) -> bool:
+    """Whether strings of the code, with whatever is filled into them, make up most of a line.
+
+    The line may end before the string does.
+    """
+    line = _one_spaced(line).rstrip("… ")
+    covered: set[int] = set()
+    for pieces in _templates():
+        covered |= _covered(line, pieces)
+    return len(covered) >= _LEAST_SHARE * len(line)
+
+
+def _covered(line: str, pieces: tuple[str, ...]) -> set[int]:
+    """Where a string's fixed parts are in a line, in their order; nothing if one of them is not."""
+    covered: set[int] = set()
+    start = 0
+    for piece in pieces:
+        found = line.find(piece, start)
+        if found < 0:
+            length = max((n for n in range(1, len(piece)) if line.endswith(piece[:n], start)), default=0)
+            covered |= set(range(len(line) - length, len(line)))
+            is_cut_off = length and len(covered) >= _LEAST_CHARACTERS
+            return covered if is_cut_off else set()
+        start = found + len(piece)
+        covered |= set(range(found, start))
+    return covered
+
+
+@functools.cache
+def _templates() -> list[tuple[str, ...]]:
+    """The fixed parts of each string in the code that says something."""
+    found = set()
+    for package in _PACKAGES:
+        for path in (REPOSITORY / package).rglob("*.py"):
+            for pieces in _strings(ast.parse(path.read_text())):
+                if sum(map(len, pieces)) >= _LEAST_CHARACTERS:
+                    found.add(pieces)
+    return sorted(found)
+
+
+def _strings(tree: ast.AST) -> Iterator[tuple[str, ...]]:
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            continue  # a docstring
+        if isinstance(node, ast.JoinedStr):
+            constants = (piece.value for piece in node.values if isinstance(piece, ast.Constant))
+            yield tuple(_one_spaced(str(piece)) for piece in constants)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield (_one_spaced(node.value).strip(),)
+        else:
+            yield from _strings(node)
+
+
+def _one_spaced(text: str) -> str:
+    return re.sub(r"\s+", " ", text)

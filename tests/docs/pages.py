@@ -1,0 +1,70 @@
+"""The pages that users read, and the code blocks in them."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+
+REPOSITORY = Path(__file__).parents[2]
+PAGES = {
+    path.relative_to(REPOSITORY).as_posix(): path.read_text()
+    for path in [
+        *(REPOSITORY / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
+        *sorted((REPOSITORY / "docs").glob("*.md")),
+    ]
+}
+_FENCE = re.compile(r"^ *```(.*)$")
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced code block: of a page, from a line on, in a language."""
+
+    page: str
+    line: int
+    language: str
+    code: str
+
+    @property
+    def where(self) -> str:
+        return f"{self.page}:{self.line}"
+
+
+def blocks_of(page: str) -> list[Block]:
+    """All fenced blocks of a page, whatever they are."""
+    found: list[Block] = []
+    lines: list[str] = []
+    begun, language = None, ""
+    for number, line in enumerate(PAGES[page].splitlines(), 1):
+        fence = _FENCE.match(line)
+        if fence is None:
+            if begun is not None:
+                lines.append(line)
+        elif begun is None:
+            begun, language, lines = number, fence[1].strip(), []
+        else:
+            found.append(Block(page, begun, language, "\n".join(lines) + "\n"))
+            begun = None
+    assert begun is None, f"{page}:{begun} is never closed"
+    return found
+
+
+def blocks(language: str) -> list[Block]:
+    """Those of one language on all pages."""
+    return [block for page in PAGES for block in blocks_of(page) if block.language == language]
+
+
+def commands(block: Block) -> list[list[str]]:
+    """The words of each command of a bash block, without comments and assignments in front."""
+    lines = block.code.replace("\\\n", " ").splitlines()
+    split = (shlex.split(line, comments=True) for line in lines)
+    return [strip_assignments(words) for words in split if words]
+
+
+def strip_assignments(words: list[str]) -> list[str]:
+    """Without `NAME=value` in front."""
+    while words and re.fullmatch(r"[A-Z_]+=.*", words[0]):
+        words = words[1:]
+    return words
