@@ -1,0 +1,31 @@
+"""The output that the advisor's page shows is what its command prints."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from commons.advisor.__main__ import main
+from tests.docs.pages import blocks, blocks_of, commands
+
+PAGE = "docs/advisor.md"
+# The last column is measured anew.
+_PLANNING = re.compile(r"\s+([\d.]+ (µs|ms|s)|–)$")
+
+
+def test_the_example_prints_what_the_page_shows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.chdir(tmp_path)
+    example = next(block for block in blocks("bash") if block.page == PAGE)
+    (_, *make_lengths), (_, *advise) = commands(example)
+    subprocess.run([sys.executable, *make_lengths], check=True)
+    assert main(advise) == 0
+    printed = {_PLANNING.sub("", line) for line in capsys.readouterr().out.splitlines()}
+    shown = next(block for block in blocks_of(PAGE) if block.language == "text").code.splitlines()
+    assert len(shown) > 20
+    assert [line for line in shown if line and _PLANNING.sub("", line) not in printed] == []
