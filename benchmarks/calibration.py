@@ -1,6 +1,8 @@
 """Measured costs: how well they predict, beside FLOPs, and how alike ranks' times are when balanced by them.
 
-Two ranks, the demo's model; costs are fitted to every other step, and tried on those in between:
+Two ranks, each on a core of its own, and the demo's model. Costs are fitted to every other step, and tried on
+those in between. How far the ranks' times lie apart when both compute the very same samples is what the
+machine adds, and no balancing removes:
 
     python -m benchmarks.calibration
 """
@@ -8,7 +10,9 @@ Two ranks, the demo's model; costs are fitted to every other step, and tried on 
 from __future__ import annotations
 
 import commons.quiet_logs  # noqa: F401  isort: skip
+import itertools
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -39,6 +43,9 @@ BLOCKS, STEPS_PER_BLOCK, WARM_UP_STEPS = 12, 3, 3
 SEED_OF_COSTS, SEED_OF_ARMS = 1, 2
 
 
+SAME_SAMPLES = "the same samples on both"
+
+
 class Arm:
     """One way of balancing: a model of its own, trained on the same batches as the others'."""
 
@@ -51,6 +58,11 @@ class Arm:
         self._batches: Iterator[Any] = iter(task.train_dataset)
         self.seconds: list[float] = []  # of this rank, per step
         self.imbalance: list[float] = []  # as planned
+
+    def load_what_rank_0_does(self) -> None:
+        """Makes the batches of all ranks those of rank 0."""
+        batches = list(itertools.islice(self._batches, WARM_UP_STEPS + BLOCKS * STEPS_PER_BLOCK + 2))
+        self._batches = iter(all_gather_object(batches, None)[0])
 
     def run(self, steps: int) -> None:
         """Trains some steps."""
@@ -75,6 +87,7 @@ def main() -> None:
 
 def _on_a_rank(folder: Path) -> None:
     make_task = parse_config("hstu")
+    os.sched_setaffinity(0, {int(os.environ["LOCAL_RANK"])})
     with rank_process() as device:
         args = replace(from_gin(TrainerArgs), seed=SEED_OF_COSTS)
         steps = measure_steps(make_task(args, device), args, from_gin(OptimizerArgs), device, SECONDS)
@@ -112,11 +125,13 @@ def _differences(
     """By way of balancing, how far the ranks' times of a step lie apart, relative to their mean."""
     args = replace(from_gin(TrainerArgs), seed=SEED_OF_ARMS)
     settings = {
+        SAME_SAMPLES: {"enable_balanced_shuffler": False},
         "as loaded": {"enable_balanced_shuffler": False},
         "by FLOPs": {"enable_balanced_shuffler": True},
         "by measured cost": {"enable_balanced_shuffler": True, "balance_cost": cost},
     }
     arms = {name: Arm(make_task, replace(args, **of_arm), device) for name, of_arm in settings.items()}
+    arms[SAME_SAMPLES].load_what_rank_0_does()
     for arm in arms.values():
         arm.run(WARM_UP_STEPS)
     for _ in tqdm(range(BLOCKS), desc="balanced each way", disable=dist.get_rank() != 0):
@@ -126,8 +141,10 @@ def _differences(
     for name, arm in arms.items():
         of_ranks = np.array(all_gather_object(arm.seconds[WARM_UP_STEPS:], None))
         apart = (of_ranks.max(0) - of_ranks.min(0)) / of_ranks.mean(0)
+        medians = np.median(of_ranks, axis=1)
         found[name] = {
             "median_difference": round(float(np.median(apart)), 4),
+            "difference_of_medians": round(float((medians.max() - medians.min()) / medians.mean()), 4),
             "largest_over_mean": round(float(of_ranks.max(0).sum() / of_ranks.mean(0).sum()), 4),
             "planned_imbalance": round(float(np.mean(arm.imbalance[WARM_UP_STEPS:])), 4),
         }

@@ -43,6 +43,8 @@ def train_from_gin(description: str, make_task: Callable[[TrainerArgs, torch.dev
         "--calibrate-seconds", type=float, default=60.0, help="how long to measure (%(default)s)"
     )
     arguments = parser.parse_args()
+    if not Path(arguments.gin_config_file).is_file():
+        raise FileNotFoundError(f"--gin-config-file {arguments.gin_config_file} does not exist")
     bindings = arguments.gin_bindings
     if arguments.calibrate is not None:
         bindings = bindings + UNBALANCED

@@ -71,6 +71,7 @@ def raised(tmp_path_factory):
         for file, refused in ((config, REFUSED), (MOVIELENS, REFUSED_DATASETS))
         for name, (bindings, _) in refused.items()
     }
+    runs["gin file"] = ["--gin-config-file", "none.gin"]
     return refusals(directory, RANKING[1], runs)
 
 
@@ -78,6 +79,10 @@ def raised(tmp_path_factory):
 def test_bad_setting(raised, name):
     _, error = {**REFUSED, **REFUSED_DATASETS}[name]
     assert error in raised[name]
+
+
+def test_a_gin_file_that_is_not_there_is_named(raised):
+    assert raised["gin file"] == "FileNotFoundError: --gin-config-file none.gin does not exist\n"
 
 
 def test_a_bad_setting_is_shown_once(tmp_path, random_data):
