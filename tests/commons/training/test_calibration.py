@@ -12,22 +12,15 @@ import torch.distributed as dist
 
 from commons.perf_model import MeasuredCost
 from commons.perf_model.calibrate import MeasuredSteps
-from commons.training import OptimizerArgs, TrainerArgs, TrainingTask
+from commons.training import OptimizerArgs, TrainerArgs
 from commons.training.calibration import LEAST_STEPS, measure_steps
-from tests.commons.training.test_trainer import FLOPS, CountedLabels, _dataset, _train
+from tests.commons.training.small_task import small_task
+from tests.commons.training.test_trainer import CountedLabels, _dataset, _train
 from tests.hstu.hstu_samples import ranking_model
 
 
 def _measured(cap: int | None) -> tuple[MeasuredSteps, list[float]]:
-    task = TrainingTask(
-        model=ranking_model(),
-        train_dataset=_dataset(27, False),
-        eval_dataset=_dataset(13, False),
-        metrics=CountedLabels(),
-        flops=lambda batch: FLOPS.per_sample(batch.num_tokens()),
-        shuffler_name="hstu",
-        shuffler_settings={"flops": FLOPS},
-    )
+    task = small_task(ranking_model(), _dataset(27, False), _dataset(13, False), CountedLabels())
     args = TrainerArgs(
         train_batch_size=4,
         enable_balanced_shuffler=True,

@@ -20,16 +20,15 @@ from commons.datasets import (
     SequenceDataset,
 )
 from commons.distributed import BatchShufflerFactory
-from commons.perf_model import HSTUFlops
 from commons.pipeline import TrainPipelineFactory
 from commons.training import OptimizerArgs, TrainerArgs, TrainingTask, shard_model, train
 from commons.training.checkpoints import on_host
 from commons.unbounded_ids import ShardedUnboundedEmbeddingCollection
 from hstu import batch_shuffler  # noqa: F401
+from tests.commons.training.small_task import FLOPS, small_task
 from tests.commons.training.test_trainer import CountedLabels
 from tests.hstu.hstu_samples import NUM_CLASSES, VOCABULARY, ranking_model
 
-FLOPS = HSTUFlops(2, 16, 2, 4)
 SHUFFLER = {"type": "hstu", "flops": FLOPS, "verify": True}
 CPU = torch.device("cpu")
 
@@ -112,14 +111,8 @@ def test_rows_and_losses_do_not_depend_on_where_a_sample_is_computed(pools, evic
 
 def _train(log_dir: str, num_steps: int, eviction: str, **settings) -> list[tuple[int, float]]:
     """Steps and losses of this process's run, of which rank 0 has a log."""
-    task = TrainingTask(
-        model=ranking_model(hidden_dropout=0.3, eviction=eviction),
-        train_dataset=_dataset(120),
-        eval_dataset=_dataset(13),
-        metrics=CountedLabels(),
-        flops=lambda batch: FLOPS.per_sample(batch.num_tokens()),
-        shuffler_name="hstu",
-        shuffler_settings={"flops": FLOPS},
+    task = small_task(
+        ranking_model(hidden_dropout=0.3, eviction=eviction), _dataset(120), _dataset(13), CountedLabels()
     )
     args = TrainerArgs(
         train_batch_size=4,

@@ -10,25 +10,17 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from commons.perf_model import HSTUFlops
-from commons.training import OptimizerArgs, TrainerArgs, TrainingTask, train
+from commons.training import OptimizerArgs, TrainerArgs, train
 from commons.training.checkpoint_folder import CONTENTS_FILE
+from tests.commons.training.small_task import small_task
 from tests.commons.training.test_trainer import CountedLabels, _dataset
 from tests.hstu.hstu_samples import ranking_model
-
-FLOPS = HSTUFlops(2, 16, 2, 4)
 
 
 def _train(log_dir: str, num_steps: int, optimizer: str = "adam", **settings) -> list[tuple[int, float]]:
     """Steps and losses of this process's run, of which rank 0 has a log."""
-    task = TrainingTask(
-        model=ranking_model(hidden_dropout=0.3),
-        train_dataset=_dataset(27, False),
-        eval_dataset=_dataset(13, False),
-        metrics=CountedLabels(),
-        flops=lambda batch: FLOPS.per_sample(batch.num_tokens()),
-        shuffler_name="hstu",
-        shuffler_settings={"flops": FLOPS},
+    task = small_task(
+        ranking_model(hidden_dropout=0.3), _dataset(27, False), _dataset(13, False), CountedLabels()
     )
     args = TrainerArgs(
         train_batch_size=4,

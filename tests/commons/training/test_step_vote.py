@@ -11,9 +11,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from commons.training import NonFiniteLossError, OptimizerArgs, TrainerArgs, TrainingTask, train
+from commons.training import NonFiniteLossError, OptimizerArgs, TrainerArgs, train
 from commons.training.step_vote import StepVote
-from tests.commons.training.test_trainer import FLOPS, CountedLabels, _dataset
+from tests.commons.training.small_task import small_task
+from tests.commons.training.test_trainer import CountedLabels, _dataset
 from tests.hstu.hstu_samples import ranking_model
 
 CPU = torch.device("cpu")
@@ -80,15 +81,7 @@ def _train_spoiled(folder: str, interval: int, spoilt: str) -> str:
         return losses, rest
 
     model.dense.register_forward_hook(spoil)
-    task = TrainingTask(
-        model=model,
-        train_dataset=_dataset(40, False),
-        eval_dataset=_dataset(13, False),
-        metrics=CountedLabels(),
-        flops=lambda batch: FLOPS.per_sample(batch.num_tokens()),
-        shuffler_name="hstu",
-        shuffler_settings={"flops": FLOPS},
-    )
+    task = small_task(model, _dataset(40, False), _dataset(13, False), CountedLabels())
     args = TrainerArgs(
         train_batch_size=4,
         log_dir=f"{folder}/logs",

@@ -10,22 +10,19 @@ import torch.distributed as dist
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from commons.datasets import BenchmarkDatasetArgs, EmbeddingArgs, FeatureArgs, RandomSource, SequenceDataset
-from commons.perf_model import HSTUFlops
 from commons.training import (
     EvaluationMetrics,
     OptimizerArgs,
     RankingMetrics,
     TensorModelParallelArgs,
     TrainerArgs,
-    TrainingTask,
     train,
 )
 from commons.training.run_record import RunRecord
 from hstu import batch_shuffler  # noqa: F401
 from hstu.models.ranking import RankingOutput
+from tests.commons.training.small_task import small_task
 from tests.hstu.hstu_samples import NUM_CLASSES, VOCABULARY, Sample, hstu_batch, ranking_model
-
-FLOPS = HSTUFlops(2, 16, 2, 4)
 
 
 class CountedLabels(EvaluationMetrics):
@@ -75,16 +72,7 @@ def _dataset(num_samples: int, single_rank: bool) -> SequenceDataset:
 
 def _train(log_dir: str, **settings) -> tuple[list[dict[str, float]], list[float]]:
     single_rank = settings.get("single_rank_load", False)
-    task = TrainingTask(
-        model=ranking_model(),
-        train_dataset=_dataset(27, single_rank),
-        eval_dataset=_dataset(13, single_rank),
-        metrics=CountedLabels(),
-        flops=lambda batch: FLOPS.per_sample(batch.num_tokens()),
-        check_batch=lambda batch: None,
-        shuffler_name="hstu",
-        shuffler_settings={"flops": FLOPS},
-    )
+    task = small_task(ranking_model(), _dataset(27, single_rank), _dataset(13, single_rank), CountedLabels())
     args = TrainerArgs(train_batch_size=4, log_interval=2, log_dir=log_dir, **settings)
     evaluations = train(task, args, OptimizerArgs("sgd", 0.05), torch.device("cpu"))
     log = Path(log_dir) / "train.jsonl"
@@ -289,15 +277,7 @@ def test_settings_of_a_shuffler_that_is_off_are_said_to_have_no_effect():
 
 def _tokens_in_micro_batches(**settings) -> list[list[int]]:
     """For each micro-batch the tokens of its samples, planned by the shuffler that settings ask for."""
-    task = TrainingTask(
-        model=None,
-        train_dataset=None,
-        eval_dataset=None,
-        metrics=None,
-        flops=lambda batch: FLOPS.per_sample(batch.num_tokens()),
-        shuffler_name="hstu",
-        shuffler_settings={"flops": FLOPS},
-    )
+    task = small_task(None, None, None, None)
     args = TrainerArgs(train_batch_size=1, **settings)
     assert args.settings_without_effect() == []
     rows = [Sample([], [], [1] * items, [1] * items, 0, [1] * items) for items in (3, 9, 4, 9, 8, 1, 5)]
