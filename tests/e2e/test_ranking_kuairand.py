@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.commons.datasets.kuairand_files import write_kuairand_1k
+from tests.e2e.forked_ranks import forked_ranks
 from tests.e2e.torchrun import ENVIRONMENT, RANKING, REPOSITORY, bind, torchrun
 
 CONFIG = REPOSITORY / "hstu/training/configs/kuairand_1k_ranking.gin"
@@ -37,7 +38,7 @@ def workspace(tmp_path_factory) -> Path:
 
 def test_trains_and_evaluates_each_task(workspace):
     balanced = ('TrainerArgs.log_dir = "logs"', "TrainerArgs.enable_balanced_shuffler = True")
-    torchrun(workspace, *RANKING, "--gin-config-file", CONFIG, *bind(*SMALL, *balanced))
+    forked_ranks(workspace, *RANKING, "--gin-config-file", CONFIG, *bind(*SMALL, *balanced))
     log = [json.loads(line) for line in (workspace / "logs/train.jsonl").read_text().splitlines()]
     assert [line["kind"] for line in log] == ["start", "train", "eval"]
     assert 0 < log[1]["loss"] < 5

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.e2e.forked_ranks import forked_ranks
 from tests.e2e.movielens_files import prepare_movielens
 from tests.e2e.torchrun import RANKING, REPOSITORY, bind, torchrun
 
@@ -30,7 +31,7 @@ def workspace(tmp_path_factory) -> Path:
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_trains_and_evaluates_in_half_precision(workspace, dtype):
-    torchrun(
+    forked_ranks(
         workspace,
         *RANKING,
         "--gin-config-file",

@@ -1,22 +1,26 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from commons.perf_model import MeasuredCost
+from tests.e2e.forked_ranks import forked_ranks
 from tests.e2e.gin_files import RANDOM_DATA, RECSYS_EXAMPLES
 from tests.e2e.torchrun import RANKING, bind, torchrun
 
 NUM_STEPS = 6
 
 
-def train(directory: Path, gin_text: str, *bindings: str) -> tuple[str, list[dict[str, float]]]:
+def train(
+    directory: Path, gin_text: str, *bindings: str, launch: Callable[..., str] = forked_ranks
+) -> tuple[str, list[dict[str, float]]]:
     """What the run printed, and its log: a dict per line."""
     config = directory / "config.gin"
     config.write_text(gin_text)
-    output = torchrun(directory, *RANKING, "--gin-config-file", config, *bind(*bindings))
+    output = launch(directory, *RANKING, "--gin-config-file", config, *bind(*bindings))
     log = (directory / "logs/train.jsonl").read_text()
     return output, [json.loads(line) for line in log.splitlines()]
 
@@ -25,7 +29,7 @@ def train(directory: Path, gin_text: str, *bindings: str) -> tuple[str, list[dic
 def reference(tmp_path_factory):
     """Losses of the plain run: no balancing, no overlap."""
     directory = tmp_path_factory.mktemp("reference")
-    _, log = train(directory, RANDOM_DATA, 'TrainerArgs.pipeline_type = "none"')
+    _, log = train(directory, RANDOM_DATA, 'TrainerArgs.pipeline_type = "none"', launch=torchrun)
     steps = [line for line in log if line["kind"] == "train"]
     assert len(steps) == NUM_STEPS
     assert all(step["imbalance_after"] == step["imbalance_before"] for step in steps)
@@ -107,7 +111,7 @@ def test_costs_are_measured_for_a_file_that_names_them_already(tmp_path):
     )
     config.write_text(RANDOM_DATA + "".join(f"TrainerArgs.{setting}\n" for setting in settings))
     measure = ("--calibrate", "costs/hstu.json", "--calibrate-seconds", "1")
-    output = torchrun(tmp_path, *RANKING, "--gin-config-file", config, *measure)
+    output = forked_ranks(tmp_path, *RANKING, "--gin-config-file", config, *measure)
     assert "a step of T tokens per sample" in output
     assert MeasuredCost.load(tmp_path / "costs/hstu.json").median_error < 1
     assert not (tmp_path / "logs").exists()

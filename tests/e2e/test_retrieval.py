@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.e2e.forked_ranks import forked_ranks
 from tests.e2e.movielens_files import prepare_movielens
 from tests.e2e.torchrun import REPOSITORY, RETRIEVAL, bind, torchrun
 
@@ -27,7 +28,7 @@ SMALL = [
 def train(directory: Path, log_dir: str, config: Path, *bindings: str) -> list[dict[str, float]]:
     """What the run logged, a dict per line."""
     settings = (*bindings, f"TrainerArgs.log_dir = '{log_dir}'")
-    torchrun(directory, *RETRIEVAL, "--gin-config-file", config, *bind(*settings))
+    forked_ranks(directory, *RETRIEVAL, "--gin-config-file", config, *bind(*settings))
     return [json.loads(line) for line in (directory / log_dir / "train.jsonl").read_text().splitlines()]
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.e2e.forked_ranks import forked_ranks
 from tests.e2e.gin_files import RECSYS_EXAMPLES_SID_GR
 from tests.e2e.refused_runs import refusals
 from tests.e2e.torchrun import ENVIRONMENT, REPOSITORY, SID_GR, bind, torchrun
@@ -55,7 +56,7 @@ def workspace(tmp_path_factory) -> Path:
 def train(directory: Path, log_dir: str, *bindings: str, ranks: int = 2) -> tuple[str, list[dict]]:
     """What the run printed, and its log: a dict per line."""
     settings = bind(*SMALL, f'TrainerArgs.log_dir = "{log_dir}"', *bindings)
-    output = torchrun(directory, *SID_GR, "--gin-config-file", "shop.gin", *settings, ranks=ranks)
+    output = forked_ranks(directory, *SID_GR, "--gin-config-file", "shop.gin", *settings, ranks=ranks)
     log = (directory / log_dir / "train.jsonl").read_text()
     return output, [json.loads(line) for line in log.splitlines()]
 
@@ -126,7 +127,7 @@ def test_amazon_data_trains_as_its_configuration_says(tmp_path):
     subprocess.run([sys.executable, *convert, *interactions], cwd=tmp_path, env=ENVIRONMENT, check=True)
     (prepared / "item_to_sid.json").write_bytes((data / "item_to_sid.json").read_bytes())
     settings = bind("TrainerArgs.max_train_iters = 2", "TrainerArgs.max_eval_iters = 1")
-    output = torchrun(tmp_path, *SID_GR, "--gin-config-file", CONFIGS / "sid_amazon.gin", *settings)
+    output = forked_ranks(tmp_path, *SID_GR, "--gin-config-file", CONFIGS / "sid_amazon.gin", *settings)
     assert "step 2  evaluation: HitRate@10" in output
 
 
