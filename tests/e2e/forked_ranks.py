@@ -15,7 +15,7 @@ from pathlib import Path
 from tests.e2e.torchrun import ENVIRONMENT, REPOSITORY
 
 
-def forked_ranks(directory: Path, *arguments: str | Path, ranks: int = 2, timeout: float = 60.0) -> str:
+def forked_ranks(directory: Path, *arguments: str | Path, ranks: int = 2, timeout: float = 120.0) -> str:
     """Output of `torchrun --nproc_per_node RANKS ARGUMENTS` in `directory`, of a run that succeeds.
 
     A run that is to fail takes torchrun, which ends its other ranks and shows the first cause.

@@ -24,7 +24,7 @@ def torchrun(
     *arguments: str | Path,
     fails: bool = False,
     ranks: int = 2,
-    timeout: float = 60.0,
+    timeout: float = 120.0,
     restarts: int = 0,
 ) -> str:
     """Output of `torchrun --nproc_per_node RANKS ARGUMENTS`, run in `directory`, stdout and stderr together.
