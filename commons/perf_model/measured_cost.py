@@ -106,7 +106,7 @@ class MeasuredCost:
             seconds: float64 `[steps]`, what was measured.
 
         Raises:
-            ValueError: there are fewer than four steps, or none took any time.
+            ValueError: fewer than four steps took any time, or what they took does not grow with samples.
         """
         took_time = seconds > 0
         if took_time.sum() < 4:
@@ -119,6 +119,11 @@ class MeasuredCost:
             errors = np.abs(relative @ coefficients - 1)
             weights = 1 / np.sqrt(np.maximum(errors, 1e-3))
         per_step, per_sample, per_token, per_squared_token = coefficients.tolist()
+        if not coefficients[1:].any():
+            raise ValueError(
+                f"in {int(took_time.sum())} steps the time of one, near {per_step * 1e3:.3g} ms, does not "
+                "grow with its samples or their tokens; expected steps that compute more, or more of them"
+            )
         return MeasuredCost(
             per_step, per_sample, per_token, per_squared_token, median_error=float(np.median(errors))
         )

@@ -110,7 +110,9 @@ def test_costs_are_measured_for_a_file_that_names_them_already(tmp_path):
         'balance_cost = "costs/hstu.json"',
     )
     config.write_text(RANDOM_DATA + "".join(f"TrainerArgs.{setting}\n" for setting in settings))
-    measure = ("--calibrate", "costs/hstu.json", "--calibrate-seconds", "1")
+    # Long enough that attention shows in what a step takes, however busy the machine is.
+    bindings = bind("history/FeatureArgs.max_sequence_length = 1024", "lengths/RandomDistribution.std = 400")
+    measure = ("--calibrate", "costs/hstu.json", "--calibrate-seconds", "1", *bindings)
     output = forked_ranks(tmp_path, *RANKING, "--gin-config-file", config, *measure)
     assert "a step of T tokens per sample" in output
     assert MeasuredCost.load(tmp_path / "costs/hstu.json").median_error < 1

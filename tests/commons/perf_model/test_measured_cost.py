@@ -71,6 +71,14 @@ def test_another_file_is_named(tmp_path, content):
         MeasuredCost.load(tmp_path / "none.json")
 
 
+def test_times_that_no_sample_changes_are_no_cost():
+    samples = np.array([4.0, 4.0, 4.0, 4.0, 8.0])
+    with pytest.raises(
+        ValueError, match=r"in 5 steps the time of one, near 2 ms, does not grow with its samp"
+    ):
+        MeasuredCost.fit(samples, 10 * samples, 100 * samples, np.full(5, 0.002))
+
+
 @pytest.mark.parametrize(
     ("parts", "message"),
     [
