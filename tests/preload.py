@@ -1,4 +1,7 @@
-"""What test processes import once, in the server that they are forked from."""
+"""What test processes import once, in the server that they are forked from.
+
+Not polars, nor what imports it: it starts threads, which a fork does not take along.
+"""
 
 import logging
 import warnings
@@ -6,4 +9,13 @@ import warnings
 logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)
 warnings.filterwarnings("ignore")
 
-import torchrec  # noqa: E402, F401
+import gin  # noqa: E402, F401
+import hypothesis  # noqa: E402, F401
+import pytest  # noqa: E402, F401
+import torch.utils.tensorboard  # noqa: E402, F401
+import torchmetrics  # noqa: E402, F401
+
+import commons.pipeline  # noqa: E402, F401
+from commons.distributed.placement import Placement  # noqa: E402
+
+Placement("refined", None, True, None, None, max_tokens_per_micro_batch=1).warm_up()

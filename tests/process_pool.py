@@ -11,7 +11,7 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-_MAX_THREADS = 80
+_MAX_THREADS = 40
 
 
 class RankError(AssertionError):
