@@ -18,8 +18,7 @@ def run_page(prelude: str | None, blocks: Sequence[Block]) -> str:
     """Runs blocks one after the other in one namespace; what the first that fails raised, or nothing.
 
     Args:
-        prelude: a module of `tests.docs.preludes`, whose names the blocks see; its `before_block(block,
-            names)`, if it has one, is called before each.
+        prelude: a module of `tests.docs.preludes`, whose names the blocks see.
         blocks: of one page.
     """
     registered = set(BatchShufflerFactory.list_available())
@@ -27,18 +26,13 @@ def run_page(prelude: str | None, blocks: Sequence[Block]) -> str:
     page = types.ModuleType("docs_page")
     sys.modules["docs_page"] = page
     names = page.__dict__
-    before_block = None
     random_state = torch.get_rng_state()
     try:
         if prelude is not None:
             name = f"tests.docs.preludes.{prelude}"
-            sys.modules.pop(name, None)  # it registers its shufflers anew
             given = importlib.import_module(name)
             names.update({name: value for name, value in vars(given).items() if not name.startswith("__")})
-            before_block = getattr(given, "before_block", None)
         for block in blocks:
-            if before_block is not None:
-                before_block(block.code, names)
             # Line numbers in tracebacks are those of the page.
             exec(compile("\n" * block.line + block.code, block.page, "exec"), names)
     except Exception:
