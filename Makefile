@@ -15,7 +15,7 @@ VENV := .venv
 RUN := OMP_NUM_THREADS=1 $(VENV)/bin/python
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test lint format bench-checkpoint bench-kuairand bench-loading bench-micro-batch bench-padding bench-partition \
+.PHONY: demo test lint format bench-calibration bench-checkpoint bench-kuairand bench-loading bench-micro-batch bench-padding bench-partition \
 	bench-shuffle bench-split bench-window soak clean
 
 demo: $(INSTALLED)
@@ -32,6 +32,9 @@ lint: $(INSTALLED)
 format: $(INSTALLED)
 	$(VENV)/bin/ruff check --fix .
 	$(VENV)/bin/ruff format .
+
+bench-calibration: $(INSTALLED)
+	$(RUN) -m benchmarks.calibration
 
 bench-checkpoint: $(INSTALLED)
 	$(RUN) -m benchmarks.checkpoint_stall

@@ -1,8 +1,10 @@
 """Measured costs: how well they predict, beside FLOPs, and how alike ranks' times are when balanced by them.
 
 Two ranks, each on a core of its own, and the demo's model. Costs are fitted to every other step, and tried on
-those in between. How far the ranks' times lie apart when both compute the very same samples is what the
-machine adds, and no balancing removes:
+those in between. Then steps are balanced in each way, and the two ranks' shares of a step are computed four
+times, the ranks changing places in between: the cores of a shared machine differ from each other, and from
+second to second, by more than balanced shares do. How far times lie apart where both ranks have the very same
+samples is what the machine adds even so, and no balancing removes:
 
     python -m benchmarks.calibration
 """
@@ -14,7 +16,7 @@ import itertools
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -38,38 +40,10 @@ from commons.training.calibration import measure_steps
 RESULT = Path(__file__).parent / "results" / "calibration.json"
 RANKS = 2
 SECONDS = 120.0
-# Short blocks, so that what disturbs the machine for some seconds meets all arms.
-BLOCKS, STEPS_PER_BLOCK, WARM_UP_STEPS = 12, 3, 3
-SEED_OF_COSTS, SEED_OF_ARMS = 1, 2
-
-
-SAME_SAMPLES = "the same samples on both"
-
-
-class Arm:
-    """One way of balancing: a model of its own, trained on the same batches as the others'."""
-
-    def __init__(
-        self, make_task: Callable[..., TrainingTask], args: TrainerArgs, device: torch.device
-    ) -> None:
-        task = make_task(args, device)
-        model, optimizer = shard_model(task.model, from_gin(OptimizerArgs), device)
-        self._pipeline = task.make_pipeline(args, model, optimizer, device)
-        self._batches: Iterator[Any] = iter(task.train_dataset)
-        self.seconds: list[float] = []  # of this rank, per step
-        self.imbalance: list[float] = []  # as planned
-
-    def load_what_rank_0_does(self) -> None:
-        """Makes the batches of all ranks those of rank 0."""
-        batches = list(itertools.islice(self._batches, WARM_UP_STEPS + BLOCKS * STEPS_PER_BLOCK + 2))
-        self._batches = iter(all_gather_object(batches, None)[0])
-
-    def run(self, steps: int) -> None:
-        """Trains some steps."""
-        for _ in range(steps):
-            self._pipeline.progress(self._batches)
-            self.seconds.append(self._pipeline.compute_span.seconds())
-            self.imbalance.append(self._pipeline.report.imbalance_after)
+STEPS, WARM_UP_STEPS = 20, 4
+# Who computes which share of a step: a rank its own (0) or the other's (1). A drift in time cancels out.
+TURNS = (0, 1, 1, 0)
+SEED_OF_COSTS, SEED_OF_SHARES = 1, 2
 
 
 def main() -> None:
@@ -122,33 +96,53 @@ def _prediction(cost: MeasuredCost, fitted: MeasuredSteps, tried: MeasuredSteps)
 def _differences(
     make_task: Callable[..., TrainingTask], cost: str, device: torch.device
 ) -> dict[str, dict[str, float]]:
-    """By way of balancing, how far the ranks' times of a step lie apart, relative to their mean."""
-    args = replace(from_gin(TrainerArgs), seed=SEED_OF_ARMS)
-    settings = {
-        SAME_SAMPLES: {"enable_balanced_shuffler": False},
-        "as loaded": {"enable_balanced_shuffler": False},
-        "by FLOPs": {"enable_balanced_shuffler": True},
-        "by measured cost": {"enable_balanced_shuffler": True, "balance_cost": cost},
+    """By way of balancing, how far the times of a step's two shares lie apart, relative to their mean."""
+    args = replace(from_gin(TrainerArgs), seed=SEED_OF_SHARES, enable_balanced_shuffler=False)
+    task = make_task(args, device)
+    model, optimizer = shard_model(task.model, from_gin(OptimizerArgs), device)
+    pipeline = task.make_pipeline(args, model, optimizer, device)
+    loaded = list(itertools.islice(iter(task.train_dataset), STEPS))
+    on = replace(args, enable_balanced_shuffler=True)
+    ways = {"as loaded": args, "by FLOPs": on, "by measured cost": replace(on, balance_cost=cost)}
+    shares = {name: _shares(task, of_way, loaded) for name, of_way in ways.items()}
+    # [ranks][steps], as all others
+    shares["the same samples on both"] = [shares["as loaded"][0]] * RANKS
+    order = [
+        (name, shares[name][(dist.get_rank() + turn) % RANKS][step])
+        for step in range(STEPS)
+        for name in shares
+        for turn in TURNS
+    ]
+    seconds: dict[str, list[float]] = {name: [] for name in shares}
+    batches = iter([batch for _, batch in order[:WARM_UP_STEPS] + order])
+    for _ in range(WARM_UP_STEPS):
+        pipeline.progress(batches)
+    for name, _ in tqdm(order, desc="balanced each way", disable=dist.get_rank() != 0):
+        pipeline.progress(batches)
+        seconds[name].append(pipeline.compute_span.seconds())
+    return {name: _apart(np.array(all_gather_object(of_rank, None))) for name, of_rank in seconds.items()}
+
+
+def _shares(task: TrainingTask, args: TrainerArgs, loaded: list[Any]) -> list[list[Any]]:
+    """`[ranks][steps]`, the batches that each rank has behind the exchange."""
+    shuffler = task.make_shuffler(args)
+    return all_gather_object([shuffler.shuffle(batch) for batch in loaded], None)
+
+
+def _apart(seconds: np.ndarray) -> dict[str, float]:
+    """Of float64 `[ranks, steps · turns]`, in the order of `TURNS`."""
+    by_turn = seconds.reshape(RANKS, STEPS, len(TURNS))
+    own, other = (by_turn[:, :, [turn == which for turn in TURNS]].mean(2) for which in (0, 1))
+    changing_places = own + other[::-1]  # [shares, steps]: on one core and on the other
+
+    def median_difference(times: np.ndarray) -> float:
+        return round(float(np.median((times.max(0) - times.min(0)) / times.mean(0))), 4)
+
+    return {
+        "median_difference": median_difference(changing_places),
+        "largest_over_mean": round(float(changing_places.max(0).sum() / changing_places.mean(0).sum()), 4),
+        "median_difference_of_single_runs": median_difference(seconds),
     }
-    arms = {name: Arm(make_task, replace(args, **of_arm), device) for name, of_arm in settings.items()}
-    arms[SAME_SAMPLES].load_what_rank_0_does()
-    for arm in arms.values():
-        arm.run(WARM_UP_STEPS)
-    for _ in tqdm(range(BLOCKS), desc="balanced each way", disable=dist.get_rank() != 0):
-        for arm in arms.values():
-            arm.run(STEPS_PER_BLOCK)
-    found = {}
-    for name, arm in arms.items():
-        of_ranks = np.array(all_gather_object(arm.seconds[WARM_UP_STEPS:], None))
-        apart = (of_ranks.max(0) - of_ranks.min(0)) / of_ranks.mean(0)
-        medians = np.median(of_ranks, axis=1)
-        found[name] = {
-            "median_difference": round(float(np.median(apart)), 4),
-            "difference_of_medians": round(float((medians.max() - medians.min()) / medians.mean()), 4),
-            "largest_over_mean": round(float(of_ranks.max(0).sum() / of_ranks.mean(0).sum()), 4),
-            "planned_imbalance": round(float(np.mean(arm.imbalance[WARM_UP_STEPS:])), 4),
-        }
-    return found
 
 
 if __name__ == "__main__":
