@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from tqdm import tqdm
 
@@ -15,12 +16,9 @@ from commons.advisor.input_error import InputError
 from commons.advisor.json_report import json_report
 from commons.advisor.prediction import Case, predict, warm_up
 from commons.advisor.recommendation import recommend
-from commons.advisor.request import Request, parse_request
+from commons.advisor.request import CHART_RANKS, Request, parse_request
 from commons.advisor.strategies import strategies
 from commons.advisor.text_report import text_report
-
-# Of the chart of the speedup over ranks; as many of them as the data has samples for.
-CHART_RANKS = [2**power for power in range(1, 11)]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -29,19 +27,28 @@ def main(argv: Sequence[str] | None = None) -> int:
         request = parse_request(argv)
         advice = advise(request)
         if request.html is not None:
-            request.html.write_text(html_page(advice), encoding="utf-8")
-    except (InputError, OSError) as error:
+            _write(request.html, html_page(advice))
+        _print(json_report(advice) if request.as_json else text_report(advice))
+    except InputError as error:
         print(f"balance-advisor: error: {error}", file=sys.stderr)
         return 2
-    _print(json_report(advice) if request.as_json else text_report(advice))
     return 0
+
+
+def _write(path: Path, page: str) -> None:
+    try:
+        path.write_text(page, encoding="utf-8", errors="replace")  # names of files may be of any bytes
+    except OSError as error:
+        raise InputError(f"--html {path}: {error}") from error
 
 
 def _print(text: str) -> None:
     try:
         print(text, flush=True)
-    except BrokenPipeError:  # whoever reads has seen enough, as `head` has; at exit Python would try again
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (OSError, UnicodeError) as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # at exit Python would try again
+        if not isinstance(error, BrokenPipeError):  # whoever reads has seen enough, as `head` has
+            raise InputError(f"stdout cannot be written to: {error}") from error
 
 
 def advise(request: Request) -> Advice:

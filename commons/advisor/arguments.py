@@ -17,6 +17,8 @@ OPTIONAL_DIMENSIONS = ("head_dim", "mlp_size")
 DEFAULT_BANDWIDTH = 12.5  # GB/s, a 100 Gbit/s link for each rank
 DEFAULT_BYTES_PER_ITEM = 24  # three int64 fields
 
+_MOST = 2**20  # of what is counted; products of these still fit into int64
+
 _EXAMPLE = (
     "balance-advisor lengths.npy --model hstu --hidden-size 256 --num-layers 4 --num-heads 4 --ranks 8,64"
 )
@@ -130,8 +132,9 @@ def _integer(text: str, least: int) -> int:
         value = int(text)
     except ValueError:
         value = least - 1
-    if value < least:
-        raise argparse.ArgumentTypeError(f"{text!r}; expected a whole number of at least {least}")
+    if not least <= value <= _MOST:
+        expected = f"a whole number of at least {least}" + (f" and at most {_MOST}" if value > _MOST else "")
+        raise argparse.ArgumentTypeError(f"{text!r}; expected {expected}")
     return value
 
 
@@ -145,6 +148,6 @@ def _positive(text: str) -> float:
         value = float(text)
     except ValueError:
         value = 0.0
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r}; expected a number above 0")
+    if not 1e-9 <= value <= 1e9:
+        raise argparse.ArgumentTypeError(f"{text!r}; expected a number above 0, from 1e-9 to 1e9")
     return value

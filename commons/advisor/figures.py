@@ -51,14 +51,19 @@ def duration(seconds: float) -> str:
     return f"{seconds * 1e3:.3g} ms" if seconds >= 0.9995e-3 else f"{seconds * 1e6:.3g} µs"
 
 
+def with_error(value: float, error: float | None, digits: int) -> str:
+    """Both with so many digits; the value alone where there is no error."""
+    return f"{value:.{digits}f}" + ("" if error is None else f" ± {error:.{digits}f}")
+
+
 def _row(case: Case, outcome: Outcome) -> tuple[str, ...]:
     moves = outcome.samples_moved > 0
     tokens = outcome.largest_tokens / case.mean_tokens if case.mean_tokens else 1.0
     is_baseline = outcome is case.outcomes[0]
     return (
         outcome.strategy.title,
-        f"{outcome.imbalance.mean:.3f} ± {outcome.imbalance.std:.3f}",
-        "1" if is_baseline else f"{outcome.speedup:.2f} ± {outcome.speedup_error:.2f}",
+        with_error(outcome.imbalance.mean, outcome.imbalance.std, 3),
+        "1" if is_baseline else with_error(outcome.speedup, outcome.speedup_error, 2),
         "–" if outcome.step_seconds is None else duration(outcome.step_seconds),
         "–" if outcome.exposed_speedup is None or is_baseline else f"{outcome.exposed_speedup:.2f}",
         size(outcome.bytes_sent) if moves else "–",

@@ -7,20 +7,26 @@ The applications are run from a checkout and not installed with the library. Eac
 from __future__ import annotations
 
 import importlib
+import logging
 import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from tokenize import TokenError
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 import gin
 
 from commons.advisor.input_error import InputError
 from commons.advisor.lengths import SampleLengths
 from commons.advisor.sample_cost import ConfiguredModel
-from commons.gin_values import from_gin
+from commons.gin_values import from_gin, is_bound
+
+if TYPE_CHECKING:
+    from commons.training import TrainerArgs
 
 _INCLUDE = re.compile(r"^\s*include\s+['\"](.+?)['\"]", re.MULTILINE)
 # A setting that one application's files must have and the others' cannot.
@@ -44,6 +50,7 @@ class GinRun:
         if not path.is_file():
             raise InputError(f"{path} does not exist; expected a gin file")
         with _one_line(path):
+            logging.getLogger("gin").setLevel(logging.CRITICAL)  # it logs what it raises, too
             application = _application(path)
             gin.parse_config_files_and_bindings([str(path)], list(bindings))
         return GinRun(path, application)
@@ -63,12 +70,24 @@ class GinRun:
             )
         return replace(lengths, source=f"{self.path} ({lengths.source})")
 
-    def rows_per_rank(self) -> int:
-        """`TrainerArgs.train_batch_size`; InputError if the file does not say it."""
+    def rows_per_rank(self, default: int) -> int:
+        """`TrainerArgs.train_batch_size`, or the default if the file does not say it."""
+        if not is_bound("TrainerArgs.train_batch_size"):
+            return default
+        return self._trainer().train_batch_size
+
+    def balance_cost(self) -> Path | None:
+        """The file of measured costs that the run balances by; None for FLOPs."""
+        if not is_bound("TrainerArgs.balance_cost"):
+            return None
+        cost = self._trainer().balance_cost
+        return None if cost == "flops" else Path(cost)
+
+    def _trainer(self) -> TrainerArgs:
         from commons.training import TrainerArgs  # imports TorchRec, which takes seconds
 
         with _one_line(self.path):
-            return from_gin(TrainerArgs).train_batch_size
+            return from_gin(TrainerArgs)
 
 
 @contextmanager
@@ -78,7 +97,9 @@ def _one_line(path: Path) -> Iterator[None]:
         yield
     except InputError as error:
         raise InputError(f"{path}: {error}") from error
-    except (ValueError, TypeError, KeyError, SyntaxError, OSError, ImportError) as error:
+    except (ArithmeticError, AttributeError, ImportError, LookupError, OSError) as error:
+        raise InputError(f"{path}: {error}") from error
+    except (RecursionError, SyntaxError, TokenError, TypeError, ValueError) as error:
         raise InputError(f"{path}: {error}") from error
 
 
@@ -107,6 +128,11 @@ def _application(path: Path) -> ModuleType:
 
 def _with_includes(path: Path) -> str:
     """The text of a gin file, and of those that it includes."""
-    text = path.read_text()
-    included = [Path(name) for name in _INCLUDE.findall(text)]
-    return "\n".join([text, *(_with_includes(file) for file in included if file.is_file() and file != path)])
+    texts: dict[Path, str] = {}
+    to_read = [path]
+    while to_read:
+        file = to_read.pop()
+        if file not in texts and file.is_file():
+            texts[file] = file.read_text()
+            to_read += map(Path, _INCLUDE.findall(texts[file]))
+    return "\n".join(texts.values())

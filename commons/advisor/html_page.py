@@ -10,6 +10,7 @@ from commons.advisor import figures
 from commons.advisor.advice import Advice
 from commons.advisor.prediction import Case
 from commons.advisor.recommendation import Recommendation
+from commons.advisor.request import CHART_RANKS
 from commons.advisor.strategies import AS_LOADED, REFINED
 from commons.advisor.svg_charts import length_histogram, rank_loads, speedups
 from commons.advisor.text_report import below_table, case_title, summary
@@ -106,7 +107,12 @@ def _over_ranks(cases: Sequence[Case]) -> str:
         for case in cases
     ]
     heading = f"Speedup over ranks, {cases[0].rows_per_rank} rows on each"
-    return f"<section><h2>{escape(heading)}</h2>{_table(heading, [('ranks', *titles), *rows])}</section>"
+    table = _table(heading, [("ranks", *titles), *rows])
+    last = cases[-1].num_ranks
+    ends = (
+        "" if last >= CHART_RANKS[-1] else f"<p>There are too few samples for a step of {2 * last} ranks.</p>"
+    )
+    return f"<section><h2>{escape(heading)}</h2>{table}{ends}</section>"
 
 
 def _table(name: str, cells: Sequence[Sequence[str]]) -> str:

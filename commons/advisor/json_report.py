@@ -83,5 +83,5 @@ def _outcome(case: Case, outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def _spread(spread: Spread) -> dict[str, float]:
+def _spread(spread: Spread) -> dict[str, float | None]:
     return {"mean": spread.mean, "std": spread.std}

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
+from tokenize import TokenError
 
 import numpy as np
 import polars as pl
@@ -60,7 +62,8 @@ def read_lengths(path: Path, column: str | None) -> np.ndarray:
     if path.suffix.lower() not in FORMATS:
         raise InputError(f"{path} is in no format that is read here; expected {', '.join(FORMATS)} or .gin")
     if not path.is_file():
-        raise InputError(f"{path} does not exist; expected a file of sequence lengths")
+        state = "is no file" if path.exists() else "does not exist"
+        raise InputError(f"{path} {state}; expected a file of sequence lengths")
     if path.suffix.lower() == ".npy":
         if column is not None:
             raise InputError(f"--column {column} has no effect on {path}; expected it with .csv or .parquet")
@@ -81,11 +84,11 @@ def read_lengths(path: Path, column: str | None) -> np.ndarray:
 def _read_array(path: Path) -> np.ndarray:
     try:
         values = np.load(path, allow_pickle=False)
-    except (ValueError, OSError, EOFError) as error:
+    except (ValueError, OSError, EOFError, MemoryError, SyntaxError, TokenError) as error:
         raise InputError(f"{path} cannot be read as an array: {error}") from error
     if not isinstance(values, np.ndarray) or values.ndim != 1:
         raise InputError(f"{path} has shape {np.shape(values)}; expected one dimension, [samples]")
-    if not np.issubdtype(values.dtype, np.integer):
+    if values.dtype.kind not in "iu":
         raise InputError(f"{path} holds {values.dtype}{_first_fraction(values)}; expected integers")
     return values
 
@@ -107,7 +110,10 @@ def _read_column(path: Path, column: str | None) -> np.ndarray:
             if csv
             else pl.scan_parquet(path, glob=False)
         )
-        name = _column_name(path, table.collect_schema().names(), column)
+        names = table.collect_schema().names()
+        if csv and re.match(_INTEGER, names[0]):
+            raise InputError(f"{path} begins with {names[0]}; expected a header, the names of its columns")
+        name = _column_name(path, names, column)
         values = table.select(name).collect()[name]
     except (pl.exceptions.PolarsError, OSError) as error:
         if isinstance(error, pl.exceptions.NoDataError):
@@ -131,12 +137,17 @@ def _lengths_of(path: Path, values: pl.Series) -> np.ndarray:
     if values.null_count():
         row = values.is_null().arg_true()[0]
         raise InputError(f"{path}, row {row}: {values.name} is null; expected an integer")
-    if isinstance(values.dtype, pl.List | pl.Array):
+    if isinstance(values.dtype, pl.Array):
+        values = values.arr.to_list()
+    if isinstance(values.dtype, pl.List):
         return values.list.len().cast(pl.Int64).to_numpy()
     if not values.dtype.is_integer():
         raise InputError(
             f"{path}: column {values.name} holds {values.dtype}{_first_no_integer(values)}; expected integers"
         )
+    if values.dtype == pl.Int128 or values.dtype == pl.UInt64:
+        # What does not fit is longer than any length may be.
+        values = values.clip(-(2**62), 2**62).cast(pl.Int64)
     return values.to_numpy()
 
 

@@ -30,15 +30,15 @@ class Network:
 
 @dataclass(frozen=True)
 class Spread:
-    """Mean and standard deviation over steps (of a window: over windows)."""
+    """Mean and standard deviation over steps (of a window: over windows); None where there is only one."""
 
     mean: float
-    std: float
+    std: float | None
 
     @staticmethod
     def of(values: np.ndarray) -> Spread:
         """Of float64 `[steps]`."""
-        return Spread(float(values.mean()), float(values.std(ddof=1)) if len(values) > 1 else 0.0)
+        return Spread(float(values.mean()), float(values.std(ddof=1)) if len(values) > 1 else None)
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Outcome:
         imbalance: largest ÷ mean load of a step; of a window, the sums of both over its steps.
         relative_time: sum of the largest loads ÷ sum of the mean loads; 1.0 is perfect.
         speedup: time of all steps as loaded ÷ their time so, the exchange running beside the step.
-        speedup_error: its standard error, from how steps differ.
+        speedup_error: its standard error, from how steps differ; None from a single one.
         step_seconds: mean, of computing or the exchange beside it, whichever is longer; None if only ratios
             are known.
         exposed_speedup: the speedup if nothing of the exchange is hidden; None if only ratios are known.
@@ -72,7 +72,7 @@ class Outcome:
     imbalance: Spread
     relative_time: float
     speedup: float
-    speedup_error: float
+    speedup_error: float | None
     step_seconds: float | None
     exposed_speedup: float | None
     bytes_sent: float
@@ -173,8 +173,8 @@ class _Group:
 
     Attributes:
         loads, tokens: float64 `[steps, ranks]`.
-        sent, received, paid: float64 `[steps, ranks]`, bytes; paid are those that cost time, the larger of
-            what is sent and received.
+        sent, paid: float64 `[steps, ranks]`, bytes; paid are those that cost time, the larger of what is sent
+            and received.
         crossed: bytes that leave their node.
         moved: share of the samples.
         seconds: that the plan took.
@@ -283,10 +283,12 @@ def _share(part: float, whole: float) -> float:
     return part / whole if whole else 0.0
 
 
-def _ratio(before: np.ndarray, after: np.ndarray) -> tuple[float, float]:
-    """Sum of `[n]` ÷ sum of `[n]`, and the standard error of that as an estimate from n draws."""
+def _ratio(before: np.ndarray, after: np.ndarray) -> tuple[float, float | None]:
+    """Sum of `[n]` ÷ sum of `[n]`, and the standard error of that as an estimate from n draws, if n > 1."""
     ratio = float(_divided(before.sum(), after.sum()))
-    if len(after) < 2 or not after.any():
+    if len(after) < 2:
+        return ratio, None
+    if not after.any():
         return ratio, 0.0
     deviations = before - ratio * after
     return ratio, float(np.sqrt((deviations**2).sum() / (len(after) * (len(after) - 1))) / after.mean())

@@ -52,11 +52,9 @@ def recommend(case: Case) -> Recommendation:
 
 
 def _best_within_a_step(case: Case) -> Outcome:
-    """The default, unless fewer moves pay, as they may where nothing of the exchange is hidden."""
+    """The default, unless fewer moves pay, as they may where the network is slow."""
     refined, few_moves = _of(case, REFINED), _of(case, REBALANCE)
-    if refined.exposed_speedup is None or few_moves.exposed_speedup is None:
-        return refined
-    return few_moves if few_moves.exposed_speedup > refined.exposed_speedup + SAME else refined
+    return few_moves if few_moves.speedup > refined.speedup + SAME else refined
 
 
 def _about_the_bound(case: Case) -> list[str]:
@@ -80,7 +78,7 @@ def _about_peers(case: Case, best: Outcome) -> list[str]:
     peers = _of(case, KARMARKAR_KARP)
     if best.speedup < 1 + LEAST_GAIN or peers.speedup < best.speedup - SAME:
         return []
-    return ["Equal-size Karmarkar–Karp, which other libraries have, gives the same speedup on these lengths."]
+    return ["Equal-size Karmarkar–Karp, which other libraries have, gives no less on these lengths."]
 
 
 def _about_costs(best: Outcome) -> list[str]:
@@ -102,8 +100,8 @@ def _about_costs(best: Outcome) -> list[str]:
 
 def _about_the_window(case: Case) -> list[str]:
     window = case.outcome(WINDOW)
-    refined = _of(case, REFINED)
-    if window is None or window.speedup < refined.speedup * (1 + LEAST_GAIN):
+    without = max(_best_within_a_step(case).speedup, 1.0)
+    if window is None or window.speedup < without * (1 + LEAST_GAIN):
         return []
     return [
         f"A window of {window.strategy.window} steps would give {_times(window)}, but it changes training: "
@@ -118,5 +116,6 @@ def _of(case: Case, name: str) -> Outcome:
 
 
 def _times(outcome: Outcome) -> str:
-    error = f" (±\N{NO-BREAK SPACE}{outcome.speedup_error:.2f})" if outcome.speedup_error >= 0.005 else ""
+    shown = (outcome.speedup_error or 0.0) >= 0.005
+    error = f" (±\N{NO-BREAK SPACE}{outcome.speedup_error:.2f})" if shown else ""
     return f"{outcome.speedup:.2f} ×{error}"

@@ -25,6 +25,9 @@ from commons.advisor.sample_cost import (
 _GIN = ".gin"
 _ITEMS_ARE_TOKENS = TokenRule(1, 0)
 _DEFAULT_ROWS = 32
+_LARGEST_STEP = 2**22  # samples
+# Of the chart of the speedup over ranks; as many of them as the data has samples for.
+CHART_RANKS = [2**power for power in range(1, 11)]
 
 
 @dataclass(frozen=True)
@@ -66,15 +69,19 @@ def parse_request(argv: Sequence[str] | None) -> Request:
     data_is_gin = given.data.suffix == _GIN
     rows = given.rows_per_rank
     if rows is None:
-        rows = [gin_run.rows_per_rank() if gin_run is not None and data_is_gin else _DEFAULT_ROWS]
+        rows = [_DEFAULT_ROWS if gin_run is None else gin_run.rows_per_rank(_DEFAULT_ROWS)]
+    most_ranks = max(given.ranks)
+    if most_ranks * max(rows) > _LARGEST_STEP:
+        raise InputError(f"{most_ranks} ranks × {max(rows)} rows; expected at most {_LARGEST_STEP} in a step")
     if gin_run is not None and data_is_gin:
-        # As many as are drawn, so that random samples make one epoch.
-        samples = gin_run.lengths(max(SAMPLES_TO_DRAW, FEWEST_STEPS * max(given.ranks) * max(rows)))
+        # As many as are drawn, so that random samples make one epoch; and enough for the chart.
+        shown = CHART_RANKS[-1] * rows[0] if given.html is not None else 0
+        samples = gin_run.lengths(max(SAMPLES_TO_DRAW, FEWEST_STEPS * most_ranks * max(rows), shown))
     else:
         samples = _samples_of_file(given, _ITEMS_ARE_TOKENS if model is None else model.tokens)
     return Request(
         samples=samples,
-        cost=_cost(given, model),
+        cost=_cost(given, model, gin_run if data_is_gin else None),
         ranks=given.ranks,
         rows_per_rank=rows,
         bytes_per_item=given.bytes_per_item,
@@ -98,6 +105,8 @@ def _check_options(given: argparse.Namespace) -> None:
         raise InputError(f"--mlp-size {given.mlp_size} has no effect: HSTU layers have no MLP")
     if given.cost is not None and given.tflops is not None:
         raise InputError(f"--tflops {given.tflops:g} has no effect with --cost, which has times already")
+    if given.html is not None and given.html.is_dir():
+        raise InputError(f"--html {given.html} is a folder; expected a file to write")
     if given.html is not None and not given.html.parent.is_dir():
         raise InputError(f"--html {given.html}: there is no folder {given.html.parent}; make it first")
     if given.data.suffix != _GIN:
@@ -129,9 +138,11 @@ def _model(given: argparse.Namespace, gin_run: GinRun | None) -> ConfiguredModel
     return gin_run.model()
 
 
-def _cost(given: argparse.Namespace, model: ConfiguredModel | None) -> SampleCost:
-    if given.cost is not None:
-        return measured_cost(given.cost)
+def _cost(given: argparse.Namespace, model: ConfiguredModel | None, run: GinRun | None) -> SampleCost:
+    """Of `--cost`, else what the gin file of the data balances by, else FLOPs."""
+    file = given.cost if run is None or given.cost is not None else run.balance_cost()
+    if file is not None:
+        return measured_cost(file)
     if model is None:
         raise InputError(
             f"no model; expected --model {'|'.join(TOKEN_RULES)} with its dimensions, --model FILE.gin, or "

@@ -44,7 +44,7 @@ class SampleCost:
         description: the model, in words.
         assumption: what the prediction takes a step to be, in words.
         seconds_per_unit: of training, per unit of workload; None if it is not known.
-        seconds_per_step: what a step takes whatever it computes; None if it is not known.
+        seconds_per_step: what a step takes whatever it computes, as far as that is known.
         file: with the measured cost; None for FLOPs.
     """
 
@@ -52,7 +52,7 @@ class SampleCost:
     description: str
     assumption: str
     seconds_per_unit: float | None = None
-    seconds_per_step: float | None = None
+    seconds_per_step: float = 0.0
     file: Path | None = None
 
     def of(self, tokens: np.ndarray) -> np.ndarray:
@@ -61,19 +61,20 @@ class SampleCost:
         Raises:
             InputError: a sample costs more than int64 holds.
         """
-        workloads = self.workloads(tokens)
         longest = int(tokens.max())
-        # Each of these costs is a + b·T + c·T², and c·T² is at most what T tokens cost.
-        near = self.workloads(np.array([min(longest, 2**15)]))[0]
-        if longest > 2**15 and float(near) * (longest / 2**15) ** 2 >= 2**62:
-            raise InputError(f"a sample of {longest} tokens costs more than 2^62 in {self.description}")
-        return workloads
+        fewer = 1
+        while fewer < longest:
+            # Each of these costs is a + b·T + c·T²: for twice the tokens at most four times as much.
+            if not 0 <= int(self.workloads(np.array([fewer]))[0]) < 2**60:
+                raise InputError(f"a sample of {longest} tokens costs more than 2^62 in {self.description}")
+            fewer *= 2
+        return self.workloads(tokens)
 
     def step_times(self, largest_loads: np.ndarray) -> np.ndarray:
         """What steps take, float64 of the same shape: seconds where these are known, else units."""
         if self.seconds_per_unit is None:
             return largest_loads
-        return (self.seconds_per_step or 0.0) + self.seconds_per_unit * largest_loads
+        return self.seconds_per_step + self.seconds_per_unit * largest_loads
 
 
 def flops_cost(model: ConfiguredModel, tflops: float | None) -> SampleCost:

@@ -30,7 +30,7 @@ class Strategy:
         name: as in the JSON output.
         title: as in tables.
         place: from the samples of `window` steps to those of each step and rank.
-        settings: fields of `TrainerArgs` that ask for it, where they are not the default.
+        settings: fields of `TrainerArgs` that ask for it, whatever stood in the gin file.
         window: steps that are planned together.
     """
 
@@ -76,7 +76,7 @@ def strategies(window: int, ranks_per_node: int | None, cost_file: Path | None) 
             REFINED,
             "refined (default)",
             _unless_no_better(lambda steps: refined(steps.workloads, steps.num_ranks)),
-            on,
+            {**on, "balance_partitioner": "refined"},
         ),
         Strategy(REBALANCE, "rebalance (few moves)", few_moves, {**on, "balance_partitioner": "rebalance"}),
     ]
@@ -86,7 +86,7 @@ def strategies(window: int, ranks_per_node: int | None, cost_file: Path | None) 
                 WINDOW,
                 f"window of {window} *",
                 lambda steps: balance_window(steps.workloads, steps.num_ranks, steps.num_steps),
-                {**on, "balance_window": window},
+                {**on, "balance_partitioner": "refined", "balance_window": window},
                 window,
             )
         )

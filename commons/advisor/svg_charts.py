@@ -104,12 +104,13 @@ def speedups(cases: Sequence[Case]) -> str:
     powers = [math.log2(case.num_ranks) for case in cases]
     x = Axis(0.7, max(powers) + 0.3, LEFT, WIDTH - RIGHT, powers)
     highest = max(outcome.speedup for case in cases for outcome in case.outcomes)
-    y = Axis.of_heights(1, max(highest, 1.1))
+    lowest = min(outcome.speedup for case in cases for outcome in case.outcomes)
+    y = Axis.of_heights(math.floor(min(lowest, 1)), max(highest, 1.1))
     names = [outcome.strategy.name for outcome in cases[0].outcomes[1:]]
     shapes = []
     for number, name in enumerate(names):
         points = [
-            (x(power), y(max(case.outcomes[number + 1].speedup, 1)), case)
+            (x(power), y(case.outcomes[number + 1].speedup), case)
             for power, case in zip(powers, cases, strict=True)
         ]
         path = "M" + " L".join(f"{px:.1f},{py:.1f}" for px, py, _ in points)

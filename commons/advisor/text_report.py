@@ -45,8 +45,8 @@ def below_table(case: Case) -> list[str]:
     """What is to be said of the figures."""
     lines = [
         f"A rank and step has {case.mean_tokens:,.0f} tokens and {figures.size(case.bytes_loaded)} on "
-        f"average. The lower bound of a step's imbalance is {case.lower_bound.mean:.3f} ± "
-        f"{case.lower_bound.std:.3f}."
+        "average. The lower bound of a step's imbalance is "
+        f"{figures.with_error(case.lower_bound.mean, case.lower_bound.std, 3)}."
     ]
     if case.num_ranks > 1:
         received = figures.size(case.all_gather_bytes)

@@ -20,7 +20,7 @@ import numpy as np
 
 from commons.perf_model.measured_cost import MeasuredCost
 
-# Steps at the beginning of a log, whose times have one-off costs in them.
+# Of a run. Their times have one-off costs in them: memory taken for the first time, kernels compiled.
 WARM_UP_STEPS = 5
 
 
@@ -56,13 +56,16 @@ class MeasuredSteps:
             ValueError: it is no such log; the message names the line.
         """
         rows: list[tuple[float, ...]] = []
-        first_step = 0
+        first_step = last_step = 0
         for number, line in enumerate(path.read_text().splitlines(), 1):
             try:
                 figures = json.loads(line)
                 if figures["kind"] == "start":  # what is before may be of other settings
-                    rows, first_step = [], figures["step"]
-                if figures["kind"] != "train" or figures["step"] <= first_step + WARM_UP_STEPS:
+                    rows, first_step, last_step = [], figures["step"], figures["step"]
+                if figures["kind"] != "train":
+                    continue
+                begins_behind, last_step = last_step, figures["step"]
+                if begins_behind < first_step + WARM_UP_STEPS:
                     continue
                 names = ("samples_after", "tokens_after", "squared_tokens_after", "loads_after")
                 in_seconds = [milliseconds / 1e3 for milliseconds in figures["compute_ms"]]
@@ -118,10 +121,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         names = [column.name for column in dataclasses.fields(MeasuredSteps)]
         steps = MeasuredSteps(*(np.concatenate([getattr(part, name) for part in read]) for name in names))
         cost = steps.fit()
+        cost.save(arguments.out)
     except (ValueError, OSError) as error:
         print(f"calibrate: {error}", file=sys.stderr)
         sys.exit(2)
-    cost.save(arguments.out)
     print(summary(cost, steps))
 
 

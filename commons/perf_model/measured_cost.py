@@ -42,7 +42,7 @@ class MeasuredCost:
 
     def __post_init__(self) -> None:
         for name, value in dataclasses.asdict(self).items():
-            if not (math.isfinite(value) and value >= 0):
+            if isinstance(value, bool) or not (math.isfinite(value) and value >= 0):
                 raise ValueError(f"{name} is {value}; expected a finite number of at least 0")
         if not self.per_sample + self.per_token + self.per_squared_token > 0:
             raise ValueError("no sample costs anything; expected one of the seconds above 0")
@@ -91,7 +91,7 @@ class MeasuredCost:
             if read.pop("kind") != _KIND:
                 raise ValueError("it is of another kind")
             return MeasuredCost(**read)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             raise ValueError(f"{path} is no measured cost as a calibration writes it: {error}") from error
 
     @staticmethod
@@ -99,6 +99,9 @@ class MeasuredCost:
         samples: np.ndarray, tokens: np.ndarray, squared: np.ndarray, seconds: np.ndarray
     ) -> MeasuredCost:
         """The curve with the smallest sum of relative errors, of all whose coefficients are not negative.
+
+        Where all steps have as many samples, what a step takes whatever it computes and what each sample adds
+        cannot be told apart: all of it is taken for the step's, and `per_sample` is 0.
 
         Args:
             samples, tokens, squared: float64 `[steps]`, of each step of one rank the number of samples, and
@@ -111,7 +114,9 @@ class MeasuredCost:
         took_time = seconds > 0
         if took_time.sum() < 4:
             raise ValueError(f"{int(took_time.sum())} measured steps; expected at least 4")
-        columns = np.stack([np.ones_like(seconds), samples, tokens, squared], 1)[took_time]
+        same_samples = (samples[took_time] == samples[took_time][0]).all()
+        of_samples = np.zeros_like(samples) if same_samples else samples
+        columns = np.stack([np.ones_like(seconds), of_samples, tokens, squared], 1)[took_time]
         relative = columns / seconds[took_time, None]
         weights = np.ones(len(relative))
         for _ in range(_REWEIGHTINGS):  # towards the smallest sum of absolute errors

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from tqdm import tqdm
 
 from commons.distributed.rank_group import all_gather_object
-from commons.perf_model.calibrate import MeasuredSteps
+from commons.perf_model.calibrate import WARM_UP_STEPS, MeasuredSteps
 from commons.training.progress import Progress
 from commons.training.sharded_model import shard_model
 from commons.training.step_log import LoadCounter
@@ -19,8 +19,6 @@ from commons.training.training_args import OptimizerArgs, TrainerArgs
 from commons.training.training_batches import training_batches
 from commons.training.training_task import TrainingTask
 
-# Their times have one-off costs in them: memory taken for the first time, kernels loaded or compiled.
-WARM_UP_STEPS = 5
 # Fewer say too little, however long they take.
 LEAST_STEPS = 20
 

@@ -43,6 +43,10 @@ def train_from_gin(description: str, make_task: Callable[[TrainerArgs, torch.dev
         "--calibrate-seconds", type=float, default=60.0, help="how long to measure (%(default)s)"
     )
     arguments = parser.parse_args()
+    if not 0 <= arguments.calibrate_seconds < float("inf"):
+        parser.error(f"--calibrate-seconds {arguments.calibrate_seconds}; expected a number of at least 0")
+    if arguments.calibrate is not None and arguments.calibrate.is_dir():
+        parser.error(f"--calibrate {arguments.calibrate} is a folder; expected a file to write")
     if not Path(arguments.gin_config_file).is_file():
         raise FileNotFoundError(f"--gin-config-file {arguments.gin_config_file} does not exist")
     bindings = arguments.gin_bindings

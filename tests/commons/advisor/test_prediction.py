@@ -122,11 +122,10 @@ def test_seconds_from_tflops_and_the_exchange(tmp_path: Path, capsys: pytest.Cap
 
 
 def test_few_moves_pay_where_the_exchange_does(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    slow = ["--tflops", "2", "--bandwidth", "0.2", "--ranks", "4"]
+    slow = ["--tflops", "2", "--bandwidth", "0.02", "--ranks", "4"]
     (case,) = run_json(capsys, saved(tmp_path, heavy_tailed(2000)), *MODEL, *slow)["cases"]
     figures = by_name(case)
-    for name in ("refined", "rebalance"):
-        assert figures[name]["exchange_seconds"] < figures[name]["step_seconds"]
+    assert figures["refined"]["speedup"] < figures["rebalance"]["speedup"]
     assert case["recommendation"]["strategy"] == "rebalance"
     assert "TrainerArgs.balance_partitioner = 'rebalance'" in case["recommendation"]["gin"]
 

@@ -35,6 +35,19 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     Path("broken.json").write_text("{")
     Path("other.json").write_text('{"kind": "something else"}')
     Path("unknown.gin").write_text("NoSuchArgs.size = 3\n")
+    Path("folder").mkdir()
+    np.save("spans.npy", np.array([1, 2], dtype="timedelta64[s]"))
+    Path("no_header.csv").write_text("3\n4\n")
+    Path("wide.csv").write_text(f"n\n{2**70}\n")
+    pl.DataFrame({"n": pl.Series([1, 2**70], dtype=pl.Int128)}).write_parquet("wide.parquet")
+    Path("typing.json").write_text(
+        '{"kind": "measured cost", "per_step": true, "per_sample": 1, "per_token": 0, "per_squared_token": 0}'
+    )
+    Path("digits.json").write_text(Path("typing.json").read_text().replace("true", "9" * 400))
+    Path("typo.gin").write_text("NetworkArgs.num_layers = (\n")
+    Path("missing.gin").write_text("include 'none.gin'\n")
+    Path("first.gin").write_text("include 'second.gin'\n")
+    Path("second.gin").write_text("include 'first.gin'\n")
     return tmp_path
 
 
@@ -89,6 +102,33 @@ CASES = {
     "bindings without a gin file": (["good.npy", *MODEL, "--gin-bindings", "A.b=1"], "--gin-bindings A.b=1"),
     "no data": ([], "data"),
     "unknown option": (["good.npy", "--colour", "red"], "--colour"),
+    "a folder": (["folder.npy/../folder", *MODEL], "folder"),
+    "spans of time": (["spans.npy", *MODEL], "timedelta64"),
+    "a first line that is no header": (["no_header.csv", *MODEL], "begins with 3", "header"),
+    "a wide integer in a CSV": (["wide.csv", *MODEL], "wide.csv"),
+    "a wide integer in Parquet": (["wide.parquet", *MODEL], "row 1"),
+    "a cost of another type": (["good.npy", "--cost", "typing.json"], "per_step is True"),
+    "a cost of many digits": (["good.npy", "--cost", "digits.json"], "digits.json"),
+    "a typing error in a gin file": (["typo.gin"], "typo.gin"),
+    "a missing include": (["missing.gin"], "missing.gin", "none.gin"),
+    "includes in a circle": (["first.gin"], "first.gin"),
+    "too large a model": (["good.npy", *MODEL, "--hidden-size", "9" * 20], "--hidden-size", "at most"),
+    "a model that overflows": (
+        ["good.npy", *MODEL, "--num-layers", "1000000", "--hidden-size", "1000000"],
+        "more than 2^62",
+    ),
+    "too large a window": (["good.npy", *MODEL, "--window", "9" * 20], "--window", "at most"),
+    "too large a step": (
+        ["good.npy", *MODEL, "--ranks", "1000000", "--rows-per-rank", "1000000"],
+        "in a step",
+    ),
+    "next to no bandwidth": (["good.npy", *MODEL, "--bandwidth", "1e-320"], "--bandwidth", "1e-9"),
+    "a page on a folder": (["good.npy", *MODEL, "--html", "folder"], "--html folder is a folder"),
+    "a page on a full disk": (
+        ["good.npy", *MODEL, "--ranks", "2", "--html", "/dev/full"],
+        "--html /dev/full",
+        "No space left",
+    ),
     "a page in no folder": (
         ["good.npy", *MODEL, "--ranks", "1", "--html", "none/page.html"],
         "none/page.html",

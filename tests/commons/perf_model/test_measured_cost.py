@@ -45,6 +45,25 @@ def test_steps_that_something_else_slowed_do_not_bend_the_fit():
     assert float(np.median(steps.errors(cost))) < 0.02
 
 
+@pytest.mark.parametrize("per_step, per_sample", [(0.02, 0.0), (0.0, 0.02 / 16), (0.01, 0.01 / 16)])
+def test_what_steps_of_as_many_samples_take_anyway_is_the_steps(per_step, per_sample):
+    rng = np.random.default_rng(0)
+    tokens = rng.lognormal(5, 1.2, (200, 16)).round()
+    samples, sums = np.full(200, 16.0), (tokens.sum(1), np.square(tokens).sum(1))
+    true = MeasuredCost(per_step, per_sample, 1e-6, 2e-9)
+    seconds = true.step_seconds(samples, *sums) * rng.lognormal(0, 0.03, 200)
+    cost = MeasuredCost.fit(samples, *sums, seconds)
+    assert cost.per_sample == 0 and cost.per_step == pytest.approx(0.02, rel=0.05)
+
+
+def test_a_line_that_has_the_first_steps_in_it_is_left_out(tmp_path):
+    steps = _steps(COST, 30)
+    lines = [line for line in _log_lines(steps) if json.loads(line)["step"] % 3 == 0]
+    (tmp_path / "train.jsonl").write_text("\n".join(lines))
+    # Each line is of three steps; that at step 6 has the fourth and the fifth in it.
+    assert len(MeasuredSteps.read(tmp_path / "train.jsonl").seconds) == 8
+
+
 @pytest.mark.parametrize("kind", [torch.tensor, np.array])
 def test_samples_cost_whole_nanoseconds(kind):
     cost = COST.per_sample_ns(kind([0, 1, 1000]))
@@ -121,7 +140,10 @@ def test_logged_steps_are_fitted(tmp_path, capsys):
     [
         ("", "0 measured steps; expected at least 4"),
         ("no json", "line 1: no line of a training's log"),
-        ('{"kind": "train", "step": 9}', "line 1: no line of a training's log: KeyError"),
+        (
+            '{"kind": "train", "step": 9}\n{"kind": "train", "step": 10}',
+            "line 2: no line of a training's log",
+        ),
     ],
 )
 def test_a_log_that_cannot_be_fitted_is_an_error_of_one_line(tmp_path, capsys, text, message):
