@@ -78,7 +78,8 @@ def parse_request(argv: Sequence[str] | None) -> Request:
         shown = CHART_RANKS[-1] * rows[0] if given.html is not None else 0
         samples = gin_run.lengths(max(SAMPLES_TO_DRAW, FEWEST_STEPS * most_ranks * max(rows), shown))
     else:
-        samples = _samples_of_file(given, _ITEMS_ARE_TOKENS if model is None else model.tokens)
+        named = TOKEN_RULES.get(given.model, _ITEMS_ARE_TOKENS)
+        samples = _samples_of_file(given, named if model is None else model.tokens)
     return Request(
         samples=samples,
         cost=_cost(given, model, gin_run if data_is_gin else None),

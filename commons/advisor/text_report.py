@@ -20,10 +20,22 @@ def text_report(advice: Advice) -> str:
         f"Data    {advice.samples.source}: {summary(advice.lengths)}\n"
         f"Model   {advice.model}; tokens = {advice.samples.token_rule}",
         *(_case(case, recommendation) for case, recommendation in advice.cases),
-        "Columns\n" + "\n".join(_wrapped(f"{name}: {text}.") for name, text in figures.MEANING.items()),
+        "Columns\n" + "\n".join(_wrapped(f"{name}: {text}.") for name, text in _shown_columns(advice)),
         "Assumptions\n" + "\n".join(_wrapped(line + ".") for line in advice.assumptions),
     ]
     return "\n\n".join(blocks)
+
+
+def _shown_columns(advice: Advice) -> list[tuple[str, str]]:
+    """What the columns say that are in a table of some case."""
+    titles = {column[0] for case, _ in advice.cases for column in _columns(case)}
+    return [(name, text) for name, text in figures.MEANING.items() if name in titles]
+
+
+def _columns(case: Case) -> list[tuple[str, ...]]:
+    """Of the table, titles included; empty ones are left out."""
+    columns = zip(figures.HEADER, *figures.rows(case), strict=True)
+    return [column for column in columns if set(column[1:]) != {"–"}]
 
 
 def summary(lengths: LengthSummary) -> str:
@@ -74,7 +86,7 @@ def _of_the_window(case: Case, window: Outcome) -> str:
 
 def _case(case: Case, recommendation: Recommendation) -> str:
     title = case_title(case)
-    lines = [title, "=" * len(title), _table([figures.HEADER, *figures.rows(case)])]
+    lines = [title, "=" * len(title), _table(_columns(case))]
     lines += [_wrapped(line, "") for line in below_table(case)]
     lines += ["", _wrapped("→ " + recommendation.headline, "")]
     lines += [f"    {line}" for line in recommendation.gin_lines]
@@ -82,12 +94,11 @@ def _case(case: Case, recommendation: Recommendation) -> str:
     return "\n".join(lines)
 
 
-def _table(cells: Sequence[Sequence[str]]) -> str:
-    """The first column to the left, the others to the right; empty columns are left out."""
-    columns = [column for column in zip(*cells, strict=True) if set(column[1:]) != {"–"}]
+def _table(columns: Sequence[Sequence[str]]) -> str:
+    """The first column to the left, the others to the right."""
     widths = [max(len(cell) for cell in column) for column in columns]
     lines = []
-    for number in range(len(cells)):
+    for number in range(len(columns[0])):
         row = [column[number] for column in columns]
         padded = [row[0].ljust(widths[0])]
         padded += [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]

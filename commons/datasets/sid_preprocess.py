@@ -50,6 +50,8 @@ def convert(interactions: Path, out_dir: Path, seed: int, split: Sequence[int]) 
         raise ValueError(f"seed = {seed}: expected at least 0")
     if len(split) != len(PART_FILES) or min(split) < 0 or sum(split) != 100:
         raise ValueError(f"split = {tuple(split)}: expected three percentages from 0 that sum to 100")
+    if not interactions.is_file():
+        raise FileNotFoundError(f"{interactions} does not exist; expected a file of JSON lines")
     with tqdm(total=3, desc="read", unit="stage") as progress:
 
         def next_stage(name: str) -> None:
@@ -140,7 +142,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         prog="python -m commons.datasets.sid_preprocess",
         description="Divides interactions into files for training, validation and testing, by user.",
     )
-    parser.add_argument("--interactions", required=True, type=Path, help="file of JSON lines")
+    parser.add_argument(
+        "--interactions", required=True, type=Path, help="JSON lines with user, history and next"
+    )
     parser.add_argument("--out", required=True, type=Path, help="folder to write to")
     parser.add_argument("--seed", type=int, default=0, help="of the division (0)")
     parser.add_argument(

@@ -22,6 +22,7 @@ from commons.perf_model.measured_cost import MeasuredCost
 
 # Of a run. Their times have one-off costs in them: memory taken for the first time, kernels compiled.
 WARM_UP_STEPS = 5
+LEAST_STEPS = 4  # of a fit of four coefficients
 
 
 @dataclass(frozen=True)
@@ -120,6 +121,12 @@ def main(argv: Sequence[str] | None = None) -> None:
         read = [MeasuredSteps.read(path) for path in arguments.logs]
         names = [column.name for column in dataclasses.fields(MeasuredSteps)]
         steps = MeasuredSteps(*(np.concatenate([getattr(part, name) for part in read]) for name in names))
+        if len(steps.seconds) < LEAST_STEPS:
+            logs = ", ".join(map(str, arguments.logs))
+            raise ValueError(
+                f"{logs}: {len(steps.seconds)} measured steps; expected at least {LEAST_STEPS}, in lines of the "
+                f"last run that are not about its first {WARM_UP_STEPS} steps"
+            )
         cost = steps.fit()
         cost.save(arguments.out)
     except (ValueError, OSError) as error:

@@ -68,6 +68,7 @@ class HangWatch:
             with suppress(OSError):
                 if not self._path.stat().st_size:
                     self._path.unlink()
+                    self._path.parent.rmdir()  # unless other ranks' are in it
 
     def begins(self, what: str) -> None:
         """Said at each thing that has the time limit to itself, as in "step 7"."""

@@ -125,7 +125,7 @@ def test_no_interactions_are_an_error(tmp_path):
     assert error_of("--interactions", path, "--out", tmp_path) == f"error: {path} has no interactions"
     path.unlink()
     error = error_of("--interactions", path, "--out", tmp_path)
-    assert "No such file" in error
+    assert "does not exist" in error
     assert str(path) in error
 
 
