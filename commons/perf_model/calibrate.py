@@ -124,8 +124,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         if len(steps.seconds) < LEAST_STEPS:
             logs = ", ".join(map(str, arguments.logs))
             raise ValueError(
-                f"{logs}: {len(steps.seconds)} measured steps; expected at least {LEAST_STEPS}, in lines of the "
-                f"last run that are not about its first {WARM_UP_STEPS} steps"
+                f"{logs}: {len(steps.seconds)} measured steps; expected at least {LEAST_STEPS}, in "
+                f"lines of the last run that are not about its first {WARM_UP_STEPS} steps"
             )
         cost = steps.fit()
         cost.save(arguments.out)
