@@ -28,6 +28,11 @@ from commons.gin_values import from_gin, is_bound
 if TYPE_CHECKING:
     from commons.training import TrainerArgs
 
+# By gin, by what gin files import, and by the settings' own checks.
+_RAISED = (
+    *(ArithmeticError, AttributeError, ImportError, LookupError, OSError),
+    *(RecursionError, SyntaxError, TokenError, TypeError, ValueError),
+)
 _INCLUDE = re.compile(r"^\s*include\s+['\"](.+?)['\"]", re.MULTILINE)
 # A setting that one application's files must have and the others' cannot.
 _ONLY_IN_SID_GR = re.compile(r"^\s*DatasetArgs\.num_hierarchies\s*=", re.MULTILINE)
@@ -97,9 +102,7 @@ def _one_line(path: Path) -> Iterator[None]:
         yield
     except InputError as error:
         raise InputError(f"{path}: {error}") from error
-    except (ArithmeticError, AttributeError, ImportError, LookupError, OSError) as error:
-        raise InputError(f"{path}: {error}") from error
-    except (RecursionError, SyntaxError, TokenError, TypeError, ValueError) as error:
+    except _RAISED as error:
         raise InputError(f"{path}: {error}") from error
 
 

@@ -18,11 +18,10 @@ from pathlib import Path
 
 import numpy as np
 
-from commons.perf_model.measured_cost import MeasuredCost
+from commons.perf_model.measured_cost import LEAST_STEPS, MeasuredCost
 
 # Of a run. Their times have one-off costs in them: memory taken for the first time, kernels compiled.
 WARM_UP_STEPS = 5
-LEAST_STEPS = 4  # of a fit of four coefficients
 
 
 @dataclass(frozen=True)

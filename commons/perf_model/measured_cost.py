@@ -14,6 +14,7 @@ import numpy as np
 from commons.perf_model.token_counts import Tokens, as_token_counts
 
 _KIND = "measured cost"
+LEAST_STEPS = 4  # of a fit of four coefficients
 # Refits that give steps far off the curve, which something else has slowed, less weight.
 _REWEIGHTINGS = 30
 
@@ -112,8 +113,8 @@ class MeasuredCost:
             ValueError: fewer than four steps took any time, or what they took does not grow with samples.
         """
         took_time = seconds > 0
-        if took_time.sum() < 4:
-            raise ValueError(f"{int(took_time.sum())} measured steps; expected at least 4")
+        if took_time.sum() < LEAST_STEPS:
+            raise ValueError(f"{int(took_time.sum())} measured steps; expected at least {LEAST_STEPS}")
         same_samples = (samples[took_time] == samples[took_time][0]).all()
         of_samples = np.zeros_like(samples) if same_samples else samples
         columns = np.stack([np.ones_like(seconds), of_samples, tokens, squared], 1)[took_time]
