@@ -21,9 +21,9 @@ from benchmarks.shuffle.features import ROWS, FlopsShuffler, hstu_batch
 from commons.datasets import HSTUBatch
 from commons.distributed import SplitOrder, split_balanced
 from commons.partition import imbalance, lower_bound
-from commons.sequence_batch import sample_rows
 from commons.sequence_batch.packed_rows import PackedRows, gather_rows, row_elements
 from commons.sequence_batch.row_schema import RowSchema
+from commons.sequence_batch.sample_rows import SampleRows
 
 RESULT = Path(__file__).parent / "results" / "controller_split.json"
 SAMPLES, CHUNKS, NUM_FEATURES = 512, 16, 5
@@ -65,7 +65,9 @@ def _global_batch(rng: np.random.Generator) -> HSTUBatch:
     parts = [hstu_batch(rng, NUM_FEATURES) for _ in range(SAMPLES // ROWS)]
     fields = [part.per_sample_fields() for part in parts]
     num_elements = [sum(of_part[name].values().numel() for of_part in fields) for name in fields[0]]
-    return sample_rows.select_rows(parts, np.arange(SAMPLES), num_elements)
+    rows = SampleRows()
+    merged = gather_rows([rows.packed(part) for part in parts], np.arange(SAMPLES), num_elements)
+    return rows.with_rows(parts[0], merged.unpack(), SAMPLES, SAMPLES)
 
 
 def _row_selection(batch: HSTUBatch, order: SplitOrder) -> Callable[[], list[HSTUBatch]]:
@@ -82,8 +84,7 @@ def _row_selection(batch: HSTUBatch, order: SplitOrder) -> Callable[[], list[HST
     def select() -> list[HSTUBatch]:
         packed = pack()
         return [
-            sample_rows.with_rows(
-                batch,
+            batch.with_fields(
                 gather_rows([packed], samples, of_chunk).pad_to(order.chunk_rows).unpack(),
                 order.chunk_rows,
                 len(samples),

@@ -28,7 +28,12 @@ def step(
     device = torch.device("cpu")
     sharded, optimizer = shard_model(model, OptimizerArgs("sgd", LEARNING_RATE), device)
     pipeline = TrainPipelineFactory.create(
-        pipeline_name, model=sharded, optimizer=optimizer, device=device, batch_shuffler=shuffler
+        pipeline_name,
+        model=sharded,
+        optimizer=optimizer,
+        device=device,
+        batch_shuffler=shuffler,
+        loss_reduction="sum",
     )
     before = _parameters(sharded)
     loss_sum, loss_tokens, _ = pipeline.progress(iter([batch]))
@@ -80,7 +85,12 @@ def window_gradients(
     device = torch.device("cpu")
     sharded, optimizer = shard_model(model, OptimizerArgs("sgd", LEARNING_RATE), device)
     pipeline = TrainPipelineFactory.create(
-        pipeline_name, model=sharded, optimizer=optimizer, device=device, batch_shuffler=shuffler
+        pipeline_name,
+        model=sharded,
+        optimizer=optimizer,
+        device=device,
+        batch_shuffler=shuffler,
+        loss_reduction="sum",
     )
     loader = iter(batches)
     start = _parameters(sharded)

@@ -67,7 +67,7 @@ class Arm:
 
     def __init__(self, settings: dict[str, Any], num_features: int) -> None:
         self.shuffler = FlopsShuffler(**settings)
-        self.stage = ShuffleStage(self.shuffler, torch.device("cpu"))
+        self.stage = ShuffleStage(self.shuffler, torch.device("cpu"), "sum")
         self.clock = StageClock(self.stage, self.shuffler)
         self._batches = self.clock.watch(self._loader(num_features))
         self._matrix = torch.randn(MATRIX, MATRIX)

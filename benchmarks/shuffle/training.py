@@ -42,7 +42,12 @@ class TimedArm:
         model, optimizer = shard_model(task.model, from_gin(OptimizerArgs), device)
         shuffler = task.make_shuffler(args)
         self._pipeline = TrainPipelineFactory.create(
-            args.pipeline_type, model=model, optimizer=optimizer, device=device, batch_shuffler=shuffler
+            args.pipeline_type,
+            model=model,
+            optimizer=optimizer,
+            device=device,
+            batch_shuffler=shuffler,
+            loss_reduction="sum",
         )
         self.clock = StageClock(self._pipeline._stage, shuffler)
         self._batches = self.clock.watch(iter(task.train_dataset))

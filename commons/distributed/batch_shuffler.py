@@ -6,7 +6,7 @@ import logging
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import torch
@@ -14,19 +14,20 @@ import torch.distributed as dist
 
 from commons.distributed.agreement import check_placed_samples, check_plans, check_same_plan
 from commons.distributed.exchange import EXCHANGES, Traffic
+from commons.distributed.loss_reduction import LossScale
 from commons.distributed.placement import DEFAULT_PARTITIONER, Placement
 from commons.distributed.plan_ahead import PlanAhead
 from commons.distributed.plan_gather import GatheredFacts, PlanGather
 from commons.distributed.rank_group import RankGroup
-from commons.distributed.sample_facts import SampleFacts, padding_row
+from commons.distributed.sample_facts import SampleFacts
 from commons.distributed.shuffle_plan import ShufflePlan, WindowPlan, empty_plan, one_step
 from commons.distributed.way_back import return_step, return_window
 from commons.distributed.window_placement import divided, placed_window
 from commons.named_ranges import named_range
 from commons.perf_model import MeasuredCost
-from commons.sequence_batch import sample_rows
+from commons.sequence_batch import containers
 from commons.sequence_batch.packed_rows import PackedRows, gather_rows
-from commons.sequence_batch.row_schema import RowSchema
+from commons.sequence_batch.sample_rows import SampleRows, knows_padding
 
 logger = logging.getLogger(__name__)
 Batch = TypeVar("Batch")
@@ -38,9 +39,11 @@ class BatchShuffler(ABC):
     A model's shuffler subclasses this, gives `get_workloads`, and is registered with
     `register_batch_shuffler`.
 
-    A batch is a `BaseBatch`, a TorchRec `Batch`, or a dict or TensorDict of KeyedJaggedTensors, JaggedTensors
-    and tensors with one row per sample. All but the first have no padding rows, when they are loaded: every
-    row is a sample; `plan.num_placed` tells how many are after the exchange.
+    A batch is a `BaseBatch`, or any nesting of dataclasses (as TorchRec's `Batch`), dicts, TensorDicts, lists
+    and (named) tuples of KeyedJaggedTensors, JaggedTensors, KeyedTensors and tensors with one row per sample;
+    `register_batch_type` adds other types. Only a `BaseBatch` can tell padding rows, so only it has any: of
+    any other batch every row is a sample. A rank that gets no sample of such batches gets a copy of a real
+    row, the same on all ranks; `plan.num_placed` tells that it has none.
 
     Collectives of a step: `plan` takes one all-gather of host numbers (the first, and one that meets more
     rows than any before, a few), `exchange` one all-to-all (or all-gather) on the batch's device, or none if
@@ -75,7 +78,10 @@ class BatchShuffler(ABC):
         cost: what samples cost by their tokens, as measured; None for `get_workloads`.
 
     Attributes:
+        shared_fields: paths of what all samples of a batch share, as in "context.temperature" or "[2]"; a
+            subclass sets it. A field of a `BaseBatch` is marked in its metadata instead.
         group: the ranks to balance among.
+        sample_rows: reads the rows of batches.
         equal_rows, window: as given.
 
     A shuffler serves one pipeline, or one loop over `plan_ahead`, at a time: a thread plans with it from the
@@ -85,6 +91,8 @@ class BatchShuffler(ABC):
         KeyError: an unknown partitioner, exchange or planning backend.
         ValueError: this rank is not in `process_group`; or a setting is out of range, or has no effect.
     """
+
+    shared_fields: ClassVar[Sequence[str]] = ()
 
     def __init__(
         self,
@@ -122,7 +130,10 @@ class BatchShuffler(ABC):
         self.equal_rows = equal_rows
         self.group = self._make_group(process_group, planning_backend, verify)
         self.window = window
-        self._gather = PlanGather(self.group, window)
+        self.sample_rows = SampleRows(self.shared_fields)
+        self._gather = PlanGather(self.group, window, self.sample_rows)
+        self._batch_type: type | None = None
+        self._loss_scale = LossScale(self.group)
         self._reserved_by: int | None = None
         self._longest_named = max_tokens_per_micro_batch or 0
         if self.group.num_ranks > 1 or max_tokens_per_micro_batch is not None:
@@ -141,10 +152,35 @@ class BatchShuffler(ABC):
         Pipelines call this in a thread of their own, beside the training.
         """
 
-    def _workloads_by_cost(self, batch: Any) -> torch.Tensor:
-        if self._measured_cost is None:
-            return self.get_workloads(batch)
-        return self._measured_cost.per_sample_ns(sample_rows.num_tokens(batch))
+    def get_tokens(self, batch: Any) -> torch.Tensor:
+        """Tokens of each row of a host batch, `[batch_size]` integers, which `max_tokens` and measured costs count.
+
+        By default what a `BaseBatch` says, and the jagged elements of any other batch.
+        """
+        return self.sample_rows.num_tokens(batch)
+
+    def get_loss_tokens(self, batch: Any) -> torch.Tensor:
+        """Loss tokens of each row of a host batch, `[batch_size]` integers: how many losses a row adds to the mean.
+
+        By default what a `BaseBatch` says, and one for each row of any other batch.
+        """
+        return self.sample_rows.num_loss_tokens(batch)
+
+    def _counts_of_rows(self, batch: Any) -> dict[str, Callable[[Any], torch.Tensor]]:
+        """What gives workload, tokens and loss tokens, by the names that messages call them."""
+
+        def named(method: str, of_batch: str) -> str:
+            mine = getattr(type(self), method) is not getattr(BatchShuffler, method)
+            return f"{type(self).__name__}.{method}" if mine else f"{type(batch).__name__}.{of_batch}"
+
+        cost = self._measured_cost
+        return {
+            f"{type(self).__name__}.get_workloads": self.get_workloads
+            if cost is None
+            else lambda batch: cost.per_sample_ns(self.get_tokens(batch)),
+            named("get_tokens", "num_tokens"): self.get_tokens,
+            named("get_loss_tokens", "num_loss_tokens"): self.get_loss_tokens,
+        }
 
     def plan(self, batch: Any) -> ShufflePlan:
         """Works out the placement of one global batch. Collective over the group, host only.
@@ -186,12 +222,12 @@ class BatchShuffler(ABC):
                         f"plan_window got {len(batches)} batches, expected at most window={self.window}"
                     )
                 with named_range("## plan: workloads ##"):
-                    on_host = [sample_rows.on_host(batch) for batch in batches]
-                    facts = SampleFacts.of(
-                        on_host, self._workloads_by_cost, f"{type(self).__name__}.get_workloads"
-                    )
+                    on_host = [self.sample_rows.on_host(batch) for batch in batches]
+                    self._check_types(on_host)
+                    facts = SampleFacts.of(on_host, self.sample_rows, self._counts_of_rows(on_host[0]))
                 if not self.knows_fields:
-                    padding = sample_rows.pinned_like(padding_row(on_host[0]), batches[0])
+                    padding = self.sample_rows.row_or_padding(on_host[0])
+                    padding = self.sample_rows.pinned_like(padding, batches[0])
             except StopIteration as error:  # would look like the end of the data further up
                 failure = RuntimeError(f"{type(self).__name__}.get_workloads raised {error!r}")
             except Exception as error:  # whatever a user's get_workloads raises must reach all ranks
@@ -207,23 +243,28 @@ class BatchShuffler(ABC):
     def exchange(self, batch: Batch, plan: ShufflePlan) -> Batch:
         """Moves the samples as planned. Collective over the group, on the batch's device.
 
+        In a training loop `scale` follows; a warning says so once if it does not.
+
         Args:
             batch: this rank's part of the batch that `plan` was made for, on any device.
             plan: the placement.
 
         Returns:
-            A batch of the same kind with this rank's samples first, padding rows behind them, at least one
-            row.
+            A batch of the same kind with this rank's samples first, padding rows after them where the batch
+            knows padding, and at least one row.
 
         Raises:
             ValueError: `plan` was made for another batch; on this rank alone, while the others wait for it.
         """
+        self._loss_scale.expect()
+        return self.carry_out(batch, plan)
+
+    def carry_out(self, batch: Batch, plan: ShufflePlan) -> Batch:
+        """`exchange` for those that scale the loss themselves, as pipelines do."""
         if self.group.num_ranks == 1 or not self.knows_fields:
             return batch
         rank = self.group.rank
-        fields = sample_rows.per_sample_fields(batch)
-        loaded_rows, _ = sample_rows.batch_rows(batch)
-        loaded = PackedRows.pack(fields, RowSchema.of(fields), loaded_rows)
+        loaded = self.sample_rows.packed(batch)
         self._check_planned(loaded, plan)
         num_rows = int(plan.rows[rank])
         if self.group.checks is not None:
@@ -235,7 +276,7 @@ class BatchShuffler(ABC):
             mine = gather_rows([loaded], np.arange(plan.num_loaded[rank]), own)
         if self.group.checks is not None:
             check_placed_samples(self.group, plan, mine)
-        return sample_rows.with_rows(batch, mine.pad_to(num_rows).unpack(), num_rows, mine.num_rows)
+        return self._batch_of(batch, mine, num_rows)
 
     def shuffle(self, batch: Batch) -> Batch:
         """`plan` and `exchange` in one."""
@@ -244,8 +285,8 @@ class BatchShuffler(ABC):
     def micro_batches(self, batch: Batch, plan: ShufflePlan) -> list[Batch]:
         """The micro-batches of an exchanged batch, in order; itself alone where the plan has none.
 
-        Each has its samples in the order of the batch, and no padding, but for one row where it has no
-        samples. No host-device synchronisation.
+        Each has its samples in the order of the batch, and no padding. Without samples it has one row, padding
+        or the first of the batch. No host-device synchronization.
 
         Args:
             batch: what `exchange` returned, on any device.
@@ -254,15 +295,54 @@ class BatchShuffler(ABC):
         if not plan.micro_batches or not self.knows_fields:
             # A group that never had a batch has a padding row, and so has each of its micro-batches.
             return [batch] * max(plan.num_micro_batches, 1)
-        fields = sample_rows.per_sample_fields(batch)
-        packed = PackedRows.pack(fields, RowSchema.of(fields), sample_rows.batch_rows(batch)[0])
+        packed = self.sample_rows.packed(batch)
         elements = plan.num_elements[plan.partition[self.group.rank]]
         micro_batches = []
-        for rows in plan.micro_batches[self.group.rank]:
+        for rows in self.micro_batch_rows(batch, plan):
             selected = gather_rows([packed], rows, elements[rows].sum(0).tolist())
-            padded = selected.pad_to(max(len(rows), 1))
-            micro_batches.append(sample_rows.with_rows(batch, padded.unpack(), padded.num_rows, len(rows)))
+            micro_batches.append(self._batch_of(batch, selected, max(len(rows), 1)))
         return micro_batches
+
+    def micro_batch_rows(self, batch: Any, plan: ShufflePlan) -> list[np.ndarray]:
+        """For each micro-batch int64, its rows of the exchanged batch; none in a `BaseBatch` means padding."""
+        first = np.zeros(0 if knows_padding(batch) else 1, dtype=np.int64)
+        return [rows if len(rows) else first for rows in plan.micro_batches[self.group.rank]]
+
+    def scale(
+        self,
+        loss: torch.Tensor,
+        plan: ShufflePlan,
+        reduction: str | None,
+        gradients: str = "mean",
+        step_plans: Sequence[ShufflePlan] | None = None,
+    ) -> torch.Tensor:
+        """The loss to call `backward` on, so that a step's gradient is that of the mean over all loss tokens.
+
+        For a loop of one's own; pipelines do it themselves. One all-reduce on the loss's device where the
+        shuffler balances among some of the ranks, else no collective; no host-device synchronization.
+
+        Args:
+            loss: of the exchanged batch: losses of any shape for "sum", a scalar for "mean" and "global_mean".
+            plan: what the batch was exchanged by.
+            reduction: how the model reduced the loss tokens of this rank: "sum", "mean", or "global_mean" if
+                it reduced those of all ranks. None returns the loss as it is, for who scales it otherwise.
+            gradients: what the ranks do with their gradients: "mean" (as DistributedDataParallel and
+                TorchRec's sharded tables do) or "sum".
+            step_plans: with gradient accumulation the plans of all batches of the optimizer step, among them
+                `plan`.
+
+        Raises:
+            ValueError: an unknown reduction; a vector under "mean"; "global_mean" of several batches; or
+                `plan` is not among `step_plans`.
+        """
+        if reduction == "global_mean":
+            self.check_global_mean(plan)
+        return self._loss_scale.scaled(loss, plan, reduction, gradients, step_plans)
+
+    @property
+    def in_micro_batches(self) -> bool:
+        """Whether plans divide ranks' samples into micro-batches."""
+        return self._placement.max_tokens_per_micro_batch is not None
 
     def reserve(self) -> None:
         """Lets only the calling thread plan, until `release`: two at a time would mix up their messages."""
@@ -330,8 +410,8 @@ class BatchShuffler(ABC):
             ValueError: `values` have another number of rows, or are not of all steps of the window.
         """
         if isinstance(plan, WindowPlan):
-            return return_window(values, plan, self.group)
-        return return_step(values, plan, self.group)
+            return return_window(values, plan, self.group, self.sample_rows)
+        return return_step(values, plan, self.group, self.sample_rows)
 
     def rows_for_step(self, batches: Sequence[Batch], window: WindowPlan, step: int) -> Batch:
         """What this rank brings to one step of a window: a host batch to copy and to exchange.
@@ -347,8 +427,10 @@ class BatchShuffler(ABC):
             return batches[step]
         rank, plan = self.group.rank, window.steps[step]
         elements = plan.num_elements[plan.loaded_by(rank)].sum(0).tolist()
-        brought = sample_rows.select_rows(batches, window.rows_for_step(rank, step), elements)
-        return sample_rows.pinned_like(brought, batches[0])
+        rows = window.rows_for_step(rank, step)
+        selected = gather_rows([self.sample_rows.packed(batch) for batch in batches], rows, elements)
+        brought = self._batch_of(batches[0], selected, max(len(rows), 1))
+        return self.sample_rows.pinned_like(brought, batches[0])
 
     def traffic(self, plan: ShufflePlan) -> Traffic:
         """Bytes that `exchange` sends and receives on this rank."""
@@ -368,12 +450,50 @@ class BatchShuffler(ABC):
         return self._gather.schema is not None
 
     def padding_batch(self) -> Any:
-        """A host batch of one padding row, for a rank whose loader has ended while others go on.
+        """A host batch of one row, for a rank whose loader has ended while others go on.
+
+        A padding row, or a copy of a real one, the same on all ranks, where batches do not know padding.
 
         Raises:
             RuntimeError: no rank of the group has had a batch yet.
         """
         return self._gather.padding_batch()
+
+    def check_global_mean(self, plan: ShufflePlan) -> None:
+        """Raises a ValueError, on all ranks, if the mean that a model takes over all ranks counts no sample."""
+        if self.knows_fields and not knows_padding(self.padding_batch()) and not plan.num_placed.all():
+            raise ValueError(
+                f"rank {int(plan.num_placed.argmin())} of the ranks to balance among has no sample in this step and "
+                'runs a copy of one, which a model that returns "global_mean" counts: return the mean over '
+                'this rank\'s loss tokens, and use "mean"'
+            )
+
+    def _batch_of(self, like: Batch, rows: PackedRows, num_rows: int) -> Batch:
+        """A batch of packed rows, padded to `num_rows`, or a copy of a real row if there are none."""
+        if rows.num_rows or knows_padding(like):
+            return self.sample_rows.with_rows(like, rows.pad_to(num_rows).unpack(), num_rows, rows.num_rows)
+        copied = containers.moved_to(
+            self.padding_batch(), self.sample_rows.device_of(like), non_blocking=True
+        )
+        return self.sample_rows.with_rows(like, self.sample_rows.per_sample_fields(copied), 1, 0)
+
+    def _check_types(self, batches: Sequence[Any]) -> None:
+        """Checks the type of this rank's batches; at the first, also what would stay behind of it."""
+        if self._batch_type is None and batches:
+            first = batches[0]
+            self.sample_rows.check_shared(first)
+            for path in self.sample_rows.lists_with_a_value_per_row(first) if self.group.rank == 0 else []:
+                logger.warning(
+                    f"{path} has as many values as the batch has rows, and stays when samples move: make it a "
+                    "tensor if there is one for each sample, else name it in the shuffler's shared_fields"
+                )
+            self._batch_type = type(first)
+        for batch in batches:
+            if type(batch) is not self._batch_type:
+                raise TypeError(
+                    f"a batch is a {containers.type_name(batch)}, and the first was a "
+                    f"{self._batch_type.__qualname__ if self._batch_type else None}; all must be of one type"
+                )
 
     def _placed(self, gathered: GatheredFacts) -> WindowPlan:
         with named_range("## plan: placement ##"):
@@ -420,6 +540,7 @@ class IdentityShuffler(BatchShuffler):
         process_group, settings: as `BatchShuffler` takes them, so that it can stand in for any other.
         get_workloads: what each row costs, as `BatchShuffler.get_workloads`, for the reported imbalance; by
             default the row's tokens.
+        get_loss_tokens: loss tokens of each row, as `BatchShuffler.get_loss_tokens`.
     """
 
     def __init__(
@@ -427,10 +548,12 @@ class IdentityShuffler(BatchShuffler):
         process_group: dist.ProcessGroup | None = None,
         *,
         get_workloads: Callable[[Any], torch.Tensor] | None = None,
+        get_loss_tokens: Callable[[Any], torch.Tensor] | None = None,
         **settings: Any,
     ) -> None:
         super().__init__(process_group, **settings)
         self._get_workloads = get_workloads
+        self._get_loss_tokens = get_loss_tokens
 
     def _make_group(
         self, process_group: dist.ProcessGroup | None, planning_backend: str, verify: bool
@@ -439,4 +562,9 @@ class IdentityShuffler(BatchShuffler):
 
     def get_workloads(self, batch: Any) -> torch.Tensor:
         """What the given function says, or the tokens of each row."""
-        return sample_rows.num_tokens(batch) if self._get_workloads is None else self._get_workloads(batch)
+        return self.get_tokens(batch) if self._get_workloads is None else self._get_workloads(batch)
+
+    def get_loss_tokens(self, batch: Any) -> torch.Tensor:
+        """What the given function says, or what `BatchShuffler` does."""
+        given = self._get_loss_tokens
+        return super().get_loss_tokens(batch) if given is None else given(batch)

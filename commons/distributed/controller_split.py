@@ -20,7 +20,6 @@ from commons.distributed.batch_shuffler import BatchShuffler
 from commons.distributed.sample_facts import checked_counts
 from commons.partition import refined
 from commons.partition.workloads import as_workloads, check_count
-from commons.sequence_batch import sample_rows
 from commons.sequence_batch.packed_rows import (
     PackedRows,
     check_jagged_fields,
@@ -29,9 +28,10 @@ from commons.sequence_batch.packed_rows import (
     select_from,
 )
 from commons.sequence_batch.row_schema import FieldValue, RowSchema
+from commons.sequence_batch.sample_rows import SampleRows
 
 Batch = TypeVar("Batch")
-_ONLY_FIELD = "values"
+_ROWS = SampleRows()
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,9 +88,9 @@ def split_balanced(
         TypeError: `batch` has no rows; workloads are no numbers, or groups no integers or strings.
     """
     check_count("num_chunks", num_chunks)
-    fields = sample_rows.per_sample_fields(batch)
+    fields = _ROWS.per_sample_fields(batch)
     check_jagged_fields(fields)
-    batch_size, num_real = sample_rows.batch_rows(batch)
+    batch_size, num_real = _ROWS.batch_rows(batch)
     costs = _costs(workloads, batch, batch_size, num_real)
     if groups is None:
         partition = refined(costs, num_chunks, equal_size=True)
@@ -105,7 +105,7 @@ def split_balanced(
     for samples, num_elements in zip(partition, _sums(elements, partition), strict=True):
         rows = gather_rows([packed], samples, num_elements).pad_to(chunk_rows)
         own = {name: _in_own_memory(value) for name, value in rows.unpack().items()}
-        chunks.append(sample_rows.with_rows(batch, own, chunk_rows, len(samples)))
+        chunks.append(_ROWS.with_rows(batch, own, chunk_rows, len(samples)))
     return chunks, order
 
 
@@ -133,8 +133,6 @@ def merge(batches: Sequence[Batch], order: SplitOrder) -> Batch:
             f"merge got {len(batches)} batches, expected one for each of {len(order.partition)} chunks, "
             "in the order in which split_balanced returned them"
         )
-    if isinstance(batches[0], FieldValue):
-        return merge([{_ONLY_FIELD: values} for values in batches], order)[_ONLY_FIELD]
     sources: list[PackedRows] = []
     for chunk, batch in enumerate(batches):
         packed = _packed_chunk(batch, chunk, order.chunk_rows)
@@ -148,14 +146,14 @@ def merge(batches: Sequence[Batch], order: SplitOrder) -> Batch:
         positions[samples] = chunk * order.chunk_rows + np.arange(len(samples))
     merged = select_from(sources, positions)
     fields = merged.pad_to(order.batch_size).unpack()
-    return sample_rows.with_rows(batches[0], fields, order.batch_size, len(positions))
+    return _ROWS.with_rows(batches[0], fields, order.batch_size, len(positions))
 
 
 def _costs(workloads: Any, batch: Any, num_rows: int, num_real: int) -> np.ndarray:
     """`[samples]` finite numbers of at least 0."""
     if isinstance(workloads, BatchShuffler):
         whose = f"{type(workloads).__name__}.get_workloads"
-        returned = workloads.get_workloads(sample_rows.on_host(batch))
+        returned = workloads.get_workloads(_ROWS.with_long_lengths(_ROWS.on_host(batch)))
         return checked_counts(returned, num_rows, num_real, whose)[:num_real].numpy()
     if isinstance(workloads, torch.Tensor):
         workloads = workloads.detach().to("cpu", torch.float64).numpy()
@@ -210,9 +208,9 @@ def _sums(elements: np.ndarray, partition: Sequence[np.ndarray]) -> list[list[in
 
 
 def _packed_chunk(batch: Any, chunk: int, chunk_rows: int) -> PackedRows:
-    fields = sample_rows.per_sample_fields(batch)
+    fields = _ROWS.per_sample_fields(batch)
     check_jagged_fields(fields)
-    num_rows, _ = sample_rows.batch_rows(batch)
+    num_rows, _ = _ROWS.batch_rows(batch)
     if num_rows != chunk_rows:
         raise ValueError(
             f"batch {chunk} has {num_rows} rows, expected {chunk_rows}: give merge a row for each row "

@@ -181,15 +181,16 @@ class Placement:
             equal_size=self.equal_rows,
         )
 
-    def rows(self, total_rows: int, num_steps: int, partition: list[np.ndarray]) -> np.ndarray:
+    def rows(self, total_rows: int, num_steps: int, partition: list[np.ndarray], pads: bool) -> np.ndarray:
         """int64 `[ranks]`: the rows of each rank's batch in one of the steps, padding included.
 
         Args:
             total_rows: rows that all ranks loaded for all the steps.
             num_steps: steps that are placed together.
             partition: the samples of each rank in this step.
+            pads: whether batches know their padding, so that they may get some.
         """
-        if self.equal_rows:
+        if self.equal_rows and pads:
             return np.full(len(partition), max(-(-total_rows // (len(partition) * num_steps)), 1))
         return np.array([max(len(samples), 1) for samples in partition])
 

@@ -10,7 +10,8 @@ import numpy as np
 from commons.distributed.failures import portable, raise_first
 from commons.distributed.rank_group import RankGroup
 from commons.distributed.sample_facts import NUM_COUNTS, SampleFacts
-from commons.sequence_batch.row_schema import RowSchema
+from commons.sequence_batch.row_schema import FieldValue, RowSchema
+from commons.sequence_batch.sample_rows import SampleRows, knows_padding
 
 _OK, _NO_BATCH, _FAILED = range(3)
 
@@ -21,12 +22,14 @@ class GatheredFacts:
 
     Attributes:
         schema: the fields of the batches.
+        pads: whether batches know their padding rows, so that they may be padded.
         batch_sizes, num_loaded: int64 `[ranks, window]`, 0 where a rank had no batch left.
         workloads, tokens, loss_tokens: int64 `[samples]`, one rank behind the other.
         num_elements: int64 `[samples, jagged fields]`.
     """
 
     schema: RowSchema
+    pads: bool
     batch_sizes: np.ndarray
     num_loaded: np.ndarray
     workloads: np.ndarray
@@ -35,11 +38,27 @@ class GatheredFacts:
     num_elements: np.ndarray
 
 
-@dataclass
-class _Agreement:
-    """What ranks agreed on at the first batch; `capacity` is the rows that a gather carries per rank."""
+@dataclass(frozen=True)
+class _Offer:
+    """A rank's part of the agreement.
+
+    Attributes:
+        schema: the fields of its first batch.
+        capacity: rows that a gather carries per rank.
+        real_row: fields of one of its samples; None where batches know their padding.
+    """
 
     schema: RowSchema
+    capacity: int
+    real_row: dict[str, FieldValue] | None
+
+
+@dataclass
+class _Agreement:
+    """What ranks agreed on at the first batch; the attributes are those of `GatheredFacts` and `_Offer`."""
+
+    schema: RowSchema
+    pads: bool
     padding_batch: Any
     capacity: int
 
@@ -47,17 +66,19 @@ class _Agreement:
 class PlanGather:
     """Gathers sample facts over a group; a failure on one rank is raised on all of them.
 
-    The first call agrees on the schema, on a padding row for ranks that have no batch, and on the rows that
-    a gather carries per rank. Every later one is a single all-gather of equal sizes, unless a rank has more
+    The first call agrees on the schema, on a row for ranks that have no samples, and on the rows that a
+    gather carries per rank. Every later one is a single all-gather of equal sizes, unless a rank has more
     rows than any before: then all ranks see that and gather once more.
 
     Args:
         group: the ranks.
         window: batches per rank that are planned together.
+        sample_rows: reads the rows of batches.
     """
 
-    def __init__(self, group: RankGroup, window: int) -> None:
+    def __init__(self, group: RankGroup, window: int, sample_rows: SampleRows) -> None:
         self._group = group
+        self._sample_rows = sample_rows
         self._window = window
         self._header = 2 + 2 * window  # status, schema fingerprint, rows and real rows of each batch
         self._agreement: _Agreement | None = None
@@ -68,7 +89,8 @@ class PlanGather:
         return None if self._agreement is None else self._agreement.schema
 
     def padding_batch(self) -> Any:
-        """A batch of one padding row, for a rank whose loader has ended while others go on.
+        """A batch of one row, for a rank without samples: padding, or a copy of a real row, the same on all
+        ranks, where batches do not know their padding.
 
         Raises:
             RuntimeError: no rank of the group has had a batch yet.
@@ -85,7 +107,8 @@ class PlanGather:
         Args:
             facts: of this rank's batches; None if its loader has ended, or if `failure` is given.
             failure: what kept this rank from giving facts.
-            padding_batch: one padding row of this rank's; used by the first call that any rank has facts in.
+            padding_batch: one padding row of this rank's, or one of its samples; used by the first call that
+                any rank has facts in.
 
         Raises:
             ValueError: batches of different ranks or steps differ in their fields.
@@ -111,6 +134,7 @@ class PlanGather:
         workloads, tokens, loss_tokens = per_sample[:, :NUM_COUNTS].T
         return GatheredFacts(
             schema=agreed.schema,
+            pads=agreed.pads,
             batch_sizes=sizes[:, :, 0].copy(),
             num_loaded=num_loaded,
             workloads=workloads,
@@ -138,7 +162,10 @@ class PlanGather:
         self, facts: SampleFacts | None, failure: Exception | None, padding_batch: Any
     ) -> _Agreement | None:
         """The first call's agreement; None if no rank has a batch."""
-        mine = None if facts is None else (facts.schema, int(facts.batch_sizes.max()) * self._window)
+        mine = None
+        if facts is not None:
+            row = None if knows_padding(padding_batch) else self._sample_rows.per_sample_fields(padding_batch)
+            mine = _Offer(facts.schema, int(facts.batch_sizes.max()) * self._window, row)
         gathered = self._group.all_gather_objects((mine, portable(failure)))
         raise_first([failed for _, failed in gathered], failure, self._group.rank)
         offers = [offer for offer, _ in gathered]
@@ -146,12 +173,22 @@ class PlanGather:
         if not ranks_with_batch:
             return None
         first = ranks_with_batch[0]
-        schema = offers[first][0]
-        _raise_if_different(schema, f"rank {first}", [None if o is None else o[0] for o in offers])
+        agreed = offers[first]
+        _raise_if_different(agreed.schema, f"rank {first}", [None if o is None else o.schema for o in offers])
+        pads = agreed.real_row is None
+        for rank in ranks_with_batch:
+            if (offers[rank].real_row is None) != pads:
+                raise ValueError(
+                    f"batches of rank {first} and rank {rank} are of different types, of which only one knows "
+                    "its padding rows; all ranks must have batches of one type"
+                )
+        if mine is not None and agreed.real_row is not None:
+            padding_batch = self._sample_rows.with_rows(padding_batch, agreed.real_row, 1, 1)
         if len(ranks_with_batch) < len(offers):
             offered = padding_batch if self._group.rank == first else None
             padding_batch = self._group.all_gather_objects(offered)[first]
-        return _Agreement(schema, padding_batch, max(offers[rank][1] for rank in ranks_with_batch))
+        capacity = max(offers[rank].capacity for rank in ranks_with_batch)
+        return _Agreement(agreed.schema, pads, padding_batch, capacity)
 
     def _raise_if_any_failed(
         self, table: np.ndarray, facts: SampleFacts | None, failure: Exception | None, schema: RowSchema

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
-from commons.sequence_batch import sample_rows
-from commons.sequence_batch.packed_rows import PackedRows, check_jagged_fields, key_lengths, row_elements
+from commons.sequence_batch.packed_rows import check_jagged_fields, key_lengths, row_elements
 from commons.sequence_batch.row_schema import RowSchema
+from commons.sequence_batch.sample_rows import SampleRows
 
 NUM_COUNTS = 3  # of each sample: workload, tokens, loss tokens
+_WRAP = (torch.int8, torch.int16, torch.int32, torch.uint8, torch.uint16, torch.uint32)
 
 
 @dataclass(frozen=True)
@@ -34,17 +35,22 @@ class SampleFacts:
     per_sample: np.ndarray
 
     @staticmethod
-    def of(batches: Sequence[Any], get_workloads: Callable[[Any], torch.Tensor], whose: str) -> SampleFacts:
+    def of(
+        batches: Sequence[Any],
+        sample_rows: SampleRows,
+        counts_of_rows: Mapping[str, Callable[[Any], torch.Tensor]],
+    ) -> SampleFacts:
         """Facts of batches on the host.
 
         Args:
             batches: at least one.
-            get_workloads: what each row costs, `[batch_size]`.
-            whose: how messages call it.
+            sample_rows: reads their rows.
+            counts_of_rows: what gives workload, tokens and loss tokens of each row, all `[batch_size]`, in
+                this order, by the names that messages call them. They see lengths in int64.
 
         Raises:
-            ValueError: workloads of the wrong length, negative, NaN or infinite; a batch's lengths do not
-                account for its values; or the batches differ in their fields.
+            ValueError: counts of the wrong length, in integers that wrap, negative, NaN or infinite; a
+                batch's lengths do not account for its values; or the batches differ in their fields.
         """
         schema, sizes, per_sample = None, [], []
         for batch in batches:
@@ -61,13 +67,10 @@ class SampleFacts:
                 raise ValueError(
                     "a batch of this rank has no rows; a loader that has ended gives no batch at all"
                 )
+            shown = sample_rows.with_long_lengths(batch)
             counts = [
-                checked_counts(returned, num_rows, num_real, method)
-                for returned, method in (
-                    (get_workloads(batch), whose),
-                    (sample_rows.num_tokens(batch), f"{type(batch).__name__}.num_tokens"),
-                    (sample_rows.num_loss_tokens(batch), f"{type(batch).__name__}.num_loss_tokens"),
-                )
+                checked_counts(count(shown), num_rows, num_real, whose)
+                for whose, count in counts_of_rows.items()
             ]
             elements = row_elements(key_lengths(fields, schema, num_rows), schema)
             columns = torch.stack([*counts, *elements.unbind(1)], 1)
@@ -77,14 +80,6 @@ class SampleFacts:
             raise ValueError("there are no batches")
         batch_sizes, num_loaded = np.array(sizes, dtype=np.int64).T
         return SampleFacts(schema, batch_sizes, num_loaded, np.concatenate(per_sample))
-
-
-def padding_row(batch: Any) -> Any:
-    """A host batch like this one, of one padding row."""
-    fields = sample_rows.per_sample_fields(batch)
-    packed = PackedRows.pack(fields, RowSchema.of(fields), sample_rows.batch_rows(batch)[0])
-    nothing = packed.select(np.zeros(0, dtype=np.int64)).pad_to(1)
-    return sample_rows.with_rows(batch, nothing.unpack(), 1, 0)
 
 
 def checked_counts(returned: Any, num_rows: int, num_real: int, whose: str) -> torch.Tensor:
@@ -99,6 +94,11 @@ def checked_counts(returned: Any, num_rows: int, num_real: int, whose: str) -> t
         raise ValueError(f"{whose} returned {type(returned).__name__}, expected integers") from error
     if values.is_complex() or values.dtype == torch.uint64:
         raise ValueError(f"{whose} returned {values.dtype}, expected integers")
+    if values.dtype in _WRAP:
+        raise ValueError(
+            f"{whose} returned {values.dtype}, in which squares and FLOPs wrap without a word; compute in int64, "
+            "as in tokens.long() ** 2"
+        )
     if values.shape != (num_rows,):
         raise ValueError(
             f"{whose} returned shape {tuple(values.shape)}, expected one number per row: ({num_rows},)"

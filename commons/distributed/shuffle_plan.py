@@ -95,6 +95,15 @@ class ShufflePlan:
         """Loss tokens of the ranks together."""
         return int(self.loss_tokens.sum())
 
+    def loss_tokens_on(self, rank: int) -> int:
+        """Loss tokens of the samples that a rank computes."""
+        return int(self.loss_tokens[self.partition[rank]].sum())
+
+    def loss_tokens_of_micro_batches(self, rank: int) -> list[int]:
+        """Loss tokens of each of a rank's micro-batches."""
+        placed = self.partition[rank]
+        return [int(self.loss_tokens[placed[rows]].sum()) for rows in self.micro_batches[rank]]
+
     @property
     def num_micro_batches(self) -> int:
         """Micro-batches of every rank; 0 where batches run whole."""

@@ -12,21 +12,24 @@ from commons.distributed.agreement import check_same_schema
 from commons.distributed.exchange import transfer
 from commons.distributed.rank_group import RankGroup
 from commons.distributed.shuffle_plan import Route, RouteEnd, ShufflePlan, WindowPlan
-from commons.sequence_batch import sample_rows
 from commons.sequence_batch.base_batch import num_rows
 from commons.sequence_batch.packed_rows import PackedRows, gather_rows, row_elements, select_from
 from commons.sequence_batch.row_schema import FieldValue, RowSchema
+from commons.sequence_batch.sample_rows import SampleRows
 
-_ONLY_FIELD = "values"
+_COUNTS = "elements"
 
 
-def return_step(values: Any, plan: ShufflePlan, group: RankGroup) -> Any:
+def return_step(values: Any, plan: ShufflePlan, group: RankGroup, sample_rows: SampleRows) -> Any:
     """`BatchShuffler.unshuffle` of one step."""
-    rows, _ = _rows_at_home(values, plan, group)
-    return _unpacked(_kind(values, plan), rows, max(int(plan.batch_sizes[group.rank]), 1))
+    rows, _ = _rows_at_home(values, plan, group, sample_rows)
+    batch_size = max(int(plan.batch_sizes[group.rank]), 1)
+    return _unpacked(_kind(values, plan), rows, batch_size, sample_rows)
 
 
-def return_window(values: Sequence[Any], plan: WindowPlan, group: RankGroup) -> list[Any]:
+def return_window(
+    values: Sequence[Any], plan: WindowPlan, group: RankGroup, sample_rows: SampleRows
+) -> list[Any]:
     """`BatchShuffler.unshuffle` of a window."""
     if len(values) != len(plan.steps):
         raise ValueError(
@@ -35,25 +38,30 @@ def return_window(values: Sequence[Any], plan: WindowPlan, group: RankGroup) -> 
         )
     if not plan.steps:
         return []
-    at_home = [_rows_at_home(of_step, step, group) for of_step, step in zip(values, plan.steps, strict=True)]
+    at_home = [
+        _rows_at_home(of_step, step, group, sample_rows)
+        for of_step, step in zip(values, plan.steps, strict=True)
+    ]
     sources, elements = [rows for rows, _ in at_home], np.concatenate([of_step for _, of_step in at_home])
     returned = []
     for batch, batch_size in enumerate(plan.batch_sizes[group.rank].tolist()):
         if batch_size:
             chosen = plan.rows_of_batch(group.rank, batch)
             rows = gather_rows(sources, chosen, elements[chosen].sum(0).tolist())
-            returned.append(_unpacked(_kind(values[0], plan.steps[0]), rows, batch_size))
+            returned.append(_unpacked(_kind(values[0], plan.steps[0]), rows, batch_size, sample_rows))
     return returned
 
 
-def _rows_at_home(values: Any, plan: ShufflePlan, group: RankGroup) -> tuple[PackedRows, np.ndarray]:
+def _rows_at_home(
+    values: Any, plan: ShufflePlan, group: RankGroup, sample_rows: SampleRows
+) -> tuple[PackedRows, np.ndarray]:
     """The real rows that this rank brought to a step, and int64 `[rows, jagged fields]` their elements."""
     rank = group.rank
     held, at_home = plan.partition[rank], plan.loaded_by(rank)
     if plan.micro_batches and isinstance(values, list):
-        packed = _joined(values, plan.micro_batches[rank])
+        packed = _joined(values, plan.micro_batches[rank], sample_rows)
     else:
-        packed = _packed(values, int(plan.num_placed[rank]), int(plan.rows[rank]))
+        packed = _packed(values, int(plan.num_placed[rank]), int(plan.rows[rank]), sample_rows)
     if group.num_ranks == 1:
         elements = row_elements(packed.lengths[:, : len(held)].cpu(), packed.schema).numpy()
         return gather_rows([packed], np.arange(len(held)), elements.sum(0).tolist()), elements
@@ -72,14 +80,14 @@ def _rows_at_home(values: Any, plan: ShufflePlan, group: RankGroup) -> tuple[Pac
 
     if elements.shape[1]:
         # How long they are only the ranks that computed them know.
-        counts = {_ONLY_FIELD: torch.from_numpy(elements).to(packed.lengths.device)}
+        counts = {_COUNTS: torch.from_numpy(elements).to(packed.lengths.device)}
         counted = PackedRows.pack(counts, RowSchema.of(counts), len(held))
         counted = transferred(counted, elements[:, :0], elements_to_come)
-        elements_to_come = _only(counted.unpack()).cpu().numpy()
+        elements_to_come = counted.unpack()[_COUNTS].cpu().numpy()
     return transferred(packed, elements, elements_to_come), elements_to_come
 
 
-def _joined(values: Sequence[Any], rows_of_each: Sequence[np.ndarray]) -> PackedRows:
+def _joined(values: Sequence[Any], rows_of_each: Sequence[np.ndarray], sample_rows: SampleRows) -> PackedRows:
     """The rows of a batch in its order, from what was computed of each of its micro-batches."""
     if len(values) != len(rows_of_each):
         raise ValueError(
@@ -87,7 +95,7 @@ def _joined(values: Sequence[Any], rows_of_each: Sequence[np.ndarray]) -> Packed
             "a list with those of each"
         )
     sources = [
-        _packed(of_one, len(rows), max(len(rows), 1))
+        _packed(of_one, len(rows), max(len(rows), 1), sample_rows)
         for of_one, rows in zip(values, rows_of_each, strict=True)
     ]
     for number, source in enumerate(sources):
@@ -103,15 +111,9 @@ def _joined(values: Sequence[Any], rows_of_each: Sequence[np.ndarray]) -> Packed
     return select_from(sources, np.concatenate(found)[np.argsort(np.concatenate(rows_of_each))])
 
 
-def _packed(values: Any, num_real: int, num_padded: int) -> PackedRows:
-    fields = _fields(values)
+def _packed(values: Any, num_real: int, num_padded: int, sample_rows: SampleRows) -> PackedRows:
+    fields = sample_rows.per_sample_fields(values)
     return PackedRows.pack(fields, RowSchema.of(fields), _checked_rows(fields, num_real, num_padded))
-
-
-def _fields(values: Any) -> dict[str, FieldValue]:
-    if isinstance(values, FieldValue):
-        return {_ONLY_FIELD: sample_rows.as_jagged(values)}
-    return sample_rows.per_sample_fields(values)
 
 
 def _checked_rows(fields: dict[str, FieldValue], num_real: int, num_padded: int) -> int:
@@ -119,23 +121,16 @@ def _checked_rows(fields: dict[str, FieldValue], num_real: int, num_padded: int)
     for name, rows in sizes.items():
         if rows not in (num_real, num_padded) or rows != next(iter(sizes.values())):
             raise ValueError(
-                f"unshuffle got {rows} rows in {name!r}, expected {num_padded}, as the exchange gave this "
+                f"unshuffle got {rows} rows in {name or 'values'!r}, expected {num_padded}, as the exchange gave this "
                 f"rank, or {num_real} without the padding"
             )
     return next(iter(sizes.values()))
 
 
-def _unpacked(values: Any, rows: PackedRows, batch_size: int) -> Any:
-    fields = rows.pad_to(batch_size).unpack()
-    if isinstance(values, FieldValue):
-        return sample_rows.like_nested(_only(fields), values)
-    return sample_rows.with_rows(values, fields, batch_size, rows.num_rows)
+def _unpacked(values: Any, rows: PackedRows, batch_size: int, sample_rows: SampleRows) -> Any:
+    return sample_rows.with_rows(values, rows.pad_to(batch_size).unpack(), batch_size, rows.num_rows)
 
 
 def _kind(values: Any, plan: ShufflePlan) -> Any:
     """Values of the kind that is returned."""
     return values[0] if plan.micro_batches and isinstance(values, list) else values
-
-
-def _only(fields: dict[str, FieldValue]) -> Any:
-    return fields[_ONLY_FIELD]

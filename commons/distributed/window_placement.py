@@ -48,7 +48,7 @@ def placed_window(gathered: GatheredFacts, placement: Placement, group: RankGrou
         # Where nothing moves between steps, a rank brings its batches as they were loaded, padding and all.
         as_loaded = num_steps == 1 or group.num_ranks == 1
         rows_brought = gathered.batch_sizes[:, step] if as_loaded else brought
-        rows = placement.rows(int(batch_sizes.sum()), num_steps, partition)
+        rows = placement.rows(int(batch_sizes.sum()), num_steps, partition, gathered.pads)
         plan = ShufflePlan(
             batch_sizes=rows_brought,
             num_loaded=brought,

@@ -15,19 +15,22 @@ from torchrec.distributed.train_pipeline.runtime_forwards import BaseForward
 from torchrec.distributed.types import LazyAwaitable, ShardedModule
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedTensor
 
+from commons.distributed import BatchShuffler, ShufflePlan
+from commons.distributed.loss_reduction import check_reduction, loss_sum
 from commons.named_ranges import named_range
 from commons.pipeline.sharded_modules import outermost_sharded
-from commons.sequence_batch import sample_rows
 from commons.sequence_batch.jagged_indices import spread
 from commons.sequence_batch.packed_rows import to_device_together
+from commons.sequence_batch.sample_rows import SampleRows
 
 
 def run_micro_batches(
     model: torch.nn.Module,
     batch: Any,
-    micro_batches: Sequence[Any],
-    rows: Sequence[np.ndarray],
-    loss_scale: float,
+    shuffler: BatchShuffler,
+    plan: ShufflePlan,
+    loss_reduction: str,
+    loss_scale: float | torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, list[Any]]:
     """Runs a model on a batch in micro-batches; in training also the backward of all but the tables.
 
@@ -40,24 +43,37 @@ def run_micro_batches(
     model, which runs once per micro-batch.
 
     Args:
-        model: batch to `(losses of any shape, output)`, losses summed over loss tokens.
-        batch: on the device.
-        micro_batches: of it, at least one; a rank must not have more or fewer than others.
-        rows: for each micro-batch int64, its rows of the batch.
-        loss_scale: what the loss is multiplied with before its backward.
+        model: batch to `(losses, output)`.
+        batch: as exchanged, on the device.
+        shuffler: what exchanged it.
+        plan: what it was exchanged by, in micro-batches.
+        loss_reduction: "sum" or "mean", over the loss tokens of a micro-batch.
+        loss_scale: what the loss sum is multiplied with before its backward; None for what makes the gradient,
+            averaged over ranks, that of the mean over all loss tokens of the plan.
 
     Returns:
         A loss whose backward is that of the tables, as it has to be called in training, and once; the sum of
         the losses, detached; and the output of each micro-batch.
 
     Raises:
+        ValueError: "global_mean", or an unknown reduction.
         RuntimeError: a sharded module is given something that is no field of the batch.
-        TypeError: a sharded module returns something whose rows are not known here.
+        TypeError: a sharded module returns something whose rows are not known here, or the model something
+            else than losses and output.
     """
+    check_reduction(loss_reduction)
+    if loss_reduction == "global_mean":
+        raise ValueError('"global_mean" is of a whole step: return the mean of a micro-batch, and use "mean"')
+    sample_rows = shuffler.sample_rows
+    device = sample_rows.device_of(batch)
+    if loss_scale is None:
+        loss_scale = shuffler.scale(torch.ones((), device=device), plan, "sum")
+    micro_batches, rows = shuffler.micro_batches(batch, plan), shuffler.micro_batch_rows(batch, plan)
+    loss_tokens = plan.loss_tokens_of_micro_batches(shuffler.group.rank)
     trains = model.training and torch.is_grad_enabled()
     replicated = _replicated(model) if trains else []
-    lookups = _Lookups(model, batch, micro_batches, rows)
-    loss_sum = torch.zeros((), device=sample_rows.device_of(batch))
+    lookups = _Lookups(model, batch, micro_batches, rows, sample_rows)
+    total = torch.zeros((), device=device)
     outputs = []
     with lookups.in_place():
         for number, micro_batch in enumerate(micro_batches):
@@ -67,18 +83,36 @@ def run_micro_batches(
                 for module in [] if is_last else replicated:
                     if not module.static_graph or module in _has_learnt_graph:
                         stack.enter_context(module.no_sync())
-                losses, output = model(micro_batch)
-                # The sum of many losses in 16 bits would be off by percents.
-                loss = losses.sum(dtype=torch.promote_types(losses.dtype, torch.float32))
+                losses, output = losses_and_output(model(micro_batch))
+                loss = loss_sum(losses, loss_reduction, loss_tokens[number], 0.0)
                 if trains:
                     with named_range("## backward ##"):
                         (loss * loss_scale).backward()
                         lookups.collect_gradients()
                     _has_learnt_graph.update(replicated)
-            loss_sum = loss_sum + loss.detach()
+            total = total + loss.detach()
             outputs.append(output)
-    scaled = loss_sum * loss_scale
-    return (lookups.backward_from(scaled) if trains else scaled), loss_sum, outputs
+    scaled = total * loss_scale
+    return (lookups.backward_from(scaled) if trains else scaled), total, outputs
+
+
+def losses_and_output(returned: Any) -> tuple[torch.Tensor, Any]:
+    """What a model returned, checked.
+
+    Raises:
+        TypeError: that is no pair of a tensor of losses and anything else.
+    """
+    if isinstance(returned, tuple | list) and len(returned) == 2 and isinstance(returned[0], torch.Tensor):
+        return returned[0], returned[1]
+    if isinstance(returned, tuple | list):
+        got = f"{type(returned).__name__} of {', '.join(type(value).__name__ for value in returned)}"
+    else:
+        shape = f" of shape {tuple(returned.shape)}" if isinstance(returned, torch.Tensor) else ""
+        got = f"{type(returned).__name__}{shape}"
+    raise TypeError(
+        f"the model returned a {got}; a pipeline expects (losses, output), losses a tensor and output "
+        "whatever metrics need, or None: return loss, None for a loss alone, and add up a dict of losses"
+    )
 
 
 # With a static graph, DistributedDataParallel learns it in a first backward, which has to reduce gradients;
@@ -98,11 +132,19 @@ class _Lookups:
     """What the sharded modules of a model found for a batch, for its micro-batches to share.
 
     Args:
-        model, batch, micro_batches, rows: as `run_micro_batches` takes them.
+        model, batch: as `run_micro_batches` takes them.
+        micro_batches: of the batch.
+        rows: for each micro-batch int64, its rows of the batch.
+        sample_rows: reads rows.
     """
 
     def __init__(
-        self, model: torch.nn.Module, batch: Any, micro_batches: Sequence[Any], rows: Sequence[np.ndarray]
+        self,
+        model: torch.nn.Module,
+        batch: Any,
+        micro_batches: Sequence[Any],
+        rows: Sequence[np.ndarray],
+        sample_rows: SampleRows,
     ) -> None:
         whole = sample_rows.per_sample_fields(batch)
         # Of each field of a micro-batch that of the batch; with the first kept, so that its id stays its own.

@@ -16,11 +16,11 @@ import torch.distributed as dist
 
 from commons.distributed import BalanceReport, BatchShuffler, ShufflePlan, WindowPlan
 from commons.distributed.all_ranks import AllRanks
+from commons.distributed.loss_reduction import check_reduction, loss_sum
 from commons.distributed.plan_ahead import PlanAhead
 from commons.named_ranges import named_range
 from commons.pipeline.compute_clock import ComputeClock, ComputeSpan
-from commons.pipeline.micro_batch_forward import run_micro_batches
-from commons.sequence_batch import sample_rows
+from commons.pipeline.micro_batch_forward import losses_and_output, run_micro_batches
 
 logger = logging.getLogger(__name__)
 
@@ -59,9 +59,20 @@ class ShuffleStage:
     Args:
         shuffler: what places samples on ranks; it serves this stage alone, until `reset` or the loaders' end.
         device: where batches are copied to.
+        loss_reduction: one of `LOSS_REDUCTIONS`, as pipelines take it.
+
+    Raises:
+        ValueError: an unknown reduction, or "global_mean" with micro-batches or a window.
     """
 
-    def __init__(self, shuffler: BatchShuffler, device: torch.device) -> None:
+    def __init__(self, shuffler: BatchShuffler, device: torch.device, loss_reduction: str | None) -> None:
+        check_reduction(loss_reduction)
+        if loss_reduction == "global_mean" and (shuffler.window > 1 or shuffler.in_micro_batches):
+            raise ValueError(
+                'loss_reduction="global_mean" is of a whole step: with micro-batches or a window return the mean '
+                'over the loss tokens that the model was given, and use "mean"'
+            )
+        self._reduction = str(loss_reduction)
         self._shuffler = shuffler
         self._rank, self._num_ranks = (
             (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
@@ -94,7 +105,7 @@ class ShuffleStage:
         step = self._planned.popleft()
         with named_range("## exchange ##"):
             start = time.perf_counter()
-            batch = self._shuffler.exchange(batch, step.plan)
+            batch = self._shuffler.carry_out(batch, step.plan)
             seconds = time.perf_counter() - start
         self._exchanged.append(replace(step, report=replace(step.report, exchange_seconds=seconds)))
         return batch
@@ -111,23 +122,26 @@ class ShuffleStage:
         """
         step = self._exchanged[0]
         plan = step.plan
+        rank = self._shuffler.group.rank
         scale = self._num_ranks / step.mean_loss_tokens if step.mean_loss_tokens else 0.0
         if model.training:
             self._clock.start(model)
         else:
             self._clock.forget()
         if plan.micro_batches:
-            micro_batches = self._shuffler.micro_batches(batch, plan)
-            rows = plan.micro_batches[self._shuffler.group.rank]
-            loss, loss_sum, output = run_micro_batches(model, batch, micro_batches, rows, scale)
+            loss, total, output = run_micro_batches(
+                model, batch, self._shuffler, plan, self._reduction, scale
+            )
         else:
-            losses, output = model(batch)
-            # The sum of many losses in 16 bits would be off by percents.
-            loss_sum = losses.sum(dtype=torch.promote_types(losses.dtype, torch.float32))
-            loss, loss_sum = loss_sum * scale, loss_sum.detach()
+            if self._reduction == "global_mean":
+                self._shuffler.check_global_mean(plan)
+            losses, output = losses_and_output(model(batch))
+            mean_tokens = step.loss_tokens / self._num_ranks
+            total = loss_sum(losses, self._reduction, plan.loss_tokens_on(rank), mean_tokens)
+            loss, total = total * scale, total.detach()
         self._exchanged.popleft()  # not before: a step that raises may be tried again
         self._computed = step
-        return loss, (loss_sum, step.loss_tokens, output)
+        return loss, (total, step.loss_tokens, output)
 
     def reset(self) -> None:
         """Forgets the steps on their way, as a pipeline does that drops its batches; all ranks have to."""
@@ -176,7 +190,7 @@ class ShuffleStage:
 
     def _prepare(self, batch: Any) -> tuple[Any, Any]:
         """A batch on the host to plan with, and what to hand on: the same, unless it came on the device."""
-        host = sample_rows.on_host(batch)
+        host = self._shuffler.sample_rows.on_host(batch)
         if host is not batch and self._rank == 0:
             _warn_of_device_batches()
         return host, batch

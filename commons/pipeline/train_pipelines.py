@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import functools
+import traceback
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import torch
-from torch.fx.proxy import TraceError
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.train_pipeline import PrefetchTrainPipelineSparseDist, TrainPipelineSparseDist
 from torchrec.distributed.train_pipeline.train_pipelines import TrainPipeline
@@ -17,9 +17,16 @@ from torchrec.distributed.types import ShardedModule
 from commons.distributed import BalanceReport, BatchShuffler, ShufflePlan, WindowPlan
 from commons.named_ranges import named_range
 from commons.pipeline.compute_clock import ComputeSpan
+from commons.pipeline.in_flight import in_flight, landed
 from commons.pipeline.shuffle_stage import ShuffleStage, StepOutput
+from commons.sequence_batch import containers
 
 _CACHED_KERNEL = EmbeddingComputeKernel.FUSED_UVM_CACHING.value
+# Arguments of TorchRec's pipelines that would go past the stage.
+_REFUSED = {
+    "custom_model_fwd": "the stage calls the model, to scale its loss",
+    "enable_inplace_copy_batch": "it copies batches past the exchange",
+}
 
 
 class _WithStage:
@@ -43,6 +50,12 @@ class _WithStage:
         return self._stage.computed_tokens
 
     @property
+    def num_samples(self) -> int:
+        """Samples that this rank computed. They come first in the output; metrics skip the rows after them,
+        which are padding, or the copy of a sample that a rank without any runs."""
+        return len(self.computed_tokens)
+
+    @property
     def plan(self) -> ShufflePlan:
         """Its placement, for `BatchShuffler.unshuffle`."""
         return self._stage.plan
@@ -57,10 +70,17 @@ class SequentialTrainPipeline(_WithStage, TrainPipeline):
     """One step after the other, only planning ahead: for debugging, and for models without sharded tables.
 
     Args:
-        model: batch to `(losses of any shape, output)`; losses are summed over loss tokens, not averaged.
+        model: batch to `(losses, output)`.
         optimizer: of the parameters that backward leaves gradients on.
         device: where batches are copied to.
         batch_shuffler: what places samples on ranks.
+        loss_reduction: what the model's losses are: "sum", their sum over this rank's loss tokens, or one for
+            each, in any shape; "mean", a scalar, their mean over this rank's loss tokens (of a micro-batch,
+            where there are any); "global_mean", a scalar whose mean over the ranks is that over the loss tokens
+            of all ranks. The gradient is always that of the mean over all loss tokens of the step.
+
+    Raises:
+        ValueError: `loss_reduction` is none of these, or "global_mean" with micro-batches or a window.
     """
 
     def __init__(
@@ -69,12 +89,13 @@ class SequentialTrainPipeline(_WithStage, TrainPipeline):
         optimizer: torch.optim.Optimizer,
         device: torch.device,
         batch_shuffler: BatchShuffler,
+        loss_reduction: str | None = None,
     ) -> None:
         super().__init__()
         self._model = model
         self._optimizer = optimizer
         self._device = device
-        self._stage = ShuffleStage(batch_shuffler, device)
+        self._stage = ShuffleStage(batch_shuffler, device, loss_reduction)
         self._batch: Any = None  # exchanged, and not computed yet: a step that raises may be tried again
 
     def reset(self) -> None:
@@ -96,7 +117,7 @@ class SequentialTrainPipeline(_WithStage, TrainPipeline):
             if batch is None:
                 raise StopIteration
             with named_range("## copy_batch_to_gpu ##"):  # as TorchRec's pipelines say, on any device
-                batch = batch.to(self._device, non_blocking=True)
+                batch = containers.moved_to(batch, self._device, non_blocking=True)
             self._batch = self._stage.exchange(batch)
         if self._model.training:
             with named_range("## zero_grad ##"):
@@ -124,10 +145,14 @@ class _SparseDistWithStage(_WithStage):
         optimizer: torch.optim.Optimizer,
         device: torch.device,
         batch_shuffler: BatchShuffler,
+        loss_reduction: str | None = None,
+        **torchrec_arguments: Any,
     ) -> None:
+        for name in torchrec_arguments.keys() & _REFUSED.keys():
+            raise ValueError(f'pipeline "{self.name}" takes no {name}: {_REFUSED[name]}')
         # The next class is one of TorchRec's.
-        super().__init__(model, optimizer, device, custom_model_fwd=self._forward)  # type: ignore[call-arg]
-        self._stage = ShuffleStage(batch_shuffler, device)
+        super().__init__(model, optimizer, device, custom_model_fwd=self._forward, **torchrec_arguments)  # type: ignore[call-arg]
+        self._stage = ShuffleStage(batch_shuffler, device, loss_reduction)
         if device.type == "cuda":
             # A second pipeline on a model, for evaluation, takes over its lookups, and with them the stream
             # they wait on: with streams of its own, the first one's batches would be read unsynchronised.
@@ -139,29 +164,33 @@ class _SparseDistWithStage(_WithStage):
         self._stage.reset()
 
     def copy_batch_to_gpu(self, dataloader_iter: Iterator[Any]) -> tuple[Any | None, Any]:
-        """The next batch on the device, planned before the copy and exchanged behind it on its stream."""
+        """The next batch on the device, planned before the copy and exchanged after it on its stream."""
         batch, context = super().copy_batch_to_gpu(dataloader_iter)  # type: ignore[misc]
         if batch is not None:
             with self._stream_context(self._memcpy_stream):  # type: ignore[attr-defined]
-                batch = self._stage.exchange(batch)
+                batch = in_flight(self._stage.exchange(landed(batch)))
         return batch, context
 
     def _next_batch(self, dataloader_iter: Iterator[Any]) -> Any | None:
-        return self._stage.next_batch(dataloader_iter)
+        return in_flight(self._stage.next_batch(dataloader_iter))
 
     def _forward(self, batch: Any) -> tuple[torch.Tensor, StepOutput]:
-        return self._stage.forward(self._model, batch)
+        return self._stage.forward(self._model, landed(batch))
 
     def _pipeline_model(self, *args: Any, **kwargs: Any) -> None:
         # Without a sharded module TorchRec would trace into all others, and fail at a branch on data.
         if any(isinstance(module, ShardedModule) for module in self._model.modules()):
             try:
                 super()._pipeline_model(*args, **kwargs)  # type: ignore[misc]
-            except TraceError as error:
+            except Exception as error:
+                if not _raised_in_rewriting(error):
+                    raise
                 raise RuntimeError(
-                    f'pipeline "{self.name}" cannot trace the model: TorchRec follows the top-level forward '
-                    "symbolically, so it may not loop or branch on data. Call the embeddings there, and do "
-                    'the rest in a submodule; or use pipeline "none"'
+                    f'pipeline "{self.name}" cannot trace the model ({type(error).__name__}: {error}). TorchRec '
+                    "follows the top-level forward symbolically, so it may not loop or branch on data, nor turn "
+                    "it into numbers. Look the tables up there, and do the rest in a submodule that holds one "
+                    "(wrapped in DistributedDataParallel, which TorchRec does not look into); or use pipeline "
+                    '"none"'
                 ) from error
         if not self._pipelined_modules:  # type: ignore[attr-defined]
             raise RuntimeError(
@@ -176,9 +205,10 @@ class SparseDistTrainPipeline(_SparseDistWithStage, TrainPipelineSparseDist):
     """TorchRec's `TrainPipelineSparseDist`: copy and exchange, and the embeddings' input distribution, run on
     streams of their own beside the previous steps' compute.
 
-    Takes the same arguments as `SequentialTrainPipeline`, and `progress` is the same.
+    Takes the arguments of `SequentialTrainPipeline`, and those of TorchRec's own pipeline; `progress` is the same.
 
     Raises:
+        ValueError: as `SequentialTrainPipeline`, or an argument of TorchRec's that would go past the stage.
         RuntimeError: at the first step, if the model cannot be traced, or has no sharded module that TorchRec
             can pipeline.
     """
@@ -190,7 +220,7 @@ class PrefetchTrainPipeline(_SparseDistWithStage, PrefetchTrainPipelineSparseDis
     """TorchRec's `PrefetchTrainPipelineSparseDist`: rows of tables in host memory are fetched into the GPU's
     cache one step ahead, on a stream of its own.
 
-    Takes the same arguments as `SequentialTrainPipeline`, and `progress` is the same.
+    Takes the arguments of `SequentialTrainPipeline`, and those of TorchRec's own pipeline; `progress` is the same.
 
     Raises:
         ValueError: the device is no GPU, or no table of the model has the cached kernel.
@@ -205,6 +235,8 @@ class PrefetchTrainPipeline(_SparseDistWithStage, PrefetchTrainPipelineSparseDis
         optimizer: torch.optim.Optimizer,
         device: torch.device,
         batch_shuffler: BatchShuffler,
+        loss_reduction: str | None = None,
+        **torchrec_arguments: Any,
     ) -> None:
         if device.type != "cuda":
             raise ValueError(
@@ -215,8 +247,13 @@ class PrefetchTrainPipeline(_SparseDistWithStage, PrefetchTrainPipelineSparseDis
                 'pipeline "prefetch" needs a table planned with the compute kernel "fused_uvm_caching", with '
                 'prefetch_pipeline=True among its fused parameters: use "native" for tables in GPU memory'
             )
-        super().__init__(model, optimizer, device, batch_shuffler)
+        super().__init__(model, optimizer, device, batch_shuffler, loss_reduction, **torchrec_arguments)
         self._prefetch_stream = _stream(device, "prefetch")
+
+
+def _raised_in_rewriting(error: Exception) -> bool:
+    """Whether it comes from TorchRec's rewriting of a model, not from the lookups that follow."""
+    return any(frame.name == "_rewrite_model" for frame in traceback.extract_tb(error.__traceback__))
 
 
 def _has_cached_table(model: torch.nn.Module) -> bool:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-import numpy as np
 import torch
-from tensordict import TensorDictBase
-from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
+from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 from torchrec.streamable import Pipelineable
 
+from commons.sequence_batch import containers
 from commons.sequence_batch.packed_rows import PackedRows, check_jagged_fields
 from commons.sequence_batch.row_schema import FieldValue, RowSchema
 
@@ -21,9 +20,9 @@ from commons.sequence_batch.row_schema import FieldValue, RowSchema
 class BaseBatch(Pipelineable):
     """A batch of `batch_size` rows, of which the first `actual_batch_size` are samples and the rest padding.
 
-    A model's batch subclasses this and adds dataclass fields. Every field that holds a KeyedJaggedTensor,
-    a JaggedTensor or a tensor is per-sample, has one row per row of the batch, and travels with its sample
-    when the batch is shuffled; a tensor shared by all samples is marked
+    A model's batch subclasses this and adds dataclass fields. Every KeyedJaggedTensor, JaggedTensor,
+    KeyedTensor and tensor in them, also one in a dict, a list or another dataclass, has one row per row of
+    the batch and travels with its sample when the batch is shuffled. What all samples share is marked
     `field(metadata={"per_sample": False})`. Plain values, such as numbers and names, are shared.
 
     Attributes:
@@ -32,13 +31,13 @@ class BaseBatch(Pipelineable):
         feature_to_max_seqlen: the longest sequence that each feature may have.
         contextual_feature_names: features that describe the user rather than the history.
         labels: jagged, or a tensor of `batch_size` rows along dim 0, or flat and reshaping to
-            `[batch_size, -1]`.
+            `[batch_size, -1]`. Padding rows have labels, too: zeros.
         actual_batch_size: real rows; None means `batch_size`.
 
     Raises:
         ValueError: a field's rows disagree with `batch_size`, or a KeyedJaggedTensor has a variable
-            batch size per key.
-        TypeError: a field hides tensors in a container, or is an array: it would not travel with its samples.
+            batch size per key; or flat labels have none for padding rows.
+        TypeError: a field holds an array, or something else that would not travel with its samples.
     """
 
     features: KeyedJaggedTensor
@@ -57,9 +56,7 @@ class BaseBatch(Pipelineable):
             raise ValueError(
                 f"actual_batch_size is {self.actual_batch_size}; expected 0 to batch_size = {self.batch_size}"
             )
-        for spec in dataclasses.fields(self):
-            if spec.metadata.get("per_sample", True):
-                check_travels(f"{type(self).__name__}.{spec.name}", getattr(self, spec.name))
+        self._check_flat_labels()
         for name, value in self.per_sample_fields().items():
             rows = num_rows(name, value)
             if rows != self.batch_size:
@@ -74,12 +71,11 @@ class BaseBatch(Pipelineable):
         return self.batch_size if self.actual_batch_size is None else self.actual_batch_size
 
     def per_sample_fields(self) -> dict[str, FieldValue]:
-        """The fields that have one row per sample, by name; flat labels as `[batch_size, -1]`."""
-        per_sample: dict[str, FieldValue] = {}
-        for spec in dataclasses.fields(self):
-            value = getattr(self, spec.name)
-            if isinstance(value, FieldValue) and spec.metadata.get("per_sample", True):
-                per_sample[spec.name] = value
+        """The fields that have one row per sample, by path; flat labels as `[batch_size, -1]`."""
+        try:
+            per_sample = {path: containers.as_field(leaf) for path, leaf in containers.leaves(self)}
+        except TypeError as error:
+            raise TypeError(f"{type(self).__name__}.{error}") from error
         labels = self.labels
         if isinstance(labels, torch.Tensor) and self._labels_are_flat():
             per_sample["labels"] = labels.view(self.batch_size, -1)
@@ -87,12 +83,20 @@ class BaseBatch(Pipelineable):
 
     def with_fields(self, per_sample: dict[str, FieldValue], batch_size: int, actual_batch_size: int) -> Self:
         """This batch with other rows: `per_sample` replaces the fields that `per_sample_fields` gives."""
-        replaced: dict[str, Any] = dict(per_sample)
-        if "labels" in replaced and self._labels_are_flat():
-            replaced["labels"] = replaced["labels"].flatten()
-        return dataclasses.replace(
-            self, **replaced, batch_size=batch_size, actual_batch_size=actual_batch_size
-        )
+        flat_labels = self._labels_are_flat()
+
+        def replaced(path: str, leaf: Any) -> Any:
+            if path not in per_sample:
+                return leaf
+            rows = per_sample[path]
+            return rows.flatten() if path == "labels" and flat_labels else containers.like(rows, leaf)
+
+        parts: dict[Hashable, Any] = {
+            spec.name: containers.transformed(getattr(self, spec.name), replaced, spec.name)
+            for spec in dataclasses.fields(self)
+        }
+        parts.update(batch_size=batch_size, actual_batch_size=actual_batch_size)
+        return containers.dataclass_replaced(self, parts)
 
     def index_select(self, indices: torch.Tensor | Sequence[int]) -> Self:
         """The batch of the given rows, in the given order; rows may repeat or be left out.
@@ -148,18 +152,15 @@ class BaseBatch(Pipelineable):
 
     def to(self, device: torch.device, non_blocking: bool = False) -> Self:
         """This batch with every tensor on `device`."""
-        return self._map(lambda value: value.to(device=device, non_blocking=non_blocking))
+        return containers.moved_to(self, device, non_blocking)
 
     def pin_memory(self) -> Self:
         """This batch with every tensor in pinned host memory."""
-        return self._map(_pinned)
+        return containers.pinned(self)
 
     def record_stream(self, stream: torch.Stream) -> None:
         """Tells the allocator that `stream` uses this batch's tensors."""
-        for spec in dataclasses.fields(self):
-            value = getattr(self, spec.name)
-            if isinstance(value, FieldValue):
-                value.record_stream(stream)
+        containers.record_stream(self, stream)
 
     def _labels_are_flat(self) -> bool:
         labels = self.labels
@@ -170,26 +171,21 @@ class BaseBatch(Pipelineable):
             and labels.numel() % self.batch_size == 0
         )
 
-    def _map(self, function: Callable[[Any], Any]) -> Self:
-        replaced = {
-            spec.name: function(getattr(self, spec.name))
-            for spec in dataclasses.fields(self)
-            if isinstance(getattr(self, spec.name), FieldValue)
-        }
-        return dataclasses.replace(self, **replaced)
-
-
-def check_travels(name: str, value: Any) -> None:
-    """Raises a TypeError for what may hold data of samples but is not moved with them."""
-    inside = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
-    if isinstance(value, np.ndarray | KeyedTensor | TensorDictBase) or any(
-        isinstance(element, FieldValue | KeyedTensor | np.ndarray) for element in inside
-    ):
-        raise TypeError(
-            f"{name} is a {type(value).__name__}, which would stay behind when its samples move; make each "
-            "tensor in it a field, or, in a dataclass, mark it shared with "
-            'field(metadata={"per_sample": False})'
-        )
+    def _check_flat_labels(self) -> None:
+        """Flat labels of the real rows alone cannot be told from labels of all rows by their number."""
+        labels, real = self.labels, self.num_samples
+        if not isinstance(labels, torch.Tensor) or labels.dim() != 1 or not 0 < real < self.batch_size:
+            return
+        padded, unpadded = labels.numel() % self.batch_size == 0, labels.numel() % real == 0
+        if padded and unpadded and labels.device.type == "cpu":  # elsewhere looking would synchronize
+            per_row = labels.numel() // self.batch_size
+            padded = not bool(labels[real * per_row :].any())
+        if unpadded and not padded:
+            raise ValueError(
+                f"{type(self).__name__}.labels has {labels.numel()} elements, of {real} samples and no padding "
+                f"rows; expected zeros for the {self.batch_size - real} padding rows after them, so that labels "
+                f"reshape to [batch_size, -1] = [{self.batch_size}, {labels.numel() // real}]"
+            )
 
 
 def num_rows(name: str, value: FieldValue) -> int:
@@ -205,18 +201,8 @@ def num_rows(name: str, value: FieldValue) -> int:
         return value.lengths().numel()
     if value.dim() == 0:
         raise ValueError(
-            f"{name} is a tensor without rows (0-d); give it one row per sample, or, in a dataclass, mark it "
-            'shared with field(metadata={"per_sample": False})'
+            f"{name} is a tensor without rows (0-d); give it one row per sample, or, if all samples share it, "
+            'mark the field of a BaseBatch with metadata={"per_sample": False}, and name it in the shuffler\'s '
+            "shared_fields in any other batch"
         )
     return value.shape[0]
-
-
-def _pinned(value: FieldValue) -> FieldValue:
-    if isinstance(value, JaggedTensor):  # has no pin_memory of its own
-        weights = value.weights_or_none()
-        return JaggedTensor(
-            values=value.values().pin_memory(),
-            lengths=value.lengths().pin_memory(),
-            weights=None if weights is None else weights.pin_memory(),
-        )
-    return value.pin_memory()

@@ -102,6 +102,7 @@ class TrainingTask:
             optimizer=optimizer,
             device=device,
             batch_shuffler=self.make_shuffler(args),
+            loss_reduction="sum",
         )
 
     def pipeline_name(self, args: TrainerArgs, device: torch.device) -> str:

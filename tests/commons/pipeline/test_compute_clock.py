@@ -62,7 +62,12 @@ def _spans(pipeline_name: str, sharded_tables: bool, cap: int | None) -> tuple[i
         "identity", get_workloads=lambda batch: batch.num_tokens(), max_tokens_per_micro_batch=cap
     )
     pipeline = TrainPipelineFactory.create(
-        pipeline_name, model=model, optimizer=optimizer, device=device, batch_shuffler=shuffler
+        pipeline_name,
+        model=model,
+        optimizer=optimizer,
+        device=device,
+        batch_shuffler=shuffler,
+        loss_reduction="sum",
     )
     assert pipeline.compute_span is None
     rng = np.random.default_rng(dist.get_rank())

@@ -39,7 +39,12 @@ CAP = 24
 def _pipeline(pipeline_name: str, shuffler: BatchShuffler) -> Any:
     model, optimizer = shard_model(ranking_model(), OptimizerArgs("sgd", 0.01), CPU)
     return TrainPipelineFactory.create(
-        pipeline_name, model=model, optimizer=optimizer, device=CPU, batch_shuffler=shuffler
+        pipeline_name,
+        model=model,
+        optimizer=optimizer,
+        device=CPU,
+        batch_shuffler=shuffler,
+        loss_reduction="sum",
     )
 
 
@@ -284,7 +289,12 @@ def _click_step(
     sharded = DistributedModelParallel(model, device=CPU, plan=ShardingPlan({"tables": plan}))
     shuffler = ClickShuffler(max_tokens_per_micro_batch=cap)
     pipeline = TrainPipelineFactory.create(
-        pipeline_name, model=sharded, optimizer=optimizer, device=CPU, batch_shuffler=shuffler
+        pipeline_name,
+        model=sharded,
+        optimizer=optimizer,
+        device=CPU,
+        batch_shuffler=shuffler,
+        loss_reduction="sum",
     )
     _, _, outputs = pipeline.progress(iter([_clicks(12, num_real)]))
     returned = shuffler.unshuffle(outputs, pipeline.plan)
@@ -353,6 +363,7 @@ def _tables_alone(pipeline_name: str, cap: int | None) -> tuple[list[torch.Tenso
         optimizer=sharded.fused_optimizer,
         device=CPU,
         batch_shuffler=shuffler,
+        loss_reduction="sum",
     )
     pipeline.progress(iter([_clicks(12, 12 if dist.get_rank() else 1)]))
     shards = [
@@ -413,7 +424,9 @@ def test_a_model_alone_runs_in_micro_batches():
     for cap in (None, CAP):
         shuffler = BatchShufflerFactory.create("hstu", flops=FLOPS, max_tokens_per_micro_batch=cap)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-        _, _, outputs = SequentialTrainPipeline(model, optimizer, CPU, shuffler).progress(iter([batch]))
+        _, _, outputs = SequentialTrainPipeline(model, optimizer, CPU, shuffler, "sum").progress(
+            iter([batch])
+        )
         assert cap is None or len(outputs) > 1
         gradients.append([p.grad.clone() for p in model.parameters()])
     for whole, divided in zip(*gradients, strict=True):
@@ -427,18 +440,16 @@ def _own_loop(with_pipeline: bool) -> list[torch.Tensor]:
     rng = np.random.default_rng(dist.get_rank())
     loader = iter([_batch(rng, 6) for _ in range(2)])
     if with_pipeline:
-        pipeline = SequentialTrainPipeline(model, optimizer, CPU, shuffler)
+        pipeline = SequentialTrainPipeline(model, optimizer, CPU, shuffler, "sum")
         for _ in range(2):
             pipeline.progress(loader)
         pipeline.reset()
     else:
         for batch, plan in shuffler.plan_ahead(loader):
             batch = shuffler.exchange(batch, plan)
-            micro_batches, rows = shuffler.micro_batches(batch, plan), plan.micro_batches[shuffler.group.rank]
-            assert len(micro_batches) > 1
+            assert plan.num_micro_batches > 1
             optimizer.zero_grad()
-            scale = dist.get_world_size() / max(plan.num_loss_tokens, 1)
-            loss, _, _ = run_micro_batches(model, batch, micro_batches, rows, scale)
+            loss, _, _ = run_micro_batches(model, batch, shuffler, plan, "sum")
             loss.backward()
             optimizer.step()
     return [parameter.detach().clone() for parameter in model.module.dense.parameters()]
@@ -470,7 +481,7 @@ def test_a_step_that_raises_can_be_tried_again_with_its_own_plan(cap):
     model = FailingOnce()
     shuffler = BatchShufflerFactory.create("hstu", flops=FLOPS, max_tokens_per_micro_batch=cap)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    pipeline = SequentialTrainPipeline(model, optimizer, CPU, shuffler)
+    pipeline = SequentialTrainPipeline(model, optimizer, CPU, shuffler, "sum")
     rng = np.random.default_rng(3)
     batches = [_batch(rng, 6) for _ in range(3)]
     loader = iter(batches)

@@ -52,7 +52,12 @@ def _train(pipeline_name: str, raises: str, window: int = 1) -> tuple[int, str, 
     shuffler = SlowShuffler(raises == "planner", window=window)
     model, optimizer = shard_model(ranking_model(), OptimizerArgs("sgd", 0.01), device)
     pipeline = TrainPipelineFactory.create(
-        pipeline_name, model=model, optimizer=optimizer, device=device, batch_shuffler=shuffler
+        pipeline_name,
+        model=model,
+        optimizer=optimizer,
+        device=device,
+        batch_shuffler=shuffler,
+        loss_reduction="sum",
     )
     loader = _loader(raises == "loader")
     steps, last = 0, time.monotonic()
@@ -92,7 +97,12 @@ def _planner_fails_in_a_part_of_the_ranks() -> str:
     model, optimizer = shard_model(ranking_model(), OptimizerArgs("sgd", 0.01), device)
     shuffler = SlowShuffler(raises=True, process_group=pairs[min(rank, 1)])
     pipeline = TrainPipelineFactory.create(
-        "native", model=model, optimizer=optimizer, device=device, batch_shuffler=shuffler
+        "native",
+        model=model,
+        optimizer=optimizer,
+        device=device,
+        batch_shuffler=shuffler,
+        loss_reduction="sum",
     )
     loader = _loader()
     while True:

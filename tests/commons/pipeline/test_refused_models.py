@@ -30,7 +30,12 @@ def _error_of(pipeline_name: str, model: torch.nn.Module) -> str:
     shuffler = BatchShufflerFactory.create("identity")
     try:
         pipeline = TrainPipelineFactory.create(
-            pipeline_name, model=sharded, optimizer=optimizer, device=device, batch_shuffler=shuffler
+            pipeline_name,
+            model=sharded,
+            optimizer=optimizer,
+            device=device,
+            batch_shuffler=shuffler,
+            loss_reduction="sum",
         )
         pipeline.progress(iter([hstu_batch([Sample([1], [], [1, 2], [1, 2], 0, [1, 2])])]))
     except (RuntimeError, ValueError) as error:

@@ -29,6 +29,7 @@ def _progress_to_the_end(pipeline_name: str, shuffler_name: str) -> list[tuple[f
         optimizer=optimizer,
         device=device,
         batch_shuffler=BatchShufflerFactory.create(shuffler_name, **arguments),
+        loss_reduction="sum",
     )
     rank = dist.get_rank()
     items = list(range(1, 1 + ITEMS[rank]))
@@ -51,7 +52,12 @@ def _tokens_after_reset(pipeline_name: str) -> int:
     model, optimizer = shard_model(ranking_model(), OptimizerArgs("sgd", 0.01), device)
     shuffler = BatchShufflerFactory.create("hstu", flops=HSTUFlops(2, 16, 2, 4))
     pipeline = TrainPipelineFactory.create(
-        pipeline_name, model=model, optimizer=optimizer, device=device, batch_shuffler=shuffler
+        pipeline_name,
+        model=model,
+        optimizer=optimizer,
+        device=device,
+        batch_shuffler=shuffler,
+        loss_reduction="sum",
     )
     long, short = (Sample([1], [], [1] * items, [1] * items, 0, [1] * items) for items in (9, 2))
     pipeline.progress(iter([hstu_batch([long] * ROWS) for _ in range(4)]))

@@ -63,7 +63,12 @@ def _epochs(pipeline_name: str, loading: Loading, seed: int, **settings):
     model, optimizer = shard_model(ranking_model(), OptimizerArgs("sgd", 0.01), device)
     shuffler = BatchShufflerFactory.create("hstu", flops=HSTUFlops(2, 16, 2, 4), verify=True, **settings)
     pipeline = TrainPipelineFactory.create(
-        pipeline_name, model=model, optimizer=optimizer, device=device, batch_shuffler=shuffler
+        pipeline_name,
+        model=model,
+        optimizer=optimizer,
+        device=device,
+        batch_shuffler=shuffler,
+        loss_reduction="sum",
     )
     computed = []
     forward = pipeline._stage.forward
@@ -139,7 +144,12 @@ def _one_batch_at_a_time(pipeline_name: str, num_batches: int) -> list[int]:
     model, optimizer = shard_model(ranking_model(), OptimizerArgs("sgd", 0.01), device)
     shuffler = BatchShufflerFactory.create("hstu", flops=HSTUFlops(2, 16, 2, 4), verify=True)
     pipeline = TrainPipelineFactory.create(
-        pipeline_name, model=model, optimizer=optimizer, device=device, batch_shuffler=shuffler
+        pipeline_name,
+        model=model,
+        optimizer=optimizer,
+        device=device,
+        batch_shuffler=shuffler,
+        loss_reduction="sum",
     )
     steps = []
     for number in range(1, num_batches + 1):
@@ -168,7 +178,12 @@ def _balanced_in_groups(
         "hstu", flops=HSTUFlops(2, 16, 2, 4), process_group=group, window=window
     )
     pipeline = TrainPipelineFactory.create(
-        "native", model=model, optimizer=optimizer, device=device, batch_shuffler=shuffler
+        "native",
+        model=model,
+        optimizer=optimizer,
+        device=device,
+        batch_shuffler=shuffler,
+        loss_reduction="sum",
     )
     rng = np.random.default_rng(rank)
     loader = iter([_batch(rng, ROWS) for _ in range(num_batches[rank])])

@@ -65,6 +65,7 @@ def _steps(
         optimizer=optimizer,
         device=CPU,
         batch_shuffler=BatchShufflerFactory.create_from_config(config),
+        loss_reduction="sum",
     )
     losses, batches = [], iter(_dataset(60))
     for _ in range(7):

@@ -1,0 +1,127 @@
+"""From the loss that a model returns to the loss whose gradient is that of the mean over all loss tokens."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+
+from commons.distributed.rank_group import RankGroup
+from commons.distributed.shuffle_plan import ShufflePlan
+
+logger = logging.getLogger(__name__)
+
+LOSS_REDUCTIONS = ("sum", "mean", "global_mean")
+
+
+def check_reduction(reduction: object) -> None:
+    """Raises a ValueError unless `reduction` is one of `LOSS_REDUCTIONS`."""
+    if reduction not in LOSS_REDUCTIONS:
+        raise ValueError(
+            f'loss_reduction={reduction!r}: expected "sum" if the model returns the sum of its losses, or all '
+            'of them in any shape, over this rank\'s loss tokens; "mean" if it returns their mean; "global_mean" '
+            "if it returns the mean over the loss tokens of all ranks"
+        )
+
+
+def loss_sum(losses: torch.Tensor, reduction: str, num_loss_tokens: int, mean_tokens: float) -> torch.Tensor:
+    """The sum of the losses over this rank's loss tokens, 0-d; no host-device synchronization.
+
+    Without loss tokens it is a zero tied to the graph, whatever the losses are: the collectives in the
+    backward of data-parallel models and sharded tables need every rank.
+
+    Args:
+        losses: what the model returned, of any shape for "sum", else a scalar.
+        reduction: one of `LOSS_REDUCTIONS`.
+        num_loss_tokens: of this rank, in this forward.
+        mean_tokens: loss tokens of the step ÷ ranks, which makes a sum of a "global_mean".
+
+    Raises:
+        ValueError: more than one number under "mean" or "global_mean".
+    """
+    # The sum of many losses in 16 bits would be off by percents.
+    losses = losses.to(torch.promote_types(losses.dtype, torch.float32))
+    if reduction == "sum":
+        total = losses.sum()
+    elif losses.numel() == 1:
+        total = losses.reshape(()) * (num_loss_tokens if reduction == "mean" else mean_tokens)
+    else:
+        raise ValueError(
+            f"the model returned losses of shape {tuple(losses.shape)}, and {reduction!r} is of one number: "
+            'use "sum" for one loss per loss token, or return their mean'
+        )
+    if num_loss_tokens or reduction == "global_mean":
+        return total
+    return total.masked_fill(torch.ones_like(total, dtype=torch.bool), 0.0)  # 0 × NaN would be NaN
+
+
+class LossScale:
+    """Scales the losses of a loop of one's own, and notices if it forgets to.
+
+    Args:
+        group: the ranks to balance among.
+    """
+
+    def __init__(self, group: RankGroup) -> None:
+        self._group = group
+        self._num_ranks = dist.get_world_size() if dist.is_initialized() else 1
+        self._expected = self._warned = False
+        self._counted: tuple[list[ShufflePlan], torch.Tensor] | None = None
+
+    def expect(self) -> None:
+        """A batch was exchanged. If gradients are taken, its loss has to be scaled before the next one."""
+        if not torch.is_grad_enabled():
+            return
+        if self._expected and not self._warned:
+            self._warned = True
+            if self._group.rank == 0:
+                logger.warning(
+                    "a batch was exchanged and its loss was not scaled; ranks have different numbers of loss "
+                    "tokens, so the mean of their gradients is not the gradient of the mean loss. Call "
+                    "loss = shuffler.scale(loss, plan, reduction) before backward, with reduction=None if you "
+                    "scale it yourself; in evaluation exchange under torch.no_grad()"
+                )
+        self._expected = True
+
+    def scaled(
+        self,
+        loss: torch.Tensor,
+        plan: ShufflePlan,
+        reduction: str | None,
+        gradients: str,
+        step_plans: Sequence[ShufflePlan] | None,
+    ) -> torch.Tensor:
+        """`BatchShuffler.scale`."""
+        self._expected = False
+        if reduction is None:
+            return loss
+        check_reduction(reduction)
+        if gradients not in ("mean", "sum"):
+            raise ValueError(f'gradients={gradients!r}: expected "mean" or "sum", as ranks reduce them')
+        plans = [plan] if step_plans is None else list(step_plans)
+        if not any(one is plan for one in plans):
+            raise ValueError("plan is not among step_plans; give scale the plans of the whole optimizer step")
+        if reduction == "global_mean" and len(plans) > 1:
+            raise ValueError(
+                f'"global_mean" is of one batch, and step_plans has {len(plans)}: return the mean over this '
+                'rank\'s loss tokens, and use "mean"'
+            )
+        of_rank = loss_sum(loss, reduction, plan.loss_tokens_on(self._group.rank), 1.0)
+        copies = self._num_ranks if gradients == "mean" else 1
+        if reduction == "global_mean":
+            return of_rank * (copies / self._num_ranks)
+        tokens = self._tokens_of_all_ranks(plans, loss.device)
+        return of_rank * (copies / tokens.clamp(min=1)).to(of_rank.dtype)
+
+    def _tokens_of_all_ranks(self, plans: list[ShufflePlan], device: torch.device) -> torch.Tensor:
+        """0-d float64: loss tokens of the plans on all ranks of the job."""
+        if self._group.num_ranks == self._num_ranks:
+            return torch.tensor(sum(plan.num_loss_tokens for plan in plans), dtype=torch.float64)
+        if self._counted is None or list(map(id, self._counted[0])) != list(map(id, plans)):
+            of_rank = sum(plan.loss_tokens_on(self._group.rank) for plan in plans)
+            tokens = torch.tensor(of_rank, dtype=torch.float64, device=device)
+            dist.all_reduce(tokens)
+            self._counted = plans, tokens
+        return self._counted[1]

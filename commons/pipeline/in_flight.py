@@ -1,0 +1,51 @@
+"""Batches of any type within TorchRec's pipelines."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+import torch
+from torchrec.streamable import Pipelineable
+
+from commons.sequence_batch import containers
+
+
+class InFlightBatch(Pipelineable):
+    """Gives a batch what TorchRec's pipelines ask of one; attributes and items are those of the batch.
+
+    Args:
+        batch: of any type that the stage can take apart.
+    """
+
+    def __init__(self, batch: Any) -> None:
+        self.batch = batch
+
+    def to(self, device: torch.device, non_blocking: bool = False) -> Self:
+        """The batch with every tensor on `device`."""
+        return type(self)(containers.moved_to(self.batch, device, non_blocking))
+
+    def pin_memory(self) -> Self:
+        """The batch with every tensor in pinned host memory."""
+        return type(self)(containers.pinned(self.batch))
+
+    def record_stream(self, stream: torch.Stream) -> None:
+        """Tells the allocator that `stream` uses the batch's tensors."""
+        containers.record_stream(self.batch, stream)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "batch":  # not there yet, as in copy.copy
+            raise AttributeError(name)
+        return getattr(self.batch, name)
+
+    def __getitem__(self, key: Any) -> Any:
+        return self.batch[key]
+
+
+def in_flight(batch: Any) -> Any:
+    """The batch as TorchRec's pipelines take it: itself if it is a `Pipelineable`, or None."""
+    return batch if batch is None or isinstance(batch, Pipelineable) else InFlightBatch(batch)
+
+
+def landed(batch: Any) -> Any:
+    """The batch that `in_flight` was given."""
+    return batch.batch if isinstance(batch, InFlightBatch) else batch

@@ -1,0 +1,321 @@
+"""Batches of any type as a tree: containers that can be taken apart, and tensors as leaves.
+
+Dataclasses, named tuples, tuples, lists, dicts and TensorDicts are known, nested as they like. Any other type
+is made known by `register_batch_type`. A leaf is named by its path: `sparse.ids`, `[0].lengths`,
+`['user/age']`; attributes and keys that are identifiers follow a dot, all others are in brackets.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import datetime
+import enum
+import numbers
+import pathlib
+import types
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, MutableMapping
+from typing import Any, NamedTuple, TypeAlias, TypeVar
+
+import numpy as np
+import torch
+from tensordict import NonTensorData, NonTensorStack, TensorDict, TensorDictBase
+from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
+
+from commons.sequence_batch.row_schema import FieldValue
+
+Batch = TypeVar("Batch")
+Leaf: TypeAlias = torch.Tensor | JaggedTensor | KeyedJaggedTensor | KeyedTensor
+Parts: TypeAlias = Mapping[Hashable, Any]
+
+# Types that hold no data of samples. A list of names, say, is shared by all of them.
+_PLAIN = (
+    type(None),
+    bool,
+    numbers.Number,
+    str,
+    bytes,
+    range,
+    slice,
+    enum.Enum,
+    type,
+    datetime.date,
+    datetime.timedelta,
+    pathlib.PurePath,
+    types.FunctionType,
+    types.BuiltinFunctionType,
+    torch.dtype,
+    torch.device,
+    torch.Size,
+    NonTensorData,
+)
+
+
+class _ContainerType(NamedTuple):
+    """How to take containers of one type apart: `parts` of one, and one like it with some parts replaced."""
+
+    parts: Callable[[Any], Parts]
+    replaced: Callable[[Any, Parts], Any]
+
+
+_REGISTERED: dict[type, _ContainerType] = {}
+
+
+def register_batch_type(
+    batch_type: type[Batch],
+    parts: Callable[[Batch], Parts],
+    replaced: Callable[[Batch, Parts], Batch],
+) -> None:
+    """Makes a type known that cannot be taken apart by itself; instances of subclasses are taken apart alike.
+
+    Args:
+        batch_type: the type of a batch, or of something in one.
+        parts: from an instance to what it holds, by name; parts may be containers.
+        replaced: from an instance and some of its parts to a new instance that has these instead of its own.
+
+    Raises:
+        TypeError: `batch_type` is no type.
+    """
+    if not isinstance(batch_type, type):
+        raise TypeError(f"register_batch_type got {batch_type!r}, expected a class")
+    _REGISTERED[batch_type] = _ContainerType(parts, replaced)
+
+
+def leaves(value: Any, shared: Collection[str] = (), path: str = "") -> Iterator[tuple[str, Leaf]]:
+    """The tensors, KeyedJaggedTensors, JaggedTensors and KeyedTensors that travel with samples, by path.
+
+    Args:
+        value: a batch.
+        shared: paths that all samples share; what lies below them does not travel either. Neither do
+            dataclass fields with `metadata={"per_sample": False}`.
+        path: where `value` is in its batch.
+
+    Raises:
+        TypeError: something may hold data of samples, and would stay behind when they move.
+    """
+    if path in shared:
+        return
+    if isinstance(value, Leaf):
+        yield path, value
+        return
+    container = _container_type(value)
+    if container is not None:
+        stay = _shared_fields(value)
+        for key, part in container.parts(value).items():
+            if key not in stay:
+                yield from leaves(part, shared, joined(path, key))
+    elif path and not _is_plain(value):
+        raise TypeError(
+            f"{path} is a {type_name(value)}, which would stay behind when its samples move: {_remedy(value)}"
+        )
+
+
+def transformed(value: Any, function: Callable[[str, Leaf], Any], path: str = "") -> Any:
+    """The batch with every leaf, shared ones too, replaced by what `function` makes of its path and itself.
+
+    Containers in which no leaf changes are handed on as they are.
+    """
+    if isinstance(value, Leaf):
+        return function(path, value)
+    container = _container_type(value)
+    if container is None:
+        return value
+    changed = {
+        key: new
+        for key, part in container.parts(value).items()
+        if (new := transformed(part, function, joined(path, key))) is not part
+    }
+    return container.replaced(value, changed) if changed else value
+
+
+def paths(value: Any, path: str = "") -> set[str]:
+    """All paths in a batch, of containers and leaves."""
+    container = None if isinstance(value, Leaf) else _container_type(value)
+    parts = {} if container is None else container.parts(value)
+    below = (paths(part, joined(path, key)) for key, part in parts.items())
+    return set().union(*below) | ({path} if path else set())
+
+
+def plain_lists(value: Any, shared: Collection[str], path: str = "") -> Iterator[tuple[str, int]]:
+    """Paths and lengths of the lists and tuples in a batch that hold plain values only."""
+    container = None if isinstance(value, Leaf) or path in shared else _container_type(value)
+    if container is _SEQUENCE and all(_is_plain(element) for element in value):
+        yield path, len(value)
+    elif container is not None:
+        stay = _shared_fields(value)
+        for key, part in container.parts(value).items():
+            if key not in stay:
+                yield from plain_lists(part, shared, joined(path, key))
+
+
+def moved_to(batch: Batch, device: torch.device, non_blocking: bool = False) -> Batch:
+    """The batch with every tensor on a device."""
+    return transformed(batch, lambda _, leaf: leaf.to(device=device, non_blocking=non_blocking))
+
+
+def pinned(batch: Batch) -> Batch:
+    """The batch with every tensor in pinned host memory."""
+    return transformed(batch, lambda _, leaf: _pinned(leaf))
+
+
+def record_stream(batch: Any, stream: torch.Stream) -> None:
+    """Tells the allocator that `stream` uses the batch's tensors."""
+
+    def record(_: str, leaf: Any) -> Any:
+        (leaf.values() if isinstance(leaf, torch.Tensor) and leaf.is_nested else leaf).record_stream(stream)
+        return leaf
+
+    transformed(batch, record)
+
+
+def as_field(value: Any) -> FieldValue:
+    """A leaf as rows are taken from it: a jagged nested tensor as a JaggedTensor, a KeyedTensor as a tensor.
+
+    Raises:
+        TypeError: a tensor whose rows do not simply follow one another.
+    """
+    if isinstance(value, KeyedTensor):
+        if value.key_dim() != 1:
+            raise TypeError(f"a KeyedTensor has key_dim {value.key_dim()}; expected 1, so that dim 0 is rows")
+        return value.values()
+    if not isinstance(value, torch.Tensor):
+        return value
+    nested: Any = value
+    if not value.is_nested:
+        if value.layout == torch.strided:
+            return value
+        raise TypeError(f"a tensor has layout {value.layout}, of which rows cannot be sent; make it dense")
+    if value.layout != torch.jagged or nested._ragged_idx != 1 or nested.lengths() is not None:
+        raise TypeError(
+            "a nested tensor has to have layout torch.jagged, its rows ragged in dim 1 and without holes, to "
+            "be placed row by row"
+        )
+    return JaggedTensor(values=nested.values(), lengths=nested.offsets().diff())
+
+
+def like(field: FieldValue, leaf: Any) -> Any:
+    """The inverse of `as_field`: the field as the kind of leaf that `leaf` is."""
+    if isinstance(leaf, KeyedTensor):
+        return KeyedTensor(leaf.keys(), leaf.length_per_key(), field)
+    if isinstance(leaf, torch.Tensor) and leaf.is_nested and isinstance(field, JaggedTensor):
+        return torch.nested.nested_tensor_from_jagged(field.values(), field.offsets())
+    return field
+
+
+def joined(path: str, key: Hashable) -> str:
+    """The path of a part of what is at `path`."""
+    if isinstance(key, str) and key.isidentifier():
+        return f"{path}.{key}" if path else key
+    return f"{path}[{key!r}]"
+
+
+def type_name(value: Any) -> str:
+    """The name of a value's type, with its module unless that is Python's own."""
+    of = type(value)
+    return of.__qualname__ if of.__module__ == "builtins" else f"{of.__module__}.{of.__qualname__}"
+
+
+def dataclass_replaced(value: Any, parts: Parts) -> Any:
+    """A dataclass instance like `value` with some of its fields replaced.
+
+    Raises:
+        TypeError: it has an InitVar, whose value is not known any more.
+    """
+    given = {spec.name for spec in dataclasses.fields(value) if spec.init}
+    try:
+        made = dataclasses.replace(value, **{str(k): v for k, v in parts.items() if k in given})
+    except ValueError as error:  # an InitVar without a default
+        raise TypeError(
+            f"{type_name(value)} cannot be made again by dataclasses.replace ({error}): take it apart with "
+            "commons.sequence_batch.register_batch_type"
+        ) from error
+    for name in parts.keys() - given:
+        object.__setattr__(made, str(name), parts[name])  # frozen or not
+    return made
+
+
+def _container_type(value: Any) -> _ContainerType | None:
+    for base in type(value).__mro__:
+        if base in _REGISTERED:
+            return _REGISTERED[base]
+    if dataclasses.is_dataclass(value) and not isinstance(value, type | NonTensorData | NonTensorStack):
+        return _DATACLASS
+    if isinstance(value, TensorDictBase) and not isinstance(value, NonTensorStack):
+        return _TENSORDICT
+    if isinstance(value, MutableMapping):
+        return _DICT
+    if isinstance(value, list | tuple) and not isinstance(value, torch.Size):
+        return _SEQUENCE
+    return None
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, set | frozenset):
+        return all(_is_plain(element) for element in value)
+    return isinstance(value, _PLAIN)
+
+
+def _remedy(value: Any) -> str:
+    if isinstance(value, np.ndarray):
+        return "make it a tensor, or name it in the shuffler's shared_fields if all samples share it"
+    if isinstance(value, NonTensorStack):
+        return "it has a value that is no tensor for each row; make it a tensor"
+    return (
+        "take it apart with commons.sequence_batch.register_batch_type, or name it in the shuffler's "
+        "shared_fields if all samples share it"
+    )
+
+
+def _shared_fields(value: Any) -> set[str]:
+    if not dataclasses.is_dataclass(value):
+        return set()
+    return {spec.name for spec in dataclasses.fields(value) if not spec.metadata.get("per_sample", True)}
+
+
+def _dataclass_parts(value: Any) -> Parts:
+    return {spec.name: getattr(value, spec.name, None) for spec in dataclasses.fields(value)}
+
+
+def _dict_replaced(value: Any, parts: Parts) -> Any:
+    made = copy.copy(value)
+    made.update(parts)
+    return made
+
+
+def _sequence_replaced(value: Any, parts: Parts) -> Any:
+    elements = [parts.get(number, element) for number, element in enumerate(value)]
+    return value._make(elements) if hasattr(value, "_make") else type(value)(elements)
+
+
+def _tensordict_replaced(value: TensorDictBase, parts: Parts) -> TensorDict:
+    rows = [part.shape[0] for part in parts.values() if isinstance(part, torch.Tensor | TensorDictBase)]
+    batch_size = [rows[0], *value.batch_size[1:]] if rows and value.batch_size else value.batch_size
+    device = next((part.device for part in parts.values() if isinstance(part, torch.Tensor)), None)
+    made = TensorDict({}, batch_size=batch_size, device=value.device and (device or value.device))
+    for key, part in _tensordict_parts(value).items():
+        if isinstance(part, NonTensorData):
+            made.set_non_tensor(key, part.data)
+        else:
+            made.set(key, parts.get(key, part))
+    return made
+
+
+def _tensordict_parts(value: TensorDictBase) -> Parts:
+    return {key: value.get(key) for key in value.keys()}  # noqa: SIM118  iterating it yields rows
+
+
+_DATACLASS = _ContainerType(_dataclass_parts, dataclass_replaced)
+_DICT = _ContainerType(dict, _dict_replaced)
+_SEQUENCE = _ContainerType(lambda value: dict(enumerate(value)), _sequence_replaced)
+_TENSORDICT = _ContainerType(_tensordict_parts, _tensordict_replaced)
+
+
+def _pinned(leaf: Any) -> Any:
+    if isinstance(leaf, JaggedTensor):  # has no pin_memory of its own
+        weights = leaf.weights_or_none()
+        return JaggedTensor(
+            values=leaf.values().pin_memory(),
+            lengths=leaf.lengths().pin_memory(),
+            weights=None if weights is None else weights.pin_memory(),
+        )
+    return like(leaf.values().pin_memory(), leaf) if isinstance(leaf, KeyedTensor) else leaf.pin_memory()
