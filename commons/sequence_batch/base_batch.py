@@ -172,20 +172,22 @@ class BaseBatch(Pipelineable):
         )
 
     def _check_flat_labels(self) -> None:
-        """Flat labels of the real rows alone cannot be told from labels of all rows by their number."""
+        """Refuses flat labels of the real rows alone, which would be given to the wrong samples."""
         labels, real = self.labels, self.num_samples
         if not isinstance(labels, torch.Tensor) or labels.dim() != 1 or not 0 < real < self.batch_size:
             return
-        padded, unpadded = labels.numel() % self.batch_size == 0, labels.numel() % real == 0
-        if padded and unpadded and labels.device.type == "cpu":  # elsewhere looking would synchronize
-            per_row = labels.numel() // self.batch_size
-            padded = not bool(labels[real * per_row :].any())
-        if unpadded and not padded:
-            raise ValueError(
-                f"{type(self).__name__}.labels has {labels.numel()} elements, of {real} samples and no padding "
-                f"rows; expected zeros for the {self.batch_size - real} padding rows after them, so that labels "
-                f"reshape to [batch_size, -1] = [{self.batch_size}, {labels.numel() // real}]"
-            )
+        if labels.numel() % real:
+            return  # of all rows, or of none: the number of rows is checked later
+        if labels.numel() % self.batch_size == 0:
+            # Their number fits both. Padding is one value, mostly 0; labels of samples differ.
+            of_padding = labels[real * (labels.numel() // self.batch_size) :]
+            if labels.device.type != "cpu" or bool((of_padding == of_padding[:1]).all()):
+                return  # elsewhere than on the host looking would synchronize
+        raise ValueError(
+            f"{type(self).__name__}.labels has {labels.numel()} elements, as it seems of {real} samples and not "
+            f"of the {self.batch_size - real} padding rows; expected zeros for these, after the others, so that "
+            f"labels reshape to [batch_size, -1] = [{self.batch_size}, {labels.numel() // real}]"
+        )
 
 
 def num_rows(name: str, value: FieldValue) -> int:

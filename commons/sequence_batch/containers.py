@@ -238,9 +238,11 @@ def _container_type(value: Any) -> _ContainerType | None:
     for base in type(value).__mro__:
         if base in _REGISTERED:
             return _REGISTERED[base]
-    if dataclasses.is_dataclass(value) and not isinstance(value, type | NonTensorData | NonTensorStack):
+    if isinstance(value, type | NonTensorData | NonTensorStack):
+        return None
+    if dataclasses.is_dataclass(value):
         return _DATACLASS
-    if isinstance(value, TensorDictBase) and not isinstance(value, NonTensorStack):
+    if isinstance(value, TensorDictBase):
         return _TENSORDICT
     if isinstance(value, MutableMapping):
         return _DICT

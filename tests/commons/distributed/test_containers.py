@@ -16,7 +16,7 @@ from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
 from commons.distributed import BatchShuffler
 from commons.distributed.exchange import EXCHANGES
-from commons.sequence_batch import sample_rows
+from commons.sequence_batch.sample_rows import SampleRows
 from tests.commons.distributed.loaded_batches import check_identical
 from tests.commons.distributed.test_shuffle import QuickShuffler
 
@@ -115,13 +115,22 @@ class ContainerShuffler(QuickShuffler):
         return lengths.long() ** 2
 
 
+def check_shown(shown, batch) -> None:
+    """`get_workloads` sees the host batch itself, or a copy in which lengths do not wrap."""
+    if isinstance(batch, dict):
+        assert shown["jagged"].lengths().dtype == torch.int64
+        assert contents(shown) == contents(batch)
+    else:
+        assert shown is batch
+
+
 def _move(kind: str, seed: int, rows: tuple[int, ...], exchange: str, equal_rows: bool):
     shuffler = ContainerShuffler(exchange=exchange, equal_rows=equal_rows, verify=True)
     rank = dist.get_rank()
     shuffler.shuffle(make_batch(kind, seed, 0, 2))
     batch = make_batch(kind, seed, 1000 * (rank + 1), rows[rank])
     plan = shuffler.plan(batch)
-    assert shuffler.asked_about[-1] is batch
+    check_shown(shuffler.asked_about[-1], batch)
     moved = shuffler.exchange(batch, plan)
     assert type(moved) is type(batch)
     if kind == "dict":
@@ -163,8 +172,8 @@ def test_nothing_of_any_container_is_lost(pools, kind):
         assert Counter(every) == Counter(content for _, _, got, _ in results for content in got)
         for _, samples, got, num_rows in results:
             assert got == [every[sample] for sample in samples]
-            expected = max(-(-sum(rows) // 3), 1) if equal_rows else max(len(samples), 1)
-            assert num_rows == expected
+            assert num_rows == max(len(samples), 1)
+            assert not equal_rows or len(samples) in (sum(rows) // 3, -(-sum(rows) // 3))
 
     conserved()
 
@@ -256,9 +265,8 @@ KEYED = KeyedJaggedTensor(["a"], torch.arange(3), lengths=torch.tensor([1, 2]))
     [
         ({"name": "train"}, "TypeError: dict has no rows to place; expected a BaseBatch"),
         ({}, "TypeError: dict has no rows to place"),
-        (TensorDict({}, batch_size=[3]), "TypeError: TensorDict has no rows to place"),
-        ([torch.arange(3)], "TypeError: list has no rows to place"),
-        (torch.arange(3), "TypeError: Tensor has no rows to place"),
+        (TensorDict({}, batch_size=[3]), "TypeError: tensordict._td.TensorDict has no rows to place"),
+        ([3], "TypeError: list has no rows to place"),
         (
             {"ids": torch.arange(3), "keyed": KEYED},
             "ValueError: fields have different numbers of rows: {'ids': 3, 'keyed': 2}",
@@ -287,20 +295,22 @@ def test_a_container_of_a_rank_alone_is_left_as_it_is():
 @pytest.mark.parametrize(
     ("value", "kind"),
     [
-        (np.arange(4), "ndarray"),
-        ([torch.arange(4)], "list"),
-        ({"inner": torch.arange(4)}, "dict"),
+        (np.arange(4), r"more is a numpy\.ndarray"),
+        ([np.arange(4)], r"more\[0\] is a numpy\.ndarray"),
+        ({"a b": object()}, r"more\['a b'\] is a object"),
     ],
 )
 def test_data_that_would_stay_behind_is_refused(value, kind):
-    with pytest.raises(TypeError, match=f"'more' is a {kind}, which would stay behind when its samples move"):
-        sample_rows.per_sample_fields({"ids": torch.arange(4), "more": value})
+    with pytest.raises(TypeError, match=f"{kind}, which would stay behind when its samples move"):
+        SampleRows().per_sample_fields({"ids": torch.arange(4), "more": value})
 
 
 def test_a_value_per_row_of_a_tensordict_that_is_no_tensor_is_refused():
     rows = TensorDict({"name": NonTensorStack("a", "b"), "ids": torch.arange(2)}, batch_size=[2])
-    with pytest.raises(TypeError, match="'name' has a value for each row that is no tensor"):
-        sample_rows.per_sample_fields(rows)
+    with pytest.raises(
+        TypeError, match="name is a .*NonTensorStack, .* has a value that is no tensor for each row"
+    ):
+        SampleRows().per_sample_fields(rows)
 
 
 def test_a_nested_tensor_with_holes_is_refused():
@@ -308,11 +318,11 @@ def test_a_nested_tensor_with_holes_is_refused():
         torch.arange(6), offsets=torch.tensor([0, 3, 6]), lengths=torch.tensor([2, 1])
     )
     with pytest.raises(TypeError, match="without holes"):
-        sample_rows.per_sample_fields({"nested": nested})
+        SampleRows().per_sample_fields({"nested": nested})
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")  # of this layout alone
 def test_a_nested_tensor_of_another_layout_is_refused():
     nested = torch.nested.nested_tensor([torch.arange(2), torch.arange(3)])
     with pytest.raises(TypeError, match=r"layout torch\.jagged"):
-        sample_rows.per_sample_fields({"nested": nested})
+        SampleRows().per_sample_fields({"nested": nested})

@@ -27,11 +27,13 @@ from commons.distributed import (
     split_balanced,
 )
 from commons.partition import imbalance, loads, refined
-from commons.sequence_batch import BaseBatch, sample_rows
+from commons.sequence_batch import BaseBatch
+from commons.sequence_batch.sample_rows import SampleRows
 from tests.commons.distributed.loaded_batches import check_identical, history_batch, outputs_of
 from tests.commons.distributed.test_containers import KINDS, contents, make_batch
 from tests.drawn_batches import draw_batch, sample_contents
 
+ROWS = SampleRows()
 LABELS = ["keyed", "dense", "flat", "none"]
 
 
@@ -80,7 +82,7 @@ def check_chunks(case: Case, chunks: list[Any], order: SplitOrder) -> None:
     for chunk, samples in zip(chunks, order.partition, strict=True):
         assert type(chunk) is type(case.batch)
         assert samples.tolist() == sorted(samples)
-        assert sample_rows.batch_rows(chunk)[0] == order.chunk_rows
+        assert ROWS.batch_rows(chunk)[0] == order.chunk_rows
         if isinstance(chunk, BaseBatch):
             assert chunk.num_samples == len(samples)
             assert chunk.shared is case.batch.shared
@@ -92,8 +94,8 @@ def check_chunks(case: Case, chunks: list[Any], order: SplitOrder) -> None:
 
 
 def check_padding(batch: Any, num_real: int) -> None:
-    rows, _ = sample_rows.batch_rows(batch)
-    for value in sample_rows.per_sample_fields(batch).values():
+    rows, _ = ROWS.batch_rows(batch)
+    for value in ROWS.per_sample_fields(batch).values():
         of_rows = value if isinstance(value, torch.Tensor) else value.lengths().view(-1, rows).T
         assert not of_rows[num_real:].any()
 
@@ -104,7 +106,7 @@ def test_merge_undoes_split_and_nothing_is_lost(case, as_pickled):
     assert not dist.is_initialized()
     chunks, order = split_balanced(case.batch, case.num_chunks, case.workloads)
     check_chunks(case, chunks, order)
-    assert order.batch_size == sample_rows.batch_rows(case.batch)[0]
+    assert order.batch_size == ROWS.batch_rows(case.batch)[0]
     assert order.chunk_rows == max(-(-case.num_real // case.num_chunks), 1)
     assert np.ptp(order.num_samples) <= 1
     best = refined(case.workloads, case.num_chunks)
@@ -210,7 +212,7 @@ def test_each_chunk_owns_its_memory(kind, num_real):
     chunks, _ = split_balanced(batch, 8, np.ones(num_real))
     for chunk in [*chunks, *pickle.loads(pickle.dumps(chunks))]:
         tensors = tensors_of(chunk)
-        assert len(tensors) >= len(sample_rows.per_sample_fields(batch))
+        assert len(tensors) >= len(ROWS.per_sample_fields(batch))
         for tensor in tensors:
             assert tensor.untyped_storage().nbytes() == tensor.nbytes
 
@@ -352,7 +354,7 @@ HOLES = JaggedTensor(torch.arange(5), lengths=torch.tensor([1, 1, 1]))
         ({"groups": ["a", "b"]}, ValueError, r"groups has shape \(2,\), expected one for each of 3"),
         ({"groups": [0, 1, 0.5]}, TypeError, r"groups\[2\] is 0.5, expected an integer or a string"),
         ({"groups": np.ones((3, 2))}, TypeError, r"groups\[0\] is \[1.0, 1.0\], expected an integer"),
-        ({"batch": torch.arange(3)}, TypeError, "Tensor has no rows to place"),
+        ({"batch": "three"}, TypeError, "str has no rows to place"),
         ({"batch": {"jagged": HOLES}}, ValueError, "field 'jagged' has 5 values, its lengths"),
     ],
 )

@@ -267,12 +267,14 @@ def _clicks(rows: int, num_real: int) -> Clicks:
     lengths[:, num_real:] = 0
     lengths = lengths.view(-1)
     ids = torch.from_numpy(rng.integers(0, 50, int(lengths.sum())))
+    labels = torch.from_numpy(rng.integers(0, 2, rows)).float()
+    labels[num_real:] = 0
     return Clicks(
         features=KeyedJaggedTensor(["a", "b"], ids, lengths=lengths),
         batch_size=rows,
         feature_to_max_seqlen={"a": 20, "b": 20},
         actual_batch_size=num_real,
-        labels=torch.from_numpy(rng.integers(0, 2, rows)).float(),
+        labels=labels,
         dense=torch.from_numpy(rng.normal(size=(rows, 2))).float(),
     )
 

@@ -111,12 +111,27 @@ def test_values_that_belong_to_no_row_are_refused(values):
 
 @pytest.mark.parametrize(
     "container",
-    [{"a": torch.zeros(2)}, [torch.zeros(2)], np.zeros(2), KeyedTensor(["a"], [1], torch.zeros(2, 1))],
+    [np.zeros(2), [np.zeros(2)], {"a": object()}],
 )
 def test_containers_that_would_stay_behind_are_refused(container):
-    with pytest.raises(TypeError, match=r"Containers.anything is a .*, which would stay behind"):
+    with pytest.raises(TypeError, match=r"Containers.anything\S* is a .*, which would stay behind"):
         Containers(_features(2), 2, {}, anything=container)
     assert Containers(_features(2), 2, {}, shared=container).shared is container
+
+
+@pytest.mark.parametrize(
+    ("container", "rows"),
+    [
+        ({"a": torch.arange(2)}, lambda container: container["a"]),
+        ([1, torch.arange(2)], lambda container: container[1]),
+        (KeyedTensor(["a", "b"], [1, 1], torch.arange(2)[:, None].repeat(1, 2)), lambda kt: kt["a"][:, 0]),
+    ],
+)
+def test_rows_in_containers_travel(container, rows):
+    batch = Containers(_features(2), 2, {}, anything=container, shared=torch.arange(3))
+    selected = batch.index_select([1, 0])
+    assert rows(selected.anything).tolist() == [1, 0] and type(selected.anything) is type(container)
+    assert selected.shared is batch.shared
 
 
 @pytest.mark.parametrize("indices", [torch.tensor([True, False, True]), torch.tensor([0.5]), [[0, 1]]])
