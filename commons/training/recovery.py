@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch.distributed as dist
-from tqdm import tqdm
 
 from commons.training.checkpoint_folder import step_of
 from commons.training.checkpoints import Checkpoints
@@ -77,8 +76,6 @@ class Recovery:
                 self._state.restore(checkpoints, newest)
                 self.restored = newest
                 self._first_step = self._last_saved = step_of(newest)
-                if dist.get_rank() == 0:
-                    tqdm.write(f"training goes on from {newest}")
                 return
         if self._loads is not None:
             raise FileNotFoundError(f"TrainerArgs.ckpt_load_dir = {self._loads.path}: there is no checkpoint")

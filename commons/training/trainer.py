@@ -10,10 +10,11 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from tqdm import tqdm
 
 from commons.named_ranges import named_range
 from commons.sequence_batch import BaseBatch
-from commons.training.evaluator import Evaluator
+from commons.training.evaluator import Evaluator, evaluation_text
 from commons.training.hang_watch import HangWatch
 from commons.training.progress import Progress
 from commons.training.rank_zero_log import warn_once
@@ -76,6 +77,8 @@ class _Training:
         whole_run = args.max_train_iters or steps_left(self._dataset, Progress())
         self._recovery = Recovery(args, self._state, self._vote, whole_run)
         self._recovery.resume()
+        if self._recovery.restored is not None and dist.get_rank() == 0:
+            tqdm.write(f"training goes on from {self._recovery.restored}")
         self._first_step = self._state.progress.step
         left = steps_left(self._dataset, self._state.progress)
         self._num_steps = args.max_train_iters or self._first_step + left
@@ -153,6 +156,5 @@ class _Training:
         with named_range("## evaluation ##"):
             figures = self._evaluator.evaluate()
         self._evaluations.append(figures)
-        text = "  ".join(f"{name} {value:.4f}" for name, value in figures.items())
-        log.write("eval", figures, f"step {step}  evaluation: {text}")
+        log.write("eval", figures, evaluation_text(step, figures))
         log.resume()

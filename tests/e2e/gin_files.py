@@ -313,3 +313,8 @@ OptimizerArgs.adam_beta2 = 0.999
 OptimizerArgs.adam_eps = 1e-8
 TensorModelParallelArgs.tensor_model_parallel_size = 1
 """
+
+
+def for_inference(gin_text: str) -> str:
+    """A file without an optimizer, as recsys-examples' inference reads it."""
+    return "".join(line for line in gin_text.splitlines(keepends=True) if not line.startswith("Optimizer"))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.forked_ranks import forked_ranks
-from tests.e2e.gin_files import generated_benchmark
+from tests.e2e.gin_files import for_inference, generated_benchmark
 from tests.e2e.torchrun import RANKING, bind
 
 SMALL = bind(
@@ -55,10 +55,10 @@ FILES = {
 }
 
 
-def _train(directory: Path) -> tuple[str, list[dict]]:
+def _train(directory: Path, *bindings: str) -> tuple[str, list[dict]]:
     """What the run printed, and the lines of its log, which it appends to."""
     before = len(_lines(directory))
-    output = forked_ranks(directory, *RANKING, "--gin-config-file", "generated.gin", *SMALL)
+    output = forked_ranks(directory, *RANKING, "--gin-config-file", "generated.gin", *SMALL, *bindings)
     return output, _lines(directory)[before:]
 
 
@@ -89,3 +89,15 @@ def _check_auc(figures: dict, output: str) -> None:
     assert of_tasks[7] is None and None not in of_tasks[:7]
     assert figures["AUC"] == pytest.approx(sum(of_tasks[:7]) / 7)
     assert "AUC_task7 nan" in output and output.count("all labels of task 7 in an evaluation") == 1
+
+
+def test_a_file_without_an_optimizer_evaluates_a_checkpoint(tmp_path):
+    file = tmp_path / "generated.gin"
+    file.write_text(generated_benchmark(balanced=True))
+    _, trained = _train(tmp_path, "TrainerArgs.ckpt_save_interval = 2")
+    file.write_text(for_inference(file.read_text()))
+    saved = "checkpoints/generated_exp"
+    output, (evaluated,) = _train(tmp_path, f"TrainerArgs.ckpt_load_dir = '{saved}'")
+    assert f"no training: {saved}/step_3 is evaluated" in output
+    assert [evaluated] == [line for line in trained if line["kind"] == "eval"]
+    assert [path.name for path in sorted((tmp_path / saved).iterdir())] == ["step_2", "step_3"]
