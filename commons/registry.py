@@ -50,6 +50,14 @@ class NamedFactory(Generic[T]):
         del cls._classes[name]
 
     @classmethod
+    def clear_registry(cls) -> None:
+        """Forgets all names, for tests that register their own.
+
+        Built-in names go too, "identity" among them, and come back only by `register`.
+        """
+        cls._classes.clear()
+
+    @classmethod
     def create(cls, name: str, /, *args: Any, **kwargs: Any) -> T:
         """An instance of the class registered under `name`, made with the other arguments.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import torch
@@ -10,14 +11,52 @@ from commons.datasets import HSTUBatch
 from commons.distributed import BatchShuffler, register_batch_shuffler
 from commons.perf_model import HSTUFlops
 
+logger = logging.getLogger(__name__)
+
 
 @register_batch_shuffler("hstu")
 class HSTUBatchShuffler(BatchShuffler):
-    """Balances the FLOPs of the HSTU layers; further arguments are those of `BatchShuffler`."""
+    """Balances the FLOPs of the HSTU layers.
 
-    def __init__(self, flops: HSTUFlops, **settings: Any) -> None:
+    Takes either `flops`, or the heads alone as the shuffler of recsys-examples does. Tokens are always
+    counted from the batch, which says itself whether its items have actions.
+
+    Args:
+        flops: cost of the layers.
+        num_heads, head_dim: of layers whose hidden size is their product. One layer is counted, because
+            more of them scale all loads alike.
+        action_interleaved: accepted because recsys-examples has it; False has no effect, with a warning.
+        settings: those of `BatchShuffler`.
+
+    Raises:
+        TypeError: neither `flops` nor both of the others are given, or all are.
+        ValueError: a size is not positive.
+    """
+
+    def __init__(
+        self,
+        flops: HSTUFlops | None = None,
+        *,
+        num_heads: int | None = None,
+        head_dim: int | None = None,
+        action_interleaved: bool = True,
+        **settings: Any,
+    ) -> None:
+        if (flops is None) == (num_heads is None) or (num_heads is None) != (head_dim is None):
+            raise TypeError(
+                f'batch shuffler "hstu": flops = {flops}, num_heads = {num_heads}, head_dim = {head_dim}; '
+                "expected either flops=HSTUFlops(...), or both num_heads= and head_dim="
+            )
+        if num_heads is not None and head_dim is not None:
+            flops = HSTUFlops(1, num_heads * head_dim, num_heads, head_dim)
+        assert flops is not None
         super().__init__(**settings)
         self._flops = flops
+        if not action_interleaved and self.group.rank == 0:
+            logger.warning(
+                'batch shuffler "hstu": action_interleaved = False has no effect: tokens are counted from '
+                "the batch, actions included where it has them"
+            )
 
     def get_workloads(self, batch: HSTUBatch) -> torch.Tensor:
         """Forward FLOPs of each row."""

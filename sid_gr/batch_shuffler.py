@@ -3,27 +3,59 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 
 from commons.datasets import SIDBatch
 from commons.distributed import BatchShuffler, register_batch_shuffler
+from commons.perf_model import TransformerConfig, transformer_flops
 
 
 @register_batch_shuffler("sid_gr")
 class SIDGRBatchShuffler(BatchShuffler):
     """Balances the FLOPs of the decoder's layers.
 
+    Takes either `flops`, or the heads alone as the shuffler of recsys-examples does.
+
     Args:
         flops: tokens to forward FLOPs, both `[batch]` integers; `transformer_flops` of a config.
+        num_heads, head_dim: of layers whose hidden size is their product, with an MLP four times as wide.
+            One layer is counted, because more of them scale all loads alike.
         settings: those of `BatchShuffler`.
+
+    Raises:
+        TypeError: neither `flops` nor both of the others are given, or all are.
+        ValueError: a size is not positive.
     """
 
-    def __init__(self, flops: Callable[[torch.Tensor], torch.Tensor], **settings: Any) -> None:
+    def __init__(
+        self,
+        flops: Callable[[torch.Tensor], torch.Tensor] | None = None,
+        *,
+        num_heads: int | None = None,
+        head_dim: int | None = None,
+        **settings: Any,
+    ) -> None:
+        if (flops is None) == (num_heads is None) or (num_heads is None) != (head_dim is None):
+            raise TypeError(
+                f'batch shuffler "sid_gr": flops = {flops}, num_heads = {num_heads}, head_dim = {head_dim}; '
+                "expected either flops=, or both num_heads= and head_dim="
+            )
+        if num_heads is not None and head_dim is not None:
+            flops = partial(transformer_flops, _layer(num_heads, head_dim))
+        assert flops is not None
         super().__init__(**settings)
         self._flops = flops
 
     def get_workloads(self, batch: SIDBatch) -> torch.Tensor:
         """Forward FLOPs of each row."""
         return self._flops(batch.num_tokens())
+
+
+def _layer(num_heads: int, head_dim: int) -> TransformerConfig:
+    """One layer of a decoder as wide as its heads."""
+    width = num_heads * head_dim
+    # As the application counts: PyTorch's kernels leave out most of what is masked.
+    return TransformerConfig(1, width, num_heads, num_heads, head_dim, 4 * width, skips_masked=True)

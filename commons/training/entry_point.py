@@ -10,9 +10,10 @@ import gin
 import torch
 import torch.distributed as dist
 
-from commons.gin_values import from_gin
+from commons.gin_values import from_gin, is_bound
 from commons.perf_model.calibrate import summary
 from commons.training.calibration import measure_steps
+from commons.training.checkpoint_evaluation import evaluate_checkpoint
 from commons.training.rank_process import rank_process
 from commons.training.trainer import train
 from commons.training.training_args import OptimizerArgs, TensorModelParallelArgs, TrainerArgs
@@ -29,7 +30,8 @@ UNBALANCED = [
 def train_from_gin(description: str, make_task: Callable[[TrainerArgs, torch.device], TrainingTask]) -> None:
     """Parses the command line, and trains what `make_task` makes of its gin settings.
 
-    With `--calibrate FILE` it trains for a while, to measure what samples cost, and writes that instead.
+    With `--calibrate FILE` it trains for a while, to measure what samples cost, and writes that instead. A
+    file without `OptimizerArgs`, as for inference, makes it evaluate the checkpoint in `ckpt_load_dir`.
     """
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--gin-config-file", required=True)
@@ -54,10 +56,14 @@ def train_from_gin(description: str, make_task: Callable[[TrainerArgs, torch.dev
         bindings = bindings + UNBALANCED
         arguments.calibrate.parent.mkdir(parents=True, exist_ok=True)
     gin.parse_config_files_and_bindings([arguments.gin_config_file], bindings)
-    trainer, optimizer = from_gin(TrainerArgs), from_gin(OptimizerArgs)
+    trainer = from_gin(TrainerArgs)
+    optimizer = _optimizer(trainer, trains=arguments.calibrate is not None)
     from_gin(TensorModelParallelArgs)  # refuses what does not run here
     with rank_process() as device:
         task = make_task(trainer, device)
+        if optimizer is None:
+            evaluate_checkpoint(task, trainer, device)
+            return
         if arguments.calibrate is None:
             train(task, trainer, optimizer, device)
             return
@@ -66,3 +72,16 @@ def train_from_gin(description: str, make_task: Callable[[TrainerArgs, torch.dev
             cost = steps.fit()
             cost.save(arguments.calibrate)
             print(summary(cost, steps))
+
+
+def _optimizer(trainer: TrainerArgs, trains: bool) -> OptimizerArgs | None:
+    """The optimizer that gin configures; None if there is none and a checkpoint can be evaluated instead."""
+    if is_bound("OptimizerArgs.optimizer_str") or is_bound("OptimizerArgs.learning_rate"):
+        return from_gin(OptimizerArgs)
+    if trains or not trainer.ckpt_load_dir:
+        raise ValueError(
+            "OptimizerArgs is not configured, as in a file for inference. To train, bind "
+            '"OptimizerArgs.optimizer_str=\'adam\'" "OptimizerArgs.learning_rate=1e-3"; to evaluate a '
+            "checkpoint instead, bind TrainerArgs.ckpt_load_dir"
+        )
+    return None

@@ -14,6 +14,11 @@ from commons.training.training_batches import on_host
 from commons.training.training_task import TrainingTask
 
 
+def evaluation_text(step: int, figures: dict[str, float]) -> str:
+    """The line that shows an evaluation."""
+    return f"step {step}  evaluation: " + "  ".join(f"{name} {value:.4f}" for name, value in figures.items())
+
+
 class Evaluator:
     """Evaluates a model in training through a pipeline of its own.
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 from torchmetrics.classification import BinaryAUROC
+from torchmetrics.utilities.data import dim_zero_cat
 
 from commons.training.evaluation_metrics import EvaluationMetrics
+from commons.training.rank_zero_log import warn_once
 
 
 class RankingMetrics(EvaluationMetrics):
@@ -15,6 +18,8 @@ class RankingMetrics(EvaluationMetrics):
 
     Of a classification head over ordered classes: whether the class is at least `positive_class`, scored by
     the summed probability of those classes. Of several tasks: each task's own, from its logit, and the mean.
+    A task whose labels were all positive or all negative has no such area: its AUC is NaN, the mean leaves it
+    out, and one warning names it.
 
     Args:
         num_tasks: binary tasks per label; 1 for classes.
@@ -25,7 +30,7 @@ class RankingMetrics(EvaluationMetrics):
     def __init__(self, num_tasks: int, positive_class: int, device: torch.device) -> None:
         self._num_tasks = num_tasks
         self._positive_class = positive_class
-        self._aucs = [BinaryAUROC(validate_args=False).to(device) for _ in range(num_tasks)]
+        self._aucs = [_TaskAUC(validate_args=False).to(device) for _ in range(num_tasks)]
 
     def update(self, output: Any) -> None:
         """Takes logits `[tokens, width]` and integer labels `[tokens]` of a ranking output."""
@@ -38,11 +43,34 @@ class RankingMetrics(EvaluationMetrics):
             auc.update(logits[:, task].sigmoid(), (labels >> task) & 1)
 
     def compute(self) -> dict[str, float]:
-        """`{"AUC": …}`, with `AUC_task0` and so on where there are several tasks."""
+        """`{"AUC": …}`, with `AUC_task0` and so on where there are several tasks; NaN where there is none."""
         values = [float(auc.compute()) for auc in self._aucs]
         for auc in self._aucs:
             auc.reset()
-        figures = {"AUC": sum(values) / len(values)}
+        known = [value for value in values if not math.isnan(value)]
+        if len(known) < len(values):
+            self._warn_of_one_class([task for task, value in enumerate(values) if math.isnan(value)])
+        figures = {"AUC": sum(known) / len(known) if known else math.nan}
         if self._num_tasks > 1:
             figures |= {f"AUC_task{task}": value for task, value in enumerate(values)}
         return figures
+
+    def _warn_of_one_class(self, tasks: list[int]) -> None:
+        of_tasks = f" of task {', '.join(map(str, tasks))}" if self._num_tasks > 1 else ""
+        warn_once(
+            [
+                f"all labels{of_tasks} in an evaluation are of one class, which has no AUC: shown as nan "
+                "and left out of the mean. More samples may have both (TrainerArgs.max_eval_iters)"
+            ]
+        )
+
+
+class _TaskAUC(BinaryAUROC):
+    """The area under one task's curve; NaN, which BinaryAUROC has 0 for, if one class is all there was."""
+
+    def compute(self) -> torch.Tensor:
+        """A scalar over the labels of all ranks. Collective: torchmetrics gathers them before."""
+        labels = dim_zero_cat(self.target)
+        if labels.numel() == 0 or labels.min() == labels.max():
+            return torch.tensor(math.nan)
+        return super().compute()

@@ -9,10 +9,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch.distributed as dist
-from tqdm import tqdm
 
 from commons.training.checkpoint_folder import step_of
 from commons.training.checkpoints import Checkpoints
+from commons.training.rank_zero_log import warn_once
 from commons.training.step_log import StepLog
 from commons.training.step_vote import NonFiniteLossError, StepVote
 from commons.training.training_args import TrainerArgs
@@ -24,24 +24,37 @@ logger = logging.getLogger(__name__)
 class Recovery:
     """Restores the newest checkpoint there is, writes new ones, and stops all ranks on SIGTERM to one.
 
-    Does nothing unless the arguments ask for checkpoints. Made collectively.
+    Without a checkpoint that is due within the run it only reads `ckpt_load_dir`. Made collectively.
 
     Args:
         args: of them `ckpt_save_interval`, `ckpt_save_dir`, `ckpt_load_dir`, `ckpt_keep` and the window, at
             whose end alone a checkpoint is written: within, a step's samples are not those loaded for it.
         state: what is saved and restored.
         vote: what tells all ranks of a request to stop.
+        num_steps: steps of the run, those before a checkpoint that it starts from included.
+
+    Attributes:
+        restored: the checkpoint that `resume` read, if there was one.
     """
 
-    def __init__(self, args: TrainerArgs, state: TrainingState, vote: StepVote) -> None:
+    def __init__(self, args: TrainerArgs, state: TrainingState, vote: StepVote, num_steps: int) -> None:
         self._state = state
         self._vote = vote
         self._interval = args.ckpt_save_interval
         self._window = args.balance_window if args.enable_balanced_shuffler else 1
-        self._saves = Checkpoints(Path(args.ckpt_save_dir), args.ckpt_keep) if self._interval > 0 else None
+        if self._interval > num_steps:
+            warn_once(
+                [
+                    f"TrainerArgs.ckpt_save_interval = {self._interval} is beyond the run's {num_steps} "
+                    f"steps: no checkpoint is written to {args.ckpt_save_dir}, and none is read from it"
+                ]
+            )
+        saves = args.saves_within(num_steps)
+        self._saves = Checkpoints(Path(args.ckpt_save_dir), args.ckpt_keep) if saves else None
         self._loads = Checkpoints(Path(args.ckpt_load_dir)) if args.ckpt_load_dir else None
         self._first_step = self._last_saved = 0
         self._stall_seconds = 0.0  # of the last save
+        self.restored: Path | None = None
 
     def resume(self) -> None:
         """Restores the newest whole checkpoint of `ckpt_save_dir`, or else of `ckpt_load_dir`. Collective.
@@ -61,9 +74,8 @@ class Recovery:
                     logger.warning(problem)
             if newest is not None:
                 self._state.restore(checkpoints, newest)
+                self.restored = newest
                 self._first_step = self._last_saved = step_of(newest)
-                if dist.get_rank() == 0:
-                    tqdm.write(f"training goes on from {newest}")
                 return
         if self._loads is not None:
             raise FileNotFoundError(f"TrainerArgs.ckpt_load_dir = {self._loads.path}: there is no checkpoint")

@@ -56,6 +56,9 @@ class RunRecord:
     def write(self, kind: str, step: int, figures: dict[str, Any], text: str = "") -> None:
         """Writes figures of a step, and shows `text`, if there is any.
 
+        A number that is not finite is `null` in the JSON lines, where JSON has no other word for it, and is
+        left out of TensorBoard.
+
         In TensorBoard a number is the scalar `kind/name`, and a list of numbers, one per rank, the scalars
         `kind/name/largest` and `kind/name/mean`; what else there is stands in the JSON lines alone.
         """
@@ -77,7 +80,11 @@ class RunRecord:
             logger.warning(f"figures are not written to {path} any more: {error}")
 
     def _write_line(self, kind: str, step: int, figures: dict[str, Any]) -> None:
-        self._file.write(json.dumps({"kind": kind, "step": step, **figures}) + "\n")
+        finite = {
+            name: None if isinstance(value, float) and not math.isfinite(value) else value
+            for name, value in figures.items()
+        }
+        self._file.write(json.dumps({"kind": kind, "step": step, **finite}) + "\n")
         self._file.flush()
 
     def _write_scalars(self, kind: str, step: int, figures: dict[str, Any]) -> None:

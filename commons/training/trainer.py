@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from dataclasses import asdict
 from itertools import islice
@@ -9,11 +10,13 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from tqdm import tqdm
 
 from commons.named_ranges import named_range
 from commons.sequence_batch import BaseBatch
-from commons.training.evaluator import Evaluator
+from commons.training.evaluator import Evaluator, evaluation_text
 from commons.training.hang_watch import HangWatch
+from commons.training.progress import Progress
 from commons.training.rank_zero_log import warn_once
 from commons.training.recovery import Recovery
 from commons.training.run_record import RunRecord
@@ -27,6 +30,8 @@ from commons.training.training_batches import steps_left, training_batches
 from commons.training.training_state import TrainingState
 from commons.training.training_task import TrainingTask
 
+logger = logging.getLogger(__name__)
+
 
 def train(
     task: TrainingTask, args: TrainerArgs, optimizer_args: OptimizerArgs, device: torch.device
@@ -35,7 +40,7 @@ def train(
 
     Returns:
         The metrics of every evaluation of this process, in order; the last is of the trained model, unless
-        training was stopped before, or had nothing left to do.
+        training was stopped before.
 
     Raises:
         KeyError: an unknown pipeline or shuffler.
@@ -69,8 +74,11 @@ class _Training:
         self._counter = LoadCounter(task.flops, task.check_batch)
         self._state = TrainingState(self._model, optimizer)
         self._vote = StepVote(device)
-        self._recovery = Recovery(args, self._state, self._vote)
+        whole_run = args.max_train_iters or steps_left(self._dataset, Progress())
+        self._recovery = Recovery(args, self._state, self._vote, whole_run)
         self._recovery.resume()
+        if self._recovery.restored is not None and dist.get_rank() == 0:
+            tqdm.write(f"training goes on from {self._recovery.restored}")
         self._first_step = self._state.progress.step
         left = steps_left(self._dataset, self._state.progress)
         self._num_steps = args.max_train_iters or self._first_step + left
@@ -94,6 +102,9 @@ class _Training:
         ):
             log = StepLog(record, num_steps, args.log_interval, first, args.peak_flops)
             log.write("start", {"ranks": dist.get_world_size(), "settings": asdict(args)})
+            if first >= num_steps:
+                self._warn_of_no_step()
+                self._evaluate(first, log)
             for step in range(first + 1, num_steps + 1):
                 self._watch.begins(f"step {step}")
                 traces.before_step(step)
@@ -116,6 +127,16 @@ class _Training:
         self._pipeline.reset()  # what is planned ahead needs the other ranks; none may leave before
         return self._evaluations
 
+    def _warn_of_no_step(self) -> None:
+        """Rank 0 says why nothing is trained: a run that only exits with 0 looks like one that trained."""
+        if dist.get_rank():
+            return
+        logger.warning(
+            f"NOTHING LEFT TO TRAIN: {self._recovery.restored} is of step {self._first_step}, and the run "
+            f"ends with step {self._num_steps}. Its model is evaluated. To go on from it raise "
+            "TrainerArgs.max_train_iters; to begin anew name other folders for checkpoints"
+        )
+
     def _begins_interval(self, step: int) -> bool:
         return step % self._args.eval_interval == 1 % self._args.eval_interval
 
@@ -135,6 +156,5 @@ class _Training:
         with named_range("## evaluation ##"):
             figures = self._evaluator.evaluate()
         self._evaluations.append(figures)
-        text = "  ".join(f"{name} {value:.4f}" for name, value in figures.items())
-        log.write("eval", figures, f"step {step}  evaluation: {text}")
+        log.write("eval", figures, evaluation_text(step, figures))
         log.resume()

@@ -49,10 +49,13 @@ class TrainerArgs:
             whenever Python sees fit.
         profile: whether steps are traced, on each rank to a file in `traces` of `log_dir`.
         profile_step_start, profile_step_end: the first step that is traced, and the first that is no more.
-        ckpt_save_interval: steps between checkpoints; −1 for none. With checkpoints, a run starts from the
-            newest whole one in `ckpt_save_dir`, and SIGTERM to a rank makes all write one and end.
+        ckpt_save_interval: steps between checkpoints; −1 for none, and so is a number beyond the run's
+            steps, with a warning. With checkpoints, a run starts from the newest whole one in
+            `ckpt_save_dir`, ends with one, and SIGTERM to a rank makes all write one and end. Without, it
+            neither writes nor reads `ckpt_save_dir`.
         ckpt_save_dir: folder of the checkpoints, which all ranks see.
-        ckpt_load_dir: folder of checkpoints to start from where `ckpt_save_dir` has none; empty for none.
+        ckpt_load_dir: folder of checkpoints to start from, at the step of the newest whole one, unless one
+            of `ckpt_save_dir` was read; empty for none.
         ckpt_keep: checkpoints to keep; None for all.
         pipeline_type: "none", "native" or "prefetch".
         enable_balanced_shuffler: whether samples move between ranks so that all have the same load.
@@ -154,7 +157,8 @@ class TrainerArgs:
         interval = self.ckpt_save_interval
         expected = "steps, at least 1, or -1 for no checkpoints"
         require(interval == -1 or interval >= 1, "TrainerArgs.ckpt_save_interval", interval, expected)
-        if interval > 0 and self.pipeline_type == "prefetch" and self.enable_balanced_shuffler:
+        saves = self.saves_within(self.max_train_iters or interval)
+        if saves and self.pipeline_type == "prefetch" and self.enable_balanced_shuffler:
             # This pipeline is drained for evaluations, and its windows begin anew behind them.
             require(
                 self.eval_interval % self.balance_window == 0,
@@ -190,6 +194,10 @@ class TrainerArgs:
             tolerance = self.balance_tolerance
             finite = 0 <= tolerance < float("inf")
             require(finite, "TrainerArgs.balance_tolerance", tolerance, "a finite number of at least 0")
+
+    def saves_within(self, num_steps: int) -> bool:
+        """Whether a checkpoint is due within so many steps."""
+        return 0 < self.ckpt_save_interval <= num_steps
 
     @property
     def eval_rows(self) -> int:

@@ -22,24 +22,24 @@ class TrainingState:
 
     Attributes:
         model: as `shard_model` returns it.
-        optimizer: likewise.
+        optimizer: likewise; None to read the model alone, whatever it was trained by.
         progress: steps that were computed.
     """
 
     model: torch.nn.Module
-    optimizer: CombinedOptimizer
+    optimizer: CombinedOptimizer | None
     progress: Progress = field(default_factory=Progress)
 
     def to_save(self) -> dict[str, Any]:
         """What `Checkpoints.save` takes: views, not copies."""
         if torch.cuda.is_available():  # rows may be on their way into a cache of a table
             torch.cuda.synchronize()
-        return {
+        state = {
             "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
             "progress": dataclasses.asdict(self.progress),
             _random_key(): _random_state(),
         }
+        return state if self.optimizer is None else state | {"optimizer": self.optimizer.state_dict()}
 
     def restore(self, checkpoints: Checkpoints, checkpoint: Path) -> None:
         """Reads a checkpoint of any number of ranks. Collective.
@@ -50,15 +50,17 @@ class TrainingState:
         Raises:
             ValueError: the checkpoint is of another model or optimiser.
         """
-        # An optimiser that has not stepped has no state to be filled, and would be left without a word.
-        self.optimizer.init_state()
-        self.optimizer.zero_grad()
+        if self.optimizer is not None:
+            # One that has not stepped has no state to be filled, and would be left without a word.
+            self.optimizer.init_state()
+            self.optimizer.zero_grad()
         state = self.to_save()
         if _random_key() not in {key.partition(".")[0] for key in checkpoints.keys(checkpoint)}:
             del state[_random_key()]
         checkpoints.load(checkpoint, state)
         self.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
+        if self.optimizer is not None:
+            self.optimizer.load_state_dict(state["optimizer"])
         for module in self.model.modules():
             if isinstance(module, ShardedUnboundedEmbeddingCollection):
                 module.place_loaded_ids()

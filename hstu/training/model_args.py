@@ -78,7 +78,7 @@ class RankingArgs:
         prediction_head_act_type: "relu" or "gelu".
         prediction_head_bias: whether they have a bias.
         num_tasks: binary tasks, one per bit of the action; 1 for classes.
-        eval_metrics: of them "AUC" is available.
+        eval_metrics: of them "AUC" is available, in any case of letters.
 
     Raises:
         ValueError: a value is out of range.
@@ -104,8 +104,8 @@ class RankingArgs:
         )
         act = self.prediction_head_act_type
         require(act in ("relu", "gelu"), "RankingArgs.prediction_head_act_type", act, '"relu" or "gelu"')
-        metrics = tuple(self.eval_metrics)
-        require(metrics == ("AUC",), "RankingArgs.eval_metrics", metrics, '("AUC",)')
+        metrics = tuple(name.upper() for name in self.eval_metrics)
+        require(metrics == ("AUC",), "RankingArgs.eval_metrics", self.eval_metrics, '("AUC",)')
 
     def config(self) -> RankingHeadConfig:
         """The head's configuration."""

@@ -185,3 +185,136 @@ OptimizerArgs.adam_beta1 = 0.9
 OptimizerArgs.adam_beta2 = 0.999
 TensorModelParallelArgs.tensor_model_parallel_size = 1
 """
+
+
+def generated_benchmark(
+    *,
+    pipeline_type: str = "none",
+    balanced: bool = False,
+    kernel_backend: str = "triton",
+    recompute: bool = False,
+    caching: bool = False,
+    evict_strategy: str = "lru",
+    dist_type: str = "roundrobin",
+    zipf_values: float | None = None,
+) -> str:
+    """A ranking benchmark with what recsys-examples' generator writes, and its choices as arguments.
+
+    Fields and values are those of their examples/hstu/training/benchmark/scripts/generate_gin_config.py.
+    """
+    dynamic = "".join(
+        f"""
+{name}/DynamicEmbeddingArgs.feature_names = ['{feature}']
+{name}/DynamicEmbeddingArgs.table_name = '{feature}'
+{name}/DynamicEmbeddingArgs.item_vocab_size_or_capacity = 50000000
+{name}/DynamicEmbeddingArgs.item_vocab_gpu_capacity_ratio = {0.1 if caching else 0.0}
+{name}/DynamicEmbeddingArgs.evict_strategy = '{evict_strategy}'
+{name}/DynamicEmbeddingArgs.caching = {caching}
+{name}/DynamicEmbeddingArgs.dist_type = '{dist_type}'
+"""
+        for name, feature in (("items", "item"), ("users", "user_id"))
+    )
+    replicated = "".join(
+        f"""
+{name}/EmbeddingArgs.feature_names = ['{feature}']
+{name}/EmbeddingArgs.table_name = '{feature}'
+{name}/EmbeddingArgs.item_vocab_size_or_capacity = {rows}
+{name}/EmbeddingArgs.sharding_type = 'data_parallel'
+"""
+        for name, feature, rows in (
+            ("actions", "action", 100),
+            ("ages", "user_age", 100),
+            ("categories", "item_category_l1", 50),
+        )
+    )
+    values = "".join(
+        f"""
+of_{feature}/RandomDistribution.dist_type = 'zipf'
+of_{feature}/RandomDistribution.alpha = {zipf_values}
+{group}/FeatureArgs.value_dists = {{
+    '{feature}': @of_{feature}/RandomDistribution(),
+}}
+"""
+        for group, feature in (("history", "item"), ("user", "user_id"))
+        if zipf_values is not None
+    )
+    return f"""
+TrainerArgs.train_batch_size = 32
+TrainerArgs.eval_batch_size = 32
+TrainerArgs.log_interval = 100
+TrainerArgs.eval_interval = 1001
+TrainerArgs.max_train_iters = 1000
+TrainerArgs.max_eval_iters = 50
+TrainerArgs.seed = 1234
+TrainerArgs.pipeline_type = '{pipeline_type}'
+{"TrainerArgs.enable_balanced_shuffler = True" if balanced else ""}
+TrainerArgs.profile = True
+TrainerArgs.profile_step_start = 150
+TrainerArgs.profile_step_end = 170
+TrainerArgs.ckpt_save_dir = './checkpoints/generated_exp'
+TrainerArgs.ckpt_save_interval = 999999999
+
+history/FeatureArgs.feature_names = ['item', 'action']
+history/FeatureArgs.max_sequence_length = 4096
+history/FeatureArgs.is_jagged = True
+lengths/RandomDistribution.dist_type = 'zipf'
+lengths/RandomDistribution.alpha = 1.2
+lengths/RandomDistribution.low = 1
+history/FeatureArgs.seqlen_dist = @lengths/RandomDistribution()
+user/FeatureArgs.feature_names = ['user_id', 'user_age']
+user/FeatureArgs.max_sequence_length = 1
+user/FeatureArgs.is_jagged = False
+category/FeatureArgs.feature_names = ['item_category_l1']
+category/FeatureArgs.max_sequence_length = 1
+category/FeatureArgs.is_jagged = False
+{values}
+BenchmarkDatasetArgs.feature_args = [
+    @history/FeatureArgs(),
+    @user/FeatureArgs(),
+    @category/FeatureArgs(),
+]
+BenchmarkDatasetArgs.item_feature_name = 'item'
+BenchmarkDatasetArgs.contextual_feature_names = [
+    'user_id',
+    'user_age',
+    'item_category_l1',
+]
+BenchmarkDatasetArgs.action_feature_name = 'action'
+BenchmarkDatasetArgs.max_num_candidates = 0
+BenchmarkDatasetArgs.num_generated_batches = 100
+{dynamic}{replicated}
+BenchmarkDatasetArgs.embedding_args = [
+    @items/DynamicEmbeddingArgs(),
+    @actions/EmbeddingArgs(),
+    @users/DynamicEmbeddingArgs(),
+    @ages/EmbeddingArgs(),
+    @categories/EmbeddingArgs(),
+]
+
+NetworkArgs.item_embedding_dim = 128
+NetworkArgs.contextual_embedding_dim = 128
+NetworkArgs.num_layers = 8
+NetworkArgs.num_attention_heads = 4
+NetworkArgs.hidden_size = 1024
+NetworkArgs.kv_channels = 256
+NetworkArgs.kernel_backend = '{kernel_backend}'
+NetworkArgs.recompute_input_layernorm = {recompute}
+NetworkArgs.recompute_input_silu = False
+
+RankingArgs.prediction_head_arch = [512, 8]
+RankingArgs.prediction_head_bias = True
+RankingArgs.num_tasks = 8
+RankingArgs.eval_metrics = ['auc']
+
+OptimizerArgs.optimizer_str = 'adam'
+OptimizerArgs.learning_rate = 1e-3
+OptimizerArgs.adam_beta1 = 0.9
+OptimizerArgs.adam_beta2 = 0.999
+OptimizerArgs.adam_eps = 1e-8
+TensorModelParallelArgs.tensor_model_parallel_size = 1
+"""
+
+
+def for_inference(gin_text: str) -> str:
+    """A file without an optimizer, as recsys-examples' inference reads it."""
+    return "".join(line for line in gin_text.splitlines(keepends=True) if not line.startswith("Optimizer"))

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from tests.e2e.gin_files import RANDOM_DATA
+from tests.e2e.gin_files import RANDOM_DATA, for_inference
 from tests.e2e.refused_runs import refusals
 from tests.e2e.torchrun import RANKING, REPOSITORY, bind, torchrun
 
@@ -72,6 +72,9 @@ def raised(tmp_path_factory):
         for name, (bindings, _) in refused.items()
     }
     runs["gin file"] = ["--gin-config-file", "none.gin"]
+    (directory / "inference.gin").write_text(for_inference(RANDOM_DATA))
+    runs["no optimizer"] = ["--gin-config-file", "inference.gin"]
+    runs["no optimizer to calibrate"] = [*runs["no optimizer"], "--calibrate", "costs.json"]
     return refusals(directory, RANKING[1], runs)
 
 
@@ -83,6 +86,13 @@ def test_bad_setting(raised, name):
 
 def test_a_gin_file_that_is_not_there_is_named(raised):
     assert raised["gin file"] == "FileNotFoundError: --gin-config-file none.gin does not exist\n"
+
+
+@pytest.mark.parametrize("name", ["no optimizer", "no optimizer to calibrate"])
+def test_a_file_without_an_optimizer_says_how_to_train_and_how_to_evaluate(raised, name):
+    assert raised[name].startswith("ValueError: OptimizerArgs is not configured, as in a file for inference")
+    for remedy in ("OptimizerArgs.optimizer_str='adam'", "OptimizerArgs.learning_rate=1e-3", "ckpt_load_dir"):
+        assert remedy in raised[name]
 
 
 def test_a_bad_setting_is_shown_once(tmp_path, random_data):

@@ -26,6 +26,19 @@ def test_register_create_unregister():
     assert not BatchShufflerFactory.is_registered("own")
 
 
+@pytest.mark.parametrize("factory", [BatchShufflerFactory, TrainPipelineFactory])
+def test_a_cleared_registry_has_no_name_and_takes_all_again(factory):
+    classes = dict(factory._classes)
+    try:
+        factory.clear_registry()
+        assert factory.list_available() == []
+        assert not factory.is_registered("identity")
+    finally:
+        for name, implementation in classes.items():
+            factory.register(name, implementation)
+    assert factory.list_available() == sorted(classes)
+
+
 def test_identity_takes_the_settings_of_any_shuffler():
     shuffler = BatchShufflerFactory.create(
         "identity", process_group=None, partitioner="karmarkar_karp", exchange="all_gather", equal_rows=False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from functools import partial
 from pathlib import Path
 
@@ -17,7 +18,9 @@ from tests.commons.training.test_trainer import CountedLabels, _dataset
 from tests.hstu.hstu_samples import ranking_model
 
 
-def _train(log_dir: str, num_steps: int, optimizer: str = "adam", **settings) -> list[tuple[int, float]]:
+def _train(
+    log_dir: str, num_steps: int | None, optimizer: str = "adam", **settings
+) -> list[tuple[int, float]]:
     """Steps and losses of this process's run, of which rank 0 has a log."""
     task = small_task(
         ranking_model(hidden_dropout=0.3), _dataset(27, False), _dataset(13, False), CountedLabels()
@@ -101,3 +104,52 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(pools, tmp_path,
     _damage(tmp_path / "checkpoints" / "step_4", how)
     both = run(4)
     assert both == [*first, *first[2:]]  # steps 3 and 4 once more, the same
+
+
+STEPS_OF_AN_EPOCH = 4  # of two ranks
+
+
+def _in_one_folder(folder: str, num_steps: int | None, interval: int, **settings) -> list[tuple[int, float]]:
+    folders = {"ckpt_save_dir": f"{folder}/checkpoints", **settings}
+    return _train(f"{folder}/logs", num_steps, pipeline_type="none", ckpt_save_interval=interval, **folders)
+
+
+def test_an_interval_beyond_the_run_neither_saves_nor_resumes(pools, tmp_path):
+    def run(interval: int, **settings) -> tuple[list[tuple[int, float]], list[str]]:
+        """Steps of all runs until here and their losses, and the checkpoints that there are."""
+        steps = pools(2).run(partial(_in_one_folder, str(tmp_path), None, interval, **settings))[0]
+        return steps, sorted(path.name for path in tmp_path.glob("checkpoints/*"))
+
+    never = STEPS_OF_AN_EPOCH + 1
+    first, checkpoints = run(never)
+    assert [step for step, _ in first] == [1, 2, 3, 4] and not checkpoints
+    assert run(never) == (2 * first, [])
+    saving, checkpoints = run(STEPS_OF_AN_EPOCH - 1)  # in the folder of runs that saved nothing
+    assert (saving, checkpoints) == (3 * first, ["step_3", "step_4"])
+    assert run(never) == (4 * first, checkpoints)
+    assert run(never, ckpt_load_dir=str(tmp_path / "checkpoints")) == (4 * first, checkpoints)  # none left
+    assert run(STEPS_OF_AN_EPOCH) == (4 * first, checkpoints)  # as of a run that was restarted
+
+
+def _log_of_nothing_left(folder: str) -> list[str]:
+    records: list[logging.LogRecord] = []
+    handler = logging.Handler()
+    handler.emit = records.append
+    logger = logging.getLogger("commons.training.trainer")
+    logger.addHandler(handler)
+    try:
+        _in_one_folder(folder, 2, 2)
+    finally:
+        logger.removeHandler(handler)
+    return [record.getMessage() for record in records]
+
+
+def test_a_run_with_nothing_left_to_train_says_so_and_evaluates(pools, tmp_path):
+    first, others = pools(2).run(_log_of_nothing_left, str(tmp_path))
+    assert first == others == []
+    (said,), others = pools(2).run(_log_of_nothing_left, str(tmp_path))
+    assert said.startswith(f"NOTHING LEFT TO TRAIN: {tmp_path}/checkpoints/step_2 is of step 2")
+    assert others == []
+    lines = [json.loads(line) for line in (tmp_path / "logs/train.jsonl").read_text().splitlines()]
+    evaluations = [line for line in lines if line["kind"] == "eval"]
+    assert len(evaluations) == 2 and evaluations[0] == evaluations[1]

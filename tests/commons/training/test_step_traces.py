@@ -96,7 +96,7 @@ def test_a_trace_names_all_stages_and_shows_the_plan_beside_the_training(pools, 
 
 def test_a_run_that_goes_on_or_ends_within_the_range_traces_its_part_of_it(pools, tmp_path):
     settings = {"profile_step_start": 2, "profile_step_end": 5, "pipeline_type": "none"}
-    settings |= {"ckpt_save_interval": 9, "ckpt_save_dir": str(tmp_path / "checkpoints")}
+    settings |= {"ckpt_save_interval": 2, "ckpt_save_dir": str(tmp_path / "checkpoints")}
     for trace in _traces(pools, tmp_path, 2, **settings):
         assert trace.steps() == ["ProfilerStep#2"]
     for trace in _traces(pools, tmp_path, 5, **settings):

@@ -4,6 +4,7 @@ import json
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -303,6 +304,36 @@ def test_any_shuffler_gets_the_settings_of_micro_batches(settings):
         max_tokens_per_micro_batch=20, small_micro_batches_at_ends=True, **settings
     )
     assert at_ends == [*ascending[::2], *ascending[1::2][::-1]] != ascending
+
+
+def _aucs_of_two_ranks() -> dict[str, float]:
+    """Of three tasks: of the first each rank sees one class, of the second all do, of the third both."""
+    metrics = RankingMetrics(3, positive_class=0, device=torch.device("cpu"))
+    labels = torch.tensor([[0b100, 0b100, 0b000], [0b101, 0b001, 0b001]][dist.get_rank()])
+    logits = torch.tensor([[-1.0, 0, 2], [-2, 1, 1], [-3, 2, 3]]) + 4 * dist.get_rank()
+    metrics.update(RankingOutput(logits, labels))
+    figures = metrics.compute()
+    assert metrics._aucs[0].update_called is False  # a fresh start
+    return figures
+
+
+def test_a_task_of_one_class_has_no_auc_and_no_part_of_the_mean(pools):
+    for figures in pools(2).run(_aucs_of_two_ranks):
+        assert figures["AUC_task0"] == 1.0
+        assert np.isnan(figures["AUC_task1"])
+        assert figures["AUC_task2"] == pytest.approx(2 / 9)
+        assert figures["AUC"] == pytest.approx((1 + 2 / 9) / 2)
+
+
+def test_what_is_no_number_is_null_in_the_lines(pools, tmp_path):
+    pools(2).run(_write_nan, str(tmp_path))
+    (line,) = (tmp_path / "train.jsonl").read_text().splitlines()
+    assert line == '{"kind": "eval", "step": 3, "AUC": 0.5, "AUC_task1": null}'
+
+
+def _write_nan(folder: str) -> None:
+    with RunRecord(Path(folder), 3, 0) as record:
+        record.write("eval", 3, {"AUC": 0.5, "AUC_task1": float("nan")})
 
 
 def test_auc_of_ratings_and_of_tasks():

@@ -1,0 +1,103 @@
+"""Files as recsys-examples' generator of benchmarks writes them train, and train again in the same folder."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.forked_ranks import forked_ranks
+from tests.e2e.gin_files import for_inference, generated_benchmark
+from tests.e2e.torchrun import RANKING, bind
+
+SMALL = bind(
+    "TrainerArgs.train_batch_size = 4",
+    "TrainerArgs.eval_batch_size = 16",
+    "TrainerArgs.log_interval = 1",
+    "TrainerArgs.max_train_iters = 3",
+    "TrainerArgs.max_eval_iters = 1",
+    "history/FeatureArgs.max_sequence_length = 32",
+    "BenchmarkDatasetArgs.num_generated_batches = 4",
+    "items/DynamicEmbeddingArgs.item_vocab_size_or_capacity = 1000",
+    "users/DynamicEmbeddingArgs.item_vocab_size_or_capacity = 1000",
+    "NetworkArgs.item_embedding_dim = 16",
+    "NetworkArgs.contextual_embedding_dim = 16",
+    "NetworkArgs.num_layers = 1",
+    "NetworkArgs.hidden_size = 16",
+    "NetworkArgs.kv_channels = 8",
+)
+# By name what the generator is asked for, and how what falls back is announced.
+FILES = {
+    "baseline": ({}, ['NetworkArgs.kernel_backend = "triton"']),
+    "serial": (
+        {"pipeline_type": "sw_serial", "balanced": True, "zipf_values": 1.05},
+        ['TrainerArgs.pipeline_type = "sw_serial"'],
+    ),
+    "everything": (
+        {
+            "pipeline_type": "prefetch",
+            "balanced": True,
+            "kernel_backend": "cutlass",
+            "recompute": True,
+            "caching": True,
+            "evict_strategy": "lfu",
+            "dist_type": "hash_roundrobin",
+            "zipf_values": 1.2,
+        },
+        [
+            'TrainerArgs.pipeline_type = "prefetch"',
+            'NetworkArgs.kernel_backend = "cutlass"',
+            "NetworkArgs.recompute_input_layernorm",
+            "caching = True, dist_type = 'hash_roundrobin' of table 'user_id'",
+        ],
+    ),
+}
+
+
+def _train(directory: Path, *bindings: str) -> tuple[str, list[dict]]:
+    """What the run printed, and the lines of its log, which it appends to."""
+    before = len(_lines(directory))
+    output = forked_ranks(directory, *RANKING, "--gin-config-file", "generated.gin", *SMALL, *bindings)
+    return output, _lines(directory)[before:]
+
+
+def _lines(directory: Path) -> list[dict]:
+    log = directory / "out/logs/train.jsonl"
+    return [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_generated_file_trains_twice_in_a_row(tmp_path, name):
+    choices, announced = FILES[name]
+    (tmp_path / "generated.gin").write_text(generated_benchmark(**choices))
+    (output, first), (_, second) = _train(tmp_path), _train(tmp_path)
+    assert not (tmp_path / "checkpoints").exists()
+    assert [line["kind"] for line in first] == ["start", "train", "train", "train", "eval"]
+    assert [(line["step"], line["loss"]) for line in second[1:4]] == [
+        (line["step"], line["loss"]) for line in first[1:4]
+    ]
+    never = "TrainerArgs.ckpt_save_interval = 999999999 is beyond the run's 3 steps"
+    for warning in (never, "TrainerArgs.profile writes no trace", "DynamicEmbeddingArgs", *announced):
+        assert output.count(warning) == 1, f"expected one warning about {warning}:\n{output}"
+    _check_auc(first[-1], output)
+
+
+def _check_auc(figures: dict, output: str) -> None:
+    """Of 100 actions none has bit 7, so that the last of the eight tasks has one class."""
+    of_tasks = [figures[f"AUC_task{task}"] for task in range(8)]
+    assert of_tasks[7] is None and None not in of_tasks[:7]
+    assert figures["AUC"] == pytest.approx(sum(of_tasks[:7]) / 7)
+    assert "AUC_task7 nan" in output and output.count("all labels of task 7 in an evaluation") == 1
+
+
+def test_a_file_without_an_optimizer_evaluates_a_checkpoint(tmp_path):
+    file = tmp_path / "generated.gin"
+    file.write_text(generated_benchmark(balanced=True))
+    _, trained = _train(tmp_path, "TrainerArgs.ckpt_save_interval = 2")
+    file.write_text(for_inference(file.read_text()))
+    saved = "checkpoints/generated_exp"
+    output, (evaluated,) = _train(tmp_path, f"TrainerArgs.ckpt_load_dir = '{saved}'")
+    assert f"no training: {saved}/step_3 is evaluated" in output
+    assert [evaluated] == [line for line in trained if line["kind"] == "eval"]
+    assert [path.name for path in sorted((tmp_path / saved).iterdir())] == ["step_2", "step_3"]
