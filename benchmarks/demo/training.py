@@ -26,7 +26,7 @@ from commons.gin_values import from_gin
 from commons.training import OptimizerArgs, TrainerArgs, TrainingTask, rank_process, run_rank, shard_model
 
 AS_LOADED = "as loaded"
-# By name, what differs from the gin file; the second is what peers do, the third the defaults here.
+# By name, what differs from the gin file; the last has the defaults.
 ARMS: dict[str, dict[str, Any]] = {
     AS_LOADED: {"enable_balanced_shuffler": False},
     "Karmarkar–Karp, all_gather": {

@@ -71,10 +71,11 @@ def _times(placement: Placement, batches: list[GlobalBatch], repeats: int) -> li
 
 
 def _qualities(placement: Placement, batches: list[GlobalBatch]) -> dict[str, Any]:
-    """Means over the batches; the calls also compile."""
+    """Means over the batches, and the largest distance from the bound; the calls also compile."""
     figures = [_quality(batch, placement.place(batch), placement.equal_rows) for batch in batches]
     means = {key: round(float(np.mean([each[key] for each in figures])), 5) for key in figures[0]}
-    return {"draws": len(batches), **means}
+    farthest = max(each["percent_above_bound"] for each in figures)
+    return {"draws": len(batches), **means, "largest_percent_above_bound": round(farthest, 5)}
 
 
 def _quality(batch: GlobalBatch, partition: list[np.ndarray], equal_rows: bool) -> dict[str, float]:

@@ -38,7 +38,7 @@ class Line(NamedTuple):
 
 LINES = {
     "as loaded": Line("as loaded", "as loaded", "#d55e00", "s", 2.0, "center"),
-    "karmarkar_karp": Line("peers", "peers: Karmarkar–Karp", "#444444", "^", 2.0, "bottom"),
+    "karmarkar_karp": Line("KK", "Karmarkar–Karp, equal rows", "#444444", "^", 2.0, "bottom"),
     "refined": Line("ours", "ours: refined", "#0072b2", "o", 2.6, "top"),
 }
 

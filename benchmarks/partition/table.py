@@ -38,7 +38,7 @@ def _balance(placements: list[Record]) -> str:
         SIZES,
         {
             "as loaded": _value("as loaded", "imbalance", 3),
-            "peers": _value("karmarkar_karp", "imbalance", 3),
+            "Karmarkar–Karp": _value("karmarkar_karp", "imbalance", 3),
             "refined": _value("refined", "imbalance", 3),
             "rebalance": _value("rebalance", "imbalance", 3),
             "bound": bound_of("refined"),
@@ -50,7 +50,7 @@ def _balance(placements: list[Record]) -> str:
 
 def _gap(placements: list[Record]) -> str:
     names = {
-        "peers": "karmarkar_karp",
+        "Karmarkar–Karp": "karmarkar_karp",
         "longest first": "longest_processing_time",
         "refined": "refined",
         "rebalance": "rebalance",
@@ -58,8 +58,13 @@ def _gap(placements: list[Record]) -> str:
         "refined, unequal rows": "refined, unequal rows",
         "rebalance, unequal rows": "rebalance, unequal rows",
     }
+
+    def cell(records: list[Record], placement: str) -> str:
+        mean = _largest(records, placement, "percent_above_bound")
+        return f"{mean:.2f} ({_largest(records, placement, 'largest_percent_above_bound'):.2f})"
+
     rows = [
-        [*case, *(f"{_largest(records, name, 'percent_above_bound'):.2f}" for name in names.values())]
+        [*case, *(cell(records, name) for name in names.values())]
         for case, records in _grouped(placements).items()
     ]
     return markdown_table(["lengths", "d", *names], rows)
@@ -87,7 +92,7 @@ def _movement(placements: list[Record]) -> str:
 def _tokens(placements: list[Record]) -> str:
     names = {
         "as loaded": "as loaded",
-        "peers": "karmarkar_karp",
+        "Karmarkar–Karp": "karmarkar_karp",
         "refined": "refined",
         "rebalance": "rebalance",
         "refined, unequal rows": "refined, unequal rows",

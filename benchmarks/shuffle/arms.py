@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-# By name, the settings of a shuffler; the first is what peers do.
+# By name, the settings of a shuffler; the first moves everything everywhere.
 ARMS: dict[str, dict[str, Any]] = {
     "all_gather, Karmarkar–Karp": {"exchange": "all_gather", "partitioner": "karmarkar_karp"},
     "all_to_all, Karmarkar–Karp": {"exchange": "all_to_all", "partitioner": "karmarkar_karp"},

@@ -37,7 +37,7 @@ def recommend(case: Case) -> Recommendation:
     best = _best_within_a_step(case)
     notes = [
         *_about_the_bound(case),
-        *_about_peers(case, best),
+        *_about_karmarkar_karp(case, best),
         *_about_costs(best),
         *_about_the_window(case),
     ]
@@ -74,11 +74,11 @@ def _about_the_bound(case: Case) -> list[str]:
     return [reached, ways]
 
 
-def _about_peers(case: Case, best: Outcome) -> list[str]:
-    peers = _of(case, KARMARKAR_KARP)
-    if best.speedup < 1 + LEAST_GAIN or peers.speedup < best.speedup - SAME:
+def _about_karmarkar_karp(case: Case, best: Outcome) -> list[str]:
+    differencing = _of(case, KARMARKAR_KARP)
+    if best.speedup < 1 + LEAST_GAIN or differencing.speedup < best.speedup - SAME:
         return []
-    return ["Equal-size Karmarkar–Karp, which other libraries have, gives no less on these lengths."]
+    return ["Equal-size Karmarkar–Karp gives no less on these lengths."]
 
 
 def _about_costs(best: Outcome) -> list[str]:

@@ -68,7 +68,7 @@ def strategies(window: int, ranks_per_node: int | None, cost_file: Path | None) 
         Strategy(AS_LOADED, "as loaded", lambda steps: steps.as_loaded),
         Strategy(
             KARMARKAR_KARP,
-            "Karmarkar–Karp (peers)",
+            "Karmarkar–Karp",
             _unless_no_better(lambda steps: karmarkar_karp(steps.workloads, steps.num_ranks)),
             {**on, "balance_partitioner": "karmarkar_karp"},
         ),

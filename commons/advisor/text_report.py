@@ -62,7 +62,7 @@ def below_table(case: Case) -> list[str]:
     ]
     if case.num_ranks > 1:
         received = figures.size(case.all_gather_bytes)
-        lines.append(f"By an all-gather, as peers exchange, each rank would receive {received} in a step.")
+        lines.append(f"By an all-gather, each rank would receive {received} in a step.")
     ahead = case.outcome(REFINED)
     window = case.outcome(WINDOW)
     if ahead is not None:

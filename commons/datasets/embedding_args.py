@@ -52,7 +52,7 @@ class EmbeddingArgs:
 class DynamicEmbeddingArgs(EmbeddingArgs):
     """One embedding table for ids of any size, of which it has rows for a limited number at a time.
 
-    The options of recsys-examples for how much of it GPU memory holds have no effect, because it holds all,
+    The options for how much of it GPU memory holds have no effect, because it holds all,
     and neither has the one for how ids are divided among the ranks, because a hash divides them.
 
     Attributes:

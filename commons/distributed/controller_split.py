@@ -1,7 +1,7 @@
 """A global batch that one process holds, split for the workers of a controller, and put together again.
 
-Ranks that load batches of their own use a `BatchShuffler`. Here one process has all samples, as in verl
-or AReaL, and hands each worker its part: nothing is collective, and no process group is needed.
+Ranks that load batches of their own use a `BatchShuffler`. Here one process has all samples, as in
+reinforcement learning, and hands each worker its part: nothing is collective, and no process group is needed.
 """
 
 from __future__ import annotations

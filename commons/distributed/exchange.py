@@ -87,7 +87,7 @@ def _all_to_all_traffic(plan: ShufflePlan, rank: int) -> Traffic:
 
 
 def _all_gather(rows: PackedRows, plan: ShufflePlan, group: RankGroup) -> PackedRows:
-    """Sends every sample to every rank, as recsys-examples does; each contributes as much as the largest."""
+    """Sends every sample to every rank; each contributes as much as the largest."""
     elements = np.stack([of_rank.sum(0) for of_rank in np.split(plan.num_elements, plan.home_start[1:])])
     size = _all_gather_size(plan)
     mine = np.arange(plan.num_loaded[group.rank])

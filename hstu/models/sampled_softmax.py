@@ -24,7 +24,8 @@ def sampled_softmax_loss(
     positive does not count. Samples are taken one by one, so that the cost is the sum of their own
     queries × negatives; a query without negatives has a loss of 0.
 
-    Source: Zhai et al., "Actions Speak Louder than Words", ICML 2024, and their published training code.
+    Source: Zhai et al., "Actions Speak Louder than Words", ICML 2024, and their training code,
+    facebookresearch/generative-recommenders, `research/modeling/sequential/losses/sampled_softmax.py`.
 
     Args:
         queries: `[Q, d]`, sample by sample.

@@ -44,14 +44,14 @@ def test_one_rank_waits_for_nobody(tmp_path: Path, capsys: pytest.CaptureFixture
     assert by_name(case).keys() == {"as_loaded"}
 
 
-def test_the_default_where_peers_are_not_as_good(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_the_default_where_karmarkar_karp_is_not_as_good(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     case = recommended(heavy_tailed(6000), tmp_path, capsys, "--rows-per-rank", "64")
     assert case["recommendation"]["strategy"] == "refined"
     assert by_name(case)["refined"]["speedup"] > by_name(case)["karmarkar_karp"]["speedup"] + 0.05
     assert not any("Karmarkar" in note for note in case["recommendation"]["notes"])
 
 
-def test_peers_are_as_good_on_capped_lengths(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_karmarkar_karp_is_as_good_on_capped_lengths(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     lengths = np.random.default_rng(0).integers(1, 201, 3000)
     case = recommended(lengths, tmp_path, capsys)
     assert case["recommendation"]["strategy"] == "refined"
