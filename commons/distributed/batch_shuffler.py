@@ -146,23 +146,24 @@ class BatchShuffler(ABC):
 
     @abstractmethod
     def get_workloads(self, batch: Any) -> torch.Tensor:
-        """What each row costs: a batch on the host to `[batch_size]` integers of at least 0.
+        """Returns the cost of each row, `[batch_size]` non-negative int64; `batch` is on the host.
 
         The unit is up to the shuffler, but the same everywhere. Values of padding rows are ignored.
-        Pipelines call this in a thread of their own, beside the training.
+        Lengths in `batch` are int64, so that their squares do not wrap. Pipelines call this in a thread of
+        their own, alongside the training.
         """
 
     def get_tokens(self, batch: Any) -> torch.Tensor:
-        """Tokens of each row of a host batch, `[batch_size]` integers, which `max_tokens` and measured costs count.
+        """Returns the tokens of each row, `[batch_size]` integers; `batch` is on the host.
 
-        By default what a `BaseBatch` says, and the jagged elements of any other batch.
+        Caps of tokens and measured costs count them. By default what a `BaseBatch` says, and the jagged elements of any other batch.
         """
         return self.sample_rows.num_tokens(batch)
 
     def get_loss_tokens(self, batch: Any) -> torch.Tensor:
-        """Loss tokens of each row of a host batch, `[batch_size]` integers: how many losses a row adds to the mean.
+        """Returns the loss tokens of each row, `[batch_size]` integers; `batch` is on the host.
 
-        By default what a `BaseBatch` says, and one for each row of any other batch.
+        So many losses of the row enter the mean. By default what a `BaseBatch` says, and one for each row of any other batch.
         """
         return self.sample_rows.num_loss_tokens(batch)
 
@@ -285,8 +286,8 @@ class BatchShuffler(ABC):
     def micro_batches(self, batch: Batch, plan: ShufflePlan) -> list[Batch]:
         """The micro-batches of an exchanged batch, in order; itself alone where the plan has none.
 
-        Each has its samples in the order of the batch, and no padding. Without samples it has one row, padding
-        or the first of the batch. No host-device synchronization.
+        Each has its samples in the order of the batch, and no padding. Without samples it has one row:
+        padding, or the first of the batch. No host-device synchronization.
 
         Args:
             batch: what `exchange` returned, on any device.
@@ -304,7 +305,7 @@ class BatchShuffler(ABC):
         return micro_batches
 
     def micro_batch_rows(self, batch: Any, plan: ShufflePlan) -> list[np.ndarray]:
-        """For each micro-batch int64, its rows of the exchanged batch; none in a `BaseBatch` means padding."""
+        """For each micro-batch int64, its rows of the exchanged batch; none of a `BaseBatch`: padding."""
         first = np.zeros(0 if knows_padding(batch) else 1, dtype=np.int64)
         return [rows if len(rows) else first for rows in plan.micro_batches[self.group.rank]]
 
@@ -322,7 +323,7 @@ class BatchShuffler(ABC):
         shuffler balances among some of the ranks, else no collective; no host-device synchronization.
 
         Args:
-            loss: of the exchanged batch: losses of any shape for "sum", a scalar for "mean" and "global_mean".
+            loss: of the exchanged batch; of any shape for "sum", a scalar for "mean" and "global_mean".
             plan: what the batch was exchanged by.
             reduction: how the model reduced the loss tokens of this rank: "sum", "mean", or "global_mean" if
                 it reduced those of all ranks. None returns the loss as it is, for who scales it otherwise.
@@ -460,11 +461,11 @@ class BatchShuffler(ABC):
         return self._gather.padding_batch()
 
     def check_global_mean(self, plan: ShufflePlan) -> None:
-        """Raises a ValueError, on all ranks, if the mean that a model takes over all ranks counts no sample."""
+        """Raises a ValueError, on all ranks, if a model's mean over all ranks would count a copied row."""
         if self.knows_fields and not knows_padding(self.padding_batch()) and not plan.num_placed.all():
             raise ValueError(
-                f"rank {int(plan.num_placed.argmin())} of the ranks to balance among has no sample in this step and "
-                'runs a copy of one, which a model that returns "global_mean" counts: return the mean over '
+                f"rank {int(plan.num_placed.argmin())} of the ranks to balance among has no sample in this step "
+                'and runs a copy of one, which a model that returns "global_mean" counts: return the mean over '
                 'this rank\'s loss tokens, and use "mean"'
             )
 
@@ -484,8 +485,8 @@ class BatchShuffler(ABC):
             self.sample_rows.check_shared(first)
             for path in self.sample_rows.lists_with_a_value_per_row(first) if self.group.rank == 0 else []:
                 logger.warning(
-                    f"{path} has as many values as the batch has rows, and stays when samples move: make it a "
-                    "tensor if there is one for each sample, else name it in the shuffler's shared_fields"
+                    f"{path} has as many values as the batch has rows, and stays when samples move: make it "
+                    "a tensor if there is one for each sample, else name it in the shuffler's shared_fields"
                 )
             self._batch_type = type(first)
         for batch in batches:

@@ -20,9 +20,9 @@ def check_reduction(reduction: object) -> None:
     """Raises a ValueError unless `reduction` is one of `LOSS_REDUCTIONS`."""
     if reduction not in LOSS_REDUCTIONS:
         raise ValueError(
-            f'loss_reduction={reduction!r}: expected "sum" if the model returns the sum of its losses, or all '
-            'of them in any shape, over this rank\'s loss tokens; "mean" if it returns their mean; "global_mean" '
-            "if it returns the mean over the loss tokens of all ranks"
+            f'loss_reduction={reduction!r}: expected "sum" if the model returns the sum of its losses, or '
+            'all of them in any shape, over this rank\'s loss tokens; "mean" if it returns their mean; '
+            '"global_mean" if it returns the mean over the loss tokens of all ranks'
         )
 
 
@@ -80,8 +80,8 @@ class LossScale:
                 logger.warning(
                     "a batch was exchanged and its loss was not scaled; ranks have different numbers of loss "
                     "tokens, so the mean of their gradients is not the gradient of the mean loss. Call "
-                    "loss = shuffler.scale(loss, plan, reduction) before backward, with reduction=None if you "
-                    "scale it yourself; in evaluation exchange under torch.no_grad()"
+                    "loss = shuffler.scale(loss, plan, reduction) before backward, with reduction=None if "
+                    "you scale it yourself; in evaluation exchange under torch.no_grad()"
                 )
         self._expected = True
 

@@ -179,8 +179,8 @@ class PlanGather:
         for rank in ranks_with_batch:
             if (offers[rank].real_row is None) != pads:
                 raise ValueError(
-                    f"batches of rank {first} and rank {rank} are of different types, of which only one knows "
-                    "its padding rows; all ranks must have batches of one type"
+                    f"batches of rank {first} and rank {rank} are of different types, of which only one "
+                    "knows its padding rows; all ranks must have batches of one type"
                 )
         if mine is not None and agreed.real_row is not None:
             padding_batch = self._sample_rows.with_rows(padding_batch, agreed.real_row, 1, 1)

@@ -96,8 +96,8 @@ def checked_counts(returned: Any, num_rows: int, num_real: int, whose: str) -> t
         raise ValueError(f"{whose} returned {values.dtype}, expected integers")
     if values.dtype in _WRAP:
         raise ValueError(
-            f"{whose} returned {values.dtype}, in which squares and FLOPs wrap without a word; compute in int64, "
-            "as in tokens.long() ** 2"
+            f"{whose} returned {values.dtype}, in which squares and FLOPs wrap without a word; compute in "
+            "int64, as in tokens.long() ** 2"
         )
     if values.shape != (num_rows,):
         raise ValueError(

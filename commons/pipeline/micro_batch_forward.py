@@ -48,8 +48,8 @@ def run_micro_batches(
         shuffler: what exchanged it.
         plan: what it was exchanged by, in micro-batches.
         loss_reduction: "sum" or "mean", over the loss tokens of a micro-batch.
-        loss_scale: what the loss sum is multiplied with before its backward; None for what makes the gradient,
-            averaged over ranks, that of the mean over all loss tokens of the plan.
+        loss_scale: what the loss sum is multiplied with before its backward; None for what makes the
+            gradient, averaged over ranks, that of the mean over all loss tokens of the plan.
 
     Returns:
         A loss whose backward is that of the tables, as it has to be called in training, and once; the sum of

@@ -69,8 +69,8 @@ class ShuffleStage:
         check_reduction(loss_reduction)
         if loss_reduction == "global_mean" and (shuffler.window > 1 or shuffler.in_micro_batches):
             raise ValueError(
-                'loss_reduction="global_mean" is of a whole step: with micro-batches or a window return the mean '
-                'over the loss tokens that the model was given, and use "mean"'
+                'loss_reduction="global_mean" is of a whole step: with micro-batches or a window return the '
+                'mean over the loss tokens that the model was given, and use "mean"'
             )
         self._reduction = str(loss_reduction)
         self._shuffler = shuffler

@@ -15,9 +15,9 @@ from commons.registry import NamedFactory
 class TrainPipelineFactory(NamedFactory[TrainPipeline]):
     """Registers train pipelines and creates them by name.
 
-    `create(name, model=, optimizer=, device=, batch_shuffler=, loss_reduction=)`, where name is "none" (only planning is
-    overlapped), "native" (TorchRec's sparse-dist pipeline) or "prefetch" (the same with cached tables; CUDA
-    only).
+    `create(name, model=, optimizer=, device=, batch_shuffler=, loss_reduction=)`, where name is "none" (only
+    planning is overlapped), "native" (TorchRec's sparse-dist pipeline) or "prefetch" (the same with cached
+    tables; CUDA only).
     """
 
     kind = "train pipeline"

@@ -76,8 +76,8 @@ class SequentialTrainPipeline(_WithStage, TrainPipeline):
         batch_shuffler: what places samples on ranks.
         loss_reduction: what the model's losses are: "sum", their sum over this rank's loss tokens, or one for
             each, in any shape; "mean", a scalar, their mean over this rank's loss tokens (of a micro-batch,
-            where there are any); "global_mean", a scalar whose mean over the ranks is that over the loss tokens
-            of all ranks. The gradient is always that of the mean over all loss tokens of the step.
+            where there are any); "global_mean", a scalar whose mean over the ranks is that over the loss
+            tokens of all ranks. The gradient is always that of the mean over all loss tokens of the step.
 
     Raises:
         ValueError: `loss_reduction` is none of these, or "global_mean" with micro-batches or a window.
@@ -186,11 +186,10 @@ class _SparseDistWithStage(_WithStage):
                 if not _raised_in_rewriting(error):
                     raise
                 raise RuntimeError(
-                    f'pipeline "{self.name}" cannot trace the model ({type(error).__name__}: {error}). TorchRec '
-                    "follows the top-level forward symbolically, so it may not loop or branch on data, nor turn "
-                    "it into numbers. Look the tables up there, and do the rest in a submodule that holds one "
-                    "(wrapped in DistributedDataParallel, which TorchRec does not look into); or use pipeline "
-                    '"none"'
+                    f'pipeline "{self.name}" cannot trace the model ({type(error).__name__}: {error}). '
+                    "TorchRec follows the top-level forward symbolically, so it may not loop or branch on data, "
+                    "nor turn it into numbers. Look the tables up there and do the rest in a submodule, or use "
+                    'pipeline "none"'
                 ) from error
         if not self._pipelined_modules:  # type: ignore[attr-defined]
             raise RuntimeError(
@@ -205,7 +204,7 @@ class SparseDistTrainPipeline(_SparseDistWithStage, TrainPipelineSparseDist):
     """TorchRec's `TrainPipelineSparseDist`: copy and exchange, and the embeddings' input distribution, run on
     streams of their own beside the previous steps' compute.
 
-    Takes the arguments of `SequentialTrainPipeline`, and those of TorchRec's own pipeline; `progress` is the same.
+    Takes the arguments of `SequentialTrainPipeline`, and those of TorchRec's own; `progress` is the same.
 
     Raises:
         ValueError: as `SequentialTrainPipeline`, or an argument of TorchRec's that would go past the stage.
@@ -220,7 +219,7 @@ class PrefetchTrainPipeline(_SparseDistWithStage, PrefetchTrainPipelineSparseDis
     """TorchRec's `PrefetchTrainPipelineSparseDist`: rows of tables in host memory are fetched into the GPU's
     cache one step ahead, on a stream of its own.
 
-    Takes the arguments of `SequentialTrainPipeline`, and those of TorchRec's own pipeline; `progress` is the same.
+    Takes the arguments of `SequentialTrainPipeline`, and those of TorchRec's own; `progress` is the same.
 
     Raises:
         ValueError: the device is no GPU, or no table of the model has the cached kernel.

@@ -64,8 +64,8 @@ class SampleRows:
         rows = {name: num_rows(name, value) for name, value in self.per_sample_fields(batch).items()}
         if len(set(rows.values())) > 1:
             raise ValueError(
-                f"fields have different numbers of rows: {rows}; each needs one row per sample. Name what all "
-                "samples share in the shuffler's shared_fields"
+                f"fields have different numbers of rows: {rows}; each needs one row per sample. Name what "
+                "all samples share in the shuffler's shared_fields"
             )
         (of_all,) = set(rows.values())
         return of_all, of_all

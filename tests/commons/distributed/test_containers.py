@@ -308,7 +308,7 @@ def test_data_that_would_stay_behind_is_refused(value, kind):
 def test_a_value_per_row_of_a_tensordict_that_is_no_tensor_is_refused():
     rows = TensorDict({"name": NonTensorStack("a", "b"), "ids": torch.arange(2)}, batch_size=[2])
     with pytest.raises(
-        TypeError, match="name is a .*NonTensorStack, .* has a value that is no tensor for each row"
+        TypeError, match=r"name is a .*NonTensorStack, .* has a value that is no tensor for each row"
     ):
         SampleRows().per_sample_fields(rows)
 
