@@ -156,14 +156,16 @@ class BatchShuffler(ABC):
     def get_tokens(self, batch: Any) -> torch.Tensor:
         """Returns the tokens of each row, `[batch_size]` integers; `batch` is on the host.
 
-        Caps of tokens and measured costs count them. By default what a `BaseBatch` says, and the jagged elements of any other batch.
+        Caps of tokens and measured costs count them. By default what a `BaseBatch` says, and the jagged
+        elements of any other batch.
         """
         return self.sample_rows.num_tokens(batch)
 
     def get_loss_tokens(self, batch: Any) -> torch.Tensor:
         """Returns the loss tokens of each row, `[batch_size]` integers; `batch` is on the host.
 
-        So many losses of the row enter the mean. By default what a `BaseBatch` says, and one for each row of any other batch.
+        So many losses of the row enter the mean. By default what a `BaseBatch` says, and one for each row of
+        any other batch.
         """
         return self.sample_rows.num_loss_tokens(batch)
 
@@ -464,9 +466,9 @@ class BatchShuffler(ABC):
         """Raises a ValueError, on all ranks, if a model's mean over all ranks would count a copied row."""
         if self.knows_fields and not knows_padding(self.padding_batch()) and not plan.num_placed.all():
             raise ValueError(
-                f"rank {int(plan.num_placed.argmin())} of the ranks to balance among has no sample in this step "
-                'and runs a copy of one, which a model that returns "global_mean" counts: return the mean over '
-                'this rank\'s loss tokens, and use "mean"'
+                f"rank {int(plan.num_placed.argmin())} of the ranks to balance among has no sample in this "
+                'step and runs a copy of one, which a model that returns "global_mean" counts: return the mean '
+                'over this rank\'s loss tokens, and use "mean"'
             )
 
     def _batch_of(self, like: Batch, rows: PackedRows, num_rows: int) -> Batch:

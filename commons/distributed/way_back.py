@@ -121,8 +121,8 @@ def _checked_rows(fields: dict[str, FieldValue], num_real: int, num_padded: int)
     for name, rows in sizes.items():
         if rows not in (num_real, num_padded) or rows != next(iter(sizes.values())):
             raise ValueError(
-                f"unshuffle got {rows} rows in {name or 'values'!r}, expected {num_padded}, as the exchange gave "
-                f"this rank, or {num_real} without the padding"
+                f"unshuffle got {rows} rows in {name or 'values'!r}, expected {num_padded}, as the exchange "
+                f"gave this rank, or {num_real} without the padding"
             )
     return next(iter(sizes.values()))
 

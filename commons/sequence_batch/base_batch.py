@@ -185,8 +185,8 @@ class BaseBatch(Pipelineable):
                 return  # elsewhere than on the host looking would synchronize
         raise ValueError(
             f"{type(self).__name__}.labels has {labels.numel()} elements, as it seems of {real} samples and "
-            f"not of the {self.batch_size - real} padding rows; expected zeros for these, after the others, so "
-            f"that labels reshape to [batch_size, -1] = [{self.batch_size}, {labels.numel() // real}]"
+            f"not of the {self.batch_size - real} padding rows; expected zeros for these, after the others, "
+            f"so that labels reshape to [batch_size, -1] = [{self.batch_size}, {labels.numel() // real}]"
         )
 
 
@@ -203,8 +203,8 @@ def num_rows(name: str, value: FieldValue) -> int:
         return value.lengths().numel()
     if value.dim() == 0:
         raise ValueError(
-            f"{name} is a tensor without rows (0-d); give it one row per sample. If all samples share it, mark "
-            'the field of a BaseBatch with metadata={"per_sample": False}; of any other batch name it in the '
+            f"{name} is a tensor without rows (0-d); give it one row per sample. If all samples share it, "
+            'mark the field of a BaseBatch with metadata={"per_sample": False}; of any other batch name it in the '
             "shuffler's shared_fields"
         )
     return value.shape[0]
