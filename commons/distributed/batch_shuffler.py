@@ -467,8 +467,8 @@ class BatchShuffler(ABC):
         if self.knows_fields and not knows_padding(self.padding_batch()) and not plan.num_placed.all():
             raise ValueError(
                 f"rank {int(plan.num_placed.argmin())} of the ranks to balance among has no sample in this "
-                'step and runs a copy of one, which a model that returns "global_mean" counts: return the mean '
-                'over this rank\'s loss tokens, and use "mean"'
+                'step and runs a copy of one, which a model that returns "global_mean" counts: return the '
+                'mean over this rank\'s loss tokens, and use "mean"'
             )
 
     def _batch_of(self, like: Batch, rows: PackedRows, num_rows: int) -> Batch:

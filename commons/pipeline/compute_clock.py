@@ -126,8 +126,8 @@ class ComputeClock:
             self._start = self._mark()
 
     def _model_ends(self, model: torch.nn.Module, inputs: Any, output: Any) -> None:
-        losses, _ = output
-        if losses.requires_grad:
+        losses = output[0] if isinstance(output, tuple | list) and output else None
+        if isinstance(losses, torch.Tensor) and losses.requires_grad:  # anything else is refused elsewhere
             losses.register_hook(self._backward_begins)
 
     def _backward_begins(self, gradient: torch.Tensor) -> None:

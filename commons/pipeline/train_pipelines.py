@@ -188,8 +188,8 @@ class _SparseDistWithStage(_WithStage):
                 raise RuntimeError(
                     f'pipeline "{self.name}" cannot trace the model ({type(error).__name__}: {error}). '
                     "TorchRec follows the top-level forward symbolically, so it may not loop or branch on "
-                    "data, nor turn it into numbers. Look the tables up there and do the rest in a submodule, "
-                    'or use pipeline "none"'
+                    "data, nor turn it into numbers. Look the tables up there and do the rest in a "
+                    'submodule, or use pipeline "none"'
                 ) from error
         if not self._pipelined_modules:  # type: ignore[attr-defined]
             raise RuntimeError(

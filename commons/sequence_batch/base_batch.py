@@ -204,7 +204,7 @@ def num_rows(name: str, value: FieldValue) -> int:
     if value.dim() == 0:
         raise ValueError(
             f"{name} is a tensor without rows (0-d); give it one row per sample. If all samples share it, "
-            'mark the field of a BaseBatch with metadata={"per_sample": False}; of any other batch name it in the '
-            "shuffler's shared_fields"
+            'mark the field of a BaseBatch with metadata={"per_sample": False}; of any other batch name it '
+            "in the shuffler's shared_fields"
         )
     return value.shape[0]

@@ -24,6 +24,28 @@ class LoopingModel(torch.nn.Module):
         return torch.stack([row.sum() for row in rows]).sum(), None
 
 
+class CountingModel(LoopingModel):
+    """Makes a Python number of what TorchRec traces."""
+
+    def forward(self, batch):
+        rows = self.embeddings(batch.features)["item"].to_dense()
+        return rows[0].sum() * int(batch.features.lengths().sum()), None
+
+
+class Returning(torch.nn.Module):
+    """Returns a loss in its own way."""
+
+    def __init__(self, form) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(()))
+        self._form = form
+
+    def forward(self, batch):
+        return {"loss": self.weight, "dict": {"ctr": self.weight}, "three": (self.weight, None, None)}[
+            self._form
+        ]
+
+
 def _error_of(pipeline_name: str, model: torch.nn.Module) -> str:
     device = torch.device("cpu")
     sharded, optimizer = shard_model(model, OptimizerArgs("sgd", 0.1), device)
@@ -38,18 +60,50 @@ def _error_of(pipeline_name: str, model: torch.nn.Module) -> str:
             loss_reduction="sum",
         )
         pipeline.progress(iter([hstu_batch([Sample([1], [], [1, 2], [1, 2], 0, [1, 2])])]))
-    except (RuntimeError, ValueError) as error:
+    except (RuntimeError, TypeError, ValueError) as error:
         return f"{type(error).__name__}: {error}"
     return "no error"
 
 
 def _errors() -> list[str]:
-    return [_error_of("native", LoopingModel()), _error_of("prefetch", ranking_model())]
+    native = [_error_of("native", model()) for model in (LoopingModel, CountingModel)]
+    return [*native, _error_of("prefetch", ranking_model())]
 
 
 def test_models_and_devices_that_a_pipeline_cannot_run_are_refused(pools):
-    for looping, without_gpu in pools(2).run(_errors):
-        assert looping.startswith('RuntimeError: pipeline "native" cannot trace the model')
+    for looping, counting, without_gpu in pools(2).run(_errors):
+        assert looping.startswith('RuntimeError: pipeline "native" cannot trace the model (TraceError')
+        assert counting.startswith('RuntimeError: pipeline "native" cannot trace the model (TypeError: int()')
+        assert "do the rest in a submodule" in looping and "do the rest in a submodule" in counting
         assert without_gpu == (
             'ValueError: pipeline "prefetch" fills the cache of a GPU, and the device is cpu: use "native"'
         )
+
+
+def _returned() -> list[str]:
+    errors = []
+    for form in ("loss", "dict", "three"):
+        model = Returning(form)
+        pipeline = TrainPipelineFactory.create(
+            "none",
+            model=model,
+            optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+            device=torch.device("cpu"),
+            batch_shuffler=BatchShufflerFactory.create("identity"),
+            loss_reduction="mean",
+        )
+        try:
+            pipeline.progress(iter([{"x": torch.ones(2)}]))
+        except TypeError as error:
+            errors.append(str(error))
+        pipeline.reset()
+    return errors
+
+
+def test_what_a_model_returns_is_checked(pools):
+    for loss, of_dict, three in pools(2).run(_returned):
+        assert loss.startswith(
+            "the model returned a Parameter of shape (); a pipeline expects (losses, output)"
+        )
+        assert of_dict.startswith("the model returned a dict; a pipeline expects (losses, output)")
+        assert three.startswith("the model returned a tuple of Parameter, NoneType, NoneType; a pipeline")
