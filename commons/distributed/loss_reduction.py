@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Sequence
 
@@ -27,9 +28,9 @@ def check_reduction(reduction: object) -> None:
 
 
 def loss_sum(losses: torch.Tensor, reduction: str, num_loss_tokens: int, mean_tokens: float) -> torch.Tensor:
-    """The sum of the losses over this rank's loss tokens, 0-d; no host-device synchronization.
+    """The sum of the losses over this rank's loss tokens, 0-d.
 
-    Without loss tokens it is a zero tied to the graph, whatever the losses are: the collectives in the
+    No host-device synchronization, but for a mean on a rank without loss tokens. Without any, the sum is a zero tied to the graph, whatever the losses are: the collectives in the
     backward of data-parallel models and sharded tables need every rank.
 
     Args:
@@ -54,7 +55,19 @@ def loss_sum(losses: torch.Tensor, reduction: str, num_loss_tokens: int, mean_to
         )
     if num_loss_tokens or reduction == "global_mean":
         return total
+    if reduction == "mean" and not bool(total.isfinite()):  # synchronizes, on this rank alone
+        _warn_of_mean_of_none()
     return total.masked_fill(torch.ones_like(total, dtype=torch.bool), 0.0)  # 0 × NaN would be NaN
+
+
+@functools.cache
+def _warn_of_mean_of_none() -> None:
+    """Once per process."""
+    logger.warning(
+        "a rank has no loss tokens in this step, and the model's mean of none is not finite. It counts for "
+        "nothing, but a mean that divides by a count makes gradients NaN: clamp the count to at least 1, as in "
+        "(losses * mask).sum() / mask.sum().clamp(min=1)"
+    )
 
 
 class LossScale:
