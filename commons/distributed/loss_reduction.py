@@ -30,8 +30,9 @@ def check_reduction(reduction: object) -> None:
 def loss_sum(losses: torch.Tensor, reduction: str, num_loss_tokens: int, mean_tokens: float) -> torch.Tensor:
     """The sum of the losses over this rank's loss tokens, 0-d.
 
-    No host-device synchronization, but for a mean on a rank without loss tokens. Without any, the sum is a zero tied to the graph, whatever the losses are: the collectives in the
-    backward of data-parallel models and sharded tables need every rank.
+    Without loss tokens it is a zero tied to the graph, whatever the losses are: the collectives in the
+    backward of data-parallel models and sharded tables need every rank. No host-device synchronization,
+    but for a "mean" on a rank without loss tokens.
 
     Args:
         losses: what the model returned, of any shape for "sum", else a scalar.
@@ -65,8 +66,8 @@ def _warn_of_mean_of_none() -> None:
     """Once per process."""
     logger.warning(
         "a rank has no loss tokens in this step, and the model's mean of none is not finite. It counts for "
-        "nothing, but a mean that divides by a count makes gradients NaN: clamp the count to at least 1, as in "
-        "(losses * mask).sum() / mask.sum().clamp(min=1)"
+        "nothing, but a mean that divides by a count makes gradients NaN: clamp the count to at least 1, as "
+        "in (losses * mask).sum() / mask.sum().clamp(min=1)"
     )
 
 
