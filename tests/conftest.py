@@ -4,9 +4,14 @@ from collections.abc import Iterator
 from typing import Protocol
 
 import pytest
+from hypothesis import settings
 
 from commons.distributed.placement import Placement
 from tests.process_pool import ProcessPool
+
+
+settings.register_profile("no deadlines", deadline=None)  # machines are shared
+settings.load_profile("no deadlines")
 
 
 class Pools(Protocol):
