@@ -9,7 +9,6 @@ from hypothesis import settings
 from commons.distributed.placement import Placement
 from tests.process_pool import ProcessPool
 
-
 settings.register_profile("no deadlines", deadline=None)  # machines are shared
 settings.load_profile("no deadlines")
 

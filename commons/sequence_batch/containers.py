@@ -49,16 +49,20 @@ _PLAIN = (
     torch.Size,
     NonTensorData,
 )
+_PLAINEST = frozenset({type(None), bool, int, float, str})  # passed over without a look
 
 
 class _ContainerType(NamedTuple):
-    """How to take containers of one type apart: `parts` of one, and one like it with some parts replaced."""
+    """How to take containers of one type apart: `parts` of one, one like it with some parts replaced, and the
+    keys of those that all samples share."""
 
     parts: Callable[[Any], Parts]
     replaced: Callable[[Any, Parts], Any]
+    shared: frozenset[str] = frozenset()
 
 
 _REGISTERED: dict[type, _ContainerType] = {}
+_KNOWN: dict[type, _ContainerType | None] = {}  # for each type that was met
 
 
 def register_batch_type(
@@ -79,6 +83,7 @@ def register_batch_type(
     if not isinstance(batch_type, type):
         raise TypeError(f"register_batch_type got {batch_type!r}, expected a class")
     _REGISTERED[batch_type] = _ContainerType(parts, replaced)
+    _KNOWN.clear()
 
 
 def leaves(value: Any, shared: Collection[str] = (), path: str = "") -> Iterator[tuple[str, Leaf]]:
@@ -100,9 +105,8 @@ def leaves(value: Any, shared: Collection[str] = (), path: str = "") -> Iterator
         return
     container = _container_type(value)
     if container is not None:
-        stay = _shared_fields(value)
         for key, part in container.parts(value).items():
-            if key not in stay:
+            if type(part) not in _PLAINEST and key not in container.shared:
                 yield from leaves(part, shared, joined(path, key))
     elif path and not _is_plain(value):
         raise TypeError(
@@ -123,7 +127,7 @@ def transformed(value: Any, function: Callable[[str, Leaf], Any], path: str = ""
     changed = {
         key: new
         for key, part in container.parts(value).items()
-        if (new := transformed(part, function, joined(path, key))) is not part
+        if type(part) not in _PLAINEST and (new := transformed(part, function, joined(path, key))) is not part
     }
     return container.replaced(value, changed) if changed else value
 
@@ -142,9 +146,8 @@ def plain_lists(value: Any, shared: Collection[str], path: str = "") -> Iterator
     if container is _SEQUENCE and all(_is_plain(element) for element in value):
         yield path, len(value)
     elif container is not None:
-        stay = _shared_fields(value)
         for key, part in container.parts(value).items():
-            if key not in stay:
+            if key not in container.shared:
                 yield from plain_lists(part, shared, joined(path, key))
 
 
@@ -235,20 +238,26 @@ def dataclass_replaced(value: Any, parts: Parts) -> Any:
 
 
 def _container_type(value: Any) -> _ContainerType | None:
-    for base in type(value).__mro__:
+    if type(value) not in _KNOWN:
+        _KNOWN[type(value)] = _container_of(type(value))
+    return _KNOWN[type(value)]
+
+
+def _container_of(of: type) -> _ContainerType | None:
+    for base in of.__mro__:
         if base in _REGISTERED:
             return _REGISTERED[base]
-    if isinstance(value, type | NonTensorData | NonTensorStack):
+    if issubclass(of, NonTensorData | NonTensorStack | torch.Size):
         return None
-    if dataclasses.is_dataclass(value):
-        return _DATACLASS
-    if isinstance(value, TensorDictBase):
+    if dataclasses.is_dataclass(of):
+        fields = dataclasses.fields(of)
+        shared = frozenset(spec.name for spec in fields if not spec.metadata.get("per_sample", True))
+        return _ContainerType(_dataclass_parts, dataclass_replaced, shared)
+    if issubclass(of, TensorDictBase):
         return _TENSORDICT
-    if isinstance(value, MutableMapping):
+    if issubclass(of, MutableMapping):
         return _DICT
-    if isinstance(value, list | tuple) and not isinstance(value, torch.Size):
-        return _SEQUENCE
-    return None
+    return _SEQUENCE if issubclass(of, list | tuple) else None
 
 
 def _is_plain(value: Any) -> bool:
@@ -266,12 +275,6 @@ def _remedy(value: Any) -> str:
         "take it apart with commons.sequence_batch.register_batch_type, or name it in the shuffler's "
         "shared_fields if all samples share it"
     )
-
-
-def _shared_fields(value: Any) -> set[str]:
-    if not dataclasses.is_dataclass(value):
-        return set()
-    return {spec.name for spec in dataclasses.fields(value) if not spec.metadata.get("per_sample", True)}
 
 
 def _dataclass_parts(value: Any) -> Parts:
@@ -306,7 +309,6 @@ def _tensordict_parts(value: TensorDictBase) -> Parts:
     return {key: value.get(key) for key in value.keys()}  # noqa: SIM118  iterating it yields rows
 
 
-_DATACLASS = _ContainerType(_dataclass_parts, dataclass_replaced)
 _DICT = _ContainerType(dict, _dict_replaced)
 _SEQUENCE = _ContainerType(lambda value: dict(enumerate(value)), _sequence_replaced)
 _TENSORDICT = _ContainerType(_tensordict_parts, _tensordict_replaced)
