@@ -6,7 +6,7 @@ import logging
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -92,7 +92,7 @@ class BatchShuffler(ABC):
         ValueError: this rank is not in `process_group`; or a setting is out of range, or has no effect.
     """
 
-    shared_fields: ClassVar[Sequence[str]] = ()
+    shared_fields: Sequence[str] = ()
 
     def __init__(
         self,
@@ -544,6 +544,7 @@ class IdentityShuffler(BatchShuffler):
         get_workloads: what each row costs, as `BatchShuffler.get_workloads`, for the reported imbalance; by
             default the row's tokens.
         get_loss_tokens: loss tokens of each row, as `BatchShuffler.get_loss_tokens`.
+        shared_fields: as `BatchShuffler.shared_fields`.
     """
 
     def __init__(
@@ -552,8 +553,10 @@ class IdentityShuffler(BatchShuffler):
         *,
         get_workloads: Callable[[Any], torch.Tensor] | None = None,
         get_loss_tokens: Callable[[Any], torch.Tensor] | None = None,
+        shared_fields: Sequence[str] = (),
         **settings: Any,
     ) -> None:
+        self.shared_fields = shared_fields
         super().__init__(process_group, **settings)
         self._get_workloads = get_workloads
         self._get_loss_tokens = get_loss_tokens
