@@ -11,13 +11,14 @@ import torch.distributed as dist
 
 from commons.distributed.balance_report import BalanceReport
 from commons.distributed.batch_shuffler import BatchShuffler
-from commons.distributed.failures import portable, raise_first
+from commons.distributed.failures import portable, raise_first, sent_by
 from commons.distributed.rank_group import all_gather_object, all_gather_row
 from commons.distributed.shuffle_plan import WindowPlan
 
-_HEADER = 3  # whether planning failed, steps, whether the rank has a padding row
-# Of a step: loss tokens, load before and after, tokens before and after, largest workload, micro-batches.
-_FIGURES = 7
+_HEADER = 3  # whether planning failed, steps, whether the rank has a row for steps without samples
+# Of a step: loss tokens, load before and after, tokens before and after, largest workload, samples,
+# micro-batches.
+_FIGURES = 8
 
 
 @dataclass(frozen=True)
@@ -26,8 +27,8 @@ class Totals:
 
     Attributes:
         num_steps: of the ranks with the most batches.
-        per_rank: float64 `[all ranks, window, 7]`.
-        padding_batch: one padding row, for steps to which this rank's group brings nothing.
+        per_rank: float64 `[all ranks, window, 8]`.
+        padding_batch: one row, for steps to which this rank's group brings nothing.
     """
 
     num_steps: int
@@ -37,6 +38,10 @@ class Totals:
     def loss_tokens(self, step: int) -> int:
         """Of all ranks."""
         return int(self.per_rank[:, step, 0].sum())
+
+    def num_placed(self, step: int) -> np.ndarray:
+        """float64 `[all ranks]`, samples that each computes."""
+        return self.per_rank[:, step, -2]
 
     def num_micro_batches(self, step: int) -> int:
         """Of the ranks with the most."""
@@ -49,7 +54,7 @@ class Totals:
 
     def complete(self, report: BalanceReport, step: int) -> BalanceReport:
         """The report of a step with loads, tokens and bound of all ranks; the rest stays that of a group."""
-        _, loads_before, loads_after, tokens_before, tokens_after, largest, _ = self.per_rank[:, step].T
+        _, loads_before, loads_after, tokens_before, tokens_after, largest, *_ = self.per_rank[:, step].T
         mean = loads_after.mean()
         return replace(
             report,
@@ -99,9 +104,9 @@ class AllRanks:
             raise RuntimeError("planning failed on a rank that gave no cause")
         if has_padding.any() and not has_padding.all():
             # A group that never had a batch goes along with a padding row of another one's.
-            self._padding_batch = all_gather_object(self._padding_batch, self._group)[
-                int(has_padding.argmax())
-            ]
+            sender, mine = int(has_padding.argmax()), self._padding_batch
+            sent = sent_by(sender, mine, dist.get_rank(), lambda value: all_gather_object(value, self._group))
+            self._padding_batch = sent if mine is None else mine
         per_rank = table[:, _HEADER:].reshape(-1, self._window, _FIGURES)
         return window, Totals(int(num_steps.max()), per_rank, self._padding_batch)
 
@@ -119,6 +124,7 @@ def _figures(window: WindowPlan, rank: int) -> np.ndarray:
             window.tokens[loaded].sum(),
             plan.tokens[kept].sum(),
             plan.workloads[kept].max(initial=0),
+            len(kept),
             plan.num_micro_batches,
         )
     return figures.ravel()

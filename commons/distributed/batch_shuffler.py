@@ -25,7 +25,7 @@ from commons.distributed.way_back import return_step, return_window
 from commons.distributed.window_placement import divided, placed_window
 from commons.named_ranges import named_range
 from commons.perf_model import MeasuredCost
-from commons.sequence_batch import containers
+from commons.sequence_batch import BaseBatch, containers
 from commons.sequence_batch.packed_rows import PackedRows, gather_rows
 from commons.sequence_batch.sample_rows import SampleRows, knows_padding
 
@@ -170,7 +170,7 @@ class BatchShuffler(ABC):
         return self.sample_rows.num_loss_tokens(batch)
 
     def _counts_of_rows(self, batch: Any) -> dict[str, Callable[[Any], torch.Tensor]]:
-        """What gives workload, tokens and loss tokens, by the names that messages call them."""
+        """Returns the functions for workload, tokens and loss tokens, by the names in messages."""
 
         def named(method: str, of_batch: str) -> str:
             mine = getattr(type(self), method) is not getattr(BatchShuffler, method)
@@ -218,6 +218,7 @@ class BatchShuffler(ABC):
             )
         facts: SampleFacts | None = None
         padding: Any = None
+        notes: list[str] = []
         if batches and failure is None:
             try:
                 if len(batches) > self.window:
@@ -231,12 +232,13 @@ class BatchShuffler(ABC):
                 if not self.knows_fields:
                     padding = self.sample_rows.row_or_padding(on_host[0])
                     padding = self.sample_rows.pinned_like(padding, batches[0])
+                    notes = self.sample_rows.stale_numbers(on_host[0])
             except StopIteration as error:  # would look like the end of the data further up
                 failure = RuntimeError(f"{type(self).__name__}.get_workloads raised {error!r}")
             except Exception as error:  # whatever a user's get_workloads raises must reach all ranks
                 failure = error
         with named_range("## plan: gather ##"):
-            gathered = self._gather.gather(facts, failure, padding)
+            gathered = self._gather.gather(facts, failure, padding, notes)
         if gathered is None or not gathered.batch_sizes.any():
             return one_step(self.empty_plan())
         if self.group.checks is None:
@@ -295,8 +297,9 @@ class BatchShuffler(ABC):
             batch: what `exchange` returned, on any device.
             plan: what it was exchanged by.
         """
-        if not plan.micro_batches or not self.knows_fields:
-            # A group that never had a batch has a padding row, and so has each of its micro-batches.
+        samples = int(plan.num_placed[self.group.rank])
+        if not plan.micro_batches or not self.knows_fields or not (samples or knows_padding(batch)):
+            # A rank without samples runs the row that it has once for each micro-batch.
             return [batch] * max(plan.num_micro_batches, 1)
         packed = self.sample_rows.packed(batch)
         elements = plan.num_elements[plan.partition[self.group.rank]]
@@ -307,7 +310,8 @@ class BatchShuffler(ABC):
         return micro_batches
 
     def micro_batch_rows(self, batch: Any, plan: ShufflePlan) -> list[np.ndarray]:
-        """For each micro-batch int64, its rows of the exchanged batch; none of a `BaseBatch`: padding."""
+        """Returns the rows of the exchanged batch in each micro-batch, int64; the first for one without
+        samples, but none where the batch knows padding."""
         first = np.zeros(0 if knows_padding(batch) else 1, dtype=np.int64)
         return [rows if len(rows) else first for rows in plan.micro_batches[self.group.rank]]
 
@@ -328,18 +332,24 @@ class BatchShuffler(ABC):
             loss: of the exchanged batch; of any shape for "sum", a scalar for "mean" and "global_mean".
             plan: what the batch was exchanged by.
             reduction: how the model reduced the loss tokens of this rank: "sum", "mean", or "global_mean" if
-                it reduced those of all ranks. None returns the loss as it is, for who scales it otherwise.
+                it reduced those of all ranks. None returns the loss as it is, for a loop that scales it itself.
             gradients: what the ranks do with their gradients: "mean" (as DistributedDataParallel and
                 TorchRec's sharded tables do) or "sum".
             step_plans: with gradient accumulation the plans of all batches of the optimizer step, among them
                 `plan`.
 
         Raises:
-            ValueError: an unknown reduction; a vector under "mean"; "global_mean" of several batches; or
-                `plan` is not among `step_plans`.
+            ValueError: an unknown reduction; a vector under "mean"; "global_mean" of several batches, or with a
+                rank without samples (raised on the ranks to balance among); `plan` is not among `step_plans`;
+                or the shuffler plans windows, which are normalized together.
         """
+        if self.window > 1 and reduction is not None:
+            raise ValueError(
+                f"scale is for steps that are planned one by one, and window={self.window}: use a pipeline, or "
+                "reduction=None"
+            )
         if reduction == "global_mean":
-            self.check_global_mean(plan)
+            self.check_global_mean(plan.num_placed)
         return self._loss_scale.scaled(loss, plan, reduction, gradients, step_plans)
 
     @property
@@ -462,13 +472,19 @@ class BatchShuffler(ABC):
         """
         return self._gather.padding_batch()
 
-    def check_global_mean(self, plan: ShufflePlan) -> None:
-        """Raises a ValueError, on all ranks, if a model's mean over all ranks would count a copied row."""
-        if self.knows_fields and not knows_padding(self.padding_batch()) and not plan.num_placed.all():
+    def check_global_mean(self, num_placed: np.ndarray) -> None:
+        """Checks that a model's mean over all ranks counts no copied row.
+
+        Args:
+            num_placed: `[ranks]`, samples that each computes.
+
+        Raises:
+            ValueError: it would, as batches do not know padding and a rank has no samples.
+        """
+        if self.knows_fields and not knows_padding(self.padding_batch()) and not num_placed.all():
             raise ValueError(
-                f"rank {int(plan.num_placed.argmin())} of the ranks to balance among has no sample in this "
-                'step and runs a copy of one, which a model that returns "global_mean" counts: return the '
-                'mean over this rank\'s loss tokens, and use "mean"'
+                "a rank has no sample in this step and runs a copy of one, which a model that returns "
+                '"global_mean" counts: return the mean over this rank\'s loss tokens, and use "mean"'
             )
 
     def _batch_of(self, like: Batch, rows: PackedRows, num_rows: int) -> Batch:
@@ -481,15 +497,12 @@ class BatchShuffler(ABC):
         return self.sample_rows.with_rows(like, self.sample_rows.per_sample_fields(copied), 1, 0)
 
     def _check_types(self, batches: Sequence[Any]) -> None:
-        """Checks the type of this rank's batches; at the first, also what would stay behind of it."""
+        """Checks that this rank's batches are of one type, and whether the first can be moved."""
         if self._batch_type is None and batches:
             first = batches[0]
             self.sample_rows.check_shared(first)
-            for path in self.sample_rows.lists_with_a_value_per_row(first) if self.group.rank == 0 else []:
-                logger.warning(
-                    f"{path} has as many values as the batch has rows, and stays when samples move: make it "
-                    "a tensor if there is one for each sample, else name it in the shuffler's shared_fields"
-                )
+            if not isinstance(first, BaseBatch):
+                containers.check_replaceable(first)
             self._batch_type = type(first)
         for batch in batches:
             if type(batch) is not self._batch_type:
@@ -571,6 +584,6 @@ class IdentityShuffler(BatchShuffler):
         return self.get_tokens(batch) if self._get_workloads is None else self._get_workloads(batch)
 
     def get_loss_tokens(self, batch: Any) -> torch.Tensor:
-        """What the given function says, or what `BatchShuffler` does."""
+        """Returns what the given function says, else what `BatchShuffler` does."""
         given = self._get_loss_tokens
         return super().get_loss_tokens(batch) if given is None else given(batch)

@@ -31,7 +31,6 @@ from commons.sequence_batch.row_schema import FieldValue, RowSchema
 from commons.sequence_batch.sample_rows import SampleRows
 
 Batch = TypeVar("Batch")
-_ROWS = SampleRows()
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,11 +41,13 @@ class SplitOrder:
         partition: for each chunk, int64 `[samples]`, the ascending rows of its samples in the batch.
         batch_size: rows of the batch, padding included.
         chunk_rows: rows of every chunk, padding included; at least 1.
+        shared_fields: paths of what all samples share.
     """
 
     partition: tuple[np.ndarray, ...]
     batch_size: int
     chunk_rows: int
+    shared_fields: frozenset[str] = frozenset()
 
     @property
     def num_samples(self) -> np.ndarray:
@@ -88,9 +89,10 @@ def split_balanced(
         TypeError: `batch` has no rows; workloads are no numbers, or groups no integers or strings.
     """
     check_count("num_chunks", num_chunks)
-    fields = _ROWS.per_sample_fields(batch)
+    rows = workloads.sample_rows if isinstance(workloads, BatchShuffler) else SampleRows()
+    fields = rows.per_sample_fields(batch)
     check_jagged_fields(fields)
-    batch_size, num_real = _ROWS.batch_rows(batch)
+    batch_size, num_real = rows.batch_rows(batch)
     costs = _costs(workloads, batch, batch_size, num_real)
     if groups is None:
         partition = refined(costs, num_chunks, equal_size=True)
@@ -98,14 +100,14 @@ def split_balanced(
         group_of = _numbered_groups(groups, batch_size, num_real)
         partition = _partition_of_groups(costs, num_chunks, group_of)
     chunk_rows = max(1, *(len(samples) for samples in partition))
-    order = SplitOrder(tuple(partition), batch_size, chunk_rows)
+    order = SplitOrder(tuple(partition), batch_size, chunk_rows, rows.shared)
     packed = PackedRows.pack(fields, RowSchema.of(fields), batch_size)
     elements = row_elements(packed.lengths.cpu(), packed.schema).numpy()
     chunks = []
     for samples, num_elements in zip(partition, _sums(elements, partition), strict=True):
-        rows = gather_rows([packed], samples, num_elements).pad_to(chunk_rows)
-        own = {name: _in_own_memory(value) for name, value in rows.unpack().items()}
-        chunks.append(_ROWS.with_rows(batch, own, chunk_rows, len(samples)))
+        of_chunk = gather_rows([packed], samples, num_elements).pad_to(chunk_rows)
+        own = {name: _in_own_memory(value) for name, value in of_chunk.unpack().items()}
+        chunks.append(rows.with_rows(batch, own, chunk_rows, len(samples)))
     return chunks, order
 
 
@@ -133,9 +135,10 @@ def merge(batches: Sequence[Batch], order: SplitOrder) -> Batch:
             f"merge got {len(batches)} batches, expected one for each of {len(order.partition)} chunks, "
             "in the order in which split_balanced returned them"
         )
+    rows = SampleRows(order.shared_fields)
     sources: list[PackedRows] = []
     for chunk, batch in enumerate(batches):
-        packed = _packed_chunk(batch, chunk, order.chunk_rows)
+        packed = _packed_chunk(rows, batch, chunk, order.chunk_rows)
         if sources and (difference := sources[0].schema.difference(packed.schema)):
             raise ValueError(
                 f"batches 0 and {chunk} differ: {difference}; give merge the same fields of all chunks"
@@ -146,14 +149,15 @@ def merge(batches: Sequence[Batch], order: SplitOrder) -> Batch:
         positions[samples] = chunk * order.chunk_rows + np.arange(len(samples))
     merged = select_from(sources, positions)
     fields = merged.pad_to(order.batch_size).unpack()
-    return _ROWS.with_rows(batches[0], fields, order.batch_size, len(positions))
+    return rows.with_rows(batches[0], fields, order.batch_size, len(positions))
 
 
 def _costs(workloads: Any, batch: Any, num_rows: int, num_real: int) -> np.ndarray:
     """`[samples]` finite numbers of at least 0."""
     if isinstance(workloads, BatchShuffler):
         whose = f"{type(workloads).__name__}.get_workloads"
-        returned = workloads.get_workloads(_ROWS.with_long_lengths(_ROWS.on_host(batch)))
+        rows = workloads.sample_rows
+        returned = workloads.get_workloads(rows.with_long_lengths(rows.on_host(batch)))
         return checked_counts(returned, num_rows, num_real, whose)[:num_real].numpy()
     if isinstance(workloads, torch.Tensor):
         workloads = workloads.detach().to("cpu", torch.float64).numpy()
@@ -207,10 +211,10 @@ def _sums(elements: np.ndarray, partition: Sequence[np.ndarray]) -> list[list[in
     return np.diff(before[ends], axis=0).tolist()
 
 
-def _packed_chunk(batch: Any, chunk: int, chunk_rows: int) -> PackedRows:
-    fields = _ROWS.per_sample_fields(batch)
+def _packed_chunk(rows: SampleRows, batch: Any, chunk: int, chunk_rows: int) -> PackedRows:
+    fields = rows.per_sample_fields(batch)
     check_jagged_fields(fields)
-    num_rows, _ = _ROWS.batch_rows(batch)
+    num_rows, _ = rows.batch_rows(batch)
     if num_rows != chunk_rows:
         raise ValueError(
             f"batch {chunk} has {num_rows} rows, expected {chunk_rows}: give merge a row for each row "

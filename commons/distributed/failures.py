@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pickle
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch.distributed as dist
 
@@ -52,3 +53,29 @@ def raise_first(
         _, rank = min(raised)
         failure, _ = failures[rank]
         raise own if rank == own_rank and own is not None else failure  # type: ignore[misc]
+
+
+def sent_by(sender: int, value: Any, rank: int, all_gather: Callable[[Any], list[Any]]) -> Any:
+    """A value of one rank, on all ranks of a group. Collective.
+
+    Args:
+        sender: the rank that has it.
+        value: what it sends; of no interest elsewhere.
+        rank: this rank.
+        all_gather: gathers anything that pickles over the group.
+
+    Raises:
+        TypeError: the value does not pickle; on every rank.
+    """
+    failure, pickled = None, None
+    if rank == sender:
+        try:
+            pickled = pickle.dumps(value)
+        except Exception as error:
+            failure = TypeError(
+                f"a batch of rank {rank} does not pickle ({error}), and a rank that has none yet needs it for "
+                "its type and what its samples share; keep functions and handles out of batches"
+            )
+    gathered = all_gather((pickled, portable(failure)))
+    raise_first([failed for _, failed in gathered], failure, rank)
+    return value if rank == sender else pickle.loads(gathered[sender][0])

@@ -41,20 +41,20 @@ def loss_sum(losses: torch.Tensor, reduction: str, num_loss_tokens: int, mean_to
         mean_tokens: loss tokens of the step ÷ ranks, which makes a sum of a "global_mean".
 
     Raises:
-        ValueError: more than one number under "mean" or "global_mean".
+        ValueError: losses that are not 0-d under "mean" or "global_mean".
     """
     # The sum of many losses in 16 bits would be off by percents.
     losses = losses.to(torch.promote_types(losses.dtype, torch.float32))
     if reduction == "sum":
         total = losses.sum()
-    elif losses.numel() == 1:
-        total = losses.reshape(()) * (num_loss_tokens if reduction == "mean" else mean_tokens)
+    elif losses.dim() == 0:
+        total = losses * (num_loss_tokens if reduction == "mean" else mean_tokens)
     else:
         raise ValueError(
-            f"the model returned losses of shape {tuple(losses.shape)}, and {reduction!r} is of one number: "
-            'use "sum" for one loss per loss token, or return their mean'
+            f"the model returned losses of shape {tuple(losses.shape)}, and {reduction!r} is one number, of "
+            'shape (): use "sum" for one loss per loss token, or return their mean'
         )
-    if num_loss_tokens or reduction == "global_mean":
+    if mean_tokens if reduction == "global_mean" else num_loss_tokens:
         return total
     if reduction == "mean" and not bool(total.isfinite()):  # synchronizes, on this rank alone
         _warn_of_mean_of_none()
@@ -63,7 +63,7 @@ def loss_sum(losses: torch.Tensor, reduction: str, num_loss_tokens: int, mean_to
 
 @functools.cache
 def _warn_of_mean_of_none() -> None:
-    """Once per process."""
+    """Warns once per process."""
     logger.warning(
         "a rank has no loss tokens in this step, and the model's mean of none is not finite. It counts for "
         "nothing, but a mean that divides by a count makes gradients NaN: clamp the count to at least 1, as "
@@ -81,23 +81,27 @@ class LossScale:
     def __init__(self, group: RankGroup) -> None:
         self._group = group
         self._num_ranks = dist.get_world_size() if dist.is_initialized() else 1
-        self._expected = self._warned = False
+        self._outstanding, self._most_outstanding = 0, 2
+        self._warned = False
         self._counted: tuple[list[ShufflePlan], torch.Tensor] | None = None
 
     def expect(self) -> None:
-        """A batch was exchanged. If gradients are taken, its loss has to be scaled before the next one."""
+        """Notes that a batch was exchanged: if gradients are taken, its loss has to be scaled.
+
+        A loop may exchange one batch ahead, and all batches of an optimizer step.
+        """
         if not torch.is_grad_enabled():
             return
-        if self._expected and not self._warned:
+        self._outstanding += 1
+        if self._outstanding > self._most_outstanding and not self._warned:
             self._warned = True
-            if self._group.rank == 0:
+            if not dist.is_initialized() or dist.get_rank() == 0:
                 logger.warning(
-                    "a batch was exchanged and its loss was not scaled; ranks have different numbers of loss "
+                    "batches were exchanged and their losses not scaled; ranks have different numbers of loss "
                     "tokens, so the mean of their gradients is not the gradient of the mean loss. Call "
                     "loss = shuffler.scale(loss, plan, reduction) before backward, with reduction=None if "
                     "you scale it yourself; in evaluation exchange under torch.no_grad()"
                 )
-        self._expected = True
 
     def scaled(
         self,
@@ -107,8 +111,9 @@ class LossScale:
         gradients: str,
         step_plans: Sequence[ShufflePlan] | None,
     ) -> torch.Tensor:
-        """`BatchShuffler.scale`."""
-        self._expected = False
+        """Returns the loss to call `backward` on; all else is as in `BatchShuffler.scale`."""
+        self._outstanding = 0
+        self._most_outstanding = max(self._most_outstanding, len(step_plans or ()) + 1)
         if reduction is None:
             return loss
         check_reduction(reduction)
@@ -124,9 +129,9 @@ class LossScale:
             )
         of_rank = loss_sum(loss, reduction, plan.loss_tokens_on(self._group.rank), 1.0)
         copies = self._num_ranks if gradients == "mean" else 1
-        if reduction == "global_mean":
-            return of_rank * (copies / self._num_ranks)
         tokens = self._tokens_of_all_ranks(plans, loss.device)
+        if reduction == "global_mean":
+            return of_rank.masked_fill((tokens == 0).to(loss.device), 0.0) * (copies / self._num_ranks)
         return of_rank * (copies / tokens.clamp(min=1)).to(of_rank.dtype)
 
     def _tokens_of_all_ranks(self, plans: list[ShufflePlan], device: torch.device) -> torch.Tensor:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch.distributed as dist
 
-from commons.distributed.failures import portable, raise_first
+from commons.distributed.failures import portable, raise_first, sent_by
 from commons.distributed.rank_group import RankGroup
 from commons.distributed.sample_facts import NUM_COUNTS, SampleFacts
+from commons.sequence_batch import containers
 from commons.sequence_batch.row_schema import FieldValue, RowSchema
 from commons.sequence_batch.sample_rows import SampleRows, knows_padding
 
+logger = logging.getLogger(__name__)
 _OK, _NO_BATCH, _FAILED = range(3)
 
 
@@ -46,21 +50,23 @@ class _Offer:
         schema: the fields of its first batch.
         capacity: rows that a gather carries per rank.
         real_row: fields of one of its samples; None where batches know their padding.
+        notes: lines for the user about its first batch.
     """
 
     schema: RowSchema
     capacity: int
     real_row: dict[str, FieldValue] | None
+    notes: list[str]
 
 
 @dataclass
 class _Agreement:
-    """What ranks agreed on at the first batch; the attributes are those of `GatheredFacts` and `_Offer`."""
+    """The outcome of the first batch: schema, rows that a gather carries, the row of ranks without samples."""
 
     schema: RowSchema
-    pads: bool
-    padding_batch: Any
     capacity: int
+    padding_batch: Any
+    pinned: bool
 
 
 class PlanGather:
@@ -95,12 +101,19 @@ class PlanGather:
         Raises:
             RuntimeError: no rank of the group has had a batch yet.
         """
-        if self._agreement is None:
+        agreed = self._agreement
+        if agreed is None:
             raise RuntimeError("no rank of the group has had a batch yet, so that its fields are unknown")
-        return self._agreement.padding_batch
+        # A model may work in place on what it is given.
+        row = self._sample_rows.copied(agreed.padding_batch)
+        return containers.pinned(row) if agreed.pinned else row
 
     def gather(
-        self, facts: SampleFacts | None, failure: Exception | None, padding_batch: Any
+        self,
+        facts: SampleFacts | None,
+        failure: Exception | None,
+        padding_batch: Any,
+        notes: list[str],
     ) -> GatheredFacts | None:
         """Facts of all ranks; None if no rank has had a batch yet. Collective, also for ranks without one.
 
@@ -109,13 +122,14 @@ class PlanGather:
             failure: what kept this rank from giving facts.
             padding_batch: one padding row of this rank's, or one of its samples; used by the first call that
                 any rank has facts in.
+            notes: lines for the user about its first batch; rank 0 logs those of the first rank with any.
 
         Raises:
             ValueError: batches of different ranks or steps differ in their fields.
             Exception: the failure of the first rank that has one, on every rank.
         """
         if self._agreement is None:
-            self._agreement = self._agree(facts, failure, padding_batch)
+            self._agreement = self._agree(facts, failure, padding_batch, notes)
         agreed = self._agreement
         if agreed is None:
             return None
@@ -134,7 +148,7 @@ class PlanGather:
         workloads, tokens, loss_tokens = per_sample[:, :NUM_COUNTS].T
         return GatheredFacts(
             schema=agreed.schema,
-            pads=agreed.pads,
+            pads=knows_padding(agreed.padding_batch),
             batch_sizes=sizes[:, :, 0].copy(),
             num_loaded=num_loaded,
             workloads=workloads,
@@ -159,13 +173,14 @@ class PlanGather:
         return row
 
     def _agree(
-        self, facts: SampleFacts | None, failure: Exception | None, padding_batch: Any
+        self, facts: SampleFacts | None, failure: Exception | None, padding_batch: Any, notes: list[str]
     ) -> _Agreement | None:
         """The first call's agreement; None if no rank has a batch."""
         mine = None
         if facts is not None:
             row = None if knows_padding(padding_batch) else self._sample_rows.per_sample_fields(padding_batch)
-            mine = _Offer(facts.schema, int(facts.batch_sizes.max()) * self._window, row)
+            capacity = int(facts.batch_sizes.max()) * self._window
+            mine = _Offer(facts.schema, capacity, row, notes)
         gathered = self._group.all_gather_objects((mine, portable(failure)))
         raise_first([failed for _, failed in gathered], failure, self._group.rank)
         offers = [offer for offer, _ in gathered]
@@ -175,20 +190,23 @@ class PlanGather:
         first = ranks_with_batch[0]
         agreed = offers[first]
         _raise_if_different(agreed.schema, f"rank {first}", [None if o is None else o.schema for o in offers])
-        pads = agreed.real_row is None
         for rank in ranks_with_batch:
-            if (offers[rank].real_row is None) != pads:
+            if (offers[rank].real_row is None) != (agreed.real_row is None):
                 raise ValueError(
                     f"batches of rank {first} and rank {rank} are of different types, of which only one "
                     "knows its padding rows; all ranks must have batches of one type"
                 )
-        if mine is not None and agreed.real_row is not None:
-            padding_batch = self._sample_rows.with_rows(padding_batch, agreed.real_row, 1, 1)
+        if not dist.is_initialized() or dist.get_rank() == 0:
+            for note in next((offers[rank].notes for rank in ranks_with_batch if offers[rank].notes), []):
+                logger.warning(note)
+        pinned = mine is not None and self._sample_rows.is_pinned(padding_batch)
         if len(ranks_with_batch) < len(offers):
-            offered = padding_batch if self._group.rank == first else None
-            padding_batch = self._group.all_gather_objects(offered)[first]
+            sent = sent_by(first, padding_batch, self._group.rank, self._group.all_gather_objects)
+            padding_batch = sent if mine is None else padding_batch
+        if agreed.real_row is not None:
+            padding_batch = self._sample_rows.with_rows(padding_batch, agreed.real_row, 1, 1)
         capacity = max(offers[rank].capacity for rank in ranks_with_batch)
-        return _Agreement(agreed.schema, pads, padding_batch, capacity)
+        return _Agreement(agreed.schema, capacity, padding_batch, pinned)
 
     def _raise_if_any_failed(
         self, table: np.ndarray, facts: SampleFacts | None, failure: Exception | None, schema: RowSchema

@@ -11,10 +11,9 @@ import torch
 
 from commons.sequence_batch.packed_rows import check_jagged_fields, key_lengths, row_elements
 from commons.sequence_batch.row_schema import RowSchema
-from commons.sequence_batch.sample_rows import SampleRows
+from commons.sequence_batch.sample_rows import NARROW_INTEGERS, SampleRows
 
 NUM_COUNTS = 3  # of each sample: workload, tokens, loss tokens
-_WRAP = (torch.int8, torch.int16, torch.int32, torch.uint8, torch.uint16, torch.uint32)
 
 
 @dataclass(frozen=True)
@@ -94,7 +93,7 @@ def checked_counts(returned: Any, num_rows: int, num_real: int, whose: str) -> t
         raise ValueError(f"{whose} returned {type(returned).__name__}, expected integers") from error
     if values.is_complex() or values.dtype == torch.uint64:
         raise ValueError(f"{whose} returned {values.dtype}, expected integers")
-    if values.dtype in _WRAP:
+    if values.dtype in NARROW_INTEGERS:
         raise ValueError(
             f"{whose} returned {values.dtype}, in which squares and FLOPs wrap without a word; compute in "
             "int64, as in tokens.long() ** 2"

@@ -18,27 +18,27 @@ class InFlightBatch(Pipelineable):
     """
 
     def __init__(self, batch: Any) -> None:
-        self.batch = batch
+        self._landed = batch
 
     def to(self, device: torch.device, non_blocking: bool = False) -> Self:
         """The batch with every tensor on `device`."""
-        return type(self)(containers.moved_to(self.batch, device, non_blocking))
+        return type(self)(containers.moved_to(self._landed, device, non_blocking))
 
     def pin_memory(self) -> Self:
         """The batch with every tensor in pinned host memory."""
-        return type(self)(containers.pinned(self.batch))
+        return type(self)(containers.pinned(self._landed))
 
     def record_stream(self, stream: torch.Stream) -> None:
         """Tells the allocator that `stream` uses the batch's tensors."""
-        containers.record_stream(self.batch, stream)
+        containers.record_stream(self._landed, stream)
 
     def __getattr__(self, name: str) -> Any:
-        if name == "batch":  # not there yet, as in copy.copy
+        if name == "_landed":  # not there yet, as in copy.copy
             raise AttributeError(name)
-        return getattr(self.batch, name)
+        return getattr(self._landed, name)
 
     def __getitem__(self, key: Any) -> Any:
-        return self.batch[key]
+        return self._landed[key]
 
 
 def in_flight(batch: Any) -> Any:
@@ -48,4 +48,4 @@ def in_flight(batch: Any) -> Any:
 
 def landed(batch: Any) -> Any:
     """The batch that `in_flight` was given."""
-    return batch.batch if isinstance(batch, InFlightBatch) else batch
+    return batch._landed if isinstance(batch, InFlightBatch) else batch

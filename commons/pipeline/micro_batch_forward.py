@@ -97,7 +97,7 @@ def run_micro_batches(
 
 
 def losses_and_output(returned: Any) -> tuple[torch.Tensor, Any]:
-    """What a model returned, checked.
+    """Checks what a model returned.
 
     Raises:
         TypeError: that is no pair of a tensor of losses and anything else.

@@ -133,8 +133,6 @@ class ShuffleStage:
                 model, batch, self._shuffler, plan, self._reduction, scale
             )
         else:
-            if self._reduction == "global_mean":
-                self._shuffler.check_global_mean(plan)
             losses, output = losses_and_output(model(batch))
             mean_tokens = step.loss_tokens / self._num_ranks
             total = loss_sum(losses, self._reduction, plan.loss_tokens_on(rank), mean_tokens)
@@ -219,6 +217,9 @@ class ShuffleStage:
                 plan, batch = self._shuffler.empty_plan(), padding
             if totals is not None:
                 plan = plan.with_micro_batches_of_none(totals.num_micro_batches(number))
+            if self._reduction == "global_mean":
+                num_placed = plan.num_placed if totals is None else totals.num_placed(number)
+                self._shuffler.check_global_mean(num_placed)
             traffic = self._shuffler.traffic(plan)
             report = BalanceReport.of(plan, self._shuffler.equal_rows, traffic, window, number)
             loss_tokens = plan.num_loss_tokens

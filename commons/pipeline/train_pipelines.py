@@ -251,7 +251,7 @@ class PrefetchTrainPipeline(_SparseDistWithStage, PrefetchTrainPipelineSparseDis
 
 
 def _raised_in_rewriting(error: Exception) -> bool:
-    """Whether it comes from TorchRec's rewriting of a model, not from the lookups that follow."""
+    """Tells an error of TorchRec's rewriting of a model from one of the lookups that follow it."""
     return any(frame.name == "_rewrite_model" for frame in traceback.extract_tb(error.__traceback__))
 
 

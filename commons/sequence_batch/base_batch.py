@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Self, cast
 
 import torch
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
@@ -73,7 +72,7 @@ class BaseBatch(Pipelineable):
     def per_sample_fields(self) -> dict[str, FieldValue]:
         """The fields that have one row per sample, by path; flat labels as `[batch_size, -1]`."""
         try:
-            per_sample = {path: containers.as_field(leaf) for path, leaf in containers.leaves(self)}
+            per_sample = containers.fields_of(self)
         except TypeError as error:
             raise TypeError(f"{type(self).__name__}.{error}") from error
         labels = self.labels
@@ -83,20 +82,11 @@ class BaseBatch(Pipelineable):
 
     def with_fields(self, per_sample: dict[str, FieldValue], batch_size: int, actual_batch_size: int) -> Self:
         """This batch with other rows: `per_sample` replaces the fields that `per_sample_fields` gives."""
-        flat_labels = self._labels_are_flat()
-
-        def replaced(path: str, leaf: Any) -> Any:
-            if path not in per_sample:
-                return leaf
-            rows = per_sample[path]
-            return rows.flatten() if path == "labels" and flat_labels else containers.like(rows, leaf)
-
-        parts: dict[Hashable, Any] = {
-            spec.name: containers.transformed(getattr(self, spec.name), replaced, spec.name)
-            for spec in dataclasses.fields(self)
-        }
-        parts.update(batch_size=batch_size, actual_batch_size=actual_batch_size)
-        return containers.dataclass_replaced(self, parts)
+        fields = dict(per_sample)
+        if "labels" in fields and self._labels_are_flat():
+            fields["labels"] = cast(torch.Tensor, fields["labels"]).flatten()
+        sizes: dict[Hashable, int] = {"batch_size": batch_size, "actual_batch_size": actual_batch_size}
+        return containers.with_fields(self, fields, sizes)
 
     def index_select(self, indices: torch.Tensor | Sequence[int]) -> Self:
         """The batch of the given rows, in the given order; rows may repeat or be left out.
@@ -176,17 +166,20 @@ class BaseBatch(Pipelineable):
         labels, real = self.labels, self.num_samples
         if not isinstance(labels, torch.Tensor) or labels.dim() != 1 or not 0 < real < self.batch_size:
             return
-        if labels.numel() % real:
-            return  # of all rows, or of none: the number of rows is checked later
-        if labels.numel() % self.batch_size == 0:
-            # Their number fits both. Padding is one value, mostly 0; labels of samples differ.
-            of_padding = labels[real * (labels.numel() // self.batch_size) :]
-            if labels.device.type != "cpu" or bool((of_padding == of_padding[:1]).all()):
-                return  # elsewhere than on the host looking would synchronize
+        if labels.numel() % real or (
+            labels.numel() != self.batch_size and labels.numel() % self.batch_size == 0
+        ):
+            return
+        # One for each row, or several for each sample? Padding is one value, mostly 0; labels differ. Only on
+        # the host: elsewhere looking would synchronize.
+        if labels.numel() == self.batch_size and (
+            labels.device.type != "cpu" or bool((labels[real:] == labels[-1]).all())
+        ):
+            return
         raise ValueError(
             f"{type(self).__name__}.labels has {labels.numel()} elements, as it seems of {real} samples and "
             f"not of the {self.batch_size - real} padding rows; expected zeros for these, after the others, "
-            f"so that labels reshape to [batch_size, -1] = [{self.batch_size}, {labels.numel() // real}]"
+            f"so that labels have shape [batch_size, {labels.numel() // real}], or reshape to it"
         )
 
 

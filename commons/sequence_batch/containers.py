@@ -11,6 +11,7 @@ import copy
 import dataclasses
 import datetime
 import enum
+import inspect
 import numbers
 import pathlib
 import types
@@ -19,7 +20,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 import torch
-from tensordict import NonTensorData, NonTensorStack, TensorDict, TensorDictBase
+from tensordict import NonTensorData, NonTensorStack, TensorDict, TensorDictBase, is_tensorclass
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
 from commons.sequence_batch.row_schema import FieldValue
@@ -33,6 +34,7 @@ _PLAIN = (
     type(None),
     bool,
     numbers.Number,
+    np.generic,
     str,
     bytes,
     range,
@@ -49,12 +51,18 @@ _PLAIN = (
     torch.Size,
     NonTensorData,
 )
+_TAKE_APART = "take it apart with commons.sequence_batch.register_batch_type"
 _PLAINEST = frozenset({type(None), bool, int, float, str})  # passed over without a look
 
 
 class _ContainerType(NamedTuple):
-    """How to take containers of one type apart: `parts` of one, one like it with some parts replaced, and the
-    keys of those that all samples share."""
+    """Takes containers of one type apart, and puts them together with other parts.
+
+    Attributes:
+        parts: from a container to what it holds, by key.
+        replaced: from a container and some parts to one like it that has these instead of its own.
+        shared: keys of parts that all samples share.
+    """
 
     parts: Callable[[Any], Parts]
     replaced: Callable[[Any, Parts], Any]
@@ -114,10 +122,12 @@ def leaves(value: Any, shared: Collection[str] = (), path: str = "") -> Iterator
         )
 
 
-def transformed(value: Any, function: Callable[[str, Leaf], Any], path: str = "") -> Any:
+def transformed(
+    value: Any, function: Callable[[str, Leaf], Any], path: str = "", values: Parts | None = None
+) -> Any:
     """The batch with every leaf, shared ones too, replaced by what `function` makes of its path and itself.
 
-    Containers in which no leaf changes are handed on as they are.
+    Containers in which no leaf changes are handed on as they are. `values` replace parts of the outermost.
     """
     if isinstance(value, Leaf):
         return function(path, value)
@@ -129,6 +139,7 @@ def transformed(value: Any, function: Callable[[str, Leaf], Any], path: str = ""
         for key, part in container.parts(value).items()
         if type(part) not in _PLAINEST and (new := transformed(part, function, joined(path, key))) is not part
     }
+    changed.update(values or {})
     return container.replaced(value, changed) if changed else value
 
 
@@ -140,15 +151,78 @@ def paths(value: Any, path: str = "") -> set[str]:
     return set().union(*below) | ({path} if path else set())
 
 
-def plain_lists(value: Any, shared: Collection[str], path: str = "") -> Iterator[tuple[str, int]]:
-    """Paths and lengths of the lists and tuples in a batch that hold plain values only."""
-    container = None if isinstance(value, Leaf) or path in shared else _container_type(value)
-    if container is _SEQUENCE and all(_is_plain(element) for element in value):
-        yield path, len(value)
+def plain_sizes(value: Any, shared: Collection[str], path: str = "") -> Iterator[tuple[str, str, int]]:
+    """Numbers in a batch that may be about its rows, and would not change when these move.
+
+    Yields:
+        The path of a list or tuple without a leaf in it, "has length" and its length; and that of an
+        integer, "is" and the integer.
+    """
+    if isinstance(value, Leaf) or path in shared:
+        return
+    if isinstance(value, int) and not isinstance(value, bool):
+        yield path, "is", value
+    container = _container_type(value)
+    if container is _SEQUENCE and not any(leaves(value, shared, path)):
+        yield path, "has length", len(value)
     elif container is not None:
         for key, part in container.parts(value).items():
             if key not in container.shared:
-                yield from plain_lists(part, shared, joined(path, key))
+                yield from plain_sizes(part, shared, joined(path, key))
+
+
+def check_replaceable(value: Any, path: str = "") -> None:
+    """Checks that making the dataclasses in a batch again, as every move does, changes nothing.
+
+    Raises:
+        TypeError: an `__init__` or `__post_init__` would change something.
+    """
+    container = None if isinstance(value, Leaf) else _container_type(value)
+    if container is None:
+        return
+    parts = container.parts(value)
+    if container.replaced is dataclass_replaced:
+        again = container.parts(dataclass_replaced(value, {}))
+        for key, part in parts.items():
+            changed = again[key] is not part and (not _is_plain(part) or again[key] != part)
+            if changed:
+                raise TypeError(
+                    f"{joined(path, key)} changes when dataclasses.replace makes a {type_name(value)} again, "
+                    f"as moving its samples does; {_TAKE_APART}"
+                )
+    for key, part in parts.items():
+        check_replaceable(part, joined(path, key))
+
+
+def fields_of(batch: Any, shared: Collection[str] = ()) -> dict[str, FieldValue]:
+    """The leaves that travel with samples, as `as_field` makes them, by `field_name`.
+
+    Raises:
+        TypeError: as `leaves` and `as_field`.
+    """
+    fields = {}
+    for path, leaf in leaves(batch, shared):
+        try:
+            fields[field_name(path, leaf)] = as_field(leaf)
+        except TypeError as error:
+            raise TypeError(f"{path}: {error}") from error
+    return fields
+
+
+def with_fields(batch: Batch, fields: Mapping[str, FieldValue], values: Parts | None = None) -> Batch:
+    """The batch with other values of some of its fields.
+
+    Args:
+        batch: the batch.
+        fields: by name, as `fields_of` returns them.
+        values: further parts of the batch itself to replace, by key.
+    """
+
+    def replaced(path: str, leaf: Any) -> Any:
+        name = field_name(path, leaf)
+        return like(fields[name], leaf) if name in fields else leaf
+
+    return transformed(batch, replaced, values=values)
 
 
 def moved_to(batch: Batch, device: torch.device, non_blocking: bool = False) -> Batch:
@@ -165,10 +239,20 @@ def record_stream(batch: Any, stream: torch.Stream) -> None:
     """Tells the allocator that `stream` uses the batch's tensors."""
 
     def record(_: str, leaf: Any) -> Any:
-        (leaf.values() if isinstance(leaf, torch.Tensor) and leaf.is_nested else leaf).record_stream(stream)
+        nested = isinstance(leaf, torch.Tensor) and leaf.is_nested
+        for part in (leaf.values(), leaf.offsets()) if nested else (leaf,):
+            part.record_stream(stream)
         return leaf
 
     transformed(batch, record)
+
+
+def field_name(path: str, leaf: Leaf) -> str:
+    """The name of a leaf's field; ranks must agree on the keys of a KeyedTensor, so they are part of it."""
+    if not isinstance(leaf, KeyedTensor):
+        return path
+    keys = zip(leaf.keys(), leaf.length_per_key(), strict=True)
+    return f"{path}({', '.join(f'{key}: {width}' for key, width in keys)})"
 
 
 def as_field(value: Any) -> FieldValue:
@@ -222,18 +306,20 @@ def dataclass_replaced(value: Any, parts: Parts) -> Any:
     """A dataclass instance like `value` with some of its fields replaced.
 
     Raises:
-        TypeError: it has an InitVar, whose value is not known any more.
+        TypeError: its `__init__` takes something else than its fields, as an InitVar is.
     """
-    given = {spec.name for spec in dataclasses.fields(value) if spec.init}
-    try:
-        made = dataclasses.replace(value, **{str(k): v for k, v in parts.items() if k in given})
-    except ValueError as error:  # an InitVar without a default
+    specs = {spec.name: spec for spec in dataclasses.fields(value)}
+    given = {name for name, spec in specs.items() if spec.init}
+    if inspect.signature(type(value)).parameters.keys() != given:
         raise TypeError(
-            f"{type_name(value)} cannot be made again by dataclasses.replace ({error}): take it apart with "
-            "commons.sequence_batch.register_batch_type"
-        ) from error
-    for name in parts.keys() - given:
-        object.__setattr__(made, str(name), parts[name])  # frozen or not
+            f"{type_name(value)} cannot be made again by dataclasses.replace: its __init__ takes something "
+            f"else than its fields; {_TAKE_APART}"
+        )
+    made = dataclasses.replace(value, **{str(name): part for name, part in parts.items() if name in given})
+    for name in specs.keys() - given:
+        part = parts.get(name, getattr(value, name, None))
+        if name in parts or not _is_plain(part):
+            object.__setattr__(made, name, part)  # frozen or not
     return made
 
 
@@ -247,7 +333,7 @@ def _container_of(of: type) -> _ContainerType | None:
     for base in of.__mro__:
         if base in _REGISTERED:
             return _REGISTERED[base]
-    if issubclass(of, NonTensorData | NonTensorStack | torch.Size):
+    if issubclass(of, NonTensorData | NonTensorStack | torch.Size) or is_tensorclass(of):
         return None
     if dataclasses.is_dataclass(of):
         fields = dataclasses.fields(of)
@@ -271,10 +357,7 @@ def _remedy(value: Any) -> str:
         return "make it a tensor, or name it in the shuffler's shared_fields if all samples share it"
     if isinstance(value, NonTensorStack):
         return "it has a value that is no tensor for each row; make it a tensor"
-    return (
-        "take it apart with commons.sequence_batch.register_batch_type, or name it in the shuffler's "
-        "shared_fields if all samples share it"
-    )
+    return f"{_TAKE_APART}, or name it in the shuffler's shared_fields if all samples share it"
 
 
 def _dataclass_parts(value: Any) -> Parts:
@@ -289,20 +372,28 @@ def _dict_replaced(value: Any, parts: Parts) -> Any:
 
 def _sequence_replaced(value: Any, parts: Parts) -> Any:
     elements = [parts.get(number, element) for number, element in enumerate(value)]
-    return value._make(elements) if hasattr(value, "_make") else type(value)(elements)
+    if hasattr(value, "_make"):
+        return value._make(elements)
+    try:
+        return type(value)(elements)
+    except TypeError as error:
+        raise TypeError(f"{type_name(value)} cannot be made of a list of elements; {_TAKE_APART}") from error
 
 
 def _tensordict_replaced(value: TensorDictBase, parts: Parts) -> TensorDict:
-    rows = [part.shape[0] for part in parts.values() if isinstance(part, torch.Tensor | TensorDictBase)]
-    batch_size = [rows[0], *value.batch_size[1:]] if rows and value.batch_size else value.batch_size
-    device = next((part.device for part in parts.values() if isinstance(part, torch.Tensor)), None)
-    made = TensorDict({}, batch_size=batch_size, device=value.device and (device or value.device))
+    changed = [part for part in parts.values() if isinstance(part, torch.Tensor | TensorDictBase)]
+    batch_size, device = list(value.batch_size), value.device
+    if changed and batch_size:
+        batch_size[0] = changed[0].shape[0]
+    if changed and device is not None:
+        device = changed[0].device
+    made = TensorDict({}, batch_size=batch_size, device=device, names=value.names if batch_size else None)
     for key, part in _tensordict_parts(value).items():
         if isinstance(part, NonTensorData):
             made.set_non_tensor(key, part.data)
         else:
             made.set(key, parts.get(key, part))
-    return made
+    return made.lock_() if value.is_locked else made
 
 
 def _tensordict_parts(value: TensorDictBase) -> Parts:

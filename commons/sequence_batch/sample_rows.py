@@ -15,7 +15,8 @@ from commons.sequence_batch.packed_rows import PackedRows
 from commons.sequence_batch.row_schema import FieldValue, RowSchema
 
 Batch = TypeVar("Batch")
-_NARROW = (torch.int8, torch.int16, torch.int32, torch.uint8)
+# Integers in which squares and FLOPs of lengths wrap.
+NARROW_INTEGERS = (torch.int8, torch.int16, torch.int32, torch.uint8, torch.uint16, torch.uint32)
 
 
 def knows_padding(batch: Any) -> bool:
@@ -43,7 +44,7 @@ class SampleRows:
         """
         if isinstance(batch, BaseBatch):
             return batch.per_sample_fields()
-        fields = {path: containers.as_field(leaf) for path, leaf in containers.leaves(batch, self.shared)}
+        fields = containers.fields_of(batch, self.shared)
         if fields:
             return fields
         raise TypeError(
@@ -77,10 +78,7 @@ class SampleRows:
         if isinstance(batch, BaseBatch):
             return batch.with_fields(fields, batch_size, num_samples)
 
-        def replaced(path: str, leaf: Any) -> Any:
-            return containers.like(fields[path], leaf) if path in fields else leaf
-
-        return containers.transformed(batch, replaced)
+        return containers.with_fields(batch, fields)
 
     def num_tokens(self, batch: Any) -> torch.Tensor:
         """`[batch_size]` int64: tokens of each row; of a batch that does not say, its jagged elements."""
@@ -105,18 +103,23 @@ class SampleRows:
         return PackedRows.pack(fields, RowSchema.of(fields), self.batch_rows(batch)[0])
 
     def row_or_padding(self, batch: Batch) -> Batch:
-        """One row like those of a host batch with at least one: padding, where the batch knows it, else a
-        copy of the first."""
-        pads = knows_padding(batch)
-        chosen = np.zeros(0 if pads else 1, dtype=np.int64)
+        """Returns one row for a rank without samples, of a host batch with at least one.
+
+        It is padding where the batch knows padding, else a copy of the first row.
+        """
+        chosen = np.zeros(0 if knows_padding(batch) else 1, dtype=np.int64)
         return self.with_rows(batch, self.packed(batch).select(chosen).pad_to(1).unpack(), 1, len(chosen))
+
+    def copied(self, batch: Batch) -> Batch:
+        """The batch with rows in memory of their own."""
+        return self.with_rows(batch, self.packed(batch).unpack(), *self.batch_rows(batch))
 
     def with_long_lengths(self, batch: Batch) -> Batch:
         """The batch with lengths in int64, so that what a user computes of them does not wrap."""
         widened = {
             path: _with_long_lengths(value)
             for path, value in self.per_sample_fields(batch).items()
-            if not isinstance(value, torch.Tensor) and value.lengths().dtype in _NARROW
+            if not isinstance(value, torch.Tensor) and value.lengths().dtype in NARROW_INTEGERS
         }
         return self.with_rows(batch, widened, *self.batch_rows(batch)) if widened else batch
 
@@ -130,30 +133,49 @@ class SampleRows:
         host = torch.device("cpu")
         return batch if self.device_of(batch) == host else containers.moved_to(batch, host)
 
+    def is_pinned(self, batch: Any) -> bool:
+        """Whether a batch's rows are in pinned memory."""
+        value: Any = next(iter(self.per_sample_fields(batch).values()))
+        return (value if isinstance(value, torch.Tensor) else value.values()).is_pinned()
+
     def pinned_like(self, batch: Batch, model: Any) -> Batch:
         """The batch in pinned memory if `model` is, so that its copy to the device need not wait."""
-        value: Any = next(iter(self.per_sample_fields(model).values()))
-        tensor = value if isinstance(value, torch.Tensor) else value.values()
-        return containers.pinned(batch) if tensor.is_pinned() else batch
+        return containers.pinned(batch) if self.is_pinned(model) else batch
 
     def check_shared(self, batch: Any) -> None:
         """Checks the names in `shared` against a batch.
 
         Raises:
-            ValueError: the batch has no such path.
+            ValueError: the batch has no such path, or is a `BaseBatch`.
         """
+        if self.shared and isinstance(batch, BaseBatch):
+            raise ValueError(
+                f"shared_fields names {sorted(self.shared)}, and {containers.type_name(batch)} is a "
+                'BaseBatch: mark what its samples share with field(metadata={"per_sample": False})'
+            )
         for path in sorted(self.shared - containers.paths(batch)):
             raise ValueError(
                 f"shared_fields names {path!r}, which is not in the batch; there are "
                 f"{sorted(containers.paths(batch))}"
             )
 
-    def lists_with_a_value_per_row(self, batch: Any) -> list[str]:
-        """Paths of lists of plain values, one per row of at least two: they stay when samples move."""
+    def stale_numbers(self, batch: Any) -> list[str]:
+        """One line for each number outside tensors that may be about the rows, and stays when they move."""
         rows, _ = self.batch_rows(batch)
         if isinstance(batch, BaseBatch) or rows == 1:
             return []
-        return [path for path, length in containers.plain_lists(batch, self.shared) if length == rows]
+        about = {rows: "the rows of the batch"}
+        for name, value in self.per_sample_fields(batch).items():
+            if not isinstance(value, torch.Tensor):
+                about.setdefault(int(value.lengths().max()), f"the longest row of {name}")
+                about.setdefault(value.values().shape[0], f"the elements of {name}")
+        return [
+            f"{path} {relation} {number}, as {about[number]}, and stays when samples move. If it is about "
+            "them make it a tensor with one row per sample, or compute it in the forward; else name it in "
+            "the shuffler's shared_fields"
+            for path, relation, number in containers.plain_sizes(batch, self.shared)
+            if number == rows or (relation == "is" and number in about)
+        ]
 
 
 def _with_long_lengths(value: JaggedTensor | KeyedJaggedTensor) -> FieldValue:
