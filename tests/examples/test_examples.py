@@ -45,6 +45,7 @@ def check_equal(results: list[tuple[list[float], Shards]], losses: list[float], 
         *((name, [5, 2]) for name in PROGRAMS),  # 7 rows, which two ranks do not divide
         ("nested_batch", [1, 0]),  # a rank without a sample
         ("gradient_accumulation", [0, 1]),
+        ("bert4rec", [2, 1]),  # two samples without a masked item, and their rank without a loss token
         ("bert4rec", [5, 2, 0]),
     ],
 )
