@@ -64,12 +64,13 @@ if __name__ == "__main__":
     shuffler = BatchShufflerFactory.create("sessions")
     torch.manual_seed(dist.get_rank())  # each rank loads sessions of its own
     for batch, plan in shuffler.plan_ahead(load_batch() for _ in range(10)):  # on the host, a step ahead
-        loss = model(shuffler.exchange(batch.to(device), plan)) / plan.num_loss_tokens
+        loss_sum = model(shuffler.exchange(batch.to(device), plan))
+        loss = shuffler.scale(loss_sum, plan, "sum")  # its mean over the ranks is that over all samples
         optimizer.zero_grad()
-        # The ranks' gradients are averaged; with this factor that gives the gradient of the global mean loss.
-        (loss * dist.get_world_size()).backward()
+        loss.backward()
         optimizer.step()
-        dist.all_reduce(loss.detach())
+        loss = loss.detach() / dist.get_world_size()
+        dist.all_reduce(loss)
         if dist.get_rank() == 0:
             report = BalanceReport.of(plan, shuffler.equal_rows)
             before, after = report.imbalance_before, report.imbalance_after

@@ -332,21 +332,21 @@ class BatchShuffler(ABC):
             loss: of the exchanged batch; of any shape for "sum", a scalar for "mean" and "global_mean".
             plan: what the batch was exchanged by.
             reduction: how the model reduced the loss tokens of this rank: "sum", "mean", or "global_mean" if
-                it reduced those of all ranks. None returns the loss as it is, for a loop that scales it itself.
+                it reduced those of all ranks. None returns the loss as it is, for a loop that scales it.
             gradients: what the ranks do with their gradients: "mean" (as DistributedDataParallel and
                 TorchRec's sharded tables do) or "sum".
             step_plans: with gradient accumulation the plans of all batches of the optimizer step, among them
                 `plan`.
 
         Raises:
-            ValueError: an unknown reduction; a vector under "mean"; "global_mean" of several batches, or with a
-                rank without samples (raised on the ranks to balance among); `plan` is not among `step_plans`;
-                or the shuffler plans windows, which are normalized together.
+            ValueError: an unknown reduction; a vector under "mean"; "global_mean" of several batches, or with
+                a rank without samples (raised on the ranks to balance among); `plan` is not among
+                `step_plans`; or the shuffler plans windows, which are normalized together.
         """
         if self.window > 1 and reduction is not None:
             raise ValueError(
-                f"scale is for steps that are planned one by one, and window={self.window}: use a pipeline, or "
-                "reduction=None"
+                f"scale is for steps that are planned one by one, and window={self.window}: use a pipeline, "
+                "or reduction=None"
             )
         if reduction == "global_mean":
             self.check_global_mean(plan.num_placed)

@@ -1,0 +1,122 @@
+"""The programs of `examples/`, what they were before balancing, and what they should learn."""
+
+from __future__ import annotations
+
+import ast
+import itertools
+import re
+import sys
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from tests.e2e.torchrun import REPOSITORY
+
+FOLDER = REPOSITORY / "examples"
+MARK = "  # balancing"
+BATCH_SIZE, STEPS = 8, 20
+_BEFORE = re.compile(r"^(\s*)# before: ", re.MULTILINE)
+
+Rows = list[list[Any]]  # of each rank
+# Of each parameter the rank's shards: where each begins, and its values.
+Shards = dict[str, list[tuple[tuple[int, ...], torch.Tensor]]]
+
+
+@dataclass(frozen=True)
+class Program:
+    """How a program makes its model, settings of its optimizer, batches to a step, loss tokens of a row."""
+
+    make_model: Callable[[Any], torch.nn.Module]
+    sgd: Mapping[str, float]
+    accumulated: int = 1
+    loss_tokens: Callable[[Any], int] = lambda row: 1
+
+
+PROGRAMS = {
+    "pooled_dlrm": Program(lambda module: module.make_model(), {"lr": 0.5}),
+    "nested_batch": Program(lambda module: module.ClickModel(), {"lr": 0.1}),
+    "bert4rec": Program(lambda module: module.Bert4Rec(), {"lr": 0.1}, 1, lambda row: len(row[1])),
+    "gradient_accumulation": Program(
+        lambda module: module.AdModel(), {"lr": 0.1, "momentum": 0.9}, 2, lambda row: len(row[1])
+    ),
+}
+
+
+def source(name: str) -> str:
+    """The text of a program."""
+    return (FOLDER / f"{name}.py").read_text()
+
+
+def source_before(name: str) -> str:
+    """The text without the statements that begin on a marked line, and with what stood in their place."""
+    lines = source(name).splitlines()
+    for node in ast.walk(ast.parse(source(name))):
+        if isinstance(node, ast.stmt) and lines[node.lineno - 1].endswith(MARK):
+            lines[node.lineno - 1 : node.end_lineno] = [""] * (node.end_lineno - node.lineno + 1)
+    return _BEFORE.sub(r"\1", "\n".join(lines))
+
+
+def load(name: str, before: bool = False) -> types.ModuleType:
+    """A program as a module, whose `__main__` part does not run."""
+    module = types.ModuleType(f"example_{name}")
+    sys.modules[module.__name__] = module  # batches of its own class are sent to ranks that have none
+    exec(compile(source_before(name) if before else source(name), f"{name}.py", "exec"), module.__dict__)
+    return module
+
+
+def rows_of(name: str, last: Sequence[int]) -> Rows:
+    """Data for 20 steps, whose last batch has `last[rank]` rows; with none a loader ends a batch earlier."""
+    draw, full = load(name).draw, BATCH_SIZE * (STEPS * PROGRAMS[name].accumulated - 1)
+    return [[draw(rank, row) for row in range(full + rows)] for rank, rows in enumerate(last)]
+
+
+def rows_with_equal_loss_tokens(name: str, num_ranks: int) -> Rows:
+    """Data for 20 steps of full batches, all of whose rows have the same number of loss tokens."""
+    module, program = load(name), PROGRAMS[name]
+    rows = BATCH_SIZE * STEPS * program.accumulated
+    tokens = program.loss_tokens(module.draw(0, 2))
+    assert tokens
+    drawn = [map(module.draw, itertools.repeat(rank), itertools.count()) for rank in range(num_ranks)]
+    alike = [(row for row in of_rank if program.loss_tokens(row) == tokens) for of_rank in drawn]
+    return [list(itertools.islice(of_rank, rows)) for of_rank in alike]
+
+
+def trained(name: str, data: Rows, before: bool = False) -> tuple[list[float], Shards]:
+    """The losses of a program's steps on the rows of each rank, and this rank's shards of the parameters."""
+    losses, model = load(name, before).train(data[dist.get_rank()], torch.device("cpu"))
+    # What DistributedDataParallel wraps has its own prefix.
+    shards = {name.removeprefix("module."): _shards(value) for name, value in model.state_dict().items()}
+    return losses.tolist(), shards
+
+
+def trained_alone(name: str, data: Rows) -> tuple[list[float], dict[str, torch.Tensor]]:
+    """The same of a single process with an unsharded model, whose batches are those of all ranks."""
+    module, program = load(name), PROGRAMS[name]
+    torch.manual_seed(1)
+    model = program.make_model(module)
+    optimizer = torch.optim.SGD(model.parameters(), **program.sgd)
+    losses = []
+    for rows in _global_batches(data, BATCH_SIZE * program.accumulated):
+        returned = model(module.collate(rows))
+        loss = returned[0] if isinstance(returned, tuple) else returned
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses, {name: value.detach() for name, value in model.state_dict().items()}
+
+
+def _global_batches(data: Rows, rows: int) -> Iterator[list[Any]]:
+    for start in range(0, max(map(len, data)), rows):
+        yield list(itertools.chain.from_iterable(of_rank[start : start + rows] for of_rank in data))
+
+
+def _shards(value: Any) -> list[tuple[tuple[int, ...], torch.Tensor]]:
+    if not hasattr(value, "local_shards"):
+        return [((0,) * value.dim(), value.detach().clone())]
+    shards = value.local_shards()
+    return [(tuple(shard.metadata.shard_offsets), shard.tensor.detach().clone()) for shard in shards]

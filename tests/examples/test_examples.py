@@ -1,0 +1,103 @@
+"""The programs learn what a single process does that has the batches of all ranks."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from commons.distributed import BalanceReport, BatchShuffler
+from tests.examples.programs import (
+    BATCH_SIZE,
+    FOLDER,
+    PROGRAMS,
+    STEPS,
+    Shards,
+    load,
+    rows_of,
+    rows_with_equal_loss_tokens,
+    source,
+    source_before,
+    trained,
+    trained_alone,
+)
+
+
+def check_equal(results: list[tuple[list[float], Shards]], losses: list[float], parameters: dict) -> None:
+    """Losses and parameters to 1e-5; the ranks together hold each parameter as a whole."""
+    for of_rank, shards in results:
+        assert of_rank == pytest.approx(losses, rel=1e-5)
+        assert shards.keys() <= parameters.keys()
+    for name, expected in parameters.items():
+        seen = torch.zeros_like(expected, dtype=torch.bool)
+        for _, shards in results:
+            for offsets, values in shards.get(name, []):
+                ends = (begin + size for begin, size in zip(offsets, values.shape, strict=True))
+                place = tuple(map(slice, offsets, ends))
+                seen[place] = True
+                assert (values - expected[place]).norm() <= 1e-5 * expected[place].norm(), name
+        assert seen.all(), name
+
+
+@pytest.mark.parametrize(
+    ("name", "last"),
+    [
+        *((name, [5, 2]) for name in PROGRAMS),  # 7 rows, which two ranks do not divide
+        ("nested_batch", [1, 0]),  # a rank without a sample
+        ("gradient_accumulation", [0, 1]),
+        ("bert4rec", [2, 1]),  # two samples without a masked item, and their rank without a loss token
+        ("bert4rec", [5, 2, 0]),
+    ],
+)
+def test_a_program_learns_what_a_single_process_does(pools, name, last):
+    data = rows_of(name, last)
+    losses, parameters = trained_alone(name, data)
+    assert len(losses) == STEPS
+    check_equal(pools(len(last)).run(trained, name, data), losses, parameters)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_program_learns_what_it_did_before(pools, name):
+    """As averaging the ranks' means is right where their counts of loss tokens are equal."""
+    data = rows_with_equal_loss_tokens(name, 2)
+    before = pools(2).run(trained, name, data, True)
+    for (losses, shards), (losses_before, shards_before) in zip(
+        pools(2).run(trained, name, data), before, strict=True
+    ):
+        assert losses == pytest.approx(losses_before, rel=1e-5)
+        for parameter, of_rank in shards.items():
+            for (offsets, values), (offsets_before, values_before) in zip(
+                of_rank, shards_before[parameter], strict=True
+            ):
+                assert offsets == offsets_before
+                assert (values - values_before).norm() <= 1e-5 * values_before.norm(), parameter
+
+
+def imbalance_of_first_step(name: str) -> tuple[float, float]:
+    """As loaded and as a program's shuffler places it."""
+    module = load(name)
+    of_module = [value for value in vars(module).values() if isinstance(value, type)]
+    [shuffler] = [value for value in of_module if BatchShuffler in value.__bases__]
+    made = shuffler()
+    data = rows_of(name, [BATCH_SIZE] * 2)[dist.get_rank()]
+    report = BalanceReport.of(made.plan(module.collate(data[:BATCH_SIZE])), made.equal_rows)
+    return report.imbalance_before, report.imbalance_after
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_program_is_balanced(pools, name):
+    for before, after in pools(2).run(imbalance_of_first_step, name):
+        assert before > 1.01
+        assert after < 1 + (before - 1) / 2
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_program_is_short_and_says_what_is_new(name):
+    assert len(source(name).splitlines()) < 100
+    assert "commons" in source(name)
+    assert "commons" not in source_before(name)
+    assert "shuffler" not in source_before(name).lower()
+
+
+def test_every_program_is_tried():
+    assert {path.stem for path in FOLDER.glob("*.py")} == {*PROGRAMS, "own_torchrec_model"}
