@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from commons.distributed.agreement import check_placed_samples, check_plans, check_same_plan
 from commons.distributed.exchange import EXCHANGES, Traffic
-from commons.distributed.loss_reduction import LossScale
+from commons.distributed.loss_reduction import LossScale, check_global_mean
 from commons.distributed.placement import DEFAULT_PARTITIONER, Placement
 from commons.distributed.plan_ahead import PlanAhead
 from commons.distributed.plan_gather import GatheredFacts, PlanGather
@@ -348,8 +348,8 @@ class BatchShuffler(ABC):
                 f"scale is for steps that are planned one by one, and window={self.window}: use a pipeline, "
                 "or reduction=None"
             )
-        if reduction == "global_mean":
-            self.check_global_mean(plan.num_placed)
+        if reduction == "global_mean" and self.knows_fields:
+            check_global_mean(plan.num_placed, knows_padding(self.padding_batch()))
         return self._loss_scale.scaled(loss, plan, reduction, gradients, step_plans)
 
     @property
@@ -471,21 +471,6 @@ class BatchShuffler(ABC):
             RuntimeError: no rank of the group has had a batch yet.
         """
         return self._gather.padding_batch()
-
-    def check_global_mean(self, num_placed: np.ndarray) -> None:
-        """Checks that a model's mean over all ranks counts no copied row.
-
-        Args:
-            num_placed: `[ranks]`, samples that each computes.
-
-        Raises:
-            ValueError: it would, as batches do not know padding and a rank has no samples.
-        """
-        if self.knows_fields and not knows_padding(self.padding_batch()) and not num_placed.all():
-            raise ValueError(
-                "a rank has no sample in this step and runs a copy of one, which a model that returns "
-                '"global_mean" counts: return the mean over this rank\'s loss tokens, and use "mean"'
-            )
 
     def _batch_of(self, like: Batch, rows: PackedRows, num_rows: int) -> Batch:
         """A batch of packed rows, padded to `num_rows`, or a copy of a real row if there are none."""

@@ -73,8 +73,8 @@ def sent_by(sender: int, value: Any, rank: int, all_gather: Callable[[Any], list
             pickled = pickle.dumps(value)
         except Exception as error:
             failure = TypeError(
-                f"a batch of rank {rank} does not pickle ({error}), and a rank that has none yet needs it for "
-                "its type and what its samples share; keep functions and handles out of batches"
+                f"a batch of rank {rank} does not pickle ({error}), and a rank that has none yet needs it "
+                "for its type and what its samples share; keep functions and handles out of batches"
             )
     gathered = all_gather((pickled, portable(failure)))
     raise_first([failed for _, failed in gathered], failure, rank)

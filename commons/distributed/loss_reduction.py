@@ -6,6 +6,7 @@ import functools
 import logging
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -24,6 +25,23 @@ def check_reduction(reduction: object) -> None:
             f'loss_reduction={reduction!r}: expected "sum" if the model returns the sum of its losses, or '
             'all of them in any shape, over this rank\'s loss tokens; "mean" if it returns their mean; '
             '"global_mean" if it returns the mean over the loss tokens of all ranks'
+        )
+
+
+def check_global_mean(num_placed: np.ndarray, knows_padding: bool) -> None:
+    """Checks that a model's mean over all ranks counts no copied row.
+
+    Args:
+        num_placed: `[ranks]`, samples that each rank computes.
+        knows_padding: whether batches do, so that a rank without samples has a row of padding.
+
+    Raises:
+        ValueError: a rank has no samples, and runs a copy of one.
+    """
+    if not knows_padding and not num_placed.all():
+        raise ValueError(
+            "a rank has no sample in this step and runs a copy of one, which a model that returns "
+            '"global_mean" counts: return the mean over this rank\'s loss tokens, and use "mean"'
         )
 
 
@@ -97,8 +115,8 @@ class LossScale:
             self._warned = True
             if not dist.is_initialized() or dist.get_rank() == 0:
                 logger.warning(
-                    "batches were exchanged and their losses not scaled; ranks have different numbers of loss "
-                    "tokens, so the mean of their gradients is not the gradient of the mean loss. Call "
+                    "batches were exchanged and their losses not scaled; ranks have different numbers of "
+                    "loss tokens, so the mean of their gradients is not the gradient of the mean loss. Call "
                     "loss = shuffler.scale(loss, plan, reduction) before backward, with reduction=None if "
                     "you scale it yourself; in evaluation exchange under torch.no_grad()"
                 )

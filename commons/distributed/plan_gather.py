@@ -61,7 +61,7 @@ class _Offer:
 
 @dataclass
 class _Agreement:
-    """The outcome of the first batch: schema, rows that a gather carries, the row of ranks without samples."""
+    """The outcome of the first batch: schema, rows of a gather, the row of ranks without samples."""
 
     schema: RowSchema
     capacity: int

@@ -16,11 +16,12 @@ import torch.distributed as dist
 
 from commons.distributed import BalanceReport, BatchShuffler, ShufflePlan, WindowPlan
 from commons.distributed.all_ranks import AllRanks
-from commons.distributed.loss_reduction import check_reduction, loss_sum
+from commons.distributed.loss_reduction import check_global_mean, check_reduction, loss_sum
 from commons.distributed.plan_ahead import PlanAhead
 from commons.named_ranges import named_range
 from commons.pipeline.compute_clock import ComputeClock, ComputeSpan
 from commons.pipeline.micro_batch_forward import losses_and_output, run_micro_batches
+from commons.sequence_batch.sample_rows import knows_padding
 
 logger = logging.getLogger(__name__)
 
@@ -219,7 +220,7 @@ class ShuffleStage:
                 plan = plan.with_micro_batches_of_none(totals.num_micro_batches(number))
             if self._reduction == "global_mean":
                 num_placed = plan.num_placed if totals is None else totals.num_placed(number)
-                self._shuffler.check_global_mean(num_placed)
+                check_global_mean(num_placed, knows_padding(batch))
             traffic = self._shuffler.traffic(plan)
             report = BalanceReport.of(plan, self._shuffler.equal_rows, traffic, window, number)
             loss_tokens = plan.num_loss_tokens

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
+from tensordict import TensorDict
+from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
 from commons.distributed import BatchShuffler
 from commons.perf_model import HSTUFlops
-from commons.sequence_batch import BaseBatch
+from commons.sequence_batch import BaseBatch, containers
 
 LENGTHS = (50_000, 70_000, 3_000, 1)  # the square of the first and of the second wraps in int32
 
@@ -110,7 +111,7 @@ def _incomplete(labels: torch.Tensor, rows: int = 8, real: int = 4) -> BaseBatch
 def test_flat_labels_without_padding_are_refused(pools, labels):
     for error in pools(2).run(_flat_labels_error, labels):
         assert f"labels has {len(labels)} elements, as it seems of 4 samples" in error
-        assert f"[batch_size, -1] = [8, {len(labels) // 4}]" in error
+        assert f"so that labels have shape [batch_size, {len(labels) // 4}]" in error
 
 
 def _flat_labels_error(labels):
@@ -221,14 +222,133 @@ class Heard(logging.Handler):
 
 def _names_per_row():
     heard = Heard()
-    logging.getLogger("commons.distributed.batch_shuffler").addHandler(heard)
+    logging.getLogger("commons.distributed.plan_gather").addHandler(heard)
+    lengths = torch.tensor([1, 2, 4])
+    batch = {
+        "ids": torch.arange(3),
+        "history": JaggedTensor(torch.arange(7), lengths=lengths),
+        "users": ["a", "b", "c"],
+        "items": [[1, 2], [3], [4]],
+        "longest": 4,
+        "keys": ["x", "y"],
+        "layers": 12,
+    }
     shuffler = Costing(lambda batch: batch["ids"])
-    for _ in range(2):
-        shuffler.plan({"ids": torch.arange(3), "users": ["a", "b", "c"], "keys": ["x", "y"]})
+    batches = [batch] * 2 if dist.get_rank() else []  # rank 0 has none, and tells all the same
+    for _, _ in shuffler.plan_ahead(batches):
+        pass
     return heard.messages
 
 
-def test_a_list_with_a_value_for_each_row_is_told_once(pools):
+def test_numbers_that_seem_to_be_about_the_rows_are_told_once(pools):
     on_rank_0, elsewhere = pools(2).run(_names_per_row)
-    assert len(on_rank_0) == 1 and on_rank_0[0].startswith("users has as many values as the batch has rows")
+    assert [message.split(",")[0] for message in on_rank_0] == [
+        "users has length 3",
+        "items has length 3",
+        "longest is 4",
+    ]
     assert elsewhere == []
+
+
+@dataclass
+class Doubling:
+    ids: torch.Tensor
+
+    def __post_init__(self) -> None:
+        self.ids = self.ids * 2
+
+
+@dataclass
+class Widening:
+    ids: torch.Tensor
+    weights: torch.Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.ids = self.ids.long()  # changes nothing the second time
+        self.weights = self.ids.float()
+
+
+@dataclass
+class OfSomethingElse:
+    ids: torch.Tensor
+    factor: InitVar[int] = 1
+
+    def __post_init__(self, factor: int) -> None:
+        self.ids = self.ids * factor
+
+
+def _made(kind):
+    ids = torch.arange(3, dtype=torch.int32) + 3 * dist.get_rank()
+    try:
+        moved = Costing(lambda batch: batch.ids.long()).shuffle(kind(ids))
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    if kind is Widening:
+        assert torch.equal(moved.weights, moved.ids.float())
+    return moved.ids.tolist()
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (Doubling, "ids changes when dataclasses.replace makes a"),
+        (OfSomethingElse, "its __init__ takes something else than its fields"),
+    ],
+)
+def test_dataclasses_that_change_when_made_again_are_refused(pools, kind, message):
+    for error in pools(2).run(_made, kind):
+        assert message in error and "register_batch_type" in error
+
+
+def test_fields_that_post_init_makes_travel(pools):
+    first, second = pools(2).run(_made, Widening)
+    assert sorted(first + second) == list(range(6))
+
+
+def _keyed(keys):
+    batch = {"kt": KeyedTensor(list(keys[dist.get_rank()]), [1, 1], torch.zeros(2, 2))}
+    return _error_of(lambda: batch, lambda batch: torch.ones(2, dtype=torch.int64))
+
+
+def test_ranks_agree_on_the_keys_of_keyed_tensors(pools):
+    assert pools(2).run(_keyed, ("ab", "ab")) == ["planned", "planned"]
+    for error in pools(2).run(_keyed, ("ab", "ba")):
+        assert "field 'kt(b: 1, a: 1)' is unexpected" in error or "field 'kt(a: 1, b: 1)' is missing" in error
+
+
+def _unpicklable():
+    batches = [{"ids": torch.arange(3), "call": lambda: 0}] if dist.get_rank() else []
+    try:
+        for _ in Costing(lambda batch: batch["ids"]).plan_ahead(batches):
+            pass
+    except TypeError as error:
+        return str(error)
+    return "planned"
+
+
+def test_a_batch_that_cannot_be_sent_is_an_error_on_all_ranks(pools):
+    for error in pools(2).run(_unpicklable):
+        assert "a batch of rank 1 does not pickle" in error
+
+
+def _worked_in_place():
+    shuffler = Costing(lambda batch: batch["x"].long())
+    rows = []
+    for batch, plan in shuffler.plan_ahead([{"x": torch.ones(1)}] * 3 if dist.get_rank() else []):
+        moved = shuffler.exchange(batch, plan)
+        rows.append(moved["x"].tolist())
+        moved["x"].mul_(1e30)
+    return rows
+
+
+def test_a_model_may_work_in_place_on_a_copied_row(pools):
+    assert pools(2).run(_worked_in_place) == [[[1.0]] * 3] * 2
+
+
+def test_tensordicts_keep_names_and_locks_and_change_device():
+    batch = TensorDict({"n": TensorDict({"ids": torch.arange(4)}, [4])}, [4], names=["row"]).lock_()
+    moved = containers.transformed(batch, lambda _, leaf: leaf[:3].to("meta"))
+    assert moved.names == ["row"] and moved.is_locked and moved.batch_size == (3,)
+    assert moved["n", "ids"].device.type == "meta"
+    without_rows = TensorDict({"n": TensorDict({"ids": torch.arange(4)}, [])}, [])
+    assert containers.moved_to(without_rows, torch.device("meta"))["n", "ids"].device.type == "meta"

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import nn
 
 from commons.distributed import IdentityShuffler
+from commons.distributed.loss_reduction import loss_sum
 from commons.pipeline import TrainPipelineFactory
 from tests.commons.pipeline.scored_samples import (
     MAKE,
@@ -89,8 +90,11 @@ def test_a_rank_without_samples_adds_nothing(pools, kind, reduction):
 @pytest.mark.parametrize("kind", ["dict", "named tuple", "base"])
 @pytest.mark.parametrize("reduction", ["sum", "mean"])
 def test_micro_batches_of_any_container(pools, kind, reduction):
-    cases = [(kind, reduction, rows, {"max_tokens_per_micro_batch": 12}) for rows in [*UNEVEN, (7, 0)]]
+    settings = {"max_tokens_per_micro_batch": 12}
+    cases = [(kind, reduction, rows, settings) for rows in [*UNEVEN, (7, 0)]]
     check(pools(2).run(_steps, cases), cases)
+    cases = [(kind, reduction, WITHOUT_SAMPLES, settings | {"equal_rows": rows}) for rows in (True, False)]
+    check(pools(3).run(_steps, cases), cases)
 
 
 def _window(kind, reduction, rows):
@@ -214,6 +218,36 @@ def _global_mean_errors():
         _error("global_mean", max_tokens_per_micro_batch=9),
         _error("global_mean", rows=(1, 0, 1)) if dist.get_rank() != 1 else _no_batch(),
     ]
+
+
+def _global_mean_of_identity():
+    """Only rank 1's own plan has no sample: all ranks stop."""
+    model = ddp(Scorer("dict", "global_mean"))
+    pipeline = TrainPipelineFactory.create(
+        "none",
+        model=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.0),
+        device=CPU,
+        batch_shuffler=IdentityShuffler(get_loss_tokens=lambda batch: batch["more"]["targets"].lengths()),
+        loss_reduction="global_mean",
+    )
+    batches = iter([draw("dict", [1, 2])] if dist.get_rank() == 0 else [])
+    try:
+        pipeline.progress(batches)
+    except ValueError as error:
+        return str(error)
+    return "trained"
+
+
+def test_a_global_mean_without_balancing_is_refused_on_all_ranks(pools):
+    for error in pools(2).run(_global_mean_of_identity):
+        assert "a rank has no sample in this step" in error
+
+
+def test_a_vector_of_one_is_no_mean():
+    with pytest.raises(ValueError, match=r"losses of shape \(1,\), and 'mean' is one number"):
+        loss_sum(torch.ones(1), "mean", 1, 1.0)
+    assert float(loss_sum(torch.tensor(torch.nan), "global_mean", 0, 0.0)) == 0
 
 
 def _no_batch():
