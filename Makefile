@@ -66,7 +66,7 @@ bench-window: $(INSTALLED)
 bench-split: $(INSTALLED)
 	$(RUN) -m benchmarks.controller_split
 
-$(INSTALLED): pyproject.toml ci/install
+$(INSTALLED): pyproject.toml ci/install ci/constraints.txt
 	ci/install $(VENV) "$(PYTHON)" "$(TORCH_INDEX_URL)"
 	touch $@
 

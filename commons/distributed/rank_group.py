@@ -14,6 +14,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from commons.tried_versions import warn_of_untried
+
 PLANNING_BACKENDS = ("device", "gloo")
 
 
@@ -53,6 +55,7 @@ class RankGroup:
             KeyError: an unknown planning backend.
             ValueError: this rank is not in `process_group`.
         """
+        warn_of_untried()
         if planning_backend not in PLANNING_BACKENDS:
             raise KeyError(f"unknown planning backend {planning_backend!r}; there are {PLANNING_BACKENDS}")
         if process_group is not None and dist.get_rank(process_group) < 0:
