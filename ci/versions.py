@@ -3,9 +3,9 @@
     python -m ci.versions [2.14.1 2.13.0/3.12 ...] [--tests PATH ...] [--torch-index-url URL]
 
 Each set gets an environment of its own under out/versions, which is removed afterwards: several gigabytes
-where torch is built for CUDA. The wheel is added to it as to anyone's job, and has to leave torch, torchrec and
-fbgemm as they are. The oldest set gets the oldest numpy, numba and so on that pyproject.toml allows. Unless
---tests chooses others, results go to benchmarks/results, and the table that is printed to the README.
+where torch is built for CUDA. The wheel is added to it as to anyone's job, and has to leave torch, torchrec
+and fbgemm as they are. The oldest set gets the oldest numpy, numba and so on that pyproject.toml allows.
+Unless --tests chooses others, results go to benchmarks/results, and the table that is printed to the README.
 """
 
 from __future__ import annotations

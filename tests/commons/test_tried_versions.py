@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import tomllib
 from importlib import metadata
@@ -12,6 +13,7 @@ import torch
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
+from ci.versions import RESULT, Outcome, table
 from commons.distributed.rank_group import RankGroup
 from commons.tried_versions import TRIED, note_on_untried, warn_of_untried
 
@@ -57,6 +59,17 @@ def test_the_tests_are_pinned_to_a_set_that_goes_together():
         for name, allowed in ranges(extra).items():
             pin = next(pin for pinned, pin in pins.items() if _same_name(pinned, name))
             assert pin in allowed, name
+
+
+def test_the_readme_has_what_was_found_with_each_set():
+    found = json.loads(RESULT.read_text())["sets"]
+    assert [(each["torch"], each["torchrec"], each["fbgemm"]) for each in found] == [
+        (each.torch, each.torchrec, each.fbgemm) for each in TRIED for _ in each.pythons
+    ]
+    pythons = [python for each in TRIED for python in each.pythons]
+    assert [each["python"].rpartition(".")[0] for each in found] == pythons
+    assert all(each["passed"] > 1000 and not each["failed"] for each in found)
+    assert table([Outcome(**each) for each in found]) in (REPOSITORY / "README.md").read_text()
 
 
 def _same_name(first: str, second: str) -> bool:
