@@ -4,19 +4,21 @@
 #                  of several gigabytes. Unset: the default index.
 # PYTHON           the interpreter that .venv is made with.
 # MODEL            the demo's model: hstu or sid_gr.
+# SETS             for versions: versions of torch, as in 2.14.1, or 2.13.0/3.12 for one Python of several; unset: all.
 # DATA             a folder with MovieLens 100K's u.data, for bench-loading, bench-partition and bench-shuffle;
 #                  without, they only print.
 
 PYTHON ?= python3.11
 TORCH_INDEX_URL ?=
 MODEL ?= hstu
+SETS ?=
 DATA ?=
 VENV := .venv
 RUN := OMP_NUM_THREADS=1 $(VENV)/bin/python
 INSTALLED := $(VENV)/.installed
 
 .PHONY: demo test lint format bench-calibration bench-checkpoint bench-kuairand bench-loading bench-micro-batch bench-padding bench-partition \
-	bench-shuffle bench-split bench-window soak clean
+	bench-shuffle bench-split bench-window soak versions clean
 
 demo: $(INSTALLED)
 	$(RUN) -m benchmarks.demo out/demo/$(MODEL) --model $(MODEL)
@@ -66,7 +68,11 @@ bench-window: $(INSTALLED)
 bench-split: $(INSTALLED)
 	$(RUN) -m benchmarks.controller_split
 
-$(INSTALLED): pyproject.toml ci/install
+# Needs python3.11, python3.12 and python3.13.
+versions: $(INSTALLED)
+	$(RUN) -m ci.versions $(SETS) $(if $(TORCH_INDEX_URL),--torch-index-url "$(TORCH_INDEX_URL)")
+
+$(INSTALLED): pyproject.toml ci/install ci/constraints.txt
 	ci/install $(VENV) "$(PYTHON)" "$(TORCH_INDEX_URL)"
 	touch $@
 

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import socket
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
+
+from commons.tried_versions import warn_of_untried
 
 PLANNING_BACKENDS = ("device", "gloo")
 
@@ -50,6 +55,7 @@ class RankGroup:
             KeyError: an unknown planning backend.
             ValueError: this rank is not in `process_group`.
         """
+        warn_of_untried()
         if planning_backend not in PLANNING_BACKENDS:
             raise KeyError(f"unknown planning backend {planning_backend!r}; there are {PLANNING_BACKENDS}")
         if process_group is not None and dist.get_rank(process_group) < 0:
@@ -61,30 +67,23 @@ class RankGroup:
             return RankGroup.alone()
         ranks = dist.get_process_group_ranks(process_group)
         only_these = len(ranks) < dist.get_world_size()
-        if only_these:
-            _align_group_counts(process_group)
-        planning = dist.new_group(ranks, backend="gloo", use_local_synchronization=only_these)
-        nodes = [""] * len(ranks)
-        dist.all_gather_object(nodes, socket.gethostname(), group=planning)
-        exchange = dist.new_group(ranks, use_local_synchronization=only_these)
+        new_group = functools.partial(dist.new_group, ranks, use_local_synchronization=only_these)
         on_gpus = "nccl" in dist.get_backend_config(process_group)
+        with _agreed_names(process_group) if only_these else nullcontext():
+            planning = new_group(backend="gloo")
+            exchange = new_group()
+            way_back = new_group() if on_gpus else exchange
+            device_planning = new_group() if planning_backend == "device" else None
+            checks = new_group(backend="gloo") if verify else None
         return RankGroup(
             rank=dist.get_rank(planning),  # new_group sorts the ranks, whatever their order in process_group
             num_ranks=len(ranks),
             planning=planning,
             exchange=exchange,
-            way_back=(dist.new_group(ranks, use_local_synchronization=only_these) if on_gpus else exchange),
-            ranks_per_node=ranks_per_node(nodes),
-            device_planning=(
-                dist.new_group(ranks, use_local_synchronization=only_these)
-                if planning_backend == "device"
-                else None
-            ),
-            checks=(
-                dist.new_group(ranks, backend="gloo", use_local_synchronization=only_these)
-                if verify
-                else None
-            ),
+            way_back=way_back,
+            ranks_per_node=ranks_per_node(all_gather_object(socket.gethostname(), planning)),
+            device_planning=device_planning,
+            checks=checks,
         )
 
     @staticmethod
@@ -142,15 +141,31 @@ def ranks_per_node(nodes: list[str]) -> int | None:
     return size if even and 1 < size < len(nodes) else None
 
 
-def _align_group_counts(process_group: dist.ProcessGroup | None) -> None:
-    """Lets the ranks of `process_group` make further groups without the other ranks of the job.
+_groups_named = 0  # by this process
 
-    Torch then names a group after its ranks and the number of groups that the process is in. Ranks in
-    different numbers of groups would wait for each other under different names until they time out, so those
-    in fewer first join groups of their own.
+
+@contextmanager
+def _agreed_names(process_group: dist.ProcessGroup | None) -> Iterator[None]:
+    """Within, the ranks of `process_group` can make further groups without the other ranks of the job.
+
+    Torch would name a group of some ranks after the number of groups that the process is in, or from 2.14 on
+    has made. Ranks with different numbers would wait for each other under different names until they time
+    out. And where such a group raises the number on its members alone, a later group of all ranks would do
+    the same. So these groups have names of their own, which leave the numbers of torch as they are.
     """
-    count = len(dist.distributed_c10d._world.pg_names)
-    counts = [0] * dist.get_world_size(process_group)
-    dist.all_gather_object(counts, count, group=process_group)
-    for _ in range(max(counts) - count):
-        dist.new_group([dist.get_rank()], backend="gloo", use_local_synchronization=True)
+    global _groups_named
+    _groups_named = max(all_gather_object(_groups_named, process_group))
+    c10d: Any = dist.distributed_c10d
+    name_by_torch = c10d._process_group_name
+
+    def name(ranks: Sequence[int], use_hashed_name: bool) -> str:
+        global _groups_named
+        _groups_named += 1
+        members = hashlib.sha256(repr(list(ranks)).encode()).hexdigest()[:16]
+        return f"balanced_{members}_{_groups_named}"
+
+    c10d._process_group_name = name
+    try:
+        yield
+    finally:
+        c10d._process_group_name = name_by_torch

@@ -29,8 +29,8 @@ def compiled(function: Callable[..., Any]) -> Any:
         return njit(nogil=True)(function)
     if dispatcher is function:  # NUMBA_DISABLE_JIT, for a debugger
         return function
-    # Numba notices that the file of a cached function has changed, but not that of a function it calls. These
-    # attributes are its own: pyproject.toml holds it to one minor version, and a test to what is said here.
+    # Numba notices that the file of a cached function has changed, but not that of a function it calls. The
+    # attributes are private: pyproject.toml holds numba to what was tried, and a test to what is said here.
     cache_file = dispatcher._cache._cache_file
     cache_file._source_stamp = (cache_file._source_stamp, _SOURCES)
     return dispatcher

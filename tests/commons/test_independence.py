@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -30,6 +32,31 @@ def test_the_library_imports_no_model():
     assert len(files) > 50
     for path in files:
         assert imported(path).isdisjoint({"hstu", "sid_gr"}), path
+
+
+def without_extras(program: str) -> subprocess.CompletedProcess:
+    """Runs a program where what the trainer, the datasets and the advisor need besides is not installed."""
+    missing = "import sys; sys.modules.update(dict.fromkeys(('gin', 'polars', 'tensorboard')))"
+    return subprocess.run(
+        [sys.executable, "-c", f"{missing}\n{program}"],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def test_the_core_needs_no_extra():
+    packages = ", ".join(f"commons.{package}" for package in (*CORE, "perf_model"))
+    result = without_extras(f"import {packages}")
+    assert result.returncode == 0, result.stderr
+
+
+def test_the_advisor_names_the_extra_that_it_needs():
+    result = without_extras("from commons.advisor.__main__ import main; sys.exit(main(['lengths.npy']))")
+    assert result.returncode == 2
+    assert "Traceback" not in result.stderr
+    assert re.search(r"^balance-advisor: error: .*extra \"train\"", result.stderr, re.MULTILINE)
 
 
 @pytest.mark.parametrize("package", CORE)

@@ -1,0 +1,264 @@
+"""Runs the core's tests with each set of torch, TorchRec and fbgemm that belongs together: `make versions`.
+
+    python -m ci.versions [2.14.1 2.13.0/3.12 ...] [--tests PATH ...] [--torch-index-url URL]
+
+Each set gets an environment of its own under out/versions, which is removed afterwards: several gigabytes
+where torch is built for CUDA. The wheel is added to it as to anyone's job, and has to leave torch, torchrec
+and fbgemm as they are. The oldest set gets the oldest numpy, numba and so on that pyproject.toml allows.
+Unless --tests chooses others, results go to benchmarks/results, and the table that is printed to the README.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import tomllib
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from xml.etree import ElementTree
+
+from packaging.requirements import Requirement
+
+from benchmarks.machine import machine
+from benchmarks.markdown import markdown_table, write_tables
+from commons.tried_versions import TRIED, TriedSet
+
+REPOSITORY = Path(__file__).parents[1]
+FOLDER = REPOSITORY / "out" / "versions"
+RESULT = REPOSITORY / "benchmarks" / "results" / "versions.json"
+PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+EXTRAS = PROJECT["optional-dependencies"]
+OF_JOB = ("torch", "torchrec", "fbgemm_gpu-cpu")
+REPORTED = ("numpy", "numba", "tensordict", "polars")
+TESTED_WITH = ("pytest", "pytest-timeout", "pytest-xdist", "hypothesis")
+CORE_TESTS = (
+    "tests/commons/partition",
+    "tests/commons/sequence_batch",
+    "tests/commons/distributed",
+    "tests/commons/pipeline",
+    "tests/commons/test_private_names.py",
+    "tests/hstu",
+)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How the tests ended with one set.
+
+    Attributes:
+        torch, torchrec, fbgemm, python: versions.
+        others: versions of further packages by name.
+        passed, skipped: numbers of tests.
+        failed: names of tests.
+    """
+
+    torch: str
+    torchrec: str
+    fbgemm: str
+    python: str
+    others: dict[str, str]
+    passed: int
+    skipped: int
+    failed: list[str]
+
+
+class Environment:
+    """A virtual environment in a folder.
+
+    Args:
+        folder: for all of it; what is there already is removed.
+        python: as in "3.11".
+        bounds: lines of a constraints file for all that is installed.
+    """
+
+    def __init__(self, folder: Path, python: str, bounds: Iterable[str]) -> None:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        self.folder = folder
+        _run([f"python{python}", "-m", "venv", str(folder / "venv")])
+        self.python = str(folder / "venv" / "bin" / "python")
+        self._bounds = folder / "bounds.txt"
+        self._bounds.write_text("".join(f"{bound}\n" for bound in bounds))
+
+    def install(self, *arguments: str) -> None:
+        """With pip."""
+        _run([self.python, "-m", "pip", "install", "--constraint", str(self._bounds), *arguments])
+
+    def versions(self) -> dict[str, str]:
+        """Of all that is installed."""
+        listed = json.loads(_run([self.python, "-m", "pip", "list", "--format", "json"]))
+        return {package["name"]: package["version"] for package in listed}
+
+    def wheel(self) -> Path:
+        """Builds this project's."""
+        source = self.folder / "source"
+        source.mkdir()
+        for name in ("pyproject.toml", "README.md", "LICENSE"):
+            shutil.copy(REPOSITORY / name, source)
+        shutil.copytree(
+            REPOSITORY / "commons", source / "commons", ignore=shutil.ignore_patterns("__pycache__")
+        )
+        _run([self.python, "-m", "pip", "wheel", "--no-deps", "--wheel-dir", str(self.folder), str(source)])
+        return next(self.folder.glob("*.whl"))
+
+
+def main() -> None:
+    """Runs the sets that the command line names, or all."""
+    parser = argparse.ArgumentParser(
+        prog="python -m ci.versions", description=(__doc__ or "").partition("\n")[0]
+    )
+    parser.add_argument(
+        "sets", nargs="*", help="versions of torch, each with /PYTHON if not all; default: all"
+    )
+    parser.add_argument("--tests", nargs="+", help="run these instead, and only print the table")
+    parser.add_argument(
+        "--torch-index-url", default="", help="where to take torch from; default: pip's index"
+    )
+    arguments = parser.parse_args()
+    known = {f"{each.torch}/{python}": (each, python) for each in TRIED for python in each.pythons}
+    chosen = [
+        name for name in known if not arguments.sets or {name, name.partition("/")[0]} & {*arguments.sets}
+    ]
+    if not chosen:
+        parser.error(f"no set is called {', '.join(arguments.sets)}; there are {', '.join(known)}")
+    for python in {known[name][1] for name in chosen}:
+        _run([f"python{python}", "--version"])  # before hours of the others
+    outcomes = [] if arguments.tests else _outcomes_before()
+    for name in chosen:
+        outcome = try_set(*known[name], arguments.tests or CORE_TESTS, arguments.torch_index_url)
+        outcomes = [each for each in outcomes if _name(each) != name] + [outcome]
+        outcomes.sort(key=lambda each: list(known).index(_name(each)))
+        print(table(outcomes), flush=True)
+        if not arguments.tests:
+            sets = [asdict(each) for each in outcomes]
+            RESULT.write_text(json.dumps({"sets": sets, "machine": machine()}, indent=1) + "\n")
+            write_tables(REPOSITORY / "README.md", "VERSIONS", {"sets": table(outcomes)})
+
+
+def try_set(each: TriedSet, python: str, tests: Iterable[str], torch_index_url: str) -> Outcome:
+    """Makes a job's environment, adds the wheel to it and runs the tests.
+
+    Raises:
+        RuntimeError: something cannot be installed, or adding the wheel has changed the job's torch, torchrec
+            or fbgemm, or the tests could not be started.
+    """
+    oldest = each is TRIED[0]
+    environment = Environment(FOLDER / f"{each.torch}-{python}", python, _lower_bounds() if oldest else [])
+    _install_job(environment, each, torch_index_url)
+    before = environment.versions()
+    wheel = environment.wheel()
+    for added in (str(wheel), f"{wheel}[train]"):
+        environment.install(added)
+        after = environment.versions()
+        if any(after[name] != before[name] for name in OF_JOB):
+            raise RuntimeError(
+                f"installing {added} has changed {[(name, before[name], after[name]) for name in OF_JOB]}"
+            )
+    environment.install("--constraint", str(REPOSITORY / "ci" / "constraints.txt"), *TESTED_WITH)
+    outcome = _run_tests(environment, each, tests)
+    shutil.rmtree(environment.folder)
+    return outcome
+
+
+def _install_job(environment: Environment, each: TriedSet, torch_index_url: str) -> None:
+    index = ["--index-url", torch_index_url] if torch_index_url else []
+    environment.install(f"torch=={each.torch}", *index)
+    of_torchrec = [
+        line for line in EXTRAS["cpu"] if Requirement(line).name not in ("torch", "fbgemm-gpu-cpu")
+    ]
+    environment.install(f"torch=={each.torch}", f"fbgemm-gpu-cpu=={each.fbgemm}", *of_torchrec)
+    environment.install("--no-deps", f"torchrec=={each.torchrec}")
+
+
+def _lower_bounds() -> list[str]:
+    """Of what this project names itself, apart from what a set names."""
+    requirements = map(Requirement, [*PROJECT["dependencies"], *EXTRAS["cpu"], *EXTRAS["train"]])
+    return sorted(
+        {
+            f"{requirement.name}=={bound.version}"
+            for requirement in requirements
+            for bound in requirement.specifier
+            if bound.operator == ">=" and requirement.name not in ("torch", "fbgemm-gpu-cpu")
+        }
+    )
+
+
+def _run_tests(environment: Environment, each: TriedSet, tests: Iterable[str]) -> Outcome:
+    report = environment.folder / "report.xml"
+    with (FOLDER / f"{environment.folder.name}.log").open("w") as log:
+        subprocess.run(
+            [environment.python, "-m", "pytest", "-n", "2", f"--junitxml={report}", *tests],
+            cwd=REPOSITORY,
+            env={
+                **os.environ,
+                "OMP_NUM_THREADS": "1",
+                "PYTHONPATH": str(REPOSITORY),
+                "NUMBA_CACHE_DIR": str(environment.folder / "numba"),
+            },
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
+    if not report.exists():
+        raise RuntimeError(f"the tests have not run with torch {each.torch}: {log.name} says why")
+    cases = list(ElementTree.parse(report).iter("testcase"))
+    failed = [case for case in cases if case.find("failure") is not None or case.find("error") is not None]
+    skipped = sum(case.find("skipped") is not None for case in cases)
+    versions = environment.versions()
+    return Outcome(
+        torch=each.torch,
+        torchrec=each.torchrec,
+        fbgemm=each.fbgemm,
+        python=_run([environment.python, "--version"]).split()[-1],
+        others={name: versions[name] for name in REPORTED},
+        passed=len(cases) - len(failed) - skipped,
+        skipped=skipped,
+        failed=[f"{case.get('classname')}::{case.get('name')}" for case in failed],
+    )
+
+
+def table(outcomes: Iterable[Outcome]) -> str:
+    """Of the README."""
+    rows = [
+        [
+            *(
+                each.torch,
+                each.torchrec,
+                each.fbgemm,
+                each.python,
+                each.others["numpy"],
+                each.others["numba"],
+            ),
+            *(str(each.passed), str(len(each.failed))),
+        ]
+        for each in outcomes
+    ]
+    titles = ["torch", "torchrec", "fbgemm", "Python", "numpy", "numba", "tests passed", "failed"]
+    return markdown_table(titles, rows)
+
+
+def _outcomes_before() -> list[Outcome]:
+    return [Outcome(**each) for each in json.loads(RESULT.read_text())["sets"]] if RESULT.exists() else []
+
+
+def _name(outcome: Outcome) -> str:
+    return f"{outcome.torch}/{outcome.python.rpartition('.')[0]}"
+
+
+def _run(command: list[str]) -> str:
+    """What a command prints.
+
+    Raises:
+        RuntimeError: it fails.
+    """
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)} has failed:\n{done.stdout[-2000:]}{done.stderr[-4000:]}")
+    return done.stdout
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,180 @@
+"""All private names of torch, TorchRec and numba that are read here, with a test for each, named after it.
+
+A new version may rename them without a word. What they are relied on for is tested where they are used.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from numba import njit
+from torch.distributed._shard.sharded_tensor import ShardedTensor
+from torchrec.distributed.mc_embedding import ManagedCollisionEmbeddingCollectionSharder
+from torchrec.distributed.mc_embedding import ShardedManagedCollisionEmbeddingCollection as ShardedCollection
+from torchrec.distributed.train_pipeline import PrefetchTrainPipelineSparseDist, TrainPipelineSparseDist
+from torchrec.modules.mc_modules import LRU_EvictionPolicy, MCHManagedCollisionModule
+
+from tests.commons.unbounded_ids.sharded_tables import Table
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+def _pipeline(kind: Callable[..., Any], table: Table) -> Any:
+    return kind(table.state.model, table.state.optimizer, torch.device("cpu"))
+
+
+def _sharded_tensor(table: Table) -> ShardedTensor:
+    return next(
+        value for value in table.state.model.state_dict().values() if isinstance(value, ShardedTensor)
+    )
+
+
+def _collision_module(table: Table) -> MCHManagedCollisionModule:
+    return MCHManagedCollisionModule(8, torch.device("cpu"), LRU_EvictionPolicy(), 1)
+
+
+def _lookup(table: Table) -> Any:
+    return table.collection._embedding_module._lookups[0]
+
+
+def _dispatcher(table: Table) -> Any:
+    return njit(cache=True)(_dispatcher)
+
+
+# By whose they are: how to get at the owner on a rank with a sharded table, and the names.
+READ: dict[str, tuple[Callable[[Table], Any], list[str]]] = {
+    "torch.autograd": (lambda table: torch.autograd, ["_profiler_enabled"]),
+    "torch.autograd.Variable": (lambda table: torch.autograd.Variable, ["_execution_engine"]),
+    "torch.distributed": (lambda table: dist, ["_shard"]),
+    "distributed_c10d": (lambda table: dist.distributed_c10d, ["_process_group_name"]),
+    "Module": (lambda table: torch.nn.Module, ["_apply"]),
+    "NestedTensor": (
+        lambda table: torch.nested.nested_tensor([torch.ones(1)], layout=torch.jagged),
+        ["_ragged_idx"],
+    ),
+    "ShardedTensor": (_sharded_tensor, ["_init_from_local_shards_and_global_metadata", "_process_group"]),
+    "TrainPipelineSparseDist": (
+        lambda table: _pipeline(TrainPipelineSparseDist, table),
+        [
+            "_data_dist_stream",
+            "_memcpy_stream",
+            "_model",
+            "_next_batch",
+            "_pipeline_model",
+            "_pipelined_modules",
+            "_stream_context",
+        ],
+    ),
+    "PrefetchTrainPipelineSparseDist": (
+        lambda table: _pipeline(PrefetchTrainPipelineSparseDist, table),
+        ["_prefetch_stream"],
+    ),
+    "LRU_EvictionPolicy": (
+        lambda table: LRU_EvictionPolicy,
+        ["_compute_selected_eviction_and_replacement_indices"],
+    ),
+    "MCHManagedCollisionModule": (
+        _collision_module,
+        [
+            "_current_iter",
+            "_evicted_emb_indices",
+            "_input_history_buffer_size",
+            "_mch_metadata",
+            "_mch_remapped_ids_mapping",
+            "_mch_sorted_raw_ids",
+            "_name",
+            "_output_global_offset",
+            "_output_segments_tensor",
+            "_sort_mch_buffers",
+            "_update_and_evict",
+            "_zch_size",
+        ],
+    ),
+    "ShardedManagedCollisionEmbeddingCollection": (lambda table: ShardedCollection, ["_evict"]),
+    "sharded collection": (
+        lambda table: table.collection,
+        ["_embedding_module", "_env", "_managed_collision_collection"],
+    ),
+    "sharded collision collection": (
+        lambda table: table.collection._managed_collision_collection,
+        ["_managed_collision_modules"],
+    ),
+    "sharded embedding module": (lambda table: table.collection._embedding_module, ["_lookups"]),
+    "lookup": (_lookup, ["_emb_modules"]),
+    "kernel": (lambda table: _lookup(table)._emb_modules[0], ["_config", "_emb_module"]),
+    "ManagedCollisionEmbeddingCollectionSharder": (
+        lambda table: ManagedCollisionEmbeddingCollectionSharder(),
+        ["_e_sharder", "_mc_sharder"],
+    ),
+    "numba's dispatcher": (_dispatcher, ["_cache"]),
+    "numba's cache": (lambda table: _dispatcher(table)._cache, ["_cache_file"]),
+    "numba's cache file": (lambda table: _dispatcher(table)._cache._cache_file, ["_source_stamp"]),
+}
+NAMES = [(owner, name) for owner, (_, names) in READ.items() for name in names]
+
+
+def _missing() -> dict[tuple[str, str], str]:
+    """What is wrong with each name that cannot be read."""
+    table = Table(8, "lru")
+    missing = {}
+    for owner, name in NAMES:
+        try:
+            getattr(READ[owner][0](table), name)
+        except Exception as error:  # an owner may be out of reach because another name is gone
+            missing[owner, name] = f"{type(error).__name__}: {error}"
+    return missing
+
+
+@pytest.fixture(scope="module")
+def missing(pools) -> dict[tuple[str, str], str]:
+    (found,) = pools(1).run(_missing)
+    return found
+
+
+@pytest.mark.parametrize(("owner", "name"), NAMES, ids=[f"{owner}.{name}" for owner, name in NAMES])
+def test_it_is_still_there(missing, owner, name):
+    assert (owner, name) not in missing, missing[owner, name]
+
+
+def _is_private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__")
+
+
+def _own_names(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store):
+            yield node.attr if isinstance(node, ast.Attribute) else node.id
+
+
+def _private_names_read(tree: ast.AST) -> Iterator[tuple[str, bool]]:
+    """Each, and whether it is another's for certain."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            for part in (node.module or "").split("."):
+                yield part, True
+        elif isinstance(node, ast.Attribute):
+            of = node.value
+            if not (isinstance(of, ast.Name) and of.id in sys.stdlib_module_names):
+                yield node.attr, isinstance(of, ast.Call) and ast.unparse(of.func) == "super"
+
+
+def test_all_that_are_read_are_listed():
+    packages = [REPOSITORY / package for package in ("commons", "hstu", "sid_gr")]
+    trees = [ast.parse(path.read_text()) for package in packages for path in package.rglob("*.py")]
+    ours = {name for tree in trees for name in _own_names(tree)}
+    read = {
+        name
+        for tree in trees
+        for name, is_others in _private_names_read(tree)
+        if _is_private(name) and (is_others or name not in ours)
+    }
+    assert read - {name for _, name in NAMES} == set()
