@@ -140,10 +140,12 @@ def _smallest_squares(columns: np.ndarray, target: np.ndarray) -> np.ndarray:
 
     The best has some coefficients at 0 and the others where they would be by themselves: all are tried.
     """
-    scale = np.maximum(np.abs(columns).max(0), 1e-300)
+    scale = np.abs(columns).max(0)
     best, best_error = np.zeros(columns.shape[1]), math.inf
-    for size in range(1, columns.shape[1] + 1):
-        for chosen in itertools.combinations(range(columns.shape[1]), size):
+    not_zero = np.flatnonzero(scale)  # of a column of zeros, rounding would decide
+    scale[scale == 0] = 1.0
+    for size in range(1, len(not_zero) + 1):
+        for chosen in itertools.combinations(not_zero, size):
             part = (columns / scale)[:, chosen]
             found = np.linalg.lstsq(part, target, rcond=None)[0]
             error = float(((part @ found - target) ** 2).sum())
