@@ -130,14 +130,19 @@ class LossScale:
         step_plans: Sequence[ShufflePlan] | None,
     ) -> torch.Tensor:
         """Returns the loss to call `backward` on; all else is as in `BatchShuffler.scale`."""
+        plans = [plan] if step_plans is None else list(step_plans)
         self._outstanding = 0
-        self._most_outstanding = max(self._most_outstanding, len(step_plans or ()) + 1)
+        self._most_outstanding = max(self._most_outstanding, len(plans) + 1)
+        if not isinstance(loss, torch.Tensor):
+            raise TypeError(
+                f"scale got a {type(loss).__name__}, expected the loss, a tensor; of a model that returns a "
+                "pair: loss, output = model(batch)"
+            )
         if reduction is None:
             return loss
         check_reduction(reduction)
         if gradients not in ("mean", "sum"):
             raise ValueError(f'gradients={gradients!r}: expected "mean" or "sum", as ranks reduce them')
-        plans = [plan] if step_plans is None else list(step_plans)
         if not any(one is plan for one in plans):
             raise ValueError("plan is not among step_plans; give scale the plans of the whole optimizer step")
         if reduction == "global_mean" and len(plans) > 1:

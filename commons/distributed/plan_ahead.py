@@ -16,6 +16,7 @@ import torch
 from commons.named_ranges import named_range
 
 Step = TypeVar("Step")
+_ENDED = object()
 
 
 class PlanAhead(Generic[Step]):
@@ -112,12 +113,17 @@ class PlanAhead(Generic[Step]):
             return  # asking a loader again that has ended can hang
         try:
             with named_range("## load batch ##"):
-                batch = next(self._loader, None)
-                if batch is not None:
+                batch = next(self._loader, _ENDED)
+                if batch is None:
+                    raise TypeError(
+                        "a loader gave None for a batch; one that has ended raises StopIteration, and one "
+                        "without rows for a step goes on to its next batch"
+                    )
+                if batch is not _ENDED:
                     self._loaded.append(self._prepare(batch))
         except Exception as error:  # the other ranks are told when this window is planned
-            self._failure, batch = error, None
-        self._this_rank_ended = batch is None
+            self._failure, batch = error, _ENDED
+        self._this_rank_ended = batch is _ENDED
 
 
 class _Thread:

@@ -64,7 +64,7 @@ class SampleFacts:
             num_rows, num_real = sample_rows.batch_rows(batch)
             if num_rows == 0:
                 raise ValueError(
-                    "a batch of this rank has no rows; a loader that has ended gives no batch at all"
+                    "a batch of this rank has no rows: skip it in the loader; ranks may have fewer batches"
                 )
             shown = sample_rows.with_long_lengths(batch)
             counts = [
@@ -99,8 +99,10 @@ def checked_counts(returned: Any, num_rows: int, num_real: int, whose: str) -> t
             "int64, as in tokens.long() ** 2"
         )
     if values.shape != (num_rows,):
+        of_keys = values.dim() == 1 and num_rows and len(values) % num_rows == 0
         raise ValueError(
             f"{whose} returned shape {tuple(values.shape)}, expected one number per row: ({num_rows},)"
+            + ("; lengths() of a KeyedJaggedTensor has all keys, one after the other" if of_keys else "")
         )
     real = values[:num_real]
     whole = torch.ones_like(real, dtype=torch.bool)

@@ -63,10 +63,16 @@ class ShuffleStage:
         loss_reduction: one of `LOSS_REDUCTIONS`, as pipelines take it.
 
     Raises:
+        TypeError: `shuffler` is none.
         ValueError: an unknown reduction, or "global_mean" with micro-batches or a window.
     """
 
     def __init__(self, shuffler: BatchShuffler, device: torch.device, loss_reduction: str | None) -> None:
+        if not isinstance(shuffler, BatchShuffler):
+            raise TypeError(
+                f"batch_shuffler is {shuffler!r}; expected a BatchShuffler, as MyShuffler() or "
+                'BatchShufflerFactory.create("my_model") makes one'
+            )
         check_reduction(loss_reduction)
         if loss_reduction == "global_mean" and (shuffler.window > 1 or shuffler.in_micro_batches):
             raise ValueError(

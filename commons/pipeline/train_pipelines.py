@@ -80,7 +80,9 @@ class SequentialTrainPipeline(_WithStage, TrainPipeline):
             tokens of all ranks. The gradient is always that of the mean over all loss tokens of the step.
 
     Raises:
-        ValueError: `loss_reduction` is none of these, or "global_mean" with micro-batches or a window.
+        TypeError: `batch_shuffler` is no BatchShuffler.
+        ValueError: `loss_reduction` is none of these, or "global_mean" with micro-batches or a window; or an
+            argument of TorchRec's pipelines is given.
     """
 
     def __init__(
@@ -90,7 +92,13 @@ class SequentialTrainPipeline(_WithStage, TrainPipeline):
         device: torch.device,
         batch_shuffler: BatchShuffler,
         loss_reduction: str | None = None,
+        **torchrec_arguments: Any,
     ) -> None:
+        if torchrec_arguments:
+            raise ValueError(
+                f'pipeline "none" takes no {", ".join(torchrec_arguments)}: arguments of TorchRec\'s '
+                'pipelines are for "native" and "prefetch"'
+            )
         super().__init__()
         self._model = model
         self._optimizer = optimizer

@@ -226,7 +226,7 @@ def with_fields(batch: Batch, fields: Mapping[str, FieldValue], values: Parts | 
 
 
 def moved_to(batch: Batch, device: torch.device, non_blocking: bool = False) -> Batch:
-    """The batch with every tensor on a device."""
+    """Returns a batch of any type with every tensor on `device`."""
     return transformed(batch, lambda _, leaf: leaf.to(device=device, non_blocking=non_blocking))
 
 
@@ -343,6 +343,8 @@ def _container_of(of: type) -> _ContainerType | None:
         return _TENSORDICT
     if issubclass(of, MutableMapping):
         return _DICT
+    if issubclass(of, tuple) and hasattr(of, "_asdict"):
+        return _NAMED_TUPLE
     return _SEQUENCE if issubclass(of, list | tuple) else None
 
 
@@ -371,11 +373,8 @@ def _dict_replaced(value: Any, parts: Parts) -> Any:
 
 
 def _sequence_replaced(value: Any, parts: Parts) -> Any:
-    elements = [parts.get(number, element) for number, element in enumerate(value)]
-    if hasattr(value, "_make"):
-        return value._make(elements)
     try:
-        return type(value)(elements)
+        return type(value)([parts.get(number, element) for number, element in enumerate(value)])
     except TypeError as error:
         raise TypeError(f"{type_name(value)} cannot be made of a list of elements; {_TAKE_APART}") from error
 
@@ -402,6 +401,10 @@ def _tensordict_parts(value: TensorDictBase) -> Parts:
 
 _DICT = _ContainerType(dict, _dict_replaced)
 _SEQUENCE = _ContainerType(lambda value: dict(enumerate(value)), _sequence_replaced)
+_NAMED_TUPLE = _ContainerType(
+    lambda value: value._asdict(),
+    lambda value, parts: value._replace(**{str(name): part for name, part in parts.items()}),
+)
 _TENSORDICT = _ContainerType(_tensordict_parts, _tensordict_replaced)
 
 

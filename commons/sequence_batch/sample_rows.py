@@ -29,9 +29,14 @@ class SampleRows:
 
     Args:
         shared: paths of what all samples of a batch share, as in "context.temperature" or "[2]".
+
+    Raises:
+        TypeError: `shared` is a string.
     """
 
     def __init__(self, shared: Collection[str] = ()) -> None:
+        if isinstance(shared, str):
+            raise TypeError(f"shared_fields is {shared!r}; expected a tuple of paths, as in ({shared!r},)")
         self.shared = frozenset(shared)
 
     def per_sample_fields(self, batch: Any) -> dict[str, FieldValue]:

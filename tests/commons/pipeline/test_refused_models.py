@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+import torch.distributed as dist
 from torchrec import EmbeddingCollection, EmbeddingConfig
 
 from commons.distributed import BatchShufflerFactory
@@ -107,3 +108,35 @@ def test_what_a_model_returns_is_checked(pools):
         )
         assert of_dict.startswith("the model returned a dict; a pipeline expects (losses, output)")
         assert three.startswith("the model returned a tuple of Parameter, NoneType, NoneType; a pipeline")
+
+
+def _wrong_arguments() -> list[str]:
+    model = Returning("loss")
+    given = {"model": model, "optimizer": None, "device": torch.device("cpu"), "loss_reduction": "sum"}
+    shuffler = BatchShufflerFactory.create("identity")
+    calls = [
+        ("none", {"batch_shuffler": "identity"}),
+        ("none", {"batch_shuffler": type(shuffler)}),
+        ("none", {"batch_shuffler": shuffler, "pipeline_postproc": True}),
+    ]
+    errors = []
+    for name, more in calls:
+        try:
+            TrainPipelineFactory.create(name, **given, **more)
+        except (TypeError, ValueError) as error:
+            errors.append(str(error))
+    pipeline = TrainPipelineFactory.create("none", **given, batch_shuffler=shuffler)
+    loader = iter([None] if dist.get_rank() else [{"x": torch.ones(2)}])
+    try:
+        pipeline.progress(loader)
+    except TypeError as error:
+        errors.append(str(error))
+    return errors
+
+
+def test_wrong_arguments_and_loaders_are_told(pools):
+    for name, of_class, of_torchrec, nothing in pools(2).run(_wrong_arguments):
+        assert name.startswith("batch_shuffler is 'identity'; expected a BatchShuffler")
+        assert "expected a BatchShuffler" in of_class
+        assert of_torchrec.startswith('pipeline "none" takes no pipeline_postproc')
+        assert nothing.startswith("a loader gave None for a batch")
