@@ -89,7 +89,7 @@ class Environment:
         _run([self.python, "-m", "pip", "install", "--constraint", str(self._bounds), *arguments])
 
     def versions(self) -> dict[str, str]:
-        """Of all that is installed."""
+        """Returns the versions of all that is installed, by name."""
         listed = json.loads(_run([self.python, "-m", "pip", "list", "--format", "json"]))
         return {package["name"]: package["version"] for package in listed}
 
@@ -175,7 +175,7 @@ def _install_job(environment: Environment, each: TriedSet, torch_index_url: str)
 
 
 def _lower_bounds() -> list[str]:
-    """Of what this project names itself, apart from what a set names."""
+    """Returns the lowest versions that this project allows, apart from what a set names."""
     requirements = map(Requirement, [*PROJECT["dependencies"], *EXTRAS["cpu"], *EXTRAS["train"]])
     return sorted(
         {
@@ -221,7 +221,7 @@ def _run_tests(environment: Environment, each: TriedSet, tests: Iterable[str]) -
 
 
 def table(outcomes: Iterable[Outcome]) -> str:
-    """Of the README."""
+    """Formats the README's table."""
     rows = [
         [
             *(
@@ -249,7 +249,7 @@ def _name(outcome: Outcome) -> str:
 
 
 def _run(command: list[str]) -> str:
-    """What a command prints.
+    """Runs a command and returns its output.
 
     Raises:
         RuntimeError: it fails.

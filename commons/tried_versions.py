@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class TriedSet:
-    """What belongs together: fbgemm 1.N is built for torch 2.(N + 5), and TorchRec has fbgemm's number.
+    """Versions that belong together: fbgemm 1.N is built for torch 2.(N + 5), and TorchRec has fbgemm's number.
 
     Attributes:
         torch, torchrec, fbgemm: versions, as in "2.13.0".
@@ -53,7 +53,7 @@ def note_on_untried(torch_version: str, torchrec_version: str) -> str | None:
 
 @functools.cache
 def warn_of_untried() -> None:
-    """Says so once, on rank 0, where this job has versions that nobody has tried."""
+    """Warns once, on rank 0, where this job has versions that nobody has tried."""
     note = note_on_untried(torch.__version__, getattr(torchrec, "__version__", "of no known version"))
     if note is not None and (not dist.is_initialized() or dist.get_rank() == 0):
         logger.warning(note)

@@ -121,7 +121,7 @@ NAMES = [(owner, name) for owner, (_, names) in READ.items() for name in names]
 
 
 def _missing() -> dict[tuple[str, str], str]:
-    """What is wrong with each name that cannot be read."""
+    """Returns the error of each name that cannot be read."""
     table = Table(8, "lru")
     missing = {}
     for owner, name in NAMES:

@@ -93,7 +93,7 @@ def test_an_untried_set_is_told_together_with_those_that_were_tried(versions):
 
 
 def _make_groups_with_another_torch() -> list[str]:
-    """What is logged when two groups are made by a version of torch that nobody has tried."""
+    """Makes two groups with a version of torch that nobody has tried, and returns the log."""
     logged: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: logged.append(record.getMessage())

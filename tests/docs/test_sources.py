@@ -1,4 +1,4 @@
-"""What the pages say of other projects has a source that a reader can open."""
+"""Statements about other projects have a source that a reader can open."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ FILES = {
 
 
 def _train(directory: Path, *bindings: str) -> tuple[str, list[dict]]:
-    """What the run printed, and the lines of its log, which it appends to."""
+    """Returns what the run printed, and the lines of its log, which it appends to."""
     before = len(_lines(directory))
     output = forked_ranks(directory, *RANKING, "--gin-config-file", "generated.gin", *SMALL, *bindings)
     return output, _lines(directory)[before:]
@@ -84,7 +84,7 @@ def test_a_generated_file_trains_twice_in_a_row(tmp_path, name):
 
 
 def _check_auc(figures: dict, output: str) -> None:
-    """Of 100 actions none has bit 7, so that the last of the eight tasks has one class."""
+    """No action of 100 has bit 7, so that the last of the eight tasks has one class."""
     of_tasks = [figures[f"AUC_task{task}"] for task in range(8)]
     assert of_tasks[7] is None and None not in of_tasks[:7]
     assert figures["AUC"] == pytest.approx(sum(of_tasks[:7]) / 7)

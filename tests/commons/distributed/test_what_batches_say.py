@@ -1,4 +1,4 @@
-"""What a batch, or its shuffler, says of samples: costs, tokens, loss tokens, labels, and what they share."""
+"""Batches and shufflers on their samples: costs, tokens, loss tokens, labels, and shared fields."""
 
 from __future__ import annotations
 

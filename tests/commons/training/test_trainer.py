@@ -307,7 +307,7 @@ def test_any_shuffler_gets_the_settings_of_micro_batches(settings):
 
 
 def _aucs_of_two_ranks() -> dict[str, float]:
-    """Of three tasks: of the first each rank sees one class, of the second all do, of the third both."""
+    """Three tasks: each rank sees one class of the first, all ranks one of the second, both of the third."""
     metrics = RankingMetrics(3, positive_class=0, device=torch.device("cpu"))
     labels = torch.tensor([[0b100, 0b100, 0b000], [0b101, 0b001, 0b001]][dist.get_rank()])
     logits = torch.tensor([[-1.0, 0, 2], [-2, 1, 1], [-3, 2, 3]]) + 4 * dist.get_rank()
