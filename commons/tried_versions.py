@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class TriedSet:
-    """Versions that belong together: fbgemm 1.N is built for torch 2.(N + 5), and TorchRec has fbgemm's number.
+    """Versions that belong together: fbgemm 1.N is built for torch 2.(N + 5), TorchRec goes with fbgemm 1.N.
 
     Attributes:
         torch, torchrec, fbgemm: versions, as in "2.13.0".

@@ -103,7 +103,7 @@ class AllRanks:
             raise_first(failures, failure, dist.get_rank())
             raise RuntimeError("planning failed on a rank that gave no cause")
         if has_padding.any() and not has_padding.all():
-            # A group that never had a batch goes along with a padding row of another one's.
+            # A group that never had a batch goes along with a row of another one's.
             sender, mine = int(has_padding.argmax()), self._padding_batch
             sent = sent_by(sender, mine, dist.get_rank(), lambda value: all_gather_object(value, self._group))
             self._padding_batch = sent if mine is None else mine

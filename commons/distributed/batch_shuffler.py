@@ -376,7 +376,7 @@ class BatchShuffler(ABC):
             batches: this rank's, on the host.
 
         Yields:
-            What this rank brings to a step (a padding row, once its own batches have ended), to be copied to
+            What this rank brings to a step (`padding_batch`, once its own batches have ended), to be copied to
             the device; and the plan to `exchange` it by.
 
         Raises:
@@ -452,7 +452,7 @@ class BatchShuffler(ABC):
         return self._exchange.traffic(plan, self.group.rank)
 
     def empty_plan(self) -> ShufflePlan:
-        """The plan of a step to which this group brings nothing: each of its ranks has a padding row."""
+        """The plan of a step to which this group brings nothing: each of its ranks has a `padding_batch`."""
         schema = self._gather.schema
         plan = empty_plan(self.group.num_ranks, 0 if schema is None else len(schema.jagged_fields))
         return divided(plan, self._placement)

@@ -287,7 +287,7 @@ def _part_of(parts: Sequence[np.ndarray], num_samples: int) -> np.ndarray:
 
 
 def empty_plan(num_ranks: int, num_jagged_fields: int) -> ShufflePlan:
-    """The plan of a step for which these ranks have no batches: each has a padding row."""
+    """The plan of a step for which these ranks have no batches: each has one row that is no sample."""
     nothing = np.zeros(0, dtype=np.int64)
     return ShufflePlan(
         batch_sizes=np.zeros(num_ranks, dtype=np.int64),

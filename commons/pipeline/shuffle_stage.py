@@ -95,7 +95,8 @@ class ShuffleStage:
     def next_batch(self, loader: Iterator[Any]) -> Any | None:
         """This rank's batch of the next step, to be copied to the device; None once all loaders have ended.
 
-        A rank whose loader has ended, or that brings nothing to the step, gets a padding row.
+        A rank whose loader has ended, or that brings nothing to the step, gets the shuffler's
+        `padding_batch`.
         """
         planned = self._ahead.next_step(loader)
         if planned is None:
