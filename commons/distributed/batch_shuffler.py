@@ -376,8 +376,8 @@ class BatchShuffler(ABC):
             batches: this rank's, on the host.
 
         Yields:
-            What this rank brings to a step (`padding_batch`, once its own batches have ended), to be copied to
-            the device; and the plan to `exchange` it by.
+            What this rank brings to a step (`padding_batch`, once its own batches have ended), to be copied
+            to the device; and the plan to `exchange` it by.
 
         Raises:
             ValueError: the shuffler plans windows, whose steps are normalised together: pipelines do that.
