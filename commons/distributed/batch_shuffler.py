@@ -83,6 +83,8 @@ class BatchShuffler(ABC):
         group: the ranks to balance among.
         sample_rows: reads the rows of batches.
         equal_rows, window: as given.
+        expects_scale: whether a training loop has to call `scale`; pipelines, which scale the loss, set it to
+            False.
 
     A shuffler serves one pipeline, or one loop over `plan_ahead`, at a time: a thread plans with it from the
     first step until the loaders have ended or the pipeline is reset, and `plan` beside it is an error.
@@ -134,6 +136,7 @@ class BatchShuffler(ABC):
         self._gather = PlanGather(self.group, window, self.sample_rows)
         self._batch_type: type | None = None
         self._loss_scale = LossScale(self.group)
+        self.expects_scale = True
         self._reserved_by: int | None = None
         self._longest_named = max_tokens_per_micro_batch or 0
         if self.group.num_ranks > 1 or max_tokens_per_micro_batch is not None:
@@ -261,11 +264,8 @@ class BatchShuffler(ABC):
         Raises:
             ValueError: `plan` was made for another batch; on this rank alone, while the others wait for it.
         """
-        self._loss_scale.expect()
-        return self.carry_out(batch, plan)
-
-    def carry_out(self, batch: Batch, plan: ShufflePlan) -> Batch:
-        """`exchange` for those that scale the loss themselves, as pipelines do."""
+        if self.expects_scale:
+            self._loss_scale.expect()
         if self.group.num_ranks == 1 or not self.knows_fields:
             return batch
         rank = self.group.rank

@@ -81,6 +81,7 @@ class ShuffleStage:
             )
         self._reduction = str(loss_reduction)
         self._shuffler = shuffler
+        shuffler.expects_scale = False
         self._rank, self._num_ranks = (
             (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
         )
@@ -113,7 +114,7 @@ class ShuffleStage:
         step = self._planned.popleft()
         with named_range("## exchange ##"):
             start = time.perf_counter()
-            batch = self._shuffler.carry_out(batch, step.plan)
+            batch = self._shuffler.exchange(batch, step.plan)
             seconds = time.perf_counter() - start
         self._exchanged.append(replace(step, report=replace(step.report, exchange_seconds=seconds)))
         return batch
