@@ -326,7 +326,8 @@ class BatchShuffler(ABC):
         """The loss to call `backward` on, so that a step's gradient is that of the mean over all loss tokens.
 
         For a loop of one's own; pipelines do it themselves. One all-reduce on the loss's device where the
-        shuffler balances among some of the ranks, else no collective; no host-device synchronization.
+        shuffler balances among some of the ranks, else no collective. No host-device synchronization, but
+        for a "mean" on a rank without loss tokens.
 
         Args:
             loss: of the exchanged batch; of any shape for "sum", a scalar for "mean" and "global_mean".
@@ -339,6 +340,7 @@ class BatchShuffler(ABC):
                 `plan`.
 
         Raises:
+            TypeError: `loss` is no tensor.
             ValueError: an unknown reduction; a vector under "mean"; "global_mean" of several batches, or with
                 a rank without samples (raised on the ranks to balance among); `plan` is not among
                 `step_plans`; or the shuffler plans windows, which are normalized together.
@@ -348,8 +350,8 @@ class BatchShuffler(ABC):
                 f"scale is for steps that are planned one by one, and window={self.window}: use a pipeline, "
                 "or reduction=None"
             )
-        if reduction == "global_mean" and self.knows_fields:
-            check_global_mean(plan.num_placed, knows_padding(self.padding_batch()))
+        if reduction == "global_mean":
+            check_global_mean(plan.num_placed, self._gather.pads)
         return self._loss_scale.scaled(loss, plan, reduction, gradients, step_plans)
 
     @property

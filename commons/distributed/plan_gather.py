@@ -94,6 +94,11 @@ class PlanGather:
         """What the ranks agreed on; None before the first batch."""
         return None if self._agreement is None else self._agreement.schema
 
+    @property
+    def pads(self) -> bool:
+        """Whether batches know their padding rows; True before the first batch, when there are no others."""
+        return self._agreement is None or knows_padding(self._agreement.padding_batch)
+
     def padding_batch(self) -> Any:
         """A batch of one row, for a rank without samples: padding, or a copy of a real row, the same on all
         ranks, where batches do not know their padding.
@@ -148,7 +153,7 @@ class PlanGather:
         workloads, tokens, loss_tokens = per_sample[:, :NUM_COUNTS].T
         return GatheredFacts(
             schema=agreed.schema,
-            pads=knows_padding(agreed.padding_batch),
+            pads=self.pads,
             batch_sizes=sizes[:, :, 0].copy(),
             num_loaded=num_loaded,
             workloads=workloads,
