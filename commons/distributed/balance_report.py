@@ -1,4 +1,4 @@
-"""What a plan does to the loads, and what carrying it out cost."""
+"""The balance of a step, and what the exchange cost."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from commons.distributed.exchange import Traffic
-from commons.distributed.shuffle_plan import ShufflePlan, WindowPlan
+from commons.distributed.shuffle_plan import ShufflePlan
 from commons.partition import lower_bound
 from commons.partition.balance import relative_to_mean
 from commons.partition.micro_batches import time_relative_to_mean
@@ -18,18 +18,18 @@ class BalanceReport:
     """Balance of one step, before and after the shuffle.
 
     Attributes:
-        loads_before, loads_after: float64 `[ranks]`, sums of workloads. In a window, "before" is the step as
-            it would be without: the batches that were loaded at its place.
+        loads_before, loads_after: float64 `[ranks]`, sums of workloads. In a window, "before" is the step
+            without one: the batches loaded at its place.
         tokens_before, tokens_after: int64 `[ranks]`.
-        lower_bound: the imbalance that no placement of the step's whole samples beats.
+        lower_bound: the imbalance that no placement of the step's whole samples on all ranks beats.
         samples_moved: samples that left the rank they were loaded on.
         bytes_moved: bytes of those samples.
         bytes_loaded: bytes of all samples.
         micro_batch_loads: float64 `[ranks, micro-batches]`, sums of workloads; None where batches run whole.
-        step_ratio: the step's total workload ÷ that of the mean step of its window; 1.0 without a window.
+        step_ratio: the step's total workload ÷ the mean step's of its window; 1.0 without a window.
         bytes_sent, bytes_received: by this rank in the exchange.
         plan_wait_seconds: time that this rank waited for the plan.
-        exchange_seconds: time that the host spent in the exchange; on CUDA the device works on behind it.
+        exchange_seconds: host time of the exchange; on CUDA the device may still be at work.
     """
 
     loads_before: np.ndarray
@@ -51,44 +51,43 @@ class BalanceReport:
     def of(
         plan: ShufflePlan,
         equal_rows: bool,
-        traffic: Traffic | None = None,
-        window: WindowPlan | None = None,
         step: int = 0,
+        traffic: Traffic | None = None,
+        plan_wait_seconds: float = 0.0,
+        exchange_seconds: float = 0.0,
     ) -> BalanceReport:
-        """The report of one plan.
+        """Reports on a step of a plan.
 
         Args:
-            plan: the placement.
+            plan: the placement of a step, or of a window of steps.
             equal_rows: whether the lower bound is that of equal rows.
-            traffic: this rank's, as `BatchShuffler.traffic` has it.
-            window: what the plan is a part of, if of more than one step.
-            step: which one of them.
+            step: the step of the plan.
+            traffic: this rank's, from `BatchShuffler.traffic`.
+            plan_wait_seconds, exchange_seconds: as in the report.
         """
 
         def per_rank(amounts: np.ndarray, rank_of: np.ndarray) -> np.ndarray:
             return np.bincount(rank_of, weights=amounts, minlength=plan.num_ranks)
 
-        loads_before, tokens_before = per_rank(plan.workloads, plan.home), per_rank(plan.tokens, plan.home)
-        step_ratio = 1.0
-        if window is not None and len(window.steps) > 1:
-            loads_before = window.loaded_per_rank(window.workloads, step)
-            tokens_before = window.loaded_per_rank(window.tokens, step)
-            mean = window.workloads.sum(dtype=np.float64) / len(window.steps)
-            step_ratio = float(plan.workloads.sum(dtype=np.float64) / mean) if mean else 1.0
-        moved = plan.home != plan.destination
+        of_step, loaded = plan.steps[step], plan.batch_of == step
+        total = of_step.workloads.sum(dtype=np.float64)
+        mean = plan.workloads.sum(dtype=np.float64) / plan.num_steps
+        moved = of_step.home != of_step.destination
         return BalanceReport(
-            loads_before=loads_before,
-            loads_after=per_rank(plan.workloads, plan.destination),
-            tokens_before=tokens_before.astype(np.int64),
-            tokens_after=per_rank(plan.tokens, plan.destination).astype(np.int64),
-            lower_bound=lower_bound(plan.workloads, plan.num_ranks, equal_size=equal_rows),
+            loads_before=per_rank(plan.workloads[loaded], plan.home[loaded]),
+            loads_after=per_rank(of_step.workloads, of_step.destination),
+            tokens_before=per_rank(plan.tokens[loaded], plan.home[loaded]).astype(np.int64),
+            tokens_after=per_rank(of_step.tokens, of_step.destination).astype(np.int64),
+            lower_bound=lower_bound(of_step.workloads, plan.num_ranks, equal_size=equal_rows),
             samples_moved=int(moved.sum()),
-            bytes_moved=int(plan.sample_bytes[moved].sum()),
-            bytes_loaded=int(plan.sample_bytes.sum()),
-            micro_batch_loads=_micro_batch_loads(plan),
-            step_ratio=step_ratio,
+            bytes_moved=int(of_step.sample_bytes[moved].sum()),
+            bytes_loaded=int(of_step.sample_bytes.sum()),
+            micro_batch_loads=_micro_batch_loads(of_step),
+            step_ratio=float(total / mean) if mean else 1.0,
             bytes_sent=0 if traffic is None else traffic.sent,
             bytes_received=0 if traffic is None else traffic.received,
+            plan_wait_seconds=plan_wait_seconds,
+            exchange_seconds=exchange_seconds,
         )
 
     @property
@@ -108,8 +107,11 @@ class BalanceReport:
 
     @property
     def micro_batch_imbalance(self) -> float:
-        """Sum over k of the largest k-th micro-batch's load ÷ mean load of a rank: `imbalance_after` where
-        ranks wait for each other after every micro-batch."""
+        """Sum over k of the largest k-th micro-batch's load ÷ a rank's mean load.
+
+        It takes the place of `imbalance_after` where ranks wait for each other after every micro-batch. The
+        pipelines here wait once per step.
+        """
         if self.micro_batch_loads is None:
             return self.imbalance_after
         return time_relative_to_mean(self.micro_batch_loads)
@@ -122,11 +124,8 @@ class BalanceReport:
 
 
 def _micro_batch_loads(plan: ShufflePlan) -> np.ndarray | None:
-    if not plan.micro_batches:
+    if not plan.in_micro_batches:
         return None
-    return np.array(
-        [
-            [plan.workloads[placed[rows]].sum(dtype=np.float64) for rows in of_rank]
-            for placed, of_rank in zip(plan.partition, plan.micro_batches, strict=True)
-        ]
-    )
+    count = plan.num_micro_batches
+    slots = plan.destination * count + plan.micro_batch
+    return np.bincount(slots, plan.workloads, minlength=plan.num_ranks * count).reshape(-1, count)

@@ -1,8 +1,7 @@
-"""The shuffler: plans on the host who computes which sample, and moves the samples."""
+"""The shuffler: plans on the host which rank computes which sample, and moves the samples."""
 
 from __future__ import annotations
 
-import logging
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -12,85 +11,60 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from commons.distributed.agreement import check_placed_samples, check_plans, check_same_plan
+from commons.distributed.agreement import check_placed_samples, check_same_plan
 from commons.distributed.exchange import EXCHANGES, Traffic
 from commons.distributed.loss_reduction import LossScale, check_global_mean
-from commons.distributed.placement import DEFAULT_PARTITIONER, Placement
+from commons.distributed.placement import warm_up
 from commons.distributed.plan_ahead import PlanAhead
-from commons.distributed.plan_gather import GatheredFacts, PlanGather
+from commons.distributed.plan_gather import Agreement
+from commons.distributed.planner import Planner, RowCounts
 from commons.distributed.rank_group import RankGroup
-from commons.distributed.sample_facts import SampleFacts
-from commons.distributed.shuffle_plan import ShufflePlan, WindowPlan, empty_plan, one_step
-from commons.distributed.way_back import return_step, return_window
-from commons.distributed.window_placement import divided, placed_window
-from commons.named_ranges import named_range
+from commons.distributed.shuffle_plan import ShufflePlan
+from commons.distributed.shuffler_settings import ShufflerSettings
+from commons.distributed.unshuffle import return_steps
 from commons.perf_model import MeasuredCost
-from commons.sequence_batch import BaseBatch, containers
+from commons.sequence_batch import containers
 from commons.sequence_batch.packed_rows import PackedRows, gather_rows
 from commons.sequence_batch.sample_rows import SampleRows, knows_padding
 
-logger = logging.getLogger(__name__)
 Batch = TypeVar("Batch")
 
 
 class BatchShuffler(ABC):
     """Places the samples of a global batch so that every rank has nearly the same load.
 
-    A model's shuffler subclasses this, gives `get_workloads`, and is registered with
-    `register_batch_shuffler`.
+    Subclass it for a model, implement `get_workloads`, and register it with `register_batch_shuffler`.
 
-    A batch is a `BaseBatch`, or any nesting of dataclasses (as TorchRec's `Batch`), dicts, TensorDicts, lists
-    and (named) tuples of KeyedJaggedTensors, JaggedTensors, KeyedTensors and tensors with one row per sample;
-    `register_batch_type` adds other types. Only a `BaseBatch` can tell padding rows, so only it has any: of
-    any other batch every row is a sample. A rank that gets no sample of such batches gets a copy of a real
-    row, the same on all ranks; `plan.num_placed` tells that it has none.
+    A batch is a `BaseBatch`, or any nesting of dataclasses (such as TorchRec's `Batch`), dicts, TensorDicts,
+    lists and (named) tuples that hold KeyedJaggedTensors, JaggedTensors, KeyedTensors and tensors with one
+    row per sample; `register_batch_type` adds other types. Only a `BaseBatch` can tell padding rows, so only
+    it has any: every row of another batch is a sample. A rank without samples of such batches gets a copy of
+    a real row, the same on all ranks; `plan.num_placed` tells that it has none.
 
-    Collectives of a step: `plan` takes one all-gather of host numbers (the first, and one that meets more
-    rows than any before, a few), `exchange` one all-to-all (or all-gather) on the batch's device, or none if
-    no sample moves. Host-device synchronisations: none if the batch given to `plan` is on the host, as it
-    should be. `verify` adds an all-gather of host numbers to `plan` and two to `exchange`, and synchronises.
+    Collectives per step: `plan` takes one all-gather of host numbers (a few for the first, and for one with
+    more rows than any before). `exchange` takes one all-to-all (or all-gather) on the batch's device, or none
+    if no sample moves. Host-device synchronizations: none if the batch given to `plan` is on the host, as it
+    should be.
 
     Args:
         process_group: the ranks to balance among; None means all. Making a shuffler is collective over them.
-        partitioner: "refined" comes as near the lower bound as it can, and moves nearly every sample;
-            "rebalance" moves few, across nodes last; "longest_processing_time" and "karmarkar_karp" are the
-            usual heuristics.
-        tolerance: the largest load may be (1 + tolerance) × the lower bound; None for 0 with "refined" and
-            0.01 with "rebalance".
-        equal_rows: every rank computes the same number of rows (±1 real ones); else rows follow the load.
-        max_rows: samples of a rank at most, where rows follow the load.
-        max_tokens: tokens of a rank at most, as the batch counts them. A batch that cannot be placed so is an
-            error on every rank.
-        window: consecutive global batches that are planned together. More than 1 changes what a step
-            contains: a sample may be placed in another step of the window.
-        window_max_step_ratio: a step's total workload is at most this times the window's mean, where whole
-            samples can keep to that; None for no limit.
-        exchange: "all_to_all" sends each sample straight to where it goes; "all_gather" sends all samples to
-            all ranks.
-        planning_backend: where the gather for planning runs: "gloo", from host to host, or "device", where a
-            gloo ring over all ranks takes longer than a step.
-        verify: ranks compare a hash of every plan and the samples of every exchanged batch.
-        max_tokens_per_micro_batch: makes plans divide each rank's samples into micro-batches of at most so
-            many tokens, the same number on every rank, balanced together with the ranks; pipelines then run
-            them one after the other. A sample above the cap gets a micro-batch of its own, and a warning
-            names it. None for batches that run whole.
-        small_micro_batches_at_ends: the lightest micro-batches come first and last, not only first.
-        cost: what samples cost by their tokens, as measured; None for `get_workloads`.
+        cost: measured cost of samples by their tokens, in place of `get_workloads`.
+        settings: the fields of `ShufflerSettings`.
 
     Attributes:
         shared_fields: paths of what all samples of a batch share, as in "context.temperature" or "[2]"; a
             subclass sets it. A field of a `BaseBatch` is marked in its metadata instead.
+        settings: as given.
         group: the ranks to balance among.
         sample_rows: reads the rows of batches.
-        equal_rows, window: as given.
-        expects_scale: whether a training loop has to call `scale`; pipelines, which scale the loss, set it to
-            False.
+        expects_scale: whether a training loop has to call `scale`. Pipelines scale the loss themselves, and
+            set it to False.
 
     A shuffler serves one pipeline, or one loop over `plan_ahead`, at a time: a thread plans with it from the
-    first step until the loaders have ended or the pipeline is reset, and `plan` beside it is an error.
+    first step until the loaders have ended or the pipeline is reset. Meanwhile `plan` is an error.
 
     Raises:
-        KeyError: an unknown partitioner, exchange or planning backend.
+        KeyError: unknown partitioner or exchange.
         ValueError: this rank is not in `process_group`; or a setting is out of range, or has no effect.
     """
 
@@ -100,66 +74,42 @@ class BatchShuffler(ABC):
         self,
         process_group: dist.ProcessGroup | None = None,
         *,
-        partitioner: str = DEFAULT_PARTITIONER,
-        tolerance: float | None = None,
-        equal_rows: bool = True,
-        max_rows: int | None = None,
-        max_tokens: int | None = None,
-        window: int = 1,
-        window_max_step_ratio: float | None = None,
-        exchange: str = "all_to_all",
-        planning_backend: str = "gloo",
-        verify: bool = False,
-        max_tokens_per_micro_batch: int | None = None,
-        small_micro_batches_at_ends: bool = False,
         cost: MeasuredCost | None = None,
+        **settings: Any,
     ) -> None:
+        self.settings = ShufflerSettings(**settings)
         self._measured_cost = cost
-        self._placement = Placement(
-            partitioner,
-            tolerance,
-            equal_rows,
-            max_rows,
-            max_tokens,
-            window,
-            window_max_step_ratio,
-            max_tokens_per_micro_batch,
-            small_micro_batches_at_ends,
-        )
-        if exchange not in EXCHANGES:
-            raise KeyError(f"unknown exchange {exchange!r}; there are {sorted(EXCHANGES)}")
-        self._exchange = EXCHANGES[exchange]
-        self.equal_rows = equal_rows
-        self.group = self._make_group(process_group, planning_backend, verify)
-        self.window = window
+        self._exchange = EXCHANGES[self.settings.exchange]
+        self.group = self._make_group(process_group)
         self.sample_rows = SampleRows(self.shared_fields)
-        self._gather = PlanGather(self.group, window, self.sample_rows)
-        self._batch_type: type | None = None
+        here = np.arange(self.group.num_ranks), self.group.ranks_per_node
+        self._planner = self._make_planner(self.group, [here])
+        self._agreed: Agreement | None = None
         self._loss_scale = LossScale(self.group)
         self.expects_scale = True
         self._reserved_by: int | None = None
-        self._longest_named = max_tokens_per_micro_batch or 0
-        if self.group.num_ranks > 1 or max_tokens_per_micro_batch is not None:
-            self._placement.warm_up()
+        if self.group.num_ranks > 1 or self.settings.max_tokens_per_micro_batch is not None:
+            warm_up(self.settings)
 
-    def _make_group(
-        self, process_group: dist.ProcessGroup | None, planning_backend: str, verify: bool
-    ) -> RankGroup:
-        return RankGroup.of(process_group, planning_backend, verify)
+    def _make_group(self, process_group: dist.ProcessGroup | None) -> RankGroup:
+        return RankGroup.of(process_group, self.settings.verify)
+
+    def _make_planner(self, over: RankGroup, groups: Sequence[tuple[np.ndarray, int | None]]) -> Planner:
+        return Planner(over, groups, self.settings, self.sample_rows, self._counts_of_rows)
 
     @abstractmethod
     def get_workloads(self, batch: Any) -> torch.Tensor:
-        """Returns the cost of each row, `[batch_size]` non-negative int64; `batch` is on the host.
+        """Returns the cost of each row, `[batch_size]` non-negative integers; `batch` is on the host.
 
-        The unit is up to the shuffler, but the same everywhere. Values of padding rows are ignored.
-        Lengths in `batch` are int64, so that their squares do not wrap. Pipelines call this in a thread of
-        their own, alongside the training.
+        The unit is up to the shuffler, but the same everywhere. Values of padding rows are ignored. Lengths
+        in `batch` are int64, so that their squares do not wrap. Pipelines call this in a thread of their own,
+        alongside the training.
         """
 
     def get_tokens(self, batch: Any) -> torch.Tensor:
         """Returns the tokens of each row, `[batch_size]` integers; `batch` is on the host.
 
-        Caps of tokens and measured costs count them. By default what a `BaseBatch` says, and the jagged
+        Token caps and measured costs count them. By default those that a `BaseBatch` tells, or the jagged
         elements of any other batch.
         """
         return self.sample_rows.num_tokens(batch)
@@ -167,12 +117,12 @@ class BatchShuffler(ABC):
     def get_loss_tokens(self, batch: Any) -> torch.Tensor:
         """Returns the loss tokens of each row, `[batch_size]` integers; `batch` is on the host.
 
-        So many losses of the row enter the mean. By default what a `BaseBatch` says, and one for each row of
-        any other batch.
+        The loss is a mean over them. By default those that a `BaseBatch` tells, or one for each row of any
+        other batch.
         """
         return self.sample_rows.num_loss_tokens(batch)
 
-    def _counts_of_rows(self, batch: Any) -> dict[str, Callable[[Any], torch.Tensor]]:
+    def _counts_of_rows(self, batch: Any) -> RowCounts:
         """Returns the functions for workload, tokens and loss tokens, by the names in messages."""
 
         def named(method: str, of_batch: str) -> str:
@@ -189,120 +139,127 @@ class BatchShuffler(ABC):
         }
 
     def plan(self, batch: Any) -> ShufflePlan:
-        """Works out the placement of one global batch. Collective over the group, host only.
+        """Places one global batch. Collective over the group, host only.
 
         Args:
             batch: this rank's batch, on the host (one on a device is copied to it); None if its loader has
                 ended. A rank without a batch takes part in `exchange` with `padding_batch()`.
 
         Raises:
-            ValueError: workloads of the wrong length, negative, NaN or infinite; or batches of different
-                ranks or steps differ in their fields; or they cannot be placed under `max_rows` and
-                `max_tokens`. Raised on every rank, as is any error of `get_workloads`. What fails on one rank
-                behind the gather, as for want of memory, is raised there alone, unless ranks `verify`.
+            ValueError: workloads of the wrong length, negative, NaN or infinite; batches of different ranks
+                or steps that differ in their fields; or no placement under `max_rows` and `max_tokens`.
+                Raised on every rank, as is any error of `get_workloads`. An error of one rank alone after the
+                gather, such as a lack of memory, is raised there only, unless ranks `verify`.
         """
-        window = self.plan_window([] if batch is None else [batch])
-        return window.steps[0] if window.steps else self.empty_plan()
+        return self.plan_window([] if batch is None else [batch])
 
-    def plan_window(self, batches: Sequence[Any], failure: Exception | None = None) -> WindowPlan:
-        """Works out the placement of several steps. Collective over the group, host only.
+    def plan_window(self, batches: Sequence[Any], failure: Exception | None = None) -> ShufflePlan:
+        """Places several consecutive global batches. Collective over the group, host only.
 
         Args:
-            batches: this rank's, up to `window` of them; fewer or none if its loader has ended.
-            failure: what kept this rank from loading them; raised on every rank.
+            batches: this rank's, up to `settings.window` of them; fewer or none if its loader has ended.
+            failure: the error that kept this rank from loading them; raised on every rank.
 
         Raises:
             ValueError: as `plan` does.
         """
+        return self.plan_with(self._planner, batches, failure)
+
+    def planner_of_all_ranks(self) -> Planner:
+        """Makes a planner for all ranks of the job, which still exchange within their groups only.
+
+        Collective over all ranks of the job. For pipelines, which need the loss tokens of all ranks.
+
+        Raises:
+            ValueError: ranks have different settings, or are not each in one group; on all ranks.
+        """
+        if not dist.is_initialized() or self.group.num_ranks == dist.get_world_size():
+            return self._planner
+        everyone = RankGroup.of_all_for_planning(self.settings.verify)
+        mine = self.group.ranks, self.group.ranks_per_node, self.settings
+        gathered = everyone.all_gather_objects(mine)
+        for rank, (ranks, _, settings) in enumerate(gathered):
+            if settings != gathered[0][2]:
+                raise ValueError(
+                    f"rank {rank}'s shuffler has {settings}, that of rank 0 {gathered[0][2]}; all ranks need "
+                    "the same settings"
+                )
+            if any(gathered[other][0] != ranks for other in ranks):
+                raise ValueError(
+                    f"rank {rank} balances among ranks {list(ranks)}, and one of these among others; give "
+                    "the shufflers of a group the same process_group"
+                )
+        groups = {ranks: ranks_per_node for ranks, ranks_per_node, _ in gathered}
+        return self._make_planner(everyone, [(np.array(ranks), nodes) for ranks, nodes in groups.items()])
+
+    def plan_with(
+        self, planner: Planner, batches: Sequence[Any], failure: Exception | None, post: int = 0
+    ) -> ShufflePlan:
+        """`plan_window` over the ranks of a planner; `post` is a number for the other ranks to read."""
         if self._reserved_by not in (None, threading.get_ident()):
             raise RuntimeError(
                 f"this {type(self).__name__} plans for a pipeline, or a loop over plan_ahead, in a thread "
                 "of its own: make another shuffler, or end the loaders or reset the pipeline before"
             )
-        facts: SampleFacts | None = None
-        padding: Any = None
-        notes: list[str] = []
-        if batches and failure is None:
-            try:
-                if len(batches) > self.window:
-                    raise ValueError(
-                        f"plan_window got {len(batches)} batches, expected at most window={self.window}"
-                    )
-                with named_range("## plan: workloads ##"):
-                    on_host = [self.sample_rows.on_host(batch) for batch in batches]
-                    self._check_types(on_host)
-                    facts = SampleFacts.of(on_host, self.sample_rows, self._counts_of_rows(on_host[0]))
-                if not self.knows_fields:
-                    padding = self.sample_rows.row_or_padding(on_host[0])
-                    padding = self.sample_rows.pinned_like(padding, batches[0])
-                    notes = self.sample_rows.stale_numbers(on_host[0])
-            except StopIteration as error:  # would look like the end of the data further up
-                failure = RuntimeError(f"{type(self).__name__}.get_workloads raised {error!r}")
-            except Exception as error:  # whatever a user's get_workloads raises must reach all ranks
-                failure = error
-        with named_range("## plan: gather ##"):
-            gathered = self._gather.gather(facts, failure, padding, notes)
-        if gathered is None or not gathered.batch_sizes.any():
-            return one_step(self.empty_plan())
-        if self.group.checks is None:
-            return self._placed(gathered)
-        return check_plans(self.group, lambda: self._placed(gathered))
+        plan = planner.plan(batches, failure, post)
+        self._agreed = planner.agreed
+        return plan
 
     def exchange(self, batch: Batch, plan: ShufflePlan) -> Batch:
         """Moves the samples as planned. Collective over the group, on the batch's device.
 
-        In a training loop `scale` follows; a warning says so once if it does not.
+        In a training loop call `scale` next; a warning says so once if it is forgotten.
 
         Args:
             batch: this rank's part of the batch that `plan` was made for, on any device.
-            plan: the placement.
+            plan: the placement of one step.
 
         Returns:
-            A batch of the same kind with this rank's samples first, padding rows after them where the batch
-            knows padding, and at least one row.
+            A batch of the same kind with this rank's samples first, then padding rows where the batch knows
+            padding; at least one row.
 
         Raises:
             ValueError: `plan` was made for another batch; on this rank alone, while the others wait for it.
         """
         if self.expects_scale:
             self._loss_scale.expect()
-        if self.group.num_ranks == 1 or not self.knows_fields:
+        if self.group.num_ranks == 1 or self._agreed is None:
             return batch
         rank = self.group.rank
         loaded = self.sample_rows.packed(batch)
         self._check_planned(loaded, plan)
-        num_rows = int(plan.rows[rank])
         if self.group.checks is not None:
             check_same_plan(self.group, plan)
         if plan.moves:
             mine = self._exchange.move(loaded, plan, self.group)
         else:
-            own = plan.num_elements[plan.loaded_by(rank)].sum(0).tolist()
-            mine = gather_rows([loaded], np.arange(plan.num_loaded[rank]), own)
+            own = plan.loaded_by(rank)
+            mine = gather_rows([loaded], np.arange(len(own)), plan.num_elements[own].sum(0).tolist())
         if self.group.checks is not None:
             check_placed_samples(self.group, plan, mine)
-        return self._batch_of(batch, mine, num_rows)
+        return self._batch_of(batch, mine, int(plan.rows[rank, 0]))
 
     def shuffle(self, batch: Batch) -> Batch:
         """`plan` and `exchange` in one."""
         return self.exchange(batch, self.plan(batch))
 
     def micro_batches(self, batch: Batch, plan: ShufflePlan) -> list[Batch]:
-        """The micro-batches of an exchanged batch, in order; itself alone where the plan has none.
+        """Returns the micro-batches of an exchanged batch, in order; the batch alone if the plan has none.
 
-        Each has its samples in the order of the batch, and no padding. Without samples it has one row:
+        Each has its samples in the order of the batch, and no padding. One without samples has one row:
         padding, or the first of the batch. No host-device synchronization.
 
         Args:
-            batch: what `exchange` returned, on any device.
-            plan: what it was exchanged by.
+            batch: as `exchange` returned it, on any device.
+            plan: the plan of that exchange.
         """
-        samples = int(plan.num_placed[self.group.rank])
-        if not plan.micro_batches or not self.knows_fields or not (samples or knows_padding(batch)):
-            # A rank without samples runs the row that it has once for each micro-batch.
+        rank = self.group.rank
+        divides = plan.in_micro_batches and self._agreed is not None
+        if not divides or not (plan.num_placed[rank] or knows_padding(batch)):
+            # A rank without samples runs its only row once for each micro-batch.
             return [batch] * max(plan.num_micro_batches, 1)
         packed = self.sample_rows.packed(batch)
-        elements = plan.num_elements[plan.partition[self.group.rank]]
+        elements = plan.num_elements[plan.partition[rank]]
         micro_batches = []
         for rows in self.micro_batch_rows(batch, plan):
             selected = gather_rows([packed], rows, elements[rows].sum(0).tolist())
@@ -313,7 +270,7 @@ class BatchShuffler(ABC):
         """Returns the rows of the exchanged batch in each micro-batch, int64; the first for one without
         samples, but none where the batch knows padding."""
         first = np.zeros(0 if knows_padding(batch) else 1, dtype=np.int64)
-        return [rows if len(rows) else first for rows in plan.micro_batches[self.group.rank]]
+        return [rows if len(rows) else first for rows in plan.micro_batches_on(self.group.rank)]
 
     def scale(
         self,
@@ -323,41 +280,37 @@ class BatchShuffler(ABC):
         gradients: str = "mean",
         step_plans: Sequence[ShufflePlan] | None = None,
     ) -> torch.Tensor:
-        """The loss to call `backward` on, so that a step's gradient is that of the mean over all loss tokens.
+        """Returns the loss to call `backward` on, for the gradient of the mean over all loss tokens.
 
-        For a loop of one's own; pipelines do it themselves. One all-reduce on the loss's device where the
-        shuffler balances among some of the ranks, else no collective. No host-device synchronization, but
+        For a loop of your own; pipelines do it themselves. One all-reduce on the loss's device if the
+        shuffler balances among some of the ranks, else no collective. No host-device synchronization, except
         for a "mean" on a rank without loss tokens.
 
         Args:
             loss: of the exchanged batch; of any shape for "sum", a scalar for "mean" and "global_mean".
-            plan: what the batch was exchanged by.
-            reduction: how the model reduced the loss tokens of this rank: "sum", "mean", or "global_mean" if
-                it reduced those of all ranks. None returns the loss as it is, for a loop that scales it.
-            gradients: what the ranks do with their gradients: "mean" (as DistributedDataParallel and
-                TorchRec's sharded tables do) or "sum".
-            step_plans: with gradient accumulation the plans of all batches of the optimizer step, among them
+            plan: the plan of that exchange.
+            reduction: how the model reduced the losses: "sum" or "mean" over this rank's loss tokens, or
+                "global_mean" over those of all ranks. None returns the loss unscaled, for a loop that scales
+                it.
+            gradients: how ranks reduce their gradients: "mean" (as DistributedDataParallel and TorchRec's
+                sharded tables do) or "sum".
+            step_plans: with gradient accumulation, the plans of all batches of the optimizer step, among them
                 `plan`.
 
         Raises:
             TypeError: `loss` is no tensor.
             ValueError: an unknown reduction; a vector under "mean"; "global_mean" of several batches, or with
-                a rank without samples (raised on the ranks to balance among); `plan` is not among
+                a rank without samples (raised on the ranks that balance together); `plan` is not among
                 `step_plans`; or the shuffler plans windows, which are normalized together.
         """
-        if self.window > 1 and reduction is not None:
+        if self.settings.window > 1 and reduction is not None:
             raise ValueError(
-                f"scale is for steps that are planned one by one, and window={self.window}: use a pipeline, "
-                "or reduction=None"
+                f"scale is for steps that are planned one by one, and window={self.settings.window}: use a "
+                "pipeline, or reduction=None"
             )
         if reduction == "global_mean":
-            check_global_mean(plan.num_placed, self._gather.pads)
+            check_global_mean(plan.num_placed, self._agreed is None or self._agreed.pads)
         return self._loss_scale.scaled(loss, plan, reduction, gradients, step_plans)
-
-    @property
-    def in_micro_batches(self) -> bool:
-        """Whether plans divide ranks' samples into micro-batches."""
-        return self._placement.max_tokens_per_micro_batch is not None
 
     def reserve(self) -> None:
         """Lets only the calling thread plan, until `release`: two at a time would mix up their messages."""
@@ -369,31 +322,32 @@ class BatchShuffler(ABC):
         self._reserved_by = None
 
     def plan_ahead(self, batches: Iterable[Batch]) -> Iterator[tuple[Batch, ShufflePlan]]:
-        """Plans each step in a thread of its own while the one before trains; for a loop of one's own.
+        """Plans each step in a thread of its own while the one before trains; for a loop of your own.
 
-        Collective: every rank of the group takes one step after the other, and all end together, or leave the
+        Collective: every rank of the group takes one step after another, and all end together, or leave the
         loop in the same step. Pipelines do this by themselves.
 
         Args:
             batches: this rank's, on the host.
 
         Yields:
-            What this rank brings to a step (`padding_batch`, once its own batches have ended), to be copied
-            to the device; and the plan to `exchange` it by.
+            This rank's batch of a step (`padding_batch` once its own have ended), to be copied to the device;
+            and the plan to `exchange` it by.
 
         Raises:
-            ValueError: the shuffler plans windows, whose steps are normalised together: pipelines do that.
-            Exception: what planning, or loading, raised on any rank.
+            ValueError: the shuffler plans windows, whose steps are normalized together: pipelines do that.
+            Exception: the error that planning, or loading, raised on any rank.
         """
-        if self.window > 1:
+        if self.settings.window > 1:
             raise ValueError(
-                f"plan_ahead plans step by step, and window={self.window}: use a pipeline, or plan_window"
+                f"plan_ahead plans step by step, and window={self.settings.window}: use a pipeline, or "
+                "plan_window"
             )
 
         def steps(loaded: Sequence[Batch], failure: Exception | None) -> list[tuple[Batch, ShufflePlan]]:
             self.reserve()
-            window = self.plan_window(loaded, failure)
-            return [(self.rows_for_step(loaded, window, 0), plan) for plan in window.steps]
+            plan = self.plan_window(loaded, failure)
+            return [(self.rows_for_step(loaded, plan, 0), plan)] if plan.has_batch else []
 
         ahead: PlanAhead[tuple[Batch, ShufflePlan]] = PlanAhead(steps, 1, lambda batch: batch)
         loader = iter(batches)
@@ -404,78 +358,83 @@ class BatchShuffler(ABC):
             ahead.drop()
             self.release()
 
-    def unshuffle(self, values: Any, plan: ShufflePlan | WindowPlan) -> Any:
-        """Returns what was computed of each sample to the rank and row that it came from. Collective.
+    def unshuffle(self, values: Any, plan: ShufflePlan) -> Any:
+        """Returns per-sample results to the rank and row that each sample was loaded on. Collective.
 
-        One all-to-all; jagged values take one more, and a host-device synchronisation, for their lengths.
+        One all-to-all; jagged values take one more, and a host-device synchronization, for their lengths.
 
         Args:
             values: a tensor, KeyedJaggedTensor or JaggedTensor, or a batch of such, with a row for each row
-                that the exchange gave this rank, or only for the `plan.num_placed[rank]` real ones. Where the
-                step ran in micro-batches, a list of these: of each. With a `WindowPlan`, a list of each of
-                its steps.
-            plan: what they were placed by. Of a window, its `WindowPlan`: the plan of one of its steps leads
-                back to what each rank brought to that step, which is no batch that was loaded.
+                that the exchange gave this rank, or only for its `plan.num_placed[rank]` samples. Where the
+                step ran in micro-batches, a list with the values of each.
+            plan: the plan of the exchange, of one step.
 
         Returns:
-            The same kind of values in the order of the loaded batch, whose padding rows are zero, or empty.
-            With a `WindowPlan`, a list: of each batch that this rank loaded.
+            Values of the same kind in the order of the loaded batch, zero or empty in its padding rows.
 
         Raises:
-            ValueError: `values` have another number of rows, or are not of all steps of the window.
+            ValueError: `values` have another number of rows, or the plan has several steps.
         """
-        if isinstance(plan, WindowPlan):
-            return return_window(values, plan, self.group, self.sample_rows)
-        return return_step(values, plan, self.group, self.sample_rows)
+        if plan.num_steps > 1:
+            raise ValueError(
+                f"unshuffle got a plan of {plan.num_steps} steps: give unshuffle_window the values of each"
+            )
+        return return_steps([values], plan, self.group, self.sample_rows)[0]
 
-    def rows_for_step(self, batches: Sequence[Batch], window: WindowPlan, step: int) -> Batch:
-        """What this rank brings to one step of a window: a host batch to copy and to exchange.
+    def unshuffle_window(self, values: Sequence[Any], plan: ShufflePlan) -> list[Any]:
+        """`unshuffle` for a window: returns the results of its steps to the batches that were loaded.
 
         Args:
-            batches: what it loaded, on the host, as given to `plan_window`.
-            window: the placement.
-            step: of the window's.
+            values: for each step of the plan, as `unshuffle` takes them.
+            plan: the plan of the whole window. That of one of its steps leads back to what ranks brought to
+                the step, which is not a batch that was loaded.
+
+        Returns:
+            The values of each batch that this rank loaded.
+
+        Raises:
+            ValueError: `values` have another number of rows, or are not of all steps of the plan.
         """
-        if not batches:
-            return self.padding_batch()
-        if len(window.steps) == 1 or self.group.num_ranks == 1:
-            return batches[step]
-        rank, plan = self.group.rank, window.steps[step]
-        elements = plan.num_elements[plan.loaded_by(rank)].sum(0).tolist()
-        rows = window.rows_for_step(rank, step)
+        return return_steps(values, plan, self.group, self.sample_rows)
+
+    def rows_for_step(self, batches: Sequence[Batch], plan: ShufflePlan, step: int) -> Batch:
+        """Returns this rank's host batch of one step of a plan, to be copied and exchanged.
+
+        Args:
+            batches: as loaded, on the host, and given to `plan_window`.
+            plan: the placement within the group.
+            step: of the plan's.
+        """
+        rank = self.group.rank
+        if plan.keeps_batches[rank]:
+            return batches[step] if step < len(batches) else self.padding_batch()
+        rows = plan.rows_for_step(rank, step)
+        of_step = plan.steps[step]
+        elements = of_step.num_elements[of_step.loaded_by(rank)].sum(0).tolist()
         selected = gather_rows([self.sample_rows.packed(batch) for batch in batches], rows, elements)
         brought = self._batch_of(batches[0], selected, max(len(rows), 1))
         return self.sample_rows.pinned_like(brought, batches[0])
 
     def traffic(self, plan: ShufflePlan) -> Traffic:
-        """Bytes that `exchange` sends and receives on this rank."""
+        """Returns the bytes that `exchange` sends and receives on this rank for a plan of one step."""
         if self.group.num_ranks == 1 or not plan.moves:
             return Traffic(0, 0)
         return self._exchange.traffic(plan, self.group.rank)
 
-    def empty_plan(self) -> ShufflePlan:
-        """The plan of a step to which this group brings nothing: each of its ranks has a `padding_batch`."""
-        schema = self._gather.schema
-        plan = empty_plan(self.group.num_ranks, 0 if schema is None else len(schema.jagged_fields))
-        return divided(plan, self._placement)
-
-    @property
-    def knows_fields(self) -> bool:
-        """Whether any rank of the group has had a batch, so that there is a `padding_batch`."""
-        return self._gather.schema is not None
-
     def padding_batch(self) -> Any:
-        """A host batch of one row, for a rank whose loader has ended while others go on.
+        """Returns a host batch of one row, for a rank whose loader has ended while others go on.
 
-        A padding row, or a copy of a real one, the same on all ranks, where batches do not know padding.
+        It is padding, or a copy of a real row, the same on all ranks, where batches do not know padding.
 
         Raises:
             RuntimeError: no rank of the group has had a batch yet.
         """
-        return self._gather.padding_batch()
+        if self._agreed is None:
+            raise RuntimeError("no rank of the group has had a batch yet, so that its fields are unknown")
+        return self._agreed.padding_batch()
 
     def _batch_of(self, like: Batch, rows: PackedRows, num_rows: int) -> Batch:
-        """A batch of packed rows, padded to `num_rows`, or a copy of a real row if there are none."""
+        """Makes a batch of packed rows, padded to `num_rows`; a copy of a real row if there are none."""
         if rows.num_rows or knows_padding(like):
             return self.sample_rows.with_rows(like, rows.pad_to(num_rows).unpack(), num_rows, rows.num_rows)
         copied = containers.moved_to(
@@ -483,51 +442,13 @@ class BatchShuffler(ABC):
         )
         return self.sample_rows.with_rows(like, self.sample_rows.per_sample_fields(copied), 1, 0)
 
-    def _check_types(self, batches: Sequence[Any]) -> None:
-        """Checks that this rank's batches are of one type, and whether the first can be moved."""
-        if self._batch_type is None and batches:
-            first = batches[0]
-            self.sample_rows.check_shared(first)
-            if not isinstance(first, BaseBatch):
-                containers.check_replaceable(first)
-            self._batch_type = type(first)
-        for batch in batches:
-            if type(batch) is not self._batch_type:
-                raise TypeError(
-                    f"a batch is a {containers.type_name(batch)}, and the first was a "
-                    f"{self._batch_type.__qualname__ if self._batch_type else None}; all must be of one type"
-                )
-
-    def _placed(self, gathered: GatheredFacts) -> WindowPlan:
-        with named_range("## plan: placement ##"):
-            window = placed_window(gathered, self._placement, self.group)
-        self._name_sample_above_cap(window)
-        return window
-
-    def _name_sample_above_cap(self, window: WindowPlan) -> None:
-        """Warns of a sample that takes a micro-batch of its own, if it is longer than all named before."""
-        cap = self._placement.max_tokens_per_micro_batch
-        if cap is None or self.group.rank != 0 or window.tokens.max(initial=0) <= self._longest_named:
-            return
-        longest = int(window.tokens.argmax())
-        rank, _, row = window.where_loaded(longest)
-        self._longest_named = int(window.tokens[longest])
-        if self.group.num_ranks == 1 and dist.is_initialized():
-            rank = dist.get_rank()
-        logger.warning(
-            f"row {row} of a batch of rank {rank} has {self._longest_named} tokens, above "
-            f"max_tokens_per_micro_batch={cap}: it gets a micro-batch of its own, which takes more memory "
-            "than the cap allows; truncate histories or raise the cap. Shorter ones will not be named"
-        )
-
     def _check_planned(self, rows: PackedRows, plan: ShufflePlan) -> None:
-        """Compares what the host knows of a batch with the plan; anything else would cut samples in two."""
-        rank = self.group.rank
-        num_rows, num_real = max(int(plan.batch_sizes[rank]), 1), int(plan.num_loaded[rank])
-        planned = plan.num_elements[plan.loaded_by(rank)].sum(0).tolist()
-        same_elements = rows.num_elements == planned or num_real < num_rows
-        agreed = self._gather.schema
-        difference = "" if agreed is None else agreed.difference(rows.schema)
+        """Compares the host's knowledge of a batch with the plan; any other batch would be cut mid-sample."""
+        own = plan.loaded_by(self.group.rank)
+        num_rows = max(int(plan.batch_sizes[self.group.rank].sum()), 1)
+        planned = plan.num_elements[own].sum(0).tolist()
+        same_elements = rows.num_elements == planned or len(own) < num_rows
+        difference = "" if self._agreed is None else self._agreed.schema.difference(rows.schema)
         if difference or rows.num_rows != num_rows or not same_elements:
             raise ValueError(
                 f"exchange got a batch of {rows.num_rows} rows with {rows.num_elements} elements in its "
@@ -541,7 +462,7 @@ class IdentityShuffler(BatchShuffler):
 
     Args:
         process_group, settings: as `BatchShuffler` takes them, so that it can stand in for any other.
-        get_workloads: what each row costs, as `BatchShuffler.get_workloads`, for the reported imbalance; by
+        get_workloads: the cost of each row, as `BatchShuffler.get_workloads`, for the reported imbalance; by
             default the row's tokens.
         get_loss_tokens: loss tokens of each row, as `BatchShuffler.get_loss_tokens`.
         shared_fields: as `BatchShuffler.shared_fields`.
@@ -561,16 +482,14 @@ class IdentityShuffler(BatchShuffler):
         self._get_workloads = get_workloads
         self._get_loss_tokens = get_loss_tokens
 
-    def _make_group(
-        self, process_group: dist.ProcessGroup | None, planning_backend: str, verify: bool
-    ) -> RankGroup:
+    def _make_group(self, process_group: dist.ProcessGroup | None) -> RankGroup:
         return RankGroup.alone()
 
     def get_workloads(self, batch: Any) -> torch.Tensor:
-        """What the given function says, or the tokens of each row."""
+        """Returns the given function's costs, or the tokens of each row."""
         return self.get_tokens(batch) if self._get_workloads is None else self._get_workloads(batch)
 
     def get_loss_tokens(self, batch: Any) -> torch.Tensor:
-        """Returns what the given function says, else what `BatchShuffler` does."""
+        """Returns the given function's loss tokens, or those that `BatchShuffler` counts."""
         given = self._get_loss_tokens
         return super().get_loss_tokens(batch) if given is None else given(batch)

@@ -1,37 +1,33 @@
-"""Which rank computes which sample: a partition algorithm by name, and what a rank's batch has to keep to."""
+"""Places samples: which rank computes each sample, in which step and in which micro-batch."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
+from commons.distributed.shuffle_plan import parts_of
+from commons.distributed.shuffler_settings import PARTITIONERS, ShufflerSettings
 from commons.partition import (
     balance_window,
     divide_into_micro_batches,
-    karmarkar_karp,
     longest_processing_time,
     lower_bound,
-    place_in_micro_batches,
     rebalance,
     refined,
-    small_at_both_ends,
 )
-
-PARTITIONERS = ("karmarkar_karp", "longest_processing_time", "rebalance", "refined")
-DEFAULT_PARTITIONER = "refined"
-_TAKE_TOLERANCE = ("rebalance", "refined")
 
 
 @dataclass(frozen=True)
 class LoadedSamples:
-    """The samples of a global batch as the ranks loaded them, in the order of the ranks.
+    """The samples that ranks loaded, in the order of the ranks, and of each rank's batches.
 
     Attributes:
         workloads, tokens, sizes: int64 `[samples]`; sizes are bytes to move.
-        batch_sizes, num_loaded: int64 `[ranks]`, rows and real rows that each rank loaded.
+        batch_sizes, num_loaded: int64 `[ranks, batches]`, rows and real rows of each loaded batch; 0 where a
+            rank had no batch left.
     """
 
     workloads: np.ndarray
@@ -40,231 +36,207 @@ class LoadedSamples:
     batch_sizes: np.ndarray
     num_loaded: np.ndarray
 
+    @cached_property
+    def home(self) -> np.ndarray:
+        """int64 `[samples]`, the rank that loaded each sample."""
+        return np.repeat(np.arange(len(self.num_loaded)), self.num_loaded.sum(1))
+
+    @cached_property
+    def batch_of(self) -> np.ndarray:
+        """int64 `[samples]`, which of its rank's batches each sample was in."""
+        ranks, batches = self.num_loaded.shape
+        return np.repeat(np.tile(np.arange(batches), ranks), self.num_loaded.ravel())
+
+    def of_ranks(self, ranks: np.ndarray) -> tuple[np.ndarray, LoadedSamples]:
+        """Returns the numbers of the samples that `ranks` loaded, and these samples; `ranks` ascending."""
+        chosen = np.flatnonzero(np.isin(self.home, ranks))
+        loaded = LoadedSamples(
+            self.workloads[chosen],
+            self.tokens[chosen],
+            self.sizes[chosen],
+            self.batch_sizes[ranks],
+            self.num_loaded[ranks],
+        )
+        return chosen, loaded
+
 
 @dataclass(frozen=True)
-class Placement:
-    """How samples are placed.
+class Placed:
+    """Where samples are computed.
 
     Attributes:
-        partitioner: one of `PARTITIONERS`.
-        tolerance: the largest load may be (1 + tolerance) × the lower bound; None for the partitioner's own:
-            0.01 for "rebalance", 0 for "refined". The others take none.
-        equal_rows: every rank gets the same number of rows (±1 real ones); else rows follow the load.
-        max_rows: real rows of a rank at most, where they follow the load.
-        max_tokens: tokens of a rank at most.
-        window: consecutive steps that are placed together.
-        window_max_step_ratio: a step's total is at most this times the window's mean; None for no limit.
-        max_tokens_per_micro_batch: tokens of a micro-batch at most; None for batches that run whole.
-        small_micro_batches_at_ends: whether the lightest micro-batches come first and last, not only first.
-
-    Raises:
-        KeyError: an unknown partitioner.
-        ValueError: a value is out of range, or has no effect with the others.
+        rank, step: int64 `[samples]`.
+        rows: int64 `[ranks, steps]`, rows of each rank's batch, padding included.
     """
 
-    partitioner: str
-    tolerance: float | None
-    equal_rows: bool
-    max_rows: int | None
-    max_tokens: int | None
-    window: int = 1
-    window_max_step_ratio: float | None = None
-    max_tokens_per_micro_batch: int | None = None
-    small_micro_batches_at_ends: bool = False
+    rank: np.ndarray
+    step: np.ndarray
+    rows: np.ndarray
 
-    def __post_init__(self) -> None:
-        if self.partitioner not in PARTITIONERS:
-            raise KeyError(f"unknown partitioner {self.partitioner!r}; there are {list(PARTITIONERS)}")
-        if self.tolerance is not None and self.partitioner not in _TAKE_TOLERANCE:
-            raise ValueError(
-                f"tolerance={self.tolerance} has no effect on {self.partitioner!r}: leave it None"
-            )
-        if self.tolerance is not None and not 0 <= self.tolerance < np.inf:
-            raise ValueError(f"tolerance={self.tolerance}: expected a finite number of at least 0")
-        for name in ("max_rows", "max_tokens", "max_tokens_per_micro_batch"):
-            cap = getattr(self, name)
-            if cap is not None and not (isinstance(cap, int | np.integer) and cap >= 1):
-                raise ValueError(
-                    f"{name}={cap}: expected at least 1, as a whole number, or None for no limit"
-                )
-            if (
-                name != "max_tokens_per_micro_batch"
-                and cap is not None
-                and self.partitioner == "karmarkar_karp"
-            ):
-                raise ValueError(
-                    f"{name}={cap}: 'karmarkar_karp' keeps no limits; choose another partitioner"
-                )
-        if self.max_rows is not None and self.equal_rows:
-            raise ValueError(f"max_rows={self.max_rows} has no effect with equal_rows=True")
-        if self.small_micro_batches_at_ends and self.max_tokens_per_micro_batch is None:
-            raise ValueError("small_micro_batches_at_ends has no effect without max_tokens_per_micro_batch")
-        self._check_window()
 
-    def place(self, loaded: LoadedSamples, ranks_per_node: int | None = None) -> list[np.ndarray]:
-        """For each rank the ascending numbers of its samples; as loaded where the partitioner does no better.
+def place(
+    samples: LoadedSamples,
+    settings: ShufflerSettings,
+    ranks_per_node: int | None = None,
+    pads: bool = True,
+) -> Placed:
+    """Places the samples of one step, or of a window of steps, on the ranks that loaded them.
 
-        Raises:
-            ValueError: `max_rows` or `max_tokens` cannot be kept, or no placement that does was found.
-        """
-        num_ranks = len(loaded.num_loaded)
-        as_loaded = np.split(np.arange(len(loaded.workloads)), np.cumsum(loaded.num_loaded)[:-1])
-        if num_ranks == 1:
-            return as_loaded
-        self._check_tokens(loaded)
-        settings: dict[str, Any] = {"equal_size": self.equal_rows}
-        if self.tolerance is not None:
-            settings["tolerance"] = self.tolerance
-        if self.max_tokens is not None:
-            settings.update(tokens=loaded.tokens, max_tokens=self.max_tokens)
-        if self.max_rows is not None:
-            settings["max_rows"] = self.max_rows
-        if self.partitioner == "rebalance":
-            home = np.repeat(np.arange(num_ranks), loaded.num_loaded)
-            return rebalance(
-                loaded.workloads,
-                home,
-                num_ranks,
-                sizes=loaded.sizes,
-                ranks_per_node=ranks_per_node,
-                **settings,
-            )
-        algorithm = {
-            "karmarkar_karp": karmarkar_karp,
-            "longest_processing_time": longest_processing_time,
-            "refined": refined,
-        }[self.partitioner]
-        placed = algorithm(loaded.workloads, num_ranks, **settings)
-        stays = self._allows(loaded) and _largest_load(loaded, as_loaded) <= _largest_load(loaded, placed)
-        return as_loaded if stays else placed
+    Args:
+        samples: of one batch per rank, or of up to `settings.window`.
+        settings: how to place them.
+        ranks_per_node: consecutive ranks per node, where moves across nodes cost more.
+        pads: whether batches may get padding rows, to make rows equal.
 
-    def place_in_micro_batches(
-        self, loaded: LoadedSamples, ranks_per_node: int | None = None
-    ) -> list[list[np.ndarray]]:
-        """For each rank and micro-batch the ascending numbers of its samples.
-
-        Raises:
-            ValueError: as `place` does.
-        """
-
-        def place(tokens: np.ndarray | None, most: int | None) -> list[np.ndarray]:
-            if tokens is None or most is None:
-                return self.place(loaded, ranks_per_node)
-            if self.max_tokens is not None:  # in whole tokens, which are no fewer
-                tokens, most = loaded.tokens, min(most, self.max_tokens)
-            # Of "karmarkar_karp", which keeps no limits, this is an error, and so there is but one placement.
-            limited = replace(self, max_tokens=most, window=1, window_max_step_ratio=None)  # of one step
-            return limited.place(replace(loaded, tokens=tokens), ranks_per_node)
-
-        placed = place_in_micro_batches(
-            loaded.workloads, loaded.tokens, len(loaded.num_loaded), self._micro_batch_cap, place
-        )
-        return self._ordered(placed)
-
-    def divide_into_micro_batches(
-        self,
-        workloads: np.ndarray,
-        tokens: np.ndarray,
-        partition: Sequence[np.ndarray],
-    ) -> list[list[np.ndarray]]:
-        """The same of samples `[samples]` that are placed on ranks already: `partition` has those of each."""
-        divided = divide_into_micro_batches(workloads, tokens, partition, self._micro_batch_cap)
-        return self._ordered(divided)
-
-    def place_window(self, loaded: LoadedSamples, num_steps: int) -> list[list[np.ndarray]]:
-        """For each step and rank the ascending numbers of its samples."""
-        return balance_window(
-            loaded.workloads,
-            len(loaded.num_loaded),
+    Raises:
+        ValueError: `max_rows` or `max_tokens` cannot be kept, or no placement that keeps them was found.
+    """
+    num_ranks = len(samples.num_loaded)
+    num_steps = max(int(samples.batch_sizes.any(0).sum()), 1)
+    if num_ranks == 1:
+        return _as_loaded(samples)
+    if num_steps > 1:
+        steps = balance_window(
+            samples.workloads,
+            num_ranks,
             num_steps,
-            self.window_max_step_ratio,
-            equal_size=self.equal_rows,
+            settings.window_max_step_ratio,
+            equal_size=settings.equal_rows,
+        )
+        step, rank = np.divmod(_part_of([part for step in steps for part in step]), num_ranks)
+    else:
+        rank = _rank_of(samples, settings, ranks_per_node)
+        step = np.zeros_like(rank)
+    if settings.equal_rows and pads:
+        equal = -(-int(samples.batch_sizes.sum()) // (num_ranks * num_steps))
+        rows = np.full((num_ranks, num_steps), max(equal, 1))
+    else:
+        rows = np.bincount(rank * num_steps + step, minlength=num_ranks * num_steps)
+        rows = np.maximum(rows, 1).reshape(num_ranks, num_steps)
+    return Placed(rank, step, rows)
+
+
+def place_within(
+    samples: LoadedSamples,
+    groups: Sequence[tuple[np.ndarray, int | None]],
+    settings: ShufflerSettings,
+    pads: bool,
+) -> Placed:
+    """`place`, with every sample kept among the ranks of its group.
+
+    Args:
+        samples: of all ranks.
+        groups: the ascending ranks of each group, each rank in one of them, and its ranks per node.
+        settings, pads: as `place` takes them.
+    """
+    if len(groups) == 1:
+        return place(samples, settings, groups[0][1], pads)
+    placed = _as_loaded(samples)
+    for ranks, ranks_per_node in groups:
+        if len(ranks) == 1:
+            continue  # stays as it was loaded
+        chosen, of_group = samples.of_ranks(ranks)
+        in_group = place(of_group, settings, ranks_per_node, pads)
+        placed.rank[chosen] = ranks[in_group.rank]
+        placed.step[chosen] = in_group.step
+        # A group may have fewer steps than the others: then its ranks run one row without a sample.
+        placed.rows[ranks] = 1
+        placed.rows[ranks, : in_group.rows.shape[1]] = in_group.rows
+    return placed
+
+
+def divide(samples: LoadedSamples, placed: Placed, max_tokens: int) -> tuple[np.ndarray, np.ndarray]:
+    """Divides the samples of every rank and step into micro-batches.
+
+    Returns:
+        int64 `[samples]`, the micro-batch of each sample; int64 `[steps]`, micro-batches of every rank.
+    """
+    num_ranks, num_steps = placed.rows.shape
+    micro_batch, counts = np.zeros_like(placed.rank), np.ones(num_steps, dtype=np.int64)
+    for step in range(num_steps):
+        chosen = np.flatnonzero(placed.step == step)
+        partition = parts_of(placed.rank[chosen], num_ranks)
+        divided = divide_into_micro_batches(
+            samples.workloads[chosen], samples.tokens[chosen], partition, max_tokens
+        )
+        counts[step] = len(divided[0])
+        micro_batch[chosen] = _part_of([part for of_rank in divided for part in of_rank]) % counts[step]
+    return micro_batch, counts
+
+
+def warm_up(settings: ShufflerSettings) -> None:
+    """Compiles, or loads from numba's cache, all that `place` may call, so that no step waits for it."""
+    ones, home = np.ones(2, dtype=np.int64), np.zeros(2, dtype=np.int64)
+    rebalance(ones, home, 2)  # rows have to be made equal
+    rebalance(ones, home, 2, equal_size=False, tokens=ones, max_tokens=1)  # a limit has to be met
+    refined(ones, 2)
+    balance_window(ones, 1, 2)
+    refined(ones, 2, tokens=ones, max_tokens=1)
+    longest_processing_time(ones, 2)
+    lower_bound(ones, 2)  # for reports
+    if settings.max_tokens_per_micro_batch is not None:
+        divide_into_micro_batches(ones, ones, [np.arange(2)], 1)
+
+
+def _as_loaded(samples: LoadedSamples) -> Placed:
+    num_steps = max(int(samples.batch_sizes.any(0).sum()), 1)
+    rows = np.maximum(samples.batch_sizes[:, :num_steps], 1)
+    return Placed(samples.home.copy(), samples.batch_of.copy(), rows)
+
+
+def _rank_of(samples: LoadedSamples, settings: ShufflerSettings, ranks_per_node: int | None) -> np.ndarray:
+    """Returns int64 `[samples]`, the rank of each; as loaded where the partitioner does no better."""
+    _check_tokens(samples, settings.max_tokens)
+    num_ranks = len(samples.num_loaded)
+    arguments = {
+        "workloads": samples.workloads,
+        "num_partitions": num_ranks,
+        "home": samples.home,
+        "sizes": samples.sizes,
+        "ranks_per_node": ranks_per_node,
+        "equal_size": settings.equal_rows,
+        "tolerance": settings.tolerance,
+        "max_rows": settings.max_rows,
+        "tokens": None if settings.max_tokens is None else samples.tokens,
+        "max_tokens": settings.max_tokens,
+    }
+    given = {name: value for name, value in arguments.items() if settings.takes(name) and value is not None}
+    partition = PARTITIONERS[settings.partitioner](**given)
+    rank_of = _part_of(partition)
+    home = samples.home
+    stays = _allows(samples, settings) and _largest_load(samples, home) <= _largest_load(samples, rank_of)
+    return home.copy() if stays else rank_of
+
+
+def _check_tokens(samples: LoadedSamples, max_tokens: int | None) -> None:
+    """Raises what the partitioner would, with the rank and row of the sample."""
+    over = np.flatnonzero(samples.tokens > (max_tokens or np.inf))
+    if over.size:
+        rank = samples.home[over[0]]
+        row = int(over[0] - samples.num_loaded[:rank].sum())
+        raise ValueError(
+            f"row {row} of rank {rank} has {samples.tokens[over[0]]} tokens, above "
+            f"max_tokens={max_tokens}: truncate histories or raise the limit"
         )
 
-    def rows(self, total_rows: int, num_steps: int, partition: list[np.ndarray], pads: bool) -> np.ndarray:
-        """int64 `[ranks]`: the rows of each rank's batch in one of the steps, padding included.
 
-        Args:
-            total_rows: rows that all ranks loaded for all the steps.
-            num_steps: steps that are placed together.
-            partition: the samples of each rank in this step.
-            pads: whether batches know their padding, so that they may get some.
-        """
-        if self.equal_rows and pads:
-            return np.full(len(partition), max(-(-total_rows // (len(partition) * num_steps)), 1))
-        return np.array([max(len(samples), 1) for samples in partition])
-
-    def warm_up(self) -> None:
-        """Compiles what is compiled, or loads it if it was before, so that no step has to wait for it."""
-        ones, home = np.ones(2, dtype=np.int64), np.zeros(2, dtype=np.int64)
-        rebalance(ones, home, 2)  # rows have to be made equal
-        rebalance(ones, home, 2, equal_size=False, tokens=ones, max_tokens=1)  # a limit has to be met
-        refined(ones, 2)
-        balance_window(ones, 1, 2)
-        refined(ones, 2, tokens=ones, max_tokens=1)
-        longest_processing_time(ones, 2)
-        lower_bound(ones, 2)  # for reports
-        if self.max_tokens_per_micro_batch is not None:
-            divide_into_micro_batches(ones, ones, [np.arange(2)], 1)
-
-    @property
-    def _micro_batch_cap(self) -> int:
-        if self.max_tokens_per_micro_batch is None:
-            raise ValueError("there are no micro-batches: max_tokens_per_micro_batch is None")
-        return self.max_tokens_per_micro_batch
-
-    def _ordered(self, micro_batches: list[list[np.ndarray]]) -> list[list[np.ndarray]]:
-        if self.small_micro_batches_at_ends:
-            return [small_at_both_ends(of_rank) for of_rank in micro_batches]
-        return micro_batches
-
-    def _check_window(self) -> None:
-        if self.window < 1:
-            raise ValueError(f"window={self.window}: expected at least 1")
-        if self.window_max_step_ratio is not None:
-            if self.window == 1:
-                raise ValueError(
-                    f"window_max_step_ratio={self.window_max_step_ratio} has no effect with window=1"
-                )
-            if not self.window_max_step_ratio >= 1:
-                raise ValueError(
-                    f"window_max_step_ratio={self.window_max_step_ratio}: expected at least 1, or None"
-                )
-        if self.window > 1:
-            for name in ("tolerance", "max_rows", "max_tokens"):
-                if getattr(self, name) is not None:
-                    raise ValueError(
-                        f"{name}={getattr(self, name)} has no effect with window={self.window}, which "
-                        "balance_window places: leave it None"
-                    )
-            if self.partitioner != DEFAULT_PARTITIONER:
-                raise ValueError(
-                    f"partitioner={self.partitioner!r} has no effect with window={self.window}, which "
-                    "balance_window places: leave it out"
-                )
-
-    def _check_tokens(self, loaded: LoadedSamples) -> None:
-        """What the partition algorithms would say, with the rank and row of the sample."""
-        over = np.flatnonzero(loaded.tokens > (self.max_tokens or np.inf))
-        if over.size:
-            ends = np.cumsum(loaded.num_loaded)
-            rank = int(np.searchsorted(ends, over[0], side="right"))
-            row = int(over[0] - ends[rank] + loaded.num_loaded[rank])
-            raise ValueError(
-                f"row {row} of rank {rank} has {loaded.tokens[over[0]]} tokens, above "
-                f"max_tokens={self.max_tokens}: truncate histories or raise the limit"
-            )
-
-    def _allows(self, loaded: LoadedSamples) -> bool:
-        """Whether the samples may stay where they were loaded."""
-        rank_of = np.repeat(np.arange(len(loaded.num_loaded)), loaded.num_loaded)
-        tokens = np.bincount(rank_of, loaded.tokens, minlength=1)
-        even = not self.equal_rows or np.ptp(loaded.num_loaded) <= 1
-        few = self.max_rows is None or loaded.num_loaded.max() <= self.max_rows
-        return even and few and (self.max_tokens is None or tokens.max() <= self.max_tokens)
+def _allows(samples: LoadedSamples, settings: ShufflerSettings) -> bool:
+    """Whether the samples may stay where they were loaded."""
+    num_loaded = samples.num_loaded.sum(1)
+    tokens = np.bincount(samples.home, samples.tokens, minlength=1)
+    even = not settings.equal_rows or np.ptp(num_loaded) <= 1
+    few = settings.max_rows is None or num_loaded.max() <= settings.max_rows
+    return even and few and (settings.max_tokens is None or tokens.max() <= settings.max_tokens)
 
 
-def _largest_load(loaded: LoadedSamples, partition: list[np.ndarray]) -> float:
-    """Added up one by one, as bincount does, so that all processors get the same last bit."""
-    rank_of = np.repeat(np.arange(len(partition)), [len(samples) for samples in partition])
-    return float(np.bincount(rank_of, loaded.workloads[np.concatenate(partition)], minlength=1).max())
+def _largest_load(samples: LoadedSamples, rank_of: np.ndarray) -> float:
+    """Adds one by one, as bincount does, so that all processors get the same last bit."""
+    return float(np.bincount(rank_of, samples.workloads, minlength=1).max())
+
+
+def _part_of(partition: Sequence[np.ndarray]) -> np.ndarray:
+    """Returns int64 `[samples]`, the part of each sample; every sample is in one part."""
+    numbers = np.concatenate(partition)
+    part_of = np.empty(len(numbers), dtype=np.int64)
+    part_of[numbers] = np.repeat(np.arange(len(partition)), [len(part) for part in partition])
+    return part_of

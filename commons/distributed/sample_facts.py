@@ -1,4 +1,4 @@
-"""What planning must know of one rank's samples, read from its batches on the host."""
+"""Facts about one rank's samples, read from its batches on the host: all that planning needs."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from commons.sequence_batch.packed_rows import check_jagged_fields, key_lengths,
 from commons.sequence_batch.row_schema import RowSchema
 from commons.sequence_batch.sample_rows import NARROW_INTEGERS, SampleRows
 
-NUM_COUNTS = 3  # of each sample: workload, tokens, loss tokens
+NUM_COUNTS = 3  # per sample: workload, tokens, loss tokens
 
 
 @dataclass(frozen=True)
 class SampleFacts:
-    """One rank's batches of a window, as far as planning needs them.
+    """Facts about one rank's batches of a window.
 
     Attributes:
         schema: the fields of the batches.
-        batch_sizes: int64 `[batches]`, rows, padding included.
+        batch_sizes: int64 `[batches]`, rows with padding.
         num_loaded: int64 `[batches]`, real rows.
         per_sample: int64 `[samples, NUM_COUNTS + jagged fields]`: workload, tokens, loss tokens, elements of
             each jagged field.
@@ -39,17 +39,17 @@ class SampleFacts:
         sample_rows: SampleRows,
         counts_of_rows: Mapping[str, Callable[[Any], torch.Tensor]],
     ) -> SampleFacts:
-        """Facts of batches on the host.
+        """Reads the facts from batches on the host.
 
         Args:
             batches: at least one.
             sample_rows: reads their rows.
-            counts_of_rows: what gives workload, tokens and loss tokens of each row, all `[batch_size]`, in
-                this order, by the names that messages call them. They see lengths in int64.
+            counts_of_rows: functions that return workload, tokens, and loss tokens of each row, all
+                `[batch_size]`, in this order, by the names that messages call them. They see int64 lengths.
 
         Raises:
-            ValueError: counts of the wrong length, in integers that wrap, negative, NaN or infinite; a
-                batch's lengths do not account for its values; or the batches differ in their fields.
+            ValueError: counts of the wrong length, in a dtype that wraps, negative, NaN or infinite; lengths
+                that do not account for a batch's values; or batches that differ in their fields.
         """
         schema, sizes, per_sample = None, [], []
         for batch in batches:
@@ -68,7 +68,7 @@ class SampleFacts:
                 )
             shown = sample_rows.with_long_lengths(batch)
             counts = [
-                checked_counts(count(shown), num_rows, num_real, whose)
+                checked_counts(_called(count, shown, whose), num_rows, num_real, whose)
                 for whose, count in counts_of_rows.items()
             ]
             elements = row_elements(key_lengths(fields, schema, num_rows), schema)
@@ -81,11 +81,18 @@ class SampleFacts:
         return SampleFacts(schema, batch_sizes, num_loaded, np.concatenate(per_sample))
 
 
+def _called(count: Callable[[Any], torch.Tensor], batch: Any, whose: str) -> Any:
+    try:
+        return count(batch)
+    except StopIteration as error:  # further up it would look like the end of the data
+        raise RuntimeError(f"{whose} raised {error!r}") from error
+
+
 def checked_counts(returned: Any, num_rows: int, num_real: int, whose: str) -> torch.Tensor:
-    """int64 `[rows]` from what a user's method returned, 0 for padding rows.
+    """Returns int64 `[rows]` from a user's counts, with 0 for padding rows.
 
     Raises:
-        ValueError: that is no whole number of at least 0 for each row; `whose` is how the message calls it.
+        ValueError: not a non-negative integer for each row; the message calls the counts `whose`.
     """
     try:
         values = torch.as_tensor(returned).detach().cpu()

@@ -1,9 +1,8 @@
-"""Which sample goes to which rank, in one step or in several that are planned together."""
+"""The plan: for each sample, the rank, the step and the micro-batch that compute it."""
 
 from __future__ import annotations
 
 import hashlib
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
@@ -15,7 +14,7 @@ from commons.sequence_batch.row_schema import aligned
 
 @dataclass(frozen=True)
 class RouteEnd:
-    """Samples that one rank holds before a transfer, or after it, in ascending order of their numbers.
+    """The samples of one rank before a transfer, or after it, in ascending order of their numbers.
 
     Attributes:
         ranks: int64 `[samples]`, the rank that each goes to, or comes from.
@@ -31,7 +30,7 @@ class RouteEnd:
     def of(
         ranks: np.ndarray, elements: np.ndarray, row_bytes: np.ndarray, rank: int, num_ranks: int
     ) -> RouteEnd:
-        """Of `rank`, among `num_ranks`; `row_bytes` int64 `[samples]`."""
+        """Makes the end at `rank`, one of `num_ranks`; `row_bytes` is int64 `[samples]`."""
         num_bytes = np.zeros(num_ranks, dtype=np.int64)
         np.add.at(num_bytes, ranks, row_bytes)
         num_bytes[rank] = 0
@@ -40,9 +39,9 @@ class RouteEnd:
 
 @dataclass(frozen=True)
 class Route:
-    """What a transfer moves from and to one rank: the samples that it holds, and those that it will hold.
+    """What a transfer moves from and to one rank: the samples it holds, and those it will hold.
 
-    Both in ascending order, so that two ranks agree on the order of what goes between them.
+    Both are in ascending order, so that two ranks agree on the order of what goes between them.
     """
 
     held: RouteEnd
@@ -51,22 +50,23 @@ class Route:
 
 @dataclass(frozen=True, eq=False)
 class ShufflePlan:
-    """The placement of one step; plain data, equal on every rank.
+    """The placement of one step, or of a window of steps; plain data, equal on every rank.
 
-    Samples are numbered over the ranks: first the real rows of rank 0, then those of rank 1, and so on.
+    Samples are numbered over the ranks: the real rows of rank 0's batches, one batch after another, then
+    those of rank 1's, and so on. `steps` has a plan for each step, in which samples are numbered anew.
 
     Attributes:
-        batch_sizes: int64 `[ranks]`, rows that each rank brings; 0 where a rank has no batch.
-        num_loaded: int64 `[ranks]`, real rows that each rank brings.
+        batch_sizes: int64 `[ranks, batches]`, rows that each rank brings; 0 where it has no batch.
+        num_loaded: int64 `[ranks, batches]`, real rows that each rank brings.
         workloads: int64 `[samples]`, in the shuffler's own unit.
-        tokens: int64 `[samples]`.
-        loss_tokens: int64 `[samples]`.
+        tokens, loss_tokens: int64 `[samples]`.
         num_elements: int64 `[samples, jagged fields]`, elements of each sample in each jagged field.
-        sample_bytes: int64 `[samples]`, bytes that a sample takes when it is sent.
-        partition: for each rank, the ascending numbers of the samples it will compute.
-        rows: int64 `[ranks]`, rows that each rank's batch will have, padding included.
-        micro_batches: for each rank and micro-batch the ascending rows of the rank's exchanged batch that are
-            in it, as many micro-batches on every rank; empty where batches run whole.
+        sample_bytes: int64 `[samples]`, bytes of a sample on the wire.
+        destination: int64 `[samples]`, the rank that computes each sample.
+        step: int64 `[samples]`, the step that computes each sample.
+        micro_batch: int64 `[samples]`, the micro-batch of its rank and step; 0 where batches run whole.
+        rows: int64 `[ranks, steps]`, rows that each rank's batch will have, padding included; at least 1.
+        micro_batch_counts: int64 `[steps]`, micro-batches of every rank; 0 where batches run whole.
     """
 
     batch_sizes: np.ndarray
@@ -76,14 +76,21 @@ class ShufflePlan:
     loss_tokens: np.ndarray
     num_elements: np.ndarray
     sample_bytes: np.ndarray
-    partition: tuple[np.ndarray, ...]
+    destination: np.ndarray
+    step: np.ndarray
+    micro_batch: np.ndarray
     rows: np.ndarray
-    micro_batches: tuple[tuple[np.ndarray, ...], ...] = ()
+    micro_batch_counts: np.ndarray
 
     @property
     def num_ranks(self) -> int:
-        """Ranks that the plan balances among."""
+        """Ranks that the plan is for."""
         return len(self.batch_sizes)
+
+    @property
+    def num_steps(self) -> int:
+        """Steps that the plan is for."""
+        return self.rows.shape[1]
 
     @property
     def has_batch(self) -> bool:
@@ -92,71 +99,114 @@ class ShufflePlan:
 
     @property
     def num_loss_tokens(self) -> int:
-        """Loss tokens of the ranks together."""
+        """Loss tokens of all ranks of the plan, in all its steps."""
         return int(self.loss_tokens.sum())
 
     def loss_tokens_on(self, rank: int) -> int:
         """Loss tokens of the samples that a rank computes."""
         return int(self.loss_tokens[self.partition[rank]].sum())
 
-    def loss_tokens_of_micro_batches(self, rank: int) -> list[int]:
-        """Loss tokens of each of a rank's micro-batches."""
-        placed = self.partition[rank]
-        return [int(self.loss_tokens[placed[rows]].sum()) for rows in self.micro_batches[rank]]
-
-    @property
-    def num_micro_batches(self) -> int:
-        """Micro-batches of every rank; 0 where batches run whole."""
-        return len(self.micro_batches[0]) if self.micro_batches else 0
-
-    @cached_property
-    def num_placed(self) -> np.ndarray:
-        """int64 `[ranks]`, real rows that each rank's batch will have: they come first."""
-        return np.array([len(samples) for samples in self.partition], dtype=np.int64)
-
     @cached_property
     def home(self) -> np.ndarray:
-        """int64 `[samples]`, the rank that each sample was loaded on."""
-        return np.repeat(np.arange(self.num_ranks), self.num_loaded)
+        """int64 `[samples]`, the rank that loaded each sample."""
+        return np.repeat(np.arange(self.num_ranks), self.num_loaded.sum(1))
 
     @cached_property
     def home_start(self) -> np.ndarray:
         """int64 `[ranks]`, number of the first sample that each rank loaded."""
-        return np.cumsum(self.num_loaded) - self.num_loaded
+        return np.cumsum(self.num_loaded.sum(1)) - self.num_loaded.sum(1)
 
     @cached_property
-    def destination(self) -> np.ndarray:
-        """int64 `[samples]`, the rank that will compute each sample."""
-        return _part_of(self.partition, len(self.workloads))
+    def batch_of(self) -> np.ndarray:
+        """int64 `[samples]`, which of its rank's batches each sample was in."""
+        ranks, batches = self.num_loaded.shape
+        return np.repeat(np.tile(np.arange(batches), ranks), self.num_loaded.ravel())
+
+    @cached_property
+    def partition(self) -> tuple[np.ndarray, ...]:
+        """For each rank the ascending numbers of the samples that it computes."""
+        return tuple(parts_of(self.destination, self.num_ranks))
+
+    @cached_property
+    def num_placed(self) -> np.ndarray:
+        """int64 `[ranks]`, samples that each rank computes; in one step they come first in its batch."""
+        return np.bincount(self.destination, minlength=self.num_ranks)
 
     @cached_property
     def moves(self) -> bool:
         """Whether any sample leaves its home."""
         return bool((self.home != self.destination).any())
 
-    def in_micro_batches(self, micro_batches: Sequence[Sequence[np.ndarray]]) -> ShufflePlan:
-        """The plan with micro-batches: for each rank and micro-batch the numbers of its samples."""
-        rows = tuple(
-            tuple(np.searchsorted(placed, np.sort(numbers)) for numbers in of_rank)
-            for placed, of_rank in zip(self.partition, micro_batches, strict=True)
-        )
-        return replace(self, micro_batches=rows)
-
-    def with_micro_batches_of_none(self, count: int) -> ShufflePlan:
-        """The plan with `count` micro-batches, the first ones empty, because ranks beyond these have so many;
-        itself where it has them, or runs whole."""
-        missing = count - self.num_micro_batches
-        if missing <= 0 or not self.micro_batches:
-            return self
-        nothing = (np.zeros(0, dtype=np.int64),) * missing
-        return replace(self, micro_batches=tuple(nothing + of_rank for of_rank in self.micro_batches))
-
     def loaded_by(self, rank: int) -> np.ndarray:
-        """int64: the numbers of the samples that a rank brings."""
-        return self.home_start[rank] + np.arange(self.num_loaded[rank])
+        """int64, the numbers of the samples that a rank brings."""
+        return self.home_start[rank] + np.arange(self.num_loaded[rank].sum())
+
+    def where_loaded(self, sample: int) -> tuple[int, int, int]:
+        """Returns the rank that loaded a sample, which of its batches it was in, and the row there."""
+        rank, batch = int(self.home[sample]), int(self.batch_of[sample])
+        before = int(self.home_start[rank] + self.num_loaded[rank, :batch].sum())
+        return rank, batch, sample - before
+
+    @property
+    def in_micro_batches(self) -> bool:
+        """Whether ranks run their batches in micro-batches."""
+        return bool(self.micro_batch_counts.any())
+
+    @property
+    def num_micro_batches(self) -> int:
+        """Micro-batches of every rank in a plan of one step; 0 where batches run whole."""
+        return int(self.micro_batch_counts[0])
+
+    def micro_batches_on(self, rank: int) -> list[np.ndarray]:
+        """Returns the ascending rows of each micro-batch in a rank's batch, in a plan of one step."""
+        if not self.in_micro_batches:
+            return []
+        return parts_of(self.micro_batch[self.partition[rank]], self.num_micro_batches)
+
+    @cached_property
+    def steps(self) -> tuple[ShufflePlan, ...]:
+        """The plan of each step. Its batches are what ranks bring to that step: see `rows_for_step`."""
+        if self.num_steps == 1:
+            return (self,)
+        return tuple(self._step(number) for number in range(self.num_steps))
+
+    def within(self, ranks: np.ndarray) -> ShufflePlan:
+        """Returns the part of the plan among `ranks`, int64 and ascending, which exchange with no others."""
+        if len(ranks) == self.num_ranks:
+            return self
+        among = self._of_samples(np.flatnonzero(np.isin(self.home, ranks)))
+        return replace(
+            among,
+            batch_sizes=self.batch_sizes[ranks],
+            num_loaded=self.num_loaded[ranks],
+            destination=np.searchsorted(ranks, among.destination),
+            rows=self.rows[ranks],
+        )
+
+    @cached_property
+    def keeps_batches(self) -> np.ndarray:
+        """bool `[ranks]`, whether a rank brings each batch to its own step as loaded, padding and all."""
+        crossing = np.bincount(self.home, self.step != self.batch_of, minlength=self.num_ranks)
+        return crossing == 0
+
+    def rows_for_step(self, rank: int, step: int) -> np.ndarray:
+        """int64, what a rank brings to a step, as positions among all rows of the batches it loaded."""
+        numbers = self.loaded_by(rank)
+        batch = self.batch_of[numbers]
+        within = np.arange(len(numbers)) - (np.cumsum(self.num_loaded[rank]) - self.num_loaded[rank])[batch]
+        first = (np.cumsum(self.batch_sizes[rank]) - self.batch_sizes[rank])[batch]
+        return (first + within)[self.step[numbers] == step]
+
+    def rows_of_batch(self, rank: int, batch: int) -> np.ndarray:
+        """int64, a batch's samples, as positions among all that the rank brought to step 0, 1, and so on."""
+        mine = self.loaded_by(rank)
+        by_step = np.argsort(self.step[mine], kind="stable")
+        position = np.empty_like(by_step)
+        position[by_step] = np.arange(len(by_step))
+        return position[self.batch_of[mine] == batch]
 
     def route(self, rank: int) -> Route:
-        """What the exchange moves from and to a rank; worked out once."""
+        """Returns what the exchange of a one-step plan moves from and to a rank; computed once."""
         if rank not in self._routes:
             held, wanted = self.loaded_by(rank), self.partition[rank]
             self._routes[rank] = Route(
@@ -165,16 +215,8 @@ class ShufflePlan:
         return self._routes[rank]
 
     @cached_property
-    def _routes(self) -> dict[int, Route]:
-        return {}
-
-    def _route_end(self, samples: np.ndarray, rank_of: np.ndarray, rank: int) -> RouteEnd:
-        elements, num_bytes = self.num_elements[samples], self.sample_bytes[samples]
-        return RouteEnd.of(rank_of[samples], elements, num_bytes, rank, self.num_ranks)
-
-    @cached_property
     def fingerprint(self) -> int:
-        """A 63-bit hash of all of it, the same in every process."""
+        """A 63-bit hash of the whole plan, the same in every process."""
         digest = hashlib.blake2b(digest_size=8)
         for array in self._arrays():
             digest.update(repr((array.dtype.str, array.shape)).encode())
@@ -184,119 +226,49 @@ class ShufflePlan:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, ShufflePlan):
             return NotImplemented
-        mine, theirs = self._arrays(), other._arrays()
-        return len(mine) == len(theirs) and all(map(np.array_equal, mine, theirs))
+        return all(map(np.array_equal, self._arrays(), other._arrays()))
 
     def _arrays(self) -> list[np.ndarray]:
-        of_parts = ("partition", "micro_batches")
-        arrays = [getattr(self, field.name) for field in fields(self) if field.name not in of_parts]
-        return [*arrays, *self.partition, *itertools.chain(*self.micro_batches)]
+        return [getattr(self, field.name) for field in fields(self)]
 
+    def _step(self, step: int) -> ShufflePlan:
+        among = self._of_samples(np.flatnonzero(self.step == step))
+        brought = np.bincount(self.home[self.step == step], minlength=self.num_ranks)
+        return replace(
+            among,
+            batch_sizes=np.where(self.keeps_batches, self.batch_sizes[:, step], brought)[:, None],
+            num_loaded=brought[:, None],
+            step=np.zeros_like(among.step),
+            rows=self.rows[:, [step]],
+            micro_batch_counts=self.micro_batch_counts[[step]],
+        )
 
-@dataclass(frozen=True, eq=False)
-class WindowPlan:
-    """The placement of several consecutive steps; plain data, equal on every rank.
-
-    Each rank loads up to as many batches as there are steps, and brings to each step those of its samples
-    that belong there. The window's samples are numbered over the ranks: the real rows of rank 0's batches,
-    one behind the other, then those of rank 1's, and so on.
-
-    Attributes:
-        batch_sizes: int64 `[ranks, batches]`, rows that each rank loaded; 0 where it had no batch left.
-        num_loaded: int64 `[ranks, batches]`, real rows of them.
-        steps: the placement of each step; none if no rank had a batch left.
-        samples: for each step the window's numbers of its samples, ascending.
-        workloads: int64 `[samples of the window]`.
-        tokens: int64 `[samples of the window]`.
-    """
-
-    batch_sizes: np.ndarray
-    num_loaded: np.ndarray
-    steps: tuple[ShufflePlan, ...]
-    samples: tuple[np.ndarray, ...]
-    workloads: np.ndarray
-    tokens: np.ndarray
+    def _of_samples(self, numbers: np.ndarray) -> ShufflePlan:
+        """Keeps these samples; what is not per sample stays."""
+        return replace(self, **{name: getattr(self, name)[numbers] for name in _PER_SAMPLE})
 
     @cached_property
-    def home(self) -> np.ndarray:
-        """int64 `[samples]`, the rank that loaded each sample."""
-        return np.repeat(np.arange(len(self.num_loaded)), self.num_loaded.sum(1))
+    def _routes(self) -> dict[int, Route]:
+        return {}
 
-    @cached_property
-    def batch_of(self) -> np.ndarray:
-        """int64 `[samples]`, which of its rank's batches each sample was in."""
-        ranks, batches = self.num_loaded.shape
-        return np.repeat(np.tile(np.arange(batches), ranks), self.num_loaded.ravel())
-
-    @cached_property
-    def step_of(self) -> np.ndarray:
-        """int64 `[samples]`, the step that computes each sample."""
-        return _part_of(self.samples, len(self.workloads))
-
-    @property
-    def mean_loss_tokens(self) -> float:
-        """Loss tokens of a step of the ranks together, on average over the window."""
-        return sum(step.num_loss_tokens for step in self.steps) / max(len(self.steps), 1)
-
-    def where_loaded(self, sample: int) -> tuple[int, int, int]:
-        """The rank that loaded a sample, which of its batches it was in, and the row there."""
-        rank, batch = int(self.home[sample]), int(self.batch_of[sample])
-        before = int(self.num_loaded[:rank].sum() + self.num_loaded[rank, :batch].sum())
-        return rank, batch, sample - before
-
-    def rows_for_step(self, rank: int, step: int) -> np.ndarray:
-        """int64: what a rank brings to a step, as positions among all rows of the batches it loaded."""
-        numbers = np.flatnonzero(self.home == rank)
-        batch = self.batch_of[numbers]
-        within = np.arange(len(numbers)) - (np.cumsum(self.num_loaded[rank]) - self.num_loaded[rank])[batch]
-        first = (np.cumsum(self.batch_sizes[rank]) - self.batch_sizes[rank])[batch]
-        return (first + within)[self.step_of[numbers] == step]
-
-    def rows_of_batch(self, rank: int, batch: int) -> np.ndarray:
-        """int64: a batch's samples, as positions among all that the rank brought to step 0, 1, and so on."""
-        mine = self.home == rank
-        by_step = np.argsort(self.step_of[mine], kind="stable")
-        position = np.empty_like(by_step)
-        position[by_step] = np.arange(len(by_step))
-        return position[self.batch_of[mine] == batch]
-
-    def loaded_per_rank(self, amounts: np.ndarray, step: int) -> np.ndarray:
-        """float64 `[ranks]`: amounts `[samples]`, summed over each rank's batch number `step`."""
-        chosen = self.batch_of == step
-        return np.bincount(self.home[chosen], amounts[chosen], minlength=len(self.num_loaded))
+    def _route_end(self, samples: np.ndarray, rank_of: np.ndarray, rank: int) -> RouteEnd:
+        elements, num_bytes = self.num_elements[samples], self.sample_bytes[samples]
+        return RouteEnd.of(rank_of[samples], elements, num_bytes, rank, self.num_ranks)
 
 
-def one_step(plan: ShufflePlan) -> WindowPlan:
-    """A window of one step, or of none if no rank has a batch."""
-    return WindowPlan(
-        batch_sizes=plan.batch_sizes[:, None],
-        num_loaded=plan.num_loaded[:, None],
-        steps=(plan,) if plan.has_batch else (),
-        samples=(np.arange(len(plan.workloads)),) if plan.has_batch else (),
-        workloads=plan.workloads,
-        tokens=plan.tokens,
-    )
+def parts_of(part_of: np.ndarray, num_parts: int) -> list[np.ndarray]:
+    """Returns for each part the ascending numbers of its samples; `part_of` int64 `[samples]`."""
+    ends = np.cumsum(np.bincount(part_of, minlength=num_parts))
+    return np.split(np.argsort(part_of, kind="stable"), ends[:-1])
 
 
-def _part_of(parts: Sequence[np.ndarray], num_samples: int) -> np.ndarray:
-    """int64 `[samples]`, the part that has each sample."""
-    part_of = np.empty(num_samples, dtype=np.int64)
-    for part, samples in enumerate(parts):
-        part_of[samples] = part
-    return part_of
-
-
-def empty_plan(num_ranks: int, num_jagged_fields: int) -> ShufflePlan:
-    """The plan of a step for which these ranks have no batches: each has one row that is no sample."""
-    nothing = np.zeros(0, dtype=np.int64)
-    return ShufflePlan(
-        batch_sizes=np.zeros(num_ranks, dtype=np.int64),
-        num_loaded=np.zeros(num_ranks, dtype=np.int64),
-        workloads=nothing,
-        tokens=nothing,
-        loss_tokens=nothing,
-        num_elements=np.zeros((0, num_jagged_fields), dtype=np.int64),
-        sample_bytes=nothing,
-        partition=(nothing,) * num_ranks,
-        rows=np.ones(num_ranks, dtype=np.int64),
-    )
+_PER_SAMPLE: Sequence[str] = (
+    "workloads",
+    "tokens",
+    "loss_tokens",
+    "num_elements",
+    "sample_bytes",
+    "destination",
+    "step",
+    "micro_batch",
+)

@@ -69,7 +69,9 @@ def run_micro_batches(
     if loss_scale is None:
         loss_scale = shuffler.scale(torch.ones((), device=device), plan, "sum")
     micro_batches, rows = shuffler.micro_batches(batch, plan), shuffler.micro_batch_rows(batch, plan)
-    loss_tokens = plan.loss_tokens_of_micro_batches(shuffler.group.rank)
+    rank = shuffler.group.rank
+    own = plan.loss_tokens[plan.partition[rank]]
+    loss_tokens = [int(own[of_one].sum()) for of_one in plan.micro_batches_on(rank)]
     trains = model.training and torch.is_grad_enabled()
     replicated = _replicated(model) if trains else []
     lookups = _Lookups(model, batch, micro_batches, rows, sample_rows)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -14,9 +14,8 @@ from torchrec.distributed.train_pipeline import PrefetchTrainPipelineSparseDist,
 from torchrec.distributed.train_pipeline.train_pipelines import TrainPipeline
 from torchrec.distributed.types import ShardedModule
 
-from commons.distributed import BalanceReport, BatchShuffler, ShufflePlan, WindowPlan
+from commons.distributed import BalanceReport, BatchShuffler, ShufflePlan
 from commons.named_ranges import named_range
-from commons.pipeline.compute_clock import ComputeSpan
 from commons.pipeline.in_flight import in_flight, landed
 from commons.pipeline.shuffle_stage import ShuffleStage, StepOutput
 from commons.sequence_batch import containers
@@ -30,40 +29,49 @@ _REFUSED = {
 
 
 class _WithStage:
-    """What all pipelines tell of the step that ran last."""
+    """Facts about the last step, for all pipelines."""
 
     _stage: ShuffleStage
 
     @property
     def report(self) -> BalanceReport:
-        """Its balance, and what balancing it cost."""
-        return self._stage.report
-
-    @property
-    def compute_span(self) -> ComputeSpan | None:
-        """When this rank computed its dense part, waiting for no other; None if it did not train."""
-        return self._stage.compute_span
+        """The balance of the last step on all ranks, and what balancing cost; computed when asked for."""
+        return self._stage.report()
 
     @property
     def computed_tokens(self) -> np.ndarray:
         """int64 `[samples]`, tokens of each sample that this rank computed."""
-        return self._stage.computed_tokens
+        plan = self.plan
+        return plan.tokens[plan.partition[self._stage.rank]]
 
     @property
     def num_samples(self) -> int:
-        """Samples that this rank computed. They come first in the output; metrics skip the rows after them,
-        which are padding, or the copy of a sample that a rank without any runs."""
-        return len(self.computed_tokens)
+        """Samples that this rank computed. They come first in the output. Metrics skip the rows after them:
+        padding, or the copy of a sample that a rank without any runs."""
+        return int(self.plan.num_placed[self._stage.rank])
 
     @property
     def plan(self) -> ShufflePlan:
-        """Its placement, for `BatchShuffler.unshuffle`."""
-        return self._stage.plan
+        """The placement of the last step among the ranks that balance together, for `unshuffle`."""
+        return self._stage.last_step.plan
 
     @property
-    def window_plan(self) -> WindowPlan:
-        """The placement of all steps that were planned together with it."""
-        return self._stage.window_plan
+    def window_plan(self) -> ShufflePlan:
+        """The placement of all steps that were planned together with the last, for `unshuffle_window`."""
+        return self._stage.last_step.group_window
+
+    def post(self, read: Callable[[], int]) -> None:
+        """Lets every rank read a number of this one's with each plan, which costs no collective.
+
+        Args:
+            read: returns the number, int64. The planning thread calls it once per plan; it may wait.
+        """
+        self._stage.post = read
+
+    @property
+    def posted(self) -> np.ndarray:
+        """int64 `[ranks]`, what all ranks posted with the newest plan, the same on all of them."""
+        return self._stage.posted
 
 
 class SequentialTrainPipeline(_WithStage, TrainPipeline):

@@ -9,8 +9,7 @@ from typing import Any
 import gin
 
 from commons.distributed.exchange import EXCHANGES
-from commons.distributed.placement import PARTITIONERS
-from commons.distributed.rank_group import PLANNING_BACKENDS
+from commons.distributed.shuffler_settings import PARTITIONERS
 from commons.perf_model import MeasuredCost
 
 
@@ -109,7 +108,6 @@ class TrainerArgs:
     balance_window_max_step_ratio: float | None = None
     balance_cost: str = FLOPS
     balance_exchange: str = "all_to_all"
-    balance_planning_backend: str = "gloo"
     balance_verify: bool = False
     max_tokens_per_micro_batch: int | None = None
     small_micro_batches_at_ends: bool = False
@@ -169,7 +167,6 @@ class TrainerArgs:
         for name, values in (
             ("balance_partitioner", PARTITIONERS),
             ("balance_exchange", sorted(EXCHANGES)),
-            ("balance_planning_backend", PLANNING_BACKENDS),
         ):
             value = getattr(self, name)
             require(value in values, f"TrainerArgs.{name}", value, f"one of {', '.join(values)}")

@@ -1,4 +1,4 @@
-"""What was computed of each sample, returned to the rank and row that the sample was loaded on."""
+"""Unshuffle: returns per-sample results to the rank and row that each sample was loaded on."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from commons.distributed.agreement import check_same_schema
 from commons.distributed.exchange import transfer
 from commons.distributed.rank_group import RankGroup
-from commons.distributed.shuffle_plan import Route, RouteEnd, ShufflePlan, WindowPlan
+from commons.distributed.shuffle_plan import Route, RouteEnd, ShufflePlan
 from commons.sequence_batch.base_batch import num_rows
 from commons.sequence_batch.packed_rows import PackedRows, gather_rows, row_elements, select_from
 from commons.sequence_batch.row_schema import FieldValue, RowSchema
@@ -20,48 +20,51 @@ from commons.sequence_batch.sample_rows import SampleRows
 _COUNTS = "elements"
 
 
-def return_step(values: Any, plan: ShufflePlan, group: RankGroup, sample_rows: SampleRows) -> Any:
-    """`BatchShuffler.unshuffle` of one step."""
-    rows, _ = _rows_at_home(values, plan, group, sample_rows)
-    batch_size = max(int(plan.batch_sizes[group.rank]), 1)
-    return _unpacked(_kind(values, plan), rows, batch_size, sample_rows)
-
-
-def return_window(
-    values: Sequence[Any], plan: WindowPlan, group: RankGroup, sample_rows: SampleRows
+def return_steps(
+    values: Sequence[Any], plan: ShufflePlan, group: RankGroup, sample_rows: SampleRows
 ) -> list[Any]:
-    """`BatchShuffler.unshuffle` of a window."""
-    if len(values) != len(plan.steps):
+    """Returns the values of each step to the batches that this rank loaded. Collective.
+
+    Args:
+        values: of each step of the plan, as `BatchShuffler.unshuffle` takes them.
+        plan: the placement within the group.
+        group: the ranks.
+        sample_rows: reads the rows of values.
+    """
+    if len(values) != plan.num_steps:
         raise ValueError(
-            f"unshuffle got values of {len(values)} steps, the window has {len(plan.steps)}: give it a list "
-            "with those of each step"
+            f"unshuffle got values of {len(values)} steps, the plan has {plan.num_steps}: give it "
+            "a list with those of each step"
         )
-    if not plan.steps:
-        return []
     at_home = [
         _rows_at_home(of_step, step, group, sample_rows)
         for of_step, step in zip(values, plan.steps, strict=True)
     ]
     sources, elements = [rows for rows, _ in at_home], np.concatenate([of_step for _, of_step in at_home])
+    kind = values[0][0] if plan.in_micro_batches and isinstance(values[0], list) else values[0]
     returned = []
     for batch, batch_size in enumerate(plan.batch_sizes[group.rank].tolist()):
-        if batch_size:
+        if batch_size or plan.num_steps == 1:  # of a rank without a batch, its one row
             chosen = plan.rows_of_batch(group.rank, batch)
-            rows = gather_rows(sources, chosen, elements[chosen].sum(0).tolist())
-            returned.append(_unpacked(_kind(values[0], plan.steps[0]), rows, batch_size, sample_rows))
+            rows = sources[0]
+            if plan.num_steps > 1:
+                rows = gather_rows(sources, chosen, elements[chosen].sum(0).tolist())
+            padded = rows.pad_to(max(batch_size, 1))
+            returned.append(sample_rows.with_rows(kind, padded.unpack(), padded.num_rows, len(chosen)))
     return returned
 
 
 def _rows_at_home(
     values: Any, plan: ShufflePlan, group: RankGroup, sample_rows: SampleRows
 ) -> tuple[PackedRows, np.ndarray]:
-    """The real rows that this rank brought to a step, and int64 `[rows, jagged fields]` their elements."""
+    """Returns the real rows that this rank brought to a step, and their elements, int64
+    `[rows, jagged fields]`."""
     rank = group.rank
     held, at_home = plan.partition[rank], plan.loaded_by(rank)
-    if plan.micro_batches and isinstance(values, list):
-        packed = _joined(values, plan.micro_batches[rank], sample_rows)
+    if plan.in_micro_batches and isinstance(values, list):
+        packed = _joined(values, plan.micro_batches_on(rank), sample_rows)
     else:
-        packed = _packed(values, int(plan.num_placed[rank]), int(plan.rows[rank]), sample_rows)
+        packed = _packed(values, int(plan.num_placed[rank]), int(plan.rows[rank, 0]), sample_rows)
     if group.num_ranks == 1:
         elements = row_elements(packed.lengths[:, : len(held)].cpu(), packed.schema).numpy()
         return gather_rows([packed], np.arange(len(held)), elements.sum(0).tolist()), elements
@@ -76,10 +79,10 @@ def _rows_at_home(
             RouteEnd.of(ranks, of_each, sent.schema.row_bytes(of_each), rank, group.num_ranks)
             for ranks, of_each in ((to, elements), (come_from, elements_to_come))
         )
-        return transfer(sent, Route(*ends), group, group.way_back)
+        return transfer(sent, Route(*ends), group, group.unshuffle)
 
     if elements.shape[1]:
-        # How long they are only the ranks that computed them know.
+        # Only the ranks that computed them know how long they are.
         counts = {_COUNTS: torch.from_numpy(elements).to(packed.lengths.device)}
         counted = PackedRows.pack(counts, RowSchema.of(counts), len(held))
         counted = transferred(counted, elements[:, :0], elements_to_come)
@@ -88,7 +91,7 @@ def _rows_at_home(
 
 
 def _joined(values: Sequence[Any], rows_of_each: Sequence[np.ndarray], sample_rows: SampleRows) -> PackedRows:
-    """The rows of a batch in its order, from what was computed of each of its micro-batches."""
+    """Puts the values of micro-batches in the order of their batch's rows."""
     if len(values) != len(rows_of_each):
         raise ValueError(
             f"unshuffle got values of {len(values)} micro-batches, the plan has {len(rows_of_each)}: give it "
@@ -125,12 +128,3 @@ def _checked_rows(fields: dict[str, FieldValue], num_real: int, num_padded: int)
                 f"gave this rank, or {num_real} without the padding"
             )
     return next(iter(sizes.values()))
-
-
-def _unpacked(values: Any, rows: PackedRows, batch_size: int, sample_rows: SampleRows) -> Any:
-    return sample_rows.with_rows(values, rows.pad_to(batch_size).unpack(), batch_size, rows.num_rows)
-
-
-def _kind(values: Any, plan: ShufflePlan) -> Any:
-    """Values of the kind that is returned."""
-    return values[0] if plan.micro_batches and isinstance(values, list) else values

@@ -1,0 +1,154 @@
+"""Plans: gathers what ranks loaded, places it, and makes the same plan on every rank."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from commons.distributed.agreement import check_plans
+from commons.distributed.placement import divide, place_within
+from commons.distributed.plan_gather import Agreement, PlanGather
+from commons.distributed.rank_group import RankGroup
+from commons.distributed.sample_facts import SampleFacts
+from commons.distributed.shuffle_plan import ShufflePlan
+from commons.distributed.shuffler_settings import ShufflerSettings
+from commons.named_ranges import named_range
+from commons.sequence_batch import BaseBatch, containers
+from commons.sequence_batch.sample_rows import SampleRows
+
+logger = logging.getLogger(__name__)
+RowCounts = Mapping[str, Callable[[Any], torch.Tensor]]
+
+
+class Planner:
+    """Makes plans for the ranks of a group, whose samples stay within sub-groups of it.
+
+    Collectives of a plan: one all-gather of host numbers over `over.planning`. The first one, and one that
+    meets more rows than any before, take a few.
+
+    Args:
+        over: the ranks that plan together.
+        groups: ascending ranks (of `over`) that exchange samples, and their ranks per node; each rank is in
+            one of them.
+        settings: how to place samples.
+        sample_rows: reads the rows of batches.
+        counts_of_rows: returns the functions that count workload, tokens, and loss tokens of a batch's rows,
+            by the names that messages call them.
+
+    Attributes:
+        posted: int64 `[ranks]`, what each rank posted with the last plan.
+    """
+
+    def __init__(
+        self,
+        over: RankGroup,
+        groups: Sequence[tuple[np.ndarray, int | None]],
+        settings: ShufflerSettings,
+        sample_rows: SampleRows,
+        counts_of_rows: Callable[[Any], RowCounts],
+    ) -> None:
+        self._over, self._groups, self._settings = over, groups, settings
+        self._sample_rows, self._counts_of_rows = sample_rows, counts_of_rows
+        self._gather = PlanGather(over, settings.window, sample_rows)
+        self._batch_type: type | None = None
+        self._longest_named = settings.max_tokens_per_micro_batch or 0
+        self.posted = np.zeros(over.num_ranks, dtype=np.int64)
+
+    @property
+    def agreed(self) -> Agreement | None:
+        """The fields that the ranks have agreed on; None before the first batch."""
+        return self._gather.agreed
+
+    def plan(self, batches: Sequence[Any], failure: Exception | None, post: int = 0) -> ShufflePlan:
+        """Plans the steps of up to `settings.window` batches per rank. Collective over the ranks.
+
+        Args:
+            batches: this rank's; none if its loader has ended.
+            failure: the error that kept this rank from loading; raised on every rank.
+            post: a number for the other ranks, int64.
+
+        Returns:
+            The plan; without a batch on any rank, one of a single step without samples.
+        """
+        facts, example = None, None
+        if batches and failure is None:
+            try:
+                with named_range("## plan: workloads ##"):
+                    facts = self._facts(batches)
+                if self.agreed is None:
+                    example = batches[0]
+            except Exception as error:  # whatever a user's get_workloads raises must reach all ranks
+                failure = error
+        with named_range("## plan: gather ##"):
+            gathered = self._gather.gather(facts, failure, example, post)
+        self.posted = gathered.posted
+
+        def placed() -> ShufflePlan:
+            with named_range("## plan: placement ##"):
+                samples, pads = gathered.samples, self.agreed is None or self.agreed.pads
+                found = place_within(samples, self._groups, self._settings, pads)
+                cap = self._settings.max_tokens_per_micro_batch
+                num_steps = found.rows.shape[1]
+                micro_batch, counts = np.zeros_like(found.rank), np.zeros(num_steps, dtype=np.int64)
+                if cap is not None:
+                    micro_batch, counts = divide(samples, found, cap)
+            return ShufflePlan(
+                batch_sizes=samples.batch_sizes[:, :num_steps],
+                num_loaded=samples.num_loaded[:, :num_steps],
+                workloads=samples.workloads,
+                tokens=samples.tokens,
+                loss_tokens=gathered.loss_tokens,
+                num_elements=gathered.num_elements,
+                sample_bytes=samples.sizes,
+                destination=found.rank,
+                step=found.step,
+                micro_batch=micro_batch,
+                rows=found.rows,
+                micro_batch_counts=counts,
+            )
+
+        plan = placed() if self._over.checks is None else check_plans(self._over, placed)
+        self._name_sample_above_cap(plan)
+        return plan
+
+    def _facts(self, batches: Sequence[Any]) -> SampleFacts:
+        if len(batches) > self._settings.window:
+            raise ValueError(
+                f"plan_window got {len(batches)} batches, expected at most window={self._settings.window}"
+            )
+        on_host = [self._sample_rows.on_host(batch) for batch in batches]
+        self._check_types(on_host)
+        return SampleFacts.of(on_host, self._sample_rows, self._counts_of_rows(on_host[0]))
+
+    def _check_types(self, batches: Sequence[Any]) -> None:
+        """Checks that this rank's batches are of one type, and whether the first can be exchanged."""
+        if self._batch_type is None:
+            first = batches[0]
+            self._sample_rows.check_shared(first)
+            if not isinstance(first, BaseBatch):
+                containers.check_replaceable(first)
+            self._batch_type = type(first)
+        for batch in batches:
+            if type(batch) is not self._batch_type:
+                raise TypeError(
+                    f"a batch is a {containers.type_name(batch)}, and the first was a "
+                    f"{self._batch_type.__qualname__}; all must be of one type"
+                )
+
+    def _name_sample_above_cap(self, plan: ShufflePlan) -> None:
+        """Warns of a sample that takes a micro-batch of its own, if it is longer than all named before."""
+        cap = self._settings.max_tokens_per_micro_batch
+        if cap is None or self._over.rank != 0 or plan.tokens.max(initial=0) <= self._longest_named:
+            return
+        longest = int(plan.tokens.argmax())
+        rank, _, row = plan.where_loaded(longest)
+        self._longest_named = int(plan.tokens[longest])
+        logger.warning(
+            f"row {row} of a batch of rank {self._over.ranks[rank]} has {self._longest_named} tokens, above "
+            f"max_tokens_per_micro_batch={cap}: it gets a micro-batch of its own, which takes more memory "
+            "than the cap allows; truncate histories or raise the cap. Shorter ones will not be named"
+        )

@@ -1,0 +1,128 @@
+"""The settings of a shuffler: how it places samples, and how ranks exchange them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from commons.distributed.exchange import EXCHANGES
+from commons.partition import karmarkar_karp, longest_processing_time, rebalance, refined
+
+# To add a partitioner, add a row. A function is called with those of these arguments that its signature
+# names: workloads, num_partitions, home, sizes, ranks_per_node, equal_size, tolerance, max_rows, tokens, and
+# max_tokens. A setting that it has no argument for is refused.
+PARTITIONERS: dict[str, Callable[..., list[np.ndarray]]] = {
+    "karmarkar_karp": karmarkar_karp,
+    "longest_processing_time": longest_processing_time,
+    "rebalance": rebalance,
+    "refined": refined,
+}
+
+
+@dataclass(frozen=True)
+class ShufflerSettings:
+    """How a shuffler places samples and exchanges them.
+
+    Shufflers take these fields as keyword arguments. `TrainerArgs` has them as `balance_<field>`, with the
+    same defaults and checks.
+
+    Attributes:
+        partitioner: a key of `PARTITIONERS`. "refined" comes as near the lower bound as it can and moves
+            nearly every sample. "rebalance" moves few, and fewest across nodes. "longest_processing_time" and
+            "karmarkar_karp" are the usual heuristics.
+        tolerance: the largest load may be (1 + tolerance) × the lower bound. None means 0 for "refined" and
+            0.01 for "rebalance"; the others take none.
+        equal_rows: every rank computes the same number of rows (real ones within one of each other). If
+            False, rows follow the load.
+        max_rows: samples per rank at most, where rows follow the load; None for no limit.
+        max_tokens: tokens per rank at most, as `get_tokens` counts them; None for no limit. A batch that
+            cannot be placed under it is an error on every rank.
+        window: consecutive global batches to plan together. More than 1 changes the contents of a step: a
+            sample may move to another step of the window.
+        window_max_step_ratio: a step's total workload is at most this times the window's mean, as far as
+            whole samples allow; None for no limit.
+        exchange: "all_to_all" sends each sample straight to its destination. "all_gather" sends all samples
+            to all ranks.
+        verify: ranks compare a hash of every plan, and the samples of every exchanged batch. For debugging:
+            it adds an all-gather to `plan`, two to `exchange`, and host-device synchronizations.
+        max_tokens_per_micro_batch: divides each rank's samples into micro-batches of at most this many
+            tokens, the same number on every rank. Pipelines run them one after another. A longer sample gets
+            a micro-batch of its own, and a warning names it. None for batches that run whole.
+
+    Raises:
+        KeyError: unknown partitioner or exchange.
+        ValueError: a value is out of range, or has no effect in combination with the others.
+    """
+
+    partitioner: str = "refined"
+    tolerance: float | None = None
+    equal_rows: bool = True
+    max_rows: int | None = None
+    max_tokens: int | None = None
+    window: int = 1
+    window_max_step_ratio: float | None = None
+    exchange: str = "all_to_all"
+    verify: bool = False
+    max_tokens_per_micro_batch: int | None = None
+
+    def __post_init__(self) -> None:
+        self._check_choices()
+        self._check_ranges()
+        self._check_effects()
+        self._check_window()
+
+    def takes(self, argument: str) -> bool:
+        """Whether the partitioner has an argument of this name."""
+        return argument in inspect.signature(PARTITIONERS[self.partitioner]).parameters
+
+    def _check_choices(self) -> None:
+        if self.partitioner not in PARTITIONERS:
+            raise KeyError(f"unknown partitioner {self.partitioner!r}; there are {sorted(PARTITIONERS)}")
+        if self.exchange not in EXCHANGES:
+            raise KeyError(f"unknown exchange {self.exchange!r}; there are {sorted(EXCHANGES)}")
+
+    def _check_ranges(self) -> None:
+        if self.tolerance is not None and not 0 <= self.tolerance < np.inf:
+            raise ValueError(f"tolerance={self.tolerance}: expected a finite number of at least 0")
+        for name in ("max_rows", "max_tokens", "max_tokens_per_micro_batch"):
+            cap = getattr(self, name)
+            if cap is not None and not (isinstance(cap, int | np.integer) and cap >= 1):
+                raise ValueError(f"{name}={cap}: expected an integer of at least 1, or None for no limit")
+        if self.window < 1:
+            raise ValueError(f"window={self.window}: expected at least 1")
+        if self.window_max_step_ratio is not None and not self.window_max_step_ratio >= 1:
+            raise ValueError(
+                f"window_max_step_ratio={self.window_max_step_ratio}: expected at least 1, or None"
+            )
+
+    def _check_effects(self) -> None:
+        if self.tolerance is not None and not self.takes("tolerance"):
+            raise ValueError(
+                f"tolerance={self.tolerance} has no effect on {self.partitioner!r}: leave it None"
+            )
+        for name in ("max_rows", "max_tokens"):
+            if getattr(self, name) is not None and not self.takes(name):
+                raise ValueError(
+                    f"{name}={getattr(self, name)}: {self.partitioner!r} keeps no limits; choose another "
+                    "partitioner"
+                )
+        if self.max_rows is not None and self.equal_rows:
+            raise ValueError(f"max_rows={self.max_rows} has no effect with equal_rows=True")
+
+    def _check_window(self) -> None:
+        if self.window == 1:
+            if self.window_max_step_ratio is not None:
+                raise ValueError(
+                    f"window_max_step_ratio={self.window_max_step_ratio} has no effect with window=1"
+                )
+            return
+        for name in ("partitioner", "tolerance", "max_rows", "max_tokens"):
+            value, default = getattr(self, name), getattr(ShufflerSettings, name)
+            if value != default:
+                raise ValueError(
+                    f"{name}={value!r} has no effect with window={self.window}, which balance_window places: "
+                    "leave it out"
+                )
