@@ -72,7 +72,7 @@ if __name__ == "__main__":
         loss = loss.detach() / dist.get_world_size()
         dist.all_reduce(loss)
         if dist.get_rank() == 0:
-            report = BalanceReport.of(plan, shuffler.equal_rows)
+            report = BalanceReport.of(plan, shuffler.settings.equal_rows)
             before, after = report.imbalance_before, report.imbalance_after
             print(f"loss {loss:.4f}  imbalance {before:.3f} → {after:.3f}", flush=True)
     dist.barrier()  # a rank that leaves while others still talk to it takes them down

@@ -6,7 +6,8 @@ from typing import Protocol
 import pytest
 from hypothesis import settings
 
-from commons.distributed.placement import Placement
+from commons.distributed.placement import warm_up
+from commons.distributed.shuffler_settings import ShufflerSettings
 from tests.process_pool import ProcessPool
 
 settings.register_profile("no deadlines", deadline=None)  # machines are shared
@@ -21,7 +22,7 @@ class Pools(Protocol):
 def pools() -> Iterator[Pools]:
     """`pools(n)`: n gloo processes, shared by all tests of the session."""
     # Compiled here once, where no time-out runs, rather than by all processes at the same time.
-    Placement("refined", None, True, None, None, max_tokens_per_micro_batch=1).warm_up()
+    warm_up(ShufflerSettings(max_tokens_per_micro_batch=1))
     made: dict[int, ProcessPool] = {}
 
     def pool(num_ranks: int) -> ProcessPool:

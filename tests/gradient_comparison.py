@@ -101,9 +101,9 @@ def window_gradients(
         total += loss_sum
         tokens.append(loss_tokens)
         for name, value in _parameters(sharded).items():
-            taken[name] += (start[name] - value) * (1 if shuffler.window > 1 else loss_tokens)
+            taken[name] += (start[name] - value) * (1 if shuffler.settings.window > 1 else loss_tokens)
         _set_parameters(sharded, start)
-    if shuffler.window == 1:
+    if shuffler.settings.window == 1:
         taken = {name: value * len(tokens) / sum(tokens) for name, value in taken.items()}
     dist.all_reduce(total)
     return taken, float(total), tokens

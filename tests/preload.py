@@ -16,6 +16,7 @@ import torch.utils.tensorboard  # noqa: E402, F401
 import torchmetrics  # noqa: E402, F401
 
 import commons.pipeline  # noqa: E402, F401
-from commons.distributed.placement import Placement  # noqa: E402
+from commons.distributed.placement import warm_up  # noqa: E402
+from commons.distributed.shuffler_settings import ShufflerSettings  # noqa: E402
 
-Placement("refined", None, True, None, None, max_tokens_per_micro_batch=1).warm_up()
+warm_up(ShufflerSettings(max_tokens_per_micro_batch=1))

@@ -395,7 +395,9 @@ class BatchShuffler(ABC):
         Raises:
             ValueError: `values` have another number of rows, or are not of all steps of the plan.
         """
-        return return_steps(values, plan, self.group, self.sample_rows)
+        returned = return_steps(values, plan, self.group, self.sample_rows)
+        num_batches = int((plan.batch_sizes[self.group.rank] > 0).sum())
+        return returned[:num_batches]
 
     def rows_for_step(self, batches: Sequence[Batch], plan: ShufflePlan, step: int) -> Batch:
         """Returns this rank's host batch of one step of a plan, to be copied and exchanged.

@@ -11,7 +11,7 @@ import torch
 
 from commons.distributed.agreement import check_plans
 from commons.distributed.placement import divide, place_within
-from commons.distributed.plan_gather import Agreement, PlanGather
+from commons.distributed.plan_gather import Agreement, GatheredFacts, PlanGather
 from commons.distributed.rank_group import RankGroup
 from commons.distributed.sample_facts import SampleFacts
 from commons.distributed.shuffle_plan import ShufflePlan
@@ -86,34 +86,36 @@ class Planner:
         with named_range("## plan: gather ##"):
             gathered = self._gather.gather(facts, failure, example, post)
         self.posted = gathered.posted
-
-        def placed() -> ShufflePlan:
-            with named_range("## plan: placement ##"):
-                samples, pads = gathered.samples, self.agreed is None or self.agreed.pads
-                found = place_within(samples, self._groups, self._settings, pads)
-                cap = self._settings.max_tokens_per_micro_batch
-                num_steps = found.rows.shape[1]
-                micro_batch, counts = np.zeros_like(found.rank), np.zeros(num_steps, dtype=np.int64)
-                if cap is not None:
-                    micro_batch, counts = divide(samples, found, cap)
-            return ShufflePlan(
-                batch_sizes=samples.batch_sizes[:, :num_steps],
-                num_loaded=samples.num_loaded[:, :num_steps],
-                workloads=samples.workloads,
-                tokens=samples.tokens,
-                loss_tokens=gathered.loss_tokens,
-                num_elements=gathered.num_elements,
-                sample_bytes=samples.sizes,
-                destination=found.rank,
-                step=found.step,
-                micro_batch=micro_batch,
-                rows=found.rows,
-                micro_batch_counts=counts,
-            )
-
-        plan = placed() if self._over.checks is None else check_plans(self._over, placed)
+        if self._over.checks is None:
+            plan = self._placed(gathered)
+        else:
+            plan = check_plans(self._over, lambda: self._placed(gathered))
         self._name_sample_above_cap(plan)
         return plan
+
+    def _placed(self, gathered: GatheredFacts) -> ShufflePlan:
+        samples, cap = gathered.samples, self._settings.max_tokens_per_micro_batch
+        pads = self.agreed is None or self.agreed.pads
+        with named_range("## plan: placement ##"):
+            placed = place_within(samples, self._groups, self._settings, pads)
+            num_steps = placed.rows.shape[1]
+            micro_batch, counts = np.zeros_like(placed.rank), np.zeros(num_steps, dtype=np.int64)
+            if cap is not None:
+                micro_batch, counts = divide(samples, placed, cap)
+        return ShufflePlan(
+            batch_sizes=samples.batch_sizes[:, :num_steps],
+            num_loaded=samples.num_loaded[:, :num_steps],
+            workloads=samples.workloads,
+            tokens=samples.tokens,
+            loss_tokens=gathered.loss_tokens,
+            num_elements=gathered.num_elements,
+            sample_bytes=samples.sizes,
+            destination=placed.rank,
+            step=placed.step,
+            micro_batch=micro_batch,
+            rows=placed.rows,
+            micro_batch_counts=counts,
+        )
 
     def _facts(self, batches: Sequence[Any]) -> SampleFacts:
         if len(batches) > self._settings.window:

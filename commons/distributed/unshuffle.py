@@ -23,7 +23,9 @@ _COUNTS = "elements"
 def return_steps(
     values: Sequence[Any], plan: ShufflePlan, group: RankGroup, sample_rows: SampleRows
 ) -> list[Any]:
-    """Returns the values of each step to the batches that this rank loaded. Collective.
+    """Returns the values of each step to the batches that this rank loaded; one row where it had none.
+
+    Collective.
 
     Args:
         values: of each step of the plan, as `BatchShuffler.unshuffle` takes them.
@@ -44,13 +46,12 @@ def return_steps(
     kind = values[0][0] if plan.in_micro_batches and isinstance(values[0], list) else values[0]
     returned = []
     for batch, batch_size in enumerate(plan.batch_sizes[group.rank].tolist()):
-        if batch_size or plan.num_steps == 1:  # of a rank without a batch, its one row
-            chosen = plan.rows_of_batch(group.rank, batch)
-            rows = sources[0]
-            if plan.num_steps > 1:
-                rows = gather_rows(sources, chosen, elements[chosen].sum(0).tolist())
-            padded = rows.pad_to(max(batch_size, 1))
-            returned.append(sample_rows.with_rows(kind, padded.unpack(), padded.num_rows, len(chosen)))
+        chosen = plan.rows_of_batch(group.rank, batch)
+        rows = sources[0]
+        if plan.num_steps > 1:
+            rows = gather_rows(sources, chosen, elements[chosen].sum(0).tolist())
+        padded = rows.pad_to(max(batch_size, 1))
+        returned.append(sample_rows.with_rows(kind, padded.unpack(), padded.num_rows, len(chosen)))
     return returned
 
 

@@ -19,13 +19,12 @@ from pathlib import Path
 from typing import Any
 
 import gin
-import numpy as np
 import torch.distributed as dist
 from torch.distributed.checkpoint import FileSystemWriter
 
 from commons.datasets import HSTUBatch
-from commons.distributed import BatchShuffler
-from commons.distributed.placement import Placement
+from commons.distributed import BatchShuffler, planner
+from commons.distributed.placement import Placed
 from commons.gin_values import from_gin
 from commons.training import OptimizerArgs, TrainerArgs, rank_process, run_rank, train
 from hstu.training.ranking_task import ranking_task
@@ -47,14 +46,14 @@ def spoil_third_batch(check: Callable[[HSTUBatch], None], failure: str) -> Calla
 
 def fail_at_third_placement() -> None:
     """On rank 1 alone, behind the gather that would tell the others."""
-    place, numbers = Placement.place, count(1)
+    place, numbers = planner.place_within, count(1)
 
-    def place_or_fail(*args: Any) -> list[np.ndarray]:
+    def place_or_fail(*args: Any) -> Placed:
         if next(numbers) == 3 and dist.get_rank() == 1:
             raise MemoryError("no memory to place the samples")
         return place(*args)
 
-    Placement.place = place_or_fail  # type: ignore[method-assign]
+    planner.place_within = place_or_fail
 
 
 def strike_once(owner: type, method: str, call: int, strike: Callable[[], None]) -> None:

@@ -80,7 +80,7 @@ def imbalance_of_first_step(name: str) -> tuple[float, float]:
     [shuffler] = [value for value in of_module if BatchShuffler in value.__bases__]
     made = shuffler()
     data = rows_of(name, [BATCH_SIZE] * 2)[dist.get_rank()]
-    report = BalanceReport.of(made.plan(module.collate(data[:BATCH_SIZE])), made.equal_rows)
+    report = BalanceReport.of(made.plan(module.collate(data[:BATCH_SIZE])), made.settings.equal_rows)
     return report.imbalance_before, report.imbalance_after
 
 

@@ -98,7 +98,7 @@ def _compare_in_micro_batches(
     [
         ((6, 6), True, MICRO_BATCHES),
         ((6, 1), True, MICRO_BATCHES),
-        ((5, 0), True, {**MICRO_BATCHES, "small_micro_batches_at_ends": True}),
+        ((5, 0), True, {**MICRO_BATCHES}),
         ((6, 5), False, MICRO_BATCHES),
         ((4, 6, 1), True, MICRO_BATCHES),
         ((6, 6, 6), True, {**MICRO_BATCHES, "equal_rows": False, "partitioner": "rebalance"}),

@@ -67,7 +67,7 @@ def _compare(
         ((4, 6, 1), True, SHUFFLER),
         ((6, 4, 6), True, {**SHUFFLER, "equal_rows": False}),
         ((6, 6), True, MICRO_BATCHES),
-        ((5, 0), True, {**MICRO_BATCHES, "small_micro_batches_at_ends": True}),
+        ((5, 0), True, {**MICRO_BATCHES}),
         ((4, 6, 1), True, MICRO_BATCHES),
         ((5, 0, 6), True, {"type": "identity", "max_tokens_per_micro_batch": 50}),
     ],

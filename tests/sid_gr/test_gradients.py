@@ -72,7 +72,7 @@ def _compare_in_micro_batches(
     [
         ((6, 6), MICRO_BATCHES),
         ((6, 1), {**MICRO_BATCHES, "equal_rows": False, "partitioner": "rebalance"}),
-        ((5, 0), {**MICRO_BATCHES, "small_micro_batches_at_ends": True}),
+        ((5, 0), {**MICRO_BATCHES}),
         ((4, 6, 1), MICRO_BATCHES),
         ((6, 6), {"type": "identity", "max_tokens_per_micro_batch": CAP}),
         ((5, 0, 6), {"type": "identity", "max_tokens_per_micro_batch": CAP}),

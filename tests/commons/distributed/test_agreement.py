@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from commons.distributed.exchange import EXCHANGES, Exchange
+from commons.distributed.planner import Planner
 from tests.commons.distributed.test_shuffle import FieldShuffler
 from tests.drawn_batches import draw_batch
 
@@ -33,19 +34,25 @@ def _error(function, *args) -> str:
     return "no error"
 
 
-class DifferentShuffler(FieldShuffler):
-    """From the second step on, rank 1 swaps what the first two ranks get."""
+class DifferentPlanner(Planner):
+    """From the second plan on, rank 1 swaps the samples of the first two ranks."""
 
-    steps = 0
+    plans = 0
 
     def _placed(self, gathered):
-        window = super()._placed(gathered)
-        self.steps += 1
-        if self.steps == 1 or dist.get_rank() != 1:
-            return window
-        first, second, *others = window.steps[0].partition
-        swapped = dataclasses.replace(window.steps[0], partition=(second, first, *others))
-        return dataclasses.replace(window, steps=(swapped, *window.steps[1:]))
+        plan = super()._placed(gathered)
+        self.plans += 1
+        if self.plans == 1 or dist.get_rank() != 1:
+            return plan
+        swapped = np.where(plan.destination < 2, 1 - plan.destination, plan.destination)
+        return dataclasses.replace(plan, destination=swapped)
+
+
+class DifferentShuffler(FieldShuffler):
+    def _make_planner(self, *args):
+        made = super()._make_planner(*args)
+        made.__class__ = DifferentPlanner
+        return made
 
 
 def _different_plans(window: int) -> str:
@@ -112,7 +119,7 @@ def test_a_sample_that_one_rank_loses_or_doubles_is_an_error_on_all(pools, excha
     errors = pools(3).run(_lost, exchange, change)
     expected = (
         f"RuntimeError: rank 1 of the ranks to balance among has {4 + change} samples after the exchange, "
-        "planned were 4"
+        "expected 4"
     )
     assert errors == [expected] * 3
 
@@ -123,18 +130,21 @@ class Unpicklable(Exception):
         self.held = lambda: None
 
 
-class RaisingShuffler(FieldShuffler):
-    """On rank 1, placing raises from the second step on; after that it works again."""
-
-    def __init__(self, error: Exception) -> None:
-        super().__init__(verify=True)
-        self.errors = [None, error, None]
+class RaisingPlanner(Planner):
+    """On rank 1, placing raises in the second step; after that it works again."""
 
     def _placed(self, gathered):
         error = self.errors.pop(0)
         if error is not None and dist.get_rank() == 1:
             raise error
         return super()._placed(gathered)
+
+
+class RaisingShuffler(FieldShuffler):
+    def __init__(self, error: Exception) -> None:
+        super().__init__(verify=True)
+        self._planner.__class__ = RaisingPlanner
+        self._planner.errors = [None, error, None]
 
 
 def _placing_raises(unpicklable: bool) -> list[str]:

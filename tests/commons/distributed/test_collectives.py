@@ -16,8 +16,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from commons.distributed.exchange import EXCHANGES
-from commons.distributed.placement import LoadedSamples, Placement
+from commons.distributed.placement import LoadedSamples, place
 from commons.distributed.shuffle_plan import ShufflePlan
+from commons.distributed.shuffler_settings import ShufflerSettings
 from tests.commons.distributed.loaded_batches import (
     BOTH,
     FLOPS,
@@ -317,10 +318,12 @@ def test_at_64_ranks_of_movielens_it_sends_a_hundredth_of_an_all_gather_at_most(
         workloads = FLOPS.per_sample(tokens)
         elements = np.stack([tokens, lengths], 1)  # user, items and actions; labels
         size = 8 * elements.sum(1) + 4 * 4  # int64 values, and the lengths of four keys
-        each = np.full(ranks, rows)
+        each = np.full((ranks, 1), rows)
         loaded = LoadedSamples(workloads, tokens, size, each, each)
-        placed = Placement("rebalance", None, True, None, None).place(loaded)
-        plan = ShufflePlan(each, each, workloads, tokens, lengths, elements, size, tuple(placed), each)
+        placed = place(loaded, ShufflerSettings("rebalance"))
+        whole = np.zeros_like(placed.rank), placed.rows, np.zeros(1, dtype=np.int64)
+        facts = workloads, tokens, lengths, elements, size
+        plan = ShufflePlan(each, each, *facts, placed.rank, placed.step, *whole)
         sent += [EXCHANGES["all_to_all"].traffic(plan, rank).sent for rank in range(ranks)]
         received += [EXCHANGES["all_gather"].traffic(plan, rank).received for rank in range(ranks)]
     assert 0 < np.mean(sent) <= np.mean(received) / 100

@@ -18,7 +18,7 @@ def test_register_create_unregister():
         assert "own" in BatchShufflerFactory.list_available()
         assert isinstance(BatchShufflerFactory.create("own", equal_rows=False), OwnShuffler)
         made = BatchShufflerFactory.create_from_config({"type": "own", "equal_rows": False})
-        assert isinstance(made, OwnShuffler) and not made.equal_rows
+        assert isinstance(made, OwnShuffler) and not made.settings.equal_rows
         with pytest.raises(ValueError, match="'own' is already registered, as OwnShuffler"):
             register_batch_shuffler("own")(IdentityShuffler)
     finally:

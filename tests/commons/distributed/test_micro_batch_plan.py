@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from commons.distributed import BalanceReport, BatchShufflerFactory, batch_shuffler
-from commons.distributed.placement import PARTITIONERS
+from commons.distributed import BalanceReport, BatchShufflerFactory, planner
+from commons.distributed.shuffler_settings import PARTITIONERS
 from tests.commons.distributed.loaded_batches import (
     BOTH,
     agreed,
@@ -55,7 +55,7 @@ class Case:
 
 
 @st.composite
-def cases(draw, num_ranks: int, windows: Sequence[int] = (1, 2), partitioners=PARTITIONERS):
+def cases(draw, num_ranks: int, windows: Sequence[int] = (1, 2), partitioners=sorted(PARTITIONERS)):
     """Samples have up to 12 tokens: some caps are below that, some hold several, and one holds all."""
     window = draw(st.sampled_from(windows))
     kind = draw(st.sampled_from(["complete", "incomplete batches", "uneven", "ranks without batches"]))
@@ -74,7 +74,6 @@ def cases(draw, num_ranks: int, windows: Sequence[int] = (1, 2), partitioners=PA
         "partitioner": draw(st.sampled_from(partitioners)) if window == 1 else "refined",
         "window": window,
         "max_tokens_per_micro_batch": draw(st.sampled_from([1, 6, 12, 13, 30, 10**6])),
-        "small_micro_batches_at_ends": draw(st.booleans()),
     }
     return Case(
         seed=draw(st.integers(0, 10**6)),
@@ -99,7 +98,7 @@ def _planned(case):
 def _steps(case):
     """For each step the shuffler, the plan, what this rank brings and gets, and its micro-batches."""
     shuffler, batches, window = _planned(case)
-    for step, plan in enumerate(window.steps):
+    for step, plan in enumerate(window.steps if window.has_batch else ()):
         brought = shuffler.rows_for_step(batches, window, step)
         moved = shuffler.exchange(brought, plan)
         yield shuffler, plan, brought, moved, shuffler.micro_batches(moved, plan)
@@ -108,17 +107,16 @@ def _steps(case):
 def _numbers(plan):
     """For each rank and micro-batch the numbers of its samples."""
     return [
-        [placed[rows] for rows in of_rank]
-        for placed, of_rank in zip(plan.partition, plan.micro_batches, strict=True)
+        [placed[rows] for rows in plan.micro_batches_on(rank)] for rank, placed in enumerate(plan.partition)
     ]
 
 
 def _check_divided(plan, cap) -> None:
     """Every sample of a rank is in one of its micro-batches, which keep to the cap."""
-    assert len(plan.micro_batches) == plan.num_ranks
-    assert {len(of_rank) for of_rank in plan.micro_batches} == {plan.num_micro_batches}
+    of_ranks = [plan.micro_batches_on(rank) for rank in range(plan.num_ranks)]
+    assert {len(of_rank) for of_rank in of_ranks} == {plan.num_micro_batches}
     assert plan.num_micro_batches >= 1
-    for of_rank, placed in zip(plan.micro_batches, plan.num_placed, strict=True):
+    for of_rank, placed in zip(of_ranks, plan.num_placed, strict=True):
         assert all((np.diff(rows) > 0).all() for rows in of_rank)
         assert sorted(np.concatenate(of_rank).tolist()) == list(range(placed))
     for of_rank in _numbers(plan):
@@ -127,13 +125,11 @@ def _check_divided(plan, cap) -> None:
 
 def _plans(case):
     _, _, window = _planned(case)
-    return [(plan, plan.fingerprint) for plan in window.steps]
+    return [(plan, plan.fingerprint) for plan in window.steps if window.has_batch]
 
 
 @some_ranks
-def test_every_rank_has_as_many_micro_batches_under_the_cap_the_lightest_first_or_at_both_ends(
-    pools, num_ranks
-):
+def test_every_rank_has_as_many_micro_batches_under_the_cap_the_lightest_first(pools, num_ranks):
     pool = pools(num_ranks)
 
     @settings(max_examples=12, deadline=None)
@@ -146,8 +142,6 @@ def test_every_rank_has_as_many_micro_batches_under_the_cap_the_lightest_first_o
             _check_divided(plan, case.cap)
             for of_rank in _numbers(plan):
                 loads = [int(plan.workloads[samples].sum()) for samples in of_rank]
-                if case.settings["small_micro_batches_at_ends"]:  # first, last, second, last but one …
-                    loads = [loads.pop(0 if turn % 2 == 0 else -1) for turn in range(len(loads))]
                 assert loads == sorted(loads)
 
     divided()
@@ -156,16 +150,13 @@ def test_every_rank_has_as_many_micro_batches_under_the_cap_the_lightest_first_o
 def _fingerprints() -> list[int]:
     shuffler = agreed(QuickShuffler(max_tokens_per_micro_batch=13))
     plan = shuffler.plan(lopsided_batch())
-    numbers = _numbers(plan)
-    assert plan.num_micro_batches > 1
-    in_another_order = [of_rank[::-1] for of_rank in numbers]
-    one_more = [[np.zeros(0, dtype=np.int64), *of_rank] for of_rank in numbers]
-    whole = [[placed] for placed in plan.partition]
-    others = [plan.in_micro_batches(other) for other in (in_another_order, one_more, whole)]
-    assert plan.in_micro_batches(numbers) == plan
-    assert not any(other == plan for other in others)
+    count = plan.num_micro_batches
+    assert count > 1
+    in_another_order = replace(plan, micro_batch=count - 1 - plan.micro_batch)
+    one_more = replace(plan, micro_batch_counts=plan.micro_batch_counts + 1)
     without = QuickShuffler().plan(lopsided_batch())
-    return [made.fingerprint for made in (plan, plan.in_micro_batches(numbers), *others, without)]
+    assert replace(plan) == plan and plan not in (in_another_order, one_more, without)
+    return [made.fingerprint for made in (plan, replace(plan), in_another_order, one_more, without)]
 
 
 def test_plans_that_differ_in_their_micro_batches_have_other_fingerprints(pools):
@@ -175,24 +166,23 @@ def test_plans_that_differ_in_their_micro_batches_have_other_fingerprints(pools)
     assert len(set(first[1:])) == len(first) - 1
 
 
-def _error_of_another_order() -> str:
-    shuffler = QuickShuffler(
-        verify=True, max_tokens_per_micro_batch=8, small_micro_batches_at_ends=dist.get_rank() == 1
-    )
+def _error_of_another_division() -> str:
+    cap = 8 if dist.get_rank() == 1 else 16
+    shuffler = QuickShuffler(verify=True, max_tokens_per_micro_batch=cap)
     with pytest.raises(RuntimeError) as error:
         shuffler.plan(lopsided_batch())
     return str(error.value)
 
 
 def test_ranks_that_divide_otherwise_are_stopped_by_the_check(pools):
-    first, second = pools(2).run(_error_of_another_order)
+    first, second = pools(2).run(_error_of_another_division)
     assert first == second
     assert "plan" in first
 
 
 def _micro_batches_hold_the_batch(case) -> None:
     for _, plan, _, moved, micro_batches in _steps(case):
-        rows_of_each = plan.micro_batches[dist.get_rank()]
+        rows_of_each = plan.micro_batches_on(dist.get_rank())
         of_batch = sample_contents(moved)
         assert len(of_batch) == sum(map(len, rows_of_each))
         for micro_batch, rows in zip(micro_batches, rows_of_each, strict=True):
@@ -252,6 +242,8 @@ def test_what_was_computed_of_micro_batches_comes_back_to_the_rows_that_were_loa
 
 def _back_to_the_window(case, padded: bool) -> None:
     shuffler, batches, window = _planned(case)
+    if not window.has_batch:
+        return
     moved = [
         shuffler.exchange(shuffler.rows_for_step(batches, window, step), plan)
         for step, plan in enumerate(window.steps)
@@ -265,7 +257,7 @@ def _back_to_the_window(case, padded: bool) -> None:
         (outputs, list(map(_expected, batches))),
         (whole, list(map(_expected, batches))),
     ):
-        for back, batch in zip(shuffler.unshuffle(values, window), expected, strict=True):
+        for back, batch in zip(shuffler.unshuffle_window(values, window), expected, strict=True):
             check_identical(back, batch)
 
 
@@ -285,7 +277,7 @@ def _errors_of_the_way_back() -> None:
     shuffler = agreed(QuickShuffler(window=2, max_tokens_per_micro_batch=13))
     window = shuffler.plan_window([lopsided_batch(), lopsided_batch()])
     rank, plan = dist.get_rank(), window.steps[0]
-    values = [[torch.zeros(len(rows), 2) for rows in step.micro_batches[rank]] for step in window.steps]
+    values = [[torch.zeros(len(rows), 2) for rows in step.micro_batches_on(rank)] for step in window.steps]
     of_step, count = values[0], plan.num_micro_batches
     too_many = [*of_step[:-1], torch.zeros(len(of_step[-1]) + 7, 2)]
     for wrong, of, message in (
@@ -297,11 +289,16 @@ def _errors_of_the_way_back() -> None:
         ),
         ([], plan, f"values of 0 micro-batches, the plan has {count}"),
         (too_many, plan, f"unshuffle got {len(too_many[-1])} rows in 'values', expected"),
-        ([of_step[1:], values[1]], window, f"values of {count - 1} micro-batches, the plan has {count}"),
-        ([of_step], window, "values of 1 steps, the window has 2"),
+        (values, window, "a plan of 2 steps: give unshuffle_window"),
     ):
         with pytest.raises(ValueError, match=message):
             shuffler.unshuffle(wrong, of)
+    for wrong, message in (
+        ([of_step[1:], values[1]], f"values of {count - 1} micro-batches, the plan has {count}"),
+        ([of_step], "values of 1 steps, the plan has 2"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            shuffler.unshuffle_window(wrong, window)
 
 
 def test_the_way_back_refuses_another_number_of_micro_batches_or_rows(pools):
@@ -380,7 +377,7 @@ def _divide_container(kind: str, seed: int, rows: tuple[int, ...], cap: int) -> 
     moved = shuffler.exchange(batch, plan)
     micro_batches = shuffler.micro_batches(moved, plan)
     every = contents(moved)
-    for micro_batch, of_one in zip(micro_batches, plan.micro_batches[rank], strict=True):
+    for micro_batch, of_one in zip(micro_batches, plan.micro_batches_on(rank), strict=True):
         assert type(micro_batch) is type(batch)
         got = contents(micro_batch)
         assert got[: len(of_one)] == [every[row] for row in of_one]
@@ -419,40 +416,12 @@ def _not_divided() -> bool:
     plan = shuffler.plan(batch)
     moved = shuffler.exchange(batch, plan)
     (alone,) = shuffler.micro_batches(moved, plan)
-    assert (plan.micro_batches, plan.num_micro_batches) == ((), 0)
-    return alone is moved and plan.with_micro_batches_of_none(5) is plan
+    assert (plan.micro_batches_on(0), plan.num_micro_batches) == ([], 0)
+    return alone is moved
 
 
 def test_without_a_cap_a_batch_is_its_only_micro_batch(pools):
     assert pools(2).run(_not_divided) == [True, True]
-
-
-def _samples_in_more_micro_batches(case) -> None:
-    _, _, window = _planned(case)
-    for plan in window.steps:
-        for min_count in range(plan.num_micro_batches + 4):
-            more = plan.with_micro_batches_of_none(min_count)
-            assert more.num_micro_batches == max(min_count, plan.num_micro_batches)
-            assert (more is plan) == (min_count <= plan.num_micro_batches)
-            assert all(map(np.array_equal, more.partition, plan.partition))
-            _check_divided(more, case.cap)
-
-
-@settings(max_examples=10, deadline=None)
-@given(case=cases(3))
-def test_a_plan_in_more_micro_batches_has_the_same_samples_on_every_rank(pools, case):
-    pools(3).run(_samples_in_more_micro_batches, case)
-
-
-def test_a_rank_that_never_had_a_batch_goes_along_with_as_many_micro_batches_as_others():
-    shuffler = BatchShufflerFactory.create("identity", max_tokens_per_micro_batch=9)
-    plan = shuffler.empty_plan().with_micro_batches_of_none(3)
-    padding = draw_batch(np.random.default_rng(0), 0, 1, 0)  # of another rank
-    micro_batches = shuffler.micro_batches(shuffler.exchange(padding, plan), plan)
-    assert len(micro_batches) == plan.num_micro_batches == 3
-    for micro_batch in micro_batches:
-        check_identical(micro_batch, padding)
-    check_identical(shuffler.unshuffle([torch.ones(1, 2)] * 3, plan), torch.zeros(1, 2))
 
 
 def _collectives_of_a_step(cap: int | None, exchange: str, window: int) -> list[list[str]]:
@@ -505,8 +474,9 @@ def test_dividing_a_dict_never_waits_for_the_device(pools):
 def _reports(case) -> list[BalanceReport]:
     shuffler, _, window = _planned(case)
     return [
-        BalanceReport.of(plan, shuffler.equal_rows, shuffler.traffic(plan), window, step)
+        BalanceReport.of(window, shuffler.settings.equal_rows, step, shuffler.traffic(plan))
         for step, plan in enumerate(window.steps)
+        if window.has_batch
     ]
 
 
@@ -552,7 +522,7 @@ def test_a_sample_above_the_cap_is_named_once_and_again_where_one_is_longer(capl
 def _named_samples(lengths: tuple[list[int], ...]) -> list[str]:
     shuffler = DictShuffler(max_tokens_per_micro_batch=20)
     mine = lengths[dist.get_rank()]
-    with mock.patch.object(batch_shuffler.logger, "warning") as warning:
+    with mock.patch.object(planner.logger, "warning") as warning:
         shuffler.plan(_histories(mine, [1] * len(mine)))
     return [call.args[0] for call in warning.call_args_list]
 
@@ -566,12 +536,8 @@ def test_a_sample_above_the_cap_is_named_by_one_rank_with_that_which_loaded_it(p
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ({"max_tokens_per_micro_batch": 0}, "max_tokens_per_micro_batch=0: expected at least 1"),
-        ({"max_tokens_per_micro_batch": -3}, "max_tokens_per_micro_batch=-3: expected at least 1"),
-        (
-            {"small_micro_batches_at_ends": True},
-            "small_micro_batches_at_ends has no effect without max_tok",
-        ),
+        ({"max_tokens_per_micro_batch": 0}, "max_tokens_per_micro_batch=0: expected an integer"),
+        ({"max_tokens_per_micro_batch": -3}, "max_tokens_per_micro_batch=-3: expected an integer"),
     ],
 )
 @pytest.mark.parametrize("name", ["identity", "field"])

@@ -11,24 +11,27 @@ import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from commons.distributed.placement import PARTITIONERS, LoadedSamples, Placement
+from commons.distributed.placement import LoadedSamples, place
 from commons.distributed.rank_group import ranks_per_node
+from commons.distributed.shuffle_plan import parts_of
+from commons.distributed.shuffler_settings import PARTITIONERS, ShufflerSettings
 from commons.partition import imbalance, lower_bound, refined
 from tests.commons.distributed.test_shuffle import FieldShuffler
 from tests.drawn_batches import draw_batch
 
-DEFAULTS = {"tolerance": None, "equal_rows": True, "max_rows": None, "max_tokens": None}
 LIMITED = [name for name in PARTITIONERS if name != "karmarkar_karp"]
 
 
-def _placement(partitioner: str = "rebalance", **settings) -> Placement:
-    return Placement(partitioner, **{**DEFAULTS, **settings})
+def _place(loaded: LoadedSamples, partitioner: str = "rebalance", **settings) -> list[np.ndarray]:
+    placed = place(loaded, ShufflerSettings(partitioner, **settings))
+    return parts_of(placed.rank, len(loaded.num_loaded))
 
 
 def _loaded(workloads, num_loaded, tokens=None) -> LoadedSamples:
     workloads = np.asarray(workloads, dtype=np.int64)
     tokens = np.ones_like(workloads) if tokens is None else np.asarray(tokens, dtype=np.int64)
-    return LoadedSamples(workloads, tokens, workloads, np.array(num_loaded), np.array(num_loaded))
+    batches = np.array(num_loaded)[:, None]
+    return LoadedSamples(workloads, tokens, workloads, batches, batches)
 
 
 def _tokens(loaded: LoadedSamples, placed) -> list[int]:
@@ -50,7 +53,7 @@ def test_no_rank_has_more_tokens_than_it_may(seed, partitioner, equal_rows, slac
     loaded = _loaded(rng.lognormal(5, 1.5, num_loaded.sum()), num_loaded, tokens)
     # Among ranks with equally many rows a little more than the mean is needed, whatever the algorithm.
     max_tokens = int(tokens.sum() / 4 * slack) + 20
-    placed = _placement(partitioner, equal_rows=equal_rows, max_tokens=max_tokens).place(loaded)
+    placed = _place(loaded, partitioner, equal_rows=equal_rows, max_tokens=max_tokens)
     assert sorted(np.concatenate(placed).tolist()) == list(range(num_loaded.sum()))
     assert max(_tokens(loaded, placed)) <= max_tokens
     sizes = [len(samples) for samples in placed]
@@ -60,20 +63,20 @@ def test_no_rank_has_more_tokens_than_it_may(seed, partitioner, equal_rows, slac
 @pytest.mark.parametrize("partitioner", LIMITED)
 def test_no_rank_has_more_rows_than_it_may(partitioner):
     loaded = _loaded([1000, *[10] * 31], [16, 16])
-    free = _placement(partitioner, equal_rows=False).place(loaded)
+    free = _place(loaded, partitioner, equal_rows=False)
     assert max(map(len, free)) > 20
-    limited = _placement(partitioner, equal_rows=False, max_rows=20).place(loaded)
+    limited = _place(loaded, partitioner, equal_rows=False, max_rows=20)
     assert 16 < max(map(len, limited)) <= 20
 
 
 def test_rebalancing_leaves_a_balanced_batch_alone_and_refining_does_not():
     rng = np.random.default_rng(0)
     loaded = _loaded(rng.lognormal(5, 1.2, 128).clip(1, 400), [32] * 4)
-    placed = _placement("refined").place(loaded)
+    placed = _place(loaded, "refined")
     order = np.concatenate(placed)
     balanced = _loaded(loaded.workloads[order], [32] * 4)
     as_loaded = np.split(np.arange(128), 4)
-    assert np.array_equal(_placement("rebalance").place(balanced), as_loaded)
+    assert np.array_equal(_place(balanced, "rebalance"), as_loaded)
     moved = [set(samples) - set(home) for samples, home in zip(placed, as_loaded, strict=True)]
     assert sum(map(len, moved)) > 64
 
@@ -83,9 +86,9 @@ def test_the_tolerance_decides_how_near_to_the_bound_it_comes():
     loaded = _loaded(rng.lognormal(5, 1.2, 256).clip(1, 600), [32] * 8)
     bound = lower_bound(loaded.workloads, 8)
     for tolerance in (0.2, 0.05, 0.01, 0.001):
-        placed = _placement(tolerance=tolerance).place(loaded)
+        placed = _place(loaded, tolerance=tolerance)
         assert imbalance(loaded.workloads, placed) <= bound * (1 + tolerance)
-    exact = _placement("refined").place(loaded)
+    exact = _place(loaded, "refined")
     assert np.array_equal(exact, refined(loaded.workloads, 8))
 
 
@@ -93,7 +96,7 @@ def test_the_tolerance_decides_how_near_to_the_bound_it_comes():
 def test_a_sample_above_the_limit_is_named_by_rank_and_row(partitioner):
     loaded = _loaded([1, 1, 1, 1, 1], [2, 3], tokens=[5, 5, 5, 77, 5])
     with pytest.raises(ValueError, match="row 1 of rank 1 has 77 tokens, above max_tokens=60"):
-        _placement(partitioner, max_tokens=60).place(loaded)
+        _place(loaded, partitioner, max_tokens=60)
 
 
 @pytest.mark.parametrize(
@@ -110,13 +113,13 @@ def test_a_sample_above_the_limit_is_named_by_rank_and_row(partitioner):
             {"partitioner": "karmarkar_karp", "max_tokens": 9},
             "max_tokens=9: 'karmarkar_karp' keeps no limits",
         ),
-        ({"max_tokens": 0}, "max_tokens=0: expected at least 1"),
+        ({"max_tokens": 0}, "max_tokens=0: expected an integer"),
         ({"max_rows": 9}, "max_rows=9 has no effect with equal_rows=True"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(setting, message):
     with pytest.raises((KeyError, ValueError), match=message):
-        _placement(**setting)
+        ShufflerSettings(**setting)
 
 
 @pytest.mark.parametrize(
@@ -140,25 +143,27 @@ WARM_UP = """
 import sys
 import numpy as np
 from numba.core.dispatcher import Dispatcher
-from commons.distributed.placement import PARTITIONERS
-from tests.commons.distributed.test_placement import _loaded, _placement
+from commons.distributed.placement import LoadedSamples, place, warm_up
+from commons.distributed.shuffler_settings import PARTITIONERS, ShufflerSettings
 
 def signatures():
     modules = [module for name, module in sys.modules.items() if name.startswith("commons.partition")]
     found = {id(f): f for module in modules for f in vars(module).values() if isinstance(f, Dispatcher)}
     return sum(len(f.signatures) for f in found.values())
 
-_placement("karmarkar_karp").warm_up()
+warm_up(ShufflerSettings())
 before = signatures()
 rng = np.random.default_rng(0)
 for num_loaded in ([8, 8, 8], [20, 0, 3]):
-    loaded = _loaded(rng.lognormal(5, 2, sum(num_loaded)), num_loaded, rng.integers(1, 20, sum(num_loaded)))
+    workloads = rng.lognormal(5, 2, sum(num_loaded)).astype(np.int64)
+    batches = np.array(num_loaded)[:, None]
+    loaded = LoadedSamples(workloads, rng.integers(1, 20, len(workloads)), workloads, batches, batches)
     for name in PARTITIONERS:
-        _placement(name, equal_rows=True).place(loaded, 1)
-        _placement(name, equal_rows=False).place(loaded)
+        place(loaded, ShufflerSettings(name), 1)
+        place(loaded, ShufflerSettings(name, equal_rows=False))
         if name != "karmarkar_karp":
-            _placement(name, max_tokens=130).place(loaded)
-            _placement(name, max_tokens=130, max_rows=9, equal_rows=False).place(loaded)
+            place(loaded, ShufflerSettings(name, max_tokens=130))
+            place(loaded, ShufflerSettings(name, max_tokens=130, max_rows=9, equal_rows=False))
 print(before, signatures())
 """
 

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 from commons.distributed import BatchShuffler, BatchShufflerFactory
 from commons.distributed.exchange import EXCHANGES
-from commons.distributed.placement import PARTITIONERS
 from commons.distributed.rank_group import RankGroup
+from commons.distributed.shuffler_settings import PARTITIONERS
 from tests.drawn_batches import draw_batch, sample_contents
 
 
@@ -33,15 +33,15 @@ class FieldShuffler(BatchShuffler):
 class QuickShuffler(FieldShuffler):
     """Shares its process groups with the others in this process: making them takes longer than a step."""
 
-    def _make_group(self, process_group, planning_backend, verify):
+    def _make_group(self, process_group):
         if process_group is not None:
-            return super()._make_group(process_group, planning_backend, verify)
-        return _group_of_all(planning_backend, verify)
+            return super()._make_group(process_group)
+        return _group_of_all(self.settings.verify)
 
 
 @functools.cache
-def _group_of_all(planning_backend: str, verify: bool) -> RankGroup:
-    return RankGroup.of(None, planning_backend, verify)
+def _group_of_all(verify: bool) -> RankGroup:
+    return RankGroup.of(None, verify)
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def cases(draw, num_ranks: int):
         seed=draw(st.integers(0, 10**6)),
         labels=draw(st.sampled_from(["keyed", "dense", "flat", "none"])),
         equal_rows=draw(st.booleans()),
-        partitioner=draw(st.sampled_from(PARTITIONERS)),
+        partitioner=draw(st.sampled_from(sorted(PARTITIONERS))),
         exchange=draw(st.sampled_from(sorted(EXCHANGES))),
         rows=tuple(rows),
     )

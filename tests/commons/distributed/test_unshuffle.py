@@ -87,7 +87,7 @@ def _rows_without_bytes() -> tuple[int, ...]:
     batch = lopsided_batch()
     plan = shuffler.plan(batch)
     assert plan.moves
-    return tuple(shuffler.unshuffle(torch.zeros(int(plan.rows[dist.get_rank()]), 0), plan).shape)
+    return tuple(shuffler.unshuffle(torch.zeros(int(plan.rows[dist.get_rank(), 0]), 0), plan).shape)
 
 
 def test_rows_without_bytes_come_back(pools):
@@ -111,8 +111,9 @@ def _errors_of_the_way_back() -> list[str]:
     ]
     errors = []
     for values, of in wrong:
+        back = shuffler.unshuffle_window if of is window else shuffler.unshuffle
         with pytest.raises(ValueError) as error:
-            shuffler.unshuffle(values, of)
+            back(values, of)
         errors.append(str(error.value))
     return errors
 
@@ -128,8 +129,8 @@ def test_unshuffle_refuses_another_number_of_rows_or_steps(pools):
         assert "got 2 rows" in less and "got 7 rows" in jagged
         assert "got 3 rows in 'samples'" in different
         assert "0-d" in no_rows
-        assert "got values of 1 steps, the window has 2" in one_step
-        assert "got values of 3 steps, the window has 2" in three_steps
+        assert "got values of 1 steps, the plan has 2" in one_step
+        assert "got values of 3 steps, the plan has 2" in three_steps
 
 
 def test_a_rank_alone_gets_its_rows_back_with_padding():

@@ -99,7 +99,7 @@ def _num_tokens(sample: tuple) -> int:
     [
         ({"type": "hstu"}, (4, 4), None),
         ({"type": "hstu", "equal_rows": False, "partitioner": "rebalance"}, (5, 2), None),
-        ({"type": "hstu", "window": 2, "small_micro_batches_at_ends": True}, (4, 3), None),
+        ({"type": "hstu", "window": 2}, (4, 3), None),
         ({"type": "identity"}, (4, 2), None),
         ({"type": "hstu"}, (4, 1, 3, 4), [[0, 1], [2, 3]]),
         ({"type": "hstu", "window": 2}, (2, 4, 3), [[0, 2], [1]]),

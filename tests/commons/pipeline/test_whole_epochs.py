@@ -134,7 +134,7 @@ def _run(pipeline_name, loading, seed, settings):
 @pytest.mark.parametrize("partitioner", ["rebalance", "karmarkar_karp"])
 @pytest.mark.parametrize("exchange", ["all_gather", "all_to_all"])
 def test_every_sample_is_computed_once_by_other_settings(pools, partitioner, exchange):
-    settings = {"partitioner": partitioner, "exchange": exchange, "planning_backend": "device"}
+    settings = {"partitioner": partitioner, "exchange": exchange}
     _check(pools(2).run(_run, "native", UNEVEN, 7, settings), UNEVEN, 1, True)
 
 
