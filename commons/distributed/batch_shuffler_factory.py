@@ -22,7 +22,7 @@ def register_batch_shuffler(name: str) -> Callable[[Shuffler], Shuffler]:
     """Class decorator that registers a `BatchShuffler` under a name.
 
     Raises:
-        TypeError: the class is no `BatchShuffler`.
+        TypeError: the class is not a `BatchShuffler`.
         ValueError: the name is taken.
     """
 

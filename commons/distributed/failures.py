@@ -13,10 +13,10 @@ _IS_COPY = "raised_on_another_rank"
 
 
 def portable(failure: Exception | None) -> tuple[Exception | None, bool]:
-    """What other ranks can be sent: a copy, with the traceback, which does not travel, as a note.
+    """Makes a copy of a failure to send to other ranks, with its traceback, which does not pickle, as a note.
 
     Returns:
-        The copy, None without a failure; and whether it was raised on this rank, not told by another one.
+        The copy, or None without a failure; and whether it was raised on this rank, not received from one.
     """
     if failure is None or is_copy(failure):
         return failure, False
@@ -32,17 +32,17 @@ def portable(failure: Exception | None) -> tuple[Exception | None, bool]:
 
 
 def is_copy(error: BaseException) -> bool:
-    """Whether another rank has raised this one, and will report it."""
+    """Returns whether another rank raised this error, and will report it."""
     return bool(error.__dict__.get(_IS_COPY))
 
 
 def raise_first(
     failures: Sequence[tuple[Exception | None, bool]], own: Exception | None, own_rank: int
 ) -> None:
-    """Raises the failure of the first rank that has one of its own; there, the exception itself.
+    """Raises the failure of the first rank that has one; on that rank, the exception itself.
 
     Args:
-        failures: of each rank, from `portable`.
+        failures: each rank's, from `portable`.
         own: this rank's.
         own_rank: this rank.
     """
@@ -56,11 +56,11 @@ def raise_first(
 
 
 def sent_by(sender: int, value: Any, rank: int, all_gather: Callable[[Any], list[Any]]) -> Any:
-    """A value of one rank, on all ranks of a group. Collective.
+    """Broadcasts a value of one rank to all ranks of a group, and returns it. Collective.
 
     Args:
         sender: the rank that has it.
-        value: what it sends; of no interest elsewhere.
+        value: the value; ignored on other ranks.
         rank: this rank.
         all_gather: gathers anything that pickles over the group.
 

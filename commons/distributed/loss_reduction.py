@@ -1,4 +1,4 @@
-"""From the loss that a model returns to the loss whose gradient is that of the mean over all loss tokens."""
+"""Scales losses, so that a step's gradient is that of the mean over all of its loss tokens."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def check_global_mean(num_placed: np.ndarray, knows_padding: bool) -> None:
 
     Args:
         num_placed: `[ranks]`, samples that each rank computes.
-        knows_padding: whether batches do, so that a rank without samples has a row of padding.
+        knows_padding: whether batches know their padding: a rank without samples then has a row of it.
 
     Raises:
         ValueError: a rank has no samples, and runs a copy of one.
@@ -46,17 +46,17 @@ def check_global_mean(num_placed: np.ndarray, knows_padding: bool) -> None:
 
 
 def loss_sum(losses: torch.Tensor, reduction: str, num_loss_tokens: int, mean_tokens: float) -> torch.Tensor:
-    """The sum of the losses over this rank's loss tokens, 0-d.
+    """Returns the sum of the losses over this rank's loss tokens, 0-d.
 
     Without loss tokens it is a zero tied to the graph, whatever the losses are: the collectives in the
     backward of data-parallel models and sharded tables need every rank. No host-device synchronization,
-    but for a "mean" on a rank without loss tokens.
+    except for a "mean" on a rank without loss tokens.
 
     Args:
-        losses: what the model returned, of any shape for "sum", else a scalar.
+        losses: as the model returned them, of any shape for "sum", else a scalar.
         reduction: one of `LOSS_REDUCTIONS`.
-        num_loss_tokens: of this rank, in this forward.
-        mean_tokens: loss tokens of the step ÷ ranks, which makes a sum of a "global_mean".
+        num_loss_tokens: this rank's, in this forward.
+        mean_tokens: loss tokens of the step ÷ ranks, which turns a "global_mean" into a sum.
 
     Raises:
         ValueError: losses that are not 0-d under "mean" or "global_mean".
@@ -90,7 +90,7 @@ def _warn_of_mean_of_none() -> None:
 
 
 class LossScale:
-    """Scales the losses of a loop of one's own, and notices if it forgets to.
+    """Scales the losses of a user's own loop, and notices if the loop forgets to.
 
     Args:
         group: the ranks to balance among.
@@ -106,7 +106,7 @@ class LossScale:
     def expect(self) -> None:
         """Notes that a batch was exchanged: if gradients are taken, its loss has to be scaled.
 
-        A loop may exchange one batch ahead, and all batches of an optimizer step.
+        A loop may exchange one batch ahead, and all batches of an optimizer step before their losses.
         """
         if not torch.is_grad_enabled():
             return
@@ -129,7 +129,7 @@ class LossScale:
         gradients: str,
         step_plans: Sequence[ShufflePlan] | None,
     ) -> torch.Tensor:
-        """Returns the loss to call `backward` on; all else is as in `BatchShuffler.scale`."""
+        """Returns the loss to call `backward` on; arguments and errors are those of `BatchShuffler.scale`."""
         plans = [plan] if step_plans is None else list(step_plans)
         self._outstanding = 0
         self._most_outstanding = max(self._most_outstanding, len(plans) + 1)
@@ -158,7 +158,7 @@ class LossScale:
         return of_rank * (copies / tokens.clamp(min=1)).to(of_rank.dtype)
 
     def _tokens_of_all_ranks(self, plans: list[ShufflePlan], device: torch.device) -> torch.Tensor:
-        """0-d float64: loss tokens of the plans on all ranks of the job."""
+        """Returns the loss tokens of the plans on all ranks of the job, 0-d float64."""
         if self._group.num_ranks == self._num_ranks:
             return torch.tensor(sum(plan.num_loss_tokens for plan in plans), dtype=torch.float64)
         if self._counted is None or list(map(id, self._counted[0])) != list(map(id, plans)):

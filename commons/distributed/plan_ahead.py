@@ -1,4 +1,4 @@
-"""Planning in a thread of its own, while the steps before train."""
+"""Plans steps ahead in a thread, while the steps before them train."""
 
 from __future__ import annotations
 
@@ -23,15 +23,16 @@ class PlanAhead(Generic[Step]):
     """Takes batches from a loader one window ahead, and hands out planned steps in the loader's order.
 
     Every rank calls `next_step` in lockstep, and hands over a new iterator in the same call. All ranks then
-    load and plan the same number of windows, also those whose loaders end early, and learn of the end, or of
-    an error on any of them, in the same call.
+    load and plan the same number of windows, even if some loaders end early. They learn of the end, or of an
+    error on any rank, in the same call.
 
     Args:
-        plan: from what was loaded for one window, and what kept this rank from loading, to the window's
-            steps, none if no rank has loaded anything. Collective; runs in the thread, one after the other.
-        window: batches to a window.
-        prepare: called with each batch when it is loaded, in the caller's thread.
-        device: that the steps are for, where the thread may have to do with it; None for the current one.
+        plan: takes the batches of one window, and the error that kept this rank from loading them; returns
+            the steps of the window, none if no rank has loaded anything. Collective; the thread calls it for
+            one window after another.
+        window: batches per window.
+        prepare: called with each loaded batch, in the caller's thread.
+        device: device of the steps, which becomes the thread's current one; None for the caller's.
     """
 
     def __init__(
@@ -52,10 +53,10 @@ class PlanAhead(Generic[Step]):
         self._forget()
 
     def next_step(self, loader: Iterator[Any]) -> tuple[Step, float] | None:
-        """The next step, and the seconds that it had to be waited for; None once the loaders have ended.
+        """Returns the next step, and the seconds waited for it; None once the loaders have ended.
 
         Raises:
-            Exception: what a rank's loader, or planning, raised; on every rank.
+            Exception: the error of any rank's loader, or of planning; on every rank.
         """
         if loader is not self._loader:
             self._loader, self._this_rank_ended, self._all_ended = loader, False, False
@@ -83,12 +84,12 @@ class PlanAhead(Generic[Step]):
         return self._steps.popleft(), seconds
 
     def drop(self) -> None:
-        """Forgets what was loaded and is not handed out, as all ranks have to in the same place.
+        """Drops batches that were loaded and not handed out; all ranks have to in the same place.
 
-        An error among it is raised by the next `next_step`.
+        If planning one of them failed, the next `next_step` raises the error.
         """
         for _, planned in self._planned:
-            error = planned.exception()  # waits; the other ranks wait for this one's part
+            error = planned.exception()  # waits for the plan, in which other ranks wait for this one
             self._dropped_error = self._dropped_error or error
         self._forget()
 
@@ -99,7 +100,7 @@ class PlanAhead(Generic[Step]):
         self._num_loaded = self._handed_out = self._missing = 0
 
     def _load(self) -> None:
-        """Loads so far that a window is being planned when the last step before it is handed out."""
+        """Loads far enough that a window is being planned when the last step before it is handed out."""
         while self._num_loaded < self._handed_out + self._missing + self._window + 1:
             self._load_batch()
             self._num_loaded += 1
@@ -110,7 +111,7 @@ class PlanAhead(Generic[Step]):
 
     def _load_batch(self) -> None:
         if self._this_rank_ended or self._loader is None:
-            return  # asking a loader again that has ended can hang
+            return  # some loaders hang if asked again after their end
         try:
             with named_range("## load batch ##"):
                 batch = next(self._loader, _ENDED)
@@ -127,7 +128,7 @@ class PlanAhead(Generic[Step]):
 
 
 class _Thread:
-    """Runs functions one after the other; ends when nothing refers to it.
+    """Runs functions one after another; ends when nothing refers to it.
 
     A daemon, unlike those of concurrent.futures: waiting at exit for a collective that another rank has left
     would keep this process from ending.

@@ -1,4 +1,4 @@
-"""Batches of any type within TorchRec's pipelines."""
+"""Wraps batches of any type for TorchRec's pipelines."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from commons.sequence_batch import containers
 
 
 class InFlightBatch(Pipelineable):
-    """Gives a batch what TorchRec's pipelines ask of one; attributes and items are those of the batch.
+    """Gives any batch the methods of a `Pipelineable`; attributes and items are those of the batch.
 
     Args:
-        batch: of any type that the stage can take apart.
+        batch: of any type that the stage can exchange.
     """
 
     def __init__(self, batch: Any) -> None:
@@ -42,10 +42,10 @@ class InFlightBatch(Pipelineable):
 
 
 def in_flight(batch: Any) -> Any:
-    """The batch as TorchRec's pipelines take it: itself if it is a `Pipelineable`, or None."""
+    """Wraps a batch for TorchRec's pipelines, unless it is a `Pipelineable` or None."""
     return batch if batch is None or isinstance(batch, Pipelineable) else InFlightBatch(batch)
 
 
 def landed(batch: Any) -> Any:
-    """The batch that `in_flight` was given."""
+    """Unwraps a batch of `in_flight`."""
     return batch._landed if isinstance(batch, InFlightBatch) else batch

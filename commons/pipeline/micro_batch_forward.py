@@ -1,4 +1,4 @@
-"""A batch computed in micro-batches: tables looked up once, gradients added up and reduced once."""
+"""Runs a batch in micro-batches: tables are looked up once, gradients are reduced once."""
 
 from __future__ import annotations
 
@@ -34,36 +34,36 @@ def run_micro_batches(
 ) -> tuple[torch.Tensor, torch.Tensor, list[Any]]:
     """Runs a model on a batch in micro-batches; in training also the backward of all but the tables.
 
-    Sharded tables are looked up once, for the whole batch, and the micro-batches get their parts of what was
-    found, detached. Each one's dense part then runs forward and backward, so that the activations of one at a
-    time are in memory; beside them the embeddings of the whole batch, and their gradients. Data-parallel
-    gradients are reduced in the backward of the last.
+    Sharded tables are looked up once, for the whole batch, and each micro-batch gets its part of the result,
+    detached. The dense part then runs forward and backward for one micro-batch after another. So the
+    activations of one at a time are in memory, along with the embeddings of the whole batch and their
+    gradients. Data-parallel gradients are reduced in the last backward.
 
-    One host-device synchronisation for each sharded module, for the lengths of its parts, and those of the
+    Host-device synchronizations: one per sharded module, for the lengths of its parts, and those of the
     model, which runs once per micro-batch.
 
     Args:
-        model: batch to `(losses, output)`.
+        model: takes a batch, returns `(losses, output)`.
         batch: as exchanged, on the device.
-        shuffler: what exchanged it.
-        plan: what it was exchanged by, in micro-batches.
+        shuffler: the one that exchanged it.
+        plan: the plan of that exchange, in micro-batches.
         loss_reduction: "sum" or "mean", over the loss tokens of a micro-batch.
-        loss_scale: what the loss sum is multiplied with before its backward; None for what makes the
-            gradient, averaged over ranks, that of the mean over all loss tokens of the plan.
+        loss_scale: factor of the loss sum before its backward. None for the one that makes the gradient,
+            averaged over ranks, that of the mean over all loss tokens of the plan.
 
     Returns:
-        A loss whose backward is that of the tables, as it has to be called in training, and once; the sum of
-        the losses, detached; and the output of each micro-batch.
+        A loss whose backward is that of the tables: in training call it, once. The sum of the losses,
+        detached. The output of each micro-batch.
 
     Raises:
         ValueError: "global_mean", or an unknown reduction.
-        RuntimeError: a sharded module is given something that is no field of the batch.
-        TypeError: a sharded module returns something whose rows are not known here, or the model something
-            else than losses and output.
+        RuntimeError: a sharded module is called with something that is not a field of the batch.
+        TypeError: a sharded module returns a type whose rows are unknown here, or the model something other
+            than losses and output.
     """
     check_reduction(loss_reduction)
     if loss_reduction == "global_mean":
-        raise ValueError('"global_mean" is of a whole step: return the mean of a micro-batch, and use "mean"')
+        raise ValueError('"global_mean" is for a whole step: return a micro-batch\'s mean, and use "mean"')
     sample_rows = shuffler.sample_rows
     device = sample_rows.device_of(batch)
     if loss_scale is None:
@@ -99,10 +99,10 @@ def run_micro_batches(
 
 
 def losses_and_output(returned: Any) -> tuple[torch.Tensor, Any]:
-    """Checks what a model returned.
+    """Takes apart the return value of a model.
 
     Raises:
-        TypeError: that is no pair of a tensor of losses and anything else.
+        TypeError: it is not a pair of a tensor of losses and anything else.
     """
     if isinstance(returned, tuple | list) and len(returned) == 2 and isinstance(returned[0], torch.Tensor):
         return returned[0], returned[1]
@@ -117,13 +117,13 @@ def losses_and_output(returned: Any) -> tuple[torch.Tensor, Any]:
     )
 
 
-# With a static graph, DistributedDataParallel learns it in a first backward, which has to reduce gradients;
-# to average them once more in the last one changes nothing.
+# With a static graph, DistributedDataParallel learns it in a first backward, which has to reduce gradients.
+# Averaging them once more in the last one changes nothing.
 _has_learnt_graph: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
 
 
 def _replicated(module: torch.nn.Module) -> list[DistributedDataParallel]:
-    """Modules whose gradients are averaged over ranks; not within sharded ones, which run once a step."""
+    """Returns the modules whose gradients are averaged over ranks, outside sharded modules, which run once."""
     if isinstance(module, ShardedModule):
         return []
     found = [module] if isinstance(module, DistributedDataParallel) else []
@@ -131,12 +131,12 @@ def _replicated(module: torch.nn.Module) -> list[DistributedDataParallel]:
 
 
 class _Lookups:
-    """What the sharded modules of a model found for a batch, for its micro-batches to share.
+    """Lookups of a model's sharded modules for a batch, which its micro-batches share.
 
     Args:
         model, batch: as `run_micro_batches` takes them.
         micro_batches: of the batch.
-        rows: for each micro-batch int64, its rows of the batch.
+        rows: int64, the rows of the batch in each micro-batch.
         sample_rows: reads rows.
     """
 
@@ -149,7 +149,7 @@ class _Lookups:
         sample_rows: SampleRows,
     ) -> None:
         whole = sample_rows.per_sample_fields(batch)
-        # Of each field of a micro-batch that of the batch; with the first kept, so that its id stays its own.
+        # The batch's field for each field of a micro-batch, which is kept, so that its id stays its own.
         self._whole_of = {
             id(value): (whole[name], value)
             for micro_batch in micro_batches
@@ -163,7 +163,7 @@ class _Lookups:
 
     @contextlib.contextmanager
     def in_place(self) -> Iterator[None]:
-        """The modules' forward hands out a micro-batch's part."""
+        """While active, the modules' forward returns a micro-batch's part."""
         replaced = [module.__dict__.get("forward") for module in self._modules]
         try:
             for index, module in enumerate(self._modules):
@@ -177,17 +177,17 @@ class _Lookups:
                     module.forward = forward
 
     def turn_to(self, number: int) -> None:
-        """Makes it the turn of a micro-batch."""
+        """Turns to another micro-batch."""
         self._number = number
         self._calls = [0] * len(self._modules)
 
     def collect_gradients(self) -> None:
-        """Puts the gradients of the micro-batch's parts in their places."""
+        """Copies the gradients of the micro-batch's parts to their places."""
         for found in self._found.values():
             found.collect_gradients()
 
     def backward_from(self, loss: torch.Tensor) -> torch.Tensor:
-        """`loss`, whose backward is that of the lookups."""
+        """Returns `loss` with the backward of the lookups."""
         tensors, gradients = [], []
         for found in self._found.values():
             for tensor in found.tensors:
@@ -230,12 +230,12 @@ class _Lookups:
 
 
 class _Found:
-    """What one call of a sharded module returned for the whole batch.
+    """The result of one call of a sharded module for the whole batch.
 
     Args:
-        whole: a dict of JaggedTensors, as of an EmbeddingCollection; a KeyedTensor, as of an
-            EmbeddingBagCollection; a tensor with one row per row of the batch; or a tuple of such, or None.
-        rows: for each micro-batch int64, its rows.
+        whole: a dict of JaggedTensors, as from an EmbeddingCollection; a KeyedTensor, as from an
+            EmbeddingBagCollection; a tensor with one row per row of the batch; a tuple of these; or None.
+        rows: int64, the rows of each micro-batch.
     """
 
     def __init__(self, whole: Any, rows: Sequence[torch.Tensor]) -> None:
@@ -243,18 +243,18 @@ class _Found:
         self._rows = rows
         self._whole = self._registered(whole)
         jagged = [tensor for tensor in self.tensors if isinstance(tensor, _Jagged)]
-        if jagged:  # the elements of each in each micro-batch, in one transfer from the device
+        if jagged:  # their elements in each micro-batch, in one transfer from the device
             lengths = torch.stack([tensor.lengths for tensor in jagged])
             totals = torch.stack([lengths[:, of_one].sum(1) for of_one in rows], 1).tolist()
             for tensor, of_tensor in zip(jagged, totals, strict=True):
                 tensor.totals = of_tensor
 
     def part(self, number: int) -> Any:
-        """What the call returns for a micro-batch."""
+        """Returns the result for a micro-batch."""
         return self._part(self._whole, number)
 
     def collect_gradients(self) -> None:
-        """Puts the gradients of the last part in their places."""
+        """Copies the gradients of the last part to their places."""
         for tensor in self.tensors:
             tensor.collect_gradient()
 
@@ -291,11 +291,11 @@ class _Found:
 
 
 class _Tensor:
-    """A tensor that was found, with one row per row of the batch.
+    """A looked-up tensor with one row per row of the batch.
 
     Attributes:
         values: `[any, ...]`, of the whole batch.
-        gradient: of it, from the parts that were computed; None where it needs none.
+        gradient: of `values`, from the parts computed so far; None where it needs none.
     """
 
     def __init__(self, values: torch.Tensor) -> None:
@@ -304,11 +304,11 @@ class _Tensor:
         self._last: tuple[torch.Tensor, torch.Tensor] | None = None  # positions and values of the last part
 
     def part(self, rows: torch.Tensor, number: int) -> Any:
-        """The rows, int64 `[rows]`, of micro-batch `number`."""
+        """Returns the rows, int64 `[rows]`, of micro-batch `number`."""
         return _padded(self._select(rows))
 
     def collect_gradient(self) -> None:
-        """Puts the gradient of the last part in its place."""
+        """Copies the gradient of the last part to its place."""
         if self._last is not None and self._last[1].requires_grad:
             positions, leaf = self._last
             if self.gradient is None:
@@ -340,7 +340,7 @@ class _Jagged(_Tensor):
 
     Attributes:
         lengths: int64 `[batch_size]`.
-        totals: for each micro-batch their sum in it.
+        totals: sum of the lengths in each micro-batch.
     """
 
     def __init__(self, values: torch.Tensor, lengths: torch.Tensor, weights: torch.Tensor | None) -> None:
@@ -362,7 +362,7 @@ class _Jagged(_Tensor):
 
 
 class _BackwardOfTables(torch.autograd.Function):
-    """Passes a loss on; its backward gives the tables' outputs the gradients that micro-batches have left."""
+    """Passes a loss through; its backward gives the tables' outputs the gradients from the micro-batches."""
 
     @staticmethod
     def forward(
@@ -377,5 +377,5 @@ class _BackwardOfTables(torch.autograd.Function):
 
 
 def _padded(rows: torch.Tensor) -> torch.Tensor:
-    """A micro-batch without samples has one padding row, which its loss can be differentiated by."""
+    """Adds a padding row to a micro-batch without samples, so that its loss has a graph."""
     return rows if len(rows) else functional.pad(rows, (0, 0) * (rows.dim() - 1) + (0, 1))

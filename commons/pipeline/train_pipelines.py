@@ -21,7 +21,7 @@ from commons.pipeline.shuffle_stage import ShuffleStage, StepOutput
 from commons.sequence_batch import containers
 
 _CACHED_KERNEL = EmbeddingComputeKernel.FUSED_UVM_CACHING.value
-# Arguments of TorchRec's pipelines that would go past the stage.
+# Arguments of TorchRec's pipelines that would bypass the stage.
 _REFUSED = {
     "custom_model_fwd": "the stage calls the model, to scale its loss",
     "enable_inplace_copy_batch": "it copies batches past the exchange",
@@ -75,21 +75,23 @@ class _WithStage:
 
 
 class SequentialTrainPipeline(_WithStage, TrainPipeline):
-    """One step after the other, only planning ahead: for debugging, and for models without sharded tables.
+    """Runs one step after another, with planning overlapped.
+
+    For debugging, and for models without sharded tables.
 
     Args:
-        model: batch to `(losses, output)`.
-        optimizer: of the parameters that backward leaves gradients on.
+        model: takes a batch, returns `(losses, output)`.
+        optimizer: of the parameters that get gradients in backward.
         device: where batches are copied to.
-        batch_shuffler: what places samples on ranks.
-        loss_reduction: what the model's losses are: "sum", their sum over this rank's loss tokens, or one for
-            each, in any shape; "mean", a scalar, their mean over this rank's loss tokens (of a micro-batch,
-            where there are any); "global_mean", a scalar whose mean over the ranks is that over the loss
-            tokens of all ranks. The gradient is always that of the mean over all loss tokens of the step.
+        batch_shuffler: places samples on ranks.
+        loss_reduction: how the model reduces its losses. "sum": their sum over this rank's loss tokens, or
+            the losses themselves, in any shape. "mean": a scalar, their mean over this rank's loss tokens (or
+            the micro-batch's). "global_mean": a scalar whose mean over the ranks is that over the loss tokens
+            of all ranks. The gradient is always that of the mean over all loss tokens of the step.
 
     Raises:
-        TypeError: `batch_shuffler` is no BatchShuffler.
-        ValueError: `loss_reduction` is none of these, or "global_mean" with micro-batches or a window; or an
+        TypeError: `batch_shuffler` is not a BatchShuffler.
+        ValueError: an unknown `loss_reduction`, or "global_mean" with micro-batches or a window; or an
             argument of TorchRec's pipelines is given.
     """
 
@@ -112,10 +114,10 @@ class SequentialTrainPipeline(_WithStage, TrainPipeline):
         self._optimizer = optimizer
         self._device = device
         self._stage = ShuffleStage(batch_shuffler, device, loss_reduction)
-        self._batch: Any = None  # exchanged, and not computed yet: a step that raises may be tried again
+        self._batch: Any = None  # exchanged, not computed: a step that raises may be tried again
 
     def reset(self) -> None:
-        """Drops what is on its way."""
+        """Drops the batches on their way."""
         self._batch = None
         self._stage.reset()
 
@@ -132,7 +134,7 @@ class SequentialTrainPipeline(_WithStage, TrainPipeline):
             batch = self._stage.next_batch(dataloader_iter)
             if batch is None:
                 raise StopIteration
-            with named_range("## copy_batch_to_gpu ##"):  # as TorchRec's pipelines say, on any device
+            with named_range("## copy_batch_to_gpu ##"):  # TorchRec's name for it, on any device
                 batch = containers.moved_to(batch, self._device, non_blocking=True)
             self._batch = self._stage.exchange(batch)
         if self._model.training:
@@ -150,7 +152,7 @@ class SequentialTrainPipeline(_WithStage, TrainPipeline):
 
 
 class _SparseDistWithStage(_WithStage):
-    """The stage within one of TorchRec's pipelines, which comes next in the order of base classes."""
+    """Puts the stage into one of TorchRec's pipelines, the next base class."""
 
     name: str
     _model: torch.nn.Module
@@ -170,8 +172,8 @@ class _SparseDistWithStage(_WithStage):
         super().__init__(model, optimizer, device, custom_model_fwd=self._forward, **torchrec_arguments)  # type: ignore[call-arg]
         self._stage = ShuffleStage(batch_shuffler, device, loss_reduction)
         if device.type == "cuda":
-            # A second pipeline on a model, for evaluation, takes over its lookups, and with them the stream
-            # they wait on: with streams of its own, the first one's batches would be read unsynchronised.
+            # A second pipeline on a model, for evaluation, takes over its lookups, and the stream they wait
+            # on. With streams of its own, it would read the first one's batches unsynchronized.
             self._memcpy_stream, self._data_dist_stream = (_stream(device, use) for use in ("memcpy", "dist"))
 
     def reset(self) -> None:
@@ -180,7 +182,7 @@ class _SparseDistWithStage(_WithStage):
         self._stage.reset()
 
     def copy_batch_to_gpu(self, dataloader_iter: Iterator[Any]) -> tuple[Any | None, Any]:
-        """The next batch on the device, planned before the copy and exchanged after it on its stream."""
+        """Returns the next batch on the device: planned before the copy, exchanged after it on its stream."""
         batch, context = super().copy_batch_to_gpu(dataloader_iter)  # type: ignore[misc]
         if batch is not None:
             with self._stream_context(self._memcpy_stream):  # type: ignore[attr-defined]
@@ -194,7 +196,7 @@ class _SparseDistWithStage(_WithStage):
         return self._stage.forward(self._model, landed(batch))
 
     def _pipeline_model(self, *args: Any, **kwargs: Any) -> None:
-        # Without a sharded module TorchRec would trace into all others, and fail at a branch on data.
+        # Without a sharded module, TorchRec would trace into all others and fail at a branch on data.
         if any(isinstance(module, ShardedModule) for module in self._model.modules()):
             try:
                 super()._pipeline_model(*args, **kwargs)  # type: ignore[misc]
@@ -217,13 +219,14 @@ class _SparseDistWithStage(_WithStage):
 
 
 class SparseDistTrainPipeline(_SparseDistWithStage, TrainPipelineSparseDist):
-    """TorchRec's `TrainPipelineSparseDist`: copy and exchange, and the embeddings' input distribution, run on
-    streams of their own beside the previous steps' compute.
+    """TorchRec's `TrainPipelineSparseDist` with the stage in it.
 
-    Takes the arguments of `SequentialTrainPipeline`, and those of TorchRec's own; `progress` is the same.
+    Copy and exchange, and the embeddings' input distribution, run on streams of their own alongside the
+    previous steps' compute. Takes the arguments of `SequentialTrainPipeline` and of TorchRec's pipeline;
+    `progress` returns the same.
 
     Raises:
-        ValueError: as `SequentialTrainPipeline`, or an argument of TorchRec's that would go past the stage.
+        ValueError: as `SequentialTrainPipeline`, or an argument of TorchRec's that would bypass the stage.
         RuntimeError: at the first step, if the model cannot be traced, or has no sharded module that TorchRec
             can pipeline.
     """
@@ -232,13 +235,13 @@ class SparseDistTrainPipeline(_SparseDistWithStage, TrainPipelineSparseDist):
 
 
 class PrefetchTrainPipeline(_SparseDistWithStage, PrefetchTrainPipelineSparseDist):
-    """TorchRec's `PrefetchTrainPipelineSparseDist`: rows of tables in host memory are fetched into the GPU's
-    cache one step ahead, on a stream of its own.
+    """TorchRec's `PrefetchTrainPipelineSparseDist` with the stage in it.
 
-    Takes the arguments of `SequentialTrainPipeline`, and those of TorchRec's own; `progress` is the same.
+    Rows of tables in host memory are fetched into the GPU's cache one step ahead, on a stream of its own.
+    Takes the arguments of `SequentialTrainPipeline` and of TorchRec's pipeline; `progress` returns the same.
 
     Raises:
-        ValueError: the device is no GPU, or no table of the model has the cached kernel.
+        ValueError: the device is not a GPU, or no table of the model has the cached kernel.
         RuntimeError: at the first step, if the model has no sharded module that TorchRec can pipeline.
     """
 
@@ -267,7 +270,7 @@ class PrefetchTrainPipeline(_SparseDistWithStage, PrefetchTrainPipelineSparseDis
 
 
 def _raised_in_rewriting(error: Exception) -> bool:
-    """Tells an error of TorchRec's rewriting of a model from one of the lookups that follow it."""
+    """Returns whether TorchRec's rewriting of a model raised the error, and not the lookups after it."""
     return any(frame.name == "_rewrite_model" for frame in traceback.extract_tb(error.__traceback__))
 
 
@@ -282,7 +285,7 @@ def _has_cached_table(model: torch.nn.Module) -> bool:
 
 
 def _stream(device: torch.device, use: str) -> torch.Stream:
-    """The stream that all pipelines on a device have for one use."""
+    """Returns the stream for one use, shared by all pipelines on a device."""
     return _stream_of(torch.cuda.current_device() if device.index is None else device.index, use)
 
 
