@@ -5,7 +5,7 @@
 Each set gets an environment of its own under out/versions, which is removed afterwards: several gigabytes
 where torch is built for CUDA. The wheel is added to it as to anyone's job, and has to leave torch, torchrec
 and fbgemm as they are. The oldest set gets the oldest numpy, numba and so on that pyproject.toml allows.
-Unless --tests chooses others, results go to benchmarks/results, and the table that is printed to docs/installing.md.
+Unless --tests chooses others, results go to benchmarks/results, and the printed table to docs/installing.md.
 """
 
 from __future__ import annotations
