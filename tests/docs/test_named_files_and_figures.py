@@ -1,4 +1,4 @@
-"""Files that the pages name are there, and the README's figures are those of the demo's last run."""
+"""Checks that files named on the pages exist, and that the README has the figures of the demo's last run."""
 
 from __future__ import annotations
 
