@@ -5,7 +5,7 @@
 Each set gets an environment of its own under out/versions, which is removed afterwards: several gigabytes
 where torch is built for CUDA. The wheel is added to it as to anyone's job, and has to leave torch, torchrec
 and fbgemm as they are. The oldest set gets the oldest numpy, numba and so on that pyproject.toml allows.
-Unless --tests chooses others, results go to benchmarks/results, and the table that is printed to the README.
+Unless --tests chooses others, results go to benchmarks/results, and the printed table to docs/installing.md.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from commons.tried_versions import TRIED, TriedSet
 REPOSITORY = Path(__file__).parents[1]
 FOLDER = REPOSITORY / "out" / "versions"
 RESULT = REPOSITORY / "benchmarks" / "results" / "versions.json"
+PAGE = REPOSITORY / "docs" / "installing.md"
 PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
 OF_JOB = ("torch", "torchrec", "fbgemm_gpu-cpu")
@@ -136,7 +137,7 @@ def main() -> None:
         if not arguments.tests:
             sets = [asdict(each) for each in outcomes]
             RESULT.write_text(json.dumps({"sets": sets, "machine": machine()}, indent=1) + "\n")
-            write_tables(REPOSITORY / "README.md", "VERSIONS", {"sets": table(outcomes)})
+            write_tables(PAGE, "VERSIONS", {"sets": table(outcomes)})
 
 
 def try_set(each: TriedSet, python: str, tests: Iterable[str], torch_index_url: str) -> Outcome:
@@ -221,7 +222,7 @@ def _run_tests(environment: Environment, each: TriedSet, tests: Iterable[str]) -
 
 
 def table(outcomes: Iterable[Outcome]) -> str:
-    """Formats the README's table."""
+    """Formats the table of `PAGE`."""
     rows = [
         [
             *(

@@ -28,7 +28,7 @@ class TriedSet:
     pythons: tuple[str, ...] = ("3.11",)
 
 
-# pyproject.toml has their ranges, and the README the results.
+# pyproject.toml has their ranges, and docs/installing.md the results.
 TRIED = (
     TriedSet("2.9.1", "1.4.0", "1.4.2"),
     TriedSet("2.10.0", "1.5.1", "1.5.0"),

@@ -1,4 +1,4 @@
-"""The sets of versions that go together: told to the user, allowed by the package, pinned for the tests."""
+"""Checks the sets of versions that go together: shown to users, allowed by the package, pinned for tests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
-from ci.versions import RESULT, Outcome, table
+from ci.versions import PAGE, RESULT, Outcome, table
 from commons.distributed.rank_group import RankGroup
 from commons.tried_versions import TRIED, note_on_untried, warn_of_untried
 
@@ -28,14 +28,14 @@ def ranges(extra: str) -> dict[str, SpecifierSet]:
 
 
 @pytest.mark.parametrize("each", TRIED, ids=lambda each: each.torch)
-def test_the_extras_allow_what_was_tried(each):
+def test_the_extras_allow_every_tried_set(each):
     assert each.torch in ranges("cpu")["torch"] and each.torch in ranges("cuda")["torch"]
     assert each.fbgemm in ranges("cpu")["fbgemm-gpu-cpu"] and each.fbgemm in ranges("cuda")["fbgemm-gpu"]
     assert each.torchrec in ranges("cuda")["torchrec"]
     assert all(f"{python}.1" in SpecifierSet(PROJECT["requires-python"]) for python in each.pythons)
 
 
-def test_the_extras_allow_no_neighbor_of_what_was_tried():
+def test_the_extras_allow_no_untried_neighbor():
     for outside in ("2.8.0", "2.9.0", "2.15.0"):
         assert outside not in ranges("cpu")["torch"]
     for outside in ("1.3.0", "1.10.0"):
@@ -44,12 +44,12 @@ def test_the_extras_allow_no_neighbor_of_what_was_tried():
         assert outside not in SpecifierSet(PROJECT["requires-python"])
 
 
-def test_the_package_itself_asks_for_nothing_that_a_job_has_chosen():
+def test_the_package_requires_only_numba_and_numpy():
     asked = {Requirement(requirement).name for requirement in PROJECT["dependencies"]}
     assert asked == {"numba", "numpy"}
 
 
-def test_the_tests_are_pinned_to_a_set_that_goes_together():
+def test_the_tests_are_pinned_to_a_tried_set():
     lines = (REPOSITORY / "ci" / "constraints.txt").read_text().splitlines()
     pins = dict(line.split("==") for line in lines if not line.startswith("#"))
     assert (pins["torch"], pins["torchrec"], pins["fbgemm_gpu-cpu"]) in [
@@ -61,7 +61,7 @@ def test_the_tests_are_pinned_to_a_set_that_goes_together():
             assert pin in allowed, name
 
 
-def test_the_readme_has_what_was_found_with_each_set():
+def test_the_page_has_the_results_of_each_set():
     found = json.loads(RESULT.read_text())["sets"]
     assert [(each["torch"], each["torchrec"], each["fbgemm"]) for each in found] == [
         (each.torch, each.torchrec, each.fbgemm) for each in TRIED for _ in each.pythons
@@ -69,22 +69,20 @@ def test_the_readme_has_what_was_found_with_each_set():
     pythons = [python for each in TRIED for python in each.pythons]
     assert [each["python"].rpartition(".")[0] for each in found] == pythons
     assert all(each["passed"] > 1000 and not each["failed"] for each in found)
-    assert table([Outcome(**each) for each in found]) in (REPOSITORY / "README.md").read_text()
+    assert table([Outcome(**each) for each in found]) in PAGE.read_text()
 
 
 def _same_name(first: str, second: str) -> bool:
     return first.replace("_", "-").lower() == second.replace("_", "-").lower()
 
 
-def test_patches_of_a_tried_set_are_no_reason_to_warn():
+def test_patch_releases_of_a_tried_set_give_no_warning():
     assert note_on_untried("2.13.1+cu129", "1.8.2") is None
     assert note_on_untried(torch.__version__, metadata.version("torchrec")) is None
 
 
-@pytest.mark.parametrize(
-    "versions", [("2.15.0", "1.9.2"), ("2.13.0", "1.9.2"), ("2.13.0", "of no known version")]
-)
-def test_an_untried_set_is_told_together_with_those_that_were_tried(versions):
+@pytest.mark.parametrize("versions", [("2.15.0", "1.9.2"), ("2.13.0", "1.9.2"), ("2.13.0", "unknown")])
+def test_the_warning_names_the_untried_set_and_the_tried_ones(versions):
     note = note_on_untried(*versions)
     assert "\n" not in note and all(version in note for version in versions)
     for each in TRIED:
@@ -93,7 +91,7 @@ def test_an_untried_set_is_told_together_with_those_that_were_tried(versions):
 
 
 def _make_groups_with_another_torch() -> list[str]:
-    """Makes two groups with a version of torch that nobody has tried, and returns the log."""
+    """Creates two groups under an untried version of torch, and returns the log."""
     logged: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: logged.append(record.getMessage())
@@ -111,7 +109,7 @@ def _make_groups_with_another_torch() -> list[str]:
     return logged
 
 
-def test_an_untried_torch_is_warned_of_once_on_the_first_rank(pools):
+def test_an_untried_torch_gives_one_warning_on_rank_0(pools):
     first, second = pools(2).run(_make_groups_with_another_torch)
     assert len(first) == 1 and "torch 2.99.0" in first[0]
     assert second == []

@@ -1,4 +1,4 @@
-"""What is checked of gin text and command lines, in a process that has configurables of one model alone."""
+"""Checks of gin text and command lines, in a process that has the configurables of one model only."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from commons.gin_values import from_gin, is_bound
 from commons.training import OptimizerArgs, TensorModelParallelArgs, TrainerArgs, entry_point
 from tests.docs.pages import REPOSITORY
 
-# What a block of a model may be meant to be added to. Both models have a NetworkArgs of their own.
+# Files that a gin block may extend. Each model has its own NetworkArgs.
 BASES = {
     "hstu": (
         "benchmarks/demo/hstu.gin",
@@ -33,12 +33,12 @@ ENTRY_POINTS = {
     "hstu.training.pretrain_gr_retrieval": "hstu",
     "sid_gr.training.pretrain_sid_gr": "sid_gr",
 }
-# Modules that a block imports, as a user's own would be.
+# Modules that a block imports in place of a user's own.
 _USERS_MODULES = ("my_module",)
 
 
 def problems_of_gin_text(model: str, text: str) -> list[str]:
-    """What is wrong with a block on each of its model's bases; empty if it fits one of them."""
+    """Returns the problems of a block on each base of its model; empty if it fits one of them."""
     for name in _USERS_MODULES:
         sys.modules.setdefault(name, types.ModuleType(name))
     problems = []
@@ -56,7 +56,7 @@ def problems_of_gin_text(model: str, text: str) -> list[str]:
 
 
 def _make_all(args: Any) -> None:
-    """Instances of all that is configured, each of which checks its values."""
+    """Creates every configured instance, each of which checks its values."""
     for configurable in (TrainerArgs, OptimizerArgs, TensorModelParallelArgs, args.NetworkArgs):
         from_gin(configurable)
     for name in ("DatasetArgs", "RankingArgs", "RetrievalArgs"):
@@ -69,13 +69,13 @@ def _make_all(args: Any) -> None:
 
 
 class _Parsed(Exception):
-    """The run would begin here."""
+    """Raised where the run would begin."""
 
 
 def problem_of_command(module: str, arguments: list[str]) -> str:
-    """Runs an entry point until its training would begin; what went wrong before, empty if nothing did.
+    """Runs an entry point until training would begin. Returns what went wrong before, or an empty string.
 
-    Data that is not prepared is nothing wrong, if the message has the command that prepares it.
+    Missing data is no problem if the message has the command that prepares it.
     """
 
     @contextlib.contextmanager
@@ -96,7 +96,7 @@ def problem_of_command(module: str, arguments: list[str]) -> str:
         with contextlib.redirect_stderr(errors), contextlib.chdir(REPOSITORY):
             main = importlib.import_module(module).main
             main()
-        return "it did not come to its training"
+        return "it never reached its training"
     except _Parsed:
         return ""
     except FileNotFoundError as error:
@@ -113,6 +113,6 @@ def problem_of_command(module: str, arguments: list[str]) -> str:
 
 
 def in_folder(folder: Path, check: Any, *args: Any) -> Any:
-    """`check(*args)` where it may leave files."""
+    """Runs `check(*args)` in a folder where it may leave files."""
     with contextlib.chdir(folder):
         return check(*args)

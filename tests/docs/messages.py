@@ -1,4 +1,4 @@
-"""Whether the code has the words of a message."""
+"""Tells whether a message quoted on a page is one that the code prints."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from collections.abc import Iterator
 from tests.docs.pages import REPOSITORY
 
 _PACKAGES = ("commons", "hstu", "sid_gr", "examples", "benchmarks")
-# Strings with less in them are no evidence: they are in any line by chance.
+# Shorter strings prove nothing: they occur in any line by chance.
 _LEAST_CHARACTERS = 12
-# Of a line; the rest is what was filled in, or the name of an exception.
+# The share of a line that strings must cover. The rest is filled in, or an exception's name.
 _LEAST_SHARE = 0.45
 
 
 def is_in_code(line: str) -> bool:
-    """Whether strings of the code, with whatever is filled into them, make up most of a line.
+    """Returns whether strings of the code, with values filled in, make up most of a line.
 
     The line may end before the string does.
     """
@@ -29,7 +29,7 @@ def is_in_code(line: str) -> bool:
 
 
 def _covered(line: str, pieces: tuple[str, ...]) -> set[int]:
-    """Where a string's fixed parts are in a line, in their order; nothing if one of them is not."""
+    """Returns the positions of a string's fixed parts in a line, in order; empty if one is missing."""
     covered: set[int] = set()
     start = 0
     for piece in pieces:
@@ -46,7 +46,7 @@ def _covered(line: str, pieces: tuple[str, ...]) -> set[int]:
 
 @functools.cache
 def _templates() -> list[tuple[str, ...]]:
-    """The fixed parts of each string in the code that says something."""
+    """Returns the fixed parts of every string in the code that is long enough."""
     found = set()
     for package in _PACKAGES:
         for path in (REPOSITORY / package).rglob("*.py"):

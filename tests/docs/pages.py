@@ -20,7 +20,7 @@ _FENCE = re.compile(r"^ *```(.*)$")
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced code block: of a page, from a line on, in a language."""
+    """A fenced code block of a page, with its first line and its language."""
 
     page: str
     line: int
@@ -33,7 +33,7 @@ class Block:
 
 
 def blocks_of(page: str) -> list[Block]:
-    """All fenced blocks of a page, whatever they are."""
+    """Returns all fenced blocks of a page, in any language."""
     found: list[Block] = []
     lines: list[str] = []
     begun, language = None, ""
@@ -52,19 +52,19 @@ def blocks_of(page: str) -> list[Block]:
 
 
 def blocks(language: str) -> list[Block]:
-    """Those of one language on all pages."""
+    """Returns the blocks of one language on all pages."""
     return [block for page in PAGES for block in blocks_of(page) if block.language == language]
 
 
 def commands(block: Block) -> list[list[str]]:
-    """The words of each command of a bash block, without comments and assignments in front."""
+    """Returns the words of each command of a bash block, without comments and leading assignments."""
     lines = block.code.replace("\\\n", " ").splitlines()
     split = (shlex.split(line, comments=True) for line in lines)
     return [strip_assignments(words) for words in split if words]
 
 
 def strip_assignments(words: list[str]) -> list[str]:
-    """Without `NAME=value` in front."""
+    """Drops leading `NAME=value` words."""
     while words and re.fullmatch(r"[A-Z_]+=.*", words[0]):
         words = words[1:]
     return words

@@ -15,14 +15,14 @@ from tests.docs.pages import Block
 
 
 def run_page(prelude: str | None, blocks: Sequence[Block]) -> str:
-    """Runs blocks one after the other in one namespace; what the first that fails raised, or nothing.
+    """Runs blocks in one namespace. Returns the traceback of the first that fails, or an empty string.
 
     Args:
-        prelude: a module of `tests.docs.preludes`, whose names the blocks see.
-        blocks: of one page.
+        prelude: a module of `tests.docs.preludes` whose names the blocks see; None for none.
+        blocks: blocks of one page, in order.
     """
     registered = set(BatchShufflerFactory.list_available())
-    # A module, because batches of a page's own class are sent to ranks that have none.
+    # A module, because ranks unpickle batches of a class that the page defines.
     page = types.ModuleType("docs_page")
     sys.modules["docs_page"] = page
     names = page.__dict__

@@ -1,4 +1,4 @@
-"""Every code block of the pages runs, or is checked as far as it can be without training."""
+"""Runs every code block of the pages, or checks it as far as possible without training."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.docs.python_blocks import run_page
 from tests.process_pool import ProcessPool
 
 CHECKED_LANGUAGES = {"python", "gin", "bash", "text"}
-# What the blocks of a page need and do not define: modules of `tests.docs.preludes`.
+# Modules of `tests.docs.preludes` with names that a page's blocks use but do not define.
 PRELUDES = {"README.md": "readme"}
 
 
@@ -45,7 +45,7 @@ def test_python_blocks_run_on_two_ranks(pools, page):
 
 @pytest.fixture(scope="module")
 def processes() -> Iterator[Callable[[str], ProcessPool]]:
-    """A process for each model, because their gin configurables have the same names."""
+    """One process per model, because their gin configurables share names."""
     made: dict[str, ProcessPool] = {}
     yield lambda model: made.setdefault(model, ProcessPool(1))
     for process in made.values():
@@ -70,14 +70,14 @@ COMMANDS = [(block, words) for block in blocks("bash") for words in commands(blo
 @pytest.mark.parametrize(
     ("block", "words"), COMMANDS, ids=[f"{block.where} {words[0]}" for block, words in COMMANDS]
 )
-def test_commands_are_ones_that_there_are(processes, block, words):
+def test_commands_exist_and_take_their_arguments(processes, block, words):
     first, *arguments = words
     check = {
         "make": _check_make,
         "torchrun": lambda words: _check_torchrun(words, processes),
         "python": _check_python,
         "pip": _check_pip,
-        "git": lambda words: None,  # of the outside world
+        "git": lambda words: None,  # not ours to check
         "source": lambda words: _check_equal(words, [".venv/bin/activate"]),
         "balance-advisor": lambda words: advisor_parser().parse_args(words),
         "tensorboard": lambda words: _check_equal(words[:1], ["--logdir"]),
@@ -95,7 +95,7 @@ def _check_equal(got, expected) -> None:
 
 
 def _check_make(words: list[str]) -> None:
-    """Targets are there, and variables are among those that the Makefile says it takes."""
+    """Checks that targets exist and that the Makefile documents the variables."""
     makefile = (REPOSITORY / "Makefile").read_text()
     targets = [word for word in words if "=" not in word]
     for word in words:
@@ -107,7 +107,7 @@ def _check_make(words: list[str]) -> None:
 
 
 def _check_pip(words: list[str]) -> None:
-    """Extras are in pyproject.toml, and pinned versions are those that the tests run on."""
+    """Checks that pyproject.toml has the extras, and that the tests run on the pinned versions."""
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
     pins = (REPOSITORY / "ci" / "constraints.txt").read_text().replace("fbgemm_gpu-cpu", "fbgemm-gpu").split()
     assert words[0] == "install"
@@ -119,7 +119,7 @@ def _check_pip(words: list[str]) -> None:
 
 
 def _check_python(words: list[str]) -> None:
-    """The module or the file is there, and the flags are in its source."""
+    """Checks that the module or file exists and has the flags in its source."""
     if words[0] == "-c":
         compile(words[1], "command line", "exec")
         return
@@ -142,11 +142,11 @@ def _source_of(module: str) -> Path | None:
 
 
 def _check_torchrun(words: list[str], processes: Callable[[str], ProcessPool]) -> None:
-    """Torchrun takes the flags; an entry point takes its own, and comes to where its training begins."""
+    """Checks torchrun's flags, and runs an entry point up to where training begins."""
     if words == ["…"]:
         return
     options = 0
-    while words[options].startswith("--"):  # of torchrun; they have a value each
+    while words[options].startswith("--"):  # torchrun's own, each with a value
         options += 1 if "=" in words[options] or words[options] == "--standalone" else 2
     from torch.distributed.run import get_args_parser
 
@@ -165,13 +165,13 @@ def _check_torchrun(words: list[str], processes: Callable[[str], ProcessPool]) -
     assert not problem, f"{module} {' '.join(arguments)}\n{problem}"
 
 
-# Another test compares it with what its command prints.
+# test_advisor_page.py compares this one with the command's output.
 _ADVICE = "Data    lengths.npy"
 PRINTED = [block for block in blocks("text") if not block.code.startswith(_ADVICE)]
 
 
 @pytest.mark.parametrize("block", PRINTED, ids=lambda block: block.where)
-def test_what_is_said_to_be_printed_is_in_the_code(block):
+def test_printed_lines_are_in_the_code(block):
     for line in filter(None, map(str.strip, block.code.splitlines())):
         assert is_in_code(line), f"{block.where}: nothing in the code prints\n{line}"
 
@@ -191,12 +191,12 @@ def test_links_lead_somewhere(page):
 
 
 def _anchors(text: str) -> set[str]:
-    """The names of a page's headings, as they are made on GitHub."""
+    """Returns the anchors of a page's headings, as GitHub makes them."""
     headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-# Files with the fields that gin files set, and the configurables of each that are of the page.
+# Files with the fields that gin files set.
 _ARGS = (
     "commons/training/training_args.py",
     "commons/training/network_args.py",
@@ -209,7 +209,7 @@ _ARGS = (
 
 
 @pytest.mark.parametrize("path", _ARGS)
-def test_every_setting_is_on_the_page_for_those_who_come_with_gin_files(path):
+def test_every_setting_is_on_the_page_about_gin_files(path):
     page = PAGES["docs/coming-from-recsys-examples.md"]
     for node in ast.walk(ast.parse((REPOSITORY / path).read_text())):
         if isinstance(node, ast.ClassDef):
@@ -219,6 +219,6 @@ def test_every_setting_is_on_the_page_for_those_who_come_with_gin_files(path):
 
 
 @pytest.mark.parametrize("package", ["sequence_batch", "partition", "distributed", "pipeline"])
-def test_every_file_of_the_core_has_its_place_on_the_page(package):
+def test_how_it_works_names_every_file_of_the_core(package):
     for path in (REPOSITORY / "commons" / package).glob("[!_]*.py"):
         assert f"`{path.name}`" in PAGES["docs/how-it-works.md"], path

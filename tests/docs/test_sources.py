@@ -1,4 +1,4 @@
-"""Statements about other projects have a source that a reader can open."""
+"""Checks that statements about other projects have a source that a reader can open."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _DATE = re.compile(r"\b20\d\d-\d\d\b")
 
 
 def _statements(page: str) -> list[str]:
-    """A page's paragraphs, bullets and rows of tables, without code, headings and sources."""
+    """Returns a page's paragraphs, bullets and table rows, without code, headings and sources."""
     text = re.sub(r"^ *```.*?^ *```$", "", WITH_BENCHMARKS[page], flags=re.DOTALL | re.MULTILINE)
     before = text.partition("\n## Sources\n")[0]
     parts = re.split(r"\n\s*\n|\n(?=[-|] ?)", before)
@@ -32,7 +32,7 @@ def _has_sources(page: str) -> bool:
 
 
 @pytest.mark.parametrize("page", [page for page in WITH_BENCHMARKS if not _has_sources(page)])
-def test_whoever_names_a_peer_links_to_a_page_with_sources(page):
+def test_statements_about_peers_link_to_sources(page):
     folder = (REPOSITORY / page).parent
     for statement in filter(PEER.search, _statements(page)):
         targets = [(folder / target).resolve() for target in _TARGET.findall(statement)]
@@ -47,7 +47,7 @@ def test_every_statement_of_the_comparison_cites():
 
 
 @pytest.mark.parametrize("page", [COMPARISON, "docs/coming-from-recsys-examples.md"])
-def test_citations_and_sources_belong_together(page):
+def test_citations_match_sources(page):
     text, _, sources = WITH_BENCHMARKS[page].partition("\n## Sources\n")
     listed = dict(_SOURCE.findall(sources))
     assert list(listed) == [str(number) for number in range(1, len(listed) + 1)]
@@ -59,6 +59,6 @@ def test_citations_and_sources_belong_together(page):
 
 
 @pytest.mark.parametrize("page", WITH_BENCHMARKS)
-def test_nobody_is_spoken_of_without_a_name(page):
+def test_peers_are_named(page):
     found = [part for part in _statements(page) if re.search(r"\bpeers\b", part, re.IGNORECASE)]
     assert not found, f"{page}: which peers?\n{found[0]}"

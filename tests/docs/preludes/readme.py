@@ -1,4 +1,4 @@
-"""What the README's block takes for granted: a model and a loader."""
+"""A model and a loader for the README's Python block."""
 
 from __future__ import annotations
 
