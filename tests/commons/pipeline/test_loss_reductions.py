@@ -261,5 +261,5 @@ def _no_batch():
 
 def test_a_global_mean_is_refused_where_it_is_none(pools):
     for window, micro_batches, copied in pools(3).run(_global_mean_errors):
-        assert "is for a whole step" in window and "is of a whole step" in micro_batches
+        assert "is for a whole step" in window and "is for a whole step" in micro_batches
         assert "runs a copy of one" in copied
