@@ -123,7 +123,7 @@ _has_learnt_graph: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
 
 
 def _replicated(module: torch.nn.Module) -> list[DistributedDataParallel]:
-    """Returns the modules whose gradients are averaged over ranks, outside sharded modules, which run once."""
+    """Returns the modules whose gradients are averaged over ranks; sharded ones run once, and have none."""
     if isinstance(module, ShardedModule):
         return []
     found = [module] if isinstance(module, DistributedDataParallel) else []

@@ -55,7 +55,7 @@ class Case:
 
 
 @st.composite
-def cases(draw, num_ranks: int, windows: Sequence[int] = (1, 2), partitioners=sorted(PARTITIONERS)):
+def cases(draw, num_ranks: int, windows: Sequence[int] = (1, 2), partitioners=tuple(sorted(PARTITIONERS))):
     """Samples have up to 12 tokens: some caps are below that, some hold several, and one holds all."""
     window = draw(st.sampled_from(windows))
     kind = draw(st.sampled_from(["complete", "incomplete batches", "uneven", "ranks without batches"]))
