@@ -1,8 +1,8 @@
-"""The memory that preparing KuaiRand takes, and the time: synthetic logs in the format of kuairand-1k.
+"""Peak memory and time of preparing KuaiRand, on synthetic logs in the format of kuairand-1k.
 
     python -m benchmarks.kuairand_preprocess
 
-Users' numbers of events are heavy-tailed. The second size shows what of the memory grows with the files.
+Users' numbers of events are heavy-tailed. Two sizes show how memory grows with the files.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def main() -> None:
 
 def _measure(directory: Path, num_events: int) -> dict[str, float]:
     raw, out = directory / "raw", directory / "out"
-    # In a process of its own, because a child's peak counts what its parent held when it was started.
+    # In a child process, because a child's peak memory includes what its parent held at the fork.
     sizes = map(str, (num_events, USERS, VIDEOS))
     subprocess.run(
         [sys.executable, "-m", "tests.commons.datasets.kuairand_files", str(raw), *sizes], check=True
@@ -44,7 +44,7 @@ def _measure(directory: Path, num_events: int) -> dict[str, float]:
     start = time.perf_counter()
     prepare = [sys.executable, "-m", "commons.datasets.kuairand_preprocess", "--dataset", "kuairand-1k"]
     process = subprocess.Popen([*prepare, "--raw", str(raw), "--out", str(out)])
-    _, status, usage = os.wait4(process.pid, 0)  # this child's, where getrusage has the largest of all
+    _, status, usage = os.wait4(process.pid, 0)  # getrusage would report the largest of all children
     process.returncode = os.waitstatus_to_exitcode(status)
     seconds = time.perf_counter() - start
     if process.returncode:

@@ -22,7 +22,7 @@ import numpy as np
 
 from benchmarks.machine import machine
 from benchmarks.torchrun import torchrun
-from commons.datasets import MovieLensSource, UserSequences
+from commons.datasets import UserSequences, UserSequenceSource
 
 RESULT = Path(__file__).parent / "results" / "movielens_retrieval.json"
 CONFIG = "hstu/training/configs/movielens_100k_retrieval.gin"
@@ -82,7 +82,7 @@ def _of_popular(prepared: Path) -> dict[str, float]:
     sequences = UserSequences.open(prepared, "ml-100k")
     longest = int(np.diff(sequences.offsets).max())  # all that is not held out counts, however long ago
     train, evaluation = (
-        MovieLensSource(sequences, split, longest, num_held_out=1) for split in ("train", "eval")
+        UserSequenceSource(sequences, split, longest, num_held_out=1) for split in ("train", "eval")
     )
     counts = np.bincount(np.concatenate([train[user].items for user in range(len(train))]))
     ranking = np.argsort(-counts, kind="stable")[:K].tolist()

@@ -1,4 +1,4 @@
-"""How random data for benchmarks is described in gin files."""
+"""Gin settings of random data for benchmarks."""
 
 from __future__ import annotations
 
@@ -8,25 +8,26 @@ from dataclasses import dataclass, replace
 import gin
 import numpy as np
 
+from commons.datasets.checks import require, require_at_least
 from commons.datasets.embedding_args import EmbeddingArgs
+from commons.datasets.hstu_batch import SequenceDatasetSpec
 from commons.datasets.random_distribution import RandomDistribution
-from commons.datasets.sequence_dataset_spec import SequenceDatasetSpec
 
 
 @gin.configurable
 @dataclass
 class FeatureArgs:
-    """Features of one length: in each sample they have as many ids as each other.
+    """Features that have the same number of ids in each sample.
 
     Attributes:
         feature_names: the features.
-        max_sequence_length: the most ids that a sample has of each.
+        max_sequence_length: most ids of each feature in a sample.
         is_jagged: whether lengths differ between samples; if not, all are `max_sequence_length`.
         seqlen_dist: lengths of jagged features, clipped to [1, max_sequence_length]; None means uniform
             over that range.
-        value_dists: ids by feature, taken modulo the feature's vocabulary, but as they are where its table
-            is dynamic and it is no action; a feature without an entry is uniform over its vocabulary, or
-            over as many ids as a dynamic table has rows.
+        value_dists: id distributions by feature. Ids are taken modulo the feature's vocabulary, except those
+            of dynamic tables that are not actions. Features without an entry are uniform over their
+            vocabulary, or over as many ids as a dynamic table has rows.
 
     Raises:
         ValueError: a value is out of range, or `value_dists` names another feature.
@@ -39,19 +40,12 @@ class FeatureArgs:
     value_dists: dict[str, RandomDistribution] | None = None
 
     def __post_init__(self) -> None:
-        if not self.feature_names:
-            raise ValueError(
-                f"FeatureArgs.feature_names = {self.feature_names}: expected at least one feature"
-            )
-        if self.max_sequence_length < 1:
-            raise ValueError(
-                f"FeatureArgs.max_sequence_length = {self.max_sequence_length}: expected at least 1"
-            )
+        names = self.feature_names
+        require(bool(names), "FeatureArgs.feature_names", names, "at least one feature")
+        require_at_least(1, **{"FeatureArgs.max_sequence_length": self.max_sequence_length})
         for feature in self.value_dists or {}:
-            if feature not in self.feature_names:
-                raise ValueError(
-                    f"FeatureArgs.value_dists has {feature!r}: expected one of {self.feature_names}"
-                )
+            if feature not in names:
+                raise ValueError(f"FeatureArgs.value_dists has {feature!r}: expected one of {names}")
 
     def lengths(self, rng: np.random.Generator, size: int) -> np.ndarray:
         """Draws `[size]` int64 numbers of ids with `rng`."""
@@ -68,20 +62,20 @@ class FeatureArgs:
 class BenchmarkDatasetArgs:
     """A dataset of random samples.
 
-    Features and tables that are neither the item feature, the action feature nor a contextual one are not
-    generated.
+    Only the item feature, the action feature and the contextual features are generated; other features and
+    their tables are ignored.
 
     Attributes:
         feature_args: lengths and ids of the features.
-        embedding_args: the tables, and with them the features' vocabularies.
+        embedding_args: the tables, which set the features' vocabularies.
         item_feature_name: the feature with the items.
         contextual_feature_names: features that describe the user.
         action_feature_name: the feature with one action per item, or None.
-        max_num_candidates: the most candidates a sample may have; 0 means that there are none.
-        num_generated_batches: batches per rank in one epoch.
+        max_num_candidates: most candidates of a sample; 0 means that samples have none.
+        num_generated_batches: batches per rank and epoch.
 
     Raises:
-        ValueError: a value is out of range, or a feature is described or served not exactly once.
+        ValueError: a value is out of range, or a feature is not described and served exactly once.
     """
 
     feature_args: list[FeatureArgs]
@@ -93,18 +87,8 @@ class BenchmarkDatasetArgs:
     num_generated_batches: int = 100
 
     def __post_init__(self) -> None:
-        if self.max_num_candidates < 0:
-            raise ValueError(
-                f"BenchmarkDatasetArgs.max_num_candidates = {self.max_num_candidates}: expected at least 0"
-            )
-        if self.num_generated_batches < 1:
-            raise ValueError(
-                f"BenchmarkDatasetArgs.num_generated_batches = {self.num_generated_batches}: "
-                "expected at least 1"
-            )
-        self._check_features()
-
-    def _check_features(self) -> None:
+        require_at_least(0, **{"BenchmarkDatasetArgs.max_num_candidates": self.max_num_candidates})
+        require_at_least(1, **{"BenchmarkDatasetArgs.num_generated_batches": self.num_generated_batches})
         described = Counter(name for args in self.feature_args for name in args.feature_names)
         served = Counter(name for args in self.embedding_args for name in args.feature_names)
         for name in self._used_features():
@@ -114,22 +98,23 @@ class BenchmarkDatasetArgs:
                         f"BenchmarkDatasetArgs.{setting} has feature {name!r} {count} times: expected once"
                     )
         with_items = self._features_of(self.item_feature_name).feature_names
-        if self.action_feature_name is not None and self.action_feature_name not in with_items:
-            raise ValueError(
-                f"BenchmarkDatasetArgs.action_feature_name = {self.action_feature_name!r}: expected one of "
-                f"{with_items}, which share a FeatureArgs with the items, as every item has one action"
-            )
+        require(
+            self.action_feature_name is None or self.action_feature_name in with_items,
+            "BenchmarkDatasetArgs.action_feature_name",
+            self.action_feature_name,
+            f"one of {with_items}, which share a FeatureArgs with the items, as every item has one action",
+        )
 
     def _used_features(self) -> list[str]:
         actions = [] if self.action_feature_name is None else [self.action_feature_name]
         return [*self.contextual_feature_names, self.item_feature_name, *actions]
 
     def _features_of(self, feature: str) -> FeatureArgs:
-        """The entry of `feature_args` that describes a feature in use."""
+        """Returns the entry of `feature_args` that describes a feature in use."""
         return next(args for args in self.feature_args if feature in args.feature_names)
 
     def spec(self) -> SequenceDatasetSpec:
-        """The dataset's description. A label is an action id, so there is a class for each."""
+        """Returns the samples' description. A label is an action id, so each action id is a class."""
         used = self._used_features()
         tables = [
             replace(table, feature_names=[name for name in table.feature_names if name in used])

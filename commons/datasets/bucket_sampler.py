@@ -1,4 +1,4 @@
-"""Batches whose ranks have nearly the same load from the start."""
+"""Batches that are balanced among the ranks when they are loaded."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from torch.utils.data import Sampler
 
+from commons.datasets.checks import require, require_at_least
 from commons.partition import refined
 from commons.partition.workloads import as_workloads, check_count
 
@@ -15,36 +16,35 @@ from commons.partition.workloads import as_workloads, check_count
 class BucketSampler(Sampler[list[int]]):
     """One rank's batches of sample indices, balanced among the ranks when they are loaded.
 
-    No sample has to change its rank afterwards, but what each costs must be known before the first is
-    loaded.
+    Samples never change ranks afterwards, but the cost of each must be known before loading starts.
 
-    In an epoch every sample comes once. It is the same epoch whichever rank computes it: `batch_size ×
+    An epoch takes every sample once and is the same for every rank that computes it. `batch_size ×
     num_ranks` samples make a global step, which `commons.partition.refined` divides among the ranks, in
-    numbers within one of each other. The samples that fill no step are drawn from all of them, so that
-    they are not always the longest, and make the last one. Where these are fewer than the ranks, some
-    ranks' last batch is an empty list, of which `SampleSource.collate` makes padding rows.
+    numbers within one of each other. Samples that fill no step make the last one; they are drawn from all
+    samples, so they are not always the longest. If there are fewer of them than ranks, some ranks' last
+    batch is an empty list, which `SampleSource.collate` turns into padding rows.
 
     With one bucket, the global steps are those of `SequenceDataset` with `shuffle` and the same seed:
     plain shuffling, balanced without an exchange. A step whose largest sample outweighs a rank's share
     stays unbalanced.
 
-    With more, the samples of full steps are sorted by workload and cut into buckets of equal numbers,
-    shuffled within each, laid one behind the other and cut into steps (one on a boundary has samples of
-    both sides), which are shuffled. Large samples then come together, which balances what no single step
-    could. But **it changes training**: a step is a biased draw, of samples that cost alike, some steps
-    of long sequences and some of short ones, and one may cost several times as much as the mean step,
+    With more buckets, the samples of full steps are sorted by workload and cut into equal buckets. Each
+    bucket is shuffled, and all of them together are cut into steps, which are shuffled. A step on a
+    boundary has samples of two buckets. Large samples then share steps, which balances what no single
+    random step could. But **it changes training**: a step is a biased draw of samples with similar cost,
+    so some steps have long sequences and others short ones. A step may cost several times the mean step,
     and needs the memory for it.
 
     Pass it to a `DataLoader` as `batch_sampler`, with `functools.partial(source.collate,
     batch_size=batch_size)` as `collate_fn`.
 
     Args:
-        workloads: `[samples]`, non-negative: what each sample costs, in any unit, or its length; the
-            same on all ranks.
+        workloads: `[samples]`, non-negative: each sample's cost in any unit, or its length; equal on all
+            ranks.
         batch_size: rows per rank, at least 1.
         rank: this rank, 0 to `num_ranks`, exclusive.
-        num_ranks: ranks among which the samples are divided.
-        num_buckets: at least 1; from about the number of steps on, a step has the likest samples it can.
+        num_ranks: number of ranks to divide the samples among.
+        num_buckets: at least 1. Beyond about the number of steps, more buckets make no difference.
         seed: at least 0.
 
     Raises:
@@ -61,11 +61,9 @@ class BucketSampler(Sampler[list[int]]):
         seed: int = 0,
     ) -> None:
         check_count("batch_size", batch_size)
-        if not 0 <= rank < num_ranks:
-            raise ValueError(f"rank = {rank}: expected 0 to {num_ranks - 1}, as num_ranks = {num_ranks}")
+        require(0 <= rank < num_ranks, "rank", rank, f"0 to {num_ranks - 1}, as num_ranks = {num_ranks}")
         check_count("num_buckets", num_buckets)
-        if seed < 0:
-            raise ValueError(f"seed = {seed}: expected at least 0")
+        require_at_least(0, seed=seed)
         self._workloads = as_workloads(workloads)
         self._step_size = batch_size * num_ranks
         self._rank = rank
@@ -77,26 +75,24 @@ class BucketSampler(Sampler[list[int]]):
 
     @property
     def num_steps(self) -> int:
-        """Steps of a whole epoch, an incomplete one included."""
+        """Steps of a whole epoch, including an incomplete one."""
         return -(-len(self._workloads) // self._step_size)
 
     def set_epoch(self, epoch: int, start_step: int = 0) -> None:
-        """Makes the next iteration that of `epoch`, without its first `start_step` steps.
+        """Sets the epoch of the next iteration, and how many of its first steps to skip.
 
-        An epoch resumed so, on as many ranks and with the same `batch_size`, is as if uninterrupted.
+        On the same number of ranks and with the same `batch_size`, this resumes an epoch exactly.
 
         Raises:
             ValueError: `epoch` is negative, or the epoch has fewer steps than `start_step`.
         """
-        if epoch < 0:
-            raise ValueError(f"epoch = {epoch}: expected at least 0")
-        if not 0 <= start_step <= self.num_steps:
-            raise ValueError(f"start_step = {start_step}: expected 0 to {self.num_steps}")
+        require_at_least(0, epoch=epoch)
+        require(0 <= start_step <= self.num_steps, "start_step", start_step, f"0 to {self.num_steps}")
         self._epoch = epoch
         self._start_step = start_step
 
     def __len__(self) -> int:
-        """Batches that an iteration gives, on every rank."""
+        """Returns the batches of an iteration, on every rank."""
         return self.num_steps - self._start_step
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -107,7 +103,7 @@ class BucketSampler(Sampler[list[int]]):
             yield samples[share].tolist()
 
     def _epoch_order(self) -> np.ndarray:
-        """int64 `[samples]`: the global steps of the whole epoch, one behind the other."""
+        """Returns `[samples]` int64: the samples of the epoch's global steps, concatenated."""
         rng = np.random.default_rng((self._seed, self._epoch))
         order = rng.permutation(len(self._workloads))
         if self._num_buckets == 1:

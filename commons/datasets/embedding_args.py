@@ -1,10 +1,12 @@
-"""How the embedding tables are described in gin files."""
+"""Gin settings of embedding tables."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 import gin
+
+from commons.datasets.checks import require
 
 _SHARDING_TYPES = ("data_parallel", "model_parallel")
 _EVICT_STRATEGIES = ("lru", "lfu")
@@ -19,8 +21,8 @@ class EmbeddingArgs:
         feature_names: features that look up in the table.
         table_name: the table's name.
         item_vocab_size_or_capacity: rows of the table; ids are 0 to this, exclusive.
-        sharding_type: "data_parallel" for a small table, a copy of which every rank has, or
-            "model_parallel" for a large one, whose rows are divided among the ranks.
+        sharding_type: "data_parallel" puts a copy on every rank, for small tables; "model_parallel" divides
+            the rows among the ranks, for large ones.
 
     Raises:
         ValueError: a value is out of range.
@@ -32,40 +34,35 @@ class EmbeddingArgs:
     sharding_type: str
 
     def __post_init__(self) -> None:
+        size, sharding = self.item_vocab_size_or_capacity, self.sharding_type
+        self._require(bool(self.feature_names), "feature_names", "at least one feature")
+        self._require(size >= 1, "item_vocab_size_or_capacity", "at least 1")
+        self._require(sharding in _SHARDING_TYPES, "sharding_type", f"one of {', '.join(_SHARDING_TYPES)}")
+
+    def _require(self, is_valid: bool, field: str, expected: str) -> None:
         # The class's own name: gin files bind EmbeddingArgs and DynamicEmbeddingArgs separately.
-        name = type(self).__name__
-        if not self.feature_names:
-            raise ValueError(f"{name}.feature_names = {self.feature_names}: expected at least one feature")
-        if self.item_vocab_size_or_capacity < 1:
-            raise ValueError(
-                f"{name}.item_vocab_size_or_capacity = {self.item_vocab_size_or_capacity}: "
-                "expected at least 1"
-            )
-        if self.sharding_type not in _SHARDING_TYPES:
-            raise ValueError(
-                f"{name}.sharding_type = {self.sharding_type!r}: expected one of {', '.join(_SHARDING_TYPES)}"
-            )
+        require(is_valid, f"{type(self).__name__}.{field}", getattr(self, field), expected)
 
 
 @gin.configurable
 @dataclass
 class DynamicEmbeddingArgs(EmbeddingArgs):
-    """One embedding table for ids of any size, of which it has rows for a limited number at a time.
+    """One embedding table for ids of any size, with rows for a limited number of them at a time.
 
-    The options for how much of it GPU memory holds have no effect, because it holds all,
-    and neither has the one for how ids are divided among the ranks, because a hash divides them.
+    GPU memory holds the whole table and a hash divides ids among the ranks. So settings for partial GPU
+    residence and for the division have no effect.
 
     Attributes:
-        item_vocab_size_or_capacity: rows of the table over all ranks; on each rank one of them is for ids
-            without a row of their own. Ids are any int64 but the smallest.
-        sharding_type: "model_parallel", which is all that a dynamic table can be.
-        item_vocab_gpu_capacity_ratio: share of the rows that GPU memory holds; here all.
-        item_vocab_gpu_capacity: number of rows that GPU memory holds; here all.
-        global_hbm_for_values: bytes of GPU memory over all ranks for the rows; here as many as they need.
-        evict_strategy: whose rows new ids get once no row is free: those of the ids that were trained on
-            least recently ("lru") or least frequently ("lfu").
-        caching: whether GPU memory is a cache of rows that the host has too; here it is not.
-        dist_type: how ids are divided among the ranks; here by a hash.
+        item_vocab_size_or_capacity: rows of the table over all ranks. One row per rank is shared by ids that
+            have no row of their own. Ids are any int64 but the smallest.
+        sharding_type: "model_parallel", the only one for dynamic tables.
+        item_vocab_gpu_capacity_ratio: share of the rows in GPU memory; no effect.
+        item_vocab_gpu_capacity: number of rows in GPU memory; no effect.
+        global_hbm_for_values: bytes of GPU memory for the rows over all ranks; no effect.
+        evict_strategy: whose rows new ids take once none is free: those of the least recently ("lru") or
+            least frequently ("lfu") trained ids.
+        caching: whether GPU memory caches rows that the host holds; no effect.
+        dist_type: how ids are divided among the ranks; no effect.
 
     Raises:
         ValueError: a value is out of range.
@@ -81,25 +78,16 @@ class DynamicEmbeddingArgs(EmbeddingArgs):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.sharding_type != "model_parallel":
-            raise ValueError(
-                f"DynamicEmbeddingArgs.sharding_type = {self.sharding_type!r}: expected model_parallel"
-            )
+        self._require(self.sharding_type == "model_parallel", "sharding_type", "model_parallel")
         ratio = self.item_vocab_gpu_capacity_ratio
-        if ratio is not None and not 0 <= ratio <= 1:
-            raise ValueError(f"DynamicEmbeddingArgs.item_vocab_gpu_capacity_ratio = {ratio}: expected 0 to 1")
+        self._require(ratio is None or 0 <= ratio <= 1, "item_vocab_gpu_capacity_ratio", "0 to 1")
         for name in ("item_vocab_gpu_capacity", "global_hbm_for_values"):
-            value = getattr(self, name)
-            if value is not None and value < 0:
-                raise ValueError(f"DynamicEmbeddingArgs.{name} = {value}: expected at least 0")
-        if self.evict_strategy not in _EVICT_STRATEGIES:
-            raise ValueError(
-                f"DynamicEmbeddingArgs.evict_strategy = {self.evict_strategy!r}: "
-                f"expected one of {', '.join(_EVICT_STRATEGIES)}"
-            )
+            self._require((getattr(self, name) or 0) >= 0, name, "at least 0")
+        known = f"one of {', '.join(_EVICT_STRATEGIES)}"
+        self._require(self.evict_strategy in _EVICT_STRATEGIES, "evict_strategy", known)
 
     def settings_without_effect(self) -> list[str]:
-        """Those that ask for something else than what runs, as in "caching = True"."""
+        """Returns the settings that ask for something other than what runs, such as "caching = True"."""
         ratio, capacity = self.item_vocab_gpu_capacity_ratio, self.item_vocab_gpu_capacity
         ignored = {
             "item_vocab_gpu_capacity_ratio": ratio is not None and ratio < 1,

@@ -1,31 +1,126 @@
-"""The batch of the HSTU models."""
+"""Data of the HSTU models: what a dataset holds, its samples, and their batches."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 
+from commons.datasets.embedding_args import DynamicEmbeddingArgs, EmbeddingArgs
+from commons.datasets.sample_source import SampleSource, keyed_rows
 from commons.sequence_batch import BaseBatch
+from commons.unbounded_ids import NO_ID
+
+
+@dataclass(frozen=True)
+class SequenceDatasetSpec:
+    """Features, tables and labels of a dataset: all that sizes a model for it.
+
+    Attributes:
+        contextual_feature_names: features that describe the user.
+        item_feature_name: the feature with the items.
+        action_feature_name: the feature with one action per item, or None.
+        feature_to_max_seqlen: longest sequence of each feature. For items and actions it counts history and
+            candidates together.
+        tables: the embedding tables. Together they serve each feature once.
+        max_num_candidates: most candidates of a sample; 0 means that samples have none.
+        num_classes: labels are 0 to this, exclusive.
+        positive_class: labels from this class on are positive; None if classes have no order.
+        num_tasks: if above 1, labels are bit masks of this many tasks, and `num_classes` is 2 ** `num_tasks`.
+        negatives_feature_name: the feature with sampled negatives, or None.
+
+    Raises:
+        ValueError: a feature has no table, several tables, or no longest sequence.
+    """
+
+    contextual_feature_names: tuple[str, ...]
+    item_feature_name: str
+    action_feature_name: str | None
+    feature_to_max_seqlen: dict[str, int]
+    tables: tuple[EmbeddingArgs, ...]
+    max_num_candidates: int
+    num_classes: int
+    positive_class: int | None
+    num_tasks: int = 1
+    negatives_feature_name: str | None = None
+
+    def __post_init__(self) -> None:
+        served = [feature for table in self.tables for feature in table.feature_names]
+        for feature in self.feature_names:
+            if served.count(feature) != 1:
+                raise ValueError(
+                    f"feature {feature!r} is in {served.count(feature)} embedding tables, not one"
+                )
+            if feature not in self.feature_to_max_seqlen:
+                raise ValueError(f"feature {feature!r} has no entry in feature_to_max_seqlen")
+
+    @property
+    def feature_names(self) -> list[str]:
+        """All features in batch order: contextual, items, actions, negatives."""
+        optional = (self.action_feature_name, self.negatives_feature_name)
+        names = [*self.contextual_feature_names, self.item_feature_name]
+        return names + [name for name in optional if name is not None]
+
+    @property
+    def vocab_sizes(self) -> dict[str, int]:
+        """Rows of each feature's table. Ids are below it, except those of unbounded features."""
+        return {
+            feature: table.item_vocab_size_or_capacity
+            for table in self.tables
+            for feature in table.feature_names
+        }
+
+    @property
+    def unbounded_features(self) -> frozenset[str]:
+        """Features of dynamic tables, whose ids are any int64 but the smallest."""
+        return frozenset(
+            feature
+            for table in self.tables
+            if isinstance(table, DynamicEmbeddingArgs)
+            for feature in table.feature_names
+        )
+
+
+@dataclass(frozen=True)
+class HSTUSample:
+    """One user's history and actions. All arrays are int64.
+
+    Attributes:
+        contextual: `[ids]` per contextual feature, usually one id each.
+        items: `[items]`, oldest first, candidates last.
+        actions: `[items]`, or None if the dataset has no actions.
+        labels: `[labels]` of the last `labels` items: a class, a bit mask of tasks, or the item itself.
+        num_candidates: how many of the last items are candidates.
+        negatives: `[negatives]` sampled items that training contrasts with the right ones.
+    """
+
+    contextual: dict[str, np.ndarray]
+    items: np.ndarray
+    actions: np.ndarray | None
+    labels: np.ndarray
+    num_candidates: int
+    negatives: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
 
 
 @dataclass(eq=False)
 class HSTUBatch(BaseBatch):
-    """A batch of item histories with the actions taken on them.
+    """A batch of item histories and the actions on them.
 
-    `features` has the contextual features, the item feature and, if there is one, the action feature, which
-    has one action per item. A sample's items are its history, oldest first, and behind it
-    `num_candidates` items to be scored. `labels` is a KeyedJaggedTensor of one key; a sample's labels belong
-    to its last items, one each: all its items, its candidates, or the tail that an evaluation is about.
+    `features` has the contextual features, the item feature and, if there is one, the action feature with
+    one action per item. A sample's items are its history, oldest first, then `num_candidates` items to
+    score. `labels` is a KeyedJaggedTensor with one key. A sample's labels belong to its last items, one
+    each: all items, the candidates, or the tail that an evaluation predicts.
 
-    Negatives are looked up like items and travel with their sample, but they are no part of its
-    sequence: no layer sees them, so `num_tokens`, and with it workloads and caps of tokens, leaves them
-    out.
+    Negatives are looked up like items and travel with their sample, but no layer sees them. So
+    `num_tokens`, and with it workloads and token caps, leaves them out.
 
     Attributes:
         item_feature_name: key of `features` with the items.
         action_feature_name: key of `features` with the actions, or None.
-        max_num_candidates: the most candidates a sample may have; 0 means that there are none.
+        max_num_candidates: most candidates of a sample; 0 means that samples have none.
         num_candidates: `[batch_size]` int64, how many of a sample's last items are candidates; None if
             `max_num_candidates` is 0.
         negatives_feature_name: key of `features` with the negatives, or None.
@@ -38,10 +133,111 @@ class HSTUBatch(BaseBatch):
     negatives_feature_name: str | None = None
 
     def num_tokens(self) -> torch.Tensor:
-        """`[batch_size]` int64: ids of each row's sequence, which are its tokens; 0 for padding rows."""
+        """`[batch_size]` int64: tokens of each row, which are its ids without negatives; 0 for padding."""
         tokens = super().num_tokens()
         if self.negatives_feature_name is None:
             return tokens
         keys = self.features.keys()
         negatives = self.features.lengths().view(len(keys), self.batch_size)
         return tokens - negatives[keys.index(self.negatives_feature_name)]
+
+
+class HSTUSource(SampleSource):
+    """Samples by index. The same index gives the same sample in every process.
+
+    Attributes:
+        spec: features, tables and labels of the samples.
+    """
+
+    spec: SequenceDatasetSpec
+
+    @abstractmethod
+    def __getitem__(self, index: int) -> HSTUSample: ...
+
+    @property
+    def catalogue(self) -> np.ndarray:
+        """`[items]` int64, ascending: all item ids. Here the whole vocabulary; sources may know better."""
+        return np.arange(self.spec.vocab_sizes[self.spec.item_feature_name])
+
+    def collate(self, samples: Sequence[HSTUSample], batch_size: int) -> HSTUBatch:
+        """Calls `collate_hstu_batch` with this source's spec."""
+        return collate_hstu_batch(samples, self.spec, batch_size)
+
+
+def collate_hstu_batch(
+    samples: Sequence[HSTUSample], spec: SequenceDatasetSpec, batch_size: int
+) -> HSTUBatch:
+    """Returns a host batch of `batch_size` rows: the samples, then padding rows of length 0.
+
+    Raises:
+        ValueError: there are more samples than rows, `batch_size` is 0, or a sample lacks actions.
+    """
+    ids = {name: [sample.contextual[name] for sample in samples] for name in spec.contextual_feature_names}
+    ids[spec.item_feature_name] = [sample.items for sample in samples]
+    if spec.action_feature_name is not None:
+        ids[spec.action_feature_name] = [_actions(sample) for sample in samples]
+    if spec.negatives_feature_name is not None:
+        ids[spec.negatives_feature_name] = [sample.negatives for sample in samples]
+    features = keyed_rows(ids, batch_size)
+    num_candidates = None
+    if spec.max_num_candidates:
+        num_candidates = torch.zeros(batch_size, dtype=torch.int64)
+        num_candidates[: len(samples)] = torch.tensor([sample.num_candidates for sample in samples])
+    return HSTUBatch(
+        features=features,
+        batch_size=batch_size,
+        feature_to_max_seqlen=dict(spec.feature_to_max_seqlen),
+        contextual_feature_names=list(spec.contextual_feature_names),
+        labels=keyed_rows({"label": [sample.labels for sample in samples]}, batch_size),
+        actual_batch_size=len(samples),
+        item_feature_name=spec.item_feature_name,
+        action_feature_name=spec.action_feature_name,
+        max_num_candidates=spec.max_num_candidates,
+        num_candidates=num_candidates,
+        negatives_feature_name=spec.negatives_feature_name,
+    )
+
+
+def _actions(sample: HSTUSample) -> np.ndarray:
+    if sample.actions is None:
+        raise ValueError("a sample has no actions, but its dataset has an action feature")
+    return sample.actions
+
+
+def check_ids(batch: HSTUBatch, spec: SequenceDatasetSpec) -> None:
+    """Checks that the embedding tables can look up every id of a host batch.
+
+    Lookups do not check: an id past a sharded table's end trains silently, a negative one kills the process.
+
+    Raises:
+        ValueError: an id is outside its feature's vocabulary, or is the smallest int64 in a dynamic table.
+    """
+    features = batch.features
+    vocab_sizes, unbounded = spec.vocab_sizes, spec.unbounded_features
+    ends = features.offset_per_key()
+    for index, name in enumerate(features.keys()):
+        values = features.values()[ends[index] : ends[index + 1]]
+        if not values.numel():
+            continue
+        smallest, largest = torch.aminmax(values)
+        if name in unbounded:
+            if int(smallest) == NO_ID:
+                row = _row_of(batch, index, int(values.argmin()))
+                raise ValueError(
+                    f"feature {name!r} has id {NO_ID} in row {row}; ids of a dynamic table are any int64 "
+                    "but the smallest, which stands for no id"
+                )
+            continue
+        if int(smallest) >= 0 and int(largest) < vocab_sizes[name]:
+            continue
+        position = int(torch.nonzero((values < 0) | (values >= vocab_sizes[name]))[0])
+        raise ValueError(
+            f"feature {name!r} has id {int(values[position])} in row {_row_of(batch, index, position)}; "
+            f"its table has {vocab_sizes[name]} rows, so ids are 0 to {vocab_sizes[name] - 1}"
+        )
+
+
+def _row_of(batch: HSTUBatch, feature: int, position: int) -> int:
+    """Returns the row that holds a feature's value at `position` among all its values."""
+    lengths = batch.features.lengths().view(-1, batch.batch_size)[feature]
+    return int(torch.searchsorted(lengths.cumsum(0), position, right=True))

@@ -1,4 +1,4 @@
-"""Which codes every item has."""
+"""Semantic IDs of items: the mapping from item ids to codes."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ import torch
 
 @dataclass(frozen=True, eq=False)
 class ItemSIDs:
-    """The semantic IDs of a catalogue's items; several items may have the same one.
+    """Semantic IDs of a catalogue's items. Items may share one.
 
     Attributes:
         items: `[num_items]` int64 ids, strictly ascending, at least one.
         codes: `[num_items, num_hierarchies]` int64.
 
     Raises:
-        ValueError: there are no items, they are not strictly ascending, or `codes` has not one row for each.
+        ValueError: there are no items, they are not strictly ascending, or `codes` does not match.
     """
 
     items: np.ndarray
@@ -43,16 +43,16 @@ class ItemSIDs:
 
     @staticmethod
     def load(path: Path, codebook_sizes: Sequence[int]) -> ItemSIDs:
-        """Reads a mapping.
+        """Reads a mapping from a file.
 
         Args:
-            path: a `.pt` file with an integer tensor `[num_hierarchies, num_items]`, whose column numbers are
-                the item ids; or a `.json` file, `{item: [codes]}`, with the item ids, from 0, as strings.
+            path: a `.pt` file with an integer tensor `[num_hierarchies, num_items]`, whose column indices are
+                the item ids; or a `.json` file, `{item: [codes]}`, with item ids from 0 as strings.
             codebook_sizes: codes of hierarchy h are 0 to `codebook_sizes[h]`, exclusive.
 
         Raises:
-            FileNotFoundError: there is no such file.
-            ValueError: the file is malformed, has no items, or has other hierarchies or codes.
+            FileNotFoundError: the file does not exist.
+            ValueError: the file is malformed, has no items, or does not fit the codebooks.
             Both name the file.
         """
         if path.suffix not in (".pt", ".json"):
@@ -66,10 +66,10 @@ class ItemSIDs:
         return sids
 
     def check_codebooks(self, codebook_sizes: Sequence[int]) -> None:
-        """Checks that the codes are of these codebooks.
+        """Checks that the codes fit these codebooks.
 
         Raises:
-            ValueError: items have more or fewer codes than there are codebooks, or a code outside its own.
+            ValueError: items have another number of codes, or a code is outside its codebook.
         """
         num_codes = self.codes.shape[1]
         if num_codes != len(codebook_sizes):
@@ -87,10 +87,10 @@ class ItemSIDs:
             )
 
     def rows_of(self, item_ids: np.ndarray) -> np.ndarray:
-        """Int64 positions of ids in `items`, in the shape of `item_ids`.
+        """Returns the int64 positions of ids in `items`, in the shape of `item_ids`.
 
         Raises:
-            ValueError: an id is not in `items`; names the first.
+            ValueError: an id is not in `items`. Names the first one.
         """
         rows = np.minimum(np.searchsorted(self.items, item_ids), len(self.items) - 1)
         is_unknown = self.items[rows] != item_ids
@@ -104,7 +104,7 @@ def _read_tensor(path: Path, num_hierarchies: int) -> ItemSIDs:
     with path.open("rb") as file:
         try:
             tensor = torch.load(file, map_location="cpu", weights_only=True)
-        except Exception as error:  # malformed files raise all kinds
+        except Exception as error:  # malformed files raise many types
             raise ValueError(f"{path}: expected a tensor that torch.save has written") from error
     expected = f"expected an integer tensor [{num_hierarchies}, num_items]"
     if not isinstance(tensor, torch.Tensor):
@@ -121,7 +121,7 @@ def _read_tensor(path: Path, num_hierarchies: int) -> ItemSIDs:
 
 def _read_json(path: Path, num_hierarchies: int) -> ItemSIDs:
     try:
-        # Pairs rather than a dict, which would hide that a key is there twice.
+        # Pairs, because a dict would hide duplicate keys.
         pairs = json.loads(path.read_bytes(), object_pairs_hook=tuple)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is no JSON: {error}") from error
@@ -131,7 +131,7 @@ def _read_json(path: Path, num_hierarchies: int) -> ItemSIDs:
         raise ValueError(f"{path} has no items")
     codes_of: dict[int, list[int]] = {}
     for key, codes in pairs:
-        digits = re.fullmatch("0*([0-9]{1,18})", key)  # what int64 holds
+        digits = re.fullmatch("0*([0-9]{1,18})", key)  # fits int64
         if digits is None:
             raise ValueError(f"{path}: item {key!r}: expected an integer from 0, of at most 18 digits")
         item = int(digits[1])
@@ -147,7 +147,7 @@ def _read_json(path: Path, num_hierarchies: int) -> ItemSIDs:
 
 
 def _are_codes(codes: Any, num_hierarchies: int) -> bool:
-    """Whether `codes` is a list of so many integers that int64 holds."""
+    """Returns whether `codes` is a list of `num_hierarchies` integers that int64 holds."""
     return (
         isinstance(codes, list)
         and len(codes) == num_hierarchies

@@ -5,21 +5,19 @@ from __future__ import annotations
 import numpy as np
 
 from commons.datasets.benchmark_args import BenchmarkDatasetArgs, FeatureArgs
-from commons.datasets.hstu_sample import HSTUSample
-from commons.datasets.hstu_source import HSTUSource
-from commons.datasets.sequence_dataset_spec import SequenceDatasetSpec
+from commons.datasets.hstu_batch import HSTUSample, HSTUSource
 
 
 class RandomSource(HSTUSource):
-    """Random samples, each a function of the seed and its index alone.
+    """Random samples, each determined by the seed and its index.
 
     A sample has at least one item. If `args.max_num_candidates` is positive, its last
     min(max_num_candidates, items − 1) items are candidates and have labels; otherwise every item has one.
-    A label is its item's action id. Without an action feature labels are 0, and only mark their items.
+    A label is its item's action id. Without an action feature labels are 0 and only mark their items.
 
     Args:
         args: the samples' features.
-        num_samples: how many there are.
+        num_samples: number of samples.
         seed: at least 0.
 
     Raises:
@@ -29,35 +27,30 @@ class RandomSource(HSTUSource):
     def __init__(self, args: BenchmarkDatasetArgs, num_samples: int, seed: int) -> None:
         if num_samples < 0 or seed < 0:
             raise ValueError(f"num_samples = {num_samples}, seed = {seed}: expected at least 0")
+        self.spec = args.spec()
         self._args = args
         self._num_samples = num_samples
         self._seed = seed
-        self._spec = args.spec()
-        self._vocab_sizes = self._spec.vocab_sizes
-        # An action is a label too, and there are classes for the ids of the vocabulary only.
-        self._unbounded = self._spec.unbounded_features - {self._spec.action_feature_name}
-
-    @property
-    def spec(self) -> SequenceDatasetSpec:
-        """What the samples hold."""
-        return self._spec
+        self._vocab_sizes = self.spec.vocab_sizes
+        # An action is also a label, and classes exist only for ids of the vocabulary.
+        self._unbounded = self.spec.unbounded_features - {self.spec.action_feature_name}
 
     @property
     def catalogue(self) -> np.ndarray:
-        """`[items]` int64, rising: the items' vocabulary; in a dynamic table what can be drawn of them.
+        """`[items]` int64, ascending: the items' vocabulary, or for a dynamic table the ids it can draw.
 
         Raises:
-            ValueError: that has no limits.
+            ValueError: the distribution of a dynamic table's ids has no limits.
         """
-        name = self._spec.item_feature_name
+        name = self.spec.item_feature_name
         dists = [(args.value_dists or {}).get(name) for args in self._args.feature_args]
         dist = next((found for found in dists if found is not None), None)
         if dist is None or name not in self._unbounded:
             return super().catalogue
         if dist.low is None or dist.high is None:
             raise ValueError(
-                f"RandomDistribution of {name!r}: low = {dist.low}, high = {dist.high}; where a catalogue is "
-                "needed, as for negatives, a dynamic table's items are all ids between them: set both"
+                f"RandomDistribution of {name!r}: low = {dist.low}, high = {dist.high}; set both, because "
+                "negatives are drawn from all ids between them if the items' table is dynamic"
             )
         return np.arange(dist.low, dist.high + (dist.dist_type != "uniform"))
 
@@ -71,14 +64,14 @@ class RandomSource(HSTUSource):
         ids: dict[str, np.ndarray] = {}
         for features in self._args.feature_args:
             ids |= self._draw(features, rng)
-        items = ids[self._spec.item_feature_name]
-        action_feature = self._spec.action_feature_name
+        items = ids[self.spec.item_feature_name]
+        action_feature = self.spec.action_feature_name
         actions = None if action_feature is None else ids[action_feature]
-        num_candidates = min(self._spec.max_num_candidates, len(items) - 1)
-        first_label = len(items) - num_candidates if self._spec.max_num_candidates else 0
+        num_candidates = min(self.spec.max_num_candidates, len(items) - 1)
+        first_label = len(items) - num_candidates if self.spec.max_num_candidates else 0
         labels = np.zeros_like(items) if actions is None else actions
         return HSTUSample(
-            contextual={name: ids[name] for name in self._spec.contextual_feature_names},
+            contextual={name: ids[name] for name in self.spec.contextual_feature_names},
             items=items,
             actions=actions,
             labels=labels[first_label:],
@@ -86,18 +79,17 @@ class RandomSource(HSTUSource):
         )
 
     def _draw(self, features: FeatureArgs, rng: np.random.Generator) -> dict[str, np.ndarray]:
-        """Ids of those features of one `FeatureArgs` that the dataset has."""
+        """Draws the ids of those features of one `FeatureArgs` that the dataset uses."""
         length = int(features.lengths(rng, 1)[0])
         value_dists = features.value_dists or {}
         drawn = {}
         for name in features.feature_names:
             if name not in self._vocab_sizes:
                 continue
-            vocab_size = self._vocab_sizes[name]
-            if name in value_dists:
-                values = value_dists[name].sample(rng, length)
-                # Modulo, as a hashed vocabulary would: a table made smaller still is looked up all over.
-                drawn[name] = values if name in self._unbounded else values % vocab_size
-            else:
-                drawn[name] = rng.integers(0, vocab_size, length)
+            if name not in value_dists:
+                drawn[name] = rng.integers(0, self._vocab_sizes[name], length)
+                continue
+            values = value_dists[name].sample(rng, length)
+            # Modulo, like a hashed vocabulary, so that a table made smaller is still looked up everywhere.
+            drawn[name] = values if name in self._unbounded else values % self._vocab_sizes[name]
         return drawn

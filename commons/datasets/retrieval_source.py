@@ -1,4 +1,4 @@
-"""Samples whose next items are to be retrieved, with the items to tell them from."""
+"""Samples for next-item retrieval, with sampled negatives."""
 
 from __future__ import annotations
 
@@ -8,68 +8,60 @@ from typing import Literal
 
 import numpy as np
 
-from commons.datasets.hstu_sample import HSTUSample
-from commons.datasets.hstu_source import HSTUSource
-from commons.datasets.sequence_dataset_spec import SequenceDatasetSpec
+from commons.datasets.checks import require
+from commons.datasets.hstu_batch import HSTUSample, HSTUSource, SequenceDatasetSpec
 
 NEGATIVES = "negative_items"
 
-# Seeds of fewer words are filled up with zeros: with this as the fourth, no other draw has the same.
+# numpy pads shorter seeds with zeros, so with 1 as the fourth word no other draw shares this seed.
 _STREAM = 1
 
 
 class RetrievalSource(HSTUSource):
-    """Another source's histories, labelled with the items themselves.
+    """Another source's histories, labeled with the items themselves.
 
-    - A training sample has every item but its first as a label, and `num_negatives` negatives, which all
-      its labels share: drawn uniformly and with replacement from the catalogue, by a generator seeded
-      with `seed`, the epoch and the sample's index. So a sample has the same wherever it is computed.
-    - An evaluation sample has its last item as its only label, if another one is before it, and no
+    - In a training sample every item but the first is a label. All its labels share `num_negatives`
+      negatives, drawn uniformly with replacement from the catalogue. Their generator is seeded with `seed`,
+      the epoch and the sample's index, so a sample has the same negatives wherever it is computed.
+    - In an evaluation sample the last item is the only label, if another item precedes it. There are no
       negatives.
 
     Negatives are one more feature, `NEGATIVES`, of the items' table.
 
     Args:
-        histories: samples without candidates; what is held out of training must not be in those of
-            "train".
-        split: which of the two.
-        num_negatives: of a training sample, at least 1.
+        histories: samples without candidates. Those for "train" must not contain held-out items.
+        split: "train" or "eval".
+        num_negatives: negatives of a training sample, at least 1.
         seed: at least 0.
 
     Raises:
-        ValueError: a value is out of range, the histories have candidates or never two items, or a
-            feature of theirs has the negatives' name.
+        ValueError: a value is out of range, the histories have candidates or at most one item, or one of
+            their features has the negatives' name.
     """
 
     def __init__(
         self, histories: HSTUSource, split: Literal["train", "eval"], num_negatives: int, seed: int
     ) -> None:
-        if split not in ("train", "eval"):
-            raise ValueError(f"split = {split!r}: expected train or eval")
+        require(split in ("train", "eval"), "split", split, "train or eval")
         if num_negatives < 1 or seed < 0:
             raise ValueError(
                 f"num_negatives = {num_negatives}, seed = {seed}: expected at least 1 and at least 0"
             )
+        self.spec = _with_negatives(histories.spec, num_negatives)  # equal for both splits
         self._histories = histories
         self._split = split
         self._num_negatives = num_negatives
         self._seed = seed
         self._epoch = 0
         self._catalogue = histories.catalogue
-        self._spec = _with_negatives(histories.spec, num_negatives)
-
-    @property
-    def spec(self) -> SequenceDatasetSpec:
-        """What the samples hold; the same for both splits."""
-        return self._spec
 
     @property
     def catalogue(self) -> np.ndarray:
-        """That of the histories."""
+        """The histories' catalogue."""
         return self._catalogue
 
     def of_epoch(self, epoch: int) -> RetrievalSource:
-        """The same samples with the negatives of an epoch; this source's own are those of epoch 0."""
+        """Returns the same samples with the negatives of `epoch`. A new source has those of epoch 0."""
         other = copy.copy(self)
         other._epoch = epoch
         return other
@@ -92,11 +84,12 @@ class RetrievalSource(HSTUSource):
 
 
 def _with_negatives(spec: SequenceDatasetSpec, num_negatives: int) -> SequenceDatasetSpec:
-    if spec.max_num_candidates:
-        raise ValueError(
-            f"max_num_candidates = {spec.max_num_candidates}: expected 0, because retrieval predicts "
-            "the items of the history and takes no candidates"
-        )
+    require(
+        not spec.max_num_candidates,
+        "max_num_candidates",
+        spec.max_num_candidates,
+        "0, because retrieval predicts the items of the history and takes no candidates",
+    )
     longest = spec.feature_to_max_seqlen[spec.item_feature_name]
     if longest < 2:
         raise ValueError(

@@ -1,31 +1,60 @@
-"""What samples come from."""
+"""The interface of sample sources, and the layout that their batches share."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, Self, runtime_checkable
+
+import numpy as np
+import torch
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from commons.sequence_batch import BaseBatch
 
 
 class SampleSource(Protocol):
-    """Samples by index, of any kind that `collate` takes. The same index gives the same in every process."""
+    """Samples by index, of any type that `collate` takes.
+
+    The same index gives the same sample in every process.
+    """
 
     def __len__(self) -> int: ...
 
     def __getitem__(self, index: int) -> Any: ...
 
     def collate(self, samples: Sequence[Any], batch_size: int) -> BaseBatch:
-        """A host batch of `batch_size` rows: the samples, then padding rows.
+        """Returns a host batch of `batch_size` rows: the samples, then padding rows.
 
         Raises:
-            ValueError: there are more samples than rows, or there is no row.
+            ValueError: there are more samples than rows, or `batch_size` is 0.
         """
 
 
 @runtime_checkable
 class PerEpochSource(SampleSource, Protocol):
-    """Samples that are in part drawn anew each epoch, from the epoch and their index alone."""
+    """A source that redraws part of each sample every epoch, from the epoch and the index alone."""
 
     def of_epoch(self, epoch: int) -> Self:
-        """The samples of one epoch. Another object: an iteration that is under way keeps its own."""
+        """Returns the samples of one epoch as a new source, so a running iteration keeps its own."""
+
+
+def keyed_rows(rows_by_key: Mapping[str, Sequence[np.ndarray]], batch_size: int) -> KeyedJaggedTensor:
+    """Builds a KeyedJaggedTensor of `batch_size` rows: the given ones, then padding rows of length 0.
+
+    Args:
+        rows_by_key: int64 arrays `[ids]` per key.
+        batch_size: rows of the result.
+
+    Raises:
+        ValueError: a key has more rows than `batch_size`.
+    """
+    lengths = torch.zeros(len(rows_by_key), batch_size, dtype=torch.int64)
+    for key_lengths, rows in zip(lengths, rows_by_key.values(), strict=True):
+        if len(rows) > batch_size:
+            raise ValueError(f"{len(rows)} samples do not fit in a batch of {batch_size} rows")
+        key_lengths[: len(rows)] = torch.tensor([len(row) for row in rows], dtype=torch.int64)
+    empty = np.empty(0, dtype=np.int64)  # concatenate needs at least one array
+    values = np.concatenate([empty, *(row for rows in rows_by_key.values() for row in rows)])
+    return KeyedJaggedTensor(
+        keys=list(rows_by_key), values=torch.from_numpy(values), lengths=lengths.flatten()
+    )

@@ -1,4 +1,4 @@
-"""Which sample goes into which rank's which batch."""
+"""Division of a source's samples among ranks and batches."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 from torch.utils.data import IterableDataset, get_worker_info
 
+from commons.datasets.checks import require, require_at_least
 from commons.datasets.sample_source import PerEpochSource, SampleSource
 from commons.sequence_batch import BaseBatch
 
@@ -14,22 +15,23 @@ from commons.sequence_batch import BaseBatch
 class SequenceDataset(IterableDataset[BaseBatch]):
     """One rank's batches of a source's samples.
 
-    An epoch has one global order of samples, whatever the number of ranks. Global step s takes the next
-    `batch_size × num_ranks` samples of it and deals them to the ranks in contiguous runs; in the last step,
-    if incomplete, the ranks' numbers of samples are within one of each other. Every rank has the same number
-    of batches, and every batch `batch_size` rows, the padding last; `single_rank` makes it another division.
+    An epoch has one global order of samples for any number of ranks. Global step s takes the next
+    `batch_size × num_ranks` samples and deals them to the ranks in contiguous runs. If the last step is
+    incomplete, the ranks' numbers of samples differ by at most one. Every rank has the same number of
+    batches, and every batch has `batch_size` rows, padding last; `single_rank` divides differently.
 
-    Pass it to a `DataLoader` with `batch_size=None`; with workers, they take steps in turn.
+    Pass it to a `DataLoader` with `batch_size=None`. Workers take turns by step.
 
     Args:
-        source: the samples; of a `PerEpochSource` those of the epoch.
+        source: the samples. A `PerEpochSource` gives those of the current epoch.
         batch_size: rows per rank, at least 1.
         rank: this rank, 0 to `num_ranks`, exclusive.
-        num_ranks: ranks among which the samples are divided.
-        shuffle: whether the order is a permutation, drawn from `seed` and the epoch, or the source's own.
+        num_ranks: number of ranks to divide the samples among.
+        shuffle: whether each epoch draws a permutation from `seed` and the epoch, or keeps the source's
+            order.
         seed: at least 0.
         single_rank: whether rank 0 loads the samples of all ranks, in batches of `batch_size × num_ranks`
-            rows, and the others give no batches.
+            rows, and the other ranks yield no batches.
 
     Raises:
         ValueError: a value is out of range.
@@ -45,12 +47,9 @@ class SequenceDataset(IterableDataset[BaseBatch]):
         seed: int = 0,
         single_rank: bool = False,
     ) -> None:
-        if batch_size < 1:
-            raise ValueError(f"batch_size = {batch_size}: expected at least 1")
-        if not 0 <= rank < num_ranks:
-            raise ValueError(f"rank = {rank}: expected 0 to {num_ranks - 1}, as num_ranks = {num_ranks}")
-        if seed < 0:
-            raise ValueError(f"seed = {seed}: expected at least 0")
+        require_at_least(1, batch_size=batch_size)
+        require(0 <= rank < num_ranks, "rank", rank, f"0 to {num_ranks - 1}, as num_ranks = {num_ranks}")
+        require_at_least(0, seed=seed)
         self._source = source
         self._batch_size = batch_size
         self._rank = rank
@@ -63,36 +62,36 @@ class SequenceDataset(IterableDataset[BaseBatch]):
 
     @property
     def loads_here(self) -> bool:
-        """Whether this rank gives batches."""
+        """Whether this rank yields batches."""
         return self._rank == 0 or not self._single_rank
 
     @property
     def samples_per_step(self) -> int:
-        """Samples of a complete global step over all ranks."""
+        """Samples of a complete global step, over all ranks."""
         return self._batch_size * self._num_ranks
 
     @property
     def num_samples(self) -> int:
-        """Samples of a whole epoch over all ranks."""
+        """Samples of a whole epoch, over all ranks."""
         return len(self._source)
 
     def set_epoch(self, epoch: int, start_sample: int = 0) -> None:
-        """Makes the next iteration that of `epoch`, without the first `start_sample` samples of its order.
+        """Sets the epoch of the next iteration, and how many of its first samples to skip.
 
-        `start_sample` is counted over all ranks, so that training resumes on any number of them.
+        `start_sample` counts samples of all ranks, so training can resume on any number of ranks.
 
         Raises:
             ValueError: `epoch` is negative, or the epoch has fewer samples than `start_sample`.
         """
-        if epoch < 0:
-            raise ValueError(f"epoch = {epoch}: expected at least 0")
-        if not 0 <= start_sample <= self.num_samples:
-            raise ValueError(f"start_sample = {start_sample}: expected 0 to {self.num_samples}")
+        require_at_least(0, epoch=epoch)
+        require(
+            0 <= start_sample <= self.num_samples, "start_sample", start_sample, f"0 to {self.num_samples}"
+        )
         self._epoch = epoch
         self._start_sample = start_sample
 
     def __len__(self) -> int:
-        """Batches that an iteration gives, on every rank that loads."""
+        """Returns the batches of an iteration, on every rank that loads."""
         return -(-(self.num_samples - self._start_sample) // self.samples_per_step)
 
     def __iter__(self) -> Iterator[BaseBatch]:
@@ -111,14 +110,14 @@ class SequenceDataset(IterableDataset[BaseBatch]):
             yield source.collate(samples, rows)
 
     def _epoch_order(self) -> np.ndarray:
-        """Indices of the samples that are still to come in this epoch, over all ranks."""
+        """Returns the indices of this epoch's remaining samples, over all ranks."""
         order = np.arange(len(self._source))
         if self._shuffle:
             order = np.random.default_rng((self._seed, self._epoch)).permutation(order)
         return order[self._start_sample :]
 
     def _rank_share(self, indices: np.ndarray) -> np.ndarray:
-        """This rank's run of one global step's samples."""
+        """Returns this rank's run of one global step's samples."""
         if self._single_rank:
             return indices
         smallest, larger_runs = divmod(len(indices), self._num_ranks)

@@ -1,32 +1,122 @@
-"""The batch of models that generate semantic IDs."""
+"""Data of models that generate semantic IDs: what a dataset holds, its samples, and their batches."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 
-from commons.datasets.sid_spec import CANDIDATE, HISTORY
+from commons.datasets.checks import require, require_at_least
+from commons.datasets.sample_source import SampleSource, keyed_rows
 from commons.sequence_batch import BaseBatch
+
+HISTORY, CANDIDATE = "history", "candidate"
+
+
+@dataclass(frozen=True)
+class SIDDatasetSpec:
+    """Codes and lengths of a dataset: all that sizes a model for it.
+
+    Attributes:
+        codebook_sizes: codes of hierarchy h are 0 to `codebook_sizes[h]`, exclusive.
+        max_history_length: most items before the candidates, at least 1; a sample keeps its newest. If all
+            items are candidates, the most before the target.
+        max_candidate_length: how many of a sample's newest items the loss covers. 1 is the target alone, 0
+            is all items.
+        contextual_vocab_sizes: number of ids of each feature that describes the user.
+
+    Raises:
+        ValueError: there is no codebook, or a value is out of range.
+    """
+
+    codebook_sizes: tuple[int, ...]
+    max_history_length: int
+    max_candidate_length: int = 1
+    contextual_vocab_sizes: dict[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        sizes = self.codebook_sizes
+        require(bool(sizes) and min(sizes) >= 1, "codebook_sizes", sizes, "positive sizes, at least one")
+        require_at_least(1, max_history_length=self.max_history_length)
+        require(
+            self.max_candidate_length >= 0,
+            "max_candidate_length",
+            self.max_candidate_length,
+            "0, for a loss on the whole history, or the number of newest items that the loss covers",
+        )
+        for name, size in self.contextual_vocab_sizes.items():
+            if size < 1 or name in (HISTORY, CANDIDATE):
+                raise ValueError(
+                    f"contextual feature {name!r} has {size} ids: expected at least 1, and a name other than "
+                    f"{HISTORY!r} and {CANDIDATE!r}"
+                )
+
+    @property
+    def num_hierarchies(self) -> int:
+        """Codes per item."""
+        return len(self.codebook_sizes)
+
+    @property
+    def max_items(self) -> int:
+        """Most items of a sample, candidates included."""
+        return self.max_history_length + max(self.max_candidate_length, 1)
+
+    @property
+    def max_candidates(self) -> int:
+        """Most candidates of a sample."""
+        return self.max_candidate_length or self.max_items
+
+    @property
+    def max_tokens(self) -> int:
+        """Most tokens of a sample, as `SIDBatch` counts them."""
+        codes = self.max_items * self.num_hierarchies
+        return len(self.contextual_vocab_sizes) + codes + self.max_candidates - 1
+
+    @property
+    def feature_to_max_seqlen(self) -> dict[str, int]:
+        """Longest sequence of each feature, in codes; contextual features have one id."""
+        return {
+            **dict.fromkeys(self.contextual_vocab_sizes, 1),
+            HISTORY: (self.max_items - self.max_candidates) * self.num_hierarchies,
+            CANDIDATE: self.max_candidates * self.num_hierarchies,
+        }
+
+
+@dataclass(frozen=True)
+class SIDSample:
+    """One user's items as semantic IDs. All arrays are int64.
+
+    Attributes:
+        codes: `[items, num_hierarchies]`, oldest item first, at least one item. The last one is the target.
+        target_item: id of the last item.
+        contextual: `[ids]` per contextual feature.
+    """
+
+    codes: np.ndarray
+    target_item: int
+    contextual: dict[str, np.ndarray] = field(default_factory=dict)
 
 
 @dataclass(eq=False)
 class SIDBatch(BaseBatch):
     """A batch of item histories, each item as its semantic ID: `num_hierarchies` codes in order.
 
-    `features` has the contextual features, the history's codes, oldest item first, and the candidates' codes:
-    the items to be predicted, each from all that is before it. A sample has at least one candidate; the last
-    one is what retrieval is about. All candidate codes are loss tokens.
+    `features` has the contextual features, the codes of the history, oldest item first, and the codes of
+    the candidates. The model predicts each candidate from everything before it. A sample has at least one
+    candidate, and the last one is the target of retrieval. All candidate codes are loss tokens.
 
-    A model sees a sample as its contextual ids, its history's codes, and for each candidate a token that
-    marks the beginning (BOS) and the codes; the very last code predicts nothing and is left out.
+    A model sees a sample as its contextual ids, its history's codes, then a beginning-of-sequence token
+    (BOS) and the codes of each candidate. The very last code predicts nothing and is left out.
 
     Attributes:
         history_feature_name: key of `features` with the history's codes.
         candidate_feature_name: key of `features` with the candidates' codes.
         num_hierarchies: codes per item, at least 1.
-        target_items: `[batch_size]` int64, the item that each sample's last candidate is, or None; any value
-            for padding rows.
+        target_items: `[batch_size]` int64, the item of each sample's last candidate, or None. Padding rows
+            hold any value.
 
     Raises:
         ValueError: `num_hierarchies` is not positive, or a feature is missing.
@@ -47,7 +137,7 @@ class SIDBatch(BaseBatch):
                 raise ValueError(f"features has no key {name!r}; it has {keys}")
 
     def feature_lengths(self, name: str) -> torch.Tensor:
-        """`[batch_size]` int64: ids that each row has of a feature."""
+        """`[batch_size]` int64: number of ids of one feature in each row."""
         lengths = self.features.lengths().view(-1, self.batch_size)
         return lengths[self.features.keys().index(name)].long()
 
@@ -62,3 +152,46 @@ class SIDBatch(BaseBatch):
     def num_loss_tokens(self) -> torch.Tensor:
         """`[batch_size]` int64: candidate codes of each row; 0 for padding rows."""
         return self.feature_lengths(self.candidate_feature_name)
+
+
+class SIDSource(SampleSource):
+    """Samples by index. The same index gives the same sample in every process.
+
+    Attributes:
+        spec: codes and lengths of the samples.
+    """
+
+    spec: SIDDatasetSpec
+
+    @abstractmethod
+    def __getitem__(self, index: int) -> SIDSample:
+        """Returns a sample of at most `spec.max_items` items."""
+
+    def collate(self, samples: Sequence[SIDSample], batch_size: int) -> SIDBatch:
+        """Returns a host batch of `batch_size` rows: the samples, then padding rows of length 0.
+
+        Each sample's newest `spec.max_candidates` items are its candidates, or all if it has fewer.
+
+        Raises:
+            ValueError: there are more samples than rows, or `batch_size` is 0.
+        """
+        spec = self.spec
+        ids = {name: [sample.contextual[name] for sample in samples] for name in spec.contextual_vocab_sizes}
+        newest = spec.max_candidates
+        splits = [np.split(sample.codes, [max(len(sample.codes) - newest, 0)]) for sample in samples]
+        ids[HISTORY] = [history.reshape(-1) for history, _ in splits]
+        ids[CANDIDATE] = [candidates.reshape(-1) for _, candidates in splits]
+        target_items = torch.zeros(batch_size, dtype=torch.int64)
+        features = keyed_rows(ids, batch_size)
+        target_items[: len(samples)] = torch.tensor([sample.target_item for sample in samples])
+        return SIDBatch(
+            features=features,
+            batch_size=batch_size,
+            feature_to_max_seqlen=spec.feature_to_max_seqlen,
+            contextual_feature_names=list(spec.contextual_vocab_sizes),
+            actual_batch_size=len(samples),
+            history_feature_name=HISTORY,
+            candidate_feature_name=CANDIDATE,
+            num_hierarchies=spec.num_hierarchies,
+            target_items=target_items,
+        )

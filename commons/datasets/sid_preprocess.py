@@ -1,12 +1,12 @@
-"""Divides interactions into files for training, validation and testing, by user.
+"""Splits interactions by user into files for training, validation and testing.
 
     python -m commons.datasets.sid_preprocess --interactions FILE --out DIR [--seed 0] [--split 80 10 10]
 
-The input has one JSON object per line: `user`, a string or an integer; `history`, item ids, oldest first, may
-be empty; and `next`, the item after them. The output is `training.parquet`, `validation.parquet` and
-`testing.parquet`, one row per line of the input, in its order, with the columns `user_id`, a string, and
-`sequence_data`, the history and the next item. All rows of a user are in the same file: the users, sorted,
-are shuffled with the seed, and divided by the percentages of the split. User 1 is user "1".
+The input has one JSON object per line: `user`, a string or an integer; `history`, item ids, oldest first,
+maybe empty; and `next`, the item after them. The output is `training.parquet`, `validation.parquet` and
+`testing.parquet`, with one row per input line, in order, and the columns `user_id`, a string, and
+`sequence_data`, the history and the next item. All rows of a user are in the same file: the sorted users are
+shuffled with the seed and divided by the percentages of the split. User 1 is user "1".
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import argparse
 import json
 import reprlib
 import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,8 @@ import numpy as np
 import polars as pl
 from tqdm import tqdm
 
+from commons.datasets.checks import require, require_at_least
+from commons.datasets.prepared_files import replaced_files
 from commons.datasets.sid_sequences import SEQUENCE_COLUMN
 
 PART_FILES = ("training.parquet", "validation.parquet", "testing.parquet")
@@ -31,25 +32,24 @@ USER_COLUMN = "user_id"
 
 
 def convert(interactions: Path, out_dir: Path, seed: int, split: Sequence[int]) -> dict[str, int]:
-    """Writes the files to `out_dir`.
+    """Writes the three files to `out_dir`.
 
     Args:
         interactions: the file of JSON lines.
-        out_dir: made if need be; files of an earlier run are replaced.
-        seed: of the division, at least 0.
-        split: percentages of the users in each file; a file of 0 percent has no rows.
+        out_dir: created if absent. Files of an earlier run are replaced.
+        seed: seed of the split, at least 0.
+        split: percentage of the users in each file; a file with 0 percent has no rows.
 
     Returns:
-        Rows of each file, by its name.
+        Number of rows by file name.
 
     Raises:
         FileNotFoundError: `interactions` does not exist.
-        ValueError: a line is malformed, there is none, or `seed` or `split` is out of range.
+        ValueError: a line is malformed, there are no lines, or `seed` or `split` is out of range.
     """
-    if seed < 0:
-        raise ValueError(f"seed = {seed}: expected at least 0")
-    if len(split) != len(PART_FILES) or min(split) < 0 or sum(split) != 100:
-        raise ValueError(f"split = {tuple(split)}: expected three percentages from 0 that sum to 100")
+    require_at_least(0, seed=seed)
+    is_split = len(split) == len(PART_FILES) and min(split) >= 0 and sum(split) == 100
+    require(is_split, "split", tuple(split), "three percentages from 0 that sum to 100")
     if not interactions.is_file():
         raise FileNotFoundError(f"{interactions} does not exist; expected a file of JSON lines")
     with tqdm(total=3, desc="read", unit="stage") as progress:
@@ -63,7 +63,9 @@ def convert(interactions: Path, out_dir: Path, seed: int, split: Sequence[int]) 
         part_of_row = _parts(table[USER_COLUMN], seed, split)
         parts = {name: table.filter(part_of_row == part) for part, name in enumerate(PART_FILES)}
         next_stage("write")
-        _write(parts, out_dir)
+        with replaced_files(out_dir, PART_FILES) as folder:
+            for name, part in parts.items():
+                part.write_parquet(folder / name)
         next_stage("done")
     return {name: len(part) for name, part in parts.items()}
 
@@ -87,7 +89,7 @@ def _read_interactions(path: Path) -> pl.DataFrame:
 
 
 def _parse(line: bytes) -> tuple[str, list[int]]:
-    """User and item ids of one line."""
+    """Returns the user and the item ids of one line."""
     try:
         fields = json.loads(line.rstrip(b"\r\n"))
     except (ValueError, RecursionError) as error:
@@ -111,11 +113,11 @@ def _parse(line: bytes) -> tuple[str, list[int]]:
 
 
 def _is_item_id(item: Any) -> bool:
-    return type(item) is int and 0 <= item < 2**63  # type, as True is an instance of int
+    return type(item) is int and 0 <= item < 2**63  # isinstance would accept True
 
 
 def _parts(user_of_row: pl.Series, seed: int, split: Sequence[int]) -> pl.Series:
-    """The number of each row's part."""
+    """Returns the index of each row's part."""
     users = sorted(set(user_of_row))
     order = np.random.default_rng(seed).permutation(len(users))
     ends = np.cumsum(split) * len(users) // 100
@@ -124,36 +126,24 @@ def _parts(user_of_row: pl.Series, seed: int, split: Sequence[int]) -> pl.Series
     return pl.Series([part_of[user] for user in user_of_row])
 
 
-def _write(parts: dict[str, pl.DataFrame], out_dir: Path) -> None:
-    """Files of two runs never lie side by side, even if this is interrupted: rather, one is missing."""
-    out_dir.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=out_dir, prefix=".unfinished-") as unfinished:
-        for name, part in parts.items():
-            part.write_parquet(Path(unfinished) / name)
-        for name in parts:
-            (out_dir / name).unlink(missing_ok=True)
-        for name in parts:
-            (Path(unfinished) / name).rename(out_dir / name)
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The command line; an error becomes one line and exit code 1."""
+    """Runs the command line. Errors print one line and exit with code 1."""
     parser = argparse.ArgumentParser(
         prog="python -m commons.datasets.sid_preprocess",
-        description="Divides interactions into files for training, validation and testing, by user.",
+        description="Splits interactions by user into files for training, validation and testing.",
     )
     parser.add_argument(
         "--interactions", required=True, type=Path, help="JSON lines with user, history and next"
     )
     parser.add_argument("--out", required=True, type=Path, help="folder to write to")
-    parser.add_argument("--seed", type=int, default=0, help="of the division (0)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the split (0)")
     parser.add_argument(
         "--split",
         type=int,
         nargs=len(PART_FILES),
         default=[80, 10, 10],
         metavar="PERCENT",
-        help="users for training, validation and testing (80 10 10)",
+        help="percentages of users for training, validation and testing (80 10 10)",
     )
     options = parser.parse_args(arguments)
     try:

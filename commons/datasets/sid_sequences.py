@@ -8,28 +8,27 @@ import numpy as np
 import polars as pl
 
 from commons.datasets.item_sids import ItemSIDs
-from commons.datasets.sid_source import SIDSample, SIDSource
-from commons.datasets.sid_spec import SIDDatasetSpec
+from commons.datasets.sid_batch import SIDDatasetSpec, SIDSample, SIDSource
 
 SEQUENCE_COLUMN = "sequence_data"
 
 
 class SIDSequenceSource(SIDSource):
-    """One sample per row of a Parquet file, of its newest `spec.max_items` items.
+    """One sample per row of a Parquet file: its newest `spec.max_items` items.
 
-    The column "sequence_data" has lists of integer item ids, oldest first; the last one is the target. Every
+    The column "sequence_data" has lists of integer item ids, oldest first; the last one is the target. Each
     contextual feature of the spec has a column of integer ids. Other columns are not read. Every process
-    reads the whole file and keeps four bytes per item of it.
+    reads the whole file and keeps four bytes per item.
 
     Args:
         path: the file.
         sids: the items' codes.
-        spec: what the samples hold.
+        spec: codes and lengths of the samples.
 
     Raises:
-        FileNotFoundError: there is no such file.
+        FileNotFoundError: the file does not exist.
         ValueError: the file is malformed, an item has no codes, a contextual id is outside its vocabulary, or
-            `sids` is not of the spec's codebooks. Names the file, and the row, from 0, where there is one.
+            `sids` does not fit the spec's codebooks. Names the file and, if one is at fault, the row from 0.
     """
 
     def __init__(self, path: Path, sids: ItemSIDs, spec: SIDDatasetSpec) -> None:
@@ -37,18 +36,13 @@ class SIDSequenceSource(SIDSource):
         table = _read_table(path, list(spec.contextual_vocab_sizes))
         items, offsets = _flat_items(path, table[SEQUENCE_COLUMN])
         self._sids = sids
-        self._spec = spec
+        self.spec = spec
         self._offsets = offsets  # [samples + 1]
-        self._rows = _rows_of(path, sids, items, offsets)  # of sids, of all samples behind each other
+        self._rows = _rows_of(path, sids, items, offsets)  # places in sids, of all samples
         self._contextual = {
             name: _contextual_ids(path, table[name], size)
             for name, size in spec.contextual_vocab_sizes.items()
         }
-
-    @property
-    def spec(self) -> SIDDatasetSpec:
-        """What the samples hold."""
-        return self._spec
 
     def __len__(self) -> int:
         return len(self._offsets) - 1
@@ -57,7 +51,7 @@ class SIDSequenceSource(SIDSource):
         if not 0 <= index < len(self):
             raise IndexError(f"sample {index}: expected 0 to {len(self) - 1}")
         start, end = (int(offset) for offset in self._offsets[index : index + 2])
-        rows = self._rows[max(start, end - self._spec.max_items) : end]
+        rows = self._rows[max(start, end - self.spec.max_items) : end]
         return SIDSample(
             codes=self._sids.codes[rows],
             target_item=int(self._sids.items[rows[-1]]),
@@ -66,7 +60,7 @@ class SIDSequenceSource(SIDSource):
 
 
 def _read_table(path: Path, contextual: list[str]) -> pl.DataFrame:
-    """The columns of the sequences, as lists of Int64, and of the contextual features, as Int64."""
+    """Reads the sequences as lists of Int64, and the contextual features as Int64."""
     if not path.is_file():
         raise FileNotFoundError(f"{path} does not exist")
     try:
@@ -91,7 +85,7 @@ def _check_columns(path: Path, schema: pl.Schema, contextual: list[str]) -> None
 
 
 def _flat_items(path: Path, sequences: pl.Series) -> tuple[np.ndarray, np.ndarray]:
-    """Item ids of all rows behind each other, and `[rows + 1]` int64 offsets of the rows in them."""
+    """Returns the item ids of all rows, concatenated, and the rows' `[rows + 1]` int64 offsets."""
     _check_no_null(path, sequences)
     lengths = sequences.list.len().cast(pl.Int64).to_numpy()
     if not lengths.all():
@@ -106,7 +100,7 @@ def _flat_items(path: Path, sequences: pl.Series) -> tuple[np.ndarray, np.ndarra
 
 
 def _rows_of(path: Path, sids: ItemSIDs, items: np.ndarray, offsets: np.ndarray) -> np.ndarray:
-    """`sids.rows_of` as int32, which halves what stays in memory; errors name the row of the file."""
+    """Calls `sids.rows_of`, in int32 to halve the memory; errors name the row of the file."""
     try:
         return sids.rows_of(items).astype(np.int32)
     except ValueError as error:
@@ -132,5 +126,5 @@ def _check_no_null(path: Path, column: pl.Series) -> None:
 
 
 def _row_at(position: int, offsets: np.ndarray) -> int:
-    """The row that has a position of the flat items."""
+    """Returns the row that contains a position of the concatenated items."""
     return int(np.searchsorted(offsets, position, side="right")) - 1

@@ -1,4 +1,4 @@
-"""Samples from users' sequences on disk, split by time."""
+"""Samples of users' sequences, split by time."""
 
 from __future__ import annotations
 
@@ -7,36 +7,35 @@ from typing import Literal
 
 import numpy as np
 
+from commons.datasets.checks import require, require_at_least
 from commons.datasets.embedding_args import EmbeddingArgs
-from commons.datasets.hstu_sample import HSTUSample
-from commons.datasets.hstu_source import HSTUSource
-from commons.datasets.sequence_dataset_spec import SequenceDatasetSpec
+from commons.datasets.hstu_batch import HSTUSample, HSTUSource, SequenceDatasetSpec
 from commons.datasets.user_sequences import SequencesMeta, UserSequences
 
 
 class UserSequenceSource(HSTUSource):
-    """One sample per user, of the training or the evaluation part of the users' events.
+    """One sample per user, from the training or the evaluation part of the user's events.
 
-    Of each user's n ≥ 2 events the newest floor(n × eval_fraction), but at least one, are held out; with
-    `num_held_out` that many, but at most n − 1. A user's single event is for training. A label is the action
+    Of a user's n ≥ 2 events the newest floor(n × eval_fraction), at least one, are held out; with
+    `num_held_out`, that many, at most n − 1. A user's only event is for training. A label is the action
     id − 1: a class, or the bits of tasks.
 
-    - A training sample is the events that are not held out, and every item has a label. With candidates, the
-      newest min(max_num_candidates, items − 1) are candidates, and only they have labels.
-    - An evaluation sample is all of the user's events, and only the held-out items have labels. With
-      candidates, the newest min(max_num_candidates, held-out items, items − 1) are candidates, and only they
-      have labels. Users with a single event have no evaluation sample.
+    - A training sample has the events that are not held out, and every item has a label. With candidates,
+      the newest min(max_num_candidates, items − 1) are candidates, and only they have labels.
+    - An evaluation sample has all events, and only held-out items have labels. With candidates, the newest
+      min(max_num_candidates, held-out items, items − 1) are candidates, and only they have labels. Users
+      with one event have no evaluation sample.
 
-    So no label of an evaluation has been in training, as a label or as an input. Both samples are cut to the
-    newest `max_history_seqlen` items, after the split.
+    So no evaluation label occurs in training, as label or input. Samples are cut to their newest
+    `max_history_seqlen` items after the split.
 
     Args:
         sequences: the users' events.
-        split: which part.
-        max_history_seqlen: the most items of a sample, history and candidates together.
-        max_num_candidates: the most candidates of a sample; 0 means that there are none.
-        eval_fraction: the held-out share, between 0 and 1.
-        num_held_out: events of each user that are held out, instead of a share; None for the share.
+        split: "train" or "eval".
+        max_history_seqlen: most items of a sample, history and candidates together.
+        max_num_candidates: most candidates of a sample; 0 means that samples have none.
+        eval_fraction: held-out share, between 0 and 1.
+        num_held_out: held-out events per user, instead of a share; None for the share.
 
     Raises:
         ValueError: a value is out of range.
@@ -51,19 +50,19 @@ class UserSequenceSource(HSTUSource):
         eval_fraction: float = 0.2,
         num_held_out: int | None = None,
     ) -> None:
-        if split not in ("train", "eval"):
-            raise ValueError(f"split = {split!r}: expected train or eval")
-        if max_history_seqlen < 1:
-            raise ValueError(f"max_history_seqlen = {max_history_seqlen}: expected at least 1")
-        if max_num_candidates < 0:
-            raise ValueError(f"max_num_candidates = {max_num_candidates}: expected at least 0")
-        if not 0 < eval_fraction < 1:
-            raise ValueError(f"eval_fraction = {eval_fraction}: expected a value between 0 and 1")
-        if num_held_out is not None and num_held_out < 1:
-            raise ValueError(f"num_held_out = {num_held_out}: expected at least 1, or None for a share")
+        require(split in ("train", "eval"), "split", split, "train or eval")
+        require_at_least(1, max_history_seqlen=max_history_seqlen)
+        require_at_least(0, max_num_candidates=max_num_candidates)
+        require(0 < eval_fraction < 1, "eval_fraction", eval_fraction, "a value between 0 and 1")
+        require(
+            num_held_out is None or num_held_out >= 1,
+            "num_held_out",
+            num_held_out,
+            "at least 1, or None for a share",
+        )
+        self.spec = _spec(sequences.meta, max_history_seqlen, max_num_candidates)
         self._sequences = sequences
         self._split = split
-        self._spec = _spec(sequences.meta, max_history_seqlen, max_num_candidates)
         num_events = np.diff(sequences.offsets)
         if num_held_out is None:
             held_out = np.maximum((num_events * eval_fraction).astype(np.int64), 1)
@@ -73,14 +72,9 @@ class UserSequenceSource(HSTUSource):
         self._users = np.arange(len(num_events)) if split == "train" else np.flatnonzero(self._held_out)
         self._max_history_seqlen = max_history_seqlen
 
-    @property
-    def spec(self) -> SequenceDatasetSpec:
-        """What the samples hold."""
-        return self._spec
-
     @cached_property
     def catalogue(self) -> np.ndarray:
-        """`[items]` int64, rising: the ids that occur, as held-out ones too; in the files ids have gaps."""
+        """`[items]` int64, ascending: ids that occur, held-out ones included. Prepared ids have gaps."""
         return np.unique(self._sequences.items).astype(np.int64)
 
     def __len__(self) -> int:
@@ -88,7 +82,7 @@ class UserSequenceSource(HSTUSource):
 
     @property
     def num_items(self) -> np.ndarray:
-        """int64 `[samples]`: the items of each."""
+        """`[samples]` int64: number of items of each sample."""
         num_events = np.diff(self._sequences.offsets)
         if self._split == "train":
             num_events = num_events - self._held_out
@@ -104,8 +98,8 @@ class UserSequenceSource(HSTUSource):
         num_items = end - start
         num_labels = num_items if self._split == "train" else min(held_out, num_items)
         num_candidates = 0
-        if self._spec.max_num_candidates:
-            num_candidates = min(self._spec.max_num_candidates, num_labels, num_items - 1)
+        if self.spec.max_num_candidates:
+            num_candidates = min(self.spec.max_num_candidates, num_labels, num_items - 1)
             num_labels = num_candidates
         actions = self._sequences.actions[start:end].astype(np.int64)
         return HSTUSample(
@@ -115,9 +109,6 @@ class UserSequenceSource(HSTUSource):
             labels=actions[num_items - num_labels :] - 1,
             num_candidates=num_candidates,
         )
-
-
-MovieLensSource = UserSequenceSource  # what it was called while there was no other dataset
 
 
 def _spec(meta: SequencesMeta, max_history_seqlen: int, max_num_candidates: int) -> SequenceDatasetSpec:
@@ -130,12 +121,7 @@ def _spec(meta: SequencesMeta, max_history_seqlen: int, max_num_candidates: int)
         action_feature_name=meta.action_feature_name,
         feature_to_max_seqlen=max_seqlens,
         tables=tuple(
-            EmbeddingArgs(
-                feature_names=[name],
-                table_name=name,
-                item_vocab_size_or_capacity=size,
-                sharding_type="model_parallel" if name in large else "data_parallel",
-            )
+            EmbeddingArgs([name], name, size, "model_parallel" if name in large else "data_parallel")
             for name, size in meta.vocab_sizes.items()
         ),
         max_num_candidates=max_num_candidates,

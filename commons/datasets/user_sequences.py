@@ -1,27 +1,27 @@
-"""Users' sequences on disk, as the preprocessors write them and the sources read them."""
+"""Users' sequences of events: in memory, on disk, and by dataset name."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar, TypeVar
 
 import numpy as np
 import polars as pl
 
-from commons.datasets import kuairand_format, movielens_format
+from commons.registry import NamedFactory
 
 SEQUENCES_FILE = "sequences.parquet"
 META_FILE = "meta.json"
-# The module that prepares each dataset.
-PREPROCESSORS = dict.fromkeys(movielens_format.FORMATS, "commons.datasets.movielens_preprocess")
-PREPROCESSORS |= dict.fromkeys(kuairand_format.FORMATS, "commons.datasets.kuairand_preprocess")
 
 
 @dataclass(frozen=True)
 class SequencesMeta:
-    """What `meta.json` says.
+    """Features and labels of a dataset, as `meta.json` stores them.
 
     Attributes:
         dataset: the dataset's name.
@@ -29,10 +29,13 @@ class SequencesMeta:
         item_feature_name: name of the feature in the column "items".
         action_feature_name: name of the feature in the column "actions".
         vocab_sizes: ids of each feature are 0 to this, exclusive.
-        num_classes: action ids are 1 + a class, of which there are so many.
-        positive_class: classes from this on are positive; None where classes have no such order.
-        num_tasks: if above 1, a class is a bit mask, bit t that of task t, and `num_classes` is 2 to
-            this. The file has the entry only then, and files from before there were tasks still open.
+        num_classes: number of classes. An action id is 1 + its class.
+        positive_class: classes from this one on are positive; None if classes have no order.
+        num_tasks: if above 1, a class is a bit mask, bit t for task t, and `num_classes` is 2 ** `num_tasks`.
+            The file has the entry only then, so files written before there were tasks still open.
+
+    Raises:
+        ValueError: `vocab_sizes` does not match the features, or `num_tasks` the classes.
     """
 
     dataset: str
@@ -43,6 +46,15 @@ class SequencesMeta:
     num_classes: int
     positive_class: int | None
     num_tasks: int = 1
+
+    def __post_init__(self) -> None:
+        if self.num_tasks < 1 or (self.num_tasks > 1 and self.num_classes != 2**self.num_tasks):
+            raise ValueError(
+                f"num_tasks = {self.num_tasks} does not go with num_classes = {self.num_classes}"
+            )
+        features = [*self.contextual_feature_names, self.item_feature_name, self.action_feature_name]
+        if sorted(self.vocab_sizes) != sorted(features):
+            raise ValueError(f"vocab_sizes has {sorted(self.vocab_sizes)}, expected {sorted(features)}")
 
     def write(self, path: Path) -> None:
         """Writes the JSON file."""
@@ -56,31 +68,23 @@ class SequencesMeta:
         """Reads the JSON file.
 
         Raises:
-            ValueError: it is no JSON, or its entries are not those of this class.
-            TypeError: an entry is of another type.
+            ValueError: the file is not JSON, or its entries are not those of this class.
+            TypeError: an entry has the wrong type.
         """
         entries = json.loads(path.read_text())
-        expected = [spec.name for spec in dataclasses.fields(SequencesMeta)]
+        expected = [entry.name for entry in dataclasses.fields(SequencesMeta)]
         if not isinstance(entries, dict) or {*entries, "num_tasks"} != set(expected):
-            raise ValueError(f"expected the entries {expected}, num_tasks only of several tasks")
-        meta = SequencesMeta(**entries)
-        if meta.num_tasks < 1 or (meta.num_tasks > 1 and meta.num_classes != 2**meta.num_tasks):
-            raise ValueError(
-                f"num_tasks = {meta.num_tasks} does not go with num_classes = {meta.num_classes}"
-            )
-        features = [*meta.contextual_feature_names, meta.item_feature_name, meta.action_feature_name]
-        if sorted(meta.vocab_sizes) != sorted(features):
-            raise ValueError(f"vocab_sizes has {sorted(meta.vocab_sizes)}, expected {sorted(features)}")
-        return meta
+            raise ValueError(f"expected the entries {expected}, num_tasks only for several tasks")
+        return SequencesMeta(**entries)
 
 
 @dataclass(frozen=True)
 class UserSequences:
-    """All users' sequences, one behind the other.
+    """The sequences of all users, concatenated.
 
     Attributes:
-        meta: the dataset's features.
-        contextual: `[users]` by contextual feature.
+        meta: features and labels.
+        contextual: `[users]` int64 per contextual feature.
         items: `[events]` int32, each user's oldest first.
         actions: `[events]` int32.
         offsets: `[users + 1]` int64; user u's events are `offsets[u]` to `offsets[u + 1]`, exclusive.
@@ -94,46 +98,42 @@ class UserSequences:
 
     @staticmethod
     def open(directory: Path, dataset: str) -> UserSequences:
-        """Reads what the dataset's preprocessor wrote to `directory`.
+        """Reads a dataset from its folder by the name it is registered under.
 
         Raises:
-            FileNotFoundError: a file is absent.
-            ValueError: a file is malformed, or of another dataset.
-            Both name the file and the command that prepares it.
-            ValueError: no preprocessor prepares such a dataset.
+            FileNotFoundError: a file is missing. The message says how to prepare it.
+            ValueError: a file is malformed or belongs to another dataset, or no dataset has this name.
         """
-        if dataset not in PREPROCESSORS:
-            raise ValueError(f"dataset = {dataset!r}: expected one of {sorted(PREPROCESSORS)}")
-        prepare = f"python -m {PREPROCESSORS[dataset]} --dataset {dataset} --out {directory}"
-        paths = (directory / META_FILE, directory / SEQUENCES_FILE)
-        for path in paths:
-            if not path.exists():
-                raise FileNotFoundError(f"{path} does not exist; prepare it with: {prepare}")
-        path = paths[0]
-        try:
-            meta = SequencesMeta.read(path)
-            if meta.dataset != dataset:
-                raise ValueError(f"it is of {meta.dataset!r}, expected {dataset!r}")
-            path = paths[1]
-            return _read_sequences(path, meta)
-        except (TypeError, ValueError, pl.exceptions.PolarsError) as error:
-            raise ValueError(f"{path} is malformed: {error}; prepare it again with: {prepare}") from error
+        if not DatasetFactory.is_registered(dataset):
+            raise ValueError(f"dataset = {dataset!r}: expected one of {DatasetFactory.list_available()}")
+        return DatasetFactory.create(dataset).read(directory)
 
+    @staticmethod
+    def from_table(table: pl.DataFrame, meta: SequencesMeta) -> UserSequences:
+        """Takes a table with one row per user.
 
-def _read_sequences(path: Path, meta: SequencesMeta) -> UserSequences:
-    list_columns = ["items", "actions"]
-    table = pl.read_parquet(path, columns=[*meta.contextual_feature_names, *list_columns])
-    lengths = table["items"].list.len()
-    if not (lengths == table["actions"].list.len()).all() or not (lengths > 0).all():
-        raise ValueError("a user has no items, or not one action per item")
-    ids = {name: table[name].cast(pl.Int64).to_numpy() for name in meta.contextual_feature_names}
-    items, actions = (table[name].explode().cast(pl.Int32).to_numpy() for name in list_columns)
-    for name, values in {**ids, meta.item_feature_name: items, meta.action_feature_name: actions}.items():
-        _check_range(name, values, meta.vocab_sizes[name])
-    if len(actions) and int(actions.min()) < 1:
-        raise ValueError("an action id is 0; classes start at action id 1")
-    offsets = np.concatenate([[0], lengths.cast(pl.Int64).cum_sum().to_numpy()])
-    return UserSequences(meta, ids, items, actions, offsets)
+        Args:
+            table: an integer column per contextual feature, and the list columns "items" and "actions", each
+                user's oldest event first. Other columns are ignored.
+            meta: features and labels.
+
+        Raises:
+            ValueError: an id is outside its vocabulary, or a user lacks items or actions.
+            PolarsError: a column is missing or has the wrong type.
+        """
+        list_columns = ["items", "actions"]
+        table = table.select(*meta.contextual_feature_names, *list_columns)
+        lengths = table["items"].list.len()
+        if not (lengths == table["actions"].list.len()).all() or not (lengths > 0).all():
+            raise ValueError("a user has no items, or not one action per item")
+        ids = {name: table[name].cast(pl.Int64).to_numpy() for name in meta.contextual_feature_names}
+        items, actions = (table[name].explode().cast(pl.Int32).to_numpy() for name in list_columns)
+        for name, values in {**ids, meta.item_feature_name: items, meta.action_feature_name: actions}.items():
+            _check_range(name, values, meta.vocab_sizes[name])
+        if len(actions) and int(actions.min()) < 1:
+            raise ValueError("an action id is 0; classes start at action id 1")
+        offsets = np.concatenate([[0], lengths.cast(pl.Int64).cum_sum().to_numpy()])
+        return UserSequences(meta, ids, items, actions, offsets)
 
 
 def _check_range(feature: str, ids: np.ndarray, vocab_size: int) -> None:
@@ -142,3 +142,75 @@ def _check_range(feature: str, ids: np.ndarray, vocab_size: int) -> None:
         raise ValueError(
             f"feature {feature!r} has ids {ids.min()} to {ids.max()} in a vocabulary of {vocab_size}"
         )
+
+
+class UserDataset(ABC):
+    """A dataset of users' events, which gin files name in `DatasetArgs.dataset_name`.
+
+    Subclass it for data of your own and register the class with `register_dataset`.
+    """
+
+    @abstractmethod
+    def read(self, directory: Path) -> UserSequences:
+        """Reads all events. `directory` is `DatasetArgs.dataset_path`, by default data/`dataset_name`."""
+
+
+class DatasetFactory(NamedFactory[UserDataset]):
+    """Registers datasets and creates them by name."""
+
+    kind = "dataset"
+    base = UserDataset
+
+
+Dataset = TypeVar("Dataset", bound=type[UserDataset])
+
+
+def register_dataset(name: str) -> Callable[[Dataset], Dataset]:
+    """Class decorator that registers a `UserDataset` under a name.
+
+    Raises:
+        TypeError: the class does not derive from `UserDataset`.
+        ValueError: the name is taken.
+    """
+
+    def register(dataset: Dataset) -> Dataset:
+        DatasetFactory.register(name, dataset)
+        return dataset
+
+    return register
+
+
+class PreparedDataset(UserDataset):
+    """A dataset that a preprocessor has converted to `sequences.parquet` and `meta.json`.
+
+    Attributes:
+        name: the dataset's name.
+        preprocessor: module with the command that writes the files.
+    """
+
+    name: ClassVar[str]
+    preprocessor: ClassVar[str]
+
+    def read(self, directory: Path) -> UserSequences:
+        """Reads what the preprocessor wrote to `directory`.
+
+        Raises:
+            FileNotFoundError: a file is missing.
+            ValueError: a file is malformed or belongs to another dataset.
+            Both name the file and the command that prepares it.
+        """
+        prepare = f"python -m {self.preprocessor} --dataset {self.name} --out {directory}"
+        paths = (directory / META_FILE, directory / SEQUENCES_FILE)
+        for path in paths:
+            if not path.exists():
+                raise FileNotFoundError(f"{path} does not exist; prepare it with: {prepare}")
+        path = paths[0]
+        try:
+            meta = SequencesMeta.read(path)
+            if meta.dataset != self.name:
+                raise ValueError(f"it belongs to {meta.dataset!r}, expected {self.name!r}")
+            path = paths[1]
+            columns = [*meta.contextual_feature_names, "items", "actions"]
+            return UserSequences.from_table(pl.read_parquet(path, columns=columns), meta)
+        except (TypeError, ValueError, pl.exceptions.PolarsError) as error:
+            raise ValueError(f"{path} is malformed: {error}; prepare it again with: {prepare}") from error

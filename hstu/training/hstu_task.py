@@ -12,6 +12,7 @@ from torch import nn
 import hstu.batch_shuffler  # noqa: F401  registers "hstu"
 from commons.datasets import (
     BenchmarkDatasetArgs,
+    DatasetFactory,
     DynamicEmbeddingArgs,
     HSTUBatch,
     HSTUSource,
@@ -21,7 +22,6 @@ from commons.datasets import (
     UserSequenceSource,
     check_ids,
 )
-from commons.datasets.user_sequences import PREPROCESSORS
 from commons.gin_values import from_gin, is_bound
 from commons.perf_model import HSTUFlops
 from commons.training import EvaluationMetrics, TrainerArgs, TrainingTask
@@ -78,9 +78,10 @@ def sources_from_gin(trainer: TrainerArgs, num_held_out: int | None = None) -> H
 
 def _disk_sources(num_held_out: int | None) -> HSTUSources:
     args = from_gin(DatasetArgs)
-    if args.dataset_name not in PREPROCESSORS:
+    if not DatasetFactory.is_registered(args.dataset_name):
         raise ValueError(
-            f"DatasetArgs.dataset_name = {args.dataset_name!r}: expected one of {sorted(PREPROCESSORS)}"
+            f"DatasetArgs.dataset_name = {args.dataset_name!r}: expected one of "
+            f"{DatasetFactory.list_available()}"
         )
     path = Path("data") / args.dataset_name if args.dataset_path is None else Path(args.dataset_path)
     sequences = UserSequences.open(path, args.dataset_name)

@@ -20,7 +20,8 @@ class DatasetArgs:
     """A dataset from disk.
 
     Attributes:
-        dataset_name: "ml-100k", "ml-1m", "ml-20m", "kuairand-pure", "kuairand-1k" or "kuairand-27k".
+        dataset_name: "ml-100k", "ml-1m", "ml-20m", "kuairand-pure", "kuairand-1k", "kuairand-27k", or a name
+            that a module of your own registers.
         max_history_seqlen: the newest items of a sample that are kept, candidates included.
         dataset_path: folder with the prepared files; None for data/`dataset_name`.
         max_num_candidates: the most candidates a sample may have; 0 means that there are none.

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
+from commons.datasets import DatasetFactory
 from commons.distributed import BatchShufflerFactory
 from tests.docs.pages import Block
 
@@ -21,7 +22,7 @@ def run_page(prelude: str | None, blocks: Sequence[Block]) -> str:
         prelude: a module of `tests.docs.preludes` whose names the blocks see; None for none.
         blocks: blocks of one page, in order.
     """
-    registered = set(BatchShufflerFactory.list_available())
+    registered = {factory: factory.list_available() for factory in (BatchShufflerFactory, DatasetFactory)}
     # A module, because ranks unpickle batches of a class that the page defines.
     page = types.ModuleType("docs_page")
     sys.modules["docs_page"] = page
@@ -39,6 +40,7 @@ def run_page(prelude: str | None, blocks: Sequence[Block]) -> str:
         return traceback.format_exc()
     finally:
         torch.set_rng_state(random_state)
-        for name in set(BatchShufflerFactory.list_available()) - registered:
-            BatchShufflerFactory.unregister(name)
+        for factory, before in registered.items():
+            for name in set(factory.list_available()) - set(before):
+                factory.unregister(name)
     return ""

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from commons.datasets import HSTUBatch
-from commons.datasets.keyed_rows import keyed_rows
+from commons.datasets.sample_source import keyed_rows
 from hstu.models import EmbeddingTable, HSTUConfig, HSTUFeatures, HSTURetrieval, RetrievalConfig
 
 NUM_ACTIONS = 5

@@ -24,18 +24,13 @@ def write_json(directory, text):
     return path
 
 
-def test_a_tensor_has_an_item_per_column(tmp_path):
-    sids = ItemSIDs.load(write_tensor(tmp_path, torch.tensor([[0, 3], [7, 1], [2, 15]])), SIZES)
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int32, torch.int64])
+def test_a_tensor_has_an_item_per_column(dtype, tmp_path):
+    tensor = torch.tensor([[0, 3], [7, 1], [2, 15]], dtype=dtype)
+    sids = ItemSIDs.load(write_tensor(tmp_path, tensor), SIZES)
     assert sids.items.tolist() == [0, 1]
     assert sids.codes.tolist() == [[0, 7, 2], [3, 1, 15]]
     assert sids.items.dtype == sids.codes.dtype == np.int64
-
-
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int32])
-def test_a_tensor_of_another_integer_type(dtype, tmp_path):
-    sids = ItemSIDs.load(write_tensor(tmp_path, torch.ones(3, 5, dtype=dtype)), SIZES)
-    assert sids.codes.dtype == np.int64
-    assert sids.codes.tolist() == [[1, 1, 1]] * 5
 
 
 def test_json_items_are_sorted_and_need_not_be_contiguous(tmp_path):
@@ -48,7 +43,7 @@ def test_json_items_are_sorted_and_need_not_be_contiguous(tmp_path):
     assert sids.items.dtype == sids.codes.dtype == np.int64
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     codes=st.dictionaries(
         st.integers(0, 10**18 - 1), st.tuples(*(st.integers(0, size - 1) for size in SIZES)), min_size=1

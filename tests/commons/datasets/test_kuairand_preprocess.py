@@ -1,14 +1,17 @@
+import itertools
 import json
 import random
 from collections import defaultdict
 
+import numpy as np
 import polars as pl
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from commons.datasets import kuairand_format, kuairand_preprocess
-from commons.datasets.kuairand_format import FORMATS, TASKS
-from commons.datasets.kuairand_preprocess import main, preprocess
-from commons.datasets.user_events import UserEvents
+from commons.datasets import kuairand
+from commons.datasets.kuairand import TASKS, KuaiRand, KuaiRand1K
+from commons.datasets.kuairand_preprocess import main
 from tests.commons.datasets.kuairand_files import (
     LOG_HEADER,
     LOGS_1K,
@@ -65,6 +68,8 @@ def test_kuairand_1k(raw, tmp_path):
     assert table["items"].to_list() == [[3, 1], [4, 3, 1, 2, 1]]
     assert table["actions"].to_list() == [[65, 2], [1, 1, 130, 256, 1]]
     assert table["timestamps"].to_list() == [[30, 40], [10, 50, 50, 50, 60]]
+    # Attributes are ids in the order of their values.
+    assert table.select(meta["contextual_feature_names"][1:]).rows() == [(1, 3, 1, 2, 1), (3, 2, 2, 2, 2)]
     assert meta == {
         "dataset": "kuairand-1k",
         "contextual_feature_names": [
@@ -93,21 +98,16 @@ def test_kuairand_1k(raw, tmp_path):
     }
 
 
-def test_attributes_are_ids_in_the_order_of_their_values(raw, tmp_path):
-    table, _ = prepare(raw, tmp_path / "out")
-    columns = ["user_active_degree", "follow_user_num_range", "fans_user_num_range"]
-    columns += ["friend_user_num_range", "register_days_range"]
-    assert table.select(columns).rows() == [(1, 3, 1, 2, 1), (3, 2, 2, 2, 2)]
-
-
-@pytest.mark.parametrize("bit", range(8))
-def test_each_task_has_its_bit(bit, raw, tmp_path):
+def test_each_task_has_its_bit(raw, tmp_path):
     columns = LOG_HEADER.split(",")
-    line = log_line(0, 5, 40).split(",")
-    line[columns.index(TASKS[bit])] = "1"
-    write_csv(raw / FIRST, LOG_HEADER, [",".join(line)])
+    lines = []
+    for bit, task in enumerate(TASKS):
+        line = log_line(0, 5, 40 + bit).split(",")
+        line[columns.index(task)] = "1"
+        lines.append(",".join(line))
+    write_csv(raw / FIRST, LOG_HEADER, lines)
     write_csv(raw / SECOND, LOG_HEADER, [])
-    assert prepare(raw, tmp_path / "out")[0]["actions"].to_list() == [[1 + 2**bit]]
+    assert prepare(raw, tmp_path / "out")[0]["actions"].to_list() == [[1 + 2**bit for bit in range(8)]]
 
 
 @pytest.mark.parametrize(
@@ -145,10 +145,9 @@ def expected_histories(events, longest):
     return [newest[user] for user in sorted(newest)]
 
 
-@pytest.mark.parametrize("held_events", [1, 7, 100, 10_000])
-@pytest.mark.parametrize("longest", [None, 5])
+@pytest.mark.parametrize(("held_events", "longest"), [(1, None), (7, 5), (100, None), (10_000, 5)])
 def test_every_event_is_kept_once_and_in_order(held_events, longest, raw, tmp_path, monkeypatch):
-    monkeypatch.setattr(kuairand_format, "_BLOCK_BYTES", 500)
+    monkeypatch.setattr(kuairand, "_BLOCK_BYTES", 2000)
     rng = random.Random(0)
     users = [int(user**2) for user in range(20)]
     events = [
@@ -158,7 +157,7 @@ def test_every_event_is_kept_once_and_in_order(held_events, longest, raw, tmp_pa
     write_csv(raw / FIRST, LOG_HEADER, [log_line(*event) for event in events[:150]])
     write_csv(raw / SECOND, LOG_HEADER, [log_line(*event) for event in events[150:]])
     write_csv(raw / USERS, USERS_HEADER, [user_line(user) for user in users])
-    preprocess(FORMATS["kuairand-1k"], raw, tmp_path / "out", longest, held_events)
+    KuaiRand1K().prepare(raw, tmp_path / "out", longest, held_events)
     table = pl.read_parquet(tmp_path / "out/sequences.parquet")
     histories = expected_histories(events, longest or len(events))
     videos = sorted({video for history in histories for video, _, _ in history})
@@ -168,15 +167,15 @@ def test_every_event_is_kept_once_and_in_order(held_events, longest, raw, tmp_pa
     assert table["user_id"].to_list() == sorted(1 + users.index(user) for user in {e[0] for e in events})
 
 
-def test_events_are_read_by_users_within_the_limit(tmp_path):
-    events = UserEvents(tmp_path, num_users=7, user="user", held_events=4)
-    events.add(pl.DataFrame({"user": [5, 2, 2, 2, 2, 2, 1], "time": [0, 4, 3, 2, 1, 0, 0]}))
-    events.add(pl.DataFrame({"user": [4, 2], "time": [0, 2]}))
-    assert [part.rows() for part in events.in_order("time")] == [
-        [(1, 0)],
-        [(2, 0), (2, 1), (2, 2), (2, 2), (2, 3), (2, 4)],
-        [(4, 0), (5, 0)],
-    ]
+@given(num_events=st.lists(st.integers(0, 9), min_size=1, max_size=12).filter(any), held=st.integers(1, 12))
+def test_users_are_sorted_in_ranges_within_the_limit(num_events, held):
+    ranges = [range(first, last + 1) for first, last in kuairand._user_ranges(np.array(num_events), held)]
+    covered = [user for users in ranges for user in users]
+    assert covered == sorted(set(covered))
+    assert {user for user, count in enumerate(num_events) if count} <= set(covered)
+    for users in ranges:
+        counts = [num_events[user] for user in users if num_events[user]]
+        assert sum(counts) <= held or len(counts) == 1
 
 
 GOOD = log_line(0, 5, 40)
@@ -188,35 +187,34 @@ def changed(column, value):
     return ",".join(fields)
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "",
-        GOOD.rpartition(",")[0],
-        GOOD.partition(",")[2],
-        GOOD + ",1",
-        GOOD + ",",
-        GOOD[: len(GOOD) // 2],
-        "0,5,2022",
-        changed("user_id", "x"),
-        changed("user_id", "-1"),
-        changed("video_id", "5.5"),
-        changed("video_id", ""),
-        changed("video_id", "9" * 30),
-        changed("time_ms", "today"),
-        changed("is_click", "2"),
-        changed("is_hate", "-1"),
-        changed("is_profile_enter", "true"),
-        changed("is_rand", "7"),
-        changed("play_time_ms", "long"),
-        changed("tab", "é"),
-        changed("video_id", '"5"'),
-        "#" + GOOD,
-    ],
-)
-@pytest.mark.parametrize("number", [2, 9, 31])
+MALFORMED = [
+    "",
+    GOOD.rpartition(",")[0],
+    GOOD.partition(",")[2],
+    GOOD + ",1",
+    GOOD + ",",
+    GOOD[: len(GOOD) // 2],
+    "0,5,2022",
+    changed("user_id", "x"),
+    changed("user_id", "-1"),
+    changed("video_id", "5.5"),
+    changed("video_id", ""),
+    changed("video_id", "9" * 30),
+    changed("time_ms", "today"),
+    changed("is_click", "2"),
+    changed("is_hate", "-1"),
+    changed("is_profile_enter", "true"),
+    changed("is_rand", "7"),
+    changed("play_time_ms", "long"),
+    changed("tab", "é"),
+    changed("video_id", '"5"'),
+    "#" + GOOD,
+]
+
+
+@pytest.mark.parametrize(("line", "number"), list(zip(MALFORMED, itertools.cycle([2, 9, 31]))))
 def test_a_malformed_event_is_named_by_file_and_line(line, number, raw, tmp_path, monkeypatch):
-    monkeypatch.setattr(kuairand_format, "_BLOCK_BYTES", 700)  # ten lines
+    monkeypatch.setattr(kuairand, "_BLOCK_BYTES", 700)  # ten lines
     lines = [GOOD] * 40
     lines[number - 2] = line
     write_csv(raw / SECOND, LOG_HEADER, lines)
@@ -224,16 +222,11 @@ def test_a_malformed_event_is_named_by_file_and_line(line, number, raw, tmp_path
     assert f"{raw / SECOND}, line {number}: {line!r}, expected 'user_id,video_id," in error
 
 
-def test_lines_may_end_as_in_windows_and_the_last_one_not_at_all(raw, tmp_path):
-    (raw / FIRST).write_text("\r\n".join([LOG_HEADER, log_line(0, 5, 10), log_line(0, 6, 20)]))
+def test_windows_line_ends_and_unused_columns_that_are_empty_or_fractions(raw, tmp_path):
+    lines = [changed("play_time_ms", ""), changed("duration_ms", "15000.0"), log_line(0, 6, 20)]
+    (raw / FIRST).write_text("\r\n".join([LOG_HEADER, *lines]))  # the last line has no end
     (raw / SECOND).write_text(f"{LOG_HEADER}\r\n")
-    assert prepare(raw, tmp_path / "out")[0]["timestamps"].to_list() == [[10, 20]]
-
-
-def test_columns_that_nothing_is_taken_from_may_be_empty_or_fractions(raw, tmp_path):
-    write_csv(raw / FIRST, LOG_HEADER, [changed("play_time_ms", ""), changed("duration_ms", "15000.0")])
-    write_csv(raw / SECOND, LOG_HEADER, [])
-    assert prepare(raw, tmp_path / "out")[0]["timestamps"].to_list() == [[40, 40]]
+    assert prepare(raw, tmp_path / "out")[0]["timestamps"].to_list() == [[20, 40, 40]]
 
 
 def test_a_log_without_a_column_is_an_error(raw, tmp_path):
@@ -259,14 +252,11 @@ def test_a_malformed_user_is_named_by_file_and_line(line, raw, tmp_path):
     assert f"{raw / USERS}, line 3: {line!r}, expected 31 columns" in error
 
 
-def test_users_without_a_column_or_none_are_errors(raw, tmp_path):
+def test_no_users_no_events_and_events_of_unknown_users_are_errors(raw, tmp_path):
     write_csv(raw / USERS, USERS_HEADER.replace("fans_user_num_range", "fans"), [user_line(9)])
     assert f"{raw / USERS}, line 1: expected a header with the columns" in error_of(raw, tmp_path / "out")
     write_csv(raw / USERS, USERS_HEADER, [])
     assert f"{raw / USERS} has no users" in error_of(raw, tmp_path / "out")
-
-
-def test_an_event_of_nobody_and_no_events_are_errors(raw, tmp_path):
     write_csv(raw / USERS, USERS_HEADER, [user_line(9)])
     error = error_of(raw, tmp_path / "out")
     assert f"{raw / FIRST}, line 3: {raw / USERS} does not have user 0" in error
@@ -289,7 +279,7 @@ def test_an_interrupted_run_leaves_nothing_that_opens(raw, tmp_path, monkeypatch
 
     out = tmp_path / "out"
     with monkeypatch.context() as interrupted:
-        interrupted.setattr(kuairand_preprocess, "_meta", interrupt)
+        interrupted.setattr(KuaiRand, "_meta", interrupt)
         with pytest.raises(KeyboardInterrupt):
             prepare(raw, out)
     assert list(out.iterdir()) == []

@@ -6,7 +6,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from commons.datasets import movielens_download
+from commons.datasets import movielens
 from commons.datasets.movielens_preprocess import main
 from tests.commons.datasets.conftest import write_lines
 
@@ -112,16 +112,12 @@ def test_a_malformed_user_is_named_by_file_and_line(line, raw_100k, tmp_path):
     assert f"{raw_100k / 'u.user'}, line 3: {line!r}, expected 'user_id|age|gender" in error
 
 
-def test_line_numbers_count_the_header(tmp_path):
-    path = write_lines(
-        tmp_path / "ratings.csv", ["userId,movieId,rating,timestamp", "1,2,3.5,9", "1,2,3.2,9"]
-    )
+def test_headers_count_as_lines_and_files_must_have_ratings_of_known_users(raw_100k, tmp_path):
+    lines = ["userId,movieId,rating,timestamp", "1,2,3.5,9", "1,2,3.2,9"]
+    path = write_lines(tmp_path / "ratings.csv", lines)
     assert f"{path}, line 3: '1,2,3.2,9'" in error_of("ml-20m", tmp_path, tmp_path)
-    path = write_lines(path, ["1,2,3.5,9"])
+    write_lines(path, lines[1:])
     assert f"{path}, line 1: expected the header" in error_of("ml-20m", tmp_path, tmp_path)
-
-
-def test_a_rating_of_nobody_and_no_ratings_are_errors(raw_100k, tmp_path):
     write_lines(raw_100k / "u.user", ["3|24|M|writer|85711"])
     assert "u.data has user 5" in error_of("ml-100k", raw_100k, tmp_path)
     write_lines(raw_100k / "u.data", [])
@@ -137,7 +133,7 @@ def write_archive(path, raw):
 
 def test_absent_files_are_downloaded_and_unpacked(raw_100k, tmp_path, monkeypatch):
     write_archive(tmp_path / "server/ml-100k.zip", raw_100k)
-    monkeypatch.setattr(movielens_download, "ARCHIVES_URL", (tmp_path / "server").as_uri())
+    monkeypatch.setattr(movielens, "ARCHIVES_URL", (tmp_path / "server").as_uri())
     table, _ = prepare("ml-100k", tmp_path / "fresh/raw", tmp_path / "fresh")
     assert len(table) == 3
     assert sorted(path.name for path in (tmp_path / "fresh/raw").iterdir()) == [
@@ -152,7 +148,7 @@ def refuse(*_, **__):
 
 
 def test_a_failed_download_says_what_to_put_where_and_then_it_is_used(raw_100k, tmp_path, monkeypatch):
-    monkeypatch.setattr(movielens_download.urllib.request, "urlopen", refuse)
+    monkeypatch.setattr(movielens.urllib.request, "urlopen", refuse)
     raw = tmp_path / "fresh/raw"
     error = error_of("ml-100k", raw, tmp_path)
     assert "could not download https://files.grouplens.org/datasets/movielens/ml-100k.zip" in error
@@ -163,16 +159,12 @@ def test_a_failed_download_says_what_to_put_where_and_then_it_is_used(raw_100k, 
     assert len(prepare("ml-100k", raw, tmp_path)[0]) == 3
 
 
-def test_a_damaged_archive_is_an_error(tmp_path):
+def test_a_damaged_archive_is_an_error_and_leaves_no_file(raw_100k, tmp_path):
     archive = write_lines(tmp_path / "ml-100k.zip", ["not a zip"])
     assert f"{archive} is not the official ml-100k archive" in error_of("ml-100k", tmp_path, tmp_path)
     with zipfile.ZipFile(archive, "w") as empty:
         empty.writestr("readme", "")
     assert "u.data" in error_of("ml-100k", tmp_path, tmp_path)
-
-
-def test_a_damaged_file_of_an_archive_is_not_kept(raw_100k, tmp_path):
-    archive = tmp_path / "ml-100k.zip"
     write_archive(archive, raw_100k)
     archive.write_bytes(archive.read_bytes().replace(b"7\t11\t5\t100", b"7\t11\t1\t100"))
     assert "Bad CRC-32" in error_of("ml-100k", tmp_path, tmp_path)

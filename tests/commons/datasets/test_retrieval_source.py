@@ -7,15 +7,15 @@ from commons.datasets import (
     BenchmarkDatasetArgs,
     EmbeddingArgs,
     FeatureArgs,
-    MovieLensSource,
     RandomSource,
     RetrievalSource,
     SequenceDataset,
+    SequencesMeta,
     UserSequences,
+    UserSequenceSource,
     check_ids,
 )
 from commons.datasets.retrieval_source import NEGATIVES
-from commons.datasets.user_sequences import SequencesMeta
 from commons.distributed import BatchShufflerFactory
 from commons.perf_model import HSTUFlops
 from hstu import batch_shuffler  # noqa: F401
@@ -40,7 +40,7 @@ def sequences():
 
 
 def movielens(split, num_negatives=8, seed=0, max_history_seqlen=100, **options):
-    histories = MovieLensSource(sequences(), split, max_history_seqlen, num_held_out=1, **options)
+    histories = UserSequenceSource(sequences(), split, max_history_seqlen, num_held_out=1, **options)
     return RetrievalSource(histories, split, num_negatives, seed)
 
 
@@ -71,9 +71,6 @@ def test_training_leaves_out_the_last_item_and_evaluation_is_about_it():
     assert [sample.items.tolist() for sample in held_out] == [ITEMS[0], ITEMS[2], ITEMS[3]]
     assert [sample.labels.tolist() for sample in held_out] == [[14], [11], [40]]
     assert all(not len(sample.negatives) for sample in held_out)
-
-
-def test_samples_are_cut_to_the_newest_items():
     train, evaluation = (movielens(split, max_history_seqlen=3) for split in ("train", "eval"))
     assert train[3].items.tolist() == [11, 12, 14] and train[3].labels.tolist() == [12, 14]
     assert evaluation[2].items.tolist() == [12, 14, 40] and evaluation[2].labels.tolist() == [40]
@@ -129,28 +126,16 @@ def test_random_evaluation_samples_have_one_label_if_there_is_something_before_i
         assert sample.labels.tolist() == (sample.items[-1:].tolist() if len(sample.items) > 1 else [])
 
 
-def _negatives_by_user(dataset, num_workers):
-    loader = DataLoader(dataset, batch_size=None, num_workers=num_workers)
-    return [
-        (user, negatives)
-        for batch in loader
-        for user, negatives in zip(
-            batch.features["user_id"].to_dense(), batch.features[NEGATIVES].to_dense(), strict=True
-        )
-        if len(user)
-    ]
-
-
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_dataset_draws_anew_each_epoch_in_any_number_of_workers(num_workers):
+def test_a_dataset_draws_anew_each_epoch_in_any_number_of_workers():
     dataset = SequenceDataset(movielens("train"), batch_size=2)
-    for epoch in (0, 1, 0):
+    for epoch, num_workers in ((0, 0), (1, 2), (0, 0)):
         dataset.set_epoch(epoch)
-        expected = drawn(movielens("train"), epoch)
-        found = _negatives_by_user(dataset, num_workers)
-        assert [(int(user), negatives.tolist()) for user, negatives in found] == [
-            (index + 1, negatives) for index, negatives in enumerate(expected)
-        ]
+        found = []
+        for batch in DataLoader(dataset, batch_size=None, num_workers=num_workers):
+            columns = (batch.features[name].to_dense() for name in ("user_id", NEGATIVES))
+            rows = zip(*columns, strict=True)
+            found += [(int(user), negatives.tolist()) for user, negatives in rows if len(user)]
+        assert found == list(enumerate(drawn(movielens("train"), epoch), 1))
 
 
 def test_an_iteration_under_way_keeps_its_epoch():
@@ -190,7 +175,7 @@ def test_negatives_travel_with_their_samples(pools):
         (lambda: movielens("train", seed=-1), "seed = -1"),
         (lambda: movielens("train", max_num_candidates=2), "max_num_candidates = 2: expected 0"),
         (lambda: movielens("train", max_history_seqlen=1), "at most 1 items: expected at least 2"),
-        (lambda: MovieLensSource(sequences(), "train", 5, num_held_out=0), "num_held_out = 0"),
+        (lambda: UserSequenceSource(sequences(), "train", 5, num_held_out=0), "num_held_out = 0"),
         (
             lambda: RetrievalSource(movielens("train"), "train", 3, 0),
             f"a feature is named '{NEGATIVES}'",

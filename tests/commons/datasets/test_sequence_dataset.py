@@ -2,16 +2,18 @@ import dataclasses
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from commons.datasets import (
+    DynamicEmbeddingArgs,
     EmbeddingArgs,
     HSTUSample,
     HSTUSource,
     SequenceDataset,
     SequenceDatasetSpec,
+    check_ids,
     collate_hstu_batch,
 )
 
@@ -79,6 +81,7 @@ shapes = {
 }
 
 
+@settings(max_examples=60)
 @given(**shapes)
 def test_every_sample_is_in_exactly_one_batch_of_one_rank(num_samples, batch_size, num_ranks, shuffle):
     by_rank = batches_by_rank(num_samples, batch_size, num_ranks, shuffle=shuffle)
@@ -92,6 +95,7 @@ def test_every_sample_is_in_exactly_one_batch_of_one_rank(num_samples, batch_siz
         assert all(batch.actual_batch_size == batch_size for batch in batches[:-1])
 
 
+@settings(max_examples=60)
 @given(**shapes, start=st.floats(0, 1), epoch=st.integers(0, 3))
 def test_the_order_is_that_of_one_rank_wherever_it_starts(
     num_samples, batch_size, num_ranks, shuffle, start, epoch
@@ -109,12 +113,8 @@ def test_shuffled_epochs_differ_and_repeat():
     )
     assert first == again
     assert first != second
-    assert first != list(range(50))
+    assert first != list(range(50)) == global_order(batches_by_rank(50, 4, 2, epoch=3))
     assert first != global_order(batches_by_rank(50, 4, 2, shuffle=True, seed=1))
-
-
-def test_without_shuffling_the_order_is_the_sources():
-    assert global_order(batches_by_rank(50, 4, 2, epoch=3)) == list(range(50))
 
 
 def test_a_rank_without_a_sample_has_a_batch_of_padding():
@@ -150,9 +150,6 @@ def test_a_batch_without_candidates_and_actions():
     batch = collate_hstu_batch([CountingSource(9)[3]], spec, batch_size=1)
     assert batch.features.keys() == ["user", "item"]
     assert batch.num_candidates is None
-
-
-def test_a_batch_that_does_not_fit_its_spec_is_an_error():
     sample = CountingSource(9)[3]
     with pytest.raises(ValueError, match="2 samples do not fit in a batch of 1 rows"):
         collate_hstu_batch([sample, sample], SPEC, batch_size=1)
@@ -177,11 +174,60 @@ def test_loader_workers_give_the_batches_in_order():
 def test_arguments_are_checked(arguments, message):
     with pytest.raises(ValueError, match=message):
         SequenceDataset(CountingSource(5), **arguments)
-
-
-def test_epochs_are_checked():
     dataset = SequenceDataset(CountingSource(5), batch_size=1)
     with pytest.raises(ValueError, match="epoch = -1"):
         dataset.set_epoch(-1)
     with pytest.raises(ValueError, match="start_sample = 6: expected 0 to 5"):
         dataset.set_epoch(0, start_sample=6)
+
+
+CHECKED = dataclasses.replace(
+    SPEC,
+    action_feature_name=None,
+    max_num_candidates=0,
+    tables=(
+        EmbeddingArgs(["user"], "user", 3, "data_parallel"),
+        EmbeddingArgs(["item"], "item", 10, "model_parallel"),
+    ),
+)
+
+
+def batch_of(rows, users):
+    samples = [
+        HSTUSample({"user": np.array([user])}, np.array(items, dtype=np.int64), None, np.zeros(0, int), 0)
+        for items, user in zip(rows, users, strict=True)
+    ]
+    return collate_hstu_batch(samples, CHECKED, batch_size=5)
+
+
+def test_ids_of_their_tables_pass():
+    check_ids(batch_of([[0, 9], [], [3]], [0, 1, 2]), CHECKED)
+    check_ids(batch_of([], []), CHECKED)
+
+
+@pytest.mark.parametrize(
+    "rows, users, message",
+    [
+        (
+            [[0], [], [1, 2, 10]],
+            [0, 0, 0],
+            "'item' has id 10 in row 2; its table has 10 rows, so ids are 0 to 9",
+        ),
+        ([[0], [-4, 11], [1]], [0, 0, 0], "'item' has id -4 in row 1"),
+        ([[99], [], []], [0, 3, 0], "'user' has id 3 in row 1; its table has 3 rows"),
+    ],
+)
+def test_another_id_is_named_with_its_feature_row_and_table_size(rows, users, message):
+    with pytest.raises(ValueError, match=message):
+        check_ids(batch_of(rows, users), CHECKED)
+
+
+def test_a_dynamic_table_takes_any_id_but_the_smallest():
+    tables = (CHECKED.tables[0], DynamicEmbeddingArgs(["item"], "item", 10))
+    spec = dataclasses.replace(CHECKED, tables=tables)
+    assert spec.unbounded_features == {"item"}
+    check_ids(batch_of([[0, 10, 2**63 - 1], [-1, -(2**63) + 1], []], [0, 1, 2]), spec)
+    with pytest.raises(ValueError, match=r"'item' has id -9223372036854775808 in row 2; ids of a dynamic"):
+        check_ids(batch_of([[0], [], [1, -(2**63), 10]], [0, 1, 2]), spec)
+    with pytest.raises(ValueError, match="'user' has id 3 in row 1; its table has 3 rows"):
+        check_ids(batch_of([[99], [], []], [0, 3, 0]), spec)

@@ -5,8 +5,8 @@ from hypothesis import strategies as st
 
 from commons.datasets import RandomDistribution, SequenceDataset
 from commons.datasets.item_sids import ItemSIDs
+from commons.datasets.sid_batch import SIDDatasetSpec
 from commons.datasets.sid_random_source import RandomSIDSource, random_item_sids
-from commons.datasets.sid_spec import SIDDatasetSpec
 
 SIZES = (4, 8, 16)
 SIDS = random_item_sids(SIZES, 30, seed=0)
@@ -77,7 +77,7 @@ def test_the_spec_describes_the_batches():
         assert batch.features["candidate"].lengths()[: batch.num_samples].min() == 3
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     sizes=st.lists(st.integers(1, 6), min_size=1, max_size=4),
     num_items=st.integers(1, 60),
@@ -92,13 +92,10 @@ def test_every_random_item_has_codes_of_its_own(sizes, num_items, seed):
     np.testing.assert_array_equal(random_item_sids(sizes, num_items, seed).codes, sids.codes)
 
 
-def test_random_items_depend_on_the_seed():
-    assert not np.array_equal(random_item_sids(SIZES, 30, 0).codes, random_item_sids(SIZES, 30, 1).codes)
-
-
 @pytest.mark.parametrize("num_items", [20, 200])  # a share of all tuples, and most of them
 def test_random_codes_are_uniform(num_items):
     sids = [random_item_sids((4, 64), num_items, seed) for seed in range(200)]
+    assert not np.array_equal(sids[0].codes, sids[1].codes)
     counts = np.bincount(np.concatenate([of_seed.codes[:20, 0] for of_seed in sids]), minlength=4)
     np.testing.assert_allclose(counts, 1000, rtol=0.15)  # also among the first items: they are in no order
 

@@ -7,12 +7,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader
 
 from commons.datasets import RandomSIDSource, SequenceDataset, SIDSample
 from commons.datasets.item_sids import ItemSIDs
+from commons.datasets.sid_batch import SIDDatasetSpec
 from commons.datasets.sid_sequences import SIDSequenceSource
-from commons.datasets.sid_spec import SIDDatasetSpec
 
 SIZES = (4, 8, 16)
 NUM_ITEMS = 20
@@ -109,18 +108,6 @@ def test_batches(max_candidate_length, history, candidates, sids, tmp_path):
             assert int(batch.feature_lengths(name).max()) <= longest
 
 
-def test_a_batch_without_contextual_features(sids, tmp_path):
-    (batch,) = SequenceDataset(SIDSequenceSource(write(tmp_path), sids, spec()), batch_size=4)
-    assert batch.features.keys() == ["history", "candidate"]
-    assert batch.contextual_feature_names == []
-
-
-def test_loader_workers_give_the_batches_in_order(sids, tmp_path):
-    dataset = SequenceDataset(SIDSequenceSource(write(tmp_path), sids, spec()), batch_size=1)
-    loader = DataLoader(dataset, batch_size=None, num_workers=2)
-    assert [batch.target_items.tolist() for batch in loader] == [[9], [2], [3], [8]]
-
-
 def test_a_file_without_rows_has_no_samples(sids, tmp_path):
     source = SIDSequenceSource(write(tmp_path, [], age=pl.Series([], dtype=pl.Int64)), sids, spec(age=4))
     assert len(source) == 0
@@ -138,7 +125,7 @@ item_lists = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     sequences=item_lists,
     longest=st.integers(1, 8),

@@ -4,18 +4,28 @@ import re
 import numpy as np
 import polars as pl
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from commons.datasets import MovieLensSource, SequenceDataset, UserSequences, check_ids
-from commons.datasets.movielens_preprocess import main
-from commons.datasets.user_sequences import SequencesMeta
+from commons.datasets import (
+    DatasetFactory,
+    SequenceDataset,
+    SequencesMeta,
+    UserDataset,
+    UserSequences,
+    UserSequenceSource,
+    check_ids,
+    register_dataset,
+)
+from commons.datasets.kuairand_preprocess import main as prepare_kuairand
+from commons.datasets.movielens_preprocess import main as prepare_movielens
+from tests.commons.datasets.kuairand_files import write_kuairand_1k
 
 
 @pytest.fixture
 def prepared(raw_100k, tmp_path):
     out = tmp_path / "ml-100k"
-    main(["--dataset", "ml-100k", "--raw", str(raw_100k), "--out", str(out)])
+    prepare_movielens(["--dataset", "ml-100k", "--raw", str(raw_100k), "--out", str(out)])
     return out
 
 
@@ -25,7 +35,7 @@ def sequences(prepared):
 
 
 def samples(sequences, split, **options):
-    source = MovieLensSource(sequences, split, **{"max_history_seqlen": 100, **options})
+    source = UserSequenceSource(sequences, split, **{"max_history_seqlen": 100, **options})
     return [source[i] for i in range(len(source))]
 
 
@@ -79,6 +89,7 @@ def synthetic(num_events):
     return UserSequences(meta, users, np.arange(total, dtype=np.int32), np.ones(total, np.int32), offsets)
 
 
+@settings(max_examples=40)
 @given(
     num_events=st.lists(st.integers(1, 30), min_size=1, max_size=5),
     longest=st.integers(1, 40),
@@ -103,7 +114,7 @@ def test_no_label_of_an_evaluation_is_in_training(num_events, longest, candidate
 
 
 def test_the_spec_describes_the_batches(sequences):
-    source = MovieLensSource(sequences, "train", max_history_seqlen=6)
+    source = UserSequenceSource(sequences, "train", max_history_seqlen=6)
     spec = source.spec
     assert spec.feature_names == ["user_id", "age", "gender", "occupation", "zip_code", "movie_id", "rating"]
     assert spec.feature_to_max_seqlen["movie_id"] == spec.feature_to_max_seqlen["rating"] == 6
@@ -142,7 +153,7 @@ def rewrite_column(directory, column):
         (lambda d: (d / "meta.json").write_text("[]"), "meta.json is malformed: expected the entries"),
         (lambda d: rewrite_meta(d, more=1), "meta.json is malformed: expected the entries"),
         (lambda d: rewrite_meta(d, vocab_sizes=None), "meta.json is malformed"),
-        (lambda d: rewrite_meta(d, dataset="ml-1m"), "meta.json is malformed: it is of 'ml-1m'"),
+        (lambda d: rewrite_meta(d, dataset="ml-1m"), "meta.json is malformed: it belongs to 'ml-1m'"),
         (
             lambda d: rewrite_meta(d, vocab_sizes={"age": 9}),
             r"meta.json is malformed: vocab_sizes has \['age'\]",
@@ -184,4 +195,88 @@ def test_a_malformed_file_is_named_with_the_command_that_prepares_it(damage, mes
 )
 def test_arguments_are_checked(options, message, sequences):
     with pytest.raises(ValueError, match=message):
-        MovieLensSource(sequences, **{"split": "train", "max_history_seqlen": 5, **options})
+        UserSequenceSource(sequences, **{"split": "train", "max_history_seqlen": 5, **options})
+
+
+@pytest.fixture(scope="module")
+def kuairand(tmp_path_factory):
+    out = tmp_path_factory.mktemp("kuairand")
+    write_kuairand_1k(out / "raw", num_events=600, num_users=12, num_videos=200)
+    prepare_kuairand(["--dataset", "kuairand-1k", "--raw", str(out / "raw"), "--out", str(out)])
+    return out
+
+
+def test_labels_of_several_tasks_are_their_bits(kuairand):
+    sequences = UserSequences.open(kuairand, "kuairand-1k")
+    source, whole = (UserSequenceSource(sequences, "train", longest) for longest in (20, 10_000))
+    labels = set()
+    for index in range(len(source)):
+        sample = source[index]
+        assert sample.items.tolist() == whole[index].items[-20:].tolist()
+        assert (sample.labels == sample.actions - 1).all()
+        labels |= set(sample.labels.tolist())
+    assert labels <= set(range(256))
+    assert len(labels) > 4
+    evaluation = UserSequenceSource(sequences, "eval", 20)
+    spec = evaluation.spec
+    assert (spec.num_tasks, spec.num_classes, spec.positive_class) == (8, 256, None)
+    assert spec.vocab_sizes["action"] == 257
+    large = {table.table_name for table in spec.tables if table.sharding_type == "model_parallel"}
+    assert large == {"user_id", "video_id"}
+    for batch in SequenceDataset(evaluation, batch_size=4):
+        check_ids(batch, spec)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_tasks": 7}, "num_tasks = 7 does not go with num_classes = 256"),
+        ({"num_tasks": 0}, "num_tasks = 0 does not go with"),
+        ({"num_tasks": "8"}, "meta.json is malformed"),
+        ({"dataset": "kuairand-pure"}, "it belongs to 'kuairand-pure'"),
+    ],
+)
+def test_malformed_tasks_are_named_with_the_command_that_prepares_them(changes, message, kuairand, tmp_path):
+    meta = json.loads((kuairand / "meta.json").read_text())
+    (tmp_path / "meta.json").write_text(json.dumps(meta | changes))
+    (tmp_path / "sequences.parquet").write_bytes((kuairand / "sequences.parquet").read_bytes())
+    command = f"python -m commons.datasets.kuairand_preprocess --dataset kuairand-1k --out {tmp_path}"
+    with pytest.raises(ValueError, match=re.escape(message)) as raised:
+        UserSequences.open(tmp_path, "kuairand-1k")
+    assert command in str(raised.value)
+
+
+class Shop(UserDataset):
+    """Purchases in a CSV file, of which the preprocessors know nothing."""
+
+    def read(self, directory):
+        events = pl.read_csv(directory / "events.csv").sort("user_id", "time")
+        users = events.group_by("user_id", maintain_order=True).agg(items="product", actions="stars")
+        vocab_sizes = {"user_id": 10, "product": 100, "stars": 6}
+        meta = SequencesMeta("shop", ["user_id"], "product", "stars", vocab_sizes, 5, 3)
+        return UserSequences.from_table(users, meta)
+
+
+@pytest.fixture
+def shop(tmp_path):
+    register_dataset("shop")(Shop)
+    yield tmp_path / "events.csv"
+    DatasetFactory.unregister("shop")
+
+
+def test_a_dataset_of_ones_own_is_found_by_its_name(shop):
+    shop.write_text("user_id,time,product,stars\n7,3,30,5\n2,1,40,1\n7,1,10,2\n7,2,20,4\n")
+    of_2, of_7 = samples(UserSequences.open(shop.parent, "shop"), "train")
+    assert (of_2.items.tolist(), of_2.contextual["user_id"].tolist()) == ([40], [2])
+    assert (of_7.items.tolist(), of_7.labels.tolist()) == ([10, 20], [1, 3])
+    shop.write_text("user_id,time,product,stars\n7,3,100,5\n")
+    with pytest.raises(ValueError, match="feature 'product' has ids 100 to 100 in a vocabulary of 100"):
+        UserSequences.open(shop.parent, "shop")
+    with pytest.raises(ValueError, match="dataset 'shop' is already registered, as Shop"):
+        register_dataset("shop")(type("Other", (Shop,), {}))
+
+
+def test_an_unknown_dataset_is_an_error_that_lists_the_known(tmp_path):
+    known = ["kuairand-1k", "kuairand-27k", "kuairand-pure", "ml-100k", "ml-1m", "ml-20m"]
+    with pytest.raises(ValueError, match=re.escape(f"dataset = 'kuairand-2k': expected one of {known}")):
+        UserSequences.open(tmp_path, "kuairand-2k")
