@@ -9,7 +9,7 @@ import multiprocessing
 import sys
 
 # Imported once, for all the processes that are forked from this one: it takes seconds.
-import commons.advisor.command
+import commons.advisor.advice
 import commons.training  # noqa: F401
 from commons.advisor.__main__ import main
 
