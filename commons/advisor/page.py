@@ -109,7 +109,7 @@ def _length_histogram(samples: SampleLengths) -> Chart:
     for count, low, high in zip(counts, edges, edges[1:], strict=False):
         start, end = x(math.log2(low + 1)), x(math.log2(high + 1))
         lengths_of_bin = f"{low:,}" + (f" to {high - 1:,}" if high - 1 > low else "")
-        tooltip = f"{count:,} sample{'s' * (count != 1)} of length {lengths_of_bin}"
+        tooltip = f"{count:,} sample{'' if count == 1 else 's'} of length {lengths_of_bin}"
         bars.append((start, round(end - start - 0.8, 2), y(count), tooltip))
     median = x(math.log2(lengths.median + 1))
     label = (
