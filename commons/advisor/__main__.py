@@ -9,7 +9,11 @@ from pathlib import Path
 
 from commons.advisor import InputError
 
-_EXTRA = ("gin", "jinja2", "polars", "tensorboard", "torchmetrics", "tqdm")
+# TorchRec and what the extra "train" installs.
+_PACKAGES = (
+    *("fbgemm_gpu", "torch", "torchrec"),
+    *("gin", "jinja2", "polars", "tensorboard", "torchmetrics", "tqdm"),
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -19,11 +23,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except InputError as error:
         return _failed(error)
     except ModuleNotFoundError as error:
-        if error.name not in _EXTRA:
+        if error.name not in _PACKAGES:
             raise
         return _failed(
-            f"the package {error.name} is missing: install recsys-workload-balancer "
-            'with its extra "train", as in pip install "recsys-workload-balancer[train]"'
+            f"the package {error.name} is missing: install TorchRec, and recsys-workload-balancer with its "
+            'extra "train", as in pip install "recsys-workload-balancer[train]"'
         )
     return 0
 
