@@ -1,68 +1,178 @@
-"""All that is said about one run."""
+"""Advice: which strategy to switch on for each number of ranks, and why."""
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 
-import numpy as np
+from tqdm import tqdm
 
-from commons.advisor.lengths import SampleLengths
-from commons.advisor.prediction import Case
-from commons.advisor.recommendation import Recommendation
+from commons.advisor.command_line import CHART_RANKS, Request
+from commons.advisor.figures import duration
+from commons.advisor.prediction import Case, Outcome, draw_steps, predict, warm_up
+from commons.advisor.samples import SampleLengths
+from commons.advisor.strategies import KARMARKAR_KARP, REBALANCE, REFINED, WINDOW, strategies
 
-_BINS = 60
+LEAST_GAIN = 0.02  # below it, what the prediction leaves out decides
+SAME = 0.005  # speedups closer than this count as equal
+HIGH_BOUND = 1.05
 
 
 @dataclass(frozen=True)
-class LengthSummary:
-    """What a reader must know of the lengths.
+class Recommendation:
+    """What to do with one number of ranks; its fields are entries of the JSON output.
 
-    Of a histogram, bin i has `counts[i]` lengths from `edges[i]` to `edges[i + 1]`, exclusive.
+    Attributes:
+        strategy: name of the strategy to switch on; None if there is nothing to gain.
+        headline: the recommendation in a sentence.
+        notes: further sentences.
+        gin: lines to paste into the gin file; empty if there is nothing to gain.
     """
 
-    samples: int
-    smallest: int
-    mean: float
-    median: float
-    percentile_99: float
-    largest: int
-    edges: list[int]
-    counts: list[int]
-
-    @staticmethod
-    def of(items: np.ndarray) -> LengthSummary:
-        """Of int64 `[samples]`; each bin is wider than the one before by about the same factor."""
-        longest = int(items.max())
-        edges = np.unique(np.rint(np.geomspace(1, longest + 2, _BINS + 1)).astype(np.int64) - 1)
-        counts, _ = np.histogram(items, bins=edges)
-        median, high = np.percentile(items, [50, 99])
-        return LengthSummary(
-            samples=len(items),
-            smallest=int(items.min()),
-            mean=float(items.mean()),
-            median=float(median),
-            percentile_99=float(high),
-            largest=int(items.max()),
-            edges=edges.tolist(),
-            counts=counts.tolist(),
-        )
+    strategy: str | None
+    headline: str
+    notes: list[str]
+    gin: list[str]
 
 
 @dataclass(frozen=True)
 class Advice:
-    """What was asked, and the answer.
+    """The answer to a request.
 
     Attributes:
-        samples, lengths: of the data.
+        samples: the data.
         model: in words.
-        assumptions: sentences.
-        cases: by number of ranks, each with what to do.
-        over_ranks: cases to draw the speedup over ranks with; empty where nobody asked.
+        assumptions: sentences without a period.
+        cases: the requested numbers of ranks, each with its recommendation.
+        over_ranks: cases for the chart of the speedup over ranks; empty without a page.
     """
 
     samples: SampleLengths
-    lengths: LengthSummary
     model: str
     assumptions: list[str]
     cases: list[tuple[Case, Recommendation]]
     over_ranks: list[Case]
+
+
+def advise(request: Request) -> Advice:
+    """Predicts and recommends what was requested.
+
+    Raises:
+        InputError: there are fewer samples than a step needs, or one of them costs too much to count.
+    """
+    samples = request.samples
+    workloads = request.cost.of(samples.tokens)
+    sizes = request.bytes_per_item * samples.items
+    compared = strategies(request.window, request.cost.file)
+    asked = [(ranks, rows) for rows in request.rows_per_rank for ranks in request.ranks]
+    charted = []
+    if request.html is not None:
+        rows = request.rows_per_rank[0]
+        charted = [(ranks, rows) for ranks in CHART_RANKS if ranks * rows <= len(sizes)]
+    drawn = {
+        key: draw_steps(workloads, samples.tokens, sizes, *key, multiple_of=request.window)
+        for key in dict.fromkeys([*asked, *charted])
+    }
+    # A single rank never waits: there is nothing to compare.
+    to_plan = {key: compared if key[0] > 1 else compared[:1] for key in drawn}
+    total = sum(map(len, to_plan.values())) + 1
+    cases: dict[tuple[int, int], Case] = {}
+    with tqdm(total=total, desc="planning", file=sys.stderr, disable=None, leave=False) as progress:
+        progress.set_postfix_str("compiling, once per machine, for about a minute")
+        warm_up(compared)
+        progress.set_postfix_str("")
+        progress.update()
+        for key, steps in drawn.items():
+            cases[key] = predict(steps, request.cost, to_plan[key], request.network, progress.update)
+    return Advice(
+        samples=samples,
+        model=request.cost.description,
+        assumptions=_assumptions(request),
+        cases=[(cases[key], recommend(cases[key])) for key in asked],
+        over_ranks=[cases[key] for key in charted],
+    )
+
+
+def _assumptions(request: Request) -> list[str]:
+    network = request.network
+    left = "rank" if network.ranks_per_node is None else f"node of {network.ranks_per_node} ranks"
+    return [
+        request.cost.assumption,
+        "Not predicted: the gradients' all-reduce, embedding lookups and their communication, kernels that "
+        "are slower at some lengths, and devices of different speeds",
+        f"The exchange moves {request.bytes_per_item} bytes per item at {network.bytes_per_second / 1e9:g} "
+        f"GB/s per rank, counting bytes that leave a {left}; the pipelines native and prefetch overlap it "
+        "with the previous step, none does not",
+        "Steps are drawn from the samples in random order, one epoch without replacement after another; "
+        "incomplete last steps are left out",
+    ]
+
+
+def recommend(case: Case) -> Recommendation:
+    """Recommends the best strategy that keeps a step's samples; a window is only pointed out."""
+    if case.ranks == 1:
+        return Recommendation(None, "Nothing to gain here: a single rank waits for no other.", [], [])
+    refined, few_moves = case.outcomes[REFINED], case.outcomes[REBALANCE]
+    # Fewer moves pay if the network is slow.
+    best = few_moves if few_moves.speedup > refined.speedup + SAME else refined
+    gains = best.speedup >= 1 + LEAST_GAIN
+    notes = _about_the_bound(case)
+    if gains and case.outcomes[KARMARKAR_KARP].speedup >= best.speedup - SAME:
+        notes.append("Equal-size Karmarkar–Karp does as well on these lengths.")
+    notes += [*_about_costs(best), *_about_the_window(case, best)]
+    if not gains:
+        headline = (
+            f"Nothing to gain here within a step: {best.speedup:.3f} × at best, and below {LEAST_GAIN:.0%} "
+            "what this prediction leaves out decides."
+        )
+        return Recommendation(None, headline, notes, [])
+    headline = f"Switch on {best.strategy.title}: {_times(best)} as fast as without balancing."
+    return Recommendation(best.strategy.name, headline, notes, best.strategy.gin_lines(case.rows_per_rank))
+
+
+def _about_the_bound(case: Case) -> list[str]:
+    bound = case.lower_bound.mean
+    if bound < HIGH_BOUND:
+        return []
+    return [
+        f"No placement of whole samples within a step gets below an imbalance of {bound:.3f} (refined: "
+        f"{case.outcomes[REFINED].imbalance.mean:.3f}): single samples cost more than a rank's fair share.",
+        "Only different steps help: a window, loading by length (BucketSampler), shorter histories, or more "
+        "rows per rank, which raise the mean load (in micro-batches, TrainerArgs.max_tokens_per_micro_batch, "
+        "they need no more memory).",
+    ]
+
+
+def _about_costs(best: Outcome) -> list[str]:
+    if best.step_seconds is None:
+        return []
+    notes = []
+    if best.exchange_seconds > (1 - LEAST_GAIN) * best.step_seconds:
+        notes.append(
+            f"The exchange ({duration(best.exchange_seconds)}) takes as long as a step: the network decides, "
+            "not the largest load."
+        )
+    if not best.planning_hidden:
+        notes.append(
+            f"Planning ({duration(best.planning_seconds_measured)} on this machine) takes longer than a step "
+            f"({duration(best.step_seconds)}): training would wait for it."
+        )
+    return notes
+
+
+def _about_the_window(case: Case, best: Outcome) -> list[str]:
+    window = case.outcomes.get(WINDOW)
+    if window is None or window.speedup < max(best.speedup, 1.0) * (1 + LEAST_GAIN):
+        return []
+    return [
+        f"A window of {window.strategy.window} steps would give {_times(window)}, but it changes training: "
+        "samples move between the steps of a window, and a step has up to "
+        f"{window.largest_step_ratio:.1f} × the work of its window's mean step. To use it: "
+        + ", ".join(window.strategy.gin_lines(case.rows_per_rank)[1:])
+    ]
+
+
+def _times(outcome: Outcome) -> str:
+    error = outcome.speedup_standard_error or 0.0
+    shown = f" (±\N{NO-BREAK SPACE}{error:.2f})" if error >= 0.005 else ""
+    return f"{outcome.speedup:.2f} ×{shown}"

@@ -1,42 +1,110 @@
-"""The figures of a case as a table, for the terminal and the page."""
+"""A case in figures and words, for the terminal and the page."""
 
 from __future__ import annotations
 
-from commons.advisor.prediction import Case, Outcome
+from collections.abc import Iterable
 
-HEADER = (
-    "strategy",
-    "imbalance",
-    "speedup",
-    "step",
-    "not hidden",
-    "sent/rank",
-    "exchange",
-    "moved",
-    "tokens",
-    "planning",
-)
-MEANING = {
+from commons.advisor.prediction import Case, Outcome
+from commons.advisor.samples import SampleLengths
+from commons.advisor.strategies import AS_LOADED, REFINED, WINDOW
+
+_MEANINGS = {
     "imbalance": "largest ÷ mean load of a step, mean ± standard deviation over the drawn steps",
-    "speedup": "time as loaded ÷ time so, ± standard error; the exchange runs beside the step before",
-    "step": "predicted time of a step; – where neither --tflops nor --cost is given",
-    "not hidden": "the speedup if nothing of the exchange hides behind the step",
-    "sent/rank": "by all-to-all, mean over ranks and steps",
-    "exchange": "of the rank that sends or receives most, at the given bandwidth",
+    "speedup": "time as loaded ÷ time so, ± standard error; the exchange overlaps the previous step",
+    "step": "predicted time of a step",
+    "not hidden": "speedup if the exchange overlaps nothing",
+    "sent/rank": "bytes by all-to-all, mean over ranks and steps",
+    "exchange": "time of the rank that sends or receives most, at the given bandwidth",
     "moved": "share of the samples that leave the rank that loaded them",
-    "tokens": "of the rank with most ÷ the mean of all, mean over steps: activations follow it",
-    "planning": "of a step, or of a whole window, measured on this machine; a thread does it a step ahead, "
-    "so that it costs nothing where it is shorter than a step",
+    "tokens": "of the rank with most ÷ the mean over ranks, mean over steps; activation memory follows it",
+    "planning": "time per step or window, measured on this machine; a thread plans a step ahead, so that "
+    "planning costs nothing while it is shorter than a step",
 }
 
 
-def rows(case: Case) -> list[tuple[str, ...]]:
-    """A row for each strategy, as `HEADER` says."""
-    return [_row(case, outcome) for outcome in case.outcomes]
+def table(case: Case) -> list[list[str]]:
+    """Returns the columns: each a title, and a cell per strategy. Columns without a value are left out."""
+    rows = [_cells(case, outcome) for outcome in case.outcomes.values()]
+    columns = [["strategy", *(outcome.strategy.title for outcome in case.outcomes.values())]]
+    for title in _MEANINGS:
+        cells = [row[title] for row in rows]
+        if any(cell is not None for cell in cells):
+            columns.append([title, *(cell or "–" for cell in cells)])
+    return columns
+
+
+def meanings(cases: Iterable[Case]) -> dict[str, str]:
+    """Explains the columns that the tables of the cases have."""
+    shown = {column[0] for case in cases for column in table(case)}
+    return {title: meaning for title, meaning in _MEANINGS.items() if title in shown}
+
+
+def _cells(case: Case, outcome: Outcome) -> dict[str, str | None]:
+    balances = outcome.strategy.name != AS_LOADED
+    moves = outcome.share_of_samples_moved > 0
+    mean_tokens = case.mean_tokens_per_rank
+    not_hidden, step = outcome.speedup_exchange_not_hidden, outcome.step_seconds
+    return {
+        "imbalance": with_error(outcome.imbalance.mean, outcome.imbalance.std, 3),
+        "speedup": with_error(outcome.speedup, outcome.speedup_standard_error, 2) if balances else "1",
+        "step": None if step is None else duration(step),
+        "not hidden": f"{not_hidden:.2f}" if balances and not_hidden is not None else None,
+        "sent/rank": size(outcome.bytes_sent_per_rank) if moves else None,
+        "exchange": duration(outcome.exchange_seconds) if moves else None,
+        "moved": f"{outcome.share_of_samples_moved:.0%}" if moves else None,
+        "tokens": f"{outcome.largest_tokens_per_rank / mean_tokens if mean_tokens else 1:.2f} ×",
+        "planning": duration(outcome.planning_seconds_measured) if balances else None,
+    }
+
+
+def case_title(case: Case) -> str:
+    """Returns ranks and rows in words."""
+    return f"{case.ranks:,} rank{'s' * (case.ranks > 1)} × {case.rows_per_rank} rows"
+
+
+def drawn(case: Case) -> str:
+    """Returns what was drawn, in words."""
+    epochs = "one epoch" if case.epochs_drawn == 1 else f"{case.epochs_drawn} epochs"
+    return f"{case.steps_drawn} steps drawn from {epochs}"
+
+
+def summary(samples: SampleLengths) -> str:
+    """Returns the lengths in a line."""
+    lengths = samples.summary
+    return (
+        f"{len(samples.items):,} samples, lengths {lengths.min:,} to {lengths.max:,}, mean "
+        f"{lengths.mean:,.0f}, median {lengths.median:,.0f}, 99% up to {lengths.p99:,.0f}"
+    )
+
+
+def below_table(case: Case) -> list[str]:
+    """Returns sentences that go with the table."""
+    lower_bound = with_error(case.lower_bound.mean, case.lower_bound.std, 3)
+    lines = [
+        f"Mean per rank and step: {case.mean_tokens_per_rank:,.0f} tokens, "
+        f"{size(case.bytes_loaded_per_rank)}. The lower bound of a step's imbalance is {lower_bound}."
+    ]
+    if case.ranks > 1:
+        received = size(case.all_gather_bytes_per_rank)
+        lines.append(f"By all-gather in place of all-to-all, each rank would receive {received} per step.")
+    window = case.outcomes.get(WINDOW)
+    if REFINED in case.outcomes:
+        planned = f"Planning ahead holds {_held(case.outcomes[REFINED])} per rank on the host instead of 1"
+        lines.append(planned + ("." if window is None else f"; the window holds {_held(window)}."))
+    if window is not None:
+        lines.append(
+            "* A window changes what a step contains, and so changes training. Its largest step has "
+            f"{window.largest_step_ratio:.1f} × the work of the window's mean step. Off by default."
+        )
+    return lines
+
+
+def _held(outcome: Outcome) -> str:
+    return f"{outcome.host_batches_per_rank} batches ({size(outcome.host_bytes_per_rank)})"
 
 
 def size(num_bytes: float) -> str:
-    """Bytes, in a unit that leaves three digits."""
+    """Formats bytes with three digits."""
     for unit in ("B", "kB", "MB", "GB"):
         if num_bytes < 999.5 or unit == "GB":
             break
@@ -45,30 +113,12 @@ def size(num_bytes: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds, in a unit that leaves three digits."""
+    """Formats seconds with three digits."""
     if seconds >= 0.9995:
         return f"{seconds:.3g} s"
     return f"{seconds * 1e3:.3g} ms" if seconds >= 0.9995e-3 else f"{seconds * 1e6:.3g} µs"
 
 
 def with_error(value: float, error: float | None, digits: int) -> str:
-    """Both with so many digits; the value alone where there is no error."""
+    """Formats a value and its error, if there is one, with `digits` decimals."""
     return f"{value:.{digits}f}" + ("" if error is None else f" ± {error:.{digits}f}")
-
-
-def _row(case: Case, outcome: Outcome) -> tuple[str, ...]:
-    moves = outcome.samples_moved > 0
-    tokens = outcome.largest_tokens / case.mean_tokens if case.mean_tokens else 1.0
-    is_baseline = outcome is case.outcomes[0]
-    return (
-        outcome.strategy.title,
-        with_error(outcome.imbalance.mean, outcome.imbalance.std, 3),
-        "1" if is_baseline else with_error(outcome.speedup, outcome.speedup_error, 2),
-        "–" if outcome.step_seconds is None else duration(outcome.step_seconds),
-        "–" if outcome.exposed_speedup is None or is_baseline else f"{outcome.exposed_speedup:.2f}",
-        size(outcome.bytes_sent) if moves else "–",
-        duration(outcome.exchange_seconds) if moves else "–",
-        f"{outcome.samples_moved:.0%}" if moves else "–",
-        f"{tokens:.2f} ×",
-        "–" if is_baseline else duration(outcome.planning_seconds),
-    )

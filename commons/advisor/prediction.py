@@ -1,27 +1,32 @@
-"""What each strategy gives on the drawn steps."""
+"""Draws training steps from the samples, and predicts what each strategy makes of them."""
 
 from __future__ import annotations
 
-import multiprocessing
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from commons.advisor.drawn_steps import DrawnSteps, LoadedSteps
-from commons.advisor.sample_cost import SampleCost
-from commons.advisor.strategies import Placed, Strategy, per_rank, rank_of_samples
-from commons.partition import balance_window, lower_bound, rebalance, refined
+from commons.advisor import InputError
+from commons.advisor.samples import SampleCost
+from commons.advisor.strategies import AS_LOADED, Strategy
+from commons.advisor.training_placement import LoadedSamples, place
+from commons.partition import lower_bound
+
+SEED = 0
+# Fewer ranks get more steps: their steps differ more from one another, and take less time to plan.
+SAMPLES_TO_DRAW = 2**18
+FEWEST_STEPS, MOST_STEPS = 32, 256
 
 
 @dataclass(frozen=True)
 class Network:
-    """What the exchange goes over.
+    """The network between ranks.
 
     Attributes:
         bytes_per_second: of one rank, in each direction.
-        ranks_per_node: consecutive ranks of a node, within which bytes cost nothing; None where all do.
+        ranks_per_node: consecutive ranks of a node, within which bytes take no time; None without nodes.
     """
 
     bytes_per_second: float
@@ -29,42 +34,58 @@ class Network:
 
 
 @dataclass(frozen=True)
+class DrawnSteps:
+    """Steps as the ranks load them.
+
+    Attributes:
+        workloads, tokens, sizes: int64 `[steps, ranks, rows]`; sizes are bytes.
+        num_epochs: epochs that the steps were drawn from.
+    """
+
+    workloads: np.ndarray
+    tokens: np.ndarray
+    sizes: np.ndarray
+    num_epochs: int
+
+
+@dataclass(frozen=True)
 class Spread:
-    """Mean and standard deviation over steps (of a window: over windows); None where there is only one."""
+    """Mean over steps (windows, for a window) and their standard deviation; None for a single one."""
 
     mean: float
     std: float | None
 
     @staticmethod
     def of(values: np.ndarray) -> Spread:
-        """Of float64 `[steps]`."""
+        """Summarizes float64 `[steps]`."""
         return Spread(float(values.mean()), float(values.std(ddof=1)) if len(values) > 1 else None)
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """One strategy on the drawn steps.
+    """One strategy's figures on the drawn steps; all but the first two are entries of the JSON output.
 
     Attributes:
-        strategy: which.
+        strategy: the strategy.
         loads: float64 `[steps, ranks]`.
-        imbalance: largest ÷ mean load of a step; of a window, the sums of both over its steps.
+        imbalance: largest ÷ mean load of a step; for a window, the sums of both over its steps.
         relative_time: sum of the largest loads ÷ sum of the mean loads; 1.0 is perfect.
-        speedup: time of all steps as loaded ÷ their time so, the exchange running beside the step.
-        speedup_error: its standard error, from how steps differ; None from a single one.
-        step_seconds: mean, of computing or the exchange beside it, whichever is longer; None if only ratios
-            are known.
-        exposed_speedup: the speedup if nothing of the exchange is hidden; None if only ratios are known.
-        bytes_sent: mean over ranks and steps.
-        bytes_slowest: of the rank that sends or receives most, mean over steps.
-        share_across_nodes: of bytes sent; None without nodes.
+        speedup: time of all steps as loaded ÷ their time with this strategy; the exchange overlaps a step.
+        speedup_standard_error: from how steps differ; None for a single step.
+        speedup_exchange_not_hidden: the speedup if the exchange overlaps nothing; None without times.
+        step_seconds: mean of the longer of computation and exchange; None without times.
         exchange_seconds: of the slowest rank, mean over steps.
-        samples_moved: share that leaves the rank that loaded them.
-        largest_tokens: of the rank with most, mean over steps.
-        most_tokens: of any rank in any step.
-        largest_step: the largest of a window's steps ÷ its mean step, by total workload; 1.0 without one.
-        host_batches: that a rank holds, the one about to be copied to the device included.
-        planning_seconds: median, measured on this machine; per window.
+        bytes_sent_per_rank: mean over ranks and steps.
+        bytes_of_slowest_rank: of the rank that sends or receives most, mean over steps.
+        share_of_bytes_across_nodes: None without nodes.
+        share_of_samples_moved: samples that leave the rank that loaded them.
+        largest_tokens_per_rank: of the rank with most tokens, mean over steps.
+        most_tokens_per_rank: of any rank in any step.
+        largest_step_ratio: work of a window's largest step ÷ that of its mean step; 1.0 without a window.
+        host_batches_per_rank: batches that a rank holds on the host, the next one to copy included.
+        host_bytes_per_rank: bytes of these batches.
+        planning_seconds_measured: median per step or window, on this machine.
+        planning_hidden: whether planning takes no longer than the steps it overlaps; None without times.
     """
 
     strategy: Strategy
@@ -72,71 +93,90 @@ class Outcome:
     imbalance: Spread
     relative_time: float
     speedup: float
-    speedup_error: float | None
+    speedup_standard_error: float | None
+    speedup_exchange_not_hidden: float | None
     step_seconds: float | None
-    exposed_speedup: float | None
-    bytes_sent: float
-    bytes_slowest: float
-    share_across_nodes: float | None
     exchange_seconds: float
-    samples_moved: float
-    largest_tokens: float
-    most_tokens: int
-    largest_step: float
-    host_batches: int
-    planning_seconds: float
-
-    @property
-    def planning_is_hidden(self) -> bool | None:
-        """Whether it takes no longer than the steps that it runs beside; None if these are not known."""
-        if self.step_seconds is None:
-            return None
-        return self.planning_seconds <= self.step_seconds * self.strategy.window
+    bytes_sent_per_rank: float
+    bytes_of_slowest_rank: float
+    share_of_bytes_across_nodes: float | None
+    share_of_samples_moved: float
+    largest_tokens_per_rank: float
+    most_tokens_per_rank: int
+    largest_step_ratio: float
+    host_batches_per_rank: int
+    host_bytes_per_rank: float
+    planning_seconds_measured: float
+    planning_hidden: bool | None
 
 
 @dataclass(frozen=True)
 class Case:
-    """A number of ranks, and of rows on each.
+    """A number of ranks and of rows per rank; all but `outcomes` are entries of the JSON output.
 
     Attributes:
-        num_ranks, rows_per_rank, num_steps, num_epochs: what was drawn.
-        lower_bound: imbalance that no placement within a step beats.
-        mean_tokens: of a rank and step.
-        bytes_loaded: by a rank in a step, mean.
-        all_gather_bytes: what a rank receives in a step if every sample goes to every rank.
-        outcomes: of all strategies, as loaded first.
+        ranks, rows_per_rank, steps_drawn, epochs_drawn: what was drawn.
+        lower_bound: the imbalance that no placement within a step beats.
+        mean_tokens_per_rank, bytes_loaded_per_rank: mean over ranks and steps.
+        all_gather_bytes_per_rank: what a rank receives per step if every sample goes to every rank.
+        outcomes: by the name of the strategy, as loaded first.
     """
 
-    num_ranks: int
+    ranks: int
     rows_per_rank: int
-    num_steps: int
-    num_epochs: int
+    steps_drawn: int
+    epochs_drawn: int
     lower_bound: Spread
-    mean_tokens: float
-    bytes_loaded: float
-    all_gather_bytes: float
-    outcomes: list[Outcome]
-
-    def outcome(self, name: str) -> Outcome | None:
-        """Of the strategy of that name, if there is one."""
-        return next((outcome for outcome in self.outcomes if outcome.strategy.name == name), None)
+    mean_tokens_per_rank: float
+    bytes_loaded_per_rank: float
+    all_gather_bytes_per_rank: float
+    outcomes: dict[str, Outcome]
 
 
-def warm_up() -> None:
-    """Compiles what is compiled, or loads it if it was before, so that no figure has it in it.
+def draw_steps(
+    workloads: np.ndarray,
+    tokens: np.ndarray,
+    sizes: np.ndarray,
+    num_ranks: int,
+    rows_per_rank: int,
+    multiple_of: int,
+) -> DrawnSteps:
+    """Draws steps from epochs in random order, without replacement, the same on every run.
 
-    The first time on a machine that takes a minute on one core: another process does half of it, and leaves
-    it in numba's cache.
+    Incomplete steps at the end of an epoch are left out.
+
+    Args:
+        workloads, tokens, sizes: int64 `[samples]`.
+        num_ranks, rows_per_rank: of each step.
+        multiple_of: the number of steps is a multiple of it.
+
+    Raises:
+        InputError: there are fewer samples than one step needs.
     """
-    ones = np.ones(2, dtype=np.int64)
-    slowest = (ones, np.arange(2), 2)
-    other = multiprocessing.get_context("fork").Process(target=rebalance, args=slowest, daemon=True)
-    other.start()
-    refined(ones, 2)
-    balance_window(ones, 1, 2)
-    lower_bound(ones, 2)
-    other.join()
-    rebalance(*slowest)
+    per_step = num_ranks * rows_per_rank
+    if per_step > len(workloads):
+        raise InputError(
+            f"{len(workloads)} samples; a step of {num_ranks} ranks × {rows_per_rank} rows needs {per_step}: "
+            "lower --ranks or --rows-per-rank"
+        )
+    wanted = min(max(SAMPLES_TO_DRAW // per_step, FEWEST_STEPS), MOST_STEPS)
+    wanted = -(-wanted // multiple_of) * multiple_of
+    per_epoch = len(workloads) // per_step
+    num_epochs = -(-wanted // per_epoch)
+    orders = [
+        np.random.default_rng([SEED, epoch]).permutation(len(workloads))[: per_epoch * per_step]
+        for epoch in range(num_epochs)
+    ]
+    drawn = np.concatenate(orders)[: wanted * per_step].reshape(wanted, num_ranks, rows_per_rank)
+    return DrawnSteps(workloads[drawn], tokens[drawn], sizes[drawn], num_epochs)
+
+
+def warm_up(strategies: Sequence[Strategy]) -> None:
+    """Compiles what strategies call, or loads it from numba's cache, so that no figure includes it."""
+    lower_bound(np.arange(4), 2)
+    for strategy in strategies:
+        few = np.arange(4 * strategy.window).reshape(-1, 2, 2)
+        _place(DrawnSteps(few, few, few, num_epochs=1), strategy, None)
 
 
 def predict(
@@ -146,145 +186,118 @@ def predict(
     network: Network,
     progress: Callable[[], object],
 ) -> Case:
-    """Plans all steps by every strategy; the first one is as loaded. Calls `progress` after each strategy."""
-    bounds = np.array([lower_bound(of_step, steps.num_ranks) for of_step in steps.workloads])
-    per_rank_bytes = steps.sizes.reshape(steps.num_steps, steps.num_ranks, -1).sum(-1)
-    outcomes: list[Outcome] = []
+    """Plans all steps with every strategy, as loaded first; calls `progress` after each strategy."""
+    num_steps, num_ranks, rows_per_rank = steps.workloads.shape
+    bytes_loaded = steps.sizes.sum(-1)
+    outcomes: dict[str, Outcome] = {}
     for strategy in strategies:
-        placed = [_place(group, strategy, network) for group in steps.groups(strategy.window)]
-        outcomes.append(_outcome(strategy, placed, outcomes[0] if outcomes else None, cost, network))
+        outcomes[strategy.name] = _outcome(steps, strategy, outcomes.get(AS_LOADED), cost, network)
         progress()
     return Case(
-        num_ranks=steps.num_ranks,
-        rows_per_rank=steps.rows_per_rank,
-        num_steps=steps.num_steps,
-        num_epochs=steps.num_epochs,
-        lower_bound=Spread.of(bounds),
-        mean_tokens=float(steps.tokens.sum() / steps.num_steps / steps.num_ranks),
-        bytes_loaded=float(per_rank_bytes.mean()),
-        all_gather_bytes=float(per_rank_bytes.max(1).mean() * (steps.num_ranks - 1)),
+        ranks=num_ranks,
+        rows_per_rank=rows_per_rank,
+        steps_drawn=num_steps,
+        epochs_drawn=steps.num_epochs,
+        lower_bound=Spread.of(np.array([lower_bound(step.ravel(), num_ranks) for step in steps.workloads])),
+        mean_tokens_per_rank=float(steps.tokens.sum() / num_steps / num_ranks),
+        bytes_loaded_per_rank=float(bytes_loaded.mean()),
+        all_gather_bytes_per_rank=float(bytes_loaded.max(1).mean() * (num_ranks - 1)),
         outcomes=outcomes,
     )
 
 
-@dataclass(frozen=True)
-class _Group:
-    """Steps that were placed together.
+def _place(
+    steps: DrawnSteps, strategy: Strategy, ranks_per_node: int | None
+) -> tuple[np.ndarray, np.ndarray, float]:
+    """Places all steps as training does.
 
-    Attributes:
-        loads, tokens: float64 `[steps, ranks]`.
-        sent, paid: float64 `[steps, ranks]`, bytes; paid are those that cost time, the larger of what is sent
-            and received.
-        crossed: bytes that leave their node.
-        moved: share of the samples.
-        seconds: that the plan took.
+    Returns:
+        int64 `[steps, ranks, rows]`, the step and the rank of each sample; median seconds per plan.
     """
-
-    loads: np.ndarray
-    tokens: np.ndarray
-    sent: np.ndarray
-    paid: np.ndarray
-    crossed: float
-    moved: float
-    seconds: float
-
-
-def _place(steps: LoadedSteps, strategy: Strategy, network: Network) -> _Group:
-    start = time.perf_counter()
-    placed = strategy.place(steps)
-    seconds = time.perf_counter() - start
-    home, rank_of = steps.home, rank_of_samples(placed, len(steps.workloads))
-    moves = home != rank_of
-    crosses = moves
-    if network.ranks_per_node is not None:
-        crosses = home // network.ranks_per_node != rank_of // network.ranks_per_node
-    step_of = _step_of_samples(placed, len(steps.workloads))
-    sent, paid_out = (_by_rank(steps.sizes, chosen, step_of, home, steps) for chosen in (moves, crosses))
-    paid_in = _by_rank(steps.sizes, crosses, step_of, rank_of, steps)
-    return _Group(
-        loads=per_rank(steps.workloads, placed),
-        tokens=per_rank(steps.tokens, placed),
-        sent=sent,
-        paid=np.maximum(paid_out, paid_in),
-        crossed=float(steps.sizes[crosses].sum()),
-        moved=float(moves.mean()),
-        seconds=seconds,
-    )
-
-
-def _step_of_samples(placed: Placed, num_samples: int) -> np.ndarray:
-    """int64 `[samples]`: the step that each is computed in, before which it is exchanged."""
-    step_of = np.empty(num_samples, dtype=np.int64)
-    for number, step in enumerate(placed):
-        step_of[np.concatenate(step)] = number
-    return step_of
-
-
-def _by_rank(
-    sizes: np.ndarray, chosen: np.ndarray, step_of: np.ndarray, rank_of: np.ndarray, steps: LoadedSteps
-) -> np.ndarray:
-    """float64 `[steps, ranks]`: bytes of the chosen samples."""
-    at = step_of[chosen] * steps.num_ranks + rank_of[chosen]
-    sums = np.bincount(at, sizes[chosen], minlength=steps.num_steps * steps.num_ranks)
-    return sums.reshape(steps.num_steps, steps.num_ranks)
+    indices: np.ndarray = np.indices(steps.workloads.shape)
+    step, rank = indices[0], indices[1]
+    if strategy.settings is None:
+        return step, rank, 0.0
+    num_steps, num_ranks, rows_per_rank = steps.workloads.shape
+    seconds = []
+    for first in range(0, num_steps, strategy.window):
+        together = slice(first, first + strategy.window)
+        # A shuffler has its samples rank by rank, and of each rank batch by batch.
+        workloads, tokens, sizes = (
+            of[together].swapaxes(0, 1).ravel() for of in (steps.workloads, steps.tokens, steps.sizes)
+        )
+        rows = np.full((num_ranks, strategy.window), rows_per_rank)
+        samples = LoadedSamples(workloads, tokens, sizes, batch_sizes=rows, num_loaded=rows)
+        start = time.perf_counter()
+        placed = place(samples, strategy.settings, ranks_per_node)
+        seconds.append(time.perf_counter() - start)
+        by_rank = (num_ranks, strategy.window, rows_per_rank)
+        step[together] = first + placed.step.reshape(by_rank).swapaxes(0, 1)
+        rank[together] = placed.rank.reshape(by_rank).swapaxes(0, 1)
+    return step, rank, float(np.median(seconds))
 
 
 def _outcome(
-    strategy: Strategy,
-    groups: list[_Group],
-    as_loaded: Outcome | None,
-    cost: SampleCost,
-    network: Network,
+    steps: DrawnSteps, strategy: Strategy, as_loaded: Outcome | None, cost: SampleCost, network: Network
 ) -> Outcome:
-    loads, tokens, sent, paid = (
-        np.concatenate([getattr(group, name) for group in groups])
-        for name in ("loads", "tokens", "sent", "paid")
-    )
-    before = loads if as_loaded is None else as_loaded.loads
-    exchange = paid.max(1) / network.bytes_per_second
-    times_before, computing = (cost.step_times(of.max(1)) for of in (before, loads))
+    step, rank, planning = _place(steps, strategy, network.ranks_per_node)
+    num_steps, num_ranks, _ = rank.shape
+    home = np.arange(num_ranks)[:, np.newaxis]
+
+    def per_rank(amounts: np.ndarray, rank_of: np.ndarray) -> np.ndarray:
+        """Sums `[steps, ranks, rows]` to float64 `[steps, ranks]`, in the same order on every machine."""
+        sums = np.bincount(
+            (step * num_ranks + rank_of).ravel(), amounts.ravel(), minlength=num_steps * num_ranks
+        )
+        return sums.reshape(num_steps, num_ranks)
+
+    moves = rank != home
+    nodes = network.ranks_per_node
+    crosses = moves if nodes is None else home // nodes != rank // nodes
+    loads, tokens = per_rank(steps.workloads, rank), per_rank(steps.tokens, rank)
+    sent, paid = per_rank(steps.sizes * moves, home), steps.sizes * crosses
+    slowest = np.maximum(per_rank(paid, home), per_rank(paid, rank)).max(1)
+    exchange = slowest / network.bytes_per_second
+    computing_before = cost.step_times((loads if as_loaded is None else as_loaded.loads).max(1))
+    computing = cost.step_times(loads.max(1))
     timed = cost.seconds_per_unit is not None
-    # The exchange runs beside a step: whichever takes longer decides.
+    # The exchange overlaps a step: the longer of the two decides.
     times = np.maximum(computing, exchange) if timed else computing
-    in_windows = (-1, strategy.window)
-    speedup, error = _ratio(times_before.reshape(in_windows).sum(1), times.reshape(in_windows).sum(1))
-    nodes = network.ranks_per_node is not None
-    largest, mean = loads.max(1).reshape(in_windows), loads.mean(1).reshape(in_windows)
+    windows = (-1, strategy.window)
+    speedup, error = _ratio(computing_before.reshape(windows).sum(1), times.reshape(windows).sum(1))
+    largest, mean = loads.max(1).reshape(windows), loads.mean(1).reshape(windows)
+    host_batches = 1 if as_loaded is None else strategy.window + 1
     return Outcome(
         strategy=strategy,
         loads=loads,
         imbalance=Spread.of(_divided(largest.sum(1), mean.sum(1))),
         relative_time=float(_divided(largest.sum(), mean.sum())),
         speedup=speedup,
-        speedup_error=error,
+        speedup_standard_error=error,
+        speedup_exchange_not_hidden=_ratio(computing_before, computing + exchange)[0] if timed else None,
         step_seconds=float(times.mean()) if timed else None,
-        exposed_speedup=_ratio(times_before, computing + exchange)[0] if timed else None,
-        bytes_sent=float(sent.mean()),
-        bytes_slowest=float(paid.max(1).mean()),
-        share_across_nodes=_share(sum(group.crossed for group in groups), float(sent.sum()))
-        if nodes
-        else None,
         exchange_seconds=float(exchange.mean()),
-        samples_moved=float(np.mean([group.moved for group in groups])),
-        largest_tokens=float(tokens.max(1).mean()),
-        most_tokens=int(tokens.max()),
-        largest_step=float(_divided(mean.max(1), mean.mean(1)).max()),
-        host_batches=1 if as_loaded is None else strategy.window + 1,
-        planning_seconds=float(np.median([group.seconds for group in groups])),
+        bytes_sent_per_rank=float(sent.mean()),
+        bytes_of_slowest_rank=float(slowest.mean()),
+        share_of_bytes_across_nodes=None if nodes is None else float(paid.sum() / max(sent.sum(), 1)),
+        share_of_samples_moved=float(moves.mean()),
+        largest_tokens_per_rank=float(tokens.max(1).mean()),
+        most_tokens_per_rank=int(tokens.max()),
+        largest_step_ratio=float(_divided(mean.max(1), mean.mean(1)).max()),
+        host_batches_per_rank=host_batches,
+        host_bytes_per_rank=float(host_batches * steps.sizes.sum(-1).mean()),
+        planning_seconds_measured=planning,
+        planning_hidden=planning <= float(times.mean()) * strategy.window if timed else None,
     )
 
 
 def _divided(numerator: np.ndarray, denominator: np.ndarray) -> np.ndarray:
-    """Ratios; 1 where there is nothing to compute."""
+    """Divides elementwise; 1 where there is nothing to compute."""
     return np.where(denominator > 0, numerator / np.where(denominator > 0, denominator, 1), 1.0)
 
 
-def _share(part: float, whole: float) -> float:
-    return part / whole if whole else 0.0
-
-
 def _ratio(before: np.ndarray, after: np.ndarray) -> tuple[float, float | None]:
-    """Sum of `[n]` ÷ sum of `[n]`, and the standard error of that as an estimate from n draws, if n > 1."""
+    """Returns the sum of `before` ÷ the sum of `after`, both `[n]`, and its standard error if n > 1."""
     ratio = float(_divided(before.sum(), after.sum()))
     if len(after) < 2:
         return ratio, None

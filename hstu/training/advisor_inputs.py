@@ -6,9 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from commons.advisor.arguments import TOKEN_RULES
-from commons.advisor.lengths import SampleLengths, TokenRule
-from commons.advisor.sample_cost import ConfiguredModel
+from commons.advisor.samples import TOKEN_RULES, ConfiguredModel, SampleLengths, TokenRule
 from commons.datasets import BenchmarkDatasetArgs, UserSequences, UserSequenceSource
 from commons.gin_values import from_gin, is_bound
 from commons.perf_model import HSTUFlops

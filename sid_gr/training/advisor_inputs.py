@@ -7,8 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from commons.advisor.lengths import SampleLengths, TokenRule, read_lengths
-from commons.advisor.sample_cost import ConfiguredModel
+from commons.advisor.samples import ConfiguredModel, SampleLengths, TokenRule, read_lengths
 from commons.datasets import random_history_lengths
 from commons.datasets.sid_sequences import SEQUENCE_COLUMN
 from commons.gin_values import from_gin, is_bound

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from commons.advisor.arguments import parser as advisor_parser
+from commons.advisor.command_line import parser as advisor_parser
 from commons.perf_model import MeasuredCost
 from tests.docs.gin_checks import (
     ENTRY_POINTS,

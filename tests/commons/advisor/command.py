@@ -1,14 +1,18 @@
 from __future__ import annotations
 
+import contextlib
+import io
 import json
+import os
 from pathlib import Path
 from typing import Any
 
+import gin
 import numpy as np
-import pytest
 
 from commons.advisor.__main__ import main
 
+REPOSITORY = Path(__file__).parents[3]
 MODEL = ["--model", "hstu", "--hidden-size", "64", "--num-layers", "2", "--num-heads", "2"]
 
 
@@ -16,16 +20,22 @@ def heavy_tailed(count: int) -> np.ndarray:
     return np.random.default_rng(3).lognormal(4, 1.2, count).clip(0, 2000).astype(np.int64)
 
 
-def saved(folder: Path, lengths: np.ndarray) -> str:
-    path = folder / "lengths.npy"
-    np.save(path, lengths)
-    return str(path)
-
-
-def run_json(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
-    assert main([*arguments, "--json"]) == 0
-    return json.loads(capsys.readouterr().out)
+def advise(folder: Path, lengths: Any, *arguments: str, model: list[str] = MODEL) -> dict[str, Any]:
+    """The JSON output on lengths that are saved in `folder`."""
+    np.save(folder / "lengths.npy", lengths)
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        assert main([str(folder / "lengths.npy"), *model, *arguments, "--json"]) == 0
+    return json.loads(out.getvalue())
 
 
 def by_name(case: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return {strategy["name"]: strategy for strategy in case["strategies"]}
+
+
+def advise_on_gin_file(path: Path) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr; for a process that imports one application alone."""
+    os.chdir(REPOSITORY)
+    gin.clear_config()
+    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
+        code = main([str(path), "--ranks", "2", "--window", "1", "--json"])
+    return code, out.getvalue(), err.getvalue()

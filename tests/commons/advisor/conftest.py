@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from commons.advisor import drawn_steps
+from commons.advisor import prediction
 
 STEPS = 16
 
@@ -11,6 +11,6 @@ STEPS = 16
 def few_steps():
     """Enough for all but the means to be stable."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(drawn_steps, "FEWEST_STEPS", STEPS)
-        patch.setattr(drawn_steps, "MOST_STEPS", STEPS)
+        patch.setattr(prediction, "FEWEST_STEPS", STEPS)
+        patch.setattr(prediction, "MOST_STEPS", STEPS)
         yield

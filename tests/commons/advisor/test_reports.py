@@ -2,116 +2,90 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 
 from commons.advisor.__main__ import main
-from tests.commons.advisor.command import MODEL, heavy_tailed, run_json, saved
+from tests.commons.advisor.command import MODEL, advise, heavy_tailed
 
-STRATEGY_KEYS = {
-    "name",
-    "window",
-    "changes_step_contents",
-    "imbalance",
-    "relative_time",
-    "speedup",
-    "speedup_standard_error",
-    "speedup_exchange_not_hidden",
-    "step_seconds",
-    "exchange_seconds",
-    "bytes_sent_per_rank",
-    "bytes_of_slowest_rank",
-    "share_of_bytes_across_nodes",
-    "share_of_samples_moved",
-    "largest_tokens_per_rank",
-    "most_tokens_per_rank",
-    "largest_step_ratio",
-    "host_batches_per_rank",
-    "host_bytes_per_rank",
-    "planning_seconds_measured",
-    "planning_hidden",
-    "gin",
-}
+REPORT_KEYS = "version data model assumptions cases"
+CASE_KEYS = (
+    "ranks rows_per_rank steps_drawn epochs_drawn lower_bound mean_tokens_per_rank bytes_loaded_per_rank "
+    "all_gather_bytes_per_rank strategies recommendation"
+)
+STRATEGY_KEYS = (
+    "name window changes_step_contents imbalance relative_time speedup speedup_standard_error "
+    "speedup_exchange_not_hidden step_seconds exchange_seconds bytes_sent_per_rank bytes_of_slowest_rank "
+    "share_of_bytes_across_nodes share_of_samples_moved largest_tokens_per_rank most_tokens_per_rank "
+    "largest_step_ratio host_batches_per_rank host_bytes_per_rank planning_seconds_measured planning_hidden "
+    "gin"
+)
 
 
-def test_json_keeps_its_form(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    report = run_json(capsys, saved(tmp_path, heavy_tailed(500)), *MODEL, "--ranks", "2,4")
-    assert report.keys() == {"version", "data", "model", "assumptions", "cases"}
+def test_json_keeps_its_form(tmp_path: Path):
+    report = advise(tmp_path, heavy_tailed(500), "--ranks", "2,4")
+    assert report.keys() == set(REPORT_KEYS.split())
     assert report["version"] == 1
     assert report["data"].keys() == {"source", "samples", "tokens", "length"}
     assert report["data"]["length"].keys() == {"min", "mean", "median", "p99", "max"}
     assert [case["ranks"] for case in report["cases"]] == [2, 4]
     for case in report["cases"]:
-        assert case.keys() == {
-            "ranks",
-            "rows_per_rank",
-            "steps_drawn",
-            "epochs_drawn",
-            "lower_bound",
-            "mean_tokens_per_rank",
-            "bytes_loaded_per_rank",
-            "all_gather_bytes_per_rank",
-            "strategies",
-            "recommendation",
-        }
+        assert case.keys() == set(CASE_KEYS.split())
         assert case["recommendation"].keys() == {"strategy", "headline", "notes", "gin"}
         for strategy in case["strategies"]:
-            assert strategy.keys() == STRATEGY_KEYS
+            assert strategy.keys() == set(STRATEGY_KEYS.split())
 
 
-def test_tables_name_everything(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    assert main([saved(tmp_path, heavy_tailed(500)), *MODEL, "--ranks", "2", "--rows-per-rank", "8,16"]) == 0
-    written = capsys.readouterr()
-    assert "2 ranks × 8 rows: 16 steps drawn" in written.out
-    assert "2 ranks × 16 rows" in written.out
+@pytest.mark.parametrize("tflops", [[], ["--tflops", "2"]])
+def test_tables_name_everything(tflops: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    path = tmp_path / "lengths.npy"
+    np.save(path, heavy_tailed(500))
+    assert main([str(path), *MODEL, *tflops, "--ranks", "2", "--rows-per-rank", "8,16"]) == 0
+    out, err = capsys.readouterr()
     for text in (
-        "as loaded",
-        "Karmarkar–Karp",
-        "refined (default)",
-        "rebalance",
-        "window of 4",
-        "lower bound",
+        *("2 ranks × 8 rows: 16 steps drawn", "2 ranks × 16 rows", "lower bound"),
+        *("as loaded", "Karmarkar–Karp", "refined (default)", "rebalance", "window of 4"),
+        *("TrainerArgs.enable_balanced_shuffler = True", "tokens = 2 × length + 1", "the smaller"),
     ):
-        assert text in written.out
-    assert "TrainerArgs.enable_balanced_shuffler = True" in written.out
-    assert "tokens = 2 × length + 1" in written.out
-    assert "the smaller" in written.out
-    assert written.err == ""
+        assert text in out
+    # Columns without a value are left out, in the table and below.
+    assert ("not hidden" in out) == ("- step: " in out) == bool(tflops)
+    assert err == ""
 
 
-def test_the_page_stands_alone_and_has_the_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_the_page_stands_alone_and_has_the_figures(tmp_path: Path):
     page = tmp_path / "page.html"
-    arguments = [saved(tmp_path, heavy_tailed(500)), *MODEL, "--ranks", "2,8", "--html", str(page)]
-    report = run_json(capsys, *arguments)
+    report = advise(tmp_path, heavy_tailed(500), "--ranks", "2,8", "--html", str(page))
     text = page.read_text()
     assert not re.search(r"https?:|//|\bsrc=|<script|<link|@import|url\(", text)
     root = ElementTree.fromstring(text)
     assert root.attrib["lang"] == "en"
+    assert "prefers-color-scheme: dark" in text
     charts = list(root.iter("svg"))
     # Lengths, speedup over the numbers of ranks that 500 samples allow, and the loads of two of them.
     assert len(charts) == 4
     assert all(chart.attrib["role"] == "img" and len(chart.attrib["aria-label"]) > 40 for chart in charts)
-    cells = [_row(row) for row in root.iter("tr")]
+    # Of the histogram's bars, and of four strategies at three numbers of ranks.
+    tooltips = ["".join(title.itertext()) for chart in charts for title in chart.iter("title")]
+    assert sum("of length" in tooltip for tooltip in tooltips) == len(list(charts[0].iter("rect"))) > 20
+    assert sum(" ranks: " in tooltip for tooltip in tooltips) == 12
+    cells = [["".join(cell.itertext()) for cell in row] for row in root.iter("tr")]
     for case in report["cases"]:
         for strategy in case["strategies"]:
-            imbalance = strategy["imbalance"]
-            shown = f"{imbalance['mean']:.3f} ± {imbalance['std']:.3f}"
+            shown = f"{strategy['imbalance']['mean']:.3f} ± {strategy['imbalance']['std']:.3f}"
             assert any(shown in row for row in cells), shown
     assert [row[0] for row in cells if len(row) == 5][1:] == ["2", "4", "8"]
+    assert not any("not hidden" in row or "step" in row for row in cells)
 
 
-def test_lengths_may_be_equal_or_zero_on_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    for number, lengths in enumerate(([0] * 40, [1] * 40, [7] * 40)):
-        page = tmp_path / f"{number}.html"
-        path = tmp_path / "lengths.csv"
-        path.write_text("n\n" + "\n".join(map(str, lengths)))
-        arguments = ["--ranks", "2", "--rows-per-rank", "8", "--extra-tokens", "0", "--html", str(page)]
-        run_json(capsys, str(path), *MODEL, *arguments)
-        assert "nan" not in page.read_text()
-        ElementTree.fromstring(page.read_text())
-
-
-def _row(row: Any) -> list[str]:
-    return ["".join(cell.itertext()) for cell in row]
+@pytest.mark.parametrize("length", [0, 1, 7])
+def test_lengths_may_be_equal_or_zero_on_the_page(length: int, tmp_path: Path):
+    folder = tmp_path / "<&>"  # its name is on the page
+    folder.mkdir()
+    page = folder / "page.html"
+    arguments = ["--ranks", "2", "--rows-per-rank", "8", "--extra-tokens", "0", "--html", str(page)]
+    advise(folder, [length] * 40, *arguments)
+    assert "nan" not in page.read_text()
+    ElementTree.fromstring(page.read_text())

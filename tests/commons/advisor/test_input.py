@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -7,7 +9,67 @@ import polars as pl
 import pytest
 
 from commons.advisor.__main__ import main
-from tests.commons.advisor.command import MODEL
+from commons.advisor.samples import TokenRule, read_lengths
+from tests.commons.advisor.command import MODEL, REPOSITORY, advise_on_gin_file, by_name
+from tests.process_pool import ProcessPool
+
+WITHOUT_DATASET = """
+TrainerArgs.train_batch_size = 8
+NetworkArgs.num_layers = 2
+NetworkArgs.hidden_size = 32
+NetworkArgs.num_attention_heads = 2
+NetworkArgs.kv_channels = 16
+"""
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.uint16, np.int64])
+def test_an_array_of_integers(dtype: type, tmp_path: Path):
+    np.save(tmp_path / "lengths.npy", np.array([3, 0, 7], dtype=dtype))
+    lengths = read_lengths(tmp_path / "lengths.npy", None)
+    assert lengths.dtype == np.int64
+    assert lengths.tolist() == [3, 0, 7]
+
+
+def test_columns_of_integers_and_of_lists(tmp_path: Path):
+    (tmp_path / "lengths.csv").write_text("n\n5\n6\n")
+    assert read_lengths(tmp_path / "lengths.csv", None).tolist() == [5, 6]  # the only column needs no name
+    path = tmp_path / "histories.parquet"
+    pl.DataFrame({"user": [1, 2, 3], "items": [[4, 5], [], [6]]}).write_parquet(path)
+    assert read_lengths(path, "items").tolist() == [2, 0, 1]
+    assert read_lengths(path, "user").tolist() == [1, 2, 3]
+
+
+def test_tokens_of_lengths():
+    rule = TokenRule(2, 1)
+    assert rule.of(np.array([0, 5])).tolist() == [1, 11]
+    assert str(rule) == "2 × length + 1"
+    assert str(TokenRule(1, 0)) == "length"
+
+
+@pytest.fixture(params=["hstu", "sid_gr"])
+def application(request: pytest.FixtureRequest) -> Iterator[tuple[str, ProcessPool]]:
+    """A process for each application, because their gin configurables have the same names."""
+    process = ProcessPool(1)
+    yield request.param, process
+    process.close()
+
+
+def test_the_demo_is_predicted_within_a_tenth(application: tuple[str, ProcessPool], tmp_path: Path):
+    model, process = application
+    if model == "hstu":
+        incomplete = tmp_path / "incomplete.gin"
+        incomplete.write_text(WITHOUT_DATASET)
+        [(code, _, err)] = process.run(advise_on_gin_file, incomplete)
+        assert code == 2 and err.count("\n") == 1
+        assert err.startswith(f"balance-advisor: error: {incomplete} has no dataset; expected")
+    [(code, out, err)] = process.run(advise_on_gin_file, REPOSITORY / f"benchmarks/demo/{model}.gin")
+    assert code == 0, err
+    (case,) = json.loads(out)["cases"]
+    assert case["rows_per_rank"] == {"hstu": 16, "sid_gr": 12}[model]
+    summary = json.loads((REPOSITORY / "benchmarks/results/demo" / model / "summary.json").read_text())
+    measured, refined = summary["balanced"]["refined, all_to_all"], by_name(case)["refined"]
+    assert refined["speedup"] == pytest.approx(measured["speedup"], rel=0.1)
+    assert refined["bytes_sent_per_rank"] == pytest.approx(measured["bytes_sent_per_step"], rel=0.1)
 
 
 @pytest.fixture
@@ -137,7 +199,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_says_in_one_line_what_is_wrong(case: str, folder: Path, capsys: pytest.CaptureFixture[str]):
+def test_wrong_input_is_named_in_one_line(case: str, folder: Path, capsys: pytest.CaptureFixture[str]):
     arguments, *expected = CASES[case]
     assert main(arguments) == 2
     written = capsys.readouterr()
@@ -147,7 +209,7 @@ def test_says_in_one_line_what_is_wrong(case: str, folder: Path, capsys: pytest.
         assert text in written.err
 
 
-def test_says_that_an_application_is_missing(
+def test_a_missing_application_is_named(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
     def absent(name: str):
@@ -155,4 +217,4 @@ def test_says_that_an_application_is_missing(
 
     monkeypatch.setattr("commons.advisor.gin_file.importlib.import_module", absent)
     assert main(["unknown.gin"]) == 2
-    assert "it is a file of hstu, which is not importable: run in a checkout" in capsys.readouterr().err
+    assert "hstu, which the file configures, cannot be imported: run in a checkout" in capsys.readouterr().err

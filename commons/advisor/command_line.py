@@ -1,0 +1,286 @@
+"""The command line, and what the files that it names say."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, NoReturn
+
+from commons.advisor import InputError
+from commons.advisor.gin_file import GinRun
+from commons.advisor.prediction import FEWEST_STEPS, SAMPLES_TO_DRAW, Network
+from commons.advisor.samples import (
+    TOKEN_RULES,
+    ConfiguredModel,
+    SampleCost,
+    SampleLengths,
+    TokenRule,
+    flops_cost,
+    measured_cost,
+    read_lengths,
+)
+from commons.perf_model import HSTUFlops, TransformerConfig, transformer_flops
+
+# Numbers of ranks in the page's chart, as far as the data has samples for them.
+CHART_RANKS = [2**power for power in range(1, 11)]
+_DIMENSIONS = ("hidden_size", "num_layers", "num_heads")
+_OPTIONAL_DIMENSIONS = ("head_dim", "mlp_size")
+_DEFAULT_ROWS = 32
+_LARGEST_STEP = 2**22  # samples
+_LARGEST_COUNT = 2**20  # products of counts still fit int64
+_GIN = ".gin"
+_EXAMPLE = (
+    "balance-advisor lengths.npy --model hstu --hidden-size 256 --num-layers 4 --num-heads 4 --ranks 8,64"
+)
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to predict.
+
+    Attributes:
+        samples: the data.
+        cost: of a sample.
+        ranks, rows_per_rank: numbers to combine, each with each.
+        bytes_per_item: that the exchange moves.
+        network: that the exchange uses.
+        window: steps of a window; 1 for none.
+        as_json: whether to print JSON.
+        html: the page to write, or None.
+    """
+
+    samples: SampleLengths
+    cost: SampleCost
+    ranks: list[int]
+    rows_per_rank: list[int]
+    bytes_per_item: int
+    network: Network
+    window: int
+    as_json: bool
+    html: Path | None
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise InputError(message)
+
+
+def parser() -> argparse.ArgumentParser:
+    """Returns the parser; it raises InputError if an argument is malformed or out of range."""
+    made = _Parser(
+        prog="balance-advisor",
+        description="Predicts what balancing would gain on your own sequence lengths.",
+        epilog=f"Example: {_EXAMPLE}",
+    )
+    _add_data_and_model(made)
+    _add_run_and_output(made)
+    return made
+
+
+def _add_data_and_model(made: argparse.ArgumentParser) -> None:
+    count: dict[str, Any] = {"type": _count, "metavar": "N"}
+    add = made.add_argument_group("sequence lengths").add_argument
+    data = "a .npy, .csv or .parquet file of lengths, or a gin file that configures a dataset"
+    add("data", type=Path, help=data)
+    add("--column", help="column of a .csv or .parquet file: lengths, or lists in .parquet")
+    per_item = "default: 2 for hstu (item and action), 3 for sid_gr (codes), else 1"
+    add("--tokens-per-item", **count, help=per_item)
+    extra = "extra tokens of each sample; default: 1 for hstu, else 0"
+    add("--extra-tokens", type=partial(_count, least=0), metavar="N", help=extra)
+
+    add = made.add_argument_group("model, unless a gin file of lengths has one").add_argument
+    add("--model", help=f"{', '.join(TOKEN_RULES)}, or a gin file")
+    for name in _DIMENSIONS:
+        add(_option(name), **count)
+    add("--head-dim", **count, help="default: hidden size ÷ heads")
+    add("--mlp-size", **count, help="of transformer and sid_gr; default: 4 × hidden size")
+    cost = "measured cost, as a calibration saves it, in place of FLOPs"
+    add("--cost", type=Path, metavar="FILE", help=cost)
+    tflops = "what a device achieves in training; predicts seconds in addition to ratios"
+    add("--tflops", type=_positive, help=tflops)
+    add("--gin-bindings", nargs="*", action="extend", default=[], help="as in training")
+
+
+def _add_run_and_output(made: argparse.ArgumentParser) -> None:
+    count: dict[str, Any] = {"type": _count, "metavar": "N"}
+    add = made.add_argument_group("training run").add_argument
+    add("--ranks", type=_counts, default=[8], metavar="N,…", help="default: 8")
+    rows = f"default: {_DEFAULT_ROWS}, or the gin file's train_batch_size"
+    add("--rows-per-rank", type=_counts, metavar="N,…", help=rows)
+    add("--window", **count, default=4, help="steps of the window to compare; default: 4; 1 for none")
+    bandwidth = "of one rank, for the exchange; default: 12.5, a 100 Gbit/s link per rank"
+    add("--bandwidth", type=_positive, default=12.5, metavar="GB/s", help=bandwidth)
+    add("--ranks-per-node", **count, help="bytes within a node then take no time")
+    item_bytes = "of all exchanged fields; default: 24, three int64"
+    add("--bytes-per-item", **count, default=24, help=item_bytes)
+
+    add = made.add_argument_group("output").add_argument
+    add("--json", action="store_true", help="print JSON instead of tables")
+    add("--html", type=Path, metavar="FILE", help="also write a page with charts")
+
+
+def _count(text: str, least: int = 1) -> int:
+    try:
+        value = int(text)
+    except ValueError:
+        value = least - 1
+    if not least <= value <= _LARGEST_COUNT:
+        limit = f" and at most {_LARGEST_COUNT}" if value > _LARGEST_COUNT else ""
+        raise argparse.ArgumentTypeError(f"{text!r}; expected a whole number of at least {least}{limit}")
+    return value
+
+
+def _counts(text: str) -> list[int]:
+    """Parses numbers separated by commas; repeated ones count once."""
+    return list(dict.fromkeys(_count(part) for part in text.split(",")))
+
+
+def _positive(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 1e-9 <= value <= 1e9:
+        raise argparse.ArgumentTypeError(f"{text!r}; expected a number above 0, from 1e-9 to 1e9")
+    return value
+
+
+def _option(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def parse_request(argv: Sequence[str] | None) -> Request:
+    """Reads the command line and the files that it names.
+
+    Raises:
+        InputError: something is missing, malformed or out of range.
+    """
+    given = parser().parse_args(argv)
+    _check_options(given)
+    gin_run = _gin_run(given)
+    model = _model(given, gin_run)
+    rows = given.rows_per_rank
+    if rows is None:
+        rows = [_DEFAULT_ROWS if gin_run is None else gin_run.rows_per_rank(_DEFAULT_ROWS)]
+    largest_step = max(given.ranks) * max(rows)
+    if largest_step > _LARGEST_STEP:
+        raise InputError(
+            f"{max(given.ranks)} ranks × {max(rows)} rows; expected at most {_LARGEST_STEP} in a step"
+        )
+    cost_file = given.cost
+    if gin_run is not None and given.data.suffix == _GIN:
+        # Random samples make one epoch: as many as are drawn, and as the page's chart needs.
+        charted = CHART_RANKS[-1] * rows[0] if given.html is not None else 0
+        samples = gin_run.lengths(max(SAMPLES_TO_DRAW, FEWEST_STEPS * largest_step, charted))
+        cost_file = cost_file or gin_run.balance_cost()
+    else:
+        samples = _samples_of_file(given, model)
+    return Request(
+        samples=samples,
+        cost=_cost(model, cost_file, given.tflops),
+        ranks=given.ranks,
+        rows_per_rank=rows,
+        bytes_per_item=given.bytes_per_item,
+        network=Network(given.bandwidth * 1e9, given.ranks_per_node),
+        window=given.window,
+        as_json=given.json,
+        html=given.html,
+    )
+
+
+def _check_options(given: argparse.Namespace) -> None:
+    """Raises InputError for an unknown model, and for options that have no effect with the others."""
+    model, is_named = given.model, given.model in TOKEN_RULES
+    if not (model is None or is_named or model.endswith(_GIN)):
+        raise InputError(f"--model {model}; expected one of {', '.join(TOKEN_RULES)}, or a gin file")
+    for name in (*_DIMENSIONS, *_OPTIONAL_DIMENSIONS):
+        if getattr(given, name) is not None and (given.cost is not None or not is_named):
+            reason = "with --cost" if given.cost is not None else f"without --model {'|'.join(TOKEN_RULES)}"
+            raise InputError(f"{_option(name)} {getattr(given, name)} has no effect {reason}")
+    if model == "hstu" and given.mlp_size is not None:
+        raise InputError(f"--mlp-size {given.mlp_size} has no effect: HSTU layers have no MLP")
+    if given.cost is not None and given.tflops is not None:
+        raise InputError(f"--tflops {given.tflops:g} has no effect with --cost, which has times already")
+    if given.html is not None and given.html.is_dir():
+        raise InputError(f"--html {given.html} is a folder; expected a file to write")
+    if given.html is not None and not given.html.parent.is_dir():
+        raise InputError(f"--html {given.html}: folder {given.html.parent} does not exist; create it first")
+    if given.data.suffix != _GIN:
+        return
+    if model is not None and not is_named:
+        raise InputError(f"--model {model}: {given.data} has a model; expected dimensions, or no --model")
+    for name in ("column", "tokens_per_item", "extra_tokens"):
+        if getattr(given, name) is not None:
+            raise InputError(
+                f"{_option(name)} {getattr(given, name)} has no effect: {given.data} defines its samples"
+            )
+
+
+def _gin_run(given: argparse.Namespace) -> GinRun | None:
+    for path in (given.data, Path(given.model or "")):
+        if path.suffix == _GIN:
+            return GinRun.parse(path, given.gin_bindings)
+    if given.gin_bindings:
+        raise InputError(f"--gin-bindings {given.gin_bindings[0]} has no effect without a gin file")
+    return None
+
+
+def _model(given: argparse.Namespace, gin_run: GinRun | None) -> ConfiguredModel | None:
+    """Returns the command line's model, else the gin file's; None without one, or if --cost replaces it."""
+    if given.model in TOKEN_RULES:
+        return _named_model(given) if given.cost is None else None
+    return None if gin_run is None else gin_run.model()
+
+
+def _named_model(given: argparse.Namespace) -> ConfiguredModel:
+    missing = [_option(name) for name in _DIMENSIONS if getattr(given, name) is None]
+    if missing:
+        raise InputError(f"--model {given.model} needs {', '.join(missing)} as well")
+    layers, hidden, heads = given.num_layers, given.hidden_size, given.num_heads
+    if given.head_dim is None and hidden % heads:
+        raise InputError(
+            f"--num-heads {heads} does not divide --hidden-size {hidden}; expected --head-dim as well"
+        )
+    head_dim = given.head_dim or hidden // heads
+    description = f"{layers} layers of width {hidden}, {heads} heads of {head_dim}"
+    tokens = TOKEN_RULES[given.model]
+    if given.model == "hstu":
+        flops = HSTUFlops(layers, hidden, heads, head_dim).per_sample
+        return ConfiguredModel(flops, f"HSTU, {description}", tokens)
+    mlp_size = given.mlp_size or 4 * hidden
+    config = TransformerConfig(
+        num_layers=layers,
+        hidden_size=hidden,
+        num_heads=heads,
+        num_kv_heads=heads,
+        head_dim=head_dim,
+        mlp_size=mlp_size,
+        skips_masked=True,
+    )
+    name = "SID-GR" if given.model == "sid_gr" else "Transformer decoder"
+    description = f"{name}, {description}, MLP of {mlp_size}"
+    return ConfiguredModel(partial(transformer_flops, config), description, tokens)
+
+
+def _cost(model: ConfiguredModel | None, cost_file: Path | None, tflops: float | None) -> SampleCost:
+    if cost_file is not None:
+        return measured_cost(cost_file)
+    if model is None:
+        raise InputError(
+            f"no model; expected --model {'|'.join(TOKEN_RULES)} with its dimensions, --model FILE.gin, or "
+            "--cost FILE"
+        )
+    return flops_cost(model, tflops)
+
+
+def _samples_of_file(given: argparse.Namespace, model: ConfiguredModel | None) -> SampleLengths:
+    default = TOKEN_RULES.get(given.model, TokenRule(1, 0)) if model is None else model.tokens
+    items = read_lengths(given.data, given.column)
+    rule = TokenRule(
+        default.per_item if given.tokens_per_item is None else given.tokens_per_item,
+        default.extra if given.extra_tokens is None else given.extra_tokens,
+    )
+    return SampleLengths(items, rule.of(items), str(rule), str(given.data))

@@ -1,0 +1,87 @@
+"""The answer as tables for a terminal, and as JSON."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from commons.advisor import figures
+from commons.advisor.advice import Advice, Recommendation
+from commons.advisor.prediction import Case
+
+WIDTH = 110
+VERSION = 1  # of the JSON format: entries may be added, and none changes its meaning
+
+
+def json_report(advice: Advice) -> str:
+    """Returns a JSON object; seconds, bytes and ratios are plain numbers, null where unknown."""
+    report = {
+        "version": VERSION,
+        "data": {
+            "source": advice.samples.source,
+            "samples": len(advice.samples.items),
+            "tokens": advice.samples.token_rule,
+            "length": asdict(advice.samples.summary),
+        },
+        "model": advice.model,
+        "assumptions": advice.assumptions,
+        "cases": [_json_case(case, recommendation) for case, recommendation in advice.cases],
+    }
+    return json.dumps(report, indent=1, ensure_ascii=False)
+
+
+def _json_case(case: Case, recommendation: Recommendation) -> dict[str, Any]:
+    entries = asdict(case)
+    del entries["outcomes"]
+    entries["strategies"] = []
+    for outcome in case.outcomes.values():
+        strategy = outcome.strategy
+        names = {
+            "name": strategy.name,
+            "window": strategy.window,
+            "changes_step_contents": strategy.window > 1,
+        }
+        of_outcome = asdict(outcome)
+        del of_outcome["strategy"], of_outcome["loads"]
+        gin = {"gin": strategy.gin_lines(case.rows_per_rank)}
+        entries["strategies"].append(names | of_outcome | gin)
+    entries["recommendation"] = asdict(recommendation)
+    return entries
+
+
+def text_report(advice: Advice) -> str:
+    """Returns lines of at most about `WIDTH` characters; tables may be wider."""
+    meanings = figures.meanings(case for case, _ in advice.cases)
+    blocks = [
+        f"Data    {advice.samples.source}: {figures.summary(advice.samples)}\n"
+        f"Model   {advice.model}; tokens = {advice.samples.token_rule}",
+        *(_text_case(case, recommendation) for case, recommendation in advice.cases),
+        "Columns\n" + "\n".join(_wrapped(f"{title}: {text}.") for title, text in meanings.items()),
+        "Assumptions\n" + "\n".join(_wrapped(line + ".") for line in advice.assumptions),
+    ]
+    return "\n\n".join(blocks)
+
+
+def _text_case(case: Case, recommendation: Recommendation) -> str:
+    title = f"{figures.case_title(case)}: {figures.drawn(case)}"
+    lines = [title, "=" * len(title), _aligned(figures.table(case))]
+    lines += [_wrapped(line, "") for line in figures.below_table(case)]
+    lines += ["", _wrapped("→ " + recommendation.headline, "")]
+    lines += [f"    {line}" for line in recommendation.gin]
+    lines += [_wrapped(note) for note in recommendation.notes]
+    return "\n".join(lines)
+
+
+def _aligned(columns: Sequence[Sequence[str]]) -> str:
+    """Aligns the first column to the left, the others to the right."""
+    first, *others = columns
+    padded = [[cell.ljust(max(map(len, first))) for cell in first]]
+    padded += [[cell.rjust(max(map(len, column))) for cell in column] for column in others]
+    return "\n".join("  ".join(row) for row in zip(*padded, strict=True))
+
+
+def _wrapped(text: str, bullet: str = "- ") -> str:
+    return textwrap.fill(text, WIDTH, initial_indent=bullet, subsequent_indent=" " * len(bullet))

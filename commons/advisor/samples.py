@@ -1,0 +1,263 @@
+"""Samples: their lengths as read from files, their tokens, and what they cost."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from tokenize import TokenError
+
+import numpy as np
+import polars as pl
+
+from commons.advisor import InputError
+from commons.perf_model.measured_cost import MeasuredCost
+
+FORMATS = (".csv", ".npy", ".parquet")
+# Training time ÷ forward FLOPs: the backward pass has two matrix products for each one of the forward pass.
+TRAINING_FLOPS_PER_FORWARD = 3
+_INTEGER = r"^\s*[+-]?\d+\s*$"
+
+
+@dataclass(frozen=True)
+class TokenRule:
+    """Tokens of a sample: `per_item` × its length + `extra`."""
+
+    per_item: int
+    extra: int
+
+    def of(self, items: np.ndarray) -> np.ndarray:
+        """Returns the tokens of samples, int64 `[samples]`; `items` are their lengths, int64 `[samples]`."""
+        return self.per_item * items + self.extra
+
+    def __str__(self) -> str:
+        scaled = "length" if self.per_item == 1 else f"{self.per_item} × length"
+        return scaled if self.extra == 0 else f"{scaled} + {self.extra}"
+
+
+# By model. HSTU has an action after each item and usually one user token; most published SID-GR models encode
+# an item as three codes.
+TOKEN_RULES = {"hstu": TokenRule(2, 1), "sid_gr": TokenRule(3, 0), "transformer": TokenRule(1, 0)}
+
+
+@dataclass(frozen=True)
+class LengthSummary:
+    """Statistics of sequence lengths."""
+
+    min: int
+    mean: float
+    median: float
+    p99: float
+    max: int
+
+
+@dataclass(frozen=True)
+class SampleLengths:
+    """The samples of one epoch.
+
+    Attributes:
+        items: int64 `[samples]`, the length of each.
+        tokens: int64 `[samples]`, what a model computes on each.
+        token_rule: how tokens follow from lengths, in words.
+        source: where the lengths come from, in words.
+    """
+
+    items: np.ndarray
+    tokens: np.ndarray
+    token_rule: str
+    source: str
+
+    @cached_property
+    def summary(self) -> LengthSummary:
+        """Statistics of `items`."""
+        smallest, median, p99, largest = np.percentile(self.items, [0, 50, 99, 100])
+        return LengthSummary(int(smallest), float(self.items.mean()), float(median), float(p99), int(largest))
+
+
+@dataclass(frozen=True)
+class ConfiguredModel:
+    """A model of known dimensions.
+
+    Attributes:
+        flops: tokens to forward FLOPs, both int64 `[samples]`.
+        description: in words.
+        tokens: the rule for data that does not state its tokens.
+    """
+
+    flops: Callable[[np.ndarray], np.ndarray]
+    description: str
+    tokens: TokenRule
+
+
+@dataclass(frozen=True)
+class SampleCost:
+    """What is balanced, and how long a rank takes to compute it.
+
+    Attributes:
+        workloads: tokens to workloads, both int64 `[samples]`.
+        description: the model, in words.
+        assumption: how long a step is assumed to take, in words.
+        seconds_per_unit: of training, per unit of workload; None if unknown.
+        seconds_per_step: the part of a step that does not depend on its samples, as far as it is known.
+        file: the file of the measured cost; None for FLOPs.
+    """
+
+    workloads: Callable[[np.ndarray], np.ndarray]
+    description: str
+    assumption: str
+    seconds_per_unit: float | None = None
+    seconds_per_step: float = 0.0
+    file: Path | None = None
+
+    def of(self, tokens: np.ndarray) -> np.ndarray:
+        """Returns the workloads of samples, int64 `[samples]`.
+
+        Raises:
+            InputError: a sample costs more than int64 holds.
+        """
+        longest = int(tokens.max())
+        fewer = 1
+        while fewer < longest:
+            # A cost is a + b·T + c·T²: twice the tokens cost at most four times as much.
+            if not 0 <= int(self.workloads(np.array([fewer]))[0]) < 2**60:
+                raise InputError(f"a sample of {longest} tokens costs more than 2^62 in {self.description}")
+            fewer *= 2
+        return self.workloads(tokens)
+
+    def step_times(self, largest_loads: np.ndarray) -> np.ndarray:
+        """Returns the time of each step, in seconds if known, else in units of workload."""
+        if self.seconds_per_unit is None:
+            return largest_loads
+        return self.seconds_per_step + self.seconds_per_unit * largest_loads
+
+
+def flops_cost(model: ConfiguredModel, tflops: float | None) -> SampleCost:
+    """Returns the cost in FLOPs; `tflops`, in 10¹² FLOP/s, is what a device achieves in training, or None."""
+    rate = "Without --tflops or --cost, only ratios are predicted"
+    if tflops is not None:
+        rate = f"Every device achieves {tflops:g} TFLOP/s at all lengths"
+    assumption = (
+        f"A step takes as long as its slowest rank computes: {TRAINING_FLOPS_PER_FORWARD} × the layers' "
+        f"forward FLOPs (forward + backward). {rate}. Work that does not depend on lengths counts as 0: the "
+        "more of it there is, the smaller the speedups"
+    )
+    per_unit = None if tflops is None else TRAINING_FLOPS_PER_FORWARD / (tflops * 1e12)
+    return SampleCost(model.flops, model.description, assumption, per_unit)
+
+
+def measured_cost(path: Path) -> SampleCost:
+    """Reads the cost that a calibration measured.
+
+    Raises:
+        InputError: the file does not exist or holds something else.
+    """
+    try:
+        cost = MeasuredCost.load(path)
+    except (OSError, ValueError) as error:
+        raise InputError(f"--cost {path}: {error}") from error
+    assumption = (
+        f"A step takes {cost.per_step * 1e3:.3g} ms plus the measured time of the slowest rank's samples "
+        f"({path}, median error {cost.median_error:.1%}); samples are balanced by these times"
+    )
+    return SampleCost(
+        cost.per_sample_ns, f"measured cost of {path}", assumption, 1e-9, cost.per_step, file=path
+    )
+
+
+def read_lengths(path: Path, column: str | None) -> np.ndarray:
+    """Reads sequence lengths, int64 `[samples]`.
+
+    Args:
+        path: `.npy`, a one-dimensional array of integers; or `.csv` or `.parquet`.
+        column: of a `.csv` or `.parquet` file: integers, or lists in Parquet, whose lengths count. None for
+            the only column.
+
+    Raises:
+        InputError: the file or the column does not exist, or its values are not lengths.
+    """
+    if path.suffix.lower() not in FORMATS:
+        raise InputError(f"{path} has an unknown format; expected {', '.join(FORMATS)} or .gin")
+    if not path.is_file():
+        state = "is not a file" if path.exists() else "does not exist"
+        raise InputError(f"{path} {state}; expected a file of sequence lengths")
+    if path.suffix.lower() == ".npy":
+        if column is not None:
+            raise InputError(f"--column {column} has no effect on {path}; expected it with .csv or .parquet")
+        lengths = _read_array(path)
+    else:
+        lengths = _lengths_of(path, _read_column(path, column))
+    if len(lengths) == 0:
+        raise InputError(f"{path} is empty; expected one length per sample")
+    for wrong, expected in ((lengths < 0, "at least 0"), (lengths >= 2**31, "less than 2^31")):
+        if wrong.any():
+            row = int(wrong.argmax())
+            raise InputError(f"{path}, row {row}: length {lengths[row]}; expected {expected}")
+    return lengths.astype(np.int64)
+
+
+def _read_array(path: Path) -> np.ndarray:
+    try:
+        values = np.load(path, allow_pickle=False)
+    except (ValueError, OSError, EOFError, MemoryError, SyntaxError, TokenError) as error:
+        raise InputError(f"{path} cannot be read as an array: {error}") from error
+    if not isinstance(values, np.ndarray) or values.ndim != 1:
+        raise InputError(f"{path} has shape {np.shape(values)}; expected one dimension, [samples]")
+    if values.dtype.kind not in "iu":
+        # NaN equals nothing, so it counts as a fraction.
+        fractions = values != np.floor(values) if values.dtype.kind == "f" else np.zeros(0, dtype=bool)
+        example = _first(values, np.flatnonzero(fractions))
+        raise InputError(f"{path} holds {values.dtype}{example}; expected integers")
+    return values
+
+
+def _read_column(path: Path, column: str | None) -> pl.Series:
+    csv = path.suffix.lower() == ".csv"
+    try:
+        # The whole file decides the type of a column, so that a word in the last row is named, too.
+        table = (
+            pl.scan_csv(path, infer_schema_length=None, glob=False)
+            if csv
+            else pl.scan_parquet(path, glob=False)
+        )
+        names = table.collect_schema().names()
+        if csv and re.match(_INTEGER, names[0]):
+            raise InputError(f"{path} begins with {names[0]}; expected a header, the names of its columns")
+        if column is None and len(names) != 1:
+            raise InputError(f"{path} has the columns {', '.join(names)}; name the one with --column")
+        if column is not None and column not in names:
+            raise InputError(f"--column {column}: {path} has no such column; it has {', '.join(names)}")
+        return table.select(column or names[0]).collect().to_series()
+    except pl.exceptions.NoDataError as error:
+        raise InputError(f"{path} is empty; expected a header, and one length per sample") from error
+    except (pl.exceptions.PolarsError, OSError) as error:
+        raise InputError(f"{path} cannot be read as {path.suffix}: {error}") from error
+
+
+def _lengths_of(path: Path, values: pl.Series) -> np.ndarray:
+    """Returns the lengths that a column holds, as integers or as lists; refuses null, fractions and words."""
+    if values.null_count():
+        row = values.is_null().arg_true()[0]
+        raise InputError(f"{path}, row {row}: {values.name} is null; expected an integer")
+    if isinstance(values.dtype, pl.Array):
+        values = values.arr.to_list()
+    if isinstance(values.dtype, pl.List):
+        return values.list.len().cast(pl.Int64).to_numpy()
+    if not values.dtype.is_integer():
+        rows = pl.Series(dtype=pl.UInt32)
+        if values.dtype == pl.String:
+            rows = (~values.str.contains(_INTEGER)).arg_true()
+        elif values.dtype.is_float():
+            rows = (values.is_nan() | (values != values.floor())).arg_true()
+        example = _first(values, rows)
+        raise InputError(f"{path}: column {values.name} holds {values.dtype}{example}; expected integers")
+    if values.dtype in (pl.Int128, pl.UInt64):
+        # Clipped to what int64 holds, which is still longer than any valid length.
+        values = values.clip(-(2**62), 2**62).cast(pl.Int64)
+    return values.to_numpy()
+
+
+def _first(values: np.ndarray | pl.Series, rows: np.ndarray | pl.Series) -> str:
+    """Names the first of `rows` and its value, in parentheses."""
+    return f" (row {rows[0]} is {values[int(rows[0])]})" if len(rows) else ""
