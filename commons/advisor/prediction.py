@@ -11,7 +11,7 @@ import numpy as np
 from commons.advisor import InputError
 from commons.advisor.samples import SampleCost
 from commons.advisor.strategies import AS_LOADED, Strategy
-from commons.advisor.training_placement import LoadedSamples, place
+from commons.distributed.placement import LoadedSamples, place
 from commons.partition import lower_bound
 
 SEED = 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from commons.advisor.training_placement import ShufflerSettings
+from commons.distributed.shuffler_settings import ShufflerSettings
 
 AS_LOADED, REFINED, REBALANCE, WINDOW = "as_loaded", "refined", "rebalance", "window"
 KARMARKAR_KARP = "karmarkar_karp"

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from commons.advisor.prediction import DrawnSteps, draw_steps
-from commons.advisor.training_placement import LoadedSamples, ShufflerSettings, place
+from commons.distributed.placement import LoadedSamples, place
+from commons.distributed.shuffler_settings import ShufflerSettings
 from commons.partition import lower_bound
 from commons.perf_model import HSTUFlops
 from commons.perf_model.measured_cost import MeasuredCost
