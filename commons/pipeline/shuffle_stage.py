@@ -19,7 +19,6 @@ from commons.distributed.all_ranks import AllRanks
 from commons.distributed.loss_reduction import check_global_mean, check_reduction, loss_sum
 from commons.distributed.plan_ahead import PlanAhead
 from commons.named_ranges import named_range
-from commons.pipeline.compute_clock import ComputeClock, ComputeSpan
 from commons.pipeline.micro_batch_forward import losses_and_output, run_micro_batches
 from commons.sequence_batch.sample_rows import knows_padding
 
@@ -91,7 +90,6 @@ class ShuffleStage:
         self._planned: deque[_Step] = deque()
         self._exchanged: deque[_Step] = deque()
         self._computed: _Step | None = None
-        self._clock = ComputeClock(device)
 
     def next_batch(self, loader: Iterator[Any]) -> Any | None:
         """This rank's batch of the next step, to be copied to the device; None once all loaders have ended.
@@ -133,10 +131,6 @@ class ShuffleStage:
         plan = step.plan
         rank = self._shuffler.group.rank
         scale = self._num_ranks / step.mean_loss_tokens if step.mean_loss_tokens else 0.0
-        if model.training:
-            self._clock.start(model)
-        else:
-            self._clock.forget()
         if plan.micro_batches:
             loss, total, output = run_micro_batches(
                 model, batch, self._shuffler, plan, self._reduction, scale
@@ -168,11 +162,6 @@ class ShuffleStage:
             RuntimeError: no step has run.
         """
         return self._last_step().report
-
-    @property
-    def compute_span(self) -> ComputeSpan | None:
-        """Of the step that ran last, once its backward has run; None if it did not train."""
-        return self._clock.span()
 
     @property
     def computed_tokens(self) -> np.ndarray:

@@ -16,7 +16,6 @@ from torchrec.distributed.types import ShardedModule
 
 from commons.distributed import BalanceReport, BatchShuffler, ShufflePlan, WindowPlan
 from commons.named_ranges import named_range
-from commons.pipeline.compute_clock import ComputeSpan
 from commons.pipeline.in_flight import in_flight, landed
 from commons.pipeline.shuffle_stage import ShuffleStage, StepOutput
 from commons.sequence_batch import containers
@@ -38,11 +37,6 @@ class _WithStage:
     def report(self) -> BalanceReport:
         """Its balance, and what balancing it cost."""
         return self._stage.report
-
-    @property
-    def compute_span(self) -> ComputeSpan | None:
-        """When this rank computed its dense part, waiting for no other; None if it did not train."""
-        return self._stage.compute_span
 
     @property
     def computed_tokens(self) -> np.ndarray:

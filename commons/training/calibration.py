@@ -12,6 +12,7 @@ from tqdm import tqdm
 
 from commons.distributed.rank_group import all_gather_object
 from commons.perf_model.calibrate import WARM_UP_STEPS, MeasuredSteps
+from commons.training.compute_clock import ComputeClock
 from commons.training.progress import Progress
 from commons.training.sharded_model import shard_model
 from commons.training.step_log import LoadCounter
@@ -50,6 +51,7 @@ def measure_steps(
     args = replace(args, enable_balanced_shuffler=False, pipeline_type=name)
     model, optimizer = shard_model(task.model, optimizer_args, device)
     pipeline = task.make_pipeline(args, model, optimizer, device)
+    clock = ComputeClock(model, device)
     batches = LoadCounter(task.flops, task.check_batch).watch(
         training_batches(task.train_dataset, device, Progress())
     )
@@ -66,8 +68,9 @@ def measure_steps(
             if float(passed) > seconds and num_steps >= WARM_UP_STEPS + LEAST_STEPS:
                 break
             num_steps += 1
+            clock.begin()
             pipeline.progress(batches)
-            span, tokens = pipeline.compute_span, pipeline.computed_tokens.astype(np.float64)
+            span, tokens = clock.span(), pipeline.computed_tokens.astype(np.float64)
             if span is not None:
                 load = float(pipeline.report.loads_after[dist.get_rank()])
                 rows.append((len(tokens), tokens.sum(), np.square(tokens).sum(), load, span.seconds()))

@@ -14,8 +14,8 @@ import torch
 import torch.distributed as dist
 
 from commons.distributed import BalanceReport
-from commons.pipeline.compute_clock import ComputeSpan
 from commons.pipeline.shuffle_stage import StepOutput
+from commons.training.compute_clock import ComputeSpan
 from commons.training.run_record import RunRecord
 from commons.training.step_figures import FIGURES_PER_RANK, RanksInterval, text_of
 

@@ -14,6 +14,7 @@ from tqdm import tqdm
 
 from commons.named_ranges import named_range
 from commons.sequence_batch import BaseBatch
+from commons.training.compute_clock import ComputeClock
 from commons.training.evaluator import Evaluator, evaluation_text
 from commons.training.hang_watch import HangWatch
 from commons.training.progress import Progress
@@ -83,6 +84,7 @@ class _Training:
         left = steps_left(self._dataset, self._state.progress)
         self._num_steps = args.max_train_iters or self._first_step + left
         self._pipeline = task.make_pipeline(args, self._model, optimizer, device)
+        self._clock = ComputeClock(self._model, device)
         self._collection = SharedCollection(args.gc_interval)
         self._evaluator = Evaluator(task, args, self._model, optimizer, device, watch, self._collection)
         self._evaluations: list[dict[str, float]] = []
@@ -143,11 +145,12 @@ class _Training:
     def _step(self, step: int, loader: Iterator[BaseBatch], log: StepLog) -> bool:
         """Trains one step; whether a rank has been asked to stop."""
         pipeline = self._pipeline
+        self._clock.begin()
         output = pipeline.progress(loader)
         self._collection.after_step()
         self._state.progress = self._state.progress.after_step(self._dataset)
         requested = self._vote.after_step(step, output[0])
-        computed = pipeline.compute_span, pipeline.computed_tokens
+        computed = self._clock.span(), pipeline.computed_tokens
         log.step(output, pipeline.report, *computed, *self._counter.next_step())
         return requested
 

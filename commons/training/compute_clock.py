@@ -1,0 +1,127 @@
+"""Measures how long a rank computes in a step, without the time it waits for other ranks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torchrec.distributed.types import LazyAwaitable
+from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedTensor
+
+from commons.pipeline.sharded_modules import outermost_sharded
+
+# A moment on the device's stream, or on the host's clock in seconds.
+_Mark = torch.cuda.Event | float
+
+
+@dataclass(frozen=True)
+class ComputeSpan:
+    """The start and the end of a step's computation."""
+
+    start: _Mark
+    end: _Mark
+
+    def seconds(self) -> float:
+        """Returns its length; on CUDA, waits until the device has reached its end."""
+        if isinstance(self.start, float) or isinstance(self.end, float):
+            return float(self.end) - float(self.start)  # type: ignore[arg-type]
+        self.end.synchronize()
+        return self.start.elapsed_time(self.end) / 1e3
+
+
+class ComputeClock:
+    """Times forward and backward of a model's dense part, by hooks that stay on the model.
+
+    Call `begin` right before a training step, and `span` after it. Neither host nor device waits for a mark.
+
+    A span starts when the embeddings of all sharded tables have arrived. It ends when their gradients are
+    ready to be sent. Without such tables it starts with the forward and ends with the backward's graph.
+    Waits for other ranks lie outside: dense gradients are reduced alongside the computation, and waited for
+    after it. With micro-batches the span reaches from the first one to the last.
+
+    Two waits can lie inside. If one table's gradients are ready long before another's, sending them does.
+    With micro-batches, so do the waits of the very first backward, in which DistributedDataParallel learns
+    the graph.
+
+    Args:
+        model: the sharded model to time.
+        device: the device it runs on.
+    """
+
+    def __init__(self, model: torch.nn.Module, device: torch.device) -> None:
+        self._on_cuda = device.type == "cuda"
+        self.begin()
+        model.register_forward_pre_hook(self._model_begins)
+        model.register_forward_hook(self._model_ends)
+        for module in outermost_sharded(model):
+            module.register_forward_hook(self._tables_return)
+
+    def begin(self) -> None:
+        """Forgets the last step; call right before the next one."""
+        self._start: _Mark | None = None
+        self._gradients_ready: _Mark | None = None
+        self._end_of_graph: _Mark | None = None
+        self._arrived: set[torch.nn.Module] = set()
+
+    def span(self) -> ComputeSpan | None:
+        """Returns the span of the step since `begin`; None without a backward."""
+        end = self._end_of_graph if self._gradients_ready is None else self._gradients_ready
+        return None if self._start is None or end is None else ComputeSpan(self._start, end)
+
+    def _mark(self) -> _Mark:
+        if not self._on_cuda:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def _model_begins(self, model: torch.nn.Module, inputs: Any) -> None:
+        if self._start is None:
+            self._start = self._mark()
+
+    def _model_ends(self, model: torch.nn.Module, inputs: Any, output: Any) -> None:
+        losses = output[0] if isinstance(output, tuple | list) and output else None
+        if isinstance(losses, torch.Tensor) and losses.requires_grad:  # the pipeline refuses anything else
+            losses.register_hook(self._backward_begins)
+
+    def _backward_begins(self, gradient: torch.Tensor) -> None:
+        # Callbacks run in queueing order: before the one that DistributedDataParallel queues later to wait.
+        torch.autograd.Variable._execution_engine.queue_callback(self._graph_ends)
+
+    def _graph_ends(self) -> None:
+        self._end_of_graph = self._mark()
+
+    def _tables_return(self, module: torch.nn.Module, inputs: Any, output: Any) -> None:
+        for part in output if isinstance(output, tuple | list) else [output]:
+            if isinstance(part, LazyAwaitable):
+                part.callbacks.append(lambda found: self._embeddings_arrive(module, found))
+            else:
+                self._embeddings_arrive(module, part)
+
+    def _embeddings_arrive(self, module: torch.nn.Module, found: Any) -> Any:
+        if module not in self._arrived:  # later arrivals are parts of it, for micro-batches
+            self._arrived.add(module)
+            self._start = self._mark()
+        for tensor in _tensors(found):
+            if tensor.requires_grad:
+                tensor.register_hook(self._gradient_is_ready)
+        return found
+
+    def _gradient_is_ready(self, gradient: torch.Tensor) -> None:
+        self._gradients_ready = self._mark()
+
+
+def _tensors(found: Any) -> Iterator[torch.Tensor]:
+    if isinstance(found, torch.Tensor):
+        yield found
+    elif isinstance(found, JaggedTensor | KeyedTensor):
+        yield found.values()
+    elif isinstance(found, dict):
+        for value in found.values():
+            yield from _tensors(value)
+    elif isinstance(found, tuple | list):
+        for value in found:
+            yield from _tensors(value)
