@@ -1,4 +1,4 @@
-"""Measures what samples cost: trains a model for a while, and fits times to what its steps took."""
+"""Measures the cost of samples: trains a model for a while and times its steps."""
 
 from __future__ import annotations
 
@@ -13,14 +13,12 @@ from tqdm import tqdm
 from commons.distributed.rank_group import all_gather_object
 from commons.perf_model.calibrate import WARM_UP_STEPS, MeasuredSteps
 from commons.training.compute_clock import ComputeClock
-from commons.training.progress import Progress
 from commons.training.sharded_model import shard_model
-from commons.training.step_log import LoadCounter
 from commons.training.training_args import OptimizerArgs, TrainerArgs
-from commons.training.training_batches import training_batches
+from commons.training.training_state import Progress, training_batches
 from commons.training.training_task import TrainingTask
 
-# Fewer say too little, however long they take.
+# Fewer steps say too little, however long they take.
 LEAST_STEPS = 20
 
 
@@ -31,13 +29,13 @@ def measure_steps(
     device: torch.device,
     seconds: float,
 ) -> MeasuredSteps:
-    """Trains on batches as they are loaded, whose loads differ most, and times each step. Collective.
+    """Trains on batches as loaded, whose loads differ most, and times each step. Collective.
 
-    It takes so many seconds, or longer for `LEAST_STEPS` steps. Nothing is saved, and nothing of what is
-    trained is kept. On CUDA each step waits for the device. The pipeline "prefetch" is not run, but "native".
+    Takes `seconds`, or longer for `LEAST_STEPS` steps. Saves nothing of what it trains. On CUDA each step
+    waits for the device. "native" runs instead of the pipeline "prefetch".
 
     Returns:
-        The steps of all ranks; the same on all of them.
+        The steps of all ranks, on all ranks.
 
     Raises:
         ValueError: the training or the evaluation set is empty, or one rank loads for all.
@@ -52,9 +50,7 @@ def measure_steps(
     model, optimizer = shard_model(task.model, optimizer_args, device)
     pipeline = task.make_pipeline(args, model, optimizer, device)
     clock = ComputeClock(model, device)
-    batches = LoadCounter(task.flops, task.check_batch).watch(
-        training_batches(task.train_dataset, device, Progress())
-    )
+    batches = training_batches(task, device, Progress())
     group = dist.new_group(backend="gloo")
     rows: list[tuple[float, ...]] = []
     num_steps = 0
@@ -63,7 +59,7 @@ def measure_steps(
     with tqdm(total=round(seconds), unit="s", desc="calibrate", disable=dist.get_rank() != 0) as bar:
         while True:
             passed = torch.tensor([time.perf_counter() - start])
-            dist.broadcast(passed, 0, group=group)  # all stop in the same step
+            dist.broadcast(passed, 0, group=group)  # all ranks stop after the same step
             bar.update(min(round(float(passed)), round(seconds)) - bar.n)
             if float(passed) > seconds and num_steps >= WARM_UP_STEPS + LEAST_STEPS:
                 break
