@@ -42,6 +42,11 @@ class Trace:
             if event["ph"] == "X" and pattern.fullmatch(event["name"])
         )
 
+    def ranges_of_training(self, name: str) -> list[tuple[float, float, int]]:
+        """Those outside of the evaluation, of which there is one: after step 2, or after step 3."""
+        ((start, end, _),) = self.ranges("evaluation")
+        return [found for found in self.ranges(name) if found[1] < start or end < found[0]]
+
     def steps(self) -> list[str]:
         names = [event["name"] for event in self._events if event["ph"] == "X"]
         return sorted(name for name in names if name.startswith("ProfilerStep"))
@@ -72,17 +77,18 @@ def test_traces_name_all_stages_of_a_runs_part_and_show_the_plan_alongside_the_t
         for trace in map(Trace, files):
             assert trace.steps() == [f"ProfilerStep#{step}" for step in steps]
             _check_stages(trace, native=mode["pipeline_type"] == "native")
-            assert len(trace.ranges("evaluation")) == 1  # after step 2, the last, and after step 3
 
 
 def _check_stages(trace: Trace, native: bool) -> None:
     for name in NAMES + (INPUT_DISTRIBUTION if native else ()):
         assert trace.ranges(name), name
-    plans, forwards, backwards = (trace.ranges(name) for name in ("plan", "forward", "backward"))
+    plans, waits, forwards, backwards = (
+        trace.ranges_of_training(name) for name in ("plan", "wait for plan", "forward", "backward")
+    )
     (training_thread,) = {thread for _, _, thread in forwards}
-    (planning_thread,) = {thread for _, _, thread in trace.ranges("plan: placement")}
+    (planning_thread,) = {thread for _, _, thread in plans}
     assert planning_thread != training_thread and "plan ahead" in trace.thread_name(planning_thread)
-    assert {thread for _, _, thread in trace.ranges("wait for plan")} == {training_thread}
+    assert {thread for _, _, thread in waits} == {training_thread}
     # Traced from the run's first step on, so plans and forwards have the same numbers.
     assert any(plan[0] < forward[1] for plan, forward in zip(plans[1:], forwards, strict=False)), (
         "no step was planned before the one before it was computed"
@@ -90,5 +96,5 @@ def _check_stages(trace: Trace, native: bool) -> None:
     within = [b for b in backwards if any(f[0] < b[0] and b[1] < f[1] for f in forwards)]
     assert bool(within) == native  # in micro-batches
     # All of it on one clock: a wait for a plan ends after the plan.
-    for (_, plan_end, _), (_, wait_end, _) in zip(plans, trace.ranges("wait for plan"), strict=False):
+    for (_, plan_end, _), (_, wait_end, _) in zip(plans, waits, strict=False):
         assert plan_end < wait_end + 1e3
