@@ -10,7 +10,15 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from commons.datasets import BenchmarkDatasetArgs, EmbeddingArgs, FeatureArgs, RandomSource, SequenceDataset
+from commons.datasets import (
+    BenchmarkDatasetArgs,
+    DynamicEmbeddingArgs,
+    EmbeddingArgs,
+    FeatureArgs,
+    RandomDistribution,
+    RandomSource,
+    SequenceDataset,
+)
 from commons.perf_model import HSTUFlops
 from commons.training import EvaluationMetrics, OptimizerArgs, TrainerArgs, TrainingTask, train
 from hstu import batch_shuffler  # noqa: F401  registers "hstu"
@@ -54,21 +62,25 @@ def small_task(
     )
 
 
-def small_dataset(num_samples: int, single_rank: bool = False) -> SequenceDataset:
-    def table(name: str, rows: int, sharding_type: str) -> EmbeddingArgs:
-        return EmbeddingArgs([name], f"{name}_table", rows, sharding_type)
-
+def small_dataset(
+    num_samples: int, single_rank: bool = False, unbounded_ids: bool = False
+) -> SequenceDataset:
+    """Random samples; with `unbounded_ids`, those of items and users are far more than their tables' rows."""
+    items = RandomDistribution("uniform", low=0, high=100 * VOCABULARY)
+    users = RandomDistribution("normal", mean=0, std=2e18)
+    of_ids = DynamicEmbeddingArgs if unbounded_ids else EmbeddingArgs
+    of_users = "model_parallel" if unbounded_ids else "data_parallel"
     args = BenchmarkDatasetArgs(
         feature_args=[
-            FeatureArgs(["item", "action"], 12, is_jagged=True),
-            FeatureArgs(["user"], 1),
+            FeatureArgs(["item", "action"], 12, True, value_dists={"item": items} if unbounded_ids else None),
+            FeatureArgs(["user"], 1, value_dists={"user": users} if unbounded_ids else None),
             FeatureArgs(["tags"], 3, is_jagged=True),
         ],
         embedding_args=[
-            table("item", VOCABULARY, "model_parallel"),
-            table("tags", VOCABULARY, "model_parallel"),
-            table("user", VOCABULARY, "data_parallel"),
-            table("action", NUM_CLASSES, "data_parallel"),
+            of_ids(["item"], "item_table", VOCABULARY, sharding_type="model_parallel"),
+            of_ids(["user"], "user_table", VOCABULARY, sharding_type=of_users),
+            EmbeddingArgs(["tags"], "tag_table", VOCABULARY, "model_parallel"),
+            EmbeddingArgs(["action"], "action_table", NUM_CLASSES, "data_parallel"),
         ],
         item_feature_name="item",
         contextual_feature_names=["user", "tags"],
@@ -79,29 +91,29 @@ def small_dataset(num_samples: int, single_rank: bool = False) -> SequenceDatase
 
 
 def small_run(
-    log_dir: str, *, optimizer: str = "sgd", dropout: float = 0.0, num_samples: int = 27, **settings: Any
+    log_dir: str,
+    *,
+    optimizer: str = "sgd",
+    dropout: float = 0.0,
+    num_samples: int = 27,
+    eviction: str | None = None,
+    **settings: Any,
 ) -> tuple[list[tuple[int, float]], list[dict[str, float]]]:
     """Trains the small task; returns steps and losses of its log on rank 0, and the evaluations."""
-    single_rank = settings.get("single_rank_load", False)
+    kind = settings.get("single_rank_load", False), eviction is not None
     task = small_task(
-        ranking_model(hidden_dropout=dropout),
-        small_dataset(num_samples, single_rank),
-        small_dataset(13, single_rank),
+        ranking_model(hidden_dropout=dropout, eviction=eviction),
+        small_dataset(num_samples, *kind),
+        small_dataset(13, *kind),
     )
-    evaluations = train(task, args_of(log_dir, **settings), OptimizerArgs(optimizer, 0.05), CPU)
-    return losses_in(log_dir), evaluations
-
-
-def args_of(log_dir: str, **settings: Any) -> TrainerArgs:
-    return TrainerArgs(ROWS, log_dir=log_dir, **{"log_interval": 1, **settings})
+    args = TrainerArgs(ROWS, log_dir=log_dir, **{"log_interval": 1, **settings})
+    evaluations = train(task, args, OptimizerArgs(optimizer, 0.05), CPU)
+    if dist.get_rank():
+        return [], evaluations
+    return [(line["step"], line["loss"]) for line in lines_in(log_dir, "train")], evaluations
 
 
 def lines_in(log_dir: str | Path, kind: str) -> list[dict[str, Any]]:
     """The lines of one kind in a log."""
     lines = [json.loads(line) for line in (Path(log_dir) / "train.jsonl").read_text().splitlines()]
     return [line for line in lines if line["kind"] == kind]
-
-
-def losses_in(log_dir: str) -> list[tuple[int, float]]:
-    """Steps and losses of a log; of none, but on rank 0."""
-    return [] if dist.get_rank() else [(line["step"], line["loss"]) for line in lines_in(log_dir, "train")]

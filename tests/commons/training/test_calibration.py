@@ -12,13 +12,15 @@ from commons.perf_model import MeasuredCost
 from commons.perf_model.calibrate import MeasuredSteps
 from commons.training import OptimizerArgs, TrainerArgs
 from commons.training.calibration import LEAST_STEPS, measure_steps
-from tests.commons.training.small_task import CPU, args_of, lines_in, small_dataset, small_run, small_task
+from tests.commons.training.small_task import CPU, lines_in, small_dataset, small_run, small_task
 from tests.hstu.hstu_samples import ranking_model
 
 
 def _measured() -> tuple[MeasuredSteps, list[float]]:
     task = small_task(ranking_model(), small_dataset(27), small_dataset(13))
-    args = args_of("", enable_balanced_shuffler=True, max_tokens_per_micro_batch=30, pipeline_type="prefetch")
+    args = TrainerArgs(
+        4, enable_balanced_shuffler=True, max_tokens_per_micro_batch=30, pipeline_type="prefetch"
+    )
     steps = measure_steps(task, args, OptimizerArgs("sgd", 0.05), CPU, seconds=0.0)
     return steps, np.split(steps.seconds, dist.get_world_size())[dist.get_rank()].tolist()
 

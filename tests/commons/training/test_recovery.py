@@ -13,6 +13,7 @@ from commons.training.checkpoints import CONTENTS_FILE, CheckpointFolder
 from tests.commons.training.small_task import lines_in, small_run
 
 EPOCH = 4  # steps of two ranks
+UNBOUNDED = {"optimizer": "adagrad", "num_samples": 120}
 
 
 def _train(folder: str, num_steps: int | None, **settings) -> list[tuple[int, float]]:
@@ -39,15 +40,20 @@ def _names(folder: Path) -> list[str]:
         ({"optimizer": "adagrad"}, EPOCH),
         ({"optimizer": "sgd", "pipeline_type": "native", "balance_window": 2}, 6),
         ({"pipeline_type": "native", "max_tokens_per_micro_batch": 30}, 5),
+        ({**UNBOUNDED, "eviction": "lru", "pipeline_type": "native"}, 7),
+        ({**UNBOUNDED, "eviction": "lfu"}, 8),
     ],
 )
 def test_resumed_losses_are_those_of_a_run_that_never_stopped(pools, tmp_path, settings, stop):
-    whole, stopped, resumed = (
-        pools(2).run(partial(_train, str(tmp_path / name), num_steps, **settings))[0]
-        for name, num_steps in (("whole", 9), ("stopped", stop), ("stopped", 9))
-    )
-    assert [step for step, _ in whole] == list(range(1, 10))
-    assert stopped == whole[:stop] and resumed == whole
+    def losses(name: str, num_steps: int, eval_interval: int) -> list[tuple[int, float]]:
+        run = partial(_train, str(tmp_path / name), num_steps, eval_interval=eval_interval, **settings)
+        return pools(2).run(run)[0]
+
+    num_steps = 15 if "eviction" in settings else 9
+    whole = losses("whole", num_steps, eval_interval=100)  # evaluating in between changes nothing, either
+    assert [step for step, _ in whole] == list(range(1, num_steps + 1))
+    assert losses("stopped", stop, eval_interval=3) == whole[:stop]
+    assert losses("stopped", num_steps, eval_interval=3) == whole
 
 
 @pytest.fixture(scope="module")
