@@ -41,7 +41,7 @@ class StepTraces:
         self._first, self._end = args.profile_step_start, args.profile_step_end
         self._trace: _TorchTrace | _NsightCapture | None = None
         self._prepared = self._started = False
-        self._step_range: record_function | None = None
+        self._step_range = ExitStack()
         if not args.profile:
             return
         if self._end <= first_step + 1 or self._first > num_steps:
@@ -64,7 +64,7 @@ class StepTraces:
         """Starts, continues or stops the trace; call before each step, which counts from 1."""
         if self._trace is None:
             return
-        self._end_step()
+        self._step_range.close()
         if step >= self._end:
             self._stop()
             return
@@ -76,16 +76,10 @@ class StepTraces:
                 self._trace.start()
                 self._started = True
             # Tools that read such traces find steps by this name.
-            self._step_range = record_function(f"ProfilerStep#{step}")
-            self._step_range.__enter__()
-
-    def _end_step(self) -> None:
-        if self._step_range is not None:
-            self._step_range.__exit__(None, None, None)
-            self._step_range = None
+            self._step_range.enter_context(record_function(f"ProfilerStep#{step}"))
 
     def _stop(self) -> None:
-        self._end_step()
+        self._step_range.close()
         if self._trace is not None and self._started:
             self._trace.stop()
         self._trace = None
