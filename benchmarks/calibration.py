@@ -36,6 +36,7 @@ from commons.perf_model import MeasuredCost
 from commons.perf_model.calibrate import MeasuredSteps
 from commons.training import OptimizerArgs, TrainerArgs, TrainingTask, rank_process, run_rank, shard_model
 from commons.training.calibration import measure_steps
+from commons.training.compute_clock import ComputeClock
 
 RESULT = Path(__file__).parent / "results" / "calibration.json"
 RANKS = 2
@@ -101,6 +102,7 @@ def _differences(
     task = make_task(args, device)
     model, optimizer = shard_model(task.model, from_gin(OptimizerArgs), device)
     pipeline = task.make_pipeline(args, model, optimizer, device)
+    clock = ComputeClock(model, device)
     loaded = list(itertools.islice(iter(task.train_dataset), STEPS))
     on = replace(args, enable_balanced_shuffler=True)
     ways = {"as loaded": args, "by FLOPs": on, "by measured cost": replace(on, balance_cost=cost)}
@@ -118,8 +120,12 @@ def _differences(
     for _ in range(WARM_UP_STEPS):
         pipeline.progress(batches)
     for name, _ in tqdm(order, desc="balanced each way", disable=dist.get_rank() != 0):
+        clock.begin()
         pipeline.progress(batches)
-        seconds[name].append(pipeline.compute_span.seconds())
+        span = clock.span()
+        if span is None:
+            raise RuntimeError("a step without a backward cannot be timed")
+        seconds[name].append(span.seconds())
     return {name: _apart(np.array(all_gather_object(of_rank, None))) for name, of_rank in seconds.items()}
 
 

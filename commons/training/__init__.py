@@ -2,10 +2,8 @@
 
 from commons.training.catalogue_metrics import CatalogueMetrics
 from commons.training.entry_point import train_from_gin
-from commons.training.evaluation_metrics import EvaluationMetrics
+from commons.training.metrics import EvaluationMetrics, RankingMetrics, RetrievalMetrics
 from commons.training.rank_process import rank_process, run_rank
-from commons.training.ranking_metrics import RankingMetrics
-from commons.training.retrieval_metrics import RetrievalMetrics
 from commons.training.sharded_model import shard_model
 from commons.training.step_vote import NonFiniteLossError
 from commons.training.trainer import train

@@ -1,4 +1,4 @@
-"""Measures what samples cost: trains a model for a while, and fits times to what its steps took."""
+"""Measures the cost of samples: trains a model for a while and times its steps."""
 
 from __future__ import annotations
 
@@ -12,14 +12,13 @@ from tqdm import tqdm
 
 from commons.distributed.rank_group import all_gather_object
 from commons.perf_model.calibrate import WARM_UP_STEPS, MeasuredSteps
-from commons.training.progress import Progress
+from commons.training.compute_clock import ComputeClock
 from commons.training.sharded_model import shard_model
-from commons.training.step_log import LoadCounter
 from commons.training.training_args import OptimizerArgs, TrainerArgs
-from commons.training.training_batches import training_batches
+from commons.training.training_state import Progress, training_batches
 from commons.training.training_task import TrainingTask
 
-# Fewer say too little, however long they take.
+# Fewer steps say too little, however long they take.
 LEAST_STEPS = 20
 
 
@@ -30,13 +29,13 @@ def measure_steps(
     device: torch.device,
     seconds: float,
 ) -> MeasuredSteps:
-    """Trains on batches as they are loaded, whose loads differ most, and times each step. Collective.
+    """Trains on batches as loaded, whose loads differ most, and times each step. Collective.
 
-    It takes so many seconds, or longer for `LEAST_STEPS` steps. Nothing is saved, and nothing of what is
-    trained is kept. On CUDA each step waits for the device. The pipeline "prefetch" is not run, but "native".
+    Takes `seconds`, or longer for `LEAST_STEPS` steps. Saves nothing of what it trains. On CUDA each step
+    waits for the device. "native" runs instead of the pipeline "prefetch".
 
     Returns:
-        The steps of all ranks; the same on all of them.
+        The steps of all ranks, on all ranks.
 
     Raises:
         ValueError: the training or the evaluation set is empty, or one rank loads for all.
@@ -50,9 +49,8 @@ def measure_steps(
     args = replace(args, enable_balanced_shuffler=False, pipeline_type=name)
     model, optimizer = shard_model(task.model, optimizer_args, device)
     pipeline = task.make_pipeline(args, model, optimizer, device)
-    batches = LoadCounter(task.flops, task.check_batch).watch(
-        training_batches(task.train_dataset, device, Progress())
-    )
+    clock = ComputeClock(model, device)
+    batches = training_batches(task, device, Progress())
     group = dist.new_group(backend="gloo")
     rows: list[tuple[float, ...]] = []
     num_steps = 0
@@ -61,13 +59,14 @@ def measure_steps(
     with tqdm(total=round(seconds), unit="s", desc="calibrate", disable=dist.get_rank() != 0) as bar:
         while True:
             passed = torch.tensor([time.perf_counter() - start])
-            dist.broadcast(passed, 0, group=group)  # all stop in the same step
+            dist.broadcast(passed, 0, group=group)  # all ranks stop after the same step
             bar.update(min(round(float(passed)), round(seconds)) - bar.n)
             if float(passed) > seconds and num_steps >= WARM_UP_STEPS + LEAST_STEPS:
                 break
             num_steps += 1
+            clock.begin()
             pipeline.progress(batches)
-            span, tokens = pipeline.compute_span, pipeline.computed_tokens.astype(np.float64)
+            span, tokens = clock.span(), pipeline.computed_tokens.astype(np.float64)
             if span is not None:
                 load = float(pipeline.report.loads_after[dist.get_rank()])
                 rows.append((len(tokens), tokens.sum(), np.square(tokens).sum(), load, span.seconds()))

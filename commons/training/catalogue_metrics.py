@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,43 +11,31 @@ import torch.distributed as dist
 from torch.nn import functional
 from torchrec.distributed.types import ShardedModule
 
-from commons.training.evaluation_metrics import EvaluationMetrics
-from commons.training.retrieval_metrics import RetrievalMetrics, parsed_names
+from commons.training.metrics import EvaluationMetrics, RetrievalMetrics, parsed_names
 from commons.unbounded_ids import NO_ID, ShardedUnboundedEmbeddingCollection
 
-# Queries of all ranks that are scored together, and rows of a table: 64 MiB of scores.
+# Queries of all ranks scored together, and rows of a table: 64 MiB of scores.
 QUERIES_PER_CHUNK = 512
 ROWS_PER_BLOCK = 1 << 15
 
-
-@dataclass(frozen=True)
-class RankedItems:
-    """What `RetrievalMetrics` takes.
-
-    Attributes:
-        items: `[queries, k]`, best first; `NO_ID` where there are fewer items.
-        targets: `[queries]`, the right ones.
-    """
-
-    items: torch.Tensor
-    targets: torch.Tensor
+# Items with rows on this rank: ids int64 `[items]`, their row numbers int64 `[items]`, rows `[any, dim]`.
+_Shard = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 class CatalogueMetrics(EvaluationMetrics):
-    """Ranks all items of a catalogue for each query, by the product of vectors of length 1.
+    """Ranks all items of a catalog for each query, by the dot product of vectors of length 1.
 
-    Every rank scores the queries of all ranks against the rows of the items' table that it holds, and
-    each query's own rank merges the best of every rank. Items of equal score have no particular order.
-    Of a table of unbounded ids the items that have a row are ranked; one without is never found.
+    Every rank scores the queries of all ranks against its rows of the item table. Each query's own rank
+    merges the best of every rank. Items of equal score have no particular order. In a table of unbounded ids,
+    items without a row are never found.
 
     Args:
-        names: as `parsed_names` takes them.
-        setting: where they come from, for messages.
-        table: name of the items' table, sharded by rows in an `EmbeddingCollection` of the model or one of
-            unbounded ids.
-        catalogue: `[items]`, rising, ids that are items; others are not ranked.
-        l2_norm_eps: smallest length that an embedding is divided by.
-        device: of the outputs.
+        names: names for `parsed_names`.
+        setting: name of the setting they come from, for errors.
+        table: name of the item table, in an `EmbeddingCollection` sharded by rows or one of unbounded ids.
+        catalogue: `[items]`, ascending ids of the items to rank.
+        l2_norm_eps: smallest length to divide an embedding by.
+        device: device of the outputs.
 
     Raises:
         ValueError: an unknown name.
@@ -74,7 +61,7 @@ class CatalogueMetrics(EvaluationMetrics):
         self._targets: list[torch.Tensor] = []
 
     def bind(self, model: torch.nn.Module) -> None:
-        """Takes the sharded model, whose table is read whenever the figures are computed."""
+        """Takes the sharded model, whose table `compute` reads."""
         self._model = model
 
     def update(self, output: Any) -> None:
@@ -84,17 +71,17 @@ class CatalogueMetrics(EvaluationMetrics):
 
     @torch.no_grad()
     def compute(self) -> dict[str, float]:
-        """The mean of each metric, by its name as given; NaN if no rank had a query. Collective.
+        """Returns each metric's mean by its name as given; NaN if no rank had a query. Collective.
 
-        Ranks may have different numbers of queries, or none. `QUERIES_PER_CHUNK` of them are gathered
-        and scored at a time, against `ROWS_PER_BLOCK` rows; three collectives for each chunk.
+        Ranks may have different numbers of queries, or none. Gathers and scores `QUERIES_PER_CHUNK` of them
+        at a time, against `ROWS_PER_BLOCK` rows, with three collectives for each chunk.
 
         Raises:
             RuntimeError: no model was bound.
-            ValueError: it has no such table.
+            ValueError: the model has no such table.
         """
-        held = self._held_items()
-        queries = torch.cat([torch.empty(0, held.dim, device=self._device), *self._queries])
+        dim, shards = self._held_items()
+        queries = torch.cat([torch.empty(0, dim, device=self._device), *self._queries])
         targets = torch.cat([torch.empty(0, dtype=torch.int64, device=self._device), *self._targets])
         self._queries, self._targets = [], []
         most = torch.tensor(len(queries), device=self._device)
@@ -102,24 +89,21 @@ class CatalogueMetrics(EvaluationMetrics):
         rows = max(QUERIES_PER_CHUNK // dist.get_world_size(), 1)
         for start in range(0, int(most), rows):
             of_chunk = queries[start : start + rows]
-            items = self._best_of_all_ranks(of_chunk, min(rows, int(most) - start), held)
-            self._gains.update(RankedItems(items, targets[start : start + rows]))
+            items = self._best_of_all_ranks(of_chunk, min(rows, int(most) - start), shards)
+            self._gains.update_rankings(items, targets[start : start + rows])
         return self._gains.compute()
 
-    def _best_of_all_ranks(self, queries: torch.Tensor, rows: int, held: _HeldItems) -> torch.Tensor:
-        """int64 `[queries, k]`, best first.
+    def _best_of_all_ranks(self, queries: torch.Tensor, rows: int, shards: list[_Shard]) -> torch.Tensor:
+        """The best items for `queries` `[at most rows, dim]`: int64 `[queries, k]`, best first.
 
-        Args:
-            queries: `[at most rows, dim]` of this rank.
-            rows: what every rank brings, padded.
-            held: the items of this rank.
+        `rows` is the number of queries that every rank sends, padded.
         """
         ranks = dist.get_world_size()
         padded = functional.pad(queries, (0, 0, 0, rows - len(queries)))
         gathered = padded.new_empty(ranks * rows, padded.shape[1])
         dist.all_gather_into_tensor(gathered, padded)
         merged = []
-        for of_all_queries in _best_of_blocks(gathered, held.blocks(self._l2_norm_eps), self._k):
+        for of_all_queries in self._best_here(gathered, shards):
             of_all_ranks = torch.empty_like(of_all_queries)
             dist.all_to_all_single(of_all_ranks, of_all_queries)
             # From [rank, query, k] to one row per query.
@@ -127,7 +111,25 @@ class CatalogueMetrics(EvaluationMetrics):
         scores, items = merged
         return items.gather(1, scores.topk(self._k, dim=1).indices)
 
-    def _held_items(self) -> _HeldItems:
+    def _best_here(self, queries: torch.Tensor, shards: list[_Shard]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Scores `[queries, k]` and ids of this rank's best items; −∞ and `NO_ID` where there are fewer."""
+        scores = queries.new_full((len(queries), self._k), -torch.inf)
+        ids = torch.full_like(scores, NO_ID, dtype=torch.int64)
+        for ids_of_block, vectors in self._blocks(shards):
+            scores, places = torch.cat([scores, queries @ vectors.T], 1).topk(self._k, dim=1)
+            ids = torch.cat([ids, ids_of_block.expand(len(queries), -1)], 1).gather(1, places)
+        return scores, ids
+
+    def _blocks(self, shards: list[_Shard]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Yields some items at a time: ids `[items]`, and vectors `[items, dim]` of length 1."""
+        for ids, places, rows in shards:
+            for block in (
+                slice(start, start + ROWS_PER_BLOCK) for start in range(0, len(ids), ROWS_PER_BLOCK)
+            ):
+                yield ids[block], functional.normalize(rows[places[block]].float(), eps=self._l2_norm_eps)
+
+    def _held_items(self) -> tuple[int, list[_Shard]]:
+        """The width of the item table, and this rank's part of it."""
         if self._model is None:
             raise RuntimeError(
                 "metrics over a catalogue read the model's table: bind the sharded model first"
@@ -147,59 +149,10 @@ class CatalogueMetrics(EvaluationMetrics):
             if isinstance(module, ShardedUnboundedEmbeddingCollection) and module.has_table(self._table):
                 ids, places = module.held_ids(self._table)
                 is_item = torch.isin(ids, catalogue)
-                rows = table.local_shards()[0].tensor
-                return _HeldItems(dim, [_Shard(ids[is_item], places[is_item], rows)])
+                return dim, [(ids[is_item], places[is_item], table.local_shards()[0].tensor)]
         shards = []
         for shard in table.local_shards():
             first, rows = shard.metadata.shard_offsets[0], shard.tensor
             ids = catalogue[(catalogue >= first) & (catalogue < first + len(rows))]
-            shards.append(_Shard(ids, ids - first, rows))
-        return _HeldItems(dim, shards)
-
-
-@dataclass(frozen=True)
-class _Shard:
-    """Items with rows on this rank.
-
-    Attributes:
-        ids: int64 `[items]`.
-        places: int64 `[items]`, where each one's row is.
-        rows: `[any, dim]`.
-    """
-
-    ids: torch.Tensor
-    places: torch.Tensor
-    rows: torch.Tensor
-
-
-@dataclass(frozen=True)
-class _HeldItems:
-    """What one rank holds of the items' table.
-
-    Attributes:
-        dim: width of the table.
-        shards: the items.
-    """
-
-    dim: int
-    shards: list[_Shard]
-
-    def blocks(self, l2_norm_eps: float) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """The items, some at a time: their ids `[items]`, and vectors `[items, dim]` of length 1."""
-        for shard in self.shards:
-            for start in range(0, len(shard.ids), ROWS_PER_BLOCK):
-                places = shard.places[start : start + ROWS_PER_BLOCK]
-                vectors = functional.normalize(shard.rows[places].float(), dim=1, eps=l2_norm_eps)
-                yield shard.ids[start : start + ROWS_PER_BLOCK], vectors
-
-
-def _best_of_blocks(
-    queries: torch.Tensor, blocks: Iterable[tuple[torch.Tensor, torch.Tensor]], k: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Scores `[queries, k]` and ids of the best items; −∞ and `NO_ID` where there are fewer."""
-    scores = queries.new_full((len(queries), k), -torch.inf)
-    ids = torch.full_like(scores, NO_ID, dtype=torch.int64)
-    for ids_of_block, vectors in blocks:
-        scores, places = torch.cat([scores, queries @ vectors.T], 1).topk(k, dim=1)
-        ids = torch.cat([ids, ids_of_block.expand(len(queries), -1)], 1).gather(1, places)
-    return scores, ids
+            shards.append((ids, ids - first, rows))
+        return dim, shards

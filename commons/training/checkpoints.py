@@ -1,8 +1,12 @@
-"""Checkpoints of a training on many ranks, written beside it."""
+"""Checkpoints on disk: written in the background, published when whole, and read by any number of ranks."""
 
 from __future__ import annotations
 
+import json
 import math
+import os
+import re
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -20,17 +24,22 @@ from torch.distributed.checkpoint import CheckpointException, FileSystemReader, 
 
 from commons.distributed.failures import portable, raise_first
 from commons.distributed.rank_group import all_gather_object
-from commons.training.checkpoint_folder import CheckpointFolder
+
+# Lists the other files with their sizes; written after all of them.
+CONTENTS_FILE = "contents.json"
+_NAME = re.compile(r"step_(\d+)")
+_UNFINISHED = ".unfinished"
+_LEFT_OVER = re.compile(r"step_\d+(\.old)?\.unfinished")
 
 
 class Checkpoints:
-    """Writes checkpoints in a thread, while training goes on, and reads them. Made collectively.
+    """Writes checkpoints in a thread while training goes on, and reads them. Construction is collective.
 
-    `save` copies the state to host memory, for which training waits; files are written behind that. Its
-    collectives run on a gloo group of their own, because those of the default group are the training's.
+    Training waits while `save` copies the state to host memory; files are written after that. Collectives
+    run on a separate gloo group, because training uses the default group at the same time.
 
     Args:
-        path: folder of the checkpoints, which all ranks see.
+        path: folder of the checkpoints, visible to all ranks.
         keep: checkpoints to keep; None for all.
 
     Attributes:
@@ -46,22 +55,21 @@ class Checkpoints:
         self._writing: Future[float] | None = None
 
     def newest(self) -> tuple[Path | None, list[str]]:
-        """As `CheckpointFolder.newest`, as rank 0 sees it; the same on all ranks. Collective."""
+        """Returns `CheckpointFolder.newest` as rank 0 sees it, on all ranks. Collective."""
         found = self._folder.newest() if self._rank == 0 else None
         return all_gather_object(found, self._group)[0]
 
     def clean(self) -> None:
-        """Removes what is unfinished, of runs before this one: for the one run that writes to the folder."""
+        """Removes unfinished checkpoints of earlier runs; only for the one run that writes to the folder."""
         if self._rank == 0:
             self._folder.clean()
 
     def save(self, step: int, state: dict[str, Any]) -> None:
-        """Begins to write what `load` takes. Collective.
+        """Starts to write a checkpoint of `state`. Collective; call `finish` between two saves.
 
-        The checkpoint before it must have been asked for by `finish`. A state with a number in it that is not
-        finite is not written, and older checkpoints stay: no training could go on from it.
+        A state with a number that is not finite is not written, because no training could go on from it.
         """
-        staged = on_host(state)
+        staged = host_copy(state)
         future: Future[float] = Future()
 
         def write() -> None:
@@ -70,15 +78,15 @@ class Checkpoints:
             except BaseException as error:
                 future.set_exception(error)
 
-        # A daemon: a rank that fails must not wait for others to take part in a checkpoint.
+        # A daemon: a rank that fails must not wait for the others' part of a checkpoint.
         threading.Thread(target=write, name="checkpoint", daemon=True).start()
         self._writing = future
 
     def finish(self) -> float | None:
-        """Waits until the last `save` is written; the seconds that writing took, None if there was none.
+        """Waits for the last `save`; returns the seconds that writing took, None if there was none.
 
         Raises:
-            Exception: what kept it from being written, on every rank. Checkpoints before it are untouched.
+            Exception: the reason it was not written, on every rank. Earlier checkpoints are untouched.
         """
         if self._writing is None:
             return None
@@ -86,30 +94,30 @@ class Checkpoints:
         return writing.result()
 
     def load(self, checkpoint: Path, state: dict[str, Any]) -> None:
-        """Reads a checkpoint into `state`, whose tensors are filled in place. Collective.
+        """Reads a checkpoint into `state`, filling its tensors in place. Collective.
 
         Raises:
-            ValueError: it does not have what `state` asks for.
+            ValueError: the checkpoint does not match `state`.
         """
         try:
             with _first_cause():
                 dcp.load(state, storage_reader=FileSystemReader(checkpoint), process_group=self._group)
         except OSError:
             raise
-        except Exception as error:  # whatever differs, DCP has another error for it
+        except Exception as error:  # DCP raises a different type for each kind of mismatch
             raise ValueError(
-                f"{checkpoint} does not fit this model, its optimiser or their settings: {error}"
+                f"{checkpoint} does not fit this model, its optimizer or their settings: {error}"
             ) from error
 
     def keys(self, checkpoint: Path) -> set[str]:
-        """Names of what a checkpoint holds, nested ones joined by dots."""
+        """Returns the names of what a checkpoint holds; nested names are joined by dots."""
         return set(FileSystemReader(checkpoint).read_metadata().state_dict_metadata)
 
     def _write(self, step: int, staged: dict[str, Any]) -> float:
         start = time.perf_counter()
         self._together(lambda: _check_finite(staged))
         unfinished = self._together(lambda: self._folder.begin(step) if self._rank == 0 else None)
-        # With one thread DCP would overlap copies from a GPU, which there are none of, on that of rank 0.
+        # With one thread, DCP would overlap copies from rank 0's GPU, and there are none.
         writer = FileSystemWriter(unfinished, thread_count=2)
         with _first_cause():
             metadata = dcp.save(staged, storage_writer=writer, process_group=self._group)
@@ -120,7 +128,7 @@ class Checkpoints:
         return time.perf_counter() - start
 
     def _together(self, action: Callable[[], Any]) -> Any:
-        """What `action` returns on rank 0, once all ranks are done; an error on any is raised on all."""
+        """Returns rank 0's result of `action` after all ranks ran it; raises any rank's error on all."""
         result, failure = None, None
         try:
             result = action()
@@ -133,7 +141,7 @@ class Checkpoints:
 
 @contextmanager
 def _first_cause() -> Iterator[None]:
-    """What DCP raises on all ranks, which is no Exception, as an error that says what went wrong first."""
+    """Re-raises DCP's CheckpointException, which is no Exception, as a RuntimeError with its first cause."""
     try:
         yield
     except CheckpointException as error:
@@ -142,7 +150,7 @@ def _first_cause() -> Iterator[None]:
 
 
 def _check_finite(value: Any, name: str = "") -> None:
-    """Raises a ValueError that names what is not finite in a staged state of nested dicts and lists."""
+    """Raises a ValueError that names a tensor of a staged state with values that are not finite."""
     if isinstance(value, dict):
         for key, element in value.items():
             _check_finite(element, f"{name}.{key}" if name else str(key))
@@ -153,25 +161,26 @@ def _check_finite(value: Any, name: str = "") -> None:
         for shard in value.local_shards():
             _check_finite(shard.tensor, name)
     elif isinstance(value, torch.Tensor) and value.is_floating_point() and value.numel():
-        smallest, largest = torch.aminmax(value)  # unlike isfinite, it takes no memory
+        smallest, largest = torch.aminmax(value)  # unlike isfinite, it allocates nothing
         if not (math.isfinite(smallest) and math.isfinite(largest)):
             raise ValueError(f"{name} has values that are not finite")
 
 
-def on_host(value: Any) -> Any:
-    """A copy of a state in host memory: dicts and lists of tensors, sharded tensors and plain values."""
+def host_copy(value: Any) -> Any:
+    """Copies a state to host memory: dicts and lists of tensors, sharded tensors and plain values."""
     if isinstance(value, dict):
-        return {key: on_host(element) for key, element in value.items()}
+        return {key: host_copy(element) for key, element in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)(on_host(element) for element in value)
+        return type(value)(host_copy(element) for element in value)
     if isinstance(value, ShardedTensor):
-        return _sharded_on_host(value)
+        return _sharded_host_copy(value)
     if isinstance(value, torch.Tensor):
         return value.detach().to("cpu", copy=True)
     return value
 
 
-def _sharded_on_host(value: ShardedTensor) -> ShardedTensor:
+def _sharded_host_copy(value: ShardedTensor) -> ShardedTensor:
+    # Its own `cpu` copies neither what is on the CPU already nor a table of the GPU's in host memory.
     metadata = value.metadata()
     on_cpu = []
     for shard in metadata.shards_metadata:
@@ -187,3 +196,123 @@ def _sharded_on_host(value: ShardedTensor) -> ShardedTensor:
         ShardedTensorMetadata(on_cpu, metadata.size, metadata.tensor_properties),
         process_group=value._process_group,
     )
+
+
+class CheckpointFolder:
+    """A folder of checkpoints, for one process. Each is a folder `step_N` that appears by one rename.
+
+    Interrupted jobs leave folders named `step_N.unfinished`, which are never read.
+
+    Args:
+        path: the folder.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def newest(self) -> tuple[Path | None, list[str]]:
+        """Returns the newest checkpoint whose files are all there in full length; None if there is none.
+
+        Also returns one line for each newer checkpoint, with what is wrong with it.
+        """
+        problems: list[str] = []
+        for checkpoint in self._checkpoints():
+            problem = _problem_with(checkpoint)
+            if not problem:
+                return checkpoint, problems
+            problems.append(f"{checkpoint} is not whole and is skipped: {problem}")
+        return None, problems
+
+    def begin(self, step: int) -> Path:
+        """Returns an empty folder to write a checkpoint to."""
+        unfinished = self._path / f"step_{step}{_UNFINISHED}"
+        shutil.rmtree(unfinished, ignore_errors=True)
+        unfinished.mkdir(parents=True)
+        return unfinished
+
+    def publish(self, unfinished: Path, written: set[str], keep: int | None) -> Path:
+        """Turns a written folder of `begin` into a checkpoint, and removes old ones.
+
+        Removes newer ones, too: they were not whole, or training went back to before them.
+
+        Args:
+            unfinished: the folder.
+            written: names of the files that all ranks have written.
+            keep: checkpoints to keep; None for all.
+
+        Raises:
+            FileNotFoundError: a file is not in the folder.
+        """
+        sizes = {path.name: path.stat().st_size for path in sorted(unfinished.iterdir())}
+        if missing := sorted(written - set(sizes)):
+            raise FileNotFoundError(
+                f"{unfinished} has no {missing[0]}, which a rank has written: all nodes must see the folder"
+            )
+        with (unfinished / CONTENTS_FILE).open("w") as file:
+            json.dump(sizes, file)
+            file.flush()
+            os.fsync(file.fileno())
+        _sync(unfinished)
+        published = self._path / unfinished.name.removesuffix(_UNFINISHED)
+        if published.exists():
+            self._doom(published)
+        os.rename(unfinished, published)
+        _sync(self._path)
+        others = self._checkpoints()
+        place = others.index(published)
+        for other in others[:place] + ([] if keep is None else others[place + keep :]):
+            self._doom(other)
+        self.clean()
+        return published
+
+    def clean(self) -> None:
+        """Removes unfinished checkpoints."""
+        if self._path.exists():
+            for path in self._path.iterdir():
+                if _LEFT_OVER.fullmatch(path.name):
+                    shutil.rmtree(path, ignore_errors=True)
+
+    def _doom(self, checkpoint: Path) -> None:
+        """Renames a checkpoint that `clean` will remove: half removed, it must not look like one."""
+        doomed = checkpoint.with_name(f"{checkpoint.name}.old{_UNFINISHED}")
+        shutil.rmtree(doomed, ignore_errors=True)
+        os.rename(checkpoint, doomed)
+
+    def _checkpoints(self) -> list[Path]:
+        """The checkpoints, newest first."""
+        if not self._path.exists():
+            return []
+        found = [path for path in self._path.iterdir() if _NAME.fullmatch(path.name)]
+        return sorted(found, key=step_of, reverse=True)
+
+
+def step_of(checkpoint: Path) -> int:
+    """Returns the step after which a checkpoint was written."""
+    match = _NAME.fullmatch(checkpoint.name)
+    if match is None:
+        raise ValueError(f"{checkpoint} is not a checkpoint: expected a folder named step_N")
+    return int(match[1])
+
+
+def _problem_with(checkpoint: Path) -> str:
+    """The reason a checkpoint cannot be read; empty if it can."""
+    try:
+        sizes = json.loads((checkpoint / CONTENTS_FILE).read_text())
+    except (OSError, ValueError) as error:
+        return f"{CONTENTS_FILE} cannot be read ({error})"
+    for name, size in sizes.items():
+        file = checkpoint / name
+        found = file.stat().st_size if file.exists() else None
+        if found != size:
+            is_there = "is missing" if found is None else f"has {found} bytes"
+            return f"{name} {is_there}, expected {size} bytes"
+    return ""
+
+
+def _sync(folder: Path) -> None:
+    """Makes the names in a folder survive a crash of the machine."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,12 +1,11 @@
-"""How long a rank computes in a step, apart from what it waits for."""
+"""Measures how long a rank computes in a step, without the time it waits for other ranks."""
 
 from __future__ import annotations
 
 import time
-import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torchrec.distributed.types import LazyAwaitable
@@ -14,112 +13,70 @@ from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedTensor
 
 from commons.pipeline.sharded_modules import outermost_sharded
 
-
-class _Mark(Protocol):
-    """A moment, as an event of CUDA is one."""
-
-    def synchronize(self) -> None: ...
-    def elapsed_time(self, end_event: Any) -> float: ...
-
-
-class _HostMark:
-    """A moment on the host's clock."""
-
-    def __init__(self) -> None:
-        self.seconds = time.perf_counter()
-
-    def synchronize(self) -> None:
-        """It is over."""
-
-    def elapsed_time(self, end_event: _HostMark) -> float:
-        """Milliseconds from here to there."""
-        return (end_event.seconds - self.seconds) * 1e3
+# A moment on the device's stream, or on the host's clock in seconds.
+_Mark = torch.cuda.Event | float
 
 
 @dataclass(frozen=True)
 class ComputeSpan:
-    """When a step's computing began and ended."""
+    """The start and the end of a step's computation."""
 
     start: _Mark
     end: _Mark
 
     def seconds(self) -> float:
-        """Its length; on CUDA this waits until the device has come to its end."""
+        """Returns its length; on CUDA, waits until the device has reached its end."""
+        if isinstance(self.start, float) or isinstance(self.end, float):
+            return float(self.end) - float(self.start)  # type: ignore[arg-type]
         self.end.synchronize()
         return self.start.elapsed_time(self.end) / 1e3
 
 
 class ComputeClock:
-    """Times forward and backward of a model's dense part in training.
+    """Times forward and backward of a model's dense part, by hooks that stay on the model.
 
-    A step's span begins when the embeddings of all sharded tables have arrived, and ends when their
-    gradients are ready to be sent; for a model without such tables, with the forward and with the end of the
-    backward's graph. A rank waits for others before the span and behind it: gradients of dense parameters
-    are reduced beside the computing, and waited for behind it. In micro-batches it reaches from the first one
-    to the last. Two waits can be within: where the gradients of one table are ready long before those of
-    another, that of sending them; and with micro-batches those of the very first backward, in which
-    DistributedDataParallel learns the graph.
+    Call `begin` right before a training step, and `span` after it. Neither host nor device waits for a mark.
 
-    Neither host nor device waits for a mark. The clock is attached by forward hooks, which go when it goes.
+    A span starts when the embeddings of all sharded tables have arrived. It ends when their gradients are
+    ready to be sent. Without such tables it starts with the forward and ends with the backward's graph.
+    Waits for other ranks lie outside: dense gradients are reduced alongside the computation, and waited for
+    after it. With micro-batches the span reaches from the first one to the last.
+
+    Two waits can lie inside. If one table's gradients are ready long before another's, sending them does.
+    With micro-batches, so do the waits of the very first backward, in which DistributedDataParallel learns
+    the graph.
 
     Args:
-        device: that computes.
+        model: the sharded model to time.
+        device: the device it runs on.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, model: torch.nn.Module, device: torch.device) -> None:
         self._on_cuda = device.type == "cuda"
-        self._model: weakref.ref[torch.nn.Module] | None = None
-        self.forget()
+        self.begin()
+        model.register_forward_pre_hook(self._model_begins)
+        model.register_forward_hook(self._model_ends)
+        for module in outermost_sharded(model):
+            module.register_forward_hook(self._tables_return)
 
-    def start(self, model: torch.nn.Module) -> None:
-        """A step of the model begins."""
-        if self._model is None or self._model() is not model:
-            self._attach(model)
-        self.forget()
-        self._runs = True
-
-    def span(self) -> ComputeSpan | None:
-        """Of the step that began last; None before its backward, or if nothing was to be differentiated."""
-        end = self._end_of_graph if self._gradients_ready is None else self._gradients_ready
-        return None if self._start is None or end is None else ComputeSpan(self._start, end)
-
-    def forget(self) -> None:
-        """What runs next is no step of training."""
-        self._runs = False
+    def begin(self) -> None:
+        """Forgets the last step; call right before the next one."""
         self._start: _Mark | None = None
         self._gradients_ready: _Mark | None = None
         self._end_of_graph: _Mark | None = None
-        self._arrived: set[int] = set()
+        self._arrived: set[torch.nn.Module] = set()
+
+    def span(self) -> ComputeSpan | None:
+        """Returns the span of the step since `begin`; None without a backward."""
+        end = self._end_of_graph if self._gradients_ready is None else self._gradients_ready
+        return None if self._start is None or end is None else ComputeSpan(self._start, end)
 
     def _mark(self) -> _Mark:
         if not self._on_cuda:
-            return _HostMark()
+            return time.perf_counter()
         event = torch.cuda.Event(enable_timing=True)
         event.record()
         return event
-
-    def _attach(self, model: torch.nn.Module) -> None:
-        self._model = weakref.ref(model)
-        clock = weakref.ref(self)
-
-        def only_while_running(method: Callable[..., None]) -> Callable[..., None]:
-            name = method.__name__
-
-            def hook(module: torch.nn.Module, *arguments: Any) -> None:
-                this = clock()
-                if this is not None and this._runs and torch.is_grad_enabled():
-                    getattr(this, name)(module, *arguments)
-
-            return hook
-
-        handles = [
-            model.register_forward_pre_hook(only_while_running(self._model_begins)),
-            model.register_forward_hook(only_while_running(self._model_ends)),
-        ]
-        hook = only_while_running(self._tables_return)
-        handles += [module.register_forward_hook(hook) for module in outermost_sharded(model)]
-        for handle in handles:
-            weakref.finalize(self, handle.remove)
 
     def _model_begins(self, model: torch.nn.Module, inputs: Any) -> None:
         if self._start is None:
@@ -127,11 +84,11 @@ class ComputeClock:
 
     def _model_ends(self, model: torch.nn.Module, inputs: Any, output: Any) -> None:
         losses = output[0] if isinstance(output, tuple | list) and output else None
-        if isinstance(losses, torch.Tensor) and losses.requires_grad:  # anything else is refused elsewhere
+        if isinstance(losses, torch.Tensor) and losses.requires_grad:  # the pipeline refuses anything else
             losses.register_hook(self._backward_begins)
 
     def _backward_begins(self, gradient: torch.Tensor) -> None:
-        # Called in the order of queueing: before what DistributedDataParallel queues later, to wait in.
+        # Callbacks run in queueing order: before the one that DistributedDataParallel queues later to wait.
         torch.autograd.Variable._execution_engine.queue_callback(self._graph_ends)
 
     def _graph_ends(self) -> None:
@@ -145,8 +102,8 @@ class ComputeClock:
                 self._embeddings_arrive(module, part)
 
     def _embeddings_arrive(self, module: torch.nn.Module, found: Any) -> Any:
-        if id(module) not in self._arrived:  # later ones are parts of it, for micro-batches
-            self._arrived.add(id(module))
+        if module not in self._arrived:  # later arrivals are parts of it, for micro-batches
+            self._arrived.add(module)
             self._start = self._mark()
         for tensor in _tensors(found):
             if tensor.requires_grad:

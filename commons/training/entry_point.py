@@ -13,13 +13,13 @@ import torch.distributed as dist
 from commons.gin_values import from_gin, is_bound
 from commons.perf_model.calibrate import summary
 from commons.training.calibration import measure_steps
-from commons.training.checkpoint_evaluation import evaluate_checkpoint
+from commons.training.evaluation import evaluate_checkpoint
 from commons.training.rank_process import rank_process
 from commons.training.trainer import train
 from commons.training.training_args import OptimizerArgs, TensorModelParallelArgs, TrainerArgs
 from commons.training.training_task import TrainingTask
 
-# What a calibration sets aside: loads are to differ, and the costs that a file names may not be there yet.
+# A calibration overrides these: loads should differ, and the cost file may not exist yet.
 UNBALANCED = [
     "TrainerArgs.enable_balanced_shuffler = False",
     "TrainerArgs.single_rank_load = False",
@@ -28,18 +28,45 @@ UNBALANCED = [
 
 
 def train_from_gin(description: str, make_task: Callable[[TrainerArgs, torch.device], TrainingTask]) -> None:
-    """Parses the command line, and trains what `make_task` makes of its gin settings.
+    """Parses the command line, and trains the task that `make_task` creates from its gin settings.
 
-    With `--calibrate FILE` it trains for a while, to measure what samples cost, and writes that instead. A
-    file without `OptimizerArgs`, as for inference, makes it evaluate the checkpoint in `ckpt_load_dir`.
+    With `--calibrate FILE`, trains for a while to measure the cost of samples, and writes that instead. A gin
+    file without `OptimizerArgs`, as for inference, evaluates the checkpoint in `ckpt_load_dir`.
     """
+    arguments = _arguments(description)
+    measures = arguments.calibrate is not None
+    if measures:
+        arguments.calibrate.parent.mkdir(parents=True, exist_ok=True)
+    bindings = arguments.gin_bindings + (UNBALANCED if measures else [])
+    gin.parse_config_files_and_bindings([arguments.gin_config_file], bindings)
+    trainer = from_gin(TrainerArgs)
+    optimizer = _optimizer(trainer, must_train=measures)
+    from_gin(TensorModelParallelArgs)  # refuses what does not run here
+    with rank_process() as device:
+        task = make_task(trainer, device)
+        if optimizer is None:
+            evaluate_checkpoint(task, trainer, device)
+        elif not measures:
+            train(task, trainer, optimizer, device)
+        else:
+            steps = measure_steps(task, trainer, optimizer, device, arguments.calibrate_seconds)
+            if dist.get_rank() == 0:
+                cost = steps.fit()
+                cost.save(arguments.calibrate)
+                print(summary(cost, steps))
+
+
+def _arguments(description: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--gin-config-file", required=True)
     parser.add_argument(
         "--gin-bindings", nargs="*", action="extend", default=[], help='as in "NetworkArgs.num_layers=2"'
     )
     parser.add_argument(
-        "--calibrate", type=Path, metavar="FILE", help="measure what samples cost, for balance_cost, and end"
+        "--calibrate",
+        type=Path,
+        metavar="FILE",
+        help="measure the cost of samples, for balance_cost, and end",
     )
     parser.add_argument(
         "--calibrate-seconds", type=float, default=60.0, help="how long to measure (%(default)s)"
@@ -51,34 +78,14 @@ def train_from_gin(description: str, make_task: Callable[[TrainerArgs, torch.dev
         parser.error(f"--calibrate {arguments.calibrate} is a folder; expected a file to write")
     if not Path(arguments.gin_config_file).is_file():
         raise FileNotFoundError(f"--gin-config-file {arguments.gin_config_file} does not exist")
-    bindings = arguments.gin_bindings
-    if arguments.calibrate is not None:
-        bindings = bindings + UNBALANCED
-        arguments.calibrate.parent.mkdir(parents=True, exist_ok=True)
-    gin.parse_config_files_and_bindings([arguments.gin_config_file], bindings)
-    trainer = from_gin(TrainerArgs)
-    optimizer = _optimizer(trainer, trains=arguments.calibrate is not None)
-    from_gin(TensorModelParallelArgs)  # refuses what does not run here
-    with rank_process() as device:
-        task = make_task(trainer, device)
-        if optimizer is None:
-            evaluate_checkpoint(task, trainer, device)
-            return
-        if arguments.calibrate is None:
-            train(task, trainer, optimizer, device)
-            return
-        steps = measure_steps(task, trainer, optimizer, device, arguments.calibrate_seconds)
-        if dist.get_rank() == 0:
-            cost = steps.fit()
-            cost.save(arguments.calibrate)
-            print(summary(cost, steps))
+    return arguments
 
 
-def _optimizer(trainer: TrainerArgs, trains: bool) -> OptimizerArgs | None:
+def _optimizer(trainer: TrainerArgs, must_train: bool) -> OptimizerArgs | None:
     """The optimizer that gin configures; None if there is none and a checkpoint can be evaluated instead."""
     if is_bound("OptimizerArgs.optimizer_str") or is_bound("OptimizerArgs.learning_rate"):
         return from_gin(OptimizerArgs)
-    if trains or not trainer.ckpt_load_dir:
+    if must_train or not trainer.ckpt_load_dir:
         raise ValueError(
             "OptimizerArgs is not configured, as in a file for inference. To train, bind "
             '"OptimizerArgs.optimizer_str=\'adam\'" "OptimizerArgs.learning_rate=1e-3"; to evaluate a '

@@ -1,4 +1,4 @@
-"""What gin files say about a network, whatever the model."""
+"""Settings of a network in gin files, common to all models."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torc
 
 @dataclass
 class BaseNetworkArgs:
-    """The layers of a sequence model; each model's `NetworkArgs` says which of these it uses.
+    """The layers of a sequence model. Each model's `NetworkArgs` says which of these it uses.
 
     Attributes:
-        num_layers: layers.
+        num_layers: number of layers.
         hidden_size: width of a token.
-        num_attention_heads: heads.
+        num_attention_heads: number of heads.
         kv_channels: width of one head.
-        hidden_dropout: probability, on what a layer adds to its input.
-        norm_epsilon: of all layer norms.
-        is_causal: whether the history is seen in order.
-        dtype_str: "bfloat16", "float16" or "float32". Gradients in float16 are not scaled, because fused
-            tables update within backward; small ones underflow.
-        kernel_backend: accepted; attention runs in PyTorch.
+        hidden_dropout: dropout probability of a layer's output, before the residual sum.
+        norm_epsilon: epsilon of all layer norms.
+        is_causal: whether attention is causal.
+        dtype_str: "bfloat16", "float16" or "float32". float16 has no loss scaling, because fused tables
+            update within backward; small gradients underflow.
+        kernel_backend: accepted without effect; attention runs in PyTorch.
         target_group_size: candidates that see each other; only 1 runs.
         num_position_buckets: positions with an embedding of their own.
-        recompute_input_layernorm, recompute_input_silu: accepted; a layer's inputs are kept.
+        recompute_input_layernorm, recompute_input_silu: accepted without effect; layers keep their inputs.
         item_embedding_dim, contextual_embedding_dim: widths of embeddings; −1 for `hidden_size`.
-        scaling_seqlen: what attention weights are divided by; −1 for the configured full length.
+        scaling_seqlen: divisor of attention weights; −1 for the configured full length.
         disable_contextual_mask: whether contextual tokens are causal too.
 
     Raises:
@@ -73,11 +73,11 @@ class BaseNetworkArgs:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The type that `dtype_str` names."""
+        """The dtype named by `dtype_str`."""
         return _DTYPES[self.dtype_str]
 
     def settings_without_effect(self) -> list[str]:
-        """One line for each setting that asks for something that does not happen."""
+        """Returns one line for each setting without effect."""
         lines = []
         if self.kernel_backend.lower() != "pytorch":
             lines.append(

@@ -7,7 +7,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import timedelta
 
 import torch
@@ -16,14 +16,14 @@ from torch.distributed.constants import default_pg_timeout
 
 from commons.distributed.failures import is_copy
 
-_GRACE_S = 2.0  # torchrun looks for ended ranks ten times a second
+_GRACE_S = 2.0  # torchrun checks ten times a second whether a rank has ended
 
 
 @contextmanager
 def rank_process() -> Iterator[torch.device]:
-    """Joins the process group that torchrun describes, and leaves it when all ranks are done.
+    """Joins torchrun's process group, and leaves it when all ranks are done.
 
-    NCCL with gloo for host tensors if there are GPUs, else gloo. Without torchrun the process is alone.
+    Uses NCCL with gloo for host tensors if there are GPUs, else gloo. Without torchrun the process is alone.
 
     Yields:
         This rank's device.
@@ -38,7 +38,7 @@ def rank_process() -> Iterator[torch.device]:
     if torch.cuda.is_available():
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
         torch.cuda.set_device(device)
-        # Without device_id: with it, NCCL splits sub-groups off a group that all its ranks must be in.
+        # Without device_id: with it, NCCL splits subgroups off a group, which takes all of its ranks.
         _join("cpu:gloo,cuda:nccl")
     else:
         device = torch.device("cpu")
@@ -50,15 +50,15 @@ def rank_process() -> Iterator[torch.device]:
 
 
 def _join(backend: str) -> None:
-    """Makes the default process group, also where torchrun has restarted the ranks.
+    """Creates the default process group, with a fresh store for every restart of the ranks.
 
-    Torchrun then hands out the same store as before, in which ranks would find each other's old addresses.
+    Torchrun reuses its store when it restarts ranks. There, they would find each other's old addresses.
     """
     store = _agent_store()
     if store is None:
         dist.init_process_group(backend)
         return
-    store.set_timeout(default_pg_timeout)  # ranks may be far apart in making a group
+    store.set_timeout(default_pg_timeout)  # ranks may create a group far apart in time
     dist.init_process_group(
         backend,
         store=dist.PrefixStore(f"attempt_{_attempt()}", store),
@@ -68,58 +68,45 @@ def _join(backend: str) -> None:
 
 
 def run_rank(main: Callable[[], None]) -> None:
-    """Runs `main` and ends the process, after a failure with 1; prints the first cause among ranks once.
+    """Runs `main` and ends the process, with exit code 1 after a failure; shows the first failure once.
 
-    When a rank fails, the others fail soon after, in whatever collective they were; only the rank that
-    failed first reports. Leaving without clean-up is what stops the others: a clean-up would wait for them.
-    After a success Python's own clean-up is left out too: gloo's threads take the GIL to free their last
-    collective, and abort the process if by then the interpreter is on its way out (one run in thirty).
+    When a rank fails, the others soon fail in their next collective. Only the rank that failed first prints;
+    the others wait for torchrun to end them. Elastic's `@record` would print every rank's traceback, and
+    those of its error files again.
+
+    The process ends without cleanup. After a failure, cleanup would wait for the other ranks. After a
+    success, gloo's threads may abort in the interpreter's cleanup (one run in thirty).
     """
     try:
         main()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(0)
+        code = 0
     except KeyboardInterrupt:
-        os._exit(130)
+        code = 130
     except Exception as error:
-        if _lost_a_peer(error) or is_copy(error):
-            time.sleep(_GRACE_S)  # torchrun ends this rank meanwhile, and names the one that is lost
-        _report_first(error)
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(1)
+        if isinstance(error, dist.DistBackendError) or "gloo/transport" in str(error) or is_copy(error):
+            time.sleep(_GRACE_S)  # likely another rank's failure; torchrun ends this one meanwhile
+        if _fails_first():
+            where = "".join(traceback.format_exception(error))
+            print(f"rank {os.environ.get('RANK', '0')} failed:\n{where}", file=sys.stderr)
+        else:
+            time.sleep(_GRACE_S)  # torchrun ends all ranks when one ends, and the first must have printed
+        code = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
-def _lost_a_peer(error: BaseException) -> bool:
-    """Whether the error may be only the echo of another rank's end."""
-    return isinstance(error, dist.DistBackendError) or "gloo/transport" in str(error)
-
-
-def _report_first(error: BaseException) -> None:
-    """Prints the error if no other rank has failed before; else returns once that one's is printed.
-
-    Torchrun ends all ranks as soon as one has left, so the first must have printed by then.
-    """
-    rank = os.environ.get("RANK", "0")
-    text = f"rank {rank} failed:\n{''.join(traceback.format_exception(error))}"
-    # Torchrun restarts failed ranks with the same store: one count per attempt.
-    prefix = f"balanced_training/failures/{_attempt()}"
+def _fails_first() -> bool:
+    """Whether no other rank of this attempt has asked before."""
     try:
         store = _agent_store()
-        if store is not None and store.add(f"{prefix}/count", 1) > 1:
-            store.wait([f"{prefix}/printed"], timedelta(seconds=_GRACE_S))
-            return
-    except Exception:  # better a cause shown twice than not at all
-        store = None
-    print(text, file=sys.stderr, flush=True)
-    if store is not None:
-        with suppress(Exception):  # the store may be gone by now; this rank must leave all the same
-            store.set(f"{prefix}/printed", "1")
+        return store is None or store.add(f"balanced_training/failures/{_attempt()}", 1) == 1
+    except Exception:  # the store may be gone; better a failure shown twice than not at all
+        return True
 
 
 def _attempt() -> str:
-    """Which start of the ranks this is."""
+    """The number of times torchrun has restarted the ranks."""
     return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
 
 

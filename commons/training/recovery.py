@@ -1,4 +1,4 @@
-"""What lets a training go on after it was stopped: checkpoints at intervals, and on request."""
+"""Stopping and resuming: checkpoints at intervals and on SIGTERM."""
 
 from __future__ import annotations
 
@@ -10,10 +10,8 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from commons.training.checkpoint_folder import step_of
-from commons.training.checkpoints import Checkpoints
-from commons.training.rank_zero_log import warn_once
-from commons.training.step_log import StepLog
+from commons.training.checkpoints import Checkpoints, step_of
+from commons.training.run_log import StepLog, warn_once
 from commons.training.step_vote import NonFiniteLossError, StepVote
 from commons.training.training_args import TrainerArgs
 from commons.training.training_state import TrainingState
@@ -22,19 +20,19 @@ logger = logging.getLogger(__name__)
 
 
 class Recovery:
-    """Restores the newest checkpoint there is, writes new ones, and stops all ranks on SIGTERM to one.
+    """Restores the newest checkpoint, writes new ones, and stops all ranks on SIGTERM to one.
 
-    Without a checkpoint that is due within the run it only reads `ckpt_load_dir`. Made collectively.
+    If no checkpoint is due within the run, it only reads `ckpt_load_dir`. Construction is collective.
 
     Args:
-        args: of them `ckpt_save_interval`, `ckpt_save_dir`, `ckpt_load_dir`, `ckpt_keep` and the window, at
-            whose end alone a checkpoint is written: within, a step's samples are not those loaded for it.
-        state: what is saved and restored.
-        vote: what tells all ranks of a request to stop.
-        num_steps: steps of the run, those before a checkpoint that it starts from included.
+        args: `ckpt_save_interval`, `ckpt_save_dir`, `ckpt_load_dir`, `ckpt_keep` and the window. Checkpoints
+            are only written at a window's end: within one, steps hold samples loaded for other steps.
+        state: the state to save and restore.
+        vote: tells all ranks about a request to stop.
+        num_steps: steps of the run, including those before the checkpoint it starts from.
 
     Attributes:
-        restored: the checkpoint that `resume` read, if there was one.
+        restored: the checkpoint that `resume` read, or None.
     """
 
     def __init__(self, args: TrainerArgs, state: TrainingState, vote: StepVote, num_steps: int) -> None:
@@ -44,10 +42,8 @@ class Recovery:
         self._window = args.balance_window if args.enable_balanced_shuffler else 1
         if self._interval > num_steps:
             warn_once(
-                [
-                    f"TrainerArgs.ckpt_save_interval = {self._interval} is beyond the run's {num_steps} "
-                    f"steps: no checkpoint is written to {args.ckpt_save_dir}, and none is read from it"
-                ]
+                f"TrainerArgs.ckpt_save_interval = {self._interval} is beyond the run's {num_steps} steps: "
+                f"no checkpoint is written to {args.ckpt_save_dir}, and none is read from it"
             )
         saves = args.saves_within(num_steps)
         self._saves = Checkpoints(Path(args.ckpt_save_dir), args.ckpt_keep) if saves else None
@@ -57,10 +53,10 @@ class Recovery:
         self.restored: Path | None = None
 
     def resume(self) -> None:
-        """Restores the newest whole checkpoint of `ckpt_save_dir`, or else of `ckpt_load_dir`. Collective.
+        """Restores the newest whole checkpoint of `ckpt_save_dir`, else of `ckpt_load_dir`. Collective.
 
         Raises:
-            ValueError: it is of another model or optimiser.
+            ValueError: the checkpoint is of another model or optimizer.
             FileNotFoundError: `ckpt_load_dir` has none.
         """
         if self._saves is not None:
@@ -82,9 +78,10 @@ class Recovery:
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Within, SIGTERM to any rank stops all of them behind a checkpoint.
+        """While active, SIGTERM to any rank stops all of them after a checkpoint.
 
-        Where a bad loss stops them, the checkpoint that is being written, which is from before, is finished.
+        If a loss that is not finite ends training, first finishes the checkpoint being written: it is from
+        before that loss.
         """
         if self._saves is None:
             yield
@@ -100,15 +97,15 @@ class Recovery:
                 raise
 
     def after_step(self, requested: bool, is_last: bool, log: StepLog) -> bool:
-        """Saves if it is time to; whether training has to stop here. Collective, after every step.
+        """Saves if it is time to; returns whether training has to stop. Collective, after every step.
 
         Args:
-            requested: whether a rank was asked to stop, as the vote has it.
+            requested: whether a rank was asked to stop, as returned by the vote.
             is_last: whether no step follows.
-            log: is told how long training stood still for each checkpoint, and how long writing took.
+            log: gets how long training stalled for each checkpoint, and how long writing took.
 
         Raises:
-            NonFiniteLossError: a loss until here was not finite; nothing is saved then.
+            NonFiniteLossError: a loss so far was not finite; nothing is saved then.
         """
         if self._saves is None:
             return False
@@ -118,29 +115,27 @@ class Recovery:
         if requested or is_last or step - self._last_saved >= self._interval:
             start = time.perf_counter()
             self._vote.finish()
-            self._finish_writing(log, must_be_written=False)
+            self._finish_writing(self._saves, log, must_be_written=False)
             self._saves.save(step, self._state.to_save())
             self._last_saved, self._stall_seconds = step, time.perf_counter() - start
         if requested or is_last:
-            self._finish_writing(log, must_be_written=requested)
+            self._finish_writing(self._saves, log, must_be_written=requested)
         return requested
 
-    def _finish_writing(self, log: StepLog, must_be_written: bool) -> None:
-        """Waits for the checkpoint under way; one that could not be written costs no more than a warning.
+    def _finish_writing(self, saves: Checkpoints, log: StepLog, must_be_written: bool) -> None:
+        """Waits for the checkpoint being written; warns if it could not be.
 
-        But where the job ends with it, that is raised: all since the one before would be lost in silence.
+        Raises instead if the job ends with it: everything since the checkpoint before would be lost.
         """
-        if self._saves is None:
-            return
         try:
-            writing_seconds = self._saves.finish()
-        except Exception as error:  # a full disk, say: what is trained is worth more than this checkpoint
+            writing_seconds = saves.finish()
+        except Exception as error:  # such as a full disk: training is worth more than this checkpoint
             if must_be_written:
                 raise
             if dist.get_rank() == 0:
                 logger.warning(
-                    f"the checkpoint of step {self._last_saved} was not written: {error}; what was trained "
-                    "is not lost, and the checkpoint before stays"
+                    f"the checkpoint of step {self._last_saved} was not written: {error}; training goes on, "
+                    "and the checkpoint before stays"
                 )
             return
         if writing_seconds is not None:

@@ -1,4 +1,4 @@
-"""A model made ready for training on many ranks: tables by rows over the ranks, the rest replicated."""
+"""Shards a model over the ranks: embedding tables by rows, and replicas of the rest."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torchrec.distributed.sharding_plan import construct_module_sharding_plan, r
 from torchrec.distributed.types import EmbeddingModuleShardingPlan, ModuleSharder, ShardingPlan
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 
-from commons.training.rank_zero_log import warn_once
+from commons.training.run_log import warn_once
 from commons.training.training_args import OptimizerArgs
 from commons.unbounded_ids import UnboundedEmbeddingCollection, UnboundedEmbeddingCollectionSharder
 
@@ -22,21 +22,21 @@ from commons.unbounded_ids import UnboundedEmbeddingCollection, UnboundedEmbeddi
 def shard_model(
     model: nn.Module, optimizer_args: OptimizerArgs, device: torch.device, cached: bool = False
 ) -> tuple[DistributedModelParallel, CombinedOptimizer]:
-    """Shards the embedding collections of a model row-wise, and replicates the rest under DDP.
+    """Shards a model's embedding collections by rows, and replicates the rest under DDP.
 
-    Those are every `EmbeddingCollection` and `UnboundedEmbeddingCollection`. The tables' optimizer is fused
-    into their backward; on CPU, where fbgemm has no fused Adam, Adam becomes row-wise Adagrad for them, with
-    a warning on rank 0.
+    Shards every `EmbeddingCollection` and `UnboundedEmbeddingCollection`, with the optimizer fused into the
+    backward. fbgemm has no fused Adam on CPU: there, tables train with row-wise Adagrad instead, with a
+    warning on rank 0.
 
     Args:
-        model: on any device.
-        optimizer_args: for tables and dense parameters.
-        device: of this rank.
-        cached: whether tables stay in host memory, with a cache in the GPU's, as pipeline "prefetch" needs;
-            not those of an `UnboundedEmbeddingCollection`, whose rows are reset where they are.
+        model: the model, on any device.
+        optimizer_args: the optimizer of tables and dense parameters.
+        device: device of this rank.
+        cached: whether tables stay in host memory with a cache on the GPU, as pipeline "prefetch" needs.
+            Never those of an `UnboundedEmbeddingCollection`, whose rows are reset in place.
 
     Returns:
-        The model, and the optimizer of tables and dense parameters together.
+        The sharded model, and one optimizer for tables and dense parameters.
 
     Raises:
         ValueError: a table of unbounded ids has too few rows for the ranks.
@@ -44,10 +44,8 @@ def shard_model(
     collections = _collections(model)
     if collections and optimizer_args.optimizer_str == "adam" and device.type == "cpu":
         warn_once(
-            [
-                "fbgemm has no fused Adam on CPU: embedding tables train with row-wise Adagrad, "
-                "dense parameters with Adam"
-            ]
+            "fbgemm has no fused Adam on CPU: embedding tables train with row-wise Adagrad, dense parameters "
+            "with Adam"
         )
     fused_params = _fused_params(optimizer_args, device)
     cached_params = fused_params | {"prefetch_pipeline": True} if cached else fused_params
@@ -78,7 +76,7 @@ def shard_model(
 
 
 def _collections(module: nn.Module, path: str = "") -> dict[str, nn.Module]:
-    """The embedding collections in a module by path; not those that are part of another."""
+    """The outermost embedding collections of a module, by path."""
     if isinstance(module, EmbeddingCollection | UnboundedEmbeddingCollection):
         return {path: module}
     return {
@@ -93,7 +91,7 @@ def _by_rows(
 ) -> EmbeddingModuleShardingPlan:
     return construct_module_sharding_plan(
         module,
-        # Named, because the default on CPU is the dense kernel, which sums what it should look up.
+        # Explicit, because the default on CPU is the dense kernel, which sums instead of looking up.
         {config.name: row_wise(compute_kernel=kernel) for config in module.embedding_configs()},
         sharder=sharder,
         device_type=device.type,
@@ -101,7 +99,7 @@ def _by_rows(
 
 
 def _moved(module: nn.Module, device: torch.device, keeps_tables: bool) -> nn.Module:
-    """The module on a device; without its tables if they may be larger than the device's memory."""
+    """Moves a module to a device, but for tables that may be larger than the device's memory."""
     if not keeps_tables:
         return module.to(device)
     if not isinstance(module, EmbeddingCollection):

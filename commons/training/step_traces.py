@@ -1,4 +1,4 @@
-"""Traces of some steps: torch.profiler's, or a range for Nsight Systems to capture."""
+"""Traces of selected steps, by torch.profiler or as a capture range for Nsight Systems."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -18,49 +17,37 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from tqdm import tqdm
 
 from commons.named_ranges import NotedRanges, RangeOfThread, unfollowed_threads_through
-from commons.training.rank_zero_log import warn_once
+from commons.training.run_log import warn_once
 from commons.training.training_args import TrainerArgs
 
 logger = logging.getLogger(__name__)
 
 
-class _Trace(Protocol):
-    """What follows the steps of this rank from `start` to `stop`, both called once, after `prepare`."""
-
-    def prepare(self) -> None: ...
-
-    def start(self) -> None: ...
-
-    def stop(self) -> None: ...
-
-
 class StepTraces:
-    """Traces the steps of this rank that the arguments say, if they say so.
+    """Traces the steps of this rank that the arguments select, if any.
 
-    Written when the last of them is done, or training ends before: by torch.profiler to
-    `<log_dir>/traces/rank<rank>.json.gz`. Under Nsight Systems its own capture is started and stopped
-    instead, with NVTX ranges: a GPU can be followed by one of the two only.
+    torch.profiler writes `<log_dir>/traces/rank<rank>.json.gz` after the last of them, or when training ends
+    before. Under Nsight Systems, which cannot share a GPU with torch.profiler, this starts and stops its
+    capture instead, with NVTX ranges.
 
     Args:
-        args: of them `profile`, `profile_step_start`, `profile_step_end` and `log_dir`.
-        first_step: steps that were done before this process.
-        num_steps: steps that are done at the end of it.
-        device: that the steps run on.
+        args: `profile`, `profile_step_start`, `profile_step_end` and `log_dir`.
+        first_step: steps done before this process.
+        num_steps: steps of the run.
+        device: device that the steps run on.
     """
 
     def __init__(self, args: TrainerArgs, first_step: int, num_steps: int, device: torch.device) -> None:
         self._first, self._end = args.profile_step_start, args.profile_step_end
-        self._trace: _Trace | None = None
+        self._trace: _TorchTrace | _NsightCapture | None = None
         self._prepared = self._started = False
-        self._step_range: record_function | None = None
+        self._step_range = ExitStack()
         if not args.profile:
             return
         if self._end <= first_step + 1 or self._first > num_steps:
             warn_once(
-                [
-                    f"TrainerArgs.profile writes no trace: it is of steps {self._first} to {self._end - 1}, "
-                    f"and this run does {first_step + 1} to {num_steps}"
-                ]
+                f"TrainerArgs.profile writes no trace: it selects steps {self._first} to {self._end - 1}, "
+                f"and this run does {first_step + 1} to {num_steps}"
             )
         elif device.type == "cuda" and "NSYS_PROFILING_SESSION_ID" in os.environ:
             self._trace = _NsightCapture()
@@ -70,37 +57,29 @@ class StepTraces:
     def __enter__(self) -> StepTraces:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stop()
 
     def before_step(self, step: int) -> None:
-        """Called before each step, which counts from 1."""
+        """Starts, continues or stops the trace; call before each step, which counts from 1."""
         if self._trace is None:
             return
-        self._end_step()
+        self._step_range.close()
         if step >= self._end:
             self._stop()
             return
-        if step >= self._first - 1 and not self._prepared:  # a step ahead: it disturbs what comes next
+        if step >= self._first - 1 and not self._prepared:  # a step ahead, because it disturbs the next one
             self._trace.prepare()
             self._prepared = True
         if step >= self._first:
             if not self._started:
                 self._trace.start()
                 self._started = True
-            # The name by which tools that read such traces find steps.
-            self._step_range = record_function(f"ProfilerStep#{step}")
-            self._step_range.__enter__()
-
-    def _end_step(self) -> None:
-        if self._step_range is not None:
-            self._step_range.__exit__(None, None, None)
-            self._step_range = None
+            # Tools that read such traces find steps by this name.
+            self._step_range.enter_context(record_function(f"ProfilerStep#{step}"))
 
     def _stop(self) -> None:
-        self._end_step()
+        self._step_range.close()
         if self._trace is not None and self._started:
             self._trace.stop()
         self._trace = None
@@ -110,8 +89,8 @@ class _TorchTrace:
     """torch.profiler's trace of this rank.
 
     Args:
-        folder: to write it to.
-        device: whose activity is traced, beside the host's.
+        folder: folder to write it to.
+        device: device to trace, in addition to the host.
     """
 
     def __init__(self, folder: Path, device: torch.device) -> None:
@@ -119,7 +98,7 @@ class _TorchTrace:
         activities = [ProfilerActivity.CPU]
         if device.type == "cuda":
             activities.append(ProfilerActivity.CUDA)
-        # Read when the profiler is first used, which else prints a line at its start and one at its end.
+        # The profiler reads this when first used; otherwise it prints a line at its start and its end.
         os.environ.setdefault("KINETO_LOG_LEVEL", "6")
         self._profile = profile(activities=activities)
         self._of_other_threads = NotedRanges()
@@ -130,17 +109,17 @@ class _TorchTrace:
         self._profile.prepare_trace()
 
     def start(self) -> None:
-        """Begins the trace."""
+        """Starts the trace."""
         self._profile.start_trace()
         self._following.enter_context(unfollowed_threads_through(self._of_other_threads.range))
 
     def stop(self) -> None:
-        """Ends the trace and writes it; one that cannot be written costs no more than a warning."""
+        """Stops the trace and writes it; warns if it cannot be written."""
         self._following.close()
         self._profile.stop_trace()
         try:
             self._write()
-        except OSError as error:  # a full disk, say: what is trained is worth more
+        except OSError as error:  # such as a full disk: training is worth more
             logger.warning(f"the trace {self._path} was not written: {error}")
             return
         if dist.get_rank() == 0:
@@ -156,7 +135,7 @@ class _TorchTrace:
 
 
 def _with_ranges(lines: Iterator[str], ranges: Sequence[RangeOfThread]) -> Iterator[str]:
-    """The lines of a trace, which may be far larger than memory for its objects, with the ranges added."""
+    """Adds the ranges to a trace line by line: parsed, it may be far larger than memory."""
     base_ns = 0
     for line in lines:
         yield line
@@ -168,22 +147,21 @@ def _with_ranges(lines: Iterator[str], ranges: Sequence[RangeOfThread]) -> Itera
 
 
 def _events(ranges: Sequence[RangeOfThread], base_ns: int) -> Iterator[dict[str, Any]]:
-    """The ranges in the trace's format, whose times are microseconds from `base_ns`, and their threads."""
+    """The ranges and their threads in the trace's format, with times in microseconds from `base_ns`."""
     process = os.getpid()
-    for thread_id, thread in {of_one.thread_id: of_one.thread for of_one in ranges}.items():
-        name = {"name": f"thread {thread_id} ({thread})"}
-        yield {"ph": "M", "name": "thread_name", "pid": process, "tid": thread_id, "args": name}
-        order = {"sort_index": thread_id}
-        yield {"ph": "M", "name": "thread_sort_index", "pid": process, "tid": thread_id, "args": order}
-    for of_one in ranges:
+    for thread_id, thread in {noted.thread_id: noted.thread for noted in ranges}.items():
+        of_thread = {"ph": "M", "pid": process, "tid": thread_id}
+        yield {**of_thread, "name": "thread_name", "args": {"name": f"thread {thread_id} ({thread})"}}
+        yield {**of_thread, "name": "thread_sort_index", "args": {"sort_index": thread_id}}
+    for noted in ranges:
         yield {
             "ph": "X",
             "cat": "user_annotation",
-            "name": of_one.name,
+            "name": noted.name,
             "pid": process,
-            "tid": of_one.thread_id,
-            "ts": (of_one.start_ns - base_ns) / 1e3,
-            "dur": (of_one.end_ns - of_one.start_ns) / 1e3,
+            "tid": noted.thread_id,
+            "ts": (noted.start_ns - base_ns) / 1e3,
+            "dur": (noted.end_ns - noted.start_ns) / 1e3,
         }
 
 
@@ -194,15 +172,15 @@ class _NsightCapture:
         self._following = ExitStack()
 
     def prepare(self) -> None:
-        """Nothing: Nsight Systems was started before the process."""
+        """Does nothing: Nsight Systems was started before the process."""
 
     def start(self) -> None:
-        """Begins the capture."""
+        """Starts the capture."""
         torch.cuda.profiler.start()
         self._following.enter_context(torch.autograd.profiler.emit_nvtx())
         self._following.enter_context(unfollowed_threads_through(torch.cuda.nvtx.range))
 
     def stop(self) -> None:
-        """Ends the capture."""
+        """Stops the capture."""
         self._following.close()
         torch.cuda.profiler.stop()

@@ -1,16 +1,19 @@
-"""What gin files say about training, whatever the model."""
+"""Settings of a training run in gin files, common to all models."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import gin
 
-from commons.distributed.exchange import EXCHANGES
-from commons.distributed.shuffler_settings import PARTITIONERS
+from commons.distributed.shuffler_settings import ShufflerSettings
 from commons.perf_model import MeasuredCost
+
+# The value of `balance_cost` that names no file.
+FLOPS = "flops"
 
 
 def require(condition: bool, setting: str, value: object, expected: str) -> None:
@@ -20,19 +23,15 @@ def require(condition: bool, setting: str, value: object, expected: str) -> None
 
 
 def require_at_least(minimum: int, setting: str, value: object) -> None:
-    """Raises a ValueError that names the setting and its value unless it is such an integer."""
+    """Raises a ValueError that names the setting and its value unless it is an integer >= `minimum`."""
     fits = isinstance(value, int) and value >= minimum
     require(fits, setting, value, f"an integer of at least {minimum}")
-
-
-# The costs that are no file's.
-FLOPS = "flops"
 
 
 @gin.configurable
 @dataclass
 class TrainerArgs:
-    """The training run.
+    """Settings of a training run.
 
     Attributes:
         train_batch_size: rows per rank and step.
@@ -41,44 +40,37 @@ class TrainerArgs:
         log_interval: steps between log lines.
         max_train_iters: steps to train; None for one epoch.
         max_eval_iters: steps of one evaluation; None for the whole set.
-        seed: of parameters and of the samples' order.
-        hang_timeout_s: seconds that a step, a batch of an evaluation or a checkpoint may take before a rank
-            writes the stacks of its threads to `stacks` of `log_dir`, and goes on waiting; None for never.
-        gc_interval: steps between collections of Python's garbage, on all ranks at the same time; None for
-            whenever Python sees fit.
-        profile: whether steps are traced, on each rank to a file in `traces` of `log_dir`.
-        profile_step_start, profile_step_end: the first step that is traced, and the first that is no more.
-        ckpt_save_interval: steps between checkpoints; −1 for none, and so is a number beyond the run's
-            steps, with a warning. With checkpoints, a run starts from the newest whole one in
-            `ckpt_save_dir`, ends with one, and SIGTERM to a rank makes all write one and end. Without, it
-            neither writes nor reads `ckpt_save_dir`.
-        ckpt_save_dir: folder of the checkpoints, which all ranks see.
-        ckpt_load_dir: folder of checkpoints to start from, at the step of the newest whole one, unless one
-            of `ckpt_save_dir` was read; empty for none.
+        seed: seed of parameters and sample order.
+        hang_timeout_s: seconds that a step, a batch of an evaluation or a checkpoint may take. After that, a
+            rank writes its threads' stacks to `stacks` in `log_dir` and keeps waiting. None for never.
+        gc_interval: steps between garbage collections, synchronized over ranks; None leaves them to Python.
+        profile: whether to trace steps, to `traces` in `log_dir` on each rank.
+        profile_step_start, profile_step_end: first traced step, and first step no longer traced.
+        ckpt_save_interval: steps between checkpoints; −1, or more than the run's steps, for none. With
+            checkpoints, a run resumes from the newest whole one in `ckpt_save_dir` and ends with one, and
+            SIGTERM to a rank makes all ranks write one and stop.
+        ckpt_save_dir: folder of the checkpoints, visible to all ranks.
+        ckpt_load_dir: folder whose newest whole checkpoint to start from if `ckpt_save_dir` has none; empty
+            for none.
         ckpt_keep: checkpoints to keep; None for all.
         pipeline_type: "none", "native" or "prefetch".
-        enable_balanced_shuffler: whether samples move between ranks so that all have the same load.
-        batch_shuffler: registered name of the shuffler that does it; empty for the model's own.
-        balance_partitioner, balance_tolerance, balance_equal_rows, balance_max_tokens: how the shuffler
-            places samples, as `BatchShuffler` takes them without "balance_".
-        balance_window, balance_window_max_step_ratio: steps that are planned together, likewise; more than 1
-            changes what a step contains.
-        balance_cost: what a sample costs: "flops" for the shuffler's own workloads, or the path of a file
-            with times that were measured, as a calibration writes it.
-        balance_exchange, balance_planning_backend, balance_verify: how ranks talk to each other, likewise.
-        max_tokens_per_micro_batch: makes every step run in micro-batches of at most so many tokens, as many
-            on every rank, which bounds the memory of activations; None for steps that run whole.
-        small_micro_batches_at_ends: whether the lightest micro-batches come first and last, not only first.
+        enable_balanced_shuffler: whether samples move between ranks to balance their loads.
+        batch_shuffler: registered name of the shuffler; empty for the model's own.
+        balance_partitioner, balance_tolerance, balance_equal_rows, balance_max_tokens, balance_window,
+            balance_window_max_step_ratio, balance_exchange, balance_verify, max_tokens_per_micro_batch: see
+            `ShufflerSettings`.
+        balance_cost: cost of a sample: "flops" for the shuffler's workloads, or a file of measured costs as
+            written by a calibration.
         single_rank_load: whether rank 0 loads the samples of all ranks, and the shuffler spreads them.
-        log_dir: where the figures are written, as JSON lines and for TensorBoard.
-        peak_tflops: what one device computes at best, in 10¹² FLOP/s at the model's precision; with it the
-            share of that which is used is shown (MFU). None if it is not known.
-        top_k_for_generation: items that a generative model retrieves per sample, and beams of its search.
-        eval_metrics: of a generative model's retrieval, as in "HitRate@10".
+        log_dir: folder of the figures, as JSON lines and for TensorBoard.
+        peak_tflops: peak TFLOP/s of one device at the model's precision, to report MFU; None if unknown.
+        top_k_for_generation: items a generative model retrieves per sample; also its beam width.
+        eval_metrics: metrics of a generative model's retrieval, such as "HitRate@10".
 
     Raises:
-        ValueError: a value is out of range, or the file of `balance_cost` is something else.
-        FileNotFoundError: there is no such file.
+        ValueError: a value is out of range, or has no effect with the others; or the file of `balance_cost`
+            is not a cost file.
+        FileNotFoundError: the file of `balance_cost` does not exist.
     """
 
     train_batch_size: int
@@ -100,17 +92,16 @@ class TrainerArgs:
     pipeline_type: str = "native"
     enable_balanced_shuffler: bool = False
     batch_shuffler: str = ""
-    balance_partitioner: str = "refined"
-    balance_tolerance: float | None = None
-    balance_equal_rows: bool = True
-    balance_max_tokens: int | None = None
-    balance_window: int = 1
-    balance_window_max_step_ratio: float | None = None
+    balance_partitioner: str = ShufflerSettings.partitioner
+    balance_tolerance: float | None = ShufflerSettings.tolerance
+    balance_equal_rows: bool = ShufflerSettings.equal_rows
+    balance_max_tokens: int | None = ShufflerSettings.max_tokens
+    balance_window: int = ShufflerSettings.window
+    balance_window_max_step_ratio: float | None = ShufflerSettings.window_max_step_ratio
     balance_cost: str = FLOPS
-    balance_exchange: str = "all_to_all"
-    balance_verify: bool = False
-    max_tokens_per_micro_batch: int | None = None
-    small_micro_batches_at_ends: bool = False
+    balance_exchange: str = ShufflerSettings.exchange
+    balance_verify: bool = ShufflerSettings.verify
+    max_tokens_per_micro_batch: int | None = ShufflerSettings.max_tokens_per_micro_batch
     single_rank_load: bool = False
     log_dir: str = "out/logs"
     peak_tflops: float | None = None
@@ -118,82 +109,47 @@ class TrainerArgs:
     eval_metrics: tuple[str, ...] = ("HitRate@10", "Recall@10", "NDCG@10")
 
     def __post_init__(self) -> None:
-        for name in (
-            "train_batch_size",
-            "eval_interval",
-            "log_interval",
-            "top_k_for_generation",
-            "balance_window",
-            "profile_step_start",
-        ):
+        def check(fits: bool, name: str, expected: str) -> None:
+            require(fits, f"TrainerArgs.{name}", getattr(self, name), expected)
+
+        required = ("train_batch_size", "eval_interval", "log_interval", "top_k_for_generation")
+        optional = ("eval_batch_size", "max_train_iters", "max_eval_iters", "ckpt_keep", "gc_interval")
+        given = [name for name in optional if getattr(self, name) is not None]
+        for name in (*required, "profile_step_start", *given):
             require_at_least(1, f"TrainerArgs.{name}", getattr(self, name))
-        for name in (
-            "eval_batch_size",
-            "max_train_iters",
-            "max_eval_iters",
-            "balance_max_tokens",
-            "max_tokens_per_micro_batch",
-            "ckpt_keep",
-            "gc_interval",
-        ):
-            if getattr(self, name) is not None:
-                require_at_least(1, f"TrainerArgs.{name}", getattr(self, name))
         require_at_least(0, "TrainerArgs.seed", self.seed)
         if self.peak_tflops is not None:
-            peak = self.peak_tflops
-            require(0 < peak < float("inf"), "TrainerArgs.peak_tflops", peak, "a number above 0")
+            check(0 < self.peak_tflops < float("inf"), "peak_tflops", "a number above 0")
         if self.hang_timeout_s is not None:
-            fits = 0 < self.hang_timeout_s < float("inf")
             expected = "seconds, above 0 and finite, or None for never"
-            require(fits, "TrainerArgs.hang_timeout_s", self.hang_timeout_s, expected)
-        require(
+            check(0 < self.hang_timeout_s < float("inf"), "hang_timeout_s", expected)
+        check(
             isinstance(self.profile_step_end, int) and self.profile_step_end > self.profile_step_start,
-            "TrainerArgs.profile_step_end",
-            self.profile_step_end,
+            "profile_step_end",
             f"an integer above profile_step_start = {self.profile_step_start}: the first not traced",
         )
         interval = self.ckpt_save_interval
         expected = "steps, at least 1, or -1 for no checkpoints"
-        require(interval == -1 or interval >= 1, "TrainerArgs.ckpt_save_interval", interval, expected)
-        saves = self.saves_within(self.max_train_iters or interval)
-        if saves and self.pipeline_type == "prefetch" and self.enable_balanced_shuffler:
-            # This pipeline is drained for evaluations, and its windows begin anew behind them.
-            require(
-                self.eval_interval % self.balance_window == 0,
-                "TrainerArgs.eval_interval",
-                self.eval_interval,
-                f"a multiple of balance_window = {self.balance_window}, with checkpoints and prefetch",
-            )
-        for name, values in (
-            ("balance_partitioner", PARTITIONERS),
-            ("balance_exchange", sorted(EXCHANGES)),
-        ):
-            value = getattr(self, name)
-            require(value in values, f"TrainerArgs.{name}", value, f"one of {', '.join(values)}")
-        if self.balance_cost != FLOPS:
-            MeasuredCost.load(Path(self.balance_cost))
-        if self.balance_window_max_step_ratio is not None:
-            ratio = self.balance_window_max_step_ratio
-            require(ratio >= 1, "TrainerArgs.balance_window_max_step_ratio", ratio, "at least 1")
-        require(
+        check(interval == -1 or interval >= 1, "ckpt_save_interval", expected)
+        check(
             self.enable_balanced_shuffler or not self.single_rank_load,
-            "TrainerArgs.single_rank_load",
-            self.single_rank_load,
+            "single_rank_load",
             "False without enable_balanced_shuffler, which is what spreads the samples",
         )
-        require(
-            self.max_tokens_per_micro_batch is not None or not self.small_micro_batches_at_ends,
-            "TrainerArgs.small_micro_batches_at_ends",
-            self.small_micro_batches_at_ends,
-            "False without max_tokens_per_micro_batch",
-        )
-        if self.balance_tolerance is not None:
-            tolerance = self.balance_tolerance
-            finite = 0 <= tolerance < float("inf")
-            require(finite, "TrainerArgs.balance_tolerance", tolerance, "a finite number of at least 0")
+        if self.balance_cost != FLOPS:
+            MeasuredCost.load(Path(self.balance_cost))
+        _check_shuffler_settings(self)
+        saves = self.saves_within(self.max_train_iters or interval)
+        if saves and self.pipeline_type == "prefetch" and self.enable_balanced_shuffler:
+            # This pipeline drains before an evaluation, and starts a new window after it.
+            check(
+                self.eval_interval % self.balance_window == 0,
+                "eval_interval",
+                f"a multiple of balance_window = {self.balance_window}, with checkpoints and prefetch",
+            )
 
     def saves_within(self, num_steps: int) -> bool:
-        """Whether a checkpoint is due within so many steps."""
+        """Returns whether a checkpoint is due within `num_steps` steps."""
         return 0 < self.ckpt_save_interval <= num_steps
 
     @property
@@ -203,16 +159,16 @@ class TrainerArgs:
 
     @property
     def peak_flops(self) -> float | None:
-        """What one device computes at best, in FLOP/s."""
+        """Peak FLOP/s of one device."""
         return None if self.peak_tflops is None else self.peak_tflops * 1e12
 
     @property
     def balance_settings(self) -> dict[str, Any]:
-        """What the `balance_*` settings say other than the default, as a shuffler takes it."""
+        """The `balance_*` settings that differ from their defaults, as a shuffler's keyword arguments."""
         settings = {
-            field.name.removeprefix("balance_"): getattr(self, field.name)
-            for field in fields(self)
-            if field.name.startswith("balance_") and getattr(self, field.name) != field.default
+            name.removeprefix("balance_"): value
+            for name, value in self._changed()
+            if name.startswith("balance_")
         }
         if "cost" in settings:
             settings["cost"] = MeasuredCost.load(Path(self.balance_cost))
@@ -220,24 +176,39 @@ class TrainerArgs:
 
     @property
     def micro_batch_settings(self) -> dict[str, Any]:
-        """What the settings of micro-batches say other than the default, as a shuffler takes it."""
-        if self.max_tokens_per_micro_batch is None:
-            return {}
-        settings: dict[str, Any] = {"max_tokens_per_micro_batch": self.max_tokens_per_micro_batch}
-        return settings | ({"small_micro_batches_at_ends": True} if self.small_micro_batches_at_ends else {})
+        """The setting of micro-batches, if it is on, as a shuffler's keyword argument."""
+        cap = self.max_tokens_per_micro_batch
+        return {} if cap is None else {"max_tokens_per_micro_batch": cap}
 
     def settings_without_effect(self) -> list[str]:
-        """One line for each setting that asks for something that does not happen."""
-        lines = []
-        if not self.enable_balanced_shuffler:
-            lines += [
-                f"TrainerArgs.{field.name} = {getattr(self, field.name)!r} has no effect without "
-                "enable_balanced_shuffler: samples stay where they are loaded"
-                for field in fields(self)
-                if field.name.startswith(("batch_shuffler", "balance_"))
-                and getattr(self, field.name) != field.default
-            ]
-        return lines
+        """Returns one line for each setting without effect."""
+        if self.enable_balanced_shuffler:
+            return []
+        return [
+            f"TrainerArgs.{name} = {value!r} has no effect without enable_balanced_shuffler: samples stay "
+            "where they are loaded"
+            for name, value in self._changed()
+            if name.startswith(("batch_shuffler", "balance_"))
+        ]
+
+    def _changed(self) -> list[tuple[str, Any]]:
+        values = [(field.name, getattr(self, field.name), field.default) for field in fields(self)]
+        return [(name, value) for name, value, default in values if value != default]
+
+
+def _check_shuffler_settings(args: TrainerArgs) -> None:
+    """Raises the error of `ShufflerSettings` as a ValueError with the names of TrainerArgs."""
+    names = {field.name: f"balance_{field.name}" for field in fields(ShufflerSettings)}
+    names["max_tokens_per_micro_batch"] = "max_tokens_per_micro_batch"
+    try:
+        ShufflerSettings(
+            **{name: getattr(args, field) for name, field in names.items() if hasattr(args, field)}
+        )
+    except (KeyError, ValueError) as error:
+        # Messages write settings as name=value, or after "unknown" as name 'value'.
+        settings = rf"(unknown )?\b({'|'.join(names)})(?: ?= ?| (?='))"
+        text = re.sub(settings, lambda match: f"TrainerArgs.{names[match[2]]} = ", str(error.args[0]))
+        raise ValueError(text) from None
 
 
 _OPTIMIZERS = ("adam", "adagrad", "sgd")
@@ -249,8 +220,8 @@ class OptimizerArgs:
     """The optimizer of dense parameters and embedding tables.
 
     Attributes:
-        optimizer_str: "adam", "adagrad" or "sgd".
-        learning_rate: of both.
+        optimizer_str: "adam", "adagrad" or "sgd", in any case of letters.
+        learning_rate: learning rate of both.
         adam_beta1, adam_beta2, adam_eps: Adam's.
 
     Raises:
@@ -265,19 +236,16 @@ class OptimizerArgs:
 
     def __post_init__(self) -> None:
         self.optimizer_str = self.optimizer_str.lower()
-        require(
-            self.optimizer_str in _OPTIMIZERS,
-            "OptimizerArgs.optimizer_str",
-            self.optimizer_str,
-            f"one of {', '.join(_OPTIMIZERS)}",
-        )
+        known = self.optimizer_str in _OPTIMIZERS
+        expected = f"one of {', '.join(_OPTIMIZERS)}"
+        require(known, "OptimizerArgs.optimizer_str", self.optimizer_str, expected)
         require(self.learning_rate >= 0, "OptimizerArgs.learning_rate", self.learning_rate, "at least 0")
 
 
 @gin.configurable
 @dataclass
 class TensorModelParallelArgs:
-    """Accepted because files of this field have it; only 1 runs.
+    """Accepted because gin files of this field have it; only 1 runs.
 
     Raises:
         ValueError: `tensor_model_parallel_size` is not 1.

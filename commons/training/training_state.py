@@ -1,8 +1,9 @@
-"""What has to be restored for a training to go on as if it had not stopped."""
+"""The state of a training: how far it has come, the batches that are left, and what a checkpoint holds."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,19 +12,65 @@ import torch
 import torch.distributed as dist
 from torchrec.optim.keyed import CombinedOptimizer
 
+from commons.datasets import SequenceDataset
+from commons.sequence_batch import BaseBatch
 from commons.training.checkpoints import Checkpoints
-from commons.training.progress import Progress
+from commons.training.training_task import TrainingTask
 from commons.unbounded_ids import ShardedUnboundedEmbeddingCollection
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a training has come, independent of the number of ranks.
+
+    Attributes:
+        step: computed steps.
+        epoch: epoch of the next step.
+        sample: computed samples of that epoch, over all ranks.
+    """
+
+    step: int = 0
+    epoch: int = 0
+    sample: int = 0
+
+    def after_step(self, dataset: SequenceDataset) -> Progress:
+        """Returns the progress after one more step over `dataset`."""
+        sample = self.sample + dataset.samples_per_step
+        if sample >= dataset.num_samples:
+            return Progress(self.step + 1, self.epoch + 1)
+        return Progress(self.step + 1, self.epoch, sample)
+
+    def steps_left(self, dataset: SequenceDataset) -> int:
+        """Returns the steps left of the first epoch."""
+        if self.epoch:
+            return 0
+        return -(-(dataset.num_samples - self.sample) // dataset.samples_per_step)
+
+
+def training_batches(task: TrainingTask, device: torch.device, progress: Progress) -> Iterator[BaseBatch]:
+    """Yields the training batches after `progress`, one epoch after the other, without end."""
+    epoch, sample = progress.epoch, progress.sample
+    while task.train_dataset.loads_here:
+        task.train_dataset.set_epoch(epoch, sample)
+        yield from host_batches(task, task.train_dataset, device)
+        epoch, sample = epoch + 1, 0
+
+
+def host_batches(task: TrainingTask, dataset: SequenceDataset, device: torch.device) -> Iterator[BaseBatch]:
+    """Yields the checked batches of a dataset of the task, in pinned memory if `device` is a GPU."""
+    for batch in dataset:
+        task.check_batch(batch)
+        yield batch.pin_memory() if device.type == "cuda" else batch
 
 
 @dataclass
 class TrainingState:
-    """A sharded model, its optimisers, how far training has come, and this rank's random state.
+    """What a resumed training needs to go on as if it had never stopped.
 
     Attributes:
-        model: as `shard_model` returns it.
-        optimizer: likewise; None to read the model alone, whatever it was trained by.
-        progress: steps that were computed.
+        model: the model, as returned by `shard_model`.
+        optimizer: its optimizer; None to read the model alone, whatever optimizer trained it.
+        progress: how far training has come.
     """
 
     model: torch.nn.Module
@@ -31,8 +78,8 @@ class TrainingState:
     progress: Progress = field(default_factory=Progress)
 
     def to_save(self) -> dict[str, Any]:
-        """What `Checkpoints.save` takes: views, not copies."""
-        if torch.cuda.is_available():  # rows may be on their way into a cache of a table
+        """Returns the state for `Checkpoints.save`: views, not copies."""
+        if torch.cuda.is_available():  # rows may be on their way into a table's cache
             torch.cuda.synchronize()
         state = {
             "model": self.model.state_dict(),
@@ -42,16 +89,16 @@ class TrainingState:
         return state if self.optimizer is None else state | {"optimizer": self.optimizer.state_dict()}
 
     def restore(self, checkpoints: Checkpoints, checkpoint: Path) -> None:
-        """Reads a checkpoint of any number of ranks. Collective.
+        """Reads a checkpoint written by any number of ranks. Collective.
 
-        On as many ranks as wrote it training goes on exactly as it would have. On another number all ranks
-        keep the random state that they were started with, and unbounded ids move to the ranks that own them.
+        On the same number of ranks, training goes on exactly as it would have. On another number, each rank
+        keeps its initial random state, and unbounded ids move to the ranks that own them.
 
         Raises:
-            ValueError: the checkpoint is of another model or optimiser.
+            ValueError: the checkpoint is of another model or optimizer.
         """
         if self.optimizer is not None:
-            # One that has not stepped has no state to be filled, and would be left without a word.
+            # Without a step an optimizer has no state, and loading would silently skip it.
             self.optimizer.init_state()
             self.optimizer.zero_grad()
         state = self.to_save()
@@ -70,7 +117,7 @@ class TrainingState:
 
 
 def _random_key() -> str:
-    """Names the ranks too: with another number of them, no rank's random numbers are those of before."""
+    # Named after the number of ranks, too: on another number, no rank continues a random stream.
     return f"random_{dist.get_rank()}_of_{dist.get_world_size()}"
 
 

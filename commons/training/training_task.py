@@ -1,20 +1,25 @@
-"""What a model brings to the trainer."""
+"""What a model brings to the trainer: the model, its data, metrics, cost and shuffler."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 
-from commons.datasets import SequenceDataset
+from commons.datasets import SampleSource, SequenceDataset
 from commons.distributed import BatchShuffler, BatchShufflerFactory
 from commons.pipeline import TrainPipelineFactory
-from commons.training.evaluation_metrics import EvaluationMetrics
-from commons.training.rank_zero_log import warn_once
+from commons.training.metrics import EvaluationMetrics
+from commons.training.run_log import warn_once
 from commons.training.training_args import TrainerArgs
+
+Source = TypeVar("Source", bound=SampleSource)
+
+# Added to the seed of a random dataset for its evaluation samples.
+_EVAL_SEED_OFFSET = 1
 
 
 @dataclass
@@ -25,15 +30,15 @@ class TrainingTask:
         model: batch to `(loss summed over loss tokens, output)`, on the CPU and not sharded.
         train_dataset: this rank's training batches.
         eval_dataset: this rank's evaluation batches.
-        metrics: of the model's outputs in evaluation; made for the device.
+        metrics: metrics of the model's outputs in evaluation, on the device.
         flops: host batch to forward FLOPs `[batch_size]`.
         shuffler_name: registered name of the model's own shuffler.
-        shuffler_settings: what that one is created with.
+        shuffler_settings: keyword arguments of that shuffler.
         check_batch: raises if a host batch cannot be trained on.
-        has_sharded_tables: False for a model whose tables are all replicated: TorchRec's pipeline, which
-            overlaps the lookups of sharded tables, has nothing to do for it, and "none" runs instead.
-        has_cacheable_tables: False for a model whose sharded tables are all of unbounded ids: they are not
-            fetched into a cache, and "native" runs instead of "prefetch".
+        has_sharded_tables: False if all tables are replicated. TorchRec's pipelines overlap lookups of
+            sharded tables, so "none" runs instead.
+        has_cacheable_tables: False if all sharded tables are of unbounded ids. Those have no cache to
+            prefetch into, so "native" runs instead of "prefetch".
     """
 
     model: torch.nn.Module
@@ -48,20 +53,20 @@ class TrainingTask:
     has_cacheable_tables: bool = True
 
     def check_datasets(self) -> None:
-        """Raises a ValueError if there is nothing to train on, or to evaluate."""
+        """Raises a ValueError if the training or the evaluation set is empty."""
         for kind, dataset in (("training", self.train_dataset), ("evaluation", self.eval_dataset)):
             if len(dataset) == 0:
                 raise ValueError(f"the {kind} set has no samples; check the dataset's settings and files")
 
     def make_shuffler(self, args: TrainerArgs) -> BatchShuffler:
-        """The shuffler that the arguments ask for. Collective over all ranks.
+        """Creates the shuffler that the arguments name. Collective over all ranks.
 
-        A user's own shuffler gets the `balance_*` settings and those of micro-batches that are not the
-        default, as keyword arguments.
+        A user's own shuffler gets the settings of `ShufflerSettings` that differ from their defaults, as
+        keyword arguments.
 
         Raises:
             KeyError: an unknown name.
-            ValueError: settings that have no effect together.
+            ValueError: settings without effect together.
         """
         if not args.enable_balanced_shuffler:
             return BatchShufflerFactory.create(
@@ -86,12 +91,12 @@ class TrainingTask:
         optimizer: torch.optim.Optimizer,
         device: torch.device,
     ) -> Any:
-        """The pipeline that the arguments ask for, or the nearest there is. Collective over all ranks.
+        """Creates the pipeline that `pipeline_name` returns, with its shuffler. Collective over all ranks.
 
         Args:
-            args: of them, `pipeline_type` and what `make_shuffler` takes.
-            model, optimizer: as `shard_model` returns them.
-            device: of this rank.
+            args: `pipeline_type` and the shuffler's settings.
+            model, optimizer: as returned by `shard_model`.
+            device: device of this rank.
 
         Raises:
             KeyError: an unknown pipeline or shuffler.
@@ -106,22 +111,51 @@ class TrainingTask:
         )
 
     def pipeline_name(self, args: TrainerArgs, device: torch.device) -> str:
-        """The pipeline that runs; a warning on rank 0 says if it is not the one that the arguments name."""
+        """Returns the pipeline to run; warns on rank 0 if it is not the one in the arguments."""
         name = args.pipeline_type
         if name == "sw_serial":
-            # Their script that generates gin files offers it; their training runs names it does not know
-            # without overlap, and this is one of them.
+            # The generator of gin files in recsys-examples offers this name. Its training runs names that it
+            # does not know without overlap, and this is one of them.
             instead, reason = "none", "overlaps nothing in recsys-examples either"
         elif name in ("native", "prefetch") and not self.has_sharded_tables:
             instead, reason = "none", "overlaps the lookups of sharded tables, and this model has none"
         elif name == "prefetch" and device.type != "cuda":
             instead, reason = "native", "fills the cache of a GPU, and there is none here"
         elif name == "prefetch" and not self.has_cacheable_tables:
-            instead, reason = (
-                "native",
-                "fills a GPU's cache, which dynamic tables have none of",
-            )
+            instead, reason = "native", "fills a GPU's cache, which dynamic tables have none of"
         else:
             return name
-        warn_once([f'TrainerArgs.pipeline_type = "{name}" {reason}: "{instead}" runs instead'])
+        warn_once(f'TrainerArgs.pipeline_type = "{name}" {reason}: "{instead}" runs instead')
         return instead
+
+
+def rank_datasets(
+    train_source: SampleSource, eval_source: SampleSource, trainer: TrainerArgs, shuffle: bool
+) -> tuple[SequenceDataset, SequenceDataset]:
+    """Returns this rank's training and evaluation batches; `shuffle` is for training alone."""
+
+    def dataset(source: SampleSource, rows: int, shuffled: bool) -> SequenceDataset:
+        ranks = dist.get_rank(), dist.get_world_size()
+        return SequenceDataset(source, rows, *ranks, shuffled, trainer.seed, trainer.single_rank_load)
+
+    return (
+        dataset(train_source, trainer.train_batch_size, shuffle),
+        dataset(eval_source, trainer.eval_rows, False),
+    )
+
+
+def random_sources(
+    make: Callable[[int, int], Source], num_batches: int, trainer: TrainerArgs
+) -> tuple[Source, Source]:
+    """Returns training and evaluation samples of a random dataset.
+
+    Args:
+        make: number of samples and seed to a source.
+        num_batches: batches of each, per rank and epoch.
+        trainer: batch sizes and seed.
+    """
+    batches = num_batches * dist.get_world_size()
+    return (
+        make(batches * trainer.train_batch_size, trainer.seed),
+        make(batches * trainer.eval_rows, trainer.seed + _EVAL_SEED_OFFSET),
+    )

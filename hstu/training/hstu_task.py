@@ -25,8 +25,8 @@ from commons.datasets import (
 from commons.gin_values import from_gin, is_bound
 from commons.perf_model import HSTUFlops
 from commons.training import EvaluationMetrics, TrainerArgs, TrainingTask
-from commons.training.rank_datasets import random_sources, rank_datasets
-from commons.training.rank_zero_log import warn_once
+from commons.training.run_log import warn_once
+from commons.training.training_task import random_sources, rank_datasets
 from hstu.models.embedding_tables import EmbeddingTable
 from hstu.models.hstu_config import HSTUConfig
 from hstu.models.hstu_encoder import HSTUFeatures
@@ -143,7 +143,7 @@ def hstu_task(
 
 def warn_of_settings_without_effect(network: NetworkArgs, spec: SequenceDatasetSpec) -> None:
     """One warning for each setting that asks for something that does not happen."""
-    warn_once(network.settings_without_effect() + _dynamic_tables(spec) + _of_generative_models())
+    warn_once(*network.settings_without_effect(), *_dynamic_tables(spec), *_of_generative_models())
 
 
 def _flops_of_rows(flops: HSTUFlops, batch: HSTUBatch) -> torch.Tensor:

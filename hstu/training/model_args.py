@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import gin
 
+from commons.training.metrics import parsed_names
 from commons.training.network_args import BaseNetworkArgs
-from commons.training.retrieval_metrics import parsed_names
 from commons.training.training_args import require, require_at_least
 from hstu.models.hstu_config import HSTUConfig, full_sequence_length
 from hstu.models.ranking import RankingHeadConfig

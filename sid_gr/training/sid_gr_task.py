@@ -21,8 +21,8 @@ from commons.datasets import (
 from commons.gin_values import from_gin
 from commons.perf_model import TransformerConfig, transformer_flops
 from commons.training import RetrievalMetrics, TrainerArgs, TrainingTask
-from commons.training.rank_datasets import random_sources, rank_datasets
-from commons.training.rank_zero_log import warn_once
+from commons.training.run_log import warn_once
+from commons.training.training_task import random_sources, rank_datasets
 from sid_gr.models import SIDGR, CodeTree, SIDGRConfig
 from sid_gr.modules import DecoderConfig
 from sid_gr.training.model_args import RANDOM, DatasetArgs, NetworkArgs
@@ -47,9 +47,9 @@ def sid_gr_task(trainer: TrainerArgs, device: torch.device) -> TrainingTask:
         _random_sources(dataset, trainer) if dataset.dataset_type_str == RANDOM else _disk_sources(dataset)
     )
     warn_once(
-        network.settings_without_effect()
-        + dataset.settings_without_effect()
-        + _shared_positions(train_source.spec, network)
+        *network.settings_without_effect(),
+        *dataset.settings_without_effect(),
+        *_shared_positions(train_source.spec, network),
     )
     config = SIDGRConfig(
         decoder=network.decoder(),

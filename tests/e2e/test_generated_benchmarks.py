@@ -98,6 +98,6 @@ def test_a_file_without_an_optimizer_evaluates_a_checkpoint(tmp_path):
     file.write_text(for_inference(file.read_text()))
     saved = "checkpoints/generated_exp"
     output, (evaluated,) = _train(tmp_path, f"TrainerArgs.ckpt_load_dir = '{saved}'")
-    assert f"no training: {saved}/step_3 is evaluated" in output
+    assert f"no training: evaluates {saved}/step_3" in output
     assert [evaluated] == [line for line in trained if line["kind"] == "eval"]
     assert [path.name for path in sorted((tmp_path / saved).iterdir())] == ["step_2", "step_3"]

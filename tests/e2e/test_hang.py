@@ -18,7 +18,7 @@ def test_a_stuck_rank_and_those_that_wait_for_it_write_their_stacks_and_go_on(tm
     config.write_text(RANDOM_DATA + SETTINGS)
     output = torchrun(tmp_path, "-m", "tests.e2e.failing_rank", config, "stuck")
     stuck, waits = ((tmp_path / f"logs/stacks/rank{rank}.txt").read_text() for rank in (1, 0))
-    assert "in linger" in stuck and "time.sleep" in stuck
+    assert "in linger" in stuck
     assert "in linger" not in waits and "in all_to_all_single" in waits
     assert "rank 1 has been in step 3 for more than 2 s, now in linger (tests/e2e/failing_rank.py:" in output
     assert "rank 0 has been in step 3 for more than 2 s" in output

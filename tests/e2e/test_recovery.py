@@ -45,7 +45,7 @@ def _checkpoints(directory: Path) -> list[str]:
 @pytest.mark.parametrize("failure", ["exchange", "writing"])
 def test_a_killed_rank_means_a_resumed_run(tmp_path, uninterrupted, failure):
     output, steps = _run(tmp_path, failure, restarts=1)
-    assert "training goes on from checkpoints/step_" in output or failure == "writing"
+    assert "training resumes from checkpoints/step_" in output or failure == "writing"
     assert dict(steps) == dict(uninterrupted)  # also those that ran twice
     again = [step for step, _ in steps]
     assert again[-1] == NUM_STEPS and len(again) > NUM_STEPS
@@ -57,10 +57,10 @@ def test_a_killed_rank_means_a_resumed_run(tmp_path, uninterrupted, failure):
 def test_a_terminated_job_saves_ends_and_goes_on_when_started_again(tmp_path, uninterrupted):
     output, steps = _run(tmp_path, "terminated")
     stopped = steps[-1][0]
-    assert 4 <= stopped < NUM_STEPS and f"stopped behind step {stopped}, as SIGTERM asked for" in output
+    assert 4 <= stopped < NUM_STEPS and f"stopped after step {stopped}, as SIGTERM requested" in output
     assert f"step_{stopped}" in _checkpoints(tmp_path)
     output, steps = _run(tmp_path, "none")
-    assert f"training goes on from checkpoints/step_{stopped}" in output
+    assert f"training resumes from checkpoints/step_{stopped}" in output
     assert steps == uninterrupted
 
 
@@ -68,5 +68,5 @@ def test_a_disk_that_is_full_costs_checkpoints_and_figures_and_not_the_training(
     output, steps = _run(tmp_path, "disk")
     assert steps == uninterrupted
     assert "the checkpoint of step 2 was not written" in output and "File too large" in output
-    assert output.count("figures are not written to logs/tensorboard any more") == 1
+    assert output.count("figures are no longer written to logs/tensorboard") == 1
     assert not [name for name in _checkpoints(tmp_path) if not name.endswith(".unfinished")]

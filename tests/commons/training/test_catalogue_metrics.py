@@ -1,3 +1,5 @@
+"""A ranking of all items, spread over ranks, against one that compares all scores."""
+
 from __future__ import annotations
 
 from types import SimpleNamespace
@@ -75,9 +77,17 @@ def _of_rank(shares, chunk, block, catalogue) -> list[dict[str, float]]:
     return evaluations
 
 
-@pytest.mark.parametrize("sizes", [(512, 1 << 15), (4, 5), (1, 50)])
 @pytest.mark.parametrize(
-    "shares", [[[30, 11]], [[20, 3], [18]], [[41], []], [[0, 5], [6, 10], [20]], [[], [41], []]]
+    ("shares", "sizes"),
+    [
+        ([[30, 11]], (4, 5)),
+        ([[20, 3], [18]], (512, 1 << 15)),
+        ([[20, 3], [18]], (4, 5)),
+        ([[41], []], (1, 50)),
+        ([[0, 5], [6, 10], [20]], (4, 5)),
+        ([[], [41], []], (1, 50)),
+        ([[], [41], []], (512, 1 << 15)),
+    ],
 )
 def test_metrics_are_those_of_comparing_all_scores(pools, shares, sizes):
     expected = _expected(item_vectors(retrieval_model()), 41, CATALOGUE)

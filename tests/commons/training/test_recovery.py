@@ -1,86 +1,82 @@
-"""A training that was stopped goes on as if it had not been."""
+"""A training that was stopped resumes as if it had never stopped."""
 
 from __future__ import annotations
 
-import json
 import logging
+import shutil
 from functools import partial
 from pathlib import Path
 
 import pytest
-import torch
-import torch.distributed as dist
 
-from commons.training import OptimizerArgs, TrainerArgs, train
-from commons.training.checkpoint_folder import CONTENTS_FILE
-from tests.commons.training.small_task import small_task
-from tests.commons.training.test_trainer import CountedLabels, _dataset
-from tests.hstu.hstu_samples import ranking_model
+from commons.training.checkpoints import CONTENTS_FILE, CheckpointFolder
+from tests.commons.training.small_task import lines_in, small_run
+
+EPOCH = 4  # steps of two ranks
+UNBOUNDED = {"optimizer": "adagrad", "num_samples": 120}
 
 
-def _train(
-    log_dir: str, num_steps: int | None, optimizer: str = "adam", **settings
-) -> list[tuple[int, float]]:
-    """Steps and losses of this process's run, of which rank 0 has a log."""
-    task = small_task(
-        ranking_model(hidden_dropout=0.3), _dataset(27, False), _dataset(13, False), CountedLabels()
-    )
-    args = TrainerArgs(
-        train_batch_size=4,
-        log_interval=1,
-        log_dir=log_dir,
-        max_train_iters=num_steps,
-        eval_interval=3,
-        enable_balanced_shuffler=True,
-        **settings,
-    )
-    train(task, args, OptimizerArgs(optimizer, 0.05), torch.device("cpu"))
-    if dist.get_rank():
-        return []
-    lines = [json.loads(line) for line in (Path(log_dir) / "train.jsonl").read_text().splitlines()]
-    return [(line["step"], line["loss"]) for line in lines if line["kind"] == "train"]
+def _train(folder: str, num_steps: int | None, **settings) -> list[tuple[int, float]]:
+    """Steps and losses of all runs in a folder, on rank 0."""
+    defaults = {
+        "ckpt_save_interval": 2,
+        "ckpt_save_dir": f"{folder}/checkpoints",
+        "max_train_iters": num_steps,
+        "eval_interval": 3,
+        "enable_balanced_shuffler": True,
+        "optimizer": "adam",
+        "pipeline_type": "none",
+    }
+    return small_run(f"{folder}/logs", dropout=0.3, **{**defaults, **settings})[0]
+
+
+def _names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.glob("checkpoints/*"))
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "settings", "stop"),
+    ("settings", "stop"),
     [
-        ("adam", {"pipeline_type": "native"}, 3),
-        ("adagrad", {"pipeline_type": "none"}, 4),  # at the end of an epoch
-        ("sgd", {"pipeline_type": "native", "balance_window": 2}, 6),
-        ("adam", {"pipeline_type": "native", "max_tokens_per_micro_batch": 30}, 5),
+        ({"optimizer": "adagrad"}, EPOCH),
+        ({"optimizer": "sgd", "pipeline_type": "native", "balance_window": 2}, 6),
+        ({"pipeline_type": "native", "max_tokens_per_micro_batch": 30}, 5),
+        ({**UNBOUNDED, "eviction": "lru", "pipeline_type": "native"}, 7),
+        ({**UNBOUNDED, "eviction": "lfu"}, 8),
     ],
 )
-def test_resumed_losses_are_those_of_a_run_that_never_stopped(pools, tmp_path, optimizer, settings, stop):
-    def losses(name: str, num_steps: int) -> list[tuple[int, float]]:
-        run = partial(
-            _train,
-            str(tmp_path / name / "logs"),
-            num_steps,
-            optimizer,
-            ckpt_save_interval=2,
-            ckpt_save_dir=str(tmp_path / name / "checkpoints"),
-            **settings,
-        )
+def test_resumed_losses_are_those_of_a_run_that_never_stopped(pools, tmp_path, settings, stop):
+    def losses(name: str, num_steps: int, eval_interval: int) -> list[tuple[int, float]]:
+        run = partial(_train, str(tmp_path / name), num_steps, eval_interval=eval_interval, **settings)
         return pools(2).run(run)[0]
 
-    whole = losses("whole", 9)
-    stopped = losses("stopped", stop)
-    assert stopped == whole[:stop]
-    resumed = losses("stopped", 9)
-    assert resumed == whole
-    assert [step for step, _ in resumed] == list(range(1, 10))
+    num_steps = 15 if "eviction" in settings else 9
+    whole = losses("whole", num_steps, eval_interval=100)  # evaluating in between changes nothing, either
+    assert [step for step, _ in whole] == list(range(1, num_steps + 1))
+    assert losses("stopped", stop, eval_interval=3) == whole[:stop]
+    assert losses("stopped", num_steps, eval_interval=3) == whole
 
 
-def _resume_elsewhere(log_dir: str, save_dir: str, num_steps: int) -> list[tuple[int, float]]:
-    return _train(log_dir, num_steps, ckpt_save_interval=2, ckpt_save_dir=save_dir, pipeline_type="native")
+@pytest.fixture(scope="module")
+def saved(pools, tmp_path_factory):
+    """The folder of a run of one epoch on two ranks, and its steps and losses."""
+    folder = tmp_path_factory.mktemp("saved")
+    steps = pools(2).run(partial(_train, str(folder), EPOCH))[0]
+    assert [step for step, _ in steps] == [1, 2, 3, 4] and _names(folder) == ["step_2", "step_4"]
+    return folder, steps
 
 
-def test_what_two_ranks_saved_three_resume(pools, tmp_path):
-    run = partial(_resume_elsewhere, str(tmp_path / "logs"), str(tmp_path / "checkpoints"))
-    first = pools(2).run(run, 2)[0]
-    both = pools(3).run(run, 4)[0]
-    assert both[:2] == first
-    assert [step for step, _ in both] == [1, 2, 3, 4]
+@pytest.fixture
+def copied(saved, tmp_path):
+    """A copy of the folder, for another run, and the same steps."""
+    shutil.copytree(saved[0], tmp_path, dirs_exist_ok=True)
+    return tmp_path, saved[1]
+
+
+def test_three_ranks_resume_what_two_saved(pools, copied):
+    folder, first = copied
+    both = pools(3).run(partial(_train, str(folder), 6, pipeline_type="native"))[0]
+    assert both[:EPOCH] == first
+    assert [step for step, _ in both] == [1, 2, 3, 4, 5, 6]
 
 
 def _damage(checkpoint: Path, how: str) -> None:
@@ -94,41 +90,51 @@ def _damage(checkpoint: Path, how: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["truncated", "missing", "unlisted"])
-def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(pools, tmp_path, how):
-    def run(num_steps: int) -> list[tuple[int, float]]:
-        save_dir = str(tmp_path / "checkpoints")
-        return pools(2).run(partial(_resume_elsewhere, str(tmp_path / "logs"), save_dir, num_steps))[0]
-
-    first = run(4)
-    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["step_2", "step_4"]
-    _damage(tmp_path / "checkpoints" / "step_4", how)
-    both = run(4)
-    assert both == [*first, *first[2:]]  # steps 3 and 4 once more, the same
+def test_a_damaged_checkpoint_is_skipped_for_the_one_before(copied, how):
+    folder = copied[0] / "checkpoints"
+    assert CheckpointFolder(folder).newest() == (folder / "step_4", [])
+    _damage(folder / "step_4", how)
+    newest, (problem,) = CheckpointFolder(folder).newest()
+    assert newest == folder / "step_2" and problem.startswith(f"{folder}/step_4 is not whole and is skipped")
 
 
-STEPS_OF_AN_EPOCH = 4  # of two ranks
+def test_steps_after_a_damaged_checkpoint_are_computed_again(pools, copied):
+    folder, first = copied
+    _damage(folder / "checkpoints/step_4", "truncated")
+    assert pools(2).run(partial(_train, str(folder), EPOCH))[0] == [*first, *first[2:]]
+    assert CheckpointFolder(folder / "checkpoints").newest()[0].name == "step_4"
 
 
-def _in_one_folder(folder: str, num_steps: int | None, interval: int, **settings) -> list[tuple[int, float]]:
-    folders = {"ckpt_save_dir": f"{folder}/checkpoints", **settings}
-    return _train(f"{folder}/logs", num_steps, pipeline_type="none", ckpt_save_interval=interval, **folders)
+def test_old_checkpoints_and_leftovers_go(copied):
+    folder = CheckpointFolder(path := copied[0] / "checkpoints")
+    (path / "step_9").mkdir()  # training went back to before it
+    (path / "step_4.old.unfinished").mkdir()
+    (path / "notes").mkdir()
+    unfinished = folder.begin(6)
+    with pytest.raises(FileNotFoundError, match="has no data, which a rank has written"):
+        folder.publish(unfinished, {"data"}, keep=2)
+    (unfinished / "data").write_text("numbers")
+    assert folder.publish(unfinished, {"data"}, keep=2) == path / "step_6"
+    assert _names(copied[0]) == ["notes", "step_4", "step_6"]
 
 
-def test_an_interval_beyond_the_run_neither_saves_nor_resumes(pools, tmp_path):
-    def run(interval: int, **settings) -> tuple[list[tuple[int, float]], list[str]]:
-        """Steps of all runs until here and their losses, and the checkpoints that there are."""
-        steps = pools(2).run(partial(_in_one_folder, str(tmp_path), None, interval, **settings))[0]
-        return steps, sorted(path.name for path in tmp_path.glob("checkpoints/*"))
+@pytest.mark.parametrize("with_checkpoints", [False, True])
+def test_an_interval_beyond_the_run_neither_saves_nor_resumes(pools, saved, copied, with_checkpoints):
+    folder, first = copied
+    if not with_checkpoints:
+        shutil.rmtree(folder / "checkpoints")
+    before = _names(folder)
+    steps = pools(2).run(partial(_train, str(folder), None, ckpt_save_interval=EPOCH + 1))[0]
+    assert steps == 2 * first and _names(folder) == before
 
-    never = STEPS_OF_AN_EPOCH + 1
-    first, checkpoints = run(never)
-    assert [step for step, _ in first] == [1, 2, 3, 4] and not checkpoints
-    assert run(never) == (2 * first, [])
-    saving, checkpoints = run(STEPS_OF_AN_EPOCH - 1)  # in the folder of runs that saved nothing
-    assert (saving, checkpoints) == (3 * first, ["step_3", "step_4"])
-    assert run(never) == (4 * first, checkpoints)
-    assert run(never, ckpt_load_dir=str(tmp_path / "checkpoints")) == (4 * first, checkpoints)  # none left
-    assert run(STEPS_OF_AN_EPOCH) == (4 * first, checkpoints)  # as of a run that was restarted
+
+@pytest.mark.parametrize("interval", [EPOCH, EPOCH + 1])
+def test_a_run_that_only_reads_or_restarts_resumes(pools, copied, interval):
+    folder, first = copied
+    load_dir = str(folder / "checkpoints") if interval > EPOCH else ""
+    run = partial(_train, str(folder), None, ckpt_save_interval=interval, ckpt_load_dir=load_dir)
+    assert pools(2).run(run)[0] == first  # no step is left
+    assert _names(folder) == ["step_2", "step_4"]
 
 
 def _log_of_nothing_left(folder: str) -> list[str]:
@@ -138,18 +144,16 @@ def _log_of_nothing_left(folder: str) -> list[str]:
     logger = logging.getLogger("commons.training.trainer")
     logger.addHandler(handler)
     try:
-        _in_one_folder(folder, 2, 2)
+        _train(folder, EPOCH)
     finally:
         logger.removeHandler(handler)
     return [record.getMessage() for record in records]
 
 
-def test_a_run_with_nothing_left_to_train_says_so_and_evaluates(pools, tmp_path):
-    first, others = pools(2).run(_log_of_nothing_left, str(tmp_path))
-    assert first == others == []
-    (said,), others = pools(2).run(_log_of_nothing_left, str(tmp_path))
-    assert said.startswith(f"NOTHING LEFT TO TRAIN: {tmp_path}/checkpoints/step_2 is of step 2")
+def test_a_run_with_nothing_left_to_train_says_so_and_evaluates(pools, copied):
+    folder, _ = copied
+    (said,), others = pools(2).run(_log_of_nothing_left, str(folder))
+    assert said.startswith(f"NOTHING LEFT TO TRAIN: {folder}/checkpoints/step_4 is of step 4")
     assert others == []
-    lines = [json.loads(line) for line in (tmp_path / "logs/train.jsonl").read_text().splitlines()]
-    evaluations = [line for line in lines if line["kind"] == "eval"]
-    assert len(evaluations) == 2 and evaluations[0] == evaluations[1]
+    *_, before, again = lines_in(folder / "logs", "eval")
+    assert before == again

@@ -1,4 +1,4 @@
-"""A trace shows every stage by name, and the plan of a step beside the computing of one before it."""
+"""A trace shows every stage by name, and the plan of a step alongside an earlier step's computation."""
 
 from __future__ import annotations
 
@@ -8,12 +8,9 @@ import re
 from functools import partial
 from pathlib import Path
 
-import pytest
+from tests.commons.training.small_task import small_run
 
-from commons.training import TrainerArgs
-from tests.commons.training.test_recovery import _train
-
-# By what TorchRec's pipelines call them; these number most.
+# The names that TorchRec's pipelines give them; they number most.
 NAMES = (
     "load batch",
     "plan",
@@ -31,7 +28,7 @@ INPUT_DISTRIBUTION = ("start_sparse_data_dist", "wait_sparse_data_dist")
 
 
 class Trace:
-    """Of one rank; each range is `(start, end, thread)`, in microseconds."""
+    """The trace of one rank. Ranges are `(start, end, thread)`, in microseconds."""
 
     def __init__(self, path: Path) -> None:
         with gzip.open(path, "rt") as file:
@@ -45,6 +42,11 @@ class Trace:
             if event["ph"] == "X" and pattern.fullmatch(event["name"])
         )
 
+    def ranges_of_training(self, name: str) -> list[tuple[float, float, int]]:
+        """Those outside of the evaluation, of which there is one: after step 2, or after step 3."""
+        ((start, end, _),) = self.ranges("evaluation")
+        return [found for found in self.ranges(name) if found[1] < start or end < found[0]]
+
     def steps(self) -> list[str]:
         names = [event["name"] for event in self._events if event["ph"] == "X"]
         return sorted(name for name in names if name.startswith("ProfilerStep"))
@@ -57,63 +59,42 @@ class Trace:
         )
 
 
-def _traces(pools, folder: Path, num_steps: int, **settings) -> list[Trace]:
-    pools(2).run(partial(_train, str(folder), num_steps, profile=True, **settings))
-    files = sorted((folder / "traces").iterdir())
-    assert [file.name for file in files] == ["rank0.json.gz", "rank1.json.gz"]
-    return [Trace(file) for file in files]
+# Ends in the middle of the traced steps, then goes on with them in another mode.
+SETTINGS = {"profile": True, "profile_step_start": 1, "profile_step_end": 5, "ckpt_save_interval": 2}
+RUNS = [
+    (2, {"pipeline_type": "none"}, [1, 2]),
+    (5, {"pipeline_type": "native", "max_tokens_per_micro_batch": 30}, [3, 4]),
+]
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"pipeline_type": "none"},
-        {"pipeline_type": "native", "max_tokens_per_micro_batch": 30},
-    ],
-    ids=["none", "native, micro-batches"],
-)
-def test_a_trace_names_all_stages_and_shows_the_plan_beside_the_training(pools, tmp_path, settings):
-    for trace in _traces(pools, tmp_path, 3, profile_step_start=1, profile_step_end=3, **settings):
-        assert trace.steps() == ["ProfilerStep#1", "ProfilerStep#2"]
-        native = settings["pipeline_type"] == "native"
-        for name in NAMES + (INPUT_DISTRIBUTION if native else ()):
-            assert trace.ranges(name), name
-        plans, forwards, backwards = (trace.ranges(name) for name in ("plan", "forward", "backward"))
-        (training_thread,) = {thread for _, _, thread in forwards}
-        (planning_thread,) = {thread for _, _, thread in plans}
-        assert planning_thread != training_thread and "plan ahead" in trace.thread_name(planning_thread)
-        assert {thread for _, _, thread in trace.ranges("wait for plan")} == {training_thread}
-        # Traced from the first step on, so that the plan with a number is of the step with that number.
-        assert any(plan[0] < forward[1] for plan, forward in zip(plans[1:], forwards, strict=False)), (
-            "no step was planned before the one before it was computed"
-        )
-        within = [b for b in backwards if any(f[0] < b[0] and b[1] < f[1] for f in forwards)]
-        assert bool(within) == ("max_tokens_per_micro_batch" in settings)
-        # All of it on one clock: what waits for a plan has it when, and not before, the plan is made.
-        for (_, plan_end, _), (_, wait_end, _) in zip(plans, trace.ranges("wait for plan"), strict=False):
-            assert plan_end < wait_end + 1e3
+def test_traces_name_all_stages_of_a_runs_part_and_show_the_plan_alongside_the_training(pools, tmp_path):
+    for num_steps, mode, steps in RUNS:
+        settings = {**SETTINGS, "ckpt_save_dir": str(tmp_path / "checkpoints"), "eval_interval": 3, **mode}
+        run = partial(small_run, str(tmp_path), max_train_iters=num_steps, enable_balanced_shuffler=True)
+        pools(2).run(partial(run, **settings))
+        files = sorted((tmp_path / "traces").iterdir())
+        assert [file.name for file in files] == ["rank0.json.gz", "rank1.json.gz"]
+        for trace in map(Trace, files):
+            assert trace.steps() == [f"ProfilerStep#{step}" for step in steps]
+            _check_stages(trace, native=mode["pipeline_type"] == "native")
 
 
-def test_a_run_that_goes_on_or_ends_within_the_range_traces_its_part_of_it(pools, tmp_path):
-    settings = {"profile_step_start": 2, "profile_step_end": 5, "pipeline_type": "none"}
-    settings |= {"ckpt_save_interval": 2, "ckpt_save_dir": str(tmp_path / "checkpoints")}
-    for trace in _traces(pools, tmp_path, 2, **settings):
-        assert trace.steps() == ["ProfilerStep#2"]
-    for trace in _traces(pools, tmp_path, 5, **settings):
-        assert trace.steps() == ["ProfilerStep#3", "ProfilerStep#4"]
-        assert len(trace.ranges("evaluation")) == 1  # behind step 3
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"profile_step_start": 0}, "profile_step_start = 0: expected an integer of at least 1"),
-        (
-            {"profile_step_start": 5, "profile_step_end": 5},
-            "profile_step_end = 5: expected an integer above profile_step_start = 5",
-        ),
-    ],
-)
-def test_steps_that_are_none(settings, message):
-    with pytest.raises(ValueError, match=message):
-        TrainerArgs(4, **settings)
+def _check_stages(trace: Trace, native: bool) -> None:
+    for name in NAMES + (INPUT_DISTRIBUTION if native else ()):
+        assert trace.ranges(name), name
+    plans, waits, forwards, backwards = (
+        trace.ranges_of_training(name) for name in ("plan", "wait for plan", "forward", "backward")
+    )
+    (training_thread,) = {thread for _, _, thread in forwards}
+    (planning_thread,) = {thread for _, _, thread in plans}
+    assert planning_thread != training_thread and "plan ahead" in trace.thread_name(planning_thread)
+    assert {thread for _, _, thread in waits} == {training_thread}
+    # Traced from the run's first step on, so plans and forwards have the same numbers.
+    assert any(plan[0] < forward[1] for plan, forward in zip(plans[1:], forwards, strict=False)), (
+        "no step was planned before the one before it was computed"
+    )
+    within = [b for b in backwards if any(f[0] < b[0] and b[1] < f[1] for f in forwards)]
+    assert bool(within) == native  # in micro-batches
+    # All of it on one clock: a wait for a plan ends after the plan.
+    for (_, plan_end, _), (_, wait_end, _) in zip(plans, waits, strict=False):
+        assert plan_end < wait_end + 1e3

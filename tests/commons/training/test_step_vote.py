@@ -1,4 +1,4 @@
-"""All ranks stop in the same step, for what only one of them knows."""
+"""All ranks stop in the same step for what only one of them knows."""
 
 from __future__ import annotations
 
@@ -13,15 +13,12 @@ import torch.distributed as dist
 
 from commons.training import NonFiniteLossError, OptimizerArgs, TrainerArgs, train
 from commons.training.step_vote import StepVote
-from tests.commons.training.small_task import small_task
-from tests.commons.training.test_trainer import CountedLabels, _dataset
+from tests.commons.training.small_task import CPU, small_dataset, small_task
 from tests.hstu.hstu_samples import ranking_model
-
-CPU = torch.device("cpu")
 
 
 def _vote(losses_of_ranks: list[list[float]]) -> str:
-    """After which step the ranks stopped, and why."""
+    """The step after which the ranks stopped, and the reason."""
     vote = StepVote(CPU)
     step = 0
     try:
@@ -64,8 +61,8 @@ def test_a_request_to_one_rank_reaches_all_one_step_later_and_stays(pools):
         assert answers == [False, False, False, True, True]
 
 
-def _train_spoiled(folder: str, interval: int, spoilt: str) -> str:
-    """After which step training failed, and how; rank 1's loss of step 4, or its gradient, is no number."""
+def _train_spoiled(folder: str, interval: int, spoiled: str) -> str:
+    """The step after which training failed, and how; rank 1's loss of step 4, or its gradient, is NaN."""
     model = ranking_model()
     steps = 0
 
@@ -74,14 +71,14 @@ def _train_spoiled(folder: str, interval: int, spoilt: str) -> str:
         steps += module.training
         losses, rest = output
         if steps == 4 and module.training and dist.get_rank() == 1:
-            if spoilt == "loss":
+            if spoiled == "loss":
                 losses = losses * float("nan")
             else:
                 losses.register_hook(lambda gradient: gradient * float("nan"))
         return losses, rest
 
     model.dense.register_forward_hook(spoil)
-    task = small_task(model, _dataset(40, False), _dataset(13, False), CountedLabels())
+    task = small_task(model, small_dataset(40), small_dataset(13))
     args = TrainerArgs(
         train_batch_size=4,
         log_dir=f"{folder}/logs",
@@ -99,7 +96,7 @@ def _newest(folder: Path) -> str:
 
 
 @pytest.mark.parametrize("interval", [1, 3])
-def test_training_stops_within_a_step_and_no_checkpoint_is_behind_a_bad_loss(pools, tmp_path, interval):
+def test_training_stops_within_a_step_and_no_checkpoint_is_after_a_bad_loss(pools, tmp_path, interval):
     run = partial(_train_spoiled, str(tmp_path), interval, "loss")
     for answer in pools(2).run(run):
         stopped_in = 4 if interval == 1 else 5  # before a checkpoint all is known

@@ -1,4 +1,4 @@
-"""Garbage is collected at the same steps on all ranks, and as before when training has ended."""
+"""Garbage is collected after the same steps on all ranks, and as before once training has ended."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from itertools import count
 import pytest
 
 from commons.pipeline.train_pipelines import SparseDistTrainPipeline
-from commons.training.shared_collection import SharedCollection
-from tests.commons.training.test_trainer import _train
+from commons.training.synchronized_gc import SynchronizedGC
+from tests.commons.training.small_task import small_run
 
 
 @pytest.mark.parametrize("enabled", [True, False])
 def test_python_collects_as_before_once_training_has_failed(enabled):
     (gc.enable if enabled else gc.disable)()
     try:
-        with pytest.raises(RuntimeError), SharedCollection(2):
+        with pytest.raises(RuntimeError), SynchronizedGC(2):
             assert not gc.isenabled() and gc.get_freeze_count()
             raise RuntimeError
         assert gc.isenabled() == enabled and not gc.get_freeze_count()
@@ -26,13 +26,13 @@ def test_python_collects_as_before_once_training_has_failed(enabled):
 
 
 def test_without_an_interval_python_collects_when_it_sees_fit():
-    with SharedCollection(None) as collection:
-        collection.after_step()
+    with SynchronizedGC(None) as collector:
+        collector.after_step()
         assert gc.isenabled() and not gc.get_freeze_count()
 
 
 def _collections(log_dir: str) -> list[int]:
-    """How many batches a training and its evaluations had computed at each collection in their midst."""
+    """The batches that a training and its evaluations had computed at each collection."""
     original, numbers, computed, found = SparseDistTrainPipeline.progress, count(1), 0, []
 
     def progress(pipeline, loader):
@@ -48,13 +48,13 @@ def _collections(log_dir: str) -> list[int]:
     SparseDistTrainPipeline.progress = progress
     gc.callbacks.append(note)
     try:
-        _train(log_dir, max_train_iters=5, eval_interval=3, max_eval_iters=2, gc_interval=2)
+        small_run(log_dir, max_train_iters=5, eval_interval=3, max_eval_iters=2, gc_interval=2)
     finally:
         gc.callbacks.remove(note)
         SparseDistTrainPipeline.progress = original
     return found
 
 
-def test_all_ranks_collect_behind_the_same_batches(pools, tmp_path):
+def test_all_ranks_collect_after_the_same_batches(pools, tmp_path):
     # Three of training, two of an evaluation, and again two of each.
     assert pools(2).run(partial(_collections, str(tmp_path))) == [[2, 4, 6, 8]] * 2

@@ -1,0 +1,102 @@
+"""Evaluation: in the middle of training, or of a checkpoint alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import count, islice
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from tqdm import tqdm
+
+from commons.training.hang_watch import HangWatch
+from commons.training.recovery import Recovery
+from commons.training.run_log import RunRecord, warn_once
+from commons.training.sharded_model import shard_model
+from commons.training.step_vote import StepVote
+from commons.training.synchronized_gc import SynchronizedGC
+from commons.training.training_args import OptimizerArgs, TrainerArgs
+from commons.training.training_state import TrainingState, host_batches
+from commons.training.training_task import TrainingTask
+
+
+def evaluation_text(step: int, figures: dict[str, float]) -> str:
+    """Returns the line that shows an evaluation."""
+    return f"step {step}  evaluation: " + "  ".join(f"{name} {value:.4f}" for name, value in figures.items())
+
+
+class Evaluator:
+    """Evaluates a model through a separate pipeline, while training's keeps its batches in flight.
+
+    Training's pipeline would run those batches in evaluation mode.
+    """
+
+    def __init__(
+        self,
+        task: TrainingTask,
+        args: TrainerArgs,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        device: torch.device,
+        watch: HangWatch,
+        collector: SynchronizedGC,
+    ) -> None:
+        self._task = task
+        self._max_iters = args.max_eval_iters
+        self._in_micro_batches = args.max_tokens_per_micro_batch is not None
+        self._model = model
+        self._device = device
+        self._watch = watch
+        self._collector = collector
+        self._pipeline = task.make_pipeline(args, model, optimizer, device)
+
+    def evaluate(self) -> dict[str, float]:
+        """Returns the metrics over the evaluation set. Collective over all ranks."""
+        batches = islice(host_batches(self._task, self._task.eval_dataset, self._device), self._max_iters)
+        self._model.eval()
+        with torch.no_grad():
+            for number in count(1):
+                self._watch.begins(f"batch {number} of an evaluation")
+                try:
+                    _, _, output = self._pipeline.progress(batches)
+                except StopIteration:
+                    break
+                for of_part in output if self._in_micro_batches else [output]:
+                    self._task.metrics.update(of_part)
+                self._collector.after_step()
+        self._watch.begins("the metrics of an evaluation")
+        self._model.train()
+        return self._task.metrics.compute()
+
+
+def evaluate_checkpoint(task: TrainingTask, args: TrainerArgs, device: torch.device) -> dict[str, float]:
+    """Evaluates the newest whole checkpoint of `ckpt_load_dir`, whatever optimizer trained it. Collective.
+
+    Returns:
+        The metrics, recorded as an evaluation of the checkpoint's step.
+
+    Raises:
+        FileNotFoundError: there is no checkpoint.
+        ValueError: it is of another model; or the training or the evaluation set is empty.
+    """
+    warn_once(*args.settings_without_effect())
+    task.check_datasets()
+    cached = task.pipeline_name(args, device) == "prefetch"
+    # Sharding takes an optimizer; this one keeps no state.
+    model, optimizer = shard_model(task.model, OptimizerArgs("sgd", 0.0), device, cached=cached)
+    task.metrics.bind(model)
+    state = TrainingState(model, optimizer=None)
+    recovery = Recovery(replace(args, ckpt_save_interval=-1), state, StepVote(device), num_steps=0)
+    recovery.resume()
+    if dist.get_rank() == 0:
+        tqdm.write(f"no training: evaluates {recovery.restored}")
+    step = state.progress.step
+    with (
+        HangWatch(args.log_dir, args.hang_timeout_s) as watch,
+        RunRecord(Path(args.log_dir), step, step) as record,
+        SynchronizedGC(args.gc_interval) as collector,
+    ):
+        figures = Evaluator(task, args, model, optimizer, device, watch, collector).evaluate()
+        record.write("eval", step, figures, evaluation_text(step, figures))
+    return figures

@@ -1,0 +1,172 @@
+"""Evaluation metrics over all ranks: AUC of a ranking model; HitRate, Recall and NDCG of retrieved items."""
+
+from __future__ import annotations
+
+import math
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torchmetrics.classification import BinaryAUROC
+from torchmetrics.utilities.data import dim_zero_cat
+
+from commons.training.run_log import warn_once
+from commons.training.training_args import require
+
+# Gain of a sample's right item by its place in the ranking, 0 for the first. There is one right item, so
+# recall, the share of right items found, is 1 if it is found.
+_GAINS = {
+    "hr": lambda places: torch.ones_like(places, dtype=torch.float64),
+    "hitrate": lambda places: torch.ones_like(places, dtype=torch.float64),
+    "recall": lambda places: torch.ones_like(places, dtype=torch.float64),
+    "ndcg": lambda places: 1 / (places + 2).double().log2(),
+}
+_NAME = re.compile(rf"({'|'.join(_GAINS)})@([1-9][0-9]*)", re.IGNORECASE)
+
+
+class EvaluationMetrics(ABC):
+    """Metrics over an evaluation set that is spread over the ranks."""
+
+    def bind(self, model: torch.nn.Module) -> None:  # noqa: B027  most metrics need no model
+        """Takes the sharded model, once before any evaluation, for metrics that read its tables."""
+
+    @abstractmethod
+    def update(self, output: Any) -> None:
+        """Takes the model's output for one batch."""
+
+    @abstractmethod
+    def compute(self) -> dict[str, float]:
+        """Returns the metrics over all ranks, and starts afresh. Collective over all ranks."""
+
+
+class RankingMetrics(EvaluationMetrics):
+    """Exact area under the ROC curve over all label tokens of all ranks.
+
+    For a head over ordered classes: whether the class is at least `positive_class`, scored by the summed
+    probability of those classes. For several tasks: each task's AUC, from its logit, and their mean. A task
+    whose labels are all of one class has no AUC: it is NaN, left out of the mean, and named in one warning.
+
+    Args:
+        num_tasks: binary tasks per label; 1 for classes.
+        positive_class: the first class that counts as positive, for `num_tasks` = 1.
+        device: device of the outputs.
+    """
+
+    def __init__(self, num_tasks: int, positive_class: int, device: torch.device) -> None:
+        self._num_tasks = num_tasks
+        self._positive_class = positive_class
+        self._aucs = [_TaskAUC(validate_args=False).to(device) for _ in range(num_tasks)]
+
+    def update(self, output: Any) -> None:
+        """Takes logits `[tokens, width]` and integer labels `[tokens]` of a ranking output."""
+        logits, labels = output.logits, output.labels
+        if logits.shape[1] > self._num_tasks:  # classes, not one output per task
+            scores = logits.softmax(-1)[:, self._positive_class :].sum(-1)
+            self._aucs[0].update(scores, (labels >= self._positive_class).long())
+            return
+        for task, auc in enumerate(self._aucs):
+            auc.update(logits[:, task].sigmoid(), (labels >> task) & 1)
+
+    def compute(self) -> dict[str, float]:
+        """Returns `{"AUC": …}`, with `AUC_task0` and so on for several tasks; NaN where there is none."""
+        values = [float(auc.compute()) for auc in self._aucs]
+        for auc in self._aucs:
+            auc.reset()
+        unknown = [task for task, value in enumerate(values) if math.isnan(value)]
+        if unknown:
+            of_tasks = f" of task {', '.join(map(str, unknown))}" if self._num_tasks > 1 else ""
+            warn_once(
+                f"all labels{of_tasks} in an evaluation are of one class, which has no AUC: shown as nan and "
+                "left out of the mean. More samples may have both (TrainerArgs.max_eval_iters)"
+            )
+        known = [value for value in values if not math.isnan(value)]
+        figures = {"AUC": sum(known) / len(known) if known else math.nan}
+        if self._num_tasks > 1:
+            figures |= {f"AUC_task{task}": value for task, value in enumerate(values)}
+        return figures
+
+
+class _TaskAUC(BinaryAUROC):
+    """One task's AUC; NaN, where BinaryAUROC has 0, if all labels are of one class."""
+
+    def compute(self) -> torch.Tensor:
+        """Returns a scalar over the labels of all ranks, which torchmetrics has gathered by now."""
+        labels = dim_zero_cat(self.target)
+        if labels.numel() == 0 or labels.min() == labels.max():
+            return torch.tensor(math.nan)
+        return super().compute()
+
+
+def parsed_names(names: Sequence[str], setting: str) -> list[tuple[str, int]]:
+    """Returns the kind of each metric, in lower case, and its k.
+
+    Args:
+        names: "HitRate@k" or "HR@k", "Recall@k" or "NDCG@k", in any case of letters.
+        setting: name of the setting they come from, for errors.
+
+    Raises:
+        ValueError: another name, or a single string.
+    """
+    require(not isinstance(names, str), setting, names, 'a tuple, as in ("NDCG@10",)')
+    parsed = []
+    for name in names:
+        match = _NAME.fullmatch(name)
+        if match is None:
+            expected = "HitRate@k, HR@k, Recall@k or NDCG@k with k of at least 1"
+            raise ValueError(f"{setting} = {name!r}: expected {expected}")
+        parsed.append((match[1].lower(), int(match[2])))
+    return parsed
+
+
+class RetrievalMetrics(EvaluationMetrics):
+    """Means over the samples of all ranks, each counted once, padding rows left out.
+
+    Args:
+        names: names for `parsed_names`, with k of at most `num_retrieved`.
+        num_retrieved: items in a ranking.
+        device: device of the outputs.
+
+    Raises:
+        ValueError: an unknown name, or a k above `num_retrieved`.
+    """
+
+    def __init__(self, names: Sequence[str], num_retrieved: int, device: torch.device) -> None:
+        setting = "TrainerArgs.eval_metrics"
+        self._gains = [(_GAINS[kind], k) for kind, k in parsed_names(names, setting)]
+        self._names = list(names)
+        for name, (_, k) in zip(names, self._gains, strict=True):
+            expected = f"k of at most top_k_for_generation = {num_retrieved}"
+            require(k <= num_retrieved, setting, name, expected)
+        self._sums = torch.zeros(len(names) + 1, dtype=torch.float64, device=device)
+
+    def update(self, output: Any) -> None:
+        """Takes rankings `items` `[samples, num_retrieved]` and the right items `targets` `[samples]`.
+
+        Raises:
+            ValueError: there are no targets.
+        """
+        if output.targets is None:
+            raise ValueError("the batch has no target_items, so nothing says which retrieved items are right")
+        self.update_rankings(output.items, output.targets)
+
+    def update_rankings(self, items: torch.Tensor, targets: torch.Tensor) -> None:
+        """Takes rankings `[samples, num_retrieved]`, best first, and the right items `[samples]`."""
+        found = items == targets.unsqueeze(1)
+        places = found.int().argmax(1)
+        hits = found.any(1)
+        for index, (gain, k) in enumerate(self._gains):
+            self._sums[index] += (gain(places) * (hits & (places < k))).sum()
+        self._sums[-1] += len(places)
+
+    def compute(self) -> dict[str, float]:
+        """Returns each metric's mean by its name as given; NaN if no rank had a sample. Collective."""
+        dist.all_reduce(self._sums)
+        *sums, count = self._sums.tolist()
+        self._sums.zero_()
+        return {
+            name: value / count if count else float("nan")
+            for name, value in zip(self._names, sums, strict=True)
+        }

@@ -1,0 +1,102 @@
+"""Settings of a training: what is refused, what has no effect, and what shufflers and pipelines get."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from commons.training import OptimizerArgs, TensorModelParallelArgs, TrainerArgs, TrainingTask
+from tests.commons.training.small_task import small_task
+from tests.hstu.hstu_samples import Sample, hstu_batch
+
+WINDOW = {"balance_window": 2}
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"train_batch_size": 0}, "train_batch_size = 0: expected an integer of at least 1"),
+        ({"train_batch_size": "8"}, "train_batch_size = '8': expected an integer"),
+        ({"log_interval": 0}, "log_interval = 0"),
+        ({"max_train_iters": 0}, "max_train_iters = 0"),
+        ({"peak_tflops": 0.0}, "peak_tflops = 0.0: expected a number above 0"),
+        ({"profile_step_start": 0}, "profile_step_start = 0: expected an integer of at least 1"),
+        ({"profile_step_end": 100}, "profile_step_end = 100: expected an integer above profile_step_start"),
+        ({"single_rank_load": True}, "single_rank_load = True: expected False without enable_balanced_sh"),
+        ({"balance_exchange": "a"}, r"balance_exchange = 'a'; there are \['all_gather', 'all_to_all'\]"),
+        ({"balance_partitioner": "a"}, r"balance_partitioner = 'a'; there are \['karmarkar_karp'"),
+        ({"balance_tolerance": -0.1}, "balance_tolerance = -0.1: expected a finite number of at least 0"),
+        ({"balance_max_tokens": 0}, "balance_max_tokens = 0: expected an integer of at least 1"),
+        ({**WINDOW, "balance_window_max_step_ratio": 0.5}, "balance_window_max_step_ratio = 0.5: expected a"),
+        ({**WINDOW, "balance_tolerance": 0.1}, "balance_tolerance = 0.1 .* TrainerArgs.balance_window = 2"),
+        (
+            {"max_tokens_per_micro_batch": 0},
+            "max_tokens_per_micro_batch = 0: expected an integer of at",
+        ),
+        ({"max_tokens_per_micro_batch": 2.5}, "max_tokens_per_micro_batch = 2.5: expected an integer"),
+    ],
+)
+def test_a_bad_setting_is_named(settings, message):
+    with pytest.raises(ValueError, match=f"^TrainerArgs.{message}"):
+        TrainerArgs(**{"train_batch_size": 1, **settings})
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: OptimizerArgs("lion", 0.1), "OptimizerArgs.optimizer_str = 'lion': expected one of adam"),
+        (lambda: OptimizerArgs("sgd", -1), "OptimizerArgs.learning_rate = -1"),
+        (lambda: TensorModelParallelArgs(2), "tensor_model_parallel_size = 2: expected 1"),
+    ],
+)
+def test_another_bad_setting_is_named(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_settings_of_a_shuffler_that_is_off_have_no_effect():
+    args = TrainerArgs(train_batch_size=1, batch_shuffler="mine", balance_tolerance=0.1)
+    lines = args.settings_without_effect()
+    assert [line.split(" = ")[0] for line in lines] == [
+        "TrainerArgs.batch_shuffler",
+        "TrainerArgs.balance_tolerance",
+    ]
+    on = TrainerArgs(train_batch_size=1, enable_balanced_shuffler=True, balance_tolerance=0.1)
+    assert on.settings_without_effect() == []
+    assert on.balance_settings == {"tolerance": 0.1}
+
+
+def _tokens_in_micro_batches(**settings) -> list[list[int]]:
+    """The tokens of each micro-batch's samples, as planned by the shuffler that the settings name."""
+    args = TrainerArgs(train_batch_size=1, **settings)
+    assert args.settings_without_effect() == []
+    rows = [Sample([], [], [1] * items, [1] * items, 0, [1] * items) for items in (3, 9, 4, 9, 8, 1, 5)]
+    plan = small_task().make_shuffler(args).plan(hstu_batch(rows))
+    return [plan.tokens[numbers].tolist() for of_rank in plan.micro_batches for numbers in of_rank]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"enable_balanced_shuffler": True},
+        {"enable_balanced_shuffler": True, "batch_shuffler": "identity"},
+    ],
+    ids=["none", "the model's", "another"],
+)
+def test_any_shuffler_gets_the_setting_of_micro_batches(settings):
+    assert _tokens_in_micro_batches(**settings) == []
+    divided = _tokens_in_micro_batches(max_tokens_per_micro_batch=20, **settings)
+    assert sorted(tokens for of_one in divided for tokens in of_one) == [2, 6, 8, 10, 16, 18, 18]
+    assert max(map(sum, divided)) <= 20
+
+
+def _pipelines(has_cacheable_tables: bool) -> list[str]:
+    task = TrainingTask(None, None, None, None, None, "hstu", {}, has_cacheable_tables=has_cacheable_tables)
+    args = TrainerArgs(train_batch_size=1, pipeline_type="prefetch")
+    return [task.pipeline_name(args, torch.device(device)) for device in ("cpu", "cuda")]
+
+
+def test_a_model_without_tables_to_cache_is_not_prefetched(pools):
+    assert pools(2).run(_pipelines, True)[0] == ["native", "prefetch"]
+    assert pools(2).run(_pipelines, False)[0] == ["native", "native"]
