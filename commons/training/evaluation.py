@@ -87,7 +87,7 @@ def evaluate_checkpoint(task: TrainingTask, args: TrainerArgs, device: torch.dev
     model, optimizer = shard_model(task.model, OptimizerArgs("sgd", 0.0), device, cached=cached)
     task.metrics.bind(model)
     state = TrainingState(model, optimizer=None)
-    recovery = Recovery(replace(args, ckpt_save_interval=-1), state, StepVote(device), num_steps=0)
+    recovery = Recovery(replace(args, ckpt_save_interval=-1), state, StepVote(), num_steps=0)
     recovery.resume()
     if dist.get_rank() == 0:
         tqdm.write(f"no training: evaluates {recovery.restored}")

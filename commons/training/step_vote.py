@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import math
 import signal
+import threading
 import time
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
-_NO_STEP = torch.iinfo(torch.int64).min
+from commons.distributed.rank_group import all_gather_row
+
 # A scheduler that signals all processes of a job also signals torchrun, which passes the signal on.
 _ONE_REQUEST_S = 5.0
 
@@ -24,22 +28,19 @@ class NonFiniteLossError(FloatingPointError):
 class StepVote:
     """Tells all ranks that one got SIGTERM, or has computed a loss that is not finite.
 
-    Takes one all-reduce of two host numbers per step, on a separate gloo group. On a CPU it has the whole
-    next step to finish. On CUDA the host, which runs ahead of the device, waits for the device to finish the
-    step before, and then for the all-reduce, while the device computes. Construction is collective.
-
-    Args:
-        device: device of the losses.
+    A rank's vote is a number that travels with the gather of each plan: `pipeline.post(vote.read)`, and
+    `pipeline.posted` to `after_step`. So it takes no collective per step, and nothing waits for it. All ranks
+    learn of it in the same step, mostly two after (with a window, up to a window later). `finish` takes one
+    all-gather. Construction is collective.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self) -> None:
         self._group = dist.new_group(backend="gloo")
-        self._on_cuda = device.type == "cuda"
         self._asked_at: float | None = None
         self._requested = False
-        self._loss: _Loss | None = None  # of the last step, if not read at once
-        self._votes = torch.zeros(2, dtype=torch.int64)
-        self._pending: dist.Work | None = None
+        self._lock = threading.Lock()  # of what follows, which the planning thread reads
+        self._unread: deque[_Loss] = deque()
+        self._bad_step = 0  # the first with a loss that is not finite; 0 for none
 
     @contextmanager
     def listening(self) -> Iterator[None]:
@@ -50,58 +51,52 @@ class StepVote:
         finally:
             signal.signal(signal.SIGTERM, before)
 
-    def after_step(self, step: int, loss_sum: torch.Tensor) -> bool:
-        """Returns whether a rank had been asked to stop one step ago. Collective, once per step.
+    def read(self) -> int:
+        """Returns this rank's vote; for the planning thread. Waits for no loss."""
+        return self._vote(wait=False)
+
+    def after_step(self, step: int, loss_sum: torch.Tensor, posted: np.ndarray) -> bool:
+        """Returns whether a rank had been asked to stop when it voted.
 
         Args:
-            step: number of the step.
+            step: number of the step, from 1.
             loss_sum: this rank's loss sum, a scalar.
+            posted: int64 `[ranks]`, the newest votes of all ranks.
 
         Raises:
-            NonFiniteLossError: the loss of the step before was not finite on a rank; raised on all of them.
+            NonFiniteLossError: a rank voted that a loss was not finite; raised on all of them.
         """
-        loss = _Loss(step, loss_sum)
-        if self._on_cuda:
-            self._post(self._loss)
-            self._loss = loss
-            self._collect()
-        else:
-            self._collect()
-            self._post(loss)
+        with self._lock:
+            self._unread.append(_Loss(step, loss_sum))
+        self._count(posted)
         return self._requested
 
     def finish(self) -> None:
-        """Waits for all votes, as all ranks must before they save or leave. Collective.
+        """Votes on all steps so far, as all ranks must before they save or leave. Collective.
 
         Raises:
             NonFiniteLossError: as `after_step`, for all steps so far.
         """
-        self._collect()
-        loss, self._loss = self._loss, None
-        if loss is not None:
-            self._post(loss)
-            self._collect()
+        self._count(all_gather_row(np.array([self._vote(wait=True)]), self._group)[:, 0])
 
-    def _post(self, loss: _Loss | None) -> None:
-        bad = _NO_STEP
-        if loss is not None and not math.isfinite(loss.read()):
-            # The largest of these is the first step, and its first rank.
-            bad = -(loss.step * dist.get_world_size() + dist.get_rank())
-        self._votes = torch.tensor([int(self._asked_at is not None or self._requested), bad])
-        self._pending = dist.all_reduce(self._votes, op=dist.ReduceOp.MAX, group=self._group, async_op=True)
+    def _vote(self, wait: bool) -> int:
+        """Encodes the first bad step, and in the lowest bit a request to stop."""
+        with self._lock:
+            while self._unread and (wait or self._unread[0].is_there()):
+                loss = self._unread.popleft()
+                if not self._bad_step and not math.isfinite(loss.read()):
+                    self._bad_step = loss.step
+            return 2 * self._bad_step + int(self._asked_at is not None)
 
-    def _collect(self) -> None:
-        if self._pending is None:
-            return
-        self._pending.wait()
-        self._pending = None
-        requested, bad = self._votes.tolist()
-        self._requested = bool(requested)
-        if bad != _NO_STEP:
-            step, rank = divmod(-bad, dist.get_world_size())
+    def _count(self, votes: np.ndarray) -> None:
+        self._requested |= bool((votes & 1).any())
+        bad_steps = votes >> 1
+        if bad_steps.any():
+            step = bad_steps[bad_steps > 0].min()
             raise NonFiniteLossError(
-                f"the loss of step {step} is not finite on rank {rank}. Checkpoints are from before it: "
-                "resume from the newest with a lower learning rate, or inspect the samples of that step"
+                f"the loss of step {step} is not finite on rank {np.flatnonzero(bad_steps == step)[0]}. "
+                "Checkpoints are from before it: resume from the newest with a lower learning rate, or "
+                "inspect the samples of that step"
             )
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
@@ -122,6 +117,10 @@ class _Loss:
         if loss_sum.device.type == "cuda":
             self._copied = torch.cuda.Event()
             self._copied.record()
+
+    def is_there(self) -> bool:
+        """Returns whether the device has computed it."""
+        return self._copied is None or self._copied.query()
 
     def read(self) -> float:
         """Returns the loss; waits until the device has computed it."""

@@ -68,7 +68,7 @@ class _Trainer:
         # From here on, ranks draw different numbers: equal dropout masks on all would be wrong.
         torch.manual_seed(args.seed + dist.get_rank())
         self._state = TrainingState(self._model, optimizer)
-        self._vote = StepVote(device)
+        self._vote = StepVote()
         whole_run = args.max_train_iters or Progress().steps_left(task.train_dataset)
         self._recovery = Recovery(args, self._state, self._vote, whole_run)
         self._recovery.resume()
@@ -78,6 +78,7 @@ class _Trainer:
         left = self._state.progress.steps_left(task.train_dataset)
         self._num_steps = args.max_train_iters or self._first_step + left
         self._pipeline = task.make_pipeline(args, self._model, optimizer, device)
+        self._pipeline.post(self._vote.read)
         self._counter = FlopsCounter(task.flops)
         self._clock = ComputeClock(self._model, device)
         self._collector = SynchronizedGC(args.gc_interval)
@@ -132,7 +133,7 @@ class _Trainer:
         span = self._clock.span()
         self._collector.after_step()
         self._state.progress = self._state.progress.after_step(self._task.train_dataset)
-        stop_requested = self._vote.after_step(step, loss_sum)
+        stop_requested = self._vote.after_step(step, loss_sum, pipeline.posted)
         flops = self._counter.next_step()
         log.step(loss_sum, loss_tokens, flops, pipeline.report, span, pipeline.computed_tokens)
         return stop_requested

@@ -72,7 +72,7 @@ def _tokens_in_micro_batches(**settings) -> list[list[int]]:
     assert args.settings_without_effect() == []
     rows = [Sample([], [], [1] * items, [1] * items, 0, [1] * items) for items in (3, 9, 4, 9, 8, 1, 5)]
     plan = small_task().make_shuffler(args).plan(hstu_batch(rows))
-    return [plan.tokens[numbers].tolist() for of_rank in plan.micro_batches for numbers in of_rank]
+    return [plan.tokens[numbers].tolist() for numbers in plan.micro_batches_on(0)]
 
 
 @pytest.mark.parametrize(
