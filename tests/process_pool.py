@@ -9,9 +9,24 @@ import time
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkServerContext
 from typing import Any
 
 _MAX_THREADS = 40
+
+
+def forkserver() -> ForkServerContext:
+    """Returns a context whose processes have imported TorchRec when they start."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.preload"])
+    return context
+
+
+def free_port() -> int:
+    """Returns a TCP port that nothing listens on."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        return free.getsockname()[1]
 
 
 class RankError(AssertionError):
@@ -62,11 +77,8 @@ class ProcessPool:
         return max(len(os.listdir(f"/proc/{process.pid}/task")) for process in self._processes)
 
     def _start(self) -> None:
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["tests.preload"])
-        with socket.socket() as free:
-            free.bind(("localhost", 0))
-            port = free.getsockname()[1]
+        context = forkserver()
+        port = free_port()
         for rank in range(self.num_ranks):
             ours, theirs = context.Pipe()
             process = context.Process(target=_serve, args=(theirs, rank, self.num_ranks, port), daemon=True)
