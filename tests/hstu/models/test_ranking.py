@@ -210,7 +210,7 @@ def test_tables_must_fit_the_features(
 def test_a_table_that_evicts_has_to_be_sharded() -> None:
     table = EmbeddingTable("t", ("item", "action"), 10, sharded=False, eviction="lru")
     config = HSTUConfig(1, 8, 1, 4, scaling_seqlen=10)
-    with pytest.raises(ValueError, match="table 't' is replicated; one that evicts has to be sharded"):
+    with pytest.raises(ValueError, match="table 't' is replicated; a table that evicts must be sharded"):
         HSTURanking(config, [table], HSTUFeatures("item", "action"), RankingHeadConfig((5,)))
 
 

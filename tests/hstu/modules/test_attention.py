@@ -135,7 +135,7 @@ def test_a_block_of_scores_fits_the_budget(monkeypatch: pytest.MonkeyPatch) -> N
     [
         ([(3, 2, 4), (3, 2, 4), (2, 2, 4)], 3, 1.0, r"one shape \[total_tokens, num_heads, head_dim\]"),
         ([(3, 8)] * 3, 3, 1.0, r"one shape \[total_tokens, num_heads, head_dim\]"),
-        ([(3, 2, 4)] * 3, 4, 1.0, "masks are of 4 tokens, q, k and v of 3"),
+        ([(3, 2, 4)] * 3, 4, 1.0, "masks have 4 tokens, but q, k and v have 3"),
         ([(3, 2, 4)] * 3, 3, 0.0, "scaling_seqlen is 0.0"),
     ],
 )
