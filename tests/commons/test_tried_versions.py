@@ -82,7 +82,7 @@ def test_patches_of_a_tried_set_are_no_reason_to_warn():
 
 
 @pytest.mark.parametrize(
-    "versions", [("2.15.0", "1.9.2"), ("2.13.0", "1.9.2"), ("2.13.0", "of no known version")]
+    "versions", [("2.15.0", "1.9.2"), ("2.13.0", "1.9.2"), ("2.13.0", "of unknown version")]
 )
 def test_an_untried_set_is_told_together_with_those_that_were_tried(versions):
     note = note_on_untried(*versions)
@@ -93,7 +93,7 @@ def test_an_untried_set_is_told_together_with_those_that_were_tried(versions):
 
 
 def _make_groups_with_another_torch() -> list[str]:
-    """Makes two groups with a version of torch that nobody has tried, and returns the log."""
+    """Makes two groups with an untested version of torch, and returns the log."""
     logged: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: logged.append(record.getMessage())
