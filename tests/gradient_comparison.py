@@ -62,9 +62,7 @@ def steps(
     return changes, float(loss), tokens
 
 
-def comparison(
-    plain: Run, other: Run
-) -> Comparison:
+def comparison(plain: Run, other: Run) -> Comparison:
     """Compares two results of `steps` on one rank."""
     norms = {
         name: (float(value.square().sum()), float((value - other[0][name]).square().sum()))

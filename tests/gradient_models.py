@@ -11,6 +11,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+import hstu.batch_shuffler  # noqa: F401
 import sid_gr.batch_shuffler  # noqa: F401
 from commons.perf_model import HSTUFlops, TransformerConfig, transformer_flops
 from commons.sequence_batch import BaseBatch

@@ -40,31 +40,37 @@ def _compare(
     return results, capped.plan(batch).num_micro_batches
 
 
-@pytest.mark.parametrize(("name", "pipeline"), MODELS)
+# By name: real rows per rank, whether they have labels, and settings of the shuffler.
+SETTINGS: dict[str, tuple[tuple[int, ...], bool, list[dict[str, Any]]]] = {
+    "complete": ((6, 6), True, [{}, CAPPED, {**AS_LOADED, **CAPPED}]),
+    "incomplete": ((6, 3), True, [{"verify": True}, CAPPED]),
+    "empty rank": ((5, 0), True, [{}, CAPPED]),
+    "no loss tokens": ((6, 5), False, [{}, CAPPED]),
+    "three ranks": ((4, 6, 1), True, [{}, CAPPED]),
+    "rows follow the load": (
+        (6, 0, 6),
+        True,
+        [
+            {"equal_rows": False},
+            {**CAPPED, "equal_rows": False, "partitioner": "rebalance"},
+            {**AS_LOADED, **CAPPED},
+        ],
+    ),
+}
+
+
 @pytest.mark.parametrize(
-    ("num_real", "labeled", "settings"),
+    ("name", "pipeline", "settings"),
     [
-        ((6, 6), True, [{}, CAPPED, {**AS_LOADED, **CAPPED}]),
-        ((6, 3), True, [{"verify": True}, CAPPED]),
-        ((5, 0), True, [{}, CAPPED]),
-        ((6, 5), False, [{}, CAPPED]),
-        ((4, 6, 1), True, [{}, CAPPED]),
-        (
-            (6, 0, 6),
-            True,
-            [
-                {"equal_rows": False},
-                {**CAPPED, "equal_rows": False, "partitioner": "rebalance"},
-                {**AS_LOADED, **CAPPED},
-            ],
-        ),
+        (*model, settings)
+        for model in MODELS
+        for settings, (_, labeled, _) in SETTINGS.items()
+        if labeled or not model[0].startswith("sid_gr")  # whose samples all have a loss
     ],
-    ids=["complete", "incomplete", "empty rank", "no loss tokens", "three ranks", "rows follow the load"],
 )
-def test_gradients_are_those_of_a_plain_step(pools, name, pipeline, num_real, labeled, settings):
-    if name.startswith("sid_gr") and not labeled:
-        pytest.skip("every sample of this model has a loss")
-    ranks = pools(len(num_real)).run(_compare, name, pipeline, num_real, labeled, settings)
+def test_gradients_are_those_of_a_plain_step(pools, name, pipeline, settings):
+    num_real, labeled, _ = SETTINGS[settings]
+    ranks = pools(len(num_real)).run(_compare, name, pipeline, *SETTINGS[settings])
     for results in zip(*(comparisons for comparisons, _ in ranks), strict=True):
         check_equal(results, has_loss=labeled)
     assert len({needed for _, needed in ranks}) > 1  # as loaded, ranks need different numbers

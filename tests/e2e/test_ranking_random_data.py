@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from commons.perf_model import MeasuredCost
-from tests.e2e.gin_files import RANDOM_DATA, RECSYS_EXAMPLES
+from tests.e2e.gin_files import RANDOM_DATA
 from tests.e2e.torchrun import RANKING, bind, torchrun, train_log
 
 NUM_STEPS = 6
@@ -103,34 +103,3 @@ def test_costs_are_measured_for_a_file_that_already_names_them(tmp_path):
     assert "a step of T tokens per sample" in output
     assert MeasuredCost.load(tmp_path / "costs/hstu.json").median_error < 1
     assert not (tmp_path / "logs").exists()
-
-
-def test_recsys_examples_file_runs_with_size_overrides(tmp_path):
-    output, log = train(
-        tmp_path,
-        RECSYS_EXAMPLES,
-        "vocabulary = 1000",
-        "batch_size = 4",
-        "TrainerArgs.max_train_iters = 4",
-        "TrainerArgs.log_interval = 2",
-        "TrainerArgs.max_eval_iters = 1",
-        'TrainerArgs.log_dir = "logs"',
-        "history/FeatureArgs.max_sequence_length = 32",
-        "NetworkArgs.num_layers = 1",
-        "NetworkArgs.hidden_size = 16",
-        "NetworkArgs.kv_channels = 8",
-        "NetworkArgs.item_embedding_dim = 16",
-        "NetworkArgs.contextual_embedding_dim = 16",
-    )
-    assert [line["kind"] for line in log] == ["start", "train", "train", "eval"]
-    assert {"AUC", "AUC_task7"} <= log[-1].keys()
-    for setting in (
-        'TrainerArgs.pipeline_type = "prefetch"',
-        "TrainerArgs.profile",
-        'NetworkArgs.kernel_backend = "cutlass"',
-        "NetworkArgs.recompute_input_layernorm",
-        "NetworkArgs.recompute_input_silu",
-        "DynamicEmbeddingArgs",
-        "no fused Adam on CPU",
-    ):
-        assert output.count(setting) == 1, f"expected one warning about {setting}:\n{output}"

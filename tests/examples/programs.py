@@ -52,7 +52,7 @@ def source(name: str) -> str:
 
 
 def source_before(name: str) -> str:
-    """The text without the statements that begin on a marked line, and with what stood in their place."""
+    """The text without the statements that begin on a marked line, and with the code that they replace."""
     lines = source(name).splitlines()
     for node in ast.walk(ast.parse(source(name))):
         if isinstance(node, ast.stmt) and lines[node.lineno - 1].endswith(MARK):
