@@ -2,55 +2,27 @@
 
 from __future__ import annotations
 
-# Two ranks, eight rows each, six steps, all logged.
-RANDOM_DATA = """
-TrainerArgs.train_batch_size = 8
-TrainerArgs.eval_interval = 3
-TrainerArgs.max_eval_iters = 1
-TrainerArgs.log_interval = 1
-TrainerArgs.max_train_iters = 6
-TrainerArgs.log_dir = "logs"
+from tests.e2e.torchrun import REPOSITORY
 
-lengths/RandomDistribution.dist_type = "lognormal"
+# Eight rows per rank, six steps, all logged; no balancing, dropout or checkpoints.
+RANDOM_DATA = (
+    (REPOSITORY / "benchmarks/soak.gin").read_text()
+    + """
+TrainerArgs.eval_interval = 3
+TrainerArgs.max_train_iters = 6
+TrainerArgs.enable_balanced_shuffler = False
+TrainerArgs.ckpt_save_interval = -1
+TrainerArgs.ckpt_keep = None
 lengths/RandomDistribution.mean = 16
 lengths/RandomDistribution.std = 20
-history/FeatureArgs.feature_names = ["item", "action"]
 history/FeatureArgs.max_sequence_length = 64
-history/FeatureArgs.is_jagged = True
-history/FeatureArgs.seqlen_dist = @lengths/RandomDistribution()
-user/FeatureArgs.feature_names = ["user"]
-user/FeatureArgs.max_sequence_length = 1
-
-item/EmbeddingArgs.feature_names = ["item"]
-item/EmbeddingArgs.table_name = "item"
-item/EmbeddingArgs.item_vocab_size_or_capacity = 1000
-item/EmbeddingArgs.sharding_type = "model_parallel"
-action/EmbeddingArgs.feature_names = ["action"]
-action/EmbeddingArgs.table_name = "action"
-action/EmbeddingArgs.item_vocab_size_or_capacity = 5
-action/EmbeddingArgs.sharding_type = "data_parallel"
-user/EmbeddingArgs.feature_names = ["user"]
-user/EmbeddingArgs.table_name = "user"
-user/EmbeddingArgs.item_vocab_size_or_capacity = 100
-user/EmbeddingArgs.sharding_type = "data_parallel"
-
-BenchmarkDatasetArgs.feature_args = [@history/FeatureArgs(), @user/FeatureArgs()]
-BenchmarkDatasetArgs.embedding_args = [@item/EmbeddingArgs(), @action/EmbeddingArgs(), @user/EmbeddingArgs()]
-BenchmarkDatasetArgs.item_feature_name = "item"
-BenchmarkDatasetArgs.action_feature_name = "action"
-BenchmarkDatasetArgs.contextual_feature_names = ["user"]
 BenchmarkDatasetArgs.num_generated_batches = 4
-
-NetworkArgs.num_layers = 2
 NetworkArgs.hidden_size = 16
-NetworkArgs.num_attention_heads = 2
 NetworkArgs.kv_channels = 8
 NetworkArgs.hidden_dropout = 0.0
-NetworkArgs.dtype_str = "float32"
-RankingArgs.prediction_head_arch = [16, 5]
-OptimizerArgs.optimizer_str = "adam"
 OptimizerArgs.learning_rate = 1e-2
 """
+)
 
 # Settings that recsys-examples' ranking benchmarks have beyond those of its generator.
 RECSYS_EXAMPLES = """

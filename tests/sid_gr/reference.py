@@ -8,7 +8,7 @@ from tests.sid_gr.sid_samples import CODEBOOK_SIZES, ITEM_CODES, Sample
 
 
 def reference_states(model, sample: Sample) -> torch.Tensor:
-    """Returns the states of one sample's tokens, computed layer by layer and head by head with a full mask."""
+    """Returns the states of one sample's tokens, computed head by head with a full mask."""
     embedding, decoder = model.embedding, model.config.decoder
     tokens = [embedding.contextual[0].weight[i] for i in sample.tags]
     tokens += [embedding.contextual[1].weight[i] for i in sample.country]
