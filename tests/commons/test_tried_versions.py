@@ -1,4 +1,4 @@
-"""The sets of versions that go together: told to the user, allowed by the package, pinned for the tests."""
+"""Tested sets of versions are documented, allowed by the package, and pinned for the tests."""
 
 from __future__ import annotations
 
