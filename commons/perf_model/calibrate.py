@@ -112,9 +112,7 @@ def summary(cost: MeasuredCost, steps: MeasuredSteps) -> str:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Reads logs, writes the fitted cost, and prints it."""
-    parser = argparse.ArgumentParser(
-        prog="calibrate", description="Fits sample costs to logged steps."
-    )
+    parser = argparse.ArgumentParser(prog="calibrate", description="Fits sample costs to logged steps.")
     parser.add_argument("out", type=Path, help="file to write, for TrainerArgs.balance_cost")
     parser.add_argument("logs", type=Path, nargs="+", help="train.jsonl of a run's log_dir")
     arguments = parser.parse_args(argv)
