@@ -1,1 +1,1 @@
-"""What is measured, and the last measured figures."""
+"""Benchmarks and their last results."""

@@ -1,11 +1,11 @@
-"""Trains SID-GR on Amazon data with and without the shuffler, and compares it with what is popular.
+"""Trains SID-GR on Amazon data with and without the shuffler, and compares it with the most popular items.
 
-For five splits by user, 80 % for training and 10 % for testing, trains on two ranks as `sid_amazon.gin` says:
+Trains on two ranks with `sid_amazon.gin`, for five splits by user, 80% for training and 10% for testing:
 
     python -m benchmarks.amazon_retrieval FOLDER_WITH_interactions.jsonl_AND_item_to_sid.json
 
-Prints HitRate@10 over all items on the test users, that of the items most frequent in the training users'
-histories and targets, and how much of the exhaustive top 10 beam search finds.
+Prints HitRate@10 over all items on the test users, that of the most frequent training items, and the
+fraction of the exhaustive top 10 that beam search finds.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ RANKS = 2
 SHUFFLER = "TrainerArgs.enable_balanced_shuffler"
 K = 10
 METRIC = f"HitRate@{K}"
-# Of each rank, for the comparison with an exhaustive search, which takes long.
+# Samples per rank to compare with an exhaustive search, which is slow.
 COMPARED_SAMPLES = 50
 
 
@@ -92,7 +92,7 @@ def _summary(rows: list[dict[str, Any]]) -> dict[str, float]:
 
 
 def _hit_rate_of_popular(prepared: Path) -> float:
-    """HitRate@K of the K items that are most frequent in training, of equally frequent ones the first ids."""
+    """Returns HitRate@K of the K most frequent items in training; ties go to smaller ids."""
     train_items, test_items = (
         pl.read_parquet(prepared / f"{part}.parquet")["sequence_data"] for part in ("training", "testing")
     )
@@ -101,14 +101,14 @@ def _hit_rate_of_popular(prepared: Path) -> float:
 
 
 def _run(prepared: Path, seed: int, bindings: Sequence[str] = ()) -> dict[str, float]:
-    """One training run in processes of its own: the figures of its last evaluation, and the beam's recall."""
+    """Runs one training in new processes and returns its last evaluation and the beam's recall."""
     result = prepared / "result.json"
     torchrun(RANKS, "benchmarks.amazon_retrieval", prepared, str(seed), result, *bindings)
     return json.loads(result.read_text())
 
 
 def run_on_rank() -> None:
-    """Trains, and rank 0 writes the figures."""
+    """Trains; rank 0 writes the figures."""
     prepared, seed, result, *overrides = sys.argv[1:]
     paths = {
         "sequence_features_training_data_path": "training.parquet",
@@ -133,9 +133,9 @@ def run_on_rank() -> None:
 
 @torch.no_grad()
 def _found(model: SIDGR, batches: Iterator[SIDBatch]) -> list[float]:
-    """Of the first samples, the sum of the shares of the exhaustive top K that the beam finds; and samples.
+    """Returns the beam's recall of the exhaustive top K, summed over the first samples, and their number.
 
-    A beam as wide as there are prefixes in front of the last code leaves nothing out.
+    A beam is exhaustive if it is as wide as the number of prefixes before the last code.
     """
     model.eval()
     narrow = model.config

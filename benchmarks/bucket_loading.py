@@ -1,6 +1,6 @@
-"""How well ranks are balanced by what they load: in plain order, exchanged, and by `BucketSampler`.
+"""Compares how well plain loading, exchanges and `BucketSampler` balance ranks.
 
-Computed loads of whole epochs of random histories, and of MovieLens 100K's where its folder is given:
+Computes loads over whole epochs of random histories, and of MovieLens 100K if its folder is given:
 
     python -m benchmarks.bucket_loading [FOLDER_WITH_u.data]
 """
@@ -31,14 +31,14 @@ EPOCHS = 20
 NUM_LOGNORMAL = 8192
 QUALITIES = ("mean_imbalance", "largest_loads_over_ideal", "largest_step_ratio")
 
-# Of each step of an epoch the indices of each rank's samples.
+# Indices of each rank's samples, for each step of an epoch.
 Steps = list[list[np.ndarray]]
-# The steps of an epoch, for workloads `[samples]`, rows per rank and the epoch's number.
+# Returns the steps of an epoch, given workloads `[samples]`, rows per rank and the epoch's number.
 Loading = Callable[[np.ndarray, int, int], Steps]
 
 
 class _Indices:
-    """A source of which only the order matters: samples are their indices, a batch is a list of them."""
+    """Source whose samples are their indices, and whose batches are lists of them."""
 
     def __init__(self, num_samples: int) -> None:
         self._num_samples = num_samples
@@ -73,7 +73,7 @@ def _in_buckets(num_buckets: int) -> Loading:
 
 
 def _epoch(by_rank: Sequence[Any], epoch: int) -> Steps:
-    """What the ranks' datasets or samplers give."""
+    """Returns the steps of the ranks' datasets or samplers."""
     for of_rank in by_rank:
         of_rank.set_epoch(epoch)
     steps = zip(*by_rank, strict=True)
@@ -90,7 +90,7 @@ LOADINGS: dict[str, Loading] = {
 
 
 def main() -> None:
-    """Prints the table and, if it is complete, writes it to `README`, and `RESULT`."""
+    """Prints the table; if it is complete, also writes it to `README` and the figures to `RESULT`."""
     movielens = movielens_folder(sys.argv[1:])
     records = _measure(_all_lengths(movielens))
     table = _table(records)
@@ -104,7 +104,7 @@ def main() -> None:
 
 
 def _all_lengths(movielens: Path | None) -> dict[str, np.ndarray]:
-    """The histories of whole datasets, by name: MovieLens' users as they are, and drawn ones."""
+    """Returns history lengths of whole datasets by name: those of MovieLens, and random ones."""
     lengths = {}
     if movielens is not None:
         lengths[ML_100K] = movielens_lengths(movielens)
@@ -113,7 +113,7 @@ def _all_lengths(movielens: Path | None) -> dict[str, np.ndarray]:
 
 
 def _measure(all_lengths: dict[str, np.ndarray]) -> list[dict[str, Any]]:
-    """A record for each lengths, rows per rank, hidden size and loading: means over the epochs."""
+    """Returns a record per lengths, rows per rank, hidden size and loading: means over the epochs."""
     records = []
     cases = list(product(all_lengths, ROWS_PER_RANK, HIDDEN_SIZES))
     for name, rows, hidden_size in tqdm(cases, desc="loading"):
@@ -136,7 +136,7 @@ def _measure(all_lengths: dict[str, np.ndarray]) -> list[dict[str, Any]]:
 
 
 def _quality(workloads: np.ndarray, steps: Steps, rows: int) -> dict[str, float]:
-    """Of one epoch. An incomplete step counts like any other, except where totals are compared."""
+    """Measures one epoch. An incomplete step counts like any other, except in the step ratio."""
     step_loads = [loads(workloads, step) for step in steps]
     complete = [step for step in steps if sum(map(len, step)) == rows * RANKS]
     return {
@@ -147,7 +147,7 @@ def _quality(workloads: np.ndarray, steps: Steps, rows: int) -> dict[str, float]
 
 
 def _table(records: list[dict[str, Any]]) -> str:
-    """A row for each lengths, rows and hidden size, a column for each loading."""
+    """Returns a table with a row per lengths, rows and hidden size, and a column per loading."""
     cases: dict[tuple[str, str, str], list[str]] = {}
     for record in records:
         case = (record["lengths"], f"{record['rows_per_rank']}", f"{record['hidden_size']}")

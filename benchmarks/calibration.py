@@ -1,10 +1,10 @@
-"""Measured costs: how well they predict, beside FLOPs, and how alike ranks' times are when balanced by them.
+"""Measures how well measured costs predict times, compared with FLOPs, and how well they balance ranks.
 
-Two ranks, each on a core of its own, and the demo's model. Costs are fitted to every other step, and tried on
-those in between. Then steps are balanced in each way, and the two ranks' shares of a step are computed four
-times, the ranks changing places in between: the cores of a shared machine differ from each other, and from
-second to second, by more than balanced shares do. How far times lie apart where both ranks have the very same
-samples is what the machine adds even so, and no balancing removes:
+Runs the demo's model on two ranks, each on its own core. Costs are fitted to every other step and validated
+on the rest. Then steps are balanced in each way, and the two shares of a step are computed four times, with
+the ranks trading places: the cores of a shared machine differ from each other, and from second to second, by
+more than balanced shares do. The difference for identical samples on both ranks is the machine's own noise,
+which no balancing removes:
 
     python -m benchmarks.calibration
 """
@@ -42,7 +42,7 @@ RESULT = Path(__file__).parent / "results" / "calibration.json"
 RANKS = 2
 SECONDS = 120.0
 STEPS, WARM_UP_STEPS = 20, 4
-# Who computes which share of a step: a rank its own (0) or the other's (1). A drift in time cancels out.
+# Share of a step that a rank computes: its own (0) or the other's (1). A drift in time cancels out.
 TURNS = (0, 1, 1, 0)
 SEED_OF_COSTS, SEED_OF_SHARES = 1, 2
 
@@ -78,7 +78,7 @@ def _on_a_rank(folder: Path) -> None:
 
 
 def _prediction(cost: MeasuredCost, fitted: MeasuredSteps, tried: MeasuredSteps) -> dict[str, Any]:
-    """Relative errors of predicted times of batches that nothing was fitted to."""
+    """Returns relative errors of predicted times, on steps that were not fitted."""
     errors = {"measured_cost": tried.errors(cost), "flops_alone": tried.errors_of_loads(fitted)}
     return {
         "steps_fitted": len(fitted.seconds),
@@ -97,7 +97,7 @@ def _prediction(cost: MeasuredCost, fitted: MeasuredSteps, tried: MeasuredSteps)
 def _differences(
     make_task: Callable[..., TrainingTask], cost: str, device: torch.device
 ) -> dict[str, dict[str, float]]:
-    """By way of balancing, how far the times of a step's two shares lie apart, relative to their mean."""
+    """Returns relative differences between the times of a step's two shares, by way of balancing."""
     args = replace(from_gin(TrainerArgs), seed=SEED_OF_SHARES, enable_balanced_shuffler=False)
     task = make_task(args, device)
     model, optimizer = shard_model(task.model, from_gin(OptimizerArgs), device)
@@ -107,7 +107,7 @@ def _differences(
     on = replace(args, enable_balanced_shuffler=True)
     ways = {"as loaded": args, "by FLOPs": on, "by measured cost": replace(on, balance_cost=cost)}
     shares = {name: _shares(task, of_way, loaded) for name, of_way in ways.items()}
-    # [ranks][steps], as all others
+    # [ranks][steps], like the others
     shares["the same samples on both"] = [shares["as loaded"][0]] * RANKS
     order = [
         (name, shares[name][(dist.get_rank() + turn) % RANKS][step])
@@ -130,16 +130,16 @@ def _differences(
 
 
 def _shares(task: TrainingTask, args: TrainerArgs, loaded: list[Any]) -> list[list[Any]]:
-    """`[ranks][steps]`, the batches that each rank has behind the exchange."""
+    """Returns each rank's batches after the exchange, `[ranks][steps]`."""
     shuffler = task.make_shuffler(args)
     return all_gather_object([shuffler.shuffle(batch) for batch in loaded], None)
 
 
 def _apart(seconds: np.ndarray) -> dict[str, float]:
-    """Of float64 `[ranks, steps · turns]`, in the order of `TURNS`."""
+    """Summarizes times, float64 `[ranks, steps · turns]`, in the order of `TURNS`."""
     by_turn = seconds.reshape(RANKS, STEPS, len(TURNS))
     own, other = (by_turn[:, :, [turn == which for turn in TURNS]].mean(2) for which in (0, 1))
-    changing_places = own + other[::-1]  # [shares, steps]: on one core and on the other
+    changing_places = own + other[::-1]  # [shares, steps]: each share on both cores
 
     def median_difference(times: np.ndarray) -> float:
         return round(float(np.median((times.max(0) - times.min(0)) / times.mean(0))), 4)

@@ -1,6 +1,6 @@
-"""How long training stands still for a checkpoint, beside how long writing it takes.
+"""Measures how long training stalls for a checkpoint, compared with the time to write it.
 
-Two ranks, an HSTU model with a sharded table of a million rows of 128 numbers:
+Runs an HSTU model on two ranks, with a sharded table of a million rows of 128 numbers:
 
     python -m benchmarks.checkpoint_stall
 """
@@ -47,14 +47,14 @@ def main() -> None:
 
 
 def _figures(lines: list[dict[str, Any]]) -> dict[str, Any]:
-    """All but the last checkpoint, behind which there are no steps to wait for it with."""
+    """Summarizes all checkpoints but the last, which no steps follow."""
     saved = {line["step"]: line for line in lines if line["kind"] == "checkpoint"}
     saved = {step: line for step, line in saved.items() if step % STEPS_BETWEEN == 0}
     seconds = {line["step"]: line["seconds_per_step"] for line in lines if line["kind"] == "train"}
     while_writing, else_ = [], []
     for step, line in saved.items():
         left = line["writing_ms"] / 1e3
-        for after in range(step + 2, step + STEPS_BETWEEN):  # the step behind a save has the stall in it
+        for after in range(step + 2, step + STEPS_BETWEEN):  # the step after a save includes the stall
             if after in seconds:
                 (while_writing if left > 0 else else_).append(seconds[after])
                 left -= seconds[after]

@@ -1,4 +1,4 @@
-"""What it takes a controller to split a global batch for its workers, beside copying the rows.
+"""Measures the time a controller needs to split a global batch, compared with copying the rows.
 
 python -m benchmarks.controller_split
 """
@@ -50,7 +50,7 @@ def main() -> None:
                 ASKED: partial(split_balanced, batch, CHUNKS, shuffler),
             }
             names = list(arms)
-            first = (round_ + number) % len(names)  # so that none always finds the batch in the cache
+            first = (round_ + number) % len(names)  # so no arm always finds the batch in the cache
             for name in names[first:] + names[:first]:
                 taken = _milliseconds(arms[name])
                 if round_ >= WARM_UP_ROUNDS:
@@ -61,7 +61,7 @@ def main() -> None:
 
 
 def _global_batch(rng: np.random.Generator) -> HSTUBatch:
-    """`SAMPLES` rows, put together from the batches that the shuffle stage is measured with."""
+    """Returns `SAMPLES` rows, merged from batches of the shuffle benchmark."""
     parts = [hstu_batch(rng, NUM_FEATURES) for _ in range(SAMPLES // ROWS)]
     fields = [part.per_sample_fields() for part in parts]
     num_elements = [sum(of_part[name].values().numel() for of_part in fields) for name in fields[0]]
@@ -71,7 +71,7 @@ def _global_batch(rng: np.random.Generator) -> HSTUBatch:
 
 
 def _row_selection(batch: HSTUBatch, order: SplitOrder) -> Callable[[], list[HSTUBatch]]:
-    """What copies the same rows into the same chunks, and does nothing else."""
+    """Returns a function that only copies the same rows into the same chunks."""
 
     def pack() -> PackedRows:
         fields = batch.per_sample_fields()
@@ -121,7 +121,7 @@ def _times(milliseconds: dict[str, list[float]]) -> dict[str, Any]:
 
 
 def _balance(workloads: list[np.ndarray], orders: list[SplitOrder]) -> dict[str, Any]:
-    """Largest load ÷ mean load of the chunks, over the batches, and what no split beats."""
+    """Returns the chunks' largest load ÷ mean load over the batches, and its lower bound."""
     in_order = np.array_split(np.arange(SAMPLES), CHUNKS)
     partitions = [order.partition for order in orders]
     balanced = [imbalance(*of_batch) for of_batch in zip(workloads, partitions, strict=True)]

@@ -1,8 +1,8 @@
-"""Peak memory and time of preparing KuaiRand, on synthetic logs in the format of kuairand-1k.
+"""Measures memory and time of preparing KuaiRand, on synthetic logs in the format of kuairand-1k.
 
     python -m benchmarks.kuairand_preprocess
 
-Users' numbers of events are heavy-tailed. Two sizes show how memory grows with the files.
+The number of events per user is heavy-tailed. The second size shows how memory grows with the files.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where a figure was measured, and how far measurements of it lay apart."""
+"""Describes the machine of a measurement, and the spread of its values."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ RESAMPLES = 2000
 
 
 def machine() -> dict[str, object]:
-    """What a reader must know of the machine."""
+    """Returns the machine's properties that matter to a reader."""
     return {
         "cpu": _cpu_model(),
         "cores": os.cpu_count(),
@@ -26,7 +26,7 @@ def machine() -> dict[str, object]:
 
 
 def spread(values: Sequence[float], digits: int = 3) -> dict[str, float]:
-    """Median, smallest and largest."""
+    """Returns median, minimum and maximum."""
     return {
         "median": round(statistics.median(values), digits),
         "min": round(min(values), digits),
@@ -35,7 +35,7 @@ def spread(values: Sequence[float], digits: int = 3) -> dict[str, float]:
 
 
 def speedup_interval(before: Sequence[float], after: Sequence[float]) -> list[float]:
-    """95% of the speedups that resampled blocks would have shown: how far chance goes.
+    """Returns the bootstrapped 95% confidence interval of a speedup.
 
     Args:
         before, after: seconds of the same blocks.

@@ -1,4 +1,4 @@
-"""Markdown tables, and their places in a page."""
+"""Writes Markdown tables into pages."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def markdown_table(titles: list[str], rows: list[list[str]]) -> str:
-    """Padded, so that it reads well in a terminal, too."""
+    """Returns a table padded to read well in a terminal too."""
     widths = [max(map(len, column)) for column in zip(titles, *rows, strict=True)]
     lines = [titles, ["-" * width for width in widths], *rows]
     return "\n".join(
@@ -16,10 +16,10 @@ def markdown_table(titles: list[str], rows: list[list[str]]) -> str:
 
 
 def write_tables(page: Path, benchmark: str, tables: dict[str, str]) -> None:
-    """Puts each table between its markers, `<!-- BENCHMARK NAME: begin -->` and `… end -->`.
+    """Writes each table between its markers, `<!-- BENCHMARK NAME: begin -->` and `… end -->`.
 
     Raises:
-        ValueError: markers are not there.
+        ValueError: markers are missing.
     """
     text = page.read_text()
     for name, table in tables.items():

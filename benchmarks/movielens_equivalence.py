@@ -1,6 +1,6 @@
-"""Trains on MovieLens 100K without the shuffler, with it, and with windows, and compares what comes out.
+"""Trains on MovieLens 100K without the shuffler, with it, and with windows, and compares the AUC.
 
-Runs the entry point on two ranks for three seeds, dropout 0:
+Runs the entry point on two ranks for three seeds, without dropout:
 
     python -m benchmarks.movielens_equivalence FOLDER_WITH_u.data_AND_u.user
 """
@@ -53,7 +53,7 @@ def main() -> None:
 
 
 def _table(rows: list[dict]) -> str:
-    """A row per seed, the AUC after training in each way, and the means."""
+    """Returns a table with the final AUC of each arm per seed, and the means."""
     at_end = [[of_seed[arm][-1] for arm in ARMS] for of_seed in rows]
     means = [sum(column) / len(column) for column in zip(*at_end, strict=True)]
     names = [*(f"{of_seed['seed']}" for of_seed in rows), "mean"]
@@ -62,7 +62,7 @@ def _table(rows: list[dict]) -> str:
 
 
 def _aucs(dataset: Path, log_dir: Path, seed: int, settings: list[str]) -> list[float]:
-    """AUC of each evaluation of one run, in order."""
+    """Runs one training and returns the AUC of each evaluation, in order."""
     bindings = [
         f"DatasetArgs.dataset_path='{dataset}'",
         f"TrainerArgs.log_dir='{log_dir}'",

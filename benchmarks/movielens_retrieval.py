@@ -1,11 +1,11 @@
-"""Trains HSTU retrieval on MovieLens 100K with and without the shuffler, beside what is popular.
+"""Trains HSTU retrieval on MovieLens 100K with and without the shuffler, and compares popular items.
 
-Runs the entry point on two ranks for three seeds, dropout 0:
+Runs the entry point on two ranks for three seeds, without dropout:
 
     python -m benchmarks.movielens_retrieval FOLDER_WITH_u.data_AND_u.user
 
-Prints HR@10 and NDCG@10 over all items on each user's last item, and those of the items most frequent in
-the training part, best first.
+Prints HR@10 and NDCG@10 over all items on each user's last item, and those of the items ranked by frequency
+in training.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def main() -> None:
 
 
 def _summary(rows: list[dict], popular: dict[str, float]) -> dict[str, object]:
-    """Means over the seeds of the last evaluations, and how far runs of one seed lie apart."""
+    """Returns means of the last evaluations over the seeds, and the largest difference between arms."""
     means = {
         arm: {metric: statistics.mean(of_seed[arm][-1][metric] for of_seed in rows) for metric in METRICS}
         for arm in ARMS
@@ -78,9 +78,9 @@ def _summary(rows: list[dict], popular: dict[str, float]) -> dict[str, object]:
 
 
 def _of_popular(prepared: Path) -> dict[str, float]:
-    """The metrics of one ranking for all: by frequency in training, of equal items the first ids."""
+    """Returns the metrics of ranking items by frequency in training; ties go to smaller ids."""
     sequences = UserSequences.open(prepared, "ml-100k")
-    longest = int(np.diff(sequences.offsets).max())  # all that is not held out counts, however long ago
+    longest = int(np.diff(sequences.offsets).max())  # the whole history, except for the held-out item
     train, evaluation = (
         UserSequenceSource(sequences, split, longest, num_held_out=1) for split in ("train", "eval")
     )
@@ -93,7 +93,7 @@ def _of_popular(prepared: Path) -> dict[str, float]:
 
 
 def _evaluations(dataset: Path, log_dir: Path, seed: int, settings: list[str]) -> list[dict[str, float]]:
-    """The metrics of each evaluation of one run, in order."""
+    """Runs one training and returns the metrics of each evaluation, in order."""
     bindings = [
         f"DatasetArgs.dataset_path='{dataset}'",
         f"TrainerArgs.log_dir='{log_dir}'",

@@ -1,7 +1,7 @@
-"""Shows that a batch costs the sum of its samples: no sample is padded to the longest one.
+"""Shows that a batch costs the sum of its samples, because no sample is padded to the longest one.
 
-Times forward and backward of each model's layer stack on one long sample and many short ones, once in one
-batch and once each sample alone. A padded attention would cost rows × longest², many times the sum.
+Times forward and backward of each model's layers on one long sample and many short ones: in one batch, and
+each sample alone. Padded attention would cost rows × longest², many times the sum.
 
     python -m benchmarks.padding
 """
@@ -27,7 +27,7 @@ NUM_LAYERS, HIDDEN_SIZE, NUM_HEADS, HEAD_DIM = 2, 128, 2, 64
 ROUNDS = 15
 TARGET_RATIO = 1.25
 
-# Tokens `[total, HIDDEN_SIZE]` of samples of these lengths, one behind the other, to their states.
+# Maps tokens `[total, HIDDEN_SIZE]` of concatenated samples with these lengths to their states.
 Stack = Callable[[torch.Tensor, list[int]], torch.Tensor]
 
 
@@ -96,7 +96,7 @@ def _measure(stack: Stack, lengths: list[int]) -> dict[str, object]:
 
 
 def _seconds(stack: Stack, samples: list[torch.Tensor]) -> float:
-    """One forward and backward on these samples as one batch."""
+    """Times one forward and backward pass on these samples as one batch."""
     x = torch.cat(samples).requires_grad_()
     start = time.perf_counter()
     stack(x, [len(sample) for sample in samples]).sum().backward()

@@ -1,6 +1,6 @@
-"""Kills ranks of a training at random, and checks that it learns what it would have learnt undisturbed.
+"""Kills ranks of a training run at random, and checks that its losses match an undisturbed run.
 
-Two ranks under torchrun, which restarts them; every third kill hits while a checkpoint is being written:
+Runs two ranks under torchrun, which restarts them. Every third kill hits while a checkpoint is written:
 
     python -m benchmarks.soak [KILLS]
 """
@@ -32,7 +32,7 @@ Step = tuple[int, float]  # number and loss
 
 
 def main() -> None:
-    """Runs undisturbed and disturbed, compares, prints and writes what happened."""
+    """Runs undisturbed and disturbed, compares both, prints the figures and writes them to `RESULT`."""
     kills = int(sys.argv[1]) if len(sys.argv) > 1 else KILLS
     num_steps = STEPS_PER_KILL * (kills + 2)
     with TemporaryDirectory() as folder:
@@ -68,7 +68,7 @@ def _wait(job: subprocess.Popen[bytes]) -> None:
 
 
 def _disturb(job: subprocess.Popen[bytes], folder: Path, kills: int) -> list[dict[str, Any]]:
-    """Kills a random rank a random number of steps after each start; says when and whom."""
+    """Kills a random rank a random number of steps after each start, and returns the kills."""
     rng = np.random.default_rng(0)
     hits = []
     for number in tqdm(range(kills), desc="kill"):
@@ -90,17 +90,17 @@ def _until(condition: Any, job: subprocess.Popen[bytes]) -> None:
     deadline = time.monotonic() + LONGEST_WAIT_S
     while not condition():
         if job.poll() is not None or time.monotonic() > deadline:
-            raise RuntimeError(f"the job has ended, or stands still: exit code {job.returncode}")
+            raise RuntimeError(f"the job has ended or hangs: exit code {job.returncode}")
         time.sleep(0.002)
 
 
 def _children(pid: int) -> list[int]:
-    """Processes that a process has started, the oldest first."""
+    """Returns the children of a process, oldest first."""
     found = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
             fields = stat.read_text().rpartition(")")[2].split()
-        except OSError:  # it has ended meanwhile
+        except OSError:  # the process has ended
             continue
         if int(fields[1]) == pid:
             found.append(int(stat.parent.name))
@@ -108,7 +108,7 @@ def _children(pid: int) -> list[int]:
 
 
 def _steps(folder: Path) -> list[Step]:
-    """What was computed, in the order of computing; steps behind the last checkpoint come twice."""
+    """Returns the computed steps in order; steps after the last checkpoint occur twice."""
     log = folder / "logs" / "train.jsonl"
     lines = log.read_text().splitlines(keepends=True) if log.exists() else []
     records = [json.loads(line) for line in lines if line.endswith("\n")]
@@ -116,7 +116,11 @@ def _steps(folder: Path) -> list[Step]:
 
 
 def _compare(undisturbed: list[Step], disturbed: list[Step], num_steps: int) -> dict[str, Any]:
-    """Raises RuntimeError unless each step's loss is the same in every run, and none is left out."""
+    """Compares both runs.
+
+    Raises:
+        RuntimeError: losses of a step differ, or a step is missing.
+    """
     expected = dict(undisturbed)
     different = [step for step, loss in disturbed if loss != expected[step]]
     numbers = [step for step, _ in disturbed]

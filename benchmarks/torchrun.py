@@ -1,4 +1,4 @@
-"""Starts a module on several ranks of this machine, as a user does."""
+"""Starts a module on several ranks of this machine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def torchrun(num_ranks: int, module: str, *arguments: str | Path) -> None:
     """Runs `torchrun --nproc_per_node NUM_RANKS -m MODULE ARGUMENTS`, one thread per rank.
 
     Raises:
-        subprocess.CalledProcessError: it fails.
+        subprocess.CalledProcessError: the run fails.
     """
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={num_ranks}"]
     subprocess.run(

@@ -1,6 +1,6 @@
-"""What a window gains where one step cannot be balanced: few rows per rank, so that one outweighs the others.
+"""Measures the gain of a window with few rows per rank, where one row may outweigh the others.
 
-Trains the demo's model, wider, on two ranks with windows of 1 and of 4 steps, in alternating blocks:
+Trains a wider version of the demo's model on two ranks, with windows of 1 and 4 steps in alternating blocks:
 
     python -m benchmarks.window
 """
@@ -26,14 +26,14 @@ from commons.training import rank_process, run_rank
 
 RESULT = Path(__file__).parent / "results" / "window.json"
 RANKS, ROWS_PER_RANK = 2, 3
-# Wider than the demo's: at a width of 128 the CPU is slower per FLOP for some lengths than for others.
+# Wider than the demo's: at a width of 128, the CPU's time per FLOP depends on the length.
 HIDDEN_SIZE, NUM_HEADS = 256, 4
 WINDOW = 4
 BLOCKS = 28  # of one window each
 
 
 def main() -> None:
-    """Starts the ranks, or, in a rank, runs the benchmark; rank 0 prints and writes the figures."""
+    """Starts the ranks or, on a rank, runs the benchmark; rank 0 prints and writes the figures."""
     if "RANK" not in os.environ:
         torchrun(RANKS, "benchmarks.window")
         return

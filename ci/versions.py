@@ -1,11 +1,11 @@
-"""Runs the core's tests with each set of torch, TorchRec and fbgemm that belongs together: `make versions`.
+"""Runs the core's tests with each matching set of torch, TorchRec and fbgemm: `make versions`.
 
     python -m ci.versions [2.14.1 2.13.0/3.12 ...] [--tests PATH ...] [--torch-index-url URL]
 
-Each set gets an environment of its own under out/versions, which is removed afterwards: several gigabytes
-where torch is built for CUDA. The wheel is added to it as to anyone's job, and has to leave torch, torchrec
-and fbgemm as they are. The oldest set gets the oldest numpy, numba and so on that pyproject.toml allows.
-Unless --tests chooses others, results go to benchmarks/results, and the printed table to docs/installing.md.
+Each set gets its own environment under out/versions, which is removed afterwards; it takes several gigabytes
+if torch is built for CUDA. The wheel is installed into it, and must leave torch, torchrec and fbgemm as they
+are. The oldest set gets the oldest numpy, numba and so on that pyproject.toml allows. Without --tests,
+results go to benchmarks/results, and the printed table to docs/installing.md.
 """
 
 from __future__ import annotations
@@ -43,16 +43,17 @@ CORE_TESTS = (
     "tests/commons/pipeline",
     "tests/commons/test_private_names.py",
     "tests/hstu",
+    "tests/test_gradients.py",
 )
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How the tests ended with one set.
+    """Test results of one set.
 
     Attributes:
         torch, torchrec, fbgemm, python: versions.
-        others: versions of further packages by name.
+        others: versions of other packages by name.
         passed, skipped: numbers of tests.
         failed: names of tests.
     """
@@ -71,9 +72,9 @@ class Environment:
     """A virtual environment in a folder.
 
     Args:
-        folder: for all of it; what is there already is removed.
-        python: as in "3.11".
-        bounds: lines of a constraints file for all that is installed.
+        folder: folder of the environment; its contents are removed first.
+        python: version such as "3.11".
+        bounds: lines of a constraints file for all installations.
     """
 
     def __init__(self, folder: Path, python: str, bounds: Iterable[str]) -> None:
@@ -86,16 +87,16 @@ class Environment:
         self._bounds.write_text("".join(f"{bound}\n" for bound in bounds))
 
     def install(self, *arguments: str) -> None:
-        """With pip."""
+        """Runs `pip install`."""
         _run([self.python, "-m", "pip", "install", "--constraint", str(self._bounds), *arguments])
 
     def versions(self) -> dict[str, str]:
-        """Returns the versions of all that is installed, by name."""
+        """Returns the versions of all installed packages by name."""
         listed = json.loads(_run([self.python, "-m", "pip", "list", "--format", "json"]))
         return {package["name"]: package["version"] for package in listed}
 
     def wheel(self) -> Path:
-        """Builds this project's."""
+        """Builds this project's wheel and returns its path."""
         source = self.folder / "source"
         source.mkdir()
         for name in ("pyproject.toml", "README.md", "LICENSE"):
@@ -108,26 +109,24 @@ class Environment:
 
 
 def main() -> None:
-    """Runs the sets that the command line names, or all."""
+    """Runs the sets named on the command line, or all."""
     parser = argparse.ArgumentParser(
         prog="python -m ci.versions", description=(__doc__ or "").partition("\n")[0]
     )
     parser.add_argument(
-        "sets", nargs="*", help="versions of torch, each with /PYTHON if not all; default: all"
+        "sets", nargs="*", help="versions of torch, optionally followed by /PYTHON; default: all"
     )
-    parser.add_argument("--tests", nargs="+", help="run these instead, and only print the table")
-    parser.add_argument(
-        "--torch-index-url", default="", help="where to take torch from; default: pip's index"
-    )
+    parser.add_argument("--tests", nargs="+", help="run these tests instead, and only print the table")
+    parser.add_argument("--torch-index-url", default="", help="package index for torch; default: pip's index")
     arguments = parser.parse_args()
     known = {f"{each.torch}/{python}": (each, python) for each in TRIED for python in each.pythons}
     chosen = [
         name for name in known if not arguments.sets or {name, name.partition("/")[0]} & {*arguments.sets}
     ]
     if not chosen:
-        parser.error(f"no set is called {', '.join(arguments.sets)}; there are {', '.join(known)}")
+        parser.error(f"no set is named {', '.join(arguments.sets)}; expected some of {', '.join(known)}")
     for python in {known[name][1] for name in chosen}:
-        _run([f"python{python}", "--version"])  # before hours of the others
+        _run([f"python{python}", "--version"])  # fails now rather than after hours
     outcomes = [] if arguments.tests else _outcomes_before()
     for name in chosen:
         outcome = try_set(*known[name], arguments.tests or CORE_TESTS, arguments.torch_index_url)
@@ -141,11 +140,11 @@ def main() -> None:
 
 
 def try_set(each: TriedSet, python: str, tests: Iterable[str], torch_index_url: str) -> Outcome:
-    """Makes a job's environment, adds the wheel to it and runs the tests.
+    """Makes a job's environment, adds the wheel and runs the tests.
 
     Raises:
-        RuntimeError: something cannot be installed, or adding the wheel has changed the job's torch, torchrec
-            or fbgemm, or the tests could not be started.
+        RuntimeError: an installation failed, the wheel changed the job's torch, torchrec or fbgemm, or the
+            tests did not start.
     """
     oldest = each is TRIED[0]
     environment = Environment(FOLDER / f"{each.torch}-{python}", python, _lower_bounds() if oldest else [])
@@ -176,7 +175,7 @@ def _install_job(environment: Environment, each: TriedSet, torch_index_url: str)
 
 
 def _lower_bounds() -> list[str]:
-    """Returns the lowest versions that this project allows, apart from what a set names."""
+    """Returns the lowest versions that this project allows, except for packages that a set names."""
     requirements = map(Requirement, [*PROJECT["dependencies"], *EXTRAS["cpu"], *EXTRAS["train"]])
     return sorted(
         {
@@ -204,7 +203,7 @@ def _run_tests(environment: Environment, each: TriedSet, tests: Iterable[str]) -
             stderr=subprocess.STDOUT,
         )
     if not report.exists():
-        raise RuntimeError(f"the tests have not run with torch {each.torch}: {log.name} says why")
+        raise RuntimeError(f"the tests did not run with torch {each.torch}; see {log.name}")
     cases = list(ElementTree.parse(report).iter("testcase"))
     failed = [case for case in cases if case.find("failure") is not None or case.find("error") is not None]
     skipped = sum(case.find("skipped") is not None for case in cases)
@@ -253,11 +252,11 @@ def _run(command: list[str]) -> str:
     """Runs a command and returns its output.
 
     Raises:
-        RuntimeError: it fails.
+        RuntimeError: the command fails.
     """
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
-        raise RuntimeError(f"{' '.join(command)} has failed:\n{done.stdout[-2000:]}{done.stderr[-4000:]}")
+        raise RuntimeError(f"{' '.join(command)} failed:\n{done.stdout[-2000:]}{done.stderr[-4000:]}")
     return done.stdout
 
 

@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 def from_gin(configurable: Callable[..., T]) -> T:
-    """An instance with the arguments that the parsed gin configuration gives.
+    """Makes an instance with the arguments of the parsed gin configuration.
 
     Raises:
         TypeError: an argument without a default is not configured; the message names it.
@@ -21,7 +21,7 @@ def from_gin(configurable: Callable[..., T]) -> T:
 
 
 def is_bound(parameter: str) -> bool:
-    """Whether the parsed gin configuration sets `parameter`, as in "TrainerArgs.seed"."""
+    """Returns whether the parsed gin configuration sets `parameter`, such as "TrainerArgs.seed"."""
     try:
         gin.query_parameter(parameter)
     except ValueError:

@@ -1,8 +1,8 @@
-"""Names for parts of a step, as profilers show them, whichever thread runs them.
+"""Named ranges of a step for profilers, in any thread.
 
-torch.profiler follows the thread that starts it, and those of its backward and collectives. That it can be
-made to follow all threads is of no use here: in torch 2.13 it then crashes, now and then, when it stops while
-one of them computes. So what runs beside the training thread is noted here.
+torch.profiler follows the thread that starts it, and the threads of its backward and collectives. It can
+follow all threads, but in torch 2.13 it then sometimes crashes when it stops while one of them computes. So
+this module records ranges of the other threads itself.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ _make_range: RangeMaker = nullcontext
 
 
 def named_range(name: str) -> AbstractContextManager[Any]:
-    """Names what runs within, as in "## plan ##". Without a profiler it takes a microsecond."""
-    # A record_function takes some fifteen, whether anyone listens or not.
+    """Names the enclosed part of a step, as in "## plan ##". Takes a microsecond without a profiler."""
+    # A record_function takes fifteen, even without a profiler.
     return record_function(name) if torch.autograd._profiler_enabled() else _make_range(name)
 
 
 @contextmanager
 def unfollowed_threads_through(make_range: RangeMaker) -> Iterator[None]:
-    """Within, named ranges of threads that torch's profiler does not follow are made by `make_range`."""
+    """While active, `make_range` makes the named ranges of threads that torch's profiler does not follow."""
     global _make_range
     before, _make_range = _make_range, make_range
     try:
@@ -41,13 +41,13 @@ def unfollowed_threads_through(make_range: RangeMaker) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class RangeOfThread:
-    """What a thread did for a time.
+    """A recorded range of a thread.
 
     Attributes:
-        name: of the range.
-        thread: the thread's name.
-        thread_id: as the operating system has it.
-        start_ns, end_ns: since the epoch.
+        name: name of the range.
+        thread: name of the thread.
+        thread_id: thread id of the operating system.
+        start_ns, end_ns: nanoseconds since the epoch.
     """
 
     name: str
@@ -58,10 +58,10 @@ class RangeOfThread:
 
 
 class NotedRanges:
-    """Notes ranges of threads, for `unfollowed_threads_through`.
+    """Records ranges of threads, for `unfollowed_threads_through`.
 
     Attributes:
-        ended: those that have ended, in the order of their ends.
+        ended: finished ranges, ordered by end.
     """
 
     def __init__(self) -> None:
@@ -69,7 +69,7 @@ class NotedRanges:
 
     @contextmanager
     def range(self, name: str) -> Iterator[None]:
-        """Notes what runs within."""
+        """Records the enclosed code as a range."""
         start = time.time_ns()
         try:
             yield

@@ -1,4 +1,4 @@
-"""Names for implementations, so that a configuration file can choose one."""
+"""Factories that create implementations by name."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ T = TypeVar("T")
 
 
 class NamedFactory(Generic[T]):
-    """Registers classes under names and creates instances by name; each subclass has names of its own.
+    """Registers classes and creates instances by name; each subclass has its own names.
 
-    A subclass sets `kind`, what the classes are called in messages, and `base`, which they must derive from.
+    A subclass sets `kind`, which messages call the classes, and `base`, which they must derive from.
     """
 
     kind: ClassVar[str]
@@ -45,21 +45,25 @@ class NamedFactory(Generic[T]):
 
     @classmethod
     def unregister(cls, name: str) -> None:
-        """Forgets a name; KeyError if it is not registered."""
+        """Removes a name.
+
+        Raises:
+            KeyError: the name is not registered.
+        """
         cls._class_of(name)
         del cls._classes[name]
 
     @classmethod
     def clear_registry(cls) -> None:
-        """Forgets all names, for tests that register their own.
+        """Removes all names, for tests that register their own.
 
-        Built-in names go too, "identity" among them, and come back only by `register`.
+        Removes built-in names such as "identity" too; only `register` brings them back.
         """
         cls._classes.clear()
 
     @classmethod
     def create(cls, name: str, /, *args: Any, **kwargs: Any) -> T:
-        """An instance of the class registered under `name`, made with the other arguments.
+        """Creates an instance of the class registered under `name`, with the other arguments.
 
         Raises:
             KeyError: the name is not registered; the message lists what is.
@@ -68,7 +72,11 @@ class NamedFactory(Generic[T]):
 
     @classmethod
     def create_from_config(cls, config: Mapping[str, Any]) -> T:
-        """`create(config["type"], **the rest of config)`; KeyError without a "type"."""
+        """Calls `create(config["type"], **rest_of_config)`.
+
+        Raises:
+            KeyError: the config has no "type", or the type is not registered.
+        """
         if "type" not in config:
             raise KeyError(
                 f'a {cls.kind} config needs a "type", one of {cls.list_available()}; got {dict(config)}'
@@ -77,12 +85,12 @@ class NamedFactory(Generic[T]):
 
     @classmethod
     def list_available(cls) -> list[str]:
-        """The registered names, sorted."""
+        """Returns the registered names, sorted."""
         return sorted(cls._classes)
 
     @classmethod
     def is_registered(cls, name: str) -> bool:
-        """Whether `name` is registered."""
+        """Returns whether `name` is registered."""
         return name in cls._classes
 
     @classmethod

@@ -1,4 +1,4 @@
-"""The versions of torch and TorchRec that the core's tests have passed with: `make versions` runs them."""
+"""Versions of torch and TorchRec that pass the core's tests, which `make versions` runs."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class TriedSet:
-    """Versions that belong together: fbgemm 1.N is built for torch 2.(N + 5), TorchRec goes with fbgemm 1.N.
+    """Versions that belong together: torch 2.(N + 5), fbgemm 1.N and TorchRec 1.N.
 
     Attributes:
-        torch, torchrec, fbgemm: versions, as in "2.13.0".
-        pythons: as in "3.11".
+        torch, torchrec, fbgemm: versions such as "2.13.0".
+        pythons: versions of Python such as "3.11".
     """
 
     torch: str
@@ -40,21 +40,21 @@ TRIED = (
 
 
 def note_on_untried(torch_version: str, torchrec_version: str) -> str | None:
-    """One line if nobody has tried these versions together; None for a set that differs in its patches."""
+    """Returns a warning if this set of versions is untested; None if only patch versions differ."""
     tried = {_minor(each.torch): _minor(each.torchrec) for each in TRIED}
     if tried.get(_minor(torch_version)) == _minor(torchrec_version):
         return None
     sets = ", ".join(f"{of_torch} with {of_torchrec}" for of_torch, of_torchrec in tried.items())
     return (
-        f"nobody has tried torch {torch_version} with torchrec {torchrec_version} here; tried are torch and "
-        f"torchrec {sets}. Compare the losses of a few steps with those without balancing"
+        f"torch {torch_version} with torchrec {torchrec_version} is untested; tested are torch and torchrec "
+        f"{sets}. Compare the losses of a few steps with those without balancing"
     )
 
 
 @functools.cache
 def warn_of_untried() -> None:
-    """Warns once, on rank 0, where this job has versions that nobody has tried."""
-    note = note_on_untried(torch.__version__, getattr(torchrec, "__version__", "of no known version"))
+    """Warns once, on rank 0, if this job runs untested versions."""
+    note = note_on_untried(torch.__version__, getattr(torchrec, "__version__", "of unknown version"))
     if note is not None and (not dist.is_initialized() or dist.get_rank() == 0):
         logger.warning(note)
 

@@ -1,6 +1,6 @@
-"""Predicts masked items, as BERT4Rec does: torchrun --nproc_per_node 2 examples/bert4rec.py
+"""Predicts masked items, like BERT4Rec: torchrun --nproc_per_node 2 examples/bert4rec.py
 
-"# balancing" marks the statements that switch the stage on, "# before:" what stood in their place."""
+"# balancing" marks the statements that switch the stage on, "# before:" the code they replace."""
 
 import torch
 import torch.distributed as dist
@@ -15,10 +15,10 @@ from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backwa
 from commons.distributed import BatchShuffler  # balancing
 from commons.pipeline import TrainPipelineFactory  # balancing
 
-LONGEST, MASK = 100, 300  # items have the ids below MASK
+LONGEST, MASK = 100, 300  # ids of items are below MASK
 
 
-def draw(shard: int, row: int) -> tuple[torch.Tensor, ...]:  # masks, too, are drawn with the sample
+def draw(shard: int, row: int) -> tuple[torch.Tensor, ...]:  # draws the masks with the sample
     drawn = torch.Generator().manual_seed(1_000_003 * shard + row)
     length = int(torch.empty(()).log_normal_(2.5, 1.2, generator=drawn).clamp(1, LONGEST))
     items = torch.randint(30, (length,), generator=drawn)

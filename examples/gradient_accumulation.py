@@ -1,6 +1,6 @@
-"""A loop that accumulates gradients: torchrun --nproc_per_node 2 examples/gradient_accumulation.py
+"""Accumulates gradients in its own loop: torchrun --nproc_per_node 2 examples/gradient_accumulation.py
 
-"# balancing" marks the statements that switch the stage on, "# before:" what stood in their place."""
+"# balancing" marks the statements that switch the stage on, "# before:" the code they replace."""
 
 import contextlib
 import itertools
@@ -15,13 +15,13 @@ from torchrec import JaggedTensor
 
 from commons.distributed import BatchShuffler  # balancing
 
-ACCUMULATED = 2  # batches to an optimizer step
+ACCUMULATED = 2  # batches per optimizer step
 
 
 class Sessions(NamedTuple):
     viewed: JaggedTensor  # items
     shown: JaggedTensor  # ads
-    clicked: JaggedTensor  # whether each ad was
+    clicked: JaggedTensor  # whether each ad was clicked
 
 
 def draw(shard: int, row: int) -> tuple[torch.Tensor, ...]:

@@ -1,6 +1,6 @@
-"""A sequence model that no pipeline can trace: torchrun --nproc_per_node 2 examples/nested_batch.py
+"""Trains a sequence model that no pipeline can trace: torchrun --nproc_per_node 2 examples/nested_batch.py
 
-"# balancing" marks the statements that switch the stage on, "# before:" what stood in their place."""
+"# balancing" marks the statements that switch the stage on, "# before:" the code they replace."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""Balances a TorchRec model of one's own: torchrun --nproc_per_node 2 examples/own_torchrec_model.py"""
+"""Balances your own TorchRec model: torchrun --nproc_per_node 2 examples/own_torchrec_model.py"""
 
 import commons.quiet_logs  # noqa: F401  isort: skip
 import os
@@ -19,13 +19,13 @@ from commons.sequence_batch import BaseBatch
 
 @dataclass(kw_only=True)
 class Sessions(BaseBatch):
-    prices: torch.Tensor  # [batch_size, 1]; a tensor field travels with its samples by itself
+    prices: torch.Tensor  # [batch_size, 1]; tensor fields travel with their samples
 
 
 @register_batch_shuffler("sessions")
 class SessionShuffler(BatchShuffler):
     def get_workloads(self, batch: Sessions) -> torch.Tensor:
-        return batch.num_tokens() ** 2  # what attention costs
+        return batch.num_tokens() ** 2  # the cost of attention
 
 
 class PurchaseModel(torch.nn.Module):
@@ -58,14 +58,14 @@ if __name__ == "__main__":
     model = PurchaseModel().to(device)
     apply_optimizer_in_backward(torch.optim.SGD, model.embeddings.parameters(), {"lr": 0.1})
     optimizer = torch.optim.Adam(model.head.parameters(), lr=0.03)
-    # "fused" has to be said: on CPU the default kernel sums the embeddings of a row.
+    # Without "fused", the default kernel on CPU sums the embeddings of a row.
     table_plan = construct_module_sharding_plan(model.embeddings, {"shop": row_wise(compute_kernel="fused")})
     model = DistributedModelParallel(model, device=device, plan=ShardingPlan({"embeddings": table_plan}))
     shuffler = BatchShufflerFactory.create("sessions")
-    torch.manual_seed(dist.get_rank())  # each rank loads sessions of its own
+    torch.manual_seed(dist.get_rank())  # each rank loads its own sessions
     for batch, plan in shuffler.plan_ahead(load_batch() for _ in range(10)):  # on the host, a step ahead
         loss_sum = model(shuffler.exchange(batch.to(device), plan))
-        loss = shuffler.scale(loss_sum, plan, "sum")  # its mean over the ranks is that over all samples
+        loss = shuffler.scale(loss_sum, plan, "sum")  # averages over ranks to the mean over all samples
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -75,5 +75,5 @@ if __name__ == "__main__":
             report = BalanceReport.of(plan, shuffler.settings.equal_rows)
             before, after = report.imbalance_before, report.imbalance_after
             print(f"loss {loss:.4f}  imbalance {before:.3f} → {after:.3f}", flush=True)
-    dist.barrier()  # a rank that leaves while others still talk to it takes them down
-    os._exit(0)  # Python's own clean-up would now and then meet gloo's threads, and abort
+    dist.barrier()  # a rank that exits early breaks the others' connections
+    os._exit(0)  # Python's normal exit sometimes aborts because of gloo's threads

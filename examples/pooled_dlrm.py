@@ -1,7 +1,7 @@
-"""TorchRec's DLRM on clicks: torchrun --nproc_per_node 2 examples/pooled_dlrm.py
+"""Trains TorchRec's DLRM on clicks: torchrun --nproc_per_node 2 examples/pooled_dlrm.py
 
-"# balancing" marks the statements that switch the stage on, "# before:" what stood in their place.
-Most of a row's cost is the dense part's, the same for all: little to gain here, and nothing to lose.
+"# balancing" marks the statements that switch the stage on, "# before:" the code they replace.
+The dense part dominates and costs the same for every row, so there is little to gain, and nothing to lose.
 """
 
 import torch
@@ -46,7 +46,7 @@ class ClickShuffler(BatchShuffler):  # balancing
         return 100 + ids  # the dense part costs the same for every row
 
 
-def begin(table: torch.Tensor) -> None:  # the same wherever the table is placed
+def begin(table: torch.Tensor) -> None:  # does not depend on the table's rank
     torch.nn.init.normal_(table, std=0.1, generator=torch.Generator().manual_seed(2))
 
 
@@ -70,7 +70,7 @@ def train(data: list[Row], device: torch.device) -> tuple[torch.Tensor, torch.nn
         "native", model, optimizer, device, batch_shuffler=ClickShuffler(), loss_reduction="mean"
     )
     batches, losses = iter(DataLoader(data, batch_size=8, collate_fn=collate)), []
-    # progress raises StopIteration, which ends such a loop.
+    # progress raises StopIteration, which ends these loops.
     # before: for loss, *_ in iter(lambda: pipeline.progress(batches), None):
     # before:     losses.append(loss / dist.get_world_size())
     for loss_sum, loss_tokens, _ in iter(lambda: pipeline.progress(batches), None):  # balancing

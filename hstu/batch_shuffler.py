@@ -18,18 +18,18 @@ logger = logging.getLogger(__name__)
 class HSTUBatchShuffler(BatchShuffler):
     """Balances the FLOPs of the HSTU layers.
 
-    Takes either `flops`, or the heads alone as the shuffler of recsys-examples does. Tokens are always
-    counted from the batch, which says itself whether its items have actions.
+    Takes either `flops`, or the heads alone like the shuffler of recsys-examples. Tokens are always counted
+    from the batch, which knows whether its items have actions.
 
     Args:
         flops: cost of the layers.
-        num_heads, head_dim: of layers whose hidden size is their product. One layer is counted, because
-            more of them scale all loads alike.
-        action_interleaved: accepted because recsys-examples has it; False has no effect, with a warning.
-        settings: those of `BatchShuffler`.
+        num_heads, head_dim: attention heads; their product is the hidden size. One layer is counted, because
+            more layers scale every load alike.
+        action_interleaved: accepted for recsys-examples; False has no effect and gives a warning.
+        settings: settings of `BatchShuffler`.
 
     Raises:
-        TypeError: neither `flops` nor both of the others are given, or all are.
+        TypeError: neither `flops` nor both of `num_heads` and `head_dim` are given, or all are.
         ValueError: a size is not positive.
     """
 
@@ -59,5 +59,5 @@ class HSTUBatchShuffler(BatchShuffler):
             )
 
     def get_workloads(self, batch: HSTUBatch) -> torch.Tensor:
-        """Forward FLOPs of each row."""
+        """Returns the forward FLOPs of each row."""
         return self._flops.per_sample(batch.num_tokens())

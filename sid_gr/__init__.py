@@ -1,1 +1,1 @@
-"""The semantic-ID generative retrieval model: modules, batch shuffler, gin configurables and entry point."""
+"""Generative retrieval with semantic IDs: modules, batch shuffler, gin configurables and entry point."""

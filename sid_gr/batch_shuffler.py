@@ -17,16 +17,16 @@ from commons.perf_model import TransformerConfig, transformer_flops
 class SIDGRBatchShuffler(BatchShuffler):
     """Balances the FLOPs of the decoder's layers.
 
-    Takes either `flops`, or the heads alone as the shuffler of recsys-examples does.
+    Takes either `flops`, or the heads alone like the shuffler of recsys-examples.
 
     Args:
-        flops: tokens to forward FLOPs, both `[batch]` integers; `transformer_flops` of a config.
-        num_heads, head_dim: of layers whose hidden size is their product, with an MLP four times as wide.
-            One layer is counted, because more of them scale all loads alike.
-        settings: those of `BatchShuffler`.
+        flops: maps tokens to forward FLOPs, both `[batch_size]` integers; `transformer_flops` of a config.
+        num_heads, head_dim: attention heads; their product is the hidden size, and the MLP is four times as
+            wide. One layer is counted, because more layers scale every load alike.
+        settings: settings of `BatchShuffler`.
 
     Raises:
-        TypeError: neither `flops` nor both of the others are given, or all are.
+        TypeError: neither `flops` nor both of `num_heads` and `head_dim` are given, or all are.
         ValueError: a size is not positive.
     """
 
@@ -50,12 +50,12 @@ class SIDGRBatchShuffler(BatchShuffler):
         self._flops = flops
 
     def get_workloads(self, batch: SIDBatch) -> torch.Tensor:
-        """Forward FLOPs of each row."""
+        """Returns the forward FLOPs of each row."""
         return self._flops(batch.num_tokens())
 
 
 def _layer(num_heads: int, head_dim: int) -> TransformerConfig:
-    """One layer of a decoder as wide as its heads."""
+    """Returns one layer of a decoder as wide as its heads."""
     width = num_heads * head_dim
-    # As the application counts: PyTorch's kernels leave out most of what is masked.
+    # As in `transformer_config`: PyTorch's kernels skip most of the masked half.
     return TransformerConfig(1, width, num_heads, num_heads, head_dim, 4 * width, skips_masked=True)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import fcntl
 from collections.abc import Iterator
 from typing import Protocol
 
@@ -18,11 +19,17 @@ class Pools(Protocol):
     def __call__(self, num_ranks: int) -> ProcessPool: ...
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _compiled() -> None:
+    """Compiles the kernels in one xdist worker, so that all other processes find them in the cache."""
+    with open(__file__) as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        warm_up(ShufflerSettings(max_tokens_per_micro_batch=1))
+
+
 @pytest.fixture(scope="session")
 def pools() -> Iterator[Pools]:
-    """`pools(n)`: n gloo processes, shared by all tests of the session."""
-    # Compiled here once, where no time-out runs, rather than by all processes at the same time.
-    warm_up(ShufflerSettings(max_tokens_per_micro_batch=1))
+    """Returns `pools`, where `pools(n)` is n gloo processes shared by all tests of the session."""
     made: dict[int, ProcessPool] = {}
 
     def pool(num_ranks: int) -> ProcessPool:

@@ -1,4 +1,4 @@
-"""Batches with every kind of field, drawn from a seed, whose samples can be told apart."""
+"""Random batches with every kind of field, whose samples can be told apart."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from commons.sequence_batch import BaseBatch
 
 @dataclass
 class MixedBatch(BaseBatch):
-    """Every kind of field that a batch may have."""
+    """Batch with every kind of field."""
 
     weighted: KeyedJaggedTensor | None = None
     jagged: JaggedTensor | None = None
@@ -27,9 +27,9 @@ class MixedBatch(BaseBatch):
 def draw_batch(
     rng: np.random.Generator, first_sample: int, batch_size: int, num_real: int, labels: str = "keyed"
 ) -> MixedBatch:
-    """Every value of sample s is a function of s: nothing of two samples can be confused.
+    """Draws a batch in which every value of sample s depends on s, so no two samples can be confused.
 
-    `labels` is "keyed", "dense", "flat" or "none". A third of the workloads are 0, the last one always.
+    `labels` is "keyed", "dense", "flat" or "none". A third of the workloads are 0, always including the last.
     """
     samples = np.arange(first_sample, first_sample + num_real)
 
@@ -86,7 +86,7 @@ def draw_batch(
 
 
 def sample_contents(batch: MixedBatch) -> list[tuple]:
-    """For each real row, everything that belongs to it, comparable."""
+    """Returns everything that belongs to each real row, in a form that can be compared."""
     contents = []
     jagged = {
         f"{name}.{key}": of_key

@@ -1,4 +1,4 @@
-"""Gloo processes that live across tests, because importing torchrec takes seconds."""
+"""Pools of gloo processes that live across tests, because importing TorchRec takes seconds."""
 
 from __future__ import annotations
 
@@ -9,20 +9,35 @@ import time
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkServerContext
 from typing import Any
 
 _MAX_THREADS = 40
 
 
+def forkserver() -> ForkServerContext:
+    """Returns a context whose processes have imported TorchRec when they start."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.preload"])
+    return context
+
+
+def free_port() -> int:
+    """Returns a TCP port that nothing listens on."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        return free.getsockname()[1]
+
+
 class RankError(AssertionError):
-    """Some ranks failed; the message has every rank's traceback."""
+    """Error of some ranks; the message has the traceback of each."""
 
 
 class ProcessPool:
     """`num_ranks` processes in one gloo group that run functions together.
 
-    A failure or a time-out ends the processes; the next call starts new ones. So do calls that have made so
-    many groups that these disturb everything else: each has threads that wake up a hundred times a second.
+    A failure or a timeout ends the processes, and the next call starts new ones. So does a large number of
+    groups, because each has threads that wake up a hundred times per second and slow everything else.
     """
 
     def __init__(self, num_ranks: int) -> None:
@@ -31,9 +46,12 @@ class ProcessPool:
         self._connections: list[Connection] = []
 
     def run(self, function: Callable[..., Any], *args: Any, timeout: float = 60.0) -> list[Any]:
-        """Calls `function(*args)` in every process; the results by rank.
+        """Calls `function(*args)` in every process and returns the results by rank.
 
-        `function` is importable from a module, its arguments and result can be pickled.
+        The function must be importable, and its arguments and result picklable.
+
+        Raises:
+            RankError: the function failed on a rank, or took longer than `timeout` seconds.
         """
         if not self._processes:
             self._start()
@@ -62,11 +80,8 @@ class ProcessPool:
         return max(len(os.listdir(f"/proc/{process.pid}/task")) for process in self._processes)
 
     def _start(self) -> None:
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["tests.preload"])
-        with socket.socket() as free:
-            free.bind(("localhost", 0))
-            port = free.getsockname()[1]
+        context = forkserver()
+        port = free_port()
         for rank in range(self.num_ranks):
             ours, theirs = context.Pipe()
             process = context.Process(target=_serve, args=(theirs, rank, self.num_ranks, port), daemon=True)
@@ -92,7 +107,7 @@ class ProcessPool:
                     answer = (False, "the process died")
                 answers[pending[connection]] = answer
                 if not answer[0] and grace is None:
-                    grace = time.monotonic() + 5  # the others may be stuck in a collective
+                    grace = time.monotonic() + 5  # the others may hang in a collective
         return [answers.get(r, (False, f"no answer within {timeout} s")) for r in range(self.num_ranks)]
 
 
@@ -113,4 +128,4 @@ def _serve(connection: Connection, rank: int, num_ranks: int, port: int) -> None
             connection.send((False, traceback.format_exc()))
     dist.barrier()
     dist.destroy_process_group()
-    os._exit(0)  # gloo's threads may abort in Python's own clean-up
+    os._exit(0)  # Python's normal exit sometimes aborts because of gloo's threads

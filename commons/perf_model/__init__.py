@@ -1,4 +1,4 @@
-"""What a sample costs to compute."""
+"""Cost models of samples: FLOPs and measured times."""
 
 from commons.perf_model.hstu_flops import HSTUFlops
 from commons.perf_model.measured_cost import MeasuredCost

@@ -1,9 +1,9 @@
-"""Fits what samples cost to the logs of a training.
+"""Fits the cost of samples to training logs.
 
     python -m commons.perf_model.calibrate OUT.json LOG.jsonl...
 
-LOG.jsonl is what a training has written to its `log_dir` as `train.jsonl`, on the machine and with the
-model that the costs are for. Lines about a single step each (`TrainerArgs.log_interval = 1`) tell most.
+LOG.jsonl is `train.jsonl` in a run's `log_dir`, of the same model on the same machine. Lines that cover a
+single step (`TrainerArgs.log_interval = 1`) are the most informative.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ import numpy as np
 
 from commons.perf_model.measured_cost import LEAST_STEPS, MeasuredCost
 
-# Of a run. Their times have one-off costs in them: memory taken for the first time, kernels compiled.
+# First steps of a run. Their times include one-off costs: first allocations, compilation of kernels.
 WARM_UP_STEPS = 5
 
 
 @dataclass(frozen=True)
 class MeasuredSteps:
-    """Steps of single ranks, as measured, or means of several; each `[steps]` float64.
+    """Measured steps of single ranks, or means of several steps; each field is `[steps]` float64.
 
     Attributes:
-        samples: that the rank computed.
-        tokens: of them, T, summed.
-        squared_tokens: T², summed.
-        loads: the sum of their workloads.
-        seconds: that forward and backward took, waiting for other ranks left out.
+        samples: samples that the rank computed.
+        tokens: sum of their tokens T.
+        squared_tokens: sum of their T².
+        loads: sum of their workloads.
+        seconds: time of forward and backward, without waiting for other ranks.
     """
 
     samples: np.ndarray
@@ -44,43 +44,43 @@ class MeasuredSteps:
 
     @staticmethod
     def of(rows: Sequence[Sequence[float]]) -> MeasuredSteps:
-        """From one row per step: samples, tokens, squared tokens, load and seconds, 0 if not measured."""
+        """Builds from rows per step: samples, tokens, squared tokens, load, seconds (0 if not measured)."""
         columns = np.array(rows, dtype=np.float64).reshape(-1, 5).T
         return MeasuredSteps(*columns[:, columns[4] > 0])
 
     @staticmethod
     def read(path: Path) -> MeasuredSteps:
-        """Of the last run in a training's log, but for its first steps.
+        """Reads the last run in a training log, without its first steps.
 
         Raises:
-            ValueError: it is no such log; the message names the line.
+            ValueError: the file is not a training log; the message names the line.
         """
         rows: list[tuple[float, ...]] = []
         first_step = last_step = 0
         for number, line in enumerate(path.read_text().splitlines(), 1):
             try:
                 figures = json.loads(line)
-                if figures["kind"] == "start":  # what is before may be of other settings
+                if figures["kind"] == "start":  # earlier runs may have other settings
                     rows, first_step, last_step = [], figures["step"], figures["step"]
                 if figures["kind"] != "train":
                     continue
-                begins_behind, last_step = last_step, figures["step"]
-                if begins_behind < first_step + WARM_UP_STEPS:
+                previous, last_step = last_step, figures["step"]
+                if previous < first_step + WARM_UP_STEPS:
                     continue
                 names = ("samples_after", "tokens_after", "squared_tokens_after", "loads_after")
                 in_seconds = [milliseconds / 1e3 for milliseconds in figures["compute_ms"]]
                 rows += zip(*(figures[name] for name in names), in_seconds, strict=True)
             except (ValueError, KeyError, TypeError) as error:
-                raise ValueError(f"{path}, line {number}: no line of a training's log: {error!r}") from error
+                raise ValueError(f"{path}, line {number}: not a line of a training log: {error!r}") from error
         return MeasuredSteps.of(rows)
 
     def every_other(self, first: int) -> MeasuredSteps:
-        """Half of the steps, from step 0 or 1: one half to fit to, the other to try the fit on."""
+        """Returns every other step from step 0 or 1: one half to fit, the other to validate."""
         halves = (getattr(self, column.name)[first::2] for column in dataclasses.fields(self))
         return MeasuredSteps(*halves)
 
     def fit(self) -> MeasuredCost:
-        """The times that come nearest to these.
+        """Fits a cost to these steps.
 
         Raises:
             ValueError: there are fewer than four steps.
@@ -88,31 +88,31 @@ class MeasuredSteps:
         return MeasuredCost.fit(self.samples, self.tokens, self.squared_tokens, self.seconds)
 
     def errors(self, cost: MeasuredCost) -> np.ndarray:
-        """float64 `[steps]`, how far the predicted time of each is off, relative to the measured one."""
+        """Returns the relative error of each step's predicted time, float64 `[steps]`."""
         predicted = cost.step_seconds(self.samples, self.tokens, self.squared_tokens)
         return np.abs(predicted / self.seconds - 1)
 
     def errors_of_loads(self, fitted_to: MeasuredSteps) -> np.ndarray:
-        """Likewise for seconds in proportion to the workloads, by the median of other steps."""
+        """Returns the errors of times proportional to the loads, at the median rate of `fitted_to`."""
         per_load = np.median(fitted_to.seconds / np.maximum(fitted_to.loads, 1))
         return np.abs(self.loads * per_load / self.seconds - 1)
 
 
 def summary(cost: MeasuredCost, steps: MeasuredSteps) -> str:
-    """What was fitted, and how well, in two lines."""
+    """Returns two lines: the fitted cost, and its error."""
     of_loads = float(np.median(steps.errors_of_loads(steps)))
     return (
         f"a step of T tokens per sample: {cost.per_step * 1e3:.3g} ms, and for each sample "
         f"{cost.per_sample * 1e6:.3g} µs + {cost.per_token * 1e6:.3g} µs · T + "
         f"{cost.per_squared_token * 1e9:.3g} ns · T²\n"
         f"median error over {len(steps.seconds)} steps: {cost.median_error:.1%}; "
-        f"of times in proportion to the workloads: {of_loads:.1%}"
+        f"of times proportional to the workloads: {of_loads:.1%}"
     )
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Reads logs, writes the fitted costs, and prints them."""
-    parser = argparse.ArgumentParser(prog="calibrate", description="Fits what samples cost to logged steps.")
+    """Reads logs, writes the fitted cost, and prints it."""
+    parser = argparse.ArgumentParser(prog="calibrate", description="Fits sample costs to logged steps.")
     parser.add_argument("out", type=Path, help="file to write, for TrainerArgs.balance_cost")
     parser.add_argument("logs", type=Path, nargs="+", help="train.jsonl of a run's log_dir")
     arguments = parser.parse_args(argv)
@@ -123,8 +123,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         if len(steps.seconds) < LEAST_STEPS:
             logs = ", ".join(map(str, arguments.logs))
             raise ValueError(
-                f"{logs}: {len(steps.seconds)} measured steps; expected at least {LEAST_STEPS}, in "
-                f"lines of the last run that are not about its first {WARM_UP_STEPS} steps"
+                f"{logs}: {len(steps.seconds)} measured steps; expected at least {LEAST_STEPS} in the last "
+                f"run, after its first {WARM_UP_STEPS} steps"
             )
         cost = steps.fit()
         cost.save(arguments.out)

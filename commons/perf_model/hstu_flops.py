@@ -1,4 +1,4 @@
-"""FLOPs of an HSTU layer stack."""
+"""FLOPs of a stack of HSTU layers."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from commons.perf_model.token_counts import Tokens, as_token_counts
 
 @dataclass(frozen=True)
 class HSTUFlops:
-    """What the HSTU layers cost, forward, per sample; embeddings and head not counted.
+    """Forward FLOPs of the HSTU layers per sample, without embeddings and head.
 
-    Source of the model: Zhai et al., "Actions Speak Louder than Words", ICML 2024.
+    Source: Zhai et al., "Actions Speak Louder than Words", ICML 2024.
 
     Attributes:
-        num_layers: HSTU layers.
+        num_layers: number of HSTU layers.
         hidden_size: width of a token, d.
         num_heads: attention heads, H.
         head_dim: width of a head, dh.
 
     Raises:
-        ValueError: one of them is not positive.
+        ValueError: a value is not positive.
     """
 
     num_layers: int
@@ -35,21 +35,21 @@ class HSTUFlops:
                 raise ValueError(f"{name} is {value}; expected at least 1")
 
     def per_sample(self, tokens: Tokens) -> Tokens:
-        """FLOPs of the forward pass of each sample, a multiplication and an addition as two.
+        """Returns the forward FLOPs of each sample; a multiply-add counts as two.
 
         Per layer and sample of T tokens, `2·T·d·4·H·dh` (projections to u, v, q, k) + `4·T²·H·dh`
         (q kᵀ and A v, the masked half included) + `2·T·H·dh·d` (output).
 
         Args:
-            tokens: `[batch]` integers, tokens of each sample.
+            tokens: `[batch_size]` integers, tokens of each sample.
 
         Returns:
-            `[batch]` int64, of the kind and on the device of `tokens`.
+            `[batch_size]` int64, with the container type and device of `tokens`.
 
         Raises:
             TypeError: `tokens` are not integers.
-            ValueError: a number of tokens is negative. Checked on the host only, because on CUDA the check
-                would wait for the device.
+            ValueError: a number of tokens is negative. Checked on the host only, because the check would
+                synchronize host and device on CUDA.
         """
         as_int64 = as_token_counts(tokens)
         attention_size = self.num_heads * self.head_dim

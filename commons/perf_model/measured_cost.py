@@ -1,4 +1,4 @@
-"""What samples cost on a machine: seconds, fitted to measured steps."""
+"""Time of samples on a machine, fitted to measured steps."""
 
 from __future__ import annotations
 
@@ -14,25 +14,24 @@ import numpy as np
 from commons.perf_model.token_counts import Tokens, as_token_counts
 
 _KIND = "measured cost"
-LEAST_STEPS = 4  # of a fit of four coefficients
-# Refits that give steps far off the curve, which something else has slowed, less weight.
+LEAST_STEPS = 4  # one per coefficient
+# Refits with less weight on steps far off the curve, which something else slowed down.
 _REWEIGHTINGS = 30
 
 
 @dataclass(frozen=True)
 class MeasuredCost:
-    """Forward and backward time of a rank's samples: per step, plus per sample of T tokens a + b·T + c·T².
+    """Forward and backward time of a rank's step: a constant plus a + b·T + c·T² per sample of T tokens.
 
     Attributes:
-        per_step: seconds that a step takes whatever it computes.
+        per_step: seconds that a step takes regardless of its samples.
         per_sample: seconds, a.
         per_token: seconds, b.
         per_squared_token: seconds, c.
-        median_error: of the fit: half of the steps were predicted nearer than this, relative to what was
-            measured.
+        median_error: median relative error of the fit over the steps.
 
     Raises:
-        ValueError: one of them is negative or not finite, or no sample would cost anything.
+        ValueError: a value is negative or not finite, or all costs of a sample are 0.
     """
 
     per_step: float
@@ -49,16 +48,16 @@ class MeasuredCost:
             raise ValueError("no sample costs anything; expected one of the seconds above 0")
 
     def per_sample_ns(self, tokens: Tokens) -> Tokens:
-        """What each sample adds to its rank's step, in nanoseconds, rounded.
+        """Returns the time that each sample adds to its rank's step, in rounded nanoseconds.
 
         Args:
-            tokens: `[batch]` integers, tokens of each sample.
+            tokens: `[batch_size]` integers, tokens of each sample.
 
         Returns:
-            `[batch]` int64, of the kind and on the device of `tokens`.
+            `[batch_size]` int64, with the container type and device of `tokens`.
 
         Raises:
-            TypeError, ValueError: as `HSTUFlops.per_sample`.
+            TypeError, ValueError: see `HSTUFlops.per_sample`.
         """
         counts = as_token_counts(tokens)
         as_float = counts.double() if not isinstance(counts, np.ndarray) else counts.astype(np.float64)
@@ -67,50 +66,50 @@ class MeasuredCost:
         return nanoseconds.long() if not isinstance(nanoseconds, np.ndarray) else nanoseconds.astype(np.int64)
 
     def step_seconds(self, samples: np.ndarray, tokens: np.ndarray, squared: np.ndarray) -> np.ndarray:
-        """What each step takes on a rank, from its number of samples, and the sums of their T and of T²."""
+        """Returns the time of a rank's steps, given numbers of samples and their sums of T and T²."""
         return self.per_step + (
             self.per_sample * samples + self.per_token * tokens + self.per_squared_token * squared
         )
 
     def save(self, path: Path) -> None:
-        """Writes it as JSON."""
+        """Writes the cost as JSON."""
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps({"kind": _KIND, **dataclasses.asdict(self)}, indent=1) + "\n")
 
     @staticmethod
     def load(path: Path) -> MeasuredCost:
-        """Reads what `save` has written.
+        """Reads a file written by `save`.
 
         Raises:
-            FileNotFoundError: there is no such file.
-            ValueError: it is something else.
+            FileNotFoundError: the file does not exist.
+            ValueError: the file does not contain a measured cost.
         """
         if not path.exists():
-            raise FileNotFoundError(f"{path} does not exist; expected a file that a calibration has written")
+            raise FileNotFoundError(f"{path} does not exist; expected a file written by a calibration")
         try:
             read = json.loads(path.read_text())
             if read.pop("kind") != _KIND:
-                raise ValueError("it is of another kind")
+                raise ValueError(f"it is of another kind; expected {_KIND!r}")
             return MeasuredCost(**read)
         except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-            raise ValueError(f"{path} is no measured cost as a calibration writes it: {error}") from error
+            raise ValueError(f"{path} is not a measured cost written by a calibration: {error}") from error
 
     @staticmethod
     def fit(
         samples: np.ndarray, tokens: np.ndarray, squared: np.ndarray, seconds: np.ndarray
     ) -> MeasuredCost:
-        """The curve with the smallest sum of relative errors, of all whose coefficients are not negative.
+        """Fits nonnegative coefficients with the smallest sum of absolute relative errors.
 
-        Where all steps have as many samples, what a step takes whatever it computes and what each sample adds
-        cannot be told apart: all of it is taken for the step's, and `per_sample` is 0.
+        If all steps have the same number of samples, the cost per step and per sample cannot be separated.
+        Then `per_step` takes all of it, and `per_sample` is 0.
 
         Args:
-            samples, tokens, squared: float64 `[steps]`, of each step of one rank the number of samples, and
-                the sums of T and of T² over them.
-            seconds: float64 `[steps]`, what was measured.
+            samples, tokens, squared: float64 `[steps]`, number of samples of each step of one rank, and their
+                sums of T and T².
+            seconds: float64 `[steps]`, measured times.
 
         Raises:
-            ValueError: fewer than four steps took any time, or what they took does not grow with samples.
+            ValueError: fewer than four steps took any time, or times do not grow with the samples.
         """
         took_time = seconds > 0
         if took_time.sum() < LEAST_STEPS:
@@ -120,7 +119,7 @@ class MeasuredCost:
         columns = np.stack([np.ones_like(seconds), of_samples, tokens, squared], 1)[took_time]
         relative = columns / seconds[took_time, None]
         weights = np.ones(len(relative))
-        for _ in range(_REWEIGHTINGS):  # towards the smallest sum of absolute errors
+        for _ in range(_REWEIGHTINGS):  # converges to the smallest sum of absolute errors
             coefficients = _smallest_squares(relative * weights[:, None], weights)
             errors = np.abs(relative @ coefficients - 1)
             weights = 1 / np.sqrt(np.maximum(errors, 1e-3))
@@ -136,13 +135,13 @@ class MeasuredCost:
 
 
 def _smallest_squares(columns: np.ndarray, target: np.ndarray) -> np.ndarray:
-    """Coefficients, none negative, of columns `[steps, 4]` that come nearest `[steps]` in squares.
+    """Solves nonnegative least squares of columns `[steps, 4]` against a target `[steps]`.
 
-    The best has some coefficients at 0 and the others where they would be by themselves: all are tried.
+    In the optimum some coefficients are 0, and the others solve the unconstrained problem. Tries all subsets.
     """
     scale = np.abs(columns).max(0)
     best, best_error = np.zeros(columns.shape[1]), math.inf
-    not_zero = np.flatnonzero(scale)  # of a column of zeros, rounding would decide
+    not_zero = np.flatnonzero(scale)  # the coefficient of a zero column would be rounding noise
     scale[scale == 0] = 1.0
     for size in range(1, len(not_zero) + 1):
         for chosen in itertools.combinations(not_zero, size):

@@ -1,4 +1,4 @@
-"""Numbers of tokens as the cost models take them."""
+"""Checks numbers of tokens for the cost models."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ Tokens = TypeVar("Tokens", torch.Tensor, np.ndarray)
 
 
 def as_token_counts(tokens: Tokens) -> Tokens:
-    """`tokens` as int64, of the same kind and on the same device.
+    """Returns `tokens` as int64, in the same container type and on the same device.
 
     Raises:
-        TypeError: they are no tensor or array, or not integers.
-        ValueError: one is negative. Checked on the host only, because on CUDA the check would wait for the
-            device.
+        TypeError: they are not a tensor or array of integers.
+        ValueError: one is negative. Checked on the host only, because the check would synchronize host and
+            device on CUDA.
     """
     if isinstance(tokens, torch.Tensor):
         if tokens.is_floating_point() or tokens.is_complex() or tokens.dtype == torch.bool:

@@ -9,26 +9,23 @@ from commons.perf_model.token_counts import Tokens, as_token_counts
 
 @dataclass(frozen=True)
 class TransformerConfig:
-    """What of a Transformer decoder decides its cost.
+    """Dimensions that determine a Transformer decoder's FLOPs.
 
     Attributes:
-        num_layers: layers.
+        num_layers: number of layers.
         hidden_size: width of a token, d.
         num_heads: query heads, H.
-        num_kv_heads: key and value heads, Hkv; H for multi-head attention, fewer where they are grouped.
+        num_kv_heads: key and value heads, Hkv; H for multi-head attention, fewer for grouped heads.
         head_dim: width of a head, dh; H·dh need not be d.
         mlp_size: width of the hidden layer of the MLP, or of each expert, f.
-        gated_mlp: whether the MLP, or each expert, has a third matrix, whose output gates the hidden
-            layer.
+        gated_mlp: whether the MLP, or each expert, has a third matrix that gates the hidden layer.
         num_experts: MLPs of a layer that a router chooses from for each token, E; 0 for a single MLP and
             no router.
-        experts_per_token: how many it chooses, k; 0 without experts.
-        num_shared_experts: MLPs of a layer that every token goes through beside the chosen ones, s; 0
-            without experts.
-        vocab_size: width of a language-model head that is applied to every token, V; 0 for none.
-        skips_masked: whether to count only what the causal mask lets through, which fused kernels come
-            near to on long samples, where it matters; PyTorch's unfused one, `SDPBackend.MATH`, computes
-            all.
+        experts_per_token: number of experts chosen per token, k; 0 without experts.
+        num_shared_experts: MLPs of a layer that every token goes through in addition, s; 0 without experts.
+        vocab_size: width of a language-model head applied to every token, V; 0 for none.
+        skips_masked: whether to count only the unmasked half of causal attention. Fused kernels come close
+            to that on long samples, where it matters; PyTorch's unfused `SDPBackend.MATH` computes all.
 
     Raises:
         ValueError: a size is not positive, a count negative, the heads cannot be grouped evenly, or the
@@ -70,28 +67,28 @@ class TransformerConfig:
 
 
 def transformer_flops(config: TransformerConfig, tokens: Tokens) -> Tokens:
-    """FLOPs of the forward pass of each sample, a multiplication and an addition as two.
+    """Returns the forward FLOPs of each sample; a multiply-add counts as two.
 
     Per layer and sample of T tokens, `2·T·d·(H + 2·Hkv)·dh` (projections to q, k, v) + `4·T²·H·dh`
     (q kᵀ and A v; `2·T·(T + 1)·H·dh` if `skips_masked`) + `2·T·H·dh·d` (output) + `4·T·d·f` (MLP; 6 if
     gated), or with experts `2·T·d·E` (router) and `k + s` times the MLP. Once `2·T·d·V` (language-model
-    head). Matrix products alone: norms, softmax, biases and looking up embeddings are not counted.
+    head). Only matrix products count: no norms, softmax, biases or embedding lookups.
 
-    Sources: Kaplan et al., "Scaling Laws for Neural Language Models", 2020, for counting so; Ainslie et
+    Sources: Kaplan et al., "Scaling Laws for Neural Language Models", 2020, for the counting; Ainslie et
     al., "GQA", 2023, for grouped heads; Shazeer, "GLU Variants Improve Transformer", 2020, for the gated
     MLP; Shazeer et al., "Outrageously Large Neural Networks", 2017, for experts and router; Dai et al.,
     "DeepSeekMoE", 2024, for shared experts.
 
     Args:
-        config: of the decoder.
-        tokens: `[batch]` integers, tokens of each sample.
+        config: dimensions of the decoder.
+        tokens: `[batch_size]` integers, tokens of each sample.
 
     Returns:
-        `[batch]` int64, of the kind and on the device of `tokens`.
+        `[batch_size]` int64, with the container type and device of `tokens`.
 
     Raises:
         TypeError: `tokens` are not integers.
-        ValueError: a number of tokens is negative; on the host only.
+        ValueError: a number of tokens is negative. Checked on the host only.
     """
     as_int64 = as_token_counts(tokens)
     d, attention_size = config.hidden_size, config.num_heads * config.head_dim

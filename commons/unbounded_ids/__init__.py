@@ -1,4 +1,4 @@
-"""Embedding tables for ids of any size, in a fixed number of rows."""
+"""Embedding tables for unbounded ids, in a fixed number of rows."""
 
 from commons.unbounded_ids.collection import (
     ShardedUnboundedEmbeddingCollection,

@@ -1,4 +1,4 @@
-"""Embedding tables for ids of any size, by themselves and sharded by rows."""
+"""Embedding collections for unbounded ids, unsharded and sharded by rows."""
 
 from __future__ import annotations
 
@@ -27,22 +27,23 @@ from commons.unbounded_ids.id_rows import IdRows, id_rows
 
 
 class UnboundedEmbeddingCollection(ManagedCollisionEmbeddingCollection):
-    """A TorchRec `EmbeddingCollection` whose ids are any int64 but the smallest, and which evicts.
+    """A TorchRec `EmbeddingCollection` that evicts ids, which may be any int64 but the smallest.
 
-    `num_embeddings` of a table is its capacity. In training a new id gets a row in the step that brings it,
-    free or of an id that is evicted; its embedding begins as `fresh_rows` has it, its optimiser state as
+    `num_embeddings` of a table is its capacity. In training, a new id gets a row in the step it first occurs
+    in: a free row or that of an evicted id. Its embedding starts from `fresh_rows`, its optimizer state from
     zeros. Evaluation changes nothing; an id without a row then has the embedding of its rank's shared row.
-    It has to be sharded, by `shard_model`: by itself it does not reset rows. It is called once a step: a
-    second call might evict ids of the first, whose backward then fails. All ranks are to be seeded alike when
-    it is made, because fresh rows are a function of the seed.
+
+    Shard it with `shard_model`, because rows are reset only in the sharded module. Call it once per step: a
+    second call might evict ids of the first, whose backward pass then fails. Seed all ranks alike before
+    making it, because fresh rows depend on the seed.
 
     Args:
-        tables: of one width.
-        eviction: by table name, "lru" or "lfu".
-        device: of the embeddings.
+        tables: tables of one width.
+        eviction: "lru" or "lfu" by table name.
+        device: device of the embeddings.
 
     Raises:
-        ValueError: another eviction.
+        ValueError: an eviction policy is unknown.
     """
 
     def __init__(
@@ -54,30 +55,30 @@ class UnboundedEmbeddingCollection(ManagedCollisionEmbeddingCollection):
         super().__init__(
             EmbeddingCollection(tables=list(tables), device=device), ManagedCollisionCollection(rows, tables)
         )
-        # Seeded as the tables are, which all ranks initialise alike.
+        # The seed that all ranks initialize the tables with.
         seed = torch.initial_seed()
         self.salts = {table.name: seed ^ zlib.crc32(table.name.encode()) << 32 for table in tables}
 
     def forward(self, features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
-        """By feature name, as of an `EmbeddingCollection`."""
+        """Returns embeddings by feature name, like an `EmbeddingCollection`."""
         embeddings, _ = super().forward(features)
         return embeddings
 
     def embedding_configs(self) -> list[EmbeddingConfig]:
-        """Of the tables."""
+        """Returns the tables' configurations."""
         return self._embedding_module.embedding_configs()
 
 
 class ShardedUnboundedEmbeddingCollection(ShardedManagedCollisionEmbeddingCollection):
-    """One rank's part of an `UnboundedEmbeddingCollection`. Its forward is that of an `EmbeddingCollection`.
+    """One rank's part of an `UnboundedEmbeddingCollection`; forward works like an `EmbeddingCollection`'s.
 
-    A step costs, beside what an ordinary table sharded by rows does, for each table:
+    Compared with an ordinary table sharded by rows, each table costs per step:
 
-    - no more collectives: ids are mixed elementwise before the one all-to-all;
-    - in training a sort of the step's ids that the rank owns, and, if any is new, two sorts of the rank's
-      rows (their ages or counts, then their ids); in evaluation a binary search for each id;
-    - on a GPU about ten host-device synchronisations in training and three in evaluation, for the numbers of
-      distinct ids, of known and new ones, and of those let in.
+    - no additional collective: ids are mixed elementwise before the one all-to-all;
+    - in training, a sort of the step's ids that the rank owns, and if any is new, two sorts of the rank's
+      rows, by age or count and by id; in evaluation, a binary search for each id;
+    - on a GPU, about ten host-device synchronizations in training and three in evaluation, for the numbers of
+      distinct, known, new and admitted ids.
     """
 
     def __init__(
@@ -100,26 +101,26 @@ class ShardedUnboundedEmbeddingCollection(ShardedManagedCollisionEmbeddingCollec
         }
 
     def output_dist(self, ctx: Any, output: list[torch.Tensor]) -> Any:
-        """The embeddings, to be waited for."""
+        """Returns an awaitable of the embeddings."""
         embeddings, _ = super().output_dist(ctx, output)
         return embeddings
 
     def held_ids(self, table: str) -> tuple[torch.Tensor, torch.Tensor]:
-        """Ids that have a row on this rank, int64 `[ids]`, and these rows, counted from the rank's first."""
+        """Returns the ids that have a row on this rank, int64 `[ids]`, and these rows, local to the rank."""
         values = self._rows_of(table).ids_of_rows()
         rows = (values != MARK_OF_FREE_ROW).nonzero().squeeze(1)
         return unmixed(values[rows]), rows
 
     def has_table(self, table: str) -> bool:
-        """Whether it is one of these."""
+        """Returns whether `table` belongs to this collection."""
         return table in self._configs
 
     @torch.no_grad()
     def place_loaded_ids(self) -> None:
-        """Brings what was loaded from a checkpoint of another number of ranks to the ranks that own the ids.
+        """Moves rows loaded from a checkpoint of another number of ranks to the ranks that own their ids.
 
-        For embeddings and their optimiser's state loaded already; does nothing if the ranks are as many. Ids
-        that more of one rank own than it has rows for are evicted, the others keep all. Collective.
+        Call it after loading embeddings and optimizer state. Does nothing if the number of ranks is the
+        same. Where a rank owns more ids than it has rows, the surplus is evicted. Collective.
         """
         for table in self._configs:
             rows = self._rows_of(table)
@@ -129,13 +130,13 @@ class ShardedUnboundedEmbeddingCollection(ShardedManagedCollisionEmbeddingCollec
                 self._reset(table, torch.tensor([len(weights) - 1], device=weights.device))
 
     def _states(self, table: str) -> list[torch.Tensor]:
-        """This rank's `[rows, ...]` of embeddings, then of each state that the optimiser has of them."""
+        """Returns this rank's `[rows, ...]` of embeddings, then of each optimizer state."""
         kernel, index = self._kernels[table]
         states = kernel.split_optimizer_states()  # an empty list, not one of empty lists, if there are none
         return [kernel.split_embedding_weights()[index].detach(), *(states[index] if states else [])]
 
     def _reset(self, table: str, rows: torch.Tensor) -> None:
-        """Makes rows of this rank those of fresh ids."""
+        """Resets rows of this rank to those of fresh ids."""
         config = self._configs[table]
         values = self._rows_of(table).ids_of_rows()[rows]
         weights, *states = self._states(table)
@@ -149,10 +150,10 @@ class ShardedUnboundedEmbeddingCollection(ShardedManagedCollisionEmbeddingCollec
 
     @torch.no_grad()
     def _evict(self, evictions_per_table: dict[str, torch.Tensor | None]) -> None:
-        """Makes rows that changed hands those of fresh ids.
+        """Resets the rows of evicted ids to those of fresh ids.
 
-        TorchRec would draw them from the rank's random numbers, of which dropout takes as many as the samples
-        placed there need; and resets the optimiser's state of one optimiser alone, on a GPU alone.
+        TorchRec would draw them from the rank's random state, which depends on the samples placed there
+        through dropout. It also resets the state of only one optimizer, and only on GPUs.
         """
         for table, rows in evictions_per_table.items():
             if rows is not None and len(rows):
@@ -160,7 +161,7 @@ class ShardedUnboundedEmbeddingCollection(ShardedManagedCollisionEmbeddingCollec
 
 
 class UnboundedEmbeddingCollectionSharder(ManagedCollisionEmbeddingCollectionSharder):
-    """What `DistributedModelParallel` shards an `UnboundedEmbeddingCollection` with."""
+    """Sharder of `UnboundedEmbeddingCollection` for `DistributedModelParallel`."""
 
     def shard(
         self,
@@ -170,7 +171,7 @@ class UnboundedEmbeddingCollectionSharder(ManagedCollisionEmbeddingCollectionSha
         device: torch.device | None = None,
         module_fqn: str | None = None,
     ) -> ShardedUnboundedEmbeddingCollection:
-        """This rank's part.
+        """Returns this rank's part.
 
         Raises:
             ValueError: a rank would have no row for ids.
@@ -183,17 +184,17 @@ class UnboundedEmbeddingCollectionSharder(ManagedCollisionEmbeddingCollectionSha
 
     @property
     def module_type(self) -> type[nn.Module]:
-        """What it shards."""
+        """Type of module that it shards."""
         return UnboundedEmbeddingCollection
 
     @property
     def sharded_module_type(self) -> type[nn.Module]:
-        """What that becomes."""
+        """Type of the sharded module."""
         return ShardedUnboundedEmbeddingCollection
 
 
 def _check_rows(config: EmbeddingConfig, num_ranks: int) -> None:
-    """Each rank but the last has as many rows as the next whole number; the last has what is left."""
+    """Checks that the last rank has rows: the others have the average, rounded up, and it has the rest."""
     of_last = config.num_embeddings - (num_ranks - 1) * -(-config.num_embeddings // num_ranks)
     if of_last < 2:
         raise ValueError(

@@ -1,10 +1,10 @@
-"""A bijective mix of 64-bit ids: any set of ids, mixed, is spread evenly over ranks."""
+"""Bijective mix of 64-bit ids, which spreads any set of ids evenly over ranks."""
 
 from __future__ import annotations
 
 import torch
 
-# The one int64 that is no id: its mix is TorchRec's mark of a row without an id.
+# The one int64 that is not an id: its mix is TorchRec's mark of a free row.
 NO_ID = torch.iinfo(torch.int64).min
 MARK_OF_FREE_ROW = torch.iinfo(torch.int64).max
 
@@ -14,66 +14,66 @@ _GOLDEN = 0x9E3779B97F4A7C15
 
 
 def mixed(ids: torch.Tensor) -> torch.Tensor:
-    """Each int64 of `ids` as another one; elementwise, and undone by `unmixed`.
+    """Mixes int64 ids elementwise; `unmixed` is the inverse.
 
-    The finaliser of splitmix64 (Steele et al., "Fast Splittable Pseudorandom Number Generators", OOPSLA
-    2014), and an exclusive or with a constant that takes `NO_ID` to `MARK_OF_FREE_ROW`.
+    Applies the finalizer of splitmix64 (Steele et al., "Fast Splittable Pseudorandom Number Generators",
+    OOPSLA 2014), and an exclusive or with a constant that maps `NO_ID` to `MARK_OF_FREE_ROW`.
     """
-    return _finalised(ids) ^ _OFFSET
+    return _finalized(ids) ^ _OFFSET
 
 
 def unmixed(values: torch.Tensor) -> torch.Tensor:
-    """The ids, int64, that `mixed` made these values of."""
+    """Returns the int64 ids that `mixed` maps to these values."""
     values = _unshifted(values ^ _OFFSET, _SHIFTS[2])
     values = _unshifted(values * _signed(pow(_FACTORS[1], -1, 1 << 64)), _SHIFTS[1])
     return _unshifted(values * _signed(pow(_FACTORS[0], -1, 1 << 64)), _SHIFTS[0])
 
 
 def owners(values: torch.Tensor, num_ranks: int) -> torch.Tensor:
-    """The rank, int64, that has the row of each mixed id: its remainder, as TorchRec's input distribution
-    divides ids without a largest one, which takes an int64 for an unsigned number.
+    """Returns the rank that owns each mixed id, int64.
+
+    It is the remainder of the id as an unsigned number, like in TorchRec's distribution of unbounded ids.
     """
     of_sign = (values < 0) * ((1 << 63) % num_ranks)
     return ((values & MARK_OF_FREE_ROW) % num_ranks + of_sign) % num_ranks
 
 
 def fresh_rows(values: torch.Tensor, width: int, bound: float, salt: int) -> torch.Tensor:
-    """What an id's embedding begins as: float32 `[ids, width]`, uniform in [−bound, bound).
+    """Returns initial embeddings of ids, float32 `[ids, width]`, uniform in [−bound, bound).
 
-    A function of the id and the salt alone, so that it depends neither on the rank that holds the row nor
-    on the state of a generator of random numbers.
+    They depend on the id and the salt alone, not on the rank that holds the row or on any random state.
 
     Args:
         values: int64 `[ids]`, mixed.
-        width: of the table.
+        width: width of the table.
         bound: at least 0.
-        salt: makes the numbers of one table independent of those of another.
+        salt: makes tables independent of each other.
     """
     steps = torch.arange(1, width + 1, device=values.device) * _signed(_GOLDEN)
-    bits = _finalised((values ^ _signed(salt)).unsqueeze(1) + steps)
-    return (_shifted(bits, 40).float() * 2**-23 - 1) * bound  # 24 bits are what a float32 holds
+    bits = _finalized((values ^ _signed(salt)).unsqueeze(1) + steps)
+    return (_shifted(bits, 40).float() * 2**-23 - 1) * bound  # a float32 holds 24 bits
 
 
-def _finalised(values: torch.Tensor) -> torch.Tensor:
+def _finalized(values: torch.Tensor) -> torch.Tensor:
     for shift, factor in zip(_SHIFTS, _FACTORS, strict=False):
         values = (values ^ _shifted(values, shift)) * _signed(factor)
     return values ^ _shifted(values, _SHIFTS[2])
 
 
 def _shifted(values: torch.Tensor, by: int) -> torch.Tensor:
-    """To the right, with zeros coming in; torch's own shift of an int64 brings its sign in."""
+    """Shifts right and fills with zeros; torch's own shift of an int64 extends the sign."""
     return (values >> by) & ((1 << (64 - by)) - 1)
 
 
 def _unshifted(values: torch.Tensor, by: int) -> torch.Tensor:
-    """`x` of `x ^ _shifted(x, by)`, for `by` of at least 22."""
+    """Returns `x`, given `x ^ _shifted(x, by)`, for `by` of at least 22."""
     return values ^ _shifted(values, by) ^ _shifted(values, 2 * by)
 
 
 def _signed(value: int) -> int:
-    """The int64 with the lowest 64 bits of `value`."""
+    """Returns the int64 with the lowest 64 bits of `value`."""
     value &= (1 << 64) - 1
     return value - (1 << 64) if value >> 63 else value
 
 
-_OFFSET = int(_finalised(torch.tensor(NO_ID))) ^ MARK_OF_FREE_ROW
+_OFFSET = int(_finalized(torch.tensor(NO_ID))) ^ MARK_OF_FREE_ROW

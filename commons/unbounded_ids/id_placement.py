@@ -1,4 +1,4 @@
-"""Ids of a checkpoint of other ranks, brought to the ranks that own them now."""
+"""Moves ids of a checkpoint of other ranks to the ranks that own them now."""
 
 from __future__ import annotations
 
@@ -12,17 +12,16 @@ from commons.unbounded_ids.id_rows import IdRows
 
 
 def place_ids(rows: IdRows, states: Sequence[torch.Tensor], group: dist.ProcessGroup) -> None:
-    """Gives each id a row of the rank that owns it, and moves what is stored in rows with it. Collective.
+    """Gives each id a row on the rank that owns it, and moves the row's states with it. Collective.
 
-    Where a rank owns more ids than it has rows for, those that would be evicted first are lost. Rows without
-    an id keep whatever they have. Meanwhile every rank has the ids of all ranks in memory, and what was
-    worked out about them, some 100 bytes per row of the whole table; and of one state at a time what it
-    sends and what it receives, each as large as its own part at most.
+    Where a rank owns more ids than it has rows, those that would be evicted first are lost. Rows without an
+    id keep their contents. Each rank temporarily needs about 100 bytes per row of the whole table, for the
+    ids of all ranks, and one state's send and receive buffers, each at most as large as its own part.
 
     Args:
-        rows: as loaded, each rank with the part of the table that its rows are.
+        rows: rows as loaded, this rank's part of the table.
         states: `[rows of this rank, ...]` each, as loaded; changed in place.
-        group: of the ranks.
+        group: group of the ranks.
     """
     rank, num_ranks = dist.get_rank(group), dist.get_world_size(group)
     starts = torch.tensor(rows.segments[1:-1], dtype=torch.int64, device=states[0].device)
@@ -32,7 +31,7 @@ def place_ids(rows: IdRows, states: Sequence[torch.Tensor], group: dist.ProcessG
         of_owner[1, holders == rank] - rows.segments[rank]
         for of_owner, holders in zip(kept, held_by, strict=True)
     ]
-    # In the order that they come in: by the rank they come from.
+    # In order of arrival: by source rank.
     places = torch.argsort(held_by[rank], stable=True)
     sizes = torch.bincount(held_by[rank], minlength=num_ranks).tolist()
     for state in states:
@@ -44,7 +43,7 @@ def place_ids(rows: IdRows, states: Sequence[torch.Tensor], group: dist.ProcessG
 
 
 def _of_all_ranks(rows: IdRows, group: dist.ProcessGroup) -> torch.Tensor:
-    """`IdRows.entries` of all ranks, int64 `[3, any]`; rows without an id among them."""
+    """Gathers `IdRows.entries` of all ranks, int64 `[3, any]`, including rows without an id."""
     entries = rows.entries()
     most = max(end - start for start, end in zip(rows.segments, rows.segments[1:], strict=False))
     padded = entries.new_full((len(entries), most), MARK_OF_FREE_ROW)
@@ -55,7 +54,7 @@ def _of_all_ranks(rows: IdRows, group: dist.ProcessGroup) -> torch.Tensor:
 
 
 def _kept(entries: torch.Tensor, segments: Sequence[int]) -> list[torch.Tensor]:
-    """For each rank the entries of its ids, by rising id: as many as it has rows for, the most used ones."""
+    """Returns the entries of each rank's most used ids, as many as it has rows, in ascending order of id."""
     num_ranks = len(segments) - 1
     ids, _, used = entries
     owner = owners(ids, num_ranks)

@@ -1,4 +1,4 @@
-"""Which row of a table each id has: a new id gets one in the step that brings it."""
+"""Maps ids to rows of a table; a new id gets a row in the step it first occurs in."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _MOST = torch.iinfo(torch.int64).max
 
 
 class _IdleWithoutNewIds:
-    """Where a step brings no new id, nothing is evicted, and the rows need not be sorted to say so."""
+    """Skips sorting the rows in a step without new ids, which evicts nothing."""
 
     def _compute_selected_eviction_and_replacement_indices(
         self, pivot: int, eviction_scores: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        if len(eviction_scores) == pivot:  # of the rows alone
+        if len(eviction_scores) == pivot:  # scores of rows alone
             none = torch.empty(0, dtype=torch.int64, device=eviction_scores.device)
             return none, none
         return super()._compute_selected_eviction_and_replacement_indices(  # type: ignore[misc]
@@ -31,14 +31,14 @@ class _IdleWithoutNewIds:
 
 
 class LeastRecentlyUsed(_IdleWithoutNewIds, LRU_EvictionPolicy):
-    """Evicts the ids that were not trained on for the most steps."""
+    """Evicts the ids whose last training step is the longest ago."""
 
 
 class LeastFrequentlyUsed(_IdleWithoutNewIds, LFU_EvictionPolicy):
-    """Evicts the ids that were trained on least often since they got their rows; never one of the step.
+    """Evicts the ids trained on least often since they got their rows, but never one of the current step.
 
-    TorchRec's own lets a new id in only if its count in the step is above that of a row, so that in a full
-    table most would never get one.
+    TorchRec's own policy admits a new id only if its count in the step exceeds that of a row. In a full table
+    most ids would never get one.
     """
 
     def update_metadata_and_generate_eviction_scores(
@@ -52,7 +52,7 @@ class LeastFrequentlyUsed(_IdleWithoutNewIds, LFU_EvictionPolicy):
         mch_metadata: dict[str, torch.Tensor],
         coalesced_history_metadata: dict[str, torch.Tensor],
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """As the base class has it: what is evicted, and which of the new ids are let in instead."""
+        """Returns evicted rows and the new ids admitted in their place, like the base class."""
         counts = mch_metadata["counts"]
         of_step = coalesced_history_sorted_unique_ids_counts
         is_held, held = coalesced_history_mch_matching_elements_mask, coalesced_history_mch_matching_indices
@@ -71,19 +71,18 @@ EVICTION_POLICIES = {"lru": LeastRecentlyUsed, "lfu": LeastFrequentlyUsed}
 
 
 class IdRows(MCHManagedCollisionModule):
-    """TorchRec's map from ids to rows, for ids of any size, updated in every training step.
+    """TorchRec's map from ids to rows, for unbounded ids and updated in every training step.
 
-    Ids are mixed before they are distributed to the ranks, and what is stored is their mix. The ids of a
-    step are let in before they are looked up, the more frequent first, each into a row that is free or
-    whose id is evicted; ids of the step itself are never evicted. So which id has which row depends on the
-    ids of the steps and their counts alone, not on the rank that brings them, nor on their order. What is
-    looked up without a row has the last one of the rank that owns the id, which it shares.
+    Ids are mixed before they are distributed to the ranks, and stored mixed. The ids of a step are admitted
+    before the lookup, most frequent first, each to a free row or that of an evicted id. Ids of the step
+    itself are never evicted. So the map depends only on the ids of each step and their counts, not on the
+    ranks they come from or on their order. Ids without a row share the last row of the rank that owns them.
 
     Made by `id_rows`; TorchRec makes each rank's part of it.
 
     Attributes:
-        segments: the first row of each rank, and the number of all rows.
-        is_misplaced: whether a checkpoint of other ranks was loaded, which `place_ids` has to follow.
+        segments: first row of each rank, then the number of all rows.
+        is_misplaced: whether a checkpoint of other ranks was loaded; `place_ids` must follow.
     """
 
     _input_history_buffer_size: int
@@ -96,46 +95,46 @@ class IdRows(MCHManagedCollisionModule):
         self._has_warned = False
 
     def profile(self, features: dict[str, JaggedTensor]) -> dict[str, JaggedTensor]:
-        """Lets the ids of a step in, if the module is in training mode."""
+        """Admits the ids of a step, if the module is in training mode."""
         num_ids = sum(feature.values().numel() for feature in features.values())
         if num_ids > self._input_history_buffer_size:
-            # Sized by the first step, it would leave out what a later one has more.
+            # TorchRec sizes the buffer by the first step and would drop the surplus of a larger one.
             self._input_history_buffer_size = -1
         return super().profile(features)
 
     def ids_of_rows(self) -> torch.Tensor:
-        """int64 `[rows of this rank]`, mixed; `MARK_OF_FREE_ROW` where a row has none."""
+        """Returns the mixed id of each row, int64 `[rows of this rank]`; `MARK_OF_FREE_ROW` for none."""
         rows = self._mch_remapped_ids_mapping - self._output_global_offset
         return torch.empty_like(rows).index_copy_(0, rows, self._mch_sorted_raw_ids)
 
     def remap(self, features: dict[str, JaggedTensor], *args: Any, **kwargs: Any) -> dict[str, JaggedTensor]:
-        """The rows of ids.
+        """Returns the rows of ids.
 
         Raises:
-            RuntimeError: ids are on other ranks than their owners.
+            RuntimeError: ids are not on the ranks that own them.
         """
         if self.is_misplaced:
             raise RuntimeError(
                 f"table {self._name!r} was loaded from a checkpoint of other ranks: call place_loaded_ids of "
-                "its collection once its embeddings and their optimiser are loaded too"
+                "its collection after loading its embeddings and their optimizer"
             )
         return super().remap(features, *args, **kwargs)
 
     def validate_state(self) -> None:
-        """Takes note of what was loaded; TorchRec calls it behind `load_state_dict`."""
+        """Notes whether the loaded ids are misplaced; TorchRec calls it after `load_state_dict`."""
         loaded = self._output_segments_tensor
-        # Loaded twice, the second time from what is here already, it stays misplaced.
+        # Still misplaced after a second load, which may be from this very state.
         self.is_misplaced |= loaded[loaded >= 0].tolist() != self.segments
         loaded.fill_(-1)[: len(self.segments)] = torch.tensor(self.segments, device=loaded.device)
-        self._current_iter = -1  # to be read again
+        self._current_iter = -1  # read again from the loaded state
 
     def entries(self) -> torch.Tensor:
-        """int64 `[3, rows of this rank]`: mixed ids, rows among all, and when or how often they were used."""
+        """Returns mixed ids, global rows, and last use or number of uses, int64 `[3, rows of this rank]`."""
         (used,) = self._mch_metadata.values()
         return torch.stack([self._mch_sorted_raw_ids, self._mch_remapped_ids_mapping, used])
 
     def set_entries(self, ids: torch.Tensor, used: torch.Tensor) -> None:
-        """Gives ids, mixed and rising, the first rows of this rank; `used` is when or how often they were."""
+        """Gives mixed ids, in ascending order, the first rows of this rank; `used` is as in `entries`."""
         self._mch_sorted_raw_ids.fill_(MARK_OF_FREE_ROW)[: len(ids)] = ids
         rows = self._mch_remapped_ids_mapping
         torch.arange(self._output_global_offset, self._output_global_offset + len(rows), out=rows)
@@ -154,26 +153,26 @@ class IdRows(MCHManagedCollisionModule):
             self._has_warned = True
             logger.warning(
                 f"table {self._name!r}: one step has {len(uniq_ids)} ids for the {usable} rows of ids on one "
-                "rank. Those without a row share one, here and wherever it happens again: raise "
+                "rank. Ids without a row share one, and this is the only warning: raise "
                 "item_vocab_size_or_capacity, or train on smaller batches"
             )
         super()._update_and_evict(uniq_ids, uniq_ids_counts, uniq_ids_metadata)
 
     def _sort_mch_buffers(self) -> None:
-        if len(self._evicted_emb_indices):  # else they are as they were, in order
+        if len(self._evicted_emb_indices):  # otherwise unchanged and still sorted
             super()._sort_mch_buffers()
 
 
 def id_rows(name: str, num_rows: int, eviction: str) -> IdRows:
-    """The rows of a whole table, not divided among ranks yet.
+    """Returns the rows of a whole table, not yet divided among ranks.
 
     Args:
-        name: of the table.
-        num_rows: of the table; on each rank one of them is for ids without a row.
+        name: name of the table.
+        num_rows: rows of the table; on each rank, one of them is for ids without a row.
         eviction: "lru" or "lfu".
 
     Raises:
-        ValueError: another eviction.
+        ValueError: `eviction` is unknown.
     """
     if eviction not in EVICTION_POLICIES:
         raise ValueError(
@@ -185,7 +184,7 @@ def id_rows(name: str, num_rows: int, eviction: str) -> IdRows:
         device=torch.device("cpu"),
         eviction_policy=EVICTION_POLICIES[eviction](),
         eviction_interval=1,
-        input_hash_size=0,  # an id is of the rank that its remainder names: mixed, any rank as likely
+        input_hash_size=0,  # the remainder of a mixed id names its rank, all equally likely
         input_hash_func=_mixed_for_torchrec,
     )
 

@@ -1,4 +1,4 @@
-"""The loss of predicted actions."""
+"""Loss of predicted actions."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from torch.nn import functional
 
 
 class ActionLoss:
-    """What a head of `width` outputs means for `num_tasks` tasks, and its loss.
+    """Summed loss of a head with `width` outputs, for `num_tasks` tasks.
 
-    With `width == num_tasks` each output is a task of its own, and task t's label is bit t of the action:
-    binary cross-entropy. With one task and a wider head the outputs are classes and the action is one of
-    them: cross-entropy.
+    With `width == num_tasks`, each output is a task, and bit t of the action labels task t: binary
+    cross-entropy. With one task and a wider head, the outputs are classes and the action is the label:
+    cross-entropy.
 
     Raises:
-        ValueError: `num_tasks` is not positive, or several tasks meet a head of another width.
+        ValueError: `num_tasks` is not positive, or there are several tasks and `width` differs from them.
     """
 
     def __init__(self, num_tasks: int, width: int) -> None:
@@ -30,15 +30,15 @@ class ActionLoss:
         self.num_actions = 2**num_tasks if self.is_binary else width
 
     def __call__(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """The summed loss of the label tokens, a float32 scalar; of several tasks, the sum of their means.
+        """Returns the summed loss of the label tokens, a float32 scalar; tasks are averaged per token.
 
         Args:
             logits: `[num_label_tokens, width]`, of any floating-point type.
             labels: `[num_label_tokens]` integers.
 
         Raises:
-            ValueError: a label is outside the head's classes. Checked on a CPU only, because on CUDA the
-                check would wait for the device.
+            ValueError: a label is outside the head's classes. Checked on CPU only, because the check would
+                synchronize host and device on CUDA.
         """
         if labels.device.type == "cpu":
             self._check(labels)

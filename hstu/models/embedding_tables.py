@@ -1,4 +1,4 @@
-"""The embedding tables of the HSTU models: large ones to be sharded, small ones in the dense part."""
+"""Embedding tables of the HSTU models: large ones are sharded, small ones belong to the dense part."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class EmbeddingTable:
     """One embedding table.
 
     Attributes:
-        name: of the table.
-        feature_names: features that look their ids up in it.
+        name: name of the table.
+        feature_names: features that look up their ids in it.
         num_embeddings: size of the vocabulary; ids are 0 to `num_embeddings` − 1.
-        sharded: True for a table to be spread over the ranks by TorchRec, False for a small one of which
-            every rank has a copy.
-        eviction: "lru" or "lfu" for a sharded table of ids of any size, of which `num_embeddings` fit in at
-            a time and the least recently or least frequently used go; None for an ordinary one.
+        sharded: True if TorchRec spreads the table over the ranks, False for a small table replicated on
+            every rank.
+        eviction: "lru" or "lfu" for a sharded table of unbounded ids. It holds `num_embeddings` ids at a
+            time and evicts the least recently or least frequently used. None for an ordinary table.
     """
 
     name: str
@@ -38,11 +38,11 @@ class EmbeddingTable:
 
 
 def table_dims(tables: Sequence[EmbeddingTable], feature_dims: Mapping[str, int]) -> dict[str, int]:
-    """The embedding width of each table by name, from the width of each feature by name.
+    """Returns the embedding width of each table by name, from the width of each feature by name.
 
     Raises:
         ValueError: a feature is in no table, in two tables, or in a table but not in the model; a table's
-            features differ in width; two tables have one name; a table's name cannot be a module's; or one
+            features differ in width; two tables share a name; a name is not valid for a module; or a table
             that evicts is not sharded.
     """
     dims: dict[str, int] = {}
@@ -51,9 +51,9 @@ def table_dims(tables: Sequence[EmbeddingTable], feature_dims: Mapping[str, int]
         if table.name in dims:
             raise ValueError(f"two embedding tables are named {table.name!r}")
         if "." in table.name or hasattr(nn.ModuleDict, table.name):
-            raise ValueError(f"an embedding table cannot be named {table.name!r}: torch keeps that name")
+            raise ValueError(f"an embedding table cannot be named {table.name!r}: torch reserves that name")
         if table.eviction is not None and not table.sharded:
-            raise ValueError(f"table {table.name!r} is replicated; one that evicts has to be sharded")
+            raise ValueError(f"table {table.name!r} is replicated; a table that evicts must be sharded")
         for feature in table.feature_names:
             if feature not in feature_dims:
                 raise ValueError(
@@ -77,9 +77,9 @@ def table_dims(tables: Sequence[EmbeddingTable], feature_dims: Mapping[str, int]
 def collection_groups(
     tables: Sequence[EmbeddingTable], dims: Mapping[str, int]
 ) -> list[list[EmbeddingTable]]:
-    """The sharded tables of each embedding collection: those of one width that all evict, or all do not.
+    """Groups the sharded tables into embedding collections, by width and by whether they evict.
 
-    Ordinary tables come first, in rising order of width; `dims` is each table's width by name.
+    Ordinary tables come first, in ascending order of width. `dims` is the width of each table by name.
     """
     groups: dict[tuple[bool, int], list[EmbeddingTable]] = {}
     for table in tables:
@@ -91,7 +91,7 @@ def collection_groups(
 def embedding_collections(
     tables: Sequence[EmbeddingTable], dims: Mapping[str, int], device: torch.device | None
 ) -> nn.ModuleList:
-    """A TorchRec EmbeddingCollection per group of `collection_groups`, or one of unbounded ids."""
+    """Returns an EmbeddingCollection per group of `collection_groups`, of unbounded ids where it evicts."""
     return nn.ModuleList(
         _embedding_collection(group, dims, device) for group in collection_groups(tables, dims)
     )
@@ -116,9 +116,9 @@ def _embedding_collection(
 
 
 class SmallTables(nn.Module):
-    """The tables that every rank has a copy of; DistributedDataParallel keeps the copies equal.
+    """Tables replicated on every rank; DistributedDataParallel keeps the copies equal.
 
-    They are plain modules because TorchRec's data-parallel sharding has no CPU kernel for unpooled lookups.
+    They are plain modules, because TorchRec's data-parallel sharding has no CPU kernel for unpooled lookups.
     `dims` is the width of each table by name.
     """
 
@@ -138,9 +138,9 @@ class SmallTables(nn.Module):
             nn.init.normal_(embedding.get_parameter("weight"), std=_SMALL_TABLE_STD)
 
     def forward(self, features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
-        """By feature name, embeddings `[num_ids of the feature, embedding_dim]` of the features it has.
+        """Returns embeddings `[num_ids of the feature, embedding_dim]` by feature name.
 
-        Features on CUDA whose lengths per key were not worked out on the host cost a synchronisation.
+        Synchronizes host and device if the features are on CUDA and their lengths per key are not cached.
         """
         ids = features.to_dict()
         return {

@@ -1,4 +1,4 @@
-"""What an HSTU model is made of."""
+"""Configuration of the HSTU models."""
 
 from __future__ import annotations
 
@@ -9,27 +9,28 @@ import torch
 
 @dataclass(frozen=True)
 class HSTUConfig:
-    """Sizes and settings that all HSTU models have.
+    """Sizes and settings shared by all HSTU models.
 
     Attributes:
         num_layers: HSTU layers.
         hidden_size: width of a token.
         num_heads: attention heads.
         head_dim: width of a head; `num_heads * head_dim` need not be `hidden_size`.
-        scaling_seqlen: what attention weights are divided by: a constant, such as `full_sequence_length`,
-            because a figure of the batch would make a sample's result depend on its company.
+        scaling_seqlen: divisor of the attention weights: a constant such as `full_sequence_length`. A value
+            taken from the batch would make a sample's result depend on the samples it is batched with.
         item_embedding_dim: width of item and action embeddings; −1 for `hidden_size`.
         contextual_embedding_dim: width of contextual embeddings; −1 for `hidden_size`.
-        hidden_dropout: probability, behind each layer.
-        norm_epsilon: of all layer norms.
-        is_causal: False lets the history see itself without regard to order.
+        hidden_dropout: dropout probability after each layer.
+        norm_epsilon: epsilon of all layer norms.
+        is_causal: False lets history tokens attend to later ones.
         dtype: torch.bfloat16 and torch.float16 run the dense part under autocast with float32 parameters;
             torch.float32 runs it without.
-        num_position_buckets: positions that have an embedding of their own; later ones share the last.
-        disable_contextual_mask: True makes contextual tokens causal too; else they see each other both ways.
+        num_position_buckets: positions with their own embedding; later positions share the last.
+        disable_contextual_mask: True makes contextual tokens causal too; otherwise they all attend to each
+            other.
 
     Raises:
-        ValueError: a size is not positive, or `dtype` is another one.
+        ValueError: a size is not positive, or `dtype` is not supported.
     """
 
     num_layers: int
@@ -63,10 +64,10 @@ class HSTUConfig:
             )
 
     def autocast(self, device: torch.device) -> torch.autocast:
-        """The context that the dense part runs in."""
+        """Returns the autocast context of the dense part."""
         return torch.autocast(device.type, self.dtype, enabled=self.dtype != torch.float32)
 
 
 def full_sequence_length(num_contextual: int, max_history: int, max_candidates: int) -> int:
-    """Tokens of the longest sample with actions: contextual + 2 × (history + candidates)."""
+    """Returns the length of the longest sample with actions: contextual + 2 × (history + candidates)."""
     return num_contextual + 2 * (max_history + max_candidates)

@@ -1,4 +1,4 @@
-"""The part that all HSTU models share: from embedded features to a state per token."""
+"""Encoder shared by all HSTU models: turns embedded features into one state per token."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from hstu.modules.sequence_structure import SequenceStructure
 
 @dataclass(frozen=True)
 class HSTUFeatures:
-    """The names of the features that make up a sample.
+    """Names of the features of a sample.
 
     Attributes:
-        item: items of the history, and candidates behind them.
-        action: what was done with each item; None for a sequence of items alone.
+        item: items of the history, then candidates.
+        action: the user's action on each item; None for items alone.
         contextual: features that describe the user, in the order of their tokens.
-        negatives: items that the right ones are told from, which are looked up and are no tokens; None
-            for a model that takes none.
+        negatives: items to contrast with the targets. They are looked up but are not tokens. None for a
+            model without negatives.
     """
 
     item: str
@@ -35,7 +35,7 @@ class HSTUFeatures:
     negatives: str | None = None
 
     def embedding_dims(self, config: HSTUConfig) -> dict[str, int]:
-        """The width of each feature's embedding by name."""
+        """Returns the embedding width of each feature by name."""
         of_items = [name for name in (self.item, self.action, self.negatives) if name is not None]
         return {name: config.contextual_embedding_dim for name in self.contextual} | {
             name: config.item_embedding_dim for name in of_items
@@ -43,7 +43,7 @@ class HSTUFeatures:
 
 
 class HSTUEncoder(nn.Module):
-    """Small tables, preprocessor and HSTU layers with a final layer norm: all but the sharded tables.
+    """Small tables, preprocessor, HSTU layers and a final layer norm: everything but the sharded tables.
 
     Source: Zhai et al., "Actions Speak Louder than Words", ICML 2024.
     """
@@ -90,14 +90,14 @@ class HSTUEncoder(nn.Module):
     def forward(
         self, embeddings: Sequence[Mapping[str, JaggedTensor]], batch: HSTUBatch
     ) -> tuple[torch.Tensor, SequenceStructure]:
-        """The state of every token `[total_tokens, hidden_size]`, and where the tokens are.
+        """Returns the state of every token, `[total_tokens, hidden_size]`, and the layout of the tokens.
 
         Args:
-            embeddings: what each embedding collection looked up, by feature name.
-            batch: on the device of the model.
+            embeddings: lookups of each embedding collection, by feature name.
+            batch: batch on the model's device.
 
         Raises:
-            ValueError: a sample's actions are not as many as its items, or it has more candidates than items.
+            ValueError: a sample has unequal numbers of items and actions, or more candidates than items.
         """
         embedded = self.small_tables(batch.features)
         for looked_up, names in zip(embeddings, self._collection_features, strict=True):

@@ -1,4 +1,4 @@
-"""What all HSTU models are at the top: sharded tables, and a dense part for the rest."""
+"""Base class of the HSTU models: sharded tables and a dense part."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from hstu.models.hstu_encoder import HSTUFeatures
 
 
 class HSTUModel(nn.Module):
-    """The sharded tables; a subclass adds `dense`, which turns what they looked up into loss and output.
+    """Sharded tables; a subclass adds `dense`, which turns their lookups into loss and output.
 
     Args:
         config: sizes of the model.
         tables: embedding tables; each feature is in exactly one.
         features: names of the features.
-        device: of the parameters.
+        device: device of the parameters.
 
     Raises:
         ValueError: the tables do not fit the features.
@@ -41,13 +41,13 @@ class HSTUModel(nn.Module):
         self.embedding_collections = embedding_collections(tables, dims, device)
 
     def forward(self, batch: HSTUBatch) -> tuple[torch.Tensor, Any]:
-        """The summed loss of the batch's label tokens, a float32 scalar, and the dense part's output.
+        """Returns the summed loss of the batch's label tokens, a float32 scalar, and the dense part's output.
 
-        TorchRec's pipeline traces this method to find the lookups it can start early: it may only call
-        embedding collections on the batch's own features, and one dense module on the result.
+        TorchRec's pipeline traces this method to find lookups it can start early. It may only call embedding
+        collections on the batch's own features, and one dense module on the result.
 
         Raises:
-            ValueError: as the dense part's forward does.
+            ValueError: the batch does not fit the dense part; see its `forward`.
         """
         embeddings = [collection(batch.features) for collection in self.embedding_collections]
         return self.dense(embeddings, batch)

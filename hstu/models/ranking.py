@@ -15,20 +15,20 @@ from hstu.models.embedding_tables import EmbeddingTable
 from hstu.models.hstu_config import HSTUConfig
 from hstu.models.hstu_encoder import HSTUEncoder, HSTUFeatures
 from hstu.models.hstu_model import HSTUModel
-from hstu.models.label_tokens import keyed_labels, labelled_item_tokens
+from hstu.models.label_tokens import keyed_labels, labeled_item_tokens
 from hstu.modules.prediction_head import PredictionHead
 
 
 @dataclass(frozen=True)
 class RankingHeadConfig:
-    """The head that predicts actions.
+    """Settings of the head that predicts actions.
 
     Attributes:
-        prediction_head_arch: output width of each linear layer. The last is the number of classes of the
-            action, or equals `num_tasks`.
+        prediction_head_arch: output width of each linear layer. The last is the number of action classes, or
+            equals `num_tasks`.
         prediction_head_act_type: "relu" or "gelu".
-        prediction_head_bias: whether the linear layers have one.
-        num_tasks: binary tasks that an action stands for, one per bit; 1 for classes.
+        prediction_head_bias: whether the linear layers have a bias.
+        num_tasks: binary tasks encoded in an action, one per bit; 1 for classes.
     """
 
     prediction_head_arch: tuple[int, ...]
@@ -39,11 +39,11 @@ class RankingHeadConfig:
 
 @dataclass(frozen=True)
 class RankingOutput:
-    """What the model predicted for the items that have labels, sample by sample, detached.
+    """Predictions for the labeled items, sample by sample, detached.
 
     Attributes:
         logits: `[num_label_tokens, width]` float32.
-        labels: `[num_label_tokens]`, the actions taken.
+        labels: `[num_label_tokens]`, the actual actions.
     """
 
     logits: torch.Tensor
@@ -51,9 +51,9 @@ class RankingOutput:
 
 
 class HSTURanking(HSTUModel):
-    """Embedding tables, HSTU layers and a head that predicts the action on each labelled item.
+    """Embedding tables, HSTU layers and a head that predicts the action on each labeled item.
 
-    The prediction is read at the item's own token, which sees the history before it and never the action.
+    The prediction is read at the item's own token, which sees the history before it but not the action.
     Source: Zhai et al., "Actions Speak Louder than Words", ICML 2024.
 
     Args:
@@ -61,7 +61,7 @@ class HSTURanking(HSTUModel):
         tables: embedding tables; each feature is in exactly one.
         features: names of the features; ranking needs the action.
         head: the head's settings.
-        device: of the parameters.
+        device: device of the parameters.
 
     Raises:
         ValueError: the action feature is missing, the tables do not fit the features, or the head's last
@@ -83,7 +83,7 @@ class HSTURanking(HSTUModel):
 
 
 class RankingDense(nn.Module):
-    """All of `HSTURanking` but the sharded tables; its arguments are those of `HSTURanking`."""
+    """Everything of `HSTURanking` but the sharded tables. Takes the same arguments."""
 
     def __init__(
         self,
@@ -108,19 +108,19 @@ class RankingDense(nn.Module):
     def forward(
         self, embeddings: Sequence[Mapping[str, JaggedTensor]], batch: HSTUBatch
     ) -> tuple[torch.Tensor, RankingOutput]:
-        """The summed loss of the batch's label tokens, a float32 scalar, and the predictions.
+        """Returns the summed loss of the batch's label tokens, a float32 scalar, and the predictions.
 
-        A batch without tokens or without labels has a loss of 0 and zero gradients for all parameters, so
-        that a rank that holds one keeps in step with the others.
+        A batch without tokens or labels has a loss of 0 and zero gradients for all parameters, so its rank
+        stays in step with the others.
 
         Args:
-            embeddings: what each embedding collection looked up, by feature name.
-            batch: on the device of the model, with labels.
+            embeddings: lookups of each embedding collection, by feature name.
+            batch: batch on the model's device, with labels.
 
         Raises:
-            ValueError: the labels are no KeyedJaggedTensor of one key; a sample has more labels than items
-                or a label outside the head's classes (both checked on a CPU only); the items' own actions
-                would be visible to them; or the features disagree, as `HSTUEncoder.forward` says.
+            ValueError: the labels are not a KeyedJaggedTensor with one key; a sample has more labels than
+                items or a label outside the head's classes (both checked on CPU only); items would see their
+                own actions; or the features disagree, see `HSTUEncoder.forward`.
         """
         labels = keyed_labels(batch)
         if not self.config.is_causal and not batch.max_num_candidates:
@@ -130,6 +130,6 @@ class RankingDense(nn.Module):
             )
         with self.config.autocast(batch.features.device()):
             states, structure = self.encoder(embeddings, batch)
-            logits = self.head(states[labelled_item_tokens(structure, labels)])
+            logits = self.head(states[labeled_item_tokens(structure, labels)])
         logits = logits.float()
         return self.loss(logits, labels.values()), RankingOutput(logits.detach(), labels.values())

@@ -1,4 +1,4 @@
-"""The HSTU retrieval model: predicts the next item by sampled softmax."""
+"""HSTU retrieval model, which predicts the next item by sampled softmax."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from hstu.models.embedding_tables import EmbeddingTable, collection_groups, tabl
 from hstu.models.hstu_config import HSTUConfig
 from hstu.models.hstu_encoder import HSTUEncoder, HSTUFeatures
 from hstu.models.hstu_model import HSTUModel
-from hstu.models.label_tokens import keyed_labels, labelled_item_tokens
+from hstu.models.label_tokens import keyed_labels, labeled_item_tokens
 from hstu.models.sampled_softmax import sampled_softmax_loss
 from hstu.modules.sequence_preprocessor import projection
 
 
 @dataclass(frozen=True)
 class RetrievalConfig:
-    """How an item is scored.
+    """Settings of an item's score.
 
     Attributes:
-        temperature: what the product of two vectors of length 1 is divided by.
-        l2_norm_eps: smallest length that a vector is divided by.
+        temperature: divisor of the product of two unit vectors.
+        l2_norm_eps: lower bound of the norm that a vector is divided by.
 
     Raises:
         ValueError: one of them is not positive.
@@ -44,12 +44,12 @@ class RetrievalConfig:
 
 @dataclass(frozen=True)
 class RetrievalOutput:
-    """What the model looks for at each label token, sample by sample, detached.
+    """Query and target of each label token, sample by sample, detached.
 
     Attributes:
-        queries: `[num_label_tokens, item_embedding_dim]` float32 of length 1: an item's score is the
-            product with its embedding, made as long, ÷ temperature.
-        targets: `[num_label_tokens]`, the items that are right.
+        queries: `[num_label_tokens, item_embedding_dim]` float32 unit vectors. An item's score is the product
+            with its normalized embedding, divided by the temperature.
+        targets: `[num_label_tokens]`, the target items.
     """
 
     queries: torch.Tensor
@@ -57,22 +57,22 @@ class RetrievalOutput:
 
 
 class HSTURetrieval(HSTUModel):
-    """Embedding tables and HSTU layers, whose state before each labelled item predicts that item.
+    """Embedding tables and HSTU layers; the state before each labeled item predicts that item.
 
-    The state is read at the token right before the item's: the action on the previous item, or without
-    actions that item. It sees both, and nothing of what comes after. A sample's labels belong to its
-    last items; its first item has nothing to be predicted from.
+    The state is read at the token right before the item's: the action on the previous item, or the previous
+    item itself where there are no actions. It sees nothing that comes later. A sample's labels belong to its
+    last items; nothing predicts its first item.
     Source: Zhai et al., "Actions Speak Louder than Words", ICML 2024.
 
     Args:
-        config: sizes of the model; causal.
+        config: sizes of the model; it must be causal.
         tables: embedding tables; each feature is in exactly one, negatives in the items'.
         features: names of the features; retrieval needs negatives.
-        retrieval: how an item is scored.
-        device: of the parameters.
+        retrieval: settings of an item's score.
+        device: device of the parameters.
 
     Raises:
-        ValueError: no feature of negatives is named, or it is not in the items' table; that table is not
+        ValueError: there is no feature of negatives, or it is not in the items' table; that table is not
             sharded; the config is not causal; or the tables do not fit the features.
     """
 
@@ -86,14 +86,14 @@ class HSTURetrieval(HSTUModel):
     ) -> None:
         if not config.is_causal:
             raise ValueError(
-                "with is_causal=False an item is seen before it is predicted: set is_causal=True"
+                "with is_causal=False the model sees an item before it predicts it; set is_causal=True"
             )
         super().__init__(config, tables, features, device)
         self.dense = RetrievalDense(config, tables, features, retrieval, device)
 
 
 class RetrievalDense(nn.Module):
-    """All of `HSTURetrieval` but the sharded tables; its arguments are those of `HSTURetrieval`."""
+    """Everything of `HSTURetrieval` but the sharded tables. Takes the same arguments."""
 
     def __init__(
         self,
@@ -114,21 +114,20 @@ class RetrievalDense(nn.Module):
     def forward(
         self, embeddings: Sequence[Mapping[str, JaggedTensor]], batch: HSTUBatch
     ) -> tuple[torch.Tensor, RetrievalOutput]:
-        """The summed loss of the batch's label tokens, a float32 scalar, and the queries.
+        """Returns the summed loss of the batch's label tokens, a float32 scalar, and the queries.
 
-        The right items' embeddings are those of the sequence itself. Scores and loss are float32
-        whatever the config's type. A batch without tokens or without labels has a loss of 0 and zero
-        gradients for all parameters. Costs a host-device synchronisation, for the numbers of labels and
-        negatives, beside the encoder's.
+        Targets are embedded by the sequence's own lookups. Scores and loss are float32 whatever the config's
+        dtype. A batch without tokens or labels has a loss of 0 and zero gradients for all parameters. Reads
+        the numbers of labels and negatives to the host, one more synchronization than the encoder's.
 
         Args:
-            embeddings: what each embedding collection looked up, by feature name.
-            batch: on the device of the model, with labels; without negatives the loss is 0.
+            embeddings: lookups of each embedding collection, by feature name.
+            batch: batch on the model's device, with labels; without negatives the loss is 0.
 
         Raises:
-            ValueError: the batch has candidates; the labels are no KeyedJaggedTensor of one key; a
-                sample has a label for its first item (checked on a CPU only); or the features disagree,
-                as `HSTUEncoder.forward` says.
+            ValueError: the batch has candidates; the labels are not a KeyedJaggedTensor with one key; a
+                sample has a label for its first item (checked on CPU only); or the features disagree, see
+                `HSTUEncoder.forward`.
         """
         if batch.max_num_candidates:
             raise ValueError(
@@ -139,7 +138,7 @@ class RetrievalDense(nn.Module):
         ids, looked_up = batch.features.to_dict(), embeddings[self._collection]
         with self.config.autocast(batch.features.device()):
             states, structure = self.encoder(embeddings, batch)
-            before = labelled_item_tokens(structure, labels, num_unlabelled=1) - 1
+            before = labeled_item_tokens(structure, labels, num_unlabeled=1) - 1
             queries = self._unit(self.query_projection(states[before]))
         lengths, last_items = labels.lengths(), structure.item_lengths.cumsum(0)
         items = spread(last_items - lengths, lengths, len(before))
@@ -166,15 +165,15 @@ class RetrievalDense(nn.Module):
 def _negatives_and_collection(
     config: HSTUConfig, tables: Sequence[EmbeddingTable], features: HSTUFeatures
 ) -> tuple[str, int]:
-    """The negatives' name, and the number of the embedding collection that has them and the items."""
+    """Returns the negatives' name, and the index of the embedding collection that has them and the items."""
     if features.negatives is None:
-        raise ValueError("retrieval tells the right item from negatives, but no such feature is named")
+        raise ValueError("retrieval contrasts the target with negatives, but no such feature is named")
     dims = table_dims(tables, features.embedding_dims(config))
     of_items = next(table for table in tables if features.item in table.feature_names)
     if features.negatives not in of_items.feature_names:
         raise ValueError(
             f"negatives {features.negatives!r} are not in the items' table {of_items.name!r}; negatives "
-            "are items: name both in that table"
+            "are items: list both features in that table"
         )
     if not of_items.sharded:
         raise ValueError(

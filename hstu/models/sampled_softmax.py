@@ -1,4 +1,4 @@
-"""The loss of retrieved items."""
+"""Loss of the retrieval model."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ def sampled_softmax_loss(
     negatives_per_sample: Sequence[int],
     temperature: float,
 ) -> torch.Tensor:
-    """The summed cross-entropy of each query's positive against its sample's negatives, a scalar.
+    """Returns the summed cross-entropy of each query's positive against its sample's negatives, a scalar.
 
-    The score of a query and an item is their product ÷ `temperature`. A negative that is the query's
-    positive does not count. Samples are taken one by one, so that the cost is the sum of their own
-    queries × negatives; a query without negatives has a loss of 0.
+    The score of a query and an item is their product divided by `temperature`. A negative equal to the
+    query's positive does not count. A query without negatives has a loss of 0. Samples are computed one by
+    one, so each costs its own queries × negatives.
 
     Source: Zhai et al., "Actions Speak Louder than Words", ICML 2024, and their training code,
     facebookresearch/generative-recommenders, `research/modeling/sequential/losses/sampled_softmax.py`.
 
     Args:
         queries: `[Q, d]`, sample by sample.
-        positives: `[Q, d]`, the right item of each query.
+        positives: `[Q, d]`, the target item of each query.
         negatives: `[N, d]`, sample by sample.
-        positive_ids, negative_ids: `[Q]` and `[N]` integers, which items they are.
-        queries_per_sample, negatives_per_sample: their numbers in each sample; they add up to Q and N.
+        positive_ids, negative_ids: `[Q]` and `[N]` integers, ids of the items.
+        queries_per_sample, negatives_per_sample: number of each per sample; they add up to Q and N.
         temperature: positive.
     """
-    # Its exponential is 0 beside that of any score. Infinity would make NaN where all negatives hit.
+    # Its exponential vanishes next to that of any score. Infinity would give NaN where all negatives hit.
     hidden = torch.finfo(queries.dtype).min
     samples = zip(
         *(tensor.split(queries_per_sample) for tensor in (queries, positive_ids)),
@@ -47,5 +47,5 @@ def sampled_softmax_loss(
         scores = (of_sample @ others.T / temperature).masked_fill(ids.unsqueeze(1) == other_ids, hidden)
         against.append(scores.logsumexp(1))
     right = (queries * positives).sum(1) / temperature
-    # The logarithm of 1 + exp(against - right) is that of the softmax's denominator over the right one.
+    # log(1 + exp(against - right)) is the cross-entropy: the log of the softmax's denominator minus `right`.
     return functional.softplus(torch.cat(against) - right).sum()

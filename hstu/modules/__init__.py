@@ -1,4 +1,4 @@
-"""Parts of the HSTU models."""
+"""Building blocks of the HSTU models."""
 
 from hstu.modules.attention import jagged_hstu_attention
 from hstu.modules.attention_mask import SampleMask

@@ -1,4 +1,4 @@
-"""Attention of HSTU over jagged sequences, at a cost of the sum of the squared lengths.
+"""HSTU attention over jagged sequences; the cost is the sum of the squared lengths.
 
 Source: Zhai et al., "Actions Speak Louder than Words", ICML 2024.
 """
@@ -14,8 +14,8 @@ from torch.autograd.function import once_differentiable
 
 from hstu.modules.attention_mask import SampleMask
 
-# Scores of one block of query rows. On a CPU they stay in the core's own cache between the matrix products,
-# so that processes on neighbouring cores do not contend for memory; on CUDA one block is mostly one sample.
+# Size of the scores of one block of query rows. On CPU they stay in the core's own cache between the matrix
+# products, so processes on neighboring cores do not contend for memory. On CUDA a block is mostly one sample.
 CPU_BLOCK_BYTES = 2 << 20
 CUDA_BLOCK_BYTES = 1 << 28
 
@@ -23,16 +23,16 @@ CUDA_BLOCK_BYTES = 1 << 28
 def jagged_hstu_attention(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, masks: Sequence[SampleMask], scaling_seqlen: float
 ) -> torch.Tensor:
-    """`SiLU(q kᵀ / sqrt(head_dim)) / scaling_seqlen`, masked, times v, each sample for itself.
+    """Computes `SiLU(q kᵀ / sqrt(head_dim)) / scaling_seqlen`, masked, times v, for each sample.
 
-    The masked half is computed too, so that a sample of T tokens takes `4 T² num_heads head_dim` FLOPs,
-    as `HSTUFlops` says. The T × T scores are never stored: blocks of them are recomputed in backward.
+    The masked half is computed too, so a sample of T tokens takes `4 T² num_heads head_dim` FLOPs, as
+    `HSTUFlops` counts. The T × T scores are never stored: the backward pass recomputes blocks of them.
 
     Args:
-        q, k, v: `[total_tokens, num_heads, head_dim]` each, one sample behind the other.
+        q, k, v: `[total_tokens, num_heads, head_dim]` each; samples are concatenated.
         masks: one per sample, with its number of tokens.
-        scaling_seqlen: a constant of the model. A figure of the batch (its longest sequence, say) would make
-            a sample's result depend on which samples it is computed with.
+        scaling_seqlen: constant of the model. A value taken from the batch, such as its longest sequence,
+            would make a sample's result depend on the samples it is batched with.
 
     Returns:
         `[total_tokens, num_heads, head_dim]`.
@@ -47,18 +47,18 @@ def jagged_hstu_attention(
         )
     num_tokens = sum(mask.num_tokens for mask in masks)
     if num_tokens != q.shape[0]:
-        raise ValueError(f"the masks are of {num_tokens} tokens, q, k and v of {q.shape[0]}")
+        raise ValueError(f"the masks have {num_tokens} tokens, but q, k and v have {q.shape[0]}")
     if not scaling_seqlen > 0:
         raise ValueError(f"scaling_seqlen is {scaling_seqlen}; expected a positive constant")
     return _JaggedHSTUAttention.apply(q, k, v, masks, scaling_seqlen)
 
 
 class _JaggedHSTUAttention(torch.autograd.Function):
-    """Suffixes of names: H heads, b query rows of a block, T tokens of a sample, D head_dim.
+    """Blockwise attention. Name suffixes: H heads, b query rows of a block, T tokens of a sample, D head_dim.
 
     Constant factors go into the small tensors instead of the scores. The division by N = scaling_seqlen is
-    split into a factor of 1/sqrt(N) before the products and one behind them: sums over T tokens that are not
-    scaled at all overflow float16, and terms that are scaled by all of 1/N fall below its range.
+    split into a factor of 1/sqrt(N) before the products and one after them: unscaled sums over T tokens
+    overflow float16, and terms scaled by all of 1/N underflow.
     """
 
     @staticmethod
@@ -89,7 +89,7 @@ class _JaggedHSTUAttention(torch.autograd.Function):
         q, k, v = ctx.saved_tensors
         scale, half_scale = 1 / math.sqrt(q.shape[-1]), 1 / math.sqrt(ctx.scaling_seqlen)
         scaled_q, scaled_grad = q * scale, grad_out * half_scale
-        # Blocks add up in float32; one rounding per block would show in the 16-bit types.
+        # Blocks add up in float32, because one rounding per block would show in 16-bit types.
         sum_dtype = torch.promote_types(q.dtype, torch.float32)
         grad_q = torch.empty_like(q)
         grad_k, grad_v = (torch.zeros_like(q, dtype=sum_dtype) for _ in range(2))
@@ -115,7 +115,7 @@ class _JaggedHSTUAttention(torch.autograd.Function):
 def _samples(
     masks: Sequence[SampleMask], *tensors: torch.Tensor
 ) -> Iterator[tuple[SampleMask, list[torch.Tensor]]]:
-    """Of each sample that has tokens its mask and its part of each tensor as `[H, T, D]`."""
+    """Yields the mask of each nonempty sample, and its part of each tensor as `[H, T, D]`."""
     start = 0
     for mask in masks:
         end = start + mask.num_tokens
@@ -125,7 +125,7 @@ def _samples(
 
 
 def _row_blocks(q_HTD: torch.Tensor) -> Iterator[slice]:
-    """Blocks of query rows, as equal as they come, whose scores against all T keys fit the budget."""
+    """Yields blocks of query rows of nearly equal size, whose scores against all T keys fit the budget."""
     num_heads, num_tokens, _ = q_HTD.shape
     budget = CUDA_BLOCK_BYTES if q_HTD.is_cuda else CPU_BLOCK_BYTES
     row_bytes = num_heads * num_tokens * q_HTD.element_size()
@@ -136,8 +136,8 @@ def _row_blocks(q_HTD: torch.Tensor) -> Iterator[slice]:
 
 
 def _hide(mask: SampleMask, block: slice, *blocks_HbT: torch.Tensor) -> None:
-    """Sets to zero, in place, what the block's query rows do not see."""
+    """Zeroes, in place, the scores that the block's query rows do not see."""
     first_column, visible_bC = mask.visible(block.start, block.stop, blocks_HbT[0].device)
-    visible_bC = visible_bC.to(blocks_HbT[0].dtype)  # a product by floats is much faster than masked_fill_
+    visible_bC = visible_bC.to(blocks_HbT[0].dtype)  # multiplying by floats is much faster than masked_fill_
     for block_HbT in blocks_HbT:
         block_HbT[:, :, first_column:].mul_(visible_bC)

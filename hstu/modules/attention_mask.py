@@ -1,4 +1,4 @@
-"""Who sees whom in one sample's attention, from index arithmetic alone."""
+"""Attention mask of one sample, computed from indices."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ import torch
 
 @dataclass(frozen=True)
 class SampleMask:
-    """The attention mask of one sample: contextual tokens, then the history, then the candidates.
+    """Attention mask of one sample: contextual tokens, then history, then candidates.
 
     Token r sees the tokens before `prefix_end(r)`, and those from the start of its own candidate up to
-    itself. So contextual tokens see each other both ways, the history is causal, and a candidate sees all
-    that came before the candidates and itself, never another candidate.
+    itself. So contextual tokens all see each other, the history is causal, and a candidate sees everything
+    before the candidates and itself, but no other candidate.
 
     Attributes:
         num_tokens: tokens of the sample, T.
-        num_contextual: leading tokens that see each other both ways; 0 makes them causal too.
+        num_contextual: leading tokens that all see each other; 0 makes them causal too.
         history_end: index of the first candidate token; T if there are no candidates.
         tokens_per_candidate: 2 for an item and its action, 1 for an item alone.
-        is_causal: False lets contextual and history tokens see each other without regard to order.
+        is_causal: False lets contextual and history tokens all see each other.
     """
 
     num_tokens: int
@@ -30,20 +30,20 @@ class SampleMask:
     is_causal: bool
 
     def visible(self, first_row: int, last_row: int, device: torch.device) -> tuple[int, torch.Tensor]:
-        """The mask of the rows from `first_row` up to `last_row` exclusively.
+        """Returns the mask of rows `first_row` to `last_row`, exclusive.
 
         Returns:
             `first_column`, before which all these rows see everything, and a bool tensor
-            `[last_row - first_row, num_tokens - first_column]` that is True where a row sees a column.
+            `[last_row - first_row, num_tokens - first_column]`, True where a row sees a column.
         """
-        # prefix_end never falls from one row to the next, so the first row's holds for the whole block.
+        # prefix_end never decreases from row to row, so the first row's holds for the whole block.
         first_column = self._prefix_end_of_row(first_row)
         rows = torch.arange(first_row, last_row, device=device).unsqueeze(1)
         columns = torch.arange(first_column, self.num_tokens, device=device)
         if last_row <= self.history_end:
             return first_column, columns < self._prefix_end(rows)
         past_history = rows - self.history_end
-        # Of a row in the history this gives columns up to the row itself, which it sees anyway.
+        # For a row in the history, this gives columns up to the row itself, which it sees anyway.
         own_start = rows - past_history % self.tokens_per_candidate
         own = (columns >= own_start) & (columns <= rows)
         return first_column, own | (columns < self._prefix_end(rows))

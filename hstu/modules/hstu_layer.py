@@ -22,10 +22,10 @@ class HSTULayer(nn.Module):
     Args:
         hidden_size: width of a token, d.
         num_heads, head_dim: H and dh; H·dh need not be d.
-        scaling_seqlen: the constant that the attention weights are divided by.
-        dropout: probability, on the layer's output.
-        norm_epsilon: of both layer norms.
-        device: of the parameters.
+        scaling_seqlen: constant divisor of the attention weights.
+        dropout: dropout probability of the layer's output.
+        norm_epsilon: epsilon of both layer norms.
+        device: device of the parameters.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class HSTULayer(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: torch.Tensor, masks: Sequence[SampleMask]) -> torch.Tensor:
-        """`[total_tokens, hidden_size]` to the same shape; `masks` are of the samples x consists of."""
+        """Maps `[total_tokens, hidden_size]` to the same shape; `masks` has one mask per sample of `x`."""
         uvqk = nn.functional.silu(self.uvqk(self.input_norm(x)))
         u, v, q, k = uvqk.chunk(4, dim=-1)
         v, q, k = (part.unflatten(-1, (self.num_heads, -1)) for part in (v, q, k))

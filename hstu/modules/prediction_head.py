@@ -1,4 +1,4 @@
-"""The head that turns a token into the scores of its action."""
+"""Head that turns a token's state into scores of its action."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ _ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "gelu": nn.GELU}
 
 
 class PredictionHead(nn.Sequential):
-    """An MLP from `[tokens, input_size]` to `[tokens, widths[-1]]`, activated between its layers.
+    """MLP from `[tokens, input_size]` to `[tokens, widths[-1]]`, with activations between its layers.
 
     Args:
         input_size: width of a token.
         widths: output width of each linear layer.
         act_type: "relu" or "gelu".
-        bias: whether the linear layers have one.
-        device: of the parameters.
+        bias: whether the linear layers have a bias.
+        device: device of the parameters.
 
     Raises:
         ValueError: there are no widths, one is not positive, or the activation is unknown.

@@ -1,4 +1,4 @@
-"""From embedded features to the sequence of tokens that the HSTU layers take."""
+"""Turns embedded features into the token sequences of the HSTU layers."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ class SequencePreprocessor(nn.Module):
     """Interleaves a sample's embedded features into one sequence and adds position embeddings.
 
     A sample's tokens are its contextual features in the order of `contextual_feature_names`, then
-    item₁ action₁ item₂ action₂ …, candidates last. The position of a token is its place in the sample, as
-    `SequenceStructure.token_positions` has it, and the last bucket from there on.
+    item₁ action₁ item₂ action₂ …, candidates last. A token's position is its place in the sample, as in
+    `SequenceStructure.token_positions`, clamped to the last bucket.
 
     Args:
         contextual_feature_names: may be empty.
-        item_feature_name: the feature of the items.
-        action_feature_name: has one action per item; None for a sequence of items alone.
+        item_feature_name: feature of the items.
+        action_feature_name: feature with one action per item; None for items alone.
         contextual_embedding_dim: width of the contextual embeddings.
         item_embedding_dim: width of the item and the action embeddings.
         hidden_size: width of a token; embeddings of another width go through a linear layer.
-        num_position_buckets: positions that have an embedding of their own.
-        device: of the parameters.
+        num_position_buckets: positions with their own embedding.
+        device: device of the parameters.
 
     Raises:
         ValueError: `num_position_buckets` is not positive.
@@ -63,17 +63,17 @@ class SequencePreprocessor(nn.Module):
     def forward(
         self, embedded: Mapping[str, JaggedTensor], num_candidates: torch.Tensor | None
     ) -> tuple[torch.Tensor, SequenceStructure]:
-        """The tokens `[total_tokens, hidden_size]` and where they are.
+        """Returns the tokens, `[total_tokens, hidden_size]`, and their layout.
 
-        The sizes of the output come from the shapes of `embedded`; the only host-device synchronisation is
-        the one of `SequenceStructure.of`.
+        Output sizes come from the shapes of `embedded`. The only host-device synchronization is the one in
+        `SequenceStructure.of`.
 
         Args:
-            embedded: by feature name, values `[num_ids of the feature, embedding_dim]` of B samples.
-            num_candidates: `[B]` integers, how many of a sample's last items are candidates, or None.
+            embedded: values `[num_ids of the feature, embedding_dim]` of B samples, by feature name.
+            num_candidates: `[B]` integers, number of last items that are candidates; None for none.
 
         Raises:
-            ValueError: as `SequenceStructure.of` does.
+            ValueError: the lengths disagree; see `SequenceStructure.of`.
         """
         structure = self._structure(embedded, num_candidates)
         parts: list[torch.Tensor] = []
@@ -91,7 +91,7 @@ class SequencePreprocessor(nn.Module):
         if self.action_feature_name is not None:
             parts.append(self.action_projection(embedded[self.action_feature_name].values()))
             places.append(item_places + 1)
-        # The residual stream keeps the parameters' type, also where autocast gave the projections another.
+        # The residual stream keeps the parameters' dtype, even if autocast gave the projections another.
         dtype = self.position_embedding.weight.dtype
         grouped_by_feature = torch.cat([part.to(dtype) for part in parts])
         tokens = torch.empty_like(grouped_by_feature).index_copy(0, torch.cat(places), grouped_by_feature)
@@ -112,5 +112,5 @@ class SequencePreprocessor(nn.Module):
 
 
 def projection(width_in: int, width_out: int, device: torch.device | None) -> nn.Module:
-    """A linear layer, or nothing where the widths are equal."""
+    """Returns a linear layer, or the identity if the widths are equal."""
     return nn.Identity() if width_in == width_out else nn.Linear(width_in, width_out, device=device)

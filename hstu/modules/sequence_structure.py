@@ -1,4 +1,4 @@
-"""Where each sample's contextual, history and candidate tokens are in a batch of jagged sequences."""
+"""Layout of each sample's contextual, history and candidate tokens in a batch of jagged sequences."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from hstu.modules.attention_mask import SampleMask
 
 @dataclass(frozen=True)
 class SequenceStructure:
-    """The tokens of B samples, one sample behind the other.
+    """Layout of the concatenated tokens of B samples.
 
     A sample's tokens are its contextual ones, then item₁ action₁ item₂ action₂ … (items alone if there are
-    no actions); its last items are the candidates. Tensors are on the batch's device, the lists on the host.
+    no actions). Its last items are the candidates. Tensors are on the batch's device, lists on the host.
 
     Attributes:
         tokens_per_item: 2 with actions, 1 without.
-        total_tokens: of all samples.
+        total_tokens: tokens of all samples.
         offsets: `[B]` int64, index of each sample's first token.
         contextual_lengths: `[B]` int64, contextual tokens of each sample.
         item_lengths: `[B]` int64, items of each sample, candidates included.
-        candidate_lengths: `[B]` int64, how many of a sample's last items are candidates.
+        candidate_lengths: `[B]` int64, number of last items that are candidates.
         host_contextual_lengths, host_item_lengths, host_candidate_lengths: the same three on the host.
     """
 
@@ -45,18 +45,18 @@ class SequenceStructure:
         action_lengths: torch.Tensor | None,
         candidate_lengths: torch.Tensor | None,
     ) -> SequenceStructure:
-        """The structure of samples with these lengths, `[B]` integers each.
+        """Returns the layout of samples with these lengths, `[B]` integers each.
 
-        Reads the lengths to the host in one transfer, the one host-device synchronisation of a forward.
+        Reads the lengths to the host in one transfer, the only host-device synchronization of a forward pass.
 
         Args:
-            contextual_lengths: contextual tokens, of all contextual features together.
+            contextual_lengths: contextual tokens, all contextual features together.
             item_lengths: items, candidates included.
             action_lengths: actions, one per item; None if the model has no actions.
-            candidate_lengths: how many of the last items are candidates; None for none.
+            candidate_lengths: number of last items that are candidates; None for none.
 
         Raises:
-            ValueError: a sample's actions are not as many as its items, or it has more candidates than items.
+            ValueError: a sample has unequal numbers of items and actions, or more candidates than items.
         """
         contextual, items = contextual_lengths.long(), item_lengths.long()
         actions = items if action_lengths is None else action_lengths.long()
@@ -79,14 +79,14 @@ class SequenceStructure:
 
     @property
     def item_offsets(self) -> torch.Tensor:
-        """`[B]` int64: index of the token of each sample's first item."""
+        """Index of the token of each sample's first item, `[B]` int64."""
         return self.offsets + self.contextual_lengths
 
     def token_positions(self) -> torch.Tensor:
-        """`[total_tokens]` int64: each token's place in its sample, the same for all candidates of a sample.
+        """Returns each token's position in its sample, `[total_tokens]` int64.
 
-        A candidate's item has the place right behind the history and its action the next one, so that the
-        score of a candidate depends neither on the other candidates nor on their order.
+        All candidates of a sample share positions: the item follows right after the history, then its action.
+        So a candidate's score depends neither on the other candidates nor on their order.
         """
         lengths = self.contextual_lengths + self.tokens_per_item * self.item_lengths
         history_ends = lengths - self.tokens_per_item * self.candidate_lengths
@@ -99,11 +99,11 @@ class SequenceStructure:
         return torch.minimum(places, ends) + past_history % self.tokens_per_item
 
     def last_item_tokens(self, num_last: torch.Tensor, total: int) -> torch.Tensor:
-        """`[total]` int64: the tokens of each sample's last `num_last` items, in order.
+        """Returns the tokens of each sample's last `num_last` items in order, `[total]` int64.
 
         Args:
             num_last: `[B]` integers, at most the sample's items.
-            total: their sum, given so that it need not be read from the device.
+            total: their sum, passed so that it need not be read from the device.
         """
         first_item = self.item_lengths - num_last
         return spread(
@@ -111,7 +111,7 @@ class SequenceStructure:
         )
 
     def masks(self, is_causal: bool, disable_contextual_mask: bool) -> list[SampleMask]:
-        """The attention mask of each sample."""
+        """Returns the attention mask of each sample."""
         return [
             SampleMask(
                 num_tokens=contextual + self.tokens_per_item * items,
@@ -131,6 +131,6 @@ def _check(items: list[int], actions: list[int], candidates: list[int]) -> None:
         zip(items, actions, candidates, strict=True)
     ):
         if num_items != num_actions:
-            raise ValueError(f"row {row} has {num_items} items and {num_actions} actions; expected one each")
+            raise ValueError(f"row {row} has {num_items} items and {num_actions} actions; expected as many")
         if not 0 <= num_candidates <= num_items:
             raise ValueError(f"row {row} has {num_candidates} candidates among its {num_items} items")

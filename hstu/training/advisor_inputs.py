@@ -1,4 +1,4 @@
-"""What `balance-advisor` reads from the gin files of the HSTU models."""
+"""Reads the gin files of the HSTU models for `balance-advisor`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hstu.training.model_args import DatasetArgs, NetworkArgs
 
 
 def configured_model() -> ConfiguredModel:
-    """The layers of `NetworkArgs`."""
+    """Returns the model that `NetworkArgs` configures."""
     network = from_gin(NetworkArgs)
     flops = HSTUFlops(
         network.num_layers, network.hidden_size, network.num_attention_heads, network.kv_channels
@@ -23,7 +23,7 @@ def configured_model() -> ConfiguredModel:
 
 
 def configured_lengths(num_random: int) -> SampleLengths | None:
-    """The training samples of the dataset, `num_random` if they are random; None if there is no dataset."""
+    """Returns the dataset's training samples, `num_random` random ones; None if no dataset is configured."""
     if is_bound("BenchmarkDatasetArgs.feature_args"):
         return _random_lengths(from_gin(BenchmarkDatasetArgs), num_random)
     return _lengths_on_disk() if is_bound("hstu.DatasetArgs.dataset_name") else None
@@ -52,7 +52,7 @@ def _lengths_on_disk() -> SampleLengths:
     args = from_gin(DatasetArgs)
     path = Path("data") / args.dataset_name if args.dataset_path is None else Path(args.dataset_path)
     sequences = UserSequences.open(path, args.dataset_name)
-    # Retrieval holds out each user's last item, ranking a share of the events.
+    # Retrieval holds out each user's last item, ranking a fraction of the events.
     num_held_out = 1 if is_bound("RetrievalArgs.num_negatives") else None
     source = UserSequenceSource(sequences, "train", args.max_history_seqlen, num_held_out=num_held_out)
     rule = TokenRule(per_item=2, extra=len(sequences.meta.contextual_feature_names))

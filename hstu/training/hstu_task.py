@@ -1,4 +1,4 @@
-"""What the tasks of all HSTU models have in common."""
+"""Builds the training tasks of the HSTU models from gin configurations."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ from hstu.training.model_args import DatasetArgs, NetworkArgs
 
 @dataclass(frozen=True)
 class HSTUSources:
-    """The samples that a gin file names.
+    """Samples that a gin file configures.
 
     Attributes:
-        train: of training.
-        evaluation: likewise, of the same features.
-        shuffle: whether each training epoch has an order of its own.
+        train: training samples.
+        evaluation: evaluation samples, with the same features.
+        shuffle: whether each training epoch has its own order.
     """
 
     train: HSTUSource
@@ -50,7 +50,7 @@ class HSTUSources:
 
 @dataclass(frozen=True)
 class ModelParts:
-    """What a model of a dataset is made of."""
+    """Configuration, tables and features of a model."""
 
     config: HSTUConfig
     tables: list[EmbeddingTable]
@@ -58,16 +58,15 @@ class ModelParts:
 
 
 def sources_from_gin(trainer: TrainerArgs, num_held_out: int | None = None) -> HSTUSources:
-    """Random samples if `BenchmarkDatasetArgs` is configured, else those of the files of `DatasetArgs`.
+    """Returns random samples if `BenchmarkDatasetArgs` is configured, else samples from `DatasetArgs`' files.
 
     Args:
-        trainer: of it, batch sizes and seed.
-        num_held_out: events of each user in the files that evaluation is about; None for a share of
-            them.
+        trainer: provides batch sizes and the seed.
+        num_held_out: events of each user held out for evaluation; None for a fraction of them.
 
     Raises:
         ValueError: settings are missing or contradict each other, or a file is malformed.
-        FileNotFoundError: the dataset is not prepared; the message has the command that does it.
+        FileNotFoundError: the dataset is not prepared; the message has the command that prepares it.
     """
     if not is_bound("BenchmarkDatasetArgs.feature_args"):
         return _disk_sources(num_held_out)
@@ -92,7 +91,7 @@ def _disk_sources(num_held_out: int | None) -> HSTUSources:
 
 
 def model_parts(spec: SequenceDatasetSpec, network: NetworkArgs) -> ModelParts:
-    """The configuration, tables and features of a model for such samples."""
+    """Returns configuration, tables and features of a model for samples of this spec."""
     num_contextual = sum(spec.feature_to_max_seqlen[name] for name in spec.contextual_feature_names)
     return ModelParts(
         config=network.config(num_contextual, spec.feature_to_max_seqlen[spec.item_feature_name]),
@@ -122,7 +121,7 @@ def hstu_task(
     sources: HSTUSources,
     metrics: EvaluationMetrics,
 ) -> TrainingTask:
-    """The task of training a model on these samples."""
+    """Returns the task of training a model on these samples."""
     flops = HSTUFlops(config.num_layers, config.hidden_size, config.num_heads, config.head_dim)
     train_dataset, eval_dataset = rank_datasets(sources.train, sources.evaluation, trainer, sources.shuffle)
     return TrainingTask(
@@ -142,7 +141,7 @@ def hstu_task(
 
 
 def warn_of_settings_without_effect(network: NetworkArgs, spec: SequenceDatasetSpec) -> None:
-    """One warning for each setting that asks for something that does not happen."""
+    """Warns once about each setting without effect."""
     warn_once(*network.settings_without_effect(), *_dynamic_tables(spec), *_of_generative_models())
 
 
@@ -151,7 +150,7 @@ def _flops_of_rows(flops: HSTUFlops, batch: HSTUBatch) -> torch.Tensor:
 
 
 def _dynamic_tables(spec: SequenceDatasetSpec) -> list[str]:
-    """One warning for all tables."""
+    """Returns one warning for all tables, if any."""
     ignored = {
         table.table_name: table.settings_without_effect()
         for table in spec.tables
@@ -168,4 +167,4 @@ def _dynamic_tables(spec: SequenceDatasetSpec) -> list[str]:
 
 def _of_generative_models() -> list[str]:
     settings = [f"TrainerArgs.{name}" for name in ("eval_metrics", "top_k_for_generation")]
-    return [f"{name} has no effect: it is of generative models" for name in settings if is_bound(name)]
+    return [f"{name} has no effect: it is for generative models" for name in settings if is_bound(name)]

@@ -1,4 +1,4 @@
-"""What gin files say about the HSTU models."""
+"""Gin settings of the HSTU models."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from hstu.models.retrieval import RetrievalConfig
 @gin.configurable(module="hstu")
 @dataclass
 class DatasetArgs:
-    """A dataset from disk.
+    """Settings of a dataset on disk.
 
     Attributes:
         dataset_name: "ml-100k", "ml-1m", "ml-20m", "kuairand-pure", "kuairand-1k", "kuairand-27k", or a name
             that a module of your own registers.
-        max_history_seqlen: the newest items of a sample that are kept, candidates included.
+        max_history_seqlen: number of newest items that a sample keeps, candidates included.
         dataset_path: folder with the prepared files; None for data/`dataset_name`.
-        max_num_candidates: the most candidates a sample may have; 0 means that there are none.
-        shuffle: whether each epoch has an order of its own.
+        max_num_candidates: maximum number of candidates per sample; 0 for none.
+        shuffle: whether each epoch has its own order.
 
     Raises:
         ValueError: a value is out of range.
@@ -45,10 +45,10 @@ class DatasetArgs:
 @gin.configurable(module="hstu")
 @dataclass
 class NetworkArgs(BaseNetworkArgs):
-    """The HSTU layers; all of `BaseNetworkArgs` applies."""
+    """Settings of the HSTU layers; all of `BaseNetworkArgs` applies."""
 
     def config(self, num_contextual: int, max_items: int) -> HSTUConfig:
-        """The model's configuration, for samples of at most these contextual tokens and items."""
+        """Returns the model's configuration, for at most this many contextual tokens and items per sample."""
         scaling_seqlen = self.scaling_seqlen
         if scaling_seqlen == -1:
             scaling_seqlen = full_sequence_length(num_contextual, max_items, 0)
@@ -72,14 +72,14 @@ class NetworkArgs(BaseNetworkArgs):
 @gin.configurable(module="hstu")
 @dataclass
 class RankingArgs:
-    """The head that predicts actions.
+    """Settings of the head that predicts actions.
 
     Attributes:
         prediction_head_arch: output widths of its linear layers.
         prediction_head_act_type: "relu" or "gelu".
-        prediction_head_bias: whether they have a bias.
+        prediction_head_bias: whether the linear layers have a bias.
         num_tasks: binary tasks, one per bit of the action; 1 for classes.
-        eval_metrics: of them "AUC" is available, in any case of letters.
+        eval_metrics: must be "AUC", case-insensitive.
 
     Raises:
         ValueError: a value is out of range.
@@ -109,7 +109,7 @@ class RankingArgs:
         require(metrics == ("AUC",), "RankingArgs.eval_metrics", self.eval_metrics, '("AUC",)')
 
     def config(self) -> RankingHeadConfig:
-        """The head's configuration."""
+        """Returns the head's configuration."""
         return RankingHeadConfig(
             prediction_head_arch=tuple(self.prediction_head_arch),
             prediction_head_act_type=self.prediction_head_act_type,
@@ -121,13 +121,13 @@ class RankingArgs:
 @gin.configurable(module="hstu")
 @dataclass
 class RetrievalArgs:
-    """How the next item is learnt and looked for.
+    """Settings of learning and retrieving the next item.
 
     Attributes:
-        num_negatives: items drawn for each sample and epoch, which its right items are told from.
-        temperature: what scores, products of vectors of length 1, are divided by.
-        l2_norm_eps: smallest length that a vector is divided by.
-        eval_metrics: "HR@k", "Recall@k" or "NDCG@k", of a ranking of all items.
+        num_negatives: negatives drawn for each sample and epoch.
+        temperature: divisor of scores, which are products of unit vectors.
+        l2_norm_eps: lower bound of the norm that a vector is divided by.
+        eval_metrics: "HR@k", "Recall@k" or "NDCG@k", over a ranking of all items.
 
     Raises:
         ValueError: a value is out of range, or a metric unknown.
@@ -145,5 +145,5 @@ class RetrievalArgs:
         parsed_names(self.eval_metrics, "RetrievalArgs.eval_metrics")
 
     def config(self) -> RetrievalConfig:
-        """What the model takes of it."""
+        """Returns the model's part of the settings."""
         return RetrievalConfig(temperature=self.temperature, l2_norm_eps=self.l2_norm_eps)

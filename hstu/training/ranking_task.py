@@ -1,4 +1,4 @@
-"""A ranking model and its data, put together as a gin file says."""
+"""Builds a ranking model and its data from a gin configuration."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from hstu.training.model_args import NetworkArgs, RankingArgs
 
 
 def ranking_task(trainer: TrainerArgs, device: torch.device) -> TrainingTask:
-    """The task that the parsed gin configuration describes.
+    """Returns the task that the parsed gin configuration describes.
 
-    With `BenchmarkDatasetArgs` configured the data is random, else it comes from the files of `DatasetArgs`.
+    The data is random if `BenchmarkDatasetArgs` is configured; otherwise it comes from `DatasetArgs`' files.
 
     Raises:
         ValueError: settings are missing or contradict each other.
-        FileNotFoundError: the dataset is not prepared; the message has the command that does it.
+        FileNotFoundError: the dataset is not prepared; the message has the command that prepares it.
     """
     network, ranking = from_gin(NetworkArgs), from_gin(RankingArgs)
     sources = sources_from_gin(trainer)
@@ -55,7 +55,7 @@ def _check_head(ranking: RankingArgs, spec: SequenceDatasetSpec) -> None:
 
 
 def _positive_class(spec: SequenceDatasetSpec, ranking: RankingArgs) -> int:
-    """The first positive class; where the data does not say, the top fifth, as four stars of five are."""
+    """Returns the first positive class. The default is four fifths up, like four stars of five."""
     if spec.positive_class is not None:
         return spec.positive_class
     return math.ceil(0.8 * ranking.prediction_head_arch[-1]) - 1

@@ -1,4 +1,4 @@
-"""A retrieval model and its data, put together as a gin file says."""
+"""Builds a retrieval model and its data from a gin configuration."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from hstu.training.model_args import NetworkArgs, RetrievalArgs
 
 
 def retrieval_task(trainer: TrainerArgs, device: torch.device) -> TrainingTask:
-    """The task that the parsed gin configuration describes.
+    """Returns the task that the parsed gin configuration describes.
 
-    With `BenchmarkDatasetArgs` configured the data is random, else it comes from the files of
-    `DatasetArgs`, of which each user's last item is held out for evaluation.
+    The data is random if `BenchmarkDatasetArgs` is configured. Otherwise it comes from `DatasetArgs`' files,
+    with each user's last item held out for evaluation.
 
     Raises:
         ValueError: settings are missing or contradict each other.
-        FileNotFoundError: the dataset is not prepared; the message has the command that does it.
+        FileNotFoundError: the dataset is not prepared; the message has the command that prepares it.
     """
     network, retrieval = from_gin(NetworkArgs), from_gin(RetrievalArgs)
     histories = sources_from_gin(trainer, num_held_out=1)

@@ -1,4 +1,4 @@
-"""Beam search over semantic IDs, restricted to prefixes that lead to an item."""
+"""Beam search over semantic IDs, restricted to prefixes of items."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ import torch
 
 from sid_gr.models.code_tree import CodeTree
 
-# Codes [B, W] of hierarchy `depth`, and the beams [B, W] they extend, to logits [B, W, codebook size] of the
-# next hierarchy.
+# Maps codes [B, W] of hierarchy `depth`, and the beams [B, W] they extend, to logits [B, W, codebook size] of
+# the next hierarchy.
 NextLogits = Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor]
 
 
 def beam_search(
     first_logits: torch.Tensor, next_logits: NextLogits, tree: CodeTree, width: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The `width` most probable items of each user, as far as a beam of that width finds them.
+    """Searches for the `width` most probable items of each user, with a beam of that width.
 
-    A tuple's score is the sum of its codes' log-probabilities under the model, each among the codes that lead
-    to an item from the codes before it. With at least as many beams as there are prefixes of any length the
-    result is exact.
+    A tuple's score is the sum of its codes' log-probabilities, each normalized over the codes that lead to an
+    item from the codes before it. The result is exact if there are at least as many beams as prefixes of any
+    length.
 
     Args:
         first_logits: `[B, codebook size]` of the first hierarchy.
         next_logits: extends the beams by one code; called once for each further hierarchy.
-        tree: the code tuples that exist.
-        width: beams, and items to return.
+        tree: the existing code tuples.
+        width: number of beams, and of items to return.
 
     Returns:
-        int64 `[B, width]`, items, the best first, and float32 `[B, width]`, their scores; −1 and −inf where
-        there are fewer items.
+        Items, int64 `[B, width]`, best first, and their scores, float32 `[B, width]`; −1 and −inf where there
+        are fewer items.
     """
     num_users = len(first_logits)
     nodes = torch.zeros(num_users, 1, dtype=torch.int64, device=first_logits.device)
@@ -46,18 +46,18 @@ def beam_search(
 def _best_children(
     nodes: torch.Tensor, scores: torch.Tensor, logits: torch.Tensor, tree: CodeTree, depth: int, width: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The `width` best prefixes one code longer: nodes, scores, last codes and parents, `[B, width]` each.
+    """Returns the `width` best prefixes one code longer: nodes, scores, last codes and parents.
 
-    Where there are fewer, the rest have a score of −inf.
+    Each is `[B, width]`. Where there are fewer prefixes, the rest have a score of −inf.
     """
     children, exists = tree.child_nodes(nodes, depth)
-    # Not −inf here: where nothing exists, behind a prefix that only fills up, it would become NaN.
+    # Not −inf here: it would become NaN after a filler prefix, which has no children.
     log_probabilities = logits.float().masked_fill(~exists, torch.finfo(torch.float32).min).log_softmax(-1)
     child_scores = (scores.unsqueeze(-1) + log_probabilities).masked_fill(~exists, -torch.inf).flatten(1)
     missing = max(width - child_scores.shape[1], 0)
     child_scores = torch.nn.functional.pad(child_scores, (0, missing), value=-torch.inf)
     scores, chosen = child_scores.topk(width)
-    chosen = chosen.clamp(max=children.shape[1] * children.shape[2] - 1)  # of those that only fill up
+    chosen = chosen.clamp(max=children.shape[1] * children.shape[2] - 1)  # for filler prefixes
     codebook_size = children.shape[2]
     nodes = children.flatten(1).gather(1, chosen)
     return nodes, scores, chosen % codebook_size, chosen // codebook_size

@@ -1,4 +1,4 @@
-"""The code tuples that belong to items, as a tree of prefixes."""
+"""Code tuples of all items, as a tree of prefixes."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from commons.datasets import ItemSIDs
 
 
 class CodeTree(nn.Module):
-    """All prefixes of the items' semantic IDs, by length, and the items of each whole tuple.
+    """Prefixes of the items' semantic IDs by length, and the items of each complete tuple.
 
-    Node n at depth h is the n-th prefix of h + 1 codes, in the order of their codes; the one node above depth
-    0 is number 0. Memory is proportional to the number of items, whatever the codebooks' sizes. Its buffers
-    follow the model to its device, and are left out of its state.
+    Node n at depth h is the n-th prefix of h + 1 codes, in lexicographic order. The root above depth 0 is
+    node 0. Memory is proportional to the number of items, whatever the codebooks' sizes. The buffers move to
+    the model's device, but are not part of its state.
 
     Args:
-        sids: the items and their codes.
-        codebook_sizes: of each hierarchy.
+        sids: items and their codes.
+        codebook_sizes: codebook size of each hierarchy.
 
     Raises:
-        ValueError: the codes are not within codebooks of these sizes.
+        ValueError: a code is outside its codebook.
     """
 
     items: torch.Tensor  # ordered by tuple, then by id
-    item_starts: torch.Tensor  # of each tuple, in `items`
-    item_counts: torch.Tensor  # of each tuple
+    item_starts: torch.Tensor  # first index in `items`, per tuple
+    item_counts: torch.Tensor  # number of items, per tuple
 
     def __init__(self, sids: ItemSIDs, codebook_sizes: Sequence[int]) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class CodeTree(nn.Module):
         for depth, size in enumerate(codebook_sizes):
             keys, nodes = torch.unique(nodes * size + codes[:, depth], return_inverse=True)
             self.register_buffer(f"keys_{depth}", keys, persistent=False)
-        # Stable, so that items of one tuple stay in the order of their ids.
+        # Stable, so items of one tuple stay ordered by id.
         self.register_buffer(
             "items", torch.from_numpy(sids.items)[torch.argsort(nodes, stable=True)], persistent=False
         )
@@ -48,19 +48,19 @@ class CodeTree(nn.Module):
         self.max_items_per_tuple = int(counts.max())
 
     def num_prefixes(self, depth: int) -> int:
-        """How many prefixes of `depth + 1` codes lead to an item."""
+        """Returns how many prefixes of `depth + 1` codes lead to an item."""
         return self.get_buffer(f"keys_{depth}").numel()
 
     def child_nodes(self, nodes: torch.Tensor, depth: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """What each code of hierarchy `depth` leads to from nodes one level above.
+        """Returns the child that each code of hierarchy `depth` leads to, for nodes one level above.
 
         Args:
-            nodes: int64 of any shape; for depth 0, zeros.
-            depth: of the children.
+            nodes: int64 of any shape; zeros for depth 0.
+            depth: depth of the children.
 
         Returns:
-            int64 `[..., codebook size]`, the child's number; and bool of that shape, whether it exists. The
-            number of a child that does not exist is that of some other node.
+            The child's number, int64 `[..., codebook size]`, and whether it exists, bool of the same shape.
+            The number of a child that does not exist is some other node's.
         """
         keys, size = self.get_buffer(f"keys_{depth}"), self.codebook_sizes[depth]
         wanted = nodes.unsqueeze(-1) * size + torch.arange(size, device=nodes.device)
@@ -70,16 +70,16 @@ class CodeTree(nn.Module):
     def items_of(
         self, tuples: torch.Tensor, scores: torch.Tensor, num_items: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The items of ranked tuples; those that share a tuple in the order of their ids.
+        """Returns the items of ranked tuples; items that share a tuple are ordered by id.
 
         Args:
-            tuples: int64 `[B, W]`, nodes of the last depth, the best first.
+            tuples: int64 `[B, W]`, nodes of the last depth, best first.
             scores: `[B, W]`; −inf where there is no tuple.
-            num_items: how many items are wanted.
+            num_items: number of items to return.
 
         Returns:
-            int64 and float `[B, num_items]`, items and the scores of their tuples; −1 and −inf where there
-            are no more.
+            Items, int64 `[B, num_items]`, and the scores of their tuples, float of the same shape; −1 and
+            −inf where there are fewer items.
         """
         shared = torch.arange(min(self.max_items_per_tuple, num_items), device=tuples.device)
         exists = (shared < self.item_counts[tuples].unsqueeze(-1)) & (scores > -torch.inf).unsqueeze(-1)

@@ -1,4 +1,4 @@
-"""From ids to the decoder's input: codes, contextual ids, BOS and positions embedded."""
+"""Embeds codes, contextual ids, BOS and positions as the decoder's input."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ _POSITION_STD = 0.02
 
 
 class SIDEmbedding(nn.Module):
-    """An embedding table per hierarchy and per contextual feature, BOS, and learned positions.
+    """Embedding table per hierarchy and contextual feature, BOS, and learned positions.
 
     Semantic IDs come from residual quantization, where a code refines the codes before it. So the token of a
-    code is the sum of its item's codes up to it, and that of the last code stands for the whole item. All
-    tokens of an item, its BOS included, also have the sum of the item before it, a convolution over two
-    items that costs no parameters: what follows what is then within reach of the first layer.
+    code is the sum of its item's codes up to it, and the token of the last code represents the whole item.
+    All tokens of an item, its BOS included, also add the sum of the previous item. This convolution over two
+    items has no parameters, and makes transitions between items available to the first layer.
 
-    The tables are plain modules, of which DistributedDataParallel keeps a copy on every rank: a codebook has
-    some hundreds of rows, less than what an all-to-all of lookups would move.
+    The tables are plain modules replicated on every rank: a codebook has a few hundred rows, less than what
+    an all-to-all of lookups would move.
 
     Args:
         codebook_sizes: rows of each hierarchy's table.
         contextual_vocab_sizes: rows of each contextual feature's table.
         hidden_size: width of a token.
-        num_position_buckets: positions that have an embedding of their own; later ones share the last.
-        device: of the parameters.
+        num_position_buckets: positions with their own embedding; later positions share the last.
+        device: device of the parameters.
     """
 
     def __init__(
@@ -46,22 +46,23 @@ class SIDEmbedding(nn.Module):
             return nn.Embedding(rows, hidden_size, device=device)
 
         self.codes = nn.ModuleList(table(size) for size in codebook_sizes)
-        # In order, not by name: a feature's name may be one that torch keeps for itself.
+        # A list and not a ModuleDict, because torch reserves some names.
         self._contextual_names = list(contextual_vocab_sizes)
         self.contextual = nn.ModuleList(table(size) for size in contextual_vocab_sizes.values())
         self.bos = nn.Parameter(torch.randn(1, hidden_size, device=device))
         self.positions = table(num_position_buckets)
-        # Small beside the codes, which say what a token is.
+        # Small next to the codes, which carry the token's meaning.
         nn.init.normal_(self.positions.weight, std=_POSITION_STD)
 
     def forward(self, batch: SIDBatch, layout: TokenLayout) -> tuple[torch.Tensor, torch.Tensor]:
-        """The tokens of a batch, and what is in front of its candidates.
+        """Embeds the tokens of a batch.
 
         Returns:
-            `[tokens, hidden_size]`; and `[candidates, hidden_size]`, the item before each candidate.
+            The tokens, `[tokens, hidden_size]`, and the embedding of the item before each candidate,
+            `[candidates, hidden_size]`.
 
         Raises:
-            ValueError: the batch's contextual features or hierarchies are other ones.
+            ValueError: the batch's contextual features or hierarchies differ from the model's.
         """
         num_hierarchies = len(self.codes)
         if (batch.contextual_feature_names, batch.num_hierarchies) != (
@@ -93,11 +94,11 @@ class SIDEmbedding(nn.Module):
         return rows[layout.sources] + self.at(layout.positions), before_candidates
 
     def at(self, positions: torch.Tensor) -> torch.Tensor:
-        """`[..., hidden_size]`: what is added to tokens at these positions."""
+        """Returns the embeddings of these positions, `[..., hidden_size]`."""
         return self.positions(positions.clamp(max=self.positions.num_embeddings - 1))
 
     def _items(self, codes: torch.Tensor) -> torch.Tensor:
-        """Codes `[items · hierarchies]` to `[items, hierarchies, hidden_size]`, sums up to each code."""
+        """Maps codes `[items · hierarchies]` to the sums up to each, `[items, hierarchies, hidden_size]`."""
         by_hierarchy = codes.view(-1, len(self.codes)).unbind(1)
         embedded = [table(column) for table, column in zip(self.codes, by_hierarchy, strict=True)]
         return torch.stack(embedded, 1).cumsum(1)

@@ -21,7 +21,7 @@ from sid_gr.modules.beam_attention import BeamAttention
 from sid_gr.modules.decoder import Decoder, DecoderConfig
 from sid_gr.modules.token_layout import TokenLayout
 
-# Of the beams' cache, padding included: with eight layers of eight heads of 128, a gigabyte in bfloat16.
+# Tokens in the beams' cache, padding included: one gigabyte for eight bfloat16 layers of eight heads of 128.
 _CACHED_TOKENS = 1 << 15
 
 
@@ -31,15 +31,16 @@ class SIDGRConfig:
 
     Attributes:
         decoder: the layers.
-        top_k: items to retrieve, and beams of the search for them.
-        contextual_vocab_sizes: ids of each contextual feature, in the order of their tokens.
-        share_lm_head: one head for all hierarchies, as wide as the largest codebook, or one for each.
-        num_position_buckets: positions that have an embedding of their own; later ones share the last.
+        top_k: number of items to retrieve, and of beams.
+        contextual_vocab_sizes: number of ids of each contextual feature, in the order of their tokens.
+        share_lm_head: True for one head for all hierarchies, as wide as the largest codebook; False for one
+            head each.
+        num_position_buckets: positions with their own embedding; later positions share the last.
         dtype: torch.bfloat16 and torch.float16 run under autocast with float32 parameters; torch.float32 runs
             without.
 
     Raises:
-        ValueError: a size is not positive, or `dtype` is another one.
+        ValueError: a size is not positive, or `dtype` is not supported.
     """
 
     decoder: DecoderConfig
@@ -61,13 +62,13 @@ class SIDGRConfig:
 
 @dataclass(frozen=True)
 class RetrievalOutput:
-    """What the model retrieved for the real rows of a batch.
+    """Items retrieved for the real rows of a batch.
 
     Attributes:
-        items: int64 `[num_samples, top_k]`, the best first; −1 where there are no more items.
+        items: int64 `[num_samples, top_k]`, best first; −1 where there are fewer items.
         scores: float32 `[num_samples, top_k]`, log-probabilities of the items' codes; −inf where there are
-            no more items.
-        targets: int64 `[num_samples]`, the items that were right; None if the batch does not say.
+            fewer items.
+        targets: int64 `[num_samples]`, the target items; None if the batch does not have them.
     """
 
     items: torch.Tensor
@@ -80,8 +81,8 @@ class SIDGR(nn.Module):
 
     Args:
         config: sizes of the model.
-        tree: the items that may be retrieved, and with them the codebooks.
-        device: of the parameters.
+        tree: the items that may be retrieved, which also determine the codebooks.
+        device: device of the parameters.
     """
 
     def __init__(self, config: SIDGRConfig, tree: CodeTree, device: torch.device | None = None) -> None:
@@ -96,21 +97,21 @@ class SIDGR(nn.Module):
         self.decoder = Decoder(config.decoder, device)
         widths = [max(sizes)] if config.share_lm_head else sizes
         self.heads = nn.ModuleList(nn.Linear(hidden_size, width, device=device) for width in widths)
-        for head in self.heads:  # all codes are equally probable at first
+        for head in self.heads:  # all codes start equally probable
             nn.init.zeros_(head.get_parameter("weight"))
             nn.init.zeros_(head.get_parameter("bias"))
 
     def forward(self, batch: SIDBatch) -> tuple[torch.Tensor, RetrievalOutput | None]:
-        """The summed loss of the batch's candidate codes, a float32 scalar; in evaluation mode also the
-        `top_k` items that beam search finds for each sample.
+        """Returns the summed loss of the batch's candidate codes, a float32 scalar.
 
-        What is retrieved is each sample's last candidate; its own codes have no influence on that.
-        A batch without tokens has a loss of 0 and zero gradients for all parameters, so that a rank that
-        holds one keeps in step with the others.
+        In evaluation mode, also returns the `top_k` items that beam search finds for each sample. Their
+        target is the sample's last candidate, whose own codes do not influence the search. A batch without
+        tokens has a loss of 0 and zero gradients for all parameters, so its rank stays in step with the
+        others.
 
         Raises:
-            ValueError: the batch's features are other than the model's, codes are no whole items, or a sample
-                has no candidate.
+            ValueError: the batch's features differ from the model's, codes do not form whole items, or a
+                sample has no candidate.
         """
         with self._autocast(batch):
             layout = TokenLayout.of(batch)
@@ -130,15 +131,15 @@ class SIDGR(nn.Module):
         return torch.autocast(device_type, self.config.dtype, enabled=self.config.dtype != torch.float32)
 
     def _logits(self, states: torch.Tensor, hierarchy: int) -> torch.Tensor:
-        """`[..., codebook size]`."""
+        """Returns `[..., codebook size]` logits."""
         head = self.heads[0 if self.config.share_lm_head else hierarchy]
         return head(states)[..., : self.tree.codebook_sizes[hierarchy]]
 
     def _loss(self, states: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
-        """Of the candidates' codes `[candidate codes]`, from the states `[candidate codes, hidden_size]`.
+        """Returns the loss of `[candidate codes]`, from states `[candidate codes, hidden_size]`.
 
-        Only codes that lead to an item compete, as in the search: the model need not learn which do, and the
-        probabilities of all semantic IDs that there are add up to 1.
+        Only codes that lead to an item compete, as in the search. So the model need not learn which do, and
+        the probabilities of all existing semantic IDs add up to 1.
         """
         num_hierarchies = len(self.tree.codebook_sizes)
         of_items = codes.view(-1, num_hierarchies, 1)
@@ -147,7 +148,7 @@ class SIDGR(nn.Module):
         for hierarchy, of_one in enumerate(states.unflatten(0, (-1, num_hierarchies)).unbind(1)):
             labels = of_items[:, hierarchy]
             children, exists = self.tree.child_nodes(nodes, hierarchy)
-            exists = exists.scatter(1, labels, True)  # else an item outside the tree has an infinite loss
+            exists = exists.scatter(1, labels, True)  # an item outside the tree would have an infinite loss
             logits = self._logits(of_one, hierarchy).float().masked_fill(~exists, -torch.inf)
             losses.append(cross_entropy(logits, labels.squeeze(1), reduction="sum"))
             nodes = children.gather(1, labels).squeeze(1)
@@ -161,15 +162,15 @@ class SIDGR(nn.Module):
         attention: JaggedCausalAttention,
         layout: TokenLayout,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Items and scores of the real rows: one pass over the prompts is behind us, one step each remains.
+        """Returns items and scores of the real rows, after the forward pass over their prompts.
 
-        Nothing is communicated, so ranks may have different numbers of samples.
+        Not collective, so ranks may have different numbers of samples.
 
         Args:
             states: `[tokens, hidden_size]`.
-            before_targets: `[num_samples, hidden_size]`, the sum of the item before each sample's target.
-            attention: that of `states`, with its keys and values.
-            layout: of the tokens.
+            before_targets: `[num_samples, hidden_size]`, embedding of the item before each sample's target.
+            attention: attention that computed `states`, with its keys and values.
+            layout: layout of the tokens.
         """
         num_samples, num_steps = len(before_targets), len(self.tree.codebook_sizes) - 1
         items = torch.full((num_samples, self.config.top_k), -1, device=states.device)
@@ -197,11 +198,11 @@ class SIDGR(nn.Module):
         prompt_lengths: torch.Tensor,
         beams: BeamAttention,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Beam search for the users of `beams`, from the states `[users, hidden_size]` of their last BOS."""
+        """Runs beam search for the users of `beams`, from their last BOS' states `[users, hidden_size]`."""
         sums = before_targets.unsqueeze(1).expand(-1, self.config.top_k, -1)  # up to each beam's last code
 
         def scores_of(states: torch.Tensor, hierarchy: int) -> torch.Tensor:
-            # In 16 bits many of a codebook's logits would be equal, and chance would choose among them.
+            # In 16 bits many logits of a codebook would tie, and chance would choose among them.
             with torch.autocast(states.device.type, enabled=False):
                 return self._logits(states.float(), hierarchy)
 
@@ -217,11 +218,11 @@ class SIDGR(nn.Module):
 
 
 def _chunks(prompt_lengths: list[int], room: int) -> Iterator[list[int]]:
-    """Users to search for together, the shortest prompts first: padding them to the longest costs little.
+    """Yields users to search for together, shortest prompts first, so that padding costs little.
 
     Args:
-        prompt_lengths: of the users.
-        room: tokens that each user's beams will have beside the prompt.
+        prompt_lengths: prompt length of each user.
+        room: tokens of each user's beams, in addition to the prompt.
     """
     chunk: list[int] = []
     for user in sorted(range(len(prompt_lengths)), key=prompt_lengths.__getitem__):

@@ -1,4 +1,4 @@
-"""Parts of the SID-GR model."""
+"""Building blocks of the SID-GR model."""
 
 from sid_gr.modules.attention import JaggedCausalAttention
 from sid_gr.modules.beam_attention import BeamAttention

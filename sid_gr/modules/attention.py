@@ -1,4 +1,4 @@
-"""Causal attention over jagged sequences, at a cost of the sum of the squared lengths."""
+"""Causal attention over jagged sequences; the cost is the sum of the squared lengths."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from torch.nn.functional import scaled_dot_product_attention
 
 
 class Attention(Protocol):
-    """What the decoder's layers see of other tokens."""
+    """Attention of the decoder's layers."""
 
     def __call__(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        """`[tokens, num_heads, head_dim]`, as q is; k and v are `[tokens, num_kv_heads, head_dim]`."""
+        """Returns the shape of q, `[tokens, num_heads, head_dim]`; k and v have `num_kv_heads` heads."""
 
 
 class JaggedCausalAttention:
-    """Each token sees itself and those before it in its own sample, through scaled-dot-product attention.
+    """Causal scaled-dot-product attention within each sample.
 
-    One kernel per sample: nothing is padded, and PyTorch's causal kernels need no mask.
+    Runs one kernel per sample: nothing is padded, and PyTorch's causal kernels need no mask.
 
     Args:
-        lengths: tokens of each sample, on the host; q, k and v have one sample behind the other.
-        keep: whether keys and values are kept, for a later extension of the sequences.
+        lengths: tokens of each sample, on the host; q, k and v concatenate the samples.
+        keep: whether to keep keys and values, to extend the sequences later.
 
     Attributes:
         keys_values: keys and values of each layer that has run, if kept.
@@ -35,7 +35,7 @@ class JaggedCausalAttention:
         self.keys_values: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def __call__(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        """Attention of all samples.
+        """Computes the attention of all samples.
 
         Raises:
             ValueError: the lengths do not add up to the number of tokens.
@@ -44,14 +44,14 @@ class JaggedCausalAttention:
             raise ValueError(f"the samples have {sum(self._lengths)} tokens, q, k and v {q.shape[0]}")
         if self._keep:
             self.keys_values.append((k, v))
-        # Split, because its backward is one concatenation; that of a slice would fill a tensor per sample.
+        # `split` and not slices: its backward is one concatenation, a slice's fills a tensor per sample.
         samples = zip(*(tensor.split(self._lengths) for tensor in (q, k, v)), strict=True)
         outputs = [_of_one_sample(*sample) for sample in samples if len(sample[0])]
         return torch.cat(outputs) if outputs else q
 
 
 def _of_one_sample(q_THD: torch.Tensor, k_THD: torch.Tensor, v_THD: torch.Tensor) -> torch.Tensor:
-    """T tokens, H heads, D head_dim; k and v may have fewer heads."""
+    """Computes one sample: T tokens, H heads, D head_dim; k and v may have fewer heads."""
     q, k, v = (tensor.transpose(0, 1).unsqueeze(0) for tensor in (q_THD, k_THD, v_THD))
     grouped = k.shape[1] != q.shape[1]
     attended = scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)

@@ -1,4 +1,4 @@
-"""Attention of beams that extend a prompt each, over a cache of keys and values."""
+"""Attention of beams that extend prompts, over a cache of keys and values."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from torch.nn.functional import scaled_dot_product_attention
 
 
 class BeamAttention:
-    """W beams of each of B users, extended token by token; each sees its user's prompt and its own tokens.
+    """Attention of W beams for each of B users; a beam sees its user's prompt and its own tokens.
 
-    A user's beams share one copy of the prompt's keys and values. A beam's own tokens stay where they were
-    written; what moves, when beams are chosen, is the small mask of who descends from whom.
+    A user's beams share one copy of the prompt's keys and values. Tokens stay in the cache where they were
+    written. When beams are selected, only the small mask of each beam's ancestors changes.
 
-    The cache is `[B, num_kv_heads, longest prompt + num_steps · W, head_dim]` twice per layer.
+    The cache is `[B, num_kv_heads, longest prompt + num_steps · W, head_dim]`, twice per layer.
 
     Args:
         keys_values: keys and values of the prompts of each layer, `[total_tokens, num_kv_heads, head_dim]`.
         offsets: `[B]` int64, index of the first token of each prompt.
         prompt_lengths: `[B]` int64, tokens of each prompt.
-        longest: the largest of them, given so that it need not be read from the device.
+        longest: their maximum, passed so that it need not be read from the device.
         num_beams: W.
-        num_steps: tokens that each beam will be extended by.
+        num_steps: number of tokens that will extend each beam.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class BeamAttention:
         self._num_users, self._num_beams, self._longest = len(offsets), num_beams, longest
         places = torch.arange(longest, device=device)
         in_prompt = places < prompt_lengths.unsqueeze(1)
-        # Behind a prompt's end any token will do: it is masked out.
+        # After a prompt's end any token will do, because it is masked out.
         tokens = torch.where(in_prompt, offsets.unsqueeze(1) + places, 0)
         self._cache = [
             tuple(self._with_room(tensor[tokens], num_beams * num_steps) for tensor in layer)
@@ -49,7 +49,7 @@ class BeamAttention:
         self._step = -1
 
     def extend(self, parents: torch.Tensor) -> None:
-        """Begins a step in which beam w goes on from beam `parents[:, w]` of the step before.
+        """Begins a step in which beam w continues beam `parents[:, w]` of the previous step.
 
         Args:
             parents: int64 `[B, W]`.
@@ -61,7 +61,7 @@ class BeamAttention:
         self._visible[:, :, self._first_slot : self._first_slot + self._num_beams] = itself
 
     def __call__(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        """Attention of the step's tokens, `[B · W, heads, head_dim]` each, user by user."""
+        """Computes the attention of the step's tokens, `[B · W, heads, head_dim]` each, user by user."""
         keys, values = self._cache[layer]
         q, k, v = (
             tensor.unflatten(0, (self._num_users, self._num_beams)).transpose(1, 2) for tensor in (q, k, v)
@@ -84,5 +84,5 @@ class BeamAttention:
 
     @staticmethod
     def _with_room(prompts_BTHD: torch.Tensor, num_slots: int) -> torch.Tensor:
-        """`[B, H, T + num_slots, D]`."""
+        """Pads prompts to `[B, H, T + num_slots, D]`."""
         return torch.nn.functional.pad(prompts_BTHD.transpose(1, 2), (0, 0, 0, num_slots))

@@ -1,4 +1,4 @@
-"""The Transformer decoder: pre-norm layers of causal attention and MLP."""
+"""Transformer decoder: pre-norm layers of causal attention and MLP."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class DecoderConfig:
     """Sizes of the decoder.
 
     Attributes:
-        num_layers: layers.
+        num_layers: number of layers.
         hidden_size: width of a token.
         num_heads: query heads.
         head_dim: width of a head; `num_heads * head_dim` need not be `hidden_size`.
@@ -24,8 +24,8 @@ class DecoderConfig:
         mlp_size: width of the MLP's hidden layer; −1 for `4 * hidden_size`.
         gated_mlp: False for `Linear(GELU(Linear(x)))`, True for `Linear(SiLU(Linear(x)) * Linear(x))`
             (Shazeer, "GLU Variants Improve Transformer", 2020).
-        dropout: probability, on what attention and MLP add.
-        norm_epsilon: of all layer norms.
+        dropout: dropout probability on the outputs of attention and MLP.
+        norm_epsilon: epsilon of all layer norms.
 
     Raises:
         ValueError: a size is not positive, or the heads cannot be grouped evenly.
@@ -55,9 +55,9 @@ class DecoderConfig:
 
 
 class Decoder(nn.Module):
-    """The layers, and a layer norm behind the last.
+    """Decoder layers and a final layer norm.
 
-    Source: Vaswani et al., "Attention Is All You Need", 2017; norms in front of attention and MLP as in
+    Source: Vaswani et al., "Attention Is All You Need", 2017; norms before attention and MLP as in
     Radford et al., "Language Models are Unsupervised Multitask Learners", 2019.
     """
 
@@ -67,7 +67,7 @@ class Decoder(nn.Module):
         self.final_norm = nn.LayerNorm(config.hidden_size, eps=config.norm_epsilon, device=device)
 
     def forward(self, x: torch.Tensor, attention: Attention) -> torch.Tensor:
-        """`[tokens, hidden_size]` to the same shape; `attention` says which tokens see which."""
+        """Maps `[tokens, hidden_size]` to the same shape; `attention` decides which tokens see which."""
         for index, layer in enumerate(self.layers):
             x = layer(x, index, attention)
         return self.final_norm(x)
@@ -82,8 +82,8 @@ class DecoderLayer(nn.Module):
         self.head_dim = config.head_dim
         self.num_heads = (heads, kv_heads, kv_heads)
         self.attention_norm = nn.LayerNorm(d, eps=config.norm_epsilon, device=device)
-        # Without bias: softmax cancels a key's, whose gradient is therefore rounding noise, which optimizers
-        # like Adam scale up to full steps.
+        # No bias: softmax cancels that of the keys, so its gradient is rounding noise, which optimizers such
+        # as Adam scale up to full steps.
         self.qkv = nn.Linear(d, sum(self.num_heads) * self.head_dim, bias=False, device=device)
         self.attention_output = nn.Linear(heads * self.head_dim, d, device=device)
         self.mlp_norm = nn.LayerNorm(d, eps=config.norm_epsilon, device=device)
@@ -93,7 +93,7 @@ class DecoderLayer(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x: torch.Tensor, index: int, attention: Attention) -> torch.Tensor:
-        """`[tokens, hidden_size]` to the same shape, as the layer of this index in its stack."""
+        """Maps `[tokens, hidden_size]` to the same shape; `index` is the layer's place in the stack."""
         qkv = self.qkv(self.attention_norm(x)).unflatten(-1, (-1, self.head_dim))
         q, k, v = qkv.split(self.num_heads, dim=1)
         attended = attention(index, q, k, v).flatten(1)

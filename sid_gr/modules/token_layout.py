@@ -1,4 +1,4 @@
-"""Where each sample's contextual, history, BOS and candidate tokens are in a batch of jagged sequences."""
+"""Layout of each sample's contextual, history, BOS and candidate tokens in a batch of jagged sequences."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from commons.sequence_batch.jagged_indices import spread
 
 @dataclass(frozen=True)
 class TokenLayout:
-    """The tokens of B samples, one sample behind the other.
+    """Layout of the concatenated tokens of B samples.
 
-    A sample's tokens are its contextual ids, the codes of its history, and for each candidate a BOS and the
-    candidate's codes, without the very last one, which predicts nothing. Each candidate code is predicted at
-    the token before it. Tensors are on the batch's device, the lists on the host.
+    A sample's tokens are its contextual ids, the codes of its history, and a BOS and the codes of each
+    candidate. Its very last code is left out, because it predicts nothing. The token before a candidate code
+    predicts it. Tensors are on the batch's device, lists on the host.
 
     Attributes:
-        ids: of each feature, `[ids]` int64, one sample behind the other.
+        ids: `[ids]` int64 of each feature, samples concatenated.
         host_lengths: tokens of each sample.
-        host_prompt_lengths: tokens of each sample up to its last BOS, which is what its target is predicted
-            from; 0 for padding rows.
+        host_prompt_lengths: tokens of each sample up to its last BOS, which predict its target; 0 for padding
+            rows.
         prompt_lengths: `[B]` int64, the same.
         offsets: `[B]` int64, index of each sample's first token.
-        sources: `[total_tokens]` int64, which row each token is of the embeddings of the contextual ids, the
-            history's codes, the candidates' codes and the candidates' BOS, one behind the other.
-        previous_items: `[items]` int64, of all history items and behind them all candidates, the number of
-            the item before each in its sample; `items` where there is none.
-        last_candidates: `[B]` int64, the number of each sample's last candidate among all candidates.
-        positions: `[total_tokens]` int64, each token's place in its sample.
-        predictors: `[candidate codes]` int64, the token at which each candidate code is predicted.
+        sources: `[total_tokens]` int64, row of each token in the concatenated embeddings of contextual ids,
+            history codes, candidate codes and candidate BOS.
+        previous_items: `[items]` int64, number of the previous item in the sample, for all history items and
+            then all candidates; `items` where there is none.
+        last_candidates: `[B]` int64, index of each sample's last candidate among all candidates.
+        positions: `[total_tokens]` int64, position of each token in its sample.
+        predictors: `[candidate codes]` int64, token that predicts each candidate code.
     """
 
     ids: dict[str, torch.Tensor]
@@ -47,20 +47,20 @@ class TokenLayout:
 
     @classmethod
     def of(cls, batch: SIDBatch) -> TokenLayout:
-        """The layout of a batch on any device.
+        """Returns the layout of a batch on any device.
 
-        Reads the lengths to the host in one transfer: in training, the one host-device synchronisation of a
-        forward pass.
+        Reads the lengths to the host in one transfer, the only host-device synchronization of a forward pass
+        in training.
 
         Raises:
-            ValueError: a row's codes are no whole items, or a sample has no candidate.
+            ValueError: a row's codes do not form whole items, or a sample has no candidate.
         """
         keys = batch.features.keys()
         all_lengths = batch.features.lengths().view(len(keys), -1)
         on_host = dict(zip(keys, all_lengths.tolist(), strict=True))
         names = [*batch.contextual_feature_names, batch.history_feature_name, batch.candidate_feature_name]
         _check(on_host[names[-2]], on_host[names[-1]], batch.num_hierarchies, batch.num_samples)
-        # Not left to the KeyedJaggedTensor: behind an exchange it would read its lengths once more.
+        # Not by the KeyedJaggedTensor: after an exchange it would read its lengths once more.
         values = batch.features.values().split([sum(on_host[key]) for key in keys])
         ids = dict(zip(keys, values, strict=True))
         lengths = torch.stack([batch.feature_lengths(name) for name in names])
@@ -96,9 +96,9 @@ def _sources(
     total_tokens: int,
     num_hierarchies: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`TokenLayout.sources` and `.predictors` from `[features, B]` lengths and each feature's total."""
+    """Returns `TokenLayout.sources` and `.predictors` for `[features, B]` lengths and their totals."""
     device = offsets.device
-    # The last place takes what is left out.
+    # The additional last element takes the codes that are left out.
     sources = torch.empty(total_tokens + 1, dtype=torch.int64, device=device)
     cursor, first_row = offsets, 0
     for of_feature, total in zip(lengths[:-1], totals[:-1], strict=True):
@@ -113,7 +113,7 @@ def _sources(
     predictors = starts + places + places // num_hierarchies
     destinations = torch.where(places == ends - 1, total_tokens, predictors + 1)
     sources[destinations] = torch.arange(first_row, first_row + total, device=device)
-    of_bos = predictors[::num_hierarchies]  # what predicts an item's first code is its BOS
+    of_bos = predictors[::num_hierarchies]  # BOS predicts an item's first code
     sources[of_bos] = torch.arange(len(of_bos), device=device) + first_row + total
     return sources[:total_tokens], predictors
 
@@ -121,7 +121,7 @@ def _sources(
 def _previous_items(
     num_history: torch.Tensor, num_candidates: torch.Tensor, total_history: int, total_candidates: int
 ) -> torch.Tensor:
-    """`TokenLayout.previous_items` from `[B]` numbers of items and their totals."""
+    """Returns `TokenLayout.previous_items` for `[B]` numbers of items and their totals."""
     none = total_history + total_candidates
     numbers = torch.arange(none, device=num_history.device)
     history, candidates = numbers.split([total_history, total_candidates])
@@ -144,4 +144,4 @@ def _check(history: list[int], candidates: list[int], num_hierarchies: int, num_
                 f"multiples of num_hierarchies = {num_hierarchies}"
             )
         if row < num_samples and not num_candidates:
-            raise ValueError(f"row {row} has no candidate; every sample has at least one, its target")
+            raise ValueError(f"row {row} has no candidate; every sample needs at least one, its target")

@@ -1,4 +1,4 @@
-"""What `balance-advisor` reads from the gin files of the SID-GR model."""
+"""Reads the gin files of the SID-GR model for `balance-advisor`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sid_gr.training.sid_gr_task import transformer_config
 
 
 def configured_model() -> ConfiguredModel:
-    """The layers of `NetworkArgs`."""
+    """Returns the model that `NetworkArgs` configures."""
     decoder = from_gin(NetworkArgs).decoder()
     description = (
         f"SID-GR, {decoder.num_layers} layers of width {decoder.hidden_size}, {decoder.num_heads} heads of "
@@ -28,9 +28,9 @@ def configured_model() -> ConfiguredModel:
 
 
 def configured_lengths(num_random: int) -> SampleLengths | None:
-    """The training samples of the dataset, `num_random` if they are random; None if there is no dataset.
+    """Returns the dataset's training samples, `num_random` random ones; None if no dataset is configured.
 
-    A length counts all items, the target among them.
+    A length counts all items, including the target.
     """
     if not is_bound("sid_gr.DatasetArgs.dataset_name"):
         return None
@@ -43,7 +43,7 @@ def configured_lengths(num_random: int) -> SampleLengths | None:
     else:
         path = Path(str(args.sequence_features_training_data_path))
         items, source = read_lengths(path, SEQUENCE_COLUMN).clip(max=spec.max_items), str(path)
-    # As SIDBatch has them: every candidate has a BOS, and the very last code is left out.
+    # As in SIDBatch: every candidate has a BOS, and the very last code is left out.
     candidates = items.clip(max=spec.max_candidates)
     tokens = len(spec.contextual_vocab_sizes) + spec.num_hierarchies * items + candidates - 1
     return SampleLengths(

@@ -1,4 +1,4 @@
-"""What gin files say about the SID-GR model."""
+"""Gin settings of the SID-GR model."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ _PATHS = (
 @gin.configurable(module="sid_gr")
 @dataclass
 class DatasetArgs:
-    """A dataset of items as semantic IDs.
+    """Settings of a dataset of items as semantic IDs.
 
     Attributes:
-        dataset_name: what the data is called.
-        max_history_length: the most items before the candidates that a sample keeps, the newest. Where all
-            items are candidates, the most before the target.
-        max_candidate_length: how many of a sample's newest items the loss is on: 1 for the last alone, 0 for
-            all of them, each then with a BOS in front.
+        dataset_name: name of the dataset.
+        max_history_length: number of newest items that a sample keeps before its candidates; before its
+            target if all items are candidates.
+        max_candidate_length: number of newest items that have a loss: 1 for the last alone, 0 for all. Each
+            has a BOS in front.
         dataset_type_str: "sid_random_dataset" or "sid_sequence_dataset".
-        sequence_features_training_data_path, sequence_features_testing_data_path: Parquet files, as
-            `commons.datasets.sid_preprocess` writes them.
+        sequence_features_training_data_path, sequence_features_testing_data_path: Parquet files written by
+            `commons.datasets.sid_preprocess`.
         item_to_sid_mapping_path: a `.pt` tensor `[num_hierarchies, num_items]`, or JSON `{item: [codes]}`,
             which takes seconds per million items to read.
-        shuffle: whether each epoch has an order of its own.
+        shuffle: whether each epoch has its own order.
         num_hierarchies: codes per item.
-        codebook_sizes: codes of each hierarchy.
+        codebook_sizes: codebook size of each hierarchy.
         contextual_vocab_sizes: columns of the Parquet files that describe the user, and their number of ids.
-        history_length_dist: of the random dataset; None for uniform from 1 to `max_history_length`.
-        num_generated_batches: of the random dataset, per rank and epoch.
+        history_length_dist: for the random dataset; None for uniform from 1 to `max_history_length`.
+        num_generated_batches: for the random dataset, per rank and epoch.
 
     Raises:
         ValueError: a value is out of range, or a path is missing.
@@ -91,7 +91,7 @@ class DatasetArgs:
                 require(bool(getattr(self, name)), f"DatasetArgs.{name}", getattr(self, name), "a path")
 
     def settings_without_effect(self) -> list[str]:
-        """One line for each setting that is of the other kind of dataset."""
+        """Returns a warning for each setting that belongs to the other type of dataset."""
         of_random = {"history_length_dist": None, "num_generated_batches": 100}
         of_disk = dict.fromkeys(_PATHS)
         others = of_disk if self.dataset_type_str == RANDOM else of_random
@@ -102,7 +102,7 @@ class DatasetArgs:
         ]
 
     def spec(self) -> SIDDatasetSpec:
-        """What samples hold."""
+        """Returns the layout of the samples."""
         return SIDDatasetSpec(
             codebook_sizes=tuple(self.codebook_sizes),
             max_history_length=self.max_history_length,
@@ -114,10 +114,10 @@ class DatasetArgs:
 @gin.configurable(module="sid_gr")
 @dataclass
 class NetworkArgs(BaseNetworkArgs):
-    """The decoder's layers.
+    """Settings of the decoder's layers.
 
     Attributes:
-        share_lm_head_across_hierarchies: one head for all hierarchies, or one for each.
+        share_lm_head_across_hierarchies: True for one head for all hierarchies, False for one each.
         num_kv_heads: key and value heads, shared by groups of query heads; −1 for `num_attention_heads`.
         mlp_size: width of the MLP's hidden layer; −1 for four times `hidden_size`.
         gated_mlp: whether a third matrix gates the MLP's hidden layer.
@@ -147,7 +147,7 @@ class NetworkArgs(BaseNetworkArgs):
         )
 
     def decoder(self) -> DecoderConfig:
-        """The layers' configuration."""
+        """Returns the layers' configuration."""
         return DecoderConfig(
             num_layers=self.num_layers,
             hidden_size=self.hidden_size,
@@ -161,7 +161,7 @@ class NetworkArgs(BaseNetworkArgs):
         )
 
     def settings_without_effect(self) -> list[str]:
-        """One line for each setting that asks for something that does not happen."""
+        """Returns a warning for each setting without effect."""
         lines = super().settings_without_effect()
         for name in ("item_embedding_dim", "contextual_embedding_dim"):
             if getattr(self, name) not in (-1, self.hidden_size):

@@ -1,4 +1,4 @@
-"""The SID-GR model and its data, put together as a gin file says."""
+"""Builds the SID-GR model and its data from a gin configuration."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from sid_gr.models import SIDGR, CodeTree, SIDGRConfig
 from sid_gr.modules import DecoderConfig
 from sid_gr.training.model_args import RANDOM, DatasetArgs, NetworkArgs
 
-# The catalogue of a random dataset; fewer where the codebooks do not have as many tuples.
+# Items of a random dataset; fewer where the codebooks do not have that many tuples.
 _NUM_RANDOM_ITEMS = 10_000
 
 
 def sid_gr_task(trainer: TrainerArgs, device: torch.device) -> TrainingTask:
-    """The task that the parsed gin configuration describes.
+    """Returns the task that the parsed gin configuration describes.
 
-    The tables are replicated, so TorchRec's pipeline has no sharded lookup to overlap: with the pipeline
-    "native" the trainer runs "none".
+    The tables are replicated, so TorchRec's pipeline has no sharded lookup to overlap. The trainer then runs
+    the pipeline "none" in place of "native".
 
     Raises:
         ValueError: settings are missing or contradict each other, or a file of the dataset is malformed.
@@ -75,7 +75,7 @@ def sid_gr_task(trainer: TrainerArgs, device: torch.device) -> TrainingTask:
 
 
 def transformer_config(decoder: DecoderConfig) -> TransformerConfig:
-    """What of a decoder decides its cost."""
+    """Returns the dimensions that determine a decoder's FLOPs."""
     return TransformerConfig(
         num_layers=decoder.num_layers,
         hidden_size=decoder.hidden_size,
@@ -84,13 +84,13 @@ def transformer_config(decoder: DecoderConfig) -> TransformerConfig:
         head_dim=decoder.head_dim,
         mlp_size=decoder.mlp_size,
         gated_mlp=decoder.gated_mlp,
-        # Fits what PyTorch's kernels take: they leave out most of what is masked, if not all.
+        # PyTorch's kernels skip most of the masked half, if not all of it.
         skips_masked=True,
     )
 
 
 def _random_sources(dataset: DatasetArgs, trainer: TrainerArgs) -> tuple[ItemSIDs, SIDSource, SIDSource]:
-    """The catalogue, and training and evaluation samples."""
+    """Returns the items, and training and evaluation samples."""
     spec = dataset.spec()
     sids = random_item_sids(spec.codebook_sizes, _NUM_RANDOM_ITEMS, trainer.seed)
     make = partial(RandomSIDSource, sids, spec, dataset.history_length_dist)
@@ -98,7 +98,7 @@ def _random_sources(dataset: DatasetArgs, trainer: TrainerArgs) -> tuple[ItemSID
 
 
 def _disk_sources(dataset: DatasetArgs) -> tuple[ItemSIDs, SIDSource, SIDSource]:
-    """The catalogue, and training and evaluation samples."""
+    """Returns the items, and training and evaluation samples."""
     spec = dataset.spec()
     sids = ItemSIDs.load(Path(str(dataset.item_to_sid_mapping_path)), spec.codebook_sizes)
     train, evaluation = (
@@ -120,5 +120,5 @@ def _shared_positions(spec: SIDDatasetSpec, network: NetworkArgs) -> list[str]:
         return []
     return [
         f"NetworkArgs.num_position_buckets = {network.num_position_buckets}: samples have up to "
-        f"{spec.max_tokens} tokens, and all behind the last bucket share its position"
+        f"{spec.max_tokens} tokens, and all after the last bucket share its position"
     ]

@@ -1,4 +1,4 @@
-"""The library knows no model."""
+"""The library does not depend on any model."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import pytest
 
 REPOSITORY = Path(__file__).parents[2]
 COMMONS = REPOSITORY / "commons"
-# What a batch, a plan, an exchange and a pipeline are made of. Datasets and cost models are of some model.
+# Packages of batch, plan, exchange and pipeline. Datasets and cost models belong to some model.
 CORE = ("sequence_batch", "partition", "distributed", "pipeline")
 
 
 def imported(path: Path) -> set[str]:
-    """The top-level packages that a file imports."""
+    """Returns the top-level packages that a file imports."""
     packages = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
@@ -35,7 +35,7 @@ def test_the_library_imports_no_model():
 
 
 def without_extras(program: str) -> subprocess.CompletedProcess:
-    """Runs a program where what the trainer, the datasets and the advisor need besides is not installed."""
+    """Runs a program without the packages that only trainer, datasets and advisor need."""
     missing = "import sys; sys.modules.update(dict.fromkeys(('gin', 'polars', 'tensorboard')))"
     return subprocess.run(
         [sys.executable, "-c", f"{missing}\n{program}"],

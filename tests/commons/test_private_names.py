@@ -1,6 +1,6 @@
-"""All private names of torch, TorchRec and numba that are read here, with a test for each, named after it.
+"""Tests that each private name of torch, TorchRec and numba that this project reads exists.
 
-A new version may rename them without a word. What they are relied on for is tested where they are used.
+A new version may rename them without notice. Other tests cover how they behave.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def _dispatcher(table: Table) -> Any:
     return njit(cache=True)(_dispatcher)
 
 
-# By whose they are: how to get at the owner on a rank with a sharded table, and the names.
+# By owner: how to get it on a rank with a sharded table, and its names.
 READ: dict[str, tuple[Callable[[Table], Any], list[str]]] = {
     "torch.autograd": (lambda table: torch.autograd, ["_profiler_enabled"]),
     "torch.autograd.Variable": (lambda table: torch.autograd.Variable, ["_execution_engine"]),
@@ -127,7 +127,7 @@ def _missing() -> dict[tuple[str, str], str]:
     for owner, name in NAMES:
         try:
             getattr(READ[owner][0](table), name)
-        except Exception as error:  # an owner may be out of reach because another name is gone
+        except Exception as error:  # an owner may be unreachable because another name is gone
             missing[owner, name] = f"{type(error).__name__}: {error}"
     return missing
 
@@ -156,7 +156,7 @@ def _own_names(tree: ast.AST) -> Iterator[str]:
 
 
 def _private_names_read(tree: ast.AST) -> Iterator[tuple[str, bool]]:
-    """Each, and whether it is another's for certain."""
+    """Yields each name read, and whether it certainly belongs to another package."""
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom):
             for part in (node.module or "").split("."):
@@ -177,5 +177,5 @@ def test_all_that_are_read_are_listed():
         for name, is_others in _private_names_read(tree)
         if _is_private(name) and (is_others or name not in ours)
     }
-    read -= {"_asdict", "_replace"}  # public in spite of the underscore: a named tuple's
+    read -= {"_asdict", "_replace"}  # public methods of named tuples, despite the underscore
     assert read - {name for _, name in NAMES} == set()

@@ -1,4 +1,4 @@
-"""Checks the sets of versions that go together: shown to users, allowed by the package, pinned for tests."""
+"""Tested sets of versions are documented, allowed by the package, and pinned for the tests."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_the_warning_names_the_untried_set_and_the_tried_ones(versions):
 
 
 def _make_groups_with_another_torch() -> list[str]:
-    """Creates two groups under an untried version of torch, and returns the log."""
+    """Makes two groups with an untested version of torch, and returns the log."""
     logged: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: logged.append(record.getMessage())

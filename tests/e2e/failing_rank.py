@@ -1,4 +1,4 @@
-"""A training run in which a rank fails at its third batch, or once, run by the tests beside this file.
+"""A training run in which rank 1 fails, for tests.
 
 python -m tests.e2e.failing_rank GIN_FILE FAILURE
 
@@ -23,41 +23,14 @@ import torch.distributed as dist
 from torch.distributed.checkpoint import FileSystemWriter
 
 from commons.datasets import HSTUBatch
-from commons.distributed import BatchShuffler, planner
-from commons.distributed.placement import Placed
+from commons.distributed import BatchShuffler
 from commons.gin_values import from_gin
-from commons.training import OptimizerArgs, TrainerArgs, rank_process, run_rank, train
+from commons.training import OptimizerArgs, TrainerArgs, TrainingTask, rank_process, run_rank, train
 from hstu.training.ranking_task import ranking_task
 
 
-def spoil_third_batch(check: Callable[[HSTUBatch], None], failure: str) -> Callable[[HSTUBatch], None]:
-    """`check`, but on rank 1 the third batch is spoiled before."""
-    numbers = count(1)
-
-    def spoil_and_check(batch: HSTUBatch) -> None:
-        if next(numbers) == 3 and dist.get_rank() == 1:
-            if failure == "killed":
-                os.kill(os.getpid(), signal.SIGKILL)
-            batch.features.values()[0] = -1
-        check(batch)
-
-    return spoil_and_check
-
-
-def fail_at_third_placement() -> None:
-    """On rank 1 alone, behind the gather that would tell the others."""
-    place, numbers = planner.place_within, count(1)
-
-    def place_or_fail(*args: Any) -> Placed:
-        if next(numbers) == 3 and dist.get_rank() == 1:
-            raise MemoryError("no memory to place the samples")
-        return place(*args)
-
-    planner.place_within = place_or_fail
-
-
-def strike_once(owner: type, method: str, call: int, strike: Callable[[], None]) -> None:
-    """Makes the given call of a method strike rank 1, the first time that the job gets there."""
+def strike_once(owner: object, method: str, call: int, strike: Callable[[], None]) -> None:
+    """Makes the given call of a method strike rank 1. A restarted job is spared."""
     original, numbers, marker = getattr(owner, method), count(1), Path("struck")
 
     def strike_and_call(*args: Any, **kwargs: Any) -> Any:
@@ -70,23 +43,30 @@ def strike_once(owner: type, method: str, call: int, strike: Callable[[], None])
 
 
 def kill() -> None:
-    """As a machine that is lost."""
+    """Ends the process like a machine that is lost."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def terminate() -> None:
-    """As a cluster that wants its machine back."""
+    """Sends SIGTERM, as a cluster does that takes its machine back."""
     os.kill(os.getpid(), signal.SIGTERM)
 
 
 def linger() -> None:
-    """As a file system that does not answer for a while."""
+    """Waits like for a slow file system."""
     time.sleep(3.5)
 
 
+def run_out_of_memory() -> None:
+    """Fails after the gather, which would have told the other ranks."""
+    raise MemoryError("no memory to place the samples")
+
+
 def prepare(failure: str) -> None:
-    """What is to fail while training runs, of the failures that leave training to itself."""
-    if failure == "exchange":
+    """Arranges a failure, unless the task's own check of its batches has to fail."""
+    if failure == "placement":
+        strike_once(planner, "place_within", 3, run_out_of_memory)
+    elif failure == "exchange":
         strike_once(BatchShuffler, "exchange", 9, kill)
     elif failure == "writing":
         strike_once(FileSystemWriter, "write_data", 2, kill)
@@ -94,8 +74,22 @@ def prepare(failure: str) -> None:
         strike_once(BatchShuffler, "exchange", 5, terminate)
     elif failure == "stuck":
         strike_once(BatchShuffler, "exchange", 5, linger)
-    elif failure == "disk":  # a file that grows beyond this is an OSError, as on a full disk
+    elif failure == "disk":  # writing beyond this size raises an OSError, as on a full disk
         resource.setrlimit(resource.RLIMIT_FSIZE, (16384, resource.RLIM_INFINITY))
+
+
+def fail_at_third_batch(task: TrainingTask, failure: str) -> None:
+    """Gives rank 1's third batch an invalid id, or kills the rank when it checks that batch."""
+    check, numbers = task.check_batch, count(1)
+
+    def spoil_and_check(batch: HSTUBatch) -> None:
+        if next(numbers) == 3 and dist.get_rank() == 1:
+            if failure == "killed":
+                kill()
+            batch.features.values()[0] = -1
+        check(batch)
+
+    task.check_batch = spoil_and_check
 
 
 def main() -> None:
@@ -104,12 +98,11 @@ def main() -> None:
     prepare(failure)
     if failure == "placement":
         gin.parse_config("TrainerArgs.enable_balanced_shuffler = True")
-        fail_at_third_placement()
     trainer, optimizer = from_gin(TrainerArgs), from_gin(OptimizerArgs)
     with rank_process() as device:
         task = ranking_task(trainer, device)
         if failure in ("bad_id", "killed"):
-            task.check_batch = spoil_third_batch(task.check_batch, failure)
+            fail_at_third_batch(task, failure)
         train(task, trainer, optimizer, device)
 
 

@@ -2,144 +2,47 @@
 
 from __future__ import annotations
 
-# Two ranks, eight rows each, six steps, every one of them logged.
-RANDOM_DATA = """
-TrainerArgs.train_batch_size = 8
-TrainerArgs.eval_interval = 3
-TrainerArgs.max_eval_iters = 1
-TrainerArgs.log_interval = 1
-TrainerArgs.max_train_iters = 6
-TrainerArgs.log_dir = "logs"
+from tests.e2e.torchrun import REPOSITORY
 
-lengths/RandomDistribution.dist_type = "lognormal"
+# Eight rows per rank, six steps, all logged; no balancing, dropout or checkpoints.
+RANDOM_DATA = (
+    (REPOSITORY / "benchmarks/soak.gin").read_text()
+    + """
+TrainerArgs.eval_interval = 3
+TrainerArgs.max_train_iters = 6
+TrainerArgs.enable_balanced_shuffler = False
+TrainerArgs.ckpt_save_interval = -1
+TrainerArgs.ckpt_keep = None
 lengths/RandomDistribution.mean = 16
 lengths/RandomDistribution.std = 20
-history/FeatureArgs.feature_names = ["item", "action"]
 history/FeatureArgs.max_sequence_length = 64
-history/FeatureArgs.is_jagged = True
-history/FeatureArgs.seqlen_dist = @lengths/RandomDistribution()
-user/FeatureArgs.feature_names = ["user"]
-user/FeatureArgs.max_sequence_length = 1
-
-item/EmbeddingArgs.feature_names = ["item"]
-item/EmbeddingArgs.table_name = "item"
-item/EmbeddingArgs.item_vocab_size_or_capacity = 1000
-item/EmbeddingArgs.sharding_type = "model_parallel"
-action/EmbeddingArgs.feature_names = ["action"]
-action/EmbeddingArgs.table_name = "action"
-action/EmbeddingArgs.item_vocab_size_or_capacity = 5
-action/EmbeddingArgs.sharding_type = "data_parallel"
-user/EmbeddingArgs.feature_names = ["user"]
-user/EmbeddingArgs.table_name = "user"
-user/EmbeddingArgs.item_vocab_size_or_capacity = 100
-user/EmbeddingArgs.sharding_type = "data_parallel"
-
-BenchmarkDatasetArgs.feature_args = [@history/FeatureArgs(), @user/FeatureArgs()]
-BenchmarkDatasetArgs.embedding_args = [@item/EmbeddingArgs(), @action/EmbeddingArgs(), @user/EmbeddingArgs()]
-BenchmarkDatasetArgs.item_feature_name = "item"
-BenchmarkDatasetArgs.action_feature_name = "action"
-BenchmarkDatasetArgs.contextual_feature_names = ["user"]
 BenchmarkDatasetArgs.num_generated_batches = 4
-
-NetworkArgs.num_layers = 2
 NetworkArgs.hidden_size = 16
-NetworkArgs.num_attention_heads = 2
 NetworkArgs.kv_channels = 8
 NetworkArgs.hidden_dropout = 0.0
-NetworkArgs.dtype_str = "float32"
-RankingArgs.prediction_head_arch = [16, 5]
-OptimizerArgs.optimizer_str = "adam"
 OptimizerArgs.learning_rate = 1e-2
 """
+)
 
-# The settings that a ranking benchmark of NVIDIA's recsys-examples has, sizes for GPUs included.
+# Settings that recsys-examples' ranking benchmarks have beyond those of its generator.
 RECSYS_EXAMPLES = """
-batch_size = 32
-vocabulary = 10000000
-
-TrainerArgs.train_batch_size = %batch_size
+batch_size = 16
 TrainerArgs.eval_batch_size = %batch_size
-TrainerArgs.eval_interval = 1000
-TrainerArgs.log_interval = 100
-TrainerArgs.max_train_iters = 1000
-TrainerArgs.max_eval_iters = 10
-TrainerArgs.seed = 1234
-TrainerArgs.profile = True
-TrainerArgs.profile_step_start = 50
-TrainerArgs.profile_step_end = 100
-TrainerArgs.ckpt_save_interval = -1
-TrainerArgs.pipeline_type = "prefetch"
-TrainerArgs.enable_balanced_shuffler = True
-
-lengths/RandomDistribution.dist_type = "zipf"
-lengths/RandomDistribution.low = 1
-lengths/RandomDistribution.high = 4096
-lengths/RandomDistribution.alpha = 1.2
-ids/RandomDistribution.dist_type = "uniform"
-ids/RandomDistribution.low = 0
-ids/RandomDistribution.high = %vocabulary
-
-history/FeatureArgs.feature_names = ["item", "action"]
-history/FeatureArgs.max_sequence_length = 4096
-history/FeatureArgs.is_jagged = True
-history/FeatureArgs.seqlen_dist = @lengths/RandomDistribution()
-history/FeatureArgs.value_dists = {"item": @ids/RandomDistribution()}
-context/FeatureArgs.feature_names = ["user", "segment"]
-context/FeatureArgs.max_sequence_length = 1
-context/FeatureArgs.is_jagged = False
-
-item/DynamicEmbeddingArgs.feature_names = ["item"]
-item/DynamicEmbeddingArgs.table_name = "item"
-item/DynamicEmbeddingArgs.item_vocab_size_or_capacity = %vocabulary
-item/DynamicEmbeddingArgs.item_vocab_gpu_capacity_ratio = 0.1
-item/DynamicEmbeddingArgs.evict_strategy = "lru"
-item/DynamicEmbeddingArgs.caching = True
-context/DynamicEmbeddingArgs.feature_names = ["user", "segment"]
-context/DynamicEmbeddingArgs.table_name = "context"
-context/DynamicEmbeddingArgs.item_vocab_size_or_capacity = %vocabulary
-context/DynamicEmbeddingArgs.item_vocab_gpu_capacity_ratio = 1.0
-action/EmbeddingArgs.feature_names = ["action"]
-action/EmbeddingArgs.table_name = "action"
-action/EmbeddingArgs.item_vocab_size_or_capacity = 256
-action/EmbeddingArgs.sharding_type = "data_parallel"
-
-BenchmarkDatasetArgs.feature_args = [@history/FeatureArgs(), @context/FeatureArgs()]
-BenchmarkDatasetArgs.embedding_args = [
-    @item/DynamicEmbeddingArgs(), @context/DynamicEmbeddingArgs(), @action/EmbeddingArgs(),
-]
-BenchmarkDatasetArgs.item_feature_name = "item"
-BenchmarkDatasetArgs.action_feature_name = "action"
-BenchmarkDatasetArgs.contextual_feature_names = ["user", "segment"]
+uniform/RandomDistribution.dist_type = "uniform"
+uniform/RandomDistribution.low = 0
+uniform/RandomDistribution.high = 1000
+user/FeatureArgs.value_dists = {"user_id": @uniform/RandomDistribution()}
 BenchmarkDatasetArgs.max_num_candidates = 10
-
-NetworkArgs.num_layers = 8
-NetworkArgs.hidden_size = 1024
-NetworkArgs.num_attention_heads = 4
-NetworkArgs.kv_channels = 256
 NetworkArgs.dtype_str = "bfloat16"
 NetworkArgs.is_causal = True
-NetworkArgs.kernel_backend = "cutlass"
 NetworkArgs.target_group_size = 1
 NetworkArgs.num_position_buckets = 8192
-NetworkArgs.recompute_input_layernorm = True
 NetworkArgs.recompute_input_silu = True
-NetworkArgs.item_embedding_dim = 128
-NetworkArgs.contextual_embedding_dim = 256
-
-RankingArgs.prediction_head_arch = [512, 8]
 RankingArgs.prediction_head_act_type = "gelu"
-RankingArgs.prediction_head_bias = True
-RankingArgs.num_tasks = 8
 RankingArgs.eval_metrics = ("AUC",)
-
-OptimizerArgs.optimizer_str = "adam"
-OptimizerArgs.learning_rate = 1e-3
-OptimizerArgs.adam_beta1 = 0.9
-OptimizerArgs.adam_beta2 = 0.98
-TensorModelParallelArgs.tensor_model_parallel_size = 1
 """
 
-# The settings that a semantic-ID training of recsys-examples has.
+# Settings of a semantic-ID training in recsys-examples.
 RECSYS_EXAMPLES_SID_GR = """
 TrainerArgs.train_batch_size = 128
 TrainerArgs.eval_batch_size = 128
@@ -198,9 +101,9 @@ def generated_benchmark(
     dist_type: str = "roundrobin",
     zipf_values: float | None = None,
 ) -> str:
-    """A ranking benchmark with what recsys-examples' generator writes, and its choices as arguments.
+    """Returns a ranking benchmark as recsys-examples' generator writes it; its choices are the arguments.
 
-    Fields and values are those of their examples/hstu/training/benchmark/scripts/generate_gin_config.py.
+    Source: their examples/hstu/training/benchmark/scripts/generate_gin_config.py.
     """
     dynamic = "".join(
         f"""
@@ -316,5 +219,5 @@ TensorModelParallelArgs.tensor_model_parallel_size = 1
 
 
 def for_inference(gin_text: str) -> str:
-    """A file without an optimizer, as recsys-examples' inference reads it."""
+    """Returns a file without an optimizer, like those for recsys-examples' inference."""
     return "".join(line for line in gin_text.splitlines(keepends=True) if not line.startswith("Optimizer"))

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import random
-import subprocess
-import sys
 from pathlib import Path
 
-from tests.e2e.torchrun import ENVIRONMENT
+from tests.e2e.torchrun import python
 
 
 def prepare_movielens(directory: Path) -> None:
-    """Writes to `directory`/data/ml-100k what is prepared of 40 users who have 2 to 30 ratings each."""
+    """Prepares the dataset of 40 users with 2 to 30 ratings each in `directory`/data/ml-100k."""
     raw = directory / "data/ml-100k/raw"
     raw.mkdir(parents=True)
     rng = random.Random(0)
@@ -24,9 +22,4 @@ def prepare_movielens(directory: Path) -> None:
     (raw / "u.data").write_text("".join(ratings))
     users = [f"{user}|{20 + user % 7}|{'MF'[user % 2]}|writer|{user % 5}\n" for user in range(1, 41)]
     (raw / "u.user").write_text("".join(users))
-    subprocess.run(
-        [sys.executable, "-m", "commons.datasets.movielens_preprocess", "--dataset", "ml-100k"],
-        cwd=directory,
-        env=ENVIRONMENT,
-        check=True,
-    )
+    python(directory, "-m", "commons.datasets.movielens_preprocess", "--dataset", "ml-100k")

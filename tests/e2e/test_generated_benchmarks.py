@@ -1,15 +1,13 @@
-"""Files as recsys-examples' generator of benchmarks writes them train, and train again in the same folder."""
+"""Files of recsys-examples' benchmark generator train, and train again in the same folder."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.forked_ranks import forked_ranks
-from tests.e2e.gin_files import for_inference, generated_benchmark
-from tests.e2e.torchrun import RANKING, bind
+from tests.e2e.gin_files import RECSYS_EXAMPLES, for_inference, generated_benchmark
+from tests.e2e.torchrun import RANKING, bind, torchrun, train_log
 
 SMALL = bind(
     "TrainerArgs.train_batch_size = 4",
@@ -27,7 +25,7 @@ SMALL = bind(
     "NetworkArgs.hidden_size = 16",
     "NetworkArgs.kv_channels = 8",
 )
-# By name what the generator is asked for, and how what falls back is announced.
+# By name: the generator's choices, and the warnings about settings without effect.
 FILES = {
     "baseline": ({}, ['NetworkArgs.kernel_backend = "triton"']),
     "serial": (
@@ -49,6 +47,7 @@ FILES = {
             'TrainerArgs.pipeline_type = "prefetch"',
             'NetworkArgs.kernel_backend = "cutlass"',
             "NetworkArgs.recompute_input_layernorm",
+            "NetworkArgs.recompute_input_silu",
             "caching = True, dist_type = 'hash_roundrobin' of table 'user_id'",
         ],
     ),
@@ -56,21 +55,18 @@ FILES = {
 
 
 def _train(directory: Path, *bindings: str) -> tuple[str, list[dict]]:
-    """Returns what the run printed, and the lines of its log, which it appends to."""
-    before = len(_lines(directory))
-    output = forked_ranks(directory, *RANKING, "--gin-config-file", "generated.gin", *SMALL, *bindings)
-    return output, _lines(directory)[before:]
-
-
-def _lines(directory: Path) -> list[dict]:
-    log = directory / "out/logs/train.jsonl"
-    return [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+    """Returns what a run printed, and the lines it appended to its log."""
+    logs = directory / "out/logs"
+    before = len(train_log(logs)) if logs.exists() else 0
+    output = torchrun(directory, *RANKING, "--gin-config-file", "generated.gin", *SMALL, *bindings)
+    return output, train_log(logs)[before:]
 
 
 @pytest.mark.parametrize("name", FILES)
 def test_a_generated_file_trains_twice_in_a_row(tmp_path, name):
     choices, announced = FILES[name]
-    (tmp_path / "generated.gin").write_text(generated_benchmark(**choices))
+    by_hand = RECSYS_EXAMPLES if name == "everything" else ""
+    (tmp_path / "generated.gin").write_text(generated_benchmark(**choices) + by_hand)
     (output, first), (_, second) = _train(tmp_path), _train(tmp_path)
     assert not (tmp_path / "checkpoints").exists()
     assert [line["kind"] for line in first] == ["start", "train", "train", "train", "eval"]
@@ -78,13 +74,14 @@ def test_a_generated_file_trains_twice_in_a_row(tmp_path, name):
         (line["step"], line["loss"]) for line in first[1:4]
     ]
     never = "TrainerArgs.ckpt_save_interval = 999999999 is beyond the run's 3 steps"
-    for warning in (never, "TrainerArgs.profile writes no trace", "DynamicEmbeddingArgs", *announced):
+    always = ("TrainerArgs.profile writes no trace", "DynamicEmbeddingArgs", "no fused Adam on CPU")
+    for warning in (never, *always, *announced):
         assert output.count(warning) == 1, f"expected one warning about {warning}:\n{output}"
     _check_auc(first[-1], output)
 
 
 def _check_auc(figures: dict, output: str) -> None:
-    """No action of 100 has bit 7, so that the last of the eight tasks has one class."""
+    """Checks that the last of eight tasks is left out: no action below 100 has bit 7, so it has one class."""
     of_tasks = [figures[f"AUC_task{task}"] for task in range(8)]
     assert of_tasks[7] is None and None not in of_tasks[:7]
     assert figures["AUC"] == pytest.approx(sum(of_tasks[:7]) / 7)

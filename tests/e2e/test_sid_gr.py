@@ -2,17 +2,13 @@ from __future__ import annotations
 
 import json
 import random
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
-from tests.e2e.forked_ranks import forked_ranks
 from tests.e2e.gin_files import RECSYS_EXAMPLES_SID_GR
-from tests.e2e.refused_runs import refusals
-from tests.e2e.torchrun import ENVIRONMENT, REPOSITORY, SID_GR, bind, torchrun
+from tests.e2e.torchrun import REPOSITORY, SID_GR, bind, python, torchrun, train_log
 
 CONFIGS = REPOSITORY / "sid_gr/training/configs"
 NUM_ITEMS, NUM_HIERARCHIES, CODEBOOK_SIZE = 60, 3, 16
@@ -34,17 +30,15 @@ SMALL = [
 
 @pytest.fixture(scope="module")
 def workspace(tmp_path_factory) -> Path:
-    """A folder with prepared data of 50 users, whose histories of 0 to 30 items are of 60 items."""
+    """Returns a folder with prepared data: 50 users with histories of 0 to 30 items, of 60 items in all."""
     directory = tmp_path_factory.mktemp("shop")
     rng = random.Random(0)
     with (directory / "interactions.jsonl").open("w") as file:
         for user in range(50):
             items = [rng.randrange(NUM_ITEMS) for _ in range(rng.randint(0, 30))]
             print(json.dumps({"user": user, "history": items, "next": rng.randrange(NUM_ITEMS)}), file=file)
-    convert = ["-m", "commons.datasets.sid_preprocess", "--interactions", "interactions.jsonl", "--out", "."]
-    subprocess.run(
-        [sys.executable, *convert, "--split", "70", "0", "30"], cwd=directory, env=ENVIRONMENT, check=True
-    )
+    arguments = ["--interactions", "interactions.jsonl", "--out", ".", "--split", "70", "0", "30"]
+    python(directory, "-m", "commons.datasets.sid_preprocess", *arguments)
     codes = torch.randint(0, CODEBOOK_SIZE, (NUM_HIERARCHIES, NUM_ITEMS), generator=torch.manual_seed(0))
     torch.save(codes, directory / "item_to_sid.pt")
     mapping = {str(item): of_item for item, of_item in enumerate(codes.T.tolist())}
@@ -54,11 +48,10 @@ def workspace(tmp_path_factory) -> Path:
 
 
 def train(directory: Path, log_dir: str, *bindings: str, ranks: int = 2) -> tuple[str, list[dict]]:
-    """What the run printed, and its log: a dict per line."""
+    """Returns what the run printed, and its log."""
     settings = bind(*SMALL, f'TrainerArgs.log_dir = "{log_dir}"', *bindings)
-    output = forked_ranks(directory, *SID_GR, "--gin-config-file", "shop.gin", *settings, ranks=ranks)
-    log = (directory / log_dir / "train.jsonl").read_text()
-    return output, [json.loads(line) for line in log.splitlines()]
+    output = torchrun(directory, *SID_GR, "--gin-config-file", "shop.gin", *settings, ranks=ranks)
+    return output, train_log(directory / log_dir)
 
 
 def test_a_file_of_recsys_examples_runs_with_size_overrides(workspace):
@@ -75,7 +68,7 @@ def test_a_file_of_recsys_examples_runs_with_size_overrides(workspace):
         "NetworkArgs.scaling_seqlen",
     ):
         assert output.count(setting) == 1, f"expected one warning about {setting}:\n{output}"
-    assert "fused Adam" not in output, output  # there is no table that it would be about
+    assert "fused Adam" not in output, output  # the model has no sharded table
 
 
 @pytest.mark.parametrize("max_candidate_length", [0, 1])
@@ -86,7 +79,7 @@ def test_every_way_to_read_and_to_place_samples_trains_the_same(workspace, max_c
             f"{max_candidate_length}-{suffix}-{balanced}-{ranks}",
             'NetworkArgs.dtype_str = "float32"',
             "NetworkArgs.hidden_dropout = 0.0",
-            # Adam makes full steps of gradients that are all rounding; nearly equal items then swap places.
+            # Adam turns gradients that are pure rounding into full steps; nearly equal items then swap ranks.
             'OptimizerArgs.optimizer_str = "sgd"',
             "OptimizerArgs.learning_rate = 1.0",
             f"DatasetArgs.max_candidate_length = {max_candidate_length}",
@@ -112,7 +105,8 @@ def test_every_way_to_read_and_to_place_samples_trains_the_same(workspace, max_c
 
 def test_random_data_needs_no_files(tmp_path):
     settings = bind("TrainerArgs.max_train_iters = 2", "TrainerArgs.log_interval = 1")
-    output = torchrun(tmp_path, *SID_GR, "--gin-config-file", CONFIGS / "sid_random.gin", *settings)
+    random = CONFIGS / "sid_random.gin"
+    output = torchrun(tmp_path, *SID_GR, "--gin-config-file", random, *settings, fresh=True)
     assert "step 2  evaluation: HitRate@10" in output
     assert "runs instead" not in output
 
@@ -122,48 +116,34 @@ def test_amazon_data_trains_as_its_configuration_says(tmp_path):
     if not data.exists():
         pytest.skip(f"{data} is absent")
     prepared = tmp_path / "data/amazon-industrial-sid"
-    convert = ["-m", "commons.datasets.sid_preprocess", "--out", prepared]
-    interactions = ["--interactions", data / "interactions.jsonl"]
-    subprocess.run([sys.executable, *convert, *interactions], cwd=tmp_path, env=ENVIRONMENT, check=True)
+    arguments = ["--out", prepared, "--interactions", data / "interactions.jsonl"]
+    python(tmp_path, "-m", "commons.datasets.sid_preprocess", *arguments)
     (prepared / "item_to_sid.json").write_bytes((data / "item_to_sid.json").read_bytes())
     settings = bind("TrainerArgs.max_train_iters = 2", "TrainerArgs.max_eval_iters = 1")
-    output = forked_ranks(tmp_path, *SID_GR, "--gin-config-file", CONFIGS / "sid_amazon.gin", *settings)
+    output = torchrun(tmp_path, *SID_GR, "--gin-config-file", CONFIGS / "sid_amazon.gin", *settings)
     assert "step 2  evaluation: HitRate@10" in output
 
 
-# By name what the file of the workspace is overridden by, and the error.
-REFUSED = {
-    "k above top k": (
-        ["TrainerArgs.top_k_for_generation = 5"],
-        "TrainerArgs.eval_metrics = 'NDCG@10': expected k of at most top_k_for_generation = 5",
-    ),
-    "hierarchies": (
-        ["DatasetArgs.codebook_sizes = [16, 16]"],
-        "DatasetArgs.codebook_sizes = [16, 16]: expected one size for each of num_hierarchies = 3",
-    ),
-    "codebook": (["DatasetArgs.codebook_sizes = [16, 16, 9]"], "ValueError: item_to_sid.pt: item"),
-    "no mapping": (
-        ['DatasetArgs.item_to_sid_mapping_path = "none.pt"'],
-        "No such file or directory: 'none.pt'",
-    ),
-    "causal": (["NetworkArgs.is_causal = False"], "ValueError: NetworkArgs.is_causal = False: expected True"),
-    "dataset type": (
-        ['DatasetArgs.dataset_type_str = "sid"'],
-        "ValueError: DatasetArgs.dataset_type_str = 'sid': expected one of",
-    ),
-}
-
-
-@pytest.fixture(scope="module")
-def raised(workspace):
-    """By name what each of these runs raised."""
-    runs = {
-        name: ["--gin-config-file", "shop.gin", *bind(*SMALL, *bindings)]
-        for name, (bindings, _) in REFUSED.items()
-    }
-    return refusals(workspace, SID_GR[1], runs)
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_bad_setting(raised, name):
-    assert REFUSED[name][1] in raised[name]
+@pytest.mark.parametrize(
+    ("binding", "error"),
+    [
+        (
+            "TrainerArgs.top_k_for_generation = 5",
+            "TrainerArgs.eval_metrics = 'NDCG@10': expected k of at most top_k_for_generation = 5",
+        ),
+        (
+            "DatasetArgs.codebook_sizes = [16, 16]",
+            "DatasetArgs.codebook_sizes = [16, 16]: expected one size for each of num_hierarchies = 3",
+        ),
+        ("DatasetArgs.codebook_sizes = [16, 16, 9]", "ValueError: item_to_sid.pt: item"),
+        ('DatasetArgs.item_to_sid_mapping_path = "none.pt"', "No such file or directory: 'none.pt'"),
+        ("NetworkArgs.is_causal = False", "ValueError: NetworkArgs.is_causal = False: expected True"),
+        (
+            'DatasetArgs.dataset_type_str = "sid"',
+            "ValueError: DatasetArgs.dataset_type_str = 'sid': expected one of",
+        ),
+    ],
+)
+def test_bad_setting(workspace, binding, error):
+    arguments = ("--gin-config-file", "shop.gin", *bind(*SMALL, binding))
+    assert error in python(workspace, *SID_GR, *arguments, fails=True)

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
+
+from tests.e2e.rank_server import forked_python
+from tests.process_pool import free_port
 
 REPOSITORY = Path(__file__).parents[2]
 ENVIRONMENT = {
     **os.environ,
-    "PYTHONPATH": str(REPOSITORY),  # hstu runs from a checkout, and what runs writes to its working directory
+    "PYTHONPATH": str(REPOSITORY),  # hstu runs from a checkout, and each run writes to its working directory
     "OMP_NUM_THREADS": "1",
     "CUDA_VISIBLE_DEVICES": "",  # two ranks cannot share one GPU
 }
 RANKING = ("-m", "hstu.training.pretrain_gr_ranking")
 RETRIEVAL = ("-m", "hstu.training.pretrain_gr_retrieval")
 SID_GR = ("-m", "sid_gr.training.pretrain_sid_gr")
+_TIMEOUT = 120.0
 
 
 def torchrun(
@@ -24,19 +30,40 @@ def torchrun(
     *arguments: str | Path,
     fails: bool = False,
     ranks: int = 2,
-    timeout: float = 120.0,
     restarts: int = 0,
+    fresh: bool = False,
 ) -> str:
-    """Output of `torchrun --nproc_per_node RANKS ARGUMENTS`, run in `directory`, stdout and stderr together.
+    """Returns the output of `torchrun --nproc_per_node RANKS ARGUMENTS`, stdout and stderr together.
+
+    Args:
+        directory: working directory of the run.
+        arguments: a program, or "-m" and a module, and its arguments.
+        fails: whether the run should fail.
+        ranks: processes to start.
+        restarts: how often torchrun may restart them.
+        fresh: True for new interpreters, as users have them, which costs ten seconds of CPU time. Otherwise
+            torchrun and its ranks are forked from a process that has imported TorchRec.
 
     Raises:
-        AssertionError: it fails and should not, or the other way round, or does not end in time; the message
-            has its output.
+        AssertionError: the run fails and should not, or the reverse, or takes too long. The message has the
+            output.
     """
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
-    command += [f"--max-restarts={restarts}"] if restarts else []
+    module = ["-m", "torch.distributed.run", f"--nproc_per_node={ranks}", f"--max-restarts={restarts}"]
+    if fresh:
+        command = [sys.executable, *module, "--standalone"]
+    else:  # a fixed port is cheaper than the rendezvous of --standalone
+        command = [*forked_python(), *module, f"--master-port={free_port()}", "--no-python", *forked_python()]
+    return _run(directory, [*command, *map(str, arguments)], fails)
+
+
+def python(directory: Path, *arguments: str | Path, fails: bool = False) -> str:
+    """Returns the output of `python ARGUMENTS`, run by a forked interpreter; otherwise like `torchrun`."""
+    return _run(directory, [*forked_python(), *map(str, arguments)], fails)
+
+
+def _run(directory: Path, command: list[str], fails: bool) -> str:
     process = subprocess.Popen(
-        [*command, *map(str, arguments)],
+        command,
         cwd=directory,
         env=ENVIRONMENT,
         stdout=subprocess.PIPE,
@@ -44,16 +71,21 @@ def torchrun(
         text=True,
     )
     try:
-        output, _ = process.communicate(timeout=timeout)
+        output, _ = process.communicate(timeout=_TIMEOUT)
     except subprocess.TimeoutExpired:
         process.terminate()  # torchrun then ends its ranks, which are in sessions of their own
         output, _ = process.communicate()
-        raise AssertionError(f"did not end within {timeout} s\n{output}") from None
+        raise AssertionError(f"did not end within {_TIMEOUT} s\n{output}") from None
     if (process.returncode != 0) != fails:
         raise AssertionError(f"exit code {process.returncode}\n{output}")
     return output
 
 
 def bind(*bindings: str) -> list[str]:
-    """Command line arguments that override settings of a gin file."""
+    """Returns command line arguments that override settings of a gin file."""
     return ["--gin-bindings", *bindings]
+
+
+def train_log(directory: Path) -> list[dict[str, Any]]:
+    """Returns the lines of `train.jsonl` in a run's log directory."""
+    return [json.loads(line) for line in (directory / "train.jsonl").read_text().splitlines()]

@@ -1,4 +1,4 @@
-"""The programs of `examples/`, what they were before balancing, and what they should learn."""
+"""Programs of `examples/`, their versions before balancing, and what they should learn."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Shards = dict[str, list[tuple[tuple[int, ...], torch.Tensor]]]
 
 @dataclass(frozen=True)
 class Program:
-    """How a program makes its model, settings of its optimizer, batches to a step, loss tokens of a row."""
+    """How a program makes its model, its optimizer's settings, batches per step, and loss tokens of a row."""
 
     make_model: Callable[[Any], torch.nn.Module]
     sgd: Mapping[str, float]
@@ -47,12 +47,12 @@ PROGRAMS = {
 
 
 def source(name: str) -> str:
-    """The text of a program."""
+    """Returns the text of a program."""
     return (FOLDER / f"{name}.py").read_text()
 
 
 def source_before(name: str) -> str:
-    """The text without the statements that begin on a marked line, and with what stood in their place."""
+    """Returns the text without the marked statements, and with the code that they replace."""
     lines = source(name).splitlines()
     for node in ast.walk(ast.parse(source(name))):
         if isinstance(node, ast.stmt) and lines[node.lineno - 1].endswith(MARK):
@@ -61,23 +61,23 @@ def source_before(name: str) -> str:
 
 
 def load(name: str, before: bool = False) -> types.ModuleType:
-    """A program as a module, whose `__main__` part does not run."""
+    """Loads a program as a module, without running its `__main__` part."""
     module = types.ModuleType(f"example_{name}")
     sys.modules[module.__name__] = module  # batches of its own class are sent to ranks that have none
     exec(compile(source_before(name) if before else source(name), f"{name}.py", "exec"), module.__dict__)
     return module
 
 
-def rows_of(name: str, last: Sequence[int]) -> Rows:
-    """Data for 20 steps, whose last batch has `last[rank]` rows; with none a loader ends a batch earlier."""
-    draw, full = load(name).draw, BATCH_SIZE * (STEPS * PROGRAMS[name].accumulated - 1)
+def rows_of(name: str, last: Sequence[int], steps: int = STEPS) -> Rows:
+    """Returns data for some steps. The last batch has `last[rank]` rows; 0 ends the loader a batch early."""
+    draw, full = load(name).draw, BATCH_SIZE * (steps * PROGRAMS[name].accumulated - 1)
     return [[draw(rank, row) for row in range(full + rows)] for rank, rows in enumerate(last)]
 
 
-def rows_with_equal_loss_tokens(name: str, num_ranks: int) -> Rows:
-    """Data for 20 steps of full batches, all of whose rows have the same number of loss tokens."""
+def rows_with_equal_loss_tokens(name: str, num_ranks: int, steps: int) -> Rows:
+    """Returns data for full batches whose rows all have the same number of loss tokens."""
     module, program = load(name), PROGRAMS[name]
-    rows = BATCH_SIZE * STEPS * program.accumulated
+    rows = BATCH_SIZE * steps * program.accumulated
     tokens = program.loss_tokens(module.draw(0, 2))
     assert tokens
     drawn = [map(module.draw, itertools.repeat(rank), itertools.count()) for rank in range(num_ranks)]
@@ -86,15 +86,15 @@ def rows_with_equal_loss_tokens(name: str, num_ranks: int) -> Rows:
 
 
 def trained(name: str, data: Rows, before: bool = False) -> tuple[list[float], Shards]:
-    """The losses of a program's steps on the rows of each rank, and this rank's shards of the parameters."""
+    """Trains a program and returns the losses of its steps and this rank's shards of the parameters."""
     losses, model = load(name, before).train(data[dist.get_rank()], torch.device("cpu"))
-    # What DistributedDataParallel wraps has its own prefix.
+    # DistributedDataParallel adds a prefix.
     shards = {name.removeprefix("module."): _shards(value) for name, value in model.state_dict().items()}
     return losses.tolist(), shards
 
 
 def trained_alone(name: str, data: Rows) -> tuple[list[float], dict[str, torch.Tensor]]:
-    """The same of a single process with an unsharded model, whose batches are those of all ranks."""
+    """Trains an unsharded model in a single process on the batches of all ranks."""
     module, program = load(name), PROGRAMS[name]
     torch.manual_seed(1)
     model = program.make_model(module)

@@ -1,4 +1,4 @@
-"""The programs learn what a single process does that has the batches of all ranks."""
+"""The programs learn the same as a single process that has the batches of all ranks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from tests.examples.programs import (
     BATCH_SIZE,
     FOLDER,
     PROGRAMS,
-    STEPS,
     Shards,
     load,
     rows_of,
@@ -22,9 +21,11 @@ from tests.examples.programs import (
     trained_alone,
 )
 
+STEPS = 6
+
 
 def check_equal(results: list[tuple[list[float], Shards]], losses: list[float], parameters: dict) -> None:
-    """Losses and parameters to 1e-5; the ranks together hold each parameter as a whole."""
+    """Checks losses and parameters to 1e-5, and that the ranks together hold each whole parameter."""
     for of_rank, shards in results:
         assert of_rank == pytest.approx(losses, rel=1e-5)
         assert shards.keys() <= parameters.keys()
@@ -50,7 +51,7 @@ def check_equal(results: list[tuple[list[float], Shards]], losses: list[float], 
     ],
 )
 def test_a_program_learns_what_a_single_process_does(pools, name, last):
-    data = rows_of(name, last)
+    data = rows_of(name, last, STEPS)
     losses, parameters = trained_alone(name, data)
     assert len(losses) == STEPS
     check_equal(pools(len(last)).run(trained, name, data), losses, parameters)
@@ -58,8 +59,8 @@ def test_a_program_learns_what_a_single_process_does(pools, name, last):
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_program_learns_what_it_did_before(pools, name):
-    """As averaging the ranks' means is right where their counts of loss tokens are equal."""
-    data = rows_with_equal_loss_tokens(name, 2)
+    """Averaging the ranks' means is right if they have equal numbers of loss tokens."""
+    data = rows_with_equal_loss_tokens(name, 2, STEPS)
     before = pools(2).run(trained, name, data, True)
     for (losses, shards), (losses_before, shards_before) in zip(
         pools(2).run(trained, name, data), before, strict=True
@@ -74,7 +75,7 @@ def test_a_program_learns_what_it_did_before(pools, name):
 
 
 def imbalance_of_first_step(name: str) -> tuple[float, float]:
-    """As loaded and as a program's shuffler places it."""
+    """Returns the imbalance as loaded and after the program's shuffler."""
     module = load(name)
     of_module = [value for value in vars(module).values() if isinstance(value, type)]
     [shuffler] = [value for value in of_module if BatchShuffler in value.__bases__]

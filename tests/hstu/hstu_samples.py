@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from commons.datasets.keyed_rows import keyed_rows
 from hypothesis import strategies as st
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
@@ -19,7 +21,7 @@ FEATURES = HSTUFeatures(item="item", action="action", contextual=("user", "tags"
 
 @dataclass(frozen=True)
 class Sample:
-    """One sample; its last `num_candidates` items are candidates, its labels belong to its last items."""
+    """Sample whose last `num_candidates` items are candidates, and whose labels belong to its last items."""
 
     user: list[int]
     tags: list[int]
@@ -47,18 +49,21 @@ def samples(draw: st.DrawFn, max_items: int = 6) -> Sample:
 
 
 def hstu_batch(rows: Sequence[Sample]) -> HSTUBatch:
-    by_feature = {
-        "user": [row.user for row in rows],
-        "tags": [row.tags for row in rows],
-        "item": [row.items for row in rows],
-        "action": [row.actions for row in rows],
-    }
+    def keyed(**ids: list[list[int]]) -> KeyedJaggedTensor:
+        arrays = {key: [np.array(row, dtype=np.int64) for row in of_key] for key, of_key in ids.items()}
+        return keyed_rows(arrays, len(rows))
+
     return HSTUBatch(
-        features=_keyed(by_feature),
+        features=keyed(
+            user=[row.user for row in rows],
+            tags=[row.tags for row in rows],
+            item=[row.items for row in rows],
+            action=[row.actions for row in rows],
+        ),
         batch_size=len(rows),
         feature_to_max_seqlen={},
         contextual_feature_names=["user", "tags"],
-        labels=_keyed({"label": [row.labels for row in rows]}),
+        labels=keyed(label=[row.labels for row in rows]),
         item_feature_name="item",
         action_feature_name="action",
         max_num_candidates=10,
@@ -72,9 +77,9 @@ def ranking_model(
     eviction: str | None = None,
     **config: int | bool,
 ) -> HSTURanking:
-    """A small model with tables of both kinds and embeddings of three widths, equal whenever it is made.
+    """Makes a small model, the same at each call, with sharded and replicated tables and three widths.
 
-    With `eviction` the tables of items and users are of unbounded ids.
+    With `eviction`, the tables of items and users take unbounded ids.
     """
     torch.manual_seed(0)
     model = HSTURanking(
@@ -104,17 +109,7 @@ def ranking_model(
         features=FEATURES,
         head=head or RankingHeadConfig((8, NUM_CLASSES)),
     )
-    # Larger than as initialised, so that every input shows in the outputs.
+    # Larger than the default, so every input shows in the outputs.
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
     return model
-
-
-def _keyed(by_key: dict[str, list[list[int]]]) -> KeyedJaggedTensor:
-    values = [value for of_rows in by_key.values() for of_row in of_rows for value in of_row]
-    lengths = [len(of_row) for of_rows in by_key.values() for of_row in of_rows]
-    return KeyedJaggedTensor(
-        list(by_key),
-        torch.tensor(values, dtype=torch.int64),
-        lengths=torch.tensor(lengths, dtype=torch.int32),
-    )

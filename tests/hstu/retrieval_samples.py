@@ -19,7 +19,7 @@ TEMPERATURE = 0.2
 
 @dataclass(frozen=True)
 class Sample:
-    """One sample; `num_labels` of its last items have labels, all but the first if None."""
+    """Sample whose last `num_labels` items have labels; all but the first if None."""
 
     items: list[int] = field(default_factory=list)
     actions: list[int] = field(default_factory=list)
@@ -63,9 +63,9 @@ def retrieval_model(
     item_embedding_dim: int = 12,
     eviction: str | None = None,
 ) -> HSTURetrieval:
-    """A small model with tables of both kinds, equal whenever it is made.
+    """Makes a small model, the same at each call, with sharded and replicated tables.
 
-    With `eviction` the table of items is of unbounded ids.
+    With `eviction`, the table of items takes unbounded ids.
     """
     torch.manual_seed(0)
     actions = [EmbeddingTable("action_table", ("action",), NUM_ACTIONS, sharded=False)]
@@ -90,14 +90,14 @@ def retrieval_model(
         features=HSTUFeatures("item", "action" if with_actions else None, ("user",), "negative"),
         retrieval=RetrievalConfig(temperature=TEMPERATURE),
     )
-    # Larger than as initialised, so that every input shows in the outputs.
+    # Larger than the default, so every input shows in the outputs.
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
     return model
 
 
 def item_vectors(model: HSTURetrieval) -> torch.Tensor:
-    """`[VOCABULARY, item_embedding_dim]`, the items' embeddings."""
+    """Returns the items' embeddings, `[VOCABULARY, item_embedding_dim]`."""
     weights = [
         weight for name, weight in model.embedding_collections.named_parameters() if "item_table" in name
     ]

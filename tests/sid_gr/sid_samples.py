@@ -17,7 +17,7 @@ from sid_gr.modules import DecoderConfig
 CODEBOOK_SIZES = (4, 3, 5)
 CONTEXTUAL_VOCABULARY = 7
 CONTEXTUAL = ("tags", "country")
-# Of items 3, 13, 23, …, 33 and 43 share a semantic ID, and so do 53 and 63.
+# Items have ids 3, 13, 23, …; 33 and 43 share a semantic ID, and so do 53 and 63.
 ITEM_CODES = np.array(
     [[0, 0, 0], [0, 0, 4], [0, 2, 1], [1, 1, 1], [1, 1, 1], [3, 0, 2], [3, 0, 2], [3, 2, 3], [3, 2, 4]]
 )
@@ -26,7 +26,7 @@ SIDS = ItemSIDs(items=10 * np.arange(len(ITEM_CODES)) + 3, codes=ITEM_CODES)
 
 @dataclass(frozen=True)
 class Sample:
-    """Rows of `ITEM_CODES`: the history, and the candidates, of which the last is the target."""
+    """History and candidates, as rows of `ITEM_CODES`; the last candidate is the target."""
 
     history: list[int]
     candidates: list[int]
@@ -34,7 +34,7 @@ class Sample:
 
     @property
     def country(self) -> list[int]:
-        """Only of samples with tags."""
+        """Country of the sample, if it has tags."""
         return [(tag + 3) % CONTEXTUAL_VOCABULARY for tag in self.tags[:1]]
 
 
@@ -49,13 +49,13 @@ def samples(draw: st.DrawFn, max_items: int = 5) -> Sample:
 
 
 def sid_batch(rows: Sequence[Sample], batch_size: int | None = None) -> SIDBatch:
-    """The samples, and padding rows behind them."""
+    """Batches samples, followed by padding rows."""
     batch_size = len(rows) if batch_size is None else batch_size
     by_key = {
         "tags": [row.tags for row in rows],
         "history": [ITEM_CODES[row.history].flatten().tolist() for row in rows],
         "candidate": [ITEM_CODES[row.candidates].flatten().tolist() for row in rows],
-        "country": [row.country for row in rows],  # of two contextual features one is behind the items
+        "country": [row.country for row in rows],  # one of two contextual features follows the items
     }
     padding = [[]] * (batch_size - len(rows))
     lengths = [len(ids) for of_rows in by_key.values() for ids in of_rows + padding]
@@ -86,7 +86,7 @@ def sid_gr_model(
     seed: int = 0,
     **decoder: int | bool | float,
 ) -> SIDGR:
-    """A small model, equal whenever it is made."""
+    """Makes a small model, the same at each call."""
     torch.manual_seed(seed)
     sizes = {"num_layers": 2, "hidden_size": 12, "num_heads": 4, "head_dim": 5, "num_kv_heads": 2}
     model = SIDGR(
@@ -100,7 +100,7 @@ def sid_gr_model(
         ),
         CodeTree(sids, codebook_sizes),
     )
-    # Larger than as initialised, so that every input shows in the outputs.
+    # Larger than the default, so every input shows in the outputs.
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
     return model

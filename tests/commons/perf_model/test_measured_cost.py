@@ -84,7 +84,7 @@ def test_written_and_read_it_is_the_same(tmp_path):
 def test_another_file_is_named(tmp_path, content):
     path = tmp_path / "cost.json"
     path.write_text(content)
-    with pytest.raises(ValueError, match=r"cost\.json is no measured cost as a calibration writes it"):
+    with pytest.raises(ValueError, match=r"cost\.json is not a measured cost written by a calibration"):
         MeasuredCost.load(path)
     with pytest.raises(FileNotFoundError, match=r"none\.json does not exist"):
         MeasuredCost.load(tmp_path / "none.json")
@@ -139,10 +139,10 @@ def test_logged_steps_are_fitted(tmp_path, capsys):
     ("text", "message"),
     [
         ("", "0 measured steps; expected at least 4"),
-        ("no json", "line 1: no line of a training's log"),
+        ("no json", "line 1: not a line of a training log"),
         (
             '{"kind": "train", "step": 9}\n{"kind": "train", "step": 10}',
-            "line 2: no line of a training's log",
+            "line 2: not a line of a training log",
         ),
     ],
 )

@@ -1,4 +1,4 @@
-"""A table of unbounded ids on gloo ranks, looked up and trained step by step."""
+"""Table of unbounded ids on gloo ranks, to look up and train step by step."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WIDTH = 4
 
 
 class Summed(nn.Module):
-    """Twice the embeddings, weighted by a dense parameter."""
+    """Model with a loss on squared embeddings, weighted by a dense parameter."""
 
     def __init__(self, num_rows: int, eviction: str) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class Summed(nn.Module):
 
 
 class Table:
-    """The table, on every rank, and what to do with it. Its methods are collective."""
+    """Sharded table with collective methods."""
 
     def __init__(self, num_rows: int, eviction: str, optimizer: str = "adagrad") -> None:
         model, optimizers = shard_model(
@@ -48,10 +48,10 @@ class Table:
         )
 
     def step(self, *ids_of_rank: Sequence[int]) -> None:
-        """A training step of the table alone."""
+        """Trains the table alone for one step."""
         self.state.model.train()
         loss, _ = self.state.model(_features(ids_of_rank[dist.get_rank()]))
-        (loss * dist.get_world_size()).backward()  # TorchRec divides gradients by it
+        (loss * dist.get_world_size()).backward()  # TorchRec divides gradients by the number of ranks
         for parameter in self.state.model.parameters():
             if parameter.grad is not None:
                 parameter.grad.zero_()
@@ -59,16 +59,16 @@ class Table:
 
     @torch.no_grad()
     def look_up(self, ids: Sequence[int]) -> torch.Tensor:
-        """Their embeddings, as in evaluation."""
+        """Returns embeddings in evaluation mode."""
         self.state.model.eval()
         return self.state.model(_features(ids))[1]
 
     def held(self) -> list[int]:
-        """Ids with a row on this rank, in rising order."""
+        """Returns the ids with a row on this rank, in ascending order."""
         return sorted(self.collection.held_ids("item_table")[0].tolist())
 
     def contents(self) -> list[torch.Tensor]:
-        """Copies of all that the model has on this rank, and of the optimiser's state of the table."""
+        """Returns copies of this rank's model state, and of the table's optimizer state."""
         of_model = [
             value.local_shards()[0].tensor if hasattr(value, "local_shards") else value
             for value in self.state.model.state_dict().values()
@@ -77,12 +77,12 @@ class Table:
 
 
 def owned_by(rank: int, num_ranks: int, number: int, start: int = 0) -> list[int]:
-    """The first ids from `start` on that a rank has the rows of."""
+    """Returns the first ids from `start` whose rows a rank owns."""
     ids = torch.arange(start, start + 40 * number * num_ranks)
     return ids[owners(mixed(ids), num_ranks) == rank][:number].tolist()
 
 
 def _features(ids: Sequence[int]) -> KeyedJaggedTensor:
-    """One row of ids, and a row without any."""
+    """Returns a row of ids and an empty row."""
     lengths = torch.tensor([len(ids), 0], dtype=torch.int32)
     return KeyedJaggedTensor(["item"], torch.tensor(ids, dtype=torch.int64), lengths=lengths)

@@ -16,7 +16,7 @@ A, B, C, D, E = owned_by(0, 2, 5, start=10**15)
 
 
 def _held_after(eviction: str, steps: list[list[int]], from_rank: int) -> list[int]:
-    """On rank 0, three of whose four rows are for ids."""
+    """Returns what this rank holds after the steps; rank 0 has three rows for ids."""
     table = Table(8, eviction)
     for ids in steps:
         table.step(*([ids, []] if from_rank == 0 else [[], ids]))
@@ -35,14 +35,14 @@ def _held_after(eviction: str, steps: list[list[int]], from_rank: int) -> list[i
         ("lfu", [[A], [A], [B], [C], [C], [D], [E, B]], [B, E]),
     ],
 )
-def test_new_ids_get_the_rows_of_those_that_were_used_last_or_least(pools, eviction, steps, held, from_rank):
+def test_new_ids_evict_those_used_least_recently_or_frequently(pools, eviction, steps, held, from_rank):
     of_owner, of_other = pools(2).run(_held_after, eviction, steps, from_rank)
     assert set(held) <= set(of_owner) and len(of_owner) == 3
     assert of_other == []
 
 
 def _new_row(eviction: str, optimizer: str) -> tuple[torch.Tensor, ...]:
-    """An id as it is met, and as one step leaves it, in a row that another had and in one that none had."""
+    """Returns a new id's embedding after one step, in a recycled row and in an unused one, and before it."""
     found = []
     for others in ([A, B, C], []):
         table = Table(8, eviction, optimizer)
@@ -55,7 +55,7 @@ def _new_row(eviction: str, optimizer: str) -> tuple[torch.Tensor, ...]:
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "adagrad", "sgd"])
-def test_a_row_that_changes_hands_is_that_of_a_fresh_id(pools, optimizer):
+def test_recycled_row_is_that_of_a_fresh_id(pools, optimizer):
     for recycled, unused, fresh in pools(2).run(_new_row, "lru", optimizer):
         assert torch.equal(recycled, unused)
         assert not torch.equal(unused, fresh)  # one step has changed it
@@ -71,7 +71,7 @@ def _kept_through_evaluation(eviction: str) -> tuple[list[torch.Tensor], list[to
 
 
 @pytest.mark.parametrize("eviction", ["lru", "lfu"])
-def test_evaluation_lets_nothing_in_and_counts_nothing(pools, eviction):
+def test_evaluation_changes_nothing(pools, eviction):
     for before, after, found in pools(2).run(_kept_through_evaluation, eviction):
         assert len(before) == len(after) > 4
         assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
@@ -80,7 +80,7 @@ def test_evaluation_lets_nothing_in_and_counts_nothing(pools, eviction):
 
 
 def _met_in_growing_steps(eviction: str) -> list[list[int]]:
-    """What this rank holds after steps that have ever more ids; the first has none of rank 0."""
+    """Returns what this rank holds after each of several growing steps; the first has no id of rank 0."""
     table = Table(400, eviction)
     (first,) = owned_by(1, 2, 1)
     held = []
@@ -91,7 +91,7 @@ def _met_in_growing_steps(eviction: str) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("eviction", ["lru", "lfu"])
-def test_every_id_gets_its_row_in_the_step_that_brings_it(pools, eviction):
+def test_every_id_gets_a_row_in_the_step_it_first_occurs_in(pools, eviction):
     of_ranks = pools(2).run(_met_in_growing_steps, eviction)
     assert of_ranks[0][0] == [] and len(of_ranks[1][0]) == 1
     for number, expected in ((1, 20), (2, 150)):
@@ -116,7 +116,7 @@ def _crowded(eviction: str) -> tuple[list[int], torch.Tensor, list[str]]:
 
 
 @pytest.mark.parametrize("eviction", ["lru", "lfu"])
-def test_what_one_step_has_beyond_the_rows_shares_one(pools, eviction):
+def test_ids_of_a_step_beyond_the_rows_share_one(pools, eviction):
     (held, found, messages), (_, _, of_other) = pools(2).run(_crowded, eviction)
     assert held == sorted([C, D, E])  # the most frequent
     assert torch.equal(found[0], found[1])
@@ -129,7 +129,7 @@ IDS = [*range(0, 64 * 20, 64), -5, 2**63 - 1, -(2**63) + 1]
 
 
 def _saved(path: str, eviction: str, optimizer: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Embeddings of the ids before and after one more step, on ranks that save or that restore."""
+    """Saves or restores, and returns the embeddings before and after one more step."""
     table = Table(89, eviction, optimizer)
     checkpoints = Checkpoints(Path(path))
     newest, _ = checkpoints.newest()
@@ -150,7 +150,7 @@ def _saved(path: str, eviction: str, optimizer: str) -> tuple[torch.Tensor, torc
     ("eviction", "optimizer", "num_ranks"),
     [("lru", "adagrad", (2, 3)), ("lfu", "adam", (3, 2)), ("lru", "sgd", (3, 3))],
 )
-def test_ids_and_all_they_have_move_to_the_ranks_that_own_them(
+def test_ids_move_with_their_states_to_the_ranks_that_own_them(
     pools, tmp_path, eviction, optimizer, num_ranks
 ):
     saved, restored = (
@@ -159,7 +159,7 @@ def test_ids_and_all_they_have_move_to_the_ranks_that_own_them(
     assert len({tuple(row) for row in saved[0].tolist()}) == len(IDS)
     assert torch.equal(saved[0], restored[0])
     assert not torch.allclose(saved[0][1:9], saved[1][1:9])
-    # One step shows the optimiser's state, which moves with the ids.
+    # Another step shows the optimizer's state, which moves with the ids.
     torch.testing.assert_close(saved[1], restored[1], rtol=1e-5, atol=0)
 
 

@@ -42,7 +42,7 @@ def test_a_prediction_sees_what_is_before_its_item_and_nothing_else(with_actions
 
 
 def _loss_by_hand(model: HSTURetrieval, samples: list[Sample], queries: torch.Tensor) -> float:
-    """A softmax per label over the label and those negatives that are another item."""
+    """Computes a softmax per label over the label and those negatives that differ from it."""
     vectors = item_vectors(model)
     vectors = vectors / vectors.norm(dim=1, keepdim=True)
     labels = [(label, sample.negatives) for sample in samples for label in sample.labels]
@@ -64,16 +64,7 @@ def test_the_loss_is_a_softmax_over_the_item_and_the_negatives_that_are_others(i
     assert loss.item() == pytest.approx(_loss_by_hand(model, samples, output.queries), rel=1e-5)
 
 
-def test_a_label_all_of_whose_negatives_hit_it_has_no_loss():
-    model = retrieval_model()
-    loss, _ = model(retrieval_batch([replace(OTHER, negatives=[21, 21], num_labels=1)]))
-    loss.backward()
-    assert loss.item() == 0
-    for name, parameter in model.named_parameters():
-        assert parameter.grad is not None and not parameter.grad.any(), name
-
-
-def test_samples_and_padding_beside_it_do_not_change_a_sample():
+def test_other_samples_and_padding_do_not_change_a_sample():
     model = retrieval_model()
     alone = [model(retrieval_batch([sample])) for sample in (SAMPLE, OTHER)]
     loss, output = model(retrieval_batch([SAMPLE, OTHER], num_padding=2))
@@ -95,34 +86,8 @@ def test_an_item_is_looked_up_once_and_learns_as_input_label_and_negative():
     model = retrieval_model()
     model(retrieval_batch([SAMPLE]))[0].backward()
     (gradient,) = (parameter.grad for name, parameter in model.named_parameters() if "item_table" in name)
-    learnt = gradient.abs().sum(1).nonzero().squeeze(1).tolist()
-    assert learnt == sorted({*SAMPLE.items, *SAMPLE.negatives})
-
-
-@pytest.mark.parametrize(
-    "rows",
-    [[Sample()] * 2, [Sample([3], [1], [4, 5], [1])], [replace(SAMPLE, num_labels=0)]],
-    ids=["no tokens", "one item", "no labels"],
-)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_nothing_to_learn_gives_zero_gradients(rows, dtype):
-    model = retrieval_model(dtype)
-    loss, output = model(retrieval_batch(rows))
-    loss.backward()
-    assert loss.item() == 0
-    assert output.queries.shape == (0, 12)
-    for name, parameter in model.named_parameters():
-        assert parameter.grad is not None and not parameter.grad.any(), name
-
-
-@pytest.mark.parametrize(("dtype", "rtol"), [(torch.bfloat16, 3e-2), (torch.float16, 4e-3)])
-def test_16_bit_types_are_close_to_float32(dtype, rtol):
-    batch = retrieval_batch([SAMPLE, OTHER])
-    (exact, exact_output), (loss, output) = retrieval_model()(batch), retrieval_model(dtype)(batch)
-    loss.backward()
-    assert loss.dtype == output.queries.dtype == torch.float32
-    assert (output.queries - exact_output.queries).norm() <= rtol * exact_output.queries.norm()
-    torch.testing.assert_close(loss, exact, rtol=rtol, atol=0)
+    learned = gradient.abs().sum(1).nonzero().squeeze(1).tolist()
+    assert learned == sorted({*SAMPLE.items, *SAMPLE.negatives})
 
 
 def test_a_first_item_with_a_label_is_named():

@@ -17,7 +17,7 @@ from hstu.modules import HSTULayer, SampleMask
     head_dim=st.integers(1, 16),
 )
 @settings(max_examples=40, deadline=None)
-def test_hstu_flops_are_those_of_the_layers(
+def test_hstu_flops_match_the_layers(
     lengths: list[int], num_layers: int, hidden_size: int, num_heads: int, head_dim: int
 ) -> None:
     x = torch.randn(sum(lengths), hidden_size)

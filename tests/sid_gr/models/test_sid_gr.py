@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from commons.datasets import RandomSIDSource, SequenceDataset, SIDDatasetSpec, random_item_sids
 from sid_gr.models import SIDGR, CodeTree, SIDGRConfig
 from sid_gr.modules import DecoderConfig
+from tests.sid_gr.reference import log_probabilities, reference_states
 from tests.sid_gr.sid_samples import (
     CODEBOOK_SIZES,
     ITEM_CODES,
@@ -17,56 +18,6 @@ from tests.sid_gr.sid_samples import (
     sid_batch,
     sid_gr_model,
 )
-
-
-def reference_states(model, sample: Sample) -> torch.Tensor:
-    """States of one sample's tokens, written out token by token and layer by layer, with a full mask."""
-    embedding, decoder = model.embedding, model.config.decoder
-    tokens = [embedding.contextual[0].weight[i] for i in sample.tags]
-    tokens += [embedding.contextual[1].weight[i] for i in sample.country]
-    before = torch.zeros(model.config.decoder.hidden_size)
-    for index, row in enumerate(sample.history + sample.candidates):
-        if index >= len(sample.history):
-            tokens.append(embedding.bos[0] + before)
-        so_far = torch.zeros_like(before)
-        for h, code in enumerate(ITEM_CODES[row]):
-            so_far = so_far + embedding.codes[h].weight[code]
-            tokens.append(so_far + before)
-        before = so_far
-    x = torch.stack(tokens[:-1])
-    places = torch.arange(len(x)).clamp(max=embedding.positions.num_embeddings - 1)
-    x = x + embedding.positions.weight[places]
-    for layer in model.decoder.layers:
-        q, k, v = (
-            layer.qkv(layer.attention_norm(x))
-            .unflatten(-1, (-1, decoder.head_dim))
-            .split((decoder.num_heads, decoder.num_kv_heads, decoder.num_kv_heads), 1)
-        )
-        group = decoder.num_heads // decoder.num_kv_heads
-        heads = []
-        for head in range(decoder.num_heads):
-            scores = q[:, head] @ k[:, head // group].T / decoder.head_dim**0.5
-            scores = scores.masked_fill(torch.ones_like(scores).triu(1).bool(), -torch.inf)
-            heads.append(scores.softmax(-1) @ v[:, head // group])
-        x = x + layer.attention_output(torch.cat(heads, -1))
-        hidden = layer.mlp_input(layer.mlp_norm(x))
-        if decoder.gated_mlp:
-            gate, hidden = hidden.chunk(2, -1)
-            hidden = torch.nn.functional.silu(gate) * hidden
-        else:
-            hidden = torch.nn.functional.gelu(hidden)
-        x = x + layer.mlp_output(hidden)
-    return model.decoder.final_norm(x)
-
-
-def log_probabilities(model, state: torch.Tensor, prefix: tuple[int, ...], item_codes) -> torch.Tensor:
-    """Of the codes behind a prefix, among those that lead to an item; −inf for the others."""
-    h = len(prefix)
-    logits = model.heads[0 if len(model.heads) == 1 else h](state)[: CODEBOOK_SIZES[h]]
-    valid = sorted({int(codes[h]) for codes in item_codes if tuple(codes[:h]) == prefix})
-    scores = torch.full_like(logits, -torch.inf)
-    scores[valid] = logits[valid].log_softmax(-1)
-    return scores
 
 
 def reference_loss(model, sample: Sample) -> torch.Tensor:

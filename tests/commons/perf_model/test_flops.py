@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from commons.perf_model import TransformerConfig, transformer_flops
+from commons.perf_model import HSTUFlops, TransformerConfig, transformer_flops
 
 DENSE = TransformerConfig(
     num_layers=3,
@@ -123,22 +123,6 @@ def test_a_kernel_that_skips_what_is_masked_computes_the_pairs_that_are_not() ->
     assert skipped.tolist() == (per_pair * masked_pairs).tolist()
 
 
-@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
-def test_kind_and_type_of_the_result(dtype: torch.dtype) -> None:
-    flops = partial(transformer_flops, DECODERS["everything"])
-    tokens = torch.tensor([0, 1, 100_000], dtype=dtype)  # beyond int32 in FLOPs
-    of_tensor, of_array = flops(tokens), flops(tokens.numpy())
-    assert of_tensor.dtype == torch.int64
-    assert of_array.dtype == np.int64
-    assert of_tensor.tolist() == of_array.tolist() == [flops(t.view(1)).item() for t in tokens.long()]
-
-
-@pytest.mark.parametrize("tokens", [torch.tensor([1.0]), np.array([1.0]), torch.tensor([True])])
-def test_tokens_must_be_integers(tokens: torch.Tensor | np.ndarray) -> None:
-    with pytest.raises(TypeError, match="expected integers"):
-        transformer_flops(DENSE, tokens)
-
-
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
@@ -164,6 +148,31 @@ def test_wrong_settings_are_named(wrong: dict[str, int], message: str) -> None:
         replace(DENSE, **wrong)
 
 
-def test_a_negative_number_of_tokens_is_named() -> None:
+COSTS = {
+    "transformer": partial(transformer_flops, DECODERS["everything"]),
+    "hstu": HSTUFlops(8, 1024, 4, 256).per_sample,
+}
+
+
+@pytest.mark.parametrize("flops", COSTS.values(), ids=COSTS.keys())
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_container_type_and_dtype_of_the_result(flops, dtype) -> None:
+    tokens = torch.tensor([0, 1, 100_000], dtype=dtype)  # beyond int32 in FLOPs
+    of_tensor, of_array = flops(tokens), flops(tokens.numpy())
+    assert of_tensor.dtype == torch.int64
+    assert of_array.dtype == np.int64
+    assert of_tensor.tolist() == of_array.tolist() == [flops(t.view(1)).item() for t in tokens.long()]
+
+
+@pytest.mark.parametrize("flops", COSTS.values(), ids=COSTS.keys())
+def test_tokens_are_nonnegative_integers(flops) -> None:
+    for tokens in (torch.tensor([1.0]), np.array([1.0]), torch.tensor([True])):
+        with pytest.raises(TypeError, match="expected integers"):
+            flops(tokens)
     with pytest.raises(ValueError, match="a sample has -2 tokens"):
-        transformer_flops(DENSE, torch.tensor([3, -2]))
+        flops(torch.tensor([3, -2]))
+
+
+def test_hstu_sizes_are_positive() -> None:
+    with pytest.raises(ValueError, match="head_dim is 0"):
+        HSTUFlops(1, 1, 1, 0)

@@ -1,0 +1,114 @@
+"""Models whose gradients are compared, with batches on which the ranks' loads differ widely."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+import hstu.batch_shuffler  # noqa: F401
+import sid_gr.batch_shuffler  # noqa: F401
+from commons.perf_model import HSTUFlops, TransformerConfig, transformer_flops
+from commons.sequence_batch import BaseBatch
+from tests.hstu import hstu_samples, retrieval_samples
+from tests.sid_gr import sid_samples
+
+ROWS = 6
+VOCABULARY = 50  # of the HSTU models' features
+
+
+@dataclass(frozen=True)
+class ModelCase:
+    """How to build a model, its samples and its batches.
+
+    Attributes:
+        make_model: makes the same model at each call.
+        make_sample: makes a sample with this many items, with labels or without.
+        make_batch: batches samples, followed by padding up to `ROWS` rows.
+        shuffler: settings of the model's shuffler.
+        cap: tokens per micro-batch; the longest sample has more.
+    """
+
+    make_model: Callable[[], torch.nn.Module]
+    make_sample: Callable[[np.random.Generator, int, bool], Any]
+    make_batch: Callable[[Sequence[Any]], BaseBatch]
+    shuffler: dict[str, Any]
+    cap: int = 50
+
+    def samples(self, seed: int, num_real: int, labeled: bool = True) -> list[Any]:
+        """Returns samples of which those of seeds divisible by 10, and so of rank 0, are the longest."""
+        rng = np.random.default_rng(seed)
+        longest = 40 if seed % 10 == 0 else 8
+        return [self.make_sample(rng, int(items), labeled) for items in rng.integers(0, longest, num_real)]
+
+    def batch(self, num_real: Sequence[int], labeled: bool) -> BaseBatch:
+        """Returns the batch of this rank, which has `num_real[rank]` samples."""
+        rank = dist.get_rank()
+        return self.make_batch(self.samples(rank, num_real[rank], labeled))
+
+
+def _ranking_sample(rng: np.random.Generator, items: int, labeled: bool) -> hstu_samples.Sample:
+    actions = rng.integers(0, hstu_samples.NUM_CLASSES, items).tolist()
+    return hstu_samples.Sample(
+        user=[int(rng.integers(0, VOCABULARY))],
+        tags=rng.integers(0, VOCABULARY, rng.integers(0, 3)).tolist(),
+        items=rng.integers(0, VOCABULARY, items).tolist(),
+        actions=actions,
+        num_candidates=0,
+        labels=actions if labeled else [],
+    )
+
+
+def _ranking_batch(samples: Sequence[hstu_samples.Sample]) -> BaseBatch:
+    padding = [hstu_samples.Sample([], [], [], [], 0, [])] * (ROWS - len(samples))
+    batch = hstu_samples.hstu_batch([*samples, *padding])
+    batch.actual_batch_size = len(samples)
+    return batch
+
+
+def _retrieval_sample(rng: np.random.Generator, items: int, labeled: bool) -> retrieval_samples.Sample:
+    return retrieval_samples.Sample(
+        items=rng.integers(0, VOCABULARY, items).tolist(),
+        actions=rng.integers(0, retrieval_samples.NUM_ACTIONS, items).tolist(),
+        negatives=rng.integers(0, VOCABULARY, 20).tolist(),
+        user=[int(rng.integers(0, VOCABULARY))],
+        num_labels=None if labeled else 0,
+    )
+
+
+def _retrieval_batch(samples: Sequence[retrieval_samples.Sample]) -> BaseBatch:
+    return retrieval_samples.retrieval_batch(samples, num_padding=ROWS - len(samples))
+
+
+def _sid_sample(rng: np.random.Generator, items: int, labeled: bool, only_last: bool) -> sid_samples.Sample:
+    rows = rng.integers(0, len(sid_samples.ITEM_CODES), items + 1).tolist()
+    split = items if only_last else 0
+    return sid_samples.Sample(
+        rows[:split], rows[split:], [int(rng.integers(0, sid_samples.CONTEXTUAL_VOCABULARY))]
+    )
+
+
+def _sid_case(only_last: bool) -> ModelCase:
+    """Returns a case with a loss on the last item and a shared head, or on all items and a head each."""
+    decoder = TransformerConfig(2, 12, 4, 2, 5, 48, skips_masked=True)
+    return ModelCase(
+        partial(sid_samples.sid_gr_model, share_lm_head=only_last),
+        partial(_sid_sample, only_last=only_last),
+        partial(sid_samples.sid_batch, batch_size=ROWS),
+        {"type": "sid_gr", "flops": partial(transformer_flops, decoder)},
+        cap=60,
+    )
+
+
+_HSTU = {"type": "hstu", "flops": HSTUFlops(2, 16, 2, 4)}
+CASES = {
+    "ranking": ModelCase(hstu_samples.ranking_model, _ranking_sample, _ranking_batch, _HSTU),
+    "retrieval": ModelCase(retrieval_samples.retrieval_model, _retrieval_sample, _retrieval_batch, _HSTU),
+    "sid_gr, last item": _sid_case(only_last=True),
+    "sid_gr, all items": _sid_case(only_last=False),
+}

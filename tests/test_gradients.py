@@ -1,0 +1,123 @@
+"""No shuffler setting changes what a step learns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from commons.distributed import BatchShufflerFactory
+from tests.gradient_comparison import Comparison, check_equal, comparison, dense_differences, steps
+from tests.gradient_models import CASES, ROWS
+
+AS_LOADED = {"type": "identity"}
+CAPPED = {"max_tokens_per_micro_batch": True}  # True stands for the model's cap
+MODELS = [
+    *((name, pipeline) for name in ("ranking", "retrieval") for pipeline in ("none", "native")),
+    ("sid_gr, last item", "none"),
+    ("sid_gr, all items", "none"),
+]
+
+
+def _compare(
+    name: str, pipeline: str, num_real: tuple[int, ...], labeled: bool, settings: list[dict[str, Any]]
+) -> tuple[list[Comparison], int]:
+    """Returns comparisons with a plain step, and how many micro-batches this rank needs as loaded."""
+    case = CASES[name]
+    batch = case.batch(num_real, labeled)
+    plain = steps(case.make_model(), pipeline, BatchShufflerFactory.create("identity"), [batch])
+    results = []
+    for changed in settings:
+        config = {**case.shuffler, **changed}
+        if config.get("max_tokens_per_micro_batch"):
+            config["max_tokens_per_micro_batch"] = case.cap
+        if config["type"] == "identity":
+            del config["flops"]
+        shuffler = BatchShufflerFactory.create_from_config(config)
+        results.append(comparison(plain, steps(case.make_model(), pipeline, shuffler, [batch])))
+    capped = BatchShufflerFactory.create("identity", max_tokens_per_micro_batch=case.cap)
+    return results, capped.plan(batch).num_micro_batches
+
+
+# By name: real rows per rank, whether they have labels, and settings of the shuffler.
+SETTINGS: dict[str, tuple[tuple[int, ...], bool, list[dict[str, Any]]]] = {
+    "complete": ((6, 6), True, [{}, CAPPED, {**AS_LOADED, **CAPPED}]),
+    "incomplete": ((6, 3), True, [{"verify": True}, CAPPED]),
+    "empty rank": ((5, 0), True, [{}, CAPPED]),
+    "no loss tokens": ((6, 5), False, [{}, CAPPED]),
+    "three ranks": ((4, 6, 1), True, [{}, CAPPED]),
+    "rows follow the load": (
+        (6, 0, 6),
+        True,
+        [
+            {"equal_rows": False},
+            {**CAPPED, "equal_rows": False, "partitioner": "rebalance"},
+            {**AS_LOADED, **CAPPED},
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "pipeline", "settings"),
+    [
+        (*model, settings)
+        for model in MODELS
+        for settings, (_, labeled, _) in SETTINGS.items()
+        if labeled or not model[0].startswith("sid_gr")  # whose samples all have a loss
+    ],
+)
+def test_gradients_are_those_of_a_plain_step(pools, name, pipeline, settings):
+    num_real, labeled, _ = SETTINGS[settings]
+    ranks = pools(len(num_real)).run(_compare, name, pipeline, *SETTINGS[settings])
+    for results in zip(*(comparisons for comparisons, _ in ranks), strict=True):
+        check_equal(results, has_loss=labeled)
+    assert len({needed for _, needed in ranks}) > 1  # as loaded, ranks need different numbers
+
+
+def _compare_window(name: str, pipeline: str, num_batches: tuple[int, ...]) -> Comparison:
+    case, rank = CASES[name], dist.get_rank()
+    batches = [
+        case.make_batch(case.samples(rank + 10 * number, ROWS if number < num_batches[rank] else 0))
+        for number in range(max(num_batches))
+    ]
+    one, several = (
+        steps(
+            case.make_model(),
+            pipeline,
+            BatchShufflerFactory.create_from_config({**case.shuffler, "window": window, "verify": True}),
+            batches,
+        )
+        for window in (1, max(num_batches))
+    )
+    assert sum(one[2]) == sum(several[2]) and one[2] != several[2]
+    return comparison(one, several)
+
+
+@pytest.mark.parametrize(("name", "pipeline"), MODELS[:4])
+@pytest.mark.parametrize("num_batches", [(2, 2), (4, 3)])
+def test_gradients_of_a_window_are_those_of_its_steps(pools, name, pipeline, num_batches):
+    check_equal(pools(2).run(_compare_window, name, pipeline, num_batches), has_loss=True)
+
+
+def _compare_with_one_process(name: str, num_real: tuple[int, ...]) -> tuple[dict[str, float], list[str]]:
+    case = CASES[name]
+    shuffler = BatchShufflerFactory.create_from_config(case.shuffler)
+    changes, _, (tokens,) = steps(case.make_model(), "native", shuffler, [case.batch(num_real, True)])
+    model = case.make_model()
+    samples = [sample for rank, real in enumerate(num_real) for sample in case.samples(rank, real)]
+    loss = sum(model(case.make_batch(samples[at : at + ROWS]))[0] for at in range(0, len(samples), ROWS))
+    (loss / tokens).backward()
+    return dense_differences(changes, model), list(changes)
+
+
+@pytest.mark.parametrize(
+    ("name", "sharded"), [("ranking", "embedding_collections"), ("retrieval", "item_table")]
+)
+def test_gradients_are_those_of_the_mean_over_all_loss_tokens(pools, name, sharded):
+    results = pools(2).run(_compare_with_one_process, name, (6, 3))
+    for differences, _ in results:
+        assert len(differences) > 10
+        assert max(differences.values()) < 1e-5
+    assert any(sharded in parameter for _, parameters in results for parameter in parameters)
