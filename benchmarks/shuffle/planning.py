@@ -12,7 +12,8 @@ from benchmarks.partition.lengths import Lengths
 from benchmarks.partition.placements import BYTES_PER_TOKEN, ROWS_PER_RANK, workloads_of
 from commons.distributed import ShufflePlan
 from commons.distributed.exchange import EXCHANGES
-from commons.distributed.placement import LoadedSamples, Placement
+from commons.distributed.placement import LoadedSamples, Placed, place, warm_up
+from commons.distributed.shuffler_settings import ShufflerSettings
 
 RANKS, HIDDEN_SIZE, DRAWS = (2, 4, 8, 64, 256, 1024), 128, 10
 PARTITIONERS = ("karmarkar_karp", "rebalance", "refined")
@@ -22,7 +23,7 @@ COLUMNS = 3 + JAGGED_FIELDS  # int64 of a sample in the gather
 
 def measure(lengths: dict[str, Lengths]) -> list[dict[str, Any]]:
     """A record for each lengths and number of ranks."""
-    Placement.warm_up()
+    warm_up(ShufflerSettings())
     cases = [(name, ranks) for name in lengths for ranks in RANKS]
     return [_measure(name, lengths[name], ranks) for name, ranks in tqdm(cases, desc="planning")]
 
@@ -35,11 +36,11 @@ def _measure(name: str, lengths: Lengths, ranks: int) -> dict[str, Any]:
     for _ in range(DRAWS):
         loaded = _draw(rng, lengths, ranks)
         for partitioner in PARTITIONERS:
-            placement = Placement(partitioner, None, True, None, None)
+            settings = ShufflerSettings(partitioner)
             start = time.perf_counter()
-            partition = placement.place(loaded)
+            placed = place(loaded, settings)
             milliseconds[partitioner].append((time.perf_counter() - start) * 1e3)
-            plan = _plan(loaded, partition)
+            plan = _plan(loaded, placed)
             of_ranks = [EXCHANGES["all_to_all"].traffic(plan, rank).sent for rank in range(ranks)]
             sent[partitioner].append(float(np.mean(of_ranks)))
         gathered.append(EXCHANGES["all_gather"].traffic(plan, 0).received)
@@ -55,11 +56,11 @@ def _measure(name: str, lengths: Lengths, ranks: int) -> dict[str, Any]:
 
 def _draw(rng: np.random.Generator, lengths: Lengths, ranks: int) -> LoadedSamples:
     workloads, tokens = workloads_of(lengths(rng, ROWS_PER_RANK * ranks), HIDDEN_SIZE)
-    rows = np.full(ranks, ROWS_PER_RANK)
+    rows = np.full((ranks, 1), ROWS_PER_RANK)
     return LoadedSamples(workloads, tokens, BYTES_PER_TOKEN * tokens, rows, rows)
 
 
-def _plan(loaded: LoadedSamples, partition: list[np.ndarray]) -> ShufflePlan:
+def _plan(loaded: LoadedSamples, placed: Placed) -> ShufflePlan:
     return ShufflePlan(
         batch_sizes=loaded.batch_sizes,
         num_loaded=loaded.num_loaded,
@@ -68,6 +69,9 @@ def _plan(loaded: LoadedSamples, partition: list[np.ndarray]) -> ShufflePlan:
         loss_tokens=loaded.tokens,
         num_elements=loaded.tokens[:, None],
         sample_bytes=loaded.sizes,
-        partition=tuple(partition),
-        rows=loaded.batch_sizes,
+        destination=placed.rank,
+        step=placed.step,
+        micro_batch=np.zeros_like(placed.step),
+        rows=placed.rows,
+        micro_batch_counts=np.zeros(1, dtype=np.int64),
     )

@@ -26,10 +26,10 @@ class StageClock:
         }
         self._stage = stage
         self._next_batch, self._exchange = stage.next_batch, stage.exchange
-        self._plan_window = shuffler.plan_window
+        self._plan_with = shuffler.plan_with
         stage.next_batch = self._timed_next_batch  # type: ignore[method-assign]
         stage.exchange = self._timed_exchange  # type: ignore[method-assign]
-        shuffler.plan_window = self._timed_plan  # type: ignore[method-assign]
+        shuffler.plan_with = self._timed_plan  # type: ignore[method-assign]
         self._loading = self._before_exchange = self._skew = 0.0
 
     def clear(self) -> None:
@@ -59,11 +59,10 @@ class StageClock:
         start = time.perf_counter()
         exchanged = self._exchange(batch)
         exchange = _milliseconds_since(start)
-        report = self._stage._exchanged[-1].report
         for name, value in (
             ("exposed", self._before_exchange + exchange),
             ("exchange", exchange),
-            ("wait", report.plan_wait_seconds * 1e3),
+            ("wait", self._stage._exchanged[-1].plan_wait_seconds * 1e3),
             ("skew", self._skew),
         ):
             self.milliseconds[name].append(value)
@@ -71,9 +70,9 @@ class StageClock:
 
     def _timed_plan(self, *arguments: Any) -> Any:
         start = time.perf_counter()
-        window = self._plan_window(*arguments)
+        plan = self._plan_with(*arguments)
         self.milliseconds["planning"].append(_milliseconds_since(start))
-        return window
+        return plan
 
 
 class CollectiveCounter:

@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch.distributed.checkpoint import FileSystemWriter
 
 from commons.datasets import HSTUBatch
-from commons.distributed import BatchShuffler
+from commons.distributed import BatchShuffler, planner
 from commons.gin_values import from_gin
 from commons.training import OptimizerArgs, TrainerArgs, TrainingTask, rank_process, run_rank, train
 from hstu.training.ranking_task import ranking_task

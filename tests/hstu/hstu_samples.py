@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from commons.datasets.keyed_rows import keyed_rows
+from commons.datasets.sample_source import keyed_rows
 from hypothesis import strategies as st
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
