@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from commons.datasets.sample_source import keyed_rows
 from hypothesis import strategies as st
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from commons.datasets import HSTUBatch
+from commons.datasets.sample_source import keyed_rows
 from hstu.models import EmbeddingTable, HSTUConfig, HSTUFeatures, HSTURanking, RankingHeadConfig
 
 NUM_CLASSES = 5
