@@ -1,4 +1,4 @@
-"""Batches that are not ours in TorchRec's pipelines, with sharded tables and TorchRec's own arguments."""
+"""Batches other than `BaseBatch` in TorchRec's pipelines, with sharded tables and TorchRec's arguments."""
 
 from __future__ import annotations
 
@@ -17,10 +17,9 @@ from torchrec.distributed.types import ShardingPlan
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from commons.distributed import BatchShuffler
-from commons.pipeline import TrainPipelineFactory
+from tests.commons.distributed.shufflers import QuickShuffler
+from tests.commons.pipeline.ranking_pipelines import CPU, pipeline_of, steps_of
 
-CPU = torch.device("cpu")
 STEPS = [(6, 5), (4, 4), (3, 2)]
 
 
@@ -36,13 +35,13 @@ class Deep:
 
 
 def _waves(weight: torch.Tensor) -> torch.Tensor:
-    """The same initial table sharded and whole: TorchRec does not take over the weights that a table has."""
+    """Fills a table, the same sharded and whole: TorchRec discards the weights that a table has."""
     with torch.no_grad():
         return weight.copy_(torch.arange(weight.numel()).sin().view_as(weight))
 
 
 class Clicks(nn.Module):
-    """Looks pooled tables up at the top level, and means a loss per row."""
+    """Looks up pooled tables at the top level; a subclass reads its kind of batch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -110,10 +109,8 @@ def _kjt_and_labels(first: int, rows: int, step: int):
     return KeyedJaggedTensor(["a", "b"], values, lengths=lengths.view(-1).int()), labels
 
 
-class Shuffler(BatchShuffler):
-    def __init__(self, kind: str, **settings: Any) -> None:
-        super().__init__(**settings)
-        self._kind = kind
+class FirstFieldShuffler(QuickShuffler):
+    """The workload is the sum of squared lengths in the first keyed field."""
 
     def get_workloads(self, batch):
         fields = self.sample_rows.per_sample_fields(batch)
@@ -122,7 +119,7 @@ class Shuffler(BatchShuffler):
 
 
 def _trained(kind: str, pipeline_name: str, arguments: dict[str, Any]) -> tuple[list[float], dict[str, Any]]:
-    """The global loss of each step, and this rank's parameters after the last."""
+    """Returns the global loss of each step, and this rank's parameters after the last."""
     model_type, make = KINDS[kind]
     model = model_type()
     apply_optimizer_in_backward(torch.optim.SGD, model.tables.parameters(), {"lr": 0.5})
@@ -130,24 +127,14 @@ def _trained(kind: str, pipeline_name: str, arguments: dict[str, Any]) -> tuple[
     placed = {f"t_{name}": table_wise(rank=rank, compute_kernel="fused") for rank, name in enumerate("ab")}
     tables = construct_module_sharding_plan(model.tables, placed, device_type="cpu")
     sharded = DistributedModelParallel(model, device=CPU, plan=ShardingPlan({"tables": tables}))
-    pipeline = TrainPipelineFactory.create(
-        pipeline_name,
-        model=sharded,
-        optimizer=torch.optim.SGD(model.head.parameters(), lr=0.5),
-        device=CPU,
-        batch_shuffler=Shuffler(kind, verify=True),
-        loss_reduction="mean",
-        **arguments,
-    )
+    optimizer, shuffler = torch.optim.SGD(model.head.parameters(), lr=0.5), FirstFieldShuffler(verify=True)
+    pipeline = pipeline_of(pipeline_name, sharded, optimizer, shuffler, "mean", **arguments)
     rank = dist.get_rank()
     batches = [make(*_kjt_and_labels(sum(rows[:rank]), rows[rank], step)) for step, rows in enumerate(STEPS)]
-    loader, losses = iter(batches), []
-    for _ in STEPS:
-        loss_sum, tokens, _ = pipeline.progress(loader)
+    losses = []
+    for loss_sum, tokens, _ in steps_of(pipeline, batches):
         dist.all_reduce(loss_sum)
         losses.append(float(loss_sum) / tokens)
-    with pytest.raises(StopIteration):
-        pipeline.progress(loader)
     parameters: dict[str, Any] = {}
     for name, value in sharded.state_dict().items():
         shards = value.local_shards() if hasattr(value, "local_shards") else None
@@ -156,7 +143,7 @@ def _trained(kind: str, pipeline_name: str, arguments: dict[str, Any]) -> tuple[
 
 
 def _alone() -> tuple[list[float], dict[str, torch.Tensor]]:
-    """The same of one process with the whole batches."""
+    """Returns the same for one process with the whole batches."""
     model = OfDict()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     losses = []
@@ -197,14 +184,6 @@ def test_any_batch_trains_in_a_pipeline_as_in_one_process(pools, kind, pipeline_
         ("enable_inplace_copy_batch", "it copies batches past the exchange"),
     ],
 )
-def test_arguments_that_go_past_the_stage_are_refused(name, reason):
+def test_arguments_that_bypass_the_stage_are_refused(name, reason):
     with pytest.raises(ValueError, match=f'pipeline "native" takes no {name}: {reason}'):
-        TrainPipelineFactory.create(
-            "native",
-            model=OfDict(),
-            optimizer=None,
-            device=CPU,
-            batch_shuffler=None,
-            loss_reduction="sum",
-            **{name: True},
-        )
+        pipeline_of("native", OfDict(), None, None, **{name: True})
