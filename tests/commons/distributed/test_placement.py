@@ -155,7 +155,7 @@ def test_a_limit_that_cannot_be_kept_is_an_error_on_every_rank(pools):
 
 
 @given(seed=st.integers(0, 10**6), equal_rows=st.booleans())
-def test_all_that_is_left_for_a_window_is_placed_as_without_one(seed, equal_rows):
+def test_a_window_with_one_batch_left_is_placed_as_without_a_window(seed, equal_rows):
     rng = np.random.default_rng(seed)
     num_loaded = rng.integers(0, 6, 3)
     step = _loaded(rng.integers(0, 100, num_loaded.sum()), num_loaded)

@@ -1,4 +1,4 @@
-"""What ranks tell each other of their samples: costs, tokens, labels, shared fields, and types."""
+"""Facts that ranks gather: costs, tokens, labels, shared fields, and types of batches."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ def _steps(cases):
     return [_step(*case) for case in cases]
 
 
-def test_a_custom_loop_has_the_gradient_of_the_global_mean_also_accumulated(pools):
+def test_a_custom_loop_learns_the_global_mean_with_and_without_accumulation(pools):
     for case, results in zip(CASES, zip(*pools(2).run(_steps, CASES), strict=True), strict=True):
         _check(results, case[-1])
 

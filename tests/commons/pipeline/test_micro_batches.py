@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
@@ -11,25 +10,13 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
-from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
-from torchrec.distributed import DistributedModelParallel
 from torchrec.distributed.embedding import ShardedEmbeddingCollection
-from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
-from torchrec.distributed.sharding_plan import construct_module_sharding_plan, row_wise
-from torchrec.distributed.types import ShardingPlan
-from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 
-from commons.distributed import BatchShufflerFactory
 from commons.pipeline import run_micro_batches
-from commons.sequence_batch import BaseBatch
-from tests.commons.distributed.errors_and_warnings import error_of
-from tests.commons.distributed.shufflers import QuickShuffler
 from tests.commons.pipeline.ranking_pipelines import (
-    CPU,
     TokenShuffler,
     draw_histories,
     equal_histories,
@@ -144,176 +131,6 @@ def test_activations_grow_with_the_cap_and_not_with_the_batch(pools, name):
     # Only the ids of the lookups grow.
     assert twos_64 - twos_16 <= 0.03 * 48 * per_sample
     assert eights_64 - twos_64 == pytest.approx(6 * per_sample, rel=0.05)
-
-
-@dataclass
-class Clicks(BaseBatch):
-    """Pooled features, a dense one, and a label."""
-
-    dense: torch.Tensor | None = None
-
-
-class ClickShuffler(QuickShuffler):
-    """The workload is the number of ids."""
-
-    def get_workloads(self, batch: Clicks) -> torch.Tensor:
-        return batch.num_tokens()
-
-
-class ClickModel(nn.Module):
-    """Pooled embeddings and dense features to a click."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.tables = EmbeddingBagCollection(
-            tables=[
-                EmbeddingBagConfig(name=name, embedding_dim=4, num_embeddings=50, feature_names=[name])
-                for name in ("a", "b")
-            ]
-        )
-        self.head = nn.Linear(8 + 2, 1)
-
-    def forward(self, batch: Clicks) -> tuple[torch.Tensor, torch.Tensor]:
-        pooled = self.tables(batch.features).values()
-        logits = self.head(torch.cat([pooled, batch.dense], 1))[:, 0]
-        losses = nn.functional.binary_cross_entropy_with_logits(logits, batch.labels, reduction="none")
-        return losses[: batch.num_samples], logits.detach()
-
-
-class RebuildingClickModel(ClickModel):
-    """Looks up features that are no field of the batch."""
-
-    def forward(self, batch: Clicks) -> tuple[torch.Tensor, torch.Tensor]:
-        features = batch.features
-        batch.features = KeyedJaggedTensor(features.keys(), features.values(), lengths=features.lengths())
-        return super().forward(batch)
-
-
-def _clicks(rows: int, num_real: int) -> Clicks:
-    rng = np.random.default_rng(dist.get_rank())
-    lengths = torch.from_numpy(rng.integers(0, 20 if dist.get_rank() else 5, (2, rows)))
-    lengths[:, num_real:] = 0
-    lengths = lengths.view(-1)
-    ids = torch.from_numpy(rng.integers(0, 50, int(lengths.sum())))
-    labels = torch.from_numpy(rng.integers(0, 2, rows)).float()
-    labels[num_real:] = 0
-    return Clicks(
-        features=KeyedJaggedTensor(["a", "b"], ids, lengths=lengths),
-        batch_size=rows,
-        feature_to_max_seqlen={"a": 20, "b": 20},
-        actual_batch_size=num_real,
-        labels=labels,
-        dense=torch.from_numpy(rng.normal(size=(rows, 2))).float(),
-    )
-
-
-def _click_step(
-    model: ClickModel, name: str, cap: int | None, num_real: int = 12
-) -> tuple[list[torch.Tensor], Any, int]:
-    """Returns parameters after a step, its outputs back where samples were loaded, and micro-batches."""
-    apply_optimizer_in_backward(torch.optim.SGD, model.tables.parameters(), {"lr": 100.0})
-    optimizer = torch.optim.SGD(model.head.parameters(), lr=100.0)
-    plan = construct_module_sharding_plan(
-        model.tables, {name: row_wise(compute_kernel="fused") for name in ("a", "b")}, device_type="cpu"
-    )
-    sharded = DistributedModelParallel(model, device=CPU, plan=ShardingPlan({"tables": plan}))
-    shuffler = ClickShuffler(max_tokens_per_micro_batch=cap)
-    pipeline = pipeline_of(name, sharded, optimizer, shuffler)
-    _, _, outputs = pipeline.progress(iter([_clicks(12, num_real)]))
-    pipeline.reset()
-    returned = shuffler.unshuffle(outputs, pipeline.plan)
-    dense = [p.detach().clone() for p in model.head.parameters()]
-    return [*_shards(sharded), *dense], returned, pipeline.report.num_micro_batches
-
-
-def _shards(sharded: nn.Module) -> list[torch.Tensor]:
-    """Returns copies of this rank's shards of the tables."""
-    return [
-        shard.tensor.clone()
-        for value in sharded.state_dict().values()
-        if hasattr(value, "local_shards")
-        for shard in value.local_shards()
-    ]
-
-
-def _compare_clicks(name: str) -> None:
-    whole, logits, _ = _click_step(ClickModel(), name, None)
-    divided, logits_of_divided, num_micro_batches = _click_step(ClickModel(), name, 30)
-    assert num_micro_batches > 1
-    start = [p.detach() for p in ClickModel().head.parameters()]
-    assert (whole[-2] - start[0]).norm() > 1
-    for one, other in zip(whole, divided, strict=True):
-        assert (one - other).norm() <= 1e-5 * max(float(one.norm()), 1.0)
-    torch.testing.assert_close(logits, logits_of_divided)
-
-    num_real = 11 if dist.get_rank() else 12  # with padding, and in a single micro-batch
-    _, logits, _ = _click_step(ClickModel(), name, None, num_real)
-    _, logits_of_one, num_micro_batches = _click_step(ClickModel(), name, 10**6, num_real)
-    assert num_micro_batches == 1
-    torch.testing.assert_close(logits[:num_real], logits_of_one[:num_real])
-
-
-@both_pipelines
-def test_pooled_tables_of_a_custom_model_train_the_same_in_micro_batches(pools, name):
-    pools(2).run(_compare_clicks, name)
-
-
-class TablesAlone(nn.Module):
-    """Nothing but tables, one of them under a second name."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.tables = ClickModel().tables
-        self.same = nn.ModuleDict({"tables": self.tables})
-
-    def forward(self, batch: Clicks) -> tuple[torch.Tensor, None]:
-        return self.tables(batch.features).values()[: batch.num_samples] ** 2, None
-
-
-def _tables_alone(name: str, cap: int | None) -> tuple[list[torch.Tensor], int]:
-    model = TablesAlone()
-    # By the sharder: with an optimizer in the backward, torch 2.9 asks for a stream where there is no GPU.
-    sharder = EmbeddingBagCollectionSharder(
-        fused_params={"optimizer": EmbOptimType.EXACT_SGD, "learning_rate": 1.0}
-    )
-    plan = construct_module_sharding_plan(
-        model.tables,
-        {name: row_wise(compute_kernel="fused") for name in ("a", "b")},
-        sharder=sharder,
-        device_type="cpu",
-    )
-    sharded = DistributedModelParallel(
-        model, device=CPU, plan=ShardingPlan({"tables": plan}), sharders=[sharder]
-    )
-    shuffler = BatchShufflerFactory.create("identity", max_tokens_per_micro_batch=cap)
-    pipeline = pipeline_of(name, sharded, sharded.fused_optimizer, shuffler)
-    pipeline.progress(iter([_clicks(12, 12 if dist.get_rank() else 1)]))
-    pipeline.reset()
-    return _shards(sharded), pipeline.report.num_micro_batches
-
-
-def _compare_tables_alone(name: str) -> None:
-    whole, _ = _tables_alone(name, None)
-    divided, num_micro_batches = _tables_alone(name, 40)
-    assert num_micro_batches > 1 and len(whole) >= 2
-    for one, other in zip(whole, divided, strict=True):
-        torch.testing.assert_close(one, other)
-
-
-@both_pipelines
-def test_a_model_of_tables_alone_trains_where_a_rank_has_fewer_samples(pools, name):
-    pools(2).run(_compare_tables_alone, name)
-
-
-def _hidden_features() -> str:
-    return error_of(_click_step, RebuildingClickModel(), "none", 30)
-
-
-def test_features_that_are_no_field_of_the_batch_are_named(pools):
-    for message in pools(2).run(_hidden_features):
-        assert message.startswith("RuntimeError: ")
-        assert "is called with a KeyedJaggedTensor that is no field of the batch" in message
 
 
 def _evaluated(cap: int | None) -> tuple[float, list[torch.Tensor]]:

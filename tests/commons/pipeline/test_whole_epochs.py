@@ -151,7 +151,7 @@ def _one_batch_at_a_time(name: str) -> list[int]:
 
 
 @pytest.mark.parametrize("name", ["none", "native"])
-def test_a_new_iterator_or_a_reset_forgets_no_batch_of_its_own_and_all_others(pools, name):
+def test_a_new_iterator_loses_no_batch_and_a_reset_drops_those_on_their_way(pools, name):
     expected = [ROWS * (n + n + 1) for n in (1, 2, 3, 4)] + [2 * ROWS * 2]
     assert pools(2).run(_one_batch_at_a_time, name) == [expected] * 2
 
