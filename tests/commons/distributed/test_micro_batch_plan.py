@@ -13,9 +13,8 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from commons.distributed import BatchShufflerFactory
 from tests.commons.distributed.errors_and_warnings import error_of, warnings_of
 from tests.commons.distributed.loaded_batches import check_identical, lopsided_batch
-from tests.commons.distributed.shufflers import DictShuffler, QuickShuffler
+from tests.commons.distributed.shufflers import DictShuffler, QuickShuffler, check_divided
 from tests.commons.distributed.test_containers import KINDS, ContainerShuffler, contents, make_batch
-from tests.commons.distributed.test_shuffle import check_divided
 
 
 def _error_of_another_cap() -> str:

@@ -19,7 +19,14 @@ from hypothesis import strategies as st
 from commons.distributed import BalanceReport, BatchShufflerFactory, ShufflePlan
 from tests.commons.distributed.errors_and_warnings import error_of
 from tests.commons.distributed.loaded_batches import check_identical, outputs_of, sample_ids
-from tests.commons.distributed.shufflers import Case, FieldShuffler, QuickShuffler, cases, planned
+from tests.commons.distributed.shufflers import (
+    Case,
+    FieldShuffler,
+    QuickShuffler,
+    cases,
+    check_divided,
+    planned,
+)
 from tests.drawn_batches import MixedBatch, draw_batch, sample_contents
 
 FIELDS = ("scores", "keyed", "tokens", "right")  # of the outputs
@@ -184,17 +191,6 @@ def _check_loads(case: Case, window: ShufflePlan, number: int, report: BalanceRe
         assert loads == sorted(loads) == report.micro_batch_loads[rank].tolist()
     assert report.num_micro_batches == plan.num_micro_batches
     assert report.micro_batch_imbalance >= report.imbalance_after - 1e-12
-
-
-def check_divided(plan: ShufflePlan, cap: int) -> None:
-    """Checks that each sample of a rank is in one of its micro-batches, and that these keep to the cap."""
-    assert plan.num_micro_batches >= 1
-    for rank, samples in enumerate(plan.partition):
-        of_rank = plan.micro_batches_on(rank)
-        assert len(of_rank) == plan.num_micro_batches
-        assert all((np.diff(rows) > 0).all() for rows in of_rank)
-        assert sorted(np.concatenate(of_rank).tolist()) == list(range(len(samples)))
-        assert all(len(rows) == 1 or plan.tokens[samples[rows]].sum() <= cap for rows in of_rank)
 
 
 CAPS = [None, None, 1, 6, 12, 13, 30, 10**6]
