@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import torch
 import torch.distributed as dist
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from commons.distributed import BatchShufflerFactory, IdentityShuffler
 from tests.commons.distributed.errors_and_warnings import error_of
@@ -62,3 +64,18 @@ def test_different_settings_or_groups_are_refused_on_all_ranks(pools):
     assert "all ranks need the same settings" in settings
     assert consistent == "no error"
     assert groups.startswith("ValueError: rank 0 balances among ranks [0, 1], and one of these among others")
+
+
+def _micro_batches_where_rank_1_has_no_samples() -> list[int]:
+    shuffler = IdentityShuffler(max_tokens_per_micro_batch=9)
+    ids = KeyedJaggedTensor(["id"], torch.arange(12), lengths=torch.full((3,), 4))
+    batches = [{"ids": ids}] if dist.get_rank() == 0 else []
+    everyone = shuffler.plan_with(shuffler.planner_of_all_ranks(), batches, None)
+    plan = everyone.within(np.array(shuffler.group.ranks))
+    batch = shuffler.exchange(shuffler.rows_for_step(batches, plan, 0), plan)
+    return [one["ids"].stride() for one in shuffler.micro_batches(batch, plan)]
+
+
+def test_a_rank_without_samples_repeats_its_only_row_in_each_micro_batch(pools):
+    with_samples, without = pools(2).run(_micro_batches_where_rank_1_has_no_samples)
+    assert sum(with_samples) == 3 and without == [1] * len(with_samples) == [1, 1]
