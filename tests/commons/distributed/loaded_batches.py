@@ -1,4 +1,4 @@
-"""Batches as ranks load them, and what is the same to the bit."""
+"""Batches as ranks load them, outputs that a model may compute, and a bitwise comparison."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FLOPS = HSTUFlops(num_layers=1, hidden_size=128, num_heads=1, head_dim=128)
 
 
 def check_identical(got, expected, where="batch") -> None:
-    """Both are the same, bit for bit: -0.0 is not 0.0, and NaNs are equal if their bits are."""
+    """Checks that both are the same, bit for bit: -0.0 is not 0.0, and NaNs are equal if their bits are."""
     assert type(got) is type(expected), where
     if isinstance(got, TensorDictBase):
         assert got.batch_size == expected.batch_size, where
@@ -50,23 +50,23 @@ def check_identical(got, expected, where="batch") -> None:
 
 
 def agreed(shuffler, labels="keyed"):
-    """The shuffler after a first step, which agrees on the fields: what follows are steps like any other."""
+    """Runs a first step, in which ranks agree on the fields; later steps are like any other."""
     shuffler.shuffle(draw_batch(np.random.default_rng(0), 0, 1, 1, labels))
     return shuffler
 
 
 def loaded_batch(shuffler, case):
-    """The case's batch of this rank as `plan` takes it, and as `exchange` does."""
+    """Returns this rank's first batch of the case as `plan` takes it, and as `exchange` does."""
     rank = dist.get_rank()
-    mine = case.rows[rank]
-    if mine is None:
+    if not case.batches[rank]:
         return None, shuffler.padding_batch()
-    batch = draw_batch(np.random.default_rng((case.seed, rank)), 1000 * (rank + 1), *mine, case.labels)
+    sizes = case.batches[rank][0]
+    batch = draw_batch(np.random.default_rng((case.seed, rank)), 1000 * (rank + 1), *sizes, case.labels)
     return batch, batch
 
 
 def lopsided_batch():
-    """Four drawn samples, of which those of rank 0 are heavier."""
+    """Draws four samples, which are heavier on rank 0."""
     rank = dist.get_rank()
     batch = draw_batch(np.random.default_rng(rank), 1000 * (rank + 1), 4, 4)
     batch.workload = torch.arange(4) + 100 * (rank == 0)
@@ -78,9 +78,9 @@ def sample_ids(batch) -> list[int]:
 
 
 def outputs_of(ids: list[int], num_padding: int, junk: bool = False) -> dict:
-    """What a model may compute of samples, each of them a function of the sample's number; then padding.
+    """Makes what a model may compute for samples, a function of each sample's number; then padding rows.
 
-    Lengths are others than in the batch. Junk in padding rows is what a model computes there.
+    Lengths differ from those in the batch. With `junk`, padding rows are not empty, as a model leaves them.
     """
     rows = [_output_of_one(sample) for sample in ids]
     rows += [_output_of_one(-1 if junk else None)] * num_padding
@@ -105,7 +105,7 @@ def outputs_of(ids: list[int], num_padding: int, junk: bool = False) -> dict:
 
 
 def _output_of_one(sample: int | None) -> dict:
-    """One sample's; None for a padding row that has nothing in it."""
+    """Makes the output for one sample; None for an empty padding row."""
     if sample is None:
         return {
             "scores": torch.zeros(2, 3),
@@ -129,7 +129,7 @@ class HistoryBatch(HSTUBatch):
 
 
 def history_batch(rng: np.random.Generator, rows: int) -> HistoryBatch:
-    """Items, actions and a label of each item, of lognormal histories, as HSTU is trained with."""
+    """Draws lognormal histories of items, actions, and a label per item, as HSTU trains on."""
     lengths = torch.from_numpy(rng.lognormal(5, 1.2, rows).clip(1, 4096).astype(np.int64))
     total = int(lengths.sum())
     ids = torch.from_numpy(rng.integers(0, 10**6, 2 * total + rows))

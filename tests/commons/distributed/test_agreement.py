@@ -1,4 +1,4 @@
-"""With `verify` ranks notice that they do not do the same, and all of them say so."""
+"""With `verify`, ranks notice that they disagree, and all of them say so."""
 
 from __future__ import annotations
 
@@ -6,32 +6,14 @@ import dataclasses
 import re
 
 import numpy as np
-import pytest
 import torch
 import torch.distributed as dist
 
 from commons.distributed.exchange import EXCHANGES, Exchange
 from commons.distributed.planner import Planner
-from tests.commons.distributed.test_shuffle import FieldShuffler
-from tests.drawn_batches import draw_batch
-
-BOTH = sorted(EXCHANGES)
-
-
-def _batch():
-    """Four samples per rank, of which those of rank 0 are heavier."""
-    rank = dist.get_rank()
-    batch = draw_batch(np.random.default_rng(rank), 1000 * (rank + 1), 4, 4)
-    batch.workload = torch.arange(4) + 100 * (rank == 0)
-    return batch
-
-
-def _error(function, *args) -> str:
-    try:
-        function(*args)
-    except Exception as error:
-        return "\n".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", [])])
-    return "no error"
+from tests.commons.distributed.errors_and_warnings import error_of
+from tests.commons.distributed.loaded_batches import BOTH, lopsided_batch
+from tests.commons.distributed.shufflers import QuickShuffler
 
 
 class DifferentPlanner(Planner):
@@ -48,80 +30,78 @@ class DifferentPlanner(Planner):
         return dataclasses.replace(plan, destination=swapped)
 
 
-class DifferentShuffler(FieldShuffler):
+class DifferentShuffler(QuickShuffler):
     def _make_planner(self, *args):
         made = super()._make_planner(*args)
         made.__class__ = DifferentPlanner
         return made
 
 
-def _different_plans(window: int) -> str:
-    shuffler = DifferentShuffler(window=window, verify=True)
-    shuffler.plan_window([_batch()] * window)
-    return _error(shuffler.plan_window, [_batch()] * window)
+def _different_plans() -> list[str]:
+    errors = []
+    for window in (1, 2):
+        shuffler = DifferentShuffler(window=window, verify=True)
+        shuffler.plan_window([lopsided_batch()] * window)
+        errors.append(error_of(shuffler.plan_window, [lopsided_batch()] * window))
+    return errors
 
 
-@pytest.mark.parametrize("window", [1, 2])
-def test_ranks_that_plan_differently_all_say_both_hashes(pools, window):
-    errors = pools(3).run(_different_plans, window)
-    assert errors[0] == errors[1] == errors[2]
-    found = re.match(
-        r"RuntimeError: ranks have different plans for one step: its hash is (0x[0-9a-f]+) on rank 0 and "
-        r"(0x[0-9a-f]+) on rank 1 of the ranks",
-        errors[0],
-    )
-    assert found
-    assert found[1] != found[2]
+def test_ranks_with_different_plans_all_name_both_hashes(pools):
+    errors, *elsewhere = pools(3).run(_different_plans)
+    assert elsewhere == [errors] * 2
+    for error in errors:
+        found = re.match(
+            r"RuntimeError: ranks have different plans for one step: its hash is (0x[0-9a-f]+) on rank 0 and "
+            r"(0x[0-9a-f]+) on rank 1 of the ranks",
+            error,
+        )
+        assert found and found[1] != found[2]
 
 
-def _plans_of_other_loads(loads: list[list[int]]) -> list[int]:
-    shuffler = FieldShuffler(verify=True)
+def _fingerprints(loads: list[list[int]]) -> list[int]:
+    shuffler = QuickShuffler(verify=True)
     fingerprints = []
     for of_step in loads:
-        batch = _batch()
+        batch = lopsided_batch()
         batch.workload = torch.tensor(of_step) * (1 + dist.get_rank())
         fingerprints.append(shuffler.plan(batch).fingerprint)
     return fingerprints
 
 
-def test_equal_plans_and_only_these_have_equal_hashes(pools):
-    first, *others = pools(2).run(_plans_of_other_loads, [[1, 2, 3, 4], [1, 2, 3, 5], [1, 2, 3, 4]])
+def test_only_equal_plans_have_equal_hashes(pools):
+    first, *others = pools(2).run(_fingerprints, [[1, 2, 3, 4], [1, 2, 3, 5], [1, 2, 3, 4]])
     assert [first] == others
     assert first[0] == first[2] != first[1]
 
 
-class LossyShuffler(FieldShuffler):
+def _error_of_a_wrong_exchange(exchange: str, change: int) -> str:
     """On rank 1, the exchange drops or doubles a sample."""
+    shuffler, whole = QuickShuffler(exchange=exchange, verify=True), EXCHANGES[exchange]
 
-    def __init__(self, exchange: str, change: int) -> None:
-        super().__init__(exchange=exchange, verify=True)
-        if dist.get_rank() == 1:
-            whole = EXCHANGES[exchange]
+    def move(rows, plan, group):
+        moved = whole.move(rows, plan, group)
+        return moved.select(np.arange(moved.num_rows + change) % moved.num_rows)
 
-            def move(rows, plan, group):
-                moved = whole.move(rows, plan, group)
-                return moved.select(np.arange(moved.num_rows + change) % moved.num_rows)
-
-            self._exchange = Exchange(move, whole.traffic)
-
-
-def _lost(exchange: str, change: int) -> str:
-    shuffler = LossyShuffler(exchange, change)
-    batch = _batch()
+    if dist.get_rank() == 1:
+        shuffler._exchange = Exchange(move, whole.traffic)
+    batch = lopsided_batch()
     plan = shuffler.plan(batch)
     assert plan.moves
-    return _error(shuffler.exchange, batch, plan)
+    return error_of(shuffler.exchange, batch, plan)
 
 
-@pytest.mark.parametrize("exchange", BOTH)
-@pytest.mark.parametrize("change", [-1, 1])
-def test_a_sample_that_one_rank_loses_or_doubles_is_an_error_on_all(pools, exchange, change):
-    errors = pools(3).run(_lost, exchange, change)
-    expected = (
-        f"RuntimeError: rank 1 of the ranks to balance among has {4 + change} samples after the exchange, "
+def _errors_of_wrong_exchanges() -> list[str]:
+    return [_error_of_a_wrong_exchange(exchange, change) for exchange in BOTH for change in (-1, 1)]
+
+
+def test_a_sample_that_one_rank_loses_or_doubles_is_an_error_on_all(pools):
+    expected = [
+        f"RuntimeError: rank 1 of the ranks to balance among has {count} samples after the exchange, "
         "expected 4"
-    )
-    assert errors == [expected] * 3
+        for _ in BOTH
+        for count in (3, 5)
+    ]
+    assert pools(3).run(_errors_of_wrong_exchanges) == [expected] * 3
 
 
 class Unpicklable(Exception):
@@ -140,28 +120,18 @@ class RaisingPlanner(Planner):
         return super()._placed(gathered)
 
 
-class RaisingShuffler(FieldShuffler):
-    def __init__(self, error: Exception) -> None:
-        super().__init__(verify=True)
-        self._planner.__class__ = RaisingPlanner
-        self._planner.errors = [None, error, None]
-
-
-def _placing_raises(unpicklable: bool) -> list[str]:
-    error = Unpicklable("this", "that") if unpicklable else LookupError("no such placement")
-    shuffler = RaisingShuffler(error)
-    return [_error(shuffler.plan, _batch()) for _ in range(3)]
+def _errors_of_placing() -> list[str]:
+    """Returns the errors of three steps, and that of one whose error does not pickle."""
+    shuffler = QuickShuffler(verify=True)
+    shuffler._planner.__class__ = RaisingPlanner
+    shuffler._planner.errors = [None, LookupError("no such placement"), None, Unpicklable("this", "that")]
+    return [error_of(shuffler.plan, lopsided_batch()) for _ in range(4)]
 
 
 def test_an_error_of_placing_on_one_rank_is_raised_on_all(pools):
-    results = pools(3).run(_placing_raises, False)
-    for rank, (first, error, after) in enumerate(results):
+    for rank, (first, error, after, in_words) in enumerate(pools(3).run(_errors_of_placing)):
         assert first == after == "no error"
         assert error.startswith("LookupError: no such placement")
         assert rank == 1 or "raised on rank 1:" in error
-
-
-def test_an_error_that_cannot_be_sent_reaches_the_others_in_words(pools):
-    elsewhere, here, _ = [errors[1] for errors in pools(3).run(_placing_raises, True)]
-    assert here.startswith("Unpicklable: this and that")
-    assert elsewhere.startswith("RuntimeError: Unpicklable: this and that")
+        kind = "Unpicklable" if rank == 1 else "RuntimeError: Unpicklable"
+        assert in_words.startswith(f"{kind}: this and that")

@@ -1,24 +1,20 @@
-"""What a step costs: collectives, synchronisations, bytes."""
+"""The cost of a step: collectives, synchronizations, bytes."""
 
 from __future__ import annotations
 
-import inspect
-from contextlib import contextmanager
 from pathlib import Path
-from unittest import mock
 
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
-from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
 from commons.distributed.exchange import EXCHANGES
 from commons.distributed.placement import LoadedSamples, place
 from commons.distributed.shuffle_plan import ShufflePlan
 from commons.distributed.shuffler_settings import ShufflerSettings
+from tests.commons.distributed.counted_collectives import no_synchronization, recorded_collectives
 from tests.commons.distributed.loaded_batches import (
     BOTH,
     FLOPS,
@@ -27,108 +23,10 @@ from tests.commons.distributed.loaded_batches import (
     history_batch,
     lopsided_batch,
 )
-from tests.commons.distributed.test_shuffle import QuickShuffler
+from tests.commons.distributed.shufflers import DictShuffler, QuickShuffler
 from tests.drawn_batches import draw_batch
 
 MOVIELENS_100K = Path(__file__).parents[4] / "shared/data/ml-100k"
-
-
-COMMUNICATION = [
-    "all_gather",
-    "all_gather_coalesced",
-    "all_gather_into_tensor",
-    "all_gather_object",
-    "all_gather_single",
-    "all_reduce",
-    "all_reduce_coalesced",
-    "all_to_all",
-    "all_to_all_single",
-    "barrier",
-    "batch_isend_irecv",
-    "broadcast",
-    "broadcast_object_list",
-    "gather",
-    "gather_object",
-    "irecv",
-    "isend",
-    "monitored_barrier",
-    "new_group",
-    "new_subgroups",
-    "recv",
-    "recv_object_list",
-    "reduce",
-    "reduce_scatter",
-    "reduce_scatter_single",
-    "reduce_scatter_tensor",
-    "scatter",
-    "scatter_object_list",
-    "send",
-    "send_object_list",
-    "split_group",
-]
-
-
-@contextmanager
-def _collectives():
-    """Every call of torch.distributed that communicates: its name, and its arguments by name."""
-    calls = []
-
-    def recorded(name, function):
-        signature = inspect.signature(function)
-
-        def call(*args, **kwargs):
-            calls.append((name, signature.bind(*args, **kwargs).arguments))
-            return function(*args, **kwargs)
-
-        return call
-
-    functions = {name: recorded(name, getattr(dist, name)) for name in COMMUNICATION if hasattr(dist, name)}
-    with mock.patch.multiple(dist, **functions):
-        yield calls
-
-
-class _SynchronisingOps(TorchDispatchMode):
-    """Fails on operations that, on CUDA, make the host wait for the device to learn a value or a size."""
-
-    NAMES = (
-        "_local_scalar_dense",
-        "bincount",
-        "equal",
-        "is_nonzero",
-        "item",
-        "masked_select",
-        "nonzero",
-        "_unique",
-    )
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
-        name = func.__name__.split(".")[0]
-        bad = name == "item" or any(name.startswith(prefix) for prefix in self.NAMES)
-        if name == "repeat_interleave":
-            bad = kwargs.get("output_size") is None
-        elif name in ("index", "index_put", "index_put_"):
-            bad = any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1])
-        assert not bad, f"{func} waits for the device"
-        return func(*args, **kwargs)
-
-
-class _SynchronisingCalls(TorchFunctionMode):
-    """Fails on functions that read a tensor on the host, or copy to the device from pageable memory."""
-
-    NAMES = ("__array__", "__bool__", "__float__", "__index__", "__int__", "cpu", "item", "numpy", "tolist")
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
-        name = getattr(func, "__name__", "")
-        # Nothing is read of, or copied from, a tensor without elements.
-        bad = name in self.NAMES and isinstance(args[0], torch.Tensor) and args[0].numel() > 0
-        bad |= func in (torch.tensor, torch.as_tensor)
-        if func is torch.Tensor.to:
-            target = kwargs.get("device", args[1] if len(args) > 1 else None)
-            bad = isinstance(target, torch.device | str) and not kwargs.get("non_blocking", False)
-        assert not bad, f"{name} waits for the device"
-        return func(*args, **kwargs)
 
 
 @pytest.mark.parametrize(
@@ -150,31 +48,20 @@ class _SynchronisingCalls(TorchFunctionMode):
         lambda x: torch.equal(x, x),
     ],
 )
-def test_the_checks_for_synchronisation_find_it(read):
-    with (
-        pytest.raises(AssertionError, match="waits for the device"),
-        _SynchronisingOps(),
-        _SynchronisingCalls(),
-    ):
+def test_synchronizations_are_found(read):
+    with pytest.raises(AssertionError, match="waits for the device"), no_synchronization():
         read(torch.tensor([1, 2, 3]))
 
 
-def test_the_checks_for_synchronisation_let_asynchronous_work_pass():
+def test_asynchronous_work_passes():
     x = torch.tensor([1, 2, 3])
-    with _SynchronisingOps(), _SynchronisingCalls():
+    with no_synchronization():
         rows = torch.from_numpy(np.array([2, 0])).to(x.device, non_blocking=True)
         assert x.index_select(0, rows).repeat_interleave(x[:2], output_size=3).int().shape == (3,)
 
 
-class DictShuffler(QuickShuffler):
-    """The workload is an entry of a dict."""
-
-    def get_workloads(self, batch):
-        return batch["workload"]
-
-
 def _many_fields(seed: int) -> dict:
-    """Three keyed fields of other dtypes, two with weights, and four dense ones; rank 1 has the long rows."""
+    """Draws jagged fields of many dtypes, two with weights, and dense ones; rank 1 has the long rows."""
     rank = dist.get_rank()
     rng = np.random.default_rng((seed, rank))
 
@@ -188,6 +75,10 @@ def _many_fields(seed: int) -> dict:
     return {
         "ids": keyed(["a", "b", "c"], torch.int64),
         "times": keyed(["t"], torch.float32, torch.float64),
+        "jagged": JaggedTensor(torch.arange(9), lengths=torch.tensor([1, 0, 2, 3, 0, 3])),
+        "nested": torch.nested.nested_tensor_from_jagged(
+            torch.arange(8.0), torch.tensor([0, 1, 1, 4, 6, 7, 8])
+        ),
         "codes": keyed(["d", "e"], torch.int16, torch.float16),
         "workload": torch.from_numpy(rng.integers(1, 100, 6) * (1 + 100 * rank)),
         "price": torch.rand(6, 3, dtype=torch.float64),
@@ -197,49 +88,77 @@ def _many_fields(seed: int) -> dict:
 
 
 def _collectives_of_a_step(exchange: str, verify: bool) -> list[str]:
-    shuffler = DictShuffler(exchange=exchange, verify=verify)
+    shuffler = DictShuffler(exchange=exchange, verify=verify, max_tokens_per_micro_batch=9)
     shuffler.shuffle(_many_fields(0))  # agrees on the fields, and fills the caches that depend on them
     names = {id(shuffler.group.planning): "planning", id(shuffler.group.exchange): "exchange"}
     names[id(shuffler.group.checks)] = "checks"
     batch = _many_fields(1)
-    with _collectives() as calls:
+    with recorded_collectives() as calls:
         plan = shuffler.plan(batch)
-        assert plan.moves
+        assert plan.moves and plan.num_micro_batches > 1
         if verify:
             shuffler.exchange(batch, plan)
         else:
-            with _SynchronisingOps(), _SynchronisingCalls():
-                shuffler.exchange(batch, plan)
+            with no_synchronization():
+                shuffler.micro_batches(shuffler.exchange(batch, plan), plan)
     return [f"{name} on {names[id(arguments['group'])]}" for name, arguments in calls]
 
 
 PAYLOAD = {"all_gather": "all_gather_into_tensor on exchange", "all_to_all": "all_to_all_single on exchange"}
+PLANNING = "all_gather_into_tensor on planning"
+CHECKS = "all_gather_into_tensor on checks"
 
 
 @pytest.mark.parametrize("exchange", BOTH)
 def test_a_step_takes_one_collective_to_plan_and_one_to_exchange_and_never_waits_for_the_device(
     pools, exchange
 ):
-    expected = ["all_gather_into_tensor on planning", PAYLOAD[exchange]]
     for calls in pools(3).run(_collectives_of_a_step, exchange, False):
-        assert calls == expected
+        assert calls == [PLANNING, PAYLOAD[exchange]]
 
 
 @pytest.mark.parametrize("exchange", BOTH)
-def test_checking_takes_one_more_to_plan_and_two_to_exchange(pools, exchange):
-    planning = "all_gather_into_tensor on planning"
-    checks = "all_gather_into_tensor on checks"
-    expected = [planning, planning, checks, PAYLOAD[exchange], checks]
+def test_verifying_takes_one_more_to_plan_and_two_to_exchange(pools, exchange):
     for calls in pools(2).run(_collectives_of_a_step, exchange, True):
-        assert calls == expected
+        assert calls == [PLANNING, PLANNING, CHECKS, PAYLOAD[exchange], CHECKS]
 
 
-def _collectives_of_what_stays(exchange: str) -> list[str]:
+def _collectives_of_windows(exchange: str, window: int, cap: int | None) -> list[list[str]]:
+    """Returns the collectives of planning and a first step, and of two ways back."""
+    settings = {"exchange": exchange, "window": window, "max_tokens_per_micro_batch": cap}
+    shuffler = agreed(QuickShuffler(**settings, verify=True))
+    batches = [lopsided_batch() for _ in range(window)]
+    with recorded_collectives() as there:
+        planned = shuffler.plan_window(batches)
+        plan = planned.steps[0]
+        moved = shuffler.exchange(shuffler.rows_for_step(batches, planned, 0), plan)
+    assert plan.moves
+    with recorded_collectives() as calls, no_synchronization():
+        micro_batches = shuffler.micro_batches(moved, plan)
+    assert calls == []
+    assert cap is None or len(micro_batches) > 1
+    counted = [there]
+    for values in (micro_batches, [micro_batch.small for micro_batch in micro_batches]):
+        with recorded_collectives() as back:
+            shuffler.unshuffle(values if cap else values[0], plan)
+        counted.append(back)
+    return [[name for name, _ in calls] for calls in counted]
+
+
+@pytest.mark.parametrize("window", [1, 2])
+@pytest.mark.parametrize("exchange", BOTH)
+def test_micro_batches_take_no_collective_and_never_wait_for_the_device(pools, exchange, window):
+    whole, divided = (pools(3).run(_collectives_of_windows, exchange, window, cap) for cap in (None, 13))
+    assert divided == whole
+    assert all(map(len, whole[0]))
+
+
+def _collectives_where_nothing_moves(exchange: str) -> list[str]:
     shuffler = agreed(QuickShuffler(exchange=exchange, partitioner="rebalance"))
     batch = draw_batch(np.random.default_rng(0), 0, 4, 4)  # the same on each rank
     plan = shuffler.plan(batch)
     assert not plan.moves
-    with _collectives() as calls, _SynchronisingOps(), _SynchronisingCalls():
+    with recorded_collectives() as calls, no_synchronization():
         moved = shuffler.exchange(batch, plan)
     check_identical(moved, batch)
     assert shuffler.traffic(plan) == (0, 0)
@@ -247,41 +166,42 @@ def _collectives_of_what_stays(exchange: str) -> list[str]:
 
 
 @pytest.mark.parametrize("exchange", BOTH)
-def test_where_every_sample_stays_nothing_is_communicated(pools, exchange):
-    assert pools(2).run(_collectives_of_what_stays, exchange) == [[], []]
+def test_nothing_is_communicated_where_every_sample_stays(pools, exchange):
+    assert pools(2).run(_collectives_where_nothing_moves, exchange) == [[], []]
 
 
-def _collectives_of_the_way_back() -> list[list[str]]:
+def _collectives_of_unshuffle() -> list[list[str]]:
     shuffler = agreed(QuickShuffler())
     batch = lopsided_batch()
     plan = shuffler.plan(batch)
     moved = shuffler.exchange(batch, plan)
     counted = []
     for values in (moved.small, {"small": moved.small, "matrix": moved.matrix}, moved.weighted, moved):
-        with _collectives() as calls:
+        with recorded_collectives() as calls:
             shuffler.unshuffle(values, plan)
         counted.append([name for name, _ in calls])
-    with _SynchronisingOps(), _SynchronisingCalls():
+    return counted
+    with no_synchronization():
         shuffler.unshuffle(moved.small[: moved.num_samples].clone(), plan)
     return counted
 
 
-def test_the_way_back_takes_one_collective_and_one_more_for_lengths(pools):
+def test_unshuffle_takes_one_collective_and_one_more_for_lengths(pools):
     one, two = ["all_to_all_single"], ["all_to_all_single"] * 2
-    assert pools(2).run(_collectives_of_the_way_back) == [[one, one, two, two]] * 2
+    assert pools(2).run(_collectives_of_unshuffle) == [[one, one, two, two]] * 2
 
 
 def _bytes_of_steps(exchange: str) -> list[tuple[int, int, int, int]]:
-    """Per step: bytes that the collective's tensors send and receive, and what `traffic` says of both."""
+    """Returns for each step the bytes sent and received: of the collective's tensors, then by `traffic`."""
     rank, num_ranks = dist.get_rank(), dist.get_world_size()
     shuffler = QuickShuffler(partitioner="rebalance", exchange=exchange)
     rng = np.random.default_rng(rank)
     steps = []
-    for _ in range(4):
+    for _ in range(3):
         batch = history_batch(rng, 32)
         plan = shuffler.plan(batch)
         assert plan.moves
-        with _collectives() as calls:
+        with recorded_collectives() as calls:
             shuffler.exchange(batch, plan)
         ((_, arguments),) = calls
         if exchange == "all_to_all":
@@ -295,7 +215,7 @@ def _bytes_of_steps(exchange: str) -> list[tuple[int, int, int, int]]:
     return steps
 
 
-def test_all_to_all_sends_what_it_says_and_a_quarter_of_an_all_gather_at_most(pools):
+def test_traffic_is_exact_and_all_to_all_sends_at_most_a_quarter_of_an_all_gather(pools):
     straight, gathered = (
         np.array(pools(4).run(_bytes_of_steps, way)) for way in ("all_to_all", "all_gather")
     )
@@ -305,7 +225,7 @@ def test_all_to_all_sends_what_it_says_and_a_quarter_of_an_all_gather_at_most(po
     assert straight[..., 0].mean() <= gathered[..., 1].mean() / 4
 
 
-def test_at_64_ranks_of_movielens_it_sends_a_hundredth_of_an_all_gather_at_most():
+def test_all_to_all_sends_at_most_a_hundredth_of_an_all_gather_at_64_ranks_of_movielens():
     if not (MOVIELENS_100K / "u.data").is_file():
         pytest.skip(f"no MovieLens 100K in {MOVIELENS_100K}")
     ranks, rows = 64, 32

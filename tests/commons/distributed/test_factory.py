@@ -1,3 +1,5 @@
+"""Registries of shufflers and pipelines."""
+
 from __future__ import annotations
 
 import pytest
@@ -11,7 +13,7 @@ class OwnShuffler(BatchShuffler):
         return batch.num_tokens()
 
 
-def test_register_create_unregister():
+def test_a_shuffler_is_registered_created_and_unregistered():
     assert register_batch_shuffler("own")(OwnShuffler) is OwnShuffler
     try:
         assert BatchShufflerFactory.is_registered("own")
@@ -27,7 +29,7 @@ def test_register_create_unregister():
 
 
 @pytest.mark.parametrize("factory", [BatchShufflerFactory, TrainPipelineFactory])
-def test_a_cleared_registry_has_no_name_and_takes_all_again(factory):
+def test_a_cleared_registry_is_empty_and_takes_all_names_again(factory):
     classes = dict(factory._classes)
     try:
         factory.clear_registry()
@@ -46,7 +48,7 @@ def test_identity_takes_the_settings_of_any_shuffler():
     assert shuffler.group.num_ranks == 1
 
 
-def test_what_is_no_shuffler_is_refused():
+def test_only_shufflers_can_be_registered():
     with pytest.raises(TypeError, match="'x': <class 'dict'> is not a subclass of BatchShuffler"):
         register_batch_shuffler("x")(dict)
 
@@ -55,7 +57,7 @@ def test_what_is_no_shuffler_is_refused():
 @pytest.mark.parametrize(
     ("factory", "listed"), [(BatchShufflerFactory, "identity"), (TrainPipelineFactory, "'native', 'none'")]
 )
-def test_an_unknown_name_lists_what_there_is(factory, listed, call):
+def test_an_unknown_name_lists_the_registered_ones(factory, listed, call):
     with pytest.raises(KeyError, match=f"unknown .* 'nothing'; registered are .*{listed}"):
         getattr(factory, call)("nothing")
 
@@ -63,9 +65,3 @@ def test_an_unknown_name_lists_what_there_is(factory, listed, call):
 def test_a_config_without_type_is_refused():
     with pytest.raises(KeyError, match="needs a"):
         BatchShufflerFactory.create_from_config({"equal_rows": True})
-
-
-@pytest.mark.parametrize("setting", ["partitioner", "exchange"])
-def test_unknown_algorithms_list_what_there_is(setting):
-    with pytest.raises(KeyError, match=f"unknown {setting} 'nothing'; there are"):
-        OwnShuffler(**{setting: "nothing"})

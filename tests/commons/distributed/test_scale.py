@@ -1,8 +1,7 @@
-"""A loop of one's own: `BatchShuffler.scale`."""
+"""`BatchShuffler.scale`, in a custom training loop."""
 
 from __future__ import annotations
 
-import logging
 from itertools import islice, product
 
 import pytest
@@ -10,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from commons.distributed import IdentityShuffler
+from tests.commons.distributed.errors_and_warnings import warnings_of
 from tests.commons.pipeline.scored_samples import (
     ScoredShuffler,
     Scorer,
@@ -41,7 +41,7 @@ def _reduced(model, gradients):
 
 
 def _step(who, reduction, gradients, rows, kind="dict"):
-    """Gradients of one optimizer step of one batch, or of several that are accumulated."""
+    """Returns the gradients of an optimizer step of one batch, or of several that are accumulated."""
     shuffler = _shuffler(who, kind)
     model = Scorer(kind, reduction)
     batches = [draw(kind, samples_of(dist.get_rank(), of_step, step)) for step, of_step in enumerate(rows)]
@@ -66,23 +66,27 @@ def _check(results, rows):
             assert float((one - other).norm()) <= 1e-5 * float(other.norm())
 
 
-@pytest.mark.parametrize("who", ["all ranks", "identity"])
-@pytest.mark.parametrize(
-    ("reduction", "gradients"), list(product(["sum", "mean", "global_mean"], ["mean", "sum"]))
-)
-def test_a_step_of_ones_own_loop(pools, who, reduction, gradients):
-    _check(pools(2).run(_step, who, reduction, gradients, [ROWS]), [ROWS])
+CASES = [
+    *product(["all ranks", "identity"], ["sum", "mean", "global_mean"], ["mean", "sum"], [[ROWS]]),
+    *product(["all ranks", "identity"], ["sum", "mean"], ["mean"], [ACCUMULATED]),
+]
 
 
-@pytest.mark.parametrize("who", ["all ranks", "identity"])
-@pytest.mark.parametrize("reduction", ["sum", "mean"])
-def test_accumulated_gradients(pools, who, reduction):
-    _check(pools(2).run(_step, who, reduction, "mean", ACCUMULATED), ACCUMULATED)
+def _steps(cases):
+    return [_step(*case) for case in cases]
 
 
-@pytest.mark.parametrize("rows", [[(5, 2, 1, 3)], [(5, 2, 1, 3), (1, 1, 4, 4)]])
-def test_ranks_that_balance_in_pairs_count_the_tokens_of_all(pools, rows):
-    _check(pools(4).run(_step, "within pairs", "mean", "mean", rows), rows)
+def test_a_custom_loop_learns_the_global_mean_with_and_without_accumulation(pools):
+    for case, results in zip(CASES, zip(*pools(2).run(_steps, CASES), strict=True), strict=True):
+        _check(results, case[-1])
+
+
+IN_PAIRS = [("within pairs", "mean", "mean", rows) for rows in ([(5, 2, 1, 3)], [(5, 2, 1, 3), (1, 1, 4, 4)])]
+
+
+def test_ranks_that_balance_in_pairs_count_the_tokens_of_all(pools):
+    for case, results in zip(IN_PAIRS, zip(*pools(4).run(_steps, IN_PAIRS), strict=True), strict=True):
+        _check(results, case[-1])
 
 
 def _errors():
@@ -106,7 +110,7 @@ def _errors():
     return messages
 
 
-def test_wrong_calls_are_told(pools):
+def test_wrong_calls_are_refused(pools):
     for messages in pools(2).run(_errors):
         unknown, vector, gradients, foreign, accumulated = messages
         assert unknown.startswith("loss_reduction='average': expected")
@@ -116,33 +120,23 @@ def test_wrong_calls_are_told(pools):
         assert '"global_mean" is of one batch, and step_plans has 2' in accumulated
 
 
-class Heard(logging.Handler):
-    def __init__(self) -> None:
-        super().__init__()
-        self.messages: list[str] = []
-
-    def emit(self, record):
-        self.messages.append(record.getMessage())
-
-
-def _warnings(how):
-    heard = Heard()
-    logger = logging.getLogger("commons.distributed.loss_reduction")
-    logger.addHandler(heard)
-    shuffler = ScoredShuffler("dict")
-    for step in range(4):
-        batch = draw("dict", samples_of(dist.get_rank(), ROWS, step))
-        with torch.set_grad_enabled(how != "evaluation"):
-            plan = shuffler.plan(batch)
-            loss, _ = Scorer("dict", "mean")(shuffler.exchange(batch, plan))
-        if how in ("scaled", "own"):
-            shuffler.scale(loss, plan, "mean" if how == "scaled" else None)
-    logger.removeHandler(heard)
-    return heard.messages
+def _warnings() -> list[list[str]]:
+    heard = []
+    for how in ("forgotten", "scaled", "unscaled", "evaluation"):
+        shuffler = ScoredShuffler("dict")
+        with warnings_of("commons.distributed.loss_reduction") as messages:
+            for step in range(4):
+                batch = draw("dict", samples_of(dist.get_rank(), ROWS, step))
+                with torch.set_grad_enabled(how != "evaluation"):
+                    plan = shuffler.plan(batch)
+                    loss, _ = Scorer("dict", "mean")(shuffler.exchange(batch, plan))
+                if how in ("scaled", "unscaled"):
+                    shuffler.scale(loss, plan, "mean" if how == "scaled" else None)
+        heard.append(messages)
+    return heard
 
 
-@pytest.mark.parametrize(("how", "times"), [("forgotten", 1), ("scaled", 0), ("own", 0), ("evaluation", 0)])
-def test_a_forgotten_scale_is_told_once_on_rank_0(pools, how, times):
-    on_rank_0, elsewhere = pools(2).run(_warnings, how)
-    assert len(on_rank_0) == times and elsewhere == []
-    assert all("their losses not scaled" in message for message in on_rank_0)
+def test_one_warning_on_rank_0_tells_of_a_forgotten_scale(pools):
+    on_rank_0, elsewhere = pools(2).run(_warnings)
+    assert list(map(len, on_rank_0)) == [1, 0, 0, 0] and elsewhere == [[]] * 4
+    assert "their losses not scaled" in on_rank_0[0][0]

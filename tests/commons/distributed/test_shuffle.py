@@ -1,13 +1,13 @@
-"""Nothing lost, nothing doubled, everything of a sample still together, on real processes."""
+"""No sample is lost, doubled or torn apart, on real processes, and every result comes back to its row."""
 
 from __future__ import annotations
 
-import functools
 import inspect
 import re
 import traceback
 from collections import Counter
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,137 +16,199 @@ import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from commons.distributed import BatchShuffler, BatchShufflerFactory
-from commons.distributed.exchange import EXCHANGES
-from commons.distributed.rank_group import RankGroup
-from commons.distributed.shuffler_settings import PARTITIONERS
-from tests.drawn_batches import draw_batch, sample_contents
+from commons.distributed import BalanceReport, BatchShufflerFactory, ShufflePlan
+from tests.commons.distributed.errors_and_warnings import error_of
+from tests.commons.distributed.loaded_batches import check_identical, outputs_of, sample_ids
+from tests.commons.distributed.shufflers import (
+    Case,
+    FieldShuffler,
+    QuickShuffler,
+    cases,
+    check_divided,
+    planned,
+)
+from tests.drawn_batches import MixedBatch, draw_batch, sample_contents
 
-
-class FieldShuffler(BatchShuffler):
-    """The workload is a field of the batch."""
-
-    def get_workloads(self, batch):
-        return batch.workload
-
-
-class QuickShuffler(FieldShuffler):
-    """Shares its process groups with the others in this process: making them takes longer than a step."""
-
-    def _make_group(self, process_group):
-        if process_group is not None:
-            return super()._make_group(process_group)
-        return _group_of_all(self.settings.verify)
-
-
-@functools.cache
-def _group_of_all(verify: bool) -> RankGroup:
-    return RankGroup.of(None, verify)
+FIELDS = ("scores", "keyed", "tokens", "right")  # of the outputs
 
 
 @dataclass(frozen=True)
-class Case:
-    """One global batch: rows and real rows per rank; rows None for a rank whose loader has ended."""
+class Ran:
+    """A window on one rank: its samples as loaded and by step, rows and real rows of each step, the plan."""
 
-    seed: int
-    labels: str
-    equal_rows: bool
-    partitioner: str
-    exchange: str
-    rows: tuple[tuple[int, int] | None, ...]
+    loaded: list[tuple]
+    computed: list[list[tuple]]
+    sizes: list[tuple[int, int]]
+    window: ShufflePlan
+    fingerprint: int
+    reports: list[BalanceReport]
 
 
-@st.composite
-def cases(draw, num_ranks: int):
-    kind = draw(st.sampled_from(["complete", "incomplete", "one rank empty", "uneven", "one rank ended"]))
-    batch_size = draw(st.integers(1, 6))
-    rows = [(batch_size, batch_size)] * num_ranks
-    if kind == "incomplete":
-        rows = [(batch_size, draw(st.integers(0, batch_size))) for _ in rows]
-    elif kind == "uneven":
-        sizes = [draw(st.integers(1, 8)) for _ in rows]
-        rows = [(size, draw(st.integers(0, size))) for size in sizes]
-    elif kind == "one rank empty":
-        rows[draw(st.integers(0, num_ranks - 1))] = (batch_size, 0)
-    elif kind == "one rank ended":
-        rows[draw(st.integers(0, num_ranks - 1))] = None
-    return Case(
-        seed=draw(st.integers(0, 10**6)),
-        labels=draw(st.sampled_from(["keyed", "dense", "flat", "none"])),
-        equal_rows=draw(st.booleans()),
-        partitioner=draw(st.sampled_from(sorted(PARTITIONERS))),
-        exchange=draw(st.sampled_from(sorted(EXCHANGES))),
-        rows=tuple(rows),
+def _run(case: Case, padded: bool, ranks: list[int] | None = None) -> Ran | str | None:
+    """Runs a window there and back; with `ranks`, among these alone. Returns the error where no plan is."""
+    group = None if ranks is None else dist.new_group(ranks)
+    if ranks is not None and dist.get_rank() not in ranks:
+        return None
+    try:
+        shuffler, batches, window = planned(case, group)
+    except ValueError as error:
+        return str(error)
+    steps = window.steps if window.has_batch else ()
+    alone = FIELDS[case.seed % len(FIELDS)]
+    brought = [shuffler.rows_for_step(batches, window, number) for number in range(len(steps))]
+    moved = list(map(shuffler.exchange, brought, steps))
+    micro_batches = list(map(shuffler.micro_batches, moved, steps))
+    for plan, *of_step in zip(steps, brought, moved, micro_batches, strict=True):
+        _check_step(shuffler, plan, *of_step)
+        _check_way_back(shuffler, plan, *of_step, padded, alone)
+    if steps:
+        outputs = list(map(_expected, batches))
+        _check_identical_batches(shuffler.unshuffle_window(moved, window), batches)
+        of_steps = [_outputs(batch, padded) for batch in moved]
+        _check_identical_batches(shuffler.unshuffle_window(of_steps, window), outputs)
+        if window.in_micro_batches:
+            _check_identical_batches(shuffler.unshuffle_window(micro_batches, window), batches)
+            of_each = [[_outputs(one, padded) for one in of_step] for of_step in micro_batches]
+            _check_identical_batches(shuffler.unshuffle_window(of_each, window), outputs)
+    return Ran(
+        loaded=[content for batch in batches for content in sample_contents(batch)],
+        computed=list(map(sample_contents, moved)),
+        sizes=[(batch.batch_size, batch.num_samples) for batch in moved],
+        window=window,
+        fingerprint=window.fingerprint,
+        reports=[
+            BalanceReport.of(window, case.equal_rows, number, shuffler.traffic(plan))
+            for number, plan in enumerate(steps)
+        ],
     )
 
 
-def _shuffle(case: Case, ranks: list[int] | None = None):
-    """On one rank: what it had, what it got, and the plan; with `ranks`, among these ranks only."""
-    rank, group = dist.get_rank(), None
-    if ranks is not None:
-        group = dist.new_group(ranks)
-        if rank not in ranks:
-            return None
-        rank = ranks.index(rank)
-    shuffler = QuickShuffler(
-        group,
-        equal_rows=case.equal_rows,
-        partitioner=case.partitioner,
-        exchange=case.exchange,
-        verify=True,
-    )
-    # The first step agrees on the fields; the case itself then is a step like any other.
-    rng = np.random.default_rng((case.seed, rank))
-    shuffler.shuffle(draw_batch(rng, 0, 1, 1, case.labels))
-    mine = case.rows[rank]
-    batch = None if mine is None else draw_batch(rng, 1000 * (rank + 1), *mine, case.labels)
-    plan = shuffler.plan(batch)
-    shuffled = shuffler.exchange(shuffler.padding_batch() if batch is None else batch, plan)
-    assert torch.equal(shuffled.shared, torch.tensor([1.0, 2.0]))
-    before = [] if batch is None else sample_contents(batch)
-    return before, sample_contents(shuffled), (shuffled.batch_size, shuffled.actual_batch_size), plan
+def _check_identical_batches(got: list[Any], expected: list[Any]) -> None:
+    for one, other in zip(got, expected, strict=True):
+        check_identical(one, other)
 
 
-def _check(case: Case, results) -> None:
-    before = Counter(content for result in results for content in result[0])
-    after = Counter(content for result in results for content in result[1])
-    assert before == after
-    assert sum(before.values()) == sum(real for rows in case.rows if rows for real in [rows[1]])
-    sizes = [result[2] for result in results]
-    assert [size[1] for size in sizes] == [len(result[1]) for result in results]
-    assert all(plan == results[0][3] for *_, plan in results)
-    plan = results[0][3]
-    loads = [
-        [plan.workloads[rank_of == rank].sum() for rank in range(len(results))]
-        for rank_of in (plan.home, plan.destination)
-    ]
-    if not case.equal_rows or np.ptp(plan.num_loaded) <= 1:
-        assert max(loads[1]) <= max(loads[0])  # never worse than as loaded
-    counts = [real for _, real in sizes]
+def _check_step(
+    shuffler: QuickShuffler,
+    plan: ShufflePlan,
+    brought: MixedBatch,
+    moved: MixedBatch,
+    micro_batches: list[MixedBatch],
+) -> None:
+    """Checks that micro-batches have the samples of the batch in its order, and no padding."""
+    rank = shuffler.group.rank
+    assert brought.num_samples == plan.num_loaded[rank].sum()
+    assert torch.equal(moved.shared, torch.tensor([1.0, 2.0]))
+    if not plan.in_micro_batches:
+        assert (plan.micro_batches_on(rank), plan.num_micro_batches) == ([], 0)
+        assert len(micro_batches) == 1 and micro_batches[0] is moved
+        return
+    every = sample_contents(moved)
+    for micro_batch, rows in zip(micro_batches, plan.micro_batches_on(rank), strict=True):
+        assert sample_contents(micro_batch) == [every[row] for row in rows]
+        assert (micro_batch.batch_size, micro_batch.num_samples) == (max(len(rows), 1), len(rows))
+        assert type(micro_batch) is type(moved) and micro_batch.shared is moved.shared
+        assert micro_batch.feature_to_max_seqlen == moved.feature_to_max_seqlen
+
+
+def _check_way_back(
+    shuffler: QuickShuffler,
+    plan: ShufflePlan,
+    brought: MixedBatch,
+    moved: MixedBatch,
+    micro_batches: list[MixedBatch],
+    padded: bool,
+    alone: str,
+) -> None:
+    """Checks that a batch comes back, and one field of the outputs; the window's takes all together."""
+    check_identical(shuffler.unshuffle(moved, plan), brought)
+    outputs, expected = _outputs(moved, padded), _expected(brought)
+    of_each = [_outputs(micro_batch, padded) for micro_batch in micro_batches]
+    check_identical(shuffler.unshuffle(outputs[alone], plan), expected[alone], alone)
+    if plan.in_micro_batches:
+        values = [of_one[alone] for of_one in of_each]
+        check_identical(shuffler.unshuffle(values, plan), expected[alone], alone)
+
+
+def _outputs(batch: MixedBatch, padded: bool) -> dict[str, Any]:
+    return outputs_of(sample_ids(batch), batch.batch_size - batch.num_samples if padded else 0, junk=True)
+
+
+def _expected(batch: MixedBatch) -> dict[str, Any]:
+    return outputs_of(sample_ids(batch), batch.batch_size - batch.num_samples)
+
+
+def _check(case: Case, results: list[Ran | str]) -> None:
+    max_tokens = case.settings.get("max_tokens")
+    if isinstance(results[0], str):
+        assert len(set(results)) == 1 and f"max_tokens={max_tokens}" in results[0]
+        return
+    window, num_steps = results[0].window, max(map(len, case.batches))
+    for ran in results:
+        assert (ran.window, ran.window.steps) == (window, window.steps)
+        assert ran.fingerprint == results[0].fingerprint
+    assert window.has_batch == (num_steps > 0) and len(window.steps) == max(num_steps, 1)
+    before = Counter(content for ran in results for content in ran.loaded)
+    assert before == Counter(content for ran in results for step in ran.computed for content in step)
+    assert sum(before.values()) == case.num_real
+    if num_steps:
+        _check_sizes(case, results, num_steps)
+    for number in range(num_steps):
+        _check_loads(case, window, number, results[0].reports[number])
+
+
+def _check_sizes(case: Case, results: list[Ran], num_steps: int) -> None:
+    sizes = [size for ran in results for size in ran.sizes]
+    assert [real for _, real in sizes] == [len(step) for ran in results for step in ran.computed]
     if case.equal_rows:
-        assert max(counts) - min(counts) <= 1
-        total_rows = sum(rows[0] for rows in case.rows if rows)
-        assert {rows for rows, _ in sizes} == {max(-(-total_rows // len(results)), 1)}
+        total = sum(rows for of_rank in case.batches for rows, _ in of_rank)
+        assert {rows for rows, _ in sizes} == {max(-(-total // (num_steps * len(results))), 1)}
+        assert np.ptp([real for _, real in sizes]) <= 1
     else:
-        assert [rows for rows, _ in sizes] == [max(real, 1) for real in counts]
+        assert all(rows == max(real, 1) for rows, real in sizes)
 
 
-@pytest.mark.parametrize("num_ranks", [2, 3, 4])
-def test_samples_are_conserved_whole(pools, num_ranks):
-    pool = pools(num_ranks)
+def _check_loads(case: Case, window: ShufflePlan, number: int, report: BalanceReport) -> None:
+    """Checks the caps, the division into micro-batches, and the report of a step."""
+    plan, cap = window.steps[number], case.settings["max_tokens_per_micro_batch"]
+    max_tokens = case.settings.get("max_tokens")
+    before, after = (
+        np.bincount(rank_of, plan.workloads, minlength=plan.num_ranks)
+        for rank_of in (plan.home, plan.destination)
+    )
+    assert np.array_equal(report.loads_after, after)
+    if max_tokens is not None:
+        assert report.tokens_after.max() <= max_tokens
+    elif window.num_steps == 1 and (not case.equal_rows or np.ptp(plan.num_loaded) <= 1):
+        assert after.max() <= before.max()  # never worse than as loaded
+    if cap is None:
+        assert (report.micro_batch_loads, report.num_micro_batches) == (None, 1)
+        assert report.micro_batch_imbalance == report.imbalance_after
+        return
+    check_divided(plan, cap)
+    for rank, samples in enumerate(plan.partition):
+        loads = [plan.workloads[samples[rows]].sum() for rows in plan.micro_batches_on(rank)]
+        assert loads == sorted(loads) == report.micro_batch_loads[rank].tolist()
+    assert report.num_micro_batches == plan.num_micro_batches
+    assert report.micro_batch_imbalance >= report.imbalance_after - 1e-12
 
-    @settings(max_examples=40, deadline=None)
-    @given(case=cases(num_ranks))
-    def conserved(case):
-        _check(case, pool.run(_shuffle, case))
 
-    conserved()
+CAPS = [None, None, 1, 6, 12, 13, 30, 10**6]
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=50, deadline=None)
+@given(
+    case=st.sampled_from([2, 3, 3, 3, 3, 4]).flatmap(lambda ranks: cases(ranks, [1, 1, 1, 2, 2, 4], CAPS)),
+    padded=st.booleans(),
+)
+def test_every_sample_is_computed_once_and_its_results_come_back(pools, case, padded):
+    _check(case, pools(len(case.batches)).run(_run, case, padded))
+
+
+@settings(max_examples=6, deadline=None)
 @given(case=cases(2), ranks=st.sampled_from([[1, 3], [0, 3], [1, 2]]))
-def test_a_subgroup_balances_among_its_ranks_only(pools, case, ranks):
-    results = pools(4).run(_shuffle, case, ranks)
+def test_a_subgroup_balances_among_its_own_ranks(pools, case, ranks):
+    results = pools(4).run(_run, case, False, ranks)
     assert [rank for rank, result in enumerate(results) if result is not None] == ranks
     _check(case, [results[rank] for rank in ranks])
 
@@ -165,36 +227,16 @@ def test_the_order_of_ranks_in_a_group_does_not_matter(pools):
     assert before == after
 
 
-def _exchange_of_another_batch() -> str:
-    shuffler = FieldShuffler()
-    rng = np.random.default_rng(dist.get_rank())
-    plan = shuffler.plan(draw_batch(rng, 0, 4, 4))
-    with pytest.raises(ValueError) as error:
-        shuffler.exchange(draw_batch(rng, 0, 4, 4), plan)
-    return str(error.value)
-
-
-def test_exchanging_another_batch_than_the_planned_one_is_refused(pools):
-    for error in pools(2).run(_exchange_of_another_batch):
-        assert "give exchange the batch that plan was made for" in error
-
-
 def _balance_among_others() -> str:
-    # Every rank names the group of rank 0 alone.
+    # Both ranks name the group of rank 0 alone.
     group = dist.new_group([0], use_local_synchronization=True) if dist.get_rank() == 0 else None
-    if group is None:
-        group = dist.GroupMember.NON_GROUP_MEMBER
-    try:
-        FieldShuffler(group)
-    except ValueError as error:
-        return str(error)
-    return "made"
+    return error_of(FieldShuffler, dist.GroupMember.NON_GROUP_MEMBER if group is None else group)
 
 
-def test_a_rank_outside_the_group_is_told_so(pools):
+def test_a_group_without_this_rank_is_refused(pools):
     made, refused = pools(2).run(_balance_among_others)
-    assert made == "made"
-    assert refused.startswith("rank 1 is not in the process_group")
+    assert made == "no error"
+    assert refused.startswith("ValueError: rank 1 is not in the process_group")
 
 
 def _identity() -> bool:
@@ -208,61 +250,66 @@ def test_identity_moves_nothing(pools):
     assert all(pools(2).run(_identity))
 
 
-def test_one_process_without_a_group_is_a_no_op():
-    batch = draw_batch(np.random.default_rng(0), 0, 4, 3)
-    assert FieldShuffler().shuffle(batch) is batch
+def test_a_process_without_a_group_keeps_its_batches():
+    batches = [draw_batch(np.random.default_rng(number), 10 * number, 4, 3) for number in range(3)]
+    assert FieldShuffler().shuffle(batches[0]) is batches[0]
+    shuffler = FieldShuffler(window=4, verify=True)
+    window = shuffler.plan_window(batches)
+    brought = [shuffler.rows_for_step(batches, window, number) for number in range(3)]
+    exchanged = list(map(shuffler.exchange, brought, window.steps))
+    assert all(one is batch for one, batch in zip(exchanged, batches, strict=True))
+    for returned, batch in zip(shuffler.unshuffle_window(exchanged, window), batches, strict=True):
+        check_identical(returned, batch)
 
 
-class BadShuffler(BatchShuffler):
-    """Returns what it is told to, on rank 1; good workloads elsewhere."""
+class BadShuffler(QuickShuffler):
+    """On rank 1, returns or raises what it is told to; good workloads elsewhere."""
 
-    def __init__(self, workloads) -> None:
+    def __init__(self, workloads: Any) -> None:
         super().__init__()
-        self._workloads = workloads
+        self.workloads = workloads
 
     def get_workloads(self, batch):
         if dist.get_rank() != 1:
             return batch.workload
-        if isinstance(self._workloads, Exception):
-            raise self._workloads
-        return self._workloads
+        if isinstance(self.workloads, Exception):
+            raise self.workloads
+        return self.workloads
 
 
-def _error_of_bad_workloads(workloads, step: int) -> str:
-    shuffler = BadShuffler(workloads)
-    if step:
-        shuffler._workloads = torch.arange(3)
-        shuffler.plan(draw_batch(np.random.default_rng(0), 0, 3, 3))
-        shuffler._workloads = workloads
-    try:
-        shuffler.plan(draw_batch(np.random.default_rng(1), 0, 3, 3))
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return "no error"
+BAD_WORKLOADS = [
+    (torch.arange(4), r"ValueError: BadShuffler.get_workloads returned shape \(4,\), .*: \(3,\)"),
+    (torch.tensor([1, -5, 2]), "ValueError: BadShuffler.get_workloads returned -5 for row 1"),
+    (torch.tensor([1, 2, float("nan")]), "ValueError: BadShuffler.get_workloads returned nan for row 2"),
+    (torch.tensor([float("inf"), 2, 1]), "ValueError: BadShuffler.get_workloads returned inf for row 0"),
+    (LookupError("no such table"), "LookupError: no such table"),
+    (StopIteration("odd"), r"RuntimeError: BadShuffler.get_workloads raised StopIteration\('odd'\)"),
+    (torch.tensor([0.25, 1.0, 2.0]), "ValueError: BadShuffler.get_workloads returned 0.25 for row 0"),
+    (None, "ValueError: BadShuffler.get_workloads returned NoneType, expected integers"),
+    (torch.zeros(3).cfloat(), "ValueError: BadShuffler.get_workloads returned torch.complex64"),
+]
 
 
-@pytest.mark.parametrize("step", [0, 1])
-@pytest.mark.parametrize(
-    ("workloads", "expected"),
-    [
-        (torch.arange(4), r"ValueError: BadShuffler.get_workloads returned shape \(4,\), .*: \(3,\)"),
-        (torch.tensor([1, -5, 2]), "ValueError: BadShuffler.get_workloads returned -5 for row 1"),
-        (torch.tensor([1, 2, float("nan")]), "ValueError: BadShuffler.get_workloads returned nan for row 2"),
-        (torch.tensor([float("inf"), 2, 1]), "ValueError: BadShuffler.get_workloads returned inf for row 0"),
-        (LookupError("no such table"), "LookupError: no such table"),
-        (StopIteration("odd"), r"RuntimeError: BadShuffler.get_workloads raised StopIteration\('odd'\)"),
-        (torch.tensor([0.25, 1.0, 2.0]), "ValueError: BadShuffler.get_workloads returned 0.25 for row 0"),
-        (None, "ValueError: BadShuffler.get_workloads returned NoneType, expected integers"),
-        (torch.zeros(3).cfloat(), "ValueError: BadShuffler.get_workloads returned torch.complex64"),
-    ],
-)
-def test_bad_workloads_of_one_rank_are_the_same_error_on_all(pools, workloads, expected, step):
-    errors = pools(2).run(_error_of_bad_workloads, workloads, step)
-    assert errors[0] == errors[1]
-    assert re.search(expected, errors[0])
+def _errors_of_bad_workloads() -> list[str]:
+    """Returns the errors in the first step of a shuffler, and in its second."""
+    batch = draw_batch(np.random.default_rng(1), 0, 3, 3)
+    first = [error_of(BadShuffler(workloads).plan, batch) for workloads, _ in BAD_WORKLOADS]
+    shuffler = BadShuffler(torch.arange(3))
+    shuffler.plan(batch)
+    for workloads, _ in BAD_WORKLOADS:
+        shuffler.workloads = workloads
+        first.append(error_of(shuffler.plan, batch))
+    return [error.partition("\n")[0] for error in first]
 
 
-def _notes_of_bad_workloads() -> str:
+def test_bad_workloads_of_one_rank_are_the_same_error_on_all(pools):
+    errors, elsewhere = pools(2).run(_errors_of_bad_workloads)
+    assert errors == elsewhere
+    for error, (_, expected) in zip(errors, BAD_WORKLOADS * 2, strict=True):
+        assert re.search(expected, error)
+
+
+def _traceback_of_bad_workloads() -> str:
     shuffler = BadShuffler(LookupError("no such table"))
     with pytest.raises(LookupError) as error:
         shuffler.plan(draw_batch(np.random.default_rng(1), 0, 3, 3))
@@ -270,50 +317,52 @@ def _notes_of_bad_workloads() -> str:
 
 
 def test_every_rank_sees_where_the_error_was_raised(pools):
-    elsewhere, here = pools(2).run(_notes_of_bad_workloads)
+    elsewhere, here = pools(2).run(_traceback_of_bad_workloads)
     assert "in get_workloads" in here
     assert "in get_workloads" in elsewhere and "raised on rank 1:" in elsewhere
 
 
-def _error_of_other_fields(change: str, at_step: int) -> str:
-    shuffler = FieldShuffler()
-    for step in range(at_step + 1):
-        batch = draw_batch(np.random.default_rng(step), 0, 3, 3)
-        if step == at_step and dist.get_rank() == 1:
-            if change == "dtype":
-                batch.small = batch.small.float()
-            elif change == "field":
-                batch.flags = None
-            else:
-                features = batch.features
-                batch.features = type(features)(
-                    ["a", "b", "z"], features.values(), lengths=features.lengths()
-                )
-        try:
-            shuffler.shuffle(batch)
-        except Exception as error:
-            return f"{type(error).__name__}: {error}"
-    return "no error"
+def _changed(batch: MixedBatch, change: str) -> MixedBatch:
+    features = batch.features
+    keys = type(features)(["a", "b", "z"], features.values(), lengths=features.lengths())
+    name, value = {
+        "dtype": ("small", batch.small.float()),
+        "field": ("flags", None),
+        "keys": ("features", keys),
+    }[change]
+    setattr(batch, name, value)
+    return batch
 
 
-@pytest.mark.parametrize("at_step", [0, 2])
-@pytest.mark.parametrize(
-    ("change", "expected"),
-    [
-        ("dtype", "field 'small' has dtype torch.float32, expected torch.float16"),
-        ("field", "field 'flags' is missing"),
-        ("keys", "field 'features' has keys ('a', 'b', 'z'), expected ('a', 'b', 'c')"),
-    ],
-)
-def test_batches_that_differ_are_the_same_error_on_all_ranks(pools, change, expected, at_step):
-    errors = pools(3).run(_error_of_other_fields, change, at_step)
-    assert errors[0] == errors[1] == errors[2]
-    assert errors[0].startswith("ValueError: rank 1 has a batch that differs")
-    assert expected in errors[0]
+def _errors_of_other_fields() -> list[str]:
+    errors = []
+    for change in CHANGES:
+        for at_step in (0, 2):
+            shuffler = QuickShuffler()
+            batches = [draw_batch(np.random.default_rng(step), 0, 3, 3) for step in range(at_step + 1)]
+            for batch in batches[:-1]:
+                shuffler.shuffle(batch)
+            last = _changed(batches[-1], change) if dist.get_rank() == 1 else batches[-1]
+            errors.append(error_of(shuffler.shuffle, last))
+    return errors
+
+
+CHANGES = {
+    "dtype": "field 'small' has dtype torch.float32, expected torch.float16",
+    "field": "field 'flags' is missing",
+    "keys": "field 'features' has keys ('a', 'b', 'z'), expected ('a', 'b', 'c')",
+}
+
+
+def test_batches_that_differ_are_the_same_error_on_all_ranks(pools):
+    errors, *elsewhere = pools(3).run(_errors_of_other_fields)
+    assert elsewhere == [errors] * 2
+    for error, expected in zip(errors, np.repeat(list(CHANGES.values()), 2), strict=True):
+        assert error.startswith("ValueError: rank 1 has a batch that differs") and expected in error
 
 
 def _first_batch_missing_on_rank_0() -> int:
-    shuffler = FieldShuffler()
+    shuffler = QuickShuffler()
     empty = shuffler.plan(None)
     assert not empty.has_batch
     batch = None if dist.get_rank() == 0 else draw_batch(np.random.default_rng(5), 0, 4, 4)

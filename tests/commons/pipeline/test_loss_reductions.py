@@ -1,4 +1,4 @@
-"""Any container, loss reduction and number of rows: what one process with the whole batch learns."""
+"""Any container and loss reduction learns what one process with the whole batch learns."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from torch import nn
 
 from commons.distributed import IdentityShuffler
 from commons.distributed.loss_reduction import loss_sum
-from commons.pipeline import TrainPipelineFactory
+from tests.commons.distributed.errors_and_warnings import error_of
+from tests.commons.distributed.shufflers import QuickShuffler
+from tests.commons.pipeline.ranking_pipelines import pipeline_of
 from tests.commons.pipeline.scored_samples import (
     MAKE,
     ScoredShuffler,
@@ -23,35 +25,40 @@ from tests.commons.pipeline.scored_samples import (
     samples_of,
 )
 
-CPU = torch.device("cpu")
 # (3, 2) and (6, 5): the ranks do not divide the rows. (1, 1, 0): a rank gets no sample at all.
 UNEVEN = [(6, 5), (3, 2)]
 WITHOUT_SAMPLES = (1, 1, 0)
 
 
-def pipeline_of(kind, reduction, learning_rate=0.0, **settings):
-    model = ddp(Scorer(kind, reduction))
-    optimizer = torch.optim.SGD(model.parameters(), lr=learning_rate)
-    shuffler = ScoredShuffler(kind, **settings)
-    pipeline = TrainPipelineFactory.create(
-        "none",
-        model=model,
-        optimizer=optimizer,
-        device=CPU,
-        batch_shuffler=shuffler,
-        loss_reduction=reduction,
+def _pipeline(model, reduction, shuffler):
+    replicated = ddp(model)
+    return pipeline_of(
+        "none", replicated, torch.optim.SGD(replicated.parameters(), lr=0.0), shuffler, reduction
     )
-    return pipeline, model
+
+
+def _scored(kind, reduction, **settings):
+    return _pipeline(Scorer(kind, reduction), reduction, ScoredShuffler(kind, **settings))
+
+
+def _identity(reduction):
+    shuffler = IdentityShuffler(get_loss_tokens=lambda batch: batch["more"]["targets"].lengths())
+    return _pipeline(Scorer("dict", reduction), reduction, shuffler)
+
+
+def _ran(pipeline, batches):
+    """Returns mean loss, loss tokens, gradients and samples of a step. Collective."""
+    loss_sum, tokens, _ = pipeline.progress(iter(batches))
+    pipeline.reset()
+    dist.all_reduce(loss_sum)
+    return float(loss_sum) / max(tokens, 1), tokens, gradients_of(pipeline._model), pipeline.num_samples
 
 
 def _step(kind, reduction, rows, settings):
-    """Mean loss, loss tokens and gradients of a step; collective."""
-    pipeline, model = pipeline_of(kind, reduction, verify=True, **settings)
+    """Runs a step; with `settings` None, without balancing."""
     mine = samples_of(dist.get_rank(), rows)
-    loss_sum, tokens, _ = pipeline.progress(iter([draw(kind, mine)] if mine else []))
-    pipeline.reset()
-    dist.all_reduce(loss_sum)
-    return float(loss_sum) / max(tokens, 1), tokens, gradients_of(model), pipeline.num_samples
+    pipeline = _identity(reduction) if settings is None else _scored(kind, reduction, verify=True, **settings)
+    return _ran(pipeline, [draw(kind, mine)] if mine else [])
 
 
 def _steps(cases):
@@ -59,7 +66,7 @@ def _steps(cases):
 
 
 def check(results, cases) -> None:
-    """Each rank's loss and gradients are those of one process that has the whole batch."""
+    """Checks that loss and gradients of each rank are those of one process with the whole batch."""
     for number, (_, _, rows, _) in enumerate(cases):
         loss, tokens, gradients = on_whole_batch(range(sum(rows)))
         assert sum(of_rank[number][3] for of_rank in results) == sum(rows)
@@ -74,80 +81,66 @@ def check(results, cases) -> None:
 @pytest.mark.parametrize("kind", sorted(MAKE))
 def test_any_container_learns_what_one_process_does(pools, kind):
     cases = [
-        (kind, reduction, rows, {"equal_rows": equal_rows})
-        for reduction, rows, equal_rows in product(("sum", "mean", "global_mean"), UNEVEN, (True, False))
+        (kind, reduction, rows, {"equal_rows": (rows == UNEVEN[0]) == first})
+        for reduction, rows, first in product(("sum", "mean", "global_mean"), UNEVEN, (True, False))
+        if first or kind in ("dict", "base")
     ]
     check(pools(2).run(_steps, cases), cases)
 
 
-@pytest.mark.parametrize("kind", ["dict", "dataclass", "tensordict", "base"])
-@pytest.mark.parametrize("reduction", ["sum", "mean"])
-def test_a_rank_without_samples_adds_nothing(pools, kind, reduction):
-    cases = [(kind, reduction, WITHOUT_SAMPLES, {}), (kind, reduction, (0, 5, 0), {"equal_rows": False})]
+def test_a_rank_without_samples_adds_nothing(pools):
+    cases = [
+        case
+        for kind, reduction in product(["dict", "dataclass", "tensordict", "base"], ["sum", "mean"])
+        for case in (
+            (kind, reduction, WITHOUT_SAMPLES, {}),
+            (kind, reduction, (0, 5, 0), {"equal_rows": False}),
+        )
+    ]
     check(pools(3).run(_steps, cases), cases)
+
+
+def test_without_balancing_the_mean_is_still_that_of_all_ranks(pools):
+    cases = [("dict", "mean", rows, None) for rows in [(6, 5), (4, 0)]]
+    check(pools(2).run(_steps, cases), cases)
 
 
 @pytest.mark.parametrize("kind", ["dict", "named tuple", "base"])
-@pytest.mark.parametrize("reduction", ["sum", "mean"])
-def test_micro_batches_of_any_container(pools, kind, reduction):
+def test_micro_batches_of_any_container(pools, kind):
     settings = {"max_tokens_per_micro_batch": 12}
-    cases = [(kind, reduction, rows, settings) for rows in [*UNEVEN, (7, 0)]]
+    cases = [(kind, reduction, rows, settings) for reduction in ("sum", "mean") for rows in [*UNEVEN, (7, 0)]]
     check(pools(2).run(_steps, cases), cases)
-    cases = [(kind, reduction, WITHOUT_SAMPLES, settings | {"equal_rows": rows}) for rows in (True, False)]
+    cases = [
+        (kind, reduction, WITHOUT_SAMPLES, settings | {"equal_rows": equal})
+        for reduction, equal in product(("sum", "mean"), (True, False))
+    ]
     check(pools(3).run(_steps, cases), cases)
 
 
-def _window(kind, reduction, rows):
-    """Sum of the gradients of two steps planned together, at the same parameters."""
-    pipeline, model = pipeline_of(kind, reduction, window=2)
-    batches = iter([draw(kind, samples_of(dist.get_rank(), rows, step)) for step in range(2)])
-    total = None
-    for _ in range(2):
-        pipeline.progress(batches)
-        of_step = gradients_of(model)
-        total = of_step if total is None else [a + b for a, b in zip(total, of_step, strict=True)]
-    pipeline.reset()
-    return total
+def _windows(rows):
+    """Returns for each kind and reduction the summed gradients of two steps planned together."""
+    totals = []
+    for kind, reduction in product(["dict", "base"], ["sum", "mean"]):
+        pipeline = _scored(kind, reduction, window=2)
+        batches = iter([draw(kind, samples_of(dist.get_rank(), rows, step)) for step in range(2)])
+        of_steps = []
+        for _ in range(2):
+            pipeline.progress(batches)
+            of_steps.append(gradients_of(pipeline._model))
+        pipeline.reset()
+        totals.append([a + b for a, b in zip(*of_steps, strict=True)])
+    return totals
 
 
-@pytest.mark.parametrize("kind", ["dict", "base"])
-@pytest.mark.parametrize("reduction", ["sum", "mean"])
-def test_windows_of_any_container(pools, kind, reduction):
-    rows = (5, 2)
-    samples = [*range(7), *range(1000, 1007)]
-    _, _, gradients = on_whole_batch(samples)
-    for got in pools(2).run(_window, kind, reduction, rows):
+def test_windows_of_any_container(pools):
+    _, _, gradients = on_whole_batch([*range(7), *range(1000, 1007)])
+    for got in [of_case for of_rank in pools(2).run(_windows, (5, 2)) for of_case in of_rank]:
         for one, other in zip(got, gradients, strict=True):  # two steps of the mean number of tokens
             assert float((one - 2 * other).norm()) <= 2e-5 * float(other.norm())
 
 
-def _unbalanced_mean(rows):
-    """The identity counts loss tokens, too."""
-    model = ddp(Scorer("dict", "mean"))
-    pipeline = TrainPipelineFactory.create(
-        "none",
-        model=model,
-        optimizer=torch.optim.SGD(model.parameters(), lr=0.0),
-        device=CPU,
-        batch_shuffler=IdentityShuffler(
-            get_loss_tokens=lambda batch: batch["more"]["targets"].lengths(),
-        ),
-        loss_reduction="mean",
-    )
-    mine = samples_of(dist.get_rank(), rows)
-    loss_sum, tokens, _ = pipeline.progress(iter([draw("dict", mine)] if mine else []))
-    pipeline.reset()
-    dist.all_reduce(loss_sum)
-    return [(float(loss_sum) / tokens, tokens, gradients_of(model), pipeline.num_samples)]
-
-
-@pytest.mark.parametrize("rows", [(6, 5), (4, 0)])
-def test_without_balancing_the_mean_is_that_of_all_ranks_too(pools, rows):
-    check(pools(2).run(_unbalanced_mean, rows), [("dict", "mean", rows, {})])
-
-
-class ByThree(nn.Module):
-    """Not finite on a row of zeros, as what divides by a length or takes a logarithm is."""
+class Logarithm(nn.Module):
+    """Infinite on a row of zeros."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -158,108 +151,65 @@ class ByThree(nn.Module):
         return losses.mean(), losses
 
 
+class EqualCosts(QuickShuffler):
+    def get_workloads(self, batch):
+        return torch.ones(len(batch["x"]), dtype=torch.int64)
+
+
 def _three_rows_on_four_ranks():
-    class Costs(ScoredShuffler):
-        def get_workloads(self, batch):
-            return torch.ones(len(batch["x"]), dtype=torch.int64)
-
-        get_loss_tokens = get_workloads
-
-    model = ddp(ByThree())
-    pipeline = TrainPipelineFactory.create(
-        "none",
-        model=model,
-        optimizer=torch.optim.SGD(model.parameters(), lr=0.0),
-        device=CPU,
-        batch_shuffler=Costs("x"),
-        loss_reduction="mean",
-    )
-    batches = [{"x": torch.tensor([2.0, 3.0, 4.0])}] if dist.get_rank() == 3 else []
-    loss_sum, tokens, _ = pipeline.progress(iter(batches))
-    pipeline.reset()
-    dist.all_reduce(loss_sum)
-    return float(loss_sum) / tokens, float(gradients_of(model)[0]), pipeline.num_samples
+    pipeline = _pipeline(Logarithm(), "mean", EqualCosts())
+    return _ran(pipeline, [{"x": torch.tensor([2.0, 3.0, 4.0])}] if dist.get_rank() == 3 else [])
 
 
 def test_more_ranks_than_samples(pools):
-    for loss, gradient, _ in pools(4).run(_three_rows_on_four_ranks):
+    for loss, _, gradients, _ in pools(4).run(_three_rows_on_four_ranks):
         assert loss == pytest.approx(float(torch.tensor([2.0, 3.0, 4.0]).log().mean()), rel=1e-5)
-        assert gradient == pytest.approx(1.0, rel=1e-5)
+        assert float(gradients[0]) == pytest.approx(1.0, rel=1e-5)
 
 
-def _error(reduction, model_reduction=None, rows=(2, 2), **settings):
-    try:
-        pipeline, _ = pipeline_of("dict", reduction, **settings)
-        if model_reduction is not None:
-            pipeline._model.module._reduction = model_reduction
-        pipeline.progress(iter([draw("dict", samples_of(dist.get_rank(), rows))]))
-        pipeline.reset()
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return "trained"
+def _train(reduction, model_reduction, rows, **settings):
+    pipeline = _scored("dict", reduction, **settings)
+    pipeline._model.module._reduction = model_reduction
+    mine = samples_of(dist.get_rank(), rows)
+    pipeline.progress(iter([draw("dict", mine)] if mine else []))
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ((None, "mean"), "ValueError: loss_reduction=None: expected"),
-        (("average", "mean"), "ValueError: loss_reduction='average': expected"),
-        (("mean", "sum"), "ValueError: the model returned losses of shape ("),
-    ],
-)
-def test_ways_to_get_the_loss_wrong_are_told(pools, arguments, message):
-    for error in pools(2).run(_error, *arguments):
-        assert error.startswith(message), error
-
-
-def _global_mean_errors():
+def _errors():
     return [
-        _error("global_mean", window=2),
-        _error("global_mean", max_tokens_per_micro_batch=9),
-        _error("global_mean", rows=(1, 0, 1)) if dist.get_rank() != 1 else _no_batch(),
+        error_of(_train, None, "mean", (2, 2, 2)),
+        error_of(_train, "average", "mean", (2, 2, 2)),
+        error_of(_train, "mean", "sum", (2, 2, 2)),
+        error_of(_train, "global_mean", "global_mean", (2, 2, 2), window=2),
+        error_of(_train, "global_mean", "global_mean", (2, 2, 2), max_tokens_per_micro_batch=9),
     ]
 
 
-def _global_mean_of_identity():
-    """Only rank 1's own plan has no sample: all ranks stop."""
-    model = ddp(Scorer("dict", "global_mean"))
-    pipeline = TrainPipelineFactory.create(
-        "none",
-        model=model,
-        optimizer=torch.optim.SGD(model.parameters(), lr=0.0),
-        device=CPU,
-        batch_shuffler=IdentityShuffler(get_loss_tokens=lambda batch: batch["more"]["targets"].lengths()),
-        loss_reduction="global_mean",
-    )
-    batches = iter([draw("dict", [1, 2])] if dist.get_rank() == 0 else [])
-    try:
-        pipeline.progress(batches)
-    except ValueError as error:
-        return str(error)
-    return "trained"
+def test_wrong_reductions_are_refused(pools):
+    expected = [
+        "ValueError: loss_reduction=None: expected",
+        "ValueError: loss_reduction='average': expected",
+        "ValueError: the model returned losses of shape (",
+        'ValueError: loss_reduction="global_mean" is for a whole step',
+        'ValueError: loss_reduction="global_mean" is for a whole step',
+    ]
+    for errors in pools(3).run(_errors):
+        assert all(map(str.startswith, errors, expected)), errors
 
 
-def test_a_global_mean_without_balancing_is_refused_on_all_ranks(pools):
-    for error in pools(2).run(_global_mean_of_identity):
-        assert "a rank has no sample in this step" in error
+def _global_mean_without_samples():
+    """Returns the error where ranks balance, and where only the plan of rank 1 has no sample."""
+    balanced = error_of(_train, "global_mean", "global_mean", (1, 0, 1))
+    batches = [draw("dict", [1, 2])] if dist.get_rank() != 1 else []
+    return [balanced, error_of(_ran, _identity("global_mean"), batches)]
 
 
-def test_a_vector_of_one_is_no_mean():
+def test_a_global_mean_with_a_rank_without_samples_is_refused_on_all_ranks(pools):
+    for balanced, identity in pools(3).run(_global_mean_without_samples):
+        assert "runs a copy of one" in balanced
+        assert "a rank has no sample in this step" in identity
+
+
+def test_a_mean_is_one_number():
     with pytest.raises(ValueError, match=r"losses of shape \(1,\), and 'mean' is one number"):
         loss_sum(torch.ones(1), "mean", 1, 1.0)
     assert float(loss_sum(torch.tensor(torch.nan), "global_mean", 0, 0.0)) == 0
-
-
-def _no_batch():
-    try:
-        pipeline, _ = pipeline_of("dict", "global_mean")
-        pipeline.progress(iter([]))
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return "trained"
-
-
-def test_a_global_mean_is_refused_where_it_is_none(pools):
-    for window, micro_batches, copied in pools(3).run(_global_mean_errors):
-        assert "is for a whole step" in window and "is for a whole step" in micro_batches
-        assert "runs a copy of one" in copied

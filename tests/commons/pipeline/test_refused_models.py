@@ -7,13 +7,14 @@ import torch.distributed as dist
 from torchrec import EmbeddingCollection, EmbeddingConfig
 
 from commons.distributed import BatchShufflerFactory
-from commons.pipeline import TrainPipelineFactory
 from commons.training import OptimizerArgs, shard_model
-from tests.hstu.hstu_samples import Sample, hstu_batch, ranking_model
+from tests.commons.distributed.errors_and_warnings import error_of
+from tests.commons.pipeline.ranking_pipelines import CPU, equal_histories, pipeline_of
+from tests.hstu.hstu_samples import ranking_model
 
 
 class LoopingModel(torch.nn.Module):
-    """Looks rows up, and loops over them where TorchRec traces."""
+    """Loops over looked-up rows where TorchRec traces."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -26,7 +27,7 @@ class LoopingModel(torch.nn.Module):
 
 
 class CountingModel(LoopingModel):
-    """Makes a Python number of what TorchRec traces."""
+    """Turns data into a Python number where TorchRec traces."""
 
     def forward(self, batch):
         rows = self.embeddings(batch.features)["item"].to_dense()
@@ -47,28 +48,19 @@ class Returning(torch.nn.Module):
         ]
 
 
-def _error_of(pipeline_name: str, model: torch.nn.Module) -> str:
-    device = torch.device("cpu")
-    sharded, optimizer = shard_model(model, OptimizerArgs("sgd", 0.1), device)
-    shuffler = BatchShufflerFactory.create("identity")
-    try:
-        pipeline = TrainPipelineFactory.create(
-            pipeline_name,
-            model=sharded,
-            optimizer=optimizer,
-            device=device,
-            batch_shuffler=shuffler,
-            loss_reduction="sum",
-        )
-        pipeline.progress(iter([hstu_batch([Sample([1], [], [1, 2], [1, 2], 0, [1, 2])])]))
-    except (RuntimeError, TypeError, ValueError) as error:
-        return f"{type(error).__name__}: {error}"
-    return "no error"
+def _error_of_model(name: str, model: torch.nn.Module) -> str:
+    sharded, optimizer = shard_model(model, OptimizerArgs("sgd", 0.1), CPU)
+
+    def train() -> None:
+        pipeline = pipeline_of(name, sharded, optimizer, BatchShufflerFactory.create("identity"))
+        pipeline.progress(iter([equal_histories(1, 2)]))
+
+    return error_of(train)
 
 
 def _errors() -> list[str]:
-    native = [_error_of("native", model()) for model in (LoopingModel, CountingModel)]
-    return [*native, _error_of("prefetch", ranking_model())]
+    native = [_error_of_model("native", model()) for model in (LoopingModel, CountingModel)]
+    return [*native, _error_of_model("prefetch", ranking_model())]
 
 
 def test_models_and_devices_that_a_pipeline_cannot_run_are_refused(pools):
@@ -81,62 +73,40 @@ def test_models_and_devices_that_a_pipeline_cannot_run_are_refused(pools):
         )
 
 
-def _returned() -> list[str]:
+def _errors_of_returned() -> list[str]:
     errors = []
     for form in ("loss", "dict", "three"):
-        model = Returning(form)
-        pipeline = TrainPipelineFactory.create(
-            "none",
-            model=model,
-            optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
-            device=torch.device("cpu"),
-            batch_shuffler=BatchShufflerFactory.create("identity"),
-            loss_reduction="mean",
-        )
-        try:
-            pipeline.progress(iter([{"x": torch.ones(2)}]))
-        except TypeError as error:
-            errors.append(str(error))
+        model, shuffler = Returning(form), BatchShufflerFactory.create("identity")
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        pipeline = pipeline_of("none", model, optimizer, shuffler, "mean")
+        errors.append(error_of(pipeline.progress, iter([{"x": torch.ones(2)}])))
         pipeline.reset()
     return errors
 
 
 def test_what_a_model_returns_is_checked(pools):
-    for loss, of_dict, three in pools(2).run(_returned):
+    for loss, of_dict, three in pools(2).run(_errors_of_returned):
         assert loss.startswith(
-            "the model returned a Parameter of shape (); a pipeline expects (losses, output)"
+            "TypeError: the model returned a Parameter of shape (); a pipeline expects (losses, output)"
         )
-        assert of_dict.startswith("the model returned a dict; a pipeline expects (losses, output)")
-        assert three.startswith("the model returned a tuple of Parameter, NoneType, NoneType; a pipeline")
+        assert "the model returned a dict; a pipeline expects (losses, output)" in of_dict
+        assert "the model returned a tuple of Parameter, NoneType, NoneType; a pipeline" in three
 
 
-def _wrong_arguments() -> list[str]:
-    model = Returning("loss")
-    given = {"model": model, "optimizer": None, "device": torch.device("cpu"), "loss_reduction": "sum"}
-    shuffler = BatchShufflerFactory.create("identity")
-    calls = [
-        ("none", {"batch_shuffler": "identity"}),
-        ("none", {"batch_shuffler": type(shuffler)}),
-        ("none", {"batch_shuffler": shuffler, "pipeline_postproc": True}),
-    ]
-    errors = []
-    for name, more in calls:
-        try:
-            TrainPipelineFactory.create(name, **given, **more)
-        except (TypeError, ValueError) as error:
-            errors.append(str(error))
-    pipeline = TrainPipelineFactory.create("none", **given, batch_shuffler=shuffler)
+def _errors_of_arguments() -> list[str]:
+    model, shuffler = Returning("loss"), BatchShufflerFactory.create("identity")
     loader = iter([None] if dist.get_rank() else [{"x": torch.ones(2)}])
-    try:
-        pipeline.progress(loader)
-    except TypeError as error:
-        errors.append(str(error))
-    return errors
+    return [
+        error_of(pipeline_of, "none", model, None, "identity"),
+        error_of(pipeline_of, "none", model, None, type(shuffler)),
+        error_of(pipeline_of, "none", model, None, shuffler, pipeline_postproc=True),
+        error_of(pipeline_of("none", model, None, shuffler).progress, loader),
+    ]
 
 
-def test_wrong_arguments_and_loaders_are_told(pools):
-    for name, of_class, of_torchrec, nothing in pools(2).run(_wrong_arguments):
-        assert name.startswith("batch_shuffler is 'identity'; expected a BatchShuffler")
+def test_wrong_arguments_and_loaders_are_refused(pools):
+    for name, of_class, of_torchrec, nothing in pools(2).run(_errors_of_arguments):
+        assert name.startswith("TypeError: batch_shuffler is 'identity'; expected a BatchShuffler")
         assert "expected a BatchShuffler" in of_class
-        assert of_torchrec.startswith('pipeline "none" takes no pipeline_postproc')
-        assert nothing.startswith("a loader gave None for a batch")
+        assert of_torchrec.startswith('ValueError: pipeline "none" takes no pipeline_postproc')
+        assert nothing.startswith("TypeError: a loader gave None for a batch")

@@ -1,207 +1,179 @@
-"""Over whole epochs nothing is lost and nothing doubled, however the ranks load and whatever is planned."""
+"""Over whole epochs no sample is lost or doubled, however ranks load, balance, and divide batches."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
-import torch
 import torch.distributed as dist
 
-from commons.datasets import HSTUBatch
-from commons.distributed import BatchShufflerFactory
-from commons.perf_model import HSTUFlops
-from commons.pipeline import TrainPipelineFactory
-from commons.training import OptimizerArgs, shard_model
-from hstu import batch_shuffler  # noqa: F401
-from tests.hstu.hstu_samples import VOCABULARY, Sample, hstu_batch, ranking_model
+from commons.distributed import BatchShuffler, IdentityShuffler
+from tests.commons.distributed.counted_collectives import recorded_collectives
+from tests.commons.pipeline.ranking_pipelines import (
+    TokenShuffler,
+    contents,
+    draw_histories,
+    equal_histories,
+    num_tokens,
+    pipeline_of,
+    ranking_pipeline,
+    sharded_ranking_model,
+    steps_of,
+)
 
 ROWS = 3
-EPOCHS = 2
 
 
 @dataclass(frozen=True)
 class Loading:
-    """How many batches each rank loads in an epoch, and how many ranks' rows are in each of them."""
+    """How many batches each rank loads in each epoch, and the ranks that balance together."""
 
-    num_batches: tuple[int, ...]
-    ranks_in_a_batch: int = 1
+    epochs: tuple[tuple[int, ...], ...]
+    groups: Sequence[Sequence[int]] | None = None
 
-
-EVEN = Loading((5, 5))
-UNEVEN = Loading((6, 3))
-ENDED_AT_ONCE = Loading((4, 1, 0))
-ON_ONE_RANK = Loading((5, 0), ranks_in_a_batch=2)
-
-
-def _batch(rng: np.random.Generator, rows: int) -> HSTUBatch:
-    num_real = int(rng.integers(0, rows + 1)) if rng.random() < 0.4 else rows
-
-    def sample() -> Sample:
-        items = rng.integers(0, VOCABULARY, min(int(rng.lognormal(1.5, 1.0)), 30)).tolist()
-        actions = [item % 5 for item in items]
-        return Sample([int(rng.integers(0, VOCABULARY))], [], items, actions, 0, actions)
-
-    empty = Sample([], [], [], [], 0, [])
-    batch = hstu_batch([sample() for _ in range(num_real)] + [empty] * (rows - num_real))
-    batch.actual_batch_size = num_real
-    return batch
+    def shuffler(self, **settings: Any) -> BatchShuffler:
+        """Makes this rank's shuffler; one for groups of one rank is the identity."""
+        if self.groups is None:
+            return TokenShuffler(**settings, verify=True)
+        made = [dist.new_group(ranks) for ranks in self.groups]
+        if all(len(ranks) == 1 for ranks in self.groups):
+            return IdentityShuffler(get_workloads=lambda batch: batch.num_tokens() ** 2, **settings)
+        (mine,) = (group for group in made if dist.get_rank(group) >= 0)
+        return TokenShuffler(mine, **settings)
 
 
-def _contents(batch: HSTUBatch) -> list[tuple]:
-    of_features = batch.features.to_dict()
-    columns = [of_features[key].to_dense() for key in ("user", "item", "action")]
-    columns.append(batch.labels["label"].to_dense())
-    return [tuple(tuple(column[row].tolist()) for column in columns) for row in range(batch.num_samples)]
+LOADINGS = {
+    "two ranks": Loading(((5, 5), (6, 3), (4, 0))),
+    "three ranks": Loading(((4, 1, 0), (2, 0, 3))),
+    "pairs": Loading(((4, 2, 1, 1), (0, 4, 0, 0)), groups=[[0, 1], [2, 3]]),
+    "one alone": Loading(((2, 4, 3), (0, 3, 1)), groups=[[0, 2], [1]]),
+    "identity": Loading(((4, 2), (0, 3)), groups=[[0], [1]]),
+}
+SETTINGS: list[dict[str, Any]] = [
+    {"partitioner": "rebalance", "exchange": "all_gather"},
+    {"window": 2, "equal_rows": False},
+    {"window": 4, "max_tokens_per_micro_batch": 16},
+    {"equal_rows": False, "partitioner": "karmarkar_karp", "max_tokens_per_micro_batch": 16},
+]
 
 
-def _epochs(pipeline_name: str, loading: Loading, seed: int, **settings):
-    """Per epoch, on one rank: what was loaded; of each step what was computed, its rows and loss tokens."""
-    device, rank = torch.device("cpu"), dist.get_rank()
-    model, optimizer = shard_model(ranking_model(), OptimizerArgs("sgd", 0.01), device)
-    shuffler = BatchShufflerFactory.create("hstu", flops=HSTUFlops(2, 16, 2, 4), verify=True, **settings)
-    pipeline = TrainPipelineFactory.create(
-        pipeline_name,
-        model=model,
-        optimizer=optimizer,
-        device=device,
-        batch_shuffler=shuffler,
-        loss_reduction="sum",
-    )
-    computed = []
-    forward = pipeline._stage.forward
+@dataclass(frozen=True)
+class Step:
+    """A step on one rank: samples of each micro-batch, rows, loss tokens of all ranks, and the report."""
 
-    def recording_forward(model, batch):
-        computed.append(batch)
-        return forward(model, batch)
+    micro_batches: list[list[tuple]]
+    rows: int
+    loss_tokens: int
+    num_samples: int
+    loads: list[float]
 
-    pipeline._stage.forward = recording_forward
-    rng = np.random.default_rng((seed, rank))
+
+def _epochs(name: str, loading: Loading, every_settings: list[dict[str, Any]]) -> list[tuple]:
+    """Returns for each of the settings and each epoch the samples that this rank loaded, and its steps."""
+    model, optimizer = sharded_ranking_model()
+    computed: list[Any] = []
+    model.module.dense.register_forward_pre_hook(lambda module, args: computed.append(args[1]))
+    rng = np.random.default_rng((7, dist.get_rank()))
     results = []
-    for _ in range(EPOCHS):
-        rows = ROWS * loading.ranks_in_a_batch
-        batches = [_batch(rng, rows) for _ in range(loading.num_batches[rank])]
-        loaded = [content for batch in batches for content in _contents(batch)]
-        loader = iter(batches)
-        computed.clear()
-        tokens = []
-        while True:
-            try:
-                tokens.append(pipeline.progress(loader)[1])
-            except StopIteration:
-                break
-        results.append((loaded, [(_contents(batch), batch.batch_size) for batch in computed], tokens))
+    for settings in every_settings:
+        pipeline = pipeline_of(name, model, optimizer, loading.shuffler(**settings))
+        for num_batches in loading.epochs:
+            batches = [draw_histories(rng, ROWS) for _ in range(num_batches[dist.get_rank()])]
+            steps = []
+            for loss_sum, loss_tokens, outputs in steps_of(pipeline, batches):
+                assert bool(loss_sum.isfinite())
+                count = pipeline.plan.num_micro_batches
+                assert len(computed) == max(count, 1) and (count == 0 or len(outputs) == count)
+                assert pipeline.report.num_micro_batches == len(computed)
+                steps.append(
+                    Step(
+                        micro_batches=list(map(contents, computed)),
+                        rows=sum(batch.batch_size for batch in computed),
+                        loss_tokens=loss_tokens,
+                        num_samples=pipeline.num_samples,
+                        loads=pipeline.report.loads_after.tolist(),
+                    )
+                )
+                computed.clear()
+            results.append(([content for batch in batches for content in contents(batch)], steps))
     return results
 
 
-def _check(results, loading: Loading, window: int, equal_rows: bool) -> None:
-    for of_ranks in zip(*results, strict=True):
-        loaded = Counter(content for of_rank, _, _ in of_ranks for content in of_rank)
-        computed = Counter(content for _, steps, _ in of_ranks for step, _ in steps for content in step)
-        assert loaded == computed
-        num_steps = max(loading.num_batches)
-        assert [len(steps) for _, steps, _ in of_ranks] == [num_steps] * len(of_ranks)
-        assert all(tokens == of_ranks[0][2] for _, _, tokens in of_ranks)
-        for step in range(num_steps):
-            samples = [content for _, steps, _ in of_ranks for content in steps[step][0]]
-            assert of_ranks[0][2][step] == sum(len(labels) for *_, labels in samples)
-            if equal_rows:
-                assert len({steps[step][1] for _, steps, _ in of_ranks}) == 1
-
-
-@pytest.mark.parametrize("pipeline_name", ["none", "native"])
-@pytest.mark.parametrize("equal_rows", [True, False], ids=["equal", "unequal"])
-@pytest.mark.parametrize("window", [1, 2, 4])
-@pytest.mark.parametrize(
-    "loading",
-    [EVEN, UNEVEN, ENDED_AT_ONCE, ON_ONE_RANK],
-    ids=["even", "uneven", "ended at once", "on one rank"],
-)
-def test_every_sample_is_computed_once(pools, pipeline_name, equal_rows, window, loading):
-    pool = pools(len(loading.num_batches))
-    seed = window * 10 + equal_rows
-    settings = {"equal_rows": equal_rows, "window": window}
-    results = pool.run(_run, pipeline_name, loading, seed, settings)
-    _check(results, loading, window, equal_rows)
-
-
-def _run(pipeline_name, loading, seed, settings):
-    return _epochs(pipeline_name, loading, seed, **settings)
-
-
-@pytest.mark.parametrize("partitioner", ["rebalance", "karmarkar_karp"])
-@pytest.mark.parametrize("exchange", ["all_gather", "all_to_all"])
-def test_every_sample_is_computed_once_by_other_settings(pools, partitioner, exchange):
-    settings = {"partitioner": partitioner, "exchange": exchange}
-    _check(pools(2).run(_run, "native", UNEVEN, 7, settings), UNEVEN, 1, True)
-
-
-def _one_batch_at_a_time(pipeline_name: str, num_batches: int) -> list[int]:
-    """Loss tokens of each step, where each is given an iterator of its own."""
-    device = torch.device("cpu")
-    model, optimizer = shard_model(ranking_model(), OptimizerArgs("sgd", 0.01), device)
-    shuffler = BatchShufflerFactory.create("hstu", flops=HSTUFlops(2, 16, 2, 4), verify=True)
-    pipeline = TrainPipelineFactory.create(
-        pipeline_name,
-        model=model,
-        optimizer=optimizer,
-        device=device,
-        batch_shuffler=shuffler,
-        loss_reduction="sum",
+def _check_epoch(of_ranks: list[tuple], num_steps: int, cap: int | None, equal_rows: bool) -> None:
+    loaded = Counter(sample for of_rank, _ in of_ranks for sample in of_rank)
+    assert loaded == Counter(
+        sample for _, steps in of_ranks for step in steps for one in step.micro_batches for sample in one
     )
-    steps = []
-    for number in range(1, num_batches + 1):
-        items = [1] * (number + dist.get_rank())
-        batch = hstu_batch([Sample([1], [], items, items, 0, items)] * ROWS)
-        steps.append(pipeline.progress(iter([batch]))[1])
-    return steps
+    assert [len(steps) for _, steps in of_ranks] == [num_steps] * len(of_ranks)
+    for step in zip(*(steps for _, steps in of_ranks), strict=True):
+        samples = [[sample for one in of_rank.micro_batches for sample in one] for of_rank in step]
+        # Every rank has the loads of all, and as many micro-batches.
+        loads = [sum(num_tokens(sample) ** 2 for sample in of_rank) for of_rank in samples]
+        labels = sum(len(sample[-1]) for of_rank in samples for sample in of_rank)
+        for of_rank, mine in zip(step, samples, strict=True):
+            assert (of_rank.loads, of_rank.loss_tokens) == (loads, labels)
+            assert of_rank.num_samples == len(mine)
+            assert len(of_rank.micro_batches) == len(step[0].micro_batches)
+            for one in of_rank.micro_batches if cap else []:
+                assert len(one) <= 1 or sum(map(num_tokens, one)) <= cap
+        if equal_rows and cap is None:
+            assert len({of_rank.rows for of_rank in step}) == 1
 
 
-@pytest.mark.parametrize("pipeline_name", ["none", "native"])
-def test_a_new_iterator_for_each_step_gives_each_its_batch(pools, pipeline_name):
-    expected = [ROWS * (number + number + 1) for number in range(1, 5)]
-    assert pools(2).run(_one_batch_at_a_time, pipeline_name, 4) == [expected] * 2
+@pytest.mark.parametrize("name", ["none", "native"])
+@pytest.mark.parametrize("loading", LOADINGS.values(), ids=LOADINGS)
+def test_every_sample_is_computed_once_and_all_ranks_know_all_loads(pools, name, loading):
+    # All settings where ranks load most differently; elsewhere two of them.
+    every_settings = SETTINGS if name == "native" and loading.groups is None else SETTINGS[1:3]
+    results = pools(len(loading.epochs[0])).run(_epochs, name, loading, every_settings)
+    runs = product(every_settings, loading.epochs)
+    for (settings, num_batches), *of_ranks in zip(runs, *results, strict=True):
+        equal_rows = loading.groups is None and settings.get("equal_rows", True)
+        _check_epoch(of_ranks, max(num_batches), settings.get("max_tokens_per_micro_batch"), equal_rows)
+    assert max(len(step.micro_batches) for _, steps in results[0] for step in steps) > 1
 
 
-def _balanced_in_groups(
-    groups: list[list[int]], window: int, num_batches: tuple[int, ...]
-) -> list[tuple[int, float]]:
-    """Global loss tokens and largest load of each step, where some ranks balance among each other."""
-    device, rank = torch.device("cpu"), dist.get_rank()
-    (group,) = [
-        group for ranks, group in zip(groups, map(dist.new_group, groups), strict=True) if rank in ranks
-    ]
-    model, optimizer = shard_model(ranking_model(), OptimizerArgs("sgd", 0.01), device)
-    shuffler = BatchShufflerFactory.create(
-        "hstu", flops=HSTUFlops(2, 16, 2, 4), process_group=group, window=window
-    )
-    pipeline = TrainPipelineFactory.create(
-        "native",
-        model=model,
-        optimizer=optimizer,
-        device=device,
-        batch_shuffler=shuffler,
-        loss_reduction="sum",
-    )
-    rng = np.random.default_rng(rank)
-    loader = iter([_batch(rng, ROWS) for _ in range(num_batches[rank])])
-    steps = []
-    while True:
-        try:
-            _, tokens, _ = pipeline.progress(loader)
-        except StopIteration:
-            return steps
-        steps.append((tokens, float(pipeline.report.loads_after.max())))
+def _one_batch_at_a_time(name: str) -> list[int]:
+    """Returns the loss tokens of steps that each get an iterator of their own, and of one after a reset."""
+    pipeline = ranking_pipeline(name, TokenShuffler(verify=True))
+    rank = dist.get_rank()
+    tokens = [pipeline.progress(iter([equal_histories(ROWS, n + rank)]))[1] for n in (1, 2, 3, 4)]
+    pipeline.progress(iter([equal_histories(ROWS, 9)] * 4))
+    pipeline.reset()
+    tokens.append(pipeline.progress(iter([equal_histories(ROWS, 2)]))[1])
+    pipeline.reset()
+    return tokens
 
 
-@pytest.mark.parametrize("window", [1, 2])
-@pytest.mark.parametrize(
-    ("groups", "num_batches"),
-    [([[0, 1], [2, 3]], (5, 2, 1, 1)), ([[0, 1], [2, 3]], (0, 5, 0, 0)), ([[0, 2], [1]], (2, 5, 3))],
-    ids=["earlier", "at once", "one alone"],
-)
-def test_groups_whose_loaders_have_ended_go_on_with_padding(pools, window, groups, num_batches):
-    results = pools(len(num_batches)).run(_balanced_in_groups, groups, window, num_batches)
-    assert len(results[0]) == 5 and all(steps == results[0] for steps in results)
+@pytest.mark.parametrize("name", ["none", "native"])
+def test_a_new_iterator_loses_no_batch_and_a_reset_drops_those_on_their_way(pools, name):
+    expected = [ROWS * (n + n + 1) for n in (1, 2, 3, 4)] + [2 * ROWS * 2]
+    assert pools(2).run(_one_batch_at_a_time, name) == [expected] * 2
+
+
+def _posted(name: str) -> list[tuple[Counter, list[list[int]]]]:
+    """Returns the collectives of an epoch and what ranks posted in each step, without a post and with one."""
+    rank, results = dist.get_rank(), []
+    for posts in (False, True):
+        pipeline = ranking_pipeline(name, TokenShuffler())
+        calls = iter(range(100))
+        if posts:
+            pipeline.post(lambda calls=calls: 10 * next(calls) + rank)
+        with recorded_collectives() as recorded:
+            steps = [pipeline.posted.tolist() for _ in steps_of(pipeline, [equal_histories(ROWS, 2)] * 4)]
+        results.append((Counter(name for name, _ in recorded), steps))
+    return results
+
+
+@pytest.mark.parametrize(("name", "ahead"), [("none", 0), ("native", 2)])
+def test_posts_reach_all_ranks_in_the_same_step_without_another_collective(pools, name, ahead):
+    for (collectives, nothing), (collectives_with_post, posted) in pools(2).run(_posted, name):
+        assert collectives == collectives_with_post and collectives["all_gather_into_tensor"] > 0
+        assert nothing == [[0, 0]] * 4
+        plans = [min(step + ahead, 3) for step in range(4)]  # the newest one that was handed out
+        assert posted == [[10 * plan, 10 * plan + 1] for plan in plans]

@@ -1,0 +1,118 @@
+"""Records collectives, and finds what makes the host wait for the device."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+COMMUNICATION = [
+    "all_gather",
+    "all_gather_coalesced",
+    "all_gather_into_tensor",
+    "all_gather_object",
+    "all_gather_single",
+    "all_reduce",
+    "all_reduce_coalesced",
+    "all_to_all",
+    "all_to_all_single",
+    "barrier",
+    "batch_isend_irecv",
+    "broadcast",
+    "broadcast_object_list",
+    "gather",
+    "gather_object",
+    "irecv",
+    "isend",
+    "monitored_barrier",
+    "new_group",
+    "new_subgroups",
+    "recv",
+    "recv_object_list",
+    "reduce",
+    "reduce_scatter",
+    "reduce_scatter_single",
+    "reduce_scatter_tensor",
+    "scatter",
+    "scatter_object_list",
+    "send",
+    "send_object_list",
+    "split_group",
+]
+
+
+@contextmanager
+def recorded_collectives() -> Iterator[list[tuple[str, dict[str, Any]]]]:
+    """Records every call of torch.distributed that communicates: its name, and its arguments by name."""
+    calls = []
+
+    def recorded(name, function):
+        signature = inspect.signature(function)
+
+        def call(*args, **kwargs):
+            calls.append((name, signature.bind(*args, **kwargs).arguments))
+            return function(*args, **kwargs)
+
+        return call
+
+    functions = {name: recorded(name, getattr(dist, name)) for name in COMMUNICATION if hasattr(dist, name)}
+    with mock.patch.multiple(dist, **functions):
+        yield calls
+
+
+@contextmanager
+def no_synchronization() -> Iterator[None]:
+    """Fails on everything that, on CUDA, would make the host wait for the device."""
+    with _SynchronizingOps(), _SynchronizingCalls():
+        yield
+
+
+class _SynchronizingOps(TorchDispatchMode):
+    """Fails on operations whose result has a size, or is a number, that only the device knows."""
+
+    NAMES = (
+        "_local_scalar_dense",
+        "bincount",
+        "equal",
+        "is_nonzero",
+        "item",
+        "masked_select",
+        "nonzero",
+        "_unique",
+    )
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        name = func.__name__.split(".")[0]
+        bad = name == "item" or any(name.startswith(prefix) for prefix in self.NAMES)
+        if name == "repeat_interleave":
+            bad = kwargs.get("output_size") is None
+        elif name in ("index", "index_put", "index_put_"):
+            bad = any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1])
+        assert not bad, f"{func} waits for the device"
+        return func(*args, **kwargs)
+
+
+class _SynchronizingCalls(TorchFunctionMode):
+    """Fails on functions that read a tensor on the host, or copy to the device from pageable memory."""
+
+    NAMES = ("__array__", "__bool__", "__float__", "__index__", "__int__", "cpu", "item", "numpy", "tolist")
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        name = getattr(func, "__name__", "")
+        # Reading or copying a tensor without elements does not wait.
+        bad = name in self.NAMES and isinstance(args[0], torch.Tensor) and args[0].numel() > 0
+        bad |= func in (torch.tensor, torch.as_tensor)
+        if func is torch.Tensor.to:
+            target = kwargs.get("device", args[1] if len(args) > 1 else None)
+            bad = isinstance(target, torch.device | str) and not kwargs.get("non_blocking", False)
+        assert not bad, f"{name} waits for the device"
+        return func(*args, **kwargs)

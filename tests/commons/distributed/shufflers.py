@@ -1,0 +1,144 @@
+"""Shufflers of drawn batches, cases that they run on, and a check of the micro-batches in their plans."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch.distributed as dist
+from hypothesis import strategies as st
+
+from commons.distributed import BatchShuffler
+from commons.distributed.rank_group import RankGroup
+from commons.distributed.shuffle_plan import ShufflePlan
+from commons.distributed.shuffler_settings import PARTITIONERS
+from tests.commons.distributed.loaded_batches import BOTH, agreed
+from tests.drawn_batches import MixedBatch, draw_batch
+
+LIMITED = [name for name in sorted(PARTITIONERS) if name != "karmarkar_karp"]
+
+
+class FieldShuffler(BatchShuffler):
+    """The workload is a field of the batch."""
+
+    def get_workloads(self, batch):
+        return batch.workload
+
+
+class QuickShuffler(FieldShuffler):
+    """Shares its process groups with the others in this process: making them takes longer than a step."""
+
+    def _make_group(self, process_group):
+        return group_of_all(self.settings.verify) if process_group is None else RankGroup.of(process_group)
+
+
+@functools.cache
+def group_of_all(verify: bool) -> RankGroup:
+    return RankGroup.of(None, verify)
+
+
+class DictShuffler(QuickShuffler):
+    """The workload is an entry of a dict."""
+
+    def get_workloads(self, batch):
+        return batch["workload"]
+
+
+@dataclass(frozen=True)
+class Case:
+    """Settings of a shuffler, and for each rank the rows and real rows of the batches it has left.
+
+    Without `agreed_before`, the first plan of the shuffler is that of these batches.
+    """
+
+    seed: int
+    labels: str
+    settings: dict[str, Any]
+    agreed_before: bool
+    batches: tuple[tuple[tuple[int, int], ...], ...]
+
+    @property
+    def equal_rows(self) -> bool:
+        return self.settings["equal_rows"]
+
+    @property
+    def partitioner(self) -> str:
+        return self.settings.get("partitioner", "refined")
+
+    @property
+    def num_real(self) -> int:
+        return sum(real for of_rank in self.batches for _, real in of_rank)
+
+
+@st.composite
+def cases(draw, num_ranks: int, windows: Sequence[int] = (1,), caps: Sequence[int | None] = (None,)) -> Case:
+    """Draws a case in which each rank has up to a window of batches left.
+
+    Args:
+        num_ranks: ranks that balance.
+        windows: batches to plan together.
+        caps: tokens per micro-batch. A sample has up to 12; a rank that keeps to a limit has 20 or 40.
+    """
+    window, cap = draw(st.sampled_from(windows)), draw(st.sampled_from(caps))
+    kind = draw(st.sampled_from(["complete", "incomplete", "uneven", "one rank empty", "some ranks ended"]))
+    batch_size = draw(st.integers(1, 6))
+    empty = draw(st.integers(0, num_ranks - 1))
+
+    def rows(rank: int) -> tuple[int, int]:
+        size = draw(st.integers(1, 8)) if kind == "uneven" else batch_size
+        if kind in ("incomplete", "uneven"):
+            return size, draw(st.integers(0, size))
+        return size, 0 if kind == "one rank empty" and rank == empty else size
+
+    counts = [window] * num_ranks
+    if kind == "some ranks ended":
+        counts = [draw(st.integers(0, window)) for _ in counts]
+    settings: dict[str, Any] = {
+        "equal_rows": draw(st.booleans()),
+        "exchange": draw(st.sampled_from(BOTH)),
+        "window": window,
+        "max_tokens_per_micro_batch": cap,
+    }
+    if window > 1:
+        settings["window_max_step_ratio"] = draw(st.sampled_from([None, 1.0, 1.5]))
+    else:
+        settings["partitioner"] = draw(st.sampled_from(sorted(PARTITIONERS)))
+        if settings["partitioner"] in LIMITED:
+            settings["max_tokens"] = draw(st.sampled_from([None, None, 20, 40]))
+    return Case(
+        seed=draw(st.integers(0, 10**6)),
+        labels=draw(st.sampled_from(["keyed", "dense", "flat", "none"])),
+        settings=settings,
+        agreed_before=draw(st.booleans()),
+        batches=tuple(tuple(rows(rank) for _ in range(count)) for rank, count in enumerate(counts)),
+    )
+
+
+def planned(
+    case: Case, group: dist.ProcessGroup | None = None
+) -> tuple[QuickShuffler, list[MixedBatch], ShufflePlan]:
+    """Returns this rank's shuffler, the batches it loaded, and their plan. Collective over the group."""
+    shuffler = QuickShuffler(group, **case.settings, verify=group is None)
+    if case.agreed_before:
+        agreed(shuffler, case.labels)
+    rank = shuffler.group.rank
+    rng = np.random.default_rng((case.seed, rank))
+    batches = [
+        draw_batch(rng, 1000 * (rank + 1) + 100 * number, *sizes, case.labels)
+        for number, sizes in enumerate(case.batches[rank])
+    ]
+    return shuffler, batches, shuffler.plan_window(batches)
+
+
+def check_divided(plan: ShufflePlan, cap: int) -> None:
+    """Checks that each sample of a rank is in one of its micro-batches, and that these keep to the cap."""
+    assert plan.num_micro_batches >= 1
+    for rank, samples in enumerate(plan.partition):
+        of_rank = plan.micro_batches_on(rank)
+        assert len(of_rank) == plan.num_micro_batches
+        assert all((np.diff(rows) > 0).all() for rows in of_rank)
+        assert sorted(np.concatenate(of_rank).tolist()) == list(range(len(samples)))
+        assert all(len(rows) == 1 or plan.tokens[samples[rows]].sum() <= cap for rows in of_rank)

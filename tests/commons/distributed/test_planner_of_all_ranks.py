@@ -1,0 +1,81 @@
+"""Planning over all ranks, as pipelines do, with samples that stay within groups."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from commons.distributed import BatchShufflerFactory, IdentityShuffler
+from tests.commons.distributed.errors_and_warnings import error_of
+from tests.commons.distributed.loaded_batches import lopsided_batch
+from tests.commons.distributed.shufflers import FieldShuffler
+
+
+def _plan_of_pairs(identity: bool) -> tuple[list[int], int]:
+    """Returns the ranks that exchange samples with this one, and the fingerprint of the plan of all ranks."""
+    pairs = [dist.new_group(ranks) for ranks in ([0, 2], [1])]
+    settings: dict[str, Any] = {"max_tokens_per_micro_batch": 13}
+    shuffler = (
+        IdentityShuffler(get_workloads=lambda batch: batch.workload, **settings)
+        if identity
+        else FieldShuffler(pairs[dist.get_rank() % 2], **settings)
+    )
+    planner = shuffler.planner_of_all_ranks()
+    batch = lopsided_batch()
+    everyone = shuffler.plan_with(planner, [batch], None, post=7 * dist.get_rank())
+    assert everyone.num_ranks == 3 and planner.posted.tolist() == [0, 7, 14]
+    ranks = shuffler.group.ranks
+    here, alone = everyone.within(np.array(ranks)), shuffler.plan(batch)
+    assert here.num_micro_batches == everyone.num_micro_batches >= alone.num_micro_batches > 0
+    for name in ("workloads", "destination", "rows"):
+        assert np.array_equal(getattr(here, name), getattr(alone, name)), name
+    return list(ranks), everyone.fingerprint
+
+
+def test_a_planner_of_all_ranks_places_as_each_group_does(pools):
+    for identity, groups in ((False, [[0, 2], [1], [0, 2]]), (True, [[0], [1], [2]])):
+        results = pools(3).run(_plan_of_pairs, identity)
+        assert [ranks for ranks, _ in results] == groups
+        assert len({fingerprint for _, fingerprint in results}) == 1
+
+
+def _errors_of_inconsistent_ranks() -> list[str]:
+    rank = dist.get_rank()
+    low, high, outer = dist.new_group([0, 1]), dist.new_group([1, 2]), dist.new_group([0, 2])
+    other_settings = IdentityShuffler(window=1 + (rank == 1))
+    identity_in_a_group = BatchShufflerFactory.create("identity") if rank == 1 else FieldShuffler(outer)
+    # Rank 1 belongs to two groups, and takes part with the shuffler that rank 0 does not expect.
+    made = [FieldShuffler(group) for group in (low, high) if dist.get_rank(group) >= 0]
+    return [
+        error_of(shuffler.planner_of_all_ranks)
+        for shuffler in (other_settings, identity_in_a_group, made[-1])
+    ]
+
+
+def test_different_settings_or_groups_are_refused_on_all_ranks(pools):
+    results = pools(3).run(_errors_of_inconsistent_ranks)
+    settings, consistent, groups = results[0]
+    assert results == [results[0]] * 3
+    assert settings.startswith("ValueError: rank 1's shuffler has ShufflerSettings(")
+    assert "all ranks need the same settings" in settings
+    assert consistent == "no error"
+    assert groups.startswith("ValueError: rank 0 balances among ranks [0, 1], and one of these among others")
+
+
+def _micro_batches_where_rank_1_has_no_samples() -> list[int]:
+    shuffler = IdentityShuffler(max_tokens_per_micro_batch=9)
+    ids = KeyedJaggedTensor(["id"], torch.arange(12), lengths=torch.full((3,), 4))
+    batches = [{"ids": ids}] if dist.get_rank() == 0 else []
+    everyone = shuffler.plan_with(shuffler.planner_of_all_ranks(), batches, None)
+    plan = everyone.within(np.array(shuffler.group.ranks))
+    batch = shuffler.exchange(shuffler.rows_for_step(batches, plan, 0), plan)
+    return [one["ids"].stride() for one in shuffler.micro_batches(batch, plan)]
+
+
+def test_a_rank_without_samples_repeats_its_only_row_in_each_micro_batch(pools):
+    with_samples, without = pools(2).run(_micro_batches_where_rank_1_has_no_samples)
+    assert sum(with_samples) == 3 and without == [1] * len(with_samples) == [1, 1]

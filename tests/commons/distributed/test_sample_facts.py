@@ -1,0 +1,295 @@
+"""Facts that ranks gather: costs, tokens, labels, shared fields, and types of batches."""
+
+from __future__ import annotations
+
+from dataclasses import InitVar, dataclass, field
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from tensordict import TensorDict
+from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
+
+from commons.perf_model import HSTUFlops
+from commons.sequence_batch import BaseBatch, containers
+from tests.commons.distributed.errors_and_warnings import error_of, warnings_of
+from tests.commons.distributed.shufflers import QuickShuffler
+
+LENGTHS = (50_000, 70_000, 3_000, 1)  # the squares of the first two wrap in int32
+
+
+def _long_histories() -> dict[str, Any]:
+    lengths = torch.tensor(LENGTHS, dtype=torch.int32).roll(dist.get_rank())
+    ids = torch.zeros(int(lengths.sum()), dtype=torch.int32)
+    return {"ids": KeyedJaggedTensor(["item"], ids, lengths=lengths), "n": lengths}
+
+
+class Costing(QuickShuffler):
+    """The cost is a given function of the batch."""
+
+    def __init__(self, cost, **settings: Any) -> None:
+        self.get_workloads = cost  # type: ignore[method-assign]
+        super().__init__(**settings)
+
+    def get_workloads(self, batch: Any) -> torch.Tensor:
+        raise NotImplementedError
+
+
+def squared(batch):
+    return batch["ids"].lengths() ** 2
+
+
+def summed_squares(batch):
+    return (batch["ids"].lengths().view(1, -1) ** 2).sum(0)
+
+
+def flops(batch):
+    return HSTUFlops(1, 32, 2, 16).per_sample(batch["ids"]["item"].lengths())
+
+
+def in_int32(batch):
+    return batch["n"] ** 2
+
+
+def _workloads() -> list[Any]:
+    batch = _long_histories()
+    costs = [Costing(cost).plan(batch).workloads.tolist() for cost in (squared, summed_squares, flops)]
+    return [*costs, error_of(Costing(in_int32).plan, batch)]
+
+
+def test_costs_of_int32_lengths_do_not_wrap(pools):
+    squares, flops = [n**2 for n in LENGTHS], [10 * 32 * 32 * n + 4 * 32 * n**2 for n in LENGTHS]
+    expected = [cost + cost[-1:] + cost[:-1] for cost in (squares, squares, flops)]
+    for *workloads, error in pools(2).run(_workloads):
+        assert workloads == expected
+        assert "returned torch.int32, in which squares and FLOPs wrap without a word" in error
+
+
+class Tokens(Costing):
+    def get_tokens(self, batch):
+        return batch["n"].long()
+
+    def get_loss_tokens(self, batch):
+        return batch["n"].long() - 1
+
+
+def _tokens():
+    plan = Tokens(squared).plan(_long_histories())
+    return plan.tokens.tolist(), plan.loss_tokens.tolist()
+
+
+def test_a_shuffler_counts_the_tokens_of_a_foreign_batch(pools):
+    expected = [*LENGTHS, *LENGTHS[-1:], *LENGTHS[:-1]]
+    for tokens, loss_tokens in pools(2).run(_tokens):
+        assert tokens == expected and loss_tokens == [n - 1 for n in expected]
+
+
+def _incomplete(labels: torch.Tensor, rows: int = 8, real: int = 4) -> BaseBatch:
+    lengths = torch.cat([torch.ones(real), torch.zeros(rows - real)]).int()
+    features = KeyedJaggedTensor(["item"], torch.zeros(real, dtype=torch.int64), lengths=lengths)
+    return BaseBatch(features, rows, {"item": 1}, labels=labels, actual_batch_size=real)
+
+
+@pytest.mark.parametrize("num_labels", [4, 8, 12])
+def test_flat_labels_without_padding_are_refused(num_labels):
+    error = error_of(_incomplete, torch.arange(float(num_labels)))
+    assert f"labels has {num_labels} elements, as it seems of 4 samples" in error
+    assert f"so that labels have shape [batch_size, {num_labels // 4}]" in error
+
+
+@pytest.mark.parametrize("padding", [0.0, -100.0])
+@pytest.mark.parametrize("width", [1, 2])
+def test_flat_labels_with_padding_travel(padding, width):
+    labels = torch.cat([torch.arange(4.0 * width), torch.full((4 * width,), padding)])
+    selected = _incomplete(labels).index_select([3, 1])
+    assert selected.labels.view(2, width).tolist() == labels.view(8, width)[[3, 1]].tolist()
+
+
+class Batch:
+    """Has the name of TorchRec's class."""
+
+
+@dataclass
+class Shared:
+    ids: torch.Tensor
+    rate: torch.Tensor
+    marked: torch.Tensor = field(metadata={"per_sample": False})
+
+
+class Sharing(QuickShuffler):
+    shared_fields = ("rate",)
+
+    def get_workloads(self, batch):
+        return batch.ids
+
+
+class Misspelt(Sharing):
+    shared_fields = ("rates",)
+
+
+def _shared():
+    batch = Shared(torch.arange(3) + 3 * dist.get_rank(), torch.tensor(0.5), torch.arange(3))
+    moved = Sharing().shuffle(batch)
+    assert moved.rate is batch.rate and moved.marked is batch.marked
+    return moved.ids.tolist(), error_of(Misspelt().shuffle, batch)
+
+
+def test_a_shuffler_names_the_fields_that_all_samples_share(pools):
+    results = pools(2).run(_shared)
+    assert sorted(sample for moved, _ in results for sample in moved) == list(range(6))
+    for _, error in results:
+        assert error.startswith("ValueError: shared_fields names 'rates', which is not in the batch; there")
+
+
+def of_any(batch):
+    features = batch["features"] if isinstance(batch, dict) else batch.features
+    return features.lengths()
+
+
+def _errors_of_types() -> list[str]:
+    """Returns the errors of types that differ between ranks, and between steps, and of an unknown type."""
+    ids = KeyedJaggedTensor(["item"], torch.arange(2), lengths=torch.ones(2).int())
+    # Rank 1's batch knows its padding rows, that of rank 0 does not.
+    batch = {"features": ids} if dist.get_rank() == 0 else BaseBatch(ids, 2, {"item": 1})
+    jagged = JaggedTensor(torch.arange(2), lengths=torch.ones(2).int())
+    shuffler = Costing(lambda batch: next(iter(batch.values())).lengths())
+    shuffler.plan({"x": jagged})
+    return [
+        error_of(Costing(of_any).plan, batch),
+        error_of(shuffler.plan, [jagged]),
+        error_of(Costing(squared).plan, Batch()),
+    ]
+
+
+def test_batches_of_other_types_are_refused_on_all_ranks(pools):
+    for ranks, steps, unknown in pools(2).run(_errors_of_types):
+        assert "batches of rank 0 and rank 1 are of different types" in ranks
+        assert steps.startswith("TypeError: a batch is a list, and the first was a dict; all must be of one")
+        assert unknown.startswith(f"TypeError: {Batch.__module__}.Batch has no rows to place")
+        assert "register_batch_type" in unknown
+
+
+def _names_per_row():
+    lengths = torch.tensor([1, 2, 4])
+    batch = {
+        "ids": torch.arange(3),
+        "history": JaggedTensor(torch.arange(7), lengths=lengths),
+        "users": ["a", "b", "c"],
+        "items": [[1, 2], [3], [4]],
+        "longest": 4,
+        "keys": ["x", "y"],
+        "layers": 12,
+    }
+    shuffler = Costing(lambda batch: batch["ids"])
+    batches = [batch] * 2 if dist.get_rank() else []  # rank 0 has none, and warns all the same
+    with warnings_of("commons.distributed.plan_gather") as messages:
+        for _, _ in shuffler.plan_ahead(batches):
+            pass
+    return messages
+
+
+def test_numbers_that_may_be_per_row_are_named_once(pools):
+    on_rank_0, elsewhere = pools(2).run(_names_per_row)
+    assert [message.split(",")[0] for message in on_rank_0] == [
+        "users has length 3",
+        "items has length 3",
+        "longest is 4",
+    ]
+    assert elsewhere == []
+
+
+@dataclass
+class Doubling:
+    ids: torch.Tensor
+
+    def __post_init__(self) -> None:
+        self.ids = self.ids * 2
+
+
+@dataclass
+class Widening:
+    ids: torch.Tensor
+    weights: torch.Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.ids = self.ids.long()  # changes nothing the second time
+        self.weights = self.ids.float()
+
+
+@dataclass
+class OfSomethingElse:
+    ids: torch.Tensor
+    factor: InitVar[int] = 1
+
+    def __post_init__(self, factor: int) -> None:
+        self.ids = self.ids * factor
+
+
+def _made_again() -> list[Any]:
+    ids = torch.arange(3, dtype=torch.int32) + 3 * dist.get_rank()
+    shuffler = Costing(lambda batch: batch.ids.long())
+    moved = shuffler.shuffle(Widening(ids))
+    assert torch.equal(moved.weights, moved.ids.float())
+    errors = [
+        error_of(Costing(lambda batch: batch.ids.long()).shuffle, kind(ids))
+        for kind in (Doubling, OfSomethingElse)
+    ]
+    return [moved.ids.tolist(), *errors]
+
+
+def test_dataclasses_that_change_when_made_again_are_refused(pools):
+    results = pools(2).run(_made_again)
+    assert sorted(sample for moved, _, _ in results for sample in moved) == list(range(6))
+    for _, doubling, other_arguments in results:
+        assert "ids changes when dataclasses.replace makes a" in doubling
+        assert "its __init__ takes something else than its fields" in other_arguments
+        assert "register_batch_type" in doubling and "register_batch_type" in other_arguments
+
+
+def _errors_of_keys() -> list[str]:
+    errors = []
+    for keys in (("ab", "ab"), ("ab", "ba")):
+        batch = {"kt": KeyedTensor(list(keys[dist.get_rank()]), [1, 1], torch.zeros(2, 2))}
+        shuffler = Costing(lambda batch: torch.ones(2, dtype=torch.int64))
+        errors.append(error_of(shuffler.plan, batch))
+    return errors
+
+
+def test_ranks_agree_on_the_keys_of_keyed_tensors(pools):
+    for same, other in pools(2).run(_errors_of_keys):
+        assert same == "no error"
+        assert "field 'kt(b: 1, a: 1)' is unexpected" in other or "field 'kt(a: 1, b: 1)' is missing" in other
+
+
+def _error_of_unpicklable() -> str:
+    batches = [{"ids": torch.arange(3), "call": lambda: 0}] if dist.get_rank() else []
+    return error_of(list, Costing(lambda batch: batch["ids"]).plan_ahead(batches))
+
+
+def test_a_batch_that_cannot_be_sent_is_an_error_on_all_ranks(pools):
+    for error in pools(2).run(_error_of_unpicklable):
+        assert "a batch of rank 1 does not pickle" in error
+
+
+def _worked_in_place():
+    shuffler = Costing(lambda batch: batch["x"].long())
+    rows = []
+    for batch, plan in shuffler.plan_ahead([{"x": torch.ones(1)}] * 3 if dist.get_rank() else []):
+        moved = shuffler.exchange(batch, plan)
+        rows.append(moved["x"].tolist())
+        moved["x"].mul_(1e30)
+    return rows
+
+
+def test_a_model_may_work_in_place_on_a_copied_row(pools):
+    assert pools(2).run(_worked_in_place) == [[[1.0]] * 3] * 2
+
+
+def test_tensordicts_keep_names_and_locks_and_change_device():
+    batch = TensorDict({"n": TensorDict({"ids": torch.arange(4)}, [4])}, [4], names=["row"]).lock_()
+    moved = containers.transformed(batch, lambda _, leaf: leaf[:3].to("meta"))
+    assert moved.names == ["row"] and moved.is_locked and moved.batch_size == (3,)
+    assert moved["n", "ids"].device.type == "meta"
+    without_rows = TensorDict({"n": TensorDict({"ids": torch.arange(4)}, [])}, [])
+    assert containers.moved_to(without_rows, torch.device("meta"))["n", "ids"].device.type == "meta"
