@@ -477,7 +477,7 @@ class BatchShuffler(ABC):
     def _batch_of(self, like: Batch, rows: PackedRows, num_rows: int) -> Batch:
         """A batch of packed rows, padded to `num_rows`, or a copy of a real row if there are none."""
         if rows.num_rows or knows_padding(like):
-            return self.sample_rows.with_rows(like, rows.pad_to(num_rows).unpack(), num_rows, rows.num_rows)
+            return self.sample_rows.with_rows(like, rows.unpack(num_rows), num_rows, rows.num_rows)
         copied = containers.moved_to(
             self.padding_batch(), self.sample_rows.device_of(like), non_blocking=True
         )

@@ -105,8 +105,8 @@ def split_balanced(
     elements = row_elements(packed.lengths.cpu(), packed.schema).numpy()
     chunks = []
     for samples, num_elements in zip(partition, _sums(elements, partition), strict=True):
-        of_chunk = gather_rows([packed], samples, num_elements).pad_to(chunk_rows)
-        own = {name: _in_own_memory(value) for name, value in of_chunk.unpack().items()}
+        of_chunk = gather_rows([packed], samples, num_elements)
+        own = {name: _in_own_memory(value) for name, value in of_chunk.unpack(chunk_rows).items()}
         chunks.append(rows.with_rows(batch, own, chunk_rows, len(samples)))
     return chunks, order
 
@@ -148,7 +148,7 @@ def merge(batches: Sequence[Batch], order: SplitOrder) -> Batch:
     for chunk, samples in enumerate(order.partition):
         positions[samples] = chunk * order.chunk_rows + np.arange(len(samples))
     merged = select_from(sources, positions)
-    fields = merged.pad_to(order.batch_size).unpack()
+    fields = merged.unpack(order.batch_size)
     return rows.with_rows(batches[0], fields, order.batch_size, len(positions))
 
 

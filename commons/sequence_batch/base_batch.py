@@ -11,7 +11,7 @@ from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 from torchrec.streamable import Pipelineable
 
 from commons.sequence_batch import containers
-from commons.sequence_batch.packed_rows import PackedRows, check_jagged_fields
+from commons.sequence_batch.packed_rows import PackedRows, check_jagged_fields, select_from
 from commons.sequence_batch.row_schema import FieldValue, RowSchema
 
 
@@ -118,9 +118,9 @@ class BaseBatch(Pipelineable):
         fields = self.per_sample_fields()
         check_jagged_fields(fields)
         schema = RowSchema.of(fields)
-        packed = PackedRows.pack(fields, schema, self.batch_size).select(rows.numpy())
+        packed = select_from([PackedRows.pack(fields, schema, self.batch_size)], rows.numpy())
         out_rows = max(len(rows), 1)
-        return self.with_fields(packed.pad_to(out_rows).unpack(), out_rows, num_real)
+        return self.with_fields(packed.unpack(out_rows), out_rows, num_real)
 
     def num_tokens(self) -> torch.Tensor:
         """`[batch_size]` int64: ids that each row has over all sparse features, which is what it embeds."""

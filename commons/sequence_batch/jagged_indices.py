@@ -15,5 +15,5 @@ def spread(starts: torch.Tensor, lengths: torch.Tensor, total: int, step: int = 
     """
     lengths = lengths.long()
     before = lengths.cumsum(0) - lengths
-    first = (starts - step * before).repeat_interleave(lengths, output_size=total)
-    return first + step * torch.arange(total, device=starts.device)
+    first = torch.sub(starts.long(), before, alpha=step).repeat_interleave(lengths, output_size=total)
+    return first.add_(torch.arange(total, device=starts.device), alpha=step)

@@ -1,14 +1,16 @@
-"""Rows of a batch, whatever its fields, as a few flat tensors of machine words.
+"""Rows of a batch, whatever its fields, as a few tensors of machine words.
 
-A batch has many fields of many dtypes. Selecting rows, or moving them between ranks, only has to copy bits,
-so fields of equal element width are fused: every key of a jagged field (and of its weights) becomes one
-jagged column of words, every dense field a fixed number of words per row. Rows then cost the same few tensor
-operations for two fields as for fifty.
+A batch has many fields of many dtypes. To select rows, or to move them between ranks, only takes copying
+bits. So dense fields with words of one width are fused into one tensor, and jagged fields with elements of
+one size into another. Rows then cost the same few tensor operations for fifty fields as for two, and the
+indices that select them take 8 bytes per element, however large it is.
+
+The way in is `PackedRows.pack`, the way out `PackedRows.unpack`. Between them `gather_rows` selects rows, and
+`to_chunks` and `from_bytes` turn rows into the bytes that ranks exchange, and back.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -26,138 +28,147 @@ from commons.sequence_batch.row_schema import (
     WORD_DTYPES,
     FieldValue,
     RowSchema,
-    jagged_columns,
 )
 
 
-@dataclass
+@dataclass(frozen=True)
 class PackedRows:
     """Rows of a batch as words.
 
     Attributes:
-        schema: the layout.
+        schema: the fields.
         num_rows: rows.
         num_elements: elements of each jagged field, over all rows.
         lengths: int32 `[keys, rows]`, lengths of every key of every jagged field.
-        fixed: by width, `[rows, words]`, the dense fields.
-        jagged: by width, flat: all rows of the first jagged column, then all of the second, and so on.
+        dense: by width of the words, `[rows, words]`, the dense fields.
+        jagged: for each group of the schema, `[elements, words]`, its blocks, one after another.
+        is_aligned: whether blocks are padded, so that each starts at a multiple of 16 bytes; only those in a
+            received buffer are not.
     """
 
     schema: RowSchema
     num_rows: int
     num_elements: list[int]
     lengths: torch.Tensor
-    fixed: dict[int, torch.Tensor]
-    jagged: dict[int, torch.Tensor]
+    dense: dict[int, torch.Tensor]
+    jagged: list[torch.Tensor]
+    is_aligned: bool = True
 
     @staticmethod
-    def pack(fields: Mapping[str, FieldValue], schema: RowSchema, num_rows: int) -> PackedRows:
-        """Packs all rows of a batch's per-sample fields; no host-device synchronisation."""
+    def pack(fields: Mapping[str, Any], schema: RowSchema, num_rows: int) -> PackedRows:
+        """Copies all rows of a batch's per-sample fields; no host-device synchronization."""
+        num_elements = [fields[field.name].values().shape[0] for field in schema.jagged_fields]
+        padding = schema.alignment_padding(schema.block_elements(np.array([num_elements], dtype=np.int64)))[0]
+        jagged = []
+        for group in schema.groups:
+            words = [block.to_words(fields[block.field]) for block in group.blocks]
+            missing = padding[group.block_slice].tolist()
+            zeros = words[0].new_zeros(sum(missing), group.words).split(missing)
+            jagged.append(torch.cat([part for padded in zip(words, zeros, strict=True) for part in padded]))
         return PackedRows(
             schema=schema,
             num_rows=num_rows,
-            num_elements=[fields[field.name].values().shape[0] for field in schema.jagged_fields],
+            num_elements=num_elements,
             lengths=key_lengths(fields, schema, num_rows),
-            fixed={
-                width: torch.cat(
-                    [
-                        block.to_words(fields[block.field.name]).view(num_rows, block.words)
-                        for block in blocks
-                    ],
-                    1,
-                )
-                for width, blocks in schema.fixed_blocks.items()
+            dense={
+                width: torch.cat([block.to_words(fields[block.field]) for block in blocks], 1)
+                for width, blocks in schema.dense_blocks.items()
             },
-            jagged={
-                width: torch.cat([block.to_words(fields[block.field.name]) for block in blocks])
-                for width, blocks in schema.jagged_blocks.items()
-            },
+            jagged=jagged,
         )
 
-    def unpack(self) -> dict[str, FieldValue]:
-        """The fields, bit for bit as they were packed."""
-        values = self._values()
-        lengths = iter(self.lengths.split([len(field.keys) for field in self.schema.jagged_fields]))
+    def unpack(self, num_rows: int | None = None) -> dict[str, FieldValue]:
+        """Returns the fields, bit for bit as they were packed; each tensor starts at a multiple of 16 bytes.
+
+        Args:
+            num_rows: rows of the fields; those after the packed ones are padding, with zero length in jagged
+                fields and zeros in dense ones. None for no padding.
+
+        Raises:
+            ValueError: the rows are views of a buffer, in which fields are not aligned.
+        """
+        if not self.is_aligned:
+            raise ValueError("rows in a buffer are not aligned; unpack what gather_rows makes of them")
+        num_rows = self.num_rows if num_rows is None else num_rows
+        values = self._dense_values(num_rows) | self._jagged_values()
+        lengths = _padded(self.lengths, 1, num_rows)
+        lengths_of = iter(lengths.split([len(field.keys) for field in self.schema.jagged_fields]))
         fields: dict[str, FieldValue] = {}
         for field in self.schema.fields:
             if field.is_dense:
                 fields[field.name] = values[field.name, False]
                 continue
-            parts = {
+            parts: dict[str, Any] = {
                 "values": values[field.name, False],
                 "weights": values.get((field.name, True)),
-                "lengths": next(lengths).reshape(-1).to(field.lengths_dtype),
+                # A copy, even of int32: only the first key's lengths are aligned.
+                "lengths": next(lengths_of).to(field.lengths_dtype, copy=True).view(-1),
             }
             if field.kind == "keyed":
-                fields[field.name] = KeyedJaggedTensor(keys=list(field.keys), stride=self.num_rows, **parts)
+                fields[field.name] = KeyedJaggedTensor(keys=list(field.keys), stride=num_rows, **parts)
             else:
                 fields[field.name] = JaggedTensor(**parts)
         return fields
 
-    def pad_to(self, num_rows: int) -> PackedRows:
-        """These rows and padding behind them: zero length in jagged fields, zeros in dense ones."""
-        extra = num_rows - self.num_rows
-        if extra == 0:
-            return self
-        return dataclasses.replace(
-            self,
-            num_rows=num_rows,
-            lengths=F.pad(self.lengths, (0, extra)),
-            fixed={width: F.pad(words, (0, 0, 0, extra)) for width, words in self.fixed.items()},
-            # The jagged columns stay as they are: a row of zero length takes no space in them.
-        )
+    def _dense_values(self, num_rows: int) -> dict[tuple[str, bool], torch.Tensor]:
+        """The values of each dense field, by its name and whether they are weights."""
+        values = {}
+        for width, blocks in self.schema.dense_blocks.items():
+            words = _padded(self.dense[width], 0, num_rows)
+            for block, of_block in zip(blocks, words.split([block.words for block in blocks], 1), strict=True):
+                alone = of_block if len(blocks) == 1 else of_block.clone(memory_format=torch.contiguous_format)
+                values[block.field, False] = block.from_words(alone)
+        return values
 
-    def select(self, rows: np.ndarray) -> PackedRows:
-        """The given rows, int64 `[selected]`, in the given order; one host-device synchronisation on CUDA."""
-        return select_from([self], rows)
+    def _jagged_values(self) -> dict[tuple[str, bool], torch.Tensor]:
+        """The values and weights of each jagged field, by its name and whether they are weights."""
+        elements = self.schema.block_elements(np.array([self.num_elements], dtype=np.int64))
+        sizes = (elements + self.schema.alignment_padding(elements))[0]
+        values = {}
+        for group, words in zip(self.schema.groups, self.jagged, strict=True):
+            padded = words.split(sizes[group.block_slice].tolist())
+            for block, of_block in zip(group.blocks, padded, strict=True):
+                count = self.num_elements[block.jagged_field]
+                values[block.field, block.is_weights] = block.from_words(of_block[:count])
+        return values
 
     def to_chunks(self, rows: Sequence[np.ndarray], num_elements: np.ndarray) -> torch.Tensor:
         """Copies chunks of rows into one uint8 buffer, each as `from_bytes` reads it.
 
-        As many device operations for many chunks as for one; no host-device synchronisation.
+        As many device operations for many chunks as for one; no host-device synchronization.
 
         Args:
             rows: for each chunk the rows in it.
             num_elements: int64 `[chunks, jagged fields]`, elements of each jagged field in each chunk.
 
         Returns:
-            The chunks one behind the other, each taking the bytes of its rows, up to the next multiple of
+            The chunks one after another, each taking the bytes of its rows, up to the next multiple of
             `BUFFER_ALIGNMENT`.
         """
-        schema, counts = self.schema, np.array([len(of_chunk) for of_chunk in rows])
-        keys = np.arange(schema.num_keys)
-        indices = [np.concatenate(rows), _column_by_column(rows, keys, self.num_rows)]
-        for width in schema.jagged_blocks:
-            of_keys, words = jagged_columns(schema, width)
-            indices.append(_column_by_column([np.arange(self.num_rows)], of_keys, self.num_rows))
-            indices.append(words.repeat(self.num_rows))
-            indices.append(_column_by_column(rows, np.arange(len(words)), self.num_rows))
-        in_order, length_order, *of_widths = to_device_together(indices, self.lengths.device)
-        by_width = dict(zip(schema.jagged_blocks, _in_threes(of_widths), strict=True))
-        jagged_words = schema.jagged_words_of_chunks(num_elements)
-        lengths = self.lengths.reshape(-1)
-        sections: list[tuple[torch.Tensor, np.ndarray]] = []  # all chunks' words, bytes of each chunk
-        for width in WORD_DTYPES:
+        lengths, dense, jagged = _gather([self], rows, num_elements, None)
+        counts = np.array([len(of_chunk) for of_chunk in rows])
+        elements = self.schema.block_elements(num_elements)
+        sections = []  # words of all chunks, and the bytes that each chunk has of them
+        for width in WORD_DTYPES:  # widest first, so that every section starts at a multiple of its words
             if width == LENGTH_WIDTH:
-                sections.append((lengths.index_select(0, length_order), counts * len(keys) * width))
-            if width in self.fixed:
-                words_in_order = self.fixed[width].index_select(0, in_order)
-                sections.append((words_in_order, counts * schema.fixed_words[width] * width))
-            if width in self.jagged:
-                total = int(jagged_words[width].sum())
-                selected = _select_segments(self.jagged[width], lengths, *by_width[width], total)
-                sections.append((selected, jagged_words[width] * width))
-        return _interleave(sections)
+                sections.append((lengths, counts * self.schema.num_keys * width))
+            if width in dense:
+                sections.append((dense[width], counts * self.schema.dense_words[width] * width))
+            for group, words in zip(self.schema.groups, jagged, strict=True):
+                if group.width == width:
+                    num_words = elements[:, group.block_slice].sum(1) * group.words
+                    sections.append((words, num_words * width))
+        return _interleaved(sections)
 
     @staticmethod
     def from_bytes(
         buffer: torch.Tensor, schema: RowSchema, num_rows: int, num_elements: Sequence[int]
     ) -> PackedRows:
-        """The rows in a chunk that `to_chunks` made, as views of it.
+        """Returns the rows in a chunk that `to_chunks` made, as views of it, for `gather_rows` to copy.
 
         Args:
             buffer: uint8, aligned to eight bytes; may be longer than the rows need.
-            schema: the layout.
+            schema: the fields.
             num_rows: rows in the buffer.
             num_elements: elements of each jagged field in the buffer.
         """
@@ -170,134 +181,168 @@ class PackedRows:
             start = end
             return words
 
-        jagged_words = schema.jagged_words(num_elements)
-        lengths, fixed, jagged = buffer, {}, {}
+        lengths, dense, jagged = buffer, {}, []
         for width in WORD_DTYPES:
             if width == LENGTH_WIDTH:
                 lengths = take(width, schema.num_keys, num_rows)
-            if width in schema.fixed_words:
-                fixed[width] = take(width, num_rows, schema.fixed_words[width])
-            if width in jagged_words:
-                jagged[width] = take(width, jagged_words[width])
-        return PackedRows(schema, num_rows, list(num_elements), lengths, fixed, jagged)
-
-    def _values(self) -> dict[tuple[str, bool], torch.Tensor]:
-        """Values and weights of every field, by its name and whether they are weights."""
-        values = {}
-        for width, blocks in self.schema.fixed_blocks.items():
-            words = self.fixed[width].split([block.words for block in blocks], 1)
-            for block, block_words in zip(blocks, words, strict=True):
-                values[block.field.name, False] = block.from_words(block_words, self.num_rows)
-        elements = dict(zip(self.schema.jagged_fields, self.num_elements, strict=True))
-        for width, blocks in self.schema.jagged_blocks.items():
-            words = self.jagged[width].split([block.words * elements[block.field] for block in blocks])
-            for block, block_words in zip(blocks, words, strict=True):
-                values[block.field.name, block.is_weights] = block.from_words(
-                    block_words, elements[block.field]
-                )
-        return values
-
-
-def select_from(sources: Sequence[PackedRows], positions: np.ndarray) -> PackedRows:
-    """`gather_rows` that reads the numbers of elements by itself: one host-device synchronisation on CUDA."""
-    lengths = _together([source.lengths for source in sources], 1).cpu()[:, torch.from_numpy(positions)]
-    return gather_rows(sources, positions, row_elements(lengths, sources[0].schema).sum(0).tolist())
+            if width in schema.dense_words:
+                dense[width] = take(width, num_rows, schema.dense_words[width])
+            for group in schema.groups:
+                if group.width == width:
+                    elements = sum(num_elements[block.jagged_field] for block in group.blocks)
+                    jagged.append(take(width, elements, group.words))
+        return PackedRows(schema, num_rows, list(num_elements), lengths, dense, jagged, is_aligned=False)
 
 
 def gather_rows(
     sources: Sequence[PackedRows], positions: np.ndarray, num_elements: Sequence[int]
 ) -> PackedRows:
-    """Rows taken from several packed batches of one schema and device; no host-device synchronisation.
+    """Copies rows of several packed batches of one schema and device; no host-device synchronization.
 
     Args:
         sources: the batches.
         positions: int64 `[selected]`, each selected row's position among all rows of all sources.
         num_elements: elements of each jagged field in the selected rows together.
     """
-    schema, device = sources[0].schema, sources[0].lengths.device
-    sizes = np.array([source.num_rows for source in sources])
-    ends = np.cumsum(sizes)
-    rows_of_sources = np.split(np.arange(ends[-1]), ends[:-1])
-    source_of = np.searchsorted(ends, positions, side="right")
-    before, in_source = (ends - sizes)[source_of], sizes[source_of]
-    indices = [positions]
-    for width in schema.jagged_blocks:
-        # The segments of a source lie column by column, behind all those of the sources before it.
-        keys, words = jagged_columns(schema, width)
-        column = np.arange(len(keys))[:, None]
-        indices.append(_column_by_column(rows_of_sources, keys, int(ends[-1])))
-        indices.append(np.concatenate([words.repeat(size) for size in sizes]))
-        indices.append((before * (len(keys) - 1) + positions + column * in_source).ravel())
-    in_order, *of_widths = to_device_together(indices, device)
-    lengths = _together([source.lengths for source in sources], 1)
-    jagged_words = schema.jagged_words(num_elements)
-    jagged = {
-        width: _select_segments(
-            _together([source.jagged[width] for source in sources]),
-            lengths.view(-1),
-            *of_width,
-            jagged_words[width],
-        )
-        for width, of_width in zip(schema.jagged_blocks, _in_threes(of_widths), strict=True)
-    }
-    return PackedRows(
-        schema=schema,
-        num_rows=len(positions),
-        num_elements=list(num_elements),
-        lengths=lengths.index_select(1, in_order),
-        fixed={
-            width: _together([source.fixed[width] for source in sources]).index_select(0, in_order)
-            for width in schema.fixed_blocks
-        },
-        jagged=jagged,
-    )
+    of_all = np.array([num_elements], dtype=np.int64)
+    schema = sources[0].schema
+    padding = schema.alignment_padding(schema.block_elements(of_all))[0]
+    lengths, dense, jagged = _gather(sources, [positions], of_all, padding)
+    lengths = lengths.view(schema.num_keys, len(positions))
+    return PackedRows(schema, len(positions), list(num_elements), lengths, dense, jagged)
 
 
-def _together(tensors: Sequence[torch.Tensor], dim: int = 0) -> torch.Tensor:
-    """The tensors one behind the other; a single one is not copied."""
-    return tensors[0] if len(tensors) == 1 else torch.cat(tuple(tensors), dim)
+def select_from(sources: Sequence[PackedRows], positions: np.ndarray) -> PackedRows:
+    """Runs `gather_rows` with numbers of elements that it reads itself: one host-device synchronization."""
+    lengths = _together([source.lengths for source in sources], 1).cpu()[:, torch.from_numpy(positions)]
+    return gather_rows(sources, positions, row_elements(lengths, sources[0].schema).sum(0).tolist())
 
 
-def _select_segments(
-    words: torch.Tensor,
-    lengths: torch.Tensor,
-    length_of: torch.Tensor,
-    words_per_element: torch.Tensor,
-    segments: torch.Tensor,
-    num_selected: int,
-) -> torch.Tensor:
-    """Segments of jagged words, one behind the other; no host-device synchronisation.
+def _gather(
+    sources: Sequence[PackedRows],
+    chunks: Sequence[np.ndarray],
+    num_elements: np.ndarray,
+    padding: np.ndarray | None,
+) -> tuple[torch.Tensor, dict[int, torch.Tensor], list[torch.Tensor]]:
+    """Copies chunks of rows, with as many device operations for many chunks as for one.
 
     Args:
-        words: flat, segment after segment.
-        lengths: int32, elements of every key of every row.
-        length_of: int64 `[segments]`, where in `lengths` each segment's is.
-        words_per_element: int64 `[segments]`.
-        segments: int64 `[selected]`, the segments to take, in order; they may repeat.
-        num_selected: words in the selected segments together.
+        sources: the rows.
+        chunks: for each chunk int64 `[selected]`, positions among all rows of all sources.
+        num_elements: int64 `[chunks, jagged fields]`, elements of each jagged field in each chunk.
+        padding: int64 `[blocks]`, elements of padding after each block, if there is but one chunk.
+
+    Returns:
+        Lengths, flat; dense words by width; and words of each group. In each tensor one chunk follows another.
     """
-    sizes = lengths.index_select(0, length_of) * words_per_element
-    starts = sizes.cumsum(0) - sizes
-    positions = spread(starts.index_select(0, segments), sizes.index_select(0, segments), num_selected)
-    return words.index_select(0, positions)
+    schema, positions = sources[0].schema, np.concatenate(chunks)
+    num_rows = sum(source.num_rows for source in sources)
+    keys = np.arange(schema.num_keys)[:, None] * num_rows
+    of_keys = np.concatenate([(keys + rows).ravel() for rows in chunks])
+    arrays = [positions, of_keys, *(_segments(sources, chunks, padding) if schema.groups else ())]
+    in_order, of_keys, *segments = to_device_together(arrays, sources[0].lengths.device)
+    lengths = _together([source.lengths for source in sources], 1).view(-1)
+    elements: Sequence[torch.Tensor] = ()
+    if segments:
+        size_at, chosen, shift = segments
+        zero_and_one = torch.arange(2, dtype=torch.int32, device=lengths.device)
+        sizes = torch.cat([lengths, zero_and_one]).index_select(0, size_at)
+        starts = (sizes.cumsum(0, dtype=torch.int64) - sizes).index_select(0, chosen) + shift
+        of_blocks = schema.block_elements(num_elements).sum(0) + (0 if padding is None else padding)
+        totals = [int(of_blocks[group.block_slice].sum()) for group in schema.groups]
+        elements = spread(starts, sizes.index_select(0, chosen), sum(totals)).split(totals)
+    dense = {
+        width: _together([source.dense[width] for source in sources]).index_select(0, in_order)
+        for width in schema.dense_blocks
+    }
+    jagged = [
+        _select(_together([source.jagged[number] for source in sources]), of_group)
+        for number, of_group in enumerate(elements)
+    ]
+    return lengths.index_select(0, of_keys), dense, jagged
+
+
+def _segments(
+    sources: Sequence[PackedRows], chunks: Sequence[np.ndarray], padding: np.ndarray | None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Works out which segments to gather; a segment is the elements of one row in one jagged column.
+
+    The segments of the sources are numbered source by source, column by column, row by row. Two more follow:
+    one without elements, and one of padding, which has one element.
+
+    Returns:
+        int64 `[segments]`, where each one's size is among the lengths of all sources, which 0 and 1 follow;
+        int64 `[chosen]`, the segments to gather, group by group, chunk by chunk, column by column, row by row;
+        int64 `[chosen]`, what to add to the sum of all sizes before such a segment to get its place in the
+        tensor of its group.
+    """
+    schema = sources[0].schema
+    keys, blocks = schema.columns
+    num_rows = np.array([source.num_rows for source in sources])
+    ends = num_rows.cumsum()
+    firsts, total = ends - num_rows, int(ends[-1])
+    first_length = keys[:, None] * total
+    size_at = [
+        (first_length + np.arange(first, end)).ravel() for first, end in zip(firsts, ends, strict=True)
+    ]
+    size_at.append(schema.num_keys * total + np.arange(2))
+    nothing, one = len(keys) * total + np.arange(2)
+    positions = np.concatenate(chunks)
+    source = np.searchsorted(ends, positions, side="right")
+    chosen = firsts[source] * (len(keys) - 1) + positions + np.arange(len(keys))[:, None] * num_rows[source]
+    to_place, num_elements = _places(sources)
+    both = np.stack([chosen, to_place[blocks][:, source]])
+    if padding is not None:
+        # After the rows of a block's last column comes its padding: elements that are at the group's start.
+        is_last = np.append(blocks[1:] != blocks[:-1], True)
+        missing = np.where(is_last, padding[blocks], 0)
+        added = np.where(np.arange(padding.max(initial=0)) < missing[:, None], one, nothing)
+        both = np.concatenate([both, np.stack([added, np.full_like(added, -num_elements)])], 2)
+    of_chunks = np.split(both, np.cumsum([len(rows) for rows in chunks])[:-1], 2)
+    in_order = [part[:, group.column_slice].reshape(2, -1) for group in schema.groups for part in of_chunks]
+    chosen, shift = np.concatenate(in_order, 1)
+    return np.concatenate(size_at), chosen, shift
+
+
+def _places(sources: Sequence[PackedRows]) -> tuple[np.ndarray, int]:
+    """Works out where blocks start.
+
+    Returns:
+        int64 `[blocks, sources]`: where a block of a source starts in the tensor of its group, in which one
+        source follows another, less the elements of all blocks before it, those of the source before among
+        them. And the elements of all blocks.
+    """
+    schema = sources[0].schema
+    elements = schema.block_elements(np.array([source.num_elements for source in sources], dtype=np.int64))
+    is_aligned = np.array([source.is_aligned for source in sources])
+    sizes = elements + schema.alignment_padding(elements) * is_aligned[:, None]
+    places = elements - elements.ravel().cumsum().reshape(elements.shape)
+    for group in schema.groups:
+        of_group = sizes[:, group.block_slice]
+        places[:, group.block_slice] += of_group.ravel().cumsum().reshape(of_group.shape) - of_group
+    return places.T, int(elements.sum())
 
 
 def key_lengths(fields: Mapping[str, Any], schema: RowSchema, num_rows: int) -> torch.Tensor:
     """int32 `[keys, rows]`: lengths of every key of every jagged field."""
-    lengths = [
-        fields[field.name].lengths().view(len(field.keys), num_rows).int() for field in schema.jagged_fields
-    ]
+    lengths = [fields[field.name].lengths().view(len(field.keys), num_rows) for field in schema.jagged_fields]
     if lengths:
-        return torch.cat(lengths)
+        return torch.cat(lengths).int()
     dense = fields[schema.fields[0].name]
     return torch.zeros(0, num_rows, dtype=torch.int32, device=dense.device)
+
+
+def _padded(tensor: torch.Tensor, dim: int, num_rows: int) -> torch.Tensor:
+    """Returns a tensor `[any, any]` with zeros appended along `dim`; itself if there are none to append."""
+    missing = num_rows - tensor.shape[dim]
+    return F.pad(tensor, (0, missing) if dim else (0, 0, 0, missing)) if missing else tensor
 
 
 def check_jagged_fields(fields: Mapping[str, Any]) -> None:
     """Checks on the host that the lengths of every jagged field account for all of its values.
 
     Raises:
-        ValueError: a field has values before, behind or between its rows; they belong to no sample.
+        ValueError: a field has values before, after or between its rows; they belong to no sample.
     """
     for name, field in fields.items():
         if isinstance(field, torch.Tensor):
@@ -311,33 +356,40 @@ def check_jagged_fields(fields: Mapping[str, Any]) -> None:
 
 
 def row_elements(lengths: torch.Tensor, schema: RowSchema) -> torch.Tensor:
-    """int64 `[rows, jagged fields]`: elements of each row in each field, from `key_lengths`."""
+    """Returns the elements of each row in each jagged field, int64 `[rows, jagged fields]`.
+
+    Args:
+        lengths: `[keys, rows]`, lengths of every key of every jagged field.
+        schema: the fields.
+    """
     per_field = lengths.split([len(field.keys) for field in schema.jagged_fields])
     if not per_field:
         return torch.zeros(lengths.shape[1], 0, dtype=torch.int64, device=lengths.device)
-    return torch.stack([field_lengths.sum(0, dtype=torch.int64) for field_lengths in per_field], 1)
+    return torch.stack([of_field.sum(0, dtype=torch.int64) for of_field in per_field], 1)
 
 
 def to_device_together(arrays: Sequence[np.ndarray], device: torch.device) -> list[torch.Tensor]:
-    """int64 arrays `[any]` on a device, in one copy that does not wait for it, which takes pinned memory."""
+    """Copies int64 arrays `[any]` to a device at once, from pinned memory so that the host does not wait."""
     together = torch.from_numpy(np.concatenate(arrays).astype(np.int64, copy=False))
     if device.type == "cuda":
         together = together.pin_memory()
     return list(together.to(device, non_blocking=True).split([len(array) for array in arrays]))
 
 
-def _column_by_column(rows: Sequence[np.ndarray], columns: np.ndarray, stride: int) -> np.ndarray:
-    """Positions in a flat matrix `[any, stride]`: chunk after chunk of rows, each by the given columns."""
-    first_of_column = columns[:, None] * stride
-    return np.concatenate([(first_of_column + of_chunk).ravel() for of_chunk in rows])
+def _together(tensors: Sequence[torch.Tensor], dim: int = 0) -> torch.Tensor:
+    """Returns the tensors one after another; a single one is not copied."""
+    return tensors[0] if len(tensors) == 1 else torch.cat(tuple(tensors), dim)
 
 
-def _in_threes(tensors: Sequence[torch.Tensor]) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-    return list(zip(tensors[::3], tensors[1::3], tensors[2::3], strict=True))
+def _select(words: torch.Tensor, elements: torch.Tensor) -> torch.Tensor:
+    """Returns the given elements of `words`, `[elements, words]`."""
+    if words.shape[1] == 1:  # of one dimension torch selects faster
+        return words.view(-1).index_select(0, elements).view(-1, 1)
+    return words.index_select(0, elements)
 
 
-def _interleave(sections: Sequence[tuple[torch.Tensor, np.ndarray]]) -> torch.Tensor:
-    """uint8 chunks, aligned: of each section, which has all chunks' words and each one's bytes, its part."""
+def _interleaved(sections: Sequence[tuple[torch.Tensor, np.ndarray]]) -> torch.Tensor:
+    """uint8 chunks, aligned: each chunk has its bytes of every section."""
     of_sections = [
         words.reshape(-1).view(torch.uint8).split(num_bytes.tolist()) for words, num_bytes in sections
     ]

@@ -1,9 +1,10 @@
-"""What the rows of a batch consist of, and how many machine words they take."""
+"""The fields that rows consist of, and how packed rows lay them out."""
 
 from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,15 +17,15 @@ from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
 FieldValue: TypeAlias = torch.Tensor | JaggedTensor | KeyedJaggedTensor
 
-# Widest first, so that in a buffer of all widths one behind the other every block is aligned.
 WORD_DTYPES: dict[int, torch.dtype] = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
 LENGTH_WIDTH = 4  # lengths travel as int32
+FIELD_ALIGNMENT = 16  # what kernels that load vectors of words expect of the tensors they are given
 BUFFER_ALIGNMENT = max(WORD_DTYPES)
 
 
 @dataclass(frozen=True)
 class FieldSchema:
-    """What ranks must agree on to exchange the rows of one field.
+    """The properties of one field that ranks must agree on to exchange its rows.
 
     Attributes:
         name: the field's name in the batch.
@@ -48,7 +49,7 @@ class FieldSchema:
 
     @staticmethod
     def of(name: str, value: FieldValue) -> FieldSchema:
-        """The schema of a field's value."""
+        """Returns the schema of a field's value."""
         if isinstance(value, torch.Tensor):
             return FieldSchema(name, "dense", ("",), value.dtype, tuple(value.shape[1:]))
         weights = value.weights_or_none()
@@ -72,46 +73,79 @@ class FieldSchema:
 
 @dataclass(frozen=True)
 class Block:
-    """The values or the weights of one field, as words of one width."""
+    """The values or the weights of one field, as words: the widest that divide an element.
 
-    field: FieldSchema
+    Attributes:
+        field: the field's name.
+        dtype: of the elements.
+        element_shape: shape of one element of a jagged field, of one row of a dense one.
+        jagged_field: the index of the field among the jagged ones; -1 for a dense field.
+        num_keys: keys of the field.
+        is_weights: whether these are the weights.
+    """
+
+    field: str
+    dtype: torch.dtype
+    element_shape: tuple[int, ...]
+    jagged_field: int = -1
+    num_keys: int = 1
     is_weights: bool = False
 
     @property
-    def dtype(self) -> torch.dtype:
-        """Of the elements."""
-        weights_dtype = self.field.weights_dtype
-        return weights_dtype if self.is_weights and weights_dtype is not None else self.field.dtype
-
-    @property
-    def trailing_shape(self) -> tuple[int, ...]:
-        """Of one element."""
-        return self.field.weights_trailing_shape if self.is_weights else self.field.trailing_shape
+    def element_bytes(self) -> int:
+        """Bytes of one element."""
+        return self.dtype.itemsize * math.prod(self.element_shape)
 
     @property
     def width(self) -> int:
-        """Bytes per word."""
-        return min(8, self.dtype.itemsize)
+        """Bytes of one word."""
+        return next(width for width in WORD_DTYPES if self.element_bytes % width == 0)
 
     @property
     def words(self) -> int:
-        """Words per element of a jagged field, per row of a dense one."""
-        return self.dtype.itemsize // self.width * math.prod(self.trailing_shape)
+        """Words of one element."""
+        return self.element_bytes // self.width
 
     def to_words(self, value: FieldValue) -> torch.Tensor:
-        """The block's part of a field's value, flat."""
-        if isinstance(value, torch.Tensor):
-            tensor = value
-        else:
-            tensor = value.weights() if self.is_weights else value.values()
-        return tensor.detach().resolve_conj().resolve_neg().reshape(-1).view(WORD_DTYPES[self.width])
+        """Returns the block's part of a field's value, `[elements, words]`."""
+        tensor = value
+        if not isinstance(tensor, torch.Tensor):
+            tensor = tensor.weights() if self.is_weights else tensor.values()
+        flat = tensor.detach().resolve_conj().resolve_neg().reshape(-1)
+        if flat.storage_offset() * self.dtype.itemsize % self.width:
+            flat = flat.clone()  # torch views as words only what starts at a multiple of one
+        return flat.view(WORD_DTYPES[self.width]).view(tensor.shape[0], self.words)
 
-    def from_words(self, words: torch.Tensor, elements: int) -> torch.Tensor:
-        """`elements` elements from their words."""
-        flat = words.reshape(-1)
-        if self.dtype.itemsize > self.width and flat.storage_offset() % 2:
-            flat = flat.clone()  # torch views a pair of words as one element only where pairs start
-        return flat.view(self.dtype).view(elements, *self.trailing_shape)
+    def from_words(self, words: torch.Tensor) -> torch.Tensor:
+        """Returns the elements in `words`, `[elements, words]`, as a view if these are contiguous."""
+        return words.reshape(-1).view(self.dtype).view(len(words), *self.element_shape)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Values and weights of jagged fields with elements of one size: one tensor of words holds them all.
+
+    Each key of a block is a column: its elements follow one another, row by row.
+
+    Attributes:
+        blocks: the values and weights, in the order in which they follow one another.
+        block_slice: where they are among the blocks of all groups.
+        column_slice: where their columns are among those of all groups.
+    """
+
+    blocks: tuple[Block, ...]
+    block_slice: slice
+    column_slice: slice
+
+    @property
+    def width(self) -> int:
+        """Bytes of one word."""
+        return self.blocks[0].width
+
+    @property
+    def words(self) -> int:
+        """Words of one element."""
+        return self.blocks[0].words
 
 
 @dataclass(frozen=True)
@@ -122,8 +156,8 @@ class RowSchema:
 
     @staticmethod
     def of(fields: Mapping[str, FieldValue]) -> RowSchema:
-        """The schema of a batch's per-sample fields."""
-        return RowSchema(tuple(FieldSchema.of(name, value) for name, value in fields.items()))
+        """Returns the schema of a batch's per-sample fields; equal ones are one object."""
+        return _interned(tuple(FieldSchema.of(name, value) for name, value in fields.items()))
 
     @cached_property
     def fingerprint(self) -> int:
@@ -142,52 +176,99 @@ class RowSchema:
         return sum(len(field.keys) for field in self.jagged_fields)
 
     @cached_property
-    def fixed_blocks(self) -> dict[int, list[Block]]:
-        """Dense fields by word width."""
-        return _by_width([Block(f) for f in self.fields if f.is_dense])
+    def dense_blocks(self) -> dict[int, tuple[Block, ...]]:
+        """Dense fields by the width of their words."""
+        blocks = [Block(f.name, f.dtype, f.trailing_shape) for f in self.fields if f.is_dense]
+        by_width = {width: tuple(block for block in blocks if block.width == width) for width in WORD_DTYPES}
+        return {width: of_width for width, of_width in by_width.items() if of_width}
 
     @cached_property
-    def jagged_blocks(self) -> dict[int, list[Block]]:
-        """Values and weights of the jagged fields by word width."""
-        values = [Block(f) for f in self.jagged_fields]
-        weights = [Block(f, is_weights=True) for f in self.jagged_fields if f.weights_dtype is not None]
-        return _by_width(values + weights)
-
-    @cached_property
-    def fixed_words(self) -> dict[int, int]:
+    def dense_words(self) -> dict[int, int]:
         """Words per row of the dense fields, by width."""
-        return {width: sum(block.words for block in blocks) for width, blocks in self.fixed_blocks.items()}
+        return {width: sum(block.words for block in blocks) for width, blocks in self.dense_blocks.items()}
 
-    def jagged_words(self, num_elements: Sequence[int]) -> dict[int, int]:
-        """Words, by width, of jagged fields that have `num_elements[i]` elements in field i."""
-        elements = dict(zip(self.jagged_fields, num_elements, strict=True))
-        return {
-            width: sum(block.words * elements[block.field] for block in blocks)
-            for width, blocks in self.jagged_blocks.items()
-        }
+    @cached_property
+    def groups(self) -> tuple[Group, ...]:
+        """Values and weights of the jagged fields, by the size of their elements."""
+        of_size: dict[int, list[Block]] = {}
+        for number, field in enumerate(self.jagged_fields):
+            keys = len(field.keys)
+            blocks = [Block(field.name, field.dtype, field.trailing_shape, number, keys)]
+            if field.weights_dtype is not None:
+                shape = field.weights_trailing_shape
+                blocks.append(Block(field.name, field.weights_dtype, shape, number, keys, is_weights=True))
+            for block in blocks:
+                of_size.setdefault(block.element_bytes, []).append(block)
+        groups, first, first_column = [], 0, 0
+        # Widest words first: sections of a buffer, one after another, then start at multiples of their words.
+        for blocks in sorted(of_size.values(), key=lambda blocks: -blocks[0].width):
+            end, end_column = first + len(blocks), first_column + sum(block.num_keys for block in blocks)
+            groups.append(Group(tuple(blocks), slice(first, end), slice(first_column, end_column)))
+            first, first_column = end, end_column
+        return tuple(groups)
 
-    def jagged_words_of_chunks(self, num_elements: np.ndarray) -> dict[int, np.ndarray]:
-        """int64 `[chunks]` words, by width; `num_elements` int64 `[chunks, jagged fields]`."""
-        words = [self.jagged_words(of_chunk) for of_chunk in num_elements.tolist()]
-        return {width: np.array([of_chunk[width] for of_chunk in words]) for width in self.jagged_blocks}
+    @cached_property
+    def blocks(self) -> tuple[Block, ...]:
+        """The blocks of all groups."""
+        return tuple(block for group in self.groups for block in group.blocks)
+
+    @cached_property
+    def columns(self) -> tuple[np.ndarray, np.ndarray]:
+        """int64 `[columns]`: the key among those of all jagged fields, and the block, of each column."""
+        first_key = np.cumsum([0, *(len(field.keys) for field in self.jagged_fields)])
+        keys = [first_key[block.jagged_field] + key for block in self.blocks for key in range(block.num_keys)]
+        blocks = np.repeat(np.arange(len(self.blocks)), [block.num_keys for block in self.blocks])
+        return np.array(keys, dtype=np.int64), blocks
+
+    def block_elements(self, num_elements: np.ndarray) -> np.ndarray:
+        """Returns the elements of each block, int64 `[parts, blocks]`.
+
+        Args:
+            num_elements: int64 `[parts, jagged fields]`, elements of each jagged field in parts of a batch.
+        """
+        return num_elements[:, self._block_fields]
+
+    def alignment_padding(self, elements: np.ndarray) -> np.ndarray:
+        """Returns the elements to add to each block so that the next is aligned, int64 `[parts, blocks]`.
+
+        Args:
+            elements: int64 `[parts, blocks]`, elements of each block.
+        """
+        return -elements % self._aligned_elements
+
+    @cached_property
+    def _block_fields(self) -> np.ndarray:
+        return np.array([block.jagged_field for block in self.blocks], dtype=np.int64)
+
+    @cached_property
+    def _aligned_elements(self) -> np.ndarray:
+        """int64 `[blocks]`: the fewest elements that fill up a multiple of `FIELD_ALIGNMENT`."""
+        units = [FIELD_ALIGNMENT // math.gcd(block.element_bytes, FIELD_ALIGNMENT) for block in self.blocks]
+        return np.array(units, dtype=np.int64)
 
     def row_bytes(self, num_elements: np.ndarray) -> np.ndarray:
-        """int64 `[rows]`: bytes of rows that have `num_elements[row, i]` elements in jagged field i."""
+        """Returns the bytes that rows take in a buffer, int64 `[rows]`.
+
+        Args:
+            num_elements: int64 `[rows, jagged fields]`, elements of each row in each jagged field.
+        """
         return self._fixed_bytes + num_elements @ self._bytes_per_element
 
     @cached_property
     def _fixed_bytes(self) -> int:
-        """Of a row, whatever its lengths."""
-        return LENGTH_WIDTH * self.num_keys + _total_bytes(self.fixed_words)
+        """Bytes of a row without elements in jagged fields."""
+        return LENGTH_WIDTH * self.num_keys + sum(w * words for w, words in self.dense_words.items())
 
     @cached_property
     def _bytes_per_element(self) -> np.ndarray:
         """int64 `[jagged fields]`."""
-        of_one_element = np.eye(len(self.jagged_fields), dtype=np.int64).tolist()
-        return np.array([_total_bytes(self.jagged_words(row)) for row in of_one_element], dtype=np.int64)
+        num_bytes = np.zeros(len(self.jagged_fields), dtype=np.int64)
+        for block in self.blocks:
+            num_bytes[block.jagged_field] += block.element_bytes
+        return num_bytes
 
     def difference(self, other: RowSchema) -> str:
-        """One line that says where `other` differs from this schema, empty if it does not."""
+        """Returns one line that tells where `other` differs from this schema; empty if it does not."""
         mine = {field.name: field for field in self.fields}
         theirs = {field.name: field for field in other.fields}
         for name in dict.fromkeys([*mine, *theirs]):
@@ -202,33 +283,10 @@ class RowSchema:
         )
 
 
-@functools.lru_cache(maxsize=256)
-def jagged_columns(schema: RowSchema, width: int) -> tuple[np.ndarray, np.ndarray]:
-    """What the jagged columns of one word width are: one per key of each block.
-
-    Returns:
-        int64 `[columns]` the position of the column's key among the keys of all jagged fields, and int64
-        `[columns]` its words per element.
-    """
-    first_key, total = {}, 0
-    for field in schema.jagged_fields:
-        first_key[field] = total
-        total += len(field.keys)
-    blocks = schema.jagged_blocks[width]
-    keys = [first_key[block.field] + key for block in blocks for key in range(len(block.field.keys))]
-    words = [block.words for block in blocks for _ in block.field.keys]
-    return np.array(keys, dtype=np.int64), np.array(words, dtype=np.int64)
+# Batches of a training run share a schema, and what is worked out of it.
+_interned = functools.lru_cache(maxsize=256)(RowSchema)
 
 
 def aligned(num_bytes: np.ndarray) -> np.ndarray:
-    """The next multiples of `BUFFER_ALIGNMENT`."""
+    """Returns the next multiples of `BUFFER_ALIGNMENT`."""
     return -(-num_bytes // BUFFER_ALIGNMENT) * BUFFER_ALIGNMENT
-
-
-def _by_width(blocks: Sequence[Block]) -> dict[int, list[Block]]:
-    widths = {width: [block for block in blocks if block.width == width] for width in WORD_DTYPES}
-    return {width: of_width for width, of_width in widths.items() if of_width}
-
-
-def _total_bytes(words: Mapping[int, int]) -> int:
-    return sum(width * count for width, count in words.items())

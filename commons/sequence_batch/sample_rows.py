@@ -11,7 +11,7 @@ from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
 from commons.sequence_batch import containers
 from commons.sequence_batch.base_batch import BaseBatch, num_rows
-from commons.sequence_batch.packed_rows import PackedRows
+from commons.sequence_batch.packed_rows import PackedRows, select_from
 from commons.sequence_batch.row_schema import FieldValue, RowSchema
 
 Batch = TypeVar("Batch")
@@ -113,7 +113,7 @@ class SampleRows:
         It is padding where the batch knows padding, else a copy of the first row.
         """
         chosen = np.zeros(0 if knows_padding(batch) else 1, dtype=np.int64)
-        return self.with_rows(batch, self.packed(batch).select(chosen).pad_to(1).unpack(), 1, len(chosen))
+        return self.with_rows(batch, select_from([self.packed(batch)], chosen).unpack(1), 1, len(chosen))
 
     def copied(self, batch: Batch) -> Batch:
         """The batch with rows in memory of their own."""

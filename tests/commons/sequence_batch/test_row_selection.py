@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
 from commons.sequence_batch import BaseBatch
-from commons.sequence_batch.packed_rows import PackedRows, row_elements
+from commons.sequence_batch.packed_rows import PackedRows, gather_rows, row_elements, select_from
 from commons.sequence_batch.row_schema import BUFFER_ALIGNMENT, RowSchema, aligned
 from tests.drawn_batches import draw_batch, sample_contents
 
@@ -59,7 +59,8 @@ def test_chunks_hold_their_rows_and_have_the_announced_size(seed, labels, num_re
     for chunk, of_chunk, size, packed in zip(chunks, sums, sizes, buffer.split(sizes.tolist()), strict=True):
         assert 0 <= size - schema.row_bytes(elements[chunk]).sum() < BUFFER_ALIGNMENT
         restored = PackedRows.from_bytes(packed, schema, len(chunk), of_chunk.tolist())
-        again = batch.with_fields(restored.pad_to(len(chunk) + 1).unpack(), len(chunk) + 1, len(chunk))
+        restored = gather_rows([restored], np.arange(len(chunk)), of_chunk)
+        again = batch.with_fields(restored.unpack(len(chunk) + 1), len(chunk) + 1, len(chunk))
         assert sample_contents(again) == [sample_contents(batch)[row] for row in chunk]
 
 
@@ -76,7 +77,7 @@ def test_every_dtype_travels_bit_for_bit(dtype):
         "clicks": JaggedTensor(torch.arange(3), lengths=torch.tensor([1, 0, 0, 2])),
         "jagged": JaggedTensor(dense[:, 0].resolve_conj(), lengths=torch.tensor([1, 0, 2, 1])),
     }
-    rows = PackedRows.pack(fields, RowSchema.of(fields), 4).select(np.array([3, 0, 0])).unpack()
+    rows = select_from([PackedRows.pack(fields, RowSchema.of(fields), 4)], np.array([3, 0, 0])).unpack()
     assert torch.equal(rows["dense"], dense[[3, 0, 0]])
     assert torch.equal(rows["jagged"].values(), dense[[3, 0, 0], 0])
     assert torch.equal(rows["clicks"].values(), torch.tensor([1, 2, 0, 0]))
@@ -85,7 +86,7 @@ def test_every_dtype_travels_bit_for_bit(dtype):
 def test_a_keyed_tensor_without_keys_travels():
     nothing = torch.empty(0, dtype=torch.int64)
     fields = {"ids": torch.arange(3), "empty": KeyedJaggedTensor([], nothing, lengths=nothing)}
-    rows = PackedRows.pack(fields, RowSchema.of(fields), 3).select(np.array([2, 0])).unpack()
+    rows = select_from([PackedRows.pack(fields, RowSchema.of(fields), 3)], np.array([2, 0])).unpack()
     assert rows["empty"].keys() == [] and rows["ids"].tolist() == [2, 0]
 
 
