@@ -27,6 +27,7 @@ from commons.sequence_batch.row_schema import (
     LENGTH_WIDTH,
     WORD_DTYPES,
     FieldValue,
+    Group,
     RowSchema,
 )
 
@@ -42,8 +43,8 @@ class PackedRows:
         lengths: int32 `[keys, rows]`, lengths of every key of every jagged field.
         dense: by width of the words, `[rows, words]`, the dense fields.
         jagged: for each group of the schema, `[elements, words]`, its blocks, one after another.
-        is_aligned: whether blocks are padded, so that each starts at a multiple of 16 bytes; only those in a
-            received buffer are not.
+        is_aligned: whether blocks are padded, so that each starts at a multiple of 16 bytes, as those that
+            `gather_rows` returns.
     """
 
     schema: RowSchema
@@ -52,29 +53,24 @@ class PackedRows:
     lengths: torch.Tensor
     dense: dict[int, torch.Tensor]
     jagged: list[torch.Tensor]
-    is_aligned: bool = True
+    is_aligned: bool = False
 
     @staticmethod
     def pack(fields: Mapping[str, Any], schema: RowSchema, num_rows: int) -> PackedRows:
         """Copies all rows of a batch's per-sample fields; no host-device synchronization."""
-        num_elements = [fields[field.name].values().shape[0] for field in schema.jagged_fields]
-        padding = schema.alignment_padding(schema.block_elements(np.array([num_elements], dtype=np.int64)))[0]
-        jagged = []
-        for group in schema.groups:
-            words = [block.to_words(fields[block.field]) for block in group.blocks]
-            missing = padding[group.block_slice].tolist()
-            zeros = words[0].new_zeros(sum(missing), group.words).split(missing)
-            jagged.append(torch.cat([part for padded in zip(words, zeros, strict=True) for part in padded]))
         return PackedRows(
             schema=schema,
             num_rows=num_rows,
-            num_elements=num_elements,
+            num_elements=[fields[field.name].values().shape[0] for field in schema.jagged_fields],
             lengths=key_lengths(fields, schema, num_rows),
             dense={
                 width: torch.cat([block.to_words(fields[block.field]) for block in blocks], 1)
                 for width, blocks in schema.dense_blocks.items()
             },
-            jagged=jagged,
+            jagged=[
+                torch.cat([block.to_words(fields[block.field]) for block in group.blocks])
+                for group in schema.groups
+            ],
         )
 
     def unpack(self, num_rows: int | None = None) -> dict[str, FieldValue]:
@@ -85,10 +81,10 @@ class PackedRows:
                 fields and zeros in dense ones. None for no padding.
 
         Raises:
-            ValueError: the rows are views of a buffer, in which fields are not aligned.
+            ValueError: these rows do not come from `gather_rows`, and their fields are not aligned.
         """
         if not self.is_aligned:
-            raise ValueError("rows in a buffer are not aligned; unpack what gather_rows makes of them")
+            raise ValueError("these rows are not aligned: unpack what gather_rows returns")
         num_rows = self.num_rows if num_rows is None else num_rows
         values = self._dense_values(num_rows) | self._jagged_values()
         lengths = _padded(self.lengths, 1, num_rows)
@@ -191,7 +187,14 @@ class PackedRows:
                 if group.width == width:
                     elements = sum(num_elements[block.jagged_field] for block in group.blocks)
                     jagged.append(take(width, elements, group.words))
-        return PackedRows(schema, num_rows, list(num_elements), lengths, dense, jagged, is_aligned=False)
+        return PackedRows(schema, num_rows, list(num_elements), lengths, dense, jagged)
+
+
+    def _compact(self) -> PackedRows:
+        """Returns these rows without padding between blocks."""
+        if not self.is_aligned:
+            return self
+        return PackedRows.pack(self.unpack(), self.schema, self.num_rows)
 
 
 def gather_rows(
@@ -209,7 +212,7 @@ def gather_rows(
     padding = schema.alignment_padding(schema.block_elements(of_all))[0]
     lengths, dense, jagged = _gather(sources, [positions], of_all, padding)
     lengths = lengths.view(schema.num_keys, len(positions))
-    return PackedRows(schema, len(positions), list(num_elements), lengths, dense, jagged)
+    return PackedRows(schema, len(positions), list(num_elements), lengths, dense, jagged, is_aligned=True)
 
 
 def select_from(sources: Sequence[PackedRows], positions: np.ndarray) -> PackedRows:
@@ -230,97 +233,80 @@ def _gather(
         sources: the rows.
         chunks: for each chunk int64 `[selected]`, positions among all rows of all sources.
         num_elements: int64 `[chunks, jagged fields]`, elements of each jagged field in each chunk.
-        padding: int64 `[blocks]`, elements of padding after each block, if there is but one chunk.
+        padding: int64 `[blocks]`, elements of padding after each block, where there is one chunk.
 
     Returns:
-        Lengths, flat; dense words by width; and words of each group. In each tensor one chunk follows another.
+        Lengths, flat; dense words by width; words of each group. In each tensor one chunk follows another.
     """
-    schema, positions = sources[0].schema, np.concatenate(chunks)
-    num_rows = sum(source.num_rows for source in sources)
-    keys = np.arange(schema.num_keys)[:, None] * num_rows
-    of_keys = np.concatenate([(keys + rows).ravel() for rows in chunks])
-    arrays = [positions, of_keys, *(_segments(sources, chunks, padding) if schema.groups else ())]
-    in_order, of_keys, *segments = to_device_together(arrays, sources[0].lengths.device)
+    schema, sources = sources[0].schema, [source._compact() for source in sources]
+    num_rows = np.array([source.num_rows for source in sources])
+    positions, total_rows = np.concatenate(chunks), int(num_rows.sum())
+    keys = np.arange(schema.num_keys)[:, None] * total_rows
+    indices = [positions, np.concatenate([(keys + rows).ravel() for rows in chunks])]
+    for group in schema.groups:
+        padding_of = None if padding is None else padding[group.block_slice]
+        indices += _segments(group, num_rows, chunks, positions, padding_of)
+    in_order, of_keys, *of_groups = to_device_together(indices, sources[0].lengths.device)
     lengths = _together([source.lengths for source in sources], 1).view(-1)
-    elements: Sequence[torch.Tensor] = ()
-    if segments:
-        size_at, chosen, shift = segments
-        zero_and_one = torch.arange(2, dtype=torch.int32, device=lengths.device)
-        sizes = torch.cat([lengths, zero_and_one]).index_select(0, size_at)
-        starts = (sizes.cumsum(0, dtype=torch.int64) - sizes).index_select(0, chosen) + shift
-        of_blocks = schema.block_elements(num_elements).sum(0) + (0 if padding is None else padding)
-        totals = [int(of_blocks[group.block_slice].sum()) for group in schema.groups]
-        elements = spread(starts, sizes.index_select(0, chosen), sum(totals)).split(totals)
     dense = {
         width: _together([source.dense[width] for source in sources]).index_select(0, in_order)
         for width in schema.dense_blocks
     }
-    jagged = [
-        _select(_together([source.jagged[number] for source in sources]), of_group)
-        for number, of_group in enumerate(elements)
-    ]
+    sizes_of_rows = torch.cat([torch.arange(-1, 2, dtype=torch.int32, device=lengths.device), lengths])
+    of_blocks = schema.block_elements(num_elements).sum(0) + (0 if padding is None else padding)
+    jagged = []
+    for number, group in enumerate(schema.groups):
+        size_at, chosen = of_groups[2 * number : 2 * number + 2]
+        sizes = sizes_of_rows.index_select(0, size_at)
+        starts = sizes.cumsum(0, dtype=torch.int64) - sizes
+        total = int(of_blocks[group.block_slice].sum())
+        elements = spread(starts.index_select(0, chosen), sizes.index_select(0, chosen), total)
+        words = _together([source.jagged[number] for source in sources])
+        if group.words == 1:  # torch selects from flat tensors faster
+            jagged.append(words.view(-1).index_select(0, elements).view(-1, 1))
+        else:
+            jagged.append(words.index_select(0, elements))
     return lengths.index_select(0, of_keys), dense, jagged
 
 
 def _segments(
-    sources: Sequence[PackedRows], chunks: Sequence[np.ndarray], padding: np.ndarray | None
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Works out which segments to gather; a segment is the elements of one row in one jagged column.
+    group: Group,
+    num_rows: np.ndarray,
+    chunks: Sequence[np.ndarray],
+    positions: np.ndarray,
+    padding: np.ndarray | None,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Works out which segments of a group to gather; a segment is the elements of one key of one row.
 
-    The segments of the sources are numbered source by source, column by column, row by row. Two more follow:
-    one without elements, and one of padding, which has one element.
+    Segments are numbered source by source, column by column, row by row. The first three are none of these:
+    one element of padding, one that makes up for it, and nothing.
+
+    Args:
+        group: the group.
+        num_rows: int64 `[sources]`, rows of each source.
+        chunks, positions: the rows to gather, and all of them.
+        padding: int64 `[blocks]`, elements of padding after each block, where there is one chunk.
 
     Returns:
-        int64 `[segments]`, where each one's size is among the lengths of all sources, which 0 and 1 follow;
-        int64 `[chosen]`, the segments to gather, group by group, chunk by chunk, column by column, row by row;
-        int64 `[chosen]`, what to add to the sum of all sizes before such a segment to get its place in the
-        tensor of its group.
+        int64 `[segments]`: where each segment's size is among -1, 0, 1 and all lengths. And int64 `[chosen]`:
+        the segments to gather, chunk by chunk, column by column, row by row.
     """
-    schema = sources[0].schema
-    keys, blocks = schema.columns
-    num_rows = np.array([source.num_rows for source in sources])
+    keys, num_columns = group.keys[:, None], len(group.keys)
     ends = num_rows.cumsum()
-    firsts, total = ends - num_rows, int(ends[-1])
-    first_length = keys[:, None] * total
-    size_at = [
-        (first_length + np.arange(first, end)).ravel() for first, end in zip(firsts, ends, strict=True)
-    ]
-    size_at.append(schema.num_keys * total + np.arange(2))
-    nothing, one = len(keys) * total + np.arange(2)
-    positions = np.concatenate(chunks)
+    firsts, lengths_at = ends - num_rows, 3 + keys * ends[-1]
+    size_at = [(lengths_at + np.arange(*rows)).ravel() for rows in zip(firsts, ends, strict=True)]
     source = np.searchsorted(ends, positions, side="right")
-    chosen = firsts[source] * (len(keys) - 1) + positions + np.arange(len(keys))[:, None] * num_rows[source]
-    to_place, num_elements = _places(sources)
-    both = np.stack([chosen, to_place[blocks][:, source]])
-    if padding is not None:
-        # After the rows of a block's last column comes its padding: elements that are at the group's start.
-        is_last = np.append(blocks[1:] != blocks[:-1], True)
-        missing = np.where(is_last, padding[blocks], 0)
-        added = np.where(np.arange(padding.max(initial=0)) < missing[:, None], one, nothing)
-        both = np.concatenate([both, np.stack([added, np.full_like(added, -num_elements)])], 2)
-    of_chunks = np.split(both, np.cumsum([len(rows) for rows in chunks])[:-1], 2)
-    in_order = [part[:, group.column_slice].reshape(2, -1) for group in schema.groups for part in of_chunks]
-    chosen, shift = np.concatenate(in_order, 1)
-    return np.concatenate(size_at), chosen, shift
-
-
-def _places(sources: Sequence[PackedRows]) -> tuple[np.ndarray, int]:
-    """Works out where blocks start.
-
-    Returns:
-        int64 `[blocks, sources]`: where a block of a source starts in the tensor of its group, in which one
-        source follows another, less the elements of all blocks before it, those of the source before among
-        them. And the elements of all blocks.
-    """
-    schema = sources[0].schema
-    elements = schema.block_elements(np.array([source.num_elements for source in sources], dtype=np.int64))
-    is_aligned = np.array([source.is_aligned for source in sources])
-    sizes = elements + schema.alignment_padding(elements) * is_aligned[:, None]
-    places = elements - elements.ravel().cumsum().reshape(elements.shape)
-    for group in schema.groups:
-        of_group = sizes[:, group.block_slice]
-        places[:, group.block_slice] += of_group.ravel().cumsum().reshape(of_group.shape) - of_group
-    return places.T, int(elements.sum())
+    first_segment = 3 + firsts[source] * (num_columns - 1) + positions
+    chosen = first_segment + np.arange(num_columns)[:, None] * num_rows[source]
+    if padding is not None and padding.any():
+        missing = np.zeros(num_columns, dtype=np.int64)
+        np.add.at(missing, group.last_columns, padding)
+        of_columns = np.where(np.arange(padding.max()) < missing[:, None], 0, 2)
+        chosen = np.concatenate([chosen, of_columns], 1)
+    if len(chunks) > 1:
+        ends_of_chunks = np.cumsum([len(rows) for rows in chunks])
+        chosen = np.concatenate([part.ravel() for part in np.split(chosen, ends_of_chunks[:-1], 1)])
+    return np.concatenate([[2, 0, 1], *size_at]), chosen.ravel()
 
 
 def key_lengths(fields: Mapping[str, Any], schema: RowSchema, num_rows: int) -> torch.Tensor:
@@ -379,13 +365,6 @@ def to_device_together(arrays: Sequence[np.ndarray], device: torch.device) -> li
 def _together(tensors: Sequence[torch.Tensor], dim: int = 0) -> torch.Tensor:
     """Returns the tensors one after another; a single one is not copied."""
     return tensors[0] if len(tensors) == 1 else torch.cat(tuple(tensors), dim)
-
-
-def _select(words: torch.Tensor, elements: torch.Tensor) -> torch.Tensor:
-    """Returns the given elements of `words`, `[elements, words]`."""
-    if words.shape[1] == 1:  # of one dimension torch selects faster
-        return words.view(-1).index_select(0, elements).view(-1, 1)
-    return words.index_select(0, elements)
 
 
 def _interleaved(sections: Sequence[tuple[torch.Tensor, np.ndarray]]) -> torch.Tensor:

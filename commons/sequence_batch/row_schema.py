@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TypeAlias
 
@@ -91,17 +90,17 @@ class Block:
     num_keys: int = 1
     is_weights: bool = False
 
-    @property
+    @cached_property
     def element_bytes(self) -> int:
         """Bytes of one element."""
         return self.dtype.itemsize * math.prod(self.element_shape)
 
-    @property
+    @cached_property
     def width(self) -> int:
         """Bytes of one word."""
         return next(width for width in WORD_DTYPES if self.element_bytes % width == 0)
 
-    @property
+    @cached_property
     def words(self) -> int:
         """Words of one element."""
         return self.element_bytes // self.width
@@ -130,22 +129,27 @@ class Group:
     Attributes:
         blocks: the values and weights, in the order in which they follow one another.
         block_slice: where they are among the blocks of all groups.
-        column_slice: where their columns are among those of all groups.
+        keys: int64 `[columns]`, the key of each column among those of all jagged fields.
     """
 
     blocks: tuple[Block, ...]
     block_slice: slice
-    column_slice: slice
+    keys: np.ndarray = field(compare=False)
 
-    @property
+    @cached_property
     def width(self) -> int:
         """Bytes of one word."""
         return self.blocks[0].width
 
-    @property
+    @cached_property
     def words(self) -> int:
         """Words of one element."""
         return self.blocks[0].words
+
+    @cached_property
+    def last_columns(self) -> np.ndarray:
+        """int64 `[blocks]`: the last column of each block."""
+        return np.cumsum([block.num_keys for block in self.blocks]) - 1
 
 
 @dataclass(frozen=True)
@@ -199,26 +203,20 @@ class RowSchema:
                 blocks.append(Block(field.name, field.weights_dtype, shape, number, keys, is_weights=True))
             for block in blocks:
                 of_size.setdefault(block.element_bytes, []).append(block)
-        groups, first, first_column = [], 0, 0
+        first_key = np.cumsum([0, *(len(field.keys) for field in self.jagged_fields)])
+        groups: list[Group] = []
+        first = 0
         # Widest words first: sections of a buffer, one after another, then start at multiples of their words.
         for blocks in sorted(of_size.values(), key=lambda blocks: -blocks[0].width):
-            end, end_column = first + len(blocks), first_column + sum(block.num_keys for block in blocks)
-            groups.append(Group(tuple(blocks), slice(first, end), slice(first_column, end_column)))
-            first, first_column = end, end_column
+            keys = [first_key[block.jagged_field] + np.arange(block.num_keys) for block in blocks]
+            groups.append(Group(tuple(blocks), slice(first, first + len(blocks)), np.concatenate(keys)))
+            first += len(blocks)
         return tuple(groups)
 
     @cached_property
     def blocks(self) -> tuple[Block, ...]:
         """The blocks of all groups."""
         return tuple(block for group in self.groups for block in group.blocks)
-
-    @cached_property
-    def columns(self) -> tuple[np.ndarray, np.ndarray]:
-        """int64 `[columns]`: the key among those of all jagged fields, and the block, of each column."""
-        first_key = np.cumsum([0, *(len(field.keys) for field in self.jagged_fields)])
-        keys = [first_key[block.jagged_field] + key for block in self.blocks for key in range(block.num_keys)]
-        blocks = np.repeat(np.arange(len(self.blocks)), [block.num_keys for block in self.blocks])
-        return np.array(keys, dtype=np.int64), blocks
 
     def block_elements(self, num_elements: np.ndarray) -> np.ndarray:
         """Returns the elements of each block, int64 `[parts, blocks]`.

@@ -117,7 +117,9 @@ class SampleRows:
 
     def copied(self, batch: Batch) -> Batch:
         """The batch with rows in memory of their own."""
-        return self.with_rows(batch, self.packed(batch).unpack(), *self.batch_rows(batch))
+        rows = self.packed(batch)
+        copied = select_from([rows], np.arange(rows.num_rows))
+        return self.with_rows(batch, copied.unpack(), *self.batch_rows(batch))
 
     def with_long_lengths(self, batch: Batch) -> Batch:
         """The batch with lengths in int64, so that what a user computes of them does not wrap."""
