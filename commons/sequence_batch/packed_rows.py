@@ -1,9 +1,9 @@
 """Rows of a batch, whatever its fields, as a few tensors of machine words.
 
 A batch has many fields of many dtypes. To select rows, or to move them between ranks, only takes copying
-bits. So dense fields with words of one width are fused into one tensor, and jagged fields with elements of
-one size into another. Rows then cost the same few tensor operations for fifty fields as for two, and the
-indices that select them take 8 bytes per element, however large it is.
+bits, so fields share tensors of words: dense fields by the width of their words, jagged fields by the size of
+their elements. Rows then cost the same few tensor operations for fifty fields as for two, and the indices
+that select them take 8 bytes per element, however large it is.
 
 The way in is `PackedRows.pack`, the way out `PackedRows.unpack`. Between them `gather_rows` selects rows, and
 `to_chunks` and `from_bytes` turn rows into the bytes that ranks exchange, and back.
@@ -11,7 +11,6 @@ The way in is `PackedRows.pack`, the way out `PackedRows.unpack`. Between them `
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -27,8 +26,8 @@ from commons.sequence_batch.row_schema import (
     LENGTH_WIDTH,
     WORD_DTYPES,
     FieldValue,
-    Group,
     RowSchema,
+    Section,
 )
 
 
@@ -41,37 +40,29 @@ class PackedRows:
         num_rows: rows.
         num_elements: elements of each jagged field, over all rows.
         lengths: int32 `[keys, rows]`, lengths of every key of every jagged field.
-        dense: by width of the words, `[rows, words]`, the dense fields.
-        jagged: for each group of the schema, `[elements, words]`, its blocks, one after another.
-        is_aligned: whether blocks are padded, so that each starts at a multiple of 16 bytes, as those that
-            `gather_rows` returns.
+        sections: the words of each section of the schema, `[rows or elements, words]`.
+        is_aligned: whether jagged blocks are padded, so that each starts at a multiple of 16 bytes, as in
+            what `gather_rows` returns.
     """
 
     schema: RowSchema
     num_rows: int
     num_elements: list[int]
     lengths: torch.Tensor
-    dense: dict[int, torch.Tensor]
-    jagged: list[torch.Tensor]
+    sections: list[torch.Tensor]
     is_aligned: bool = False
 
     @staticmethod
     def pack(fields: Mapping[str, Any], schema: RowSchema, num_rows: int) -> PackedRows:
         """Copies all rows of a batch's per-sample fields; no host-device synchronization."""
-        return PackedRows(
-            schema=schema,
-            num_rows=num_rows,
-            num_elements=[fields[field.name].values().shape[0] for field in schema.jagged_fields],
-            lengths=key_lengths(fields, schema, num_rows),
-            dense={
-                width: torch.cat([block.to_words(fields[block.field]) for block in blocks], 1)
-                for width, blocks in schema.dense_blocks.items()
-            },
-            jagged=[
-                torch.cat([block.to_words(fields[block.field]) for block in group.blocks])
-                for group in schema.groups
-            ],
-        )
+        num_elements = [fields[field.name].values().shape[0] for field in schema.jagged_fields]
+        sections = [
+            torch.cat(
+                [block.to_words(fields[block.field]) for block in section.blocks], int(section.is_dense)
+            )
+            for section in schema.sections
+        ]
+        return PackedRows(schema, num_rows, num_elements, key_lengths(fields, schema, num_rows), sections)
 
     def unpack(self, num_rows: int | None = None) -> dict[str, FieldValue]:
         """Returns the fields, bit for bit as they were packed; each tensor starts at a multiple of 16 bytes.
@@ -81,13 +72,21 @@ class PackedRows:
                 fields and zeros in dense ones. None for no padding.
 
         Raises:
-            ValueError: these rows do not come from `gather_rows`, and their fields are not aligned.
+            ValueError: these rows do not come from `gather_rows`, so that their fields are not aligned.
         """
         if not self.is_aligned:
-            raise ValueError("these rows are not aligned: unpack what gather_rows returns")
+            raise ValueError("these rows are not aligned: unpack what gather_rows makes of them")
         num_rows = self.num_rows if num_rows is None else num_rows
-        values = self._dense_values(num_rows) | self._jagged_values()
-        lengths = _padded(self.lengths, 1, num_rows)
+        missing = num_rows - self.num_rows
+        values: dict[tuple[str, bool], torch.Tensor] = {}
+        for section, words in zip(self.schema.sections, self.sections, strict=True):
+            if section.is_dense:
+                of_blocks = _side_by_side(F.pad(words, (0, 0, 0, missing)) if missing else words, section)
+            else:
+                of_blocks = _one_after_another(words, section, self.num_elements)
+            for block, of_block in zip(section.blocks, of_blocks, strict=True):
+                values[block.field, block.is_weights] = block.from_words(of_block)
+        lengths = F.pad(self.lengths, (0, missing)) if missing else self.lengths
         lengths_of = iter(lengths.split([len(field.keys) for field in self.schema.jagged_fields]))
         fields: dict[str, FieldValue] = {}
         for field in self.schema.fields:
@@ -97,7 +96,7 @@ class PackedRows:
             parts: dict[str, Any] = {
                 "values": values[field.name, False],
                 "weights": values.get((field.name, True)),
-                # A copy, even of int32: only the first key's lengths are aligned.
+                # Copied even if they are int32: only those of the first field are aligned.
                 "lengths": next(lengths_of).to(field.lengths_dtype, copy=True).view(-1),
             }
             if field.kind == "keyed":
@@ -106,32 +105,10 @@ class PackedRows:
                 fields[field.name] = JaggedTensor(**parts)
         return fields
 
-    def _dense_values(self, num_rows: int) -> dict[tuple[str, bool], torch.Tensor]:
-        """The values of each dense field, by its name and whether they are weights."""
-        values = {}
-        for width, blocks in self.schema.dense_blocks.items():
-            words = _padded(self.dense[width], 0, num_rows)
-            for block, of_block in zip(blocks, words.split([block.words for block in blocks], 1), strict=True):
-                alone = of_block if len(blocks) == 1 else of_block.clone(memory_format=torch.contiguous_format)
-                values[block.field, False] = block.from_words(alone)
-        return values
-
-    def _jagged_values(self) -> dict[tuple[str, bool], torch.Tensor]:
-        """The values and weights of each jagged field, by its name and whether they are weights."""
-        elements = self.schema.block_elements(np.array([self.num_elements], dtype=np.int64))
-        sizes = (elements + self.schema.alignment_padding(elements))[0]
-        values = {}
-        for group, words in zip(self.schema.groups, self.jagged, strict=True):
-            padded = words.split(sizes[group.block_slice].tolist())
-            for block, of_block in zip(group.blocks, padded, strict=True):
-                count = self.num_elements[block.jagged_field]
-                values[block.field, block.is_weights] = block.from_words(of_block[:count])
-        return values
-
     def to_chunks(self, rows: Sequence[np.ndarray], num_elements: np.ndarray) -> torch.Tensor:
         """Copies chunks of rows into one uint8 buffer, each as `from_bytes` reads it.
 
-        As many device operations for many chunks as for one; no host-device synchronization.
+        Takes as many device operations for many chunks as for one; no host-device synchronization.
 
         Args:
             rows: for each chunk the rows in it.
@@ -141,20 +118,18 @@ class PackedRows:
             The chunks one after another, each taking the bytes of its rows, up to the next multiple of
             `BUFFER_ALIGNMENT`.
         """
-        lengths, dense, jagged = _gather([self], rows, num_elements, None)
-        counts = np.array([len(of_chunk) for of_chunk in rows])
-        elements = self.schema.block_elements(num_elements)
-        sections = []  # words of all chunks, and the bytes that each chunk has of them
-        for width in WORD_DTYPES:  # widest first, so that every section starts at a multiple of its words
-            if width == LENGTH_WIDTH:
-                sections.append((lengths, counts * self.schema.num_keys * width))
-            if width in dense:
-                sections.append((dense[width], counts * self.schema.dense_words[width] * width))
-            for group, words in zip(self.schema.groups, jagged, strict=True):
-                if group.width == width:
-                    num_words = elements[:, group.block_slice].sum(1) * group.words
-                    sections.append((words, num_words * width))
-        return _interleaved(sections)
+        schema, counts = self.schema, np.array([len(of_chunk) for of_chunk in rows])
+        lengths, sections = _gather([self], rows, num_elements, is_aligned=False)
+        words = list(zip(sections, schema.sections, strict=True))
+        sized = [
+            (w, section.size(counts, num_elements.T) * section.width * section.words) for w, section in words
+        ]
+        sized.insert(schema.lengths_at, (lengths, counts * schema.num_keys * LENGTH_WIDTH))
+        of_sections = [w.view(-1).view(torch.uint8).split(num_bytes.tolist()) for w, num_bytes in sized]
+        missing = -sum(num_bytes for _, num_bytes in sized) % BUFFER_ALIGNMENT
+        padding = lengths.new_zeros(BUFFER_ALIGNMENT, dtype=torch.uint8)
+        of_chunks = zip(zip(*of_sections, strict=True), missing.tolist(), strict=True)
+        return torch.cat([part for parts, count in of_chunks for part in (*parts, padding[:count])])
 
     @staticmethod
     def from_bytes(
@@ -168,30 +143,21 @@ class PackedRows:
             num_rows: rows in the buffer.
             num_elements: elements of each jagged field in the buffer.
         """
-        start = 0
-
-        def take(width: int, *shape: int) -> torch.Tensor:
-            nonlocal start
-            end = start + width * math.prod(shape)
-            words = buffer[start:end].view(WORD_DTYPES[width]).view(shape)
+        shapes = [
+            (section.width, section.size(num_rows, num_elements), section.words)
+            for section in schema.sections
+        ]
+        shapes.insert(schema.lengths_at, (LENGTH_WIDTH, schema.num_keys, num_rows))
+        sections, start = [], 0
+        for width, size, words in shapes:
+            end = start + width * size * words
+            sections.append(buffer[start:end].view(WORD_DTYPES[width]).view(size, words))
             start = end
-            return words
+        lengths = sections.pop(schema.lengths_at)
+        return PackedRows(schema, num_rows, list(num_elements), lengths, sections)
 
-        lengths, dense, jagged = buffer, {}, []
-        for width in WORD_DTYPES:
-            if width == LENGTH_WIDTH:
-                lengths = take(width, schema.num_keys, num_rows)
-            if width in schema.dense_words:
-                dense[width] = take(width, num_rows, schema.dense_words[width])
-            for group in schema.groups:
-                if group.width == width:
-                    elements = sum(num_elements[block.jagged_field] for block in group.blocks)
-                    jagged.append(take(width, elements, group.words))
-        return PackedRows(schema, num_rows, list(num_elements), lengths, dense, jagged)
-
-
-    def _compact(self) -> PackedRows:
-        """Returns these rows without padding between blocks."""
+    def compact(self) -> PackedRows:
+        """Returns the rows without padding between blocks."""
         if not self.is_aligned:
             return self
         return PackedRows.pack(self.unpack(), self.schema, self.num_rows)
@@ -207,12 +173,11 @@ def gather_rows(
         positions: int64 `[selected]`, each selected row's position among all rows of all sources.
         num_elements: elements of each jagged field in the selected rows together.
     """
-    of_all = np.array([num_elements], dtype=np.int64)
-    schema = sources[0].schema
-    padding = schema.alignment_padding(schema.block_elements(of_all))[0]
-    lengths, dense, jagged = _gather(sources, [positions], of_all, padding)
-    lengths = lengths.view(schema.num_keys, len(positions))
-    return PackedRows(schema, len(positions), list(num_elements), lengths, dense, jagged, is_aligned=True)
+    schema, num_rows = sources[0].schema, len(positions)
+    of_chunk = np.array([num_elements], dtype=np.int64)
+    lengths, sections = _gather(sources, [positions], of_chunk, is_aligned=True)
+    lengths = lengths.view(schema.num_keys, num_rows)
+    return PackedRows(schema, num_rows, list(num_elements), lengths, sections, is_aligned=True)
 
 
 def select_from(sources: Sequence[PackedRows], positions: np.ndarray) -> PackedRows:
@@ -222,91 +187,101 @@ def select_from(sources: Sequence[PackedRows], positions: np.ndarray) -> PackedR
 
 
 def _gather(
-    sources: Sequence[PackedRows],
-    chunks: Sequence[np.ndarray],
-    num_elements: np.ndarray,
-    padding: np.ndarray | None,
-) -> tuple[torch.Tensor, dict[int, torch.Tensor], list[torch.Tensor]]:
+    sources: Sequence[PackedRows], chunks: Sequence[np.ndarray], num_elements: np.ndarray, is_aligned: bool
+) -> tuple[torch.Tensor, list[torch.Tensor]]:
     """Copies chunks of rows, with as many device operations for many chunks as for one.
 
     Args:
         sources: the rows.
         chunks: for each chunk int64 `[selected]`, positions among all rows of all sources.
         num_elements: int64 `[chunks, jagged fields]`, elements of each jagged field in each chunk.
-        padding: int64 `[blocks]`, elements of padding after each block, where there is one chunk.
+        is_aligned: whether to pad jagged blocks; of one chunk only.
 
     Returns:
-        Lengths, flat; dense words by width; words of each group. In each tensor one chunk follows another.
+        Lengths, flat, and the words of each section; in each tensor one chunk follows another.
     """
-    schema, sources = sources[0].schema, [source._compact() for source in sources]
-    num_rows = np.array([source.num_rows for source in sources])
-    positions, total_rows = np.concatenate(chunks), int(num_rows.sum())
-    keys = np.arange(schema.num_keys)[:, None] * total_rows
-    indices = [positions, np.concatenate([(keys + rows).ravel() for rows in chunks])]
-    for group in schema.groups:
-        padding_of = None if padding is None else padding[group.block_slice]
-        indices += _segments(group, num_rows, chunks, positions, padding_of)
-    in_order, of_keys, *of_groups = to_device_together(indices, sources[0].lengths.device)
+    schema, sources = sources[0].schema, [source.compact() for source in sources]
+    num_rows, of_all = np.array([source.num_rows for source in sources]), num_elements.sum(0).tolist()
+    padding = [section.padding(of_all) if is_aligned else [] for section in schema.sections]
+    keys = np.arange(schema.num_keys)[:, None] * num_rows.sum()
+    indices = [np.concatenate(chunks), np.concatenate([(keys + rows).ravel() for rows in chunks])]
+    for section, of_section in zip(schema.sections, padding, strict=True):
+        if not section.is_dense:
+            indices += _segments(section, num_rows, chunks, of_section)
+    in_order, of_keys, *of_sections = to_device_together(indices, sources[0].lengths.device)
+    segments = iter(of_sections)
     lengths = _together([source.lengths for source in sources], 1).view(-1)
-    dense = {
-        width: _together([source.dense[width] for source in sources]).index_select(0, in_order)
-        for width in schema.dense_blocks
-    }
-    sizes_of_rows = torch.cat([torch.arange(-1, 2, dtype=torch.int32, device=lengths.device), lengths])
-    of_blocks = schema.block_elements(num_elements).sum(0) + (0 if padding is None else padding)
-    jagged = []
-    for number, group in enumerate(schema.groups):
-        size_at, chosen = of_groups[2 * number : 2 * number + 2]
-        sizes = sizes_of_rows.index_select(0, size_at)
-        starts = sizes.cumsum(0, dtype=torch.int64) - sizes
-        total = int(of_blocks[group.block_slice].sum())
-        elements = spread(starts.index_select(0, chosen), sizes.index_select(0, chosen), total)
-        words = _together([source.jagged[number] for source in sources])
-        if group.words == 1:  # torch selects from flat tensors faster
-            jagged.append(words.view(-1).index_select(0, elements).view(-1, 1))
+    sizes = torch.cat([torch.arange(-1, 2, dtype=torch.int32, device=lengths.device), lengths])
+    selected = []
+    for number, section in enumerate(schema.sections):
+        words, rows = _together([source.sections[number] for source in sources]), in_order
+        if not section.is_dense:
+            total = section.size(None, of_all) + sum(padding[number])
+            rows = _elements(sizes, next(segments), next(segments), total)
+        if section.words == 1:  # torch selects from flat tensors faster
+            selected.append(words.view(-1).index_select(0, rows).view(-1, 1))
         else:
-            jagged.append(words.index_select(0, elements))
-    return lengths.index_select(0, of_keys), dense, jagged
+            selected.append(words.index_select(0, rows))
+    return lengths.index_select(0, of_keys), selected
 
 
 def _segments(
-    group: Group,
-    num_rows: np.ndarray,
-    chunks: Sequence[np.ndarray],
-    positions: np.ndarray,
-    padding: np.ndarray | None,
+    section: Section, num_rows: np.ndarray, chunks: Sequence[np.ndarray], padding: Sequence[int]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Works out which segments of a group to gather; a segment is the elements of one key of one row.
+    """Works out which segments of a jagged section to gather: the elements of one key of one row each.
 
-    Segments are numbered source by source, column by column, row by row. The first three are none of these:
-    one element of padding, one that makes up for it, and nothing.
+    Segments are numbered source by source, column by column, row by row, from 3 on. Segment 0 is an element
+    of padding, at the start of the section, 1 takes back the place that it takes, and 2 is empty.
 
     Args:
-        group: the group.
+        section: the section.
         num_rows: int64 `[sources]`, rows of each source.
-        chunks, positions: the rows to gather, and all of them.
-        padding: int64 `[blocks]`, elements of padding after each block, where there is one chunk.
+        chunks: for each chunk int64 positions among all rows of all sources.
+        padding: for each block the elements of padding after it; empty for none.
 
     Returns:
         int64 `[segments]`: where each segment's size is among -1, 0, 1 and all lengths. And int64 `[chosen]`:
         the segments to gather, chunk by chunk, column by column, row by row.
     """
-    keys, num_columns = group.keys[:, None], len(group.keys)
-    ends = num_rows.cumsum()
-    firsts, lengths_at = ends - num_rows, 3 + keys * ends[-1]
-    size_at = [(lengths_at + np.arange(*rows)).ravel() for rows in zip(firsts, ends, strict=True)]
+    positions, ends, num_columns = np.concatenate(chunks), num_rows.cumsum(), len(section.keys)
+    firsts, lengths_at = ends - num_rows, 3 + section.keys[:, None] * ends[-1]
+    sizes_at = [(lengths_at + np.arange(*rows)).ravel() for rows in zip(firsts, ends, strict=True)]
     source = np.searchsorted(ends, positions, side="right")
-    first_segment = 3 + firsts[source] * (num_columns - 1) + positions
-    chosen = first_segment + np.arange(num_columns)[:, None] * num_rows[source]
-    if padding is not None and padding.any():
-        missing = np.zeros(num_columns, dtype=np.int64)
-        np.add.at(missing, group.last_columns, padding)
-        of_columns = np.where(np.arange(padding.max()) < missing[:, None], 0, 2)
-        chosen = np.concatenate([chosen, of_columns], 1)
-    if len(chunks) > 1:
-        ends_of_chunks = np.cumsum([len(rows) for rows in chunks])
-        chosen = np.concatenate([part.ravel() for part in np.split(chosen, ends_of_chunks[:-1], 1)])
-    return np.concatenate([[2, 0, 1], *size_at]), chosen.ravel()
+    first_column = 3 + firsts[source] * (num_columns - 1) + positions
+    chosen = first_column + np.arange(num_columns)[:, None] * num_rows[source]
+    if any(padding):
+        of_columns = np.zeros(num_columns, dtype=np.int64)
+        np.add.at(of_columns, section.last_columns, padding)
+        added = np.where(np.arange(max(padding)) < of_columns[:, None], 0, 2)
+        chosen = np.concatenate([chosen, added], 1)
+    elif len(chunks) > 1:
+        bounds = np.cumsum([len(rows) for rows in chunks])[:-1]
+        chosen = np.concatenate([of_chunk.ravel() for of_chunk in np.split(chosen, bounds, 1)])
+    return np.concatenate([[2, 0, 1], *sizes_at]), chosen.ravel()
+
+
+def _elements(sizes: torch.Tensor, sizes_at: torch.Tensor, chosen: torch.Tensor, total: int) -> torch.Tensor:
+    """int64 `[total]`: the elements in the chosen segments, as `_segments` returns them."""
+    of_segments = sizes.index_select(0, sizes_at)
+    starts = of_segments.cumsum(0, dtype=torch.int64) - of_segments
+    return spread(starts.index_select(0, chosen), of_segments.index_select(0, chosen), total)
+
+
+def _side_by_side(words: torch.Tensor, section: Section) -> list[torch.Tensor]:
+    """The words of each block of a dense section; copies, so that they are contiguous and aligned."""
+    if len(section.blocks) == 1:
+        return [words]
+    of_blocks = words.split([block.words for block in section.blocks], 1)
+    return [of_block.clone(memory_format=torch.contiguous_format) for of_block in of_blocks]
+
+
+def _one_after_another(
+    words: torch.Tensor, section: Section, num_elements: Sequence[int]
+) -> list[torch.Tensor]:
+    """The words of each block of a padded jagged section."""
+    counts = [num_elements[block.jagged_field] for block in section.blocks]
+    sizes = [count + padding for count, padding in zip(counts, section.padding(num_elements), strict=True)]
+    return [padded[:count] for padded, count in zip(words.split(sizes), counts, strict=True)]
 
 
 def key_lengths(fields: Mapping[str, Any], schema: RowSchema, num_rows: int) -> torch.Tensor:
@@ -316,12 +291,6 @@ def key_lengths(fields: Mapping[str, Any], schema: RowSchema, num_rows: int) -> 
         return torch.cat(lengths).int()
     dense = fields[schema.fields[0].name]
     return torch.zeros(0, num_rows, dtype=torch.int32, device=dense.device)
-
-
-def _padded(tensor: torch.Tensor, dim: int, num_rows: int) -> torch.Tensor:
-    """Returns a tensor `[any, any]` with zeros appended along `dim`; itself if there are none to append."""
-    missing = num_rows - tensor.shape[dim]
-    return F.pad(tensor, (0, missing) if dim else (0, 0, 0, missing)) if missing else tensor
 
 
 def check_jagged_fields(fields: Mapping[str, Any]) -> None:
@@ -365,19 +334,3 @@ def to_device_together(arrays: Sequence[np.ndarray], device: torch.device) -> li
 def _together(tensors: Sequence[torch.Tensor], dim: int = 0) -> torch.Tensor:
     """Returns the tensors one after another; a single one is not copied."""
     return tensors[0] if len(tensors) == 1 else torch.cat(tuple(tensors), dim)
-
-
-def _interleaved(sections: Sequence[tuple[torch.Tensor, np.ndarray]]) -> torch.Tensor:
-    """uint8 chunks, aligned: each chunk has its bytes of every section."""
-    of_sections = [
-        words.reshape(-1).view(torch.uint8).split(num_bytes.tolist()) for words, num_bytes in sections
-    ]
-    padding = sections[0][0].new_zeros(BUFFER_ALIGNMENT, dtype=torch.uint8)
-    missing = -np.sum([num_bytes for _, num_bytes in sections], axis=0) % BUFFER_ALIGNMENT
-    return torch.cat(
-        [
-            part
-            for parts, missing_bytes in zip(zip(*of_sections, strict=True), missing.tolist(), strict=True)
-            for part in (*parts, padding[:missing_bytes])
-        ]
-    )

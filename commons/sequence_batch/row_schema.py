@@ -1,4 +1,4 @@
-"""The fields that rows consist of, and how packed rows lay them out."""
+"""The fields that rows consist of, and the tensors of words that hold them when they are packed."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import functools
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -79,7 +79,6 @@ class Block:
         dtype: of the elements.
         element_shape: shape of one element of a jagged field, of one row of a dense one.
         jagged_field: the index of the field among the jagged ones; -1 for a dense field.
-        num_keys: keys of the field.
         is_weights: whether these are the weights.
     """
 
@@ -87,7 +86,6 @@ class Block:
     dtype: torch.dtype
     element_shape: tuple[int, ...]
     jagged_field: int = -1
-    num_keys: int = 1
     is_weights: bool = False
 
     @cached_property
@@ -116,25 +114,28 @@ class Block:
         return flat.view(WORD_DTYPES[self.width]).view(tensor.shape[0], self.words)
 
     def from_words(self, words: torch.Tensor) -> torch.Tensor:
-        """Returns the elements in `words`, `[elements, words]`, as a view if these are contiguous."""
-        return words.reshape(-1).view(self.dtype).view(len(words), *self.element_shape)
+        """Returns the elements in contiguous `words`, `[elements, words]`, as a view."""
+        return words.view(-1).view(self.dtype).view(len(words), *self.element_shape)
 
 
 @dataclass(frozen=True)
-class Group:
-    """Values and weights of jagged fields with elements of one size: one tensor of words holds them all.
+class Section:
+    """Blocks that one tensor of words holds.
 
-    Each key of a block is a column: its elements follow one another, row by row.
+    Dense blocks with words of one width lie side by side, `[rows, words]`. Jagged blocks with elements of one
+    size follow one another, `[elements, words]`: all rows of a block's first key, then all of the second, ...
 
     Attributes:
-        blocks: the values and weights, in the order in which they follow one another.
-        block_slice: where they are among the blocks of all groups.
-        keys: int64 `[columns]`, the key of each column among those of all jagged fields.
+        blocks: the blocks, in order.
+        is_dense: whether they are dense.
+        keys: int64 `[columns]`: for each key of each jagged block its index among the keys of all fields.
+        last_columns: int64 `[blocks]`: where in `keys` the last of each block is.
     """
 
     blocks: tuple[Block, ...]
-    block_slice: slice
-    keys: np.ndarray = field(compare=False)
+    is_dense: bool
+    keys: np.ndarray
+    last_columns: np.ndarray
 
     @cached_property
     def width(self) -> int:
@@ -143,13 +144,24 @@ class Group:
 
     @cached_property
     def words(self) -> int:
-        """Words of one element."""
-        return self.blocks[0].words
+        """Words of one row of dense blocks, or of one element of jagged ones."""
+        return sum(block.words for block in self.blocks) if self.is_dense else self.blocks[0].words
 
-    @cached_property
-    def last_columns(self) -> np.ndarray:
-        """int64 `[blocks]`: the last column of each block."""
-        return np.cumsum([block.num_keys for block in self.blocks]) - 1
+    def size(self, num_rows: Any, num_elements: Sequence[Any]) -> Any:
+        """Returns the rows or elements in the section, without padding.
+
+        Args:
+            num_rows: rows; an integer or an array of any shape.
+            num_elements: for each jagged field its elements, likewise.
+        """
+        return num_rows if self.is_dense else sum(num_elements[block.jagged_field] for block in self.blocks)
+
+    def padding(self, num_elements: Sequence[int]) -> list[int]:
+        """Returns the elements to add to each jagged block so that the next starts at 16 bytes."""
+        if self.is_dense:
+            return []
+        unit = FIELD_ALIGNMENT // math.gcd(self.width * self.words, FIELD_ALIGNMENT)
+        return [-num_elements[block.jagged_field] % unit for block in self.blocks]
 
 
 @dataclass(frozen=True)
@@ -180,69 +192,40 @@ class RowSchema:
         return sum(len(field.keys) for field in self.jagged_fields)
 
     @cached_property
-    def dense_blocks(self) -> dict[int, tuple[Block, ...]]:
-        """Dense fields by the width of their words."""
-        blocks = [Block(f.name, f.dtype, f.trailing_shape) for f in self.fields if f.is_dense]
-        by_width = {width: tuple(block for block in blocks if block.width == width) for width in WORD_DTYPES}
-        return {width: of_width for width, of_width in by_width.items() if of_width}
+    def sections(self) -> tuple[Section, ...]:
+        """The tensors that hold the fields.
 
-    @cached_property
-    def dense_words(self) -> dict[int, int]:
-        """Words per row of the dense fields, by width."""
-        return {width: sum(block.words for block in blocks) for width, blocks in self.dense_blocks.items()}
-
-    @cached_property
-    def groups(self) -> tuple[Group, ...]:
-        """Values and weights of the jagged fields, by the size of their elements."""
-        of_size: dict[int, list[Block]] = {}
-        for number, field in enumerate(self.jagged_fields):
-            keys = len(field.keys)
-            blocks = [Block(field.name, field.dtype, field.trailing_shape, number, keys)]
-            if field.weights_dtype is not None:
-                shape = field.weights_trailing_shape
-                blocks.append(Block(field.name, field.weights_dtype, shape, number, keys, is_weights=True))
-            for block in blocks:
-                of_size.setdefault(block.element_bytes, []).append(block)
-        first_key = np.cumsum([0, *(len(field.keys) for field in self.jagged_fields)])
-        groups: list[Group] = []
-        first = 0
-        # Widest words first: sections of a buffer, one after another, then start at multiples of their words.
-        for blocks in sorted(of_size.values(), key=lambda blocks: -blocks[0].width):
-            keys = [first_key[block.jagged_field] + np.arange(block.num_keys) for block in blocks]
-            groups.append(Group(tuple(blocks), slice(first, first + len(blocks)), np.concatenate(keys)))
-            first += len(blocks)
-        return tuple(groups)
-
-    @cached_property
-    def blocks(self) -> tuple[Block, ...]:
-        """The blocks of all groups."""
-        return tuple(block for group in self.groups for block in group.blocks)
-
-    def block_elements(self, num_elements: np.ndarray) -> np.ndarray:
-        """Returns the elements of each block, int64 `[parts, blocks]`.
-
-        Args:
-            num_elements: int64 `[parts, jagged fields]`, elements of each jagged field in parts of a batch.
+        The widest words come first: in a buffer in which one section follows another, with the int32 lengths
+        before the first of narrower words, each starts at a multiple of its words.
         """
-        return num_elements[:, self._block_fields]
+        members: dict[tuple[int, int], list[Block]] = {}
+        for field in self.fields:
+            for block in self._blocks(field):
+                size = 0 if field.is_dense else block.element_bytes + 1
+                members.setdefault((-block.width, size), []).append(block)
+        ends = np.cumsum([len(field.keys) for field in self.jagged_fields])
+        keys = np.split(np.arange(self.num_keys), ends[:-1]) if len(ends) else []
+        sections = []
+        for (_, size), blocks in sorted(members.items()):
+            of_blocks = [keys[block.jagged_field] for block in blocks] if size else [np.arange(0)]
+            last = np.cumsum([len(of_block) for of_block in of_blocks]) - 1
+            sections.append(Section(tuple(blocks), not size, np.concatenate(of_blocks), last))
+        return tuple(sections)
 
-    def alignment_padding(self, elements: np.ndarray) -> np.ndarray:
-        """Returns the elements to add to each block so that the next is aligned, int64 `[parts, blocks]`.
-
-        Args:
-            elements: int64 `[parts, blocks]`, elements of each block.
-        """
-        return -elements % self._aligned_elements
+    def _blocks(self, field: FieldSchema) -> list[Block]:
+        if field.is_dense:
+            return [Block(field.name, field.dtype, field.trailing_shape)]
+        number = self.jagged_fields.index(field)
+        blocks = [Block(field.name, field.dtype, field.trailing_shape, number)]
+        if field.weights_dtype is not None:
+            shape = field.weights_trailing_shape
+            blocks.append(Block(field.name, field.weights_dtype, shape, number, is_weights=True))
+        return blocks
 
     @cached_property
-    def _block_fields(self) -> np.ndarray:
-        return np.array([block.jagged_field for block in self.blocks], dtype=np.int64)
-
-    @cached_property
-    def _aligned_elements(self) -> np.ndarray:
-        """int64 `[blocks]`: the fewest elements that fill up a multiple of `FIELD_ALIGNMENT`."""
-        units = [FIELD_ALIGNMENT // math.gcd(block.element_bytes, FIELD_ALIGNMENT) for block in self.blocks]
-        return np.array(units, dtype=np.int64)
+    def lengths_at(self) -> int:
+        """How many sections come before the lengths in a buffer."""
+        return sum(section.width >= LENGTH_WIDTH for section in self.sections)
 
     def row_bytes(self, num_elements: np.ndarray) -> np.ndarray:
         """Returns the bytes that rows take in a buffer, int64 `[rows]`.
@@ -250,20 +233,9 @@ class RowSchema:
         Args:
             num_elements: int64 `[rows, jagged fields]`, elements of each row in each jagged field.
         """
-        return self._fixed_bytes + num_elements @ self._bytes_per_element
-
-    @cached_property
-    def _fixed_bytes(self) -> int:
-        """Bytes of a row without elements in jagged fields."""
-        return LENGTH_WIDTH * self.num_keys + sum(w * words for w, words in self.dense_words.items())
-
-    @cached_property
-    def _bytes_per_element(self) -> np.ndarray:
-        """int64 `[jagged fields]`."""
-        num_bytes = np.zeros(len(self.jagged_fields), dtype=np.int64)
-        for block in self.blocks:
-            num_bytes[block.jagged_field] += block.element_bytes
-        return num_bytes
+        sizes = [section.size(1, num_elements.T) * section.width * section.words for section in self.sections]
+        lengths = np.full(len(num_elements), LENGTH_WIDTH * self.num_keys, dtype=np.int64)
+        return sum(sizes, lengths)
 
     def difference(self, other: RowSchema) -> str:
         """Returns one line that tells where `other` differs from this schema; empty if it does not."""
