@@ -229,7 +229,7 @@ class BatchShuffler(ABC):
                         f"plan_window got {len(batches)} batches, expected at most window={self.window}"
                     )
                 with named_range("## plan: workloads ##"):
-                    on_host = [self.sample_rows.on_host(batch) for batch in batches]
+                    on_host = [self.sample_rows.to_host(batch) for batch in batches]
                     self._check_types(on_host)
                     facts = SampleFacts.of(on_host, self.sample_rows, self._counts_of_rows(on_host[0]))
                 if not self.knows_fields:
@@ -477,7 +477,7 @@ class BatchShuffler(ABC):
     def _batch_of(self, like: Batch, rows: PackedRows, num_rows: int) -> Batch:
         """A batch of packed rows, padded to `num_rows`, or a copy of a real row if there are none."""
         if rows.num_rows or knows_padding(like):
-            return self.sample_rows.with_rows(like, rows.unpack(num_rows), num_rows, rows.num_rows)
+            return self.sample_rows.unpacked(like, rows, num_rows)
         copied = containers.moved_to(
             self.padding_batch(), self.sample_rows.device_of(like), non_blocking=True
         )

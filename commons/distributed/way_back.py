@@ -128,7 +128,7 @@ def _checked_rows(fields: dict[str, FieldValue], num_real: int, num_padded: int)
 
 
 def _unpacked(values: Any, rows: PackedRows, batch_size: int, sample_rows: SampleRows) -> Any:
-    return sample_rows.with_rows(values, rows.unpack(batch_size), batch_size, rows.num_rows)
+    return sample_rows.unpacked(values, rows, batch_size)
 
 
 def _kind(values: Any, plan: ShufflePlan) -> Any:

@@ -6,12 +6,12 @@ import torch
 
 
 def spread(starts: torch.Tensor, lengths: torch.Tensor, total: int, step: int = 1) -> torch.Tensor:
-    """`[total]` int64: for each row b the `lengths[b]` indices `starts[b]`, `starts[b] + step`, …
+    """Returns for each row b the `lengths[b]` indices `starts[b]`, `starts[b] + step`, …; int64 `[total]`.
 
     Args:
         starts, lengths: `[B]` integers.
-        total: the sum of `lengths`, given so that it need not be read from the device.
-        step: from one index of a row to the next.
+        total: the sum of `lengths`; passed in so that nothing is read from the device.
+        step: the difference between an index of a row and the next.
     """
     lengths = lengths.long()
     before = lengths.cumsum(0) - lengths

@@ -118,7 +118,7 @@ class Block:
         return words.view(-1).view(self.dtype).view(len(words), *self.element_shape)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Section:
     """Blocks that one tensor of words holds.
 
@@ -147,7 +147,7 @@ class Section:
         """Words of one row of dense blocks, or of one element of jagged ones."""
         return sum(block.words for block in self.blocks) if self.is_dense else self.blocks[0].words
 
-    def size(self, num_rows: Any, num_elements: Sequence[Any]) -> Any:
+    def size(self, num_rows: Any, num_elements: Any) -> Any:
         """Returns the rows or elements in the section, without padding.
 
         Args:
@@ -251,6 +251,15 @@ class RowSchema:
         return (
             "" if list(mine) == list(theirs) else f"fields are in order {list(theirs)}, expected {list(mine)}"
         )
+
+
+def with_parts(value: JaggedTensor | KeyedJaggedTensor, **parts: torch.Tensor) -> FieldValue:
+    """Returns a jagged value with other "values", "weights" or "lengths"."""
+    parts = {"values": value.values(), "lengths": value.lengths()} | parts
+    weights = parts.pop("weights", value.weights_or_none())
+    if isinstance(value, KeyedJaggedTensor):
+        return KeyedJaggedTensor(keys=value.keys(), weights=weights, stride=value.stride(), **parts)
+    return JaggedTensor(weights=weights, **parts)
 
 
 # Batches of a training run share a schema, and what is worked out of it.
