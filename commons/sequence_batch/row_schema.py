@@ -109,8 +109,9 @@ class Block:
         if not isinstance(tensor, torch.Tensor):
             tensor = tensor.weights() if self.is_weights else tensor.values()
         flat = tensor.detach().resolve_conj().resolve_neg().reshape(-1)
-        if flat.storage_offset() * self.dtype.itemsize % self.width:
-            flat = flat.clone()  # torch views as words only what starts at a multiple of one
+        if flat.storage_offset() * self.dtype.itemsize % self.width or flat.stride(0) != 1:
+            # torch views as words only what starts at a multiple of one; a lone element may have any stride.
+            flat = flat.clone(memory_format=torch.contiguous_format)
         return flat.view(WORD_DTYPES[self.width]).view(tensor.shape[0], self.words)
 
     def from_words(self, words: torch.Tensor) -> torch.Tensor:

@@ -18,6 +18,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from commons.distributed import BalanceReport, BatchShufflerFactory, batch_shuffler
 from commons.distributed.placement import PARTITIONERS
+from tests.commons.distributed.container_batches import KINDS, ContainerShuffler, contents, make_batch
 from tests.commons.distributed.loaded_batches import (
     BOTH,
     agreed,
@@ -32,7 +33,6 @@ from tests.commons.distributed.test_collectives import (
     _SynchronisingCalls,
     _SynchronisingOps,
 )
-from tests.commons.distributed.test_containers import KINDS, ContainerShuffler, contents, make_batch
 from tests.commons.distributed.test_shuffle import FieldShuffler, QuickShuffler
 from tests.drawn_batches import draw_batch, sample_contents
 
