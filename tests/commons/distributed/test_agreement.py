@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from commons.distributed.exchange import EXCHANGES, Exchange
+from commons.sequence_batch.packed_rows import select_from
 from tests.commons.distributed.test_shuffle import FieldShuffler
 from tests.drawn_batches import draw_batch
 
@@ -93,7 +94,7 @@ class LossyShuffler(FieldShuffler):
 
             def move(rows, plan, group):
                 moved = whole.move(rows, plan, group)
-                return moved.select(np.arange(moved.num_rows + change) % moved.num_rows)
+                return select_from([moved], np.arange(moved.num_rows + change) % moved.num_rows)
 
             self._exchange = Exchange(move, whole.traffic)
 
