@@ -85,7 +85,7 @@ def _row_selection(batch: HSTUBatch, order: SplitOrder) -> Callable[[], list[HST
         packed = pack()
         return [
             batch.with_fields(
-                gather_rows([packed], samples, of_chunk).pad_to(order.chunk_rows).unpack(),
+                gather_rows([packed], samples, of_chunk).unpack(order.chunk_rows),
                 order.chunk_rows,
                 len(samples),
             )

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
-from commons.sequence_batch import BaseBatch
+from commons.sequence_batch import BaseBatch, containers
 
 
 @dataclass
@@ -83,6 +84,20 @@ def draw_batch(
         workload=workload,
         shared=torch.tensor([1.0, 2.0]),
     )
+
+
+def tensors_of(batch: Any) -> list[torch.Tensor]:
+    """Returns every tensor of a batch of any type that travels with its samples."""
+    tensors = []
+    for _, leaf in containers.leaves(batch):
+        if isinstance(leaf, JaggedTensor | KeyedJaggedTensor):
+            parts = (leaf.values(), leaf.lengths(), leaf.weights_or_none())
+            tensors += [part for part in parts if part is not None]
+        elif isinstance(leaf, torch.Tensor) and leaf.is_nested:
+            tensors += [leaf.values(), leaf.offsets()]
+        else:
+            tensors.append(leaf)
+    return tensors
 
 
 def sample_contents(batch: MixedBatch) -> list[tuple]:

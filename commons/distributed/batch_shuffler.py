@@ -438,7 +438,7 @@ class BatchShuffler(ABC):
     def _batch_of(self, like: Batch, rows: PackedRows, num_rows: int) -> Batch:
         """Makes a batch of packed rows, padded to `num_rows`; a copy of a real row if there are none."""
         if rows.num_rows or knows_padding(like):
-            return self.sample_rows.with_rows(like, rows.pad_to(num_rows).unpack(), num_rows, rows.num_rows)
+            return self.sample_rows.unpacked(like, rows, num_rows)
         copied = containers.moved_to(
             self.padding_batch(), self.sample_rows.device_of(like), non_blocking=True
         )

@@ -1,7 +1,7 @@
-"""A global batch that one process holds, split for the workers of a controller, and put together again.
+"""Splits a global batch among the workers of a controller, and merges what they return.
 
-Ranks that load batches of their own use a `BatchShuffler`. Here one process has all samples, as in
-reinforcement learning, and hands each worker its part: nothing is collective, and no process group is needed.
+Ranks that load batches of their own use a `BatchShuffler`. Here one process holds all samples, as in
+reinforcement learning, and hands each worker its part. Nothing is collective; no process group is needed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
-from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
 from commons.distributed.batch_shuffler import BatchShuffler
 from commons.distributed.sample_facts import checked_counts
@@ -27,7 +26,7 @@ from commons.sequence_batch.packed_rows import (
     row_elements,
     select_from,
 )
-from commons.sequence_batch.row_schema import FieldValue, RowSchema
+from commons.sequence_batch.row_schema import FieldValue, with_parts
 from commons.sequence_batch.sample_rows import SampleRows
 
 Batch = TypeVar("Batch")
@@ -35,7 +34,7 @@ Batch = TypeVar("Batch")
 
 @dataclass(frozen=True, eq=False)
 class SplitOrder:
-    """Which samples of a batch are in which chunk; plain data, which can be pickled.
+    """The samples in each chunk of a batch; plain data that can be pickled.
 
     Attributes:
         partition: for each chunk, int64 `[samples]`, the ascending rows of its samples in the batch.
@@ -61,37 +60,36 @@ def split_balanced(
     workloads: ArrayLike | torch.Tensor | BatchShuffler,
     groups: Sequence[int | str] | np.ndarray | torch.Tensor | None = None,
 ) -> tuple[list[Batch], SplitOrder]:
-    """Splits a batch into chunks of the same number of rows and nearly the same load.
+    """Splits a batch into chunks with the same number of rows and nearly the same load.
 
-    No sample is dropped: where numbers do not divide, chunks end with padding rows. Padding rows of the
-    batch itself do not travel. Values are detached. A batch on CUDA is split there, while the host waits
-    for its lengths. The first call compiles, as the first shuffler of an installation does.
+    No sample is dropped: chunks with fewer samples end with padding rows. Padding rows of the batch itself
+    are left out. Values are detached. A batch on CUDA is split there; the host waits for its lengths. The
+    first call compiles, as the first shuffler of an installation does.
 
     Args:
-        batch: what `BatchShuffler.exchange` takes, on any device.
-        num_chunks: chunks to make, at least 1; some have no samples if there are fewer of these.
-        workloads: `[rows]` or `[real rows]` numbers of at least 0, what each row costs in any unit, or a
-            shuffler whose `get_workloads` tells.
-        groups: `[rows]` or `[real rows]` integers or strings; samples with the same one stay in one
-            chunk, as the responses to one prompt have to. Without, the chunks' real rows differ by at
-            most one; with groups of one size, their numbers of groups do; with others, real rows follow
-            the load, and every chunk is padded to the rows of the largest.
+        batch: any batch that `BatchShuffler.exchange` takes, on any device.
+        num_chunks: chunks to make, at least 1; some have no samples if there are fewer samples.
+        workloads: the cost of each row in any unit, `[rows]` or `[real rows]` non-negative numbers; or a
+            shuffler, whose `get_workloads` gives them.
+        groups: `[rows]` or `[real rows]` integers or strings. Samples with the same one stay in one chunk,
+            as responses to one prompt must. Without groups, the chunks' numbers of samples differ by at most
+            one. With groups of one size, their numbers of groups do. With others, samples follow the load,
+            and every chunk is padded to the rows of the largest.
 
     Returns:
-        The chunks, batches of the same kind, each in memory of its own, with its samples in the order of
-        the batch and padding rows behind them: `actual_batch_size` of a `BaseBatch`, and `num_samples`
-        of the order, tell how many are samples. And the order, which `merge` needs.
+        The chunks: batches of the same kind, each in memory of its own. Samples keep the order of the batch,
+        and padding rows follow them; `actual_batch_size` of a `BaseBatch`, and `num_samples` of the order,
+        count the samples. And the order, which `merge` needs.
 
     Raises:
-        ValueError: `num_chunks` below 1; workloads or groups of another number than rows; a workload is
-            negative, NaN or infinite (of a shuffler also: no whole number); or the lengths of a jagged
-            field do not account for its values.
-        TypeError: `batch` has no rows; workloads are no numbers, or groups no integers or strings.
+        ValueError: `num_chunks` is below 1; workloads or groups do not have one entry per row; a workload is
+            negative, NaN or infinite, or a shuffler's is not a whole number; or the lengths of a jagged field
+            do not account for its values.
+        TypeError: `batch` has no rows; workloads are not numbers, or groups not integers or strings.
     """
     check_count("num_chunks", num_chunks)
     rows = workloads.sample_rows if isinstance(workloads, BatchShuffler) else SampleRows()
-    fields = rows.per_sample_fields(batch)
-    check_jagged_fields(fields)
+    check_jagged_fields(rows.per_sample_fields(batch))
     batch_size, num_real = rows.batch_rows(batch)
     costs = _costs(workloads, batch, batch_size, num_real)
     if groups is None:
@@ -100,34 +98,32 @@ def split_balanced(
         group_of = _numbered_groups(groups, batch_size, num_real)
         partition = _partition_of_groups(costs, num_chunks, group_of)
     chunk_rows = max(1, *(len(samples) for samples in partition))
-    order = SplitOrder(tuple(partition), batch_size, chunk_rows, rows.shared)
-    packed = PackedRows.pack(fields, RowSchema.of(fields), batch_size)
+    packed = rows.packed(batch)
     elements = row_elements(packed.lengths.cpu(), packed.schema).numpy()
     chunks = []
     for samples, num_elements in zip(partition, _sums(elements, partition), strict=True):
-        of_chunk = gather_rows([packed], samples, num_elements).pad_to(chunk_rows)
-        own = {name: _in_own_memory(value) for name, value in of_chunk.unpack().items()}
+        fields = gather_rows([packed], samples, num_elements).unpack(chunk_rows)
+        own = {name: _in_own_memory(value) for name, value in fields.items()}
         chunks.append(rows.with_rows(batch, own, chunk_rows, len(samples)))
-    return chunks, order
+    return chunks, SplitOrder(tuple(partition), batch_size, chunk_rows, rows.shared)
 
 
 def merge(batches: Sequence[Batch], order: SplitOrder) -> Batch:
-    """The inverse of `split_balanced`: `merge(*split_balanced(batch, …))` is the batch again.
+    """Merges batches in the order of the batch that was split: `merge(*split_balanced(batch, …))` is `batch`.
 
     Args:
-        batches: for each chunk one, with a row for each row of the chunk, padding rows included: the
-            chunk itself, changed or not, or a batch with other fields, such as a dict of what a worker
-            computed of each row, or one tensor, KeyedJaggedTensor or JaggedTensor. What is in padding rows
-            does not matter.
-        order: what `split_balanced` returned beside the chunks.
+        batches: one for each chunk, with a row for each row of the chunk, padding rows included. It may be
+            the chunk itself, changed or not, or have other fields: a dict of what a worker computed for each
+            row, or one tensor, KeyedJaggedTensor or JaggedTensor. Padding rows may hold anything.
+        order: what `split_balanced` returned with the chunks.
 
     Returns:
-        A batch of the same kind as `batches`, its samples where they were in the batch that was split,
-        padding rows, zero or empty, behind them. What samples share is that of the first.
+        A batch of the same kind as `batches`, with every sample in its row of the batch that was split, then
+        padding rows, zero or empty. What samples share is taken from the first of `batches`.
 
     Raises:
-        ValueError: another number of batches, or of rows in one, than was split; batches differ in their
-            fields; or the lengths of a jagged field do not account for its values.
+        ValueError: `batches` are not one per chunk, or one has more or fewer rows than its chunk; batches
+            differ in their fields; or the lengths of a jagged field do not account for its values.
         TypeError: a batch has no rows.
     """
     if len(batches) != len(order.partition):
@@ -147,9 +143,7 @@ def merge(batches: Sequence[Batch], order: SplitOrder) -> Batch:
     positions = np.empty(order.num_samples.sum(), dtype=np.int64)
     for chunk, samples in enumerate(order.partition):
         positions[samples] = chunk * order.chunk_rows + np.arange(len(samples))
-    merged = select_from(sources, positions)
-    fields = merged.pad_to(order.batch_size).unpack()
-    return rows.with_rows(batches[0], fields, order.batch_size, len(positions))
+    return rows.unpacked(batches[0], select_from(sources, positions), order.batch_size)
 
 
 def _costs(workloads: Any, batch: Any, num_rows: int, num_real: int) -> np.ndarray:
@@ -157,7 +151,7 @@ def _costs(workloads: Any, batch: Any, num_rows: int, num_real: int) -> np.ndarr
     if isinstance(workloads, BatchShuffler):
         whose = f"{type(workloads).__name__}.get_workloads"
         rows = workloads.sample_rows
-        returned = workloads.get_workloads(rows.with_long_lengths(rows.on_host(batch)))
+        returned = workloads.get_workloads(rows.with_long_lengths(rows.to_host(batch)))
         return checked_counts(returned, num_rows, num_real, whose)[:num_real].numpy()
     if isinstance(workloads, torch.Tensor):
         workloads = workloads.detach().to("cpu", torch.float64).numpy()
@@ -173,9 +167,9 @@ def _costs(workloads: Any, batch: Any, num_rows: int, num_real: int) -> np.ndarr
 
 
 def _numbered_groups(groups: Any, num_rows: int, num_real: int) -> np.ndarray:
-    """int64 `[samples]`: the group of each, numbered from 0 in the order in which samples name them.
+    """int64 `[samples]`: the group of each sample, numbered from 0 in order of appearance.
 
-    Numbers in sorted order would let the choice of labels, such as random ids, decide ties.
+    Were groups numbered by sorted label, labels such as random ids would break ties.
     """
     labels = groups.tolist() if isinstance(groups, np.ndarray | torch.Tensor) else groups
     if not isinstance(labels, Sequence) or isinstance(labels, str):
@@ -212,30 +206,24 @@ def _sums(elements: np.ndarray, partition: Sequence[np.ndarray]) -> list[list[in
 
 
 def _packed_chunk(rows: SampleRows, batch: Any, chunk: int, chunk_rows: int) -> PackedRows:
-    fields = rows.per_sample_fields(batch)
-    check_jagged_fields(fields)
-    num_rows, _ = rows.batch_rows(batch)
-    if num_rows != chunk_rows:
+    check_jagged_fields(rows.per_sample_fields(batch))
+    packed = rows.packed(batch)
+    if packed.num_rows != chunk_rows:
         raise ValueError(
-            f"batch {chunk} has {num_rows} rows, expected {chunk_rows}: give merge a row for each row "
+            f"batch {chunk} has {packed.num_rows} rows, expected {chunk_rows}: give merge a row for each row "
             "of the chunk, padding rows included"
         )
-    return PackedRows.pack(fields, RowSchema.of(fields), num_rows)
+    return packed
 
 
 def _in_own_memory(value: FieldValue) -> FieldValue:
-    """The value, copied where its memory also holds others, which pickle would take along with it."""
+    """Returns the value, copied where its memory holds more, which pickle would take along."""
     if isinstance(value, torch.Tensor):
         return value.clone() if value.untyped_storage().nbytes() > value.nbytes else value
-    weights = value.weights_or_none()
-    parts: dict[str, Any] = {
-        "values": _in_own_memory(value.values()),
-        "weights": None if weights is None else _in_own_memory(weights),
-        "lengths": _in_own_memory(value.lengths()),
-    }
-    if isinstance(value, KeyedJaggedTensor):
-        return KeyedJaggedTensor(keys=value.keys(), stride=value.stride(), **parts)
-    return JaggedTensor(**parts)
+    parts = {"values": value.values(), "lengths": value.lengths(), "weights": value.weights_or_none()}
+    return with_parts(
+        value, **{name: _in_own_memory(part) for name, part in parts.items() if part is not None}
+    )
 
 
 def _check_one_per_row(name: str, shape: tuple[int, ...], num_rows: int, num_real: int) -> None:

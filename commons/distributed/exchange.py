@@ -1,4 +1,4 @@
-"""Moving samples between ranks as a plan says."""
+"""Moves samples between ranks according to a plan."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class Exchange:
     """A way to move samples.
 
     Attributes:
-        move: from what this rank loaded (real rows first), to its samples in the plan's order, without
-            padding. Collective; at most one operation, all sizes of which come from the plan, so that host
-            and device need not synchronise.
-        traffic: what that costs a rank.
+        move: turns the rows that this rank loaded, real rows first, into its samples in the plan's order,
+            without padding. One collective, whose sizes all come from the plan, so that host and device need
+            not synchronize.
+        traffic: the bytes that `move` sends and receives on a rank.
     """
 
     move: Callable[[PackedRows, ShufflePlan, RankGroup], PackedRows]
@@ -40,15 +40,15 @@ class Exchange:
 
 
 def transfer(rows: PackedRows, route: Route, group: RankGroup, over: dist.ProcessGroup | None) -> PackedRows:
-    """Sends each row straight to where it goes, and copies those that stay.
+    """Sends each row straight to its rank, and copies those that stay.
 
-    One all-to-all of bytes, whatever the number of fields, dtypes and ranks; no host-device synchronisation.
+    One all-to-all of bytes, whatever the number of fields, dtypes and ranks; no host-device synchronization.
 
     Args:
-        rows: what this rank holds; padding may follow the rows that the route is about.
-        route: where they go, and what comes.
+        rows: the rows that this rank holds; padding may follow the rows of the route.
+        route: which rows leave, and which arrive.
         group: the ranks.
-        over: the process group of these that it goes over.
+        over: the process group of these ranks that carries the bytes.
 
     Returns:
         The rows that the route ends at this rank.
@@ -87,7 +87,7 @@ def _all_to_all_traffic(plan: ShufflePlan, rank: int) -> Traffic:
 
 
 def _all_gather(rows: PackedRows, plan: ShufflePlan, group: RankGroup) -> PackedRows:
-    """Sends every sample to every rank; each contributes as much as the largest."""
+    """Sends every sample to every rank; each rank sends as many bytes as the one with most."""
     elements = np.stack([of_rank.sum(0) for of_rank in np.split(plan.num_elements, plan.home_start[1:])])
     size = _all_gather_size(plan)
     num_loaded = plan.num_loaded.sum(1)
@@ -116,13 +116,13 @@ def _all_gather_size(plan: ShufflePlan) -> int:
 
 
 def _by_rank(end: RouteEnd, rank: int) -> np.ndarray:
-    """int64: the samples that go to, or come from, other ranks than this one, rank by rank."""
+    """int64: the samples that go to, or come from, other ranks, sorted by rank."""
     others = np.flatnonzero(end.ranks != rank)
     return others[np.argsort(end.ranks[others], kind="stable")]
 
 
 def _starts(sorted_ranks: np.ndarray) -> np.ndarray:
-    """Where each run of equal numbers begins."""
+    """The indices at which runs of equal numbers start."""
     return np.flatnonzero(np.append(True, sorted_ranks[1:] != sorted_ranks[:-1]))
 
 

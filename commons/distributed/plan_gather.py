@@ -161,7 +161,7 @@ class PlanGather:
         mine, padding_batch, pinned = None, None, False
         if facts is not None and failure is None:
             try:
-                on_host = self._sample_rows.on_host(first_batch)
+                on_host = self._sample_rows.to_host(first_batch)
                 padding_batch = self._sample_rows.row_or_padding(on_host)
                 pinned = self._sample_rows.is_pinned(first_batch)
                 mine = self._offer(facts, on_host, padding_batch)

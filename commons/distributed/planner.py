@@ -122,7 +122,7 @@ class Planner:
             raise ValueError(
                 f"plan_window got {len(batches)} batches, expected at most window={self._settings.window}"
             )
-        on_host = [self._sample_rows.on_host(batch) for batch in batches]
+        on_host = [self._sample_rows.to_host(batch) for batch in batches]
         self._check_types(on_host)
         return SampleFacts.of(on_host, self._sample_rows, self._counts_of_rows(on_host[0]))
 

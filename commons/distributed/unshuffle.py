@@ -50,8 +50,7 @@ def return_steps(
         rows = sources[0]
         if plan.num_steps > 1:
             rows = gather_rows(sources, chosen, elements[chosen].sum(0).tolist())
-        padded = rows.pad_to(max(batch_size, 1))
-        returned.append(sample_rows.with_rows(kind, padded.unpack(), padded.num_rows, len(chosen)))
+        returned.append(sample_rows.unpacked(kind, rows, max(batch_size, 1)))
     return returned
 
 

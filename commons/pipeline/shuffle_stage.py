@@ -204,7 +204,7 @@ class ShuffleStage:
 
     def _prepare(self, batch: Any) -> tuple[Any, Any]:
         """Returns a batch on the host to plan with; and the batch to hand out, which may be on the device."""
-        host = self._shuffler.sample_rows.on_host(batch)
+        host = self._shuffler.sample_rows.to_host(batch)
         if host is not batch and self._rank == 0:
             _warn_of_device_batches()
         return host, batch

@@ -1,4 +1,4 @@
-"""The batch that every part of the library takes: jagged features, labels, and a count of real rows."""
+"""The batch that the library's own models take: jagged features, labels, and a count of real rows."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 from torchrec.streamable import Pipelineable
 
 from commons.sequence_batch import containers
-from commons.sequence_batch.packed_rows import PackedRows, check_jagged_fields
+from commons.sequence_batch.packed_rows import PackedRows, check_jagged_fields, select_from
 from commons.sequence_batch.row_schema import FieldValue, RowSchema
 
 
@@ -20,9 +20,10 @@ class BaseBatch(Pipelineable):
     """A batch of `batch_size` rows, of which the first `actual_batch_size` are samples and the rest padding.
 
     A model's batch subclasses this and adds dataclass fields. Every KeyedJaggedTensor, JaggedTensor,
-    KeyedTensor and tensor in them, also one in a dict, a list or another dataclass, has one row per row of
-    the batch and travels with its sample when the batch is shuffled. What all samples share is marked
-    `field(metadata={"per_sample": False})`. Plain values, such as numbers and names, are shared.
+    KeyedTensor and tensor in them, including those in dicts, lists and other dataclasses, has one row per
+    row of the batch, and each row travels with its sample when the batch is shuffled. Mark fields that all
+    samples share with `field(metadata={"per_sample": False})`. Plain values, such as numbers and names, are
+    shared.
 
     Attributes:
         features: ids of the sparse features, `batch_size` rows per key.
@@ -30,12 +31,12 @@ class BaseBatch(Pipelineable):
         feature_to_max_seqlen: the longest sequence that each feature may have.
         contextual_feature_names: features that describe the user rather than the history.
         labels: jagged, or a tensor of `batch_size` rows along dim 0, or flat and reshaping to
-            `[batch_size, -1]`. Padding rows have labels, too: zeros.
+            `[batch_size, -1]`. Padding rows have labels too: zeros.
         actual_batch_size: real rows; None means `batch_size`.
 
     Raises:
-        ValueError: a field's rows disagree with `batch_size`, or a KeyedJaggedTensor has a variable
-            batch size per key; or flat labels have none for padding rows.
+        ValueError: a field does not have `batch_size` rows; a KeyedJaggedTensor has a variable batch size per
+            key; or flat labels lack those of padding rows.
         TypeError: a field holds an array, or something else that would not travel with its samples.
     """
 
@@ -66,11 +67,11 @@ class BaseBatch(Pipelineable):
 
     @property
     def num_samples(self) -> int:
-        """Real rows of the batch."""
+        """The number of real rows."""
         return self.batch_size if self.actual_batch_size is None else self.actual_batch_size
 
     def per_sample_fields(self) -> dict[str, FieldValue]:
-        """The fields that have one row per sample, by path; flat labels as `[batch_size, -1]`."""
+        """Returns the fields with one row per sample, by path; flat labels as `[batch_size, -1]`."""
         try:
             per_sample = containers.fields_of(self)
         except TypeError as error:
@@ -81,7 +82,7 @@ class BaseBatch(Pipelineable):
         return per_sample
 
     def with_fields(self, per_sample: dict[str, FieldValue], batch_size: int, actual_batch_size: int) -> Self:
-        """This batch with other rows: `per_sample` replaces the fields that `per_sample_fields` gives."""
+        """Returns this batch with other rows; `per_sample` replaces fields of `per_sample_fields`."""
         fields = dict(per_sample)
         if "labels" in fields and self._labels_are_flat():
             fields["labels"] = cast(torch.Tensor, fields["labels"]).flatten()
@@ -89,14 +90,16 @@ class BaseBatch(Pipelineable):
         return containers.with_fields(self, fields, sizes)
 
     def index_select(self, indices: torch.Tensor | Sequence[int]) -> Self:
-        """The batch of the given rows, in the given order; rows may repeat or be left out.
+        """Returns the batch of the given rows, in the given order; rows may repeat or be left out.
 
-        `indices` is integers `[rows]`. Padding rows may be selected behind all real ones. An empty selection
-        gives one padding row. On CUDA this synchronises host and device: the exchange, which must not, does
-        not come through here.
+        Padding rows may be selected after all real ones. An empty selection gives one padding row. On CUDA
+        this synchronizes host and device; the exchange, which must not, selects rows in another way.
+
+        Args:
+            indices: integers `[rows]`.
 
         Raises:
-            TypeError: `indices` are not integers; a mask selects nothing here.
+            TypeError: `indices` are not integers; a mask is not accepted.
             ValueError: an index is outside the batch, a real row follows a padding row, or the lengths of a
                 jagged field do not account for its values.
         """
@@ -118,19 +121,19 @@ class BaseBatch(Pipelineable):
         fields = self.per_sample_fields()
         check_jagged_fields(fields)
         schema = RowSchema.of(fields)
-        packed = PackedRows.pack(fields, schema, self.batch_size).select(rows.numpy())
+        packed = select_from([PackedRows.pack(fields, schema, self.batch_size)], rows.numpy())
         out_rows = max(len(rows), 1)
-        return self.with_fields(packed.pad_to(out_rows).unpack(), out_rows, num_real)
+        return self.with_fields(packed.unpack(out_rows), out_rows, num_real)
 
     def num_tokens(self) -> torch.Tensor:
-        """`[batch_size]` int64: ids that each row has over all sparse features, which is what it embeds."""
+        """Returns the ids of each row over all sparse features, which are looked up, `[batch_size]` int64."""
         lengths = self.features.lengths().view(len(self.features.keys()), self.batch_size)
         return lengths.sum(0, dtype=torch.int64)
 
     def num_loss_tokens(self) -> torch.Tensor:
-        """`[batch_size]` int64: label elements of each row that enter the loss; 0 for padding rows.
+        """Returns the label elements of each row that enter the loss, `[batch_size]` int64.
 
-        A batch without labels has one loss token per sample.
+        Padding rows have none. A batch without labels has one loss token per sample.
         """
         if isinstance(self.labels, KeyedJaggedTensor):
             tokens = self.labels.lengths().view(-1, self.batch_size).sum(0, dtype=torch.int64)
@@ -141,11 +144,11 @@ class BaseBatch(Pipelineable):
         return tokens
 
     def to(self, device: torch.device, non_blocking: bool = False) -> Self:
-        """This batch with every tensor on `device`."""
+        """Returns this batch with every tensor on `device`."""
         return containers.moved_to(self, device, non_blocking)
 
     def pin_memory(self) -> Self:
-        """This batch with every tensor in pinned host memory."""
+        """Returns this batch with every tensor in pinned host memory."""
         return containers.pinned(self)
 
     def record_stream(self, stream: torch.Stream) -> None:
@@ -162,7 +165,7 @@ class BaseBatch(Pipelineable):
         )
 
     def _check_flat_labels(self) -> None:
-        """Refuses flat labels of the real rows alone, which would be given to the wrong samples."""
+        """Refuses flat labels of the real rows alone, which would go to the wrong samples."""
         labels, real = self.labels, self.num_samples
         if not isinstance(labels, torch.Tensor) or labels.dim() != 1 or not 0 < real < self.batch_size:
             return
@@ -170,8 +173,8 @@ class BaseBatch(Pipelineable):
             labels.numel() != self.batch_size and labels.numel() % self.batch_size == 0
         ):
             return
-        # One for each row, or several for each sample? Padding is one value, mostly 0; labels differ. Only on
-        # the host: elsewhere looking would synchronize.
+        # One label per row, or several per sample? Padding is one value, mostly 0; labels differ. Only on the
+        # host: elsewhere looking would synchronize.
         if labels.numel() == self.batch_size and (
             labels.device.type != "cpu" or bool((labels[real:] == labels[-1]).all())
         ):
@@ -184,7 +187,11 @@ class BaseBatch(Pipelineable):
 
 
 def num_rows(name: str, value: FieldValue) -> int:
-    """Rows of a per-sample field; a ValueError if they are no samples."""
+    """Returns the rows of a per-sample field.
+
+    Raises:
+        ValueError: its rows are not samples.
+    """
     if isinstance(value, KeyedJaggedTensor):
         if value.variable_stride_per_key():
             raise ValueError(

@@ -1,8 +1,8 @@
-"""Batches of any type as a tree: containers that can be taken apart, and tensors as leaves.
+"""Batches of any type as trees, whose leaves are tensors.
 
-Dataclasses, named tuples, tuples, lists, dicts and TensorDicts are known, nested as they like. Any other type
-is made known by `register_batch_type`. A leaf is named by its path: `sparse.ids`, `[0].lengths`,
-`['user/age']`; attributes and keys that are identifiers follow a dot, all others are in brackets.
+Dataclasses, named tuples, tuples, lists, dicts and TensorDicts may be nested in any way. Other types are
+added by `register_batch_type`. A leaf is named by its path, as in `sparse.ids`, `[0].lengths` or
+`['user/age']`: attributes and keys that are identifiers follow a dot, all others are in brackets.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict, TensorDictBase, is_tensorclass
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
-from commons.sequence_batch.row_schema import FieldValue
+from commons.sequence_batch.row_schema import FieldValue, with_parts
 
 Batch = TypeVar("Batch")
 Leaf: TypeAlias = torch.Tensor | JaggedTensor | KeyedJaggedTensor | KeyedTensor
 Parts: TypeAlias = Mapping[Hashable, Any]
 
-# Types that hold no data of samples. A list of names, say, is shared by all of them.
+# Types that hold no data of single samples; all samples share their values.
 _PLAIN = (
     type(None),
     bool,
@@ -52,15 +52,15 @@ _PLAIN = (
     NonTensorData,
 )
 _TAKE_APART = "take it apart with commons.sequence_batch.register_batch_type"
-_PLAINEST = frozenset({type(None), bool, int, float, str})  # passed over without a look
+_PLAINEST = frozenset({type(None), bool, int, float, str})  # skipped without a look
 
 
 class _ContainerType(NamedTuple):
-    """Takes containers of one type apart, and puts them together with other parts.
+    """How to take containers of one type apart, and to rebuild them.
 
     Attributes:
-        parts: from a container to what it holds, by key.
-        replaced: from a container and some parts to one like it that has these instead of its own.
+        parts: returns the parts of a container, by key.
+        replaced: returns a container like the given one in which the given parts replace its own.
         shared: keys of parts that all samples share.
     """
 
@@ -70,7 +70,7 @@ class _ContainerType(NamedTuple):
 
 
 _REGISTERED: dict[type, _ContainerType] = {}
-_KNOWN: dict[type, _ContainerType | None] = {}  # for each type that was met
+_KNOWN: dict[type, _ContainerType | None] = {}  # container types of all types seen so far
 
 
 def register_batch_type(
@@ -78,15 +78,15 @@ def register_batch_type(
     parts: Callable[[Batch], Parts],
     replaced: Callable[[Batch, Parts], Batch],
 ) -> None:
-    """Makes a type known that cannot be taken apart by itself; instances of subclasses are taken apart alike.
+    """Registers how to take instances of a type, and of its subclasses, apart and to rebuild them.
 
     Args:
-        batch_type: the type of a batch, or of something in one.
-        parts: from an instance to what it holds, by name; parts may be containers.
-        replaced: from an instance and some of its parts to a new instance that has these instead of its own.
+        batch_type: the type of a batch, or of a part of one.
+        parts: returns the parts of an instance, by name; parts may be containers.
+        replaced: returns a new instance in which the given parts replace those of the given instance.
 
     Raises:
-        TypeError: `batch_type` is no type.
+        TypeError: `batch_type` is not a type.
     """
     if not isinstance(batch_type, type):
         raise TypeError(f"register_batch_type got {batch_type!r}, expected a class")
@@ -95,13 +95,13 @@ def register_batch_type(
 
 
 def leaves(value: Any, shared: Collection[str] = (), path: str = "") -> Iterator[tuple[str, Leaf]]:
-    """The tensors, KeyedJaggedTensors, JaggedTensors and KeyedTensors that travel with samples, by path.
+    """Yields the path and value of each tensor, jagged or keyed tensor that travels with the samples.
 
     Args:
         value: a batch.
-        shared: paths that all samples share; what lies below them does not travel either. Neither do
-            dataclass fields with `metadata={"per_sample": False}`.
-        path: where `value` is in its batch.
+        shared: paths that all samples share; nothing below them travels. Nor do dataclass fields with
+            `metadata={"per_sample": False}`.
+        path: the path of `value` in its batch.
 
     Raises:
         TypeError: something may hold data of samples, and would stay behind when they move.
@@ -125,9 +125,9 @@ def leaves(value: Any, shared: Collection[str] = (), path: str = "") -> Iterator
 def transformed(
     value: Any, function: Callable[[str, Leaf], Any], path: str = "", values: Parts | None = None
 ) -> Any:
-    """The batch with every leaf, shared ones too, replaced by what `function` makes of its path and itself.
+    """Returns the batch with every leaf, shared ones too, replaced by `function(path, leaf)`.
 
-    Containers in which no leaf changes are handed on as they are. `values` replace parts of the outermost.
+    Containers without a changed leaf are kept as they are. `values` replace parts of the outermost container.
     """
     if isinstance(value, Leaf):
         return function(path, value)
@@ -144,7 +144,7 @@ def transformed(
 
 
 def paths(value: Any, path: str = "") -> set[str]:
-    """All paths in a batch, of containers and leaves."""
+    """Returns the paths of all containers and leaves in a batch."""
     container = None if isinstance(value, Leaf) else _container_type(value)
     parts = {} if container is None else container.parts(value)
     below = (paths(part, joined(path, key)) for key, part in parts.items())
@@ -152,11 +152,11 @@ def paths(value: Any, path: str = "") -> set[str]:
 
 
 def plain_sizes(value: Any, shared: Collection[str], path: str = "") -> Iterator[tuple[str, str, int]]:
-    """Numbers in a batch that may be about its rows, and would not change when these move.
+    """Finds numbers that may describe the rows of a batch, and would not change when these move.
 
     Yields:
-        The path of a list or tuple without a leaf in it, "has length" and its length; and that of an
-        integer, "is" and the integer.
+        For a list or tuple without leaves: its path, "has length" and its length. For an integer: its path,
+        "is" and the integer.
     """
     if isinstance(value, Leaf) or path in shared:
         return
@@ -172,7 +172,7 @@ def plain_sizes(value: Any, shared: Collection[str], path: str = "") -> Iterator
 
 
 def check_replaceable(value: Any, path: str = "") -> None:
-    """Checks that making the dataclasses in a batch again, as every move does, changes nothing.
+    """Checks that rebuilding the dataclasses in a batch, as every move does, changes nothing.
 
     Raises:
         TypeError: an `__init__` or `__post_init__` would change something.
@@ -195,7 +195,7 @@ def check_replaceable(value: Any, path: str = "") -> None:
 
 
 def fields_of(batch: Any, shared: Collection[str] = ()) -> dict[str, FieldValue]:
-    """The leaves that travel with samples, as `as_field` makes them, by `field_name`.
+    """Returns the leaves that travel with samples, converted by `as_field`, by `field_name`.
 
     Raises:
         TypeError: as `leaves` and `as_field`.
@@ -210,12 +210,12 @@ def fields_of(batch: Any, shared: Collection[str] = ()) -> dict[str, FieldValue]
 
 
 def with_fields(batch: Batch, fields: Mapping[str, FieldValue], values: Parts | None = None) -> Batch:
-    """The batch with other values of some of its fields.
+    """Returns the batch with other values for some of its fields; the inverse of `fields_of`.
 
     Args:
         batch: the batch.
-        fields: by name, as `fields_of` returns them.
-        values: further parts of the batch itself to replace, by key.
+        fields: values by name, as `fields_of` returns them.
+        values: other parts of the batch itself to replace, by key.
     """
 
     def replaced(path: str, leaf: Any) -> Any:
@@ -231,7 +231,7 @@ def moved_to(batch: Batch, device: torch.device, non_blocking: bool = False) -> 
 
 
 def pinned(batch: Batch) -> Batch:
-    """The batch with every tensor in pinned host memory."""
+    """Returns the batch with every tensor in pinned host memory."""
     return transformed(batch, lambda _, leaf: _pinned(leaf))
 
 
@@ -248,7 +248,7 @@ def record_stream(batch: Any, stream: torch.Stream) -> None:
 
 
 def field_name(path: str, leaf: Leaf) -> str:
-    """The name of a leaf's field; ranks must agree on the keys of a KeyedTensor, so they are part of it."""
+    """Returns a leaf's path, with the keys of a KeyedTensor, on which ranks must agree."""
     if not isinstance(leaf, KeyedTensor):
         return path
     keys = zip(leaf.keys(), leaf.length_per_key(), strict=True)
@@ -256,7 +256,7 @@ def field_name(path: str, leaf: Leaf) -> str:
 
 
 def as_field(value: Any) -> FieldValue:
-    """A leaf as rows are taken from it: a jagged nested tensor as a JaggedTensor, a KeyedTensor as a tensor.
+    """Returns a leaf as a field: a jagged nested tensor as a JaggedTensor, a KeyedTensor as a tensor.
 
     Raises:
         TypeError: a tensor whose rows do not simply follow one another.
@@ -281,7 +281,7 @@ def as_field(value: Any) -> FieldValue:
 
 
 def like(field: FieldValue, leaf: Any) -> Any:
-    """The inverse of `as_field`: the field as the kind of leaf that `leaf` is."""
+    """Returns a field as the kind of leaf that `leaf` is; the inverse of `as_field`."""
     if isinstance(leaf, KeyedTensor):
         return KeyedTensor(leaf.keys(), leaf.length_per_key(), field)
     if isinstance(leaf, torch.Tensor) and leaf.is_nested and isinstance(field, JaggedTensor):
@@ -290,23 +290,23 @@ def like(field: FieldValue, leaf: Any) -> Any:
 
 
 def joined(path: str, key: Hashable) -> str:
-    """The path of a part of what is at `path`."""
+    """Returns the path of a part of the container at `path`."""
     if isinstance(key, str) and key.isidentifier():
         return f"{path}.{key}" if path else key
     return f"{path}[{key!r}]"
 
 
 def type_name(value: Any) -> str:
-    """The name of a value's type, with its module unless that is Python's own."""
+    """Returns the name of a value's type, with its module unless it is a builtin."""
     of = type(value)
     return of.__qualname__ if of.__module__ == "builtins" else f"{of.__module__}.{of.__qualname__}"
 
 
 def dataclass_replaced(value: Any, parts: Parts) -> Any:
-    """A dataclass instance like `value` with some of its fields replaced.
+    """Returns a dataclass instance like `value` with some of its fields replaced.
 
     Raises:
-        TypeError: its `__init__` takes something else than its fields, as an InitVar is.
+        TypeError: its `__init__` takes something other than its fields, such as an InitVar.
     """
     specs = {spec.name: spec for spec in dataclasses.fields(value)}
     given = {name for name, spec in specs.items() if spec.init}
@@ -410,10 +410,8 @@ _TENSORDICT = _ContainerType(_tensordict_parts, _tensordict_replaced)
 
 def _pinned(leaf: Any) -> Any:
     if isinstance(leaf, JaggedTensor):  # has no pin_memory of its own
-        weights = leaf.weights_or_none()
-        return JaggedTensor(
-            values=leaf.values().pin_memory(),
-            lengths=leaf.lengths().pin_memory(),
-            weights=None if weights is None else weights.pin_memory(),
+        parts = {"values": leaf.values(), "lengths": leaf.lengths(), "weights": leaf.weights_or_none()}
+        return with_parts(
+            leaf, **{name: part.pin_memory() for name, part in parts.items() if part is not None}
         )
     return like(leaf.values().pin_memory(), leaf) if isinstance(leaf, KeyedTensor) else leaf.pin_memory()

@@ -6,14 +6,14 @@ import torch
 
 
 def spread(starts: torch.Tensor, lengths: torch.Tensor, total: int, step: int = 1) -> torch.Tensor:
-    """`[total]` int64: for each row b the `lengths[b]` indices `starts[b]`, `starts[b] + step`, …
+    """Returns for each row b the `lengths[b]` indices `starts[b]`, `starts[b] + step`, …; int64 `[total]`.
 
     Args:
         starts, lengths: `[B]` integers.
-        total: the sum of `lengths`, given so that it need not be read from the device.
-        step: from one index of a row to the next.
+        total: the sum of `lengths`; passed in so that nothing is read from the device.
+        step: the difference between an index of a row and the next.
     """
     lengths = lengths.long()
     before = lengths.cumsum(0) - lengths
-    first = (starts - step * before).repeat_interleave(lengths, output_size=total)
-    return first + step * torch.arange(total, device=starts.device)
+    first = torch.sub(starts.long(), before, alpha=step).repeat_interleave(lengths, output_size=total)
+    return first.add_(torch.arange(total, device=starts.device), alpha=step)

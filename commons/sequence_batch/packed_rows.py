@@ -1,15 +1,16 @@
-"""Rows of a batch, whatever its fields, as a few flat tensors of machine words.
+"""Rows of a batch, whatever its fields, as a few tensors of machine words.
 
-A batch has many fields of many dtypes. Selecting rows, or moving them between ranks, only has to copy bits,
-so fields of equal element width are fused: every key of a jagged field (and of its weights) becomes one
-jagged column of words, every dense field a fixed number of words per row. Rows then cost the same few tensor
-operations for two fields as for fifty.
+A batch has many fields of many dtypes. To select rows, or to move them between ranks, only takes copying
+bits, so fields share tensors of words: dense fields by the width of their words, jagged fields by the size of
+their elements. Rows then cost the same few tensor operations for fifty fields as for two, and the indices
+that select them take 8 bytes per element, however large it is.
+
+The way in is `PackedRows.pack`, the way out `PackedRows.unpack`. Between them `gather_rows` selects rows, and
+`to_chunks` and `from_bytes` turn rows into the bytes that ranks exchange, and back.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,269 +27,268 @@ from commons.sequence_batch.row_schema import (
     WORD_DTYPES,
     FieldValue,
     RowSchema,
-    jagged_columns,
+    Section,
 )
 
 
-@dataclass
+@dataclass(frozen=True)
 class PackedRows:
     """Rows of a batch as words.
 
     Attributes:
-        schema: the layout.
+        schema: the fields.
         num_rows: rows.
         num_elements: elements of each jagged field, over all rows.
         lengths: int32 `[keys, rows]`, lengths of every key of every jagged field.
-        fixed: by width, `[rows, words]`, the dense fields.
-        jagged: by width, flat: all rows of the first jagged column, then all of the second, and so on.
+        sections: the words of each section of the schema, `[rows or elements, words]`.
+        is_aligned: whether jagged blocks are padded, so that each starts at a multiple of 16 bytes, as in
+            what `gather_rows` returns.
     """
 
     schema: RowSchema
     num_rows: int
     num_elements: list[int]
     lengths: torch.Tensor
-    fixed: dict[int, torch.Tensor]
-    jagged: dict[int, torch.Tensor]
+    sections: list[torch.Tensor]
+    is_aligned: bool = False
 
     @staticmethod
-    def pack(fields: Mapping[str, FieldValue], schema: RowSchema, num_rows: int) -> PackedRows:
-        """Packs all rows of a batch's per-sample fields; no host-device synchronisation."""
-        return PackedRows(
-            schema=schema,
-            num_rows=num_rows,
-            num_elements=[fields[field.name].values().shape[0] for field in schema.jagged_fields],
-            lengths=key_lengths(fields, schema, num_rows),
-            fixed={
-                width: torch.cat(
-                    [
-                        block.to_words(fields[block.field.name]).view(num_rows, block.words)
-                        for block in blocks
-                    ],
-                    1,
-                )
-                for width, blocks in schema.fixed_blocks.items()
-            },
-            jagged={
-                width: torch.cat([block.to_words(fields[block.field.name]) for block in blocks])
-                for width, blocks in schema.jagged_blocks.items()
-            },
-        )
+    def pack(fields: Mapping[str, Any], schema: RowSchema, num_rows: int) -> PackedRows:
+        """Copies all rows of a batch's per-sample fields; no host-device synchronization."""
+        num_elements = [fields[field.name].values().shape[0] for field in schema.jagged_fields]
+        sections = [
+            torch.cat(
+                [block.to_words(fields[block.field]) for block in section.blocks], int(section.is_dense)
+            )
+            for section in schema.sections
+        ]
+        return PackedRows(schema, num_rows, num_elements, key_lengths(fields, schema, num_rows), sections)
 
-    def unpack(self) -> dict[str, FieldValue]:
-        """The fields, bit for bit as they were packed."""
-        values = self._values()
-        lengths = iter(self.lengths.split([len(field.keys) for field in self.schema.jagged_fields]))
+    def unpack(self, num_rows: int | None = None) -> dict[str, FieldValue]:
+        """Returns the fields, bit for bit as they were packed; each tensor starts at a multiple of 16 bytes.
+
+        Args:
+            num_rows: rows of the fields; those after the packed ones are padding, with zero length in jagged
+                fields and zeros in dense ones. None for no padding.
+
+        Raises:
+            ValueError: these rows do not come from `gather_rows`, so that their fields are not aligned.
+        """
+        if not self.is_aligned:
+            raise ValueError("these rows are not aligned: unpack what gather_rows makes of them")
+        num_rows = self.num_rows if num_rows is None else num_rows
+        missing = num_rows - self.num_rows
+        values: dict[tuple[str, bool], torch.Tensor] = {}
+        for section, words in zip(self.schema.sections, self.sections, strict=True):
+            if section.is_dense:
+                of_blocks = _side_by_side(F.pad(words, (0, 0, 0, missing)) if missing else words, section)
+            else:
+                of_blocks = _one_after_another(words, section, self.num_elements)
+            for block, of_block in zip(section.blocks, of_blocks, strict=True):
+                values[block.field, block.is_weights] = block.from_words(of_block)
+        lengths = F.pad(self.lengths, (0, missing)) if missing else self.lengths
+        lengths_of = iter(lengths.split([len(field.keys) for field in self.schema.jagged_fields]))
         fields: dict[str, FieldValue] = {}
         for field in self.schema.fields:
             if field.is_dense:
                 fields[field.name] = values[field.name, False]
                 continue
-            parts = {
+            parts: dict[str, Any] = {
                 "values": values[field.name, False],
                 "weights": values.get((field.name, True)),
-                "lengths": next(lengths).reshape(-1).to(field.lengths_dtype),
+                # Copied even if they are int32: only those of the first field are aligned.
+                "lengths": next(lengths_of).to(field.lengths_dtype, copy=True).view(-1),
             }
             if field.kind == "keyed":
-                fields[field.name] = KeyedJaggedTensor(keys=list(field.keys), stride=self.num_rows, **parts)
+                fields[field.name] = KeyedJaggedTensor(keys=list(field.keys), stride=num_rows, **parts)
             else:
                 fields[field.name] = JaggedTensor(**parts)
         return fields
 
-    def pad_to(self, num_rows: int) -> PackedRows:
-        """These rows and padding behind them: zero length in jagged fields, zeros in dense ones."""
-        extra = num_rows - self.num_rows
-        if extra == 0:
-            return self
-        return dataclasses.replace(
-            self,
-            num_rows=num_rows,
-            lengths=F.pad(self.lengths, (0, extra)),
-            fixed={width: F.pad(words, (0, 0, 0, extra)) for width, words in self.fixed.items()},
-            # The jagged columns stay as they are: a row of zero length takes no space in them.
-        )
-
-    def select(self, rows: np.ndarray) -> PackedRows:
-        """The given rows, int64 `[selected]`, in the given order; one host-device synchronisation on CUDA."""
-        return select_from([self], rows)
-
     def to_chunks(self, rows: Sequence[np.ndarray], num_elements: np.ndarray) -> torch.Tensor:
         """Copies chunks of rows into one uint8 buffer, each as `from_bytes` reads it.
 
-        As many device operations for many chunks as for one; no host-device synchronisation.
+        Takes as many device operations for many chunks as for one; no host-device synchronization.
 
         Args:
             rows: for each chunk the rows in it.
             num_elements: int64 `[chunks, jagged fields]`, elements of each jagged field in each chunk.
 
         Returns:
-            The chunks one behind the other, each taking the bytes of its rows, up to the next multiple of
+            The chunks one after another, each taking the bytes of its rows, up to the next multiple of
             `BUFFER_ALIGNMENT`.
         """
         schema, counts = self.schema, np.array([len(of_chunk) for of_chunk in rows])
-        keys = np.arange(schema.num_keys)
-        indices = [np.concatenate(rows), _column_by_column(rows, keys, self.num_rows)]
-        for width in schema.jagged_blocks:
-            of_keys, words = jagged_columns(schema, width)
-            indices.append(_column_by_column([np.arange(self.num_rows)], of_keys, self.num_rows))
-            indices.append(words.repeat(self.num_rows))
-            indices.append(_column_by_column(rows, np.arange(len(words)), self.num_rows))
-        in_order, length_order, *of_widths = to_device_together(indices, self.lengths.device)
-        by_width = dict(zip(schema.jagged_blocks, _in_threes(of_widths), strict=True))
-        jagged_words = schema.jagged_words_of_chunks(num_elements)
-        lengths = self.lengths.reshape(-1)
-        sections: list[tuple[torch.Tensor, np.ndarray]] = []  # all chunks' words, bytes of each chunk
-        for width in WORD_DTYPES:
-            if width == LENGTH_WIDTH:
-                sections.append((lengths.index_select(0, length_order), counts * len(keys) * width))
-            if width in self.fixed:
-                words_in_order = self.fixed[width].index_select(0, in_order)
-                sections.append((words_in_order, counts * schema.fixed_words[width] * width))
-            if width in self.jagged:
-                total = int(jagged_words[width].sum())
-                selected = _select_segments(self.jagged[width], lengths, *by_width[width], total)
-                sections.append((selected, jagged_words[width] * width))
-        return _interleave(sections)
+        lengths, sections = _gather([self], rows, num_elements, is_aligned=False)
+        words = list(zip(sections, schema.sections, strict=True))
+        sized = [
+            (w, section.size(counts, num_elements.T) * section.width * section.words) for w, section in words
+        ]
+        sized.insert(schema.lengths_at, (lengths, counts * schema.num_keys * LENGTH_WIDTH))
+        of_sections = [w.view(-1).view(torch.uint8).split(num_bytes.tolist()) for w, num_bytes in sized]
+        missing = -sum(num_bytes for _, num_bytes in sized) % BUFFER_ALIGNMENT
+        padding = lengths.new_zeros(BUFFER_ALIGNMENT, dtype=torch.uint8)
+        of_chunks = zip(zip(*of_sections, strict=True), missing.tolist(), strict=True)
+        return torch.cat([part for parts, count in of_chunks for part in (*parts, padding[:count])])
 
     @staticmethod
     def from_bytes(
         buffer: torch.Tensor, schema: RowSchema, num_rows: int, num_elements: Sequence[int]
     ) -> PackedRows:
-        """The rows in a chunk that `to_chunks` made, as views of it.
+        """Returns the rows in a chunk that `to_chunks` made, as views of it, for `gather_rows` to copy.
 
         Args:
             buffer: uint8, aligned to eight bytes; may be longer than the rows need.
-            schema: the layout.
+            schema: the fields.
             num_rows: rows in the buffer.
             num_elements: elements of each jagged field in the buffer.
         """
-        start = 0
-
-        def take(width: int, *shape: int) -> torch.Tensor:
-            nonlocal start
-            end = start + width * math.prod(shape)
-            words = buffer[start:end].view(WORD_DTYPES[width]).view(shape)
+        shapes = [
+            (section.width, section.size(num_rows, num_elements), section.words)
+            for section in schema.sections
+        ]
+        shapes.insert(schema.lengths_at, (LENGTH_WIDTH, schema.num_keys, num_rows))
+        sections, start = [], 0
+        for width, size, words in shapes:
+            end = start + width * size * words
+            sections.append(buffer[start:end].view(WORD_DTYPES[width]).view(size, words))
             start = end
-            return words
+        lengths = sections.pop(schema.lengths_at)
+        return PackedRows(schema, num_rows, list(num_elements), lengths, sections)
 
-        jagged_words = schema.jagged_words(num_elements)
-        lengths, fixed, jagged = buffer, {}, {}
-        for width in WORD_DTYPES:
-            if width == LENGTH_WIDTH:
-                lengths = take(width, schema.num_keys, num_rows)
-            if width in schema.fixed_words:
-                fixed[width] = take(width, num_rows, schema.fixed_words[width])
-            if width in jagged_words:
-                jagged[width] = take(width, jagged_words[width])
-        return PackedRows(schema, num_rows, list(num_elements), lengths, fixed, jagged)
-
-    def _values(self) -> dict[tuple[str, bool], torch.Tensor]:
-        """Values and weights of every field, by its name and whether they are weights."""
-        values = {}
-        for width, blocks in self.schema.fixed_blocks.items():
-            words = self.fixed[width].split([block.words for block in blocks], 1)
-            for block, block_words in zip(blocks, words, strict=True):
-                values[block.field.name, False] = block.from_words(block_words, self.num_rows)
-        elements = dict(zip(self.schema.jagged_fields, self.num_elements, strict=True))
-        for width, blocks in self.schema.jagged_blocks.items():
-            words = self.jagged[width].split([block.words * elements[block.field] for block in blocks])
-            for block, block_words in zip(blocks, words, strict=True):
-                values[block.field.name, block.is_weights] = block.from_words(
-                    block_words, elements[block.field]
-                )
-        return values
-
-
-def select_from(sources: Sequence[PackedRows], positions: np.ndarray) -> PackedRows:
-    """`gather_rows` that reads the numbers of elements by itself: one host-device synchronisation on CUDA."""
-    lengths = _together([source.lengths for source in sources], 1).cpu()[:, torch.from_numpy(positions)]
-    return gather_rows(sources, positions, row_elements(lengths, sources[0].schema).sum(0).tolist())
+    def compact(self) -> PackedRows:
+        """Returns the rows without padding between blocks."""
+        if not self.is_aligned:
+            return self
+        return PackedRows.pack(self.unpack(), self.schema, self.num_rows)
 
 
 def gather_rows(
     sources: Sequence[PackedRows], positions: np.ndarray, num_elements: Sequence[int]
 ) -> PackedRows:
-    """Rows taken from several packed batches of one schema and device; no host-device synchronisation.
+    """Copies rows of several packed batches of one schema and device; no host-device synchronization.
 
     Args:
         sources: the batches.
         positions: int64 `[selected]`, each selected row's position among all rows of all sources.
         num_elements: elements of each jagged field in the selected rows together.
     """
-    schema, device = sources[0].schema, sources[0].lengths.device
-    sizes = np.array([source.num_rows for source in sources])
-    ends = np.cumsum(sizes)
-    rows_of_sources = np.split(np.arange(ends[-1]), ends[:-1])
-    source_of = np.searchsorted(ends, positions, side="right")
-    before, in_source = (ends - sizes)[source_of], sizes[source_of]
-    indices = [positions]
-    for width in schema.jagged_blocks:
-        # The segments of a source lie column by column, behind all those of the sources before it.
-        keys, words = jagged_columns(schema, width)
-        column = np.arange(len(keys))[:, None]
-        indices.append(_column_by_column(rows_of_sources, keys, int(ends[-1])))
-        indices.append(np.concatenate([words.repeat(size) for size in sizes]))
-        indices.append((before * (len(keys) - 1) + positions + column * in_source).ravel())
-    in_order, *of_widths = to_device_together(indices, device)
-    lengths = _together([source.lengths for source in sources], 1)
-    jagged_words = schema.jagged_words(num_elements)
-    jagged = {
-        width: _select_segments(
-            _together([source.jagged[width] for source in sources]),
-            lengths.view(-1),
-            *of_width,
-            jagged_words[width],
-        )
-        for width, of_width in zip(schema.jagged_blocks, _in_threes(of_widths), strict=True)
-    }
-    return PackedRows(
-        schema=schema,
-        num_rows=len(positions),
-        num_elements=list(num_elements),
-        lengths=lengths.index_select(1, in_order),
-        fixed={
-            width: _together([source.fixed[width] for source in sources]).index_select(0, in_order)
-            for width in schema.fixed_blocks
-        },
-        jagged=jagged,
-    )
+    schema, num_rows = sources[0].schema, len(positions)
+    of_chunk = np.array([num_elements], dtype=np.int64)
+    lengths, sections = _gather(sources, [positions], of_chunk, is_aligned=True)
+    lengths = lengths.view(schema.num_keys, num_rows)
+    return PackedRows(schema, num_rows, list(num_elements), lengths, sections, is_aligned=True)
 
 
-def _together(tensors: Sequence[torch.Tensor], dim: int = 0) -> torch.Tensor:
-    """The tensors one behind the other; a single one is not copied."""
-    return tensors[0] if len(tensors) == 1 else torch.cat(tuple(tensors), dim)
+def select_from(sources: Sequence[PackedRows], positions: np.ndarray) -> PackedRows:
+    """Runs `gather_rows` with numbers of elements that it reads itself: one host-device synchronization."""
+    lengths = _together([source.lengths for source in sources], 1).cpu()[:, torch.from_numpy(positions)]
+    return gather_rows(sources, positions, row_elements(lengths, sources[0].schema).sum(0).tolist())
 
 
-def _select_segments(
-    words: torch.Tensor,
-    lengths: torch.Tensor,
-    length_of: torch.Tensor,
-    words_per_element: torch.Tensor,
-    segments: torch.Tensor,
-    num_selected: int,
-) -> torch.Tensor:
-    """Segments of jagged words, one behind the other; no host-device synchronisation.
+def _gather(
+    sources: Sequence[PackedRows], chunks: Sequence[np.ndarray], num_elements: np.ndarray, is_aligned: bool
+) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """Copies chunks of rows, with as many device operations for many chunks as for one.
 
     Args:
-        words: flat, segment after segment.
-        lengths: int32, elements of every key of every row.
-        length_of: int64 `[segments]`, where in `lengths` each segment's is.
-        words_per_element: int64 `[segments]`.
-        segments: int64 `[selected]`, the segments to take, in order; they may repeat.
-        num_selected: words in the selected segments together.
+        sources: the rows.
+        chunks: for each chunk int64 `[selected]`, positions among all rows of all sources.
+        num_elements: int64 `[chunks, jagged fields]`, elements of each jagged field in each chunk.
+        is_aligned: whether to pad jagged blocks; of one chunk only.
+
+    Returns:
+        Lengths, flat, and the words of each section; in each tensor one chunk follows another.
     """
-    sizes = lengths.index_select(0, length_of) * words_per_element
-    starts = sizes.cumsum(0) - sizes
-    positions = spread(starts.index_select(0, segments), sizes.index_select(0, segments), num_selected)
-    return words.index_select(0, positions)
+    schema, sources = sources[0].schema, [source.compact() for source in sources]
+    num_rows, of_all = np.array([source.num_rows for source in sources]), num_elements.sum(0).tolist()
+    padding = [section.padding(of_all) if is_aligned else [] for section in schema.sections]
+    keys = np.arange(schema.num_keys)[:, None] * num_rows.sum()
+    indices = [np.concatenate(chunks), np.concatenate([(keys + rows).ravel() for rows in chunks])]
+    for section, of_section in zip(schema.sections, padding, strict=True):
+        if not section.is_dense:
+            indices += _segments(section, num_rows, chunks, of_section)
+    in_order, of_keys, *of_sections = to_device_together(indices, sources[0].lengths.device)
+    segments = iter(of_sections)
+    lengths = _together([source.lengths for source in sources], 1).view(-1)
+    sizes = torch.cat([torch.arange(-1, 2, dtype=torch.int32, device=lengths.device), lengths])
+    selected = []
+    for number, section in enumerate(schema.sections):
+        words, rows = _together([source.sections[number] for source in sources]), in_order
+        if not section.is_dense:
+            total = section.size(None, of_all) + sum(padding[number])
+            rows = _elements(sizes, next(segments), next(segments), total)
+        if section.words == 1:  # torch selects from flat tensors faster
+            selected.append(words.view(-1).index_select(0, rows).view(-1, 1))
+        else:
+            selected.append(words.index_select(0, rows))
+    return lengths.index_select(0, of_keys), selected
+
+
+def _segments(
+    section: Section, num_rows: np.ndarray, chunks: Sequence[np.ndarray], padding: Sequence[int]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Works out which segments of a jagged section to gather: the elements of one key of one row each.
+
+    Segments are numbered source by source, column by column, row by row, from 3 on. Segment 0 is an element
+    of padding, at the start of the section, 1 takes back the place that it takes, and 2 is empty.
+
+    Args:
+        section: the section.
+        num_rows: int64 `[sources]`, rows of each source.
+        chunks: for each chunk int64 positions among all rows of all sources.
+        padding: for each block the elements of padding after it; empty for none.
+
+    Returns:
+        int64 `[segments]`: where each segment's size is among -1, 0, 1 and all lengths. And int64 `[chosen]`:
+        the segments to gather, chunk by chunk, column by column, row by row.
+    """
+    positions, ends, num_columns = np.concatenate(chunks), num_rows.cumsum(), len(section.keys)
+    firsts, lengths_at = ends - num_rows, 3 + section.keys[:, None] * ends[-1]
+    sizes_at = [(lengths_at + np.arange(*rows)).ravel() for rows in zip(firsts, ends, strict=True)]
+    source = np.searchsorted(ends, positions, side="right")
+    first_column = 3 + firsts[source] * (num_columns - 1) + positions
+    chosen = first_column + np.arange(num_columns)[:, None] * num_rows[source]
+    if any(padding):
+        of_columns = np.zeros(num_columns, dtype=np.int64)
+        np.add.at(of_columns, section.last_columns, padding)
+        added = np.where(np.arange(max(padding)) < of_columns[:, None], 0, 2)
+        chosen = np.concatenate([chosen, added], 1)
+    elif len(chunks) > 1:
+        bounds = np.cumsum([len(rows) for rows in chunks])[:-1]
+        chosen = np.concatenate([of_chunk.ravel() for of_chunk in np.split(chosen, bounds, 1)])
+    return np.concatenate([[2, 0, 1], *sizes_at]), chosen.ravel()
+
+
+def _elements(sizes: torch.Tensor, sizes_at: torch.Tensor, chosen: torch.Tensor, total: int) -> torch.Tensor:
+    """int64 `[total]`: the elements in the chosen segments, as `_segments` returns them."""
+    of_segments = sizes.index_select(0, sizes_at)
+    starts = of_segments.cumsum(0, dtype=torch.int64) - of_segments
+    return spread(starts.index_select(0, chosen), of_segments.index_select(0, chosen), total)
+
+
+def _side_by_side(words: torch.Tensor, section: Section) -> list[torch.Tensor]:
+    """The words of each block of a dense section; copies, so that they are contiguous and aligned."""
+    if len(section.blocks) == 1:
+        return [words]
+    of_blocks = words.split([block.words for block in section.blocks], 1)
+    return [of_block.clone(memory_format=torch.contiguous_format) for of_block in of_blocks]
+
+
+def _one_after_another(
+    words: torch.Tensor, section: Section, num_elements: Sequence[int]
+) -> list[torch.Tensor]:
+    """The words of each block of a padded jagged section."""
+    counts = [num_elements[block.jagged_field] for block in section.blocks]
+    sizes = [count + padding for count, padding in zip(counts, section.padding(num_elements), strict=True)]
+    return [padded[:count] for padded, count in zip(words.split(sizes), counts, strict=True)]
 
 
 def key_lengths(fields: Mapping[str, Any], schema: RowSchema, num_rows: int) -> torch.Tensor:
     """int32 `[keys, rows]`: lengths of every key of every jagged field."""
-    lengths = [
-        fields[field.name].lengths().view(len(field.keys), num_rows).int() for field in schema.jagged_fields
-    ]
+    lengths = [fields[field.name].lengths().view(len(field.keys), num_rows) for field in schema.jagged_fields]
     if lengths:
-        return torch.cat(lengths)
+        return torch.cat(lengths).int()
     dense = fields[schema.fields[0].name]
     return torch.zeros(0, num_rows, dtype=torch.int32, device=dense.device)
 
@@ -297,7 +297,7 @@ def check_jagged_fields(fields: Mapping[str, Any]) -> None:
     """Checks on the host that the lengths of every jagged field account for all of its values.
 
     Raises:
-        ValueError: a field has values before, behind or between its rows; they belong to no sample.
+        ValueError: a field has values before, after or between its rows; they belong to no sample.
     """
     for name, field in fields.items():
         if isinstance(field, torch.Tensor):
@@ -311,42 +311,26 @@ def check_jagged_fields(fields: Mapping[str, Any]) -> None:
 
 
 def row_elements(lengths: torch.Tensor, schema: RowSchema) -> torch.Tensor:
-    """int64 `[rows, jagged fields]`: elements of each row in each field, from `key_lengths`."""
+    """Returns the elements of each row in each jagged field, int64 `[rows, jagged fields]`.
+
+    Args:
+        lengths: `[keys, rows]`, lengths of every key of every jagged field.
+        schema: the fields.
+    """
     per_field = lengths.split([len(field.keys) for field in schema.jagged_fields])
     if not per_field:
         return torch.zeros(lengths.shape[1], 0, dtype=torch.int64, device=lengths.device)
-    return torch.stack([field_lengths.sum(0, dtype=torch.int64) for field_lengths in per_field], 1)
+    return torch.stack([of_field.sum(0, dtype=torch.int64) for of_field in per_field], 1)
 
 
 def to_device_together(arrays: Sequence[np.ndarray], device: torch.device) -> list[torch.Tensor]:
-    """int64 arrays `[any]` on a device, in one copy that does not wait for it, which takes pinned memory."""
+    """Copies int64 arrays `[any]` to a device at once, from pinned memory so that the host does not wait."""
     together = torch.from_numpy(np.concatenate(arrays).astype(np.int64, copy=False))
     if device.type == "cuda":
         together = together.pin_memory()
     return list(together.to(device, non_blocking=True).split([len(array) for array in arrays]))
 
 
-def _column_by_column(rows: Sequence[np.ndarray], columns: np.ndarray, stride: int) -> np.ndarray:
-    """Positions in a flat matrix `[any, stride]`: chunk after chunk of rows, each by the given columns."""
-    first_of_column = columns[:, None] * stride
-    return np.concatenate([(first_of_column + of_chunk).ravel() for of_chunk in rows])
-
-
-def _in_threes(tensors: Sequence[torch.Tensor]) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-    return list(zip(tensors[::3], tensors[1::3], tensors[2::3], strict=True))
-
-
-def _interleave(sections: Sequence[tuple[torch.Tensor, np.ndarray]]) -> torch.Tensor:
-    """uint8 chunks, aligned: of each section, which has all chunks' words and each one's bytes, its part."""
-    of_sections = [
-        words.reshape(-1).view(torch.uint8).split(num_bytes.tolist()) for words, num_bytes in sections
-    ]
-    padding = sections[0][0].new_zeros(BUFFER_ALIGNMENT, dtype=torch.uint8)
-    missing = -np.sum([num_bytes for _, num_bytes in sections], axis=0) % BUFFER_ALIGNMENT
-    return torch.cat(
-        [
-            part
-            for parts, missing_bytes in zip(zip(*of_sections, strict=True), missing.tolist(), strict=True)
-            for part in (*parts, padding[:missing_bytes])
-        ]
-    )
+def _together(tensors: Sequence[torch.Tensor], dim: int = 0) -> torch.Tensor:
+    """Returns the tensors one after another; a single one is not copied."""
+    return tensors[0] if len(tensors) == 1 else torch.cat(tuple(tensors), dim)

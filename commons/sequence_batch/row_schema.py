@@ -1,4 +1,4 @@
-"""What the rows of a batch consist of, and how many machine words they take."""
+"""The fields that rows consist of, and the tensors of words that hold them when they are packed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -16,15 +16,15 @@ from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
 FieldValue: TypeAlias = torch.Tensor | JaggedTensor | KeyedJaggedTensor
 
-# Widest first, so that in a buffer of all widths one behind the other every block is aligned.
 WORD_DTYPES: dict[int, torch.dtype] = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
 LENGTH_WIDTH = 4  # lengths travel as int32
+FIELD_ALIGNMENT = 16  # what kernels that load vectors of words expect of the tensors they are given
 BUFFER_ALIGNMENT = max(WORD_DTYPES)
 
 
 @dataclass(frozen=True)
 class FieldSchema:
-    """What ranks must agree on to exchange the rows of one field.
+    """The properties of one field that ranks must agree on to exchange its rows.
 
     Attributes:
         name: the field's name in the batch.
@@ -48,7 +48,7 @@ class FieldSchema:
 
     @staticmethod
     def of(name: str, value: FieldValue) -> FieldSchema:
-        """The schema of a field's value."""
+        """Returns the schema of a field's value."""
         if isinstance(value, torch.Tensor):
             return FieldSchema(name, "dense", ("",), value.dtype, tuple(value.shape[1:]))
         weights = value.weights_or_none()
@@ -72,46 +72,97 @@ class FieldSchema:
 
 @dataclass(frozen=True)
 class Block:
-    """The values or the weights of one field, as words of one width."""
+    """The values or the weights of one field, as words: the widest that divide an element.
 
-    field: FieldSchema
+    Attributes:
+        field: the field's name.
+        dtype: of the elements.
+        element_shape: shape of one element of a jagged field, of one row of a dense one.
+        jagged_field: the index of the field among the jagged ones; -1 for a dense field.
+        is_weights: whether these are the weights.
+    """
+
+    field: str
+    dtype: torch.dtype
+    element_shape: tuple[int, ...]
+    jagged_field: int = -1
     is_weights: bool = False
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """Of the elements."""
-        weights_dtype = self.field.weights_dtype
-        return weights_dtype if self.is_weights and weights_dtype is not None else self.field.dtype
+    @cached_property
+    def element_bytes(self) -> int:
+        """Bytes of one element."""
+        return self.dtype.itemsize * math.prod(self.element_shape)
 
-    @property
-    def trailing_shape(self) -> tuple[int, ...]:
-        """Of one element."""
-        return self.field.weights_trailing_shape if self.is_weights else self.field.trailing_shape
-
-    @property
+    @cached_property
     def width(self) -> int:
-        """Bytes per word."""
-        return min(8, self.dtype.itemsize)
+        """Bytes of one word."""
+        return next(width for width in WORD_DTYPES if self.element_bytes % width == 0)
 
-    @property
+    @cached_property
     def words(self) -> int:
-        """Words per element of a jagged field, per row of a dense one."""
-        return self.dtype.itemsize // self.width * math.prod(self.trailing_shape)
+        """Words of one element."""
+        return self.element_bytes // self.width
 
     def to_words(self, value: FieldValue) -> torch.Tensor:
-        """The block's part of a field's value, flat."""
-        if isinstance(value, torch.Tensor):
-            tensor = value
-        else:
-            tensor = value.weights() if self.is_weights else value.values()
-        return tensor.detach().resolve_conj().resolve_neg().reshape(-1).view(WORD_DTYPES[self.width])
+        """Returns the block's part of a field's value, `[elements, words]`."""
+        tensor = value
+        if not isinstance(tensor, torch.Tensor):
+            tensor = tensor.weights() if self.is_weights else tensor.values()
+        flat = tensor.detach().resolve_conj().resolve_neg().reshape(-1)
+        if flat.storage_offset() * self.dtype.itemsize % self.width or flat.stride(0) != 1:
+            # torch views as words only what starts at a multiple of one; a lone element may have any stride.
+            flat = flat.clone(memory_format=torch.contiguous_format)
+        return flat.view(WORD_DTYPES[self.width]).view(tensor.shape[0], self.words)
 
-    def from_words(self, words: torch.Tensor, elements: int) -> torch.Tensor:
-        """`elements` elements from their words."""
-        flat = words.reshape(-1)
-        if self.dtype.itemsize > self.width and flat.storage_offset() % 2:
-            flat = flat.clone()  # torch views a pair of words as one element only where pairs start
-        return flat.view(self.dtype).view(elements, *self.trailing_shape)
+    def from_words(self, words: torch.Tensor) -> torch.Tensor:
+        """Returns the elements in contiguous `words`, `[elements, words]`, as a view."""
+        return words.view(-1).view(self.dtype).view(len(words), *self.element_shape)
+
+
+@dataclass(frozen=True, eq=False)
+class Section:
+    """Blocks that one tensor of words holds.
+
+    Dense blocks with words of one width lie side by side, `[rows, words]`. Jagged blocks with elements of one
+    size follow one another, `[elements, words]`: all rows of a block's first key, then all of the second, ...
+
+    Attributes:
+        blocks: the blocks, in order.
+        is_dense: whether they are dense.
+        keys: int64 `[columns]`: for each key of each jagged block its index among the keys of all fields.
+        last_columns: int64 `[blocks]`: where in `keys` the last of each block is.
+    """
+
+    blocks: tuple[Block, ...]
+    is_dense: bool
+    keys: np.ndarray
+    last_columns: np.ndarray
+
+    @cached_property
+    def width(self) -> int:
+        """Bytes of one word."""
+        return self.blocks[0].width
+
+    @cached_property
+    def words(self) -> int:
+        """Words of one row of dense blocks, or of one element of jagged ones."""
+        return sum(block.words for block in self.blocks) if self.is_dense else self.blocks[0].words
+
+    def size(self, num_rows: Any, num_elements: Any) -> Any:
+        """Returns the rows or elements in the section, without padding.
+
+        Args:
+            num_rows: rows; an integer or an array of any shape.
+            num_elements: for each jagged field its elements, likewise.
+        """
+        return num_rows if self.is_dense else sum(num_elements[block.jagged_field] for block in self.blocks)
+
+    def padding(self, num_elements: Sequence[int]) -> list[int]:
+        """Returns the elements to add to each jagged block so that the next starts at 16 bytes."""
+        if self.is_dense:
+            return []
+        unit = FIELD_ALIGNMENT // math.gcd(self.width * self.words, FIELD_ALIGNMENT)
+        return [-num_elements[block.jagged_field] % unit for block in self.blocks]
 
 
 @dataclass(frozen=True)
@@ -122,8 +173,8 @@ class RowSchema:
 
     @staticmethod
     def of(fields: Mapping[str, FieldValue]) -> RowSchema:
-        """The schema of a batch's per-sample fields."""
-        return RowSchema(tuple(FieldSchema.of(name, value) for name, value in fields.items()))
+        """Returns the schema of a batch's per-sample fields; equal ones are one object."""
+        return _interned(tuple(FieldSchema.of(name, value) for name, value in fields.items()))
 
     @cached_property
     def fingerprint(self) -> int:
@@ -142,52 +193,53 @@ class RowSchema:
         return sum(len(field.keys) for field in self.jagged_fields)
 
     @cached_property
-    def fixed_blocks(self) -> dict[int, list[Block]]:
-        """Dense fields by word width."""
-        return _by_width([Block(f) for f in self.fields if f.is_dense])
+    def sections(self) -> tuple[Section, ...]:
+        """The tensors that hold the fields.
+
+        The widest words come first: in a buffer in which one section follows another, with the int32 lengths
+        before the first of narrower words, each starts at a multiple of its words.
+        """
+        members: dict[tuple[int, int], list[Block]] = {}
+        for field in self.fields:
+            for block in self._blocks(field):
+                size = 0 if field.is_dense else block.element_bytes + 1
+                members.setdefault((-block.width, size), []).append(block)
+        ends = np.cumsum([len(field.keys) for field in self.jagged_fields])
+        keys = np.split(np.arange(self.num_keys), ends[:-1]) if len(ends) else []
+        sections = []
+        for (_, size), blocks in sorted(members.items()):
+            of_blocks = [keys[block.jagged_field] for block in blocks] if size else [np.arange(0)]
+            last = np.cumsum([len(of_block) for of_block in of_blocks]) - 1
+            sections.append(Section(tuple(blocks), not size, np.concatenate(of_blocks), last))
+        return tuple(sections)
+
+    def _blocks(self, field: FieldSchema) -> list[Block]:
+        if field.is_dense:
+            return [Block(field.name, field.dtype, field.trailing_shape)]
+        number = self.jagged_fields.index(field)
+        blocks = [Block(field.name, field.dtype, field.trailing_shape, number)]
+        if field.weights_dtype is not None:
+            shape = field.weights_trailing_shape
+            blocks.append(Block(field.name, field.weights_dtype, shape, number, is_weights=True))
+        return blocks
 
     @cached_property
-    def jagged_blocks(self) -> dict[int, list[Block]]:
-        """Values and weights of the jagged fields by word width."""
-        values = [Block(f) for f in self.jagged_fields]
-        weights = [Block(f, is_weights=True) for f in self.jagged_fields if f.weights_dtype is not None]
-        return _by_width(values + weights)
-
-    @cached_property
-    def fixed_words(self) -> dict[int, int]:
-        """Words per row of the dense fields, by width."""
-        return {width: sum(block.words for block in blocks) for width, blocks in self.fixed_blocks.items()}
-
-    def jagged_words(self, num_elements: Sequence[int]) -> dict[int, int]:
-        """Words, by width, of jagged fields that have `num_elements[i]` elements in field i."""
-        elements = dict(zip(self.jagged_fields, num_elements, strict=True))
-        return {
-            width: sum(block.words * elements[block.field] for block in blocks)
-            for width, blocks in self.jagged_blocks.items()
-        }
-
-    def jagged_words_of_chunks(self, num_elements: np.ndarray) -> dict[int, np.ndarray]:
-        """int64 `[chunks]` words, by width; `num_elements` int64 `[chunks, jagged fields]`."""
-        words = [self.jagged_words(of_chunk) for of_chunk in num_elements.tolist()]
-        return {width: np.array([of_chunk[width] for of_chunk in words]) for width in self.jagged_blocks}
+    def lengths_at(self) -> int:
+        """How many sections come before the lengths in a buffer."""
+        return sum(section.width >= LENGTH_WIDTH for section in self.sections)
 
     def row_bytes(self, num_elements: np.ndarray) -> np.ndarray:
-        """int64 `[rows]`: bytes of rows that have `num_elements[row, i]` elements in jagged field i."""
-        return self._fixed_bytes + num_elements @ self._bytes_per_element
+        """Returns the bytes that rows take in a buffer, int64 `[rows]`.
 
-    @cached_property
-    def _fixed_bytes(self) -> int:
-        """Of a row, whatever its lengths."""
-        return LENGTH_WIDTH * self.num_keys + _total_bytes(self.fixed_words)
-
-    @cached_property
-    def _bytes_per_element(self) -> np.ndarray:
-        """int64 `[jagged fields]`."""
-        of_one_element = np.eye(len(self.jagged_fields), dtype=np.int64).tolist()
-        return np.array([_total_bytes(self.jagged_words(row)) for row in of_one_element], dtype=np.int64)
+        Args:
+            num_elements: int64 `[rows, jagged fields]`, elements of each row in each jagged field.
+        """
+        sizes = [section.size(1, num_elements.T) * section.width * section.words for section in self.sections]
+        lengths = np.full(len(num_elements), LENGTH_WIDTH * self.num_keys, dtype=np.int64)
+        return sum(sizes, lengths)
 
     def difference(self, other: RowSchema) -> str:
-        """One line that says where `other` differs from this schema, empty if it does not."""
+        """Returns one line that tells where `other` differs from this schema; empty if it does not."""
         mine = {field.name: field for field in self.fields}
         theirs = {field.name: field for field in other.fields}
         for name in dict.fromkeys([*mine, *theirs]):
@@ -202,33 +254,19 @@ class RowSchema:
         )
 
 
-@functools.lru_cache(maxsize=256)
-def jagged_columns(schema: RowSchema, width: int) -> tuple[np.ndarray, np.ndarray]:
-    """What the jagged columns of one word width are: one per key of each block.
+def with_parts(value: JaggedTensor | KeyedJaggedTensor, **parts: torch.Tensor) -> FieldValue:
+    """Returns a jagged value with other "values", "weights" or "lengths"."""
+    parts = {"values": value.values(), "lengths": value.lengths()} | parts
+    weights = parts.pop("weights", value.weights_or_none())
+    if isinstance(value, KeyedJaggedTensor):
+        return KeyedJaggedTensor(keys=value.keys(), weights=weights, stride=value.stride(), **parts)
+    return JaggedTensor(weights=weights, **parts)
 
-    Returns:
-        int64 `[columns]` the position of the column's key among the keys of all jagged fields, and int64
-        `[columns]` its words per element.
-    """
-    first_key, total = {}, 0
-    for field in schema.jagged_fields:
-        first_key[field] = total
-        total += len(field.keys)
-    blocks = schema.jagged_blocks[width]
-    keys = [first_key[block.field] + key for block in blocks for key in range(len(block.field.keys))]
-    words = [block.words for block in blocks for _ in block.field.keys]
-    return np.array(keys, dtype=np.int64), np.array(words, dtype=np.int64)
+
+# Batches of a training run share a schema, and what is worked out of it.
+_interned = functools.lru_cache(maxsize=256)(RowSchema)
 
 
 def aligned(num_bytes: np.ndarray) -> np.ndarray:
-    """The next multiples of `BUFFER_ALIGNMENT`."""
+    """Returns the next multiples of `BUFFER_ALIGNMENT`."""
     return -(-num_bytes // BUFFER_ALIGNMENT) * BUFFER_ALIGNMENT
-
-
-def _by_width(blocks: Sequence[Block]) -> dict[int, list[Block]]:
-    widths = {width: [block for block in blocks if block.width == width] for width in WORD_DTYPES}
-    return {width: of_width for width, of_width in widths.items() if of_width}
-
-
-def _total_bytes(words: Mapping[int, int]) -> int:
-    return sum(width * count for width, count in words.items())

@@ -1,4 +1,4 @@
-"""The rows of any batch: a `BaseBatch`, or any container of tensors with one row per sample."""
+"""Rows of any batch: a `BaseBatch`, or any container of tensors with one row per sample."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
 from commons.sequence_batch import containers
 from commons.sequence_batch.base_batch import BaseBatch, num_rows
-from commons.sequence_batch.packed_rows import PackedRows
-from commons.sequence_batch.row_schema import FieldValue, RowSchema
+from commons.sequence_batch.packed_rows import PackedRows, select_from
+from commons.sequence_batch.row_schema import FieldValue, RowSchema, with_parts
 
 Batch = TypeVar("Batch")
 # Integers in which squares and FLOPs of lengths wrap.
@@ -20,12 +19,14 @@ NARROW_INTEGERS = (torch.int8, torch.int16, torch.int32, torch.uint8, torch.uint
 
 
 def knows_padding(batch: Any) -> bool:
-    """Whether the batch itself says which of its rows are padding; any other is never padded."""
+    """Returns whether the batch can tell its padding rows; any other batch is never padded."""
     return isinstance(batch, BaseBatch)
 
 
 class SampleRows:
-    """Reads, selects and replaces the rows of batches.
+    """Reads, selects and replaces the rows of batches of any type.
+
+    `packed` is the way from a batch to its rows, `unpacked` the way back.
 
     Args:
         shared: paths of what all samples of a batch share, as in "context.temperature" or "[2]".
@@ -39,10 +40,26 @@ class SampleRows:
             raise TypeError(f"shared_fields is {shared!r}; expected a tuple of paths, as in ({shared!r},)")
         self.shared = frozenset(shared)
 
-    def per_sample_fields(self, batch: Any) -> dict[str, FieldValue]:
-        """The fields that travel with the samples, by path; each has one row per row of the batch.
+    def packed(self, batch: Any) -> PackedRows:
+        """Returns all rows of a batch as machine words; no host-device synchronization."""
+        fields = self.per_sample_fields(batch)
+        rows = batch.batch_size if isinstance(batch, BaseBatch) else _common_rows(fields)
+        return PackedRows.pack(fields, RowSchema.of(fields), rows)
 
-        A jagged nested tensor counts as a JaggedTensor, a KeyedTensor as a tensor `[rows, width]`.
+    def unpacked(self, like: Batch, rows: PackedRows, batch_size: int) -> Batch:
+        """Returns a batch of the same kind as `like` that has other rows.
+
+        Args:
+            like: gives the type, and what samples share.
+            rows: the samples, as `gather_rows` returns them.
+            batch_size: rows of the batch; those after the samples are padding.
+        """
+        return self.with_rows(like, rows.unpack(batch_size), batch_size, rows.num_rows)
+
+    def per_sample_fields(self, batch: Any) -> dict[str, FieldValue]:
+        """Returns the fields that travel with the samples, by path; each has one row per row of the batch.
+
+        A jagged nested tensor is returned as a JaggedTensor, a KeyedTensor as a tensor `[rows, width]`.
 
         Raises:
             TypeError: nothing in the batch has rows, or something would stay behind when samples move.
@@ -60,33 +77,29 @@ class SampleRows:
         )
 
     def batch_rows(self, batch: Any) -> tuple[int, int]:
-        """Rows of a batch, and how many of them are samples: all, where it does not know its padding.
+        """Returns the rows of a batch, and how many of them are samples: all, if it does not know padding.
 
         Raises:
             ValueError: the fields disagree.
         """
         if isinstance(batch, BaseBatch):
             return batch.batch_size, batch.num_samples
-        rows = {name: num_rows(name, value) for name, value in self.per_sample_fields(batch).items()}
-        if len(set(rows.values())) > 1:
-            raise ValueError(
-                f"fields have different numbers of rows: {rows}; each needs one row per sample. Name what "
-                "all samples share in the shuffler's shared_fields"
-            )
-        (of_all,) = set(rows.values())
-        return of_all, of_all
+        rows = _common_rows(self.per_sample_fields(batch))
+        return rows, rows
 
     def with_rows(
         self, batch: Batch, fields: dict[str, FieldValue], batch_size: int, num_samples: int
     ) -> Batch:
-        """A batch of the same kind with other rows; what is not in `fields` stays."""
+        """Returns a batch of the same kind with other rows; what is not in `fields` stays."""
         if isinstance(batch, BaseBatch):
             return batch.with_fields(fields, batch_size, num_samples)
-
         return containers.with_fields(batch, fields)
 
     def num_tokens(self, batch: Any) -> torch.Tensor:
-        """`[batch_size]` int64: tokens of each row; of a batch that does not say, its jagged elements."""
+        """Returns the tokens of each row, `[batch_size]` int64.
+
+        They are what a `BaseBatch` says, and the jagged elements of any other batch.
+        """
         if isinstance(batch, BaseBatch):
             return batch.num_tokens()
         rows, _ = self.batch_rows(batch)
@@ -97,58 +110,60 @@ class SampleRows:
         return tokens
 
     def num_loss_tokens(self, batch: Any) -> torch.Tensor:
-        """`[batch_size]` int64: loss tokens of each row; of a batch that does not say, one."""
+        """Returns the loss tokens of each row, `[batch_size]` int64.
+
+        They are what a `BaseBatch` says, and one per row of any other batch.
+        """
         if isinstance(batch, BaseBatch):
             return batch.num_loss_tokens()
         return torch.ones(self.batch_rows(batch)[0], dtype=torch.int64, device=self.device_of(batch))
 
-    def packed(self, batch: Any) -> PackedRows:
-        """All rows of a batch as machine words; no host-device synchronization."""
-        fields = self.per_sample_fields(batch)
-        return PackedRows.pack(fields, RowSchema.of(fields), self.batch_rows(batch)[0])
-
     def row_or_padding(self, batch: Batch) -> Batch:
-        """Returns one row for a rank without samples, of a host batch with at least one.
+        """Returns a batch of one row for a rank without samples.
 
-        It is padding where the batch knows padding, else a copy of the first row.
+        It is padding if the batch knows padding, else a copy of the first row. `batch` is on the host.
         """
         chosen = np.zeros(0 if knows_padding(batch) else 1, dtype=np.int64)
-        return self.with_rows(batch, self.packed(batch).select(chosen).pad_to(1).unpack(), 1, len(chosen))
+        return self.unpacked(batch, select_from([self.packed(batch)], chosen), 1)
 
     def copied(self, batch: Batch) -> Batch:
-        """The batch with rows in memory of their own."""
-        return self.with_rows(batch, self.packed(batch).unpack(), *self.batch_rows(batch))
+        """Returns the batch with its rows in memory of their own."""
+        batch_size, num_samples = self.batch_rows(batch)
+        rows = select_from([self.packed(batch)], np.arange(batch_size))
+        return self.with_rows(batch, rows.unpack(), batch_size, num_samples)
 
     def with_long_lengths(self, batch: Batch) -> Batch:
-        """The batch with lengths in int64, so that what a user computes of them does not wrap."""
+        """Returns the batch with int64 lengths, so that what a user computes from them does not wrap."""
         widened = {
-            path: _with_long_lengths(value)
+            path: with_parts(value, lengths=value.lengths().long())
             for path, value in self.per_sample_fields(batch).items()
             if not isinstance(value, torch.Tensor) and value.lengths().dtype in NARROW_INTEGERS
         }
         return self.with_rows(batch, widened, *self.batch_rows(batch)) if widened else batch
 
     def device_of(self, batch: Any) -> torch.device:
-        """Where a batch's rows are."""
-        value = next(iter(self.per_sample_fields(batch).values()))
-        return value.device if isinstance(value, torch.Tensor) else value.values().device
+        """Returns the device of a batch's rows."""
+        return self._any_tensor(batch).device
 
-    def on_host(self, batch: Batch) -> Batch:
-        """The batch itself if it is on the host, else a copy, for which it waits."""
+    def to_host(self, batch: Batch) -> Batch:
+        """Returns the batch itself if it is on the host, else a copy, for which this waits."""
         host = torch.device("cpu")
         return batch if self.device_of(batch) == host else containers.moved_to(batch, host)
 
     def is_pinned(self, batch: Any) -> bool:
-        """Whether a batch's rows are in pinned memory."""
-        value: Any = next(iter(self.per_sample_fields(batch).values()))
-        return (value if isinstance(value, torch.Tensor) else value.values()).is_pinned()
+        """Returns whether a batch's rows are in pinned memory."""
+        return self._any_tensor(batch).is_pinned()
 
     def pinned_like(self, batch: Batch, model: Any) -> Batch:
-        """The batch in pinned memory if `model` is, so that its copy to the device need not wait."""
+        """Returns the batch in pinned memory if `model` is, so that its copy to the device need not wait."""
         return containers.pinned(batch) if self.is_pinned(model) else batch
 
+    def _any_tensor(self, batch: Any) -> torch.Tensor:
+        value = next(iter(self.per_sample_fields(batch).values()))
+        return value if isinstance(value, torch.Tensor) else value.values()
+
     def check_shared(self, batch: Any) -> None:
-        """Checks the names in `shared` against a batch.
+        """Checks that the batch has the paths in `shared`.
 
         Raises:
             ValueError: the batch has no such path, or is a `BaseBatch`.
@@ -165,7 +180,10 @@ class SampleRows:
             )
 
     def stale_numbers(self, batch: Any) -> list[str]:
-        """One line for each number outside tensors that may be about the rows, and stays when they move."""
+        """Returns a warning for each number outside tensors that seems to describe the rows.
+
+        Such a number stays with its rank when the rows move.
+        """
         rows, _ = self.batch_rows(batch)
         if isinstance(batch, BaseBatch) or rows == 1:
             return []
@@ -183,12 +201,12 @@ class SampleRows:
         ]
 
 
-def _with_long_lengths(value: JaggedTensor | KeyedJaggedTensor) -> FieldValue:
-    parts = {
-        "values": value.values(),
-        "weights": value.weights_or_none(),
-        "lengths": value.lengths().long(),
-    }
-    if isinstance(value, KeyedJaggedTensor):
-        return KeyedJaggedTensor(keys=value.keys(), stride=value.stride(), **parts)
-    return JaggedTensor(**parts)
+def _common_rows(fields: dict[str, FieldValue]) -> int:
+    """The rows that all fields have."""
+    rows = {name: num_rows(name, value) for name, value in fields.items()}
+    if len(set(rows.values())) > 1:
+        raise ValueError(
+            f"fields have different numbers of rows: {rows}; each needs one row per sample. Name what "
+            "all samples share in the shuffler's shared_fields"
+        )
+    return next(iter(rows.values()))

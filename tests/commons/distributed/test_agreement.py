@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from commons.distributed.exchange import EXCHANGES, Exchange
 from commons.distributed.planner import Planner
+from commons.sequence_batch.packed_rows import select_from
 from tests.commons.distributed.errors_and_warnings import error_of
 from tests.commons.distributed.loaded_batches import BOTH, lopsided_batch
 from tests.commons.distributed.shufflers import QuickShuffler
@@ -80,7 +81,7 @@ def _error_of_a_wrong_exchange(exchange: str, change: int) -> str:
 
     def move(rows, plan, group):
         moved = whole.move(rows, plan, group)
-        return moved.select(np.arange(moved.num_rows + change) % moved.num_rows)
+        return select_from([moved], np.arange(moved.num_rows + change) % moved.num_rows)
 
     if dist.get_rank() == 1:
         shuffler._exchange = Exchange(move, whole.traffic)

@@ -11,108 +11,14 @@ import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import NonTensorStack, TensorDict
-from torchrec.datasets.utils import Batch as TorchRecBatch
-from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from commons.distributed import BatchShuffler
 from commons.distributed.exchange import EXCHANGES
 from commons.sequence_batch.sample_rows import SampleRows
+from tests.commons.distributed.container_batches import KINDS, ContainerShuffler, contents, make_batch
 from tests.commons.distributed.loaded_batches import check_identical
-from tests.commons.distributed.test_shuffle import QuickShuffler
-
-VOCABULARY = torch.arange(10)  # shared
-
-
-def _as_nested(lengths: np.ndarray, values: torch.Tensor) -> torch.Tensor:
-    offsets = torch.from_numpy(np.append(0, np.cumsum(lengths)))
-    return torch.nested.nested_tensor_from_jagged(values, offsets)
-
-
-def make_batch(kind: str, seed: int, first_sample: int, rows: int):
-    """Every value of a sample is its number, and a sample's lengths are drawn from it."""
-    samples = np.arange(first_sample, first_sample + rows)
-    drawn = [np.random.default_rng((seed, sample)).integers(0, 5, 4) for sample in samples]
-    lengths = np.stack(drawn, 1) if rows else np.zeros((4, 0), dtype=np.int64)
-    values = [torch.from_numpy(samples.repeat(of_key)) for of_key in lengths]
-    keyed = KeyedJaggedTensor(
-        ["a", "b"],
-        torch.cat(values[:2]),
-        weights=torch.cat(values[:2]).float() / 3,
-        lengths=torch.from_numpy(lengths[:2].ravel()),
-        stride=rows,
-    )
-    ids = torch.from_numpy(samples)
-    dense = torch.stack([ids, -ids], 1).double()
-    if kind == "torchrec":
-        return TorchRecBatch(dense_features=dense, sparse_features=keyed, labels=ids.float())
-    if kind == "tensordict":
-        return TensorDict(
-            {
-                "ids": ids,
-                "dense": dense,
-                "history": _as_nested(lengths[2], values[2]),
-                "user": {"age": ids.int(), "home": {"place": dense.half()}},
-            },
-            batch_size=[rows],
-        )
-    return {
-        "ids": ids,
-        "keyed": keyed,
-        "jagged": JaggedTensor(values[2].int(), lengths=torch.from_numpy(lengths[2]).int()),
-        "nested": _as_nested(lengths[3], values[3]),
-        "dense": dense,
-        "name": "train",
-        "rate": 0.5,
-        "limits": [1, 2],
-        "nothing": None,
-    }
-
-
-def contents(batch) -> list[tuple]:
-    """For each row, everything that belongs to it, comparable."""
-    if isinstance(batch, TorchRecBatch):
-        fields = {"dense": batch.dense_features, "keyed": batch.sparse_features, "labels": batch.labels}
-    elif isinstance(batch, TensorDict):
-        fields = dict(batch.items(include_nested=True, leaves_only=True))
-    else:
-        fields = batch
-    columns = []
-    for name, value in fields.items():
-        if isinstance(value, KeyedJaggedTensor):
-            columns += [(name, _rows_of(value[key])) for key in value.keys()]  # noqa: SIM118
-        elif isinstance(value, JaggedTensor):
-            columns.append((name, _rows_of(value)))
-        elif isinstance(value, torch.Tensor):
-            rows = value.unbind() if value.is_nested else value
-            columns.append((name, [tuple(row.flatten().tolist()) for row in rows]))
-    return [
-        tuple((name, row) for (name, _), row in zip(columns, of_sample, strict=True))
-        for of_sample in zip(*(rows for _, rows in columns), strict=True)
-    ]
-
-
-def _rows_of(jagged: JaggedTensor) -> list[tuple]:
-    parts = [jagged.values(), *([] if jagged.weights_or_none() is None else [jagged.weights()])]
-    lengths = jagged.lengths().tolist()
-    return list(zip(*([tuple(row.tolist()) for row in part.split(lengths)] for part in parts), strict=True))
-
-
-class ContainerShuffler(QuickShuffler):
-    """Long histories cost more. Remembers the batches that it was asked about."""
-
-    def __init__(self, **settings):
-        super().__init__(**settings)
-        self.asked_about = []
-
-    def get_workloads(self, batch):
-        self.asked_about.append(batch)
-        if isinstance(batch, TorchRecBatch):
-            lengths = batch.sparse_features.lengths().view(2, -1).sum(0)
-        elif isinstance(batch, TensorDict):
-            lengths = batch["history"].offsets().diff()
-        else:
-            lengths = batch["jagged"].lengths()
-        return lengths.long() ** 2
+from tests.commons.distributed.shufflers import QuickShuffler
 
 
 def check_shown(shown, batch) -> None:
@@ -148,14 +54,11 @@ def _move(kind: str, seed: int, rows: tuple[int, ...], exchange: str, equal_rows
     return contents(batch), plan.partition[rank], contents(moved)[:real], len(contents(moved))
 
 
-KINDS = ["dict", "torchrec", "tensordict"]
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_nothing_of_any_container_is_lost(pools, kind):
     pool = pools(3)
 
-    @settings(max_examples=10, deadline=None)
+    @settings(max_examples=5, deadline=None)
     @given(
         seed=st.integers(0, 10**6),
         rows=st.one_of(
@@ -212,40 +115,24 @@ class EvenShuffler(QuickShuffler):
         return torch.full((value.shape[0],), dist.get_rank() * 10)
 
 
-def _shared_data_of_a_tensordict():
-    batch = TensorDict({"ids": torch.arange(4), "name": "train"}, batch_size=[4])
-    return EvenShuffler().shuffle(batch)["name"]
-
-
-def test_what_is_no_tensor_in_a_tensordict_stays(pools):
-    assert pools(2).run(_shared_data_of_a_tensordict) == ["train", "train"]
-
-
-def _ids_under(keys: list) -> list[dict]:
+def _ids_under(keys: list, as_tensordict: bool) -> list[list[int]]:
+    """Shuffles ids under each key, each time 100 larger; a string next to them stays."""
     ids = torch.arange(4) + 4 * dist.get_rank()
-    moved = EvenShuffler().shuffle({key: ids + 100 * number for number, key in enumerate(keys)})
+    batch = {key: ids + 100 * number for number, key in enumerate(keys)} | {"name": "train"}
+    batch = TensorDict(batch, batch_size=[4]) if as_tensordict else batch
+    moved = EvenShuffler().shuffle(batch)
+    assert moved["name"] == "train"
     return [moved[key].tolist() for key in keys]
 
 
-@pytest.mark.parametrize("keys", [["ids", 3], ["ids", ("user", "age")]])
-def test_keys_of_a_dict_need_not_be_names(pools, keys):
-    results = pools(2).run(_ids_under, keys)
+@pytest.mark.parametrize(
+    ("keys", "as_tensordict"),
+    [(["ids", 3], False), (["ids", ("user", "age")], False), (["user/age", ("user", "age")], True)],
+)
+def test_keys_need_not_be_names_and_may_look_like_paths(pools, keys, as_tensordict):
+    results = pools(2).run(_ids_under, keys, as_tensordict)
     ids = [sample for result in results for sample in result[0]]
     assert sorted(ids) == list(range(8)) != ids
-    assert [other for result in results for other in result[1]] == [sample + 100 for sample in ids]
-
-
-def _ids_of_a_tensordict() -> list[list[int]]:
-    ids = torch.arange(4) + 4 * dist.get_rank()
-    batch = TensorDict({"user/age": ids, "user": {"age": ids + 100}}, batch_size=[4])
-    moved = EvenShuffler().shuffle(batch)
-    return [moved["user/age"].tolist(), moved["user", "age"].tolist()]
-
-
-def test_keys_of_a_tensordict_may_look_like_paths(pools):
-    results = pools(2).run(_ids_of_a_tensordict)
-    ids = [sample for result in results for sample in result[0]]
-    assert sorted(ids) == list(range(8))
     assert [other for result in results for other in result[1]] == [sample + 100 for sample in ids]
 
 
@@ -292,37 +179,28 @@ def test_a_container_of_a_rank_alone_is_left_as_it_is():
     assert Alone().shuffle(batch) is batch
 
 
+NESTED = torch.nested.nested_tensor_from_jagged(
+    torch.arange(6), offsets=torch.tensor([0, 3, 6]), lengths=torch.tensor([2, 1])
+)
+STAYS = "which would stay behind when its samples move"
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")  # of one of two layouts
 @pytest.mark.parametrize(
-    ("value", "kind"),
+    ("value", "message"),
     [
-        (np.arange(4), r"more is a numpy\.ndarray"),
-        ([np.arange(4)], r"more\[0\] is a numpy\.ndarray"),
-        ({"a b": object()}, r"more\['a b'\] is a object"),
+        (np.arange(4), rf"more is a numpy\.ndarray, {STAYS}"),
+        ([np.arange(4)], rf"more\[0\] is a numpy\.ndarray, {STAYS}"),
+        ({"a b": object()}, rf"more\['a b'\] is a object, {STAYS}"),
+        (
+            NonTensorStack("a", "b"),
+            r"more is a .*NonTensorStack, .* has a value that is no tensor for each row",
+        ),
+        (NESTED, "without holes"),
+        (lambda: torch.nested.nested_tensor([torch.arange(2), torch.arange(3)]), r"layout torch\.jagged"),
     ],
 )
-def test_data_that_would_stay_behind_is_refused(value, kind):
-    with pytest.raises(TypeError, match=f"{kind}, which would stay behind when its samples move"):
+def test_data_whose_rows_cannot_be_sent_is_refused(value, message):
+    value = value() if callable(value) else value
+    with pytest.raises(TypeError, match=message):
         SampleRows().per_sample_fields({"ids": torch.arange(4), "more": value})
-
-
-def test_a_value_per_row_of_a_tensordict_that_is_no_tensor_is_refused():
-    rows = TensorDict({"name": NonTensorStack("a", "b"), "ids": torch.arange(2)}, batch_size=[2])
-    with pytest.raises(
-        TypeError, match=r"name is a .*NonTensorStack, .* has a value that is no tensor for each row"
-    ):
-        SampleRows().per_sample_fields(rows)
-
-
-def test_a_nested_tensor_with_holes_is_refused():
-    nested = torch.nested.nested_tensor_from_jagged(
-        torch.arange(6), offsets=torch.tensor([0, 3, 6]), lengths=torch.tensor([2, 1])
-    )
-    with pytest.raises(TypeError, match="without holes"):
-        SampleRows().per_sample_fields({"nested": nested})
-
-
-@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")  # of this layout alone
-def test_a_nested_tensor_of_another_layout_is_refused():
-    nested = torch.nested.nested_tensor([torch.arange(2), torch.arange(3)])
-    with pytest.raises(TypeError, match=r"layout torch\.jagged"):
-        SampleRows().per_sample_fields({"nested": nested})

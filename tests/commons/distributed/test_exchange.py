@@ -16,8 +16,8 @@ from tests.commons.distributed.loaded_batches import (
     check_identical,
     loaded_batch,
 )
-from tests.commons.distributed.test_shuffle import FieldShuffler, QuickShuffler, cases
-from tests.drawn_batches import draw_batch, sample_contents
+from tests.commons.distributed.shufflers import FieldShuffler, QuickShuffler, cases
+from tests.drawn_batches import draw_batch, sample_contents, tensors_of
 
 
 def _exchange_both_ways(case):
@@ -30,6 +30,7 @@ def _exchange_both_ways(case):
         plan = shuffler.plan(batch)
         moved.append(shuffler.exchange(loaded, plan))
     check_identical(*moved)
+    assert not any(tensor.data_ptr() % 16 for batch in moved for tensor in tensors_of(batch))
     rank = dist.get_rank()
     assert (moved[0].batch_size, moved[0].num_samples) == (plan.rows[rank, 0], plan.num_placed[rank])
     for name, field in moved[0].per_sample_fields().items():
@@ -43,11 +44,11 @@ def _exchange_both_ways(case):
     return ([] if batch is None else sample_contents(batch)), plan.partition[rank], sample_contents(moved[0])
 
 
-@pytest.mark.parametrize("num_ranks", [2, 3, 4])
+@pytest.mark.parametrize("num_ranks", [2, 4])
 def test_both_exchanges_give_the_same_bits_in_the_order_of_the_plan(pools, num_ranks):
     pool = pools(num_ranks)
 
-    @settings(max_examples=15, deadline=None)
+    @settings(max_examples=12, deadline=None)
     @given(case=cases(num_ranks))
     def same(case):
         results = pool.run(_exchange_both_ways, case)

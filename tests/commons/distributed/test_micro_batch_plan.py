@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from commons.distributed import BatchShufflerFactory
+from tests.commons.distributed.container_batches import KINDS, ContainerShuffler, contents, make_batch
 from tests.commons.distributed.errors_and_warnings import error_of, warnings_of
 from tests.commons.distributed.loaded_batches import check_identical, lopsided_batch
 from tests.commons.distributed.shufflers import DictShuffler, QuickShuffler, check_divided
-from tests.commons.distributed.test_containers import KINDS, ContainerShuffler, contents, make_batch
 
 
 def _error_of_another_cap() -> str:

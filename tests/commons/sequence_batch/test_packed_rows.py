@@ -1,0 +1,102 @@
+"""Rows as words and bytes: bit for bit, aligned, and in memory and operations that do not grow needlessly."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
+from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
+
+from commons.sequence_batch.packed_rows import PackedRows, gather_rows, row_elements, select_from
+from commons.sequence_batch.row_schema import BUFFER_ALIGNMENT, RowSchema, aligned
+from tests.commons.sequence_batch.drawn_fields import bytes_of_rows, draw_fields
+from tests.drawn_batches import tensors_of
+
+
+def packed(fields, num_rows: int) -> PackedRows:
+    return PackedRows.pack(fields, RowSchema.of(fields), num_rows)
+
+
+def through_bytes(rows: PackedRows, chunks: list[np.ndarray]) -> list[PackedRows]:
+    """Sends chunks of rows through a buffer, whose size is what the schema announces."""
+    elements = row_elements(rows.lengths, rows.schema).numpy()
+    sums = np.array([elements[chunk].sum(0) for chunk in chunks])
+    buffer = rows.to_chunks(chunks, sums)
+    sizes = aligned(np.array([rows.schema.row_bytes(elements[chunk]).sum() for chunk in chunks]))
+    assert buffer.dtype == torch.uint8 and len(buffer) == sizes.sum()
+    assert not (sizes % BUFFER_ALIGNMENT).any()
+    received = zip(buffer.split(sizes.tolist()), chunks, sums.tolist(), strict=True)
+    return [PackedRows.from_bytes(part, rows.schema, len(chunk), count) for part, chunk, count in received]
+
+
+@settings(max_examples=150, deadline=None)
+@given(seed=st.integers(0, 10**6), data=st.data())
+def test_rows_of_any_fields_arrive_bit_for_bit_and_every_tensor_is_aligned(seed, data):
+    rng = np.random.default_rng(seed)
+    counts = data.draw(st.lists(st.integers(0, 5), min_size=1, max_size=3).filter(any))
+    batches = [draw_fields(seed, rng, count) for count in counts]
+    sources = [packed(fields, count) for fields, count in zip(batches, counts, strict=True)]
+    every = [row for of in zip(batches, counts, strict=True) for row in bytes_of_rows(*of)]
+    chunk_of = rng.integers(0, 3, counts[0])
+    chunks = [np.flatnonzero(chunk_of == chunk) for chunk in range(3)]
+    sources += through_bytes(sources[0], chunks)
+    every += [every[row] for chunk in chunks for row in chunk]
+    again = rng.permutation(len(every))
+    sources.append(select_from(sources, again))  # rows that were gathered can be gathered again
+    every += [every[row] for row in again]
+
+    chosen = np.array(data.draw(st.lists(st.integers(0, len(every) - 1), max_size=8)), dtype=np.int64)
+    num_rows = len(chosen) + data.draw(st.integers(0, 2))
+    fields = select_from(sources, chosen).unpack(num_rows)
+    assert RowSchema.of(fields) == RowSchema.of(batches[0])
+    rows = bytes_of_rows(fields, num_rows)
+    assert rows[: len(chosen)] == [every[row] for row in chosen]
+    assert not any(byte for row in rows[len(chosen) :] for part in row for byte in part)
+    assert not any(tensor.data_ptr() % 16 for tensor in tensors_of(fields))
+
+
+def test_rows_that_are_not_aligned_are_not_handed_out():
+    with pytest.raises(ValueError, match="unpack what gather_rows makes of them"):
+        packed({"ids": torch.arange(3)}, 3).unpack()
+
+
+class Made(TorchDispatchMode):
+    """Records the tensors that operations make; views are none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_bytes: list[int] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor) and not func.is_view:
+            self.num_bytes.append(result.nbytes)
+        return result
+
+
+def test_indices_of_wide_elements_take_less_than_a_hundredth_of_them():
+    values = torch.randn(400, 1024).bfloat16()
+    rows = packed({"wide": JaggedTensor(values, lengths=torch.full((20,), 20))}, 20)
+    with Made() as made:
+        gather_rows([rows], np.arange(20)[::-1], [400])
+    assert values.nbytes <= sum(made.num_bytes) < 1.05 * values.nbytes
+
+
+def test_fifty_fields_take_as_many_operations_as_two():
+    counts = []
+    for num_fields in (2, 50):
+        fields = {f"dense {number}": torch.arange(6) for number in range(num_fields)}
+        for number in range(num_fields):
+            fields[f"jagged {number}"] = KeyedJaggedTensor(
+                ["a", "b"], torch.arange(12), weights=torch.rand(12), lengths=torch.ones(12).long()
+            )
+        with Made() as made:
+            rows = packed(fields, 6)
+            buffer = rows.to_chunks([np.array([0, 3])], np.full((1, num_fields), 4))
+            received = PackedRows.from_bytes(buffer, rows.schema, 2, [4] * num_fields)
+            gather_rows([rows, received], np.array([1, 7, 2, 6]), [8] * num_fields)
+        counts.append(len(made.num_bytes))
+    assert counts[0] == counts[1]
