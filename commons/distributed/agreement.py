@@ -56,7 +56,7 @@ def check_placed_samples(group: RankGroup, plan: ShufflePlan, rows: PackedRows) 
     Raises:
         RuntimeError: a rank has more or fewer samples, or of other lengths; on every rank.
     """
-    planned = plan.num_elements[plan.partition[group.rank]]
+    planned = plan.num_elements[plan.computed_by(group.rank)]
     elements = row_elements(rows.lengths.cpu(), rows.schema).numpy()
     wrong = len(planned) - int((elements == planned).all(1).sum()) if len(elements) == len(planned) else 0
     table = all_gather_row(np.array([rows.num_rows, wrong]), group.checks)

@@ -175,34 +175,40 @@ class BatchShuffler(ABC):
         """
         if not dist.is_initialized() or self.group.num_ranks == dist.get_world_size():
             return self._planner
+        warm_up(self.settings)  # also on a rank that is alone in its group: it places the others', too
         everyone = RankGroup.of_all_for_planning(self.settings.verify)
         mine = self.group.ranks, self.group.ranks_per_node, self.settings
         gathered = everyone.all_gather_objects(mine)
-        for rank, (ranks, _, settings) in enumerate(gathered):
+        groups = dict.fromkeys((ranks, ranks_per_node) for ranks, ranks_per_node, _ in gathered)
+        for rank, (_, _, settings) in enumerate(gathered):
             if settings != gathered[0][2]:
                 raise ValueError(
                     f"rank {rank}'s shuffler has {settings}, that of rank 0 {gathered[0][2]}; all ranks need "
                     "the same settings"
                 )
-            if any(gathered[other][0] != ranks for other in ranks):
+        for ranks, _ in groups:
+            if any(gathered[rank][0] != ranks for rank in ranks):
                 raise ValueError(
-                    f"rank {rank} balances among ranks {list(ranks)}, and one of these among others; give "
-                    "the shufflers of a group the same process_group"
+                    f"a rank balances among ranks {list(ranks)}, and one of these among others; give the "
+                    "shufflers of a group the same process_group"
                 )
-        groups = {ranks: ranks_per_node for ranks, ranks_per_node, _ in gathered}
-        return self._make_planner(everyone, [(np.array(ranks), nodes) for ranks, nodes in groups.items()])
+        return self._make_planner(everyone, [(np.array(ranks), nodes) for ranks, nodes in groups])
 
     def plan_with(
-        self, planner: Planner, batches: Sequence[Any], failure: Exception | None, post: int = 0
+        self,
+        planner: Planner,
+        batches: Sequence[Any],
+        failure: Exception | None,
+        post: Callable[[], int] | None = None,
     ) -> ShufflePlan:
-        """`plan_window` over the ranks of a planner; `post` is a number for the other ranks to read."""
+        """`plan_window` over the ranks of a planner; `post` returns a number for the other ranks."""
         if self._reserved_by not in (None, threading.get_ident()):
             raise RuntimeError(
                 f"this {type(self).__name__} plans for a pipeline, or a loop over plan_ahead, in a thread "
                 "of its own: make another shuffler, or end the loaders or reset the pipeline before"
             )
         plan = planner.plan(batches, failure, post)
-        self._agreed = planner.agreed
+        self._agreed = planner.agreed or self._agreed
         return plan
 
     def exchange(self, batch: Batch, plan: ShufflePlan) -> Batch:
@@ -221,6 +227,7 @@ class BatchShuffler(ABC):
         Raises:
             ValueError: `plan` was made for another batch; on this rank alone, while the others wait for it.
         """
+        plan.check_one_step("exchange")
         if self.expects_scale:
             self._loss_scale.expect()
         if self.group.num_ranks == 1 or self._agreed is None:
@@ -253,13 +260,14 @@ class BatchShuffler(ABC):
             batch: as `exchange` returned it, on any device.
             plan: the plan of that exchange.
         """
+        plan.check_one_step("micro_batches")
         rank = self.group.rank
         divides = plan.in_micro_batches and self._agreed is not None
         if not divides or not (plan.num_placed[rank] or knows_padding(batch)):
             # A rank without samples runs its only row once for each micro-batch.
             return [batch] * max(plan.num_micro_batches, 1)
         packed = self.sample_rows.packed(batch)
-        elements = plan.num_elements[plan.partition[rank]]
+        elements = plan.num_elements[plan.computed_by(rank)]
         micro_batches = []
         for rows in self.micro_batch_rows(batch, plan):
             selected = gather_rows([packed], rows, elements[rows].sum(0).tolist())
@@ -375,10 +383,7 @@ class BatchShuffler(ABC):
         Raises:
             ValueError: `values` have another number of rows, or the plan has several steps.
         """
-        if plan.num_steps > 1:
-            raise ValueError(
-                f"unshuffle got a plan of {plan.num_steps} steps: give unshuffle_window the values of each"
-            )
+        plan.check_one_step("unshuffle")
         return return_steps([values], plan, self.group, self.sample_rows)[0]
 
     def unshuffle_window(self, values: Sequence[Any], plan: ShufflePlan) -> list[Any]:

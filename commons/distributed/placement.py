@@ -141,8 +141,7 @@ def place_within(
         in_group = place(of_group, settings, ranks_per_node, pads)
         placed.rank[chosen] = ranks[in_group.rank]
         placed.step[chosen] = in_group.step
-        # A group may have fewer steps than the others: then its ranks run one row without a sample.
-        placed.rows[ranks] = 1
+        # In steps that only other groups have, the ranks keep one row without a sample.
         placed.rows[ranks, : in_group.rows.shape[1]] = in_group.rows
     return placed
 

@@ -63,18 +63,27 @@ class Planner:
         """The fields that the ranks have agreed on; None before the first batch."""
         return self._gather.agreed
 
-    def plan(self, batches: Sequence[Any], failure: Exception | None, post: int = 0) -> ShufflePlan:
+    def plan(
+        self,
+        batches: Sequence[Any],
+        failure: Exception | None,
+        post: Callable[[], int] | None = None,
+    ) -> ShufflePlan:
         """Plans the steps of up to `settings.window` batches per rank. Collective over the ranks.
 
         Args:
             batches: this rank's; none if its loader has ended.
             failure: the error that kept this rank from loading; raised on every rank.
-            post: a number for the other ranks, int64.
+            post: returns a number for the other ranks, int64; its errors are raised on every rank.
 
         Returns:
             The plan; without a batch on any rank, one of a single step without samples.
         """
-        facts, example = None, None
+        facts, example, posted = None, None, np.int64(0)
+        try:
+            posted = np.int64(0 if post is None else post())
+        except Exception as error:  # raised on every rank below
+            failure = failure or error
         if batches and failure is None:
             try:
                 with named_range("## plan: workloads ##"):
@@ -84,7 +93,7 @@ class Planner:
             except Exception as error:  # whatever a user's get_workloads raises must reach all ranks
                 failure = error
         with named_range("## plan: gather ##"):
-            gathered = self._gather.gather(facts, failure, example, post)
+            gathered = self._gather.gather(facts, failure, example, int(posted))
         self.posted = gathered.posted
         if self._over.checks is None:
             plan = self._placed(gathered)

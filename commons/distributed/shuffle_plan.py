@@ -104,7 +104,7 @@ class ShufflePlan:
 
     def loss_tokens_on(self, rank: int) -> int:
         """Loss tokens of the samples that a rank computes."""
-        return int(self.loss_tokens[self.partition[rank]].sum())
+        return int(self.loss_tokens[self.computed_by(rank)].sum())
 
     @cached_property
     def home(self) -> np.ndarray:
@@ -141,6 +141,10 @@ class ShufflePlan:
         """int64, the numbers of the samples that a rank brings."""
         return self.home_start[rank] + np.arange(self.num_loaded[rank].sum())
 
+    def computed_by(self, rank: int) -> np.ndarray:
+        """int64, the ascending numbers of the samples that a rank computes."""
+        return np.flatnonzero(self.destination == rank)
+
     def where_loaded(self, sample: int) -> tuple[int, int, int]:
         """Returns the rank that loaded a sample, which of its batches it was in, and the row there."""
         rank, batch = int(self.home[sample]), int(self.batch_of[sample])
@@ -161,14 +165,23 @@ class ShufflePlan:
         """Returns the ascending rows of each micro-batch in a rank's batch, in a plan of one step."""
         if not self.in_micro_batches:
             return []
-        return parts_of(self.micro_batch[self.partition[rank]], self.num_micro_batches)
+        return parts_of(self.micro_batch[self.computed_by(rank)], self.num_micro_batches)
 
-    @cached_property
+    @property
     def steps(self) -> tuple[ShufflePlan, ...]:
         """The plan of each step. Its batches are what ranks bring to that step: see `rows_for_step`."""
-        if self.num_steps == 1:
-            return (self,)
-        return tuple(self._step(number) for number in range(self.num_steps))
+        return (self,) if self.num_steps == 1 else self._steps  # cached, (self,) would be a cycle
+
+    def check_one_step(self, user: str) -> None:
+        """Raises a ValueError unless the plan is of one step; `user` is what takes no other."""
+        if self.num_steps > 1:
+            raise ValueError(
+                f"{user} got a plan of {self.num_steps} steps, and takes one of its plan.steps at a time"
+            )
+
+    def loss_tokens_of_step(self, step: int) -> int:
+        """Loss tokens of all ranks of the plan in one step."""
+        return int(self.loss_tokens[self.step == step].sum())
 
     def within(self, ranks: np.ndarray) -> ShufflePlan:
         """Returns the part of the plan among `ranks`, int64 and ascending, which exchange with no others."""
@@ -208,7 +221,7 @@ class ShufflePlan:
     def route(self, rank: int) -> Route:
         """Returns what the exchange of a one-step plan moves from and to a rank; computed once."""
         if rank not in self._routes:
-            held, wanted = self.loaded_by(rank), self.partition[rank]
+            held, wanted = self.loaded_by(rank), self.computed_by(rank)
             self._routes[rank] = Route(
                 self._route_end(held, self.destination, rank), self._route_end(wanted, self.home, rank)
             )
@@ -246,6 +259,10 @@ class ShufflePlan:
     def _of_samples(self, numbers: np.ndarray) -> ShufflePlan:
         """Keeps these samples; what is not per sample stays."""
         return replace(self, **{name: getattr(self, name)[numbers] for name in _PER_SAMPLE})
+
+    @cached_property
+    def _steps(self) -> tuple[ShufflePlan, ...]:
+        return tuple(self._step(number) for number in range(self.num_steps))
 
     @cached_property
     def _routes(self) -> dict[int, Route]:

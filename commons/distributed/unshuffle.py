@@ -60,7 +60,7 @@ def _rows_at_home(
     """Returns the real rows that this rank brought to a step, and their elements, int64
     `[rows, jagged fields]`."""
     rank = group.rank
-    held, at_home = plan.partition[rank], plan.loaded_by(rank)
+    held, at_home = plan.computed_by(rank), plan.loaded_by(rank)
     if plan.in_micro_batches and isinstance(values, list):
         packed = _joined(values, plan.micro_batches_on(rank), sample_rows)
     else:

@@ -70,7 +70,7 @@ def run_micro_batches(
         loss_scale = shuffler.scale(torch.ones((), device=device), plan, "sum")
     micro_batches, rows = shuffler.micro_batches(batch, plan), shuffler.micro_batch_rows(batch, plan)
     rank = shuffler.group.rank
-    own = plan.loss_tokens[plan.partition[rank]]
+    own = plan.loss_tokens[plan.computed_by(rank)]
     loss_tokens = [int(own[of_one].sum()) for of_one in plan.micro_batches_on(rank)]
     trains = model.training and torch.is_grad_enabled()
     replicated = _replicated(model) if trains else []

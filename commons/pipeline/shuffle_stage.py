@@ -56,7 +56,7 @@ class _Step:
     @property
     def loss_tokens(self) -> int:
         """Loss tokens of this step on all ranks."""
-        return self.window.steps[self.number].num_loss_tokens
+        return self.window.loss_tokens_of_step(self.number)
 
     @property
     def mean_loss_tokens(self) -> float:
@@ -76,7 +76,8 @@ class ShuffleStage:
         loss_reduction: one of `LOSS_REDUCTIONS`, as pipelines take it.
 
     Attributes:
-        post: returns a number for all ranks, int64; called in the planning thread before each plan.
+        post: returns a number for all ranks, int64; called in the planning thread before each plan. None
+            for 0.
         posted: int64 `[all ranks]`, what ranks posted with the newest plan handed out: the same on all ranks
             in the same step.
 
@@ -111,7 +112,7 @@ class ShuffleStage:
         self._planned: deque[_Step] = deque()
         self._exchanged: deque[_Step] = deque()
         self._computed: _Step | None = None
-        self.post: Callable[[], int] = lambda: 0
+        self.post: Callable[[], int] | None = None
         self.posted = np.zeros(self._num_ranks, dtype=np.int64)
 
     def next_batch(self, loader: Iterator[Any]) -> Any | None:
@@ -213,7 +214,7 @@ class ShuffleStage:
         """Plans a window; in the planning thread."""
         self._shuffler.reserve()
         on_host = [host for host, _ in loaded]
-        window = self._shuffler.plan_with(self._planner, on_host, failure, self.post())
+        window = self._shuffler.plan_with(self._planner, on_host, failure, self.post)
         if not window.has_batch:
             return []
         group_window = window.within(np.array(self._shuffler.group.ranks))

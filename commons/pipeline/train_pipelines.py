@@ -42,7 +42,7 @@ class _WithStage:
     def computed_tokens(self) -> np.ndarray:
         """int64 `[samples]`, tokens of each sample that this rank computed."""
         plan = self.plan
-        return plan.tokens[plan.partition[self._stage.rank]]
+        return plan.tokens[plan.computed_by(self._stage.rank)]
 
     @property
     def num_samples(self) -> int:
