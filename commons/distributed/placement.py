@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,10 +14,8 @@ from commons.partition import (
     karmarkar_karp,
     longest_processing_time,
     lower_bound,
-    place_in_micro_batches,
     rebalance,
     refined,
-    small_at_both_ends,
 )
 
 PARTITIONERS = ("karmarkar_karp", "longest_processing_time", "rebalance", "refined")
@@ -146,20 +144,8 @@ class Placement:
         Raises:
             ValueError: as `place` does.
         """
-
-        def place(tokens: np.ndarray | None, most: int | None) -> list[np.ndarray]:
-            if tokens is None or most is None:
-                return self.place(loaded, ranks_per_node)
-            if self.max_tokens is not None:  # in whole tokens, which are no fewer
-                tokens, most = loaded.tokens, min(most, self.max_tokens)
-            # Of "karmarkar_karp", which keeps no limits, this is an error, and so there is but one placement.
-            limited = replace(self, max_tokens=most, window=1, window_max_step_ratio=None)  # of one step
-            return limited.place(replace(loaded, tokens=tokens), ranks_per_node)
-
-        placed = place_in_micro_batches(
-            loaded.workloads, loaded.tokens, len(loaded.num_loaded), self._micro_batch_cap, place
-        )
-        return self._ordered(placed)
+        placed = self.place(loaded, ranks_per_node)
+        return self.divide_into_micro_batches(loaded.workloads, loaded.tokens, placed)
 
     def divide_into_micro_batches(
         self,
@@ -215,7 +201,7 @@ class Placement:
 
     def _ordered(self, micro_batches: list[list[np.ndarray]]) -> list[list[np.ndarray]]:
         if self.small_micro_batches_at_ends:
-            return [small_at_both_ends(of_rank) for of_rank in micro_batches]
+            return [[*of_rank[::2], *of_rank[1::2][::-1]] for of_rank in micro_batches]
         return micro_batches
 
     def _check_window(self) -> None:
