@@ -10,6 +10,7 @@ import numpy as np
 from tqdm import tqdm
 
 from benchmarks.markdown import markdown_table
+from benchmarks.micro_batch.bound import micro_batch_lower_bound
 from benchmarks.micro_batch.divisions import (
     DIVISIONS,
     MAX_TOKENS,
@@ -19,13 +20,7 @@ from benchmarks.micro_batch.divisions import (
     draw_steps,
     ours,
 )
-from commons.partition import (
-    imbalance,
-    loads,
-    lower_bound,
-    micro_batch_imbalance,
-    micro_batch_lower_bound,
-)
+from commons.partition import imbalance, loads, lower_bound, micro_batch_imbalance
 
 Record = dict[str, Any]
 

@@ -77,7 +77,8 @@ class Arm:
         """Takes some batches through the stage, with something to compute behind each."""
         for _ in range(steps):
             self.stage.exchange(self.stage.next_batch(self._batches))
-            self.reports.append(self.stage._exchanged.popleft().report)
+            self.stage._computed = self.stage._exchanged.popleft()
+            self.reports.append(self.stage.report())
             for _ in range(TRAINING_MATMULS):
                 torch.mm(self._matrix, self._matrix)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -21,10 +22,11 @@ class BalanceReport:
         loads_before, loads_after: float64 `[ranks]`, sums of workloads. In a window, "before" is the step
             without one: the batches loaded at its place.
         tokens_before, tokens_after: int64 `[ranks]`.
-        lower_bound: the imbalance that no placement of the step's whole samples on all ranks beats.
         samples_moved: samples that left the rank they were loaded on.
         bytes_moved: bytes of those samples.
         bytes_loaded: bytes of all samples.
+        workloads: int64 `[samples]`, of the step.
+        equal_rows: whether the lower bound is that of equal rows.
         micro_batch_loads: float64 `[ranks, micro-batches]`, sums of workloads; None where batches run whole.
         step_ratio: the step's total workload ÷ the mean step's of its window; 1.0 without a window.
         bytes_sent, bytes_received: by this rank in the exchange.
@@ -36,10 +38,11 @@ class BalanceReport:
     loads_after: np.ndarray
     tokens_before: np.ndarray
     tokens_after: np.ndarray
-    lower_bound: float
     samples_moved: int
     bytes_moved: int
     bytes_loaded: int
+    workloads: np.ndarray
+    equal_rows: bool
     micro_batch_loads: np.ndarray | None = None
     step_ratio: float = 1.0
     bytes_sent: int = 0
@@ -78,10 +81,11 @@ class BalanceReport:
             loads_after=per_rank(of_step.workloads, of_step.destination),
             tokens_before=per_rank(plan.tokens[loaded], plan.home[loaded]).astype(np.int64),
             tokens_after=per_rank(of_step.tokens, of_step.destination).astype(np.int64),
-            lower_bound=lower_bound(of_step.workloads, plan.num_ranks, equal_size=equal_rows),
             samples_moved=int(moved.sum()),
             bytes_moved=int(of_step.sample_bytes[moved].sum()),
             bytes_loaded=int(of_step.sample_bytes.sum()),
+            workloads=of_step.workloads,
+            equal_rows=equal_rows,
             micro_batch_loads=_micro_batch_loads(of_step),
             step_ratio=float(total / mean) if mean else 1.0,
             bytes_sent=0 if traffic is None else traffic.sent,
@@ -89,6 +93,11 @@ class BalanceReport:
             plan_wait_seconds=plan_wait_seconds,
             exchange_seconds=exchange_seconds,
         )
+
+    @cached_property
+    def lower_bound(self) -> float:
+        """The imbalance that no placement of the step's whole samples on all ranks beats."""
+        return lower_bound(self.workloads, len(self.loads_after), equal_size=self.equal_rows)
 
     @property
     def imbalance_before(self) -> float:

@@ -465,7 +465,10 @@ class BatchShuffler(ABC):
 
 
 class IdentityShuffler(BatchShuffler):
-    """Leaves every sample where it was loaded, and communicates nothing.
+    """Leaves every sample where it was loaded.
+
+    By itself it communicates nothing. In a pipeline all ranks gather their samples' numbers, as with any
+    shuffler: for the loss tokens of all ranks, and for reports.
 
     Args:
         process_group, settings: as `BatchShuffler` takes them, so that it can stand in for any other.

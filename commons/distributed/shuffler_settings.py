@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -76,7 +77,7 @@ class ShufflerSettings:
 
     def takes(self, argument: str) -> bool:
         """Whether the partitioner has an argument of this name."""
-        return argument in inspect.signature(PARTITIONERS[self.partitioner]).parameters
+        return argument in _arguments_of(PARTITIONERS[self.partitioner])
 
     def _check_choices(self) -> None:
         if self.partitioner not in PARTITIONERS:
@@ -89,10 +90,10 @@ class ShufflerSettings:
             raise ValueError(f"tolerance={self.tolerance}: expected a finite number of at least 0")
         for name in ("max_rows", "max_tokens", "max_tokens_per_micro_batch"):
             cap = getattr(self, name)
-            if cap is not None and not (isinstance(cap, int | np.integer) and cap >= 1):
+            if cap is not None and not _is_count(cap):
                 raise ValueError(f"{name}={cap}: expected an integer of at least 1, or None for no limit")
-        if self.window < 1:
-            raise ValueError(f"window={self.window}: expected at least 1")
+        if not _is_count(self.window):
+            raise ValueError(f"window={self.window}: expected an integer of at least 1")
         if self.window_max_step_ratio is not None and not self.window_max_step_ratio >= 1:
             raise ValueError(
                 f"window_max_step_ratio={self.window_max_step_ratio}: expected at least 1, or None"
@@ -109,6 +110,11 @@ class ShufflerSettings:
                     f"{name}={getattr(self, name)}: {self.partitioner!r} keeps no limits; choose another "
                     "partitioner"
                 )
+        if self.equal_rows and not self.takes("equal_size"):
+            raise ValueError(
+                f"equal_rows=True: {self.partitioner!r} has no argument equal_size to make rows equal; set "
+                "equal_rows=False"
+            )
         if self.max_rows is not None and self.equal_rows:
             raise ValueError(f"max_rows={self.max_rows} has no effect with equal_rows=True")
 
@@ -126,3 +132,12 @@ class ShufflerSettings:
                     f"{name}={value!r} has no effect with window={self.window}, which balance_window places: "
                     "leave it out"
                 )
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool) and bool(value >= 1)
+
+
+@functools.cache
+def _arguments_of(function: Callable[..., list[np.ndarray]]) -> frozenset[str]:
+    return frozenset(inspect.signature(function).parameters)

@@ -1,4 +1,4 @@
-"""Who should compute what: pure host functions on numbers, deterministic on every machine."""
+"""Which part computes which sample: pure host functions of numbers, deterministic on every machine."""
 
 from commons.partition.balance import imbalance, loads, lower_bound
 from commons.partition.karmarkar_karp import karmarkar_karp
@@ -6,10 +6,7 @@ from commons.partition.micro_batches import (
     balance_micro_batches,
     divide_into_micro_batches,
     micro_batch_imbalance,
-    micro_batch_lower_bound,
     pack_micro_batches,
-    place_in_micro_batches,
-    small_at_both_ends,
 )
 from commons.partition.rebalance import rebalance
 from commons.partition.refine import longest_processing_time, refine, refined
@@ -25,12 +22,9 @@ __all__ = [
     "longest_processing_time",
     "lower_bound",
     "micro_batch_imbalance",
-    "micro_batch_lower_bound",
     "pack_micro_batches",
-    "place_in_micro_batches",
     "rebalance",
     "refine",
     "refined",
-    "small_at_both_ends",
     "step_ratios",
 ]

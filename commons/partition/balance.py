@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
-from commons.partition.compiled import compiled
 from commons.partition.problem import Problem
+from commons.partition.search import lightest_load_of_heaviest
 from commons.partition.workloads import as_workloads, check_count
 
 
@@ -50,23 +50,5 @@ def lower_bound(workloads: ArrayLike, num_partitions: int, equal_size: bool = Tr
     total = problem.work.sum()
     if total == 0:
         return 1.0
-    return float(
-        max(1.0, bound_of(problem.work, problem.num_parts, problem.limits.fewest) * num_partitions / total)
-    )
-
-
-@compiled
-def bound_of(work: np.ndarray, num_parts: int, fewest: int) -> float:
-    """The load that the heaviest part has at least; `work` int64 `[samples]` descending."""
-    num_samples = len(work)
-    sums = np.zeros(num_samples + 1, dtype=np.int64)  # of the heaviest
-    for sample in range(num_samples):
-        sums[sample + 1] = sums[sample] + work[sample]
-    bound = sums[num_samples] / num_parts
-    for m in range(1, num_samples + 1):
-        j, q = (m - 1) // num_parts + 1, (m - 1) % num_parts + 1
-        others = max(fewest - j, 0) * q
-        load = sums[m] - sums[m - j * q] + sums[num_samples] - sums[num_samples - others]
-        if load > bound * q:
-            bound = load / q
-    return bound
+    load = lightest_load_of_heaviest(problem.work, problem.num_parts, problem.limits.fewest)
+    return float(max(1.0, load * num_partitions / total))

@@ -12,6 +12,7 @@ import heapq
 import numpy as np
 from numpy.typing import ArrayLike
 
+from commons.partition.problem import indices_of_parts
 from commons.partition.workloads import as_workloads, check_count
 
 
@@ -43,8 +44,7 @@ def karmarkar_karp(workloads: ArrayLike, num_partitions: int, equal_size: bool =
     part_of = np.empty(len(values), dtype=np.int64)
     for samples, group_slots in zip(groups, slots, strict=True):
         part_of[samples] = group_slots[: len(samples)]
-    order = np.argsort(part_of, kind="stable")
-    return np.split(order, np.cumsum(np.bincount(part_of, minlength=num_partitions))[:-1])
+    return indices_of_parts(part_of, num_partitions)
 
 
 # A merge: the two states, and for each slot of the new state the slot of each that went into it.

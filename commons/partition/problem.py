@@ -1,4 +1,4 @@
-"""What is to be partitioned: workloads and limits, checked, in the form that the compiled functions take."""
+"""The checked form of a problem that the compiled search takes: sorted integer workloads, and limits."""
 
 from __future__ import annotations
 
@@ -9,20 +9,18 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from commons.partition.compiled import compiled
-from commons.partition.parts import Limits
+from commons.partition.search import NO_CAP, Limits, grouped
 from commons.partition.workloads import as_integers, as_workloads, check_count
-
-NO_CAP = 2**62
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Samples from the heaviest to the lightest, and the limits of each part.
+    """Samples from the heaviest to the lightest, and the limits of every part.
 
     Attributes:
         num_parts: at least 1.
         order: int64 `[samples]`, the caller's index of each sample.
-        work, tokens: int64 `[samples]`; tokens are 0 where there is no cap on them.
+        work, tokens: int64 `[samples]`; tokens are 0 where nothing caps them.
         limits: of every part.
     """
 
@@ -41,46 +39,51 @@ class Problem:
         tokens: ArrayLike | None = None,
         max_tokens: int | None = None,
     ) -> Problem:
-        """Checks and sorts.
+        """Checks the arguments and sorts the samples.
 
         Raises:
-            ValueError: a value is negative, NaN or infinite; `tokens` are no whole numbers, or not one per
-                sample, or come without `max_tokens` or this without them; or no placement can keep to the
-                caps.
+            ValueError: a value is negative, NaN, or infinite; `tokens` are not one whole number per sample;
+                `tokens` and `max_tokens` do not come together; or no placement can keep to the caps.
         """
         check_count("num_partitions", num_partitions)
-        num_partitions = int(num_partitions)  # a numpy integer of another width would overflow, and recompile
+        num_partitions = int(num_partitions)  # a narrower numpy integer would overflow, and recompile
         values = as_workloads(workloads)
         integers = as_integers(values)
         order = np.argsort(-integers)  # not stable, which is much faster
         work = integers[order]
-        _order_ties(order, work)
+        _sort_ties(order, work)
         amounts = _checked_tokens(tokens, max_tokens, len(values), num_partitions)
         fewest, most = _row_limits(len(values), num_partitions, equal_size, max_rows)
         cap = NO_CAP if max_tokens is None else min(int(max_tokens), NO_CAP)
         return Problem(num_partitions, order, work, amounts[order], Limits(fewest, most, cap))
 
     def sorted(self, per_sample: np.ndarray) -> np.ndarray:
-        """Something of each sample in the caller's order, as int64 in the order of `work`."""
+        """Values per sample in the caller's order, as int64 in the order of `work`."""
         return np.ascontiguousarray(per_sample, dtype=np.int64)[self.order]
 
     def partition(self, part_of: np.ndarray, num_parts: int | None = None) -> list[np.ndarray]:
         """For each part the caller's ascending indices; `part_of` is in the order of `work`."""
-        samples, ends = _grouped(self.order, part_of, num_parts or self.num_parts)
-        bounds = ends.tolist()
-        return [samples[start:end] for start, end in zip([0, *bounds], bounds, strict=False)]
+        part_of_index = np.empty_like(part_of)
+        part_of_index[self.order] = part_of
+        return indices_of_parts(part_of_index, num_parts or self.num_parts)
 
-    def check_keeps_limits(self, part_of: np.ndarray) -> None:
-        """Raises ValueError unless a partition, in the order of `work`, keeps to the limits."""
-        sizes = np.bincount(part_of, minlength=self.num_parts)
-        amounts = np.bincount(part_of, self.tokens, minlength=self.num_parts)
+    def beyond_limits(self, part_of: np.ndarray) -> str | None:
+        """The first part that does not keep to the limits, in words; None if all do. Order as of `work`."""
         fewest, most, max_tokens = self.limits
+        sizes = np.bincount(part_of, minlength=self.num_parts)
         for part in np.flatnonzero((sizes < fewest) | (sizes > most))[:1]:
-            raise ValueError(f"partition[{part}] has {sizes[part]} samples, expected {fewest} to {most}")
+            return f"partition[{part}] has {sizes[part]} samples, expected {fewest} to {most}"
+        amounts = np.bincount(part_of, self.tokens, minlength=self.num_parts)
         for part in np.flatnonzero(amounts > max_tokens)[:1]:
-            raise ValueError(
-                f"partition[{part}] has {int(amounts[part])} tokens, above max_tokens={max_tokens}"
-            )
+            return f"partition[{part}] has {int(amounts[part])} tokens, above max_tokens={max_tokens}"
+        return None
+
+
+def indices_of_parts(part_of: np.ndarray, num_parts: int) -> list[np.ndarray]:
+    """For each part the ascending int64 indices of its samples; `part_of` int64 `[samples]`."""
+    indices, ends = grouped(part_of, num_parts)
+    bounds = ends.tolist()
+    return [indices[start:end] for start, end in zip([0, *bounds], bounds, strict=False)]
 
 
 def checked_tolerance(tolerance: float) -> float:
@@ -168,7 +171,7 @@ def _row_limits(
 
 
 @compiled
-def _order_ties(order: np.ndarray, work: np.ndarray) -> None:
+def _sort_ties(order: np.ndarray, work: np.ndarray) -> None:
     """Sorts the indices of samples with equal work."""
     start = 0
     while start < len(work):
@@ -184,21 +187,3 @@ def _order_ties(order: np.ndarray, work: np.ndarray) -> None:
                 j -= 1
             order[j] = index
         start = end
-
-
-@compiled
-def _grouped(order: np.ndarray, part_of: np.ndarray, num_parts: int) -> tuple[np.ndarray, np.ndarray]:
-    """The indices of all parts, one part behind the other, each ascending; and where each part ends."""
-    part_of_index = np.empty(len(order), dtype=np.int64)
-    sizes = np.zeros(num_parts, dtype=np.int64)
-    for sample in range(len(order)):
-        part_of_index[order[sample]] = part_of[sample]
-        sizes[part_of[sample]] += 1
-    ends = np.cumsum(sizes)
-    filled = ends - sizes
-    samples = np.empty(len(order), dtype=np.int64)
-    for index in range(len(order)):
-        part = part_of_index[index]
-        samples[filled[part]] = index
-        filled[part] += 1
-    return samples, ends

@@ -1,24 +1,45 @@
-"""Rebalancing: from where the samples are to a balanced partition, with as little movement as can be.
+"""Rebalancing: the search started from where the samples are, with a price on every move.
 
-The heaviest part gives a sample to another one, mostly in return for a lighter sample: in the cheapest
-exchange that brings it to the target load at once and keeps the other below; where there is none, in the one
-that takes most off it for its price. What is stuck in the end is partitioned anew together with the lightest
-parts. Last, samples that are away go home wherever the target allows.
+The heaviest part swaps with a light one, at the lowest price for what the swap takes off it. Where no such
+swap is left, the unpriced search makes the next one. Last, samples that are away go home wherever the target
+allows.
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
+from numba import njit
 from numpy.typing import ArrayLike
 
 from commons.partition.compiled import compiled
-from commons.partition.local_search import target_load
-from commons.partition.move_to_target import labels_near_home, move_to_target
-from commons.partition.parts import NONE, Limits, exchange, make_parts
-from commons.partition.priced_exchanges import SIZE_BITS, Costs
-from commons.partition.problem import NO_CAP, Problem, checked_tolerance
-from commons.partition.refine import start_from_scratch
+from commons.partition.problem import Problem, checked_tolerance
+from commons.partition.refine import place_from_scratch
+from commons.partition.search import (
+    NO_CAP,
+    NONE,
+    RESOLUTION,
+    Limits,
+    Parts,
+    fits,
+    lightening_swap,
+    make_parts,
+    refined_from_scratch,
+    sum_per_part,
+    swap,
+    target_load,
+)
 from commons.partition.workloads import as_integers, as_workloads, check_count
+
+# A byte to another node costs as much as this many bytes within one: nodes are left last.
+ACROSS_NODES = 1000
+# Bits of the sum of all sizes: this many bytes times ACROSS_NODES are still below 2**63.
+SIZE_BITS = 50
+# Parts considered for a swap: this many that can help, among this many of the lightest. More hardly save
+# movement, and take time.
+PARTNERS = 16
+CANDIDATES = 48
 
 
 def rebalance(
@@ -34,7 +55,7 @@ def rebalance(
     tokens: ArrayLike | None = None,
     max_tokens: int | None = None,
 ) -> list[np.ndarray]:
-    """Balances parts that have samples already, and leaves as many samples as it can where they are.
+    """Balances parts that already have samples, and moves as few of them as it can.
 
     Args:
         workloads: `[samples]`, non-negative.
@@ -42,25 +63,39 @@ def rebalance(
         num_partitions: parts, at least 1.
         tolerance: the largest load may be (1 + tolerance) × the lower bound; where that is out of reach,
             about (1 + 1.1 · tolerance) × what `refined` attains.
-        sizes: `[samples]`, non-negative: what it costs to move each, in bytes for example; None for 1 each.
-        ranks_per_node: parts p with equal p // ranks_per_node are near each other: samples leave these last.
+        sizes: `[samples]`, non-negative: the cost of moving each, in bytes for example; None for 1 each.
+        ranks_per_node: parts p with equal p // ranks_per_node share a node; samples rarely leave it.
         equal_size, max_rows, tokens, max_tokens: as for `longest_processing_time`; `home` need not keep to
             them.
 
     Returns:
-        As `longest_processing_time`. Never worse than `home`, if that keeps to the limits. Where it does not,
-        samples leave until it does, the largest parts' first, with no regard to nodes.
+        As `longest_processing_time`. Never worse than `home` if `home` keeps to the limits. Where it does
+        not, samples leave until it does, the largest parts' first, with no regard to nodes.
 
     Raises:
         ValueError: as `longest_processing_time`; or `home` is not a part for each sample, `tolerance` or a
-            size is negative, or `ranks_per_node` below 1.
+            size is negative, or `ranks_per_node` is below 1.
     """
     tolerance = checked_tolerance(tolerance)
     problem = Problem.of(workloads, num_partitions, equal_size, max_rows, tokens, max_tokens)
     costs = _costs(problem, home, sizes, ranks_per_node)
     part_of = _within_limits(problem, costs)
-    _rebalance(problem.work, problem.tokens, part_of, problem.limits, costs, tolerance)
+    _move_to_tolerance(problem.work, problem.tokens, part_of, problem.limits, costs, tolerance)
     return problem.partition(part_of)
+
+
+class Costs(NamedTuple):
+    """Costs of having a sample away from home; all int64.
+
+    Attributes:
+        home: `[samples]`, the part that each is in at first.
+        size: `[samples]`, the cost of each when it moves.
+        node_of: `[parts]`, ascending.
+    """
+
+    home: np.ndarray
+    size: np.ndarray
+    node_of: np.ndarray
 
 
 def _costs(problem: Problem, home: ArrayLike, sizes: ArrayLike | None, ranks_per_node: int | None) -> Costs:
@@ -68,14 +103,9 @@ def _costs(problem: Problem, home: ArrayLike, sizes: ArrayLike | None, ranks_per
     num_samples, num_parts = len(problem.work), problem.num_parts
     if homes.shape != (num_samples,):
         raise ValueError(f"home has shape {homes.shape}, expected one part for each of {num_samples} samples")
-    bad = NONE
-    if homes.dtype.kind not in "iu":  # as an integer, NaN would be one of the parts
-        fractions = np.flatnonzero(~(np.isfinite(homes) & (homes == np.floor(homes))))
-        bad = int(fractions[0]) if fractions.size else NONE
-    if bad == NONE:
-        parts = np.ascontiguousarray(homes, dtype=np.int64)
-        bad = _first_outside(parts, num_parts)
-    if bad != NONE:
+    is_part = (homes >= 0) & (homes < num_parts) & (homes == np.floor(homes))  # NaN compares as False
+    if not is_part.all():
+        bad = int(np.argmin(is_part))
         raise ValueError(f"home[{bad}] is {homes[bad]}, expected a part from 0 to {num_parts - 1}")
     if ranks_per_node is not None:
         check_count("ranks_per_node", ranks_per_node)
@@ -84,50 +114,28 @@ def _costs(problem: Problem, home: ArrayLike, sizes: ArrayLike | None, ranks_per
     if len(costs) != num_samples:
         raise ValueError(f"sizes has {len(costs)} values for {num_samples} workloads")
     node_of = np.arange(num_parts) // (ranks_per_node or num_parts)
-    return Costs(parts[problem.order], problem.sorted(as_integers(costs, SIZE_BITS)), node_of)
+    return Costs(problem.sorted(homes), problem.sorted(as_integers(costs, SIZE_BITS)), node_of)
 
 
 def _within_limits(problem: Problem, costs: Costs) -> np.ndarray:
-    """int64 `[samples]`: home, or what is near it and keeps to the limits."""
+    """int64 `[samples]`: home, or a partition near it that keeps to the limits."""
     part_of = costs.home.copy()
-    if _keeps_limits(part_of, problem.tokens, problem.num_parts, problem.limits):
+    if problem.beyond_limits(part_of) is None:
         return part_of
     fewest, most, max_tokens = problem.limits
-    limits = Limits(fewest, most, NO_CAP)
-    sizes = np.bincount(part_of, minlength=problem.num_parts)
-    if sizes.min() < fewest or sizes.max() > most:
-        _even_out(problem.work, part_of, problem.num_parts, limits)
-    if np.bincount(part_of, problem.tokens).max(initial=0) <= max_tokens:
+    _even_out(problem.work, part_of, problem.num_parts, problem.limits)
+    if problem.beyond_limits(part_of) is None:
         return part_of
-    # To keep all parts within a number of tokens is to rebalance their tokens.
+    # Keeping all parts within a number of tokens is rebalancing by tokens.
     by_tokens = np.argsort(-problem.tokens, kind="stable")
     amounts, part_by_tokens = problem.tokens[by_tokens], part_of[by_tokens]
     costs_by_tokens = Costs(costs.home[by_tokens], costs.size[by_tokens], costs.node_of)
-    _move(amounts, np.zeros_like(amounts), part_by_tokens, limits, costs_by_tokens, max_tokens, 0.0)
+    no_cap = Limits(fewest, most, NO_CAP)
+    _move(amounts, np.zeros_like(amounts), part_by_tokens, no_cap, costs_by_tokens, max_tokens, 0.0)
     part_of[by_tokens] = part_by_tokens
-    if np.bincount(part_of, problem.tokens).max() <= max_tokens:
+    if problem.beyond_limits(part_of) is None:
         return part_of
-    part_of = start_from_scratch(problem)
-    labels = labels_near_home(costs, np.arange(len(part_of)), part_of, np.arange(problem.num_parts))
-    return labels[part_of]
-
-
-@compiled
-def _first_outside(homes: np.ndarray, num_parts: int) -> int:
-    for sample in range(len(homes)):
-        if not 0 <= homes[sample] < num_parts:
-            return sample
-    return NONE
-
-
-@compiled
-def _keeps_limits(part_of: np.ndarray, tokens: np.ndarray, num_parts: int, limits: Limits) -> bool:
-    size = np.zeros(num_parts, dtype=np.int64)
-    amount = np.zeros(num_parts, dtype=np.int64)
-    for sample in range(len(part_of)):
-        size[part_of[sample]] += 1
-        amount[part_of[sample]] += tokens[sample]
-    return size.min() >= limits.fewest and size.max() <= limits.most and amount.max() <= limits.max_tokens
+    return _nearest_home(place_from_scratch(problem), costs)
 
 
 @compiled
@@ -142,18 +150,33 @@ def _even_out(work: np.ndarray, part_of: np.ndarray, num_parts: int, limits: Lim
                 if parts.size[taker] < limits.most:
                     break
         wanted = (parts.load[giver] - parts.load[taker]) // 2
-        start, end = parts.start[giver], parts.start[giver] + parts.size[giver]
-        at = start
-        while at + 1 < end and work[parts.members[at]] > wanted:
+        at, last = parts.start[giver], parts.start[giver] + parts.size[giver] - 1
+        while at < last and work[parts.members[at]] > wanted:
             at += 1
-        exchange(parts, giver, parts.members[at], taker, NONE)
+        swap(parts, giver, parts.members[at], taker, NONE)
 
 
 @compiled
-def _rebalance(
+def _nearest_home(part_of: np.ndarray, costs: Costs) -> np.ndarray:
+    """The same partition, its parts renumbered so that much stays at home: the largest matches first."""
+    num_parts = len(costs.node_of)
+    at_home = sum_per_part(costs.size, part_of * num_parts + costs.home, num_parts * num_parts)
+    matches = np.flatnonzero(at_home)
+    number = np.full(num_parts, NONE, dtype=np.int64)
+    is_free = np.ones(num_parts, dtype=np.bool_)
+    for match in matches[np.argsort(-at_home[matches], kind="mergesort")]:
+        part, home = match // num_parts, match % num_parts
+        if number[part] == NONE and is_free[home]:
+            number[part] = home
+            is_free[home] = False
+    number[number == NONE] = np.flatnonzero(is_free)
+    return number[part_of]
+
+
+@compiled
+def _move_to_tolerance(
     work: np.ndarray, tokens: np.ndarray, part_of: np.ndarray, limits: Limits, costs: Costs, tolerance: float
 ) -> None:
-    """Changes `part_of`."""
     target = target_load(work, len(costs.node_of), limits, tolerance)
     _move(work, tokens, part_of, limits, costs, target, tolerance)
 
@@ -168,6 +191,168 @@ def _move(
     target: int,
     tolerance: float,
 ) -> None:
-    """Changes `part_of`."""
-    parts = make_parts(work, tokens, part_of, np.zeros(len(costs.node_of), dtype=np.int64))
-    move_to_target(parts, limits, costs, target, tolerance)
+    """Changes `part_of` until no part is above the target.
+
+    Where that cannot be done, the target becomes (1 + tolerance) × the largest load of a search from scratch,
+    and a tenth of the tolerance more, because the last step to it would take more moves than all before.
+    """
+    base = np.zeros(len(costs.node_of), dtype=np.int64)
+    parts = make_parts(work, tokens, part_of, base)
+    if not _lighten(parts, limits, costs, target, False):
+        scratch = refined_from_scratch(work, tokens, len(base), limits, 0.0)
+        heaviest = parts.load.max()
+        attained = sum_per_part(work, scratch, len(base)).max() if scratch[-1] != NONE else heaviest
+        relaxed = max(target, min(int(min(attained * (1 + 1.1 * tolerance), 2.0**61)), heaviest))
+        is_there = attained <= target and _lighten(parts, limits, costs, target, True)
+        if not is_there:
+            target = relaxed
+            is_there = _lighten(parts, limits, costs, target, True)
+        if not is_there and scratch[-1] != NONE:
+            part_of[:] = _nearest_home(scratch, costs)
+            parts = make_parts(work, tokens, part_of, base)
+    _send_home(parts, limits, costs, target)
+
+
+@compiled
+def _lighten(parts: Parts, limits: Limits, costs: Costs, target: int, at_any_price: bool) -> bool:
+    """Makes swaps until no part is above the target, or none helps; whether it got there."""
+    least = max(int(RESOLUTION * target), 1)
+    while len(parts.load) > 1 and parts.load[parts.by_load[-1]] > target:
+        heavy = parts.by_load[-1]
+        gives, partner, returns = _cheapest_swap(parts, limits, costs, heavy, target, least)
+        if partner == NONE and at_any_price:
+            gives, partner, returns = lightening_swap(parts, limits, heavy, least)
+        if partner == NONE:
+            return False
+        swap(parts, heavy, gives, partner, returns)
+    return True
+
+
+@compiled
+def _cheapest_swap(
+    parts: Parts, limits: Limits, costs: Costs, heavy: int, target: int, least: int
+) -> tuple[int, int, int]:
+    """(sample given, partner, sample returned); the partner is NONE if no swap takes at least `least`.
+
+    First come swaps that bring the heavy part to the target at once, within its node and then anywhere. Then
+    come those that take part of it, again within the node first.
+    """
+    has_nodes = costs.node_of[0] != costs.node_of[-1]
+    for relief in (parts.load[heavy] - target, least):
+        for near in (True, False):
+            if near and not has_nodes:
+                continue
+            found = _best_swap(parts, limits, costs, heavy, target, relief, near)
+            if found[1] != NONE:
+                return found
+    return NONE, NONE, NONE
+
+
+@compiled
+def _best_swap(
+    parts: Parts, limits: Limits, costs: Costs, heavy: int, target: int, least: int, near: bool
+) -> tuple[int, int, int]:
+    """The swap that takes most off the load above the target for its cost, at least `least`.
+
+    The partner is one of the lightest parts, of the same node if `near`. It may end above the target, but
+    that counts against the swap: of two giants in one part, one leaves although no part has room for it.
+    """
+    work, load, members, home, size = parts.work, parts.load, parts.members, costs.home, costs.size
+    needed = load[heavy] - target
+    first, end = parts.start[heavy], parts.start[heavy] + parts.size[heavy]
+    gives, partner, returns, best = NONE, NONE, NONE, 0.0
+    candidates = partners = 0
+    for taker in parts.by_load:
+        headroom = target - load[taker]
+        if headroom < least or partners == PARTNERS or candidates == CANDIDATES:
+            break
+        if taker == heavy or (near and costs.node_of[taker] != costs.node_of[heavy]):
+            continue
+        may_give = parts.size[heavy] > limits.fewest and parts.size[taker] < limits.most
+        start, stop = parts.start[taker], parts.start[taker] + parts.size[taker]
+        lightest = 0 if may_give or start == stop else work[members[stop - 1]]
+        most = max(needed, headroom)
+        candidates += 1
+        helps = may_give
+        for at in range(first, end):
+            i = members[at]
+            if work[i] - lightest < least:
+                break
+            # A move costs this at least, unless the sample that comes back goes home.
+            price = size[i] if home[i] == heavy else 1
+            if min(needed, headroom, work[i] - lightest) <= best * price:
+                continue
+            # The lightest sample that may come back, because it is the cheapest.
+            j = _first_below(work, members, start, stop, work[i] - most)
+            for returned in (members[j - 1] if j > start else NONE, NONE):
+                if returned == NONE and not may_give:
+                    continue
+                difference = work[i] - (work[returned] if returned != NONE else 0)
+                relief = min(difference, needed) - max(difference - headroom, 0)
+                if relief < least:
+                    continue
+                helps = True
+                cost = _moving_cost(costs, i, heavy, taker) + _moving_cost(costs, returned, taker, heavy)
+                value = relief / max(cost, 1)
+                if value > best and fits(parts, limits, heavy, i, taker, returned):
+                    gives, partner, returns, best = i, taker, returned, value
+        partners += helps
+    return gives, partner, returns
+
+
+@njit(inline="always")
+def _first_below(work: np.ndarray, members: np.ndarray, start: int, end: int, value: int) -> int:
+    """The first position from `start` to `end` whose sample has less work than `value`."""
+    while start < end:
+        middle = (start + end) // 2
+        if work[members[middle]] < value:
+            end = middle
+        else:
+            start = middle + 1
+    return start
+
+
+@njit(inline="always")
+def _moving_cost(costs: Costs, sample: int, source: int, to: int) -> int:
+    """The cost of moving the sample from one part to another; negative on the way home, 0 for NONE."""
+    if sample == NONE:
+        return 0
+    return _cost_of_being_in(costs, sample, to) - _cost_of_being_in(costs, sample, source)
+
+
+@njit(inline="always")
+def _cost_of_being_in(costs: Costs, sample: int, part: int) -> int:
+    home = costs.home[sample]
+    if part == home:
+        return 0
+    return costs.size[sample] * (1 if costs.node_of[part] == costs.node_of[home] else ACROSS_NODES)
+
+
+@compiled
+def _send_home(parts: Parts, limits: Limits, costs: Costs, target: int) -> None:
+    """Sends samples that are away nearer to home, alone or in a swap, where the target allows.
+
+    One that is on another node may go to any part of its own, any other one only home.
+    """
+    work, load, node_of = parts.work, parts.load, costs.node_of
+    for i in range(len(work)):
+        part, home = parts.part_of[i], costs.home[i]
+        if part == home:
+            continue
+        cheapest, goes_to, returns = 0, NONE, NONE
+        first, end = home, home + 1
+        if node_of[part] != node_of[home]:
+            first = np.searchsorted(node_of, node_of[home])
+            end = np.searchsorted(node_of, node_of[home], side="right")
+        for to in range(first, end):
+            saved = -_moving_cost(costs, i, part, to)
+            may_go = parts.size[part] > limits.fewest and parts.size[to] < limits.most
+            for at in range(parts.start[to], parts.start[to] + parts.size[to] + may_go):
+                j = parts.members[at] if at < parts.start[to] + parts.size[to] else NONE
+                difference = work[i] - (work[j] if j != NONE else 0)
+                if load[to] + difference <= target and load[part] - difference <= target:
+                    cost = _moving_cost(costs, j, to, part) - saved
+                    if cost < cheapest and fits(parts, limits, part, i, to, j):
+                        cheapest, goes_to, returns = cost, to, j
+        if goes_to != NONE:
+            swap(parts, part, i, goes_to, returns)

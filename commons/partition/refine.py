@@ -7,11 +7,16 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
-from commons.partition.compiled import compiled
-from commons.partition.local_search import improve, target_load
-from commons.partition.longest_first import place_longest_first
-from commons.partition.parts import NONE, Limits, make_parts
-from commons.partition.problem import NO_CAP, Problem, checked_tolerance, number_of_part
+from commons.partition.problem import Problem, checked_tolerance, number_of_part
+from commons.partition.search import (
+    NO_CAP,
+    NONE,
+    Limits,
+    place_longest_first,
+    refine_to,
+    refined_from_scratch,
+    target_load,
+)
 
 
 def longest_processing_time(
@@ -45,7 +50,7 @@ def longest_processing_time(
             held, or no placement that holds them was found: then a sample that fits nowhere is named.
     """
     problem = Problem.of(workloads, num_partitions, equal_size, max_rows, tokens, max_tokens)
-    return problem.partition(start_from_scratch(problem))
+    return problem.partition(place_from_scratch(problem))
 
 
 def refined(
@@ -61,12 +66,7 @@ def refined(
     """`longest_processing_time`, then `refine`: the best balance there is here. Arguments as for these."""
     tolerance = checked_tolerance(tolerance)
     problem = Problem.of(workloads, num_partitions, equal_size, max_rows, tokens, max_tokens)
-    if max_tokens is None:
-        part_of = _refined(problem.work, problem.tokens, problem.num_parts, problem.limits, tolerance)
-    else:
-        part_of = start_from_scratch(problem)
-        _refine(problem.work, problem.tokens, part_of, problem.num_parts, problem.limits, tolerance)
-    return problem.partition(part_of)
+    return problem.partition(place_from_scratch(problem, tolerance))
 
 
 def refine(
@@ -100,56 +100,53 @@ def refine(
     tolerance = checked_tolerance(tolerance)
     problem = Problem.of(workloads, len(partition), equal_size, max_rows, tokens, max_tokens)
     part_of = problem.sorted(number_of_part(partition, len(problem.work)))
-    problem.check_keeps_limits(part_of)
-    _refine(problem.work, problem.tokens, part_of, problem.num_parts, problem.limits, tolerance)
+    broken = problem.beyond_limits(part_of)
+    if broken is not None:
+        raise ValueError(broken)
+    _refine(problem, part_of, tolerance)
     return problem.partition(part_of)
 
 
-def start_from_scratch(problem: Problem) -> np.ndarray:
-    """int64 `[samples]`, the part of each; longest first, or balanced by tokens where that finds no place.
+def place_from_scratch(problem: Problem, tolerance: float | None = None) -> np.ndarray:
+    """int64 `[samples]`, the part of each: longest first, refined unless `tolerance` is None.
+
+    Where longest first finds no place for a sample, it starts from samples balanced by their tokens.
 
     Raises:
-        ValueError: neither keeps to `max_tokens`.
+        ValueError: neither start keeps to `max_tokens`.
     """
-    no_load = np.zeros(problem.num_parts, dtype=np.int64)
-    part_of = place_longest_first(problem.work, problem.tokens, no_load, problem.limits)
-    unplaced = np.flatnonzero(part_of == NONE)
-    if unplaced.size == 0:
-        return part_of
-    # Keeping all parts within a number of tokens is to balance them by their tokens.
-    by_tokens = np.argsort(-problem.tokens, kind="stable")
+    work, tokens, num_parts, limits = problem.work, problem.tokens, problem.num_parts, problem.limits
+    if tolerance is None:
+        part_of = place_longest_first(work, tokens, np.zeros(num_parts, dtype=np.int64), limits)
+    else:
+        part_of = refined_from_scratch(work, tokens, num_parts, limits, tolerance)
+    if len(part_of) > 0 and part_of[-1] == NONE:
+        part_of = _balanced_by_tokens(problem, unplaced=int(np.argmax(part_of == NONE)))
+        if tolerance is not None:
+            _refine(problem, part_of, tolerance)
+    return part_of
+
+
+def _balanced_by_tokens(problem: Problem, unplaced: int) -> np.ndarray:
+    """int64 `[samples]`; `unplaced` is the sample that longest first had no place for."""
     fewest, most, max_tokens = problem.limits
+    by_tokens = np.argsort(-problem.tokens, kind="stable")
     amounts = problem.tokens[by_tokens]
-    limits = Limits(fewest, most, NO_CAP)
-    part_of[by_tokens] = _refined(amounts, np.zeros_like(amounts), problem.num_parts, limits, 0.0)
-    if np.bincount(part_of, problem.tokens).max() > max_tokens:
-        sample = unplaced[0]
+    part_of = np.empty_like(amounts)
+    part_of[by_tokens] = refined_from_scratch(
+        amounts, np.zeros_like(amounts), problem.num_parts, Limits(fewest, most, NO_CAP), 0.0
+    )
+    if problem.beyond_limits(part_of) is not None:
         raise ValueError(
-            f"no placement under max_tokens={max_tokens} was found: sample {problem.order[sample]} with "
-            f"{problem.tokens[sample]} tokens fits in none of {problem.num_parts} parts beside the others; "
-            "raise max_tokens, or use more parts"
+            f"no placement under max_tokens={max_tokens} was found: sample {problem.order[unplaced]} with "
+            f"{problem.tokens[unplaced]} tokens fits in none of {problem.num_parts} parts next to the others"
+            "; raise max_tokens, or use more parts"
         )
     return part_of
 
 
-@compiled
-def _refined(
-    work: np.ndarray, tokens: np.ndarray, num_parts: int, limits: Limits, tolerance: float
-) -> np.ndarray:
-    part_of = place_longest_first(work, tokens, np.zeros(num_parts, dtype=np.int64), limits)
-    _refine(work, tokens, part_of, num_parts, limits, tolerance)
-    return part_of
-
-
-@compiled
-def _refine(
-    work: np.ndarray,
-    tokens: np.ndarray,
-    part_of: np.ndarray,
-    num_parts: int,
-    limits: Limits,
-    tolerance: float,
-) -> None:
+def _refine(problem: Problem, part_of: np.ndarray, tolerance: float) -> None:
     """Changes `part_of`."""
-    parts = make_parts(work, tokens, part_of, np.zeros(num_parts, dtype=np.int64))
-    improve(parts, limits, target_load(work, num_parts, limits, tolerance))
+    target = target_load(problem.work, problem.num_parts, problem.limits, tolerance)
+    base = np.zeros(problem.num_parts, dtype=np.int64)
+    refine_to(problem.work, problem.tokens, part_of, base, problem.limits, target)

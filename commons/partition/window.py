@@ -8,11 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from commons.partition.compiled import compiled
-from commons.partition.local_search import improve
-from commons.partition.longest_first import place_longest_first
-from commons.partition.parts import Limits, make_parts
 from commons.partition.problem import Problem
+from commons.partition.search import Limits, place_longest_first, refine_to, sum_per_part
 from commons.partition.workloads import as_workloads, check_count
 
 # A step with giants in it leaves its other parts at least this share of the mean load: the light samples that
@@ -151,7 +148,7 @@ def _plans(problem: Problem, targets: np.ndarray) -> list[_Planned]:
     # With what its target lacks to the largest as a load from the start, all parts have the same target.
     base = np.rint(targets.max() - targets).astype(np.int64).ravel()
     part_of = _place(problem.work, problem.tokens, base, problem.limits, int(targets.max()))
-    loads = _loads(problem.work, part_of, len(base))
+    loads = sum_per_part(problem.work, part_of, len(base))
     by_load = np.argsort(-loads, kind="stable")
     place = np.empty_like(by_load)
     place[by_load] = np.arange(len(by_load))
@@ -170,7 +167,7 @@ def _separate_steps(problem: Problem, num_partitions: int, num_steps: int) -> _P
         samples = np.flatnonzero(step_of == step)
         placed = _place(problem.work[samples], problem.tokens[samples], no_load, problem.limits, 0)
         part_of[samples] = step * num_partitions + placed
-    loads = _loads(problem.work, part_of, num_steps * num_partitions)
+    loads = sum_per_part(problem.work, part_of, num_steps * num_partitions)
     return _planned(part_of, loads.reshape(num_steps, num_partitions))
 
 
@@ -182,16 +179,7 @@ def _planned(part_of: np.ndarray, loads: np.ndarray) -> _Planned:
     return _Planned(part_of, int(loads.max(1).sum()), ratio)
 
 
-@compiled
-def _loads(work: np.ndarray, part_of: np.ndarray, num_parts: int) -> np.ndarray:
-    loads = np.zeros(num_parts, dtype=np.int64)
-    for sample in range(len(work)):
-        loads[part_of[sample]] += work[sample]
-    return loads
-
-
-@compiled
 def _place(work: np.ndarray, tokens: np.ndarray, base: np.ndarray, limits: Limits, target: int) -> np.ndarray:
     part_of = place_longest_first(work, tokens, base, limits)
-    improve(make_parts(work, tokens, part_of, base), limits, target)
+    refine_to(work, tokens, part_of, base, limits, target)
     return part_of

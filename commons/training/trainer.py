@@ -42,7 +42,7 @@ def train(
     Raises:
         KeyError: an unknown pipeline or shuffler.
         ValueError: the training or the evaluation set is empty.
-        NonFiniteLossError: the loss of the step before was not finite on a rank; raised on all of them.
+        NonFiniteLossError: a rank's loss was not finite, mostly two steps ago; raised on all of them.
     """
     warn_once(*args.settings_without_effect())
     task.check_datasets()

@@ -10,19 +10,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.micro_batch.bound import micro_batch_lower_bound
 from commons.partition import (
     balance_micro_batches,
     divide_into_micro_batches,
     imbalance,
-    karmarkar_karp,
     loads,
     lower_bound,
     micro_batch_imbalance,
-    micro_batch_lower_bound,
     pack_micro_batches,
-    place_in_micro_batches,
     refined,
-    small_at_both_ends,
 )
 from commons.perf_model import HSTUFlops
 from tests.commons.partition.checks import SLACK, as_lists, check_partition, is_even, parts_at
@@ -34,10 +31,6 @@ any_rows = pytest.mark.parametrize("equal_size", [True, False])
 NUM_RANKS = st.integers(1, 5)
 
 
-def micro_batches_of(ranks):
-    return [samples for rank in ranks for samples in rank]
-
-
 def on_ranks(ranks):
     """The partition that micro-batches come from."""
     return [np.sort(np.concatenate(rank)) for rank in ranks]
@@ -47,26 +40,17 @@ def lists_of(ranks):
     return [as_lists(rank) for rank in ranks]
 
 
-def check_caps(tokens, micro_batches, cap):
-    """A sample above the cap is alone; everything else keeps to it."""
+def check_ranks(workloads, tokens, ranks, cap, equal_size=False):
+    """Every result: each sample once, the cap, the same number on every rank, the lightest first."""
+    assert len({len(rank) for rank in ranks}) == 1
+    micro_batches = [samples for rank in ranks for samples in rank]
+    check_partition(micro_batches, len(workloads), len(ranks) * len(ranks[0]), equal_size=False)
     tokens = np.asarray(tokens, dtype=np.int64)
     assert all(len(samples) == 1 or tokens[samples].sum() <= cap for samples in micro_batches)
-
-
-def check_ascending(workloads, micro_batches):
-    """Of the sums as integers; as float64 they may be the other way round by their last bits."""
-    of_micro_batches = loads(workloads, micro_batches)
-    assert (np.diff(of_micro_batches) >= -1e-9 * of_micro_batches.sum()).all()
-
-
-def check_ranks(workloads, tokens, ranks, cap, equal_size=False):
-    """What every result for several ranks has to be."""
-    assert len({len(rank) for rank in ranks}) == 1
-    micro_batches = micro_batches_of(ranks)
-    check_partition(micro_batches, len(workloads), len(ranks) * len(ranks[0]), equal_size=False)
-    check_caps(tokens, micro_batches, cap)
     for rank in ranks:
-        check_ascending(workloads, rank)
+        # The order is that of sums of integers; sums of float64 may differ from it in their last bits.
+        of_rank = loads(workloads, rank)
+        assert (np.diff(of_rank) >= -1e-9 * of_rank.sum()).all()
     assert not equal_size or is_even(on_ranks(ranks))
 
 
@@ -75,7 +59,7 @@ def rounded_up(count, multiple):
 
 
 def fewest_for(tokens, cap):
-    """⌈tokens ÷ cap⌉, of a sample above the cap what its micro-batch counts for."""
+    """⌈tokens ÷ cap⌉, where a sample above the cap counts as a full micro-batch."""
     return -(-int(np.minimum(np.asarray(tokens, dtype=np.int64), cap).sum()) // cap)
 
 
@@ -125,10 +109,8 @@ balance = functools.partial(without_warnings, balance_micro_batches)
 def test_pack_keeps_the_cap_with_few_micro_batches(drawn, multiple, fewest):
     workloads, tokens, cap = drawn
     micro_batches = pack(workloads, tokens, cap, multiple, fewest)
+    check_ranks(workloads, tokens, [micro_batches], cap)
     count = len(micro_batches)
-    check_partition(micro_batches, len(workloads), count, equal_size=False)
-    check_caps(tokens, micro_batches, cap)
-    check_ascending(workloads, micro_batches)
     assert count % multiple == 0
     assert count >= max(fewest, fewest_for(tokens, cap))
     assert count <= rounded_up(max(best_fit_decreasing(tokens, cap), fewest), multiple)
@@ -144,12 +126,10 @@ def test_balance_keeps_the_cap_on_every_rank(equal_size, drawn, num_ranks, fewes
     check_ranks(workloads, tokens, ranks, cap, equal_size)
     count = len(ranks[0])
     assert count >= max(fewest, -(-fewest_for(tokens, cap) // num_ranks))
-    # No more than where the ranks are balanced as if there were no cap.
+    # Never more than where the ranks are balanced without a thought of the cap.
     free = refined(workloads, num_ranks, equal_size)
     amounts = np.array(tokens, dtype=np.int64)
     assert count <= max(fewest, *(best_fit_decreasing(amounts[samples], cap) for samples in free))
-    bound = micro_batch_lower_bound(workloads, tokens, num_ranks, count, cap)
-    assert micro_batch_imbalance(workloads, ranks) >= bound - 1e-9
 
 
 @settings(max_examples=80, deadline=None)
@@ -160,126 +140,30 @@ def test_divide_keeps_every_sample_on_its_rank(data, drawn, num_ranks):
     ranks = divide_into_micro_batches(workloads, tokens, partition, cap)
     check_ranks(workloads, tokens, ranks, cap)
     assert as_lists(on_ranks(ranks)) == as_lists(partition)
-    # The rank that needs most is the one that decides.
+    # The rank that needs most decides.
     of_ranks = [np.array(tokens, dtype=np.int64)[samples] for samples in partition]
-    needed = [best_fit_decreasing(of_rank, cap) for of_rank in of_ranks]
     assert max(1, *(fewest_for(of_rank, cap) for of_rank in of_ranks)) <= len(ranks[0])
-    assert len(ranks[0]) <= max(1, *needed)
-
-
-@settings(max_examples=80, deadline=None)
-@given(drawn=drawn_samples(), num_ranks=NUM_RANKS)
-def test_a_way_to_place_that_keeps_no_limits_gets_as_many_micro_batches_as_its_placement_needs(
-    drawn, num_ranks
-):
-    workloads, tokens, cap = drawn
-    placement = karmarkar_karp(workloads, num_ranks)
-    ranks = place_in_micro_batches(workloads, tokens, num_ranks, cap, lambda *_: placement)
-    check_ranks(workloads, tokens, ranks, cap, equal_size=True)
-    assert lists_of(ranks) == lists_of(divide_into_micro_batches(workloads, tokens, placement, cap))
-
-
-def test_a_way_to_place_is_given_limits_that_it_may_refuse():
-    workloads, tokens = drawn_histories(0)
-    asked = []
-
-    def place(capped, most):
-        asked.append(most)
-        if most is not None:
-            assert capped.dtype == np.int64 and (capped == np.minimum(tokens, CAP)).all()
-            raise ValueError("no placement was found")
-        return karmarkar_karp(workloads, RANKS)
-
-    ranks = place_in_micro_batches(workloads, tokens, RANKS, CAP, place)
-    check_ranks(workloads, tokens, ranks, CAP, equal_size=True)
-    assert asked[0] is None and None not in asked[1:]
-    assert all(tokens.sum() / RANKS <= most <= len(ranks[0]) * CAP for most in asked[1:])
-
-
-@functools.cache
-def all_divisions(num_samples, num_parts):
-    """bool `[divisions, parts, samples]`, whether a sample is in a part."""
-    part_of = np.array(list(product(range(num_parts), repeat=num_samples)))
-    return np.stack([part_of == part for part in range(num_parts)], axis=1)
-
-
-def best_division(workloads, tokens, num_ranks, count, cap):
-    """The least sum of the largest k-th loads, by trying all; infinite if none keeps to the cap."""
-    divisions = all_divisions(len(workloads), num_ranks * count)
-    keeps = ((divisions @ tokens <= cap) | (divisions.sum(-1) == 1)).all(-1)
-    of_parts = (divisions[keeps] @ workloads.astype(np.float64)).reshape(-1, num_ranks, count)
-    return float(of_parts.max(1).sum(-1).min(initial=np.inf))
-
-
-@pytest.mark.parametrize("related", [True, False])
-def test_no_division_of_few_samples_beats_the_bound_and_ours_is_near_the_best(related):
-    rng = np.random.default_rng(int(related))
-    num_ranks, count, over_best, needs_more = 2, 2, [], 0
-    for _ in range(200):
-        tokens = rng.integers(0, 20, 6)
-        workloads = tokens**2 + 10 * tokens if related else rng.integers(0, 500, 6)
-        cap = max(int(rng.uniform(0.9, 2.5) * tokens.sum() / 4), 1)
-        best = best_division(workloads, tokens, num_ranks, count, cap)
-        mean = max(workloads.sum() / num_ranks, 1)
-        assert micro_batch_lower_bound(workloads, tokens, num_ranks, count, cap) * mean <= best * SLACK
-        ranks = balance(workloads, tokens, num_ranks, cap, equal_size=False)
-        if len(ranks[0]) == count:
-            reached = micro_batch_imbalance(workloads, ranks) * mean
-            assert reached >= best / SLACK
-            over_best.append(reached / max(best, 1))
-        elif len(ranks[0]) > count:
-            needs_more += bool(np.isfinite(best))
-    assert len(over_best) > 100
-    assert np.mean(over_best) <= 1.05  # ranks are balanced first, which may cost a match
-    assert needs_more <= 2  # of 200 that have a division which is not found
-
-
-@settings(max_examples=150, deadline=None)
-@given(data=st.data(), workloads=WORKLOADS, num_ranks=st.integers(1, 4), count=st.integers(1, 4))
-def test_no_division_at_all_beats_the_bound(data, workloads, num_ranks, count):
-    tokens = data.draw(st.lists(SMALL, min_size=len(workloads), max_size=len(workloads)))
-    home = data.draw(homes(len(workloads), num_ranks * count, even=data.draw(st.booleans())))
-    micro_batches = parts_at(home, num_ranks * count)
-    # The smallest cap that the division keeps: those of single samples may be above it.
-    several = [loads(tokens, [samples])[0] for samples in micro_batches if len(samples) > 1]
-    cap = max(int(max(several, default=1)), 1)
-    ranks = [micro_batches[rank * count : (rank + 1) * count] for rank in range(num_ranks)]
-    bound = micro_batch_lower_bound(workloads, tokens, num_ranks, count, cap)
-    assert 1 <= bound <= micro_batch_imbalance(workloads, ranks) + 1e-9
-
-
-def test_samples_without_tokens_do_not_raise_the_bound():
-    workloads, tokens = [1000] + [50] * 3 + [9] * 100, [5] * 4 + [0] * 100
-    ranks = [[[0], [1]], [[2, *range(4, 104)], [3]]]
-    bound = micro_batch_lower_bound(workloads, tokens, 2, 2, max_tokens=5)
-    assert bound <= micro_batch_imbalance(workloads, ranks) == 1050 / 1025
-
-
-def test_giants_that_cannot_share_a_step_raise_the_bound():
-    # Two ranks, two micro-batches: three giants fill three, so a second one is waited for.
-    workloads, tokens = [100, 100, 100, 1, 1], [10, 10, 10, 5, 5]
-    assert micro_batch_lower_bound(workloads, tokens, 2, 2, max_tokens=10) * 151 == pytest.approx(200)
-    ranks = balance_micro_batches(workloads, tokens, 2, max_tokens=10, equal_size=False)
-    assert micro_batch_imbalance(workloads, ranks) * 151 == pytest.approx(200)
+    assert len(ranks[0]) <= max(1, *(best_fit_decreasing(of_rank, cap) for of_rank in of_ranks))
 
 
 @any_rows
 def test_heavy_tails_are_balanced_at_the_smallest_count(equal_size):
-    of_ranks, of_micro_batches = [], []
+    gaps = []
     for seed in range(SEEDS):
         workloads, tokens = drawn_histories(seed)
         ranks = balance(workloads, tokens, RANKS, CAP, equal_size)
         check_ranks(workloads, tokens, ranks, CAP, equal_size)
-        count = len(ranks[0])
-        assert RANKS * count == rounded_up(int(np.ceil(tokens.sum() / CAP)), RANKS)
-        of_ranks.append(
-            imbalance(workloads, on_ranks(ranks)) / lower_bound(workloads, RANKS, equal_size=equal_size)
-        )
-        bound = micro_batch_lower_bound(workloads, tokens, RANKS, count, CAP)
-        of_micro_batches.append(micro_batch_imbalance(workloads, ranks) / bound)
-    assert min(of_ranks) >= 1 - 1e-9 and min(of_micro_batches) >= 1 - 1e-9
-    assert np.mean(of_ranks) <= 1.02
-    assert np.mean(of_micro_batches) <= 1.10
+        assert RANKS * len(ranks[0]) == rounded_up(fewest_for(tokens, CAP), RANKS)
+        gaps.append(imbalance(workloads, on_ranks(ranks)) / lower_bound(workloads, RANKS, equal_size))
+    assert min(gaps) >= 1 - 1e-9
+    assert np.mean(gaps) <= 1.02
+
+
+def test_ranks_are_as_balanced_as_refined_where_the_count_allows():
+    for seed in range(SEEDS):
+        workloads, tokens = drawn_histories(seed)
+        ranks = balance(workloads, tokens, RANKS, CAP, min_count=5)
+        assert as_lists(on_ranks(ranks)) == as_lists(refined(workloads, RANKS))
 
 
 @pytest.mark.parametrize("longest", [4095, 512])
@@ -295,15 +179,67 @@ def test_packs_as_evenly_as_refined_under_the_same_cap(hidden_size, longest):
             assert imbalance(workloads, micro_batches) <= imbalance(workloads, same) * 1.01
 
 
+@functools.cache
+def all_divisions(num_samples, num_parts):
+    """bool `[divisions, parts, samples]`, whether a sample is in a part."""
+    part_of = np.array(list(product(range(num_parts), repeat=num_samples)))
+    return np.stack([part_of == part for part in range(num_parts)], axis=1)
+
+
+@pytest.mark.parametrize("related", [True, False])
+def test_few_samples_get_as_few_micro_batches_as_there_can_be(related):
+    rng = np.random.default_rng(int(related))
+    num_ranks, count, found, needs_more = 2, 2, 0, 0
+    divisions = all_divisions(6, num_ranks * count)
+    for _ in range(100):
+        tokens = rng.integers(0, 20, 6)
+        workloads = tokens**2 + 10 * tokens if related else rng.integers(0, 500, 6)
+        cap = max(int(rng.uniform(0.9, 2.5) * tokens.sum() / 4), 1)
+        keeps = ((divisions @ tokens <= cap) | (divisions.sum(-1) == 1)).all(-1)
+        of_parts = (divisions[keeps] @ workloads.astype(np.float64)).reshape(-1, num_ranks, count)
+        best = float(of_parts.max(1).sum(-1).min(initial=np.inf))
+        mean = max(workloads.sum() / num_ranks, 1)
+        assert micro_batch_lower_bound(workloads, tokens, num_ranks, count, cap) * mean <= best * SLACK
+        ranks = balance(workloads, tokens, num_ranks, cap, equal_size=False)
+        if keeps.any():
+            found += len(ranks[0]) <= count
+            needs_more += len(ranks[0]) > count
+    assert found > 50
+    assert needs_more <= 5
+
+
+@settings(max_examples=100, deadline=None)
+@given(data=st.data(), workloads=WORKLOADS, num_ranks=st.integers(1, 4), count=st.integers(1, 4))
+def test_no_division_at_all_beats_the_bound(data, workloads, num_ranks, count):
+    tokens = data.draw(st.lists(SMALL, min_size=len(workloads), max_size=len(workloads)))
+    home = data.draw(homes(len(workloads), num_ranks * count, even=data.draw(st.booleans())))
+    micro_batches = parts_at(home, num_ranks * count)
+    # The smallest cap that the division keeps: those of single samples may be above it.
+    several = [loads(tokens, [samples])[0] for samples in micro_batches if len(samples) > 1]
+    cap = max(int(max(several, default=1)), 1)
+    ranks = [micro_batches[rank * count : (rank + 1) * count] for rank in range(num_ranks)]
+    bound = micro_batch_lower_bound(workloads, tokens, num_ranks, count, cap)
+    assert 1 <= bound <= micro_batch_imbalance(workloads, ranks) + 1e-9
+
+
+def test_giants_that_cannot_share_a_step_raise_the_bound():
+    # Two ranks, two micro-batches: three giants fill three, so a second one is waited for.
+    workloads, tokens = [100, 100, 100, 1, 1], [10, 10, 10, 5, 5]
+    assert micro_batch_lower_bound(workloads, tokens, 2, 2, max_tokens=10) * 151 == pytest.approx(200)
+
+
+def test_micro_batch_imbalance_adds_up_the_largest_of_every_step():
+    assert micro_batch_imbalance([1, 2, 3, 10], [[[0], [1, 2]], [[], [3]]]) == (1 + 10) / 8
+    assert micro_batch_imbalance([], [[[], []]] * 3) == 1
+    assert micro_batch_imbalance([0, 0], [[[0]], [[1]]]) == 1
+
+
 ALL = {
     "pack": lambda workloads, tokens: [pack(workloads, tokens, 40, 2)],
     "balance": lambda workloads, tokens: balance(workloads, tokens, 2, 40),
     "balance, unequal rows": lambda workloads, tokens: balance(workloads, tokens, 2, 40, False),
     "divide": lambda workloads, tokens: divide_into_micro_batches(
         workloads, tokens, parts_at(np.arange(len(tokens)) % 2, 2), 40
-    ),
-    "place": lambda workloads, tokens: place_in_micro_batches(
-        workloads, tokens, 2, 40, lambda *_: karmarkar_karp(workloads, 2)
     ),
 }
 every_function = pytest.mark.parametrize("name", ALL)
@@ -322,24 +258,20 @@ def test_kind_and_type_of_the_samples_do_not_matter(name, kind):
 def test_type_of_the_counts_does_not_matter(kind):
     workloads, tokens = np.arange(12), np.arange(12)
     far = int(np.iinfo(kind).max)
-    packed = [
-        as_lists(pack_micro_batches(workloads, tokens, of_kind(far), of_kind(3), of_kind(2)))
-        for of_kind in (kind, int)
-    ]
-    balanced = [
-        lists_of(balance_micro_batches(workloads, tokens, of_kind(2), of_kind(far), True, of_kind(2)))
-        for of_kind in (kind, int)
-    ]
-    bounds = [
-        micro_batch_lower_bound(workloads, tokens, of_kind(2), of_kind(2), of_kind(far))
-        for of_kind in (kind, int)
-    ]
-    for of_kind, of_int in (packed, balanced, bounds):
-        assert of_kind == of_int
+
+    def packed(of_kind):
+        return as_lists(pack_micro_batches(workloads, tokens, of_kind(far), of_kind(3), of_kind(2)))
+
+    def balanced(of_kind):
+        ranks = balance_micro_batches(workloads, tokens, of_kind(2), of_kind(far), True, of_kind(2))
+        return lists_of(ranks)
+
+    assert packed(kind) == packed(int)
+    assert balanced(kind) == balanced(int)
 
 
 @every_function
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(drawn=drawn_samples(), doublings=st.integers(1, 40))
 def test_neither_repetition_nor_a_power_of_two_in_the_unit_matters(name, drawn, doublings):
     workloads, tokens, _ = drawn
@@ -359,18 +291,15 @@ def test_a_cap_changes_nothing_where_it_is_far_away(far):
     ranks = balance_micro_batches(workloads, tokens, RANKS, far)
     assert as_lists(on_ranks(ranks)) == as_lists(refined(workloads, RANKS))
     assert len(ranks[0]) == 1
-    bound = micro_batch_lower_bound(workloads, tokens, RANKS, 1, far)
-    assert bound == pytest.approx(max(1.0, workloads.max() * RANKS / workloads.sum()))
 
 
 def test_samples_above_the_cap_are_alone_and_named_where_it_was_called():
     workloads, tokens = [3, 1, 4, 1, 5, 9], [2, 12, 3, 1, 30, 4]
     message = r"samples \[1, 4\] have more than max_tokens=10 tokens \(sample 4 has 30\)"
     with pytest.warns(UserWarning, match=message) as named:
-        (*_, heaviest) = micro_batches = pack_micro_batches(workloads, tokens, 10)
+        micro_batches = pack_micro_batches(workloads, tokens, 10)
     assert [warning.filename for warning in named] == [__file__]
-    assert sorted(as_lists(micro_batches)) == [[0, 2, 3, 5], [1], [4]]
-    assert heaviest.tolist() == [0, 2, 3, 5]
+    assert as_lists(micro_batches) == [[1], [4], [0, 2, 3, 5]]
     for equal_size in (True, False):
         with pytest.warns(UserWarning, match=message) as named:
             ranks = balance_micro_batches(workloads, tokens, 2, 10, equal_size)
@@ -386,7 +315,7 @@ def test_of_many_samples_above_the_cap_ten_are_named():
     assert as_lists(micro_batches) == [[sample] for sample in range(12)]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(drawn=drawn_samples(), num_ranks=NUM_RANKS)
 def test_nothing_is_warned_of_but_samples_above_the_cap(drawn, num_ranks):
     workloads, tokens, cap = drawn
@@ -404,7 +333,6 @@ def test_nothing_is_warned_of_but_samples_above_the_cap(drawn, num_ranks):
         warnings.simplefilter("error")
         partition = parts_at(np.arange(len(workloads)) % num_ranks, num_ranks)
         divide_into_micro_batches(workloads, tokens, partition, cap)
-        place_in_micro_batches(workloads, tokens, num_ranks, cap, lambda *_: partition)
 
 
 @pytest.mark.parametrize(
@@ -422,71 +350,28 @@ def test_corner_cases_of_one_rank(workloads, tokens, cap, sizes):
     micro_batches = pack(workloads, tokens, cap)
     assert sorted(map(len, micro_batches)) == sizes
     assert lists_of(balance(workloads, tokens, 1, cap)) == [as_lists(micro_batches)]
-    everything = [range(len(workloads))]
-    assert lists_of(divide_into_micro_batches(workloads, tokens, everything, cap)) == [
-        as_lists(micro_batches)
-    ]
+    divided = divide_into_micro_batches(workloads, tokens, [range(len(workloads))], cap)
+    assert lists_of(divided) == [as_lists(micro_batches)]
 
 
 def test_fewer_samples_than_micro_batches_leave_some_empty():
     assert as_lists(pack_micro_batches([2, 1], [1, 1], 9, min_count=4)) == [[], [], [1], [0]]
     ranks = balance_micro_batches([2, 1, 1], [1, 1, 1], 2, 9, min_count=3)
     assert lists_of(ranks) == [[[], [], [0]], [[], [1], [2]]]
+    for num_ranks in (1, 3):
+        assert lists_of(balance_micro_batches([], [], num_ranks, 5, min_count=2)) == [[[], []]] * num_ranks
+        assert lists_of(divide_into_micro_batches([], [], [[]] * num_ranks, 5)) == [[[]]] * num_ranks
 
 
-@pytest.mark.parametrize("num_ranks", [1, 3])
-def test_no_samples_take_no_time(num_ranks):
-    ranks = balance_micro_batches([], [], num_ranks, 5, min_count=2)
-    assert lists_of(ranks) == [[[], []]] * num_ranks
-    assert lists_of(divide_into_micro_batches([], [], [[]] * num_ranks, 5)) == [[[]]] * num_ranks
-    assert micro_batch_imbalance([], ranks) == micro_batch_lower_bound([], [], num_ranks, 2, 5) == 1.0
-
-
-def test_nothing_to_compute_is_balanced():
+def test_samples_that_cost_nothing_are_spread_evenly():
     ranks = balance_micro_batches([0] * 12, [2] * 12, 3, 4)
     assert [[len(samples) for samples in rank] for rank in ranks] == [[2, 2]] * 3
-    assert micro_batch_imbalance([0] * 12, ranks) == 1
-    assert micro_batch_lower_bound([0] * 12, [2] * 12, 3, 2, 4) == 1
-
-
-@settings(max_examples=100, deadline=None)
-@given(workloads=WORKLOADS, count=st.integers(1, 12))
-def test_small_at_both_ends(workloads, count):
-    micro_batches = pack_micro_batches(workloads, [1] * len(workloads), 10**6, min_count=count)
-    scheduled = small_at_both_ends(micro_batches)
-    numbers = [next(k for k, other in enumerate(micro_batches) if other is each) for each in scheduled]
-    assert sorted(numbers) == list(range(count))
-    # Ranks of the loads: they rise to the heaviest, and then fall.
-    top = numbers.index(count - 1)
-    assert numbers[: top + 1] == sorted(numbers[: top + 1])
-    assert numbers[top:] == sorted(numbers[top:], reverse=True)
-
-
-@pytest.mark.parametrize(
-    ("count", "order"), [(0, []), (1, [0]), (2, [0, 1]), (5, [0, 2, 4, 3, 1]), (6, [0, 2, 4, 5, 3, 1])]
-)
-def test_small_at_both_ends_takes_turns(count, order):
-    scheduled = small_at_both_ends([np.array([number]) for number in range(count)])
-    assert [samples.tolist() for samples in scheduled] == [[number] for number in order]
-
-
-def test_micro_batch_imbalance_adds_up_the_largest_of_every_step():
-    ranks = [[[0], [1, 2]], [[], [3]]]
-    assert micro_batch_imbalance([1, 2, 3, 10], ranks) == (1 + 10) / 8
 
 
 FROM_SAMPLES = {
     "pack": pack_micro_batches,
-    "balance": lambda workloads, tokens, cap, **options: balance_micro_batches(
-        workloads, tokens, 2, cap, **options
-    ),
-    "divide": lambda workloads, tokens, cap, **options: divide_into_micro_batches(
-        workloads, tokens, [[0, 1], [2]], cap, **options
-    ),
-    "place": lambda workloads, tokens, cap, **options: place_in_micro_batches(
-        workloads, tokens, 2, cap, lambda *_: [[0, 1], [2]], **options
-    ),
-    "lower bound": lambda workloads, tokens, cap: micro_batch_lower_bound(workloads, tokens, 2, 2, cap),
+    "balance": lambda workloads, tokens, cap: balance_micro_batches(workloads, tokens, 2, cap),
+    "divide": lambda workloads, tokens, cap: divide_into_micro_batches(workloads, tokens, [[0, 1], [2]], cap),
 }
 
 
@@ -520,13 +405,7 @@ def test_wrong_samples_and_caps_are_named(name, workloads, tokens, cap, message)
         ("multiple_of", lambda value: pack_micro_batches([1, 2], [1, 1], 5, multiple_of=value)),
         ("min_count", lambda value: pack_micro_batches([1, 2], [1, 1], 5, min_count=value)),
         ("min_count", lambda value: balance_micro_batches([1, 2], [1, 1], 2, 5, min_count=value)),
-        (
-            "min_count",
-            lambda value: place_in_micro_batches([1], [1], 1, 5, lambda *_: [[0]], min_count=value),
-        ),
         ("num_partitions", lambda value: balance_micro_batches([1, 2], [1, 1], value, 5)),
-        ("num_partitions", lambda value: micro_batch_lower_bound([1, 2], [1, 1], value, 1, 5)),
-        ("count", lambda value: micro_batch_lower_bound([1, 2], [1, 1], 1, value, 5)),
     ],
 )
 @pytest.mark.parametrize("value", [0, -3, 2.5, NAN])

@@ -20,10 +20,11 @@ def _report(before: list[float], after: list[float]) -> BalanceReport:
         loads_after=np.array(after),
         tokens_before=np.array(before, dtype=np.int64) // 10,
         tokens_after=np.array(after, dtype=np.int64) // 10,
-        lower_bound=1.0,
         samples_moved=1,
         bytes_moved=10,
         bytes_loaded=100,
+        workloads=np.array(after),
+        equal_rows=True,
     )
 
 

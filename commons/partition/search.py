@@ -1,0 +1,374 @@
+"""The search behind every placement: longest first, then swaps that lighten the heaviest part.
+
+Samples are numbered from the heaviest down, so comparing two numbers compares workloads and breaks ties.
+Loads are integers: sums are exact in any order, and no machine's way of adding decides a tie.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit
+
+from commons.partition.compiled import compiled
+
+NONE = -1  # in place of a sample, a part, or a position
+NO_CAP = 2**62
+
+# A swap that lightens the heaviest part by less than this share of the mean load is not worth its time.
+RESOLUTION = 3e-5
+# Once a swap is found, the search ends as soon as one takes the heaviest part this close to the middle
+# between it and the lightest (1/8 of their distance), and tries this many partners in either direction.
+NEAR_ENOUGH = 8
+TRIES = 16
+
+
+class Limits(NamedTuple):
+    """Limits of every part.
+
+    Attributes:
+        fewest, most: samples of a part.
+        max_tokens: sum of a part's tokens.
+    """
+
+    fewest: int
+    most: int
+    max_tokens: int
+
+
+class Parts(NamedTuple):
+    """A partition that the search changes; all arrays are int64.
+
+    Attributes:
+        work: `[samples]`, descending.
+        tokens: `[samples]`.
+        part_of: `[samples]`, the part of each.
+        members: the samples of part p, ascending, from `start[p]` on; room for more follows them.
+        start: `[parts + 1]`, positions in `members`.
+        size: `[parts]`, samples.
+        load, amount: `[parts]`, sums of work and of tokens.
+        by_load: `[parts]`, the lightest part first; of equally light parts, the one with the smaller index.
+        place: `[parts]`, position of each part in `by_load`.
+    """
+
+    work: np.ndarray
+    tokens: np.ndarray
+    part_of: np.ndarray
+    members: np.ndarray
+    start: np.ndarray
+    size: np.ndarray
+    load: np.ndarray
+    amount: np.ndarray
+    by_load: np.ndarray
+    place: np.ndarray
+
+
+@compiled
+def sum_per_part(values: np.ndarray, part_of: np.ndarray, num_parts: int) -> np.ndarray:
+    """int64 `[parts]`: the sums of int64 `[samples]`."""
+    sums = np.zeros(num_parts, dtype=np.int64)
+    for sample in range(len(values)):
+        sums[part_of[sample]] += values[sample]
+    return sums
+
+
+@compiled
+def grouped(part_of: np.ndarray, num_parts: int) -> tuple[np.ndarray, np.ndarray]:
+    """The indices of all parts, one part after the other, each ascending; and where each part ends."""
+    sizes = sum_per_part(np.ones_like(part_of), part_of, num_parts)
+    ends = np.cumsum(sizes)
+    filled = ends - sizes
+    indices = np.empty(len(part_of), dtype=np.int64)
+    for index in range(len(part_of)):
+        part = part_of[index]
+        indices[filled[part]] = index
+        filled[part] += 1
+    return indices, ends
+
+
+@compiled
+def lightest_load_of_heaviest(work: np.ndarray, num_parts: int, fewest: int) -> float:
+    """A load that the heaviest part has at least; `lower_bound` gives the proof."""
+    num_samples = len(work)
+    sums = np.zeros(num_samples + 1, dtype=np.int64)  # of the heaviest samples
+    sums[1:] = np.cumsum(work)
+    bound = sums[num_samples] / num_parts
+    for m in range(1, num_samples + 1):
+        j, q = (m - 1) // num_parts + 1, (m - 1) % num_parts + 1
+        others = max(fewest - j, 0) * q
+        load = sums[m] - sums[m - j * q] + sums[num_samples] - sums[num_samples - others]
+        if load > bound * q:
+            bound = load / q
+    return bound
+
+
+@compiled
+def target_load(work: np.ndarray, num_parts: int, limits: Limits, tolerance: float) -> int:
+    """The load at which the heaviest part is light enough: (1 + tolerance) × the lower bound."""
+    bound = lightest_load_of_heaviest(work, num_parts, limits.fewest)
+    return max(int(np.ceil(bound)), int(min(bound * (1 + tolerance), 2.0**61)))
+
+
+@compiled
+def place_longest_first(work: np.ndarray, tokens: np.ndarray, base: np.ndarray, limits: Limits) -> np.ndarray:
+    """Places each sample, the heaviest first, in the lightest part that can take it.
+
+    Source: Graham, "Bounds on Multiprocessing Timing Anomalies", 1969. `base` int64 `[parts]` is the load of
+    each part before; `work` and `tokens` are int64 `[samples]`, `work` descending.
+
+    Of equally light parts, the one with fewer samples is lighter: samples that cost nothing are spread, too.
+
+    Returns:
+        int64 `[samples]`, the part of each; NONE from the first sample on that no part can take.
+    """
+    num_parts = len(base)
+    fewest, most, max_tokens = limits.fewest, limits.most, limits.max_tokens
+    part_of = np.full(len(work), NONE, dtype=np.int64)
+    # A heap of the parts that can take more, the lightest on top; loads lie next to it for speed.
+    heap = np.argsort(base, kind="mergesort")
+    loads = base[heap]
+    size = np.zeros(num_parts, dtype=np.int64)
+    amount = np.zeros(num_parts, dtype=np.int64)
+    end = num_parts
+    spare = len(work) - num_parts * fewest  # samples that no part needs to have its fewest
+    sample = 0
+    while sample < len(work) and end > 0:
+        at = 0
+        part = heap[0]
+        if size[part] >= most or (size[part] >= fewest and spare == 0):
+            end -= 1
+            part, load = heap[end], loads[end]
+        else:
+            if amount[part] + tokens[sample] > max_tokens:
+                room = max_tokens - tokens[sample]
+                at = _lightest_with_room(
+                    heap[:end], loads, size, amount, room, fewest if spare == 0 else most
+                )
+                if at == NONE:
+                    break
+                part = heap[at]
+            spare -= size[part] >= fewest
+            part_of[sample] = part
+            size[part] += 1
+            amount[part] += tokens[sample]
+            load = loads[at] + work[sample]
+            sample += 1
+        # Written out: as a function, counting references to its arguments would take most of the time.
+        while 2 * at + 1 < end:
+            child = 2 * at + 1
+            if child + 1 < end:
+                if loads[child + 1] == loads[child]:
+                    child += size[heap[child + 1]] < size[heap[child]]
+                else:
+                    child += loads[child + 1] < loads[child]
+            if loads[child] > load or (loads[child] == load and size[heap[child]] >= size[part]):
+                break
+            heap[at], loads[at] = heap[child], loads[child]
+            at = child
+        heap[at], loads[at] = part, load
+    return part_of
+
+
+@compiled
+def _lightest_with_room(
+    heap: np.ndarray, loads: np.ndarray, size: np.ndarray, amount: np.ndarray, room: int, most: int
+) -> int:
+    """Position in the heap of the lightest part with at most `room` tokens and fewer than `most` samples."""
+    best = NONE
+    for at in range(len(heap)):
+        part = heap[at]
+        if amount[part] > room or size[part] >= most:
+            continue
+        if best == NONE or (loads[at], size[part], part) < (loads[best], size[heap[best]], heap[best]):
+            best = at
+    return best
+
+
+@compiled
+def refine_to(
+    work: np.ndarray, tokens: np.ndarray, part_of: np.ndarray, base: np.ndarray, limits: Limits, target: int
+) -> None:
+    """Changes `part_of` until no part is above the target load, or no swap helps."""
+    parts = make_parts(work, tokens, part_of, base)
+    least = max(int(RESOLUTION * work.sum() / len(base)), 1)
+    while len(base) > 1:
+        heavy = parts.by_load[-1]
+        if parts.load[heavy] <= target:
+            break
+        gives, partner, returns = lightening_swap(parts, limits, heavy, least)
+        if partner == NONE:
+            break
+        swap(parts, heavy, gives, partner, returns)
+
+
+@compiled
+def refined_from_scratch(
+    work: np.ndarray, tokens: np.ndarray, num_parts: int, limits: Limits, tolerance: float
+) -> np.ndarray:
+    """int64 `[samples]`, the part of each: longest first, then refined; the last is NONE without a place."""
+    base = np.zeros(num_parts, dtype=np.int64)
+    part_of = place_longest_first(work, tokens, base, limits)
+    if len(work) > 0 and part_of[-1] != NONE:
+        refine_to(work, tokens, part_of, base, limits, target_load(work, num_parts, limits, tolerance))
+    return part_of
+
+
+@compiled
+def make_parts(work: np.ndarray, tokens: np.ndarray, part_of: np.ndarray, base: np.ndarray) -> Parts:
+    """The parts of a given partition; swaps change `part_of`, too. Loads come on top of `base` `[parts]`."""
+    num_parts = len(base)
+    members = np.empty(2 * len(work) + 4 * num_parts, dtype=np.int64)  # what _lay_out needs
+    start, size = np.zeros(num_parts + 1, dtype=np.int64), np.zeros(num_parts, dtype=np.int64)
+    load = base + sum_per_part(work, part_of, num_parts)
+    amount = sum_per_part(tokens, part_of, num_parts)
+    by_load = np.argsort(load, kind="mergesort")
+    place = np.empty(num_parts, dtype=np.int64)
+    place[by_load] = np.arange(num_parts)
+    parts = Parts(work, tokens, part_of, members, start, size, load, amount, by_load, place)
+    _lay_out(parts)
+    return parts
+
+
+@compiled
+def _lay_out(parts: Parts) -> None:
+    """Writes `members`, `start` and `size` from `part_of`, with room for every part to double."""
+    size, start, part_of, members = parts.size, parts.start, parts.part_of, parts.members
+    size[:] = 0
+    for sample in range(len(part_of)):
+        size[part_of[sample]] += 1
+    for part in range(len(size)):
+        start[part + 1] = start[part] + 2 * size[part] + 4
+        size[part] = 0
+    for sample in range(len(part_of)):
+        part = part_of[sample]
+        members[start[part] + size[part]] = sample
+        size[part] += 1
+
+
+@compiled
+def swap(parts: Parts, giver: int, gives: int, taker: int, returns: int) -> None:
+    """Moves sample `gives` from part `giver` to part `taker`, and `returns` back unless it is NONE."""
+    if returns == NONE and parts.start[taker] + parts.size[taker] == parts.start[taker + 1]:
+        _lay_out(parts)
+    if returns != NONE:
+        _remove(parts, taker, returns)
+    _remove(parts, giver, gives)
+    _insert(parts, taker, gives)
+    if returns != NONE:
+        _insert(parts, giver, returns)
+    _reorder(parts, giver)
+    _reorder(parts, taker)
+
+
+@njit(inline="always")
+def fits(parts: Parts, limits: Limits, giver: int, gives: int, taker: int, returns: int) -> bool:
+    """Whether that swap keeps both parts within `limits.max_tokens`."""
+    change = parts.tokens[gives] - (parts.tokens[returns] if returns != NONE else 0)
+    if change > 0:
+        return parts.amount[taker] + change <= limits.max_tokens
+    return change == 0 or parts.amount[giver] - change <= limits.max_tokens
+
+
+@compiled
+def lightening_swap(parts: Parts, limits: Limits, heavy: int, least: int) -> tuple[int, int, int]:
+    """A swap after which both parts are lighter than `heavy` was, by `least`: (given, partner, returned).
+
+    The partner is NONE if there is no such swap. The best sample to get in return for one of the heavy part
+    takes half the distance to the lightest part. From there, samples are tried in both directions for as long
+    as they can be better than the swap found so far.
+    """
+    work, part_of, loads = parts.work, parts.part_of, parts.load
+    load, lightest = loads[heavy], loads[parts.by_load[0]]
+    below = load - least + 1
+    enough = load - (load - lightest) // 2 + (load - lightest) // NEAR_ENOUGH
+    gives, partner, returns = NONE, NONE, NONE
+    taker = NONE if parts.size[heavy] == limits.fewest else _lightest_taker(parts, limits, heavy, NONE)
+    for at in range(parts.start[heavy], parts.start[heavy] + parts.size[heavy]):
+        i = parts.members[at]
+        middle = _first_at_most(work, i + 1, work[i] - (load - lightest) // 2)
+        for step in (1, -1):
+            j = middle if step == 1 else middle - 1
+            while i < j < len(work) and (partner == NONE or abs(j - middle) <= TRIES):
+                difference = work[i] - work[j]
+                if (lightest + difference if step == 1 else load - difference) >= below:
+                    break
+                larger = max(load - difference, loads[part_of[j]] + difference)
+                if larger < below and part_of[j] != heavy and fits(parts, limits, heavy, i, part_of[j], j):
+                    below, gives, partner, returns = larger, i, part_of[j], j
+                j += step
+        if taker != NONE and max(load - work[i], loads[taker] + work[i]) < below:
+            other = _lightest_taker(parts, limits, heavy, i)  # the same, unless it has no room for its tokens
+            if other != NONE and max(load - work[i], loads[other] + work[i]) < below:
+                below, gives, partner, returns = max(load - work[i], loads[other] + work[i]), i, other, NONE
+        if partner != NONE and below <= enough:
+            break
+    return gives, partner, returns
+
+
+@compiled
+def _lightest_taker(parts: Parts, limits: Limits, giver: int, sample: int) -> int:
+    """The lightest part with room for one more sample, and for this one unless it is NONE; else NONE."""
+    for taker in parts.by_load:
+        if taker == giver or parts.size[taker] == limits.most:
+            continue
+        if sample == NONE or fits(parts, limits, giver, sample, taker, NONE):
+            return taker
+    return NONE
+
+
+@compiled
+def _first_at_most(work: np.ndarray, start: int, value: int) -> int:
+    """The first sample from `start` on whose work is at most `value`; the number of samples if none is."""
+    left = len(work) - start
+    while left > 1:  # without a branch, which the processor would mispredict every other time
+        half = left // 2
+        start += half * (work[start + half - 1] > value)
+        left -= half
+    return start + (left == 1 and work[start] > value)
+
+
+@compiled
+def _remove(parts: Parts, part: int, sample: int) -> None:
+    members = parts.members
+    last = parts.start[part] + parts.size[part] - 1
+    i = parts.start[part]
+    while members[i] != sample:
+        i += 1
+    while i < last:
+        members[i] = members[i + 1]
+        i += 1
+    parts.size[part] -= 1
+    parts.load[part] -= parts.work[sample]
+    parts.amount[part] -= parts.tokens[sample]
+
+
+@compiled
+def _insert(parts: Parts, part: int, sample: int) -> None:
+    members, start = parts.members, parts.start[part]
+    i = start + parts.size[part]
+    while i > start and members[i - 1] > sample:
+        members[i] = members[i - 1]
+        i -= 1
+    members[i] = sample
+    parts.part_of[sample] = part
+    parts.size[part] += 1
+    parts.load[part] += parts.work[sample]
+    parts.amount[part] += parts.tokens[sample]
+
+
+@compiled
+def _reorder(parts: Parts, part: int) -> None:
+    """Moves a part whose load has changed to its position in `by_load`."""
+    by_load, place, load = parts.by_load, parts.place, parts.load
+    i = place[part]
+    while i + 1 < len(by_load) and (load[by_load[i + 1]], by_load[i + 1]) < (load[part], part):
+        by_load[i] = by_load[i + 1]
+        place[by_load[i]] = i
+        i += 1
+    while i > 0 and (load[part], part) < (load[by_load[i - 1]], by_load[i - 1]):
+        by_load[i] = by_load[i - 1]
+        place[by_load[i]] = i
+        i -= 1
+    by_load[i] = part
+    place[part] = i
