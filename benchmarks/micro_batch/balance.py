@@ -62,7 +62,7 @@ def _mean(hidden_size: int, name: str) -> Record:
 
 
 def _quality(step: Step, ranks: Ranks) -> dict[str, float]:
-    """Of one step. A micro-batch of one sample cannot have fewer tokens: it counts for no cap."""
+    """Returns the figures of one step. A micro-batch of one sample counts for no cap."""
     count = len(ranks[0])
     in_all = -(-int(step.tokens.sum()) // MAX_TOKENS)
     several = [samples for rank in ranks for samples in rank if len(samples) > 1]

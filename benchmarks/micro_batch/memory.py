@@ -72,7 +72,7 @@ def table(figures: dict[str, Any]) -> str:
 
 
 def _peaks(arm: Arm, rows: int, cap: int | None) -> dict[str, Any]:
-    """Of the rank with the most memory in each of some steps."""
+    """Returns the memory of the rank with the most, in each of some steps."""
     megabytes = []
     for _ in range(MEASURED_STEPS):
         peak = torch.tensor(_peak_bytes(lambda: arm.run(1, timed=True)) / 1e6)

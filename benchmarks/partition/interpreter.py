@@ -61,7 +61,7 @@ def _measure(ranks: int, name: str, rounds: int, seconds: float) -> dict[str, An
 
 
 def _counting(work: Callable[[], Any]) -> tuple[float, Any]:
-    """What the counter counts per second while `work` runs, and what that returns."""
+    """Counts per second while `work` runs, and returns the rate and the result of `work`."""
     counter = _Counter()
     counter.start()
     try:

@@ -79,7 +79,7 @@ def _qualities(placement: Placement, batches: list[GlobalBatch]) -> dict[str, An
 
 
 def _quality(batch: GlobalBatch, partition: list[np.ndarray], equal_rows: bool) -> dict[str, float]:
-    """Of one batch; shares that move are of all samples and bytes, the parts being the ranks as they come."""
+    """Returns the quality for one batch; moved shares are of all samples and bytes."""
     rank_of = np.empty(len(batch.home), dtype=np.int64)
     rank_of[np.concatenate(partition)] = np.repeat(np.arange(batch.ranks), [len(part) for part in partition])
     moved = rank_of != batch.home

@@ -21,7 +21,7 @@ TITLES = {
     ZIPF: "zipf(1.2), at most 4096",
 }
 COLUMNS = 2
-# From Wong's palette, which the colour-blind can tell apart.
+# From Wong's palette, which color-blind readers can tell apart.
 IMPOSSIBLE = "#dddddd"
 
 

@@ -171,7 +171,7 @@ def _machine(figures: Record) -> str:
 
 
 def _value(placement: str, key: str, digits: int) -> Callable[[dict[str, Record]], str]:
-    """What makes a table's value of the records of one case, by placement."""
+    """Functions from the records of one case to a table's value, by placement."""
     return lambda of_case: f"{of_case[placement][key]:.{digits}f}" if placement in of_case else "–"
 
 

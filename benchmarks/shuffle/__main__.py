@@ -1,4 +1,4 @@
-"""What the shuffle stage costs and what it moves: alone, in training, and planned for up to 1,024 ranks.
+"""Cost and traffic of the shuffle stage: alone, in training, and planned for up to 1,024 ranks.
 
 python -m benchmarks.shuffle [FOLDER_WITH_u.data]
 """

@@ -1,4 +1,4 @@
-"""What the benchmarks of the shuffle stage compare."""
+"""The arms that the benchmarks of the shuffle stage compare."""
 
 from __future__ import annotations
 

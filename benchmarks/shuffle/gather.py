@@ -1,4 +1,4 @@
-"""What gathering the planning facts takes among few ranks, and a model of it for many.
+"""Time of the planning gather among few ranks, and a model of it for many.
 
 torchrun --nproc_per_node 4 -m benchmarks.shuffle.gather OUTPUT.json
 """

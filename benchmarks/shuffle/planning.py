@@ -1,4 +1,4 @@
-"""What planning costs, and what the exchange moves, up to 1,024 ranks: from real plans, without processes."""
+"""Cost of planning and bytes of the exchange at up to 1,024 ranks: from real plans, without processes."""
 
 from __future__ import annotations
 

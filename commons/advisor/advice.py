@@ -20,7 +20,7 @@ HIGH_BOUND = 1.05
 
 @dataclass(frozen=True)
 class Recommendation:
-    """What to do with one number of ranks; its fields are entries of the JSON output.
+    """Advice for one number of ranks; its fields are entries of the JSON output.
 
     Attributes:
         strategy: name of the strategy to switch on; None if there is nothing to gain.

@@ -39,7 +39,7 @@ _EXAMPLE = (
 
 @dataclass(frozen=True)
 class Request:
-    """What to predict.
+    """A request for a prediction.
 
     Attributes:
         samples: the data.

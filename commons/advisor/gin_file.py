@@ -1,4 +1,4 @@
-"""What an application's gin file says about its data and its model.
+"""Reads the data and the model from an application's gin file.
 
 Applications run from a checkout; they are not installed with the library. Each has a module
 `training.advisor_inputs` with the functions `configured_model` and `configured_lengths`.

@@ -93,7 +93,7 @@ class ConfiguredModel:
 
 @dataclass(frozen=True)
 class SampleCost:
-    """What is balanced, and how long a rank takes to compute it.
+    """The samples to balance, and how long a rank takes to compute them.
 
     Attributes:
         workloads: tokens to workloads, both int64 `[samples]`.

@@ -56,7 +56,7 @@ class _Offer:
 
 
 class Agreement:
-    """What the ranks agreed on at the first batch.
+    """The batch format that the ranks agreed on at the first batch.
 
     Attributes:
         schema: fields of every batch.

@@ -39,9 +39,9 @@ class RouteEnd:
 
 @dataclass(frozen=True)
 class Route:
-    """What a transfer moves from and to one rank: the samples it holds, and those it will hold.
+    """The samples that one rank holds before a transfer, and those it will hold after it.
 
-    Both are in ascending order, so that two ranks agree on the order of what goes between them.
+    Both are in ascending order, so that two ranks agree on the order of the samples between them.
     """
 
     held: RouteEnd

@@ -19,7 +19,7 @@ _SOURCES = hashlib.sha256(
 def compiled(function: Callable[..., Any]) -> Any:
     """Compiles a function with numba when it is first called; it runs without the GIL.
 
-    Later processes find the result in numba's cache, beside the sources or where `NUMBA_CACHE_DIR` says.
+    Later processes find the result in numba's cache, next to the sources or where `NUMBA_CACHE_DIR` says.
     Where nothing can be written, every process compiles anew.
     """
     try:
@@ -39,6 +39,6 @@ def compiled(function: Callable[..., Any]) -> Any:
 @functools.cache
 def _warn_once() -> None:
     logging.getLogger(__name__).warning(
-        "numba can write its cache neither beside commons.partition nor in the home directory: every process "
+        "numba can write its cache neither next to commons.partition nor in the home directory: every process "
         "compiles anew, for half a minute; set NUMBA_CACHE_DIR to a folder that can be written"
     )

@@ -1,4 +1,4 @@
-"""The search behind every placement: longest first, then swaps that lighten the heaviest part.
+"""The search of every placement: longest first, then swaps that lighten the heaviest part.
 
 Samples are numbered from the heaviest down, so comparing two numbers compares workloads and breaks ties.
 Loads are integers: sums are exact in any order, and no machine's way of adding decides a tie.

@@ -13,7 +13,7 @@ from commons.partition.search import Limits, place_longest_first, refine_to, sum
 from commons.partition.workloads import as_workloads, check_count
 
 # A step with giants in it leaves its other parts at least this share of the mean load: the light samples that
-# it takes to fill less are also wanted beside the giants.
+# it takes to fill less are also wanted next to the giants.
 LEAST_FILL = 0.2
 # The search may end a little above its targets: these leave room for that, and more if it was not enough.
 MARGINS = (0.998, 0.99, 0.97, 0.9)

@@ -119,7 +119,7 @@ class RunRecord:
 
 @dataclass
 class _Interval:
-    """What one rank knows of the steps since the last line."""
+    """One rank's figures of the steps since the last line."""
 
     start: float = field(default_factory=time.perf_counter)
     loss_sum: torch.Tensor | float = 0.0

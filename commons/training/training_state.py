@@ -65,7 +65,7 @@ def host_batches(task: TrainingTask, dataset: SequenceDataset, device: torch.dev
 
 @dataclass
 class TrainingState:
-    """What a resumed training needs to go on as if it had never stopped.
+    """State from which a resumed training goes on as if it had never stopped.
 
     Attributes:
         model: the model, as returned by `shard_model`.

@@ -1,4 +1,4 @@
-"""What a model brings to the trainer: the model, its data, metrics, cost and shuffler."""
+"""A training task: a model with its data, metrics, cost and shuffler."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _EVAL_SEED_OFFSET = 1
 
 @dataclass
 class TrainingTask:
-    """What a model brings to the trainer.
+    """A model, with everything that the trainer needs for it.
 
     Attributes:
         model: batch to `(loss summed over loss tokens, output)`, on the CPU and not sharded.

@@ -163,7 +163,7 @@ CASES = {
     "two gin files": (["unknown.gin", "--model", "other.gin"], "--model other.gin"),
     "bindings without a gin file": (["good.npy", *MODEL, "--gin-bindings", "A.b=1"], "--gin-bindings A.b=1"),
     "no data": ([], "data"),
-    "unknown option": (["good.npy", "--colour", "red"], "--colour"),
+    "unknown option": (["good.npy", "--color", "red"], "--color"),
     "a folder": (["folder.npy/../folder", *MODEL], "folder"),
     "spans of time": (["spans.npy", *MODEL], "timedelta64"),
     "a first line that is no header": (["no_header.csv", *MODEL], "begins with 3", "header"),

@@ -25,7 +25,7 @@ def samplers(workloads, batch_size, num_ranks, **options):
 
 
 def steps_of(workloads, batch_size, num_ranks, epoch=0, start_step=0, **options):
-    """Of each step the ranks' batches."""
+    """Returns the ranks' batches of each step."""
     by_rank = []
     for sampler in samplers(workloads, batch_size, num_ranks, **options):
         sampler.set_epoch(epoch, start_step)
@@ -132,7 +132,7 @@ def test_steps_of_many_buckets_have_like_samples():
 
 @settings(deadline=None, max_examples=20)
 @given(epoch=st.integers(0, 50), num_buckets=st.integers(2, 12))
-def test_a_step_mixes_at_most_two_neighbouring_buckets(epoch, num_buckets):
+def test_a_step_mixes_at_most_two_neighboring_buckets(epoch, num_buckets):
     workloads = np.random.default_rng(0).permutation(240)  # each is its own rank
     largest_bucket = -(-240 // num_buckets)
     for step in steps_of(workloads, 5, 4, epoch=epoch, num_buckets=num_buckets):

@@ -147,7 +147,7 @@ def test_an_iteration_under_way_keeps_its_epoch():
 
 
 def _after_the_shuffle():
-    """Of the samples that this rank gets, their ids of items and their negatives."""
+    """Returns the item ids and negatives of this rank's samples."""
     source = RetrievalSource(RandomSource(random_args(), 12, 7), "train", 5, 7)
     dataset = SequenceDataset(source, 6, dist.get_rank(), dist.get_world_size())
     dataset.set_epoch(3)

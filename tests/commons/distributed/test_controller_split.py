@@ -193,7 +193,7 @@ def test_each_chunk_owns_its_memory(kind, num_real):
 
 
 def ids_of(chunk: Any, samples: np.ndarray) -> list[int]:
-    """Of the real rows of a chunk that `make_batch` or `draw_batch` drew from sample 0 on."""
+    """Returns the contents of a chunk's real rows, drawn from sample 0 on."""
     dense = chunk.matrix[:, 0, 0] if isinstance(chunk, BaseBatch) else chunk["ids"]
     return dense.long().tolist()[: len(samples)]
 

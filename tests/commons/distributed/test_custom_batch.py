@@ -55,7 +55,7 @@ def test_custom_batch_and_shuffler(pools):
 
 @dataclass
 class MaskedBatch(SessionBatch):
-    """Says how many loss tokens its rows have."""
+    """Tells the loss tokens of its rows."""
 
     loss_tokens: torch.Tensor | None = field(default=None, metadata={"per_sample": False})
 

@@ -1,4 +1,4 @@
-"""What every partition has to be, and what the tests want to know of one."""
+"""Checks of partitions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the partition functions are tested with: strategies of hypothesis, and kinds of arrays."""
+"""Hypothesis strategies for workloads, and kinds of arrays."""
 
 from __future__ import annotations
 

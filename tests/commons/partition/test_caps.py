@@ -24,7 +24,7 @@ any_sizes = pytest.mark.parametrize("equal_size", [True, False])
 
 
 def or_no_placement(function, *arguments, **limits):
-    """What the function returns; None if it says that it found no placement, which tight caps may cause."""
+    """Calls the function; returns None if tight caps leave no placement."""
     try:
         return function(*arguments, **limits)
     except ValueError as error:

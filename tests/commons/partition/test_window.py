@@ -18,7 +18,7 @@ def parts_of(window):
 
 
 def total_time(workloads, window):
-    """What the steps take together, each as long as its largest load."""
+    """Returns the time of all steps, each as long as its largest load."""
     return sum(loads(workloads, step).max() for step in window)
 
 

@@ -1,4 +1,4 @@
-"""What a stalled rank reports, even while no Python code runs."""
+"""A stalled rank reports its stacks, even while no Python code runs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_the_stack_of_a_call_that_keeps_the_gil_is_written(pools, tmp_path):
 
 
 def _linger(log_dir: str) -> list[str]:
-    """What is said about a hang."""
+    """Returns the report of a hang."""
     said: list[str] = []
     with HangWatch(log_dir, 0.2) as watch:
         watch._say = said.append
