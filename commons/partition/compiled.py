@@ -39,6 +39,6 @@ def compiled(function: Callable[..., Any]) -> Any:
 @functools.cache
 def _warn_once() -> None:
     logging.getLogger(__name__).warning(
-        "numba can write its cache neither next to commons.partition nor in the home directory: every process "
-        "compiles anew, for half a minute; set NUMBA_CACHE_DIR to a folder that can be written"
+        "numba can write its cache neither next to commons.partition nor in the home directory: every "
+        "process compiles anew, for half a minute; set NUMBA_CACHE_DIR to a folder that can be written"
     )
