@@ -56,3 +56,19 @@ def _cells(row: str) -> list[str]:
     """The cells of a row of the README's table, without the first."""
     [line] = (line for line in PAGES["README.md"].splitlines() if line.startswith(f"| {row}"))
     return [cell.strip() for cell in line.strip("|").split("|")[1:]]
+
+
+def test_the_picture_of_a_batch_names_at_most_25_functions_that_exist():
+    [picture] = re.findall(r"<pre>\n(.*?)</pre>", PAGES["docs/how-it-works.md"], re.DOTALL)
+    code = "\n".join(
+        path.read_text()
+        for package in ("sequence_batch", "partition", "distributed", "pipeline")
+        for path in (REPOSITORY / "commons" / package).glob("*.py")
+    )
+    methods = set(re.findall(r"\b([A-Z]\w+)\.([_a-z]\w+)", picture))
+    functions = {name for name in re.findall(r"\b[a-z_]{4,}\b", picture) if f"\ndef {name}(" in code}
+    assert {"transfer", "gather_rows", "place_within", "refined", "moved_to", "loss_sum"} <= functions
+    for owner, name in methods:
+        body = code.split(f"\nclass {owner}", 1)[1].split("\nclass ", 1)[0]
+        assert f"    def {name}(" in body, f"{owner}.{name}"
+    assert len(methods) + len(functions) <= 25
