@@ -115,7 +115,9 @@ class Block:
         return flat.view(WORD_DTYPES[self.width]).view(tensor.shape[0], self.words)
 
     def from_words(self, words: torch.Tensor) -> torch.Tensor:
-        """Returns the elements in contiguous `words`, `[elements, words]`, as a view."""
+        """Returns the elements in contiguous `words`, `[elements, words]`, as a view of them."""
+        if words.numel() == 0:  # torch refuses views of another dtype at some offsets, even of nothing
+            return words.new_empty((len(words), *self.element_shape), dtype=self.dtype)
         return words.view(-1).view(self.dtype).view(len(words), *self.element_shape)
 
 

@@ -73,4 +73,7 @@ def bytes_of_rows(fields: dict[str, FieldValue], num_rows: int) -> list[list[byt
 
 def _append(to: Sequence[list[bytes]], values: torch.Tensor, lengths: list[int]) -> None:
     for row, part in zip(to, values.resolve_conj().split(lengths), strict=True):
-        row.append(part.contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+        flat = part.reshape(-1).clone(
+            memory_format=torch.contiguous_format
+        )  # a lone element may have any stride
+        row.append(flat.view(torch.uint8).numpy().tobytes())
