@@ -1,4 +1,4 @@
-"""How well a partition is balanced, and how well it could be."""
+"""Measures of balance: loads, imbalance, and the lower bound."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from commons.partition.workloads import as_workloads, check_count
 
 
 def loads(workloads: ArrayLike, partition: Sequence[np.ndarray]) -> np.ndarray:
-    """float64 `[parts]`: the sum of the workloads of each part, `partition` being index arrays."""
+    """float64 `[parts]`: the sum of the workloads of each part; `partition` holds an index array per part."""
     values = as_workloads(workloads)
     return np.array([values[part].sum() for part in partition])
 
 
 def imbalance(workloads: ArrayLike, partition: Sequence[np.ndarray]) -> float:
-    """Largest load ÷ mean load of the parts; 1.0 is perfect, and is what nothing to compute counts as.
+    """Largest load ÷ mean load of the parts; 1.0 is perfect, and the value where nothing costs anything.
 
     Raises:
-        ValueError: no parts, or a workload is negative, NaN or infinite.
+        ValueError: there are no parts, or a workload is negative, NaN, or infinite.
     """
     check_count("num_partitions", len(partition))
     return relative_to_mean(loads(workloads, partition))
@@ -37,14 +37,14 @@ def relative_to_mean(part_loads: np.ndarray) -> float:
 def lower_bound(workloads: ArrayLike, num_partitions: int, equal_size: bool = True) -> float:
     """An imbalance that no partition of whole samples beats; relative to the mean load.
 
-    Of the m = (j − 1)·parts + q largest samples some q parts together hold at least j·q, since otherwise one
-    of the q with the most of them would hold fewer than j, the others no more, and all together fewer than m.
-    These j·q weigh at least as much as the lightest j·q of the m; what else the q parts hold, to have
-    ⌊samples ÷ parts⌋ each with `equal_size`, weighs no less than the lightest samples there are. The bound
-    is the largest over all j and q, among them the mean load and the largest sample.
+    Some q parts together hold at least j·q of the m = (j − 1)·parts + q largest samples. Otherwise one of
+    the q parts with the most of them would hold fewer than j, the other parts no more, and all together fewer
+    than m. These j·q weigh at least as much as the lightest j·q of the m. With `equal_size`, the q parts hold
+    other samples, too, up to ⌊samples ÷ parts⌋ each, which weigh no less than the lightest samples of all.
+    The bound is the largest over all j and q, among them the mean load and the largest sample.
 
     Raises:
-        ValueError: `num_partitions` below 1, or a workload is negative, NaN or infinite.
+        ValueError: `num_partitions` is below 1, or a workload is negative, NaN, or infinite.
     """
     problem = Problem.of(workloads, num_partitions, equal_size)
     total = problem.work.sum()

@@ -1,4 +1,4 @@
-"""The decorator of the compiled functions."""
+"""The decorator of compiled functions."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _SOURCES = hashlib.sha256(
 
 
 def compiled(function: Callable[..., Any]) -> Any:
-    """Compiles a function with numba when it is first called; it runs without the GIL.
+    """Compiles a function with numba at its first call; it runs without the GIL.
 
-    Later processes find the result in numba's cache, next to the sources or where `NUMBA_CACHE_DIR` says.
-    Where nothing can be written, every process compiles anew.
+    Later processes find the result in numba's cache, next to the sources or in `NUMBA_CACHE_DIR`. Where
+    neither can be written, every process compiles anew.
     """
     try:
         dispatcher: Any = njit(cache=True, nogil=True)(function)
@@ -29,8 +29,8 @@ def compiled(function: Callable[..., Any]) -> Any:
         return njit(nogil=True)(function)
     if dispatcher is function:  # NUMBA_DISABLE_JIT, for a debugger
         return function
-    # Numba notices that the file of a cached function has changed, but not that of a function it calls. The
-    # attributes are private: pyproject.toml holds numba to what was tried, and a test to what is said here.
+    # Numba notices a change in the file of a cached function, but not in those of the functions it calls. The
+    # attributes are private: pyproject.toml pins the numba versions that were tried, and a test covers this.
     cache_file = dispatcher._cache._cache_file
     cache_file._source_stamp = (cache_file._source_stamp, _SOURCES)
     return dispatcher

@@ -17,20 +17,20 @@ from commons.partition.workloads import as_workloads, check_count
 
 
 def karmarkar_karp(workloads: ArrayLike, num_partitions: int, equal_size: bool = True) -> list[np.ndarray]:
-    """Partitions samples so that the largest load is small.
+    """Partitions samples by differencing, so that the largest load is small.
 
     Args:
         workloads: `[samples]`, non-negative.
         num_partitions: parts, at least 1.
-        equal_size: part sizes differ by at most one; the differencing then starts from groups of
-            `num_partitions` samples of similar workload, of which every part gets one.
+        equal_size: part sizes differ by at most one. Differencing then starts from groups of
+            `num_partitions` samples of similar workload, and every part gets one of each group.
 
     Returns:
         For each part the ascending int64 indices of its samples. Ties are broken by index, so equal input
         gives equal output on every machine.
 
     Raises:
-        ValueError: a workload is negative, NaN or infinite, or `num_partitions` is below 1.
+        ValueError: a workload is negative, NaN, or infinite, or `num_partitions` is below 1.
     """
     check_count("num_partitions", num_partitions)
     values = as_workloads(workloads)
@@ -47,12 +47,12 @@ def karmarkar_karp(workloads: ArrayLike, num_partitions: int, equal_size: bool =
     return indices_of_parts(part_of, num_partitions)
 
 
-# A merge: the two states, and for each slot of the new state the slot of each that went into it.
+# A merge: the two states, and for each slot of the new state the slot of each state that went into it.
 _Merge = tuple[int, int, np.ndarray, np.ndarray]
 
 
 def _difference(states: list[np.ndarray], num_partitions: int) -> list[_Merge]:
-    """Merges states of descending loads, empty slots at the end left out, until one is left.
+    """Merges states until one is left. A state is its descending loads, without empty slots at the end.
 
     State i < len(states) is given; state len(states) + m is the result of merge m.
     """

@@ -80,7 +80,8 @@ def rebalance(
     problem = Problem.of(workloads, num_partitions, equal_size, max_rows, tokens, max_tokens)
     costs = _costs(problem, home, sizes, ranks_per_node)
     part_of = _within_limits(problem, costs)
-    _move_to_tolerance(problem.work, problem.tokens, part_of, problem.limits, costs, tolerance)
+    target = target_load(problem.work, problem.num_parts, problem.limits, tolerance)
+    _move(problem.work, problem.tokens, part_of, problem.limits, costs, target, tolerance)
     return problem.partition(part_of)
 
 
@@ -174,14 +175,6 @@ def _nearest_home(part_of: np.ndarray, costs: Costs) -> np.ndarray:
 
 
 @compiled
-def _move_to_tolerance(
-    work: np.ndarray, tokens: np.ndarray, part_of: np.ndarray, limits: Limits, costs: Costs, tolerance: float
-) -> None:
-    target = target_load(work, len(costs.node_of), limits, tolerance)
-    _move(work, tokens, part_of, limits, costs, target, tolerance)
-
-
-@compiled
 def _move(
     work: np.ndarray,
     tokens: np.ndarray,
@@ -191,10 +184,11 @@ def _move(
     target: int,
     tolerance: float,
 ) -> None:
-    """Changes `part_of` until no part is above the target.
+    """Changes `part_of` until no part is above the target; then sends home what may go.
 
-    Where that cannot be done, the target becomes (1 + tolerance) × the largest load of a search from scratch,
-    and a tenth of the tolerance more, because the last step to it would take more moves than all before.
+    Where that fails, the target becomes (1 + tolerance) × the largest load of a search from scratch, and a
+    tenth of the tolerance more, because the last step to it would take more moves than all before. Where that
+    fails, too, the partition from scratch is taken.
     """
     base = np.zeros(len(costs.node_of), dtype=np.int64)
     parts = make_parts(work, tokens, part_of, base)

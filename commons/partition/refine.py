@@ -1,4 +1,4 @@
-"""Partitions from scratch: longest first, and refined by local search."""
+"""Partitions from scratch: longest first, and refined by swaps."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def longest_processing_time(
         num_partitions: parts, at least 1.
         equal_size: part sizes differ by at most one; else sizes follow the load.
         max_rows: samples of a part at most.
-        tokens: `[samples]`, whole numbers: a second quantity, of which a part has at most `max_tokens`.
-        max_tokens: see `tokens`.
+        tokens: `[samples]`, whole numbers: a second quantity, capped by `max_tokens`.
+        max_tokens: tokens of a part at most; given together with `tokens`.
 
     Returns:
         For each part the ascending int64 indices of its samples. Ties are broken by index, so equal input
@@ -46,8 +46,8 @@ def longest_processing_time(
         balanced by their tokens instead.
 
     Raises:
-        ValueError: a value is negative, NaN or infinite; `num_partitions` is below 1; or the caps cannot be
-            held, or no placement that holds them was found: then a sample that fits nowhere is named.
+        ValueError: a value is negative, NaN, or infinite; `num_partitions` is below 1; no placement can keep
+            to the caps; or none that does was found. The last error names a sample that fits nowhere.
     """
     problem = Problem.of(workloads, num_partitions, equal_size, max_rows, tokens, max_tokens)
     return problem.partition(place_from_scratch(problem))
@@ -63,7 +63,10 @@ def refined(
     tokens: ArrayLike | None = None,
     max_tokens: int | None = None,
 ) -> list[np.ndarray]:
-    """`longest_processing_time`, then `refine`: the best balance there is here. Arguments as for these."""
+    """Runs `longest_processing_time`, then `refine`: the best balance of all functions here.
+
+    Arguments, result, and errors are as theirs.
+    """
     tolerance = checked_tolerance(tolerance)
     problem = Problem.of(workloads, num_partitions, equal_size, max_rows, tokens, max_tokens)
     return problem.partition(place_from_scratch(problem, tolerance))
@@ -79,23 +82,24 @@ def refine(
     tokens: ArrayLike | None = None,
     max_tokens: int | None = None,
 ) -> list[np.ndarray]:
-    """Exchanges samples between heavy and light parts until the tolerance is met or no exchange helps.
+    """Swaps samples between heavy and light parts until the tolerance is met or no swap helps.
 
-    An exchange swaps two samples, or moves one where part sizes allow it; it counts as a help if it takes at
-    least 3e-5 of the mean load off the heaviest part. The result is never worse than `partition`.
+    Where part sizes allow it, a swap may move one sample and return none. It helps if it takes at least 3e-5
+    of the mean load off the heaviest part. The result is never worse than `partition`.
 
     Args:
         workloads: `[samples]`, non-negative.
         partition: for each part the indices of its samples; each sample is in one part.
         tolerance: the largest load may be (1 + tolerance) × the lower bound.
-        equal_size, max_rows, tokens, max_tokens: as for `longest_processing_time`; `partition` has to keep to
+        equal_size, max_rows, tokens, max_tokens: as for `longest_processing_time`; `partition` must keep to
             them, too.
 
     Returns:
         As `longest_processing_time`.
 
     Raises:
-        ValueError: also if `partition` is none of these samples, or does not keep to the limits.
+        ValueError: as `longest_processing_time`; or `partition` does not hold each sample once, or does not
+            keep to the limits.
     """
     tolerance = checked_tolerance(tolerance)
     problem = Problem.of(workloads, len(partition), equal_size, max_rows, tokens, max_tokens)

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from commons.partition.problem import Problem
-from commons.partition.search import Limits, place_longest_first, refine_to, sum_per_part
+from commons.partition.search import place_longest_first, refine_to, sum_per_part
 from commons.partition.workloads import as_workloads, check_count
 
-# A step with giants in it leaves its other parts at least this share of the mean load: the light samples that
-# it takes to fill less are also wanted next to the giants.
+# A step with giants leaves its other parts at least this share of the mean load. Less would take the lightest
+# samples, which are also wanted next to the giants.
 LEAST_FILL = 0.2
-# The search may end a little above its targets: these leave room for that, and more if it was not enough.
+# Targets are this share of the limit, because the search may end a little above them; smaller ones are tried
+# where that was not enough.
 MARGINS = (0.998, 0.99, 0.97, 0.9)
 
 
@@ -28,21 +28,21 @@ def balance_window(
 ) -> list[list[np.ndarray]]:
     """Divides the samples of `num_steps` global batches into as many steps of `num_partitions` parts each.
 
-    Minimised is what the steps take together, the sum of each one's largest load. A single step cannot be
-    faster than its largest sample; here samples that large come into one step, whose other parts get more to
-    do than in the others.
+    Minimizes the time of all steps together: the sum of each step's largest load. A single step cannot be
+    faster than its largest sample. In a window, samples that large share one step, and the other parts of
+    that step get more to do than in other steps.
 
-    Every step gets a target for its parts, from the first, which takes the largest samples, to the last; the
-    samples are placed longest first by what is missing to the target, and refined. Where the same targets for
-    all steps come out better, or consecutive samples in each, if the parts are equal then, these are taken.
+    Every step gets a target load for its parts, from the first step, which takes the largest samples, to the
+    last. Samples are placed longest first by what is missing to the target, and refined. Two other plans are
+    taken where they come out better: the same target for all steps, and consecutive samples in each step.
 
     Args:
         workloads: `[samples]` of all steps, non-negative.
         num_partitions: parts of a step, at least 1.
         num_steps: at least 1.
         max_step_ratio: a step's total is at most this times the mean step's, at least 1; None for no limit.
-            A limit that whole samples cannot keep gives way, as for one giant that is above it alone:
-            `step_ratios` tells.
+            A limit that whole samples cannot keep gives way, for example to a giant that is above it alone.
+            `step_ratios` tells what was reached.
         equal_size: whether sizes of all parts of all steps differ by at most one.
 
     Returns:
@@ -50,7 +50,7 @@ def balance_window(
         every machine.
 
     Raises:
-        ValueError: a workload is negative, NaN or infinite; a count is below 1, or `max_step_ratio` is.
+        ValueError: a workload is negative, NaN, or infinite; or a count or `max_step_ratio` is below 1.
     """
     check_count("num_steps", num_steps)
     check_count("num_partitions", num_partitions)
@@ -58,17 +58,18 @@ def balance_window(
         raise ValueError(f"max_step_ratio is {max_step_ratio}, expected at least 1, or None for no limit")
     problem = Problem.of(workloads, num_partitions * num_steps, equal_size)
     limit = np.inf if max_step_ratio is None else max_step_ratio
-    planned = _plans(problem, np.zeros((num_steps, num_partitions)))  # all steps alike
+    plans = _plans(problem, np.zeros((num_steps, num_partitions)))  # all steps alike
     if len(problem.work) % (num_steps * num_partitions) == 0:
-        planned.append(_separate_steps(problem, num_partitions, num_steps))
+        plans.append(_separate_steps(problem, num_partitions, num_steps))
     for margin in MARGINS:
         targets = _targets(problem, num_partitions, num_steps, max(limit * margin, 1.0))
         as_targeted, sorted_by_load = _plans(problem, targets)
-        planned += [as_targeted, sorted_by_load]
-        if as_targeted.ratio <= limit:
+        plans += [as_targeted, sorted_by_load]
+        is_beyond, _ = _rank(problem, as_targeted, num_steps, limit)
+        if not is_beyond:
             break
-    best = min(planned, key=lambda plan: plan.rank(limit))
-    parts = problem.partition(best.part_of)
+    best = min(plans, key=lambda plan: _rank(problem, plan, num_steps, limit))
+    parts = problem.partition(best)
     return [parts[start : start + num_partitions] for start in range(0, len(parts), num_partitions)]
 
 
@@ -79,25 +80,24 @@ def step_ratios(workloads: ArrayLike, window: Sequence[Sequence[np.ndarray]]) ->
     return totals / totals.mean() if totals.any() else np.ones(len(totals))
 
 
-@dataclass(frozen=True)
-class _Planned:
-    """A window: its parts, step by step, the sum of its steps' largest loads, and its largest step ratio."""
+def _rank(problem: Problem, part_of: np.ndarray, num_steps: int, limit: float) -> tuple[bool, float]:
+    """The smaller, the better the plan: by time within the limit, by the largest ratio beyond it.
 
-    part_of: np.ndarray
-    time: int
-    ratio: float
-
-    def rank(self, limit: float) -> tuple[bool, float]:
-        """Smaller is better: within the limit by time, beyond it by how far."""
-        return (False, self.time) if self.ratio <= limit else (True, self.ratio)
+    Sums are of integers, so no machine's way of adding decides between plans.
+    """
+    loads = sum_per_part(problem.work, part_of, problem.num_parts).reshape(num_steps, -1)
+    totals = loads.sum(1)
+    total = int(totals.sum())
+    ratio = int(totals.max()) * num_steps / total if total else 1.0
+    return (False, int(loads.max(1).sum())) if ratio <= limit else (True, ratio)
 
 
 def _targets(problem: Problem, num_partitions: int, num_steps: int, max_ratio: float) -> np.ndarray:
-    """float64 `[steps, parts]`: the load each part should get; only giants take steps above the ratio."""
+    """float64 `[steps, parts]`: the target load of each part; only giants take steps above the ratio."""
     work, rows = problem.work, problem.limits.fewest
     left = int(work.sum())
     limit = max_ratio * left / num_steps if left else 0.0
-    # What comes to a giant's part with it: an equal share of the lightest samples.
+    # A giant's part also gets an equal share of the lightest samples.
     num_giants = max(int(np.searchsorted(-work, -left / (num_partitions * num_steps))), 1)
     lightest = work[max(len(work) - num_giants * (rows - 1), 0) :] if rows > 1 else work[:0]
     with_fill = np.append(work + int(lightest.sum()) // num_giants, np.zeros(num_partitions, dtype=np.int64))
@@ -112,22 +112,24 @@ def _targets(problem: Problem, num_partitions: int, num_steps: int, max_ratio: f
         total = int(min(num_partitions * largest, limit, left))
         targets[step] = total / num_partitions
         placed = num_partitions
-        if total < min(num_partitions * largest, left):  # the limit forbids to fill all parts to the largest
+        if total < min(num_partitions * largest, left):  # not all parts may be as full as the largest
             giants = with_fill[first : first + num_partitions]
             number = _parts_with_giants(giants, total, LEAST_FILL * mean)
             total = max(total, int(giants[:number].sum()))
             others = (total - int(giants[:number].sum())) / max(num_partitions - number, 1)
             targets[step, :number], targets[step, number:] = giants[:number], others
             if number < num_partitions and giants[number] > others:
-                placed = number  # the next do not fit into this step
+                placed = number  # the other giants do not fit into this step
         left = max(left - total, 0)
         first = min(first + placed, len(work))
     return targets
 
 
 def _parts_with_giants(giants: np.ndarray, total: int, least: float) -> int:
-    """How many parts of a step get a giant of their own: those above what the others then get, which is at
-    least `least`; `giants` int64 `[parts]`, descending."""
+    """The number of parts of a step that get a giant of their own; `giants` is int64 `[parts]`, descending.
+
+    These giants are above the load of the other parts, which is at least `least`.
+    """
     number = 1
     sums = np.cumsum(giants)
     while number < len(giants) - 1:
@@ -138,48 +140,32 @@ def _parts_with_giants(giants: np.ndarray, total: int, least: float) -> int:
     return number
 
 
-def _plans(problem: Problem, targets: np.ndarray) -> list[_Planned]:
+def _plans(problem: Problem, targets: np.ndarray) -> list[np.ndarray]:
     """Places the samples so that loads come near the targets `[steps, parts]`.
 
     Returns:
-        The parts in the steps of their targets; and sorted by their loads, so that the heaviest share a step,
-        which takes no longer, but may make one step larger than it should be.
+        Two plans, int64 `[samples]` each: every part in the step of its target; and the parts sorted by load,
+        so that the heaviest share a step. The second takes no longer, but may make one step too large.
     """
-    # With what its target lacks to the largest as a load from the start, all parts have the same target.
+    # The gap between a target and the largest one is a load from the start: then all parts share one target.
     base = np.rint(targets.max() - targets).astype(np.int64).ravel()
-    part_of = _place(problem.work, problem.tokens, base, problem.limits, int(targets.max()))
+    part_of = place_longest_first(problem.work, problem.tokens, base, problem.limits)
+    refine_to(problem.work, problem.tokens, part_of, base, problem.limits, int(targets.max()))
     loads = sum_per_part(problem.work, part_of, len(base))
-    by_load = np.argsort(-loads, kind="stable")
-    place = np.empty_like(by_load)
-    place[by_load] = np.arange(len(by_load))
-    return [
-        _planned(part_of, loads.reshape(targets.shape)),
-        _planned(place[part_of], loads[by_load].reshape(targets.shape)),
-    ]
+    place = np.empty_like(base)
+    place[np.argsort(-loads, kind="stable")] = np.arange(len(base))
+    return [part_of, place[part_of]]
 
 
-def _separate_steps(problem: Problem, num_partitions: int, num_steps: int) -> _Planned:
-    """Consecutive samples make a step, as without a window, so that a window is not worse than none."""
+def _separate_steps(problem: Problem, num_partitions: int, num_steps: int) -> np.ndarray:
+    """A step of consecutive samples each, as without a window, so that a window is not worse than none."""
     step_of = problem.order // max(len(problem.work) // num_steps, 1)
     part_of = np.empty(len(problem.work), dtype=np.int64)
-    no_load = np.zeros(num_partitions, dtype=np.int64)
+    base = np.zeros(num_partitions, dtype=np.int64)
     for step in range(num_steps):
         samples = np.flatnonzero(step_of == step)
-        placed = _place(problem.work[samples], problem.tokens[samples], no_load, problem.limits, 0)
+        work, tokens = problem.work[samples], problem.tokens[samples]
+        placed = place_longest_first(work, tokens, base, problem.limits)
+        refine_to(work, tokens, placed, base, problem.limits, 0)
         part_of[samples] = step * num_partitions + placed
-    loads = sum_per_part(problem.work, part_of, num_steps * num_partitions)
-    return _planned(part_of, loads.reshape(num_steps, num_partitions))
-
-
-def _planned(part_of: np.ndarray, loads: np.ndarray) -> _Planned:
-    """`loads` int64 `[steps, parts]`: sums are exact, so no machine's way of adding decides between plans."""
-    totals = loads.sum(1)
-    total = int(totals.sum())
-    ratio = int(totals.max()) * len(totals) / total if total else 1.0
-    return _Planned(part_of, int(loads.max(1).sum()), ratio)
-
-
-def _place(work: np.ndarray, tokens: np.ndarray, base: np.ndarray, limits: Limits, target: int) -> np.ndarray:
-    part_of = place_longest_first(work, tokens, base, limits)
-    refine_to(work, tokens, part_of, base, limits, target)
     return part_of

@@ -1,4 +1,4 @@
-"""The checks that every partition algorithm makes of its arguments, and the form in which it computes."""
+"""Checks of arguments that all partition functions share, and workloads as exact integers."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from numpy.typing import ArrayLike
 
 from commons.partition.compiled import compiled
 
-# Loads are added up in int64: exact in any order, so that no machine's way of adding decides a tie.
-# Two bits are left for differences and doubled gaps.
+# Loads are sums of int64: exact in any order, so no machine's way of adding decides a tie. Two bits are left
+# for differences and doubled gaps.
 LOAD_BITS = 60
 
 
@@ -21,12 +21,12 @@ def as_workloads(workloads: ArrayLike, name: str = "workloads") -> np.ndarray:
     Integers up to 2**53 stay exact; sums of larger ones overflow int64 but not float64.
 
     Raises:
-        ValueError: not one-dimensional, or a value is negative, NaN or infinite.
+        ValueError: not one-dimensional, or a value is negative, NaN, or infinite.
     """
     values = np.asarray(workloads, dtype=np.float64)
     if values.ndim != 1:
         raise ValueError(f"{name} has shape {values.shape}, expected one number per sample")
-    values = np.require(values, requirements=["C", "W"])  # other arrays would be compiled for anew
+    values = np.require(values, requirements=["C", "W"])  # for other arrays numba would compile anew
     bad = _first_bad(values)
     if bad >= 0:
         raise ValueError(f"{name}[{bad}] is {values[bad]}, expected a finite number of at least 0")
@@ -34,10 +34,10 @@ def as_workloads(workloads: ArrayLike, name: str = "workloads") -> np.ndarray:
 
 
 def as_integers(values: np.ndarray, bits: int = LOAD_BITS) -> np.ndarray:
-    """Non-negative float64 `[samples]` as int64, all times one power of two, with a sum below 2**bits.
+    """Scales non-negative float64 `[samples]` by a power of two and rounds them to int64.
 
-    It is the largest that surely is, so the unit of the numbers does not matter. What then is not whole is
-    rounded, by at most 2**(1 − bits) of what the numbers could add up to.
+    The power is the largest that keeps the sum below 2**bits for sure, so the unit of the numbers does not
+    matter. Rounding changes a number by at most 2**(1 − bits) of the largest possible sum.
     """
     return _as_integers(values, bits)
 
