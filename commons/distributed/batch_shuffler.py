@@ -109,16 +109,16 @@ class BatchShuffler(ABC):
     def get_tokens(self, batch: Any) -> torch.Tensor:
         """Returns the tokens of each row, `[batch_size]` integers; `batch` is on the host.
 
-        Token caps and measured costs count them. By default those that a `BaseBatch` tells, or the jagged
-        elements of any other batch.
+        Token caps and measured costs count them. Defaults to `BaseBatch.num_tokens()`, or to the number of
+        jagged elements of any other batch.
         """
         return self.sample_rows.num_tokens(batch)
 
     def get_loss_tokens(self, batch: Any) -> torch.Tensor:
         """Returns the loss tokens of each row, `[batch_size]` integers; `batch` is on the host.
 
-        The loss is a mean over them. By default those that a `BaseBatch` tells, or one for each row of any
-        other batch.
+        The loss is a mean over them. Defaults to `BaseBatch.num_loss_tokens()`, or to one per row
+        of any other batch.
         """
         return self.sample_rows.num_loss_tokens(batch)
 
@@ -205,7 +205,7 @@ class BatchShuffler(ABC):
         if self._reserved_by not in (None, threading.get_ident()):
             raise RuntimeError(
                 f"this {type(self).__name__} plans for a pipeline, or a loop over plan_ahead, in a thread "
-                "of its own: make another shuffler, or end the loaders or reset the pipeline before"
+                "of its own: create another shuffler, or exhaust the loaders or reset the pipeline first"
             )
         plan = planner.plan(batches, failure, post)
         self._agreed = planner.agreed or self._agreed
@@ -321,7 +321,8 @@ class BatchShuffler(ABC):
         return self._loss_scale.scaled(loss, plan, reduction, gradients, step_plans)
 
     def reserve(self) -> None:
-        """Lets only the calling thread plan, until `release`: two at a time would mix up their messages."""
+        """Lets only the calling thread plan, until `release`: concurrent plans would interleave their
+        collectives."""
         if self._reserved_by is None:
             self._reserved_by = threading.get_ident()
 

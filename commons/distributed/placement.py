@@ -13,7 +13,6 @@ from commons.distributed.shuffler_settings import PARTITIONERS, ShufflerSettings
 from commons.partition import (
     balance_window,
     divide_into_micro_batches,
-    longest_processing_time,
     lower_bound,
     rebalance,
     refined,
@@ -83,6 +82,8 @@ def place(
     pads: bool = True,
 ) -> Placed:
     """Places the samples of one step, or of a window of steps, on the ranks that loaded them.
+
+    Samples of one step stay as loaded if the partitioner does no better and the limits allow it.
 
     Args:
         samples: of one batch per rank, or of up to `settings.window`.
@@ -168,12 +169,13 @@ def divide(samples: LoadedSamples, placed: Placed, max_tokens: int) -> tuple[np.
 def warm_up(settings: ShufflerSettings) -> None:
     """Compiles, or loads from numba's cache, all that `place` may call, so that no step waits for it."""
     ones, home = np.ones(2, dtype=np.int64), np.zeros(2, dtype=np.int64)
+    for partitioner in PARTITIONERS:  # also those that compile functions of their own
+        samples = LoadedSamples(ones, ones, ones, home[:, None] + 1, home[:, None] + 1)
+        _rank_of(samples, ShufflerSettings(partitioner, equal_rows=False), None)
     rebalance(ones, home, 2)  # rows have to be made equal
     rebalance(ones, home, 2, equal_size=False, tokens=ones, max_tokens=1)  # a limit has to be met
-    refined(ones, 2)
     balance_window(ones, 1, 2)
     refined(ones, 2, tokens=ones, max_tokens=1)
-    longest_processing_time(ones, 2)
     lower_bound(ones, 2)  # for reports
     if settings.max_tokens_per_micro_batch is not None:
         divide_into_micro_batches(ones, ones, [np.arange(2)], 1)

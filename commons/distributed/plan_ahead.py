@@ -69,7 +69,7 @@ class PlanAhead(Generic[Step]):
         while not self._steps:
             self._load()
             of_loader, planned = self._planned.popleft()
-            self._missing += self._window  # until it turns out to have steps
+            self._missing += self._window  # as if it had none, until its plan is known
             start = time.perf_counter()
             with named_range("## wait for plan ##"):
                 self._steps.extend(planned.result())

@@ -140,8 +140,8 @@ class PlanGather:
     def _encode(
         self, facts: SampleFacts | None, failure: Exception | None, schema: RowSchema, post: int
     ) -> np.ndarray:
-        """Returns this rank's part of the gather, without samples where the others will see that they do not
-        fit."""
+        """Returns this rank's part of the gather. It leaves out samples beyond the agreed rows, which the
+        others see from the header."""
         columns = NUM_COUNTS + len(schema.jagged_fields)
         row = np.zeros(self._header + self._capacity * columns, dtype=np.int64)
         row[2] = post

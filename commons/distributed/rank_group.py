@@ -27,7 +27,8 @@ class RankGroup:
         planning: gloo, for host numbers; None for a single rank. In a pipeline only the planning thread uses
             it: a call of the shuffler's `plan` alongside would mix up their messages.
         exchange: of the default group's backends, for the main thread; None for a single rank.
-        unshuffle: the same for `unshuffle`, which is called on another stream: one group keeps one order.
+        unshuffle: the same for `unshuffle`, which is called on another stream: the collectives of a group
+            must be issued in one order.
         ranks_per_node: if each node has this many consecutive ranks of the group; None if nodes do not
             matter, as on one machine, or have different numbers of ranks.
         checks: gloo, for the main thread, where ranks verify that they agree.

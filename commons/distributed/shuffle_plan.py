@@ -173,7 +173,7 @@ class ShufflePlan:
         return (self,) if self.num_steps == 1 else self._steps  # cached, (self,) would be a cycle
 
     def check_one_step(self, user: str) -> None:
-        """Raises a ValueError unless the plan is of one step; `user` is what takes no other."""
+        """Raises a ValueError unless the plan is of one step; `user` names the caller in the message."""
         if self.num_steps > 1:
             raise ValueError(
                 f"{user} got a plan of {self.num_steps} steps, and takes one of its plan.steps at a time"

@@ -12,9 +12,10 @@ import numpy as np
 from commons.distributed.exchange import EXCHANGES
 from commons.partition import karmarkar_karp, longest_processing_time, rebalance, refined
 
-# To add a partitioner, add a row. A function is called with those of these arguments that its signature
-# names: workloads, num_partitions, home, sizes, ranks_per_node, equal_size, tolerance, max_rows, tokens, and
-# max_tokens. A setting that it has no argument for is refused.
+# To add a partitioner, add a row, here or from your own module. It returns int64 index arrays, one per rank.
+# It is called with those of these arguments that its signature names: workloads, num_partitions, home (the
+# rank that loaded each sample), sizes (bytes to move each), ranks_per_node, equal_size, tolerance, max_rows,
+# tokens, max_tokens. `commons.partition.rebalance` has them all. A setting without an argument is refused.
 PARTITIONERS: dict[str, Callable[..., list[np.ndarray]]] = {
     "karmarkar_karp": karmarkar_karp,
     "longest_processing_time": longest_processing_time,
@@ -107,8 +108,8 @@ class ShufflerSettings:
         for name in ("max_rows", "max_tokens"):
             if getattr(self, name) is not None and not self.takes(name):
                 raise ValueError(
-                    f"{name}={getattr(self, name)}: {self.partitioner!r} keeps no limits; choose another "
-                    "partitioner"
+                    f"{name}={getattr(self, name)}: {self.partitioner!r} has no argument {name}; "
+                    "choose another partitioner"
                 )
         if self.equal_rows and not self.takes("equal_size"):
             raise ValueError(
