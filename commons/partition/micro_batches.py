@@ -32,7 +32,7 @@ def pack_micro_batches(
 ) -> list[np.ndarray]:
     """Divides samples into few micro-batches under a token cap, with loads as equal as possible.
 
-    The one exception to the cap: a sample above it gets a micro-batch of its own, and a warning names it. The
+    A sample above the cap gets a micro-batch of its own, and a warning names it. The
     number of micro-batches is the smallest for which a division is found: never more than best-fit decreasing
     by tokens needs, rounded up to the multiple.
 
@@ -251,7 +251,7 @@ class _Samples:
 
 
 def _divide(ranks: Sequence[_Samples], multiple_of: int, min_count: int) -> list[list[np.ndarray]]:
-    """The smallest number of micro-batches with which every rank's samples are found a division."""
+    """Divides every rank's samples, into the smallest number of micro-batches that is found for all."""
     fewest = max(1, min_count, *(rank.fewest() for rank in ranks))
     count = -(-fewest // multiple_of) * multiple_of
     while True:

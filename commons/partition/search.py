@@ -18,8 +18,8 @@ NO_CAP = 2**62
 
 # A swap that lightens the heaviest part by less than this share of the mean load is not worth its time.
 RESOLUTION = 3e-5
-# Once a swap is found, the search ends as soon as one takes the heaviest part this close to the middle
-# between it and the lightest (1/8 of their distance), and tries this many partners in either direction.
+# A swap is accepted once the heaviest part comes within 1/8 of its distance from the lightest to the middle of
+# both. Until then, this many partners are tried in either direction after the first swap is found.
 NEAR_ENOUGH = 8
 TRIES = 16
 
@@ -206,7 +206,8 @@ def refine_to(
 def refined_from_scratch(
     work: np.ndarray, tokens: np.ndarray, num_parts: int, limits: Limits, tolerance: float
 ) -> np.ndarray:
-    """int64 `[samples]`, the part of each: longest first, then refined; the last is NONE without a place."""
+    """int64 `[samples]`, the part of each: longest first, then refined. The last is NONE if some sample
+    has no place."""
     base = np.zeros(num_parts, dtype=np.int64)
     part_of = place_longest_first(work, tokens, base, limits)
     if len(work) > 0 and part_of[-1] != NONE:
@@ -272,7 +273,9 @@ def fits(parts: Parts, limits: Limits, giver: int, gives: int, taker: int, retur
 
 @compiled
 def lightening_swap(parts: Parts, limits: Limits, heavy: int, least: int) -> tuple[int, int, int]:
-    """A swap after which both parts are lighter than `heavy` was, by `least`: (given, partner, returned).
+    """Finds the swap that most lowers the larger of two loads, by at least `least`.
+
+    Returns (sample given, partner, sample returned).
 
     The partner is NONE if there is no such swap. The best sample to get in return for one of the heavy part
     takes half the distance to the lightest part. From there, samples are tried in both directions for as long
