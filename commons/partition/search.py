@@ -18,8 +18,8 @@ NO_CAP = 2**62
 
 # A swap that lightens the heaviest part by less than this share of the mean load is not worth its time.
 RESOLUTION = 3e-5
-# A swap is accepted once it brings the heaviest part near the middle between it and the lightest: within 1/8 of
-# their distance. Until then, this many partners are tried in either direction after the first swap is found.
+# A swap is accepted once it brings the heaviest part near the middle between it and the lightest: within 1/8
+# of their distance. Until then, this many partners are tried in either direction after the first swap.
 NEAR_ENOUGH = 8
 TRIES = 16
 
