@@ -8,7 +8,6 @@ from functools import cached_property
 
 import numpy as np
 
-from commons.distributed.shuffle_plan import parts_of
 from commons.distributed.shuffler_settings import PARTITIONERS, ShufflerSettings
 from commons.partition import (
     balance_window,
@@ -17,6 +16,7 @@ from commons.partition import (
     rebalance,
     refined,
 )
+from commons.partition.problem import indices_of_parts, number_of_part
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,8 @@ def place(
             settings.window_max_step_ratio,
             equal_size=settings.equal_rows,
         )
-        step, rank = np.divmod(_part_of([part for step in steps for part in step]), num_ranks)
+        slots = [part for step in steps for part in step]
+        step, rank = np.divmod(number_of_part(slots, len(samples.workloads)), num_ranks)
     else:
         rank = _rank_of(samples, settings, ranks_per_node)
         step = np.zeros_like(rank)
@@ -157,12 +158,13 @@ def divide(samples: LoadedSamples, placed: Placed, max_tokens: int) -> tuple[np.
     micro_batch, counts = np.zeros_like(placed.rank), np.ones(num_steps, dtype=np.int64)
     for step in range(num_steps):
         chosen = np.flatnonzero(placed.step == step)
-        partition = parts_of(placed.rank[chosen], num_ranks)
+        partition = indices_of_parts(placed.rank[chosen], num_ranks)
         divided = divide_into_micro_batches(
             samples.workloads[chosen], samples.tokens[chosen], partition, max_tokens
         )
         counts[step] = len(divided[0])
-        micro_batch[chosen] = _part_of([part for of_rank in divided for part in of_rank]) % counts[step]
+        parts = [part for of_rank in divided for part in of_rank]
+        micro_batch[chosen] = number_of_part(parts, len(chosen)) % counts[step]
     return micro_batch, counts
 
 
@@ -205,7 +207,7 @@ def _rank_of(samples: LoadedSamples, settings: ShufflerSettings, ranks_per_node:
     }
     given = {name: value for name, value in arguments.items() if settings.takes(name) and value is not None}
     partition = PARTITIONERS[settings.partitioner](**given)
-    rank_of = _part_of(partition)
+    rank_of = number_of_part(partition, len(samples.workloads))  # a user's function may lose samples
     home = samples.home
     stays = _allows(samples, settings) and _largest_load(samples, home) <= _largest_load(samples, rank_of)
     return home.copy() if stays else rank_of
@@ -235,11 +237,3 @@ def _allows(samples: LoadedSamples, settings: ShufflerSettings) -> bool:
 def _largest_load(samples: LoadedSamples, rank_of: np.ndarray) -> float:
     """Adds one by one, as bincount does, so that all processors get the same last bit."""
     return float(np.bincount(rank_of, samples.workloads, minlength=1).max())
-
-
-def _part_of(partition: Sequence[np.ndarray]) -> np.ndarray:
-    """Returns int64 `[samples]`, the part of each sample; every sample is in one part."""
-    numbers = np.concatenate(partition)
-    part_of = np.empty(len(numbers), dtype=np.int64)
-    part_of[numbers] = np.repeat(np.arange(len(partition)), [len(part) for part in partition])
-    return part_of

@@ -9,6 +9,7 @@ from functools import cached_property
 
 import numpy as np
 
+from commons.partition.problem import indices_of_parts
 from commons.sequence_batch.row_schema import aligned
 
 
@@ -125,7 +126,7 @@ class ShufflePlan:
     @cached_property
     def partition(self) -> tuple[np.ndarray, ...]:
         """For each rank the ascending numbers of the samples that it computes."""
-        return tuple(parts_of(self.destination, self.num_ranks))
+        return tuple(indices_of_parts(self.destination, self.num_ranks))
 
     @cached_property
     def num_placed(self) -> np.ndarray:
@@ -165,7 +166,7 @@ class ShufflePlan:
         """Returns the ascending rows of each micro-batch in a rank's batch, in a plan of one step."""
         if not self.in_micro_batches:
             return []
-        return parts_of(self.micro_batch[self.computed_by(rank)], self.num_micro_batches)
+        return indices_of_parts(self.micro_batch[self.computed_by(rank)], self.num_micro_batches)
 
     @property
     def steps(self) -> tuple[ShufflePlan, ...]:
@@ -271,12 +272,6 @@ class ShufflePlan:
     def _route_end(self, samples: np.ndarray, rank_of: np.ndarray, rank: int) -> RouteEnd:
         elements, num_bytes = self.num_elements[samples], self.sample_bytes[samples]
         return RouteEnd.of(rank_of[samples], elements, num_bytes, rank, self.num_ranks)
-
-
-def parts_of(part_of: np.ndarray, num_parts: int) -> list[np.ndarray]:
-    """Returns for each part the ascending numbers of its samples; `part_of` int64 `[samples]`."""
-    ends = np.cumsum(np.bincount(part_of, minlength=num_parts))
-    return np.split(np.argsort(part_of, kind="stable"), ends[:-1])
 
 
 _PER_SAMPLE: Sequence[str] = (

@@ -14,9 +14,9 @@ from numba.core.dispatcher import Dispatcher
 
 from commons.distributed.placement import LoadedSamples, place
 from commons.distributed.rank_group import ranks_per_node
-from commons.distributed.shuffle_plan import parts_of
 from commons.distributed.shuffler_settings import PARTITIONERS, ShufflerSettings
 from commons.partition import imbalance, lower_bound, refined
+from commons.partition.problem import indices_of_parts
 from tests.commons.distributed.errors_and_warnings import error_of
 from tests.commons.distributed.shufflers import LIMITED, QuickShuffler
 from tests.drawn_batches import draw_batch
@@ -25,7 +25,7 @@ from tests.process_pool import ProcessPool
 
 def _place(loaded: LoadedSamples, partitioner: str = "rebalance", **settings) -> list[np.ndarray]:
     placed = place(loaded, ShufflerSettings(partitioner, **settings))
-    return parts_of(placed.rank, len(loaded.num_loaded))
+    return indices_of_parts(placed.rank, len(loaded.num_loaded))
 
 
 def _loaded(workloads, num_loaded, tokens=None) -> LoadedSamples:
