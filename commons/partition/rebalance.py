@@ -278,9 +278,10 @@ def _best_swap(
                 continue
             # The lightest sample that may come back, because it is the cheapest.
             j = _first_below(work, members, start, stop, work[i] - most)
-            for returned in (members[j - 1] if j > start else NONE, NONE):
-                if returned == NONE and not may_give:
-                    continue
+            if j == start and not may_give:
+                continue
+            for option in range(1 + may_give):
+                returned = members[j - 1] if option == 0 and j > start else NONE
                 difference = work[i] - (work[returned] if returned != NONE else 0)
                 relief = min(difference, needed) - max(difference - headroom, 0)
                 if relief < least:

@@ -6,7 +6,7 @@ import pytest
 from commons.partition import loads, longest_processing_time, rebalance, refined
 from tests.commons.partition.exhaustive import best_load
 
-CASES = 300
+CASES = 150
 DRAWS = {
     "uniform": lambda rng, n: rng.integers(1, 100, n),
     "lognormal": lambda rng, n: rng.lognormal(5, 1.2, n).astype(np.int64) + 1,

@@ -270,16 +270,6 @@ def test_type_of_the_counts_does_not_matter(kind):
     assert balanced(kind) == balanced(int)
 
 
-@every_function
-@settings(max_examples=30, deadline=None)
-@given(drawn=drawn_samples(), doublings=st.integers(1, 40))
-def test_neither_repetition_nor_a_power_of_two_in_the_unit_matters(name, drawn, doublings):
-    workloads, tokens, _ = drawn
-    result = lists_of(ALL[name](workloads, tokens))
-    assert lists_of(ALL[name](list(workloads), list(tokens))) == result
-    assert lists_of(ALL[name]([value * 2.0**doublings for value in workloads], tokens)) == result
-
-
 @pytest.mark.parametrize("far", [10**6, 2**53, 2**62, 2**70])
 def test_a_cap_changes_nothing_where_it_is_far_away(far):
     workloads, tokens = drawn_histories(0)

@@ -23,7 +23,7 @@ any_sizes = pytest.mark.parametrize("equal_size", [True, False])
 
 
 @any_sizes
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(data=st.data(), drawn=samples_at_home(), tolerance=TOLERANCES)
 def test_every_sample_is_in_one_part_wherever_home_is(equal_size, data, drawn, tolerance):
     workloads, home, parts = drawn
@@ -36,18 +36,9 @@ def test_every_sample_is_in_one_part_wherever_home_is(equal_size, data, drawn, t
         assert is_no_worse(workloads, partition, at_home)
 
 
-@settings(max_examples=200, deadline=None)
-@given(data=st.data(), drawn=samples_at_home(even=True), tolerance=TOLERANCES)
-def test_is_no_worse_than_even_homes(data, drawn, tolerance):
-    workloads, home, parts = drawn
-    priced = data.draw(costs(len(workloads)))
-    partition = rebalance(workloads, home, parts, tolerance, **priced)
-    assert is_no_worse(workloads, partition, parts_at(home, parts))
-
-
 @any_sizes
 @pytest.mark.parametrize("tolerance", [0.01, 0.1])
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(data=st.data(), drawn=samples_at_home())
 def test_meets_the_tolerance_or_is_near_what_refined_attains(equal_size, tolerance, data, drawn):
     workloads, home, parts = drawn
@@ -59,7 +50,7 @@ def test_meets_the_tolerance_or_is_near_what_refined_attains(equal_size, toleran
 
 
 @any_sizes
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(data=st.data())
 def test_nothing_moves_where_home_is_within_the_tolerance(equal_size, data):
     workloads, home, parts = data.draw(samples_at_home(even=equal_size))
@@ -120,15 +111,6 @@ def test_samples_stay_in_their_node_if_they_can():
     for ranks_per_node, expected in ((None, 0), (2, 2), (4, 0)):
         partition = rebalance(workloads, home, 4, ranks_per_node=ranks_per_node, equal_size=False)
         assert sorted(part_of(partition).tolist()) == [expected, 3]
-
-
-@any_sizes
-def test_a_million_workloads_of_1e15_do_not_overflow(equal_size):
-    rng = np.random.default_rng(0)
-    workloads = 1e15 * (1 + 0.1 * rng.random(1_000_000))
-    partition = rebalance(workloads, rng.integers(0, 64, len(workloads)), 64, equal_size=equal_size)
-    check_partition(partition, len(workloads), 64, equal_size)
-    assert imbalance(workloads, partition) <= 1.01 * lower_bound(workloads, 64, equal_size) * SLACK
 
 
 @pytest.mark.parametrize("kind", ARRAYS)
