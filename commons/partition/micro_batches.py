@@ -139,8 +139,8 @@ def divide_into_micro_batches(
 def micro_batch_imbalance(workloads: ArrayLike, micro_batches: Sequence[Sequence[np.ndarray]]) -> float:
     """Sum over k of the largest k-th load of any rank ÷ mean load of a rank; 1.0 is perfect.
 
-    This is the relative time of a step whose ranks wait for each other after every micro-batch. Benchmarks and
-    `BalanceReport` use it; no placement does, because pipelines here wait once a step.
+    This is the relative time of a step whose ranks wait for each other after every micro-batch. Benchmarks
+    and `BalanceReport` use it; no placement does, because pipelines here wait once a step.
 
     Args:
         workloads: `[samples]`, non-negative.
