@@ -10,9 +10,9 @@ from tqdm import tqdm
 
 from benchmarks.partition.lengths import Lengths
 from benchmarks.partition.placements import BYTES_PER_TOKEN, ROWS_PER_RANK, workloads_of
-from commons.distributed import ShufflePlan
 from commons.distributed.exchange import EXCHANGES
-from commons.distributed.placement import LoadedSamples, Placed, place, warm_up
+from commons.distributed.loaded_samples import LoadedSamples
+from commons.distributed.placement import place, warm_up
 from commons.distributed.shuffler_settings import ShufflerSettings
 
 RANKS, HIDDEN_SIZE, DRAWS = (2, 4, 8, 64, 256, 1024), 128, 10
@@ -38,9 +38,8 @@ def _measure(name: str, lengths: Lengths, ranks: int) -> dict[str, Any]:
         for partitioner in PARTITIONERS:
             settings = ShufflerSettings(partitioner)
             start = time.perf_counter()
-            placed = place(loaded, settings)
+            plan = place(loaded, settings)
             milliseconds[partitioner].append((time.perf_counter() - start) * 1e3)
-            plan = _plan(loaded, placed)
             of_ranks = [EXCHANGES["all_to_all"].traffic(plan, rank).sent for rank in range(ranks)]
             sent[partitioner].append(float(np.mean(of_ranks)))
         gathered.append(EXCHANGES["all_gather"].traffic(plan, 0).received)
@@ -57,21 +56,5 @@ def _measure(name: str, lengths: Lengths, ranks: int) -> dict[str, Any]:
 def _draw(rng: np.random.Generator, lengths: Lengths, ranks: int) -> LoadedSamples:
     workloads, tokens = workloads_of(lengths(rng, ROWS_PER_RANK * ranks), HIDDEN_SIZE)
     rows = np.full((ranks, 1), ROWS_PER_RANK)
-    return LoadedSamples(workloads, tokens, BYTES_PER_TOKEN * tokens, rows, rows)
-
-
-def _plan(loaded: LoadedSamples, placed: Placed) -> ShufflePlan:
-    return ShufflePlan(
-        batch_sizes=loaded.batch_sizes,
-        num_loaded=loaded.num_loaded,
-        workloads=loaded.workloads,
-        tokens=loaded.tokens,
-        loss_tokens=loaded.tokens,
-        num_elements=loaded.tokens[:, None],
-        sample_bytes=loaded.sizes,
-        destination=placed.rank,
-        step=placed.step,
-        micro_batch=np.zeros_like(placed.step),
-        rows=placed.rows,
-        micro_batch_counts=np.zeros(1, dtype=np.int64),
-    )
+    sizes = BYTES_PER_TOKEN * tokens
+    return LoadedSamples(rows, rows, workloads, tokens, tokens, tokens[:, None], sizes)

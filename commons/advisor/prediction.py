@@ -11,7 +11,8 @@ import numpy as np
 from commons.advisor import InputError
 from commons.advisor.samples import SampleCost
 from commons.advisor.strategies import AS_LOADED, Strategy
-from commons.distributed.placement import LoadedSamples, place
+from commons.distributed.loaded_samples import LoadedSamples
+from commons.distributed.placement import place
 from commons.partition import lower_bound
 
 SEED = 0
@@ -227,13 +228,13 @@ def _place(
             of[together].swapaxes(0, 1).ravel() for of in (steps.workloads, steps.tokens, steps.sizes)
         )
         rows = np.full((num_ranks, strategy.window), rows_per_rank)
-        samples = LoadedSamples(workloads, tokens, sizes, batch_sizes=rows, num_loaded=rows)
+        samples = LoadedSamples(rows, rows, workloads, tokens, tokens, tokens[:, None], sizes)
         start = time.perf_counter()
-        placed = place(samples, strategy.settings, ranks_per_node)
+        plan = place(samples, strategy.settings, ranks_per_node)
         seconds.append(time.perf_counter() - start)
         by_rank = (num_ranks, strategy.window, rows_per_rank)
-        step[together] = first + placed.step.reshape(by_rank).swapaxes(0, 1)
-        rank[together] = placed.rank.reshape(by_rank).swapaxes(0, 1)
+        step[together] = first + plan.step.reshape(by_rank).swapaxes(0, 1)
+        rank[together] = plan.destination.reshape(by_rank).swapaxes(0, 1)
     return step, rank, float(np.median(seconds))
 
 

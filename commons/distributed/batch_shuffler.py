@@ -11,17 +11,17 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from commons.distributed.agreement import check_placed_samples, check_same_plan
 from commons.distributed.exchange import EXCHANGES, Traffic
 from commons.distributed.loss_reduction import LossScale, check_global_mean
 from commons.distributed.placement import warm_up
 from commons.distributed.plan_ahead import PlanAhead
-from commons.distributed.plan_gather import Agreement
+from commons.distributed.plan_gather import BatchFormat
 from commons.distributed.planner import Planner, RowCounts
 from commons.distributed.rank_group import RankGroup
 from commons.distributed.shuffle_plan import ShufflePlan
 from commons.distributed.shuffler_settings import ShufflerSettings
 from commons.distributed.unshuffle import return_steps
+from commons.distributed.verify import check_placed_samples, check_same_plan
 from commons.perf_model import MeasuredCost
 from commons.sequence_batch import containers
 from commons.sequence_batch.packed_rows import PackedRows, gather_rows
@@ -57,6 +57,7 @@ class BatchShuffler(ABC):
         settings: as given.
         group: the ranks to balance among.
         sample_rows: reads the rows of batches.
+        planner: plans among the group.
         expects_scale: whether a training loop has to call `scale`. Pipelines scale the loss themselves, and
             set it to False.
 
@@ -83,8 +84,8 @@ class BatchShuffler(ABC):
         self.group = self._make_group(process_group)
         self.sample_rows = SampleRows(self.shared_fields)
         here = np.arange(self.group.num_ranks), self.group.ranks_per_node
-        self._planner = self._make_planner(self.group, [here])
-        self._agreed: Agreement | None = None
+        self.planner = Planner(self.group, [here], self.settings, self.sample_rows, self._counts_of_rows)
+        self._agreed: BatchFormat | None = None
         self._loss_scale = LossScale(self.group)
         self.expects_scale = True
         self._reserved_by: int | None = None
@@ -93,9 +94,6 @@ class BatchShuffler(ABC):
 
     def _make_group(self, process_group: dist.ProcessGroup | None) -> RankGroup:
         return RankGroup.of(process_group, self.settings.verify)
-
-    def _make_planner(self, over: RankGroup, groups: Sequence[tuple[np.ndarray, int | None]]) -> Planner:
-        return Planner(over, groups, self.settings, self.sample_rows, self._counts_of_rows)
 
     @abstractmethod
     def get_workloads(self, batch: Any) -> torch.Tensor:
@@ -163,36 +161,7 @@ class BatchShuffler(ABC):
         Raises:
             ValueError: as `plan` does.
         """
-        return self.plan_with(self._planner, batches, failure)
-
-    def planner_of_all_ranks(self) -> Planner:
-        """Makes a planner for all ranks of the job, which still exchange within their groups only.
-
-        Collective over all ranks of the job. For pipelines, which need the loss tokens of all ranks.
-
-        Raises:
-            ValueError: ranks have different settings, or are not each in one group; on all ranks.
-        """
-        if not dist.is_initialized() or self.group.num_ranks == dist.get_world_size():
-            return self._planner
-        warm_up(self.settings)  # also on a rank that is alone in its group: it places the others', too
-        everyone = RankGroup.of_all_for_planning(self.settings.verify)
-        mine = self.group.ranks, self.group.ranks_per_node, self.settings
-        gathered = everyone.all_gather_objects(mine)
-        groups = dict.fromkeys((ranks, ranks_per_node) for ranks, ranks_per_node, _ in gathered)
-        for rank, (_, _, settings) in enumerate(gathered):
-            if settings != gathered[0][2]:
-                raise ValueError(
-                    f"rank {rank}'s shuffler has {settings}, that of rank 0 {gathered[0][2]}; all ranks need "
-                    "the same settings"
-                )
-        for ranks, _ in groups:
-            if any(gathered[rank][0] != ranks for rank in ranks):
-                raise ValueError(
-                    f"a rank balances among ranks {list(ranks)}, and one of these among others; give the "
-                    "shufflers of a group the same process_group"
-                )
-        return self._make_planner(everyone, [(np.array(ranks), nodes) for ranks, nodes in groups])
+        return self.plan_with(self.planner, batches, failure)
 
     def plan_with(
         self,
@@ -356,7 +325,7 @@ class BatchShuffler(ABC):
         def steps(loaded: Sequence[Batch], failure: Exception | None) -> list[tuple[Batch, ShufflePlan]]:
             self.reserve()
             plan = self.plan_window(loaded, failure)
-            return [(self.rows_for_step(loaded, plan, 0), plan)] if plan.has_batch else []
+            return [(self.batch_for_step(loaded, plan, 0), plan)] if plan.has_batch else []
 
         ahead: PlanAhead[tuple[Batch, ShufflePlan]] = PlanAhead(steps, 1, lambda batch: batch)
         loader = iter(batches)
@@ -405,7 +374,7 @@ class BatchShuffler(ABC):
         num_batches = int((plan.batch_sizes[self.group.rank] > 0).sum())
         return returned[:num_batches]
 
-    def rows_for_step(self, batches: Sequence[Batch], plan: ShufflePlan, step: int) -> Batch:
+    def batch_for_step(self, batches: Sequence[Batch], plan: ShufflePlan, step: int) -> Batch:
         """Returns this rank's host batch of one step of a plan, to be copied and exchanged.
 
         Args:
@@ -416,7 +385,7 @@ class BatchShuffler(ABC):
         rank = self.group.rank
         if plan.keeps_batches[rank]:
             return batches[step] if step < len(batches) else self.padding_batch()
-        rows = plan.rows_for_step(rank, step)
+        rows = plan.positions_for_step(rank, step)
         of_step = plan.steps[step]
         elements = of_step.num_elements[of_step.loaded_by(rank)].sum(0).tolist()
         selected = gather_rows([self.sample_rows.packed(batch) for batch in batches], rows, elements)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import fields, replace
 
 import numpy as np
 
+from commons.distributed.loaded_samples import LoadedSamples
+from commons.distributed.shuffle_plan import ShufflePlan
 from commons.distributed.shuffler_settings import PARTITIONERS, ShufflerSettings
 from commons.partition import (
     balance_window,
@@ -19,68 +20,12 @@ from commons.partition import (
 from commons.partition.problem import indices_of_parts, number_of_part
 
 
-@dataclass(frozen=True)
-class LoadedSamples:
-    """The samples that ranks loaded, in the order of the ranks, and of each rank's batches.
-
-    Attributes:
-        workloads, tokens, sizes: int64 `[samples]`; sizes are bytes to move.
-        batch_sizes, num_loaded: int64 `[ranks, batches]`, rows and real rows of each loaded batch; 0 where a
-            rank had no batch left.
-    """
-
-    workloads: np.ndarray
-    tokens: np.ndarray
-    sizes: np.ndarray
-    batch_sizes: np.ndarray
-    num_loaded: np.ndarray
-
-    @cached_property
-    def home(self) -> np.ndarray:
-        """int64 `[samples]`, the rank that loaded each sample."""
-        return np.repeat(np.arange(len(self.num_loaded)), self.num_loaded.sum(1))
-
-    @cached_property
-    def batch_of(self) -> np.ndarray:
-        """int64 `[samples]`, which of its rank's batches each sample was in."""
-        ranks, batches = self.num_loaded.shape
-        return np.repeat(np.tile(np.arange(batches), ranks), self.num_loaded.ravel())
-
-    def of_ranks(self, ranks: np.ndarray) -> tuple[np.ndarray, LoadedSamples]:
-        """Returns the numbers of the samples that `ranks` loaded, and these samples; `ranks` ascending."""
-        ends = np.cumsum(self.num_loaded.sum(1))
-        starts = ends - self.num_loaded.sum(1)
-        chosen = np.concatenate([np.arange(starts[rank], ends[rank]) for rank in ranks])
-        loaded = LoadedSamples(
-            self.workloads[chosen],
-            self.tokens[chosen],
-            self.sizes[chosen],
-            self.batch_sizes[ranks],
-            self.num_loaded[ranks],
-        )
-        return chosen, loaded
-
-
-@dataclass(frozen=True)
-class Placed:
-    """Where samples are computed.
-
-    Attributes:
-        rank, step: int64 `[samples]`.
-        rows: int64 `[ranks, steps]`, rows of each rank's batch, padding included.
-    """
-
-    rank: np.ndarray
-    step: np.ndarray
-    rows: np.ndarray
-
-
 def place(
     samples: LoadedSamples,
     settings: ShufflerSettings,
     ranks_per_node: int | None = None,
     pads: bool = True,
-) -> Placed:
+) -> ShufflePlan:
     """Places the samples of one step, or of a window of steps, on the ranks that loaded them.
 
     Samples of one step stay as loaded if the partitioner does no better and the limits allow it.
@@ -94,8 +39,8 @@ def place(
     Raises:
         ValueError: `max_rows` or `max_tokens` cannot be kept, or no placement that keeps them was found.
     """
-    num_ranks = len(samples.num_loaded)
-    num_steps = max(int(samples.batch_sizes.any(0).sum()), 1)
+    num_ranks = samples.num_ranks
+    num_steps = _num_steps(samples)
     if num_ranks == 1:
         return _as_loaded(samples)
     if num_steps > 1:
@@ -117,7 +62,7 @@ def place(
     else:
         rows = np.bincount(rank * num_steps + step, minlength=num_ranks * num_steps)
         rows = np.maximum(rows, 1).reshape(num_ranks, num_steps)
-    return Placed(rank, step, rows)
+    return _planned(samples, rank, step, rows)
 
 
 def place_within(
@@ -125,7 +70,7 @@ def place_within(
     groups: Sequence[tuple[np.ndarray, int | None]],
     settings: ShufflerSettings,
     pads: bool,
-) -> Placed:
+) -> ShufflePlan:
     """`place`, with every sample kept among the ranks of its group.
 
     Args:
@@ -135,44 +80,40 @@ def place_within(
     """
     if len(groups) == 1:
         return place(samples, settings, groups[0][1], pads)
-    placed = _as_loaded(samples)
+    plan = _as_loaded(samples)
     for ranks, ranks_per_node in groups:
         if len(ranks) == 1:
             continue  # stays as it was loaded
-        chosen, of_group = samples.of_ranks(ranks)
-        in_group = place(of_group, settings, ranks_per_node, pads)
-        placed.rank[chosen] = ranks[in_group.rank]
-        placed.step[chosen] = in_group.step
+        of_group = place(samples.within(ranks), settings, ranks_per_node, pads)
+        chosen = np.isin(samples.home, ranks)
+        plan.destination[chosen] = ranks[of_group.destination]
+        plan.step[chosen] = of_group.step
         # In steps that only other groups have, the ranks keep one row without a sample.
-        placed.rows[ranks, : in_group.rows.shape[1]] = in_group.rows
-    return placed
+        plan.rows[ranks, : of_group.num_steps] = of_group.rows
+    return plan
 
 
-def divide(samples: LoadedSamples, placed: Placed, max_tokens: int) -> tuple[np.ndarray, np.ndarray]:
-    """Divides the samples of every rank and step into micro-batches.
-
-    Returns:
-        int64 `[samples]`, the micro-batch of each sample; int64 `[steps]`, micro-batches of every rank.
-    """
-    num_ranks, num_steps = placed.rows.shape
-    micro_batch, counts = np.zeros_like(placed.rank), np.ones(num_steps, dtype=np.int64)
-    for step in range(num_steps):
-        chosen = np.flatnonzero(placed.step == step)
-        partition = indices_of_parts(placed.rank[chosen], num_ranks)
+def divide(plan: ShufflePlan, max_tokens: int) -> ShufflePlan:
+    """Returns the plan with the samples of every rank and step in micro-batches of at most `max_tokens`."""
+    micro_batch, counts = np.zeros_like(plan.destination), np.ones(plan.num_steps, dtype=np.int64)
+    for step in range(plan.num_steps):
+        chosen = np.flatnonzero(plan.step == step)
+        partition = indices_of_parts(plan.destination[chosen], plan.num_ranks)
         divided = divide_into_micro_batches(
-            samples.workloads[chosen], samples.tokens[chosen], partition, max_tokens
+            plan.workloads[chosen], plan.tokens[chosen], partition, max_tokens
         )
         counts[step] = len(divided[0])
         parts = [part for of_rank in divided for part in of_rank]
         micro_batch[chosen] = number_of_part(parts, len(chosen)) % counts[step]
-    return micro_batch, counts
+    return replace(plan, micro_batch=micro_batch, micro_batch_counts=counts)
 
 
 def warm_up(settings: ShufflerSettings) -> None:
     """Compiles, or loads from numba's cache, all that `place` may call, so that no step waits for it."""
     ones, home = np.ones(2, dtype=np.int64), np.zeros(2, dtype=np.int64)
     for partitioner in PARTITIONERS:  # also those that compile functions of their own
-        samples = LoadedSamples(ones, ones, ones, home[:, None] + 1, home[:, None] + 1)
+        each = ones[:, None]
+        samples = LoadedSamples(each, each, ones, ones, ones, each, ones)
         _rank_of(samples, ShufflerSettings(partitioner, equal_rows=False), None)
     rebalance(ones, home, 2)  # rows have to be made equal
     rebalance(ones, home, 2, equal_size=False, tokens=ones, max_tokens=1)  # a limit has to be met
@@ -183,21 +124,42 @@ def warm_up(settings: ShufflerSettings) -> None:
         divide_into_micro_batches(ones, ones, [np.arange(2)], 1)
 
 
-def _as_loaded(samples: LoadedSamples) -> Placed:
-    num_steps = max(int(samples.batch_sizes.any(0).sum()), 1)
-    rows = np.maximum(samples.batch_sizes[:, :num_steps], 1)
-    return Placed(samples.home.copy(), samples.batch_of.copy(), rows)
+def _as_loaded(samples: LoadedSamples) -> ShufflePlan:
+    rows = np.maximum(samples.batch_sizes[:, : _num_steps(samples)], 1)
+    return _planned(samples, samples.home.copy(), samples.batch_of.copy(), rows)
+
+
+def _num_steps(samples: LoadedSamples) -> int:
+    return max(int(samples.batch_sizes.any(0).sum()), 1)
+
+
+def _planned(
+    samples: LoadedSamples, destination: np.ndarray, step: np.ndarray, rows: np.ndarray
+) -> ShufflePlan:
+    """Makes the plan of a placement, in which batches run whole."""
+    num_steps = rows.shape[1]
+    of_samples = {spec.name: getattr(samples, spec.name) for spec in fields(LoadedSamples)}
+    of_samples["batch_sizes"] = samples.batch_sizes[:, :num_steps]
+    of_samples["num_loaded"] = samples.num_loaded[:, :num_steps]
+    return ShufflePlan(
+        **of_samples,
+        destination=destination,
+        step=step,
+        micro_batch=np.zeros_like(step),
+        rows=rows,
+        micro_batch_counts=np.zeros(num_steps, dtype=np.int64),
+    )
 
 
 def _rank_of(samples: LoadedSamples, settings: ShufflerSettings, ranks_per_node: int | None) -> np.ndarray:
     """Returns int64 `[samples]`, the rank of each; as loaded where the partitioner does no better."""
     _check_tokens(samples, settings.max_tokens)
-    num_ranks = len(samples.num_loaded)
+    num_ranks = samples.num_ranks
     arguments = {
         "workloads": samples.workloads,
         "num_partitions": num_ranks,
         "home": samples.home,
-        "sizes": samples.sizes,
+        "sizes": samples.sample_bytes,
         "ranks_per_node": ranks_per_node,
         "equal_size": settings.equal_rows,
         "tolerance": settings.tolerance,
@@ -217,8 +179,7 @@ def _check_tokens(samples: LoadedSamples, max_tokens: int | None) -> None:
     """Raises what the partitioner would, with the rank and row of the sample."""
     over = np.flatnonzero(samples.tokens > (max_tokens or np.inf))
     if over.size:
-        rank = samples.home[over[0]]
-        row = int(over[0] - samples.num_loaded[:rank].sum())
+        rank, _, row = samples.where_loaded(over[0])
         raise ValueError(
             f"row {row} of rank {rank} has {samples.tokens[over[0]]} tokens, above "
             f"max_tokens={max_tokens}: truncate histories or raise the limit"

@@ -10,32 +10,16 @@ import numpy as np
 import torch.distributed as dist
 
 from commons.distributed.failures import portable, raise_first, sent_by
-from commons.distributed.placement import LoadedSamples
+from commons.distributed.loaded_samples import LoadedSamples
 from commons.distributed.rank_group import RankGroup
 from commons.distributed.sample_facts import NUM_COUNTS, SampleFacts
+from commons.distributed.shuffler_settings import ShufflerSettings
 from commons.sequence_batch import containers
 from commons.sequence_batch.row_schema import FieldValue, RowSchema
 from commons.sequence_batch.sample_rows import SampleRows, knows_padding
 
 logger = logging.getLogger(__name__)
 _OK, _NO_BATCH, _FAILED = range(3)
-
-
-@dataclass(frozen=True)
-class GatheredFacts:
-    """`SampleFacts` of all ranks.
-
-    Attributes:
-        samples: as the ranks loaded them; `[ranks, window]` batches.
-        loss_tokens: int64 `[samples]`.
-        num_elements: int64 `[samples, jagged fields]`.
-        posted: int64 `[ranks]`, the number that each rank posted.
-    """
-
-    samples: LoadedSamples
-    loss_tokens: np.ndarray
-    num_elements: np.ndarray
-    posted: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -55,7 +39,7 @@ class _Offer:
     notes: list[str]
 
 
-class Agreement:
+class BatchFormat:
     """The batch format that the ranks agreed on at the first batch.
 
     Attributes:
@@ -84,25 +68,27 @@ class PlanGather:
 
     Args:
         group: the ranks.
-        window: batches per rank that are planned together.
+        settings: how to place samples; the same on all ranks.
         sample_rows: reads the rows of batches.
 
     Attributes:
         agreed: the outcome of the first batch; None before it.
     """
 
-    def __init__(self, group: RankGroup, window: int, sample_rows: SampleRows) -> None:
+    def __init__(self, group: RankGroup, settings: ShufflerSettings, sample_rows: SampleRows) -> None:
         self._group = group
         self._sample_rows = sample_rows
-        self._window = window
-        self._header = 3 + 2 * window  # status, schema fingerprint, post, rows and real rows of each batch
+        self._settings = settings
+        self._header = (
+            3 + 2 * settings.window
+        )  # status, schema fingerprint, post, rows and real rows of each batch
         self._capacity = 0  # rows that a gather carries per rank
-        self.agreed: Agreement | None = None
+        self.agreed: BatchFormat | None = None
 
     def gather(
         self, facts: SampleFacts | None, failure: Exception | None, first_batch: Any, post: int
-    ) -> GatheredFacts:
-        """Returns the facts of all ranks. Collective, also for ranks without a batch.
+    ) -> tuple[LoadedSamples, np.ndarray]:
+        """Gathers the facts of all ranks. Collective, also for ranks without a batch.
 
         Args:
             facts: of this rank's batches; None if its loader has ended, or if `failure` is given.
@@ -110,14 +96,18 @@ class PlanGather:
             first_batch: this rank's first batch, for the agreement.
             post: a number for the other ranks.
 
+        Returns:
+            The samples of all ranks, `[ranks, window]` batches; int64 `[ranks]`, what each rank posted.
+
         Raises:
-            ValueError: batches of different ranks or steps differ in their fields.
+            ValueError: batches of different ranks or steps differ in their fields, or ranks in their
+                settings.
             Exception: the failure of the first rank that has one, on every rank.
         """
         if self.agreed is None:
             self._agree(facts, failure, first_batch)
         if self.agreed is None:  # no rank has ever had a batch
-            return _no_facts(self._group.num_ranks)
+            return _nothing(self._group.num_ranks)
         schema = self.agreed.schema
         table = self._group.all_gather(self._encode(facts, failure, schema, post))
         most = int(table[:, 3 : self._header : 2].sum(1).max())
@@ -125,7 +115,7 @@ class PlanGather:
             self._capacity = most
             table = self._group.all_gather(self._encode(facts, failure, schema, post))
         self._raise_if_any_failed(table, facts, failure, schema)
-        sizes = table[:, 3 : self._header].reshape(self._group.num_ranks, self._window, 2)
+        sizes = table[:, 3 : self._header].reshape(self._group.num_ranks, self._settings.window, 2)
         per_rank = table[:, self._header :].reshape(self._group.num_ranks, self._capacity, -1)
         num_loaded = sizes[:, :, 1].copy()
         per_sample = np.concatenate(
@@ -133,9 +123,16 @@ class PlanGather:
         )
         workloads, tokens, loss_tokens = per_sample[:, :NUM_COUNTS].T.copy()
         num_elements = per_sample[:, NUM_COUNTS:].copy()
-        row_bytes = schema.row_bytes(num_elements)
-        samples = LoadedSamples(workloads, tokens, row_bytes, sizes[:, :, 0].copy(), num_loaded)
-        return GatheredFacts(samples, loss_tokens, num_elements, table[:, 2].copy())
+        samples = LoadedSamples(
+            batch_sizes=sizes[:, :, 0].copy(),
+            num_loaded=num_loaded,
+            workloads=workloads,
+            tokens=tokens,
+            loss_tokens=loss_tokens,
+            num_elements=num_elements,
+            sample_bytes=schema.row_bytes(num_elements),
+        )
+        return samples, table[:, 2].copy()
 
     def _encode(
         self, facts: SampleFacts | None, failure: Exception | None, schema: RowSchema, post: int
@@ -167,9 +164,15 @@ class PlanGather:
                 mine = self._offer(facts, on_host, padding_batch)
             except Exception as error:
                 failure = error
-        gathered = self._group.all_gather_objects((mine, portable(failure)))
-        raise_first([failed for _, failed in gathered], failure, self._group.rank)
-        offers = [offer for offer, _ in gathered]
+        gathered = self._group.all_gather_objects((mine, portable(failure), self._settings))
+        for rank, (_, _, settings) in enumerate(gathered):
+            if settings != gathered[0][2]:
+                raise ValueError(
+                    f"rank {rank}'s shuffler has {settings}, that of rank 0 {gathered[0][2]}; all ranks need "
+                    "the same settings"
+                )
+        raise_first([failed for _, failed, _ in gathered], failure, self._group.rank)
+        offers = [offer for offer, _, _ in gathered]
         ranks_with_batch = [rank for rank, offer in enumerate(offers) if offer is not None]
         if not ranks_with_batch:
             return
@@ -191,13 +194,13 @@ class PlanGather:
         if agreed.real_row is not None:
             padding_batch = self._sample_rows.with_rows(padding_batch, agreed.real_row, 1, 1)
         self._capacity = max(offers[rank].capacity for rank in ranks_with_batch)
-        self.agreed = Agreement(agreed.schema, padding_batch, self._sample_rows, pinned)
+        self.agreed = BatchFormat(agreed.schema, padding_batch, self._sample_rows, pinned)
 
     def _offer(self, facts: SampleFacts, first_batch: Any, padding_batch: Any) -> _Offer:
         knows = knows_padding(padding_batch)
         return _Offer(
             schema=facts.schema,
-            capacity=int(facts.batch_sizes.max()) * self._window,
+            capacity=int(facts.batch_sizes.max()) * self._settings.window,
             real_row=None if knows else self._sample_rows.per_sample_fields(padding_batch),
             notes=self._sample_rows.stale_numbers(first_batch),
         )
@@ -214,10 +217,9 @@ class PlanGather:
             _raise_if_different(schema, "the first batch", schemas)
 
 
-def _no_facts(num_ranks: int) -> GatheredFacts:
-    nothing, no_batch = np.zeros(0, dtype=np.int64), np.zeros((num_ranks, 1), dtype=np.int64)
-    samples = LoadedSamples(nothing, nothing, nothing, no_batch, no_batch)
-    return GatheredFacts(samples, nothing, nothing.reshape(0, 0), np.zeros_like(no_batch[:, 0]))
+def _nothing(num_ranks: int) -> tuple[LoadedSamples, np.ndarray]:
+    none, no_batch = np.zeros(0, dtype=np.int64), np.zeros((num_ranks, 1), dtype=np.int64)
+    return LoadedSamples(no_batch, no_batch, none, none, none, none.reshape(0, 0), none), no_batch[:, 0]
 
 
 def _raise_if_different(expected: RowSchema, whose: str, schemas: list[RowSchema | None]) -> None:

@@ -8,14 +8,16 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 
-from commons.distributed.agreement import check_plans
-from commons.distributed.placement import divide, place_within
-from commons.distributed.plan_gather import Agreement, GatheredFacts, PlanGather
+from commons.distributed.loaded_samples import LoadedSamples
+from commons.distributed.placement import divide, place_within, warm_up
+from commons.distributed.plan_gather import BatchFormat, PlanGather
 from commons.distributed.rank_group import RankGroup
 from commons.distributed.sample_facts import SampleFacts
 from commons.distributed.shuffle_plan import ShufflePlan
 from commons.distributed.shuffler_settings import ShufflerSettings
+from commons.distributed.verify import check_plans
 from commons.named_ranges import named_range
 from commons.sequence_batch import BaseBatch, containers
 from commons.sequence_batch.sample_rows import SampleRows
@@ -53,15 +55,38 @@ class Planner:
     ) -> None:
         self._over, self._groups, self._settings = over, groups, settings
         self._sample_rows, self._counts_of_rows = sample_rows, counts_of_rows
-        self._gather = PlanGather(over, settings.window, sample_rows)
+        self._gather = PlanGather(over, settings, sample_rows)
         self._batch_type: type | None = None
         self._longest_named = settings.max_tokens_per_micro_batch or 0
         self.posted = np.zeros(over.num_ranks, dtype=np.int64)
 
     @property
-    def agreed(self) -> Agreement | None:
+    def agreed(self) -> BatchFormat | None:
         """The fields that the ranks have agreed on; None before the first batch."""
         return self._gather.agreed
+
+    def of_all_ranks(self) -> Planner:
+        """Makes a planner for all ranks of the job, whose samples stay within the groups of their planners.
+
+        Collective over all ranks of the job. For pipelines, which need the loss tokens of all ranks.
+
+        Raises:
+            ValueError: ranks are not each in one group; on all ranks.
+        """
+        if not dist.is_initialized() or self._over.num_ranks == dist.get_world_size():
+            return self
+        warm_up(self._settings)  # also on a rank that is alone in its group: it places the others', too
+        everyone = RankGroup.of_all_for_planning(self._settings.verify)
+        gathered = everyone.all_gather_objects((self._over.ranks, self._over.ranks_per_node))
+        groups = list(dict.fromkeys(gathered))
+        for ranks, _ in groups:
+            if any(gathered[rank][0] != ranks for rank in ranks):
+                raise ValueError(
+                    f"a rank balances among ranks {list(ranks)}, and one of these among others; give the "
+                    "shufflers of a group the same process_group"
+                )
+        of_arrays = [(np.array(ranks), ranks_per_node) for ranks, ranks_per_node in groups]
+        return Planner(everyone, of_arrays, self._settings, self._sample_rows, self._counts_of_rows)
 
     def plan(
         self,
@@ -93,38 +118,20 @@ class Planner:
             except Exception as error:  # whatever a user's get_workloads raises must reach all ranks
                 failure = error
         with named_range("## plan: gather ##"):
-            gathered = self._gather.gather(facts, failure, example, int(posted))
-        self.posted = gathered.posted
+            samples, self.posted = self._gather.gather(facts, failure, example, int(posted))
         if self._over.checks is None:
-            plan = self._placed(gathered)
+            plan = self._placed(samples)
         else:
-            plan = check_plans(self._over, lambda: self._placed(gathered))
+            plan = check_plans(self._over, lambda: self._placed(samples))
         self._name_sample_above_cap(plan)
         return plan
 
-    def _placed(self, gathered: GatheredFacts) -> ShufflePlan:
-        samples, cap = gathered.samples, self._settings.max_tokens_per_micro_batch
+    def _placed(self, samples: LoadedSamples) -> ShufflePlan:
+        cap = self._settings.max_tokens_per_micro_batch
         pads = self.agreed is None or self.agreed.pads
         with named_range("## plan: placement ##"):
-            placed = place_within(samples, self._groups, self._settings, pads)
-            num_steps = placed.rows.shape[1]
-            micro_batch, counts = np.zeros_like(placed.rank), np.zeros(num_steps, dtype=np.int64)
-            if cap is not None:
-                micro_batch, counts = divide(samples, placed, cap)
-        return ShufflePlan(
-            batch_sizes=samples.batch_sizes[:, :num_steps],
-            num_loaded=samples.num_loaded[:, :num_steps],
-            workloads=samples.workloads,
-            tokens=samples.tokens,
-            loss_tokens=gathered.loss_tokens,
-            num_elements=gathered.num_elements,
-            sample_bytes=samples.sizes,
-            destination=placed.rank,
-            step=placed.step,
-            micro_batch=micro_batch,
-            rows=placed.rows,
-            micro_batch_counts=counts,
-        )
+            plan = place_within(samples, self._groups, self._settings, pads)
+            return plan if cap is None else divide(plan, cap)
 
     def _facts(self, batches: Sequence[Any]) -> SampleFacts:
         if len(batches) > self._settings.window:

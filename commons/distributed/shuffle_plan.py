@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 
 import numpy as np
 
+from commons.distributed.loaded_samples import LoadedSamples
 from commons.partition.problem import indices_of_parts
 from commons.sequence_batch.row_schema import aligned
 
@@ -50,19 +50,13 @@ class Route:
 
 
 @dataclass(frozen=True, eq=False)
-class ShufflePlan:
+class ShufflePlan(LoadedSamples):
     """The placement of one step, or of a window of steps; plain data, equal on every rank.
 
-    Samples are numbered over the ranks: the real rows of rank 0's batches, one batch after another, then
-    those of rank 1's, and so on. `steps` has a plan for each step, in which samples are numbered anew.
+    Besides the samples as loaded it says where each is computed. `steps` has a plan for each step, in which
+    samples are numbered anew.
 
     Attributes:
-        batch_sizes: int64 `[ranks, batches]`, rows that each rank brings; 0 where it has no batch.
-        num_loaded: int64 `[ranks, batches]`, real rows that each rank brings.
-        workloads: int64 `[samples]`, in the shuffler's own unit.
-        tokens, loss_tokens: int64 `[samples]`.
-        num_elements: int64 `[samples, jagged fields]`, elements of each sample in each jagged field.
-        sample_bytes: int64 `[samples]`, bytes of a sample on the wire.
         destination: int64 `[samples]`, the rank that computes each sample.
         step: int64 `[samples]`, the step that computes each sample.
         micro_batch: int64 `[samples]`, the micro-batch of its rank and step; 0 where batches run whole.
@@ -70,23 +64,13 @@ class ShufflePlan:
         micro_batch_counts: int64 `[steps]`, micro-batches of every rank; 0 where batches run whole.
     """
 
-    batch_sizes: np.ndarray
-    num_loaded: np.ndarray
-    workloads: np.ndarray
-    tokens: np.ndarray
-    loss_tokens: np.ndarray
-    num_elements: np.ndarray
-    sample_bytes: np.ndarray
     destination: np.ndarray
     step: np.ndarray
     micro_batch: np.ndarray
     rows: np.ndarray
     micro_batch_counts: np.ndarray
 
-    @property
-    def num_ranks(self) -> int:
-        """Ranks that the plan is for."""
-        return len(self.batch_sizes)
+    _per_sample = (*LoadedSamples._per_sample, "destination", "step", "micro_batch")
 
     @property
     def num_steps(self) -> int:
@@ -108,22 +92,6 @@ class ShufflePlan:
         return int(self.loss_tokens[self.computed_by(rank)].sum())
 
     @cached_property
-    def home(self) -> np.ndarray:
-        """int64 `[samples]`, the rank that loaded each sample."""
-        return np.repeat(np.arange(self.num_ranks), self.num_loaded.sum(1))
-
-    @cached_property
-    def home_start(self) -> np.ndarray:
-        """int64 `[ranks]`, number of the first sample that each rank loaded."""
-        return np.cumsum(self.num_loaded.sum(1)) - self.num_loaded.sum(1)
-
-    @cached_property
-    def batch_of(self) -> np.ndarray:
-        """int64 `[samples]`, which of its rank's batches each sample was in."""
-        ranks, batches = self.num_loaded.shape
-        return np.repeat(np.tile(np.arange(batches), ranks), self.num_loaded.ravel())
-
-    @cached_property
     def partition(self) -> tuple[np.ndarray, ...]:
         """For each rank the ascending numbers of the samples that it computes."""
         return tuple(indices_of_parts(self.destination, self.num_ranks))
@@ -138,19 +106,9 @@ class ShufflePlan:
         """Whether any sample leaves its home."""
         return bool((self.home != self.destination).any())
 
-    def loaded_by(self, rank: int) -> np.ndarray:
-        """int64, the numbers of the samples that a rank brings."""
-        return self.home_start[rank] + np.arange(self.num_loaded[rank].sum())
-
     def computed_by(self, rank: int) -> np.ndarray:
         """int64, the ascending numbers of the samples that a rank computes."""
         return np.flatnonzero(self.destination == rank)
-
-    def where_loaded(self, sample: int) -> tuple[int, int, int]:
-        """Returns the rank that loaded a sample, which of its batches it was in, and the row there."""
-        rank, batch = int(self.home[sample]), int(self.batch_of[sample])
-        before = int(self.home_start[rank] + self.num_loaded[rank, :batch].sum())
-        return rank, batch, sample - before
 
     @property
     def in_micro_batches(self) -> bool:
@@ -170,7 +128,7 @@ class ShufflePlan:
 
     @property
     def steps(self) -> tuple[ShufflePlan, ...]:
-        """The plan of each step. Its batches are what ranks bring to that step: see `rows_for_step`."""
+        """The plan of each step. Its batches are what ranks bring to that step: see `positions_for_step`."""
         return (self,) if self.num_steps == 1 else self._steps  # cached, (self,) would be a cycle
 
     def check_one_step(self, user: str) -> None:
@@ -188,14 +146,9 @@ class ShufflePlan:
         """Returns the part of the plan among `ranks`, int64 and ascending, which exchange with no others."""
         if len(ranks) == self.num_ranks:
             return self
-        among = self._of_samples(np.flatnonzero(np.isin(self.home, ranks)))
-        return replace(
-            among,
-            batch_sizes=self.batch_sizes[ranks],
-            num_loaded=self.num_loaded[ranks],
-            destination=np.searchsorted(ranks, among.destination),
-            rows=self.rows[ranks],
-        )
+        among = super().within(ranks)
+        destination = np.searchsorted(ranks, among.destination)
+        return replace(among, destination=destination, rows=self.rows[ranks])
 
     @cached_property
     def keeps_batches(self) -> np.ndarray:
@@ -203,7 +156,7 @@ class ShufflePlan:
         crossing = np.bincount(self.home, self.step != self.batch_of, minlength=self.num_ranks)
         return crossing == 0
 
-    def rows_for_step(self, rank: int, step: int) -> np.ndarray:
+    def positions_for_step(self, rank: int, step: int) -> np.ndarray:
         """int64, what a rank brings to a step, as positions among all rows of the batches it loaded."""
         numbers = self.loaded_by(rank)
         batch = self.batch_of[numbers]
@@ -257,10 +210,6 @@ class ShufflePlan:
             micro_batch_counts=self.micro_batch_counts[[step]],
         )
 
-    def _of_samples(self, numbers: np.ndarray) -> ShufflePlan:
-        """Keeps these samples; what is not per sample stays."""
-        return replace(self, **{name: getattr(self, name)[numbers] for name in _PER_SAMPLE})
-
     @cached_property
     def _steps(self) -> tuple[ShufflePlan, ...]:
         return tuple(self._step(number) for number in range(self.num_steps))
@@ -272,15 +221,3 @@ class ShufflePlan:
     def _route_end(self, samples: np.ndarray, rank_of: np.ndarray, rank: int) -> RouteEnd:
         elements, num_bytes = self.num_elements[samples], self.sample_bytes[samples]
         return RouteEnd.of(rank_of[samples], elements, num_bytes, rank, self.num_ranks)
-
-
-_PER_SAMPLE: Sequence[str] = (
-    "workloads",
-    "tokens",
-    "loss_tokens",
-    "num_elements",
-    "sample_bytes",
-    "destination",
-    "step",
-    "micro_batch",
-)

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from commons.distributed.agreement import check_same_schema
 from commons.distributed.exchange import transfer
 from commons.distributed.rank_group import RankGroup
 from commons.distributed.shuffle_plan import Route, RouteEnd, ShufflePlan
+from commons.distributed.verify import check_same_schema
 from commons.sequence_batch.base_batch import num_rows
 from commons.sequence_batch.packed_rows import PackedRows, gather_rows, row_elements, select_from
 from commons.sequence_batch.row_schema import FieldValue, RowSchema

@@ -36,10 +36,10 @@ from commons.partition.workloads import as_integers, as_workloads, check_count
 ACROSS_NODES = 1000
 # Bits of the sum of all sizes: this many bytes times ACROSS_NODES are still below 2**63.
 SIZE_BITS = 50
-# Parts considered for a swap: this many that can help, among this many of the lightest. More hardly save
-# movement, and take time.
+# Parts considered for a swap: this many that can help, among this many of the lightest; more for a swap that
+# is all a part needs. Still more hardly save movement, and take time.
 PARTNERS = 16
-CANDIDATES = 48
+CANDIDATES_FOR_ALL, CANDIDATES_FOR_PART = 200, 48
 
 
 def rebalance(
@@ -90,12 +90,12 @@ class Costs(NamedTuple):
 
     Attributes:
         home: `[samples]`, the part that each is in at first.
-        size: `[samples]`, the cost of each when it moves.
+        of_move: `[samples]`, the cost of each when it moves.
         node_of: `[parts]`, ascending.
     """
 
     home: np.ndarray
-    size: np.ndarray
+    of_move: np.ndarray
     node_of: np.ndarray
 
 
@@ -130,7 +130,7 @@ def _within_limits(problem: Problem, costs: Costs) -> np.ndarray:
     # Keeping all parts within a number of tokens is rebalancing by tokens.
     by_tokens = np.argsort(-problem.tokens, kind="stable")
     amounts, part_by_tokens = problem.tokens[by_tokens], part_of[by_tokens]
-    costs_by_tokens = Costs(costs.home[by_tokens], costs.size[by_tokens], costs.node_of)
+    costs_by_tokens = Costs(costs.home[by_tokens], costs.of_move[by_tokens], costs.node_of)
     no_cap = Limits(fewest, most, NO_CAP)
     _move(amounts, np.zeros_like(amounts), part_by_tokens, no_cap, costs_by_tokens, max_tokens, 0.0)
     part_of[by_tokens] = part_by_tokens
@@ -161,7 +161,7 @@ def _even_out(work: np.ndarray, part_of: np.ndarray, num_parts: int, limits: Lim
 def _nearest_home(part_of: np.ndarray, costs: Costs) -> np.ndarray:
     """The same partition, its parts renumbered so that much stays at home: the largest matches first."""
     num_parts = len(costs.node_of)
-    at_home = sum_per_part(costs.size, part_of * num_parts + costs.home, num_parts * num_parts)
+    at_home = sum_per_part(costs.of_move, part_of * num_parts + costs.home, num_parts * num_parts)
     matches = np.flatnonzero(at_home)
     number = np.full(num_parts, NONE, dtype=np.int64)
     is_free = np.ones(num_parts, dtype=np.bool_)
@@ -232,11 +232,14 @@ def _cheapest_swap(
     come those that take part of it, again within the node first.
     """
     has_nodes = costs.node_of[0] != costs.node_of[-1]
-    for relief in (parts.load[heavy] - target, least):
+    for relief, candidates in (
+        (parts.load[heavy] - target, CANDIDATES_FOR_ALL),
+        (least, CANDIDATES_FOR_PART),
+    ):
         for near in (True, False):
             if near and not has_nodes:
                 continue
-            found = _best_swap(parts, limits, costs, heavy, target, relief, near)
+            found = _best_swap(parts, limits, costs, heavy, target, relief, near, candidates)
             if found[1] != NONE:
                 return found
     return NONE, NONE, NONE
@@ -244,21 +247,29 @@ def _cheapest_swap(
 
 @compiled
 def _best_swap(
-    parts: Parts, limits: Limits, costs: Costs, heavy: int, target: int, least: int, near: bool
+    parts: Parts,
+    limits: Limits,
+    costs: Costs,
+    heavy: int,
+    target: int,
+    least: int,
+    near: bool,
+    candidates: int,
 ) -> tuple[int, int, int]:
     """The swap that takes most off the load above the target for its cost, at least `least`.
 
-    The partner is one of the lightest parts, of the same node if `near`. It may end above the target, but
-    that counts against the swap: of two giants in one part, one leaves although no part has room for it.
+    The partner is one of the `candidates` lightest parts, of the same node if `near`. It may end above the
+    target, but that counts against the swap: of two giants in one part, one leaves although no part has room
+    for it.
     """
-    work, load, members, home, size = parts.work, parts.load, parts.members, costs.home, costs.size
+    work, load, members, home, of_move = parts.work, parts.load, parts.members, costs.home, costs.of_move
     needed = load[heavy] - target
     first, end = parts.start[heavy], parts.start[heavy] + parts.size[heavy]
     gives, partner, returns, best = NONE, NONE, NONE, 0.0
-    candidates = partners = 0
+    partners = 0
     for taker in parts.by_load:
         headroom = target - load[taker]
-        if headroom < least or partners == PARTNERS or candidates == CANDIDATES:
+        if headroom < least or partners == PARTNERS or candidates == 0:
             break
         if taker == heavy or (near and costs.node_of[taker] != costs.node_of[heavy]):
             continue
@@ -266,14 +277,14 @@ def _best_swap(
         start, stop = parts.start[taker], parts.start[taker] + parts.size[taker]
         lightest = 0 if may_give or start == stop else work[members[stop - 1]]
         most = max(needed, headroom)
-        candidates += 1
+        candidates -= 1
         helps = may_give
         for at in range(first, end):
             i = members[at]
             if work[i] - lightest < least:
                 break
             # A move costs this at least, unless the sample that comes back goes home.
-            price = size[i] if home[i] == heavy else 1
+            price = of_move[i] if home[i] == heavy else 1
             if min(needed, headroom, work[i] - lightest) <= best * price:
                 continue
             # The lightest sample that may come back, because it is the cheapest.
@@ -320,7 +331,7 @@ def _cost_of_being_in(costs: Costs, sample: int, part: int) -> int:
     home = costs.home[sample]
     if part == home:
         return 0
-    return costs.size[sample] * (1 if costs.node_of[part] == costs.node_of[home] else ACROSS_NODES)
+    return costs.of_move[sample] * (1 if costs.node_of[part] == costs.node_of[home] else ACROSS_NODES)
 
 
 @compiled

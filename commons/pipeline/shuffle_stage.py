@@ -107,7 +107,7 @@ class ShuffleStage:
         self._rank, self._num_ranks = (
             (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
         )
-        self._planner = shuffler.planner_of_all_ranks()
+        self._planner = shuffler.planner.of_all_ranks()
         self._ahead: PlanAhead[_Step] = PlanAhead(self._plan, settings.window, self._prepare, device)
         self._planned: deque[_Step] = deque()
         self._exchanged: deque[_Step] = deque()
@@ -220,7 +220,7 @@ class ShuffleStage:
         group_window = window.within(np.array(self._shuffler.group.ranks))
         steps = []
         for number in range(window.num_steps):
-            batch = self._shuffler.rows_for_step(on_host, group_window, number)
+            batch = self._shuffler.batch_for_step(on_host, group_window, number)
             as_loaded = [given for host, given in loaded if host is batch]
             batch = as_loaded[0] if as_loaded else batch  # what came on the device stays there
             if self._reduction == "global_mean":

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from commons.advisor.prediction import DrawnSteps, draw_steps
-from commons.distributed.placement import LoadedSamples, place
+from commons.distributed.loaded_samples import LoadedSamples
+from commons.distributed.placement import place
 from commons.distributed.shuffler_settings import ShufflerSettings
 from commons.partition import lower_bound
 from commons.perf_model import HSTUFlops
@@ -66,13 +67,14 @@ def test_strategies_place_samples_as_training_does(name: str, case: dict[str, An
             np.concatenate([of[first : first + settings.window, rank].ravel() for rank in range(RANKS)])
             for of in (steps.workloads, steps.tokens, steps.sizes)
         )
-        placed = place(LoadedSamples(work, tokens, sizes, num_loaded, num_loaded), settings)
+        loaded = LoadedSamples(num_loaded, num_loaded, work, tokens, tokens, tokens[:, None], sizes)
+        plan = place(loaded, settings)
         for step in range(settings.window):
-            on_rank = [(placed.step == step) & (placed.rank == rank) for rank in range(RANKS)]
+            on_rank = [(plan.step == step) & (plan.destination == rank) for rank in range(RANKS)]
             loads.append([work[chosen].sum() for chosen in on_rank])
             tokens_of.append([tokens[chosen].sum() for chosen in on_rank])
-        sent.append(sizes[placed.rank != home].sum() / RANKS / settings.window)
-        moved.append(np.mean(placed.rank != home))
+        sent.append(sizes[plan.destination != home].sum() / RANKS / settings.window)
+        moved.append(np.mean(plan.destination != home))
     in_windows = np.array(loads, dtype=float).reshape(-1, settings.window, RANKS)
     ratios = in_windows.max(2).sum(1) / in_windows.mean(2).sum(1)
     assert figures["imbalance"]["mean"] == pytest.approx(ratios.mean(), rel=1e-12)

@@ -11,8 +11,8 @@ import torch.distributed as dist
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
 from commons.distributed.exchange import EXCHANGES
-from commons.distributed.placement import LoadedSamples, place
-from commons.distributed.shuffle_plan import ShufflePlan
+from commons.distributed.loaded_samples import LoadedSamples
+from commons.distributed.placement import place
 from commons.distributed.shuffler_settings import ShufflerSettings
 from tests.commons.distributed.counted_collectives import no_synchronization, recorded_collectives
 from tests.commons.distributed.loaded_batches import (
@@ -131,7 +131,7 @@ def _collectives_of_windows(exchange: str, window: int, cap: int | None) -> list
     with recorded_collectives() as there:
         planned = shuffler.plan_window(batches)
         plan = planned.steps[0]
-        moved = shuffler.exchange(shuffler.rows_for_step(batches, planned, 0), plan)
+        moved = shuffler.exchange(shuffler.batch_for_step(batches, planned, 0), plan)
     assert plan.moves
     with recorded_collectives() as calls, no_synchronization():
         micro_batches = shuffler.micro_batches(moved, plan)
@@ -239,11 +239,8 @@ def test_all_to_all_sends_at_most_a_hundredth_of_an_all_gather_at_64_ranks_of_mo
         elements = np.stack([tokens, lengths], 1)  # user, items and actions; labels
         size = 8 * elements.sum(1) + 4 * 4  # int64 values, and the lengths of four keys
         each = np.full((ranks, 1), rows)
-        loaded = LoadedSamples(workloads, tokens, size, each, each)
-        placed = place(loaded, ShufflerSettings("rebalance"))
-        whole = np.zeros_like(placed.rank), placed.rows, np.zeros(1, dtype=np.int64)
-        facts = workloads, tokens, lengths, elements, size
-        plan = ShufflePlan(each, each, *facts, placed.rank, placed.step, *whole)
+        loaded = LoadedSamples(each, each, workloads, tokens, lengths, elements, size)
+        plan = place(loaded, ShufflerSettings("rebalance"))
         sent += [EXCHANGES["all_to_all"].traffic(plan, rank).sent for rank in range(ranks)]
         received += [EXCHANGES["all_gather"].traffic(plan, rank).received for rank in range(ranks)]
     assert 0 < np.mean(sent) <= np.mean(received) / 100

@@ -87,7 +87,7 @@ def _with_an_ended_loader(kind: str):
     batches = [make_batch(kind, 0, 10 * step, 4) for step in range(2)] if rank == 0 else []
     window = shuffler.plan_window(batches)
     moved = [
-        shuffler.exchange(shuffler.rows_for_step(batches, window, step), plan)
+        shuffler.exchange(shuffler.batch_for_step(batches, window, step), plan)
         for step, plan in enumerate(window.steps)
     ]
     assert {type(batch) for batch in moved} == {type(shuffler.padding_batch())}

@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numba.core.dispatcher import Dispatcher
 
-from commons.distributed.placement import LoadedSamples, place
+from commons.distributed.loaded_samples import LoadedSamples
+from commons.distributed.placement import place
 from commons.distributed.rank_group import ranks_per_node
 from commons.distributed.shuffler_settings import PARTITIONERS, ShufflerSettings
 from commons.partition import imbalance, lower_bound, refined
-from commons.partition.problem import indices_of_parts
 from tests.commons.distributed.errors_and_warnings import error_of
 from tests.commons.distributed.shufflers import LIMITED, QuickShuffler
 from tests.drawn_batches import draw_batch
@@ -24,15 +24,15 @@ from tests.process_pool import ProcessPool
 
 
 def _place(loaded: LoadedSamples, partitioner: str = "rebalance", **settings) -> list[np.ndarray]:
-    placed = place(loaded, ShufflerSettings(partitioner, **settings))
-    return indices_of_parts(placed.rank, len(loaded.num_loaded))
+    plan = place(loaded, ShufflerSettings(partitioner, **settings))
+    return list(plan.partition)
 
 
 def _loaded(workloads, num_loaded, tokens=None) -> LoadedSamples:
     workloads = np.asarray(workloads, dtype=np.int64)
     tokens = np.ones_like(workloads) if tokens is None else np.asarray(tokens, dtype=np.int64)
     batches = np.array(num_loaded)[:, None]
-    return LoadedSamples(workloads, tokens, workloads, batches, batches)
+    return LoadedSamples(batches, batches, workloads, tokens, tokens, tokens[:, None], workloads)
 
 
 def _tokens(loaded: LoadedSamples, placed) -> list[int]:
@@ -165,5 +165,7 @@ def test_a_window_with_one_batch_left_is_placed_as_without_a_window(seed, equal_
         place(loaded, ShufflerSettings(window=window, equal_rows=equal_rows))
         for loaded, window in ((step, 1), (left, 2))
     )
-    assert np.array_equal(without.rank, within.rank) and np.array_equal(without.rows, within.rows)
+    assert np.array_equal(without.destination, within.destination) and np.array_equal(
+        without.rows, within.rows
+    )
     assert not within.step.any()

@@ -24,7 +24,7 @@ def _plan_of_pairs(identity: bool) -> tuple[list[int], int]:
         if identity
         else FieldShuffler(pairs[dist.get_rank() % 2], **settings)
     )
-    planner = shuffler.planner_of_all_ranks()
+    planner = shuffler.planner.of_all_ranks()
     batch = lopsided_batch()
     everyone = shuffler.plan_with(planner, [batch], None, post=lambda: 7 * dist.get_rank())
     assert everyone.num_ranks == 3 and planner.posted.tolist() == [0, 7, 14]
@@ -46,22 +46,31 @@ def test_a_planner_of_all_ranks_places_as_each_group_does(pools):
 def _errors_of_inconsistent_ranks() -> list[str]:
     rank = dist.get_rank()
     low, high, outer = dist.new_group([0, 1]), dist.new_group([1, 2]), dist.new_group([0, 2])
-    other_settings = IdentityShuffler(window=1 + (rank == 1))
     identity_in_a_group = BatchShufflerFactory.create("identity") if rank == 1 else FieldShuffler(outer)
     # Rank 1 belongs to two groups, and takes part with the shuffler that rank 0 does not expect.
     made = [FieldShuffler(group) for group in (low, high) if dist.get_rank(group) >= 0]
-    return [
-        error_of(shuffler.planner_of_all_ranks)
-        for shuffler in (other_settings, identity_in_a_group, made[-1])
-    ]
+    return [error_of(shuffler.planner.of_all_ranks) for shuffler in (identity_in_a_group, made[-1])]
 
 
-def test_different_settings_or_groups_are_refused_on_all_ranks(pools):
-    results = pools(3).run(_errors_of_inconsistent_ranks)
-    settings, consistent, groups = results[0]
+def _errors_of_other_settings() -> list[str]:
+    """Returns the errors of a pipeline's planner, and of a plan among the group."""
+    other = {"window": 1 + (dist.get_rank() == 1)}
+    everyone = IdentityShuffler(**other).planner.of_all_ranks()
+    return [error_of(everyone.plan, [], None), error_of(FieldShuffler(**other).plan, lopsided_batch())]
+
+
+def test_ranks_with_different_settings_are_refused_on_all(pools):
+    results = pools(3).run(_errors_of_other_settings)
     assert results == [results[0]] * 3
-    assert settings.startswith("ValueError: rank 1's shuffler has ShufflerSettings(")
-    assert "all ranks need the same settings" in settings
+    for error in results[0]:
+        assert error.startswith("ValueError: rank 1's shuffler has ShufflerSettings(")
+        assert "all ranks need the same settings" in error
+
+
+def test_ranks_in_overlapping_groups_are_refused_on_all(pools):
+    results = pools(3).run(_errors_of_inconsistent_ranks)
+    consistent, groups = results[0]
+    assert results == [results[0]] * 3
     assert consistent == "no error"
     assert groups.startswith("ValueError: a rank balances among ranks [0, 1], and one of these among others")
 
@@ -70,9 +79,9 @@ def _micro_batches_where_rank_1_has_no_samples() -> list[int]:
     shuffler = IdentityShuffler(max_tokens_per_micro_batch=9)
     ids = KeyedJaggedTensor(["id"], torch.arange(12), lengths=torch.full((3,), 4))
     batches = [{"ids": ids}] if dist.get_rank() == 0 else []
-    everyone = shuffler.plan_with(shuffler.planner_of_all_ranks(), batches, None)
+    everyone = shuffler.plan_with(shuffler.planner.of_all_ranks(), batches, None)
     plan = everyone.within(np.array(shuffler.group.ranks))
-    batch = shuffler.exchange(shuffler.rows_for_step(batches, plan, 0), plan)
+    batch = shuffler.exchange(shuffler.batch_for_step(batches, plan, 0), plan)
     return [one["ids"].stride() for one in shuffler.micro_batches(batch, plan)]
 
 

@@ -55,7 +55,7 @@ def _run(case: Case, padded: bool, ranks: list[int] | None = None) -> Ran | str 
         return str(error)
     steps = window.steps if window.has_batch else ()
     alone = FIELDS[case.seed % len(FIELDS)]
-    brought = [shuffler.rows_for_step(batches, window, number) for number in range(len(steps))]
+    brought = [shuffler.batch_for_step(batches, window, number) for number in range(len(steps))]
     moved = list(map(shuffler.exchange, brought, steps))
     micro_batches = list(map(shuffler.micro_batches, moved, steps))
     for plan, *of_step in zip(steps, brought, moved, micro_batches, strict=True):
@@ -255,7 +255,7 @@ def test_a_process_without_a_group_keeps_its_batches():
     assert FieldShuffler().shuffle(batches[0]) is batches[0]
     shuffler = FieldShuffler(window=4, verify=True)
     window = shuffler.plan_window(batches)
-    brought = [shuffler.rows_for_step(batches, window, number) for number in range(3)]
+    brought = [shuffler.batch_for_step(batches, window, number) for number in range(3)]
     exchanged = list(map(shuffler.exchange, brought, window.steps))
     assert all(one is batch for one, batch in zip(exchanged, batches, strict=True))
     for returned, batch in zip(shuffler.unshuffle_window(exchanged, window), batches, strict=True):

@@ -84,7 +84,7 @@ def test_groups_together_have_each_sample_once(drawn):
 def test_rows_of_batches_lead_back_from_rows_for_steps(drawn):
     plan, _ = drawn
     for rank in range(plan.num_ranks):
-        brought = [plan.rows_for_step(rank, step) for step in range(plan.num_steps)]
+        brought = [plan.positions_for_step(rank, step) for step in range(plan.num_steps)]
         starts = np.cumsum(plan.batch_sizes[rank]) - plan.batch_sizes[rank]
         for step, rows in enumerate(brought):
             assert len(rows) == plan.steps[step].num_loaded[rank, 0]

@@ -17,7 +17,7 @@ def _window_of_padding() -> list[tuple[int, int]]:
     assert not shuffler.plan_window([]).has_batch
     batches = [draw_batch(np.random.default_rng(0), 0, 3, 0)] * 2
     window = shuffler.plan_window(batches)
-    brought = [shuffler.rows_for_step(batches, window, step) for step in range(2)]
+    brought = [shuffler.batch_for_step(batches, window, step) for step in range(2)]
     moved = list(map(shuffler.exchange, brought, window.steps))
     assert [batch.batch_size for batch in moved] == [plan.rows[dist.get_rank(), 0] for plan in window.steps]
     check_identical(dict(enumerate(shuffler.unshuffle_window(moved, window))), dict(enumerate(batches)))

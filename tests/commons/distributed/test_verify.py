@@ -32,10 +32,9 @@ class DifferentPlanner(Planner):
 
 
 class DifferentShuffler(QuickShuffler):
-    def _make_planner(self, *args):
-        made = super()._make_planner(*args)
-        made.__class__ = DifferentPlanner
-        return made
+    def __init__(self, **settings):
+        super().__init__(**settings)
+        self.planner.__class__ = DifferentPlanner
 
 
 def _different_plans() -> list[str]:
@@ -124,8 +123,8 @@ class RaisingPlanner(Planner):
 def _errors_of_placing() -> list[str]:
     """Returns the errors of three steps, and that of one whose error does not pickle."""
     shuffler = QuickShuffler(verify=True)
-    shuffler._planner.__class__ = RaisingPlanner
-    shuffler._planner.errors = [None, LookupError("no such placement"), None, Unpicklable("this", "that")]
+    shuffler.planner.__class__ = RaisingPlanner
+    shuffler.planner.errors = [None, LookupError("no such placement"), None, Unpicklable("this", "that")]
     return [error_of(shuffler.plan, lopsided_batch()) for _ in range(4)]
 
 

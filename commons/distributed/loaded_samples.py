@@ -1,0 +1,83 @@
+"""The samples that ranks loaded, as numbers: what planning knows of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import ClassVar, Self
+
+import numpy as np
+
+
+@dataclass(frozen=True, eq=False)
+class LoadedSamples:
+    """The samples of one step, or of a window of steps, as ranks loaded them.
+
+    Samples are numbered over the ranks: the real rows of rank 0's batches, one batch after another, then
+    those of rank 1's, and so on.
+
+    Attributes:
+        batch_sizes: int64 `[ranks, batches]`, rows that each rank brings; 0 where it has no batch.
+        num_loaded: int64 `[ranks, batches]`, real rows that each rank brings.
+        workloads: int64 `[samples]`, in the shuffler's own unit.
+        tokens, loss_tokens: int64 `[samples]`.
+        num_elements: int64 `[samples, jagged fields]`, elements of each sample in each jagged field.
+        sample_bytes: int64 `[samples]`, bytes of a sample on the wire.
+    """
+
+    batch_sizes: np.ndarray
+    num_loaded: np.ndarray
+    workloads: np.ndarray
+    tokens: np.ndarray
+    loss_tokens: np.ndarray
+    num_elements: np.ndarray
+    sample_bytes: np.ndarray
+
+    _per_sample: ClassVar[Sequence[str]] = (
+        "workloads",
+        "tokens",
+        "loss_tokens",
+        "num_elements",
+        "sample_bytes",
+    )
+
+    @property
+    def num_ranks(self) -> int:
+        """Ranks that loaded the samples."""
+        return len(self.batch_sizes)
+
+    @cached_property
+    def home(self) -> np.ndarray:
+        """int64 `[samples]`, the rank that loaded each sample."""
+        return np.repeat(np.arange(self.num_ranks), self.num_loaded.sum(1))
+
+    @cached_property
+    def home_start(self) -> np.ndarray:
+        """int64 `[ranks]`, number of the first sample that each rank loaded."""
+        return np.cumsum(self.num_loaded.sum(1)) - self.num_loaded.sum(1)
+
+    @cached_property
+    def batch_of(self) -> np.ndarray:
+        """int64 `[samples]`, which of its rank's batches each sample was in."""
+        ranks, batches = self.num_loaded.shape
+        return np.repeat(np.tile(np.arange(batches), ranks), self.num_loaded.ravel())
+
+    def loaded_by(self, rank: int) -> np.ndarray:
+        """int64, the numbers of the samples that a rank brings."""
+        return self.home_start[rank] + np.arange(self.num_loaded[rank].sum())
+
+    def where_loaded(self, sample: int) -> tuple[int, int, int]:
+        """Returns the rank that loaded a sample, which of its batches it was in, and the row there."""
+        rank, batch = int(self.home[sample]), int(self.batch_of[sample])
+        before = int(self.home_start[rank] + self.num_loaded[rank, :batch].sum())
+        return rank, batch, sample - before
+
+    def within(self, ranks: np.ndarray) -> Self:
+        """Returns what `ranks`, int64 and ascending, loaded, numbered anew."""
+        among = self._of_samples(np.flatnonzero(np.isin(self.home, ranks)))
+        return replace(among, batch_sizes=self.batch_sizes[ranks], num_loaded=self.num_loaded[ranks])
+
+    def _of_samples(self, numbers: np.ndarray) -> Self:
+        """Keeps these samples; what is not per sample stays."""
+        return replace(self, **{name: getattr(self, name)[numbers] for name in self._per_sample})
