@@ -30,7 +30,7 @@ from tqdm import tqdm
 from benchmarks.demo.models import parse_config
 from benchmarks.machine import machine
 from benchmarks.torchrun import torchrun
-from commons.distributed.rank_group import all_gather_object
+from commons.distributed.rank_group import RankGroup
 from commons.gin_values import from_gin
 from commons.perf_model import MeasuredCost
 from commons.perf_model.calibrate import MeasuredSteps
@@ -126,13 +126,16 @@ def _differences(
         if span is None:
             raise RuntimeError("a step without a backward cannot be timed")
         seconds[name].append(span.seconds())
-    return {name: _apart(np.array(all_gather_object(of_rank, None))) for name, of_rank in seconds.items()}
+    return {
+        name: _apart(np.array(RankGroup.of().channel().all_gather_objects(of_rank)))
+        for name, of_rank in seconds.items()
+    }
 
 
 def _shares(task: TrainingTask, args: TrainerArgs, loaded: list[Any]) -> list[list[Any]]:
     """Returns each rank's batches after the exchange, `[ranks][steps]`."""
     shuffler = task.make_shuffler(args)
-    return all_gather_object([shuffler.shuffle(batch) for batch in loaded], None)
+    return RankGroup.of().channel().all_gather_objects([shuffler.shuffle(batch) for batch in loaded])
 
 
 def _apart(seconds: np.ndarray) -> dict[str, float]:

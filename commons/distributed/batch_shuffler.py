@@ -17,7 +17,7 @@ from commons.distributed.placement import warm_up
 from commons.distributed.plan_ahead import PlanAhead
 from commons.distributed.plan_gather import BatchFormat
 from commons.distributed.planner import Planner, RowCounts
-from commons.distributed.rank_group import RankGroup
+from commons.distributed.rank_group import RankGroup, job_device
 from commons.distributed.shuffle_plan import ShufflePlan
 from commons.distributed.shuffler_settings import ShufflerSettings
 from commons.distributed.unshuffle import return_steps
@@ -86,14 +86,17 @@ class BatchShuffler(ABC):
         here = np.arange(self.group.num_ranks), self.group.ranks_per_node
         self.planner = Planner(self.group, [here], self.settings, self.sample_rows, self._counts_of_rows)
         self._agreed: BatchFormat | None = None
+        self._checks = self.group.channel() if self.settings.verify else None
         self._loss_scale = LossScale(self.group)
         self.expects_scale = True
         self._reserved_by: int | None = None
+        if self.group.num_ranks > 1:
+            self.group.exchange_group(job_device())  # connected here, so that no step waits for it
         if self.group.num_ranks > 1 or self.settings.max_tokens_per_micro_batch is not None:
             warm_up(self.settings)
 
     def _make_group(self, process_group: dist.ProcessGroup | None) -> RankGroup:
-        return RankGroup.of(process_group, self.settings.verify)
+        return RankGroup.of(process_group)
 
     @abstractmethod
     def get_workloads(self, batch: Any) -> torch.Tensor:
@@ -204,15 +207,15 @@ class BatchShuffler(ABC):
         rank = self.group.rank
         loaded = self.sample_rows.packed(batch)
         self._check_planned(loaded, plan)
-        if self.group.checks is not None:
-            check_same_plan(self.group, plan)
+        if self._checks is not None:
+            check_same_plan(self._checks, plan)
         if plan.moves:
             mine = self._exchange.move(loaded, plan, self.group)
         else:
             own = plan.loaded_by(rank)
             mine = gather_rows([loaded], np.arange(len(own)), plan.num_elements[own].sum(0).tolist())
-        if self.group.checks is not None:
-            check_placed_samples(self.group, plan, mine)
+        if self._checks is not None:
+            check_placed_samples(self._checks, plan, mine)
         return self._batch_of(batch, mine, int(plan.rows[rank, 0]))
 
     def shuffle(self, batch: Batch) -> Batch:
@@ -354,7 +357,7 @@ class BatchShuffler(ABC):
             ValueError: `values` have another number of rows, or the plan has several steps.
         """
         plan.check_one_step("unshuffle")
-        return return_steps([values], plan, self.group, self.sample_rows)[0]
+        return return_steps([values], plan, self.group, self.sample_rows, self._checks)[0]
 
     def unshuffle_window(self, values: Sequence[Any], plan: ShufflePlan) -> list[Any]:
         """`unshuffle` for a window: returns the results of its steps to the batches that were loaded.
@@ -370,7 +373,7 @@ class BatchShuffler(ABC):
         Raises:
             ValueError: `values` have another number of rows, or are not of all steps of the plan.
         """
-        returned = return_steps(values, plan, self.group, self.sample_rows)
+        returned = return_steps(values, plan, self.group, self.sample_rows, self._checks)
         num_batches = int((plan.batch_sizes[self.group.rank] > 0).sum())
         return returned[:num_batches]
 

@@ -39,7 +39,7 @@ class Exchange:
     traffic: Callable[[ShufflePlan, int], Traffic]
 
 
-def transfer(rows: PackedRows, route: Route, group: RankGroup, over: dist.ProcessGroup | None) -> PackedRows:
+def transfer(rows: PackedRows, route: Route, group: dist.ProcessGroup) -> PackedRows:
     """Sends each row straight to its rank, and copies those that stay.
 
     One all-to-all of bytes, whatever the number of fields, dtypes and ranks; no host-device synchronization.
@@ -47,20 +47,20 @@ def transfer(rows: PackedRows, route: Route, group: RankGroup, over: dist.Proces
     Args:
         rows: the rows that this rank holds; padding may follow the rows of the route.
         route: which rows leave, and which arrive.
-        group: the ranks.
-        over: the process group of these ranks that carries the bytes.
+        group: carries the bytes.
 
     Returns:
         The rows that the route ends at this rank.
     """
-    held, wanted = route.held, route.wanted
-    leaving, arriving = _by_rank(held, group.rank), _by_rank(wanted, group.rank)
+    rank, held, wanted = dist.get_rank(group), route.held, route.wanted
+    leaving, arriving = _by_rank(held, rank), _by_rank(wanted, rank)
     send = rows.lengths.new_empty(0, dtype=torch.uint8)
     if len(leaving):
         starts = _starts(held.ranks[leaving])
         send = rows.to_chunks(np.split(leaving, starts[1:]), np.add.reduceat(held.elements[leaving], starts))
     received = send.new_empty(int(wanted.chunk_bytes.sum()))
-    dist.all_to_all_single(received, send, wanted.chunk_bytes.tolist(), held.chunk_bytes.tolist(), group=over)
+    received_bytes, sent_bytes = wanted.chunk_bytes.tolist(), held.chunk_bytes.tolist()
+    dist.all_to_all_single(received, send, received_bytes, sent_bytes, group=group)
     sources = [rows]
     if len(arriving):
         starts = _starts(wanted.ranks[arriving])
@@ -72,13 +72,13 @@ def transfer(rows: PackedRows, route: Route, group: RankGroup, over: dist.Proces
             for chunk, count, of_chunk in zip(chunks, counts, elements, strict=True)
         ]
     positions = np.empty(len(wanted.ranks), dtype=np.int64)
-    positions[wanted.ranks == group.rank] = np.flatnonzero(held.ranks == group.rank)
+    positions[wanted.ranks == rank] = np.flatnonzero(held.ranks == rank)
     positions[arriving] = rows.num_rows + np.arange(len(arriving))
     return gather_rows(sources, positions, wanted.elements.sum(0).tolist())
 
 
 def _all_to_all(rows: PackedRows, plan: ShufflePlan, group: RankGroup) -> PackedRows:
-    return transfer(rows, plan.route(group.rank), group, group.exchange)
+    return transfer(rows, plan.route(group.rank), group.exchange_group(rows.lengths.device))
 
 
 def _all_to_all_traffic(plan: ShufflePlan, rank: int) -> Traffic:
@@ -95,7 +95,7 @@ def _all_gather(rows: PackedRows, plan: ShufflePlan, group: RankGroup) -> Packed
     packed = rows.to_chunks([mine], elements[group.rank : group.rank + 1])
     received = packed.new_empty(group.num_ranks, size)
     send = F.pad(packed, (0, size - len(packed)))
-    dist.all_gather_into_tensor(received.view(-1), send, group=group.exchange)
+    dist.all_gather_into_tensor(received.view(-1), send, group=group.exchange_group(send.device))
     sources = [
         PackedRows.from_bytes(buffer, rows.schema, int(loaded), of_rank.tolist())
         for buffer, loaded, of_rank in zip(received, num_loaded, elements, strict=True)

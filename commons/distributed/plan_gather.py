@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import torch.distributed as dist
 
+from commons.distributed.channel import Channel
 from commons.distributed.failures import portable, raise_first, sent_by
 from commons.distributed.loaded_samples import LoadedSamples
-from commons.distributed.rank_group import RankGroup
 from commons.distributed.sample_facts import NUM_COUNTS, SampleFacts
 from commons.distributed.shuffler_settings import ShufflerSettings
 from commons.sequence_batch import containers
@@ -67,7 +67,7 @@ class PlanGather:
     than any before, all ranks see that and gather once more.
 
     Args:
-        group: the ranks.
+        channel: of the ranks; used by one thread at a time.
         settings: how to place samples; the same on all ranks.
         sample_rows: reads the rows of batches.
 
@@ -75,8 +75,8 @@ class PlanGather:
         agreed: the outcome of the first batch; None before it.
     """
 
-    def __init__(self, group: RankGroup, settings: ShufflerSettings, sample_rows: SampleRows) -> None:
-        self._group = group
+    def __init__(self, channel: Channel, settings: ShufflerSettings, sample_rows: SampleRows) -> None:
+        self._channel = channel
         self._sample_rows = sample_rows
         self._settings = settings
         self._header = (
@@ -107,16 +107,16 @@ class PlanGather:
         if self.agreed is None:
             self._agree(facts, failure, first_batch)
         if self.agreed is None:  # no rank has ever had a batch
-            return _nothing(self._group.num_ranks)
+            return _nothing(self._channel.num_ranks)
         schema = self.agreed.schema
-        table = self._group.all_gather(self._encode(facts, failure, schema, post))
+        table = self._channel.all_gather(self._encode(facts, failure, schema, post))
         most = int(table[:, 3 : self._header : 2].sum(1).max())
         if most > self._capacity:
             self._capacity = most
-            table = self._group.all_gather(self._encode(facts, failure, schema, post))
+            table = self._channel.all_gather(self._encode(facts, failure, schema, post))
         self._raise_if_any_failed(table, facts, failure, schema)
-        sizes = table[:, 3 : self._header].reshape(self._group.num_ranks, self._settings.window, 2)
-        per_rank = table[:, self._header :].reshape(self._group.num_ranks, self._capacity, -1)
+        sizes = table[:, 3 : self._header].reshape(self._channel.num_ranks, self._settings.window, 2)
+        per_rank = table[:, self._header :].reshape(self._channel.num_ranks, self._capacity, -1)
         num_loaded = sizes[:, :, 1].copy()
         per_sample = np.concatenate(
             [rows[:real] for rows, real in zip(per_rank, num_loaded.sum(1), strict=True)]
@@ -164,14 +164,14 @@ class PlanGather:
                 mine = self._offer(facts, on_host, padding_batch)
             except Exception as error:
                 failure = error
-        gathered = self._group.all_gather_objects((mine, portable(failure), self._settings))
+        gathered = self._channel.all_gather_objects((mine, portable(failure), self._settings))
         for rank, (_, _, settings) in enumerate(gathered):
             if settings != gathered[0][2]:
                 raise ValueError(
                     f"rank {rank}'s shuffler has {settings}, that of rank 0 {gathered[0][2]}; all ranks need "
                     "the same settings"
                 )
-        raise_first([failed for _, failed, _ in gathered], failure, self._group.rank)
+        raise_first([failed for _, failed, _ in gathered], failure, self._channel.rank)
         offers = [offer for offer, _, _ in gathered]
         ranks_with_batch = [rank for rank, offer in enumerate(offers) if offer is not None]
         if not ranks_with_batch:
@@ -189,7 +189,7 @@ class PlanGather:
             for note in next((offers[rank].notes for rank in ranks_with_batch if offers[rank].notes), []):
                 logger.warning(note)
         if len(ranks_with_batch) < len(offers):
-            sent = sent_by(first, padding_batch, self._group.rank, self._group.all_gather_objects)
+            sent = sent_by(first, padding_batch, self._channel.rank, self._channel.all_gather_objects)
             padding_batch = sent if mine is None else padding_batch
         if agreed.real_row is not None:
             padding_batch = self._sample_rows.with_rows(padding_batch, agreed.real_row, 1, 1)
@@ -209,11 +209,11 @@ class PlanGather:
         self, table: np.ndarray, facts: SampleFacts | None, failure: Exception | None, schema: RowSchema
     ) -> None:
         if (table[:, 0] == _FAILED).any():
-            failures = self._group.all_gather_objects(portable(failure))
-            raise_first(failures, failure, self._group.rank)
+            failures = self._channel.all_gather_objects(portable(failure))
+            raise_first(failures, failure, self._channel.rank)
         differs = (table[:, 0] == _OK) & (table[:, 1] != schema.fingerprint)
         if differs.any():
-            schemas = self._group.all_gather_objects(None if facts is None else facts.schema)
+            schemas = self._channel.all_gather_objects(None if facts is None else facts.schema)
             _raise_if_different(schema, "the first batch", schemas)
 
 

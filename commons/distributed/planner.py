@@ -29,8 +29,8 @@ RowCounts = Mapping[str, Callable[[Any], torch.Tensor]]
 class Planner:
     """Makes plans for the ranks of a group, whose samples stay within sub-groups of it.
 
-    Collectives of a plan: one all-gather of host numbers over `over.planning`. The first one, and one that
-    meets more rows than any before, take a few.
+    Collectives of a plan: one all-gather of host numbers, over a channel of its own. The first one, and one
+    that meets more rows than any before, take a few.
 
     Args:
         over: the ranks that plan together.
@@ -55,7 +55,8 @@ class Planner:
     ) -> None:
         self._over, self._groups, self._settings = over, groups, settings
         self._sample_rows, self._counts_of_rows = sample_rows, counts_of_rows
-        self._gather = PlanGather(over, settings, sample_rows)
+        self._channel = over.channel()
+        self._gather = PlanGather(self._channel, settings, sample_rows)
         self._batch_type: type | None = None
         self._longest_named = settings.max_tokens_per_micro_batch or 0
         self.posted = np.zeros(over.num_ranks, dtype=np.int64)
@@ -76,8 +77,9 @@ class Planner:
         if not dist.is_initialized() or self._over.num_ranks == dist.get_world_size():
             return self
         warm_up(self._settings)  # also on a rank that is alone in its group: it places the others', too
-        everyone = RankGroup.of_all_for_planning(self._settings.verify)
-        gathered = everyone.all_gather_objects((self._over.ranks, self._over.ranks_per_node))
+        everyone = RankGroup.of()
+        mine = self._over.ranks, self._over.ranks_per_node
+        gathered = everyone.channel().all_gather_objects(mine)
         groups = list(dict.fromkeys(gathered))
         for ranks, _ in groups:
             if any(gathered[rank][0] != ranks for rank in ranks):
@@ -119,10 +121,10 @@ class Planner:
                 failure = error
         with named_range("## plan: gather ##"):
             samples, self.posted = self._gather.gather(facts, failure, example, int(posted))
-        if self._over.checks is None:
-            plan = self._placed(samples)
+        if self._settings.verify:
+            plan = check_plans(self._channel, lambda: self._placed(samples))
         else:
-            plan = check_plans(self._over, lambda: self._placed(samples))
+            plan = self._placed(samples)
         self._name_sample_above_cap(plan)
         return plan
 

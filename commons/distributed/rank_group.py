@@ -1,50 +1,56 @@
-"""The ranks that balance together, and the process groups that they plan and exchange over."""
+"""The ranks that balance together, and the process groups that they plan and exchange over.
+
+A process has few groups, whatever it makes of shufflers, pipelines and checkpoints, because each gloo group
+of N ranks holds N + 3 descriptors and 3 threads, and each NCCL communicator device memory. For each set of
+ranks there is one gloo group for messages between hosts, in which each user has a `Channel`; and one group
+for the exchange. That of `unshuffle` is made when it is first used, on GPUs only.
+
+Order of launches: the main thread launches every exchange and unshuffle, and TorchRec's collectives of a
+forward. Those of a backward, DDP's among them, are launched by autograd's thread while the main thread waits
+for it. So on every rank the launches on a device follow one order, that of the program. Messages between
+hosts are no part of it, whichever thread sends them.
+"""
 
 from __future__ import annotations
 
-import functools
 import hashlib
+import itertools
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
+from commons.distributed.channel import Channel
 from commons.tried_versions import warn_of_untried
 
 
-@dataclass(frozen=True)
 class RankGroup:
-    """Ranks that balance together, and process groups of their own, apart from TorchRec's traffic.
+    """Ranks that balance together; made by `of` and `alone`.
 
     Attributes:
         ranks: ascending ranks of the job in the group.
         rank: this process's place among them.
-        planning: gloo, for host numbers; None for a single rank. In a pipeline only the planning thread uses
-            it: a call of the shuffler's `plan` alongside would mix up their messages.
-        exchange: of the default group's backends, for the main thread; None for a single rank.
-        unshuffle: the same for `unshuffle`, which is called on another stream: the collectives of a group
-            must be issued in one order.
+        control: gloo, for channels; None for a single rank. Its collectives are those of checkpoints alone.
         ranks_per_node: if each node has this many consecutive ranks of the group; None if nodes do not
             matter, as on one machine, or have different numbers of ranks.
-        checks: gloo, for the main thread, where ranks verify that they agree.
     """
 
-    ranks: tuple[int, ...]
-    rank: int
-    planning: dist.ProcessGroup | None = None
-    exchange: dist.ProcessGroup | None = None
-    unshuffle: dist.ProcessGroup | None = None
-    ranks_per_node: int | None = None
-    checks: dist.ProcessGroup | None = None
+    def __init__(self, ranks: tuple[int, ...], rank: int, control: dist.ProcessGroup | None = None) -> None:
+        self.ranks, self.rank, self.control = ranks, rank, control
+        self._tags = itertools.count(1)
+        self._groups: dict[tuple[str, str], dist.ProcessGroup] = {}  # by use and backend
+        self._base = Channel(rank, len(ranks), control, tag=0)
+        nodes = self._base.all_gather_objects(socket.gethostname())
+        self.ranks_per_node = ranks_per_node(nodes)
 
     @staticmethod
-    def of(process_group: dist.ProcessGroup | None = None, verify: bool = False) -> RankGroup:
-        """Makes the group of the ranks of `process_group`, or of all ranks. Collective over those ranks.
+    def of(process_group: dist.ProcessGroup | None = None) -> RankGroup:
+        """Returns the group of the ranks of `process_group`, or of all ranks. Collective over those ranks.
 
         Raises:
             ValueError: this rank is not in `process_group`.
@@ -57,64 +63,84 @@ class RankGroup:
             )
         if not dist.is_initialized() or dist.get_world_size(process_group) == 1:
             return RankGroup.alone()
-        ranks = sorted(dist.get_process_group_ranks(process_group))  # as new_group sorts them
-        only_these = len(ranks) < dist.get_world_size()
-        new_group = functools.partial(dist.new_group, ranks, use_local_synchronization=only_these)
-        on_gpus = "nccl" in dist.get_backend_config(process_group)
-        with _agreed_names(process_group) if only_these else nullcontext():
-            planning = new_group(backend="gloo")
-            exchange = new_group()
-            unshuffle = new_group() if on_gpus else exchange
-            checks = new_group(backend="gloo") if verify else None
-        return RankGroup(
-            ranks=tuple(ranks),
-            rank=dist.get_rank(planning),
-            planning=planning,
-            exchange=exchange,
-            unshuffle=unshuffle,
-            ranks_per_node=ranks_per_node(all_gather_object(socket.gethostname(), planning)),
-            checks=checks,
-        )
+        job = dist.group.WORLD
+        if _groups_of_job[0] is not job:  # the process has left a job, and joined another
+            _groups_of_job[:] = [job, {}]
+        ranks = tuple(sorted(dist.get_process_group_ranks(process_group)))  # as new_group sorts them
+        known: dict[tuple[int, ...], RankGroup] = _groups_of_job[1]
+        if ranks not in known:
+            control = _new_group(ranks, "gloo", process_group)
+            known[ranks] = RankGroup(ranks, dist.get_rank(control), control)
+        return known[ranks]
 
     @staticmethod
     def alone() -> RankGroup:
         """Returns the group of this rank only: nothing to communicate."""
         return RankGroup(ranks=(dist.get_rank() if dist.is_initialized() else 0,), rank=0)
 
-    @staticmethod
-    def of_all_for_planning(verify: bool) -> RankGroup:
-        """Makes a group of all ranks of the job that only plans. Collective over all ranks."""
-        planning = dist.new_group(backend="gloo")
-        ranks = tuple(range(dist.get_world_size()))
-        return RankGroup(ranks, dist.get_rank(), planning, checks=planning if verify else None)
-
     @property
     def num_ranks(self) -> int:
         """Ranks in the group."""
         return len(self.ranks)
 
-    def all_gather(self, row: np.ndarray) -> np.ndarray:
-        """Gathers int64 `[n]`, the same n on every rank, to `[ranks, n]`; for the planning thread."""
-        return row[None] if self.planning is None else all_gather_row(row, self.planning)
+    def channel(self) -> Channel:
+        """Makes a channel that nothing else uses. Collective over the group."""
+        mine = np.array([next(self._tags)])
+        tag = int(self._base.all_gather(mine).max())  # a rank may have made one that failed on others
+        self._tags = itertools.count(tag + 1)
+        return Channel(self.rank, self.num_ranks, self.control, tag)
 
-    def all_gather_objects(self, value: Any) -> list[Any]:
-        """Gathers anything that pickles; for the planning thread, and for rare events."""
-        return [value] if self.planning is None else all_gather_object(value, self.planning)
+    def exchange_group(self, device: torch.device) -> dist.ProcessGroup:
+        """Returns the group that moves samples on a device; the first call is collective."""
+        return self._group_for("exchange", device)
+
+    def unshuffle_group(self, device: torch.device) -> dist.ProcessGroup:
+        """Returns the group that moves results back; the first call is collective.
+
+        On GPUs it is another than the exchange's: it is called on another stream, and would wait for the
+        exchange of a later step.
+        """
+        return self._group_for("exchange" if device.type == "cpu" else "unshuffle", device)
+
+    def _group_for(self, use: str, device: torch.device) -> dist.ProcessGroup:
+        key = use, dist.get_default_backend_for_device(device)
+        if key not in self._groups:
+            self._groups[key] = _new_group(self.ranks, key[1], self.control)
+            # Connects all ranks now: NCCL would do that in the first step.
+            nothing = torch.zeros(self.num_ranks, dtype=torch.uint8, device=device)
+            dist.all_to_all_single(torch.empty_like(nothing), nothing, group=self._groups[key])
+        return self._groups[key]
 
 
-def all_gather_row(row: np.ndarray, group: dist.ProcessGroup | None) -> np.ndarray:
-    """Gathers host numbers `[n]`, the same n and dtype on every rank of `group`, to `[ranks, n]`."""
-    mine = torch.from_numpy(row)
-    table = torch.empty(dist.get_world_size(group), len(row), dtype=mine.dtype)
-    dist.all_gather_into_tensor(table.view(-1), mine, group=group)
-    return table.numpy()
+def job_device() -> torch.device:
+    """Returns the device on which the job's default group communicates: a GPU if it has NCCL."""
+    if "nccl" in dist.get_backend_config():
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")
 
 
-def all_gather_object(value: Any, group: dist.ProcessGroup | None) -> list[Any]:
-    """Gathers anything that pickles from the ranks of `group`."""
-    values: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(values, value, group=group)
-    return values
+# The job, and the groups of more than one rank that this process has made in it.
+_groups_of_job: list = [None, {}]
+
+
+def _new_group(ranks: Sequence[int], backend: str, members: dist.ProcessGroup | None) -> dist.ProcessGroup:
+    """Makes a process group with the timeout of the job. Collective over `members`, which are its ranks."""
+    only_these = len(ranks) < dist.get_world_size()
+    with _agreed_names(members) if only_these else nullcontext():
+        return dist.new_group(
+            ranks, timeout=job_timeout(), backend=backend, use_local_synchronization=only_these
+        )
+
+
+def job_timeout() -> timedelta | None:
+    """Returns the timeout that the job's default group was started with; None if torch does not tell."""
+    job = dist.distributed_c10d._get_default_group()
+    for device in ("cuda", "cpu"):
+        try:
+            return job._get_backend(torch.device(device)).options._timeout
+        except (RuntimeError, AttributeError):  # no such backend, or one without options
+            continue
+    return None
 
 
 def ranks_per_node(nodes: list[str]) -> int | None:
@@ -140,7 +166,9 @@ def _agreed_names(process_group: dist.ProcessGroup | None) -> Iterator[None]:
     same way. So these groups have names of their own, and leave torch's counts alone.
     """
     global _groups_named
-    _groups_named = max(all_gather_object(_groups_named, process_group))
+    counts: list[int] = [0] * dist.get_world_size(process_group)
+    dist.all_gather_object(counts, _groups_named, group=process_group)
+    _groups_named = max(counts)
     c10d: Any = dist.distributed_c10d
     name_by_torch = c10d._process_group_name
 

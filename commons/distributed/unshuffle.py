@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from commons.distributed.channel import Channel
 from commons.distributed.exchange import transfer
 from commons.distributed.rank_group import RankGroup
 from commons.distributed.shuffle_plan import Route, RouteEnd, ShufflePlan
@@ -21,7 +22,11 @@ _COUNTS = "elements"
 
 
 def return_steps(
-    values: Sequence[Any], plan: ShufflePlan, group: RankGroup, sample_rows: SampleRows
+    values: Sequence[Any],
+    plan: ShufflePlan,
+    group: RankGroup,
+    sample_rows: SampleRows,
+    checks: Channel | None,
 ) -> list[Any]:
     """Returns the values of each step to the batches that this rank loaded; one row where it had none.
 
@@ -32,6 +37,7 @@ def return_steps(
         plan: the placement within the group.
         group: the ranks.
         sample_rows: reads the rows of values.
+        checks: for ranks to verify that they return values of one kind; None not to.
     """
     if len(values) != plan.num_steps:
         raise ValueError(
@@ -39,7 +45,7 @@ def return_steps(
             "a list with those of each step"
         )
     at_home = [
-        _rows_at_home(of_step, step, group, sample_rows)
+        _rows_at_home(of_step, step, group, sample_rows, checks)
         for of_step, step in zip(values, plan.steps, strict=True)
     ]
     sources, elements = [rows for rows, _ in at_home], np.concatenate([of_step for _, of_step in at_home])
@@ -55,7 +61,7 @@ def return_steps(
 
 
 def _rows_at_home(
-    values: Any, plan: ShufflePlan, group: RankGroup, sample_rows: SampleRows
+    values: Any, plan: ShufflePlan, group: RankGroup, sample_rows: SampleRows, checks: Channel | None
 ) -> tuple[PackedRows, np.ndarray]:
     """Returns the real rows that this rank brought to a step, and their elements, int64
     `[rows, jagged fields]`."""
@@ -68,8 +74,8 @@ def _rows_at_home(
     if group.num_ranks == 1:
         elements = row_elements(packed.lengths[:, : len(held)].cpu(), packed.schema).numpy()
         return gather_rows([packed], np.arange(len(held)), elements.sum(0).tolist()), elements
-    if group.checks is not None:
-        check_same_schema(group, packed.schema)
+    if checks is not None:
+        check_same_schema(checks, packed.schema)
     to, come_from = plan.home[held], plan.destination[at_home]
     elements = row_elements(packed.lengths[:, : len(held)].cpu(), packed.schema).numpy()
     elements_to_come = np.zeros((len(at_home), 0), dtype=np.int64)
@@ -79,7 +85,7 @@ def _rows_at_home(
             RouteEnd.of(ranks, of_each, sent.schema.row_bytes(of_each), rank, group.num_ranks)
             for ranks, of_each in ((to, elements), (come_from, elements_to_come))
         )
-        return transfer(sent, Route(*ends), group, group.unshuffle)
+        return transfer(sent, Route(*ends), group.unshuffle_group(sent.lengths.device))
 
     if elements.shape[1]:
         # Only the ranks that computed them know how long they are.

@@ -6,14 +6,14 @@ from collections.abc import Callable
 
 import numpy as np
 
+from commons.distributed.channel import Channel
 from commons.distributed.failures import portable, raise_first
-from commons.distributed.rank_group import RankGroup, all_gather_row
 from commons.distributed.shuffle_plan import ShufflePlan
 from commons.sequence_batch.packed_rows import PackedRows, row_elements
 from commons.sequence_batch.row_schema import RowSchema
 
 
-def check_plans(group: RankGroup, place: Callable[[], ShufflePlan]) -> ShufflePlan:
+def check_plans(channel: Channel, place: Callable[[], ShufflePlan]) -> ShufflePlan:
     """Returns the plan of `place`, once all ranks have the same. Collective; for the planning thread.
 
     Raises:
@@ -27,39 +27,39 @@ def check_plans(group: RankGroup, place: Callable[[], ShufflePlan]) -> ShufflePl
     except Exception as error:  # raised again on all ranks below
         failure = error
     mine = -1 if plan is None else plan.fingerprint
-    fingerprints = group.all_gather(np.array([mine]))[:, 0]
+    fingerprints = channel.all_gather(np.array([mine]))[:, 0]
     if (fingerprints < 0).any():
-        raise_first(group.all_gather_objects(portable(failure)), failure, group.rank)
+        raise_first(channel.all_gather_objects(portable(failure)), failure, channel.rank)
     if plan is None:
         raise RuntimeError("planning failed on a rank that gave no cause")
     _raise_if_different(fingerprints)
     return plan
 
 
-def check_same_plan(group: RankGroup, plan: ShufflePlan) -> None:
+def check_same_plan(channel: Channel, plan: ShufflePlan) -> None:
     """Compares the plans that ranks are about to carry out. Collective; for the main thread.
 
     Raises:
         RuntimeError: the plans differ; on every rank.
     """
-    _raise_if_different(all_gather_row(np.array([plan.fingerprint]), group.checks)[:, 0])
+    _raise_if_different(channel.all_gather(np.array([plan.fingerprint]))[:, 0])
 
 
-def check_placed_samples(group: RankGroup, plan: ShufflePlan, rows: PackedRows) -> None:
+def check_placed_samples(channel: Channel, plan: ShufflePlan, rows: PackedRows) -> None:
     """Compares each rank's samples after the exchange with the plan. Collective; for the main thread.
 
     Args:
-        group: the ranks.
+        channel: of the ranks.
         plan: the placement.
         rows: this rank's real rows.
 
     Raises:
         RuntimeError: a rank has more or fewer samples, or of other lengths; on every rank.
     """
-    planned = plan.num_elements[plan.computed_by(group.rank)]
+    planned = plan.num_elements[plan.computed_by(channel.rank)]
     elements = row_elements(rows.lengths.cpu(), rows.schema).numpy()
     wrong = len(planned) - int((elements == planned).all(1).sum()) if len(elements) == len(planned) else 0
-    table = all_gather_row(np.array([rows.num_rows, wrong]), group.checks)
+    table = channel.all_gather(np.array([rows.num_rows, wrong]))
     for rank in np.flatnonzero(table[:, 0] != plan.num_placed)[:1]:
         raise RuntimeError(
             f"rank {rank} of the ranks to balance among has {table[rank, 0]} samples after the exchange, "
@@ -72,16 +72,16 @@ def check_placed_samples(group: RankGroup, plan: ShufflePlan, rows: PackedRows) 
         )
 
 
-def check_same_schema(group: RankGroup, schema: RowSchema) -> None:
+def check_same_schema(channel: Channel, schema: RowSchema) -> None:
     """Compares the kinds of values that ranks are about to return. Collective; for the main thread.
 
     Raises:
         RuntimeError: they differ; on every rank.
     """
-    fingerprints = all_gather_row(np.array([schema.fingerprint]), group.checks)[:, 0]
+    fingerprints = channel.all_gather(np.array([schema.fingerprint]))[:, 0]
     for rank in np.flatnonzero(fingerprints != fingerprints[0])[:1]:
         raise RuntimeError(
-            f"ranks return values of different kinds: rank {rank} differs from rank 0; rank {group.rank} "
+            f"ranks return values of different kinds: rank {rank} differs from rank 0; rank {channel.rank} "
             f"has {schema.fields}"
         )
 

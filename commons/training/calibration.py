@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from tqdm import tqdm
 
-from commons.distributed.rank_group import all_gather_object
+from commons.distributed.rank_group import RankGroup
 from commons.perf_model.calibrate import WARM_UP_STEPS, MeasuredSteps
 from commons.training.compute_clock import ComputeClock
 from commons.training.sharded_model import shard_model
@@ -51,17 +51,17 @@ def measure_steps(
     pipeline = task.make_pipeline(args, model, optimizer, device)
     clock = ComputeClock(model, device)
     batches = training_batches(task, device, Progress())
-    group = dist.new_group(backend="gloo")
+    channel = RankGroup.of().channel()
     rows: list[tuple[float, ...]] = []
     num_steps = 0
     model.train()
     start = time.perf_counter()
     with tqdm(total=round(seconds), unit="s", desc="calibrate", disable=dist.get_rank() != 0) as bar:
         while True:
-            passed = torch.tensor([time.perf_counter() - start])
-            dist.broadcast(passed, 0, group=group)  # all ranks stop after the same step
-            bar.update(min(round(float(passed)), round(seconds)) - bar.n)
-            if float(passed) > seconds and num_steps >= WARM_UP_STEPS + LEAST_STEPS:
+            # Rank 0's, so that all ranks stop after the same step.
+            passed = float(channel.all_gather(np.array([time.perf_counter() - start]))[0, 0])
+            bar.update(min(round(passed), round(seconds)) - bar.n)
+            if passed > seconds and num_steps >= WARM_UP_STEPS + LEAST_STEPS:
                 break
             num_steps += 1
             clock.begin()
@@ -71,5 +71,5 @@ def measure_steps(
                 load = float(pipeline.report.loads_after[dist.get_rank()])
                 rows.append((len(tokens), tokens.sum(), np.square(tokens).sum(), load, span.seconds()))
     pipeline.reset()
-    of_ranks = all_gather_object(rows[WARM_UP_STEPS:], group)
+    of_ranks = channel.all_gather_objects(rows[WARM_UP_STEPS:])
     return MeasuredSteps.of([row for of_rank in of_ranks for row in of_rank])

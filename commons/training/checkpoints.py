@@ -23,7 +23,7 @@ from torch.distributed._shard.sharded_tensor import Shard, ShardedTensor, Sharde
 from torch.distributed.checkpoint import CheckpointException, FileSystemReader, FileSystemWriter
 
 from commons.distributed.failures import portable, raise_first
-from commons.distributed.rank_group import all_gather_object
+from commons.distributed.rank_group import RankGroup
 
 # Lists the other files with their sizes; written after all of them.
 CONTENTS_FILE = "contents.json"
@@ -36,7 +36,7 @@ class Checkpoints:
     """Writes checkpoints in a thread while training goes on, and reads them. Construction is collective.
 
     Training waits while `save` copies the state to host memory; files are written after that. Collectives
-    run on a separate gloo group, because training uses the default group at the same time.
+    run on the job's control group, whose collectives nothing else uses, in the thread that writes.
 
     Args:
         path: folder of the checkpoints, visible to all ranks.
@@ -50,14 +50,15 @@ class Checkpoints:
         self.path = path
         self._folder = CheckpointFolder(path)
         self._keep = keep
-        self._group = dist.new_group(backend="gloo")
+        ranks = RankGroup.of()
+        self._group, self._channel = ranks.control, ranks.channel()
         self._rank = dist.get_rank()
         self._writing: Future[float] | None = None
 
     def newest(self) -> tuple[Path | None, list[str]]:
         """Returns `CheckpointFolder.newest` as rank 0 sees it, on all ranks. Collective."""
         found = self._folder.newest() if self._rank == 0 else None
-        return all_gather_object(found, self._group)[0]
+        return self._channel.all_gather_objects(found)[0]
 
     def clean(self) -> None:
         """Removes unfinished checkpoints of earlier runs; only for the one run that writes to the folder."""
@@ -134,7 +135,8 @@ class Checkpoints:
             result = action()
         except Exception as error:
             failure = error
-        results = all_gather_object((result if self._rank == 0 else None, portable(failure)), self._group)
+        mine = result if self._rank == 0 else None, portable(failure)
+        results = self._channel.all_gather_objects(mine)
         raise_first([failed for _, failed in results], failure, self._rank)
         return results[0][0]
 

@@ -21,7 +21,7 @@ from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
 from commons.distributed import BalanceReport
-from commons.distributed.rank_group import all_gather_object
+from commons.distributed.rank_group import RankGroup
 from commons.training.compute_clock import ComputeSpan
 
 logger = logging.getLogger(__name__)
@@ -172,7 +172,7 @@ class StepLog:
         self._num_steps = num_steps
         self._interval_steps = interval
         self._peak_flops = peak_flops
-        self._group = dist.new_group(backend="gloo")
+        self._channel = RankGroup.of().channel()
         self._step = first_step
         self._interval = _Interval()
 
@@ -205,7 +205,7 @@ class StepLog:
         interval.computed_tokens.append(computed_tokens)
         self._record.advance()
         if self._step % self._interval_steps == 0 or self._step == self._num_steps:
-            of_ranks = all_gather_object(interval.of_this_rank(), self._group)
+            of_ranks = self._channel.all_gather_objects(interval.of_this_rank())
             seconds = time.perf_counter() - interval.start
             figures = interval_figures(
                 seconds, interval.loss_tokens, interval.reports, of_ranks, self._peak_flops

@@ -13,9 +13,8 @@ from types import FrameType
 
 import numpy as np
 import torch
-import torch.distributed as dist
 
-from commons.distributed.rank_group import all_gather_row
+from commons.distributed.rank_group import RankGroup
 
 # A scheduler that signals all processes of a job also signals torchrun, which passes the signal on.
 _ONE_REQUEST_S = 5.0
@@ -35,7 +34,7 @@ class StepVote:
     """
 
     def __init__(self) -> None:
-        self._group = dist.new_group(backend="gloo")
+        self._channel = RankGroup.of().channel()
         self._asked_at: float | None = None
         self._requested = False
         self._lock = threading.Lock()  # of what follows, which the planning thread reads
@@ -77,7 +76,7 @@ class StepVote:
         Raises:
             NonFiniteLossError: as `after_step`, for all steps so far.
         """
-        self._count(all_gather_row(np.array([self._vote(wait=True)]), self._group)[:, 0])
+        self._count(self._channel.all_gather(np.array([self._vote(wait=True)]))[:, 0])
 
     def _vote(self, wait: bool) -> int:
         """Encodes the first bad step, and in the lowest bit a request to stop."""

@@ -8,7 +8,7 @@ from tensordict import TensorDict
 from torchrec.datasets.utils import Batch as TorchRecBatch
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
-from tests.commons.distributed.shufflers import QuickShuffler
+from tests.commons.distributed.shufflers import FieldShuffler
 
 KINDS = ["dict", "torchrec", "tensordict"]
 
@@ -87,7 +87,7 @@ def _rows_of(jagged: JaggedTensor) -> list[tuple]:
     return list(zip(*([tuple(row.tolist()) for row in part.split(lengths)] for part in parts), strict=True))
 
 
-class ContainerShuffler(QuickShuffler):
+class ContainerShuffler(FieldShuffler):
     """Long histories cost more. Remembers the batches that it was asked about."""
 
     def __init__(self, **settings):

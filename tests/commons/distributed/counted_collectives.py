@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -12,6 +13,8 @@ import torch
 import torch.distributed as dist
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from commons.distributed.channel import Channel
 
 COMMUNICATION = [
     "all_gather",
@@ -50,20 +53,35 @@ COMMUNICATION = [
 
 @contextmanager
 def recorded_collectives() -> Iterator[list[tuple[str, dict[str, Any]]]]:
-    """Records every call of torch.distributed that communicates: its name, and its arguments by name."""
+    """Records every call that communicates: its name, and its arguments by name.
+
+    Calls of torch.distributed, and those of channels, which stand for the messages in them.
+    """
     calls = []
+    within = threading.local()
+
+    def gather(channel, row):
+        calls.append(("all_gather", {"group": channel}))
+        within.a_channel = True
+        try:
+            return all_gather(channel, row)
+        finally:
+            within.a_channel = False
+
+    all_gather = Channel.all_gather
 
     def recorded(name, function):
         signature = inspect.signature(function)
 
         def call(*args, **kwargs):
-            calls.append((name, signature.bind(*args, **kwargs).arguments))
+            if not getattr(within, "a_channel", False):
+                calls.append((name, signature.bind(*args, **kwargs).arguments))
             return function(*args, **kwargs)
 
         return call
 
     functions = {name: recorded(name, getattr(dist, name)) for name in COMMUNICATION if hasattr(dist, name)}
-    with mock.patch.multiple(dist, **functions):
+    with mock.patch.multiple(dist, **functions), mock.patch.object(Channel, "all_gather", gather):
         yield calls
 
 

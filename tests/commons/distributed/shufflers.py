@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +11,6 @@ import torch.distributed as dist
 from hypothesis import strategies as st
 
 from commons.distributed import BatchShuffler
-from commons.distributed.rank_group import RankGroup
 from commons.distributed.shuffle_plan import ShufflePlan
 from commons.distributed.shuffler_settings import PARTITIONERS, ShufflerSettings
 from tests.commons.distributed.loaded_batches import BOTH, agreed
@@ -28,19 +26,7 @@ class FieldShuffler(BatchShuffler):
         return batch.workload
 
 
-class QuickShuffler(FieldShuffler):
-    """Shares its process groups with the others in this process: making them takes longer than a step."""
-
-    def _make_group(self, process_group):
-        return group_of_all(self.settings.verify) if process_group is None else RankGroup.of(process_group)
-
-
-@functools.cache
-def group_of_all(verify: bool) -> RankGroup:
-    return RankGroup.of(None, verify)
-
-
-class DictShuffler(QuickShuffler):
+class DictShuffler(FieldShuffler):
     """The workload is an entry of a dict."""
 
     def get_workloads(self, batch):
@@ -119,9 +105,9 @@ def cases(draw, num_ranks: int, windows: Sequence[int] = (1,), caps: Sequence[in
 
 def planned(
     case: Case, group: dist.ProcessGroup | None = None
-) -> tuple[QuickShuffler, list[MixedBatch], ShufflePlan]:
+) -> tuple[FieldShuffler, list[MixedBatch], ShufflePlan]:
     """Returns this rank's shuffler, the batches it loaded, and their plan. Collective over the group."""
-    shuffler = QuickShuffler(group, **case.settings, verify=group is None)
+    shuffler = FieldShuffler(group, **case.settings, verify=group is None)
     if case.agreed_before:
         agreed(shuffler, case.labels)
     rank = shuffler.group.rank

@@ -23,7 +23,7 @@ from tests.commons.distributed.loaded_batches import (
     history_batch,
     lopsided_batch,
 )
-from tests.commons.distributed.shufflers import DictShuffler, QuickShuffler
+from tests.commons.distributed.shufflers import DictShuffler, FieldShuffler
 from tests.drawn_batches import draw_batch
 
 MOVIELENS_100K = Path(__file__).parents[4] / "shared/data/ml-100k"
@@ -90,8 +90,8 @@ def _many_fields(seed: int) -> dict:
 def _collectives_of_a_step(exchange: str, verify: bool) -> list[str]:
     shuffler = DictShuffler(exchange=exchange, verify=verify, max_tokens_per_micro_batch=9)
     shuffler.shuffle(_many_fields(0))  # agrees on the fields, and fills the caches that depend on them
-    names = {id(shuffler.group.planning): "planning", id(shuffler.group.exchange): "exchange"}
-    names[id(shuffler.group.checks)] = "checks"
+    names = {id(shuffler.planner._channel): "planning", id(shuffler._checks): "checks"}
+    names[id(shuffler.group.exchange_group(torch.device("cpu")))] = "exchange"
     batch = _many_fields(1)
     with recorded_collectives() as calls:
         plan = shuffler.plan(batch)
@@ -105,8 +105,8 @@ def _collectives_of_a_step(exchange: str, verify: bool) -> list[str]:
 
 
 PAYLOAD = {"all_gather": "all_gather_into_tensor on exchange", "all_to_all": "all_to_all_single on exchange"}
-PLANNING = "all_gather_into_tensor on planning"
-CHECKS = "all_gather_into_tensor on checks"
+PLANNING = "all_gather on planning"
+CHECKS = "all_gather on checks"
 
 
 @pytest.mark.parametrize("exchange", BOTH)
@@ -126,7 +126,7 @@ def test_verifying_takes_one_more_to_plan_and_two_to_exchange(pools, exchange):
 def _collectives_of_windows(exchange: str, window: int, cap: int | None) -> list[list[str]]:
     """Returns the collectives of planning and a first step, and of two ways back."""
     settings = {"exchange": exchange, "window": window, "max_tokens_per_micro_batch": cap}
-    shuffler = agreed(QuickShuffler(**settings, verify=True))
+    shuffler = agreed(FieldShuffler(**settings, verify=True))
     batches = [lopsided_batch() for _ in range(window)]
     with recorded_collectives() as there:
         planned = shuffler.plan_window(batches)
@@ -154,7 +154,7 @@ def test_micro_batches_take_no_collective_and_never_wait_for_the_device(pools, e
 
 
 def _collectives_where_nothing_moves(exchange: str) -> list[str]:
-    shuffler = agreed(QuickShuffler(exchange=exchange, partitioner="rebalance"))
+    shuffler = agreed(FieldShuffler(exchange=exchange, partitioner="rebalance"))
     batch = draw_batch(np.random.default_rng(0), 0, 4, 4)  # the same on each rank
     plan = shuffler.plan(batch)
     assert not plan.moves
@@ -171,7 +171,7 @@ def test_nothing_is_communicated_where_every_sample_stays(pools, exchange):
 
 
 def _collectives_of_unshuffle() -> list[list[str]]:
-    shuffler = agreed(QuickShuffler())
+    shuffler = agreed(FieldShuffler())
     batch = lopsided_batch()
     plan = shuffler.plan(batch)
     moved = shuffler.exchange(batch, plan)
@@ -194,7 +194,7 @@ def test_unshuffle_takes_one_collective_and_one_more_for_lengths(pools):
 def _bytes_of_steps(exchange: str) -> list[tuple[int, int, int, int]]:
     """Returns for each step the bytes sent and received: of the collective's tensors, then by `traffic`."""
     rank, num_ranks = dist.get_rank(), dist.get_world_size()
-    shuffler = QuickShuffler(partitioner="rebalance", exchange=exchange)
+    shuffler = FieldShuffler(partitioner="rebalance", exchange=exchange)
     rng = np.random.default_rng(rank)
     steps = []
     for _ in range(3):

@@ -18,7 +18,7 @@ from commons.distributed.exchange import EXCHANGES
 from commons.sequence_batch.sample_rows import SampleRows
 from tests.commons.distributed.container_batches import KINDS, ContainerShuffler, contents, make_batch
 from tests.commons.distributed.loaded_batches import check_identical
-from tests.commons.distributed.shufflers import QuickShuffler
+from tests.commons.distributed.shufflers import FieldShuffler
 
 
 def check_shown(shown, batch) -> None:
@@ -107,7 +107,7 @@ def test_a_window_of_any_container_where_one_rank_has_no_batch(pools, kind):
     assert Counter(got + got_elsewhere) == Counter(loaded)
 
 
-class EvenShuffler(QuickShuffler):
+class EvenShuffler(FieldShuffler):
     """Every row costs the rank's number: those of rank 1 have to move."""
 
     def get_workloads(self, batch):

@@ -16,7 +16,7 @@ from tests.commons.distributed.loaded_batches import (
     check_identical,
     loaded_batch,
 )
-from tests.commons.distributed.shufflers import FieldShuffler, QuickShuffler, cases
+from tests.commons.distributed.shufflers import FieldShuffler, cases
 from tests.drawn_batches import draw_batch, sample_contents, tensors_of
 
 
@@ -25,7 +25,7 @@ def _exchange_both_ways(case):
     settings = {"equal_rows": case.equal_rows, "partitioner": case.partitioner}
     moved = []
     for exchange in BOTH:
-        shuffler = agreed(QuickShuffler(exchange=exchange, **settings), case.labels)
+        shuffler = agreed(FieldShuffler(exchange=exchange, **settings), case.labels)
         batch, loaded = loaded_batch(shuffler, case)
         plan = shuffler.plan(batch)
         moved.append(shuffler.exchange(loaded, plan))
@@ -60,7 +60,7 @@ def test_both_exchanges_give_the_same_bits_in_the_order_of_the_plan(pools, num_r
 
 
 def _errors_of_exchange() -> list[str]:
-    shuffler = agreed(QuickShuffler())
+    shuffler = agreed(FieldShuffler())
     rng = np.random.default_rng(dist.get_rank())
     batch = draw_batch(rng, 0, 4, 3)
     plan = shuffler.plan(batch)

@@ -14,12 +14,12 @@ from commons.distributed import BatchShufflerFactory
 from tests.commons.distributed.container_batches import KINDS, ContainerShuffler, contents, make_batch
 from tests.commons.distributed.errors_and_warnings import error_of, warnings_of
 from tests.commons.distributed.loaded_batches import check_identical, lopsided_batch
-from tests.commons.distributed.shufflers import DictShuffler, QuickShuffler, check_divided
+from tests.commons.distributed.shufflers import DictShuffler, FieldShuffler, check_divided
 
 
 def _error_of_another_cap() -> str:
     cap = 8 if dist.get_rank() == 1 else 16
-    return error_of(QuickShuffler(max_tokens_per_micro_batch=cap).plan, lopsided_batch())
+    return error_of(FieldShuffler(max_tokens_per_micro_batch=cap).plan, lopsided_batch())
 
 
 def test_ranks_that_would_divide_differently_are_refused(pools):

@@ -18,7 +18,7 @@ from commons.distributed.rank_group import ranks_per_node
 from commons.distributed.shuffler_settings import PARTITIONERS, ShufflerSettings
 from commons.partition import imbalance, lower_bound, refined
 from tests.commons.distributed.errors_and_warnings import error_of
-from tests.commons.distributed.shufflers import LIMITED, QuickShuffler
+from tests.commons.distributed.shufflers import LIMITED, FieldShuffler
 from tests.drawn_batches import draw_batch
 from tests.process_pool import ProcessPool
 
@@ -146,7 +146,7 @@ def test_nothing_is_compiled_after_the_warm_up():
 
 def _errors_of_limits() -> list[str]:
     batch = draw_batch(np.random.default_rng(dist.get_rank()), 0, 4, 4)
-    return [error_of(QuickShuffler(max_tokens=most).plan, batch) for most in (1, 10**6)]
+    return [error_of(FieldShuffler(max_tokens=most).plan, batch) for most in (1, 10**6)]
 
 
 def test_a_limit_that_cannot_be_kept_is_an_error_on_every_rank(pools):

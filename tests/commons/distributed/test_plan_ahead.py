@@ -10,7 +10,7 @@ import pytest
 import torch.distributed as dist
 
 from commons.distributed.plan_ahead import PlanAhead
-from tests.commons.distributed.shufflers import QuickShuffler
+from tests.commons.distributed.shufflers import FieldShuffler
 from tests.drawn_batches import MixedBatch, draw_batch, sample_contents
 
 NUM_BATCHES = (5, 2)
@@ -25,7 +25,7 @@ def _batches(fails: bool = False) -> Iterator[MixedBatch]:
 
 
 def _loop() -> tuple[list, list, int]:
-    shuffler = QuickShuffler(verify=True)
+    shuffler = FieldShuffler(verify=True)
     for _, _ in zip(shuffler.plan_ahead(_batches()), range(2), strict=False):
         pass  # all ranks may leave a loop early
     steps = [shuffler.exchange(batch, plan) for batch, plan in shuffler.plan_ahead(_batches())]
@@ -41,7 +41,7 @@ def test_a_loop_computes_each_sample_once(pools):
 
 
 def _plan_alongside_a_loop() -> list[str]:
-    shuffler, batch = QuickShuffler(), draw_batch(np.random.default_rng(0), 0, 4, 3)
+    shuffler, batch = FieldShuffler(), draw_batch(np.random.default_rng(0), 0, 4, 3)
     errors = []
     for _ in shuffler.plan_ahead(_batches()):
         with pytest.raises(RuntimeError) as error:
@@ -54,18 +54,18 @@ def _plan_alongside_a_loop() -> list[str]:
 def test_planning_alongside_a_loop_is_refused(pools):
     for errors in pools(2).run(_plan_alongside_a_loop):
         assert len(errors) == max(NUM_BATCHES)
-        assert "this QuickShuffler plans for a pipeline, or a loop over plan_ahead" in errors[0]
+        assert "this FieldShuffler plans for a pipeline, or a loop over plan_ahead" in errors[0]
 
 
 def test_windows_are_left_to_pipelines():
     with pytest.raises(ValueError, match="plan_ahead plans step by step, and window=2"):
-        next(QuickShuffler(window=2).plan_ahead([]))
+        next(FieldShuffler(window=2).plan_ahead([]))
 
 
 def _loop_over_failing_files() -> int:
     steps = 0
     with pytest.raises(OSError, match="no more files"):
-        for _ in QuickShuffler().plan_ahead(_batches(fails=True)):
+        for _ in FieldShuffler().plan_ahead(_batches(fails=True)):
             steps += 1
     return steps
 

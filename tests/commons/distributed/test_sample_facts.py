@@ -14,7 +14,7 @@ from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, Keyed
 from commons.perf_model import HSTUFlops
 from commons.sequence_batch import BaseBatch, containers
 from tests.commons.distributed.errors_and_warnings import error_of, warnings_of
-from tests.commons.distributed.shufflers import QuickShuffler
+from tests.commons.distributed.shufflers import FieldShuffler
 
 LENGTHS = (50_000, 70_000, 3_000, 1)  # the squares of the first two wrap in int32
 
@@ -25,7 +25,7 @@ def _long_histories() -> dict[str, Any]:
     return {"ids": KeyedJaggedTensor(["item"], ids, lengths=lengths), "n": lengths}
 
 
-class Costing(QuickShuffler):
+class Costing(FieldShuffler):
     """The cost is a given function of the batch."""
 
     def __init__(self, cost, **settings: Any) -> None:
@@ -117,7 +117,7 @@ class Shared:
     marked: torch.Tensor = field(metadata={"per_sample": False})
 
 
-class Sharing(QuickShuffler):
+class Sharing(FieldShuffler):
     shared_fields = ("rate",)
 
     def get_workloads(self, batch):

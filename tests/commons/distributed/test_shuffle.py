@@ -22,7 +22,6 @@ from tests.commons.distributed.loaded_batches import check_identical, outputs_of
 from tests.commons.distributed.shufflers import (
     Case,
     FieldShuffler,
-    QuickShuffler,
     cases,
     check_divided,
     planned,
@@ -89,7 +88,7 @@ def _check_identical_batches(got: list[Any], expected: list[Any]) -> None:
 
 
 def _check_step(
-    shuffler: QuickShuffler,
+    shuffler: FieldShuffler,
     plan: ShufflePlan,
     brought: MixedBatch,
     moved: MixedBatch,
@@ -112,7 +111,7 @@ def _check_step(
 
 
 def _check_way_back(
-    shuffler: QuickShuffler,
+    shuffler: FieldShuffler,
     plan: ShufflePlan,
     brought: MixedBatch,
     moved: MixedBatch,
@@ -262,7 +261,7 @@ def test_a_process_without_a_group_keeps_its_batches():
         check_identical(returned, batch)
 
 
-class BadShuffler(QuickShuffler):
+class BadShuffler(FieldShuffler):
     """On rank 1, returns or raises what it is told to; good workloads elsewhere."""
 
     def __init__(self, workloads: Any) -> None:
@@ -338,7 +337,7 @@ def _errors_of_other_fields() -> list[str]:
     errors = []
     for change in CHANGES:
         for at_step in (0, 2):
-            shuffler = QuickShuffler()
+            shuffler = FieldShuffler()
             batches = [draw_batch(np.random.default_rng(step), 0, 3, 3) for step in range(at_step + 1)]
             for batch in batches[:-1]:
                 shuffler.shuffle(batch)
@@ -362,7 +361,7 @@ def test_batches_that_differ_are_the_same_error_on_all_ranks(pools):
 
 
 def _first_batch_missing_on_rank_0() -> int:
-    shuffler = QuickShuffler()
+    shuffler = FieldShuffler()
     empty = shuffler.plan(None)
     assert not empty.has_batch
     batch = None if dist.get_rank() == 0 else draw_batch(np.random.default_rng(5), 0, 4, 4)

@@ -13,12 +13,12 @@ from torchrec.sparse.jagged_tensor import JaggedTensor
 
 from tests.commons.distributed.errors_and_warnings import error_of
 from tests.commons.distributed.loaded_batches import agreed, check_identical, lopsided_batch, sample_ids
-from tests.commons.distributed.shufflers import QuickShuffler
+from tests.commons.distributed.shufflers import FieldShuffler
 from tests.drawn_batches import draw_batch
 
 
 def _after_the_last_batch() -> None:
-    shuffler = agreed(QuickShuffler(verify=True))
+    shuffler = agreed(FieldShuffler(verify=True))
     plan = shuffler.plan(None)
     assert not plan.has_batch
     padding = shuffler.padding_batch()
@@ -29,7 +29,7 @@ def _after_the_last_batch() -> None:
 
 
 def _other_outputs() -> None:
-    shuffler = agreed(QuickShuffler())
+    shuffler = agreed(FieldShuffler())
     batch = lopsided_batch()
     plan = shuffler.plan(batch)
     assert plan.moves
@@ -50,7 +50,7 @@ def test_padding_and_unusual_tensors_come_back(pools, run: Callable[[], None]):
 
 def _errors(cap: int | None) -> tuple[list[str], int]:
     """Returns the errors of wrong values, and how many micro-batches the plan has."""
-    shuffler = agreed(QuickShuffler(window=2, max_tokens_per_micro_batch=cap))
+    shuffler = agreed(FieldShuffler(window=2, max_tokens_per_micro_batch=cap))
     batches = [lopsided_batch() if cap else draw_batch(np.random.default_rng(0), 0, 4, 3)] * 2
     window = shuffler.plan_window(batches)
     plan, rank = window.steps[0], dist.get_rank()
@@ -121,7 +121,7 @@ def test_values_of_other_rows_steps_or_micro_batches_are_refused(pools, cap):
 
 def test_a_rank_alone_gets_its_rows_back_with_padding():
     batch = draw_batch(np.random.default_rng(0), 0, 4, 3)
-    shuffler = QuickShuffler()
+    shuffler = FieldShuffler()
     plan = shuffler.plan(batch)
     assert torch.equal(shuffler.unshuffle(batch.small, plan), batch.small)
     assert torch.equal(shuffler.unshuffle(batch.small[:3], plan), batch.small)

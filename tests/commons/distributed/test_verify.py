@@ -14,7 +14,7 @@ from commons.distributed.planner import Planner
 from commons.sequence_batch.packed_rows import select_from
 from tests.commons.distributed.errors_and_warnings import error_of
 from tests.commons.distributed.loaded_batches import BOTH, lopsided_batch
-from tests.commons.distributed.shufflers import QuickShuffler
+from tests.commons.distributed.shufflers import FieldShuffler
 
 
 class DifferentPlanner(Planner):
@@ -31,7 +31,7 @@ class DifferentPlanner(Planner):
         return dataclasses.replace(plan, destination=swapped)
 
 
-class DifferentShuffler(QuickShuffler):
+class DifferentShuffler(FieldShuffler):
     def __init__(self, **settings):
         super().__init__(**settings)
         self.planner.__class__ = DifferentPlanner
@@ -59,7 +59,7 @@ def test_ranks_with_different_plans_all_name_both_hashes(pools):
 
 
 def _fingerprints(loads: list[list[int]]) -> list[int]:
-    shuffler = QuickShuffler(verify=True)
+    shuffler = FieldShuffler(verify=True)
     fingerprints = []
     for of_step in loads:
         batch = lopsided_batch()
@@ -76,7 +76,7 @@ def test_only_equal_plans_have_equal_hashes(pools):
 
 def _error_of_a_wrong_exchange(exchange: str, change: int) -> str:
     """On rank 1, the exchange drops or doubles a sample."""
-    shuffler, whole = QuickShuffler(exchange=exchange, verify=True), EXCHANGES[exchange]
+    shuffler, whole = FieldShuffler(exchange=exchange, verify=True), EXCHANGES[exchange]
 
     def move(rows, plan, group):
         moved = whole.move(rows, plan, group)
@@ -122,7 +122,7 @@ class RaisingPlanner(Planner):
 
 def _errors_of_placing() -> list[str]:
     """Returns the errors of three steps, and that of one whose error does not pickle."""
-    shuffler = QuickShuffler(verify=True)
+    shuffler = FieldShuffler(verify=True)
     shuffler.planner.__class__ = RaisingPlanner
     shuffler.planner.errors = [None, LookupError("no such placement"), None, Unpicklable("this", "that")]
     return [error_of(shuffler.plan, lopsided_batch()) for _ in range(4)]

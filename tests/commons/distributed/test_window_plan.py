@@ -8,12 +8,12 @@ import torch.distributed as dist
 
 from commons.partition import step_ratios
 from tests.commons.distributed.loaded_batches import check_identical, history_batch
-from tests.commons.distributed.shufflers import FieldShuffler, QuickShuffler
+from tests.commons.distributed.shufflers import FieldShuffler
 from tests.drawn_batches import draw_batch
 
 
 def _window_of_padding() -> list[tuple[int, int]]:
-    shuffler = QuickShuffler(window=2)
+    shuffler = FieldShuffler(window=2)
     assert not shuffler.plan_window([]).has_batch
     batches = [draw_batch(np.random.default_rng(0), 0, 3, 0)] * 2
     window = shuffler.plan_window(batches)
@@ -34,7 +34,7 @@ def _step_ratios() -> list[float]:
     batches = [history_batch(rng, 32) for _ in range(4)]
     largest = []
     for limit in (None, 1.25):
-        window = QuickShuffler(window=4, window_max_step_ratio=limit).plan_window(batches)
+        window = FieldShuffler(window=4, window_max_step_ratio=limit).plan_window(batches)
         steps = [[np.flatnonzero(window.step == step)] for step in range(4)]
         largest.append(step_ratios(window.workloads, steps).max())
     return largest

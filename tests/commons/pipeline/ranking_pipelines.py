@@ -12,13 +12,13 @@ from commons.datasets import HSTUBatch
 from commons.distributed import BatchShuffler
 from commons.pipeline import TrainPipelineFactory
 from commons.training import OptimizerArgs, shard_model
-from tests.commons.distributed.shufflers import QuickShuffler
+from tests.commons.distributed.shufflers import FieldShuffler
 from tests.hstu.hstu_samples import VOCABULARY, Sample, hstu_batch, ranking_model
 
 CPU = torch.device("cpu")
 
 
-class TokenShuffler(QuickShuffler):
+class TokenShuffler(FieldShuffler):
     """The workload is the square of the tokens."""
 
     def get_workloads(self, batch):

@@ -15,7 +15,7 @@ from torch.distributed.nn.functional import all_reduce
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
 from commons.sequence_batch import BaseBatch, register_batch_type
-from tests.commons.distributed.shufflers import QuickShuffler
+from tests.commons.distributed.shufflers import FieldShuffler
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ class Scorer(nn.Module):
         return totals[0] / totals[1], losses.detach()
 
 
-class ScoredShuffler(QuickShuffler):
+class ScoredShuffler(FieldShuffler):
     """Costs are squared lengths, which are int32 in the batch."""
 
     def __init__(self, kind: str, **settings: Any) -> None:

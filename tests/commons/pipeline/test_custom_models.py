@@ -22,7 +22,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from commons.distributed import IdentityShuffler
 from commons.sequence_batch import BaseBatch
 from tests.commons.distributed.errors_and_warnings import error_of
-from tests.commons.distributed.shufflers import QuickShuffler
+from tests.commons.distributed.shufflers import FieldShuffler
 from tests.commons.pipeline.ranking_pipelines import CPU, pipeline_of, steps_of
 
 STEPS = [(6, 5), (4, 4), (3, 2)]
@@ -142,7 +142,7 @@ def _kjt_and_labels(first: int, rows: int, step: int):
     return KeyedJaggedTensor(["a", "b"], values, lengths=lengths.view(-1).int()), labels
 
 
-class FirstFieldShuffler(QuickShuffler):
+class FirstFieldShuffler(FieldShuffler):
     """The workload is the sum of squared lengths in the first keyed field."""
 
     def get_workloads(self, batch):

@@ -12,7 +12,7 @@ from torch import nn
 from commons.distributed import IdentityShuffler
 from commons.distributed.loss_reduction import loss_sum
 from tests.commons.distributed.errors_and_warnings import error_of
-from tests.commons.distributed.shufflers import QuickShuffler
+from tests.commons.distributed.shufflers import FieldShuffler
 from tests.commons.pipeline.ranking_pipelines import pipeline_of
 from tests.commons.pipeline.scored_samples import (
     MAKE,
@@ -151,7 +151,7 @@ class Logarithm(nn.Module):
         return losses.mean(), losses
 
 
-class EqualCosts(QuickShuffler):
+class EqualCosts(FieldShuffler):
     def get_workloads(self, batch):
         return torch.ones(len(batch["x"]), dtype=torch.int64)
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from commons.distributed.rank_group import all_gather_row
+from commons.distributed.rank_group import RankGroup
 from commons.training import NonFiniteLossError, OptimizerArgs, TrainerArgs, train
 from commons.training.step_vote import StepVote
 from tests.commons.training.small_task import CPU, small_dataset, small_task
@@ -21,7 +21,7 @@ from tests.hstu.hstu_samples import ranking_model
 
 def _posted(vote: StepVote) -> np.ndarray:
     """The votes of all ranks, as a plan's gather carries them."""
-    return all_gather_row(np.array([vote.read()]), None)[:, 0]
+    return RankGroup.of().channel().all_gather(np.array([vote.read()]))[:, 0]
 
 
 def _vote(losses_of_ranks: list[list[float]]) -> str:
