@@ -1,12 +1,18 @@
-"""Groups of some ranks, made by these alone."""
+"""The process groups that shufflers share, their timeout, and groups of some ranks."""
 
 from __future__ import annotations
+
+from datetime import timedelta
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
+from commons.distributed import BatchShuffler
 from commons.distributed.rank_group import RankGroup
+from tests.commons.distributed.loaded_batches import lopsided_batch
+from tests.commons.distributed.shufflers import FieldShuffler
+from tests.process_pool import ProcessPool
 
 
 def _sum_over(group: dist.ProcessGroup | None) -> int:
@@ -37,3 +43,26 @@ def test_groups_of_some_ranks_do_not_keep_later_ones_of_all_from_forming(pools):
     assert second == [1, 1, 6]
     assert third == [6]
     assert fourth == [3, 3, 3, 3, 6]
+
+
+def _groups_and_timeouts() -> tuple[list[int], set[timedelta]]:
+    """Returns the groups of this process after each of three shufflers, which work, and their timeouts."""
+    cpu, counts = torch.device("cpu"), []
+    dist.group.WORLD._get_backend(cpu).options._timeout = timedelta(hours=2)  # as init_process_group sets it
+    shuffler: BatchShuffler
+    for verify in (False, True, True):
+        shuffler = FieldShuffler(verify=verify)
+        plan = shuffler.plan(lopsided_batch())
+        batch = shuffler.exchange(lopsided_batch(), plan)
+        shuffler.unshuffle(batch.workload, plan)
+        counts.append(len(dist.distributed_c10d._world.pg_map))
+    groups = (shuffler.group.control, shuffler.group.exchange_group(cpu), shuffler.group.unshuffle_group(cpu))
+    return counts, {group._get_backend(cpu).options._timeout for group in groups}
+
+
+def test_shufflers_share_two_groups_with_the_timeout_of_the_job():
+    pool = ProcessPool(2)  # of its own, because it changes the timeout and counts groups
+    for counts, timeouts in pool.run(_groups_and_timeouts):
+        assert counts == [3, 3, 3]  # the job's, control and exchange
+        assert timeouts == {timedelta(hours=2)}
+    pool.close()

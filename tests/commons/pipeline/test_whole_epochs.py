@@ -173,7 +173,7 @@ def _posted(name: str) -> list[tuple[Counter, list[list[int]]]]:
 @pytest.mark.parametrize(("name", "ahead"), [("none", 0), ("native", 2)])
 def test_posts_reach_all_ranks_in_the_same_step_without_another_collective(pools, name, ahead):
     for (collectives, nothing), (collectives_with_post, posted) in pools(2).run(_posted, name):
-        assert collectives == collectives_with_post and collectives["all_gather_into_tensor"] > 0
+        assert collectives == collectives_with_post and collectives["all_gather"] > 0
         assert nothing == [[0, 0]] * 4
         plans = [min(step + ahead, 3) for step in range(4)]  # the newest one that was handed out
         assert posted == [[10 * plan, 10 * plan + 1] for plan in plans]

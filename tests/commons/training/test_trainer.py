@@ -5,8 +5,10 @@ from __future__ import annotations
 from functools import partial
 
 import pytest
+import torch.distributed as dist
 
 from tests.commons.training.small_task import small_run
+from tests.process_pool import ProcessPool
 
 TWO_EPOCHS = {"max_train_iters": 8}
 BALANCED = {"enable_balanced_shuffler": True, "balance_verify": True}
@@ -62,3 +64,15 @@ def test_windows_see_all_labels_and_other_steps(run):
 
 def test_every_evaluation_label_counts_once_on_any_number_of_ranks(run):
     assert run(ranks=3, **BALANCED)[1] == run(pipeline_type="none")[1]
+
+
+def _groups_of_a_run(folder: str) -> int:
+    settings = {**BALANCED, **OFTEN, "max_train_iters": 6, "ckpt_save_interval": 2}
+    small_run(folder, **settings, ckpt_save_dir=f"{folder}/checkpoints")
+    return len(dist.distributed_c10d._world.pg_map)
+
+
+def test_a_run_makes_two_groups_next_to_that_of_the_job(tmp_path):
+    pool = ProcessPool(2)  # of its own, to count its groups
+    assert pool.run(_groups_of_a_run, str(tmp_path)) == [3, 3]
+    pool.close()

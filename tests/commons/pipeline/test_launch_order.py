@@ -1,0 +1,72 @@
+"""All ranks launch the collectives of training and evaluation in one order, group by group and over all."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tests.commons.pipeline.ranking_pipelines import (
+    TokenShuffler,
+    draw_histories,
+    pipeline_of,
+    sharded_ranking_model,
+)
+
+ROWS = 3
+LOADED = (7, 2, 0)  # batches of each rank
+
+
+class _Launches(TorchDispatchMode):
+    """Records the collectives that this thread launches on the device, in forward and backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.namespace == "c10d" and func.__name__ not in ("send.default", "recv_.default"):  # on the host
+            (group,) = (
+                a for a in args if isinstance(a, torch.ScriptObject) and "ProcessGroup" in str(a._type())
+            )
+            self.names.append(f"{func.__name__} on {dist.ProcessGroup.unbox(group).group_name}")
+        return func(*args, **(kwargs or {}))
+
+
+def _launches(name: str, settings: dict[str, Any]) -> list[str]:
+    """Trains on loaders of different lengths, with an evaluation after two steps, and unshuffles."""
+    model, optimizer = sharded_ranking_model()
+    training = pipeline_of(name, model, optimizer, TokenShuffler(**settings))
+    evaluation = pipeline_of(name, model, optimizer, TokenShuffler(**settings))
+    rng = np.random.default_rng(dist.get_rank())
+    drawn = [draw_histories(rng, ROWS) for _ in range(LOADED[dist.get_rank()])]
+    batches = iter(drawn)
+    with _Launches() as launches:
+        for step in range(max(LOADED)):
+            training.progress(batches)
+            if step == 1:
+                model.eval()
+                held_out = iter(drawn[:3])
+                while True:
+                    try:
+                        with torch.no_grad():
+                            evaluation.progress(held_out)
+                    except StopIteration:
+                        break
+                model.train()
+        training.reset()
+    return launches.names
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"window": 2, "equal_rows": False}, {"max_tokens_per_micro_batch": 16, "verify": True}]
+)
+@pytest.mark.parametrize("name", ["none", "native"])
+def test_all_ranks_launch_the_same_collectives_in_the_same_order(pools, name, settings):
+    first, *others = pools(3).run(_launches, name, settings)
+    assert others == [first] * 2
+    assert len({launch.split(" on ")[1] for launch in first}) == 2  # the job's, and the exchange's
