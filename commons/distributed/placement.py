@@ -10,6 +10,7 @@ import numpy as np
 from commons.distributed.loaded_samples import LoadedSamples
 from commons.distributed.shuffle_plan import ShufflePlan
 from commons.distributed.shuffler_settings import PARTITIONERS, ShufflerSettings
+from commons.distributed.slow_start import shown_if_slow
 from commons.partition import (
     balance_window,
     divide_into_micro_batches,
@@ -110,6 +111,11 @@ def divide(plan: ShufflePlan, max_tokens: int) -> ShufflePlan:
 
 def warm_up(settings: ShufflerSettings) -> None:
     """Compiles, or loads from numba's cache, all that `place` may call, so that no step waits for it."""
+    with shown_if_slow("compiling the partition functions, once per machine and version"):
+        _call_all(settings)
+
+
+def _call_all(settings: ShufflerSettings) -> None:
     ones, home = np.ones(2, dtype=np.int64), np.zeros(2, dtype=np.int64)
     for partitioner in PARTITIONERS:  # also those that compile functions of their own
         each = ones[:, None]

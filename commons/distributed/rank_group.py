@@ -26,6 +26,7 @@ import torch
 import torch.distributed as dist
 
 from commons.distributed.channel import Channel
+from commons.distributed.slow_start import shown_if_slow
 from commons.tried_versions import warn_of_untried
 
 
@@ -69,8 +70,9 @@ class RankGroup:
         ranks = tuple(sorted(dist.get_process_group_ranks(process_group)))  # as new_group sorts them
         known: dict[tuple[int, ...], RankGroup] = _groups_of_job[1]
         if ranks not in known:
-            control = _new_group(ranks, "gloo", process_group)
-            known[ranks] = RankGroup(ranks, dist.get_rank(control), control)
+            with shown_if_slow(f"connecting {len(ranks)} ranks for planning"):
+                control = _new_group(ranks, "gloo", process_group)
+                known[ranks] = RankGroup(ranks, dist.get_rank(control), control)
         return known[ranks]
 
     @staticmethod
@@ -105,10 +107,11 @@ class RankGroup:
     def _group_for(self, use: str, device: torch.device) -> dist.ProcessGroup:
         key = use, dist.get_default_backend_for_device(device)
         if key not in self._groups:
-            self._groups[key] = _new_group(self.ranks, key[1], self.control)
-            # Connects all ranks now: NCCL would do that in the first step.
-            nothing = torch.zeros(self.num_ranks, dtype=torch.uint8, device=device)
-            dist.all_to_all_single(torch.empty_like(nothing), nothing, group=self._groups[key])
+            with shown_if_slow(f"connecting {self.num_ranks} ranks for the {use}"):
+                self._groups[key] = _new_group(self.ranks, key[1], self.control)
+                # NCCL would connect them in the first step.
+                nothing = torch.zeros(self.num_ranks, dtype=torch.uint8, device=device)
+                dist.all_to_all_single(torch.empty_like(nothing), nothing, group=self._groups[key])
         return self._groups[key]
 
 
