@@ -17,8 +17,8 @@ VENV := .venv
 RUN := OMP_NUM_THREADS=1 $(VENV)/bin/python
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test lint format bench-calibration bench-checkpoint bench-kuairand bench-loading bench-micro-batch bench-padding bench-partition \
-	bench-shuffle bench-split bench-window soak versions clean
+.PHONY: demo test lint format bench-calibration bench-checkpoint bench-gather bench-kuairand bench-loading bench-micro-batch bench-padding bench-partition \
+	bench-shuffle bench-split bench-window cluster-check soak versions clean
 
 demo: $(INSTALLED)
 	$(RUN) -m benchmarks.demo out/demo/$(MODEL) --model $(MODEL)
@@ -41,6 +41,9 @@ bench-calibration: $(INSTALLED)
 bench-checkpoint: $(INSTALLED)
 	$(RUN) -m benchmarks.checkpoint_stall
 
+bench-gather: $(INSTALLED)
+	$(RUN) -m benchmarks.plan_gather
+
 bench-kuairand: $(INSTALLED)
 	$(RUN) -m benchmarks.kuairand_preprocess
 
@@ -58,6 +61,9 @@ bench-partition: $(INSTALLED)
 
 bench-shuffle: $(INSTALLED)
 	$(RUN) -m benchmarks.shuffle $(DATA)
+
+cluster-check: $(INSTALLED)
+	$(RUN) -m benchmarks.cluster_check
 
 soak: $(INSTALLED)
 	$(RUN) -m benchmarks.soak

@@ -14,32 +14,24 @@ from typing import Any
 from benchmarks.machine import machine
 from benchmarks.markdown import write_tables
 from benchmarks.partition.lengths import LOGNORMAL, ML_100K, all_lengths, movielens_folder
-from benchmarks.shuffle import gather, planning
+from benchmarks.shuffle import planning
 from benchmarks.shuffle.table import all_tables
 from benchmarks.torchrun import torchrun
 
 BENCHMARKS = Path(__file__).parents[1]
 RESULT, README = BENCHMARKS / "results" / "shuffle.json", BENCHMARKS / "README.md"
-RANKS_OF_FEATURES, RANKS_OF_GATHERS, RANKS_OF_TRAINING = (2, 4), (2, 3, 4), 2
+RANKS_OF_FEATURES, RANKS_OF_TRAINING = (2, 4), 2
 
 
 def main() -> None:
     """Prints the tables and, if they are complete, writes them to `README`, and `RESULT`."""
     movielens = movielens_folder(sys.argv[1:])
     training = _on_ranks(RANKS_OF_TRAINING, "training")
-    gathers = {ranks: _on_ranks(ranks, "gather") for ranks in RANKS_OF_GATHERS}
-    model = gather.fit(gathers)
     lengths = {name: of for name, of in all_lengths(movielens).items() if name in (ML_100K, LOGNORMAL)}
-    records = planning.measure(lengths)
-    for record in records:
-        kilobytes = record["gather_kilobytes_per_rank"]
-        record["gather_ms_modelled"] = round(gather.modelled(model, record["ranks"], kilobytes), 3)
     figures = {
         "training": training,
         "features": {ranks: _on_ranks(ranks, "features") for ranks in RANKS_OF_FEATURES},
-        "gathers_ms": gathers,
-        "gather_model": model,
-        "planning": records,
+        "planning": planning.measure(lengths),
         "machine": machine(),
     }
     tables = all_tables(figures)

@@ -17,8 +17,6 @@ from commons.distributed.shuffler_settings import ShufflerSettings
 
 RANKS, HIDDEN_SIZE, DRAWS = (2, 4, 8, 64, 256, 1024), 128, 10
 PARTITIONERS = ("karmarkar_karp", "rebalance", "refined")
-JAGGED_FIELDS = 2  # of the demo's batches: the features, and the labels
-COLUMNS = 3 + JAGGED_FIELDS  # int64 of a sample in the gather
 
 
 def measure(lengths: dict[str, Lengths]) -> list[dict[str, Any]]:
@@ -46,7 +44,6 @@ def _measure(name: str, lengths: Lengths, ranks: int) -> dict[str, Any]:
     return {
         "lengths": name,
         "ranks": ranks,
-        "gather_kilobytes_per_rank": ROWS_PER_RANK * COLUMNS * 8 / 1e3,
         "partition_ms": {key: round(float(np.median(values)), 3) for key, values in milliseconds.items()},
         "kilobytes_sent_per_rank": {key: round(float(np.mean(of)) / 1e3, 2) for key, of in sent.items()},
         "kilobytes_received_by_all_gather": round(float(np.mean(gathered)) / 1e3, 1),

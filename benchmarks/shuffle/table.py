@@ -86,12 +86,11 @@ def _planning(records: list[Record]) -> str:
             record["lengths"],
             f"{record['ranks']}",
             *(f"{milliseconds:.2f}" for milliseconds in record["partition_ms"].values()),
-            f"{record['gather_ms_modelled']:.1f}",
         ]
         for record in records
     ]
     partitioners = [f"{name}, ms" for name in records[0]["partition_ms"]]
-    return markdown_table(["lengths", "ranks", *partitioners, "gather, ms (a model)"], rows)
+    return markdown_table(["lengths", "ranks", *partitioners], rows)
 
 
 def _traffic(records: list[Record]) -> str:
