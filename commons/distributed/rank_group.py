@@ -7,14 +7,18 @@ for the exchange. That of `unshuffle` is made when it is first used, on GPUs onl
 
 Order of launches: the main thread launches every exchange and unshuffle, and TorchRec's collectives of a
 forward. Those of a backward, DDP's among them, are launched by autograd's thread while the main thread waits
-for it. So on every rank the launches on a device follow one order, that of the program. Messages between
-hosts are no part of it, whichever thread sends them.
+for it. So on every rank the launches on a device follow one order, that of the program. With
+NCCL_LAUNCH_ORDER_IMPLICIT=1 (NCCL 2.26 or later) the device keeps to it, too. Messages between hosts are no
+part of it, whichever thread sends them.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import itertools
+import logging
+import os
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -28,6 +32,8 @@ import torch.distributed as dist
 from commons.distributed.channel import Channel
 from commons.distributed.slow_start import shown_if_slow
 from commons.tried_versions import warn_of_untried
+
+logger = logging.getLogger(__name__)
 
 
 class RankGroup:
@@ -107,12 +113,24 @@ class RankGroup:
     def _group_for(self, use: str, device: torch.device) -> dist.ProcessGroup:
         key = use, dist.get_default_backend_for_device(device)
         if key not in self._groups:
+            if key[1] == "nccl":
+                _warn_of_launch_order()
             with shown_if_slow(f"connecting {self.num_ranks} ranks for the {use}"):
                 self._groups[key] = _new_group(self.ranks, key[1], self.control)
                 # NCCL would connect them in the first step.
                 nothing = torch.zeros(self.num_ranks, dtype=torch.uint8, device=device)
                 dist.all_to_all_single(torch.empty_like(nothing), nothing, group=self._groups[key])
         return self._groups[key]
+
+
+@functools.cache
+def _warn_of_launch_order() -> None:
+    """Warns once per process."""
+    if os.environ.get("NCCL_LAUNCH_ORDER_IMPLICIT") != "1" and dist.get_rank() == 0:
+        logger.warning(
+            "the exchange adds a communicator to the device, and NCCL_LAUNCH_ORDER_IMPLICIT is not 1. Set it "
+            "before the job starts: without it, communicators that wait for each other's kernels may hang"
+        )
 
 
 def job_device() -> torch.device:

@@ -38,6 +38,8 @@ def rank_process() -> Iterator[torch.device]:
     if torch.cuda.is_available():
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
         torch.cuda.set_device(device)
+        # Two communicators share the device, TorchRec's and the exchange's. Read when NCCL starts.
+        os.environ.setdefault("NCCL_LAUNCH_ORDER_IMPLICIT", "1")
         # Without device_id: with it, NCCL splits subgroups off a group, which takes all of its ranks.
         _join("cpu:gloo,cuda:nccl")
     else:
