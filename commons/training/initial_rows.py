@@ -54,11 +54,12 @@ def initialize_rows(rows: torch.Tensor, first: int, table: EmbeddingConfig, seed
         seed: at least 0.
     """
     end = first + len(rows)
+    buffer = torch.empty(_ROWS_PER_BLOCK, table.embedding_dim)
     with torch.random.fork_rng(devices=[]):
         for start in range(first // _ROWS_PER_BLOCK * _ROWS_PER_BLOCK, end, _ROWS_PER_BLOCK):
             stop = min(start + _ROWS_PER_BLOCK, table.num_embeddings)
             # Whole, even where the rank has a part: that part does not depend on how ranks divide the table.
-            block = torch.empty(stop - start, table.embedding_dim)
+            block = buffer[: stop - start]
             torch.default_generator.manual_seed(_seed_of_block(seed, table.name, start // _ROWS_PER_BLOCK))
             table.init_fn(block)
             low, high = max(start, first), min(stop, end)
