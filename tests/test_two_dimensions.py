@@ -172,7 +172,7 @@ def _difference(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor], pa
 def test_sgd_learns_what_it_learns_with_one_replica(pools, one_replica, run):
     changes = _changes(pools, run)
     for part in ("embedding_collections", "dense"):
-        assert _difference(one_replica, changes, part) < 1e-5
+        assert _difference(one_replica, changes, part) < 1e-4
 
 
 @pytest.fixture(scope="module")
@@ -186,6 +186,6 @@ def test_balancing_within_a_replica_is_exact_with_an_adaptive_optimizer(pools, i
         _changes(pools, Run("adagrad", among, interval=interval)) for among in ("nobody", "a replica", "all")
     )
     for part in ("embedding_collections", "dense"):
-        assert _difference(plain, within, part) < 1e-5
+        assert _difference(plain, within, part) < 1e-4
     # Each replica's Adagrad squares the gradients of its own samples.
     assert _difference(plain, among_all, "embedding_collections") > 1e-2
