@@ -13,7 +13,7 @@ from benchmarks.demo.models import parse_config
 from commons.gin_values import from_gin
 from commons.partition import karmarkar_karp, refined
 from commons.sequence_batch import BaseBatch
-from commons.training import TrainerArgs, TrainingTask, rank_process
+from commons.training import OptimizerArgs, TrainerArgs, TrainingTask, rank_process, shard_model
 
 RANKS, STEPS = 8, 5
 
@@ -25,20 +25,21 @@ PLACEMENTS: dict[str, Callable[[np.ndarray], list[np.ndarray]]] = {
 }
 
 
-def replay(model: str) -> dict[str, list[list[float]]]:
+def replay(name: str) -> dict[str, list[list[float]]]:
     """Seconds of one forward and backward of each batch, by arm, `[step][rank]`."""
-    make_task = parse_config(model)
+    make_task = parse_config(name)
     with rank_process() as device:
         args = from_gin(TrainerArgs)
         rows_per_rank = args.train_batch_size
         args.train_batch_size *= RANKS  # one process loads for all the ranks that it replays
         task = make_task(args, device)
         batches = _placed_batches(task, rows_per_rank)
-        task.model.train()
-        _seconds(task.model, batches[0][1])  # warms up
+        model, _ = shard_model(task.model, from_gin(OptimizerArgs), torch.device("cpu"))
+        model.train()
+        _seconds(model, batches[0][1])  # warms up
         seconds: dict[str, list[float]] = {arm: [] for arm in PLACEMENTS}
         for arm, batch in tqdm(batches, desc=f"replay {RANKS} ranks", unit="batch"):
-            seconds[arm].append(_seconds(task.model, batch))
+            seconds[arm].append(_seconds(model, batch))
     return {arm: np.reshape(of_arm, (STEPS, RANKS)).tolist() for arm, of_arm in seconds.items()}
 
 

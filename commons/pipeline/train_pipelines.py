@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
+from torchrec.distributed.model_parallel import DMPCollection
 from torchrec.distributed.train_pipeline import PrefetchTrainPipelineSparseDist, TrainPipelineSparseDist
 from torchrec.distributed.train_pipeline.train_pipelines import TrainPipeline
 from torchrec.distributed.types import ShardedModule
@@ -146,6 +147,8 @@ class SequentialTrainPipeline(_WithStage, TrainPipeline):
         if self._model.training:
             with named_range("## backward ##"):
                 loss.backward()
+            if isinstance(self._model, DMPCollection):
+                self._model.sync()  # TorchRec's pipelines do so, and otherwise the tables' replicas diverge
             with named_range("## optimizer ##"):
                 self._optimizer.step()
         return output

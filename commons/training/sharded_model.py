@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from torch import nn
 from torchrec import EmbeddingCollection
@@ -12,8 +13,10 @@ from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.sharding_plan import construct_module_sharding_plan, row_wise
 from torchrec.distributed.types import EmbeddingModuleShardingPlan, ModuleSharder, ShardingPlan
+from torchrec.modules.embedding_configs import EmbeddingConfig
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 
+from commons.training.initial_rows import check_init_fn, initialize_rows
 from commons.training.run_log import warn_once
 from commons.training.training_args import OptimizerArgs
 from commons.unbounded_ids import UnboundedEmbeddingCollection, UnboundedEmbeddingCollectionSharder
@@ -26,7 +29,12 @@ def shard_model(
 
     Shards every `EmbeddingCollection` and `UnboundedEmbeddingCollection`, with the optimizer fused into the
     backward. fbgemm has no fused Adam on CPU: there, tables train with row-wise Adagrad instead, with a
-    warning on rank 0.
+    warning on rank 0. Collective over all ranks.
+
+    A collection on the meta device has no values yet, and may be larger than a rank's memory. Each rank
+    creates only its own rows, in blocks, from each table's `init_fn` and rank 0's `torch.initial_seed()`. The
+    values depend on the seed, the table's name and the row, and not on the number of ranks. A collection on
+    another device keeps its values, but every rank needs host memory for its whole tables.
 
     Args:
         model: the model, on any device.
@@ -39,9 +47,13 @@ def shard_model(
         The sharded model, and one optimizer for tables and dense parameters.
 
     Raises:
-        ValueError: a table of unbounded ids has too few rows for the ranks.
+        ValueError: a table of unbounded ids has too few rows for the ranks; or a table on the meta device
+            has an `init_fn` that is not elementwise.
     """
     collections = _collections(model)
+    for collection in collections.values():
+        for table in _meta_tables(collection).values():
+            check_init_fn(table)
     if collections and optimizer_args.optimizer_str == "adam" and device.type == "cpu":
         warn_once(
             "fbgemm has no fused Adam on CPU: embedding tables train with row-wise Adagrad, dense parameters "
@@ -58,11 +70,10 @@ def shard_model(
         for path, module in collections.items()
     }
     sharded = DistributedModelParallel(
-        _moved(model, device, keeps_tables=cached),
-        device=device,
-        plan=ShardingPlan(plan),
-        sharders=[ordinary, unbounded],
+        model, device=device, plan=ShardingPlan(plan), sharders=[ordinary, unbounded]
     )
+    sharded.to(device)  # only now, because a device may be too small for whole tables
+    _initialize(sharded, collections, device)
     fused = dict(sharded.fused_optimizer.params)
     dense = {
         name: parameter
@@ -98,15 +109,28 @@ def _by_rows(
     )
 
 
-def _moved(module: nn.Module, device: torch.device, keeps_tables: bool) -> nn.Module:
-    """Moves a module to a device, but for tables that may be larger than the device's memory."""
-    if not keeps_tables:
-        return module.to(device)
-    if not isinstance(module, EmbeddingCollection):
-        module._apply(lambda tensor: tensor.to(device), recurse=False)
-        for child in module.children():
-            _moved(child, device, keeps_tables)
-    return module
+def _meta_tables(collection: Any) -> dict[str, EmbeddingConfig]:
+    """The tables on the meta device, by parameter name."""
+    configs = {config.name: config for config in collection.embedding_configs()}
+    return {
+        name: configs[name.split(".")[-2]]
+        for name, parameter in collection.named_parameters()
+        if parameter.is_meta
+    }
+
+
+def _initialize(sharded: DistributedModelParallel, collections: dict[str, Any], device: torch.device) -> None:
+    """Gives this rank's rows of tables that were on the meta device their initial values."""
+    meta_tables = {path: _meta_tables(collection) for path, collection in collections.items()}
+    if not any(meta_tables.values()):
+        return
+    seed = torch.tensor(torch.initial_seed() % 2**63, device=device)
+    dist.broadcast(seed, 0)  # a block of rows may be on two ranks
+    for path, tables in meta_tables.items():
+        state = sharded.module.get_submodule(path).state_dict()
+        for name, table in tables.items():
+            for shard in state[name].local_shards():
+                initialize_rows(shard.tensor, shard.metadata.shard_offsets[0], table, int(seed))
 
 
 def _dense(parameters: list[nn.Parameter], args: OptimizerArgs) -> torch.optim.Optimizer:

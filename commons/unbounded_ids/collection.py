@@ -40,7 +40,8 @@ class UnboundedEmbeddingCollection(ManagedCollisionEmbeddingCollection):
     Args:
         tables: tables of one width.
         eviction: "lru" or "lfu" by table name.
-        device: device of the embeddings.
+        device: device of the embeddings and of the rows' ids. On the meta device they take no memory until
+            `shard_model` creates each rank's rows.
 
     Raises:
         ValueError: an eviction policy is unknown.
@@ -50,7 +51,8 @@ class UnboundedEmbeddingCollection(ManagedCollisionEmbeddingCollection):
         self, tables: Sequence[EmbeddingConfig], eviction: Mapping[str, str], device: torch.device | None
     ) -> None:
         rows = {
-            table.name: id_rows(table.name, table.num_embeddings, eviction[table.name]) for table in tables
+            table.name: id_rows(table.name, table.num_embeddings, eviction[table.name], device)
+            for table in tables
         }
         super().__init__(
             EmbeddingCollection(tables=list(tables), device=device), ManagedCollisionCollection(rows, tables)

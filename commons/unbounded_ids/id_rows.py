@@ -89,8 +89,7 @@ class IdRows(MCHManagedCollisionModule):
 
     def __init__(self, **of_base: Any) -> None:
         super().__init__(**of_base)
-        segments = self._output_segments_tensor
-        self.segments: list[int] = segments[segments >= 0].tolist()
+        self.segments: list[int] = of_base.get("output_segments") or [0, self._zch_size]
         self.is_misplaced = False
         self._has_warned = False
 
@@ -163,13 +162,14 @@ class IdRows(MCHManagedCollisionModule):
             super()._sort_mch_buffers()
 
 
-def id_rows(name: str, num_rows: int, eviction: str) -> IdRows:
+def id_rows(name: str, num_rows: int, eviction: str, device: torch.device | None) -> IdRows:
     """Returns the rows of a whole table, not yet divided among ranks.
 
     Args:
         name: name of the table.
         num_rows: rows of the table; on each rank, one of them is for ids without a row.
         eviction: "lru" or "lfu".
+        device: device of the ids; None for the CPU.
 
     Raises:
         ValueError: `eviction` is unknown.
@@ -181,7 +181,7 @@ def id_rows(name: str, num_rows: int, eviction: str) -> IdRows:
     return IdRows(
         name=name,
         zch_size=num_rows,
-        device=torch.device("cpu"),
+        device=device or torch.device("cpu"),
         eviction_policy=EVICTION_POLICIES[eviction](),
         eviction_interval=1,
         input_hash_size=0,  # the remainder of a mixed id names its rank, all equally likely

@@ -21,7 +21,8 @@ class HSTUModel(nn.Module):
         config: sizes of the model.
         tables: embedding tables; each feature is in exactly one.
         features: names of the features.
-        device: device of the parameters.
+        tables_device: device of the sharded tables. On the meta device they take no memory until
+            `shard_model` creates each rank's rows.
 
     Raises:
         ValueError: the tables do not fit the features.
@@ -34,11 +35,11 @@ class HSTUModel(nn.Module):
         config: HSTUConfig,
         tables: Sequence[EmbeddingTable],
         features: HSTUFeatures,
-        device: torch.device | None = None,
+        tables_device: torch.device | None = None,
     ) -> None:
         super().__init__()
         dims = table_dims(tables, features.embedding_dims(config))
-        self.embedding_collections = embedding_collections(tables, dims, device)
+        self.embedding_collections = embedding_collections(tables, dims, tables_device)
 
     def forward(self, batch: HSTUBatch) -> tuple[torch.Tensor, Any]:
         """Returns the summed loss of the batch's label tokens, a float32 scalar, and the dense part's output.

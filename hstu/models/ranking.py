@@ -61,7 +61,7 @@ class HSTURanking(HSTUModel):
         tables: embedding tables; each feature is in exactly one.
         features: names of the features; ranking needs the action.
         head: the head's settings.
-        device: device of the parameters.
+        tables_device: as in `HSTUModel`.
 
     Raises:
         ValueError: the action feature is missing, the tables do not fit the features, or the head's last
@@ -74,16 +74,16 @@ class HSTURanking(HSTUModel):
         tables: Sequence[EmbeddingTable],
         features: HSTUFeatures,
         head: RankingHeadConfig,
-        device: torch.device | None = None,
+        tables_device: torch.device | None = None,
     ) -> None:
         if features.action is None:
             raise ValueError("ranking predicts actions, but no action feature is named")
-        super().__init__(config, tables, features, device)
-        self.dense = RankingDense(config, tables, features, head, device)
+        super().__init__(config, tables, features, tables_device)
+        self.dense = RankingDense(config, tables, features, head)
 
 
 class RankingDense(nn.Module):
-    """Everything of `HSTURanking` but the sharded tables. Takes the same arguments."""
+    """Everything of `HSTURanking` but the sharded tables. Takes the same arguments but the last."""
 
     def __init__(
         self,
@@ -91,17 +91,15 @@ class RankingDense(nn.Module):
         tables: Sequence[EmbeddingTable],
         features: HSTUFeatures,
         head: RankingHeadConfig,
-        device: torch.device | None = None,
     ) -> None:
         super().__init__()
         self.config = config
-        self.encoder = HSTUEncoder(config, tables, features, device)
+        self.encoder = HSTUEncoder(config, tables, features)
         self.head = PredictionHead(
             config.hidden_size,
             head.prediction_head_arch,
             head.prediction_head_act_type,
             head.prediction_head_bias,
-            device,
         )
         self.loss = ActionLoss(head.num_tasks, head.prediction_head_arch[-1])
 

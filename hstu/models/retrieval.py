@@ -69,7 +69,7 @@ class HSTURetrieval(HSTUModel):
         tables: embedding tables; each feature is in exactly one, negatives in the items'.
         features: names of the features; retrieval needs negatives.
         retrieval: settings of an item's score.
-        device: device of the parameters.
+        tables_device: as in `HSTUModel`.
 
     Raises:
         ValueError: there is no feature of negatives, or it is not in the items' table; that table is not
@@ -82,18 +82,18 @@ class HSTURetrieval(HSTUModel):
         tables: Sequence[EmbeddingTable],
         features: HSTUFeatures,
         retrieval: RetrievalConfig,
-        device: torch.device | None = None,
+        tables_device: torch.device | None = None,
     ) -> None:
         if not config.is_causal:
             raise ValueError(
                 "with is_causal=False the model sees an item before it predicts it; set is_causal=True"
             )
-        super().__init__(config, tables, features, device)
-        self.dense = RetrievalDense(config, tables, features, retrieval, device)
+        super().__init__(config, tables, features, tables_device)
+        self.dense = RetrievalDense(config, tables, features, retrieval)
 
 
 class RetrievalDense(nn.Module):
-    """Everything of `HSTURetrieval` but the sharded tables. Takes the same arguments."""
+    """Everything of `HSTURetrieval` but the sharded tables. Takes the same arguments but the last."""
 
     def __init__(
         self,
@@ -101,15 +101,14 @@ class RetrievalDense(nn.Module):
         tables: Sequence[EmbeddingTable],
         features: HSTUFeatures,
         retrieval: RetrievalConfig,
-        device: torch.device | None = None,
     ) -> None:
         super().__init__()
         self.config = config
         self.retrieval = retrieval
         self._item = features.item
         self._negatives, self._collection = _negatives_and_collection(config, tables, features)
-        self.encoder = HSTUEncoder(config, tables, features, device)
-        self.query_projection = projection(config.hidden_size, config.item_embedding_dim, device)
+        self.encoder = HSTUEncoder(config, tables, features)
+        self.query_projection = projection(config.hidden_size, config.item_embedding_dim, device=None)
 
     def forward(
         self, embeddings: Sequence[Mapping[str, JaggedTensor]], batch: HSTUBatch

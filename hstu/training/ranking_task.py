@@ -35,7 +35,8 @@ def ranking_task(trainer: TrainerArgs, device: torch.device) -> TrainingTask:
     warn_of_settings_without_effect(network, spec)
     parts = model_parts(spec, network)
     torch.manual_seed(trainer.seed)
-    model = HSTURanking(parts.config, parts.tables, parts.features, ranking.config())
+    on_meta = torch.device("meta")  # ranks create only their own rows
+    model = HSTURanking(parts.config, parts.tables, parts.features, ranking.config(), on_meta)
     metrics = RankingMetrics(ranking.num_tasks, _positive_class(spec, ranking), device)
     return hstu_task(trainer, model, parts.config, sources, metrics)
 

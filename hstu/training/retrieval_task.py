@@ -37,7 +37,8 @@ def retrieval_task(trainer: TrainerArgs, device: torch.device) -> TrainingTask:
     warn_of_settings_without_effect(network, spec)
     parts = model_parts(spec, network)
     torch.manual_seed(trainer.seed)
-    model = HSTURetrieval(parts.config, parts.tables, parts.features, retrieval.config())
+    on_meta = torch.device("meta")  # ranks create only their own rows
+    model = HSTURetrieval(parts.config, parts.tables, parts.features, retrieval.config(), on_meta)
     metrics = CatalogueMetrics(
         names=retrieval.eval_metrics,
         setting="RetrievalArgs.eval_metrics",

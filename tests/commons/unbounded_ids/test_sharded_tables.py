@@ -195,4 +195,4 @@ def test_every_rank_needs_rows(pools):
     for num_rows in (1, 4, 7):
         pools(3).run(_too_few_rows, num_rows)
     with pytest.raises(ValueError, match="table 'item_table': eviction = 'fifo', expected one of lru, lfu"):
-        id_rows("item_table", 8, "fifo")
+        id_rows("item_table", 8, "fifo", None)

@@ -1,0 +1,191 @@
+"""Balancing under TorchRec's 2D sharding: two replicas of the tables, each on two of four ranks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from torch.distributed.remote_device import _remote_device
+from torchrec.distributed.embedding import EmbeddingCollectionSharder
+from torchrec.distributed.model_parallel import DistributedModelParallel, DMPCollection
+from torchrec.distributed.sharding_plan import construct_module_sharding_plan, row_wise
+from torchrec.distributed.types import ShardingPlan
+
+from commons.distributed import BatchShuffler, IdentityShuffler
+from tests.commons.pipeline.ranking_pipelines import CPU, TokenShuffler, draw_histories, pipeline_of
+from tests.hstu.hstu_samples import ranking_model
+
+RANKS, RANKS_PER_REPLICA, STEPS = 4, 2, 5
+# SGD's rate is so large that the rounding of a weight does not show in its change.
+OPTIMIZERS = {"sgd": (EmbOptimType.EXACT_SGD, 3.0), "adagrad": (EmbOptimType.EXACT_ADAGRAD, 0.3)}
+
+# First row, rows, and what training changed in them, by name.
+Parameters = dict[str, tuple[int, torch.Tensor, torch.Tensor]]
+
+
+class TwoDimensions(DMPCollection):
+    """`DMPCollection` on CPUs; TorchRec's own refuses any device but GPUs, and numbers them by rank."""
+
+    def __init__(self, model: torch.nn.Module, plan: ShardingPlan, sharder: Any) -> None:
+        super().__init__(
+            model,
+            device=torch.device("cuda"),
+            plan=plan,
+            world_size=RANKS,
+            sharding_group_size=RANKS_PER_REPLICA,
+            global_pg=dist.group.WORLD,
+            sharders=[sharder],
+        )
+
+    def _create_process_groups(self, *args: Any, **kwargs: Any) -> Any:
+        self._device = CPU
+        return super()._create_process_groups(*args, **kwargs)
+
+    def _remap_sharding_plan(self, plan: ShardingPlan, *args: Any, **kwargs: Any) -> None:
+        super()._remap_sharding_plan(plan, *args, **kwargs)
+        for tables in plan.plan.values():
+            for sharding in tables.values():
+                for shard in sharding.sharding_spec.shards:
+                    shard.placement = _remote_device(f"rank:{shard.placement.rank()}/cpu")
+
+    def _init_dmp(self, module: torch.nn.Module) -> torch.nn.Module:
+        self.device = CPU
+        return super()._init_dmp(module)
+
+
+def _sharded(optimizer: str, is_2d: bool) -> DistributedModelParallel:
+    model = ranking_model(num_layers=1)
+    kind, learning_rate = OPTIMIZERS[optimizer]
+    sharder = EmbeddingCollectionSharder(fused_params={"optimizer": kind, "learning_rate": learning_rate})
+    num_shards = RANKS_PER_REPLICA if is_2d else RANKS
+    plan = ShardingPlan(
+        {
+            f"embedding_collections.{number}": construct_module_sharding_plan(
+                tables,
+                {table.name: row_wise(compute_kernel="fused") for table in tables.embedding_configs()},
+                sharder=sharder,
+                local_size=num_shards,
+                world_size=num_shards,
+                device_type="cpu",
+            )
+            for number, tables in enumerate(model.embedding_collections)
+        }
+    )
+    if is_2d:
+        return TwoDimensions(model, plan, sharder)
+    return DistributedModelParallel(model, device=CPU, plan=plan, sharders=[sharder])
+
+
+def _shuffler(among: str, model: DistributedModelParallel) -> BatchShuffler:
+    if among == "nobody":
+        return IdentityShuffler()
+    if among == "all":
+        return TokenShuffler()
+    return TokenShuffler(model.device_mesh.get_group({"a replica": "shard", "a shard": "replicate"}[among]))
+
+
+def _local(value: Any) -> tuple[int, torch.Tensor]:
+    """First row and rows of this rank of a value in a state."""
+    if hasattr(value, "local_shards"):
+        (shard,) = value.local_shards()
+        return shard.metadata.shard_offsets[0], shard.tensor.clone()
+    if hasattr(value, "to_local"):
+        local = value.to_local()
+        return local.local_offsets()[0][0], local.local_shards()[0].clone()
+    return 0, value.clone()
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training; `interval` is the number of steps between two averages of the replicas.
+
+    `among` is the ranks that balance: "nobody", "all", "a replica" (two ranks with all rows of the tables
+    between them) or "a shard" (two with the same rows).
+    """
+
+    optimizer: str
+    among: str
+    is_2d: bool = True
+    pipeline_name: str = "native"
+    interval: int = 1
+
+
+def _trained(run: Run) -> Parameters:
+    """Trains some steps; returns the parameters on this rank, and what training changed."""
+    model = _sharded(run.optimizer, run.is_2d)
+    start = {name: _local(value) for name, value in model.state_dict().items()}
+    dense = [value for name, value in model.named_parameters() if name.startswith("dense.")]
+    more = {"dmp_collection_sync_interval_batches": run.interval} if run.interval > 1 else {}
+    pipeline = pipeline_of(
+        run.pipeline_name, model, torch.optim.SGD(dense, 0.1), _shuffler(run.among, model), **more
+    )
+    rng = np.random.default_rng(dist.get_rank())
+    batches = iter([draw_histories(rng, 6) for _ in range(STEPS)])
+    before = after = 0.0
+    for _ in range(STEPS):
+        pipeline.progress(batches)
+        before += pipeline.report.imbalance_before
+        after += pipeline.report.imbalance_after
+    assert (after < before) == (run.among != "nobody")
+    return {
+        name: (first, rows, rows - start[name][1])
+        for name, (first, rows) in ((name, _local(value)) for name, value in model.state_dict().items())
+    }
+
+
+def _changes(pools: Any, run: Run) -> dict[str, torch.Tensor]:
+    """What training changed in each whole parameter, after checking that ranks with the same rows agree."""
+    of_ranks = pools(RANKS).run(_trained, run)
+    whole = {}
+    for name in of_ranks[0]:
+        shards: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        for of_rank in of_ranks:
+            first, rows, change = of_rank[name]
+            assert torch.equal(rows, shards.setdefault(first, (rows, change))[0]), name
+        whole[name] = torch.cat([change for _, (_, change) in sorted(shards.items())])
+    return whole
+
+
+def _difference(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor], part: str) -> float:
+    """The largest relative L2 difference of a parameter's change, among those of a part of the model."""
+    norms = {name: float(one[name].norm()) for name in one if name.startswith(part)}
+    assert any(norms.values())
+    return max(float((one[name] - other[name]).norm()) / (norms[name] or 1.0) for name in norms)
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        Run("sgd", "nobody"),
+        Run("sgd", "all"),
+        Run("sgd", "a replica"),
+        Run("sgd", "a shard"),
+        Run("sgd", "all", pipeline_name="none"),
+    ],
+    ids=str,
+)
+def test_sgd_learns_what_it_learns_with_one_replica(pools, one_replica, run):
+    changes = _changes(pools, run)
+    for part in ("embedding_collections", "dense"):
+        assert _difference(one_replica, changes, part) < 1e-4
+
+
+@pytest.fixture(scope="module")
+def one_replica(pools):
+    return _changes(pools, Run("sgd", "nobody", is_2d=False))
+
+
+@pytest.mark.parametrize("interval", [1, 2])
+def test_balancing_within_a_replica_is_exact_with_an_adaptive_optimizer(pools, interval):
+    plain, within, among_all = (
+        _changes(pools, Run("adagrad", among, interval=interval)) for among in ("nobody", "a replica", "all")
+    )
+    for part in ("embedding_collections", "dense"):
+        assert _difference(plain, within, part) < 1e-4
+    # Each replica's Adagrad squares the gradients of its own samples.
+    assert _difference(plain, among_all, "embedding_collections") > 1e-2
