@@ -23,7 +23,7 @@ from commons.distributed.shuffler_settings import ShufflerSettings
 from commons.distributed.unshuffle import return_steps
 from commons.distributed.verify import check_placed_samples, check_same_plan
 from commons.perf_model import MeasuredCost
-from commons.sequence_batch import containers
+from commons.sequence_batch import BaseBatch, containers
 from commons.sequence_batch.packed_rows import PackedRows, gather_rows
 from commons.sequence_batch.sample_rows import SampleRows, knows_padding
 
@@ -199,9 +199,11 @@ class BatchShuffler(ABC):
         plan.check_one_step("exchange")
         if self.expects_scale:
             self._loss_scale.expect()
-        if self.group.num_ranks == 1 or self._agreed is None:
+        if self._agreed is None:
             return batch
         rank = self.group.rank
+        if self.group.num_ranks == 1:
+            return self._with_row_counts(batch, plan.row_counts)
         loaded = self.sample_rows.packed(batch)
         self._check_planned(loaded, plan)
         if self.group.checks is not None:
@@ -213,7 +215,8 @@ class BatchShuffler(ABC):
             mine = gather_rows([loaded], np.arange(len(own)), plan.num_elements[own].sum(0).tolist())
         if self.group.checks is not None:
             check_placed_samples(self.group, plan, mine)
-        return self._batch_of(batch, mine, int(plan.rows[rank, 0]))
+        placed = self._batch_of(batch, mine, int(plan.rows[rank, 0]))
+        return self._with_row_counts(placed, plan.row_counts[plan.computed_by(rank)])
 
     def shuffle(self, batch: Batch) -> Batch:
         """`plan` and `exchange` in one."""
@@ -236,11 +239,13 @@ class BatchShuffler(ABC):
             # A rank without samples runs its only row once for each micro-batch.
             return [batch] * max(plan.num_micro_batches, 1)
         packed = self.sample_rows.packed(batch)
-        elements = plan.num_elements[plan.computed_by(rank)]
+        own = plan.computed_by(rank)
+        elements, row_counts = plan.num_elements[own], plan.row_counts[own]
         micro_batches = []
         for rows in self.micro_batch_rows(batch, plan):
             selected = gather_rows([packed], rows, elements[rows].sum(0).tolist())
-            micro_batches.append(self._batch_of(batch, selected, max(len(rows), 1)))
+            micro_batch = self._batch_of(batch, selected, max(len(rows), 1))
+            micro_batches.append(self._with_row_counts(micro_batch, row_counts[rows]))
         return micro_batches
 
     def micro_batch_rows(self, batch: Any, plan: ShufflePlan) -> list[np.ndarray]:
@@ -418,6 +423,16 @@ class BatchShuffler(ABC):
             self.padding_batch(), self.sample_rows.device_of(like), non_blocking=True
         )
         return self.sample_rows.with_rows(like, self.sample_rows.per_sample_fields(copied), 1, 0)
+
+    def _with_row_counts(self, batch: Batch, row_counts: np.ndarray) -> Batch:
+        """Returns the batch with the row counts that the plan has of its real rows, int64
+        `[samples, names]`."""
+        names = () if self._agreed is None else self._agreed.count_names
+        if not names or not isinstance(batch, BaseBatch):
+            return batch
+        padded = np.zeros((len(names), batch.batch_size), dtype=np.int64)
+        padded[:, : len(row_counts)] = row_counts.T
+        return batch.with_row_counts(dict(zip(names, padded, strict=True)))
 
     def _check_planned(self, rows: PackedRows, plan: ShufflePlan) -> None:
         """Compares the host's knowledge of a batch with the plan; any other batch would be cut mid-sample."""
