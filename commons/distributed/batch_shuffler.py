@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from commons.distributed.exchange import EXCHANGES, Traffic
+from commons.distributed.loaded_memory import LoadedMemory
 from commons.distributed.loss_reduction import LossScale, check_global_mean
 from commons.distributed.placement import warm_up
 from commons.distributed.plan_ahead import PlanAhead
@@ -311,7 +312,8 @@ class BatchShuffler(ABC):
         loop in the same step. Pipelines do this by themselves.
 
         Args:
-            batches: this rank's, on the host.
+            batches: this rank's, on the host. The loop copies one to the device after the next was loaded,
+                so each needs memory of its own. That it did not change is checked.
 
         Yields:
             This rank's batch of a step (`padding_batch` once its own have ended), to be copied to the device;
@@ -332,10 +334,17 @@ class BatchShuffler(ABC):
             plan = self.plan_window(loaded, failure)
             return [(self.batch_for_step(loaded, plan, 0), plan)] if plan.has_batch else []
 
-        ahead: PlanAhead[tuple[Batch, ShufflePlan]] = PlanAhead(steps, 1, lambda batch: batch)
+        memory = LoadedMemory(self.sample_rows, 1)
+
+        def prepare(batch: Batch) -> Batch:
+            memory.loaded(batch)
+            return batch
+
+        ahead: PlanAhead[tuple[Batch, ShufflePlan]] = PlanAhead(steps, 1, prepare)
         loader = iter(batches)
         try:
             while (planned := ahead.next_step(loader)) is not None:
+                memory.handed_out()
                 yield planned[0]
         finally:
             ahead.drop()
