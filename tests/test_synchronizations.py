@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from commons.distributed.batch_shuffler import IdentityShuffler
 from commons.sequence_batch import BaseBatch
+from tests.commons.distributed.counted_collectives import recorded_synchronizations
 from tests.commons.pipeline.ranking_pipelines import (
     TokenShuffler,
     draw_histories,
@@ -20,7 +21,6 @@ from tests.commons.pipeline.ranking_pipelines import (
     steps_of,
 )
 from tests.conftest import Pools
-from tests.device_reads import DeviceReads
 from tests.hstu import hstu_samples, retrieval_samples
 from tests.hstu.hstu_samples import hstu_batch, ranking_model
 from tests.hstu.retrieval_samples import retrieval_batch, retrieval_model
@@ -71,12 +71,12 @@ def test_training_on_an_exchanged_batch_reads_nothing_back(
 ) -> None:
     model, shuffler = make_model(), IdentityShuffler()
     exchanged = shuffler.exchange(batch, shuffler.plan(batch))
-    with DeviceReads() as reads:
+    with recorded_synchronizations() as found:
         expected = _loss_and_gradients(model, batch)
-    assert set(reads.places) - CHECKED_ON_CPU_ONLY
-    with DeviceReads() as reads:
+    assert set(found) - CHECKED_ON_CPU_ONLY
+    with recorded_synchronizations() as found:
         got = _loss_and_gradients(model, exchanged)
-    assert set(reads.places) <= CHECKED_ON_CPU_ONLY
+    assert set(found) <= CHECKED_ON_CPU_ONLY
     assert got[0] != 0
     for one, other in zip(got, expected, strict=True):
         assert (one is None and other is None) or torch.equal(one, other)
@@ -93,9 +93,9 @@ def _reads_in_a_pipeline(settings: dict[str, Any]) -> list[str]:
             self.dense = dense
 
         def forward(self, *args: Any) -> Any:
-            with DeviceReads() as reads:
+            with recorded_synchronizations() as found:
                 output = self.dense(*args)
-            places.extend(reads.places)
+            places.extend(found)
             return output
 
     model.module.dense = Recorded(model.module.dense)
