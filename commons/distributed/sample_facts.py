@@ -109,11 +109,20 @@ def _words_of(
     """Checks row counts, and packs those of real rows two to an int64, `[samples, words]`."""
     pairs = np.zeros((num_real, 2 * num_words(tuple(row_counts))), dtype=np.int32)
     for column, (name, counts) in enumerate(row_counts.items()):
-        whose = f"{batch_type}.row_counts()[{name!r}]"
-        checked = checked_counts(counts.long(), num_rows, num_real, whose)[:num_real].numpy()
-        if checked.max(initial=0) > np.iinfo(np.int32).max:
-            raise ValueError(f"{whose} has {checked.max()}; expected less than 2**31")
-        pairs[:, column] = checked
+        if counts.shape != (num_rows,):
+            raise ValueError(
+                f"{batch_type}.row_counts()[{name!r}] has shape {tuple(counts.shape)}, expected one number "
+                f"per row: ({num_rows},)"
+            )
+        of_samples = counts[:num_real].numpy()
+        pairs[:, column] = of_samples
+        wrong = (pairs[:, column] != of_samples) | (pairs[:, column] < 0)  # wrapped, rounded or negative
+        if wrong.any():
+            row = int(wrong.argmax())
+            raise ValueError(
+                f"{batch_type}.row_counts()[{name!r}] has {of_samples[row]} for row {row}; expected an "
+                "integer from 0 to 2**31 - 1"
+            )
     return pairs.view(np.int64)
 
 

@@ -123,7 +123,11 @@ class ShuffleStage:
         A rank whose loader has ended, or that brings nothing to the step, gets the shuffler's
         `padding_batch`.
         """
-        planned = self._ahead.next_step(loader)
+        try:
+            planned = self._ahead.next_step(loader)
+        except Exception:
+            self._memory.forget()  # some of its batches will never be handed out
+            raise
         if planned is None:
             self._memory.forget()
             self._shuffler.release()

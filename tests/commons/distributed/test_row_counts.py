@@ -74,6 +74,7 @@ def _errors() -> list[str]:
         error_of(known.plan, _batch(a=(1, 2))),
         error_of(TokenShuffler().plan, _batch(a=(1, 2**31 if dist.get_rank() else 0))),
         error_of(TokenShuffler().plan, _batch(a=(1, -1 if dist.get_rank() else 0))),
+        error_of(TokenShuffler().plan, _batch(a=(1, 2, 3))),
     ]
 
 
@@ -85,8 +86,9 @@ def test_wrong_counts_are_named_on_all_ranks(pools):
             [
                 "rank 1 has a batch with row_counts of ('a',), rank 0 of ('b',)",
                 "a batch has row_counts of ('a',), the first one had ('a', 'b', 'c')",
-                "CountedBatch.row_counts()['a'] has 2147483648; expected less than 2**31",
-                "CountedBatch.row_counts()['a'] returned -1 for row 1",
+                "CountedBatch.row_counts()['a'] has 2147483648 for row 1; expected an integer",
+                "CountedBatch.row_counts()['a'] has -1 for row 1",
+                "CountedBatch.row_counts()['a'] has shape (3,), expected one number per row: (2,)",
             ],
             strict=True,
         ):
