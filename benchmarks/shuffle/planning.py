@@ -54,4 +54,4 @@ def _draw(rng: np.random.Generator, lengths: Lengths, ranks: int) -> LoadedSampl
     workloads, tokens = workloads_of(lengths(rng, ROWS_PER_RANK * ranks), HIDDEN_SIZE)
     rows = np.full((ranks, 1), ROWS_PER_RANK)
     sizes = BYTES_PER_TOKEN * tokens
-    return LoadedSamples(rows, rows, workloads, tokens, tokens, tokens[:, None], sizes)
+    return LoadedSamples(rows, rows, workloads, tokens, tokens, tokens[:, None], sizes, tokens[:, None])

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from commons.datasets.embedding_args import DynamicEmbeddingArgs, EmbeddingArgs
 from commons.datasets.sample_source import SampleSource, keyed_rows
@@ -140,6 +141,15 @@ class HSTUBatch(BaseBatch):
         keys = self.features.keys()
         negatives = self.features.lengths().view(len(keys), self.batch_size)
         return tokens - negatives[keys.index(self.negatives_feature_name)]
+
+    def row_counts(self) -> dict[str, torch.Tensor]:
+        """Lengths of the features and labels, and the candidates of each row, which size the sequences."""
+        counts = self.feature_row_counts()
+        if isinstance(self.labels, KeyedJaggedTensor):
+            counts["labels"] = self.labels.lengths().view(-1, self.batch_size).sum(0)
+        if self.num_candidates is not None:
+            counts["num_candidates"] = self.num_candidates
+        return counts
 
 
 class HSTUSource(SampleSource):

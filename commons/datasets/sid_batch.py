@@ -153,6 +153,10 @@ class SIDBatch(BaseBatch):
         """`[batch_size]` int64: candidate codes of each row; 0 for padding rows."""
         return self.feature_lengths(self.candidate_feature_name)
 
+    def row_counts(self) -> dict[str, torch.Tensor]:
+        """Lengths of the features, which size the sequences."""
+        return self.feature_row_counts()
+
 
 class SIDSource(SampleSource):
     """Samples by index. The same index gives the same sample in every process.

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from commons.distributed.exchange import EXCHANGES, Traffic
+from commons.distributed.loaded_memory import LoadedMemory
 from commons.distributed.loss_reduction import LossScale, check_global_mean
 from commons.distributed.placement import warm_up
 from commons.distributed.plan_ahead import PlanAhead
@@ -23,7 +24,7 @@ from commons.distributed.shuffler_settings import ShufflerSettings
 from commons.distributed.unshuffle import return_steps
 from commons.distributed.verify import check_placed_samples, check_same_plan
 from commons.perf_model import MeasuredCost
-from commons.sequence_batch import containers
+from commons.sequence_batch import BaseBatch, containers
 from commons.sequence_batch.packed_rows import PackedRows, gather_rows
 from commons.sequence_batch.sample_rows import SampleRows, knows_padding
 
@@ -202,9 +203,11 @@ class BatchShuffler(ABC):
         plan.check_one_step("exchange")
         if self.expects_scale:
             self._loss_scale.expect()
-        if self.group.num_ranks == 1 or self._agreed is None:
+        if self._agreed is None:
             return batch
         rank = self.group.rank
+        if self.group.num_ranks == 1:
+            return self._with_row_counts(batch, plan.row_counts)
         loaded = self.sample_rows.packed(batch)
         self._check_planned(loaded, plan)
         if self._checks is not None:
@@ -216,7 +219,8 @@ class BatchShuffler(ABC):
             mine = gather_rows([loaded], np.arange(len(own)), plan.num_elements[own].sum(0).tolist())
         if self._checks is not None:
             check_placed_samples(self._checks, plan, mine)
-        return self._batch_of(batch, mine, int(plan.rows[rank, 0]))
+        placed = self._batch_of(batch, mine, int(plan.rows[rank, 0]))
+        return self._with_row_counts(placed, plan.row_counts[plan.computed_by(rank)])
 
     def shuffle(self, batch: Batch) -> Batch:
         """`plan` and `exchange` in one."""
@@ -239,11 +243,13 @@ class BatchShuffler(ABC):
             # A rank without samples runs its only row once for each micro-batch.
             return [batch] * max(plan.num_micro_batches, 1)
         packed = self.sample_rows.packed(batch)
-        elements = plan.num_elements[plan.computed_by(rank)]
+        own = plan.computed_by(rank)
+        elements, row_counts = plan.num_elements[own], plan.row_counts[own]
         micro_batches = []
         for rows in self.micro_batch_rows(batch, plan):
             selected = gather_rows([packed], rows, elements[rows].sum(0).tolist())
-            micro_batches.append(self._batch_of(batch, selected, max(len(rows), 1)))
+            micro_batch = self._batch_of(batch, selected, max(len(rows), 1))
+            micro_batches.append(self._with_row_counts(micro_batch, row_counts[rows]))
         return micro_batches
 
     def micro_batch_rows(self, batch: Any, plan: ShufflePlan) -> list[np.ndarray]:
@@ -309,7 +315,8 @@ class BatchShuffler(ABC):
         loop in the same step. Pipelines do this by themselves.
 
         Args:
-            batches: this rank's, on the host.
+            batches: this rank's, on the host. The loop copies one to the device after the next was loaded,
+                so each needs memory of its own. That it did not change is checked.
 
         Yields:
             This rank's batch of a step (`padding_batch` once its own have ended), to be copied to the device;
@@ -330,10 +337,17 @@ class BatchShuffler(ABC):
             plan = self.plan_window(loaded, failure)
             return [(self.batch_for_step(loaded, plan, 0), plan)] if plan.has_batch else []
 
-        ahead: PlanAhead[tuple[Batch, ShufflePlan]] = PlanAhead(steps, 1, lambda batch: batch)
+        memory = LoadedMemory(self.sample_rows, 1)
+
+        def prepare(batch: Batch) -> Batch:
+            memory.loaded(batch)
+            return batch
+
+        ahead: PlanAhead[tuple[Batch, ShufflePlan]] = PlanAhead(steps, 1, prepare)
         loader = iter(batches)
         try:
             while (planned := ahead.next_step(loader)) is not None:
+                memory.handed_out()
                 yield planned[0]
         finally:
             ahead.drop()
@@ -421,6 +435,16 @@ class BatchShuffler(ABC):
             self.padding_batch(), self.sample_rows.device_of(like), non_blocking=True
         )
         return self.sample_rows.with_rows(like, self.sample_rows.per_sample_fields(copied), 1, 0)
+
+    def _with_row_counts(self, batch: Batch, row_counts: np.ndarray) -> Batch:
+        """Returns the batch with the row counts that the plan has of its real rows, int64
+        `[samples, names]`."""
+        names = () if self._agreed is None else self._agreed.count_names
+        if not names or not isinstance(batch, BaseBatch):
+            return batch
+        padded = np.zeros((len(names), batch.batch_size), dtype=np.int64)
+        padded[:, : len(row_counts)] = row_counts.T
+        return batch.with_row_counts(dict(zip(names, padded, strict=True)))
 
     def _check_planned(self, rows: PackedRows, plan: ShufflePlan) -> None:
         """Compares the host's knowledge of a batch with the plan; any other batch would be cut mid-sample."""

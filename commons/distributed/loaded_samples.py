@@ -24,6 +24,7 @@ class LoadedSamples:
         tokens, loss_tokens: int64 `[samples]`.
         num_elements: int64 `[samples, jagged fields]`, elements of each sample in each jagged field.
         sample_bytes: int64 `[samples]`, bytes of a sample on the wire.
+        row_counts: int64 `[samples, names]`, what `BaseBatch.row_counts` says of each.
     """
 
     batch_sizes: np.ndarray
@@ -33,6 +34,7 @@ class LoadedSamples:
     loss_tokens: np.ndarray
     num_elements: np.ndarray
     sample_bytes: np.ndarray
+    row_counts: np.ndarray
 
     _per_sample: ClassVar[Sequence[str]] = (
         "workloads",
@@ -40,6 +42,7 @@ class LoadedSamples:
         "loss_tokens",
         "num_elements",
         "sample_bytes",
+        "row_counts",
     )
 
     @property

@@ -119,7 +119,7 @@ def _call_all(settings: ShufflerSettings) -> None:
     ones, home = np.ones(2, dtype=np.int64), np.zeros(2, dtype=np.int64)
     for partitioner in PARTITIONERS:  # also those that compile functions of their own
         each = ones[:, None]
-        samples = LoadedSamples(each, each, ones, ones, ones, each, ones)
+        samples = LoadedSamples(each, each, ones, ones, ones, each, ones, each)
         _rank_of(samples, ShufflerSettings(partitioner, equal_rows=False), None)
     rebalance(ones, home, 2)  # rows have to be made equal
     rebalance(ones, home, 2, equal_size=False, tokens=ones, max_tokens=1)  # a limit has to be met

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from commons.distributed.channel import Channel
 from commons.distributed.failures import portable, raise_first, sent_by
 from commons.distributed.loaded_samples import LoadedSamples
-from commons.distributed.sample_facts import NUM_COUNTS, SampleFacts
+from commons.distributed.sample_facts import NUM_COUNTS, SampleFacts, counts_in, num_words
 from commons.distributed.shuffler_settings import ShufflerSettings
 from commons.sequence_batch import containers
 from commons.sequence_batch.row_schema import FieldValue, RowSchema
@@ -28,12 +28,14 @@ class _Offer:
 
     Attributes:
         schema: fields of its first batch.
+        count_names: names of its `row_counts`.
         capacity: rows that a gather carries per rank.
         real_row: fields of one of its samples; None where batches know their padding.
         notes: lines for the user about its first batch.
     """
 
     schema: RowSchema
+    count_names: tuple[str, ...]
     capacity: int
     real_row: dict[str, FieldValue] | None
     notes: list[str]
@@ -44,11 +46,20 @@ class BatchFormat:
 
     Attributes:
         schema: fields of every batch.
+        count_names: names of every batch's `row_counts`.
         pads: whether batches know their padding rows, and so may be padded.
     """
 
-    def __init__(self, schema: RowSchema, padding_batch: Any, sample_rows: SampleRows, pinned: bool) -> None:
+    def __init__(
+        self,
+        schema: RowSchema,
+        count_names: tuple[str, ...],
+        padding_batch: Any,
+        sample_rows: SampleRows,
+        pinned: bool,
+    ) -> None:
         self.schema = schema
+        self.count_names = count_names
         self.pads = knows_padding(padding_batch)
         self._padding_batch, self._sample_rows, self._pinned = padding_batch, sample_rows, pinned
 
@@ -109,6 +120,11 @@ class PlanGather:
         if self.agreed is None:  # no rank has ever had a batch
             return _nothing(self._channel.num_ranks)
         schema = self.agreed.schema
+        if facts is not None and facts.count_names != self.agreed.count_names:
+            failure = failure or ValueError(
+                f"a batch has row_counts of {facts.count_names}, the first one had {self.agreed.count_names}"
+            )
+            facts = None
         table = self._channel.all_gather(self._encode(facts, failure, schema, post))
         most = int(table[:, 3 : self._header : 2].sum(1).max())
         if most > self._capacity:
@@ -122,7 +138,7 @@ class PlanGather:
             [rows[:real] for rows, real in zip(per_rank, num_loaded.sum(1), strict=True)]
         )
         workloads, tokens, loss_tokens = per_sample[:, :NUM_COUNTS].T.copy()
-        num_elements = per_sample[:, NUM_COUNTS:].copy()
+        num_elements = per_sample[:, NUM_COUNTS : NUM_COUNTS + len(schema.jagged_fields)].copy()
         samples = LoadedSamples(
             batch_sizes=sizes[:, :, 0].copy(),
             num_loaded=num_loaded,
@@ -131,6 +147,7 @@ class PlanGather:
             loss_tokens=loss_tokens,
             num_elements=num_elements,
             sample_bytes=schema.row_bytes(num_elements),
+            row_counts=counts_in(per_sample, self.agreed.count_names),
         )
         return samples, table[:, 2].copy()
 
@@ -139,7 +156,8 @@ class PlanGather:
     ) -> np.ndarray:
         """Returns this rank's part of the gather. It leaves out samples beyond the agreed rows, which the
         others see from the header."""
-        columns = NUM_COUNTS + len(schema.jagged_fields)
+        names = () if self.agreed is None else self.agreed.count_names
+        columns = NUM_COUNTS + len(schema.jagged_fields) + num_words(names)
         row = np.zeros(self._header + self._capacity * columns, dtype=np.int64)
         row[2] = post
         if facts is None:
@@ -180,6 +198,11 @@ class PlanGather:
         agreed = offers[first]
         _raise_if_different(agreed.schema, f"rank {first}", [None if o is None else o.schema for o in offers])
         for rank in ranks_with_batch:
+            if offers[rank].count_names != agreed.count_names:
+                raise ValueError(
+                    f"rank {rank} has a batch with row_counts of {offers[rank].count_names}, rank {first} of "
+                    f"{agreed.count_names}; batches of all ranks must have the same"
+                )
             if (offers[rank].real_row is None) != (agreed.real_row is None):
                 raise ValueError(
                     f"batches of rank {first} and rank {rank} are of different types, of which only one "
@@ -194,12 +217,13 @@ class PlanGather:
         if agreed.real_row is not None:
             padding_batch = self._sample_rows.with_rows(padding_batch, agreed.real_row, 1, 1)
         self._capacity = max(offers[rank].capacity for rank in ranks_with_batch)
-        self.agreed = BatchFormat(agreed.schema, padding_batch, self._sample_rows, pinned)
+        self.agreed = BatchFormat(agreed.schema, agreed.count_names, padding_batch, self._sample_rows, pinned)
 
     def _offer(self, facts: SampleFacts, first_batch: Any, padding_batch: Any) -> _Offer:
         knows = knows_padding(padding_batch)
         return _Offer(
             schema=facts.schema,
+            count_names=facts.count_names,
             capacity=int(facts.batch_sizes.max()) * self._settings.window,
             real_row=None if knows else self._sample_rows.per_sample_fields(padding_batch),
             notes=self._sample_rows.stale_numbers(first_batch),
@@ -219,7 +243,9 @@ class PlanGather:
 
 def _nothing(num_ranks: int) -> tuple[LoadedSamples, np.ndarray]:
     none, no_batch = np.zeros(0, dtype=np.int64), np.zeros((num_ranks, 1), dtype=np.int64)
-    return LoadedSamples(no_batch, no_batch, none, none, none, none.reshape(0, 0), none), no_batch[:, 0]
+    return LoadedSamples(
+        no_batch, no_batch, none, none, none, none.reshape(0, 0), none, none.reshape(0, 0)
+    ), no_batch[:, 0]
 
 
 def _raise_if_different(expected: RowSchema, whose: str, schemas: list[RowSchema | None]) -> None:

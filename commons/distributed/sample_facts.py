@@ -24,11 +24,13 @@ class SampleFacts:
         schema: the fields of the batches.
         batch_sizes: int64 `[batches]`, rows with padding.
         num_loaded: int64 `[batches]`, real rows.
-        per_sample: int64 `[samples, NUM_COUNTS + jagged fields]`: workload, tokens, loss tokens, elements of
-            each jagged field.
+        count_names: names of the batches' `row_counts`.
+        per_sample: int64 `[samples, NUM_COUNTS + jagged fields + words]`: workload, tokens, loss tokens,
+            elements of each jagged field, and `row_counts`, two to a word.
     """
 
     schema: RowSchema
+    count_names: tuple[str, ...]
     batch_sizes: np.ndarray
     num_loaded: np.ndarray
     per_sample: np.ndarray
@@ -51,7 +53,10 @@ class SampleFacts:
             ValueError: counts of the wrong length, in a dtype that wraps, negative, NaN or infinite; lengths
                 that do not account for a batch's values; or batches that differ in their fields.
         """
-        schema, sizes, per_sample = None, [], []
+        schema: RowSchema | None = None
+        names: tuple[str, ...] = ()
+        sizes: list[tuple[int, int]] = []
+        per_sample = []
         for batch in batches:
             fields = sample_rows.per_sample_fields(batch)
             check_jagged_fields(fields)
@@ -73,12 +78,52 @@ class SampleFacts:
             ]
             elements = row_elements(key_lengths(fields, schema, num_rows), schema)
             columns = torch.stack([*counts, *elements.unbind(1)], 1)
+            row_counts = sample_rows.row_counts(shown)
+            if sizes and tuple(row_counts) != names:
+                raise ValueError(f"two batches of this rank have row_counts of {names} and {(*row_counts,)}")
+            names = tuple(row_counts)
+            words = _words_of(row_counts, num_rows, num_real, type(batch).__name__)
             sizes.append((num_rows, num_real))
-            per_sample.append(columns[:num_real].numpy())
+            per_sample.append(np.concatenate([columns[:num_real].numpy(), words], 1))
         if schema is None:
             raise ValueError("there are no batches")
         batch_sizes, num_loaded = np.array(sizes, dtype=np.int64).T
-        return SampleFacts(schema, batch_sizes, num_loaded, np.concatenate(per_sample))
+        return SampleFacts(schema, names, batch_sizes, num_loaded, np.concatenate(per_sample))
+
+
+def num_words(count_names: Sequence[str]) -> int:
+    """Returns how many words of a sample hold its row counts."""
+    return -(-len(count_names) // 2)
+
+
+def counts_in(words: np.ndarray, count_names: Sequence[str]) -> np.ndarray:
+    """Returns the row counts, int64 `[samples, names]`, in the last words of `SampleFacts.per_sample`."""
+    first = words.shape[1] - num_words(count_names)
+    pairs = np.ascontiguousarray(words[:, first:]).view(np.int32)
+    return pairs[:, : len(count_names)].astype(np.int64)
+
+
+def _words_of(
+    row_counts: Mapping[str, torch.Tensor], num_rows: int, num_real: int, batch_type: str
+) -> np.ndarray:
+    """Checks row counts, and packs those of real rows two to an int64, `[samples, words]`."""
+    pairs = np.zeros((num_real, 2 * num_words(tuple(row_counts))), dtype=np.int32)
+    for column, (name, counts) in enumerate(row_counts.items()):
+        if counts.shape != (num_rows,):
+            raise ValueError(
+                f"{batch_type}.row_counts()[{name!r}] has shape {tuple(counts.shape)}, expected one number "
+                f"per row: ({num_rows},)"
+            )
+        of_samples = counts[:num_real].numpy()
+        pairs[:, column] = of_samples
+        wrong = (pairs[:, column] != of_samples) | (pairs[:, column] < 0)  # wrapped, rounded or negative
+        if wrong.any():
+            row = int(wrong.argmax())
+            raise ValueError(
+                f"{batch_type}.row_counts()[{name!r}] has {of_samples[row]} for row {row}; expected an "
+                "integer from 0 to 2**31 - 1"
+            )
+    return pairs.view(np.int64)
 
 
 def _called(count: Callable[[Any], torch.Tensor], batch: Any, whose: str) -> Any:

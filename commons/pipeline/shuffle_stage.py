@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from commons.distributed import BalanceReport, BatchShuffler, ShufflePlan
+from commons.distributed.loaded_memory import LoadedMemory
 from commons.distributed.loss_reduction import check_global_mean, check_reduction, loss_sum
 from commons.distributed.plan_ahead import PlanAhead
 from commons.named_ranges import named_range
@@ -109,6 +110,7 @@ class ShuffleStage:
         )
         self._planner = shuffler.planner.of_all_ranks()
         self._ahead: PlanAhead[_Step] = PlanAhead(self._plan, settings.window, self._prepare, device)
+        self._memory = LoadedMemory(shuffler.sample_rows, settings.window)
         self._planned: deque[_Step] = deque()
         self._exchanged: deque[_Step] = deque()
         self._computed: _Step | None = None
@@ -121,10 +123,16 @@ class ShuffleStage:
         A rank whose loader has ended, or that brings nothing to the step, gets the shuffler's
         `padding_batch`.
         """
-        planned = self._ahead.next_step(loader)
+        try:
+            planned = self._ahead.next_step(loader)
+        except Exception:
+            self._memory.forget()  # some of its batches will never be handed out
+            raise
         if planned is None:
+            self._memory.forget()
             self._shuffler.release()
             return None
+        self._memory.handed_out()
         step, seconds = planned
         step.plan_wait_seconds = seconds
         batch, step.batch = step.batch, None
@@ -171,6 +179,7 @@ class ShuffleStage:
     def reset(self) -> None:
         """Drops the steps on their way, as a pipeline does with its batches; all ranks have to."""
         self._ahead.drop()
+        self._memory.forget()
         self._shuffler.release()
         self._planned.clear()
         self._exchanged.clear()
@@ -205,6 +214,7 @@ class ShuffleStage:
 
     def _prepare(self, batch: Any) -> tuple[Any, Any]:
         """Returns a batch on the host to plan with; and the batch to hand out, which may be on the device."""
+        self._memory.loaded(batch)
         host = self._shuffler.sample_rows.to_host(batch)
         if host is not batch and self._rank == 0:
             _warn_of_device_batches()

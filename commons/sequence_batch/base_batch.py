@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+import copy
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Self, cast
 
+import numpy as np
 import torch
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 from torchrec.streamable import Pipelineable
@@ -48,6 +50,7 @@ class BaseBatch(Pipelineable):
     actual_batch_size: int | None = None
 
     def __post_init__(self) -> None:
+        self._counts_on_host: Mapping[str, np.ndarray] | None = None  # no field: other rows have other counts
         if self.batch_size < 1:
             raise ValueError(f"batch_size is {self.batch_size}; a batch has at least one row")
         if self.actual_batch_size is None:
@@ -142,6 +145,54 @@ class BaseBatch(Pipelineable):
             tokens = torch.full((self.batch_size,), per_row, dtype=torch.int64, device=self.features.device())
         tokens[self.num_samples :] = 0
         return tokens
+
+    def row_counts(self) -> dict[str, torch.Tensor]:
+        """Returns the numbers of each row that the model needs on the host, by name; none by default.
+
+        Each is `[batch_size]` non-negative integers below 2**31. Planning gathers them, which takes 4 bytes
+        per sample and name. So a model that sizes tensors by them need not read them from the device.
+        `feature_row_counts` has the lengths of the sparse features.
+        """
+        return {}
+
+    def feature_row_counts(self) -> dict[str, torch.Tensor]:
+        """Returns the lengths of each key of `features`, `[batch_size]`, as "features.<key>" for
+        `row_counts`."""
+        lengths = self.features.lengths().view(-1, self.batch_size)
+        return {f"features.{key}": of_key for key, of_key in zip(self.features.keys(), lengths, strict=True)}
+
+    def row_counts_on_host(self) -> Mapping[str, np.ndarray]:
+        """Returns `row_counts` as int64 arrays `[batch_size]`, 0 for padding rows.
+
+        An exchanged batch has them from its plan. For any other this is one host-device synchronization.
+        """
+        if self._counts_on_host is not None:
+            return self._counts_on_host
+        counts = self.row_counts()
+        if not counts:
+            return {}
+        together = torch.stack([of_rows.long() for of_rows in counts.values()])
+        return dict(zip(counts, together.cpu().numpy(), strict=True))
+
+    def with_row_counts(self, counts: Mapping[str, np.ndarray]) -> Self:
+        """Returns this batch with the result of `row_counts_on_host`; the exchange calls it.
+
+        If the lengths of all keys are among them, `features` knows its totals per key, too. TorchRec would
+        read them from the device otherwise.
+        """
+        made = copy.copy(self)
+        made._counts_on_host = counts
+        keys = self.features.keys()
+        if all(f"features.{key}" in counts for key in keys):
+            made.features = KeyedJaggedTensor(
+                keys=keys,
+                values=self.features.values(),
+                weights=self.features.weights_or_none(),
+                lengths=self.features.lengths(),
+                stride=self.batch_size,
+                length_per_key=[int(counts[f"features.{key}"].sum()) for key in keys],
+            )
+        return made
 
     def to(self, device: torch.device, non_blocking: bool = False) -> Self:
         """Returns this batch with every tensor on `device`."""

@@ -118,6 +118,10 @@ class SampleRows:
             return batch.num_loss_tokens()
         return torch.ones(self.batch_rows(batch)[0], dtype=torch.int64, device=self.device_of(batch))
 
+    def row_counts(self, batch: Any) -> dict[str, torch.Tensor]:
+        """Returns the `row_counts` of a `BaseBatch`; none of any other batch."""
+        return batch.row_counts() if isinstance(batch, BaseBatch) else {}
+
     def row_or_padding(self, batch: Batch) -> Batch:
         """Returns a batch of one row for a rank without samples.
 

@@ -18,12 +18,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from torch.distributed._shard.metadata import ShardMetadata
-from torch.distributed._shard.sharded_tensor import Shard, ShardedTensor, ShardedTensorMetadata
+from torch.distributed._shard.sharded_tensor import ShardedTensor
 from torch.distributed.checkpoint import CheckpointException, FileSystemReader, FileSystemWriter
 
 from commons.distributed.failures import portable, raise_first
 from commons.distributed.rank_group import RankGroup
+from commons.training.host_copies import HostCopies
 
 # Lists the other files with their sizes; written after all of them.
 CONTENTS_FILE = "contents.json"
@@ -35,8 +35,9 @@ _LEFT_OVER = re.compile(r"step_\d+(\.old)?\.unfinished")
 class Checkpoints:
     """Writes checkpoints in a thread while training goes on, and reads them. Construction is collective.
 
-    Training waits while `save` copies the state to host memory; files are written after that. Collectives
-    run on the job's control group, whose collectives nothing else uses, in the thread that writes.
+    Training waits while `save` copies the state to host memory; files are written after that. The memory of
+    that copy is kept for the next one. Collectives run on the job's control group, whose collectives nothing
+    else uses, in the thread that writes.
 
     Args:
         path: folder of the checkpoints, visible to all ranks.
@@ -53,6 +54,7 @@ class Checkpoints:
         ranks = RankGroup.of()
         self._group, self._channel = ranks.control, ranks.channel()
         self._rank = dist.get_rank()
+        self._copies = HostCopies()
         self._writing: Future[float] | None = None
 
     def newest(self) -> tuple[Path | None, list[str]]:
@@ -69,8 +71,16 @@ class Checkpoints:
         """Starts to write a checkpoint of `state`. Collective; call `finish` between two saves.
 
         A state with a number that is not finite is not written, because no training could go on from it.
+
+        Raises:
+            RuntimeError: `finish` was not called since the last save, which may still be read.
         """
-        staged = host_copy(state)
+        if self._writing is not None:
+            raise RuntimeError(
+                f"save of step {step} before the last checkpoint was finished: call finish() first, because "
+                "both use the same host memory"
+            )
+        staged = self._copies.copy(state)
         future: Future[float] = Future()
 
         def write() -> None:
@@ -166,38 +176,6 @@ def _check_finite(value: Any, name: str = "") -> None:
         smallest, largest = torch.aminmax(value)  # unlike isfinite, it allocates nothing
         if not (math.isfinite(smallest) and math.isfinite(largest)):
             raise ValueError(f"{name} has values that are not finite")
-
-
-def host_copy(value: Any) -> Any:
-    """Copies a state to host memory: dicts and lists of tensors, sharded tensors and plain values."""
-    if isinstance(value, dict):
-        return {key: host_copy(element) for key, element in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(host_copy(element) for element in value)
-    if isinstance(value, ShardedTensor):
-        return _sharded_host_copy(value)
-    if isinstance(value, torch.Tensor):
-        return value.detach().to("cpu", copy=True)
-    return value
-
-
-def _sharded_host_copy(value: ShardedTensor) -> ShardedTensor:
-    # Its own `cpu` copies neither what is on the CPU already nor a table of the GPU's in host memory.
-    metadata = value.metadata()
-    on_cpu = []
-    for shard in metadata.shards_metadata:
-        placement: Any = shard.placement
-        placed = f"rank:{placement.rank()}/cpu"
-        on_cpu.append(ShardMetadata(shard.shard_offsets, shard.shard_sizes, placement=placed))
-    by_offset = {tuple(shard.shard_offsets): shard for shard in on_cpu}
-    return ShardedTensor._init_from_local_shards_and_global_metadata(
-        [
-            Shard(shard.tensor.detach().to("cpu", copy=True), by_offset[tuple(shard.metadata.shard_offsets)])
-            for shard in value.local_shards()
-        ],
-        ShardedTensorMetadata(on_cpu, metadata.size, metadata.tensor_properties),
-        process_group=value._process_group,
-    )
 
 
 class CheckpointFolder:

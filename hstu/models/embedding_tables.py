@@ -140,7 +140,8 @@ class SmallTables(nn.Module):
     def forward(self, features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
         """Returns embeddings `[num_ids of the feature, embedding_dim]` by feature name.
 
-        Synchronizes host and device if the features are on CUDA and their lengths per key are not cached.
+        Synchronizes host and device if the features are on CUDA and do not know their totals per key, as
+        those of an exchanged batch do.
         """
         ids = features.to_dict()
         return {

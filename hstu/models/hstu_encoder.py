@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import nn
 from torchrec.sparse.jagged_tensor import JaggedTensor
@@ -88,13 +89,19 @@ class HSTUEncoder(nn.Module):
         self.final_norm = nn.LayerNorm(config.hidden_size, eps=config.norm_epsilon, device=device)
 
     def forward(
-        self, embeddings: Sequence[Mapping[str, JaggedTensor]], batch: HSTUBatch
+        self,
+        embeddings: Sequence[Mapping[str, JaggedTensor]],
+        batch: HSTUBatch,
+        counts: Mapping[str, np.ndarray],
     ) -> tuple[torch.Tensor, SequenceStructure]:
         """Returns the state of every token, `[total_tokens, hidden_size]`, and the layout of the tokens.
+
+        No host-device synchronization for an exchanged batch.
 
         Args:
             embeddings: lookups of each embedding collection, by feature name.
             batch: batch on the model's device.
+            counts: its `row_counts_on_host`.
 
         Raises:
             ValueError: a sample has unequal numbers of items and actions, or more candidates than items.
@@ -102,7 +109,7 @@ class HSTUEncoder(nn.Module):
         embedded = self.small_tables(batch.features)
         for looked_up, names in zip(embeddings, self._collection_features, strict=True):
             embedded.update({name: looked_up[name] for name in names})
-        tokens, structure = self.preprocessor(embedded, batch.num_candidates)
+        tokens, structure = self.preprocessor(embedded, batch.num_candidates, counts)
         masks = structure.masks(self.config.is_causal, self.config.disable_contextual_mask)
         for layer in self.layers:
             tokens = layer(tokens, masks)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
@@ -21,24 +23,26 @@ def keyed_labels(batch: HSTUBatch) -> KeyedJaggedTensor:
 
 
 def labeled_item_tokens(
-    structure: SequenceStructure, labels: KeyedJaggedTensor, num_unlabeled: int = 0
+    structure: SequenceStructure,
+    labels: KeyedJaggedTensor,
+    num_labels: Sequence[int],
+    num_unlabeled: int = 0,
 ) -> torch.Tensor:
     """Returns the tokens of the items that the labels belong to, `[num_label_tokens]` int64.
+
+    No host-device synchronization.
 
     Args:
         structure: layout of the batch.
         labels: labels with one key; those of a sample belong to its last items.
+        num_labels: labels of each sample, on the host.
         num_unlabeled: items at the start of a sample that cannot have a label.
 
     Raises:
-        ValueError: a sample has more labels than items that can have one. Checked on CPU only, because the
-            check would synchronize host and device on CUDA.
+        ValueError: a sample has more labels than items that can have one.
     """
-    lengths = labels.lengths()
-    most = (structure.item_lengths - num_unlabeled).clamp(min=0)
-    if lengths.device.type == "cpu" and bool((lengths > most).any()):
-        row = int((lengths > most).nonzero()[0])
-        of_them = f", of which the first {num_unlabeled} cannot have one" if num_unlabeled else ""
-        num_labels, num_items = int(lengths[row]), int(structure.item_lengths[row])
-        raise ValueError(f"row {row} has {num_labels} labels for {num_items} items{of_them}")
-    return structure.last_item_tokens(lengths, labels.values().shape[0])
+    for row, (num, num_items) in enumerate(zip(num_labels, structure.host_item_lengths, strict=True)):
+        if num > max(num_items - num_unlabeled, 0):
+            of_them = f", of which the first {num_unlabeled} cannot have one" if num_unlabeled else ""
+            raise ValueError(f"row {row} has {num} labels for {num_items} items{of_them}")
+    return structure.last_item_tokens(labels.lengths(), labels.values().shape[0])

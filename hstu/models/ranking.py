@@ -117,8 +117,8 @@ class RankingDense(nn.Module):
 
         Raises:
             ValueError: the labels are not a KeyedJaggedTensor with one key; a sample has more labels than
-                items or a label outside the head's classes (both checked on CPU only); items would see their
-                own actions; or the features disagree, see `HSTUEncoder.forward`.
+                items, or a label outside the head's classes (checked on CPU only); items would see their own
+                actions; or the features disagree, see `HSTUEncoder.forward`.
         """
         labels = keyed_labels(batch)
         if not self.config.is_causal and not batch.max_num_candidates:
@@ -126,8 +126,10 @@ class RankingDense(nn.Module):
                 "with is_causal=False an item of the history sees its own action, which is its label; "
                 "set is_causal=True or use candidates"
             )
+        counts = batch.row_counts_on_host()
         with self.config.autocast(batch.features.device()):
-            states, structure = self.encoder(embeddings, batch)
-            logits = self.head(states[labeled_item_tokens(structure, labels)])
+            states, structure = self.encoder(embeddings, batch, counts)
+            labeled = labeled_item_tokens(structure, labels, counts["labels"].tolist())
+            logits = self.head(states[labeled])
         logits = logits.float()
         return self.loss(logits, labels.values()), RankingOutput(logits.detach(), labels.values())

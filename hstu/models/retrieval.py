@@ -116,8 +116,7 @@ class RetrievalDense(nn.Module):
         """Returns the summed loss of the batch's label tokens, a float32 scalar, and the queries.
 
         Targets are embedded by the sequence's own lookups. Scores and loss are float32 whatever the config's
-        dtype. A batch without tokens or labels has a loss of 0 and zero gradients for all parameters. Reads
-        the numbers of labels and negatives to the host, one more synchronization than the encoder's.
+        dtype. A batch without tokens or labels has a loss of 0 and zero gradients for all parameters.
 
         Args:
             embeddings: lookups of each embedding collection, by feature name.
@@ -125,8 +124,7 @@ class RetrievalDense(nn.Module):
 
         Raises:
             ValueError: the batch has candidates; the labels are not a KeyedJaggedTensor with one key; a
-                sample has a label for its first item (checked on CPU only); or the features disagree, see
-                `HSTUEncoder.forward`.
+                sample has a label for its first item; or the features disagree, see `HSTUEncoder.forward`.
         """
         if batch.max_num_candidates:
             raise ValueError(
@@ -135,16 +133,15 @@ class RetrievalDense(nn.Module):
             )
         labels = keyed_labels(batch)
         ids, looked_up = batch.features.to_dict(), embeddings[self._collection]
+        counts = batch.row_counts_on_host()
+        num_labels = counts["labels"].tolist()
         with self.config.autocast(batch.features.device()):
-            states, structure = self.encoder(embeddings, batch)
-            before = labeled_item_tokens(structure, labels, num_unlabeled=1) - 1
+            states, structure = self.encoder(embeddings, batch, counts)
+            before = labeled_item_tokens(structure, labels, num_labels, num_unlabeled=1) - 1
             queries = self._unit(self.query_projection(states[before]))
         lengths, last_items = labels.lengths(), structure.item_lengths.cumsum(0)
         items = spread(last_items - lengths, lengths, len(before))
         targets = ids[self._item].values()[items]
-        num_labels, num_negatives = torch.stack(
-            [lengths.long(), ids[self._negatives].lengths().long()]
-        ).tolist()
         loss = sampled_softmax_loss(
             queries,
             self._unit(looked_up[self._item].values()[items]),
@@ -152,7 +149,7 @@ class RetrievalDense(nn.Module):
             targets,
             ids[self._negatives].values(),
             num_labels,
-            num_negatives,
+            counts[f"features.{self._negatives}"].tolist(),
             self.retrieval.temperature,
         )
         return loss, RetrievalOutput(queries.detach(), targets)

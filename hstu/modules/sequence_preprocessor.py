@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import torch
 from torch import nn
 from torchrec.sparse.jagged_tensor import JaggedTensor
@@ -61,21 +62,24 @@ class SequencePreprocessor(nn.Module):
         nn.init.normal_(self.position_embedding.weight, std=_POSITION_STD)
 
     def forward(
-        self, embedded: Mapping[str, JaggedTensor], num_candidates: torch.Tensor | None
+        self,
+        embedded: Mapping[str, JaggedTensor],
+        num_candidates: torch.Tensor | None,
+        counts: Mapping[str, np.ndarray],
     ) -> tuple[torch.Tensor, SequenceStructure]:
-        """Returns the tokens, `[total_tokens, hidden_size]`, and their layout.
-
-        Output sizes come from the shapes of `embedded`. The only host-device synchronization is the one in
-        `SequenceStructure.of`.
+        """Returns the tokens, `[total_tokens, hidden_size]`, and their layout; no host-device
+        synchronization.
 
         Args:
             embedded: values `[num_ids of the feature, embedding_dim]` of B samples, by feature name.
             num_candidates: `[B]` integers, number of last items that are candidates; None for none.
+            counts: the lengths of the features, and the candidates, on the host, as
+                `HSTUBatch.row_counts_on_host` returns them.
 
         Raises:
             ValueError: the lengths disagree; see `SequenceStructure.of`.
         """
-        structure = self._structure(embedded, num_candidates)
+        structure = self._structure(embedded, num_candidates, counts)
         parts: list[torch.Tensor] = []
         places: list[torch.Tensor] = []
         starts = structure.offsets
@@ -99,16 +103,31 @@ class SequencePreprocessor(nn.Module):
         return tokens + self.position_embedding(structure.token_positions().clamp(max=last_bucket)), structure
 
     def _structure(
-        self, embedded: Mapping[str, JaggedTensor], num_candidates: torch.Tensor | None
+        self,
+        embedded: Mapping[str, JaggedTensor],
+        num_candidates: torch.Tensor | None,
+        counts: Mapping[str, np.ndarray],
     ) -> SequenceStructure:
         item_lengths = embedded[self.item_feature_name].lengths()
         contextual_lengths = torch.zeros_like(item_lengths)
         for name in self.contextual_feature_names:
             contextual_lengths = contextual_lengths + embedded[name].lengths()
-        action_lengths = None
-        if self.action_feature_name is not None:
-            action_lengths = embedded[self.action_feature_name].lengths()
-        return SequenceStructure.of(contextual_lengths, item_lengths, action_lengths, num_candidates)
+        items = counts[f"features.{self.item_feature_name}"]
+        none = np.zeros_like(items)
+        has_actions = self.action_feature_name is not None
+        on_host = [
+            sum((counts[f"features.{name}"] for name in self.contextual_feature_names), none),
+            items,
+            counts[f"features.{self.action_feature_name}"] if has_actions else items,
+            none if num_candidates is None else counts["num_candidates"],
+        ]
+        return SequenceStructure.of(
+            contextual_lengths,
+            item_lengths,
+            num_candidates,
+            tokens_per_item=2 if has_actions else 1,
+            on_host=[of_rows.tolist() for of_rows in on_host],
+        )
 
 
 def projection(width_in: int, width_out: int, device: torch.device | None) -> nn.Module:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -42,28 +43,27 @@ class SequenceStructure:
         cls,
         contextual_lengths: torch.Tensor,
         item_lengths: torch.Tensor,
-        action_lengths: torch.Tensor | None,
         candidate_lengths: torch.Tensor | None,
+        tokens_per_item: int,
+        on_host: Sequence[list[int]],
     ) -> SequenceStructure:
-        """Returns the layout of samples with these lengths, `[B]` integers each.
-
-        Reads the lengths to the host in one transfer, the only host-device synchronization of a forward pass.
+        """Returns the layout of samples with these lengths, `[B]` integers each; no host-device
+        synchronization.
 
         Args:
             contextual_lengths: contextual tokens, all contextual features together.
             item_lengths: items, candidates included.
-            action_lengths: actions, one per item; None if the model has no actions.
             candidate_lengths: number of last items that are candidates; None for none.
+            tokens_per_item: 2 with actions, 1 without.
+            on_host: for each sample its contextual tokens, items, actions and candidates. Without actions,
+                the items twice.
 
         Raises:
             ValueError: a sample has unequal numbers of items and actions, or more candidates than items.
         """
         contextual, items = contextual_lengths.long(), item_lengths.long()
-        actions = items if action_lengths is None else action_lengths.long()
         candidates = torch.zeros_like(items) if candidate_lengths is None else candidate_lengths.long()
-        on_host = torch.stack([contextual, items, actions, candidates]).tolist()
         _check(*on_host[1:])
-        tokens_per_item = 1 if action_lengths is None else 2
         lengths = contextual + tokens_per_item * items
         return cls(
             tokens_per_item=tokens_per_item,

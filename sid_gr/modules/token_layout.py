@@ -49,18 +49,16 @@ class TokenLayout:
     def of(cls, batch: SIDBatch) -> TokenLayout:
         """Returns the layout of a batch on any device.
 
-        Reads the lengths to the host in one transfer, the only host-device synchronization of a forward pass
-        in training.
+        No host-device synchronization for an exchanged batch; else one, for the lengths.
 
         Raises:
             ValueError: a row's codes do not form whole items, or a sample has no candidate.
         """
-        keys = batch.features.keys()
-        all_lengths = batch.features.lengths().view(len(keys), -1)
-        on_host = dict(zip(keys, all_lengths.tolist(), strict=True))
+        keys, counts = batch.features.keys(), batch.row_counts_on_host()
+        on_host = {key: counts[f"features.{key}"].tolist() for key in keys}
         names = [*batch.contextual_feature_names, batch.history_feature_name, batch.candidate_feature_name]
         _check(on_host[names[-2]], on_host[names[-1]], batch.num_hierarchies, batch.num_samples)
-        # Not by the KeyedJaggedTensor: after an exchange it would read its lengths once more.
+        # Not by the KeyedJaggedTensor: without an exchange it would read its lengths once more.
         values = batch.features.values().split([sum(on_host[key]) for key in keys])
         ids = dict(zip(keys, values, strict=True))
         lengths = torch.stack([batch.feature_lengths(name) for name in names])

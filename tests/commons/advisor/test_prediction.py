@@ -67,7 +67,9 @@ def test_strategies_place_samples_as_training_does(name: str, case: dict[str, An
             np.concatenate([of[first : first + settings.window, rank].ravel() for rank in range(RANKS)])
             for of in (steps.workloads, steps.tokens, steps.sizes)
         )
-        loaded = LoadedSamples(num_loaded, num_loaded, work, tokens, tokens, tokens[:, None], sizes)
+        loaded = LoadedSamples(
+            num_loaded, num_loaded, work, tokens, tokens, tokens[:, None], sizes, tokens[:, None]
+        )
         plan = place(loaded, settings)
         for step in range(settings.window):
             on_rank = [(plan.step == step) & (plan.destination == rank) for rank in range(RANKS)]

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import inspect
 import threading
-from collections.abc import Iterator
+import traceback
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -16,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from commons.distributed.channel import Channel
 
+REPOSITORY = Path(__file__).parents[3]
 COMMUNICATION = [
     "all_gather",
     "all_gather_coalesced",
@@ -88,12 +91,34 @@ def recorded_collectives() -> Iterator[list[tuple[str, dict[str, Any]]]]:
 @contextmanager
 def no_synchronization() -> Iterator[None]:
     """Fails on everything that, on CUDA, would make the host wait for the device."""
-    with _SynchronizingOps(), _SynchronizingCalls():
+
+    def fail(what: str) -> None:
+        raise AssertionError(f"{what} waits for the device")
+
+    with _SynchronizingOps(fail), _SynchronizingCalls(fail):
         yield
 
 
+@contextmanager
+def recorded_synchronizations() -> Iterator[list[str]]:
+    """Records where `no_synchronization` would fail, as "file function" of the repository."""
+    places: list[str] = []
+
+    def record(_: str) -> None:
+        stack = [frame for frame in traceback.extract_stack() if frame.filename != __file__]
+        frame = next(frame for frame in reversed(stack) if _is_ours(Path(frame.filename)))
+        places.append(f"{Path(frame.filename).relative_to(REPOSITORY)} {frame.name}")
+
+    with _SynchronizingOps(record), _SynchronizingCalls(record):
+        yield places
+
+
+def _is_ours(file: Path) -> bool:
+    return file.is_relative_to(REPOSITORY) and ".venv" not in file.parts
+
+
 class _SynchronizingOps(TorchDispatchMode):
-    """Fails on operations whose result has a size, or is a number, that only the device knows."""
+    """Finds operations whose result has a size, or is a number, that only the device knows."""
 
     NAMES = (
         "_local_scalar_dense",
@@ -106,6 +131,10 @@ class _SynchronizingOps(TorchDispatchMode):
         "_unique",
     )
 
+    def __init__(self, found: Callable[[str], None]) -> None:
+        super().__init__()
+        self._found = found
+
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         name = func.__name__.split(".")[0]
@@ -114,14 +143,19 @@ class _SynchronizingOps(TorchDispatchMode):
             bad = kwargs.get("output_size") is None
         elif name in ("index", "index_put", "index_put_"):
             bad = any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1])
-        assert not bad, f"{func} waits for the device"
+        if bad:
+            self._found(str(func))
         return func(*args, **kwargs)
 
 
 class _SynchronizingCalls(TorchFunctionMode):
-    """Fails on functions that read a tensor on the host, or copy to the device from pageable memory."""
+    """Finds functions that read a tensor on the host, or copy to the device from pageable memory."""
 
     NAMES = ("__array__", "__bool__", "__float__", "__index__", "__int__", "cpu", "item", "numpy", "tolist")
+
+    def __init__(self, found: Callable[[str], None]) -> None:
+        super().__init__()
+        self._found = found
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -132,5 +166,6 @@ class _SynchronizingCalls(TorchFunctionMode):
         if func is torch.Tensor.to:
             target = kwargs.get("device", args[1] if len(args) > 1 else None)
             bad = isinstance(target, torch.device | str) and not kwargs.get("non_blocking", False)
-        assert not bad, f"{name} waits for the device"
+        if bad:
+            self._found(name)
         return func(*args, **kwargs)

@@ -239,7 +239,7 @@ def test_all_to_all_sends_at_most_a_hundredth_of_an_all_gather_at_64_ranks_of_mo
         elements = np.stack([tokens, lengths], 1)  # user, items and actions; labels
         size = 8 * elements.sum(1) + 4 * 4  # int64 values, and the lengths of four keys
         each = np.full((ranks, 1), rows)
-        loaded = LoadedSamples(each, each, workloads, tokens, lengths, elements, size)
+        loaded = LoadedSamples(each, each, workloads, tokens, lengths, elements, size, elements)
         plan = place(loaded, ShufflerSettings("rebalance"))
         sent += [EXCHANGES["all_to_all"].traffic(plan, rank).sent for rank in range(ranks)]
         received += [EXCHANGES["all_gather"].traffic(plan, rank).received for rank in range(ranks)]

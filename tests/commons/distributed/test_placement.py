@@ -32,7 +32,9 @@ def _loaded(workloads, num_loaded, tokens=None) -> LoadedSamples:
     workloads = np.asarray(workloads, dtype=np.int64)
     tokens = np.ones_like(workloads) if tokens is None else np.asarray(tokens, dtype=np.int64)
     batches = np.array(num_loaded)[:, None]
-    return LoadedSamples(batches, batches, workloads, tokens, tokens, tokens[:, None], workloads)
+    return LoadedSamples(
+        batches, batches, workloads, tokens, tokens, tokens[:, None], workloads, tokens[:, None]
+    )
 
 
 def _tokens(loaded: LoadedSamples, placed) -> list[int]:

@@ -37,6 +37,7 @@ def plans(draw) -> tuple[ShufflePlan, list[np.ndarray]]:
         loss_tokens=rng.integers(0, 9, count),
         num_elements=rng.integers(0, 9, (count, 2)),
         sample_bytes=rng.integers(1, 99, count),
+        row_counts=rng.integers(0, 9, (count, 3)),
         destination=destination,
         step=step,
         micro_batch=rng.integers(0, 2, count),

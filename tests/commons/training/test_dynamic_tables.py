@@ -9,7 +9,7 @@ import torch.distributed as dist
 from commons.distributed import BatchShufflerFactory
 from commons.pipeline import TrainPipelineFactory
 from commons.training import OptimizerArgs, shard_model
-from commons.training.checkpoints import host_copy
+from commons.training.host_copies import HostCopies
 from commons.unbounded_ids import ShardedUnboundedEmbeddingCollection
 from tests.commons.training.small_task import CPU, FLOPS, small_dataset
 from tests.hstu.hstu_samples import VOCABULARY, ranking_model
@@ -41,7 +41,7 @@ def _steps(
         for key, value in model.state_dict().items()
         if "_mch_" in key and "_table._mch" in key
     ]
-    return losses, host_copy(state), [len(held) for held in _held(model)]
+    return losses, HostCopies().copy(state), [len(held) for held in _held(model)]
 
 
 def _held(model: torch.nn.Module) -> list[torch.Tensor]:

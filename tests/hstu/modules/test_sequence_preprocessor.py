@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -60,7 +61,9 @@ def test_order_of_tokens_and_positions(rows: list[tuple[int, ...]], with_actions
         positions += range(history_end)
         positions += [history_end + token for _ in range(candidates[row]) for token in range(per_candidate)]
         expected += tokens
-    got, structure = module(embedded, torch.tensor(candidates))
+    counts = {f"features.{name}": np.array(of_rows) for name, of_rows in lengths.items()}
+    counts["num_candidates"] = np.array(candidates)
+    got, structure = module(embedded, torch.tensor(candidates), counts)
     buckets = torch.tensor(positions, dtype=torch.int64).clamp(max=NUM_BUCKETS - 1)
     torch.testing.assert_close(
         got, torch.tensor(expected, dtype=torch.float32).view(-1, WIDTH) + module.position_embedding(buckets)
@@ -72,8 +75,9 @@ def test_masks_of_a_structure() -> None:
     structure = SequenceStructure.of(
         contextual_lengths=torch.tensor([2, 0]),
         item_lengths=torch.tensor([3, 1]),
-        action_lengths=torch.tensor([3, 1]),
         candidate_lengths=torch.tensor([1, 0]),
+        tokens_per_item=2,
+        on_host=[[2, 0], [3, 1], [3, 1], [1, 0]],
     )
     assert structure.masks(is_causal=True, disable_contextual_mask=False) == [
         SampleMask(8, 2, 6, 2, True),
@@ -93,5 +97,9 @@ def test_masks_of_a_structure() -> None:
 def test_disagreeing_lengths_are_named(actions: list[int], candidates: list[int], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         SequenceStructure.of(
-            torch.tensor([0, 0]), torch.tensor([1, 2]), torch.tensor(actions), torch.tensor(candidates)
+            torch.tensor([0, 0]),
+            torch.tensor([1, 2]),
+            torch.tensor(candidates),
+            tokens_per_item=2,
+            on_host=[[0, 0], [1, 2], actions, candidates],
         )

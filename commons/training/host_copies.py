@@ -1,0 +1,102 @@
+"""Copies of a training state in host memory, which is used again from one copy to the next."""
+
+from __future__ import annotations
+
+import mmap
+import weakref
+from collections.abc import Hashable
+from typing import Any
+
+import torch
+from torch.distributed._shard.metadata import ShardMetadata
+from torch.distributed._shard.sharded_tensor import Shard, ShardedTensor, ShardedTensorMetadata
+
+_Path = tuple[Hashable, ...]
+
+
+class HostCopies:
+    """Copies states to host memory. Each copy overwrites the one before, so a tensor's memory is taken once.
+
+    Tensors on CUDA are copied to pinned memory without waiting for each. A tensor whose shape or
+    dtype changed gets new memory, and the old is dropped, as is that of tensors no longer in the state.
+    """
+
+    def __init__(self) -> None:
+        self._buffers: dict[_Path, torch.Tensor] = {}
+
+    def copy(self, state: Any) -> Any:
+        """Returns a copy of dicts and lists of tensors, sharded tensors and plain values.
+
+        Its tensors are valid until the next call.
+        """
+        devices: set[torch.device] = set()
+        kept = self._buffers
+        self._buffers = {}
+        copied = self._copied(state, (), kept, devices)
+        for device in devices:
+            torch.cuda.current_stream(device).synchronize()
+        return copied
+
+    def _copied(
+        self, value: Any, path: _Path, kept: dict[_Path, torch.Tensor], devices: set[torch.device]
+    ) -> Any:
+        if isinstance(value, dict):
+            return {key: self._copied(part, (*path, key), kept, devices) for key, part in value.items()}
+        if isinstance(value, list | tuple):
+            parts = (self._copied(part, (*path, index), kept, devices) for index, part in enumerate(value))
+            return type(value)(parts)
+        if isinstance(value, ShardedTensor):
+            tensors = [shard.tensor for shard in value.local_shards()]
+            return _with_shards(value, self._copied(tensors, path, kept, devices))
+        if not isinstance(value, torch.Tensor):
+            return value
+        source = value.detach()
+        buffer = kept.pop(path, None)
+        if buffer is None or not _fits(buffer, source):
+            del buffer  # before the new one is taken: both of a large table might not fit
+            buffer = _pinned_like(source) if source.is_cuda else torch.empty_like(source, device="cpu")
+        self._buffers[path] = buffer.copy_(source, non_blocking=True)
+        if source.is_cuda:
+            devices.add(source.device)
+        return buffer
+
+
+def _fits(buffer: torch.Tensor, source: torch.Tensor) -> bool:
+    same = (buffer.dtype, buffer.shape) == (source.dtype, source.shape)
+    return same and buffer.is_pinned() == source.is_cuda
+
+
+def _pinned_like(source: torch.Tensor) -> torch.Tensor:
+    """Returns an empty contiguous tensor in pinned memory of exactly its size.
+
+    PyTorch's own pinned allocator rounds sizes up to powers of two, which may double a large table.
+    """
+    num_bytes = source.numel() * source.element_size()
+    if num_bytes == 0:
+        return torch.empty_like(source, device="cpu")
+    pages = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    buffer = torch.frombuffer(pages, dtype=torch.uint8).view(source.dtype).view(source.shape)
+    cuda = torch.cuda.cudart()
+    torch.cuda.check_error(int(cuda.cudaHostRegister(buffer.data_ptr(), num_bytes, 0)))
+    weakref.finalize(pages, cuda.cudaHostUnregister, buffer.data_ptr()).atexit = False
+    return buffer
+
+
+def _with_shards(value: ShardedTensor, tensors: list[torch.Tensor]) -> ShardedTensor:
+    """Returns a sharded tensor like `value`, with these local shards on the host."""
+    # Its own `cpu` copies neither what is on the CPU already nor a table of the GPU's in host memory.
+    metadata = value.metadata()
+    on_cpu = []
+    for shard in metadata.shards_metadata:
+        placement: Any = shard.placement
+        placed = f"rank:{placement.rank()}/cpu"
+        on_cpu.append(ShardMetadata(shard.shard_offsets, shard.shard_sizes, placement=placed))
+    by_offset = {tuple(shard.shard_offsets): shard for shard in on_cpu}
+    return ShardedTensor._init_from_local_shards_and_global_metadata(
+        [
+            Shard(tensor, by_offset[tuple(shard.metadata.shard_offsets)])
+            for tensor, shard in zip(tensors, value.local_shards(), strict=True)
+        ],
+        ShardedTensorMetadata(on_cpu, metadata.size, metadata.tensor_properties),
+        process_group=value._process_group,
+    )

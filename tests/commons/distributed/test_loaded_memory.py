@@ -1,0 +1,133 @@
+"""A loader that fills a batch's memory again, before the batch was copied, is noticed on all ranks."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.distributed as dist
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from commons.distributed.loaded_memory import LoadedMemory
+from commons.sequence_batch import BaseBatch
+from commons.sequence_batch.sample_rows import SampleRows
+from tests.commons.distributed.errors_and_warnings import error_of
+from tests.commons.distributed.shufflers import FieldShuffler
+from tests.commons.pipeline.ranking_pipelines import pipeline_of, steps_of
+
+BATCHES = 12
+REFILLED, FINE = ("in place", "as an array", "same object"), ("again", "in turns")
+
+
+@dataclasses.dataclass(eq=False)
+class Scored(BaseBatch):
+    """A batch with a score per row."""
+
+    scores: torch.Tensor = dataclasses.field(default_factory=lambda: torch.zeros(0))
+
+
+def _batch(seed: int) -> Scored:
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(1000, (6,), generator=generator)
+    features = KeyedJaggedTensor(["item"], ids, lengths=torch.tensor([1, 2, 3]))
+    return Scored(features, 3, {}, scores=torch.rand(3, 4, generator=generator))
+
+
+def _loader(how: str, window: int) -> Iterator[Scored]:
+    """Batches of which only those of rank 1 are refilled; `in turns` in as many as may be loaded."""
+    batches = [_batch(100 * dist.get_rank())]
+    if how == "in turns":
+        batches = [_batch(number) for number in range(window + 1)]
+    for number in range(BATCHES):
+        batch, fresh = batches[number % len(batches)], _batch(1000 + number)
+        if dist.get_rank() == 1 and how in ("in place", "in turns"):
+            batch.scores.copy_(fresh.scores)
+        elif dist.get_rank() == 1 and how == "as an array":
+            batch.features.values().numpy()[:] = fresh.features.values().numpy()
+        elif dist.get_rank() == 1 and how == "same object":
+            batch.features = fresh.features
+        yield batch
+
+
+class _Tokens(FieldShuffler):
+    def get_workloads(self, batch: Scored) -> torch.Tensor:
+        return batch.num_tokens()
+
+
+class _Model(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(4))
+
+    def forward(self, batch: Scored) -> tuple[torch.Tensor, None]:
+        return (batch.scores @ self.weight)[: batch.num_samples], None
+
+
+def _train(how: str, window: int, own_loop: bool) -> tuple[int, str]:
+    """Steps of a loader, and the error that ended them."""
+    shuffler, steps = _Tokens(window=window), 0
+
+    def loop() -> None:
+        nonlocal steps
+        if own_loop:
+            for batch, plan in shuffler.plan_ahead(_loader(how, window)):
+                shuffler.exchange(batch, plan)
+                shuffler.scale(torch.zeros(()), plan, None)
+                steps += 1
+            return
+        model = _Model()
+        pipeline = pipeline_of("none", model, torch.optim.SGD(model.parameters(), 0.1), shuffler)
+        for _ in steps_of(pipeline, _loader(how, window)):
+            steps += 1
+
+    error = error_of(loop)
+    return steps, error
+
+
+@pytest.mark.parametrize(("window", "own_loop"), [(1, False), (3, False), (1, True)])
+def test_refilled_memory_ends_all_ranks(pools, window, own_loop):
+    for how in REFILLED:
+        # Within a window the change is seen before any of its steps; else one step runs on wrong data.
+        for rank, (steps, error) in enumerate(pools(2).run(_train, how, window, own_loop)):
+            assert steps == (1 if window == 1 else 0)
+            field = "features.values()" if how != "in place" else "scores"
+            assert error.startswith(f"ValueError: {field} of a batch changed after the loader gave it")
+            assert rank == 1 or "raised on rank 1" in error
+
+
+@pytest.mark.parametrize(("window", "own_loop"), [(1, False), (3, False), (1, True)])
+def test_memory_that_does_not_change_too_early_is_fine(pools, window, own_loop):
+    for how in FINE:
+        assert pools(2).run(_train, how, window, own_loop) == [(BATCHES, "no error")] * 2
+
+
+def test_equal_contents_are_fine_whatever_holds_them():
+    memory, batch = LoadedMemory(SampleRows(), 1), _batch(0)
+    for _ in range(3):
+        batch.scores.copy_(_batch(0).scores)
+        batch.features = _batch(0).features
+        memory.loaded(batch)
+    memory.forget()
+    batch.scores.zero_()
+    memory.loaded(batch)
+    memory.handed_out()
+    batch.scores.fill_(1)
+    memory.loaded(batch)
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.bfloat16, torch.float64, torch.int64, torch.complex64])
+@pytest.mark.parametrize("shape", [(5,), (5, 1), (1000, 7)])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_every_kind_of_tensor_is_looked_at(dtype, shape, transposed):
+    tensor = torch.zeros(shape, dtype=dtype)
+    if transposed:
+        tensor = tensor.t().contiguous().t()
+    rows = {"rows": tensor, "none": torch.zeros(shape[0], 0)}
+    memory = LoadedMemory(SampleRows(), 1)
+    memory.loaded(rows)
+    memory.loaded({"rows": tensor.clone()})
+    rows["rows"][-1] = 1
+    with pytest.raises(ValueError, match="rows of a batch changed"):
+        memory.loaded({"rows": tensor.clone()})

@@ -1,0 +1,95 @@
+"""Numbers of each row that the plan carries, so that a model has them on the host after the exchange."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from commons.sequence_batch import BaseBatch
+from tests.commons.distributed.counted_collectives import no_synchronization
+from tests.commons.distributed.errors_and_warnings import error_of
+from tests.commons.pipeline.ranking_pipelines import TokenShuffler, draw_histories
+
+
+def _differences(settings: dict) -> tuple[int, list[str]]:
+    """Samples that moved in a few steps, and the counts on the host that are not those of the batch."""
+    rng, shuffler, moved, wrong = np.random.default_rng(dist.get_rank()), TokenShuffler(**settings), 0, []
+    for _ in range(4):
+        loaded = [draw_histories(rng, 4) for _ in range(shuffler.settings.window)]
+        window = shuffler.plan_window(loaded)
+        for number, plan in enumerate(window.steps):
+            batch = shuffler.exchange(shuffler.batch_for_step(loaded, window, number), plan)
+            moved += int((plan.home != plan.destination).sum())
+            for part in (batch, *shuffler.micro_batches(batch, plan)):
+                with no_synchronization():
+                    on_host = part.row_counts_on_host()
+                    totals = part.features.length_per_key()
+                of_keys = part.features.lengths().view(len(totals), -1)
+                wrong += [
+                    name
+                    for name, counts in part.row_counts().items()
+                    if on_host[name].tolist() != counts.tolist()
+                ]
+                wrong += [] if totals == of_keys.sum(1).tolist() else ["totals"]
+                wrong += [] if len(on_host) == len(part.row_counts()) == 6 else ["names"]
+    return moved, wrong
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"exchange": "all_gather", "window": 2}, {"max_tokens_per_micro_batch": 20}], ids=str
+)
+def test_counts_follow_their_samples(pools, settings):
+    for moved, wrong in pools(3).run(_differences, settings):
+        assert moved and not wrong
+
+
+@dataclass(eq=False)
+class CountedBatch(BaseBatch):
+    """A batch with given counts of its two rows."""
+
+    counts: tuple[tuple[str, tuple[int, ...]], ...] = ()
+
+    def row_counts(self) -> dict[str, torch.Tensor]:
+        return {name: torch.tensor(of_rows) for name, of_rows in self.counts}
+
+
+def _batch(**counts: tuple[int, ...]) -> CountedBatch:
+    features = KeyedJaggedTensor(["item"], torch.arange(3), lengths=torch.tensor([1, 2]))
+    return CountedBatch(features, 2, {}, counts=tuple(counts.items()))
+
+
+def _errors() -> list[str]:
+    on_rank = {"a": (1, 2)} if dist.get_rank() else {"b": (1, 2)}
+    known = TokenShuffler()
+    placed = known.shuffle(_batch(a=(1, 2), b=(3, 2**31 - 1), c=(0, 0)))
+    largest = int(max(placed.row_counts_on_host()["b"]))
+    return [
+        str(largest),
+        error_of(TokenShuffler().plan, _batch(**on_rank)),
+        error_of(known.plan, _batch(a=(1, 2))),
+        error_of(TokenShuffler().plan, _batch(a=(1, 2**31 if dist.get_rank() else 0))),
+        error_of(TokenShuffler().plan, _batch(a=(1, -1 if dist.get_rank() else 0))),
+        error_of(TokenShuffler().plan, _batch(a=(1, 2, 3))),
+    ]
+
+
+def test_wrong_counts_are_named_on_all_ranks(pools):
+    for largest, *errors in pools(2).run(_errors):
+        assert largest == str(2**31 - 1) or largest == "3"
+        for error, message in zip(
+            errors,
+            [
+                "rank 1 has a batch with row_counts of ('a',), rank 0 of ('b',)",
+                "a batch has row_counts of ('a',), the first one had ('a', 'b', 'c')",
+                "CountedBatch.row_counts()['a'] has 2147483648 for row 1; expected an integer",
+                "CountedBatch.row_counts()['a'] has -1 for row 1",
+                "CountedBatch.row_counts()['a'] has shape (3,), expected one number per row: (2,)",
+            ],
+            strict=True,
+        ):
+            assert message in error

@@ -1,0 +1,97 @@
+"""Copies of a training state on the host, and the checkpoints that are written from them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed._shard.sharded_tensor import ShardedTensor
+
+from commons.training import OptimizerArgs, shard_model
+from commons.training.checkpoints import Checkpoints
+from commons.training.host_copies import HostCopies
+from commons.training.training_state import TrainingState
+from tests.commons.training.small_task import CPU
+from tests.hstu.hstu_samples import ranking_model
+
+
+def _tensors(state: Any) -> list[torch.Tensor]:
+    """The tensors in a state, in order; the local shards of sharded ones."""
+    if isinstance(state, dict):
+        return [tensor for part in state.values() for tensor in _tensors(part)]
+    if isinstance(state, list | tuple):
+        return [tensor for part in state for tensor in _tensors(part)]
+    if isinstance(state, ShardedTensor):
+        return [shard.tensor for shard in state.local_shards()]
+    return [state] if isinstance(state, torch.Tensor) else []
+
+
+def _places(state: Any) -> list[int]:
+    return [tensor.data_ptr() for tensor in _tensors(state) if tensor.numel()]
+
+
+def _state() -> dict[str, Any]:
+    matrix = torch.randn(6, 4)
+    return {
+        "step": 3,
+        "nested": [{"matrix": matrix, "strided": matrix.T, "part": matrix[1:3]}, (torch.tensor(7), None)],
+        "empty": torch.zeros(0, 5),
+        "bits": torch.tensor([True, False]),
+    }
+
+
+def _check_copied(copied: Any, state: Any) -> None:
+    assert len(_tensors(copied)) == len(_tensors(state))
+    for got, expected in zip(_tensors(copied), _tensors(state), strict=True):
+        assert got.dtype == expected.dtype and torch.equal(got, expected)
+        assert got.untyped_storage().nbytes() == got.numel() * got.element_size()  # as much is written
+    assert not set(_places(copied)) & set(_places(state))
+
+
+def test_a_copy_takes_the_memory_of_the_one_before():
+    copies, state = HostCopies(), _state()
+    copied = copies.copy(state)
+    _check_copied(copied, state)
+    places, old = _places(copied), [tensor.clone() for tensor in _tensors(copied)]
+    state["nested"][0]["matrix"].mul_(2)  # training goes on
+    assert all(map(torch.equal, _tensors(copied), old))
+    copied = copies.copy(state)
+    _check_copied(copied, state)
+    assert _places(copied) == places
+
+
+def test_tensors_of_another_kind_get_memory_of_their_own():
+    copies, state = HostCopies(), _state()
+    copies.copy(state)
+    state["bits"] = torch.ones(3)
+    state["step"] = torch.ones(2)
+    del state["nested"]
+    copied = copies.copy(state)
+    _check_copied(copied, state)
+    places = _places(copied)
+    assert _places(copies.copy(state)) == places
+
+
+def _save_twice(folder: str) -> tuple[list[int], list[int], str]:
+    """Memory of the copies of two saves, and the error of a third that does not wait."""
+    model, optimizer = shard_model(ranking_model(), OptimizerArgs("adam", 0.1), CPU)
+    optimizer.init_state()
+    state, checkpoints = TrainingState(model, optimizer), Checkpoints(Path(folder))
+    places = []
+    for step in (1, 2):
+        checkpoints.save(step, state.to_save())
+        places.append(_places(list(checkpoints._copies._buffers.values())))
+        if step == 1:
+            checkpoints.finish()
+    with pytest.raises(RuntimeError) as error:
+        checkpoints.save(3, state.to_save())
+    checkpoints.finish()
+    return (*places, str(error.value))
+
+
+def test_a_second_checkpoint_takes_no_memory(pools, tmp_path):
+    for first, second, error in pools(2).run(_save_twice, str(tmp_path)):
+        assert first == second and first
+        assert error.startswith("save of step 3 before the last checkpoint was finished")

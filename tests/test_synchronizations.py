@@ -1,0 +1,113 @@
+"""The forward of a model does not wait for the device if its batch was exchanged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+
+from commons.distributed.batch_shuffler import IdentityShuffler
+from commons.sequence_batch import BaseBatch
+from tests.commons.distributed.counted_collectives import recorded_synchronizations
+from tests.commons.pipeline.ranking_pipelines import (
+    TokenShuffler,
+    draw_histories,
+    pipeline_of,
+    sharded_ranking_model,
+    steps_of,
+)
+from tests.conftest import Pools
+from tests.hstu import hstu_samples, retrieval_samples
+from tests.hstu.hstu_samples import hstu_batch, ranking_model
+from tests.hstu.retrieval_samples import retrieval_batch, retrieval_model
+from tests.sid_gr import sid_samples
+from tests.sid_gr.sid_samples import sid_batch, sid_gr_model
+
+CHECKED_ON_CPU_ONLY = {"hstu/models/action_loss.py _check"}
+
+
+def _ranking_batch(with_candidates: bool) -> BaseBatch:
+    rows = [
+        hstu_samples.Sample([3], [1, 2], [5, 6, 7], [0, 1, 2], 1, [2]),
+        hstu_samples.Sample([], [], [], [], 0, []),
+        hstu_samples.Sample([4], [1], [5, 6], [1, 2], 2, [1, 2]),
+    ]
+    batch = hstu_batch(rows)
+    if not with_candidates:
+        batch.max_num_candidates, batch.num_candidates = 0, None
+    return batch
+
+
+def _retrieval_batch() -> BaseBatch:
+    rows = [([1, 2, 3], [1, 2, 3], [5, 6], [1]), ([4], [1], [7], []), ([1, 2], [1, 1], [], [3])]
+    return retrieval_batch([retrieval_samples.Sample(*row) for row in rows], num_padding=1)
+
+
+def _sid_batch() -> BaseBatch:
+    return sid_batch([sid_samples.Sample([1, 2], [3], [1, 2]), sid_samples.Sample([], [4, 5], [])], 3)
+
+
+def _loss_and_gradients(model: torch.nn.Module, batch: BaseBatch) -> list[torch.Tensor]:
+    loss, _ = model(batch)
+    return [loss.detach(), *torch.autograd.grad(loss, list(model.parameters()), allow_unused=True)]
+
+
+@pytest.mark.parametrize(
+    ("make_model", "batch"),
+    [
+        (ranking_model, _ranking_batch(with_candidates=True)),
+        (ranking_model, _ranking_batch(with_candidates=False)),
+        (retrieval_model, _retrieval_batch()),
+        (sid_gr_model, _sid_batch()),
+    ],
+    ids=["ranking with candidates", "ranking", "retrieval", "SID-GR"],
+)
+def test_training_on_an_exchanged_batch_reads_nothing_back(
+    make_model: Callable[[], torch.nn.Module], batch: Any
+) -> None:
+    model, shuffler = make_model(), IdentityShuffler()
+    exchanged = shuffler.exchange(batch, shuffler.plan(batch))
+    with recorded_synchronizations() as found:
+        expected = _loss_and_gradients(model, batch)
+    assert set(found) - CHECKED_ON_CPU_ONLY
+    with recorded_synchronizations() as found:
+        got = _loss_and_gradients(model, exchanged)
+    assert set(found) <= CHECKED_ON_CPU_ONLY
+    assert got[0] != 0
+    for one, other in zip(got, expected, strict=True):
+        assert (one is None and other is None) or torch.equal(one, other)
+
+
+def _reads_in_a_pipeline(settings: dict[str, Any]) -> list[str]:
+    """Reads from the dense part of a model that a pipeline runs, sharded lookups included."""
+    model, optimizer = sharded_ranking_model()
+    places: list[str] = []
+
+    class Recorded(torch.nn.Module):
+        def __init__(self, dense: torch.nn.Module) -> None:
+            super().__init__()
+            self.dense = dense
+
+        def forward(self, *args: Any) -> Any:
+            with recorded_synchronizations() as found:
+                output = self.dense(*args)
+            places.extend(found)
+            return output
+
+    model.module.dense = Recorded(model.module.dense)
+    pipeline = pipeline_of("native", model, optimizer, TokenShuffler(**settings))
+    rng = np.random.default_rng(dist.get_rank())
+    for _ in steps_of(pipeline, [draw_histories(rng, 4) for _ in range(4)]):
+        places.append("step")
+    return places
+
+
+@pytest.mark.parametrize("settings", [{}, {"window": 2}, {"max_tokens_per_micro_batch": 40}], ids=str)
+def test_a_pipeline_passes_its_plan_on_to_the_model(pools: Pools, settings: dict[str, Any]) -> None:
+    for places in pools(2).run(_reads_in_a_pipeline, settings):
+        assert places.count("step") == 4
+        assert set(places) == CHECKED_ON_CPU_ONLY | {"step"}
