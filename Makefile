@@ -7,18 +7,21 @@
 # SETS             for versions: versions of torch, as in 2.14.1, or 2.13.0/3.12 for one Python of several; unset: all.
 # DATA             a folder with MovieLens 100K's u.data, for bench-loading, bench-partition and bench-shuffle;
 #                  without, they only print.
+# GPU_PYTHON       for gpu-check: the Python of an environment with torch for CUDA, into which nothing is installed;
+#                  unset: .venv, whose fbgemm is for CPUs.
 
 PYTHON ?= python3.11
 TORCH_INDEX_URL ?=
 MODEL ?= hstu
 SETS ?=
 DATA ?=
+GPU_PYTHON ?=
 VENV := .venv
 RUN := OMP_NUM_THREADS=1 $(VENV)/bin/python
 INSTALLED := $(VENV)/.installed
 
 .PHONY: demo test lint format bench-calibration bench-checkpoint bench-gather bench-kuairand bench-loading bench-micro-batch bench-padding bench-partition \
-	bench-shuffle bench-split bench-window cluster-check soak versions clean
+	bench-shuffle bench-split bench-window cluster-check gpu-check soak versions clean
 
 demo: $(INSTALLED)
 	$(RUN) -m benchmarks.demo out/demo/$(MODEL) --model $(MODEL)
@@ -64,6 +67,14 @@ bench-shuffle: $(INSTALLED)
 
 cluster-check: $(INSTALLED)
 	$(RUN) -m benchmarks.cluster_check
+
+ifeq ($(GPU_PYTHON),)
+gpu-check: $(INSTALLED)
+	$(RUN) -m benchmarks.gpu_check
+else
+gpu-check:
+	OMP_NUM_THREADS=1 $(GPU_PYTHON) -m benchmarks.gpu_check
+endif
 
 soak: $(INSTALLED)
 	$(RUN) -m benchmarks.soak

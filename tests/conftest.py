@@ -5,11 +5,12 @@ from collections.abc import Iterator
 from typing import Protocol
 
 import pytest
+import torch
 from hypothesis import settings
 
 from commons.distributed.placement import warm_up
 from commons.distributed.shuffler_settings import ShufflerSettings
-from tests.process_pool import ProcessPool
+from tests.process_pool import DEVICE_TYPE, ProcessPool
 
 settings.register_profile("no deadlines", deadline=None)  # machines are shared
 settings.load_profile("no deadlines")
@@ -29,10 +30,12 @@ def _compiled() -> None:
 
 @pytest.fixture(scope="session")
 def pools() -> Iterator[Pools]:
-    """Returns `pools`, where `pools(n)` is n gloo processes shared by all tests of the session."""
+    """Returns `pools`, where `pools(n)` is n processes shared by all tests of the session."""
     made: dict[int, ProcessPool] = {}
 
     def pool(num_ranks: int) -> ProcessPool:
+        if DEVICE_TYPE == "cuda" and num_ranks > torch.cuda.device_count():
+            pytest.skip(f"needs {num_ranks} GPUs")
         return made.setdefault(num_ranks, ProcessPool(num_ranks))
 
     yield pool

@@ -1,4 +1,4 @@
-"""Compares what training steps learn with and without a shuffler, on real gloo ranks."""
+"""Compares what training steps learn with and without a shuffler, on real ranks."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from commons.distributed import BatchShuffler
 from commons.pipeline import TrainPipelineFactory
 from commons.sequence_batch import BaseBatch
 from commons.training import OptimizerArgs, shard_model
+from tests.process_pool import rank_device
 
 # So large that the rounding of a parameter does not show in its change.
 LEARNING_RATE = 1e4
@@ -31,7 +32,7 @@ def steps(
         The average change of a step, the summed loss of all steps and ranks, and the loss tokens of each
         step. Without windows a step is normalized by its own loss tokens, so its change is weighted by them.
     """
-    device = torch.device("cpu")
+    device = rank_device()
     sharded, optimizer = shard_model(model, OptimizerArgs("sgd", LEARNING_RATE), device)
     pipeline = TrainPipelineFactory.create(
         pipeline_name,
@@ -45,7 +46,7 @@ def steps(
     tensors = _local_tensors(sharded)
     start = {name: tensor.double().clone() for name, tensor in tensors.items()}
     changes = {name: torch.zeros_like(value) for name, value in start.items()}
-    loss, tokens = torch.zeros(()), []
+    loss, tokens = torch.zeros((), device=device), []
     for _ in batches:
         loss_sum, loss_tokens, _ = pipeline.progress(loader)
         loss += loss_sum
@@ -95,7 +96,8 @@ def dense_differences(changes: Changes, model: torch.nn.Module) -> dict[str, flo
     for name, change in changes.items():
         if "dense." in name:
             gradient = gradients[name.partition("dense.")[2]]
-            differences[name] = float((change / LEARNING_RATE - gradient).norm() / gradient.norm())
+            difference = change.cpu() / LEARNING_RATE - gradient
+            differences[name] = float(difference.norm() / gradient.norm())
     return differences
 
 

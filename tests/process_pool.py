@@ -1,4 +1,4 @@
-"""Pools of gloo processes that live across tests, because importing TorchRec takes seconds."""
+"""Pools of processes that live across tests, because importing TorchRec takes seconds."""
 
 from __future__ import annotations
 
@@ -12,7 +12,11 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext
 from typing import Any
 
-_MAX_THREADS = 40
+# "cuda" for a GPU per process, and NCCL next to gloo; `make gpu-check` sets it.
+DEVICE_TYPE = os.environ.get("TEST_DEVICE", "cpu")
+# CUDA and NCCL have dozens of their own, and take longer to start.
+_MAX_THREADS = 400 if DEVICE_TYPE == "cuda" else 40
+_PATIENCE = 5 if DEVICE_TYPE == "cuda" else 1
 
 
 def forkserver() -> ForkServerContext:
@@ -29,12 +33,19 @@ def free_port() -> int:
         return free.getsockname()[1]
 
 
+def rank_device() -> Any:
+    """Returns the torch.device of this process in a pool."""
+    import torch
+
+    return torch.device("cuda", torch.cuda.current_device()) if DEVICE_TYPE == "cuda" else torch.device("cpu")
+
+
 class RankError(AssertionError):
     """Error of some ranks; the message has the traceback of each."""
 
 
 class ProcessPool:
-    """`num_ranks` processes in one gloo group that run functions together.
+    """`num_ranks` processes in one process group that run functions together.
 
     A failure or a timeout ends the processes, and the next call starts new ones. So does a large number of
     groups, because each has threads that wake up a hundred times per second and slow everything else.
@@ -57,7 +68,7 @@ class ProcessPool:
             self._start()
         for connection in self._connections:
             connection.send((function, args))
-        answers = self._answers(timeout)
+        answers = self._answers(timeout * _PATIENCE)
         if all(ok for ok, _ in answers):
             if self._most_threads() > _MAX_THREADS:
                 self.close()
@@ -80,7 +91,8 @@ class ProcessPool:
         return max(len(os.listdir(f"/proc/{process.pid}/task")) for process in self._processes)
 
     def _start(self) -> None:
-        context = forkserver()
+        # CUDA cannot be used in a fork of a process that has asked for GPUs, as imports may.
+        context = multiprocessing.get_context("spawn") if DEVICE_TYPE == "cuda" else forkserver()
         port = free_port()
         for rank in range(self.num_ranks):
             ours, theirs = context.Pipe()
@@ -119,7 +131,9 @@ def _serve(connection: Connection, rank: int, num_ranks: int, port: int) -> None
     os.environ.update(
         MASTER_ADDR="localhost", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(num_ranks)
     )
-    dist.init_process_group("gloo")
+    if DEVICE_TYPE == "cuda":
+        torch.cuda.set_device(rank)
+    dist.init_process_group("cpu:gloo,cuda:nccl" if DEVICE_TYPE == "cuda" else "gloo")
     while (call := connection.recv()) is not None:
         function, args = call
         try:

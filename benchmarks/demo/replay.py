@@ -34,12 +34,12 @@ def replay(name: str) -> dict[str, list[list[float]]]:
         args.train_batch_size *= RANKS  # one process loads for all the ranks that it replays
         task = make_task(args, device)
         batches = _placed_batches(task, rows_per_rank)
-        model, _ = shard_model(task.model, from_gin(OptimizerArgs), torch.device("cpu"))
+        model, _ = shard_model(task.model, from_gin(OptimizerArgs), device)
         model.train()
-        _seconds(model, batches[0][1])  # warms up
+        _seconds(model, batches[0][1].to(device))  # warms up
         seconds: dict[str, list[float]] = {arm: [] for arm in PLACEMENTS}
         for arm, batch in tqdm(batches, desc=f"replay {RANKS} ranks", unit="batch"):
-            seconds[arm].append(_seconds(model, batch))
+            seconds[arm].append(_seconds(model, batch.to(device)))
     return {arm: np.reshape(of_arm, (STEPS, RANKS)).tolist() for arm, of_arm in seconds.items()}
 
 
@@ -60,7 +60,14 @@ def _placed_batches(task: TrainingTask, rows_per_rank: int) -> list[tuple[str, B
 
 def _seconds(model: torch.nn.Module, batch: BaseBatch) -> float:
     model.zero_grad()
+    _wait_for_gpu()
     start = time.perf_counter()
     loss, _ = model(batch)
     loss.backward()
+    _wait_for_gpu()
     return time.perf_counter() - start
+
+
+def _wait_for_gpu() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()

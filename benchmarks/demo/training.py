@@ -72,7 +72,7 @@ class Arm:
         seconds = time.perf_counter() - start
         totals = torch.stack(sums).double()
         dist.all_reduce(totals)
-        self.losses += (totals / torch.tensor(tokens)).tolist()
+        self.losses += (totals.cpu() / torch.tensor(tokens)).tolist()
         if timed:
             self.block_seconds.append(seconds / steps)
             self.block_reports.append(reports)

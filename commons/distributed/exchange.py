@@ -39,7 +39,7 @@ class Exchange:
     traffic: Callable[[ShufflePlan, int], Traffic]
 
 
-def transfer(rows: PackedRows, route: Route, group: dist.ProcessGroup) -> PackedRows:
+def transfer(rows: PackedRows, route: Route, rank: int, group: dist.ProcessGroup | None) -> PackedRows:
     """Sends each row straight to its rank, and copies those that stay.
 
     One all-to-all of bytes, whatever the number of fields, dtypes and ranks; no host-device synchronization.
@@ -47,12 +47,13 @@ def transfer(rows: PackedRows, route: Route, group: dist.ProcessGroup) -> Packed
     Args:
         rows: the rows that this rank holds; padding may follow the rows of the route.
         route: which rows leave, and which arrive.
-        group: carries the bytes.
+        rank: this process's place among the ranks.
+        group: of the ranks; carries the bytes.
 
     Returns:
         The rows that the route ends at this rank.
     """
-    rank, held, wanted = dist.get_rank(group), route.held, route.wanted
+    held, wanted = route.held, route.wanted
     leaving, arriving = _by_rank(held, rank), _by_rank(wanted, rank)
     send = rows.lengths.new_empty(0, dtype=torch.uint8)
     if len(leaving):
@@ -78,7 +79,8 @@ def transfer(rows: PackedRows, route: Route, group: dist.ProcessGroup) -> Packed
 
 
 def _all_to_all(rows: PackedRows, plan: ShufflePlan, group: RankGroup) -> PackedRows:
-    return transfer(rows, plan.route(group.rank), group.exchange_group(rows.lengths.device))
+    of_device = group.exchange_group(rows.lengths.device)
+    return transfer(rows, plan.route(group.rank), group.rank, of_device)
 
 
 def _all_to_all_traffic(plan: ShufflePlan, rank: int) -> Traffic:

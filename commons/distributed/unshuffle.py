@@ -85,7 +85,7 @@ def _rows_at_home(
             RouteEnd.of(ranks, of_each, sent.schema.row_bytes(of_each), rank, group.num_ranks)
             for ranks, of_each in ((to, elements), (come_from, elements_to_come))
         )
-        return transfer(sent, Route(*ends), group.unshuffle_group(sent.lengths.device))
+        return transfer(sent, Route(*ends), rank, group.unshuffle_group(sent.lengths.device))
 
     if elements.shape[1]:
         # Only the ranks that computed them know how long they are.

@@ -80,6 +80,9 @@ def test_commands_exist_and_take_their_arguments(processes, block, words):
         "git": lambda words: None,  # not ours to check
         "source": lambda words: _check_equal(words, [".venv/bin/activate"]),
         "balance-advisor": lambda words: advisor_parser().parse_args(words),
+        "export": lambda words: _check_equal("=" in words[0], True),
+        "srun": lambda words: _check_torchrun(words[words.index("torchrun") + 1 :], processes),
+        "ulimit": lambda words: _check_equal(words[:1], ["-n"]),
         "tensorboard": lambda words: _check_equal(words[:1], ["--logdir"]),
         "nsys": lambda words: _check_equal(words[-2:], ["torchrun", "…"]),
         ".venv/bin/ruff": lambda words: _check_equal(words[0] in ("check", "format"), True),

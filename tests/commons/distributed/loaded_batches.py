@@ -16,6 +16,7 @@ from commons.distributed.exchange import EXCHANGES
 from commons.perf_model import HSTUFlops
 from commons.sequence_batch import BaseBatch
 from tests.drawn_batches import draw_batch
+from tests.process_pool import rank_device
 
 BOTH = sorted(EXCHANGES)
 FLOPS = HSTUFlops(num_layers=1, hidden_size=128, num_heads=1, head_dim=128)
@@ -44,9 +45,13 @@ def check_identical(got, expected, where="batch") -> None:
             check_identical(getattr(got, part)(), getattr(expected, part)(), f"{where}.{part}")
     elif isinstance(got, torch.Tensor):
         assert (got.dtype, got.shape) == (expected.dtype, expected.shape), where
-        assert got.contiguous().numpy().tobytes() == expected.contiguous().numpy().tobytes(), where
+        assert _bytes(got) == _bytes(expected), where
     else:
         assert got == expected, where
+
+
+def _bytes(tensor: torch.Tensor) -> bytes:
+    return tensor.cpu().contiguous().numpy().tobytes()
 
 
 def agreed(shuffler, labels="keyed"):
@@ -59,10 +64,10 @@ def loaded_batch(shuffler, case):
     """Returns this rank's first batch of the case as `plan` takes it, and as `exchange` does."""
     rank = dist.get_rank()
     if not case.batches[rank]:
-        return None, shuffler.padding_batch()
+        return None, shuffler.padding_batch().to(rank_device())
     sizes = case.batches[rank][0]
     batch = draw_batch(np.random.default_rng((case.seed, rank)), 1000 * (rank + 1), *sizes, case.labels)
-    return batch, batch
+    return batch, batch.to(rank_device())
 
 
 def lopsided_batch():

@@ -1,0 +1,1 @@
+"""Checks on one or several GPUs what the tests check on CPUs."""

@@ -1,0 +1,45 @@
+"""Runs on this machine's GPUs what the tests run on CPUs, and prints a report to paste into an issue.
+
+python -m benchmarks.gpu_check
+
+Each part passes, fails, or is not run for a reason that the report gives. Nothing is installed. Where
+TorchRec or tensordict is missing, packing and attention run with stand-ins for their classes, as the report
+says. The exit code is 1 if a part failed, else 0.
+"""
+
+from __future__ import annotations
+
+import commons.quiet_logs  # noqa: F401  isort: skip
+import sys
+
+import torch
+
+from benchmarks.gpu_check.parts import PARTS, Result, is_broken, run, without_gpu
+from benchmarks.gpu_check.report import report
+from benchmarks.gpu_check.stand_in import install_where_missing
+
+
+def main() -> int:
+    """Prints the report on stdout, and the progress on stderr; returns the exit code."""
+    stand_ins = install_where_missing()
+    num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    results: list[Result] = []
+    broken_by = ""
+    for part in PARTS:
+        if not num_gpus:
+            results.append(without_gpu(part))
+            continue
+        if broken_by and part.num_gpus == 1:
+            results.append(Result(part.name, "not run", f"{broken_by!r} left the GPU unusable"))
+            continue
+        print(f"{part.name} …", file=sys.stderr, flush=True)
+        device = torch.device("cuda", 0)
+        results.append(run(part, device, num_gpus))
+        if results[-1].outcome == "failed" and is_broken(device):
+            broken_by = part.name
+    print(report(results, stand_ins))
+    return int(any(result.outcome == "failed" for result in results))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

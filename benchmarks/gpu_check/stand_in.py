@@ -1,0 +1,121 @@
+"""Minimal stand-ins for TorchRec's jagged tensors and for tensordict, for machines that lack them.
+
+Packing, the exchange and attention only read values, lengths and weights. With stand-ins for these classes,
+the same code runs where TorchRec cannot be installed.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import types
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+
+def install_where_missing() -> list[str]:
+    """Puts a stand-in into `sys.modules` for each of torchrec and tensordict that cannot be imported.
+
+    Returns:
+        The packages that have a stand-in, each with the reason.
+    """
+    replaced = []
+    for name, modules in (("tensordict", _tensordict()), ("torchrec", _torchrec())):
+        try:
+            importlib.import_module(f"{name}.sparse.jagged_tensor" if name == "torchrec" else name)
+        except Exception as error:  # an import may fail in any way, as with an fbgemm of another torch
+            for loaded in [key for key in sys.modules if key.partition(".")[0] == name]:
+                del sys.modules[loaded]
+            sys.modules.update(modules)
+            replaced.append(f"{name} ({error})")
+    return replaced
+
+
+def is_stand_in(name: str) -> bool:
+    """Returns whether a package is a stand-in."""
+    return getattr(sys.modules.get(name), "is_stand_in", False)
+
+
+class _Jagged:
+    def __init__(
+        self, values: torch.Tensor, weights: torch.Tensor | None = None, *, lengths: torch.Tensor
+    ) -> None:
+        self._values, self._weights, self._lengths = values, weights, lengths
+
+    def values(self) -> torch.Tensor:
+        """Returns the elements of all rows."""
+        return self._values
+
+    def weights_or_none(self) -> torch.Tensor | None:
+        """Returns the weights, if any."""
+        return self._weights
+
+    def weights(self) -> torch.Tensor:
+        """Returns the weights; KeyError if there are none."""
+        if self._weights is None:
+            raise KeyError("this jagged tensor has no weights")
+        return self._weights
+
+    def lengths(self) -> torch.Tensor:
+        """Returns the elements of each row."""
+        return self._lengths
+
+
+class JaggedTensor(_Jagged):
+    """Rows of different lengths, one after another, as `torchrec.sparse.jagged_tensor.JaggedTensor`."""
+
+
+class KeyedJaggedTensor(_Jagged):
+    """Several jagged features, as `torchrec.sparse.jagged_tensor.KeyedJaggedTensor`."""
+
+    def __init__(
+        self,
+        keys: Sequence[str],
+        values: torch.Tensor,
+        weights: torch.Tensor | None = None,
+        *,
+        lengths: torch.Tensor,
+        stride: int,
+    ) -> None:
+        super().__init__(values, weights, lengths=lengths)
+        self._keys, self._stride = list(keys), stride
+
+    def keys(self) -> list[str]:
+        """Returns the names of the features."""
+        return self._keys
+
+    def stride(self) -> int:
+        """Returns the number of rows."""
+        return self._stride
+
+
+def _module(name: str, **members: Any) -> types.ModuleType:
+    module = types.ModuleType(name, "A stand-in of benchmarks.gpu_check.")
+    vars(module).update(members, is_stand_in=True)
+    return module
+
+
+def _placeholder(name: str) -> type:
+    """A class of which nothing is an instance, for `isinstance` checks."""
+    return type(name, (), {})
+
+
+def _torchrec() -> dict[str, types.ModuleType]:
+    jagged = _module(
+        "torchrec.sparse.jagged_tensor",
+        JaggedTensor=JaggedTensor,
+        KeyedJaggedTensor=KeyedJaggedTensor,
+        KeyedTensor=_placeholder("KeyedTensor"),
+    )
+    streamable = _module("torchrec.streamable", Pipelineable=_placeholder("Pipelineable"))
+    sparse = _module("torchrec.sparse", jagged_tensor=jagged)
+    torchrec = _module("torchrec", sparse=sparse, streamable=streamable)
+    return {module.__name__: module for module in (torchrec, sparse, jagged, streamable)}
+
+
+def _tensordict() -> dict[str, types.ModuleType]:
+    names = ("NonTensorData", "NonTensorStack", "TensorDict", "TensorDictBase")
+    classes = {name: _placeholder(name) for name in names}
+    return {"tensordict": _module("tensordict", is_tensorclass=lambda value: False, **classes)}

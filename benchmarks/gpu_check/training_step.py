@@ -1,0 +1,134 @@
+"""Training steps of the demo's HSTU model on one GPU, in the pipeline that trains."""
+
+from __future__ import annotations
+
+import traceback
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from benchmarks.demo.models import parse_config
+from benchmarks.gpu_check.parts import REPOSITORY, NotRun
+from benchmarks.gpu_check.rows import DELAY_CYCLES
+from commons.gin_values import from_gin
+from commons.training import OptimizerArgs, TrainerArgs, rank_process, shard_model
+from commons.training.training_state import Progress, training_batches
+
+STEPS, WARM_UP_STEPS = 3, 2
+TOLERANCE = 1e-5  # relative; a GPU adds up gradients in any order
+
+
+def streams(device: torch.device) -> str:
+    """Compares the losses of steps with and without a delay on the stream of copy and exchange."""
+    on_gpu = device.type == "cuda"
+
+    def delay(pipeline: Any) -> None:
+        if on_gpu:
+            with torch.cuda.stream(pipeline._memcpy_stream):
+                torch.cuda._sleep(DELAY_CYCLES)
+
+    with _process():
+        plain, delayed = (_losses(device, before_step) for before_step in (_nothing, delay))
+    difference = max(abs(a - b) / abs(a) for a, b in zip(plain, delayed, strict=True))
+    if not difference <= TOLERANCE:
+        raise AssertionError(f"losses {delayed} with a delayed stream, {plain} without")
+    return f"losses of {STEPS} steps with and without a delay differ by {difference:.0e}"
+
+
+def memory(device: torch.device) -> str:
+    """Reads the peak memory of a step."""
+    if device.type != "cuda":
+        raise NotRun("reads the counters of torch's CUDA allocator")
+    with _process():
+        step = _step(device)
+        for _ in range(WARM_UP_STEPS):
+            step()
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        step()
+        peak = torch.cuda.max_memory_allocated(device)
+    return f"peak {peak / 2**20:.0f} MiB, {before / 2**20:.0f} MiB of it between steps"
+
+
+def synchronizations(device: torch.device) -> str:
+    """Lists where a step makes the host wait for the GPU. Passes whatever they are."""
+    with _process():
+        step = _step(device)
+        for _ in range(WARM_UP_STEPS):
+            step()
+        with _recorded_synchronizations(device) as places:
+            step()
+    found = [f"{place} ({count} ×)" for place, count in places.items()]
+    return f"{places.total()} in a step" + (f": {', '.join(found)}" if found else "")
+
+
+@contextmanager
+def _process() -> Iterator[None]:
+    try:
+        with rank_process():
+            yield
+    finally:
+        if dist.is_initialized():  # after a failure
+            dist.destroy_process_group()
+
+
+def _nothing(pipeline: Any) -> None:
+    """Does nothing before a step."""
+
+
+def _step(device: torch.device, before_step: Callable[[Any], None] = _nothing) -> Callable[[], torch.Tensor]:
+    """Returns a function that runs a training step and returns the step's loss, on the device."""
+    make_task = parse_config("hstu")
+    args = from_gin(TrainerArgs)
+    args.enable_balanced_shuffler = True
+    task = make_task(args, device)
+    model, optimizer = shard_model(task.model, from_gin(OptimizerArgs), device)
+    pipeline = task.make_pipeline(args, model, optimizer, device)
+    batches = training_batches(task, device, Progress())
+
+    def step() -> torch.Tensor:
+        before_step(pipeline)
+        loss, _, _ = pipeline.progress(batches)
+        return loss
+
+    return step
+
+
+def _losses(device: torch.device, before_step: Callable[[Any], None]) -> list[float]:
+    step = _step(device, before_step)
+    return torch.stack([step() for _ in range(STEPS)]).tolist()
+
+
+@contextmanager
+def _recorded_synchronizations(device: torch.device) -> Iterator[Counter[str]]:
+    """While active, counts the lines of this repository that synchronize, or that call what does."""
+    places: Counter[str] = Counter()
+
+    def record(message: Any, *_: Any, **__: Any) -> None:
+        if "called a synchronizing" in str(message):
+            places[_innermost_line()] += 1
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        warnings.showwarning = record
+        if device.type == "cuda":
+            torch.cuda.set_sync_debug_mode("warn")
+        try:
+            yield places
+        finally:
+            if device.type == "cuda":
+                torch.cuda.set_sync_debug_mode("default")
+
+
+def _innermost_line() -> str:
+    for frame in reversed(traceback.extract_stack()[:-2]):
+        path = Path(frame.filename)
+        if path.is_relative_to(REPOSITORY) and path != Path(__file__) and ".venv" not in path.parts:
+            return f"{path.relative_to(REPOSITORY)}:{frame.lineno}"
+    return "elsewhere"

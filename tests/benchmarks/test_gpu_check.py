@@ -1,0 +1,93 @@
+"""The GPU check ends well without a GPU, and its parts run: here on the CPU, with TorchRec and without."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import warnings
+
+import pytest
+import torch
+
+from benchmarks.gpu_check import ranks
+from benchmarks.gpu_check.parts import PARTS, REPOSITORY, Part, run
+from benchmarks.gpu_check.report import report
+from benchmarks.gpu_check.training_step import _recorded_synchronizations
+
+CPU = torch.device("cpu")
+WITHOUT_GPU = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+
+
+def _output_of(module: str, *arguments: str) -> str:
+    command = [sys.executable, "-m", module, *arguments]
+    done = subprocess.run(command, cwd=REPOSITORY, env=WITHOUT_GPU, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def _row(name: str, printed: str) -> list[str]:
+    """The cells of a part's row in the report."""
+    [line] = (line for line in printed.splitlines() if line.startswith(f"| {name} "))
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def test_without_a_gpu_it_says_of_every_part_why_it_was_not_run():
+    printed = _output_of("benchmarks.gpu_check")
+    for part in PARTS:
+        gpus = "a GPU" if part.num_gpus == 1 else "2 GPUs"
+        assert _row(part.name, printed)[1:] == ["not run", f"needs {gpus}; there is none"]
+    assert torch.__version__ in printed
+    summary = f"0 passed, 0 failed, {len(PARTS)} not run"
+    assert summary in printed and summary in (REPOSITORY / "README.md").read_text()
+
+
+@pytest.mark.parametrize("hidden", [(), ("torchrec", "tensordict", "fbgemm_gpu")])
+def test_parts_for_one_gpu_run_with_torchrec_and_with_stand_ins(hidden):
+    stand_ins, results = json.loads(_output_of("tests.benchmarks.gpu_check_on_cpu", *hidden))
+    assert [name.partition(" ")[0] for name in stand_ins] == sorted(set(hidden) & {"tensordict", "torchrec"})
+    for part, result in zip(PARTS, results, strict=True):
+        if part.num_gpus > 1:
+            reason = "needs 2 GPUs; there is one"
+        elif hidden and part.packages:
+            reason = "needs torchrec, for which there is only a stand-in"
+        elif part.function == "memory":
+            reason = "reads the counters of torch's CUDA allocator"
+        else:
+            assert result["outcome"] == "passed", result["detail"] + result["trace"]
+            continue
+        assert (result["outcome"], result["detail"]) == ("not run", reason), part.name
+    kinds = "stand-in jagged tensors" if hidden else "TorchRec's jagged tensors"
+    assert kinds in results[0]["detail"]
+
+
+def test_a_failure_is_reported_with_its_line_and_its_traceback():
+    result = run(Part("broken", "rows", "moved"), CPU, 1)  # a function that takes another argument
+    assert result.outcome == "failed"
+    assert "missing 1 required positional argument" in result.detail
+    assert "benchmarks/gpu_check/parts.py:" in result.detail
+    printed = report([result], [])
+    assert "0 passed, 1 failed, 0 not run." in printed
+    assert printed.endswith(f"```text\n{result.trace}```\n")
+
+
+def test_an_fbgemm_without_kernels_for_gpus_is_named():
+    result = run(Part("step", "training_step", "memory", packages=("fbgemm_gpu",)), torch.device("cuda"), 1)
+    assert result.outcome == "not run"
+    assert result.detail.startswith("needs fbgemm for cuda")
+
+
+def test_synchronizations_are_counted_by_the_line_that_calls_them():
+    with _recorded_synchronizations(CPU) as places:
+        for _ in range(2):
+            warnings.warn("called a synchronizing CUDA operation", stacklevel=1)
+        warnings.warn("something else", stacklevel=1)
+    [(place, count)] = places.items()
+    assert place.startswith("tests/benchmarks/test_gpu_check.py:") and count == 2
+
+
+def test_a_command_that_fails_shows_its_last_lines():
+    with pytest.raises(RuntimeError, match="ended with exit code 3") as error:
+        ranks._output("-c", "print('the last line'); raise SystemExit(3)")
+    assert error.value.__notes__ == ["the last line"]
