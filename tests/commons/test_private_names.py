@@ -54,6 +54,8 @@ READ: dict[str, tuple[Callable[[Table], Any], list[str]]] = {
     "torch.autograd.Variable": (lambda table: torch.autograd.Variable, ["_execution_engine"]),
     "torch.distributed": (lambda table: dist, ["_shard"]),
     "distributed_c10d": (lambda table: dist.distributed_c10d, ["_process_group_name"]),
+    "ProcessGroup": (lambda table: dist.group.WORLD, ["_get_backend"]),
+    "Options": (lambda table: dist.group.WORLD._get_backend(torch.device("cpu")).options, ["_timeout"]),
     "Module": (lambda table: torch.nn.Module, ["_apply"]),
     "NestedTensor": (
         lambda table: torch.nested.nested_tensor([torch.ones(1)], layout=torch.jagged),
