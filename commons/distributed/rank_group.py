@@ -155,9 +155,10 @@ def _new_group(ranks: Sequence[int], backend: str, members: dist.ProcessGroup | 
 
 def job_timeout() -> timedelta | None:
     """Returns the timeout that the job's default group was started with; None if torch does not tell."""
+    job: Any = dist.group.WORLD
     for device in ("cuda", "cpu"):
         try:
-            return dist.group.WORLD._get_backend(torch.device(device)).options._timeout
+            return job._get_backend(torch.device(device)).options._timeout
         except (RuntimeError, AttributeError):  # no such backend, or one without options
             continue
     return None
