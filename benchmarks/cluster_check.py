@@ -35,6 +35,8 @@ from commons.distributed.placement import warm_up
 PROCESSES, STEPS = 64, 200
 ROWS = 8
 DIES_AT = 10  # step
+MOST_SECONDS, MOST_BYTES = 300, 20e9
+DESCRIPTORS, DESCRIPTORS_PER_RANK = 44, 4  # 300 for 64 processes
 # After the longest of these, an end counts as a hang. The job's timeout would end it, too, but later.
 DEADLINE_S, TIMEOUT = 60.0, timedelta(minutes=5)
 DIES = ("", "planning", "exchange")
@@ -95,14 +97,18 @@ def _run(processes: int, steps: int, dies: str) -> list[str]:
     errors = [f"{what}: {of_rank['error']}" for of_rank in found if of_rank["error"]]
     if len(found) < processes:
         errors.append(f"{what}: {processes - len(found)} processes gave no result")
+    if seconds > MOST_SECONDS or memory > MOST_BYTES:
+        errors.append(f"{what}: it took {seconds:.0f} s and {memory / 1e9:.1f} GB")
     if found:
         most = {
             name: max(of_rank[name] for of_rank in found) for name in ("descriptors", "threads", "groups")
         }
         print(
-            f"{what}: {seconds:.0f} s, {memory / 1e9:.1f} GB of their own in all; at most "
+            f"{what}: {seconds:.0f} s, {memory / 1e9:.1f} GB private memory in total; at most "
             f"{most['groups']} groups, {most['descriptors']} descriptors and {most['threads']} threads each"
         )
+        if most["descriptors"] > DESCRIPTORS + DESCRIPTORS_PER_RANK * processes:
+            errors.append(f"{what}: a process has {most['descriptors']} descriptors")
     return errors
 
 

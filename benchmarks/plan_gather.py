@@ -35,12 +35,13 @@ from commons.distributed.channel import Channel
 BENCHMARKS = Path(__file__).parent
 RESULT, README = BENCHMARKS / "results" / "plan_gather.json", BENCHMARKS / "README.md"
 RANKS = (2, 8, 16, 32, 64)
-COLUMNS = 5  # int64 of a sample of two jagged fields
+COLUMNS = 8  # int64 of a sample of HSTU
 ROWS = 32  # samples per rank
 ROUNDS, WARM_UP = 30, 3
 DELAYS_MS = (0.0, 20.0, 40.0)
 DELAYED_ROUNDS = 6
 MODELED_RANKS, MODELED_DELAYS_US = (64, 256, 1024), (20.0, 100.0, 500.0)
+MODELED_BYTES_PER_MS = 1.25e6  # 10 Gbit/s
 
 
 def main() -> None:
@@ -134,7 +135,10 @@ def _delayed_hops(milliseconds: float) -> Iterator[None]:
 
 
 def _model(measured: list[dict[str, Any]]) -> dict[str, Any]:
-    """Milliseconds among many ranks on hosts of their own: hops in a row × (delay + software of a hop)."""
+    """Milliseconds among many ranks on hosts of their own: hops in a row × (delay + software of a hop), and
+    the time that the rows of all other ranks take to arrive."""
+    row_bytes = measured[0]["kilobytes_per_rank"] * 1e3
+    arriving = {ranks: (ranks - 1) * row_bytes / MODELED_BYTES_PER_MS for ranks in MODELED_RANKS}
     software = measured[0]["ms"]["channel"]["median"]  # among two ranks one hop
     ring = measured[0]["ms"]["gloo"]["median"]
     return {
@@ -143,12 +147,12 @@ def _model(measured: list[dict[str, Any]]) -> dict[str, Any]:
         "ms": {
             ranks: {
                 delay: {
-                    "channel": (ranks - 1).bit_length() * (software + delay / 1e3),
-                    "gloo": (ranks - 1) * (ring + delay / 1e3),
+                    "channel": (ranks - 1).bit_length() * (software + delay / 1e3) + of_bytes,
+                    "gloo": (ranks - 1) * (ring + delay / 1e3) + of_bytes,
                 }
                 for delay in MODELED_DELAYS_US
             }
-            for ranks in MODELED_RANKS
+            for ranks, of_bytes in arriving.items()
         },
     }
 

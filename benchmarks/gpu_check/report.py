@@ -24,16 +24,14 @@ def report(results: Sequence[Result], stand_ins: Sequence[str]) -> str:
     rows = [[cell.replace("\n", " ") for cell in row] for row in rows]
     described = _machine()
     if stand_ins:
-        described.append(["stand-ins for", "; ".join(stand_ins)])
+        described.append(["stand-ins", "; ".join(stand_ins)])
     counts = [f"{_count(results, outcome)} {outcome}" for outcome in ("passed", "failed", "not run")]
     traces = [f"{result.part}:\n\n```text\n{result.trace}```\n" for result in results if result.trace]
     return "\n".join(
         [
             "# gpu-check",
             "",
-            markdown_table(
-                ["", ""], [*_machine(), *([["stand-ins", "; ".join(stand_ins)]] * bool(stand_ins))]
-            ),
+            markdown_table(["", ""], described),
             "",
             markdown_table(["part", "result", ""], rows),
             "",

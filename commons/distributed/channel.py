@@ -16,14 +16,14 @@ class Channel:
     """Gathers host numbers and objects, apart from all other messages over the same group.
 
     Messages are point-to-point and carry the channel's tag. So threads with a channel each may use one group
-    at the same time, in any order; all ranks must use one channel in the same order, from one thread at a
-    time.
+    at the same time, in any order. On each channel, all ranks must make the same calls in the same order, one
+    thread at a time.
 
     Attributes:
         rank: this process's place among the ranks.
         num_ranks: ranks that gather.
         group: gloo; None for a single rank.
-        tag: the channel's own.
+        tag: message tag, unique to the channel within its group.
     """
 
     rank: int

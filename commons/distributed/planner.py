@@ -79,7 +79,7 @@ class Planner:
         warm_up(self._settings)  # also on a rank that is alone in its group: it places the others', too
         everyone = RankGroup.of()
         mine = self._over.ranks, self._over.ranks_per_node
-        gathered = everyone.channel().all_gather_objects(mine)
+        gathered = everyone.all_gather_objects(mine)
         groups = list(dict.fromkeys(gathered))
         for ranks, _ in groups:
             if any(gathered[rank][0] != ranks for rank in ranks):

@@ -1,15 +1,14 @@
 """The ranks that balance together, and the process groups that they plan and exchange over.
 
-A process has few groups, whatever it makes of shufflers, pipelines and checkpoints, because each gloo group
-of N ranks holds N + 3 descriptors and 3 threads, and each NCCL communicator device memory. For each set of
-ranks there is one gloo group for messages between hosts, in which each user has a `Channel`; and one group
-for the exchange. That of `unshuffle` is made when it is first used, on GPUs only.
+All shufflers, pipelines, logs and checkpoints of a process share one gloo group and one exchange group per
+set of ranks. A gloo group of N ranks holds N + 3 descriptors and 3 threads, and an NCCL communicator holds
+device memory. In the gloo group, each user has a `Channel`. On GPUs, `unshuffle` creates a third group on
+first use.
 
 Order of launches: the main thread launches every exchange and unshuffle, and TorchRec's collectives of a
-forward. Those of a backward, DDP's among them, are launched by autograd's thread while the main thread waits
-for it. So on every rank the launches on a device follow one order, that of the program. With
-NCCL_LAUNCH_ORDER_IMPLICIT=1 (NCCL 2.26 or later) the device keeps to it, too. Messages between hosts are no
-part of it, whichever thread sends them.
+forward. Autograd's thread launches those of a backward, DDP's among them, while the main thread waits for it.
+So all ranks launch in one order, that of the program. With NCCL_LAUNCH_ORDER_IMPLICIT=1 (NCCL 2.26 or later)
+the device keeps to it, too. Messages between hosts are no part of it, whichever thread sends them.
 """
 
 from __future__ import annotations
@@ -28,6 +27,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch.distributed.constants import default_pg_timeout
 
 from commons.distributed.channel import Channel
 from commons.distributed.slow_start import shown_if_slow
@@ -42,7 +42,7 @@ class RankGroup:
     Attributes:
         ranks: ascending ranks of the job in the group.
         rank: this process's place among them.
-        control: gloo, for channels; None for a single rank. Its collectives are those of checkpoints alone.
+        control: gloo, for channels; None for a single rank. Only checkpoints run collectives on it.
         ranks_per_node: if each node has this many consecutive ranks of the group; None if nodes do not
             matter, as on one machine, or have different numbers of ranks.
     """
@@ -77,7 +77,9 @@ class RankGroup:
         known: dict[tuple[int, ...], RankGroup] = _groups_of_job[1]
         if ranks not in known:
             with shown_if_slow(f"connecting {len(ranks)} ranks for planning"):
-                control = _new_group(ranks, "gloo", process_group)
+                named = [0] * len(ranks)
+                dist.all_gather_object(named, _groups_named, group=process_group)
+                control = _new_group(ranks, "gloo", max(named))
                 known[ranks] = RankGroup(ranks, dist.get_rank(control), control)
         return known[ranks]
 
@@ -98,6 +100,10 @@ class RankGroup:
         self._tags = itertools.count(tag + 1)
         return Channel(self.rank, self.num_ranks, self.control, tag)
 
+    def all_gather_objects(self, value: Any) -> list[Any]:
+        """Gathers anything that pickles, while something is constructed."""
+        return self._base.all_gather_objects(value)
+
     def exchange_group(self, device: torch.device) -> dist.ProcessGroup:
         """Returns the group that moves samples on a device; the first call is collective."""
         return self._group_for("exchange", device)
@@ -111,12 +117,13 @@ class RankGroup:
         return self._group_for("exchange" if device.type == "cpu" else "unshuffle", device)
 
     def _group_for(self, use: str, device: torch.device) -> dist.ProcessGroup:
-        key = use, dist.get_default_backend_for_device(device)
+        key = use, job_backend(device)
         if key not in self._groups:
             if key[1] == "nccl":
                 _warn_of_launch_order()
             with shown_if_slow(f"connecting {self.num_ranks} ranks for the {use}"):
-                self._groups[key] = _new_group(self.ranks, key[1], self.control)
+                named = int(self._base.all_gather(np.array([_groups_named])).max())
+                self._groups[key] = _new_group(self.ranks, key[1], named)
                 # NCCL would connect them in the first step.
                 nothing = torch.zeros(self.num_ranks, dtype=torch.uint8, device=device)
                 dist.all_to_all_single(torch.empty_like(nothing), nothing, group=self._groups[key])
@@ -134,31 +141,47 @@ def _warn_of_launch_order() -> None:
 
 
 def job_device() -> torch.device:
-    """Returns the device on which the job's default group communicates: a GPU if it has NCCL."""
-    if "nccl" in dist.get_backend_config():
-        return torch.device("cuda", torch.cuda.current_device())
-    return torch.device("cpu")
+    """Returns the device on which the job's default group communicates: this rank's GPU if it has NCCL."""
+    if job_backend(torch.device("cuda")) != "nccl" or not torch.cuda.is_available():
+        return torch.device("cpu")
+    job: Any = dist.group.WORLD
+    return job.bound_device_id or torch.device("cuda", torch.cuda.current_device())
+
+
+def job_backend(device: torch.device) -> str:
+    """Returns the backend of the job's default group on a device; if it has none, the usual one."""
+    backends = dict(pair.split(":") for pair in dist.get_backend_config().split(","))
+    return backends.get(device.type) or dist.get_default_backend_for_device(device)
 
 
 # The job, and the groups of more than one rank that this process has made in it.
 _groups_of_job: list = [None, {}]
 
 
-def _new_group(ranks: Sequence[int], backend: str, members: dist.ProcessGroup | None) -> dist.ProcessGroup:
-    """Makes a process group with the timeout of the job. Collective over `members`, which are its ranks."""
+def _new_group(ranks: Sequence[int], backend: str, groups_named: int) -> dist.ProcessGroup:
+    """Makes a process group with the timeout of the job. Collective over the ranks.
+
+    Args:
+        ranks: of the group.
+        backend: of the group.
+        groups_named: the most groups that `_agreed_names` has named on one of the ranks.
+    """
     only_these = len(ranks) < dist.get_world_size()
-    with _agreed_names(members) if only_these else nullcontext():
+    with _agreed_names(groups_named) if only_these else nullcontext():
         return dist.new_group(
-            ranks, timeout=job_timeout(), backend=backend, use_local_synchronization=only_these
+            ranks, timeout=job_timeout(backend), backend=backend, use_local_synchronization=only_these
         )
 
 
-def job_timeout() -> timedelta | None:
-    """Returns the timeout that the job's default group was started with; None if torch does not tell."""
+def job_timeout(backend: str) -> timedelta | None:
+    """Returns the timeout that the job's default group was started with, on the device of a backend, or on
+    another; None if torch does not tell."""
     job: Any = dist.group.WORLD
-    for device in ("cuda", "cpu"):
+    for device in ("cpu", "cuda") if backend == "gloo" else ("cuda", "cpu"):
         try:
-            return job._get_backend(torch.device(device)).options._timeout
+            timeout = job._get_backend(torch.device(device)).options._timeout
+            # NCCL's default is shorter than gloo's, and checkpoints are written over gloo.
+            return max(timeout, default_pg_timeout) if backend == "gloo" and device == "cuda" else timeout
         except (RuntimeError, AttributeError):  # no such backend, or one without options
             continue
     return None
@@ -178,8 +201,8 @@ _groups_named = 0  # by this process
 
 
 @contextmanager
-def _agreed_names(process_group: dist.ProcessGroup | None) -> Iterator[None]:
-    """While active, the ranks of `process_group` can make groups without the other ranks of the job.
+def _agreed_names(groups_named: int) -> Iterator[None]:
+    """While active, some ranks can make groups without the other ranks of the job.
 
     Torch names a group of some ranks after a count of groups: those that the process is in, or from 2.14 on
     those it has made. Ranks with different counts would wait for each other under different names until they
@@ -187,9 +210,7 @@ def _agreed_names(process_group: dist.ProcessGroup | None) -> Iterator[None]:
     same way. So these groups have names of their own, and leave torch's counts alone.
     """
     global _groups_named
-    counts: list[int] = [0] * dist.get_world_size(process_group)
-    dist.all_gather_object(counts, _groups_named, group=process_group)
-    _groups_named = max(counts)
+    _groups_named = groups_named
     c10d: Any = dist.distributed_c10d
     name_by_torch = c10d._process_group_name
 

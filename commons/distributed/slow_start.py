@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch.distributed as dist
-from tqdm import tqdm
 
 
 @contextmanager
@@ -16,10 +17,13 @@ def shown_if_slow(what: str, after_s: float = 2.0) -> Iterator[None]:
     is_done = threading.Event()
 
     def show() -> None:
+        start = time.perf_counter()
         if not is_done.wait(after_s):
-            with tqdm(desc=what, bar_format="{desc}: {elapsed}") as line:
-                while not is_done.wait(1.0):
-                    line.refresh()
+            while True:
+                print(f"\r{what}: {time.perf_counter() - start:.0f} s", end="", file=sys.stderr, flush=True)
+                if is_done.wait(1.0):
+                    print(file=sys.stderr)
+                    return
 
     if dist.is_initialized() and dist.get_rank() > 0:
         yield

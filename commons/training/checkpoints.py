@@ -9,11 +9,12 @@ import re
 import shutil
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -36,8 +37,8 @@ class Checkpoints:
     """Writes checkpoints in a thread while training goes on, and reads them. Construction is collective.
 
     Training waits while `save` copies the state to host memory; files are written after that. The memory of
-    that copy is kept for the next one. Collectives run on the job's control group, whose collectives nothing
-    else uses, in the thread that writes.
+    that copy is kept for the next one. Collectives run in the thread that writes, on the job's control group,
+    which all objects share: only one may save or load at a time.
 
     Args:
         path: folder of the checkpoints, visible to all ranks.
@@ -46,6 +47,8 @@ class Checkpoints:
     Attributes:
         path: as given.
     """
+
+    _writer: ClassVar[Callable[[], Checkpoints | None]] = lambda: None  # the last one that saved
 
     def __init__(self, path: Path, keep: int | None = None) -> None:
         self.path = path
@@ -73,13 +76,15 @@ class Checkpoints:
         A state with a number that is not finite is not written, because no training could go on from it.
 
         Raises:
-            RuntimeError: `finish` was not called since the last save, which may still be read.
+            RuntimeError: `finish` was not called since the last save, by this object or another.
         """
-        if self._writing is not None:
+        writer = Checkpoints._writer()
+        if writer is not None and writer._writing is not None:
             raise RuntimeError(
-                f"save of step {step} before the last checkpoint was finished: call finish() first, because "
-                "both use the same host memory"
+                f"save of step {step} before the last checkpoint, to {writer.path}, was finished: call its "
+                "finish() first, because both use the same process group"
             )
+        Checkpoints._writer = weakref.ref(self)
         staged = self._copies.copy(state)
         future: Future[float] = Future()
 

@@ -1,9 +1,7 @@
-"""Copies of a training state in host memory, which is used again from one copy to the next."""
+"""Reusable host copies of a training state."""
 
 from __future__ import annotations
 
-import mmap
-import weakref
 from collections.abc import Hashable
 from typing import Any
 
@@ -17,8 +15,9 @@ _Path = tuple[Hashable, ...]
 class HostCopies:
     """Copies states to host memory. Each copy overwrites the one before, so a tensor's memory is taken once.
 
-    Tensors on CUDA are copied to pinned memory without waiting for each. A tensor whose shape or
-    dtype changed gets new memory, and the old is dropped, as is that of tensors no longer in the state.
+    Tensors on CUDA are copied to pinned memory without waiting for each. PyTorch rounds the size of pinned
+    memory up to a power of two. A tensor whose shape or dtype changed gets new memory, and the old is
+    dropped, as is that of tensors no longer in the state.
     """
 
     def __init__(self) -> None:
@@ -54,7 +53,7 @@ class HostCopies:
         buffer = kept.pop(path, None)
         if buffer is None or not _fits(buffer, source):
             del buffer  # before the new one is taken: both of a large table might not fit
-            buffer = _pinned_like(source) if source.is_cuda else torch.empty_like(source, device="cpu")
+            buffer = torch.empty(source.shape, dtype=source.dtype, pin_memory=source.is_cuda)
         self._buffers[path] = buffer.copy_(source, non_blocking=True)
         if source.is_cuda:
             devices.add(source.device)
@@ -64,22 +63,6 @@ class HostCopies:
 def _fits(buffer: torch.Tensor, source: torch.Tensor) -> bool:
     same = (buffer.dtype, buffer.shape) == (source.dtype, source.shape)
     return same and buffer.is_pinned() == source.is_cuda
-
-
-def _pinned_like(source: torch.Tensor) -> torch.Tensor:
-    """Returns an empty contiguous tensor in pinned memory of exactly its size.
-
-    PyTorch's own pinned allocator rounds sizes up to powers of two, which may double a large table.
-    """
-    num_bytes = source.numel() * source.element_size()
-    if num_bytes == 0:
-        return torch.empty_like(source, device="cpu")
-    pages = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    buffer = torch.frombuffer(pages, dtype=torch.uint8).view(source.dtype).view(source.shape)
-    cuda = torch.cuda.cudart()
-    torch.cuda.check_error(int(cuda.cudaHostRegister(buffer.data_ptr(), num_bytes, 0)))
-    weakref.finalize(pages, cuda.cudaHostUnregister, buffer.data_ptr()).atexit = False
-    return buffer
 
 
 def _with_shards(value: ShardedTensor, tensors: list[torch.Tensor]) -> ShardedTensor:

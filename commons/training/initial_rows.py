@@ -20,7 +20,7 @@ _ELEMENTWISE: tuple[Callable[..., Any], ...] = (
     init.zeros_,
     init.ones_,
 )
-# Part of the initial values: with another number, tables start from others.
+# Changing this changes the initial values.
 _ROWS_PER_BLOCK = 8192
 
 
@@ -30,7 +30,13 @@ def check_init_fn(table: EmbeddingConfig) -> None:
     Raises:
         ValueError: its `init_fn` might need the whole table.
     """
-    function = table.init_fn.func if isinstance(table.init_fn, partial) else table.init_fn
+    is_partial = isinstance(table.init_fn, partial)
+    function = table.init_fn.func if is_partial else table.init_fn
+    if is_partial and "generator" in table.init_fn.keywords:
+        raise ValueError(
+            f"init_fn of table {table.name!r} has a generator of its own, and each block of rows is drawn "
+            "from its own random state: leave the generator out"
+        )
     if function not in _ELEMENTWISE:
         names = ", ".join(known.__name__ for known in _ELEMENTWISE)
         raise ValueError(

@@ -107,7 +107,7 @@ class StepVote:
 
 
 class _Loss:
-    """A loss on its way to the host; nothing waits for it before `read`."""
+    """A loss being copied to the host; `read` waits for it."""
 
     def __init__(self, step: int, loss_sum: torch.Tensor) -> None:
         self.step = step

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from datetime import timedelta
 
 import numpy as np
@@ -43,6 +44,26 @@ def test_groups_of_some_ranks_do_not_keep_later_ones_of_all_from_forming(pools):
     assert second == [1, 1, 6]
     assert third == [6]
     assert fourth == [3, 3, 3, 3, 6]
+
+
+def _sums_after_leaving_a_job() -> list[int]:
+    """Returns what ranks gather and exchange in one job after another, in the same processes."""
+    sums, rank = [], dist.get_rank()
+    for port_offset in range(2):
+        made = RankGroup.of()
+        sums.append(int(made.channel().all_gather(np.array([rank])).sum()))
+        sums.append(_sum_over(made.exchange_group(torch.device("cpu"))))
+        dist.barrier()
+        dist.destroy_process_group()
+        os.environ["MASTER_PORT"] = str(int(os.environ["MASTER_PORT"]) + 1 + port_offset)
+        dist.init_process_group("gloo")
+    return sums
+
+
+def test_a_process_that_joins_another_job_gets_groups_of_that_job():
+    pool = ProcessPool(2)  # of its own, because it leaves its job
+    assert pool.run(_sums_after_leaving_a_job) == [[1, 1, 1, 1]] * 2
+    pool.close()
 
 
 def _groups_and_timeouts() -> tuple[list[int], set[timedelta]]:

@@ -40,7 +40,8 @@ class _Launches(TorchDispatchMode):
 def _launches(name: str, settings: dict[str, Any]) -> list[str]:
     """Trains on loaders of different lengths, with an evaluation after two steps, and unshuffles."""
     model, optimizer = sharded_ranking_model()
-    training = pipeline_of(name, model, optimizer, TokenShuffler(**settings))
+    shuffler = TokenShuffler(**settings)
+    training = pipeline_of(name, model, optimizer, shuffler)
     evaluation = pipeline_of(name, model, optimizer, TokenShuffler(**settings))
     rng = np.random.default_rng(dist.get_rank())
     drawn = [draw_histories(rng, ROWS) for _ in range(LOADED[dist.get_rank()])]
@@ -48,6 +49,7 @@ def _launches(name: str, settings: dict[str, Any]) -> list[str]:
     with _Launches() as launches:
         for step in range(max(LOADED)):
             training.progress(batches)
+            shuffler.unshuffle(torch.arange(training.num_samples), training.plan)
             if step == 1:
                 model.eval()
                 held_out = iter(drawn[:3])

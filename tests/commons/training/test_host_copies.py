@@ -94,4 +94,4 @@ def _save_twice(folder: str) -> tuple[list[int], list[int], str]:
 def test_a_second_checkpoint_takes_no_memory(pools, tmp_path):
     for first, second, error in pools(2).run(_save_twice, str(tmp_path)):
         assert first == second and first
-        assert error.startswith("save of step 3 before the last checkpoint was finished")
+        assert error.startswith("save of step 3 before the last checkpoint, to ")
