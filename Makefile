@@ -20,8 +20,8 @@ VENV := .venv
 RUN := OMP_NUM_THREADS=1 $(VENV)/bin/python
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test lint format bench-calibration bench-checkpoint bench-gather bench-kuairand bench-loading bench-micro-batch bench-padding bench-partition \
-	bench-shuffle bench-split bench-window cluster-check gpu-check soak versions clean
+.PHONY: demo test lint format bench-attention bench-calibration bench-checkpoint bench-gather bench-kuairand bench-loading bench-micro-batch bench-padding bench-partition \
+	bench-shuffle bench-split bench-window check-kernels cluster-check gpu-check soak versions clean
 
 demo: $(INSTALLED)
 	$(RUN) -m benchmarks.demo out/demo/$(MODEL) --model $(MODEL)
@@ -37,6 +37,9 @@ lint: $(INSTALLED)
 format: $(INSTALLED)
 	$(VENV)/bin/ruff check --fix .
 	$(VENV)/bin/ruff format .
+
+bench-attention: $(INSTALLED)
+	$(RUN) -m benchmarks.attention
 
 bench-calibration: $(INSTALLED)
 	$(RUN) -m benchmarks.calibration
@@ -64,6 +67,10 @@ bench-partition: $(INSTALLED)
 
 bench-shuffle: $(INSTALLED)
 	$(RUN) -m benchmarks.shuffle $(DATA)
+
+# Needs no GPU.
+check-kernels: $(INSTALLED)
+	$(RUN) -m ci.check_kernels
 
 cluster-check: $(INSTALLED)
 	$(RUN) -m benchmarks.cluster_check
