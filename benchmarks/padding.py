@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from benchmarks.machine import machine, spread
-from hstu.modules import HSTULayer, SampleMask
+from hstu.modules import AttentionTiles, HSTULayer, SampleMask
 from sid_gr.modules import Decoder, DecoderConfig, JaggedCausalAttention
 
 RESULT = Path(__file__).parent / "results" / "padding.json"
@@ -63,8 +63,9 @@ def _hstu() -> Stack:
 
     def run(x: torch.Tensor, lengths: list[int]) -> torch.Tensor:
         masks = [SampleMask(length, 1, length, 2, is_causal=True) for length in lengths]
+        tiles = AttentionTiles(masks, x.device)
         for layer in layers:
-            x = layer(x, masks)
+            x = layer(x, tiles)
         return x
 
     return run

@@ -60,4 +60,9 @@ class HSTUBatchShuffler(BatchShuffler):
 
     def get_workloads(self, batch: HSTUBatch) -> torch.Tensor:
         """Returns the forward FLOPs of each row."""
-        return self._flops.per_sample(batch.num_tokens())
+        return flops_of_rows(self._flops, batch)
+
+
+def flops_of_rows(flops: HSTUFlops, batch: HSTUBatch) -> torch.Tensor:
+    """Returns the forward FLOPs of each row of a batch, `[batch_size]` int64."""
+    return flops.per_sample(batch.num_tokens(), batch.num_contextual_tokens(), batch.num_candidate_tokens())

@@ -20,19 +20,26 @@ Attention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 def masks(device: torch.device) -> str:
     """Computes blocks of attention masks."""
     from hstu.modules.attention_mask import SampleMask
+    from hstu.modules.attention_tiles import Chunk
+
+    def blocks(mask: SampleMask, on: torch.device) -> list[torch.Tensor | None]:
+        chunk = Chunk((mask,), (0,), num_tokens=96, heads=slice(0, 1), row_tiles=1, device=on)
+        return [visible for *_, visible in chunk.row_blocks()]
 
     compared = 0
-    for num_contextual in (0, 3):
-        for history_end in (40, 50):
+    for num_contextual in (0, 3, 40):
+        for history_end in (60, 70):
             for is_causal in (True, False):
-                mask = SampleMask(50, num_contextual, history_end, 2, is_causal)
-                for first in range(0, 50, 7):
-                    rows = (first, min(first + 7, 50))
-                    with no_synchronization(device):
-                        column, visible = mask.visible(*rows, device)
-                    expected = mask.visible(*rows, torch.device("cpu"))
-                    if column != expected[0] or not torch.equal(visible.cpu(), expected[1]):
-                        raise AssertionError(f"rows {rows} of {mask} see other tokens than on the CPU")
+                mask = SampleMask(70, num_contextual, history_end, 2, is_causal)
+                with no_synchronization(device):
+                    got = blocks(mask, device)
+                for mine, expected in zip(got, blocks(mask, torch.device("cpu")), strict=True):
+                    if mine is None or expected is None:
+                        same = mine is expected
+                    else:
+                        same = torch.equal(mine.cpu(), expected)
+                    if not same:
+                        raise AssertionError(f"rows of {mask} see other tokens than on the CPU")
                     compared += 1
     return f"{compared} blocks"
 
@@ -41,6 +48,7 @@ def hstu_attention(device: torch.device) -> str:
     """Runs HSTU's jagged attention forward and backward."""
     from hstu.modules.attention import jagged_hstu_attention
     from hstu.modules.attention_mask import SampleMask
+    from hstu.modules.attention_tiles import AttentionTiles
 
     def mask(num_tokens: int) -> SampleMask:
         """Up to 3 contextual tokens, and up to 3 candidates of 2 tokens."""
@@ -48,7 +56,11 @@ def hstu_attention(device: torch.device) -> str:
         return SampleMask(num_tokens, num_contextual, max(num_tokens - 6, num_contextual), 2, True)
 
     samples = [mask(length) for length in LENGTHS]
-    return _compared(lambda q, k, v: jagged_hstu_attention(q, k, v, samples, 512.0), device)
+
+    def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return jagged_hstu_attention(q, k, v, AttentionTiles(samples, q.device), 512.0)
+
+    return _compared(attention, device)
 
 
 def sid_gr_attention(device: torch.device) -> str:

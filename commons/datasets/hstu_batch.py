@@ -142,6 +142,18 @@ class HSTUBatch(BaseBatch):
         negatives = self.features.lengths().view(len(keys), self.batch_size)
         return tokens - negatives[keys.index(self.negatives_feature_name)]
 
+    def num_contextual_tokens(self) -> torch.Tensor:
+        """`[batch_size]` int64: contextual tokens of each row."""
+        keys = self.features.keys()
+        lengths = self.features.lengths().view(len(keys), self.batch_size)
+        return lengths[[keys.index(name) for name in self.contextual_feature_names]].sum(0, dtype=torch.int64)
+
+    def num_candidate_tokens(self) -> torch.Tensor | None:
+        """`[batch_size]` int64: tokens of each row's candidates; None if samples have none."""
+        if self.num_candidates is None:
+            return None
+        return self.num_candidates * (1 if self.action_feature_name is None else 2)
+
     def row_counts(self) -> dict[str, torch.Tensor]:
         """Lengths of the features and labels, and the candidates of each row, which size the sequences."""
         counts = self.feature_row_counts()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 
 from commons.perf_model.token_counts import Tokens, as_token_counts
+
+# Attention is counted in whole square tiles of this many tokens, and computed so on a CPU.
+ATTENTION_TILE = 32
 
 
 @dataclass(frozen=True)
@@ -19,29 +21,38 @@ class HSTUFlops:
         hidden_size: width of a token, d.
         num_heads: attention heads, H.
         head_dim: width of a head, dh.
+        is_causal: False if the tokens before the candidates all see each other.
+        disable_contextual_mask: True if contextual tokens are causal too, and do not all see each other.
 
     Raises:
-        ValueError: a value is not positive.
+        ValueError: a size is not positive.
     """
 
     num_layers: int
     hidden_size: int
     num_heads: int
     head_dim: int
+    is_causal: bool = True
+    disable_contextual_mask: bool = False
 
     def __post_init__(self) -> None:
-        for name, value in dataclasses.asdict(self).items():
-            if value < 1:
-                raise ValueError(f"{name} is {value}; expected at least 1")
+        for name in ("num_layers", "hidden_size", "num_heads", "head_dim"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; expected at least 1")
 
-    def per_sample(self, tokens: Tokens) -> Tokens:
+    def per_sample(
+        self, tokens: Tokens, contextual: Tokens | None = None, candidates: Tokens | None = None
+    ) -> Tokens:
         """Returns the forward FLOPs of each sample; a multiply-add counts as two.
 
-        Per layer and sample of T tokens, `2·T·d·4·H·dh` (projections to u, v, q, k) + `4·T²·H·dh`
-        (q kᵀ and A v, the masked half included) + `2·T·H·dh·d` (output).
+        Per layer and sample of T tokens: `2·T·d·4·H·dh` for the projections to u, v, q and k, `2·T·H·dh·d`
+        for the output, and for attention `4·H·dh` per pair of tokens in whole tiles of 32 × 32. Where it is
+        causal, these are n·(n + 1)/2 tiles for n = ceil(T / 32); the masked half is not computed.
 
         Args:
             tokens: `[batch_size]` integers, tokens of each sample.
+            contextual: contextual tokens of each sample, which matter above one tile; None for none.
+            candidates: candidate tokens of each sample, which matter without causal attention; None for none.
 
         Returns:
             `[batch_size]` int64, with the container type and device of `tokens`.
@@ -54,4 +65,24 @@ class HSTUFlops:
         as_int64 = as_token_counts(tokens)
         attention_size = self.num_heads * self.head_dim
         per_token = 10 * self.hidden_size * attention_size  # 8 for the projections, 2 for the output
-        return self.num_layers * as_int64 * (per_token + 4 * attention_size * as_int64)
+        tiles = self._tiles(as_int64, contextual, candidates)
+        pairs = ATTENTION_TILE * ATTENTION_TILE * tiles
+        return self.num_layers * (as_int64 * per_token + 4 * attention_size * pairs)
+
+    def _tiles(self, tokens: Tokens, contextual: Tokens | None, candidates: Tokens | None) -> Tokens:
+        """Returns the tiles that are computed.
+
+        The first rows of tiles all see one prefix, and each later one sees a tile more than the one before.
+        """
+        rows = _tiles_of(tokens)
+        if not self.is_causal:
+            prefix = _tiles_of(tokens if candidates is None else tokens - as_token_counts(candidates))
+        elif contextual is None or self.disable_contextual_mask:
+            prefix = 0 * rows
+        else:
+            prefix = _tiles_of(as_token_counts(contextual))
+        return rows * (rows + 1) // 2 + prefix * (prefix - 1) // 2
+
+
+def _tiles_of(tokens: Tokens) -> Tokens:
+    return (tokens + (ATTENTION_TILE - 1)) // ATTENTION_TILE

@@ -13,9 +13,11 @@ from torchrec.sparse.jagged_tensor import JaggedTensor
 from commons.datasets import HSTUBatch
 from hstu.models.embedding_tables import EmbeddingTable, SmallTables, collection_groups, table_dims
 from hstu.models.hstu_config import HSTUConfig
+from hstu.modules.attention_tiles import AttentionTiles
 from hstu.modules.hstu_layer import HSTULayer
 from hstu.modules.sequence_preprocessor import SequencePreprocessor
 from hstu.modules.sequence_structure import SequenceStructure
+from hstu.modules.triton_work import TritonWork
 
 
 @dataclass(frozen=True)
@@ -111,6 +113,8 @@ class HSTUEncoder(nn.Module):
             embedded.update({name: looked_up[name] for name in names})
         tokens, structure = self.preprocessor(embedded, batch.num_candidates, counts)
         masks = structure.masks(self.config.is_causal, self.config.disable_contextual_mask)
+        runs_triton = self.config.attention_backend == "triton"
+        samples = TritonWork.of(masks) if runs_triton else AttentionTiles(masks, tokens.device)
         for layer in self.layers:
-            tokens = layer(tokens, masks)
+            tokens = layer(tokens, samples)
         return self.final_norm(tokens), structure

@@ -2,12 +2,14 @@
 
 from hstu.modules.attention import jagged_hstu_attention
 from hstu.modules.attention_mask import SampleMask
+from hstu.modules.attention_tiles import AttentionTiles
 from hstu.modules.hstu_layer import HSTULayer
 from hstu.modules.prediction_head import PredictionHead
 from hstu.modules.sequence_preprocessor import SequencePreprocessor
 from hstu.modules.sequence_structure import SequenceStructure
 
 __all__ = [
+    "AttentionTiles",
     "HSTULayer",
     "PredictionHead",
     "SampleMask",

@@ -1,10 +1,8 @@
-"""Attention mask of one sample, computed from indices."""
+"""Attention mask of one sample, as numbers."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-import torch
 
 
 @dataclass(frozen=True)
@@ -29,31 +27,15 @@ class SampleMask:
     tokens_per_candidate: int
     is_causal: bool
 
-    def visible(self, first_row: int, last_row: int, device: torch.device) -> tuple[int, torch.Tensor]:
-        """Returns the mask of rows `first_row` to `last_row`, exclusive.
+    @property
+    def prefix(self) -> int:
+        """Leading tokens that all see each other."""
+        return min(self.num_contextual, self.history_end) if self.is_causal else self.history_end
 
-        Returns:
-            `first_column`, before which all these rows see everything, and a bool tensor
-            `[last_row - first_row, num_tokens - first_column]`, True where a row sees a column.
-        """
-        # prefix_end never decreases from row to row, so the first row's holds for the whole block.
-        first_column = self._prefix_end_of_row(first_row)
-        rows = torch.arange(first_row, last_row, device=device).unsqueeze(1)
-        columns = torch.arange(first_column, self.num_tokens, device=device)
-        if last_row <= self.history_end:
-            return first_column, columns < self._prefix_end(rows)
-        past_history = rows - self.history_end
-        # For a row in the history, this gives columns up to the row itself, which it sees anyway.
-        own_start = rows - past_history % self.tokens_per_candidate
-        own = (columns >= own_start) & (columns <= rows)
-        return first_column, own | (columns < self._prefix_end(rows))
+    def prefix_end(self, row: int) -> int:
+        """Returns the first token that a row need not see; it never decreases from row to row."""
+        return min(max(row + 1, self.prefix), self.history_end)
 
-    def _prefix_end(self, rows: torch.Tensor) -> torch.Tensor:
-        if not self.is_causal:
-            return torch.full_like(rows, self.history_end)
-        return (rows + 1).clamp(self.num_contextual, self.history_end)
-
-    def _prefix_end_of_row(self, row: int) -> int:
-        if not self.is_causal:
-            return self.history_end
-        return min(max(row + 1, self.num_contextual), self.history_end)
+    def is_plain(self, first_row: int, last_row: int) -> bool:
+        """Returns whether each row up to `last_row`, exclusive, sees all up to itself and no more."""
+        return self.prefix <= first_row + 1 and min(last_row, self.num_tokens) <= self.history_end

@@ -5,19 +5,19 @@ Source: Zhai et al., "Actions Speak Louder than Words", ICML 2024.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import nn
 
 from hstu.modules.attention import jagged_hstu_attention
-from hstu.modules.attention_mask import SampleMask
+from hstu.modules.attention_tiles import AttentionTiles
+from hstu.modules.triton_attention import triton_hstu_attention
+from hstu.modules.triton_work import TritonWork
 
 
 class HSTULayer(nn.Module):
     """`u, v, q, k = split(SiLU(Linear(LayerNorm(x))))`, then `x + Dropout(Linear(LayerNorm(A v) * u))`.
 
-    `A v` is the jagged attention of `jagged_hstu_attention`.
+    `A v` is the jagged attention of `jagged_hstu_attention`, or the Triton kernels'.
 
     Args:
         hidden_size: width of a token, d.
@@ -48,10 +48,14 @@ class HSTULayer(nn.Module):
         self.output = nn.Linear(attention_size, hidden_size, device=device)
         self.dropout = nn.Dropout(dropout)
 
-    def forward(self, x: torch.Tensor, masks: Sequence[SampleMask]) -> torch.Tensor:
-        """Maps `[total_tokens, hidden_size]` to the same shape; `masks` has one mask per sample of `x`."""
+    def forward(self, x: torch.Tensor, samples: AttentionTiles | TritonWork) -> torch.Tensor:
+        """Maps `[total_tokens, hidden_size]` to the same shape; `samples` are those of `x`."""
         uvqk = nn.functional.silu(self.uvqk(self.input_norm(x)))
         u, v, q, k = uvqk.chunk(4, dim=-1)
         v, q, k = (part.unflatten(-1, (self.num_heads, -1)) for part in (v, q, k))
-        attended = jagged_hstu_attention(q, k, v, masks, self.scaling_seqlen).flatten(1)
+        if isinstance(samples, TritonWork):
+            attended = triton_hstu_attention(q, k, v, samples, self.scaling_seqlen)
+        else:
+            attended = jagged_hstu_attention(q, k, v, samples, self.scaling_seqlen)
+        attended = attended.flatten(1)
         return x + self.dropout(self.output(self.output_norm(attended) * u))

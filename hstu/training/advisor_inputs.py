@@ -17,7 +17,11 @@ def configured_model() -> ConfiguredModel:
     """Returns the model that `NetworkArgs` configures."""
     network = from_gin(NetworkArgs)
     flops = HSTUFlops(
-        network.num_layers, network.hidden_size, network.num_attention_heads, network.kv_channels
+        network.num_layers,
+        network.hidden_size,
+        network.num_attention_heads,
+        network.kv_channels,
+        network.is_causal,
     )
     return ConfiguredModel(flops.per_sample, _described(network), TOKEN_RULES["hstu"])
 

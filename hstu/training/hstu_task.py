@@ -6,15 +6,12 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import torch
 from torch import nn
 
-import hstu.batch_shuffler  # noqa: F401  registers "hstu"
 from commons.datasets import (
     BenchmarkDatasetArgs,
     DatasetFactory,
     DynamicEmbeddingArgs,
-    HSTUBatch,
     HSTUSource,
     RandomSource,
     SequenceDatasetSpec,
@@ -27,6 +24,7 @@ from commons.perf_model import HSTUFlops
 from commons.training import EvaluationMetrics, TrainerArgs, TrainingTask
 from commons.training.run_log import warn_once
 from commons.training.training_task import random_sources, rank_datasets
+from hstu.batch_shuffler import flops_of_rows  # and registers "hstu"
 from hstu.models.embedding_tables import EmbeddingTable
 from hstu.models.hstu_config import HSTUConfig
 from hstu.models.hstu_encoder import HSTUFeatures
@@ -122,14 +120,21 @@ def hstu_task(
     metrics: EvaluationMetrics,
 ) -> TrainingTask:
     """Returns the task of training a model on these samples."""
-    flops = HSTUFlops(config.num_layers, config.hidden_size, config.num_heads, config.head_dim)
+    flops = HSTUFlops(
+        config.num_layers,
+        config.hidden_size,
+        config.num_heads,
+        config.head_dim,
+        config.is_causal,
+        config.disable_contextual_mask,
+    )
     train_dataset, eval_dataset = rank_datasets(sources.train, sources.evaluation, trainer, sources.shuffle)
     return TrainingTask(
         model=model,
         train_dataset=train_dataset,
         eval_dataset=eval_dataset,
         metrics=metrics,
-        flops=partial(_flops_of_rows, flops),
+        flops=partial(flops_of_rows, flops),
         check_batch=partial(check_ids, spec=sources.train.spec),
         shuffler_name="hstu",
         shuffler_settings={"flops": flops},
@@ -143,10 +148,6 @@ def hstu_task(
 def warn_of_settings_without_effect(network: NetworkArgs, spec: SequenceDatasetSpec) -> None:
     """Warns once about each setting without effect."""
     warn_once(*network.settings_without_effect(), *_dynamic_tables(spec), *_of_generative_models())
-
-
-def _flops_of_rows(flops: HSTUFlops, batch: HSTUBatch) -> torch.Tensor:
-    return flops.per_sample(batch.num_tokens())
 
 
 def _dynamic_tables(spec: SequenceDatasetSpec) -> list[str]:

@@ -11,7 +11,7 @@ from tests.hstu.hstu_samples import Sample, hstu_batch
 
 
 def _plan(settings: dict) -> ShufflePlan:
-    lengths = [[7, 0, 3], [1, 2]][dist.get_rank()]
+    lengths = [[70, 0, 30], [10, 20]][dist.get_rank()]
     rows = [Sample([1], [], [2] * n, [3] * n, 0, [3] * n) for n in lengths]
     return BatchShufflerFactory.create("hstu", **settings).plan(hstu_batch(rows))
 

@@ -59,7 +59,8 @@ def _workloads() -> list[Any]:
 
 
 def test_costs_of_int32_lengths_do_not_wrap(pools):
-    squares, flops = [n**2 for n in LENGTHS], [10 * 32 * 32 * n + 4 * 32 * n**2 for n in LENGTHS]
+    squares, tiles = [n**2 for n in LENGTHS], [-(-n // 32) for n in LENGTHS]
+    flops = [10 * 32**2 * n + 4 * 32**3 * m * (m + 1) // 2 for n, m in zip(LENGTHS, tiles, strict=True)]
     expected = [cost + cost[-1:] + cost[:-1] for cost in (squares, squares, flops)]
     for *workloads, error in pools(2).run(_workloads):
         assert workloads == expected

@@ -8,7 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hstu.modules import SampleMask, attention, jagged_hstu_attention
+from hstu.modules import AttentionTiles, SampleMask, attention_tiles, jagged_hstu_attention
+from tests.hstu.modules.mask_rule import sees
 
 HEADS = [(2, 8), (4, 3)]
 SCALING_SEQLEN = 7.0
@@ -16,7 +17,8 @@ SCALING_SEQLEN = 7.0
 
 @st.composite
 def masks(draw: st.DrawFn) -> SampleMask:
-    num_contextual, num_history = draw(st.integers(0, 3)), draw(st.integers(0, 9))
+    num_contextual = draw(st.sampled_from([0, 1, 3, 35]))
+    num_history = draw(st.one_of(st.integers(0, 9), st.integers(28, 70)))
     tokens_per_candidate = draw(st.integers(1, 2))
     candidates = draw(st.integers(0, 3)) * tokens_per_candidate
     history_end = num_contextual + num_history
@@ -27,18 +29,6 @@ def masks(draw: st.DrawFn) -> SampleMask:
         tokens_per_candidate=tokens_per_candidate,
         is_causal=draw(st.booleans()),
     )
-
-
-def sees(mask: SampleMask, row: int, column: int) -> bool:
-    """Returns whether a row sees a column, by the rule for each pair of tokens."""
-    if column >= mask.history_end:
-        if row < mask.history_end:
-            return False
-        candidate_of = [(token - mask.history_end) // mask.tokens_per_candidate for token in (row, column)]
-        return candidate_of[0] == candidate_of[1] and column <= row
-    if row >= mask.history_end or not mask.is_causal:
-        return True
-    return column <= row or (row < mask.num_contextual and column < mask.num_contextual)
 
 
 def reference(
@@ -62,18 +52,23 @@ def draw_qkv(num_tokens: int, heads: tuple[int, int], dtype: torch.dtype) -> lis
     return [x.to(dtype).requires_grad_() for x in drawn]
 
 
-@pytest.fixture(params=[64, 1 << 21], ids=["many blocks", "one block"])
-def _block_bytes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention, "CPU_BLOCK_BYTES", request.param)
+def tiles_of(of_samples: Sequence[SampleMask]) -> AttentionTiles:
+    return AttentionTiles(of_samples, torch.device("cpu"))
 
 
-@pytest.mark.usefixtures("_block_bytes")
+@pytest.fixture(params=[(1, 1), (1 << 18, 1), (1 << 20, 3)], ids=["head by head", "as is", "long blocks"])
+def _sizes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention_tiles, "CPU_SCORE_BYTES", request.param[0])
+    monkeypatch.setattr(attention_tiles, "CPU_ROW_TILES", request.param[1])
+
+
+@pytest.mark.usefixtures("_sizes")
 @pytest.mark.parametrize("heads", HEADS)
 @given(of_samples=st.lists(masks(), min_size=1, max_size=4))
 @settings(max_examples=40, deadline=None)
 def test_matches_a_dense_masked_reference(heads: tuple[int, int], of_samples: list[SampleMask]) -> None:
     qkv = draw_qkv(sum(mask.num_tokens for mask in of_samples), heads, torch.float64)
-    out = jagged_hstu_attention(*qkv, of_samples, SCALING_SEQLEN)
+    out = jagged_hstu_attention(*qkv, tiles_of(of_samples), SCALING_SEQLEN)
     expected = reference(*qkv, of_samples)
     torch.testing.assert_close(out, expected)
     grad_out = torch.randn_like(out)
@@ -82,20 +77,24 @@ def test_matches_a_dense_masked_reference(heads: tuple[int, int], of_samples: li
         torch.testing.assert_close(grad, expected_grad)
 
 
-@pytest.mark.usefixtures("_block_bytes")
+@pytest.mark.usefixtures("_sizes")
 def test_gradients_match_finite_differences() -> None:
     of_samples = [SampleMask(5, 2, 3, 2, True), SampleMask(0, 0, 0, 1, True), SampleMask(1, 0, 1, 1, True)]
     qkv = draw_qkv(6, (2, 3), torch.float64)
-    torch.autograd.gradcheck(lambda q, k, v: jagged_hstu_attention(q, k, v, of_samples, 3), qkv)
+    tiles = tiles_of(of_samples)
+    torch.autograd.gradcheck(lambda q, k, v: jagged_hstu_attention(q, k, v, tiles, 3), qkv)
 
 
-@pytest.mark.usefixtures("_block_bytes")
+@pytest.mark.usefixtures("_sizes")
 @pytest.mark.parametrize(("dtype", "rtol"), [(torch.bfloat16, 3e-2), (torch.float16, 4e-3)])
 def test_16_bit_types_are_close_to_the_reference(dtype: torch.dtype, rtol: float) -> None:
     of_samples = [SampleMask(40, 3, 36, 2, True), SampleMask(17, 0, 17, 1, True)]
     qkv = draw_qkv(57, (2, 8), dtype)
     exact = [x.detach().double().requires_grad_() for x in qkv]
-    out, expected = jagged_hstu_attention(*qkv, of_samples, SCALING_SEQLEN), reference(*exact, of_samples)
+    out, expected = (
+        jagged_hstu_attention(*qkv, tiles_of(of_samples), SCALING_SEQLEN),
+        reference(*exact, of_samples),
+    )
     assert out.dtype == dtype
     grads = torch.autograd.grad(out.float().sum(), qkv)
     expected_grads = torch.autograd.grad(expected.sum(), exact)
@@ -106,16 +105,25 @@ def test_16_bit_types_are_close_to_the_reference(dtype: torch.dtype, rtol: float
 def test_float16_sums_over_long_samples_stay_finite() -> None:
     num_tokens = 2000
     q, k, v = (torch.full((num_tokens, 1, 4), value, dtype=torch.float16) for value in (2, 4, 8))
-    out = jagged_hstu_attention(q, k, v, [SampleMask(num_tokens, 0, num_tokens, 2, True)], num_tokens)
+    tiles = tiles_of([SampleMask(num_tokens, 0, num_tokens, 2, True)])
+    out = jagged_hstu_attention(q, k, v, tiles, num_tokens)
     weight = 16 * torch.sigmoid(torch.tensor(16.0))  # one token's; the sum over all overflows float16
     torch.testing.assert_close(out[-1].float(), torch.full((1, 4), 8 * weight.item()), rtol=4e-3, atol=0)
 
 
-def test_a_block_of_scores_fits_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention, "CPU_BLOCK_BYTES", 1 << 12)
-    rows = [block.stop - block.start for block in attention._row_blocks(torch.empty(2, 100, 4))]
-    assert sum(rows) == 100
-    assert all(2 * 100 * 4 * of_block <= 1 << 12 for of_block in rows)
+def test_scores_fit_the_budget_and_samples_of_other_sizes_stay_apart() -> None:
+    lengths = [300, 5, 31, 32, 33, 0, 64, 20_000, 7]
+    tiles = tiles_of([SampleMask(length, 1, length, 2, True) for length in lengths])
+    heads_of = dict.fromkeys(lengths, 0)
+    for chunk in tiles.chunks(num_heads=4):
+        of_chunk = 4 if len(chunk.masks) > 1 else chunk.heads.stop - chunk.heads.start
+        num_tokens = {-(-mask.num_tokens // 32) * 32 for mask in chunk.masks}
+        assert num_tokens == {chunk.num_tokens}
+        scores = 4 * 32 * chunk.num_tokens * of_chunk * len(chunk.masks)
+        assert scores <= 1 << 18 or of_chunk == len(chunk.masks) == 1
+        for mask in chunk.masks:
+            heads_of[mask.num_tokens] += min(of_chunk, 4)
+    assert heads_of == {length: 4 if length else 0 for length in lengths}
 
 
 @pytest.mark.parametrize(
@@ -133,6 +141,6 @@ def test_wrong_arguments_are_named(
     with pytest.raises(ValueError, match=message):
         jagged_hstu_attention(
             *(torch.zeros(shape) for shape in shapes),
-            [SampleMask(num_tokens, 0, num_tokens, 1, True)],
+            tiles_of([SampleMask(num_tokens, 0, num_tokens, 1, True)]),
             scaling_seqlen,
         )

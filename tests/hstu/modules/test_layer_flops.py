@@ -6,11 +6,17 @@ from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
 from commons.perf_model import HSTUFlops
-from hstu.modules import HSTULayer, SampleMask
+from hstu.modules import AttentionTiles, HSTULayer, SampleMask
 
 
 @given(
-    lengths=st.lists(st.integers(0, 40), min_size=1, max_size=5),
+    samples=st.lists(
+        st.tuples(st.sampled_from([0, 1, 40, 70]), st.integers(0, 80), st.integers(0, 40)),
+        min_size=1,
+        max_size=5,
+    ),
+    is_causal=st.booleans(),
+    disable_contextual_mask=st.booleans(),
     num_layers=st.integers(1, 3),
     hidden_size=st.integers(1, 24),
     num_heads=st.integers(1, 4),
@@ -18,15 +24,30 @@ from hstu.modules import HSTULayer, SampleMask
 )
 @settings(max_examples=40, deadline=None)
 def test_hstu_flops_match_the_layers(
-    lengths: list[int], num_layers: int, hidden_size: int, num_heads: int, head_dim: int
+    samples: list[tuple[int, int, int]],
+    is_causal: bool,
+    disable_contextual_mask: bool,
+    num_layers: int,
+    hidden_size: int,
+    num_heads: int,
+    head_dim: int,
 ) -> None:
-    x = torch.randn(sum(lengths), hidden_size)
-    masks = [SampleMask(length, 0, length, 2, True) for length in lengths]
+    contextual, lengths, candidates = (torch.tensor(column) for column in zip(*samples, strict=True))
+    lengths += contextual + candidates
+    x = torch.randn(int(lengths.sum()), hidden_size)
+    masks = [
+        SampleMask(length, 0 if disable_contextual_mask else ahead, length - last, 1, is_causal)
+        for ahead, length, last in zip(
+            contextual.tolist(), lengths.tolist(), candidates.tolist(), strict=True
+        )
+    ]
+    tiles = AttentionTiles(masks, x.device)
     with FlopCounterMode(display=False) as counter:
         for _ in range(num_layers):
             layer = HSTULayer(
                 hidden_size, num_heads, head_dim, scaling_seqlen=50, dropout=0.2, norm_epsilon=1e-5
             )
-            x = layer(x, masks)
-    flops = HSTUFlops(num_layers, hidden_size, num_heads, head_dim).per_sample(torch.tensor(lengths))
+            x = layer(x, tiles)
+    of_layers = HSTUFlops(num_layers, hidden_size, num_heads, head_dim, is_causal, disable_contextual_mask)
+    flops = of_layers.per_sample(lengths, contextual, candidates)
     assert counter.get_total_flops() == int(flops.sum())
