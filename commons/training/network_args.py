@@ -25,7 +25,8 @@ class BaseNetworkArgs:
         is_causal: whether attention is causal.
         dtype_str: "bfloat16", "float16" or "float32". float16 has no loss scaling, because fused tables
             update within backward; small gradients underflow.
-        kernel_backend: accepted without effect; attention runs in PyTorch.
+        kernel_backend: "pytorch"; "triton" or "cutlass" for kernels, where a model has them. A warning says
+            what runs instead.
         target_group_size: candidates that see each other; only 1 runs.
         num_position_buckets: positions with an embedding of their own.
         recompute_input_layernorm, recompute_input_silu: accepted without effect; layers keep their inputs.
@@ -76,13 +77,18 @@ class BaseNetworkArgs:
         """The dtype named by `dtype_str`."""
         return _DTYPES[self.dtype_str]
 
+    @property
+    def attention_backend(self) -> str:
+        """What attention runs in."""
+        return "pytorch"
+
     def settings_without_effect(self) -> list[str]:
         """Returns one line for each setting without effect."""
         lines = []
-        if self.kernel_backend.lower() != "pytorch":
+        if self.kernel_backend.lower() != self.attention_backend:
             lines.append(
                 f'NetworkArgs.kernel_backend = "{self.kernel_backend}" is not available here: '
-                "attention runs in PyTorch"
+                f"attention runs in {'PyTorch' if self.attention_backend == 'pytorch' else 'Triton'}"
             )
         for name in ("recompute_input_layernorm", "recompute_input_silu"):
             if getattr(self, name):

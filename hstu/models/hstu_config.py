@@ -28,9 +28,10 @@ class HSTUConfig:
         num_position_buckets: positions with their own embedding; later positions share the last.
         disable_contextual_mask: True makes contextual tokens causal too; otherwise they all attend to each
             other.
+        attention_backend: "pytorch", or "triton" for the kernels, which need CUDA.
 
     Raises:
-        ValueError: a size is not positive, or `dtype` is not supported.
+        ValueError: a size is not positive, or `dtype` or `attention_backend` is not supported.
     """
 
     num_layers: int
@@ -46,6 +47,7 @@ class HSTUConfig:
     dtype: torch.dtype = torch.bfloat16
     num_position_buckets: int = 8192
     disable_contextual_mask: bool = False
+    attention_backend: str = "pytorch"
 
     def __post_init__(self) -> None:
         for name in ("num_layers", "hidden_size", "num_heads", "head_dim", "scaling_seqlen"):
@@ -58,6 +60,10 @@ class HSTUConfig:
                 raise ValueError(
                     f"{name} is {getattr(self, name)}; expected at least 1, or -1 for hidden_size"
                 )
+        if self.attention_backend not in ("pytorch", "triton"):
+            raise ValueError(
+                f'attention_backend is {self.attention_backend!r}; expected "pytorch" or "triton"'
+            )
         if self.dtype not in (torch.float32, torch.bfloat16, torch.float16):
             raise ValueError(
                 f"dtype is {self.dtype}; expected torch.float32, torch.bfloat16 or torch.float16"

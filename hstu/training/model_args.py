@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 from dataclasses import dataclass
 
 import gin
+import torch
 
 from commons.training.metrics import parsed_names
 from commons.training.network_args import BaseNetworkArgs
@@ -47,6 +49,13 @@ class DatasetArgs:
 class NetworkArgs(BaseNetworkArgs):
     """Settings of the HSTU layers; all of `BaseNetworkArgs` applies."""
 
+    @property
+    def attention_backend(self) -> str:
+        """What attention runs in: "triton" on a GPU, if a kernel was asked for and Triton is installed."""
+        asks_for_kernel = self.kernel_backend.lower() in ("triton", "cutlass")
+        has_triton = torch.cuda.is_available() and importlib.util.find_spec("triton") is not None
+        return "triton" if asks_for_kernel and has_triton else "pytorch"
+
     def config(self, num_contextual: int, max_items: int) -> HSTUConfig:
         """Returns the model's configuration, for at most this many contextual tokens and items per sample."""
         scaling_seqlen = self.scaling_seqlen
@@ -66,6 +75,7 @@ class NetworkArgs(BaseNetworkArgs):
             dtype=self.dtype,
             num_position_buckets=self.num_position_buckets,
             disable_contextual_mask=self.disable_contextual_mask,
+            attention_backend=self.attention_backend,
         )
 
 
