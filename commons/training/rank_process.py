@@ -28,6 +28,8 @@ def rank_process() -> Iterator[torch.device]:
     Yields:
         This rank's device.
     """
+    if "WORLD_SIZE" not in os.environ:
+        os.environ.setdefault("LOCAL_WORLD_SIZE", "1")
     for name, value in (
         ("RANK", "0"),
         ("WORLD_SIZE", "1"),
