@@ -139,7 +139,7 @@ def _trained(run: Run) -> Parameters:
 
 
 def _changes(pools: Any, run: Run) -> dict[str, torch.Tensor]:
-    """What training changed in each whole parameter, after checking that ranks with the same rows agree."""
+    """Returns the change of each whole parameter, after checking that ranks with the same rows agree."""
     of_ranks = pools(RANKS).run(_trained, run)
     whole = {}
     for name in of_ranks[0]:

@@ -63,7 +63,7 @@ PARTS = (
 
 @dataclass(frozen=True)
 class Result:
-    """What became of a part.
+    """Outcome of a part.
 
     Attributes:
         part: its name.

@@ -79,7 +79,7 @@ class BaseNetworkArgs:
 
     @property
     def attention_backend(self) -> str:
-        """What attention runs in."""
+        """The backend in use."""
         return "pytorch"
 
     def settings_without_effect(self) -> list[str]:

@@ -51,7 +51,7 @@ class NetworkArgs(BaseNetworkArgs):
 
     @property
     def attention_backend(self) -> str:
-        """What attention runs in: "triton" on a GPU, if a kernel was asked for and Triton is installed."""
+        """The backend in use: "triton" on a GPU, if a kernel was asked for and Triton is installed."""
         asks_for_kernel = self.kernel_backend.lower() in ("triton", "cutlass")
         has_triton = torch.cuda.is_available() and importlib.util.find_spec("triton") is not None
         return "triton" if asks_for_kernel and has_triton else "pytorch"

@@ -123,7 +123,7 @@ MANY = 400_000
 
 
 def _growth(kind: str, rows: int) -> float:
-    """What making and sharding a model adds to this process's peak memory, as a share of its large table."""
+    """Returns how much sharding a model adds to this process's peak memory, as a share of its table."""
     gin.parse_config(RANDOM_DATA + CONFIG.format(kind=kind, rows=rows))
     args, optimizer = from_gin(TrainerArgs), from_gin(OptimizerArgs)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
