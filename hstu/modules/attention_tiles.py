@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from commons.perf_model.hstu_flops import ATTENTION_TILE as TILE
+from commons.sequence_batch.packed_rows import to_device_together
 from hstu.modules.attention_mask import SampleMask
 
 # Size of the scores of one row of tiles. On a CPU it stays in the core's own cache between the matrix
@@ -101,26 +102,28 @@ class Chunk:
     def _mask_numbers(self) -> torch.Tensor:
         """int64 `[3, samples]`: prefix, end of the history, tokens per candidate."""
         numbers = [(mask.prefix, mask.history_end, mask.tokens_per_candidate) for mask in self.masks]
-        return _to_device(np.array(numbers).T, self.device)
+        return to_device_together([np.array(numbers).T.ravel()], self.device)[0].view(3, -1)
 
-    def _rows_of(self, num_heads: int, per_token: int, padding: int = 0) -> torch.Tensor:
+    def _rows_of(self, num_heads: int, per_token: int, padding: int | None = None) -> torch.Tensor:
         """Returns int64 `[samples · heads · L]`: where the values of each sample, head and token are.
 
         Args:
             num_heads: heads of a token.
             per_token: rows from a token to the next.
-            padding: the token that stands for padding.
+            padding: the token that stands for padding; None for the sample's first, so that a value that is
+                not finite stays within its sample.
         """
         key = num_heads, per_token, padding
         if key not in self._row_indices:
-            tokens = np.array(self.starts)[:, None] + np.arange(self.num_tokens)
-            tokens = np.where(self._is_token, tokens, padding)[:, None]
+            starts = np.array(self.starts)[:, None]
+            stand_in = starts if padding is None else padding
+            tokens = np.where(self._is_token, starts + np.arange(self.num_tokens), stand_in)[:, None]
             rows = tokens * per_token + np.arange(num_heads)[:, None]
-            self._row_indices[key] = _to_device(rows.ravel(), self.device)
+            self._row_indices[key] = to_device_together([rows.ravel()], self.device)[0]
         return self._row_indices[key]
 
     @cached_property
-    def _row_indices(self) -> dict[tuple[int, int, int], torch.Tensor]:
+    def _row_indices(self) -> dict[tuple[int, int, int | None], torch.Tensor]:
         return {}
 
     @cached_property
@@ -130,10 +133,11 @@ class Chunk:
 
     @cached_property
     def _is_real(self) -> torch.Tensor | None:
-        """float32 `[samples, 1, L, 1]`, 0 in padding; None if there is none."""
+        """int64 `[samples, 1, L, 1]`, 0 in padding; None if there is none."""
         if self._is_token.all():
             return None
-        return _to_device(self._is_token[:, None, :, None].astype(np.float32), self.device)
+        (is_real,) = to_device_together([self._is_token.ravel()], self.device)
+        return is_real.view(len(self.masks), 1, -1, 1)
 
 
 class AttentionTiles:
@@ -185,13 +189,6 @@ class AttentionTiles:
 def _padded(num_tokens: int) -> int:
     """Returns the tokens of whole tiles."""
     return -(-num_tokens // TILE) * TILE
-
-
-def _to_device(array: np.ndarray, device: torch.device) -> torch.Tensor:
-    tensor = torch.from_numpy(np.ascontiguousarray(array))
-    if device.type == "cuda":
-        tensor = tensor.pin_memory()
-    return tensor.to(device, non_blocking=True)
 
 
 def _rows(x: torch.Tensor) -> tuple[torch.Tensor, int]:

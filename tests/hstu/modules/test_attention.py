@@ -144,3 +144,13 @@ def test_wrong_arguments_are_named(
             tiles_of([SampleMask(num_tokens, 0, num_tokens, 1, True)]),
             scaling_seqlen,
         )
+
+
+def test_a_value_that_is_not_finite_stays_within_its_sample() -> None:
+    of_samples = [SampleMask(length, 1, length, 2, True) for length in (3, 20, 5)]  # one chunk, with padding
+    q, k, v = (x.detach().clone() for x in draw_qkv(28, (2, 8), torch.float32))
+    expected = jagged_hstu_attention(q, k, v, tiles_of(of_samples), SCALING_SEQLEN)
+    v[0] = math.inf
+    out = jagged_hstu_attention(q, k, v, tiles_of(of_samples), SCALING_SEQLEN)
+    assert not out[:3].isfinite().all()
+    torch.testing.assert_close(out[3:], expected[3:])
