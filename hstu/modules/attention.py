@@ -13,6 +13,8 @@ from torch.autograd.function import once_differentiable
 
 from hstu.modules.attention_tiles import AttentionTiles
 
+FEW_MATRICES = 8
+
 
 def jagged_hstu_attention(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, tiles: AttentionTiles, scaling_seqlen: float
@@ -47,10 +49,10 @@ def jagged_hstu_attention(
 
 
 class _JaggedHSTUAttention(torch.autograd.Function):
-    """Attention in rows of tiles.
+    """Attention in rows of tiles forward, and in columns of tiles backward, where each output is done once.
 
-    Name suffixes: P samples × heads of a chunk, b query rows of a block, c columns that they see, L tokens of
-    a sample padded to whole tiles, D head_dim.
+    Name suffixes: P samples × heads of a chunk, b tokens of a block, s tokens that its scores are with, L
+    tokens of a sample padded to whole tiles, D head_dim.
 
     Products take constant factors along, before they are rounded. In 16-bit types, sums over T tokens would
     overflow without the division by N = scaling_seqlen, and their gradients underflow with all of it at once:
@@ -70,17 +72,23 @@ class _JaggedHSTUAttention(torch.autograd.Function):
         ctx.tiles, ctx.scaling_seqlen = tiles, scaling_seqlen
         scale = 1 / math.sqrt(q.shape[-1])
         out = _with_one_more(q)
-        scores = _Scores(q)
-        for chunk in tiles.chunks(q.shape[1]):
-            q_PLD, k_PLD, v_PLD = (chunk.gathered(x) for x in (q, k, v))
+        memory = _Memory(q)
+        for chunk in tiles.chunks(*q.shape[1:]):
+            P, L, D = chunk.num_heads, chunk.num_tokens, q.shape[2]
+            k_PLD = chunk.gather(k, memory.block("k", P, L, D))
+            v_PLD = chunk.gather(v, memory.block("v", P, L, D))
             for first, last, columns, visible in chunk.row_blocks():
-                weights_Pbc = scores.of(0, q_PLD, last - first, columns)
-                _product(q_PLD[:, first:last], k_PLD[:, :columns].mT, scale, weights_Pbc)
-                torch.nn.functional.silu(weights_Pbc, inplace=True)
-                _hide(visible, len(chunk.masks), weights_Pbc)
+                q_PbD = chunk.gather(q, memory.block("q", P, last - first, D), first)
+                weights_Pbs = memory.block("weights", P, last - first, columns)
+                _product(q_PbD, k_PLD[:, :columns].mT, scale, weights_Pbs)
+                torch.nn.functional.silu(weights_Pbs, inplace=True)
+                if visible is None:
+                    weights_Pbs[:, :, first:].tril_()
+                else:
+                    _hide(visible, weights_Pbs[:, :, columns - visible.shape[3] :])
                 # Nothing reads these queries any more: their place takes the result.
-                _product(weights_Pbc, v_PLD[:, :columns], 1 / scaling_seqlen, q_PLD[:, first:last])
-            chunk.put(q_PLD, out)
+                _product(weights_Pbs, v_PLD[:, :columns], 1 / scaling_seqlen, q_PbD)
+                chunk.put(q_PbD, out, first)
         return out[:-1]
 
     @staticmethod
@@ -89,46 +97,67 @@ class _JaggedHSTUAttention(torch.autograd.Function):
         q, k, v = ctx.saved_tensors
         scale, half_scale = 1 / math.sqrt(q.shape[-1]), 1 / math.sqrt(ctx.scaling_seqlen)
         grad_q, grad_k, grad_v = (_with_one_more(x) for x in (q, k, v))
-        scores = _Scores(q)
-        for chunk in ctx.tiles.chunks(q.shape[1]):
-            q_PLD, k_PLD, v_PLD, go_PLD = (chunk.gathered(x) for x in (q, k, v, grad_out))
+        memory, sums = _Memory(q), _Memory(q, torch.promote_types(q.dtype, torch.float32))
+        for chunk in ctx.tiles.chunks(*q.shape[1:]):
+            P, L, D = chunk.num_heads, chunk.num_tokens, q.shape[2]
+            q_PLD = chunk.gather(q, memory.block("q", P, L, D))
+            go_PLD = chunk.gather(grad_out, memory.block("grad_out", P, L, D))
             # Blocks add up in float32, because one rounding per block would show in 16-bit types.
-            sum_dtype = torch.promote_types(q.dtype, torch.float32)
-            gk_PLD, gv_PLD = (torch.zeros_like(x, dtype=sum_dtype) for x in (k_PLD, v_PLD))
-            for first, last, columns, visible in chunk.row_blocks():
-                q_PbD, go_PbD = q_PLD[:, first:last], go_PLD[:, first:last]
-                k_PcD, v_PcD = k_PLD[:, :columns], v_PLD[:, :columns]
-                weights_Pbc = scores.of(0, q_PLD, last - first, columns)
-                grad_Pbc = scores.of(1, q_PLD, last - first, columns)
-                _product(q_PbD, k_PcD.mT, scale, weights_Pbc)
-                _product(go_PbD, v_PcD.mT, half_scale, grad_Pbc)
-                torch.ops.aten.silu_backward.grad_input(grad_Pbc, weights_Pbc, grad_input=grad_Pbc)
-                torch.nn.functional.silu(weights_Pbc, inplace=True)
-                _hide(visible, len(chunk.masks), grad_Pbc, weights_Pbc)
-                _add_product(grad_Pbc.mT, q_PbD, scale * half_scale, gk_PLD[:, :columns])
-                _add_product(weights_Pbc.mT, go_PbD, half_scale**2, gv_PLD[:, :columns])
-                _product(grad_Pbc, k_PcD, scale * half_scale, q_PbD)
-            for grad, grad_PLD in ((grad_q, q_PLD), (grad_k, gk_PLD), (grad_v, gv_PLD)):
-                chunk.put(grad_PLD, grad)
+            gq_PLD = sums.block("grad_q", P, L, D).zero_()
+            for first, last, first_row, visible in chunk.column_blocks():
+                k_PbD = chunk.gather(k, memory.block("k", P, last - first, D), first)
+                v_PbD = chunk.gather(v, memory.block("v", P, last - first, D), first)
+                q_PsD, go_PsD = q_PLD[:, first_row:], go_PLD[:, first_row:]
+                weights_Pbs = memory.block("weights", P, last - first, L - first_row)
+                grad_Pbs = memory.block("grad_weights", *weights_Pbs.shape)
+                _product(k_PbD, q_PsD.mT, scale, weights_Pbs)
+                _product(v_PbD, go_PsD.mT, half_scale, grad_Pbs)
+                torch.ops.aten.silu_backward.grad_input(grad_Pbs, weights_Pbs, grad_input=grad_Pbs)
+                torch.nn.functional.silu(weights_Pbs, inplace=True)
+                for block_Pbs in (grad_Pbs, weights_Pbs):
+                    if visible is None:
+                        block_Pbs[:, :, : last - first].triu_()
+                    else:
+                        _hide(visible, block_Pbs[:, :, : visible.shape[3]])
+                memory.add_product(grad_Pbs.mT, k_PbD, scale * half_scale, gq_PLD[:, first_row:])
+                # Nothing reads these keys and values any more: their place takes the gradients.
+                _product(grad_Pbs, q_PsD, scale * half_scale, k_PbD)
+                _product(weights_Pbs, go_PsD, half_scale**2, v_PbD)
+                chunk.put(k_PbD, grad_k, first)
+                chunk.put(v_PbD, grad_v, first)
+            chunk.put(gq_PLD, grad_q)
         return grad_q[:-1], grad_k[:-1], grad_v[:-1], None, None
 
 
-class _Scores:
-    """Memory for blocks of scores, used again from block to block.
+class _Memory:
+    """Memory for blocks, used again from block to block.
 
     Args:
-        like: gives dtype and device.
+        like: gives the device.
+        dtype: of the blocks; None for that of `like`.
     """
 
-    def __init__(self, like: torch.Tensor) -> None:
-        self._memory = [like.new_empty(0), like.new_empty(0)]
+    def __init__(self, like: torch.Tensor, dtype: torch.dtype | None = None) -> None:
+        self._empty = like.new_empty(0, dtype=dtype)
+        self._memory: dict[str, torch.Tensor] = {}
 
-    def of(self, number: int, x_PLD: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
-        """Returns uninitialized memory, `[P, rows, columns]`, of which there are two, 0 and 1."""
-        size = len(x_PLD) * rows * columns
-        if self._memory[number].numel() < size:
-            self._memory[number] = x_PLD.new_empty(size)
-        return self._memory[number][:size].view(len(x_PLD), rows, columns)
+    def block(self, name: str, *shape: int) -> torch.Tensor:
+        """Returns uninitialized memory of a shape; a later block of that name overwrites it."""
+        size = math.prod(shape)
+        memory = self._memory.get(name, self._empty)
+        if memory.numel() < size:
+            memory = self._memory[name] = self._empty.new_empty(size)
+        return memory[:size].view(shape)
+
+    def add_product(self, left: torch.Tensor, right: torch.Tensor, factor: float, sums: torch.Tensor) -> None:
+        """Adds `factor · left @ right` to `sums`."""
+        # Into a tensor that is not contiguous, PyTorch multiplies on a CPU matrix by matrix. That is fast for
+        # a few large ones.
+        if sums.dtype == left.dtype and (sums.is_contiguous() or sums.shape[0] < FEW_MATRICES):
+            torch.baddbmm(sums, left, right, alpha=factor, out=sums)
+        else:
+            product = self.block("product", *sums.shape)
+            sums.add_(torch.bmm(left, right, out=product), alpha=factor)
 
 
 def _with_one_more(x: torch.Tensor) -> torch.Tensor:
@@ -141,19 +170,6 @@ def _product(left: torch.Tensor, right: torch.Tensor, factor: float, out: torch.
     torch.baddbmm(out, left, right, beta=0, alpha=factor, out=out)  # with beta=0 `out` is not read
 
 
-def _add_product(left: torch.Tensor, right: torch.Tensor, factor: float, sums: torch.Tensor) -> None:
-    """Adds `factor · left @ right` to `sums`."""
-    if sums.dtype == left.dtype:
-        torch.baddbmm(sums, left, right, alpha=factor, out=sums)
-    else:
-        sums.add_(torch.bmm(left, right), alpha=factor)
-
-
-def _hide(visible: torch.Tensor | None, num_samples: int, *blocks_Pbc: torch.Tensor) -> None:
-    """Zeroes, in place, the scores that the block's query rows do not see."""
-    for block_Pbc in blocks_Pbc:
-        if visible is None:
-            block_Pbc[:, :, -block_Pbc.shape[1] :].tril_()
-        else:
-            hidden = block_Pbc[:, :, block_Pbc.shape[2] - visible.shape[3] :]
-            hidden.unflatten(0, (num_samples, -1)).mul_(visible.to(block_Pbc.dtype))
+def _hide(visible: torch.Tensor, block_Pbs: torch.Tensor) -> None:
+    """Zeroes, in place, the scores of a block that are not visible, `[samples, 1, b, s]`."""
+    block_Pbs.unflatten(0, (visible.shape[0], -1)).mul_(visible.to(block_Pbs.dtype))

@@ -13,10 +13,10 @@ from commons.perf_model.hstu_flops import ATTENTION_TILE as TILE
 from commons.sequence_batch.packed_rows import to_device_together
 from hstu.modules.attention_mask import SampleMask
 
-# Size of the scores of one row of tiles. On a CPU it stays in the core's own cache between the matrix
-# products, with the keys and values that it meets. On CUDA a row is mostly one sample.
-CPU_SCORE_BYTES = 1 << 18
-CUDA_SCORE_BYTES = 1 << 28
+# Size in float32 of the scores of one row of tiles, with the keys and values that it meets. On a CPU most of
+# it stays in the core's own cache between the matrix products. On CUDA a row is mostly one sample.
+CPU_ROW_BYTES = 5 << 18
+CUDA_ROW_BYTES = 1 << 28
 # Tiles of query rows per product. One on a CPU, whose time is FLOPs; more on CUDA, whose time is launches.
 CPU_ROW_TILES = 1
 CUDA_ROW_TILES = 16
@@ -42,51 +42,86 @@ class Chunk:
     row_tiles: int
     device: torch.device
 
-    def gathered(self, x: torch.Tensor) -> torch.Tensor:
-        """Returns the part of `[total_tokens, H, D]` as `[samples · heads, L, D]`, with zeros in padding."""
-        if len(self.masks) == 1:
-            x = x[:, self.heads]
-            padded = x.new_empty(x.shape[1], self.num_tokens, x.shape[2])
-            start, end = self._only
-            padded[:, : end - start] = x[start:end].transpose(0, 1)
-            padded[:, end - start :] = 0
-            return padded
-        rows, per_token = _rows(x)
-        padded = rows.index_select(0, self._rows_of(x.shape[1], per_token))
-        if self._is_real is not None:
-            padded.view(len(self.masks), x.shape[1], self.num_tokens, -1).mul_(self._is_real.to(x.dtype))
-        return padded.view(-1, self.num_tokens, x.shape[2])
-
-    def put(self, values: torch.Tensor, out: torch.Tensor) -> None:
-        """Writes values to the chunk's part of a tensor; the inverse of `gathered`.
+    def gather(self, x: torch.Tensor, padded: torch.Tensor, first: int = 0) -> torch.Tensor:
+        """Copies tokens of each sample, with zeros for padding.
 
         Args:
-            values: `[samples · heads, L, D]`.
-            out: `[total_tokens + 1, H, D]`, contiguous; padding goes to the last.
+            x: `[total_tokens, H, D]`.
+            padded: `[samples · heads, tokens, D]`, contiguous; takes the copies.
+            first: first of the tokens.
+
+        Returns:
+            `padded`.
         """
+        last = first + padded.shape[1]
         if len(self.masks) == 1:
-            start, end = self._only
-            out[start:end, self.heads] = values[:, : end - start].transpose(0, 1)
+            x = x[self._only(first, last), self.heads]
+            padded[:, : x.shape[0]] = x.transpose(0, 1)
+            padded[:, x.shape[0] :] = 0
+            return padded
+        num_heads, width = x.shape[1:]
+        rows, per_token = _rows(x)
+        indices = self._rows_of(first, last, num_heads, per_token)
+        torch.index_select(rows, 0, indices, out=padded.view(-1, width))
+        if self._is_real is not None:
+            is_real = self._is_real[:, :, first:last].to(x.dtype)
+            padded.view(len(self.masks), num_heads, -1, width).mul_(is_real)
+        return padded
+
+    def put(self, values: torch.Tensor, out: torch.Tensor, first: int = 0) -> None:
+        """Writes values to the chunk's part of a tensor; the inverse of `gather`.
+
+        Args:
+            values: `[samples · heads, tokens, D]`, contiguous.
+            out: `[total_tokens + 1, H, D]`, contiguous; padding goes to the last.
+            first: first of the tokens.
+        """
+        last = first + values.shape[1]
+        if len(self.masks) == 1:
+            tokens = self._only(first, last)
+            out[tokens, self.heads] = values[:, : tokens.stop - tokens.start].transpose(0, 1)
             return
         num_heads, width = out.shape[1:]
-        rows = self._rows_of(num_heads, num_heads, padding=len(out) - 1)
-        out.view(-1, width).index_copy_(0, rows, values.view(-1, width).to(out.dtype))
+        rows = self._rows_of(first, last, num_heads, num_heads, padding=len(out) - 1)
+        values = values.to(out.dtype).view(-1, width)
+        _wide(out.view(-1, width)).index_copy_(0, rows, _wide(values))
 
     def row_blocks(self) -> Iterator[tuple[int, int, int, torch.Tensor | None]]:
-        """Yields blocks of query rows: first and last row, exclusive; columns that one of them sees, all from
-        0; and which of them are visible, `[samples, 1, rows, columns from the first that is not]` in float32,
-        or None for the causal triangle of the last tile."""
-        prefix = _padded(max(mask.prefix for mask in self.masks))
-        for first in range(0, self.num_tokens, TILE * self.row_tiles):
-            last = min(first + TILE * self.row_tiles, self.num_tokens)
-            yield first, last, max(last, prefix), self._visible(first, last, max(last, prefix))
+        """Yields blocks of query rows.
 
-    def _visible(self, first: int, last: int, columns: int) -> torch.Tensor | None:
-        if all(mask.is_plain(first, last) for mask in self.masks):
-            return None
-        first_column = min(mask.prefix_end(first) for mask in self.masks)
-        rows = torch.arange(first, last, device=self.device).view(1, 1, -1, 1)
-        seen = torch.arange(first_column, columns, device=self.device)
+        Each is: first and last row, exclusive; the number of columns, from 0, that one of them sees; and
+        which of the last columns are visible, `[samples, 1, rows, last columns]` in float32, or None for the
+        causal triangle of the last tile.
+        """
+        for first, last, is_plain in self._blocks:
+            columns = max(last, self._prefix)
+            visible = None
+            if not is_plain:
+                first_column = min(mask.prefix_end(first) for mask in self.masks)
+                visible = self._visible(first, last, first_column, columns)
+            yield first, last, columns, visible
+
+    def column_blocks(self) -> Iterator[tuple[int, int, int, torch.Tensor | None]]:
+        """Yields blocks of columns; their tiles are those of `row_blocks`.
+
+        Each is: first and last column, exclusive; the first of the rows, up to L, that see one of them; and
+        for the first of these rows which columns they see, `[samples, 1, columns, first rows]` in float32, or
+        None for the causal triangle of the first tile.
+        """
+        for first, last, is_plain in self._blocks:
+            first_row = 0 if first < self._prefix else first
+            visible = None
+            if not is_plain:
+                # Rows after the block see all columns that precede the candidates.
+                in_history = all(min(last, mask.num_tokens) <= mask.history_end for mask in self.masks)
+                last_row = last if in_history else self.num_tokens
+                visible = self._visible(first_row, last_row, first, last).mT
+            yield first, last, first_row, visible
+
+    def _visible(self, first_row: int, last_row: int, first_column: int, last_column: int) -> torch.Tensor:
+        """Returns `[samples, 1, rows, columns]` in float32: 1 where a row sees a column, else 0."""
+        rows = torch.arange(first_row, last_row, device=self.device).view(1, 1, -1, 1)
+        seen = torch.arange(first_column, last_column, device=self.device)
         contextual, history_end, per_candidate = (values.view(-1, 1, 1, 1) for values in self._mask_numbers)
         prefix_end = torch.minimum(torch.maximum(rows + 1, contextual), history_end)
         past_history = (rows - history_end).clamp(min=0)
@@ -95,8 +130,26 @@ class Chunk:
         return ((seen < prefix_end) | ((seen >= own_start) & (seen <= rows))).float()
 
     @property
-    def _only(self) -> tuple[int, int]:
-        return self.starts[0], self.starts[0] + self.masks[0].num_tokens
+    def num_heads(self) -> int:
+        """Heads of all samples, P."""
+        return len(self.masks) * (self.heads.stop - self.heads.start)
+
+    @cached_property
+    def _blocks(self) -> list[tuple[int, int, bool]]:
+        """First and last token of each block, exclusive, and whether its mask is the causal triangle."""
+        size = TILE * self.row_tiles
+        ranges = [(first, min(first + size, self.num_tokens)) for first in range(0, self.num_tokens, size)]
+        return [(*block, all(mask.is_plain(*block) for mask in self.masks)) for block in ranges]
+
+    @cached_property
+    def _prefix(self) -> int:
+        """Tokens of the tiles that hold tokens which all see each other."""
+        return _padded(max(mask.prefix for mask in self.masks))
+
+    def _only(self, first: int, last: int) -> slice:
+        """Returns where tokens of the only sample are, without padding."""
+        (start,), (mask,) = self.starts, self.masks
+        return slice(start + first, start + min(last, mask.num_tokens))
 
     @cached_property
     def _mask_numbers(self) -> torch.Tensor:
@@ -104,26 +157,30 @@ class Chunk:
         numbers = [(mask.prefix, mask.history_end, mask.tokens_per_candidate) for mask in self.masks]
         return to_device_together([np.array(numbers).T.ravel()], self.device)[0].view(3, -1)
 
-    def _rows_of(self, num_heads: int, per_token: int, padding: int | None = None) -> torch.Tensor:
-        """Returns int64 `[samples · heads · L]`: where the values of each sample, head and token are.
+    def _rows_of(
+        self, first: int, last: int, num_heads: int, per_token: int, padding: int | None = None
+    ) -> torch.Tensor:
+        """Returns int64 `[samples · heads · tokens]`: where the values of each sample, head and token are.
 
         Args:
+            first, last: the tokens, `last` exclusive.
             num_heads: heads of a token.
             per_token: rows from a token to the next.
             padding: the token that stands for padding; None for the sample's first, so that a value that is
                 not finite stays within its sample.
         """
-        key = num_heads, per_token, padding
+        key = first, last, num_heads, per_token, padding
         if key not in self._row_indices:
             starts = np.array(self.starts)[:, None]
             stand_in = starts if padding is None else padding
-            tokens = np.where(self._is_token, starts + np.arange(self.num_tokens), stand_in)[:, None]
+            is_token, tokens = self._is_token[:, first:last], starts + np.arange(first, last)
+            tokens = np.where(is_token, tokens, stand_in)[:, None]
             rows = tokens * per_token + np.arange(num_heads)[:, None]
             self._row_indices[key] = to_device_together([rows.ravel()], self.device)[0]
         return self._row_indices[key]
 
     @cached_property
-    def _row_indices(self) -> dict[tuple[int, int, int | None], torch.Tensor]:
+    def _row_indices(self) -> dict[tuple[int, int, int, int, int | None], torch.Tensor]:
         return {}
 
     @cached_property
@@ -158,7 +215,7 @@ class AttentionTiles:
         self.num_tokens = sum(mask.num_tokens for mask in masks)
         self._device = device
         self._groups: dict[tuple[int, int], list[tuple[SampleMask, int]]] = {}
-        self._chunks: dict[int, list[Chunk]] = {}
+        self._chunks: dict[tuple[int, int], list[Chunk]] = {}
         start = 0
         for mask in masks:
             if mask.num_tokens:
@@ -166,23 +223,25 @@ class AttentionTiles:
                 self._groups.setdefault(size, []).append((mask, start))
             start += mask.num_tokens
 
-    def chunks(self, num_heads: int) -> list[Chunk]:
-        """Returns the chunks of a model with so many heads, the longest samples first."""
-        if num_heads not in self._chunks:
-            self._chunks[num_heads] = list(self._divided(num_heads))
-        return self._chunks[num_heads]
+    def chunks(self, num_heads: int, head_dim: int) -> list[Chunk]:
+        """Returns the chunks for attention with such heads, the longest samples first."""
+        key = num_heads, head_dim
+        if key not in self._chunks:
+            self._chunks[key] = list(self._divided(*key))
+        return self._chunks[key]
 
-    def _divided(self, num_heads: int) -> Iterator[Chunk]:
+    def _divided(self, num_heads: int, head_dim: int) -> Iterator[Chunk]:
         is_cuda = self._device.type == "cuda"
-        budget = CUDA_SCORE_BYTES if is_cuda else CPU_SCORE_BYTES
+        budget = CUDA_ROW_BYTES if is_cuda else CPU_ROW_BYTES
         row_tiles = CUDA_ROW_TILES if is_cuda else CPU_ROW_TILES
         for (num_tokens, _), samples in sorted(self._groups.items(), reverse=True):
-            fitting = max(budget // (4 * TILE * row_tiles * num_tokens), 1)  # heads of samples
+            row_bytes = 4 * num_tokens * (TILE * row_tiles + 2 * head_dim)
+            fitting = max(budget // row_bytes, 1)  # heads of samples
             heads, together = min(fitting, num_heads), max(fitting // num_heads, 1)
             for first in range(0, len(samples), together):
                 masks, starts = zip(*samples[first : first + together], strict=True)
                 for head in range(0, num_heads, heads):
-                    of_heads = slice(head, head + heads)
+                    of_heads = slice(head, min(head + heads, num_heads))
                     yield Chunk(masks, starts, num_tokens, of_heads, row_tiles, self._device)
 
 
@@ -199,3 +258,10 @@ def _rows(x: torch.Tensor) -> tuple[torch.Tensor, int]:
         x = x.contiguous()
     per_token = x.stride(0) // width
     return x.as_strided(((num_tokens - 1) * per_token + num_heads, width), (width, 1)), per_token
+
+
+def _wide(rows: torch.Tensor) -> torch.Tensor:
+    """Returns a view of contiguous rows in elements of 16 bytes, if they fit: `index_copy_` takes as long for
+    a small element as for a large one."""
+    fits = rows.shape[1] * rows.element_size() % 16 == 0 and rows.storage_offset() == 0
+    return rows.view(torch.complex128) if fits else rows
