@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch.nn.functional import scaled_dot_product_attention
+
+from commons.sequence_batch.packed_rows import to_device_together
+from sid_gr.modules.sample_groups import SampleGroups
+
+try:
+    from torch.nn.attention import varlen
+except ImportError:  # before PyTorch 2.10
+    varlen = None  # type: ignore[assignment]
+
+# Widest head that PyTorch's flash attention can train on all chips.
+MAX_VARLEN_HEAD_DIM = 192
 
 
 class Attention(Protocol):
@@ -17,9 +30,10 @@ class Attention(Protocol):
 
 
 class JaggedCausalAttention:
-    """Causal scaled-dot-product attention within each sample.
+    """Causal scaled-dot-product attention within each sample; make one per batch.
 
-    Runs one kernel per sample: nothing is padded, and PyTorch's causal kernels need no mask.
+    On CUDA, bfloat16 and float16 run PyTorch's variable-length attention, one kernel for all samples, where
+    there is one. Otherwise each sample is one call, and short samples of similar length share one.
 
     Args:
         lengths: tokens of each sample, on the host; q, k and v concatenate the samples.
@@ -32,10 +46,12 @@ class JaggedCausalAttention:
     def __init__(self, lengths: Sequence[int], keep: bool = False) -> None:
         self._lengths = list(lengths)
         self._keep = keep
+        self._offsets: torch.Tensor | None = None
+        self._groups: SampleGroups | None = None
         self.keys_values: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def __call__(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        """Computes the attention of all samples.
+        """Computes the attention of all samples; no host-device synchronization.
 
         Raises:
             ValueError: the lengths do not add up to the number of tokens.
@@ -44,15 +60,67 @@ class JaggedCausalAttention:
             raise ValueError(f"the samples have {sum(self._lengths)} tokens, q, k and v {q.shape[0]}")
         if self._keep:
             self.keys_values.append((k, v))
-        # `split` and not slices: its backward is one concatenation, a slice's fills a tensor per sample.
-        samples = zip(*(tensor.split(self._lengths) for tensor in (q, k, v)), strict=True)
-        outputs = [_of_one_sample(*sample) for sample in samples if len(sample[0])]
-        return torch.cat(outputs) if outputs else q
+        if not len(q):
+            return q
+        if _has_varlen(q):
+            if self._offsets is None:
+                (offsets,) = to_device_together([np.cumsum([0, *self._lengths])], q.device)
+                self._offsets = offsets.int()
+            return varlen_causal_attention(q, k, v, self._offsets, max(self._lengths))
+        if self._groups is None:
+            self._groups = SampleGroups(self._lengths, q.device)
+        parts = zip(*(self._groups.divide(tensor) for tensor in (q, k, v)), strict=True)
+        return self._groups.join([_causal_attention(*part) for part in parts])
 
 
-def _of_one_sample(q_THD: torch.Tensor, k_THD: torch.Tensor, v_THD: torch.Tensor) -> torch.Tensor:
-    """Computes one sample: T tokens, H heads, D head_dim; k and v may have fewer heads."""
-    q, k, v = (tensor.transpose(0, 1).unsqueeze(0) for tensor in (q_THD, k_THD, v_THD))
+def _causal_attention(q_BTHD: torch.Tensor, k_BTHD: torch.Tensor, v_BTHD: torch.Tensor) -> torch.Tensor:
+    """Computes B samples of T tokens, H heads, D head_dim; k and v may have fewer heads."""
+    q, k, v = (tensor.transpose(1, 2) for tensor in (q_BTHD, k_BTHD, v_BTHD))
+    # PyTorch's kernel for CPUs takes grouped heads as they are; expanding them is slower.
     grouped = k.shape[1] != q.shape[1]
     attended = scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
-    return attended.squeeze(0).transpose(0, 1)
+    return attended.transpose(1, 2)
+
+
+def _has_varlen(q: torch.Tensor) -> bool:
+    """Returns whether PyTorch's variable-length attention runs here, forward and backward."""
+    return (
+        varlen is not None
+        and q.is_cuda
+        and q.dtype in (torch.bfloat16, torch.float16)
+        and q.shape[2] % 8 == 0
+        and q.shape[2] <= MAX_VARLEN_HEAD_DIM
+        and torch.backends.cuda.is_flash_attention_available()
+        and torch.cuda.get_device_capability(q.device) >= (8, 0)
+    )
+
+
+def varlen_causal_attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, offsets: torch.Tensor, longest: int
+) -> torch.Tensor:
+    """Runs PyTorch's variable-length attention, causal within each sample; needs PyTorch 2.10.
+
+    Args:
+        q: `[total_tokens, num_heads, head_dim]`.
+        k, v: the same, with num_heads or fewer heads.
+        offsets: int32 `[samples + 1]`, first token of each sample, then the number of all tokens.
+        longest: tokens of the longest sample.
+
+    Returns:
+        The shape of q.
+
+    Raises:
+        ImportError: PyTorch is older.
+    """
+    if varlen is None:
+        raise ImportError(f"torch is {torch.__version__}; expected 2.10 or later for varlen_attn")
+    accepted = inspect.signature(varlen.varlen_attn).parameters
+    # PyTorch 2.10 takes `is_causal`, later versions a window; some of them no grouped heads.
+    settings: dict[str, Any] = {"is_causal": True} if "is_causal" in accepted else {"window_size": (-1, 0)}
+    if k.shape[1] != q.shape[1]:
+        if "enable_gqa" in accepted:
+            settings["enable_gqa"] = True
+        else:
+            k, v = (tensor.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for tensor in (k, v))
+    attended: Any = varlen.varlen_attn(q, k, v, offsets, offsets, longest, longest, **settings)
+    return attended  # and nothing else, because nothing else was asked for

@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn.functional import scaled_dot_product_attention
+
+from sid_gr.modules import JaggedCausalAttention
+from sid_gr.modules.attention import varlen, varlen_causal_attention
+
+HEADS, HEAD_DIM = 4, 8
+
+
+def _inputs(num_tokens: int, num_kv_heads: int) -> list[torch.Tensor]:
+    """Queries, keys and values as the decoder makes them: views of one projection."""
+    generator = torch.Generator().manual_seed(num_tokens)
+    qkv = torch.randn(num_tokens, HEADS + 2 * num_kv_heads, HEAD_DIM, generator=generator).requires_grad_()
+    return [qkv, *qkv.split([HEADS, num_kv_heads, num_kv_heads], 1)]
+
+
+def _one_by_one(lengths: list[int], *qkv: torch.Tensor) -> torch.Tensor:
+    outputs = []
+    for sample in zip(*(x.split(lengths) for x in qkv), strict=True):
+        q, k, v = (x.transpose(0, 1)[None] for x in sample)
+        attended = scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        outputs.append(attended[0].transpose(0, 1))
+    return torch.cat(outputs)
+
+
+# Short samples share a call if enough of them are of similar length.
+LENGTHS = st.lists(st.sampled_from([0, 1, 3, 8, 9, 31, 32, 33, 70]), min_size=1, max_size=8)
+
+
+@given(few=LENGTHS, similar=st.lists(st.integers(9, 16), min_size=8, max_size=12), seed=st.randoms())
+@settings(max_examples=40, deadline=None)
+@pytest.mark.parametrize("num_kv_heads", [1, 4])
+@pytest.mark.parametrize("with_similar", [False, True])
+def test_samples_attend_as_if_each_were_alone(num_kv_heads, with_similar, few, similar, seed):
+    lengths = few + similar if with_similar else few
+    seed.shuffle(lengths)
+    x, *qkv = _inputs(sum(lengths), num_kv_heads)
+    attention = JaggedCausalAttention(lengths, keep=True)
+    for layer in range(2):
+        out, expected = attention(layer, *qkv), _one_by_one(lengths, *qkv)
+        torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
+        weights = torch.randn(out.shape, generator=torch.Generator().manual_seed(layer))
+        got, wanted = (
+            torch.autograd.grad((y * weights).sum(), x, retain_graph=True) for y in (out, expected)
+        )
+        torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-5)
+    assert [list(map(id, kept)) for kept in attention.keys_values] == [list(map(id, qkv[1:]))] * 2
+
+
+def test_what_is_not_finite_stays_in_its_sample():
+    lengths = [5, 9, 12, 10, 16, 15, 14, 13, 12, 40]
+    x, *qkv = _inputs(sum(lengths), HEADS)
+    x.data[5:14] = torch.inf
+    out = JaggedCausalAttention(lengths)(0, *qkv)
+    (grad,) = torch.autograd.grad(out[14:].sum() + out[:5].sum(), x)
+    for values in (out, grad):
+        assert values[:5].isfinite().all() and values[14:].isfinite().all()
+    assert out[5:14].isnan().all()
+
+
+@pytest.mark.skipif(varlen is None, reason="PyTorch before 2.10")
+@pytest.mark.parametrize("num_kv_heads", [2, HEADS])
+def test_the_variable_length_kernel_takes_what_it_is_given(num_kv_heads):
+    """On the meta device, which checks arguments and shapes; the kernel itself needs CUDA."""
+    x = torch.empty(7, HEADS + 2 * num_kv_heads, HEAD_DIM, device="meta", dtype=torch.bfloat16)
+    q, k, v = x.requires_grad_().split([HEADS, num_kv_heads, num_kv_heads], 1)
+    out = varlen_causal_attention(q, k, v, torch.empty(3, device="meta", dtype=torch.int32), 4)
+    assert out.shape == q.shape
+    (grad,) = torch.autograd.grad(out.sum(), x)
+    assert grad.shape == x.shape
+
+
+def test_lengths_must_add_up():
+    with pytest.raises(ValueError, match="the samples have 3 tokens, q, k and v 7"):
+        JaggedCausalAttention([1, 2])(0, *_inputs(7, 1)[1:])
