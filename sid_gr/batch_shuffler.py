@@ -57,5 +57,4 @@ class SIDGRBatchShuffler(BatchShuffler):
 def _layer(num_heads: int, head_dim: int) -> TransformerConfig:
     """Returns one layer of a decoder as wide as its heads."""
     width = num_heads * head_dim
-    # As in `transformer_config`: PyTorch's kernels skip most of the masked half.
-    return TransformerConfig(1, width, num_heads, num_heads, head_dim, 4 * width, skips_masked=True)
+    return TransformerConfig(1, width, num_heads, num_heads, head_dim, 4 * width)

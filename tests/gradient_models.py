@@ -95,7 +95,7 @@ def _sid_sample(rng: np.random.Generator, items: int, labeled: bool, only_last: 
 
 def _sid_case(only_last: bool) -> ModelCase:
     """Returns a case with a loss on the last item and a shared head, or on all items and a head each."""
-    decoder = TransformerConfig(2, 12, 4, 2, 5, 48, skips_masked=True)
+    decoder = TransformerConfig(2, 12, 4, 2, 5, 48)
     return ModelCase(
         partial(sid_samples.sid_gr_model, share_lm_head=only_last),
         partial(_sid_sample, only_last=only_last),

@@ -258,7 +258,6 @@ def _named_model(given: argparse.Namespace) -> ConfiguredModel:
         num_kv_heads=heads,
         head_dim=head_dim,
         mlp_size=mlp_size,
-        skips_masked=True,
     )
     name = "SID-GR" if given.model == "sid_gr" else "Transformer decoder"
     description = f"{name}, {description}, MLP of {mlp_size}"

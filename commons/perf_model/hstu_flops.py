@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from commons.perf_model.token_counts import Tokens, as_token_counts
-
-# Attention is counted in whole square tiles of this many tokens, and computed so on a CPU.
-ATTENTION_TILE = 32
+from commons.perf_model.token_counts import ATTENTION_TILE, Tokens, as_token_counts, num_tiles
 
 
 @dataclass(frozen=True)
@@ -74,15 +71,11 @@ class HSTUFlops:
 
         The first rows of tiles all see one prefix, and each later one sees a tile more than the one before.
         """
-        rows = _tiles_of(tokens)
+        rows = num_tiles(tokens)
         if not self.is_causal:
-            prefix = _tiles_of(tokens if candidates is None else tokens - as_token_counts(candidates))
+            prefix = num_tiles(tokens if candidates is None else tokens - as_token_counts(candidates))
         elif contextual is None or self.disable_contextual_mask:
             prefix = 0 * rows
         else:
-            prefix = _tiles_of(as_token_counts(contextual))
+            prefix = num_tiles(as_token_counts(contextual))
         return rows * (rows + 1) // 2 + prefix * (prefix - 1) // 2
-
-
-def _tiles_of(tokens: Tokens) -> Tokens:
-    return (tokens + (ATTENTION_TILE - 1)) // ATTENTION_TILE

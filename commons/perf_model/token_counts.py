@@ -1,4 +1,4 @@
-"""Checks numbers of tokens for the cost models."""
+"""Numbers of tokens, and of tiles of tokens, for the cost models."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ import numpy as np
 import torch
 
 Tokens = TypeVar("Tokens", torch.Tensor, np.ndarray)
+
+# Attention is counted in whole square tiles of this many tokens, whatever the tiles of the kernel that runs.
+ATTENTION_TILE = 32
 
 
 def as_token_counts(tokens: Tokens) -> Tokens:
@@ -33,3 +36,8 @@ def as_token_counts(tokens: Tokens) -> Tokens:
     if on_host and bool((as_int64 < 0).any()):
         raise ValueError(f"a sample has {int(as_int64.min())} tokens; expected at least 0")
     return as_int64
+
+
+def num_tiles(tokens: Tokens) -> Tokens:
+    """Returns the tiles that hold so many tokens, in the same container type."""
+    return (tokens + (ATTENTION_TILE - 1)) // ATTENTION_TILE

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from commons.perf_model.token_counts import Tokens, as_token_counts
+from commons.perf_model.token_counts import ATTENTION_TILE, Tokens, as_token_counts, num_tiles
 
 
 @dataclass(frozen=True)
@@ -24,8 +24,6 @@ class TransformerConfig:
         experts_per_token: number of experts chosen per token, k; 0 without experts.
         num_shared_experts: MLPs of a layer that every token goes through in addition, s; 0 without experts.
         vocab_size: width of a language-model head applied to every token, V; 0 for none.
-        skips_masked: whether to count only the unmasked half of causal attention. Fused kernels come close
-            to that on long samples, where it matters; PyTorch's unfused `SDPBackend.MATH` computes all.
 
     Raises:
         ValueError: a size is not positive, a count negative, the heads cannot be grouped evenly, or the
@@ -43,7 +41,6 @@ class TransformerConfig:
     experts_per_token: int = 0
     num_shared_experts: int = 0
     vocab_size: int = 0
-    skips_masked: bool = False
 
     def __post_init__(self) -> None:
         sizes = ("num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_dim", "mlp_size")
@@ -69,10 +66,14 @@ class TransformerConfig:
 def transformer_flops(config: TransformerConfig, tokens: Tokens) -> Tokens:
     """Returns the forward FLOPs of each sample; a multiply-add counts as two.
 
-    Per layer and sample of T tokens, `2·T·d·(H + 2·Hkv)·dh` (projections to q, k, v) + `4·T²·H·dh`
-    (q kᵀ and A v; `2·T·(T + 1)·H·dh` if `skips_masked`) + `2·T·H·dh·d` (output) + `4·T·d·f` (MLP; 6 if
-    gated), or with experts `2·T·d·E` (router) and `k + s` times the MLP. Once `2·T·d·V` (language-model
-    head). Only matrix products count: no norms, softmax, biases or embedding lookups.
+    Per layer and sample of T tokens, `2·T·d·(H + 2·Hkv)·dh` (projections to q, k, v) + `2·T·H·dh·d` (output)
+    + `4·T·d·f` (MLP; 6 if gated), or with experts `2·T·d·E` (router) and `k + s` times the MLP. Once
+    `2·T·d·V` (language-model head). Only matrix products count: no norms, softmax, biases or embedding
+    lookups.
+
+    Causal attention (q kᵀ and A v) adds `4·H·dh` per pair of tokens in whole tiles of 32 × 32 that are not
+    all masked: n·(n + 1)/2 tiles for n = ceil(T / 32). So a sample's FLOPs do not depend on the device. Fused
+    kernels, which skip the masked half too, have tiles of their own.
 
     Sources: Kaplan et al., "Scaling Laws for Neural Language Models", 2020, for the counting; Ainslie et
     al., "GQA", 2023, for grouped heads; Shazeer, "GLU Variants Improve Transformer", 2020, for the gated
@@ -98,7 +99,7 @@ def transformer_flops(config: TransformerConfig, tokens: Tokens) -> Tokens:
     # The router is a matrix with a column for each expert.
     columns = projected + attention_size + config.num_experts + mlp_matrices * config.mlp_size
     per_token = 2 * d * columns
-    # Twice the keys that a token sees on average.
-    keys = as_int64 + 1 if config.skips_masked else 2 * as_int64
-    per_layer = as_int64 * (per_token + 2 * attention_size * keys)
+    tiles = num_tiles(as_int64)
+    pairs = ATTENTION_TILE * ATTENTION_TILE * (tiles * (tiles + 1) // 2)
+    per_layer = as_int64 * per_token + 4 * attention_size * pairs
     return config.num_layers * per_layer + 2 * d * config.vocab_size * as_int64

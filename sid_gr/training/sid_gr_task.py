@@ -84,8 +84,6 @@ def transformer_config(decoder: DecoderConfig) -> TransformerConfig:
         head_dim=decoder.head_dim,
         mlp_size=decoder.mlp_size,
         gated_mlp=decoder.gated_mlp,
-        # PyTorch's kernels skip most of the masked half, if not all of it.
-        skips_masked=True,
     )
 
 

@@ -10,7 +10,7 @@ from commons.distributed import BatchShufflerFactory
 from commons.perf_model import TransformerConfig, transformer_flops
 from tests.sid_gr.sid_samples import Sample, sid_batch
 
-FLOPS = partial(transformer_flops, TransformerConfig(1, 8, 2, 2, 4, 32, skips_masked=True))
+FLOPS = partial(transformer_flops, TransformerConfig(1, 8, 2, 2, 4, 32))
 
 
 def _workloads() -> tuple[list[int], list[int]]:

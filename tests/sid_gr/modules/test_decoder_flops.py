@@ -1,16 +1,14 @@
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from commons.perf_model import transformer_flops
 from sid_gr.modules import Decoder, DecoderConfig, JaggedCausalAttention
 from sid_gr.training.sid_gr_task import transformer_config
+from tests.tiled_attention import tiled_attention
 
 
 @given(
@@ -31,8 +29,13 @@ def test_decoder_flops_are_those_of_the_layers(
     config = DecoderConfig(num_layers, hidden_size, *heads, mlp_size, gated_mlp)
     decoder = Decoder(config)
     x = torch.randn(sum(lengths), hidden_size)
-    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
-        decoder(x, JaggedCausalAttention(lengths))
-    # PyTorch's unfused attention, whose FLOPs can be counted, computes what is masked too.
-    unfused = replace(transformer_config(config), skips_masked=False)
-    assert counter.get_total_flops() == int(transformer_flops(unfused, torch.tensor(lengths)).sum())
+
+    def attention(layer: int, *qkv: torch.Tensor) -> torch.Tensor:
+        samples = zip(*(tensor.split(lengths) for tensor in qkv), strict=True)
+        return torch.cat([tiled_attention(*sample) for sample in samples])
+
+    with FlopCounterMode(display=False) as counter:
+        tiled = decoder(x, attention)
+    torch.testing.assert_close(tiled, decoder(x, JaggedCausalAttention(lengths)), rtol=1e-4, atol=1e-5)
+    flops = transformer_flops(transformer_config(config), torch.tensor(lengths))
+    assert counter.get_total_flops() == int(flops.sum())
