@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 
-from benchmarks.gpu_check.parts import REPOSITORY, no_synchronization
+from benchmarks.gpu_check.parts import REPOSITORY, NotRun, no_synchronization
+
+if TYPE_CHECKING:
+    from hstu.modules.attention_mask import SampleMask
 
 # Relative L2 error against float64, of the output and of each gradient.
-TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
+TOLERANCE = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 2e-2}
 LENGTHS = (1, 200, 0, 37, 513)
 NUM_HEADS, HEAD_DIM = 2, 32
+SCALING_SEQLEN = 512.0
+# Head widths and types that the Triton kernels are run with.
+TRITON_WIDTHS = {torch.bfloat16: (32, 64, 128, 256), torch.float16: (32, 64, 128, 256), torch.float32: (64,)}
 
 Attention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -47,24 +55,48 @@ def masks(device: torch.device) -> str:
 def hstu_attention(device: torch.device) -> str:
     """Runs HSTU's jagged attention forward and backward."""
     from hstu.modules.attention import jagged_hstu_attention
-    from hstu.modules.attention_mask import SampleMask
     from hstu.modules.attention_tiles import AttentionTiles
 
-    def mask(num_tokens: int) -> SampleMask:
-        """Up to 3 contextual tokens, and up to 3 candidates of 2 tokens."""
-        num_contextual = min(num_tokens, 3)
-        return SampleMask(num_tokens, num_contextual, max(num_tokens - 6, num_contextual), 2, True)
-
-    samples = [mask(length) for length in LENGTHS]
+    samples = [_mask(length) for length in LENGTHS]
 
     def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        return jagged_hstu_attention(q, k, v, AttentionTiles(samples, q.device), 512.0)
+        return jagged_hstu_attention(q, k, v, AttentionTiles(samples, q.device), SCALING_SEQLEN)
 
-    return _compared(attention, device)
+    errors = {dtype: _error(attention, attention, device, dtype) for dtype in (torch.float32, torch.bfloat16)}
+    return f"output and gradients in {_checked(errors)} of float64"
+
+
+def triton_hstu_attention(device: torch.device, lengths: Sequence[int] = LENGTHS) -> str:
+    """Runs HSTU's Triton kernels forward and backward."""
+    from hstu.modules.attention import jagged_hstu_attention
+    from hstu.modules.attention_tiles import AttentionTiles
+    from hstu.modules.triton_attention import triton_hstu_attention
+    from hstu.modules.triton_work import TritonWork
+
+    if device.type != "cuda" and not os.environ.get("TRITON_INTERPRET"):
+        raise NotRun("Triton's kernels run on GPUs")
+    samples = [_mask(length) for length in lengths]
+
+    def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return triton_hstu_attention(q, k, v, TritonWork.of(samples), SCALING_SEQLEN)
+
+    def reference(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return jagged_hstu_attention(q, k, v, AttentionTiles(samples, q.device), SCALING_SEQLEN)
+
+    errors = {}
+    for dtype, widths in TRITON_WIDTHS.items():
+        of_widths = []
+        for width in widths:
+            heads = NUM_HEADS, NUM_HEADS, width
+            # The first run compiles the kernels, which may synchronize.
+            _forward_backward(attention, *(x.to(device) for x in _inputs(sum(lengths), heads, dtype)))
+            of_widths.append(_error(attention, reference, device, dtype, sum(lengths), heads))
+        errors[dtype] = max(of_widths)
+    return f"heads of {TRITON_WIDTHS[torch.bfloat16]}, output and gradients in {_checked(errors)} of float64"
 
 
 def sid_gr_attention(device: torch.device) -> str:
-    """Runs SID-GR's causal attention forward and backward."""
+    """Runs SID-GR's causal attention forward and backward, with as many heads of keys and with fewer."""
     # The file alone, because its package imports batches, and these TorchRec.
     spec = importlib.util.spec_from_file_location(
         "sid_gr_attention", REPOSITORY / "sid_gr/modules/attention.py"
@@ -73,28 +105,81 @@ def sid_gr_attention(device: torch.device) -> str:
         raise ImportError("sid_gr/modules/attention.py cannot be loaded")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return _compared(lambda q, k, v: module.JaggedCausalAttention(LENGTHS)(0, q, k, v), device)
+    lengths = [*LENGTHS, *range(9, 17)]  # short samples of similar length share a call
 
+    def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return module.JaggedCausalAttention(lengths)(0, q, k, v)
 
-def _compared(attention: Attention, device: torch.device) -> str:
-    """Returns the errors of attention in each dtype, without synchronization; raises if one is too large."""
-    generator = torch.Generator().manual_seed(0)
-    drawn = [torch.randn(sum(LENGTHS), NUM_HEADS, HEAD_DIM, generator=generator) for _ in range(4)]
-    errors = []
-    for dtype, tolerance in TOLERANCE.items():
-        rounded = [tensor.to(dtype) for tensor in drawn]
-        on_device = [tensor.to(device) for tensor in rounded]
-        with no_synchronization(device):
-            got = _forward_backward(attention, *on_device)
-        expected = _forward_backward(attention, *(tensor.double() for tensor in rounded))
-        error = max(
-            _relative(mine.cpu().double(), theirs) for mine, theirs in zip(got, expected, strict=True)
+    errors = {
+        dtype: max(
+            _error(attention, attention, device, dtype, sum(lengths), (NUM_HEADS, num_kv_heads, HEAD_DIM))
+            for num_kv_heads in (NUM_HEADS, 1)
         )
+        for dtype in (torch.float32, torch.bfloat16)
+    }
+    has_varlen = module.has_varlen(torch.empty(1, NUM_HEADS, HEAD_DIM, dtype=torch.bfloat16, device=device))
+    kernel = "varlen_attn" if has_varlen else "scaled_dot_product_attention"
+    return f"output and gradients in {_checked(errors)} of float64; bfloat16 by {kernel}"
+
+
+def _mask(num_tokens: int) -> SampleMask:
+    """Returns a mask with up to 3 contextual tokens, and up to 3 candidates of 2 tokens."""
+    from hstu.modules.attention_mask import SampleMask
+
+    num_contextual = min(num_tokens, 3)
+    num_candidates = min((num_tokens - num_contextual) // 2, 3)
+    return SampleMask(num_tokens, num_contextual, num_tokens - 2 * num_candidates, 2, True)
+
+
+def _inputs(num_tokens: int, heads: tuple[int, int, int], dtype: torch.dtype) -> list[torch.Tensor]:
+    """Returns q, k, v and the gradient of the output, on the CPU.
+
+    Args:
+        num_tokens: of all samples.
+        heads: of queries, of keys and values, and their width.
+        dtype: of all.
+    """
+    generator = torch.Generator().manual_seed(0)
+    num_heads, num_kv_heads, width = heads
+    return [
+        torch.randn(num_tokens, of_tensor, width, generator=generator).to(dtype)
+        for of_tensor in (num_heads, num_kv_heads, num_kv_heads, num_heads)
+    ]
+
+
+def _error(
+    attention: Attention,
+    reference: Attention,
+    device: torch.device,
+    dtype: torch.dtype,
+    num_tokens: int = sum(LENGTHS),
+    heads: tuple[int, int, int] = (NUM_HEADS, NUM_HEADS, HEAD_DIM),
+) -> float:
+    """Returns the largest error of attention against the reference in float64 on the CPU.
+
+    Attention itself runs without synchronization.
+    """
+    inputs = _inputs(num_tokens, heads, dtype)
+    on_device = [tensor.to(device) for tensor in inputs]
+    with no_synchronization(device):
+        got = _forward_backward(attention, *on_device)
+    expected = _forward_backward(reference, *(tensor.double() for tensor in inputs))
+    return max(_relative(mine, theirs) for mine, theirs in zip(got, expected, strict=True))
+
+
+def _checked(errors: Mapping[torch.dtype, float]) -> str:
+    """Returns the errors as text.
+
+    Raises:
+        AssertionError: one is too large.
+    """
+    texts = []
+    for dtype, error in errors.items():
         name = str(dtype).removeprefix("torch.")
-        if not error <= tolerance:
-            raise AssertionError(f"{name} is off by {error:.1e}, expected {tolerance:.0e} or less")
-        errors.append(f"{name} within {error:.0e}")
-    return f"output and gradients in {', '.join(errors)} of float64"
+        if not error <= TOLERANCE[dtype]:
+            raise AssertionError(f"{name} is off by {error:.1e}, expected {TOLERANCE[dtype]:.0e} or less")
+        texts.append(f"{name} within {error:.0e}")
+    return ", ".join(texts)
 
 
 def _forward_backward(attention: Attention, *tensors: torch.Tensor) -> Sequence[torch.Tensor]:

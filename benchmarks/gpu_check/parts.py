@@ -51,6 +51,7 @@ PARTS = (
     Part("streams: exchange, then compute", "rows", "streams", packages=("numba",)),
     Part("attention masks", "attention", "masks"),
     Part("HSTU attention", "attention", "hstu_attention"),
+    Part("Triton HSTU attention", "attention", "triton_hstu_attention"),
     Part("SID-GR attention", "attention", "sid_gr_attention"),
     Part("streams: training steps", "training_step", "streams", packages=_TRAINING),
     Part("memory of a training step", "training_step", "memory", packages=_TRAINING),
