@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from benchmarks.machine import machine, spread
-from hstu.modules import AttentionTiles, HSTULayer, SampleMask
+from hstu.modules import HSTULayer, SampleMask, batch_attention
 from sid_gr.modules import Decoder, DecoderConfig, JaggedCausalAttention
 
 RESULT = Path(__file__).parent / "results" / "padding.json"
@@ -57,15 +57,14 @@ def main() -> None:
 
 def _hstu() -> Stack:
     layers = nn.ModuleList(
-        HSTULayer(HIDDEN_SIZE, NUM_HEADS, HEAD_DIM, LONG, dropout=0.0, norm_epsilon=1e-5)
-        for _ in range(NUM_LAYERS)
+        HSTULayer(HIDDEN_SIZE, NUM_HEADS, HEAD_DIM, dropout=0.0, norm_epsilon=1e-5) for _ in range(NUM_LAYERS)
     )
 
     def run(x: torch.Tensor, lengths: list[int]) -> torch.Tensor:
         masks = [SampleMask(length, 1, length, 2, is_causal=True) for length in lengths]
-        tiles = AttentionTiles(masks, x.device)
+        attention = batch_attention("pytorch", masks, LONG, x.device)
         for layer in layers:
-            x = layer(x, tiles)
+            x = layer(x, attention)
         return x
 
     return run

@@ -25,11 +25,12 @@ class BaseNetworkArgs:
         is_causal: whether attention is causal.
         dtype_str: "bfloat16", "float16" or "float32". float16 has no loss scaling, because fused tables
             update within backward; small gradients underflow.
-        kernel_backend: "pytorch"; "triton" or "cutlass" for kernels, where a model has them. A warning says
-            what runs instead.
+        kernel_backend: "pytorch", or kernels: "triton" or "cutlass". Where they are not available, a warning
+            says what runs instead.
         target_group_size: candidates that see each other; only 1 runs.
         num_position_buckets: positions with an embedding of their own.
-        recompute_input_layernorm, recompute_input_silu: accepted without effect; layers keep their inputs.
+        recompute_input_layernorm, recompute_input_silu: whether backward recomputes the results of HSTU
+            layers' first layer norm and SiLU instead of keeping them. Other models have no such layers.
         item_embedding_dim, contextual_embedding_dim: widths of embeddings; −1 for `hidden_size`.
         scaling_seqlen: divisor of attention weights; −1 for the configured full length.
         disable_contextual_mask: whether contextual tokens are causal too.
@@ -77,25 +78,29 @@ class BaseNetworkArgs:
         """The dtype named by `dtype_str`."""
         return _DTYPES[self.dtype_str]
 
-    @property
-    def attention_backend(self) -> str:
-        """The backend in use."""
-        return "pytorch"
-
     def settings_without_effect(self) -> list[str]:
         """Returns one line for each setting without effect."""
-        lines = []
-        if self.kernel_backend.lower() != self.attention_backend:
-            lines.append(
-                f'NetworkArgs.kernel_backend = "{self.kernel_backend}" is not available here: '
-                f"attention runs in {'PyTorch' if self.attention_backend == 'pytorch' else 'Triton'}"
-            )
-        for name in ("recompute_input_layernorm", "recompute_input_silu"):
-            if getattr(self, name):
-                lines.append(f"NetworkArgs.{name} has no effect here: the layer's inputs are kept")
+        lines = self._without_effect_in_layers()
         if self.dtype_str == "float16":
             lines.append(
                 'NetworkArgs.dtype_str = "float16" trains without loss scaling, so small gradients are lost: '
                 '"bfloat16" has the range of float32'
             )
         return lines
+
+    def _without_effect_in_layers(self) -> list[str]:
+        """Returns one line for each setting that only HSTU layers have."""
+        lines = []
+        if self.kernel_backend.lower() != "pytorch":
+            lines.append(self._backend_line("PyTorch", "this model has no kernels of its own"))
+        for name in ("recompute_input_layernorm", "recompute_input_silu"):
+            if getattr(self, name):
+                lines.append(f"NetworkArgs.{name} has no effect here: only HSTU layers recompute")
+        return lines
+
+    def _backend_line(self, running: str, reason: str) -> str:
+        """Returns the line about a backend that runs in place of `kernel_backend`."""
+        return (
+            f'NetworkArgs.kernel_backend = "{self.kernel_backend}" is not available here: '
+            f"attention runs in {running}, because {reason}"
+        )

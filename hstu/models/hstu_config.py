@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 import torch
 
+from hstu.modules.attention_backend import BACKENDS
+from hstu.modules.cutlass_attention import unsupported
+
 
 @dataclass(frozen=True)
 class HSTUConfig:
@@ -28,10 +31,15 @@ class HSTUConfig:
         num_position_buckets: positions with their own embedding; later positions share the last.
         disable_contextual_mask: True makes contextual tokens causal too; otherwise they all attend to each
             other.
-        attention_backend: "pytorch", or "triton" for the kernels, which need CUDA.
+        attention_backend: "pytorch", or kernels, which need CUDA: "triton", or "cutlass" for those of the
+            package fbgemm_gpu_hstu. "cutlass" needs a 16-bit `dtype`, a `head_dim` of 32, 64, 128 or 256,
+            causal attention, and samples whose contextual tokens are causal or at most one.
+        recompute_input_layernorm, recompute_input_silu: whether backward recomputes the result of each
+            layer's first layer norm, and u, v, q and k, instead of keeping them.
 
     Raises:
-        ValueError: a size is not positive, or `dtype` or `attention_backend` is not supported.
+        ValueError: a size is not positive, `dtype` or `attention_backend` is not supported, or the backend
+            does not support the other settings.
     """
 
     num_layers: int
@@ -48,6 +56,8 @@ class HSTUConfig:
     num_position_buckets: int = 8192
     disable_contextual_mask: bool = False
     attention_backend: str = "pytorch"
+    recompute_input_layernorm: bool = False
+    recompute_input_silu: bool = False
 
     def __post_init__(self) -> None:
         for name in ("num_layers", "hidden_size", "num_heads", "head_dim", "scaling_seqlen"):
@@ -60,14 +70,19 @@ class HSTUConfig:
                 raise ValueError(
                     f"{name} is {getattr(self, name)}; expected at least 1, or -1 for hidden_size"
                 )
-        if self.attention_backend not in ("pytorch", "triton"):
+        if self.attention_backend not in BACKENDS:
             raise ValueError(
-                f'attention_backend is {self.attention_backend!r}; expected "pytorch" or "triton"'
+                f"attention_backend is {self.attention_backend!r}; expected one of {list(BACKENDS)}"
             )
         if self.dtype not in (torch.float32, torch.bfloat16, torch.float16):
             raise ValueError(
                 f"dtype is {self.dtype}; expected torch.float32, torch.bfloat16 or torch.float16"
             )
+        if self.attention_backend == "cutlass":
+            # Batches tell whether contextual tokens see each other.
+            reason = unsupported(self.head_dim, self.dtype, self.is_causal, num_contextual=0)
+            if reason:
+                raise ValueError(f'attention_backend is "cutlass", but {reason}')
 
     def autocast(self, device: torch.device) -> torch.autocast:
         """Returns the autocast context of the dense part."""

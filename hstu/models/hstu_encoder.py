@@ -13,11 +13,10 @@ from torchrec.sparse.jagged_tensor import JaggedTensor
 from commons.datasets import HSTUBatch
 from hstu.models.embedding_tables import EmbeddingTable, SmallTables, collection_groups, table_dims
 from hstu.models.hstu_config import HSTUConfig
-from hstu.modules.attention_tiles import AttentionTiles
+from hstu.modules.attention_backend import batch_attention
 from hstu.modules.hstu_layer import HSTULayer
 from hstu.modules.sequence_preprocessor import SequencePreprocessor
 from hstu.modules.sequence_structure import SequenceStructure
-from hstu.modules.triton_work import TritonWork
 
 
 @dataclass(frozen=True)
@@ -81,9 +80,10 @@ class HSTUEncoder(nn.Module):
                 hidden_size=config.hidden_size,
                 num_heads=config.num_heads,
                 head_dim=config.head_dim,
-                scaling_seqlen=config.scaling_seqlen,
                 dropout=config.hidden_dropout,
                 norm_epsilon=config.norm_epsilon,
+                recompute_input_layernorm=config.recompute_input_layernorm,
+                recompute_input_silu=config.recompute_input_silu,
                 device=device,
             )
             for _ in range(config.num_layers)
@@ -113,8 +113,9 @@ class HSTUEncoder(nn.Module):
             embedded.update({name: looked_up[name] for name in names})
         tokens, structure = self.preprocessor(embedded, batch.num_candidates, counts)
         masks = structure.masks(self.config.is_causal, self.config.disable_contextual_mask)
-        runs_triton = self.config.attention_backend == "triton"
-        samples = TritonWork.of(masks) if runs_triton else AttentionTiles(masks, tokens.device)
+        attention = batch_attention(
+            self.config.attention_backend, masks, self.config.scaling_seqlen, tokens.device
+        )
         for layer in self.layers:
-            tokens = layer(tokens, samples)
+            tokens = layer(tokens, attention)
         return self.final_norm(tokens), structure

@@ -1,6 +1,7 @@
 """Building blocks of the HSTU models."""
 
 from hstu.modules.attention import jagged_hstu_attention
+from hstu.modules.attention_backend import batch_attention
 from hstu.modules.attention_mask import SampleMask
 from hstu.modules.attention_tiles import AttentionTiles
 from hstu.modules.hstu_layer import HSTULayer
@@ -15,5 +16,6 @@ __all__ = [
     "SampleMask",
     "SequencePreprocessor",
     "SequenceStructure",
+    "batch_attention",
     "jagged_hstu_attention",
 ]

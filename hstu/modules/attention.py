@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
+from hstu.modules.attention_inputs import check_inputs
 from hstu.modules.attention_tiles import AttentionTiles
 
 FEW_MATRICES = 8
@@ -36,15 +37,7 @@ def jagged_hstu_attention(
     Raises:
         ValueError: shapes differ, the samples' tokens do not add up, or `scaling_seqlen` is not positive.
     """
-    if q.dim() != 3 or q.shape != k.shape or q.shape != v.shape:
-        raise ValueError(
-            "q, k and v must have one shape [total_tokens, num_heads, head_dim]; "
-            f"got {tuple(q.shape)}, {tuple(k.shape)} and {tuple(v.shape)}"
-        )
-    if tiles.num_tokens != q.shape[0]:
-        raise ValueError(f"the masks have {tiles.num_tokens} tokens, but q, k and v have {q.shape[0]}")
-    if not scaling_seqlen > 0:
-        raise ValueError(f"scaling_seqlen is {scaling_seqlen}; expected a positive constant")
+    check_inputs(q, k, v, tiles.num_tokens, scaling_seqlen)
     return _JaggedHSTUAttention.apply(q, k, v, tiles, scaling_seqlen)
 
 

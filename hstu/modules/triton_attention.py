@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
+from hstu.modules.attention_inputs import check_inputs
 from hstu.modules.triton_tiles import (
     INTERPRETER,
     MAX_HEAD_DIM,
@@ -47,13 +48,7 @@ def triton_hstu_attention(
         ImportError: triton is not installed.
         ValueError: shapes, dtypes or devices do not fit, or `scaling_seqlen` is not positive.
     """
-    if q.dim() != 3 or q.shape != k.shape or q.shape != v.shape:
-        raise ValueError(
-            "q, k and v must have one shape [total_tokens, num_heads, head_dim]; "
-            f"got {tuple(q.shape)}, {tuple(k.shape)} and {tuple(v.shape)}"
-        )
-    if work.num_tokens != q.shape[0]:
-        raise ValueError(f"the work has {work.num_tokens} tokens, but q, k and v have {q.shape[0]}")
+    check_inputs(q, k, v, work.num_tokens, scaling_seqlen)
     if not 1 <= q.shape[2] <= MAX_HEAD_DIM:
         raise ValueError(f"head_dim is {q.shape[2]}; expected 1 to {MAX_HEAD_DIM} for the Triton kernels")
     if q.dtype not in DTYPES or len({(x.dtype, x.device) for x in (q, k, v)}) > 1:
@@ -61,8 +56,6 @@ def triton_hstu_attention(
             "q, k and v must be on one device, and all bfloat16, float16 or float32; got "
             + ", ".join(f"{x.dtype} on {x.device}" for x in (q, k, v))
         )
-    if not scaling_seqlen > 0:
-        raise ValueError(f"scaling_seqlen is {scaling_seqlen}; expected a positive constant")
     if not q.is_cuda and not _kernels().INTERPRETED.value:
         raise ValueError(f"q, k and v are on {q.device}; the Triton kernels need CUDA")
     return _TritonHSTUAttention.apply(q, k, v, work, scaling_seqlen)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import torch
 from torch import nn
 
 from commons.datasets import (
@@ -88,11 +89,23 @@ def _disk_sources(num_held_out: int | None) -> HSTUSources:
     return HSTUSources(train, evaluation, args.shuffle)
 
 
-def model_parts(spec: SequenceDatasetSpec, network: NetworkArgs) -> ModelParts:
-    """Returns configuration, tables and features of a model for samples of this spec."""
+def model_parts(spec: SequenceDatasetSpec, network: NetworkArgs, device: torch.device) -> ModelParts:
+    """Returns configuration, tables and features of a model for samples of this spec.
+
+    Warns once about each setting without effect on this device.
+    """
     num_contextual = sum(spec.feature_to_max_seqlen[name] for name in spec.contextual_feature_names)
+    backend = network.running_backend(num_contextual, device)
+    warn_once(
+        *network.backend_lines(backend),
+        *network.settings_without_effect(),
+        *_dynamic_tables(spec),
+        *_of_generative_models(),
+    )
     return ModelParts(
-        config=network.config(num_contextual, spec.feature_to_max_seqlen[spec.item_feature_name]),
+        config=network.config(
+            num_contextual, spec.feature_to_max_seqlen[spec.item_feature_name], backend.name
+        ),
         tables=[
             EmbeddingTable(
                 name=table.table_name,
@@ -143,11 +156,6 @@ def hstu_task(
             for table in sources.train.spec.tables
         ),
     )
-
-
-def warn_of_settings_without_effect(network: NetworkArgs, spec: SequenceDatasetSpec) -> None:
-    """Warns once about each setting without effect."""
-    warn_once(*network.settings_without_effect(), *_dynamic_tables(spec), *_of_generative_models())
 
 
 def _dynamic_tables(spec: SequenceDatasetSpec) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from dataclasses import dataclass
 
 import gin
@@ -14,6 +13,7 @@ from commons.training.training_args import require, require_at_least
 from hstu.models.hstu_config import HSTUConfig, full_sequence_length
 from hstu.models.ranking import RankingHeadConfig
 from hstu.models.retrieval import RetrievalConfig
+from hstu.modules.attention_backend import BACKENDS, RunningBackend, running_backend
 
 
 @gin.configurable(module="hstu")
@@ -49,14 +49,22 @@ class DatasetArgs:
 class NetworkArgs(BaseNetworkArgs):
     """Settings of the HSTU layers; all of `BaseNetworkArgs` applies."""
 
-    @property
-    def attention_backend(self) -> str:
-        """The backend in use: "triton" on a GPU, if a kernel was asked for and Triton is installed."""
-        asks_for_kernel = self.kernel_backend.lower() in ("triton", "cutlass")
-        has_triton = torch.cuda.is_available() and importlib.util.find_spec("triton") is not None
-        return "triton" if asks_for_kernel and has_triton else "pytorch"
+    def running_backend(self, num_contextual: int, device: torch.device) -> RunningBackend:
+        """Returns the backend that runs, for at most this many contextual tokens per sample."""
+        return running_backend(
+            self.kernel_backend.lower(),
+            device,
+            head_dim=self.kv_channels,
+            dtype=self.dtype,
+            is_causal=self.is_causal,
+            num_contextual=0 if self.disable_contextual_mask else num_contextual,
+        )
 
-    def config(self, num_contextual: int, max_items: int) -> HSTUConfig:
+    def backend_lines(self, backend: RunningBackend) -> list[str]:
+        """Returns one line if another backend than `kernel_backend` runs."""
+        return [self._backend_line(BACKENDS[backend.name], backend.reason)] if backend.reason else []
+
+    def config(self, num_contextual: int, max_items: int, attention_backend: str) -> HSTUConfig:
         """Returns the model's configuration, for at most this many contextual tokens and items per sample."""
         scaling_seqlen = self.scaling_seqlen
         if scaling_seqlen == -1:
@@ -75,8 +83,13 @@ class NetworkArgs(BaseNetworkArgs):
             dtype=self.dtype,
             num_position_buckets=self.num_position_buckets,
             disable_contextual_mask=self.disable_contextual_mask,
-            attention_backend=self.attention_backend,
+            attention_backend=attention_backend,
+            recompute_input_layernorm=self.recompute_input_layernorm,
+            recompute_input_silu=self.recompute_input_silu,
         )
+
+    def _without_effect_in_layers(self) -> list[str]:
+        return []
 
 
 @gin.configurable(module="hstu")

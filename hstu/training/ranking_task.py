@@ -10,12 +10,7 @@ from commons.datasets import SequenceDatasetSpec
 from commons.gin_values import from_gin
 from commons.training import RankingMetrics, TrainerArgs, TrainingTask
 from hstu.models.ranking import HSTURanking
-from hstu.training.hstu_task import (
-    hstu_task,
-    model_parts,
-    sources_from_gin,
-    warn_of_settings_without_effect,
-)
+from hstu.training.hstu_task import hstu_task, model_parts, sources_from_gin
 from hstu.training.model_args import NetworkArgs, RankingArgs
 
 
@@ -32,8 +27,7 @@ def ranking_task(trainer: TrainerArgs, device: torch.device) -> TrainingTask:
     sources = sources_from_gin(trainer)
     spec = sources.train.spec
     _check_head(ranking, spec)
-    warn_of_settings_without_effect(network, spec)
-    parts = model_parts(spec, network)
+    parts = model_parts(spec, network, device)
     torch.manual_seed(trainer.seed)
     on_meta = torch.device("meta")  # ranks create only their own rows
     model = HSTURanking(parts.config, parts.tables, parts.features, ranking.config(), on_meta)

@@ -10,12 +10,7 @@ from commons.datasets import RetrievalSource
 from commons.gin_values import from_gin
 from commons.training import CatalogueMetrics, TrainerArgs, TrainingTask
 from hstu.models.retrieval import HSTURetrieval
-from hstu.training.hstu_task import (
-    hstu_task,
-    model_parts,
-    sources_from_gin,
-    warn_of_settings_without_effect,
-)
+from hstu.training.hstu_task import hstu_task, model_parts, sources_from_gin
 from hstu.training.model_args import NetworkArgs, RetrievalArgs
 
 
@@ -34,8 +29,7 @@ def retrieval_task(trainer: TrainerArgs, device: torch.device) -> TrainingTask:
     train = RetrievalSource(histories.train, "train", retrieval.num_negatives, trainer.seed)
     evaluation = RetrievalSource(histories.evaluation, "eval", retrieval.num_negatives, trainer.seed)
     spec = train.spec
-    warn_of_settings_without_effect(network, spec)
-    parts = model_parts(spec, network)
+    parts = model_parts(spec, network, device)
     torch.manual_seed(trainer.seed)
     on_meta = torch.device("meta")  # ranks create only their own rows
     model = HSTURetrieval(parts.config, parts.tables, parts.features, retrieval.config(), on_meta)

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
 from commons.perf_model import HSTUFlops
-from hstu.modules import AttentionTiles, HSTULayer, SampleMask
+from hstu.modules import HSTULayer, SampleMask, batch_attention
 
 
 @given(
@@ -41,13 +41,11 @@ def test_hstu_flops_match_the_layers(
             contextual.tolist(), lengths.tolist(), candidates.tolist(), strict=True
         )
     ]
-    tiles = AttentionTiles(masks, x.device)
+    attention = batch_attention("pytorch", masks, 50, x.device)
     with FlopCounterMode(display=False) as counter:
         for _ in range(num_layers):
-            layer = HSTULayer(
-                hidden_size, num_heads, head_dim, scaling_seqlen=50, dropout=0.2, norm_epsilon=1e-5
-            )
-            x = layer(x, tiles)
+            layer = HSTULayer(hidden_size, num_heads, head_dim, dropout=0.2, norm_epsilon=1e-5)
+            x = layer(x, attention)
     of_layers = HSTUFlops(num_layers, hidden_size, num_heads, head_dim, is_causal, disable_contextual_mask)
     flops = of_layers.per_sample(lengths, contextual, candidates)
     assert counter.get_total_flops() == int(flops.sum())

@@ -167,7 +167,7 @@ def test_samples_of_a_batch_have_one_kind_of_target() -> None:
             1.0,
             r"one shape \[total_tokens, num_heads, head_dim\]",
         ),
-        ([(4, 2, 4)] * 3, torch.float32, 1.0, "work has 3 tokens, but q, k and v have 4"),
+        ([(4, 2, 4)] * 3, torch.float32, 1.0, "the masks have 3 tokens, but q, k and v have 4"),
         ([(3, 2, 257)] * 3, torch.float32, 1.0, "head_dim is 257; expected 1 to 256"),
         ([(3, 2, 4)] * 3, torch.float64, 1.0, "bfloat16, float16 or float32; got torch.float64 on cpu"),
         ([(3, 2, 4)] * 3, torch.float32, 0.0, "scaling_seqlen is 0.0"),
