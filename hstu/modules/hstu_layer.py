@@ -10,7 +10,6 @@ from contextlib import nullcontext
 import torch
 from torch import nn
 from torch.nn.functional import silu
-from torch.utils.checkpoint import checkpoint
 
 from hstu.modules.attention_backend import Attention
 from hstu.modules.recompute import recomputed_in_backward
@@ -57,11 +56,10 @@ class HSTULayer(nn.Module):
 
     def forward(self, x: torch.Tensor, attention: Attention) -> torch.Tensor:
         """Maps `[total_tokens, hidden_size]` to the same shape; `attention` is that of the batch."""
-        if self.recompute_input_layernorm:
-            # Runs the norm again, and stops before the product, whose result nothing in backward needs.
-            projected = checkpoint(self._projected, x, use_reentrant=False, preserve_rng_state=False)
-        else:
-            projected = self._projected(x)
+        normalized = self._normalized(x)
+        recompute = recomputed_in_backward(normalized, self._normalized, x)
+        with recompute if self.recompute_input_layernorm else nullcontext():
+            projected = self.uvqk(normalized)
         uvqk = silu(projected)
         recompute = recomputed_in_backward(uvqk, silu, projected)
         with recompute if self.recompute_input_silu else nullcontext():
@@ -70,5 +68,9 @@ class HSTULayer(nn.Module):
             attended = attention(q, k, v).flatten(1)
             return x + self.dropout(self.output(self.output_norm(attended) * u))
 
-    def _projected(self, x: torch.Tensor) -> torch.Tensor:
-        return self.uvqk(self.input_norm(x))
+    def _normalized(self, x: torch.Tensor) -> torch.Tensor:
+        """Returns the first norm, cast as autocast would: its copy would be kept, and not recognized."""
+        normalized, device = self.input_norm(x), x.device.type
+        if torch.is_autocast_enabled(device):
+            return normalized.to(torch.get_autocast_dtype(device))
+        return normalized

@@ -20,8 +20,8 @@ def recomputed_in_backward(
 
     Args:
         result: `function(argument)`, contiguous.
-        function: elementwise function; the same inside and outside autocast.
-        argument: tensor that stays alive in its place.
+        function: deterministic function. It runs in backward as it does here, under autocast if this is on.
+        argument: tensor that stays alive in place of `result`.
     """
     source = _Source(function, argument.detach())
     # While `result` is alive, no other storage has this address.
@@ -51,13 +51,17 @@ class _Source:
     def __init__(self, function: Callable[[torch.Tensor], torch.Tensor], argument: torch.Tensor) -> None:
         self.num_views = 0
         self._function, self._argument = function, argument
+        # Backward may run in another thread, where autocast is off.
+        device = argument.device.type
+        self._autocast = torch.get_autocast_dtype(device), torch.is_autocast_enabled(device)
         self._result: torch.Tensor | None = None
         self._num_used = 0
 
     def use(self) -> torch.Tensor:
         """Returns the tensor."""
         if self._result is None:
-            with torch.no_grad():
+            dtype, enabled = self._autocast
+            with torch.no_grad(), torch.autocast(self._argument.device.type, dtype, enabled):
                 self._result = self._function(self._argument)
             self._num_used = 0
         result = self._result

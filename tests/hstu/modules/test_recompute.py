@@ -1,0 +1,122 @@
+"""Layers that recompute activations in backward: equal gradients, less memory, no product twice."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
+
+from hstu.modules import HSTULayer, SampleMask, batch_attention
+from hstu.training.model_args import NetworkArgs
+from tests.hstu.hstu_samples import Sample, hstu_batch, ranking_model
+
+CPU = torch.device("cpu")
+HIDDEN_SIZE, NUM_HEADS, HEAD_DIM, NUM_LAYERS = 24, 2, 8, 3
+MASKS = [SampleMask(tokens, 2, tokens - 4, 2, is_causal=True) for tokens in (40, 9, 6)]
+NUM_TOKENS = sum(mask.num_tokens for mask in MASKS)
+SETTINGS = {"none": (False, False), "norm": (True, False), "silu": (False, True), "both": (True, True)}
+
+
+class _LiveBytes(TorchDispatchMode):
+    """Records what operations allocate."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._storages: dict[int, tuple[StorageWeakRef, int]] = {}
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        results = function(*args, **kwargs or {})
+        for result in results if isinstance(results, tuple | list) else [results]:
+            if isinstance(result, torch.Tensor):
+                storage = result.untyped_storage()
+                self._storages[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
+        return results
+
+    def total(self) -> int:
+        """Returns the bytes of all recorded storages that are still alive."""
+        return sum(nbytes for storage, nbytes in self._storages.values() if not storage.expired())
+
+
+def _layers(norm: bool, silu: bool) -> torch.nn.ModuleList:
+    torch.manual_seed(0)
+    return torch.nn.ModuleList(
+        HSTULayer(HIDDEN_SIZE, NUM_HEADS, HEAD_DIM, 0.3, 1e-5, norm, silu) for _ in range(NUM_LAYERS)
+    )
+
+
+def _run(layers: torch.nn.ModuleList, x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    attention = batch_attention("pytorch", MASKS, 20, CPU)
+    autocast = torch.autocast("cpu", dtype) if dtype != torch.float32 else nullcontext()
+    torch.manual_seed(1)  # dropout
+    with autocast:
+        for layer in layers:
+            x = layer(x, attention)
+    return x
+
+
+def _inputs() -> tuple[torch.Tensor, torch.Tensor]:
+    x, grad = torch.randn(2, NUM_TOKENS, HIDDEN_SIZE, generator=torch.Generator().manual_seed(2))
+    return x.requires_grad_(), grad
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_gradients_are_equal_in_repeated_passes_without_running_products_again(dtype: torch.dtype) -> None:
+    results, flops = {}, set()
+    for name, setting in SETTINGS.items():
+        layers, (x, grad) = _layers(*setting), _inputs()
+        out = _run(layers, x, dtype)
+        results[name] = [out]
+        for _ in range(2):
+            with FlopCounterMode(display=False) as counter:
+                results[name] += torch.autograd.grad(out, [x, *layers.parameters()], grad, retain_graph=True)
+            flops.add(counter.get_total_flops())
+    for name, found in results.items():
+        assert all(torch.equal(*pair) for pair in zip(found, results["none"], strict=True)), name
+    assert len(flops) == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_activations_are_neither_saved_nor_kept_by_backward(dtype: torch.dtype) -> None:
+    saved, kept = {}, {}
+    for name, setting in SETTINGS.items():
+        with _LiveBytes() as live:
+            layers, (x, grad) = _layers(*setting), _inputs()
+            out = _run(layers, x, dtype)
+            saved[name] = live.total()
+            torch.autograd.grad(out, [x, *layers.parameters()], grad, retain_graph=True)
+        kept[name] = live.total() - saved[name]
+    norm = NUM_LAYERS * NUM_TOKENS * HIDDEN_SIZE * dtype.itemsize
+    silu = NUM_LAYERS * NUM_TOKENS * 4 * NUM_HEADS * HEAD_DIM * dtype.itemsize
+    expected = {"none": 0, "norm": norm, "silu": silu, "both": norm + silu}
+    assert {name: saved["none"] - of for name, of in saved.items()} == expected
+    assert len(set(kept.values())) == 1  # backward frees what it has recomputed
+
+
+def test_without_gradients_the_results_are_the_same() -> None:
+    x, _ = _inputs()
+    with torch.no_grad():
+        outs = [_run(_layers(*setting).eval(), x, torch.float32) for setting in SETTINGS.values()]
+    assert all(torch.equal(out, outs[0]) for out in outs)
+
+
+def test_a_model_passes_the_settings_on() -> None:
+    samples = [Sample([3], [1, 2], [5, 6, 7], [0, 1, 2], 1, [2]), Sample([], [], [], [], 0, [])]
+    gradients = []
+    for settings in ({}, {"recompute_input_layernorm": True, "recompute_input_silu": True}):
+        model = ranking_model(**settings)
+        for module in model.modules():
+            if isinstance(module, HSTULayer):
+                found = (module.recompute_input_layernorm, module.recompute_input_silu)
+                assert found == (bool(settings),) * 2
+        model(hstu_batch(samples))[0].backward()
+        gradients.append([parameter.grad for parameter in model.parameters()])
+    assert all(torch.equal(*pair) for pair in zip(*gradients, strict=True))
+    args = NetworkArgs(1, 8, 1, 8, recompute_input_layernorm=True, recompute_input_silu=True)
+    assert args.settings_without_effect() == []
+    config = args.config(2, 10, "pytorch")
+    assert config.recompute_input_layernorm and config.recompute_input_silu
