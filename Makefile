@@ -21,7 +21,7 @@ RUN := OMP_NUM_THREADS=1 $(VENV)/bin/python
 INSTALLED := $(VENV)/.installed
 
 .PHONY: demo test lint format bench-attention bench-calibration bench-checkpoint bench-gather bench-kuairand bench-loading bench-micro-batch bench-padding bench-partition \
-	bench-shuffle bench-split bench-window check-kernels cluster-check gpu-check soak versions clean
+	bench-recompute bench-shuffle bench-split bench-window check-kernels cluster-check gpu-check soak versions clean
 
 demo: $(INSTALLED)
 	$(RUN) -m benchmarks.demo out/demo/$(MODEL) --model $(MODEL)
@@ -64,6 +64,9 @@ bench-padding: $(INSTALLED)
 
 bench-partition: $(INSTALLED)
 	$(RUN) -m benchmarks.partition $(DATA)
+
+bench-recompute: $(INSTALLED)
+	$(RUN) -m benchmarks.recompute
 
 bench-shuffle: $(INSTALLED)
 	$(RUN) -m benchmarks.shuffle $(DATA)

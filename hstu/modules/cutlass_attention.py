@@ -1,6 +1,6 @@
 """HSTU attention by FBGEMM's CUTLASS kernels, the distribution `fbgemm_gpu_hstu`.
 
-Its gradients of queries are sums of atomic additions on some chips, so results can differ from run to run.
+The kernels' backward is not deterministic.
 """
 
 from __future__ import annotations
