@@ -106,8 +106,9 @@ def _sid_case(only_last: bool) -> ModelCase:
 
 
 _HSTU = {"type": "hstu", "flops": HSTUFlops(2, 16, 2, 4)}
+_RECOMPUTING = partial(hstu_samples.ranking_model, recompute_input_layernorm=True, recompute_input_silu=True)
 CASES = {
-    "ranking": ModelCase(hstu_samples.ranking_model, _ranking_sample, _ranking_batch, _HSTU),
+    "ranking": ModelCase(_RECOMPUTING, _ranking_sample, _ranking_batch, _HSTU),
     "retrieval": ModelCase(retrieval_samples.retrieval_model, _retrieval_sample, _retrieval_batch, _HSTU),
     "sid_gr, last item": _sid_case(only_last=True),
     "sid_gr, all items": _sid_case(only_last=False),

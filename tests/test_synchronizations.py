@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ from tests.hstu.retrieval_samples import retrieval_batch, retrieval_model
 from tests.sid_gr import sid_samples
 from tests.sid_gr.sid_samples import sid_batch, sid_gr_model
 
+RECOMPUTE = {"recompute_input_layernorm": True, "recompute_input_silu": True}
 CHECKED_ON_CPU_ONLY = {"hstu/models/action_loss.py _check"}
 
 
@@ -60,11 +62,11 @@ def _loss_and_gradients(model: torch.nn.Module, batch: BaseBatch) -> list[torch.
     ("make_model", "batch"),
     [
         (ranking_model, _ranking_batch(with_candidates=True)),
-        (ranking_model, _ranking_batch(with_candidates=False)),
+        (partial(ranking_model, **RECOMPUTE), _ranking_batch(with_candidates=False)),
         (retrieval_model, _retrieval_batch()),
         (sid_gr_model, _sid_batch()),
     ],
-    ids=["ranking with candidates", "ranking", "retrieval", "SID-GR"],
+    ids=["ranking with candidates", "ranking with recomputation", "retrieval", "SID-GR"],
 )
 def test_training_on_an_exchanged_batch_reads_nothing_back(
     make_model: Callable[[], torch.nn.Module], batch: Any

@@ -3,7 +3,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +14,7 @@ from commons.datasets import HSTUBatch
 from hstu.models import HSTUConfig
 from hstu.modules import SampleMask, batch_attention, cutlass_attention
 from hstu.modules.attention_backend import running_backend
+from tests.commons.distributed.counted_collectives import recorded_synchronizations
 from tests.hstu.hstu_samples import Sample, hstu_batch, ranking_model
 from tests.hstu.modules import cutlass_stand_in
 from tests.hstu.modules.cutlass_stand_in import ATTENTION
@@ -24,7 +25,7 @@ Install = Callable[..., Path]
 
 
 @pytest.fixture
-def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
     """Installs the stand-in, or one with other sources, for one test."""
 
     def _install(attention: str = ATTENTION) -> Path:
@@ -168,6 +169,12 @@ def test_a_configuration_refuses_what_cutlass_cannot_compute(settings: dict, rea
 def test_wrong_arguments_are_named(shape: tuple, dtype: torch.dtype, num_tokens: int, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         batch_attention("cutlass", [mask(num_tokens)], 1, CPU)(*(torch.zeros(shape, dtype=dtype),) * 3)
+
+
+def test_a_batch_is_prepared_without_reading_from_the_device() -> None:
+    with recorded_synchronizations() as found:
+        batch_attention("cutlass", MASKS["candidates of two tokens"], SCALING_SEQLEN, CPU)
+    assert not found
 
 
 def test_samples_of_a_batch_have_one_kind_of_candidate() -> None:
