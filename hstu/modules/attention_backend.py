@@ -10,11 +10,15 @@ from typing import Protocol
 
 import torch
 
-from hstu.modules import cutlass_attention
 from hstu.modules.attention import jagged_hstu_attention
 from hstu.modules.attention_mask import SampleMask
 from hstu.modules.attention_tiles import AttentionTiles
-from hstu.modules.cutlass_attention import CutlassSamples, cutlass_hstu_attention
+from hstu.modules.cutlass_attention import (
+    CutlassSamples,
+    cutlass_hstu_attention,
+    disagreement,
+    unsupported,
+)
 from hstu.modules.triton_attention import triton_hstu_attention
 from hstu.modules.triton_work import TritonWork
 
@@ -92,13 +96,13 @@ def running_backend(
         return RunningBackend("pytorch", f"it is none of {', '.join(BACKENDS)}")
     if device.type != "cuda":
         return RunningBackend("pytorch", "there is no GPU")
-    reason = ""
+    reasons = []
     if requested == "cutlass":
-        obstacle = cutlass_attention.unsupported(head_dim, dtype, is_causal, num_contextual)
-        obstacle = obstacle or cutlass_attention.disagreement(head_dim, dtype, device)
-        if not obstacle:
+        reason = unsupported(head_dim, dtype, is_causal, num_contextual)
+        reason = reason or disagreement(head_dim, dtype, device)
+        if not reason:
             return RunningBackend("cutlass")
-        reason = obstacle
+        reasons.append(reason)
     if importlib.util.find_spec("triton") is not None:
-        return RunningBackend("triton", reason)
-    return RunningBackend("pytorch", "; ".join(filter(None, [reason, "triton is not installed"])))
+        return RunningBackend("triton", *reasons)
+    return RunningBackend("pytorch", "; ".join([*reasons, "triton is not installed"]))

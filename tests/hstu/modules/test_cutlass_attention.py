@@ -97,6 +97,8 @@ def test_contextual_tokens_that_see_each_other_are_refused(install: Install) -> 
 
 
 WITHOUT_KERNELS = ATTENTION.replace("torch.cat(out)", "(0 * torch.cat(out))")
+IGNORES_CANDIDATES = ATTENTION.replace("num_targets[sample]", "0 * num_targets[sample]")
+ONE_TOKEN_PER_CANDIDATE = ATTENTION.replace(" // target_group_size * target_group_size", "")
 BY_LONGEST = ATTENTION.replace("/ scaling_seqlen)", "/ max_seqlen_q)")
 OLD = ATTENTION.replace(" scaling_seqlen,", "").replace("scaling_seqlen", "max_seqlen_q")
 
@@ -106,11 +108,21 @@ OLD = ATTENTION.replace(" scaling_seqlen,", "").replace("scaling_seqlen", "max_s
     [
         (ATTENTION, ""),
         (WITHOUT_KERNELS, "the installed fbgemm_gpu_hstu gives other results than PyTorch"),
+        (IGNORES_CANDIDATES, "the installed fbgemm_gpu_hstu gives other results than PyTorch"),
+        (ONE_TOKEN_PER_CANDIDATE, "the installed fbgemm_gpu_hstu gives other results than PyTorch"),
         (BY_LONGEST, "the installed fbgemm_gpu_hstu gives other results than PyTorch"),
         (OLD, "fbgemm_gpu_hstu fails: hstu_attn_varlen_func() got an unexpected keyword argument 'scaling_s"),
         ("raise OSError('undefined symbol')", "fbgemm_gpu_hstu does not load: undefined symbol"),
     ],
-    ids=["complete", "without kernels", "divides by the longest sample", "old", "of another torch"],
+    ids=[
+        "complete",
+        "without kernels",
+        "ignores candidates",
+        "one token per candidate",
+        "divides by the longest sample",
+        "old",
+        "of another torch",
+    ],
 )
 def test_an_installation_is_tried_before_it_is_used(install: Install, attention: str, reason: str) -> None:
     install(attention)
@@ -131,12 +143,10 @@ UNSUPPORTED = [
 ]
 
 
-@pytest.mark.parametrize(("settings", "reason"), [*UNSUPPORTED, ({}, "fbgemm_gpu_hstu is not installed")])
+@pytest.mark.parametrize(("settings", "reason"), UNSUPPORTED)
 def test_what_cutlass_cannot_compute_runs_in_triton(settings: dict, reason: str) -> None:
     backend = running_backend("cutlass", CPU, **MODEL | settings)
     assert (backend.name, backend.reason) == ("pytorch", "there is no GPU")
-    if "fbgemm_gpu_hstu" in reason:  # the last check, and the only one that runs on the GPU
-        return
     backend = running_backend("cutlass", GPU, **MODEL | settings)
     has_triton = importlib.util.find_spec("triton") is not None
     assert backend.name == ("triton" if has_triton else "pytorch")
