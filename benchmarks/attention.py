@@ -2,14 +2,14 @@
 
 Useful FLOPs are those of two products of the visible half, and seven with backward. The device's product, of
 1,024³ on a CPU and 8,192³ on a GPU, is timed in the same run, in turns, so that a slow moment of the machine
-meets both. On a GPU the Triton kernels run next to the PyTorch path; TorchRec need not be installed there.
+meets both. On a GPU the kernels that are installed run next to the PyTorch path; TorchRec need not be
+installed there.
 
     python -m benchmarks.attention
 """
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import statistics
 import time
@@ -44,7 +44,7 @@ GPU_SAMPLES = (
 ROUNDS = 7
 CALLS_ON_GPU = 5  # per round, so that the host's wait for the device hardly counts
 PRODUCTS = {"forward": 2, "both": 7}
-SCALING_SEQLEN = 1000.0
+SCALING_SEQLEN = 1000
 
 Kernel = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -69,19 +69,19 @@ def main() -> None:
     write_tables(README, result, {"shares": table})
 
 
-def _kernels(num_samples: int, length: int, device: torch.device) -> dict[str, Kernel]:
+def _kernels(
+    num_samples: int, length: int, head_dim: int, device: torch.device, dtype: torch.dtype
+) -> dict[str, Kernel]:
     """Returns what there is to measure on the device, for samples of one contextual token and a history."""
-    from hstu.modules import AttentionTiles, SampleMask, jagged_hstu_attention
-    from hstu.modules.triton_attention import triton_hstu_attention
-    from hstu.modules.triton_work import TritonWork
+    from hstu.modules import SampleMask
+    from hstu.modules.attention_backend import BACKENDS, batch_attention, running_backend
 
     masks = [SampleMask(length, 1, length, 2, True)] * num_samples
-    tiles, work = AttentionTiles(masks, device), TritonWork.of(masks)
-    kernels: dict[str, Kernel] = {
-        "PyTorch": lambda q, k, v: jagged_hstu_attention(q, k, v, tiles, SCALING_SEQLEN)
-    }
-    if device.type == "cuda" and importlib.util.find_spec("triton"):
-        kernels["Triton"] = lambda q, k, v: triton_hstu_attention(q, k, v, work, SCALING_SEQLEN)
+    kernels = {}
+    for name, title in BACKENDS.items():
+        model: dict[str, Any] = {"head_dim": head_dim, "dtype": dtype, "is_causal": True, "num_contextual": 1}
+        if running_backend(name, device, **model).name == name:
+            kernels[title] = batch_attention(name, masks, SCALING_SEQLEN, device)
     return kernels
 
 
@@ -97,7 +97,7 @@ def _measure(
     size = 8192 if device.type == "cuda" else 1024
     left, right = (torch.randn(size, size, generator=generator).to(device, dtype) for _ in range(2))
     calls: dict[tuple[str, str], Callable[[], Any]] = {("", "product"): lambda: left @ right}
-    kernels = _kernels(num_samples, length, device)
+    kernels = _kernels(num_samples, length, head_dim, device, dtype)
     for name, kernel in kernels.items():
         calls[name, "forward"] = partial(_forward, kernel, qkv)
         calls[name, "both"] = partial(_forward_backward, kernel, qkv, grad)

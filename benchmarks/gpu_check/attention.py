@@ -32,7 +32,7 @@ def masks(device: torch.device) -> str:
 
     def blocks(mask: SampleMask, on: torch.device) -> list[torch.Tensor | None]:
         chunk = Chunk((mask,), (0,), num_tokens=96, heads=slice(0, 1), row_tiles=1, device=on)
-        return [visible for *_, visible in chunk.row_blocks()]
+        return [visible for *_, visible in (*chunk.row_blocks(), *chunk.column_blocks())]
 
     compared = 0
     for num_contextual in (0, 3, 40):
@@ -47,7 +47,7 @@ def masks(device: torch.device) -> str:
                     else:
                         same = torch.equal(mine.cpu(), expected)
                     if not same:
-                        raise AssertionError(f"rows of {mask} see other tokens than on the CPU")
+                        raise AssertionError(f"tokens of {mask} see others than on the CPU")
                     compared += 1
     return f"{compared} blocks"
 

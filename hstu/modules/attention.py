@@ -14,6 +14,8 @@ from torch.autograd.function import once_differentiable
 from hstu.modules.attention_inputs import check_inputs
 from hstu.modules.attention_tiles import AttentionTiles
 
+# Into a tensor that is not contiguous, PyTorch multiplies on a CPU matrix by matrix. For fewer than these,
+# that is faster than a product of its own, which is then added.
 FEW_MATRICES = 8
 
 
@@ -144,8 +146,6 @@ class _Memory:
 
     def add_product(self, left: torch.Tensor, right: torch.Tensor, factor: float, sums: torch.Tensor) -> None:
         """Adds `factor · left @ right` to `sums`."""
-        # Into a tensor that is not contiguous, PyTorch multiplies on a CPU matrix by matrix. That is fast for
-        # a few large ones.
         if sums.dtype == left.dtype and (sums.is_contiguous() or sums.shape[0] < FEW_MATRICES):
             torch.baddbmm(sums, left, right, alpha=factor, out=sums)
         else:

@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 import torch
 
-from commons.perf_model.hstu_flops import ATTENTION_TILE as TILE
+from commons.perf_model.token_counts import ATTENTION_TILE as TILE
 from commons.sequence_batch.packed_rows import to_device_together
 from hstu.modules.attention_mask import SampleMask
 
