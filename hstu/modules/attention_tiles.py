@@ -13,10 +13,10 @@ from commons.perf_model.token_counts import ATTENTION_TILE as TILE
 from commons.sequence_batch.packed_rows import to_device_together
 from hstu.modules.attention_mask import SampleMask
 
-# Size in float32 of the scores of one row of tiles, with the keys and values that it meets. On a CPU most of
-# it stays in the core's own cache between the matrix products. On CUDA a row is mostly one sample.
-CPU_ROW_BYTES = 5 << 18
-CUDA_ROW_BYTES = 1 << 28
+# Size in float32 of what a chunk gathers of queries, keys or values. On a CPU most of it stays in the core's
+# own cache between the matrix products. On CUDA a chunk is mostly one sample.
+CPU_CHUNK_BYTES = 560 << 10
+CUDA_CHUNK_BYTES = 1 << 25
 # Tiles of query rows per product. One on a CPU, whose time is FLOPs; more on CUDA, whose time is launches.
 CPU_ROW_TILES = 1
 CUDA_ROW_TILES = 16
@@ -232,11 +232,10 @@ class AttentionTiles:
 
     def _divided(self, num_heads: int, head_dim: int) -> Iterator[Chunk]:
         is_cuda = self._device.type == "cuda"
-        budget = CUDA_ROW_BYTES if is_cuda else CPU_ROW_BYTES
+        budget = CUDA_CHUNK_BYTES if is_cuda else CPU_CHUNK_BYTES
         row_tiles = CUDA_ROW_TILES if is_cuda else CPU_ROW_TILES
         for (num_tokens, _), samples in sorted(self._groups.items(), reverse=True):
-            row_bytes = 4 * num_tokens * (TILE * row_tiles + 2 * head_dim)
-            fitting = max(budget // row_bytes, 1)  # heads of samples
+            fitting = max(budget // (4 * num_tokens * head_dim), 1)  # heads of samples
             heads, together = min(fitting, num_heads), max(fitting // num_heads, 1)
             for first in range(0, len(samples), together):
                 masks, starts = zip(*samples[first : first + together], strict=True)
