@@ -12,10 +12,8 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from hstu.modules.attention_inputs import check_inputs
-from hstu.modules.attention_tiles import AttentionTiles
+from hstu.modules.attention_tiles import AttentionTiles, Chunk
 
-# Into a tensor that is not contiguous, PyTorch multiplies on a CPU matrix by matrix. For fewer than these,
-# that is faster than a product of its own, which is then added.
 FEW_MATRICES = 8
 
 
@@ -69,21 +67,19 @@ class _JaggedHSTUAttention(torch.autograd.Function):
         out = _with_one_more(q)
         memory = _Memory(q)
         for chunk in tiles.chunks(*q.shape[1:]):
-            P, L, D = chunk.num_heads, chunk.num_tokens, q.shape[2]
-            k_PLD = chunk.gather(k, memory.block("k", P, L, D))
-            v_PLD = chunk.gather(v, memory.block("v", P, L, D))
+            queries = _Tokens("q", chunk, q, memory, in_blocks=True)
+            keys, values = _Tokens("k", chunk, k, memory), _Tokens("v", chunk, v, memory)
+            results = _Results(queries, out)
             for first, last, columns, visible in chunk.row_blocks():
-                q_PbD = chunk.gather(q, memory.block("q", P, last - first, D), first)
-                weights_Pbs = memory.block("weights", P, last - first, columns)
-                _product(q_PbD, k_PLD[:, :columns].mT, scale, weights_Pbs)
+                weights_Pbs = memory.block("weights", chunk.num_heads, last - first, columns)
+                _product(queries.block(first, last), keys.block(0, columns).mT, scale, weights_Pbs)
                 torch.nn.functional.silu(weights_Pbs, inplace=True)
                 if visible is None:
                     weights_Pbs[:, :, first:].tril_()
                 else:
                     _hide(visible, weights_Pbs[:, :, columns - visible.shape[3] :])
-                # Nothing reads these queries any more: their place takes the result.
-                _product(weights_Pbs, v_PLD[:, :columns], 1 / scaling_seqlen, q_PbD)
-                chunk.put(q_PbD, out, first)
+                results.put_product(first, weights_Pbs, values.block(0, columns), 1 / scaling_seqlen)
+            results.put_copies()
         return out[:-1]
 
     @staticmethod
@@ -95,16 +91,16 @@ class _JaggedHSTUAttention(torch.autograd.Function):
         memory, sums = _Memory(q), _Memory(q, torch.promote_types(q.dtype, torch.float32))
         for chunk in ctx.tiles.chunks(*q.shape[1:]):
             P, L, D = chunk.num_heads, chunk.num_tokens, q.shape[2]
-            q_PLD = chunk.gather(q, memory.block("q", P, L, D))
-            go_PLD = chunk.gather(grad_out, memory.block("grad_out", P, L, D))
+            queries, grads_out = _Tokens("q", chunk, q, memory), _Tokens("go", chunk, grad_out, memory)
+            keys, values = (_Tokens(name, chunk, x, memory, True) for name, x in (("k", k), ("v", v)))
+            grads_k, grads_v = _Results(keys, grad_k), _Results(values, grad_v)
             # Blocks add up in float32, because one rounding per block would show in 16-bit types.
-            gq_PLD = sums.block("grad_q", P, L, D).zero_()
+            gq_PLD = sums.block("gq", P, L, D).zero_()
             for first, last, first_row, visible in chunk.column_blocks():
-                k_PbD = chunk.gather(k, memory.block("k", P, last - first, D), first)
-                v_PbD = chunk.gather(v, memory.block("v", P, last - first, D), first)
-                q_PsD, go_PsD = q_PLD[:, first_row:], go_PLD[:, first_row:]
+                k_PbD, v_PbD = keys.block(first, last), values.block(first, last)
+                q_PsD, go_PsD = queries.block(first_row, L), grads_out.block(first_row, L)
                 weights_Pbs = memory.block("weights", P, last - first, L - first_row)
-                grad_Pbs = memory.block("grad_weights", *weights_Pbs.shape)
+                grad_Pbs = memory.block("grad_weights", P, last - first, L - first_row)
                 _product(k_PbD, q_PsD.mT, scale, weights_Pbs)
                 _product(v_PbD, go_PsD.mT, half_scale, grad_Pbs)
                 torch.ops.aten.silu_backward.grad_input(grad_Pbs, weights_Pbs, grad_input=grad_Pbs)
@@ -115,12 +111,11 @@ class _JaggedHSTUAttention(torch.autograd.Function):
                     else:
                         _hide(visible, block_Pbs[:, :, : visible.shape[3]])
                 memory.add_product(grad_Pbs.mT, k_PbD, scale * half_scale, gq_PLD[:, first_row:])
-                # Nothing reads these keys and values any more: their place takes the gradients.
-                _product(grad_Pbs, q_PsD, scale * half_scale, k_PbD)
-                _product(weights_Pbs, go_PsD, half_scale**2, v_PbD)
-                chunk.put(k_PbD, grad_k, first)
-                chunk.put(v_PbD, grad_v, first)
+                grads_k.put_product(first, grad_Pbs, q_PsD, scale * half_scale)
+                grads_v.put_product(first, weights_Pbs, go_PsD, half_scale**2)
             chunk.put(gq_PLD, grad_q)
+            grads_k.put_copies()
+            grads_v.put_copies()
         return grad_q[:-1], grad_k[:-1], grad_v[:-1], None, None
 
 
@@ -144,13 +139,93 @@ class _Memory:
             memory = self._memory[name] = self._empty.new_empty(size)
         return memory[:size].view(shape)
 
+    def product(self, left: torch.Tensor, right: torch.Tensor, factor: float) -> torch.Tensor:
+        """Returns `factor · left @ right`, which the next such product overwrites."""
+        product = self.block("product", *left.shape[:2], right.shape[2])
+        _product(left, right, factor, product)
+        return product
+
     def add_product(self, left: torch.Tensor, right: torch.Tensor, factor: float, sums: torch.Tensor) -> None:
         """Adds `factor · left @ right` to `sums`."""
-        if sums.dtype == left.dtype and (sums.is_contiguous() or sums.shape[0] < FEW_MATRICES):
+        if sums.dtype == left.dtype and _multiplies_into(sums):
             torch.baddbmm(sums, left, right, alpha=factor, out=sums)
         else:
-            product = self.block("product", *sums.shape)
-            sums.add_(torch.bmm(left, right, out=product), alpha=factor)
+            sums.add_(self.product(left, right, factor))
+
+
+class _Tokens:
+    """Tokens of one tensor in a chunk: copies of several samples', views of one sample's.
+
+    Args:
+        name: name of the copies' memory.
+        chunk: the chunk.
+        x: `[total_tokens, H, D]`.
+        memory: for copies.
+        in_blocks: whether the tokens are read block by block. Then only a block with padding is copied;
+            otherwise all are, if there is padding.
+
+    Attributes:
+        tokens: `[P, tokens, D]`, without padding if they are a view.
+    """
+
+    def __init__(
+        self, name: str, chunk: Chunk, x: torch.Tensor, memory: _Memory, in_blocks: bool = False
+    ) -> None:
+        self.name, self.chunk, self.x, self.memory = name, chunk, x, memory
+        view = chunk.view(x)
+        if view is None or (not in_blocks and view.shape[1] < chunk.num_tokens):
+            view = self._gathered(0, chunk.num_tokens)
+        self.tokens = view
+
+    def block(self, first: int, last: int) -> torch.Tensor:
+        """Returns the tokens from `first` to `last`, exclusive, `[P, last - first, D]`."""
+        if last <= self.tokens.shape[1]:
+            return self.tokens[:, first:last]
+        return self._gathered(first, last)
+
+    def _gathered(self, first: int, last: int) -> torch.Tensor:
+        copies = self.memory.block(self.name, self.chunk.num_heads, last - first, self.x.shape[2])
+        return self.chunk.gather(self.x, copies, first)
+
+
+class _Results:
+    """Results of a chunk's blocks, `[P, tokens, D]`, which replace copies of tokens that are not read again.
+
+    Args:
+        replaced: the tokens.
+        out: `[total_tokens + 1, H, D]`, where the results go.
+    """
+
+    def __init__(self, replaced: _Tokens, out: torch.Tensor) -> None:
+        self._chunk, self._memory, self._out = replaced.chunk, replaced.memory, out
+        view = self._chunk.view(out)
+        self._copies = replaced.tokens if view is None else None
+        self._place = replaced.tokens if view is None else view
+
+    def put_product(self, first: int, left: torch.Tensor, right: torch.Tensor, factor: float) -> None:
+        """Computes the results of the block from token `first` on: `factor · left @ right`, `[P, b, D]`."""
+        last = first + left.shape[1]
+        if last > self._place.shape[1]:
+            self._chunk.put(self._memory.product(left, right, factor), self._out, first)
+            return
+        place = self._place[:, first:last]
+        if _multiplies_into(place):
+            _product(left, right, factor, place)
+        else:
+            place.copy_(self._memory.product(left, right, factor))
+
+    def put_copies(self) -> None:
+        """Puts the results that are not in `out` yet."""
+        if self._copies is not None:
+            self._chunk.put(self._copies, self._out)
+
+
+def _multiplies_into(out: torch.Tensor) -> bool:
+    """Returns whether PyTorch multiplies faster into `out`, `[P, …]`, than into memory of its own.
+
+    Into a tensor that is not contiguous, it multiplies on a CPU matrix by matrix.
+    """
+    return out.is_contiguous() or out.shape[0] < FEW_MATRICES
 
 
 def _with_one_more(x: torch.Tensor) -> torch.Tensor:

@@ -13,10 +13,10 @@ from commons.perf_model.token_counts import ATTENTION_TILE as TILE
 from commons.sequence_batch.packed_rows import to_device_together
 from hstu.modules.attention_mask import SampleMask
 
-# Size in float32 of what a chunk gathers of queries, keys or values. On a CPU most of it stays in the core's
-# own cache between the matrix products. On CUDA a chunk is mostly one sample.
-CPU_CHUNK_BYTES = 560 << 10
-CUDA_CHUNK_BYTES = 1 << 25
+# Size in float32 of the queries, keys or values of a chunk: of several samples, which it copies, and of
+# several heads of one sample. On a CPU most of it stays in the core's own cache between matrix products.
+CPU_CHUNK_BYTES, CPU_HEADS_BYTES = 560 << 10, 1200 << 10
+CUDA_CHUNK_BYTES, CUDA_HEADS_BYTES = 1 << 25, 1 << 25
 # Tiles of query rows per product. One on a CPU, whose time is FLOPs; more on CUDA, whose time is launches.
 CPU_ROW_TILES = 1
 CUDA_ROW_TILES = 16
@@ -41,6 +41,15 @@ class Chunk:
     heads: slice
     row_tiles: int
     device: torch.device
+
+    def view(self, x: torch.Tensor) -> torch.Tensor | None:
+        """Returns the tokens of `[total_tokens, H, D]` as `[heads, tokens, D]`, without copying or padding.
+
+        None if there are several samples.
+        """
+        if len(self.masks) > 1:
+            return None
+        return x[self._only(0, self.num_tokens), self.heads].transpose(0, 1)
 
     def gather(self, x: torch.Tensor, padded: torch.Tensor, first: int = 0) -> torch.Tensor:
         """Copies tokens of each sample, with zeros for padding.
@@ -232,16 +241,18 @@ class AttentionTiles:
 
     def _divided(self, num_heads: int, head_dim: int) -> Iterator[Chunk]:
         is_cuda = self._device.type == "cuda"
-        budget = CUDA_CHUNK_BYTES if is_cuda else CPU_CHUNK_BYTES
+        of_chunk = CUDA_CHUNK_BYTES if is_cuda else CPU_CHUNK_BYTES
+        of_heads = CUDA_HEADS_BYTES if is_cuda else CPU_HEADS_BYTES
         row_tiles = CUDA_ROW_TILES if is_cuda else CPU_ROW_TILES
         for (num_tokens, _), samples in sorted(self._groups.items(), reverse=True):
-            fitting = max(budget // (4 * num_tokens * head_dim), 1)  # heads of samples
-            heads, together = min(fitting, num_heads), max(fitting // num_heads, 1)
+            head_bytes = 4 * num_tokens * head_dim
+            heads = min(max(of_heads // head_bytes, 1), num_heads)
+            together = max(of_chunk // (num_heads * head_bytes), 1)
             for first in range(0, len(samples), together):
                 masks, starts = zip(*samples[first : first + together], strict=True)
                 for head in range(0, num_heads, heads):
-                    of_heads = slice(head, min(head + heads, num_heads))
-                    yield Chunk(masks, starts, num_tokens, of_heads, row_tiles, self._device)
+                    part = slice(head, min(head + heads, num_heads))
+                    yield Chunk(masks, starts, num_tokens, part, row_tiles, self._device)
 
 
 def _padded(num_tokens: int) -> int:

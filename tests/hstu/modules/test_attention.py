@@ -56,10 +56,15 @@ def tiles_of(of_samples: Sequence[SampleMask]) -> AttentionTiles:
     return AttentionTiles(of_samples, torch.device("cpu"))
 
 
-@pytest.fixture(params=[(1, 1), (560 << 10, 1), (1 << 20, 3)], ids=["head by head", "as is", "long blocks"])
+@pytest.fixture(
+    params=[(1, 1, 1), (1, 1 << 20, 1), (1 << 20, 1 << 20, 1), (1 << 20, 1 << 20, 3)],
+    ids=["head by head", "sample by sample", "together", "long blocks"],
+)
 def _sizes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention_tiles, "CPU_CHUNK_BYTES", request.param[0])
-    monkeypatch.setattr(attention_tiles, "CPU_ROW_TILES", request.param[1])
+    for name, size in zip(
+        ("CPU_CHUNK_BYTES", "CPU_HEADS_BYTES", "CPU_ROW_TILES"), request.param, strict=True
+    ):
+        monkeypatch.setattr(attention_tiles, name, size)
 
 
 @pytest.mark.usefixtures("_sizes")
@@ -119,7 +124,8 @@ def test_chunks_fit_the_budget_and_samples_of_other_sizes_stay_apart() -> None:
         of_chunk = chunk.num_heads // len(chunk.masks)
         num_tokens = {-(-mask.num_tokens // 32) * 32 for mask in chunk.masks}
         assert num_tokens == {chunk.num_tokens}
-        assert 4 * 64 * chunk.num_tokens * chunk.num_heads <= 560 << 10 or chunk.num_heads == 1
+        budget = (560 if len(chunk.masks) > 1 else 1200) << 10
+        assert 4 * 64 * chunk.num_tokens * chunk.num_heads <= budget or chunk.num_heads == 1
         for mask in chunk.masks:
             heads_of[mask.num_tokens] += of_chunk
     assert heads_of == {length: 4 if length else 0 for length in lengths}
