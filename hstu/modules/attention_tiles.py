@@ -15,7 +15,7 @@ from hstu.modules.attention_mask import SampleMask
 
 # Size in float32 of the queries, keys or values of a chunk: of several samples, which it copies, and of
 # several heads of one sample. On a CPU most of it stays in the core's own cache between matrix products.
-CPU_CHUNK_BYTES, CPU_HEADS_BYTES = 560 << 10, 1200 << 10
+CPU_CHUNK_BYTES, CPU_HEADS_BYTES = 512 << 10, 1200 << 10
 CUDA_CHUNK_BYTES, CUDA_HEADS_BYTES = 1 << 25, 1 << 25
 # Tiles of query rows per product. One on a CPU, whose time is FLOPs; more on CUDA, whose time is launches.
 CPU_ROW_TILES = 1
@@ -244,10 +244,12 @@ class AttentionTiles:
         of_chunk = CUDA_CHUNK_BYTES if is_cuda else CPU_CHUNK_BYTES
         of_heads = CUDA_HEADS_BYTES if is_cuda else CPU_HEADS_BYTES
         row_tiles = CUDA_ROW_TILES if is_cuda else CPU_ROW_TILES
+        half = sum(num_tokens * len(samples) for (num_tokens, _), samples in self._groups.items()) // 2
         for (num_tokens, _), samples in sorted(self._groups.items(), reverse=True):
             head_bytes = 4 * num_tokens * head_dim
             heads = min(max(of_heads // head_bytes, 1), num_heads)
-            together = max(of_chunk // (num_heads * head_bytes), 1)
+            # Copies of at most half the batch, so that they weigh little next to it.
+            together = max(min(of_chunk // (num_heads * head_bytes), half // num_tokens), 1)
             for first in range(0, len(samples), together):
                 masks, starts = zip(*samples[first : first + together], strict=True)
                 for head in range(0, num_heads, heads):

@@ -124,7 +124,7 @@ def test_chunks_fit_the_budget_and_samples_of_other_sizes_stay_apart() -> None:
         of_chunk = chunk.num_heads // len(chunk.masks)
         num_tokens = {-(-mask.num_tokens // 32) * 32 for mask in chunk.masks}
         assert num_tokens == {chunk.num_tokens}
-        budget = (560 if len(chunk.masks) > 1 else 1200) << 10
+        budget = (512 if len(chunk.masks) > 1 else 1200) << 10
         assert 4 * 64 * chunk.num_tokens * chunk.num_heads <= budget or chunk.num_heads == 1
         for mask in chunk.masks:
             heads_of[mask.num_tokens] += of_chunk
