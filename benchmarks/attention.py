@@ -159,7 +159,7 @@ def _table(records: list[dict[str, Any]]) -> str:
         median, least, most = record["both"]
         cell = f"{record['forward'][0]:.2f} / {median:.2f} ({least:.2f} to {most:.2f})"
         rows.setdefault(f"{kernel}{record['samples']} × {record['length']:,}", []).append(cell)
-    titles = [f"{heads} heads of {width}" for heads, width in columns]
+    titles = [f"{heads} head{'s' * (heads > 1)} of {width}" for heads, width in columns]
     return markdown_table(["samples × tokens", *titles], [[label, *cells] for label, cells in rows.items()])
 
 

@@ -35,7 +35,7 @@ def masks(device: torch.device) -> str:
         return [visible for *_, visible in (*chunk.row_blocks(), *chunk.column_blocks())]
 
     compared = 0
-    for num_contextual in (0, 3, 40):
+    for num_contextual in (0, 3, 33, 40):
         for history_end in (60, 70):
             for is_causal in (True, False):
                 mask = SampleMask(70, num_contextual, history_end, 2, is_causal)
@@ -47,7 +47,7 @@ def masks(device: torch.device) -> str:
                     else:
                         same = torch.equal(mine.cpu(), expected)
                     if not same:
-                        raise AssertionError(f"tokens of {mask} see others than on the CPU")
+                        raise AssertionError(f"{mask} hides other tokens here than on the CPU")
                     compared += 1
     return f"{compared} blocks"
 

@@ -39,5 +39,5 @@ def as_token_counts(tokens: Tokens) -> Tokens:
 
 
 def num_tiles(tokens: Tokens) -> Tokens:
-    """Returns the tiles that hold so many tokens, in the same container type."""
+    """Returns the number of tiles that cover each number of tokens, in the same container type."""
     return (tokens + (ATTENTION_TILE - 1)) // ATTENTION_TILE

@@ -14,6 +14,7 @@ from torch.autograd.function import once_differentiable
 from hstu.modules.attention_inputs import check_inputs
 from hstu.modules.attention_tiles import AttentionTiles, Chunk
 
+# Below this many matrices, PyTorch on a CPU loses nothing by multiplying into a strided output.
 FEW_MATRICES = 8
 
 
@@ -22,8 +23,8 @@ def jagged_hstu_attention(
 ) -> torch.Tensor:
     """Computes `SiLU(q kᵀ / sqrt(head_dim)) / scaling_seqlen`, masked, times v, for each sample.
 
-    Tiles that no row sees are left out, so that a sample takes the FLOPs that `HSTUFlops` counts. The T × T
-    scores are never stored: the backward pass recomputes rows of tiles.
+    Tiles that no row sees are left out, so that on a CPU a sample takes the FLOPs that `HSTUFlops` counts.
+    The T × T scores are never stored: the backward pass recomputes them tile by tile.
 
     Args:
         q, k, v: `[total_tokens, num_heads, head_dim]` each; samples are concatenated.
@@ -42,14 +43,14 @@ def jagged_hstu_attention(
 
 
 class _JaggedHSTUAttention(torch.autograd.Function):
-    """Attention in rows of tiles forward, and in columns of tiles backward, where each output is done once.
+    """Runs forward by rows of tiles, backward by columns: each gradient of k and v is written once.
 
-    Name suffixes: P samples × heads of a chunk, b tokens of a block, s tokens that its scores are with, L
+    Name suffixes: P samples × heads of a chunk, b tokens of a block, s tokens they are scored against, L
     tokens of a sample padded to whole tiles, D head_dim.
 
-    Products take constant factors along, before they are rounded. In 16-bit types, sums over T tokens would
-    overflow without the division by N = scaling_seqlen, and their gradients underflow with all of it at once:
-    those of the weights are divided by sqrt(N), and what is made of them once more.
+    Products apply constant factors before rounding. In 16-bit types, sums over T tokens would overflow
+    without the division by N = scaling_seqlen, and their gradients would underflow with all of it at once. So
+    the gradients of the weights are divided by sqrt(N), and the products made from them by sqrt(N) again.
     """
 
     @staticmethod
@@ -120,7 +121,7 @@ class _JaggedHSTUAttention(torch.autograd.Function):
 
 
 class _Memory:
-    """Memory for blocks, used again from block to block.
+    """Scratch buffers by name, reused across blocks.
 
     Args:
         like: gives the device.
@@ -189,10 +190,10 @@ class _Tokens:
 
 
 class _Results:
-    """Results of a chunk's blocks, `[P, tokens, D]`, which replace copies of tokens that are not read again.
+    """Writes a chunk's results, into `out` or over copied tokens that are no longer read.
 
     Args:
-        replaced: the tokens.
+        replaced: the tokens that the results may overwrite.
         out: `[total_tokens + 1, H, D]`, where the results go.
     """
 
@@ -229,7 +230,7 @@ def _multiplies_into(out: torch.Tensor) -> bool:
 
 
 def _with_one_more(x: torch.Tensor) -> torch.Tensor:
-    """Returns an empty tensor like `x` with one more token, which takes the results of padding."""
+    """Returns an uninitialized tensor like `x` with one extra token, where results of padding go."""
     return x.new_empty((len(x) + 1, *x.shape[1:]))
 
 

@@ -20,6 +20,7 @@ from hstu.modules.cutlass_attention import (
     unsupported,
 )
 from hstu.modules.triton_attention import triton_hstu_attention
+from hstu.modules.triton_tiles import MAX_HEAD_DIM
 from hstu.modules.triton_work import TritonWork
 
 BACKENDS = {"pytorch": "PyTorch", "triton": "Triton", "cutlass": "CUTLASS"}
@@ -103,6 +104,10 @@ def running_backend(
         if not reason:
             return RunningBackend("cutlass")
         reasons.append(reason)
-    if importlib.util.find_spec("triton") is not None:
-        return RunningBackend("triton", *reasons)
-    return RunningBackend("pytorch", "; ".join([*reasons, "triton is not installed"]))
+    if head_dim > MAX_HEAD_DIM:
+        reasons.append(f"Triton kernels have heads of width up to {MAX_HEAD_DIM}, not {head_dim}")
+    elif importlib.util.find_spec("triton") is None:
+        reasons.append("triton is not installed")
+    else:
+        return RunningBackend("triton", "; ".join(reasons))
+    return RunningBackend("pytorch", "; ".join(reasons))

@@ -24,7 +24,10 @@ CUDA_ROW_TILES = 16
 
 @dataclass(frozen=True)
 class Chunk:
-    """Samples of equally many tiles, some or all heads of them, that are computed together.
+    """Samples with equal tile counts, and the heads of them, that are computed together.
+
+    Several samples come with all heads, and are copied whole. One sample may come with some of its heads, and
+    in blocks.
 
     Attributes:
         masks: of the samples.
@@ -57,24 +60,20 @@ class Chunk:
         Args:
             x: `[total_tokens, H, D]`.
             padded: `[samples · heads, tokens, D]`, contiguous; takes the copies.
-            first: first of the tokens.
+            first: first of one sample's tokens; several samples' are copied from the first to the last.
 
         Returns:
             `padded`.
         """
-        last = first + padded.shape[1]
         if len(self.masks) == 1:
-            x = x[self._only(first, last), self.heads]
+            x = x[self._only(first, first + padded.shape[1]), self.heads]
             padded[:, : x.shape[0]] = x.transpose(0, 1)
             padded[:, x.shape[0] :] = 0
             return padded
-        num_heads, width = x.shape[1:]
         rows, per_token = _rows(x)
-        indices = self._rows_of(first, last, num_heads, per_token)
-        torch.index_select(rows, 0, indices, out=padded.view(-1, width))
+        torch.index_select(rows, 0, self._rows_of(per_token), out=padded.flatten(0, 1))
         if self._is_real is not None:
-            is_real = self._is_real[:, :, first:last].to(x.dtype)
-            padded.view(len(self.masks), num_heads, -1, width).mul_(is_real)
+            padded.unflatten(0, (len(self.masks), -1)).mul_(self._is_real.to(x.dtype))
         return padded
 
     def put(self, values: torch.Tensor, out: torch.Tensor, first: int = 0) -> None:
@@ -83,15 +82,14 @@ class Chunk:
         Args:
             values: `[samples · heads, tokens, D]`, contiguous.
             out: `[total_tokens + 1, H, D]`, contiguous; padding goes to the last.
-            first: first of the tokens.
+            first: first of one sample's tokens.
         """
-        last = first + values.shape[1]
         if len(self.masks) == 1:
-            tokens = self._only(first, last)
+            tokens = self._only(first, first + values.shape[1])
             out[tokens, self.heads] = values[:, : tokens.stop - tokens.start].transpose(0, 1)
             return
         num_heads, width = out.shape[1:]
-        rows = self._rows_of(first, last, num_heads, num_heads, padding=len(out) - 1)
+        rows = self._rows_of(num_heads, padding=out.shape[0] - 1)
         values = values.to(out.dtype).view(-1, width)
         _wide(out.view(-1, width)).index_copy_(0, rows, _wide(values))
 
@@ -111,7 +109,7 @@ class Chunk:
             yield first, last, columns, visible
 
     def column_blocks(self) -> Iterator[tuple[int, int, int, torch.Tensor | None]]:
-        """Yields blocks of columns; their tiles are those of `row_blocks`.
+        """Yields blocks of columns; with one tile per block, their tiles are those of `row_blocks`.
 
         Each is: first and last column, exclusive; the first of the rows, up to L, that see one of them; and
         for the first of these rows which columns they see, `[samples, 1, columns, first rows]` in float32, or
@@ -120,7 +118,8 @@ class Chunk:
         for first, last, is_plain in self._blocks:
             first_row = 0 if first < self._prefix else first
             visible = None
-            if not is_plain:
+            # A prefix that ends with the block's first column is plain for its rows, not for earlier ones.
+            if not is_plain or first_row < first:
                 # Rows after the block see all columns that precede the candidates.
                 in_history = all(min(last, mask.num_tokens) <= mask.history_end for mask in self.masks)
                 last_row = last if in_history else self.num_tokens
@@ -166,30 +165,25 @@ class Chunk:
         numbers = [(mask.prefix, mask.history_end, mask.tokens_per_candidate) for mask in self.masks]
         return to_device_together([np.array(numbers).T.ravel()], self.device)[0].view(3, -1)
 
-    def _rows_of(
-        self, first: int, last: int, num_heads: int, per_token: int, padding: int | None = None
-    ) -> torch.Tensor:
-        """Returns int64 `[samples · heads · tokens]`: where the values of each sample, head and token are.
+    def _rows_of(self, per_token: int, padding: int | None = None) -> torch.Tensor:
+        """Returns int64 `[samples · heads · L]`: where the values of each sample, head and token are.
 
         Args:
-            first, last: the tokens, `last` exclusive.
-            num_heads: heads of a token.
             per_token: rows from a token to the next.
             padding: the token that stands for padding; None for the sample's first, so that a value that is
                 not finite stays within its sample.
         """
-        key = first, last, num_heads, per_token, padding
+        key = per_token, padding
         if key not in self._row_indices:
             starts = np.array(self.starts)[:, None]
             stand_in = starts if padding is None else padding
-            is_token, tokens = self._is_token[:, first:last], starts + np.arange(first, last)
-            tokens = np.where(is_token, tokens, stand_in)[:, None]
-            rows = tokens * per_token + np.arange(num_heads)[:, None]
+            tokens = np.where(self._is_token, starts + np.arange(self.num_tokens), stand_in)[:, None]
+            rows = tokens * per_token + np.arange(self.heads.start, self.heads.stop)[:, None]
             self._row_indices[key] = to_device_together([rows.ravel()], self.device)[0]
         return self._row_indices[key]
 
     @cached_property
-    def _row_indices(self) -> dict[tuple[int, int, int, int, int | None], torch.Tensor]:
+    def _row_indices(self) -> dict[tuple[int, int | None], torch.Tensor]:
         return {}
 
     @cached_property
@@ -228,12 +222,12 @@ class AttentionTiles:
         start = 0
         for mask in masks:
             if mask.num_tokens:
-                size = _padded(mask.num_tokens), _padded(mask.prefix)
+                size = _padded(mask.num_tokens), max(_padded(mask.prefix), TILE)
                 self._groups.setdefault(size, []).append((mask, start))
             start += mask.num_tokens
 
     def chunks(self, num_heads: int, head_dim: int) -> list[Chunk]:
-        """Returns the chunks for attention with such heads, the longest samples first."""
+        """Returns the chunks for this many heads of this width, the longest samples first."""
         key = num_heads, head_dim
         if key not in self._chunks:
             self._chunks[key] = list(self._divided(*key))
@@ -263,8 +257,10 @@ def _padded(num_tokens: int) -> int:
 
 
 def _rows(x: torch.Tensor) -> tuple[torch.Tensor, int]:
-    """Returns the rows of width D that `[total_tokens, H, D]` consists of, and how many lie from a token to
-    the next; a view, also of a part of a wider tensor, as queries are of one projection's result."""
+    """Returns the rows of width D of `[total_tokens, H, D]`, and the rows from one token to the next.
+
+    A view where strides allow, such as queries inside one projection.
+    """
     num_tokens, num_heads, width = x.shape
     if x.stride()[1:] != (width, 1) or x.stride(0) % width:
         x = x.contiguous()
@@ -273,7 +269,9 @@ def _rows(x: torch.Tensor) -> tuple[torch.Tensor, int]:
 
 
 def _wide(rows: torch.Tensor) -> torch.Tensor:
-    """Returns a view of contiguous rows in elements of 16 bytes, if they fit: `index_copy_` takes as long for
-    a small element as for a large one."""
+    """Returns a view of contiguous rows in elements of 16 bytes, if they fit.
+
+    `index_copy_` costs the same per element, whatever its size.
+    """
     fits = rows.shape[1] * rows.element_size() % 16 == 0 and rows.storage_offset() == 0
     return rows.view(torch.complex128) if fits else rows

@@ -56,10 +56,7 @@ class HSTULayer(nn.Module):
 
     def forward(self, x: torch.Tensor, attention: Attention) -> torch.Tensor:
         """Maps `[total_tokens, hidden_size]` to the same shape; `attention` is that of the batch."""
-        normalized = self._normalized(x)
-        recompute = recomputed_in_backward(normalized, self._normalized, x)
-        with recompute if self.recompute_input_layernorm else nullcontext():
-            projected = self.uvqk(normalized)
+        projected = self._projected(x)
         uvqk = silu(projected)
         recompute = recomputed_in_backward(uvqk, silu, projected)
         with recompute if self.recompute_input_silu else nullcontext():
@@ -68,8 +65,15 @@ class HSTULayer(nn.Module):
             attended = attention(q, k, v).flatten(1)
             return x + self.dropout(self.output(self.output_norm(attended) * u))
 
+    def _projected(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.recompute_input_layernorm:
+            return self.uvqk(self.input_norm(x))
+        normalized = self._normalized(x)
+        with recomputed_in_backward(normalized, self._normalized, x):
+            return self.uvqk(normalized)
+
     def _normalized(self, x: torch.Tensor) -> torch.Tensor:
-        """Returns the first norm, cast as autocast would: its copy would be kept, and not recognized."""
+        """Returns the first norm in autocast's dtype; a copy made by the linear layer would be kept."""
         normalized, device = self.input_norm(x), x.device.type
         if torch.is_autocast_enabled(device):
             return normalized.to(torch.get_autocast_dtype(device))

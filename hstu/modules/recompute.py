@@ -21,14 +21,14 @@ def recomputed_in_backward(
     Args:
         result: `function(argument)`, contiguous.
         function: deterministic function. It runs in backward as it does here, under autocast if this is on.
-        argument: tensor that stays alive in place of `result`.
+        argument: tensor kept for backward instead of `result`.
     """
     source = _Source(function, argument.detach())
-    # While `result` is alive, no other storage has this address.
+    # While `result` is alive, no other storage has this address, unless it is 0: empty ones and meta ones.
     address, dtype = result.untyped_storage().data_ptr(), result.dtype
 
     def pack(saved: torch.Tensor) -> torch.Tensor | _View:
-        if saved.untyped_storage().data_ptr() != address or saved.dtype != dtype:
+        if not address or saved.untyped_storage().data_ptr() != address or saved.dtype != dtype:
             return saved
         source.num_views += 1
         return _View(source, saved.shape, saved.stride(), int(saved.storage_offset()))

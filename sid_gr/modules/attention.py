@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
+from functools import cache
 from typing import Any, Protocol
 
 import numpy as np
@@ -119,7 +120,7 @@ def varlen_causal_attention(
     """
     if varlen is None:
         raise ImportError(f"torch is {torch.__version__}; expected 2.10 or later for varlen_attn")
-    accepted = inspect.signature(varlen.varlen_attn).parameters
+    accepted = _varlen_parameters()
     # PyTorch 2.10 takes `is_causal`, later versions a window; some of them no grouped heads.
     settings: dict[str, Any] = {"is_causal": True} if "is_causal" in accepted else {"window_size": (-1, 0)}
     if k.shape[1] != q.shape[1]:
@@ -131,8 +132,13 @@ def varlen_causal_attention(
     return attended
 
 
+@cache
+def _varlen_parameters() -> frozenset[str]:
+    return frozenset(inspect.signature(varlen.varlen_attn).parameters)
+
+
 class _SampleGroups:
-    """The samples of a batch, divided into tensors of equally long ones; made once per batch.
+    """The samples of a batch, grouped by length; made once per batch.
 
     Args:
         lengths: tokens of each sample, on the host.
@@ -180,7 +186,7 @@ class _SampleGroups:
 
 
 class _Reordered(torch.autograd.Function):
-    """Tokens in another order; the backward of `index_select` would add them up, which is slower."""
+    """Permutes tokens. Backward is the inverse permutation; `index_select`'s own scatter-add is slower."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, order: torch.Tensor, inverse: torch.Tensor) -> torch.Tensor:

@@ -97,6 +97,7 @@ def test_contextual_tokens_that_see_each_other_are_refused(install: Install) -> 
 
 
 WITHOUT_KERNELS = ATTENTION.replace("torch.cat(out)", "(0 * torch.cat(out))")
+ONLY_WITH_CANDIDATES = ATTENTION.replace("torch.cat(out)", "((num_targets is not None) * torch.cat(out))")
 IGNORES_CANDIDATES = ATTENTION.replace("num_targets[sample]", "0 * num_targets[sample]")
 ONE_TOKEN_PER_CANDIDATE = ATTENTION.replace(" // target_group_size * target_group_size", "")
 BY_LONGEST = ATTENTION.replace("/ scaling_seqlen)", "/ max_seqlen_q)")
@@ -108,6 +109,7 @@ OLD = ATTENTION.replace(" scaling_seqlen,", "").replace("scaling_seqlen", "max_s
     [
         (ATTENTION, ""),
         (WITHOUT_KERNELS, "the installed fbgemm_gpu_hstu gives other results than PyTorch"),
+        (ONLY_WITH_CANDIDATES, "the installed fbgemm_gpu_hstu gives other results than PyTorch"),
         (IGNORES_CANDIDATES, "the installed fbgemm_gpu_hstu gives other results than PyTorch"),
         (ONE_TOKEN_PER_CANDIDATE, "the installed fbgemm_gpu_hstu gives other results than PyTorch"),
         (BY_LONGEST, "the installed fbgemm_gpu_hstu gives other results than PyTorch"),
@@ -117,6 +119,7 @@ OLD = ATTENTION.replace(" scaling_seqlen,", "").replace("scaling_seqlen", "max_s
     ids=[
         "complete",
         "without kernels",
+        "without kernels for batches without candidates",
         "ignores candidates",
         "one token per candidate",
         "divides by the longest sample",
@@ -152,6 +155,13 @@ def test_what_cutlass_cannot_compute_runs_in_triton(settings: dict, reason: str)
     assert backend.name == ("triton" if has_triton else "pytorch")
     assert backend.reason.startswith(reason)
     assert backend.reason.endswith("triton is not installed") != has_triton
+
+
+def test_a_head_too_wide_for_any_kernel_runs_in_pytorch() -> None:
+    for requested in ("cutlass", "triton"):
+        backend = running_backend(requested, GPU, **MODEL | {"head_dim": 512})
+        assert backend.name == "pytorch"
+        assert backend.reason.endswith("Triton kernels have heads of width up to 256, not 512")
 
 
 def test_a_backend_that_runs_has_no_reason() -> None:

@@ -52,7 +52,7 @@ def test_samples_attend_as_if_each_were_alone(num_kv_heads, with_equal, few, equ
     assert [list(map(id, kept)) for kept in attention.keys_values] == [list(map(id, qkv[1:]))] * 2
 
 
-def test_what_is_not_finite_stays_in_its_sample():
+def test_non_finite_values_stay_in_their_sample():
     lengths = [5, 9, 9, 9, 9, 40]
     x, *qkv = _inputs(sum(lengths), HEADS)
     x.data[5:14] = torch.inf
@@ -65,7 +65,7 @@ def test_what_is_not_finite_stays_in_its_sample():
 
 @pytest.mark.skipif(varlen is None, reason="PyTorch before 2.10")
 @pytest.mark.parametrize("num_kv_heads", [2, HEADS])
-def test_the_variable_length_kernel_takes_what_it_is_given(num_kv_heads):
+def test_varlen_attention_accepts_our_arguments(num_kv_heads):
     """On the meta device, which checks arguments and shapes; the kernel itself needs CUDA."""
     x = torch.empty(7, HEADS + 2 * num_kv_heads, HEAD_DIM, device="meta", dtype=torch.bfloat16)
     q, k, v = x.requires_grad_().split([HEADS, num_kv_heads, num_kv_heads], 1)
