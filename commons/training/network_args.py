@@ -80,25 +80,14 @@ class BaseNetworkArgs:
 
     def settings_without_effect(self) -> list[str]:
         """Returns one line for each setting without effect."""
-        lines = self._without_effect_in_layers()
-        if self.dtype_str == "float16":
-            lines.append(
-                'NetworkArgs.dtype_str = "float16" trains without loss scaling, so small gradients are lost: '
-                '"bfloat16" has the range of float32'
-            )
-        return lines
+        if self.dtype_str != "float16":
+            return []
+        return [
+            'NetworkArgs.dtype_str = "float16" trains without loss scaling, so small gradients are lost: '
+            '"bfloat16" has the range of float32'
+        ]
 
-    def _without_effect_in_layers(self) -> list[str]:
-        """Returns one line for each setting that only HSTU layers have."""
-        lines = []
-        if self.kernel_backend.lower() != "pytorch":
-            lines.append(self._backend_line("PyTorch", "this model has no kernels of its own"))
-        for name in ("recompute_input_layernorm", "recompute_input_silu"):
-            if getattr(self, name):
-                lines.append(f"NetworkArgs.{name} has no effect here: only HSTU layers recompute")
-        return lines
-
-    def _backend_line(self, running: str, reason: str) -> str:
+    def backend_line(self, running: str, reason: str) -> str:
         """Returns the line about a backend that runs in place of `kernel_backend`."""
         return (
             f'NetworkArgs.kernel_backend = "{self.kernel_backend}" is not available here: '

@@ -62,7 +62,7 @@ class NetworkArgs(BaseNetworkArgs):
 
     def backend_lines(self, backend: RunningBackend) -> list[str]:
         """Returns one line if another backend than `kernel_backend` runs."""
-        return [self._backend_line(BACKENDS[backend.name], backend.reason)] if backend.reason else []
+        return [self.backend_line(BACKENDS[backend.name], backend.reason)] if backend.reason else []
 
     def config(self, num_contextual: int, max_items: int, attention_backend: str) -> HSTUConfig:
         """Returns the model's configuration, for at most this many contextual tokens and items per sample."""
@@ -87,9 +87,6 @@ class NetworkArgs(BaseNetworkArgs):
             recompute_input_layernorm=self.recompute_input_layernorm,
             recompute_input_silu=self.recompute_input_silu,
         )
-
-    def _without_effect_in_layers(self) -> list[str]:
-        return []
 
 
 @gin.configurable(module="hstu")

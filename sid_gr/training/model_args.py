@@ -163,6 +163,11 @@ class NetworkArgs(BaseNetworkArgs):
     def settings_without_effect(self) -> list[str]:
         """Returns a warning for each setting without effect."""
         lines = super().settings_without_effect()
+        if self.kernel_backend.lower() != "pytorch":
+            lines.append(self.backend_line("PyTorch", "this model has no kernels of its own"))
+        for name in ("recompute_input_layernorm", "recompute_input_silu"):
+            if getattr(self, name):
+                lines.append(f"NetworkArgs.{name} has no effect here: only HSTU layers recompute")
         for name in ("item_embedding_dim", "contextual_embedding_dim"):
             if getattr(self, name) not in (-1, self.hidden_size):
                 lines.append(f"NetworkArgs.{name} has no effect here: embeddings have hidden_size")

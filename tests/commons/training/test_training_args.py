@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from commons.training import OptimizerArgs, TensorModelParallelArgs, TrainerArgs, TrainingTask
-from commons.training.network_args import BaseNetworkArgs
 from tests.commons.training.small_task import small_task
 from tests.hstu.hstu_samples import Sample, hstu_batch
 
@@ -65,15 +64,6 @@ def test_settings_of_a_shuffler_that_is_off_have_no_effect():
     on = TrainerArgs(train_batch_size=1, enable_balanced_shuffler=True, balance_tolerance=0.1)
     assert on.settings_without_effect() == []
     assert on.balance_settings == {"tolerance": 0.1}
-
-
-def test_settings_of_hstu_layers_have_no_effect_in_other_models():
-    args = BaseNetworkArgs(1, 8, 1, 8, kernel_backend="cutlass", recompute_input_silu=True)
-    assert args.settings_without_effect() == [
-        'NetworkArgs.kernel_backend = "cutlass" is not available here: attention runs in PyTorch, because '
-        "this model has no kernels of its own",
-        "NetworkArgs.recompute_input_silu has no effect here: only HSTU layers recompute",
-    ]
 
 
 def _tokens_in_micro_batches(**settings) -> list[list[int]]:
