@@ -83,6 +83,7 @@ def test_every_way_to_read_and_to_place_samples_trains_the_same(workspace, max_c
             'OptimizerArgs.optimizer_str = "sgd"',
             "OptimizerArgs.learning_rate = 1.0",
             f"DatasetArgs.max_candidate_length = {max_candidate_length}",
+            "DatasetArgs.max_history_length = 30",  # several tiles of attention, so that costs differ
             f'DatasetArgs.item_to_sid_mapping_path = "item_to_sid.{suffix}"',
             f"TrainerArgs.enable_balanced_shuffler = {balanced}",
             f"TrainerArgs.train_batch_size = {16 // ranks}",
@@ -100,7 +101,7 @@ def test_every_way_to_read_and_to_place_samples_trains_the_same(workspace, max_c
             for figure in figures:
                 assert line[figure] == pytest.approx(expected[figure], rel=1e-5)
     balanced = [line for line in others[1] if line["kind"] == "train"]
-    assert sum(step["imbalance_before"] - step["imbalance_after"] for step in balanced) > 0.05
+    assert sum(step["imbalance_before"] - step["imbalance_after"] for step in balanced) > 0.1
 
 
 def test_random_data_needs_no_files(tmp_path):
