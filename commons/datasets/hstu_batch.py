@@ -13,6 +13,15 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from commons.datasets.embedding_args import DynamicEmbeddingArgs, EmbeddingArgs
 from commons.datasets.sample_source import SampleSource, keyed_rows
 from commons.sequence_batch import BaseBatch
+from commons.sequence_batch.cut_rules import (
+    ALONG_ITEMS,
+    TO_EVERY,
+    WITH_FIRST,
+    WITH_LAST,
+    CutRules,
+    FieldRule,
+    ItemGroup,
+)
 from commons.unbounded_ids import NO_ID
 
 
@@ -162,6 +171,30 @@ class HSTUBatch(BaseBatch):
         if self.num_candidates is not None:
             counts["num_candidates"] = self.num_candidates
         return counts
+
+    def cut_rules(self) -> CutRules:
+        """Cuts between items. Contextual ids go with the first piece, candidates with the last.
+
+        A batch with negatives is of a model that scores a token against the next item. So a piece gets the
+        item after it, too, and the labels of the items after its own.
+        """
+        ahead = int(self.negatives_feature_name is not None)
+        items, labels = FieldRule("items", after=ahead), FieldRule("items_from_end", 1, -ahead, ahead)
+        rules = {f"features.{name}": WITH_FIRST for name in self.contextual_feature_names}
+        rules |= {f"features.{self.item_feature_name}": items, "labels": labels, "loss_tokens": labels}
+        if self.action_feature_name is not None:
+            rules[f"features.{self.action_feature_name}"] = ALONG_ITEMS
+        if self.negatives_feature_name is not None:
+            rules[f"features.{self.negatives_feature_name}"] = TO_EVERY
+        if self.num_candidates is not None:
+            rules["num_candidates"] = WITH_LAST
+        tokens_per_item = 1 if self.action_feature_name is None else 2
+        return CutRules(
+            items=(ItemGroup(f"features.{self.item_feature_name}", tokens=tokens_per_item),),
+            fields=rules,
+            head=tuple(f"features.{name}" for name in self.contextual_feature_names),
+            kept_together="" if self.num_candidates is None else "num_candidates",
+        )
 
 
 class HSTUSource(SampleSource):

@@ -12,6 +12,7 @@ import torch
 from commons.datasets.checks import require, require_at_least
 from commons.datasets.sample_source import SampleSource, keyed_rows
 from commons.sequence_batch import BaseBatch
+from commons.sequence_batch.cut_rules import WITH_FIRST, WITH_LAST, CutRules, FieldRule, ItemGroup
 
 HISTORY, CANDIDATE = "history", "candidate"
 
@@ -156,6 +157,27 @@ class SIDBatch(BaseBatch):
     def row_counts(self) -> dict[str, torch.Tensor]:
         """Lengths of the features, which size the sequences."""
         return self.feature_row_counts()
+
+    def cut_rules(self) -> CutRules:
+        """Cuts between items. Contextual ids go with the first piece, the target item with the last.
+
+        A piece also gets the item before it, which the tokens of its first item add.
+        """
+        codes = self.num_hierarchies
+        history = f"features.{self.history_feature_name}"
+        candidates = f"features.{self.candidate_feature_name}"
+        rules = {f"features.{name}": WITH_FIRST for name in self.contextual_feature_names}
+        rules |= {
+            history: FieldRule("items", codes, before=1),
+            candidates: FieldRule("items_from_end", codes, before=1),
+            "loss_tokens": FieldRule("items_from_end", codes),
+            "target_items": WITH_LAST,
+        }
+        return CutRules(
+            items=(ItemGroup(history, codes, codes), ItemGroup(candidates, codes, codes + 1)),
+            fields=rules,
+            head=tuple(f"features.{name}" for name in self.contextual_feature_names),
+        )
 
 
 class SIDSource(SampleSource):

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
+from commons.distributed.cutting import PrefixCost
 from commons.distributed.exchange import EXCHANGES, Traffic
+from commons.distributed.key_fetch import PlacedPieces
 from commons.distributed.loaded_memory import LoadedMemory
 from commons.distributed.loss_reduction import LossScale, check_global_mean
 from commons.distributed.placement import warm_up
@@ -85,7 +87,10 @@ class BatchShuffler(ABC):
         self.group = self._make_group(process_group)
         self.sample_rows = SampleRows(self.shared_fields)
         here = np.arange(self.group.num_ranks), self.group.ranks_per_node
-        self.planner = Planner(self.group, [here], self.settings, self.sample_rows, self._counts_of_rows)
+        cuts_by = self._checked_prefix_cost() if self.settings.split else None
+        self.planner = Planner(
+            self.group, [here], self.settings, self.sample_rows, self._counts_of_rows, cuts_by
+        )
         self._agreed: BatchFormat | None = None
         self._checks = self.group.channel() if self.settings.verify else None
         self._loss_scale = LossScale(self.group)
@@ -93,6 +98,8 @@ class BatchShuffler(ABC):
         self._reserved_by: int | None = None
         if self.group.num_ranks > 1:
             self.group.exchange_group(job_device())  # connected here, so that no step waits for it
+            if self.settings.split:
+                self.group.fetch_group(job_device())
         if self.group.num_ranks > 1 or self.settings.max_tokens_per_micro_batch is not None:
             warm_up(self.settings)
 
@@ -123,6 +130,35 @@ class BatchShuffler(ABC):
         of any other batch.
         """
         return self.sample_rows.num_loss_tokens(batch)
+
+    def prefix_cost(self, tokens: np.ndarray, counts: Mapping[str, np.ndarray]) -> np.ndarray:
+        """Returns the cost of the first tokens of samples, given the whole samples; for `split=True`.
+
+        It is that of these tokens' queries: it does not decrease from token to token, and equals
+        `get_workloads` at a sample's end.
+
+        Args:
+            tokens: int64 `[samples]`, from 0 to the sample's tokens.
+            counts: what planning knows of the samples by name, int64 `[samples]` each: "tokens",
+                "loss_tokens", the batch's `row_counts`, "head_tokens" before a sample's first item, and
+                "kept_tokens" of its last items that are not cut apart.
+
+        Returns:
+            int64 `[samples]`.
+        """
+        raise NotImplementedError
+
+    def _checked_prefix_cost(self) -> PrefixCost:
+        if self._measured_cost is not None:
+            raise ValueError(
+                "split=True: a measured cost does not tell what a part of a sample costs; cut by FLOPs, "
+                "without cost="
+            )
+        if type(self).prefix_cost is BatchShuffler.prefix_cost:
+            raise ValueError(
+                f"split=True: {type(self).__name__} has no prefix_cost, which tells where to cut a sample"
+            )
+        return self.prefix_cost
 
     def _counts_of_rows(self, batch: Any) -> RowCounts:
         """Returns the functions for workload, tokens and loss tokens, by the names in messages."""
@@ -208,6 +244,7 @@ class BatchShuffler(ABC):
         rank = self.group.rank
         if self.group.num_ranks == 1:
             return self._with_row_counts(batch, plan.row_counts)
+        batch = self._in_pieces(batch, plan)
         loaded = self.sample_rows.packed(batch)
         self._check_planned(loaded, plan)
         if self._checks is not None:
@@ -220,7 +257,10 @@ class BatchShuffler(ABC):
         if self._checks is not None:
             check_placed_samples(self._checks, plan, mine)
         placed = self._batch_of(batch, mine, int(plan.rows[rank, 0]))
-        return self._with_row_counts(placed, plan.row_counts[plan.computed_by(rank)])
+        placed = self._with_row_counts(placed, plan.row_counts[plan.computed_by(rank)])
+        if plan.pieces is None:
+            return placed
+        return placed.with_pieces(PlacedPieces(plan, self.group, self._agreed.count_names))
 
     def shuffle(self, batch: Batch) -> Batch:
         """`plan` and `exchange` in one."""
@@ -401,7 +441,7 @@ class BatchShuffler(ABC):
         """
         rank = self.group.rank
         if plan.keeps_batches[rank]:
-            return batches[step] if step < len(batches) else self.padding_batch()
+            return self._in_pieces(batches[step], plan) if step < len(batches) else self.padding_batch()
         rows = plan.positions_for_step(rank, step)
         of_step = plan.steps[step]
         elements = of_step.num_elements[of_step.loaded_by(rank)].sum(0).tolist()
@@ -426,6 +466,21 @@ class BatchShuffler(ABC):
         if self._agreed is None:
             raise RuntimeError("no rank of the group has had a batch yet, so that its fields are unknown")
         return self._agreed.padding_batch()
+
+    def _in_pieces(self, batch: Any, plan: ShufflePlan) -> Any:
+        """Returns the batch with its samples cut as planned; itself if it is, or if none of them is cut.
+
+        A batch on the device is copied to the host for it, which waits for the device.
+        """
+        rank = self.group.rank
+        if plan.pieces is None or self.sample_rows.batch_rows(batch)[0] == plan.batch_sizes[rank].sum():
+            return batch
+        own = plan.loaded_by(rank)
+        on_host = self.sample_rows.to_host(batch)
+        cut = on_host.cut_by(plan.pieces[own], np.cumsum(plan.starts_sample[own]) - 1)
+        if on_host is not batch:
+            return containers.moved_to(cut, self.sample_rows.device_of(batch))
+        return self.sample_rows.pinned_like(cut, batch)
 
     def _batch_of(self, like: Batch, rows: PackedRows, num_rows: int) -> Batch:
         """Makes a batch of packed rows, padded to `num_rows`; a copy of a real row if there are none."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import ClassVar, Self
 
@@ -15,7 +15,8 @@ class LoadedSamples:
     """The samples of one step, or of a window of steps, as ranks loaded them.
 
     Samples are numbered over the ranks: the real rows of rank 0's batches, one batch after another, then
-    those of rank 1's, and so on.
+    those of rank 1's, and so on. Where samples are cut, each of their pieces is a row with a number of its
+    own, and batches are those with the pieces in the samples' places.
 
     Attributes:
         batch_sizes: int64 `[ranks, batches]`, rows that each rank brings; 0 where it has no batch.
@@ -25,6 +26,7 @@ class LoadedSamples:
         num_elements: int64 `[samples, jagged fields]`, elements of each sample in each jagged field.
         sample_bytes: int64 `[samples]`, bytes of a sample on the wire.
         row_counts: int64 `[samples, names]`, what `BaseBatch.row_counts` says of each.
+        pieces: `[samples]` of dtype `PIECE`, the place of each row in its sample; None where none is cut.
     """
 
     batch_sizes: np.ndarray
@@ -35,6 +37,7 @@ class LoadedSamples:
     num_elements: np.ndarray
     sample_bytes: np.ndarray
     row_counts: np.ndarray
+    pieces: np.ndarray | None = field(default=None, kw_only=True)
 
     _per_sample: ClassVar[Sequence[str]] = (
         "workloads",
@@ -44,6 +47,13 @@ class LoadedSamples:
         "sample_bytes",
         "row_counts",
     )
+
+    @cached_property
+    def starts_sample(self) -> np.ndarray:
+        """bool `[samples]`, False for the second and later pieces of a sample."""
+        if self.pieces is None:
+            return np.ones(len(self.workloads), dtype=bool)
+        return self.pieces["first_item"] == 0
 
     @property
     def num_ranks(self) -> int:
@@ -83,4 +93,5 @@ class LoadedSamples:
 
     def _of_samples(self, numbers: np.ndarray) -> Self:
         """Keeps these samples; what is not per sample stays."""
-        return replace(self, **{name: getattr(self, name)[numbers] for name in self._per_sample})
+        of_samples = {name: getattr(self, name)[numbers] for name in self._per_sample}
+        return replace(self, **of_samples, pieces=None if self.pieces is None else self.pieces[numbers])

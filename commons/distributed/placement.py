@@ -7,6 +7,7 @@ from dataclasses import fields, replace
 
 import numpy as np
 
+from commons.distributed.cutting import Cutting
 from commons.distributed.loaded_samples import LoadedSamples
 from commons.distributed.shuffle_plan import ShufflePlan
 from commons.distributed.shuffler_settings import PARTITIONERS, ShufflerSettings
@@ -20,12 +21,18 @@ from commons.partition import (
 )
 from commons.partition.problem import indices_of_parts, number_of_part
 
+# Samples are cut where whole ones cannot come this close to the mean load.
+CUT_TOLERANCE = 0.01
+# Attempts to balance pieces; each cuts further what was too large in the one before.
+MAX_ATTEMPTS = 8
+
 
 def place(
     samples: LoadedSamples,
     settings: ShufflerSettings,
     ranks_per_node: int | None = None,
     pads: bool = True,
+    cutting: Cutting | None = None,
 ) -> ShufflePlan:
     """Places the samples of one step, or of a window of steps, on the ranks that loaded them.
 
@@ -36,6 +43,7 @@ def place(
         settings: how to place them.
         ranks_per_node: consecutive ranks per node, where moves across nodes cost more.
         pads: whether batches may get padding rows, to make rows equal.
+        cutting: cuts samples that stand in the way of balance; None to keep them whole.
 
     Raises:
         ValueError: `max_rows` or `max_tokens` cannot be kept, or no placement that keeps them was found.
@@ -55,7 +63,10 @@ def place(
         slots = [part for step in steps for part in step]
         step, rank = np.divmod(number_of_part(slots, len(samples.workloads)), num_ranks)
     else:
-        rank = _rank_of(samples, settings, ranks_per_node)
+        if cutting is None:
+            rank = _rank_of(samples, settings, ranks_per_node)
+        else:
+            samples, rank = _cut_and_placed(samples, settings, ranks_per_node, cutting)
         step = np.zeros_like(rank)
     if settings.equal_rows and pads:
         equal = -(-int(samples.batch_sizes.sum()) // (num_ranks * num_steps))
@@ -71,21 +82,26 @@ def place_within(
     groups: Sequence[tuple[np.ndarray, int | None]],
     settings: ShufflerSettings,
     pads: bool,
+    cutting: Cutting | None = None,
 ) -> ShufflePlan:
     """`place`, with every sample kept among the ranks of its group.
 
     Args:
         samples: of all ranks.
         groups: the ascending ranks of each group, each rank in one of them, and its ranks per node.
-        settings, pads: as `place` takes them.
+        settings, pads, cutting: as `place` takes them.
     """
     if len(groups) == 1:
-        return place(samples, settings, groups[0][1], pads)
+        return place(samples, settings, groups[0][1], pads, cutting)
+    placed = [
+        (ranks, place(samples.within(ranks), settings, ranks_per_node, pads, cutting))
+        for ranks, ranks_per_node in groups
+        if len(ranks) > 1  # a rank of its own keeps what it loaded
+    ]
+    if cutting is not None:
+        samples = _with_cuts_of(placed, samples, cutting)
     plan = _as_loaded(samples)
-    for ranks, ranks_per_node in groups:
-        if len(ranks) == 1:
-            continue  # stays as it was loaded
-        of_group = place(samples.within(ranks), settings, ranks_per_node, pads)
+    for ranks, of_group in placed:
         chosen = np.isin(samples.home, ranks)
         plan.destination[chosen] = ranks[of_group.destination]
         plan.step[chosen] = of_group.step
@@ -107,6 +123,21 @@ def divide(plan: ShufflePlan, max_tokens: int) -> ShufflePlan:
         parts = [part for of_rank in divided for part in of_rank]
         micro_batch[chosen] = number_of_part(parts, len(chosen)) % counts[step]
     return replace(plan, micro_batch=micro_batch, micro_batch_counts=counts)
+
+
+def placed_by_hand(
+    samples: LoadedSamples, cutting: Cutting, numbers: np.ndarray, items: np.ndarray, ranks: np.ndarray
+) -> ShufflePlan:
+    """Returns the plan of given cuts and places.
+
+    Args:
+        samples: of one step.
+        cutting, numbers, items: as `Cutting.cut` takes them.
+        ranks: int64 `[rows]`, the rank of each row after the cuts.
+    """
+    samples = cutting.cut(samples, numbers, items) if len(numbers) else samples
+    rows = np.maximum(np.bincount(ranks, minlength=samples.num_ranks), 1)[:, None]
+    return _planned(samples, ranks, np.zeros_like(ranks), rows)
 
 
 def warm_up(settings: ShufflerSettings) -> None:
@@ -179,6 +210,74 @@ def _rank_of(samples: LoadedSamples, settings: ShufflerSettings, ranks_per_node:
     home = samples.home
     stays = _allows(samples, settings) and _largest_load(samples, home) <= _largest_load(samples, rank_of)
     return home.copy() if stays else rank_of
+
+
+def _cut_and_placed(
+    samples: LoadedSamples, settings: ShufflerSettings, ranks_per_node: int | None, cutting: Cutting
+) -> tuple[LoadedSamples, np.ndarray]:
+    """Returns the samples in as few pieces as balance takes, and int64 `[rows]`, the rank of each.
+
+    Samples start with enough pieces of equal cost for none to be above the target. Then the ranks above it
+    are looked at, and the largest piece on each is cut further.
+    """
+    num_ranks = samples.num_ranks
+    mean = samples.workloads.sum(dtype=np.float64) / num_ranks
+    target = mean * (1 + max(CUT_TOLERANCE, settings.tolerance or 0.0))
+    cap = settings.max_tokens or np.inf
+    has_room = samples.tokens.max(initial=0) <= cap
+    if has_room and lower_bound(samples.workloads, num_ranks, equal_size=False) <= 1 + CUT_TOLERANCE:
+        try:
+            return samples, _rank_of(samples, settings, ranks_per_node)
+        except ValueError:  # whole samples have no place under max_tokens
+            pass
+    most = cutting.most_pieces(samples)
+    needed = np.maximum(samples.workloads / max(target, 1), samples.tokens / cap)
+    num_pieces = np.clip(np.ceil(needed).astype(np.int64), 1, most)
+    for attempt in range(MAX_ATTEMPTS):
+        cuts = cutting.equal_cuts(samples, num_pieces)
+        cut = cutting.cut(samples, *cuts) if len(cuts[0]) else samples
+        sample_of = np.cumsum(cut.starts_sample) - 1
+        try:
+            rank = _rank_of(cut, settings, ranks_per_node)
+        except ValueError:
+            further = np.unique(sample_of[cut.tokens > cut.tokens.max() / 2])
+            if attempt == MAX_ATTEMPTS - 1 or not (num_pieces < most)[further].any():
+                raise
+        else:
+            loads = np.bincount(rank, cut.workloads, minlength=num_ranks)
+            further = _largest_on(np.flatnonzero(loads > target), cut.workloads, rank, sample_of)
+            further = further[num_pieces[further] < most[further]]
+            if not further.size or attempt == MAX_ATTEMPTS - 1:
+                return cut, rank
+        more = num_pieces[further] + np.maximum(num_pieces[further] // 2, 1)
+        num_pieces[further] = np.minimum(more, most[further])
+    raise AssertionError("the last attempt returns or raises")
+
+
+def _largest_on(
+    ranks: np.ndarray, workloads: np.ndarray, rank_of: np.ndarray, sample_of: np.ndarray
+) -> np.ndarray:
+    """Returns the samples of the largest row on each of the given ranks, int64, ascending."""
+    largest_first = np.lexsort((-workloads, rank_of))
+    first = np.searchsorted(rank_of[largest_first], ranks)
+    return np.unique(sample_of[largest_first[first]])
+
+
+def _with_cuts_of(
+    placed: Sequence[tuple[np.ndarray, ShufflePlan]], samples: LoadedSamples, cutting: Cutting
+) -> LoadedSamples:
+    """Returns the samples of all ranks in the pieces of their groups' plans."""
+    numbers, items = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=np.int64)]
+    for ranks, plan in placed:
+        if plan.pieces is not None:
+            later = np.flatnonzero(~plan.starts_sample)
+            of_group = np.flatnonzero(np.isin(samples.home, ranks))
+            numbers.append(of_group[np.cumsum(plan.starts_sample)[later] - 1])
+            items.append(plan.pieces["first_item"][later])
+    order = np.argsort(np.concatenate(numbers), kind="stable")
+    if not len(order):
+        return samples
+    return cutting.cut(samples, np.concatenate(numbers)[order], np.concatenate(items)[order])
 
 
 def _check_tokens(samples: LoadedSamples, max_tokens: int | None) -> None:

@@ -14,7 +14,8 @@ from commons.distributed.failures import portable, raise_first, sent_by
 from commons.distributed.loaded_samples import LoadedSamples
 from commons.distributed.sample_facts import NUM_COUNTS, SampleFacts, counts_in, num_words
 from commons.distributed.shuffler_settings import ShufflerSettings
-from commons.sequence_batch import containers
+from commons.sequence_batch import BaseBatch, containers
+from commons.sequence_batch.cut_rules import CutRules
 from commons.sequence_batch.row_schema import FieldValue, RowSchema
 from commons.sequence_batch.sample_rows import SampleRows, knows_padding
 
@@ -32,6 +33,7 @@ class _Offer:
         capacity: rows that a gather carries per rank.
         real_row: fields of one of its samples; None where batches know their padding.
         notes: lines for the user about its first batch.
+        cut_rules: how its batches are cut; None where samples stay whole.
     """
 
     schema: RowSchema
@@ -39,6 +41,7 @@ class _Offer:
     capacity: int
     real_row: dict[str, FieldValue] | None
     notes: list[str]
+    cut_rules: CutRules | None
 
 
 class BatchFormat:
@@ -48,6 +51,7 @@ class BatchFormat:
         schema: fields of every batch.
         count_names: names of every batch's `row_counts`.
         pads: whether batches know their padding rows, and so may be padded.
+        cut_rules: how samples are cut; None where they stay whole.
     """
 
     def __init__(
@@ -57,7 +61,9 @@ class BatchFormat:
         padding_batch: Any,
         sample_rows: SampleRows,
         pinned: bool,
+        cut_rules: CutRules | None = None,
     ) -> None:
+        self.cut_rules = cut_rules
         self.schema = schema
         self.count_names = count_names
         self.pads = knows_padding(padding_batch)
@@ -198,6 +204,11 @@ class PlanGather:
         agreed = offers[first]
         _raise_if_different(agreed.schema, f"rank {first}", [None if o is None else o.schema for o in offers])
         for rank in ranks_with_batch:
+            if offers[rank].cut_rules != agreed.cut_rules:
+                raise ValueError(
+                    f"rank {rank}'s batch has cut_rules {offers[rank].cut_rules}, that of rank {first} "
+                    f"{agreed.cut_rules}; all ranks must cut samples alike"
+                )
             if offers[rank].count_names != agreed.count_names:
                 raise ValueError(
                     f"rank {rank} has a batch with row_counts of {offers[rank].count_names}, rank {first} of "
@@ -217,7 +228,9 @@ class PlanGather:
         if agreed.real_row is not None:
             padding_batch = self._sample_rows.with_rows(padding_batch, agreed.real_row, 1, 1)
         self._capacity = max(offers[rank].capacity for rank in ranks_with_batch)
-        self.agreed = BatchFormat(agreed.schema, agreed.count_names, padding_batch, self._sample_rows, pinned)
+        self.agreed = BatchFormat(
+            agreed.schema, agreed.count_names, padding_batch, self._sample_rows, pinned, agreed.cut_rules
+        )
 
     def _offer(self, facts: SampleFacts, first_batch: Any, padding_batch: Any) -> _Offer:
         knows = knows_padding(padding_batch)
@@ -227,7 +240,18 @@ class PlanGather:
             capacity=int(facts.batch_sizes.max()) * self._settings.window,
             real_row=None if knows else self._sample_rows.per_sample_fields(padding_batch),
             notes=self._sample_rows.stale_numbers(first_batch),
+            cut_rules=self._cut_rules(facts, first_batch) if self._settings.split else None,
         )
+
+    def _cut_rules(self, facts: SampleFacts, first_batch: Any) -> CutRules:
+        rules = first_batch.cut_rules() if isinstance(first_batch, BaseBatch) else None
+        if rules is None:
+            raise ValueError(
+                f"split=True: a {containers.type_name(first_batch)} cannot be cut; give it cut_rules, as a "
+                "BaseBatch has them"
+            )
+        rules.check(facts.schema, facts.count_names)
+        return rules
 
     def _raise_if_any_failed(
         self, table: np.ndarray, facts: SampleFacts | None, failure: Exception | None, schema: RowSchema

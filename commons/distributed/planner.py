@@ -10,8 +10,9 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from commons.distributed.cutting import Cutting, PrefixCost
 from commons.distributed.loaded_samples import LoadedSamples
-from commons.distributed.placement import divide, place_within, warm_up
+from commons.distributed.placement import divide, place_within, placed_by_hand, warm_up
 from commons.distributed.plan_gather import BatchFormat, PlanGather
 from commons.distributed.rank_group import RankGroup
 from commons.distributed.sample_facts import SampleFacts
@@ -40,9 +41,12 @@ class Planner:
         sample_rows: reads the rows of batches.
         counts_of_rows: returns the functions that count workload, tokens, and loss tokens of a batch's rows,
             by the names that messages call them.
+        prefix_cost: as `BatchShuffler.prefix_cost`, to cut samples by; None to keep them whole.
 
     Attributes:
         posted: int64 `[ranks]`, what each rank posted with the last plan.
+        cuts: for tests: maps the samples as loaded to cuts and the rank of each row, as `placed_by_hand` takes
+            them; None to work them out.
     """
 
     def __init__(
@@ -52,14 +56,18 @@ class Planner:
         settings: ShufflerSettings,
         sample_rows: SampleRows,
         counts_of_rows: Callable[[Any], RowCounts],
+        prefix_cost: PrefixCost | None = None,
     ) -> None:
         self._over, self._groups, self._settings = over, groups, settings
         self._sample_rows, self._counts_of_rows = sample_rows, counts_of_rows
+        self._prefix_cost = prefix_cost
+        self._cutting: Cutting | None = None
         self._channel = over.channel()
         self._gather = PlanGather(self._channel, settings, sample_rows)
         self._batch_type: type | None = None
         self._longest_named = settings.max_tokens_per_micro_batch or 0
         self.posted = np.zeros(over.num_ranks, dtype=np.int64)
+        self.cuts: Callable[[LoadedSamples, Cutting], tuple[np.ndarray, np.ndarray, np.ndarray]] | None = None
 
     @property
     def agreed(self) -> BatchFormat | None:
@@ -88,7 +96,14 @@ class Planner:
                     "shufflers of a group the same process_group"
                 )
         of_arrays = [(np.array(ranks), ranks_per_node) for ranks, ranks_per_node in groups]
-        return Planner(everyone, of_arrays, self._settings, self._sample_rows, self._counts_of_rows)
+        return Planner(
+            everyone,
+            of_arrays,
+            self._settings,
+            self._sample_rows,
+            self._counts_of_rows,
+            self._prefix_cost,
+        )
 
     def plan(
         self,
@@ -132,8 +147,21 @@ class Planner:
         cap = self._settings.max_tokens_per_micro_batch
         pads = self.agreed is None or self.agreed.pads
         with named_range("## plan: placement ##"):
-            plan = place_within(samples, self._groups, self._settings, pads)
+            cutting = self._how_to_cut()
+            if self.cuts is not None and cutting is not None:
+                return placed_by_hand(samples, cutting, *self.cuts(samples, cutting))
+            plan = place_within(samples, self._groups, self._settings, pads, cutting)
             return plan if cap is None else divide(plan, cap)
+
+    def _how_to_cut(self) -> Cutting | None:
+        """Returns how to cut samples, once the ranks have agreed on a batch."""
+        if self._cutting is None and self._prefix_cost is not None and self.agreed is not None:
+            agreed = self.agreed
+            if agreed.cut_rules is not None:
+                self._cutting = Cutting(
+                    agreed.cut_rules, agreed.schema, agreed.count_names, self._prefix_cost
+                )
+        return self._cutting
 
     def _facts(self, batches: Sequence[Any]) -> SampleFacts:
         if len(batches) > self._settings.window:

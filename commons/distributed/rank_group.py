@@ -116,6 +116,11 @@ class RankGroup:
         """
         return self._group_for("exchange" if device.type == "cpu" else "unshuffle", device)
 
+    def fetch_group(self, device: torch.device) -> dist.ProcessGroup:
+        """Returns the group that pieces of samples fetch keys and values over; the first call is
+        collective."""
+        return self._group_for("fetch", device)
+
     def _group_for(self, use: str, device: torch.device) -> dist.ProcessGroup:
         key = use, job_backend(device)
         if key not in self._groups:

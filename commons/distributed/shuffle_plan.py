@@ -193,10 +193,12 @@ class ShufflePlan(LoadedSamples):
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, ShufflePlan):
             return NotImplemented
-        return all(map(np.array_equal, self._arrays(), other._arrays()))
+        mine, others = self._arrays(), other._arrays()
+        return len(mine) == len(others) and all(map(np.array_equal, mine, others))
 
     def _arrays(self) -> list[np.ndarray]:
-        return [getattr(self, field.name) for field in fields(self)]
+        arrays = (getattr(self, field.name) for field in fields(self))
+        return [array for array in arrays if array is not None]
 
     def _step(self, step: int) -> ShufflePlan:
         among = self._of_samples(np.flatnonzero(self.step == step))

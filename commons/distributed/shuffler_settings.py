@@ -53,6 +53,8 @@ class ShufflerSettings:
         max_tokens_per_micro_batch: divides each rank's samples into micro-batches of at most this many
             tokens, the same number on every rank. Pipelines run them one after another. A longer sample gets
             a micro-batch of its own, and a warning names it. None for batches that run whole.
+        split: cuts samples that are too long for balance, or for `max_tokens`, into pieces on several ranks.
+            The model and its batches have to support it.
 
     Raises:
         KeyError: unknown partitioner or exchange.
@@ -69,12 +71,14 @@ class ShufflerSettings:
     exchange: str = "all_to_all"
     verify: bool = False
     max_tokens_per_micro_batch: int | None = None
+    split: bool = False
 
     def __post_init__(self) -> None:
         self._check_choices()
         self._check_ranges()
         self._check_effects()
         self._check_window()
+        self._check_split()
 
     def takes(self, argument: str) -> bool:
         """Whether the partitioner has an argument of this name."""
@@ -132,6 +136,22 @@ class ShufflerSettings:
                 raise ValueError(
                     f"{name}={value!r} has no effect with window={self.window}, which balance_window places: "
                     "leave it out"
+                )
+
+
+    def _check_split(self) -> None:
+        if not self.split:
+            return
+        if self.equal_rows:
+            raise ValueError(
+                "split=True: a piece takes a row, and rows follow the load; set equal_rows=False"
+            )
+        for name in ("window", "max_tokens_per_micro_batch"):
+            value = getattr(self, name)
+            if value != getattr(ShufflerSettings, name):
+                raise ValueError(
+                    f"split=True: pieces of a sample are computed at once, and {name}={value} divides a step "
+                    "or joins several; leave it out"
                 )
 
 

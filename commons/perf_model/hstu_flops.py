@@ -60,22 +60,56 @@ class HSTUFlops:
                 synchronize host and device on CUDA.
         """
         as_int64 = as_token_counts(tokens)
+        prefix = self._prefix(as_int64, contextual, candidates)
+        return self._flops(as_int64, self._tiles(num_tiles(as_int64), prefix))
+
+    def per_prefix(
+        self,
+        first: Tokens,
+        tokens: Tokens,
+        contextual: Tokens | None = None,
+        candidates: Tokens | None = None,
+    ) -> Tokens:
+        """Returns the forward FLOPs of the first tokens' queries, against all keys of their samples.
+
+        A row of tiles that these tokens fill in part counts in proportion.
+
+        Args:
+            first: `[batch_size]` integers, the first tokens of each sample; at most all.
+            tokens, contextual, candidates: of whole samples, as `per_sample` takes them.
+
+        Returns:
+            `[batch_size]` int64; those of `per_sample` where `first` is all tokens.
+        """
+        as_int64 = as_token_counts(tokens)
+        prefix = self._prefix(as_int64, contextual, candidates)
+        whole_rows = first // ATTENTION_TILE
+        before = self._tiles(whole_rows, prefix)
+        partial = self._tiles(whole_rows + 1, prefix) - before
+        in_row = as_int64 - whole_rows * ATTENTION_TILE
+        in_row = in_row.clip(1, ATTENTION_TILE)  # tokens of the row of tiles that `first` ends in
+        added = ATTENTION_TILE * ATTENTION_TILE * partial * (first - whole_rows * ATTENTION_TILE) // in_row
+        attention_size = self.num_heads * self.head_dim
+        return self._flops(first, before) + self.num_layers * 4 * attention_size * added
+
+    def _flops(self, tokens: Tokens, tiles: Tokens) -> Tokens:
         attention_size = self.num_heads * self.head_dim
         per_token = 10 * self.hidden_size * attention_size  # 8 for the projections, 2 for the output
-        tiles = self._tiles(as_int64, contextual, candidates)
         pairs = ATTENTION_TILE * ATTENTION_TILE * tiles
-        return self.num_layers * (as_int64 * per_token + 4 * attention_size * pairs)
+        return self.num_layers * (tokens * per_token + 4 * attention_size * pairs)
 
-    def _tiles(self, tokens: Tokens, contextual: Tokens | None, candidates: Tokens | None) -> Tokens:
-        """Returns the tiles that are computed.
-
-        The first rows of tiles all see one prefix, and each later one sees a tile more than the one before.
-        """
-        rows = num_tiles(tokens)
+    def _prefix(self, tokens: Tokens, contextual: Tokens | None, candidates: Tokens | None) -> Tokens:
+        """Returns the tiles at the start of a sample whose tokens all see each other."""
         if not self.is_causal:
-            prefix = num_tiles(tokens if candidates is None else tokens - as_token_counts(candidates))
-        elif contextual is None or self.disable_contextual_mask:
-            prefix = 0 * rows
-        else:
-            prefix = num_tiles(as_token_counts(contextual))
-        return rows * (rows + 1) // 2 + prefix * (prefix - 1) // 2
+            return num_tiles(tokens if candidates is None else tokens - as_token_counts(candidates))
+        if contextual is None or self.disable_contextual_mask:
+            return 0 * tokens
+        return num_tiles(as_token_counts(contextual))
+
+    def _tiles(self, rows: Tokens, prefix: Tokens) -> Tokens:
+        """Returns the tiles that are computed for the first rows of tiles.
+
+        Rows up to `prefix` all see as many, and each later one sees a tile more than the one before.
+        """
+        in_prefix = rows.clip(max=prefix)
+        return rows * (rows + 1) // 2 + in_prefix * prefix - in_prefix * (in_prefix + 1) // 2

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Self, cast
+from typing import Any, Self, cast
 
 import numpy as np
 import torch
@@ -13,6 +13,7 @@ from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 from torchrec.streamable import Pipelineable
 
 from commons.sequence_batch import containers
+from commons.sequence_batch.cut_rules import PIECE, CutRules, cut_fields
 from commons.sequence_batch.packed_rows import PackedRows, check_jagged_fields, select_from
 from commons.sequence_batch.row_schema import FieldValue, RowSchema
 
@@ -50,7 +51,9 @@ class BaseBatch(Pipelineable):
     actual_batch_size: int | None = None
 
     def __post_init__(self) -> None:
-        self._counts_on_host: Mapping[str, np.ndarray] | None = None  # no field: other rows have other counts
+        # No fields: other rows have others.
+        self._counts_on_host: Mapping[str, np.ndarray] | None = None
+        self.pieces: Any = None
         if self.batch_size < 1:
             raise ValueError(f"batch_size is {self.batch_size}; a batch has at least one row")
         if self.actual_batch_size is None:
@@ -192,6 +195,41 @@ class BaseBatch(Pipelineable):
                 stride=self.batch_size,
                 length_per_key=[int(counts[f"features.{key}"].sum()) for key in keys],
             )
+        return made
+
+    def cut_rules(self) -> CutRules | None:
+        """Returns how samples are cut into pieces that live on several ranks; None if they cannot be."""
+        return None
+
+    def cut_by(self, pieces: np.ndarray, row_of: np.ndarray) -> Self:
+        """Returns this batch, which is on the host, with a row for each piece, then the padding rows.
+
+        Args:
+            pieces: `[pieces]` of dtype `PIECE`, all pieces of the real rows, in order.
+            row_of: int64 `[pieces]`, the row that each is of.
+
+        Raises:
+            ValueError: the batch has no `cut_rules`.
+        """
+        rules = self.cut_rules()
+        if rules is None:
+            raise ValueError(f"a {type(self).__name__} has no cut_rules, so its samples cannot be cut")
+        padding = np.arange(self.num_samples, self.batch_size)
+        of_padding = np.zeros(len(padding), dtype=PIECE)
+        fields = cut_fields(
+            self.per_sample_fields(), np.append(row_of, padding), np.append(pieces, of_padding), rules
+        )
+        return self.with_fields(fields, len(row_of) + len(padding), len(row_of))
+
+    def with_pieces(self, pieces: Any) -> Self:
+        """Returns this batch with the places of its rows in their samples; the exchange calls it.
+
+        Args:
+            pieces: `commons.distributed.PlacedPieces`, which the model finds in `pieces`. None where all rows
+                are whole samples.
+        """
+        made = copy.copy(self)
+        made.pieces = pieces
         return made
 
     def to(self, device: torch.device, non_blocking: bool = False) -> Self:

@@ -137,8 +137,9 @@ def test_only_plans_with_equal_arrays_are_equal_and_have_equal_fingerprints(draw
     copied = replace(plan)
     assert copied == plan and copied.fingerprint == plan.fingerprint
     for field in fields(plan):
-        changed = getattr(plan, field.name).copy()
-        if changed.size:
+        value = getattr(plan, field.name)
+        if value is not None and value.size:
+            changed = value.copy()
             changed.flat[-1] += 1
             other = replace(plan, **{field.name: changed})
             assert other != plan and other.fingerprint != plan.fingerprint, field.name

@@ -1,0 +1,279 @@
+"""Fetches the keys and values that pieces of a sample need from the ranks that hold its other pieces.
+
+Collectives: one all-to-all per layer in forward and one in backward, in every step in which a sample is cut,
+on every rank of the group, whether or not it has a piece itself. They have a communicator of their own, and
+the computing stream launches them: they never wait for the exchange of a later batch. Their sizes come from
+the plan: host and device do not synchronize.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.autograd.function import once_differentiable
+
+from commons.distributed.rank_group import RankGroup
+from commons.distributed.shuffle_plan import ShufflePlan
+from commons.named_ranges import named_range
+from commons.sequence_batch.cut_rules import PIECE
+from commons.sequence_batch.packed_rows import to_device_together
+
+
+class PlacedPieces:
+    """Places of a batch's rows in their samples, in a step in which a sample is cut; the exchange makes it.
+
+    A model that can train on pieces reads it as `batch.pieces`.
+
+    Args:
+        plan: placement of the step.
+        group: ranks of the plan.
+        count_names: names of the plan's row counts.
+
+    Attributes:
+        rows: `[rows]` of dtype `PIECE`, those of this rank's batch; zeros in padding.
+        bytes_fetched: bytes that this rank has received for its pieces, gradients included.
+        seconds: time that the host has waited for them.
+        is_read: whether a model has fetched for the pieces.
+    """
+
+    def __init__(self, plan: ShufflePlan, group: RankGroup, count_names: tuple[str, ...]) -> None:
+        if plan.pieces is None:
+            raise ValueError("the plan has no pieces")
+        self._plan, self._group, self._count_names = plan, group, count_names
+        self._all = plan.pieces
+        own = plan.computed_by(group.rank)
+        self.rows = np.zeros(int(plan.rows[group.rank, 0]), dtype=PIECE)
+        self.rows[: len(own)] = self._all[own]
+        self.bytes_fetched, self.seconds, self.is_read = 0, 0.0, False
+
+    @property
+    def ends_sample(self) -> np.ndarray:
+        """bool `[rows]`, whether the row is a whole sample or its last piece; True in padding."""
+        return self.rows["last_item"] == self.rows["num_items"]
+
+    def all_rows(self) -> np.ndarray:
+        """`[rows of the step]` of dtype `PIECE`, of all ranks, the pieces of a sample one after another."""
+        return self._all
+
+    def of_last_piece(self, count: str) -> np.ndarray:
+        """int64 `[rows of the step]`, a row count of the last piece of each row's sample; zeros if batches do
+        not have it."""
+        if count not in self._count_names:
+            return np.zeros(len(self._all), dtype=np.int64)
+        of_rows = self._plan.row_counts[:, self._count_names.index(count)]
+        starts = np.flatnonzero(self._plan.starts_sample)
+        last = np.append(starts[1:], len(of_rows)) - 1
+        return of_rows[last].repeat(np.diff(np.append(starts, len(of_rows))))
+
+    def fetch(self, num_seen: np.ndarray, device: torch.device) -> KeyFetch:
+        """Makes the fetch of this batch, which all layers share. On every rank of the group.
+
+        Args:
+            num_seen: int64 `[rows of the step]`: how many of its sample's tokens, from the first on, the
+                queries of each row see.
+            device: of keys and values.
+        """
+        self.is_read = True
+        return KeyFetch(self, _Route.of(self._plan, self._group, num_seen), self._group, device)
+
+
+@dataclass(frozen=True)
+class _Route:
+    """What a rank sends and receives, and where the keys of its pieces will be.
+
+    Attributes:
+        piece_rows: rows of the rank's batch that are pieces, ascending.
+        piece_starts: for each of them, where its tokens start among those of the batch.
+        piece_keys: for each of them, how many of its sample's tokens it sees.
+        key_tokens: int64, for all of them, one after another, where those tokens are: among the tokens of the
+            batch, or, counted on from these, among the fetched ones.
+        num_tokens: tokens of the batch.
+        sent: for each rank, the tokens of the batch that it gets, int64 each.
+        received: tokens from each rank.
+    """
+
+    piece_rows: np.ndarray
+    piece_starts: list[int]
+    piece_keys: list[int]
+    key_tokens: np.ndarray
+    num_tokens: int
+    sent: list[np.ndarray]
+    received: list[int]
+
+    @staticmethod
+    def of(plan: ShufflePlan, group: RankGroup, num_seen: np.ndarray) -> _Route:
+        pieces, rank = plan.pieces, group.rank
+        if pieces is None:
+            raise ValueError("the plan has no pieces")
+        own = plan.computed_by(rank)
+        own_tokens = pieces["last_token"][own] - pieces["first_token"][own]
+        start_of = dict(zip(own.tolist(), (np.cumsum(own_tokens) - own_tokens).tolist(), strict=True))
+        num_tokens = int(own_tokens.sum())
+        starts = np.flatnonzero(plan.starts_sample)
+        ends = np.append(starts[1:], len(pieces))
+        is_cut = ends - starts > 1
+        sample_of = np.cumsum(plan.starts_sample) - 1
+        mine = np.unique(sample_of[own])
+        sent: list[list[np.ndarray]] = [[] for _ in range(group.num_ranks)]
+        wanted: list[list[tuple[int, int]]] = [[] for _ in range(group.num_ranks)]
+        for sample in mine[is_cut[mine]].tolist():
+            numbers = np.arange(starts[sample], ends[sample])
+            on = plan.destination[numbers]
+            farthest = np.zeros(group.num_ranks, dtype=np.int64)
+            np.maximum.at(farthest, on, num_seen[numbers])
+            for number, holder in zip(numbers.tolist(), on.tolist(), strict=True):
+                first, last = int(pieces["first_token"][number]), int(pieces["last_token"][number])
+                if holder != rank:
+                    count = min(last, int(farthest[rank])) - first
+                    if count > 0:
+                        wanted[holder].append((number, count))
+                    continue
+                for other in np.unique(on).tolist():
+                    count = min(last, int(farthest[other])) - first
+                    if other != rank and count > 0:
+                        sent[other].append(start_of[number] + np.arange(count))
+        place_of, received = {}, []
+        place = num_tokens
+        for of_rank in wanted:
+            before = place
+            for number, count in of_rank:
+                place_of[number] = place
+                place += count
+            received.append(place - before)
+        place_of |= start_of
+        piece_rows = np.flatnonzero(is_cut[sample_of[own]])
+        keys = []
+        for number in own[piece_rows].tolist():
+            seen = int(num_seen[number])
+            sample = int(sample_of[number])
+            for other in range(int(starts[sample]), int(ends[sample])):
+                first, last = int(pieces["first_token"][other]), int(pieces["last_token"][other])
+                if min(last, seen) > first:
+                    keys.append(place_of[other] + np.arange(min(last, seen) - first))
+        nothing = [np.zeros(0, dtype=np.int64)]
+        return _Route(
+            piece_rows=piece_rows,
+            piece_starts=[start_of[number] for number in own[piece_rows].tolist()],
+            piece_keys=num_seen[own[piece_rows]].tolist(),
+            key_tokens=np.concatenate(nothing + keys),
+            num_tokens=num_tokens,
+            sent=[np.concatenate(nothing + of_rank) for of_rank in sent],
+            received=received,
+        )
+
+
+class KeyFetch:
+    """Fetches keys and values, layer by layer; `PlacedPieces.fetch` makes it.
+
+    Attributes:
+        piece_rows, piece_starts, piece_keys, key_tokens: as in `_Route`.
+    """
+
+    def __init__(self, pieces: PlacedPieces, route: _Route, group: RankGroup, device: torch.device) -> None:
+        self.pieces = pieces
+        self.piece_rows, self.piece_starts = route.piece_rows, route.piece_starts
+        self.piece_keys, self.key_tokens = route.piece_keys, route.key_tokens
+        self.num_tokens = route.num_tokens
+        self.group = group.fetch_group(device)
+        self.sent_counts, self.received_counts = [len(tokens) for tokens in route.sent], route.received
+        self.sent_tokens = to_device_together(route.sent, device)
+        self.all_sent = torch.cat(self.sent_tokens)
+
+    def start(self, keys: torch.Tensor, values: torch.Tensor) -> InFlight:
+        """Starts to fetch; on every rank of the group.
+
+        Args:
+            keys, values: `[tokens, num_heads, head_dim]`, those of the batch.
+        """
+        flight = InFlight(self)
+        flight.received = _Launch.apply(keys, values, flight)
+        return flight
+
+
+class InFlight:
+    """Keys and values on their way."""
+
+    def __init__(self, fetch: KeyFetch) -> None:
+        self.fetch = fetch
+        self.received: Any = None
+        self._work: Any = None
+        self._sending: torch.Tensor | None = None
+
+    def land(self) -> torch.Tensor:
+        """Returns the fetched keys and values, `[fetched tokens, 2, num_heads, head_dim]`.
+
+        Every rank has to use the result in its loss, empty or not: its gradient takes a collective.
+        """
+        landed = _Land.apply(self.received, self)
+        self.received = None
+        return landed
+
+    def launch(self, sent: torch.Tensor, received: torch.Tensor, back: bool = False) -> None:
+        """Starts the all-to-all, or the reverse one."""
+        counts = self.fetch.received_counts, self.fetch.sent_counts
+        self._sending = sent  # until it has arrived
+        self._work = dist.all_to_all_single(
+            received, sent, *(reversed(counts) if back else counts), group=self.fetch.group, async_op=True
+        )
+        self.fetch.pieces.bytes_fetched += received.numel() * received.element_size()
+
+    def wait(self) -> None:
+        """Waits for it: on CUDA the stream does, elsewhere the host."""
+        start = time.perf_counter()
+        with named_range("## wait for keys and values ##"):
+            self._work.wait()
+        self.fetch.pieces.seconds += time.perf_counter() - start
+        self._work = self._sending = None
+
+
+class _Launch(torch.autograd.Function):
+    """Starts the fetch in forward, and ends that of the gradients in backward.
+
+    Whatever runs between `_Launch` and `_Land` in forward, and between their backwards, overlaps.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, keys: torch.Tensor, values: torch.Tensor, flight: InFlight) -> torch.Tensor:
+        ctx.flight, ctx.shape = flight, keys.shape
+        fetch = flight.fetch
+        sent = torch.stack([x.index_select(0, fetch.all_sent) for x in (keys, values)], 1)
+        received = sent.new_empty((sum(fetch.received_counts), *sent.shape[1:]))
+        flight.launch(sent, received)
+        return received
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, _: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        flight = ctx.flight
+        flight.wait()
+        returned, flight.returned = flight.returned, None
+        grads = returned.new_zeros((2, *ctx.shape))
+        # Rank by rank: a token may go to several, and sums must not depend on the order of threads.
+        parts = returned.split(flight.fetch.sent_counts)
+        for tokens, part in zip(flight.fetch.sent_tokens, parts, strict=True):
+            if len(tokens):
+                grads[:, tokens] += part.transpose(0, 1)
+        return grads[0], grads[1], None
+
+
+class _Land(torch.autograd.Function):
+    """Ends the fetch in forward, and starts that of the gradients in backward."""
+
+    @staticmethod
+    def forward(ctx: Any, received: torch.Tensor, flight: InFlight) -> torch.Tensor:
+        ctx.flight = flight
+        flight.wait()
+        return received.view_as(received)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+        flight = ctx.flight
+        flight.returned = grad.new_empty((len(flight.fetch.all_sent), *grad.shape[1:]))
+        flight.launch(grad.contiguous(), flight.returned, back=True)
+        return grad, None  # only ties the two together: the gradients come in `returned`

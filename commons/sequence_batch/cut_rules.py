@@ -1,0 +1,255 @@
+"""Rules by which samples are cut into pieces, and the cutting of host batches by them.
+
+A sample is a row of items. Cuts are between items, so a piece is a run of them. Everything that a batch
+holds besides items follows them by one rule per field.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
+
+from commons.sequence_batch.jagged_indices import spread
+from commons.sequence_batch.row_schema import FieldValue, RowSchema
+
+# The place of a row in its sample: items and tokens from the first to the last, exclusive, and those of the
+# whole sample. A whole sample is a single piece.
+PIECE = np.dtype(
+    [
+        (name, np.int64)
+        for name in ("first_item", "last_item", "num_items", "first_token", "last_token", "num_tokens")
+    ]
+)
+
+
+@dataclass(frozen=True)
+class FieldRule:
+    """How one field, or one key of it, follows the items of its sample.
+
+    Attributes:
+        place: "items" for elements along the items from the first on; "items_from_end" for elements along the
+            last items, as labels are; "first" or "last" for values that go with the first or the last piece;
+            "every" for values that each piece gets a copy of. Dense values without a place are zeros.
+        unit: elements per item.
+        before, after: a piece from item a to item b, exclusive, gets the elements of items a − `before` to
+            b + `after`. Items that are not its own are a halo, which the model looks up but has no tokens of.
+            A negative number shifts the elements, and the two may not add up to less than 0.
+
+    Raises:
+        ValueError: an unknown place, a unit below 1, or elements that no piece would get.
+    """
+
+    place: str
+    unit: int = 1
+    before: int = 0
+    after: int = 0
+
+    def __post_init__(self) -> None:
+        places = ("items", "items_from_end", "first", "last", "every")
+        if self.place not in places:
+            raise ValueError(f"place is {self.place!r}; expected one of {places}")
+        if self.unit < 1:
+            raise ValueError(f"unit is {self.unit}; expected the elements of an item, at least 1")
+        if self.before + self.after < 0:
+            raise ValueError(
+                f"before = {self.before} and after = {self.after} add up to less than 0, so that elements "
+                "between two pieces would be lost"
+            )
+
+    def span(self, lengths: np.ndarray, pieces: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the first and the last of a sample's elements, exclusive, that each piece gets.
+
+        Args:
+            lengths: int64 `[pieces]`, elements of the whole sample.
+            pieces: `[pieces]` of dtype `PIECE`.
+
+        Returns:
+            Two int64 `[pieces]`.
+        """
+        is_first = pieces["first_item"] == 0
+        is_last = pieces["last_item"] == pieces["num_items"]
+        nothing = np.zeros_like(lengths)
+        if self.place == "every":
+            return nothing, lengths
+        if self.place in ("first", "last"):
+            return nothing, np.where(is_first if self.place == "first" else is_last, lengths, 0)
+        begin = np.where(is_first, 0, self._element(pieces["first_item"] - self.before, lengths, pieces))
+        end = np.where(is_last, lengths, self._element(pieces["last_item"] + self.after, lengths, pieces))
+        return begin, np.maximum(end, begin)
+
+    def own_span(self, lengths: np.ndarray, pieces: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the part of `span` that no earlier piece of the sample has.
+
+        One after another, these parts are the sample's elements.
+        """
+        begin, end = self.span(lengths, pieces)
+        is_first = pieces["first_item"] == 0
+        if self.place == "every":
+            return begin, np.where(is_first, end, 0)
+        if self.place in ("first", "last"):
+            return begin, end
+        of_earlier = self._element(pieces["first_item"] + self.after, lengths, pieces)
+        return np.where(is_first, begin, np.maximum(begin, of_earlier)), end
+
+    def _element(self, items: np.ndarray, lengths: np.ndarray, pieces: np.ndarray) -> np.ndarray:
+        """Returns the first element of each item, within the elements that there are."""
+        with_elements = lengths // self.unit
+        skipped = pieces["num_items"] - with_elements if self.place == "items_from_end" else 0
+        return np.clip(items - skipped, 0, with_elements) * self.unit
+
+
+ALONG_ITEMS = FieldRule("items")
+FROM_END = FieldRule("items_from_end")
+WITH_FIRST, WITH_LAST, TO_EVERY = FieldRule("first"), FieldRule("last"), FieldRule("every")
+
+
+@dataclass(frozen=True)
+class ItemGroup:
+    """Items of a sample that one field holds.
+
+    Attributes:
+        name: name of the field, or of the count in `row_counts`.
+        elements: elements of an item in it.
+        tokens: tokens of an item, those of other fields included.
+    """
+
+    name: str
+    elements: int = 1
+    tokens: int = 1
+
+
+@dataclass(frozen=True)
+class CutRules:
+    """How samples of a batch type are cut. Plain data, equal on all ranks.
+
+    Names are paths of fields, as `BaseBatch.per_sample_fields` has them. A dot and the key follow where a
+    KeyedJaggedTensor has several.
+
+    Attributes:
+        items: the items of a sample, one group after another.
+        fields: the rule of each field, of each entry in `row_counts`, and of "loss_tokens".
+        head: counts whose elements are tokens before the first item; they stay with the first piece.
+        kept_together: count of last items that stay in one piece, such as candidates; empty for the last one.
+    """
+
+    items: tuple[ItemGroup, ...]
+    fields: Mapping[str, FieldRule]
+    head: tuple[str, ...] = ()
+    kept_together: str = ""
+
+    def num_items(self, counts: Mapping[str, np.ndarray]) -> np.ndarray:
+        """Returns the items of each sample, int64 `[samples]`, from its counts by name."""
+        return sum((counts[group.name] // group.elements for group in self.items), np.int64(0))
+
+    def last_cut(self, counts: Mapping[str, np.ndarray]) -> np.ndarray:
+        """Returns the most items that may precede the last cut of each sample, int64 `[samples]`; 0 where
+        there can be none."""
+        together = counts[self.kept_together] if self.kept_together else 1
+        return np.maximum(self.num_items(counts) - np.maximum(together, 1), 0)
+
+    def tokens_before(self, items: np.ndarray, counts: Mapping[str, np.ndarray]) -> np.ndarray:
+        """Returns the tokens before the item of this number, int64 `[samples]`; those of the sample at its
+        end."""
+        tokens = sum((counts[name] for name in self.head), np.zeros_like(items))
+        left = items
+        for group in self.items:
+            of_group = np.minimum(left, counts[group.name] // group.elements)
+            tokens = tokens + group.tokens * of_group
+            left = left - of_group
+        return np.where(items == 0, 0, np.minimum(tokens, counts["tokens"]))
+
+    def fixed_tokens(self, counts: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Returns the "head_tokens" of each sample, and the "kept_tokens" of items that are kept together,
+        int64 `[samples]` each."""
+        num_items = self.num_items(counts)
+        head = sum((counts[name] for name in self.head), np.zeros_like(num_items))
+        kept = counts[self.kept_together] if self.kept_together else np.zeros_like(num_items)
+        tokens = counts["tokens"] - np.maximum(self.tokens_before(num_items - kept, counts), head)
+        return {"head_tokens": head, "kept_tokens": np.where(kept > 0, tokens, 0)}
+
+    def rule(self, name: str) -> FieldRule:
+        """Returns the rule of a field, a count, or "<field>.<key>".
+
+        Raises:
+            ValueError: there is none.
+        """
+        for known in (name, name.rpartition(".")[0]):
+            if known in self.fields:
+                return self.fields[known]
+        raise ValueError(f"cut_rules has no rule for {name!r}; it has {sorted(self.fields)}")
+
+    def check(self, schema: RowSchema, count_names: Sequence[str]) -> None:
+        """Checks that every field has a rule, and that planning knows the lengths of every key.
+
+        Raises:
+            ValueError: it does not.
+        """
+        for field in schema.fields:
+            for key in field.keys:
+                rule = self.rule(f"{field.name}.{key}")
+                if field.is_dense and rule.place not in ("first", "last", "every"):
+                    raise ValueError(
+                        f"{field.name!r} is dense and has rule {rule.place!r}; expected first, last or every"
+                    )
+                if len(field.keys) > 1 and f"{field.name}.{key}" not in count_names:
+                    raise ValueError(
+                        f"samples cannot be cut: planning does not know the lengths of key {key!r} of "
+                        f"{field.name!r}; add feature_row_counts() to row_counts()"
+                    )
+        for name in (*count_names, "loss_tokens"):
+            self.rule(name)
+        known = {*count_names, *(field.name for field in schema.jagged_fields)}
+        for name in (*(group.name for group in self.items), *self.head, self.kept_together):
+            if name and name not in known:
+                raise ValueError(f"cut_rules counts {name!r}; planning knows {sorted(known)}")
+
+
+def cut_fields(
+    fields: Mapping[str, FieldValue], row_of: np.ndarray, pieces: np.ndarray, rules: CutRules
+) -> dict[str, FieldValue]:
+    """Cuts rows on the host.
+
+    Args:
+        fields: per-sample fields of a batch.
+        row_of: int64 `[pieces]`, the row that each piece is of.
+        pieces: `[pieces]` of dtype `PIECE`.
+        rules: of the batch.
+
+    Returns:
+        The fields with a row per piece.
+    """
+    rows = torch.from_numpy(row_of)
+    cut: dict[str, FieldValue] = {}
+    for name, value in fields.items():
+        if isinstance(value, torch.Tensor):
+            _, has_value = rules.rule(name).span(np.ones_like(row_of), pieces)
+            selected = value.index_select(0, rows)
+            selected[torch.from_numpy(has_value == 0)] = 0
+            cut[name] = selected
+            continue
+        keys = value.keys() if isinstance(value, KeyedJaggedTensor) else [""]
+        lengths = value.lengths().view(len(keys), -1).long()
+        starts = value.offsets()[:-1].view(len(keys), -1).long()
+        of_keys = [
+            rules.rule(f"{name}.{key}").span(of_key[row_of], pieces)
+            for key, of_key in zip(keys, lengths.numpy(), strict=True)
+        ]
+        begins, ends = (torch.from_numpy(np.stack(of_all)) for of_all in zip(*of_keys, strict=True))
+        counts = (ends - begins).view(-1)
+        elements = spread((starts[:, rows] + begins).view(-1), counts, int(counts.sum()))
+        weights = value.weights_or_none()
+        parts: dict[str, Any] = {
+            "values": value.values().index_select(0, elements),
+            "weights": None if weights is None else weights.index_select(0, elements),
+            "lengths": counts.to(value.lengths().dtype),
+        }
+        if isinstance(value, KeyedJaggedTensor):
+            cut[name] = KeyedJaggedTensor(keys=keys, stride=len(row_of), **parts)
+        else:
+            cut[name] = JaggedTensor(**parts)
+    return cut
