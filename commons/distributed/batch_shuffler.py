@@ -258,7 +258,7 @@ class BatchShuffler(ABC):
             check_placed_samples(self._checks, plan, mine)
         placed = self._batch_of(batch, mine, int(plan.rows[rank, 0]))
         placed = self._with_row_counts(placed, plan.row_counts[plan.computed_by(rank)])
-        if plan.pieces is None:
+        if plan.pieces is None or not isinstance(placed, BaseBatch):
             return placed
         return placed.with_pieces(PlacedPieces(plan, self.group, self._agreed.count_names))
 
@@ -405,7 +405,8 @@ class BatchShuffler(ABC):
             plan: the plan of the exchange, of one step.
 
         Returns:
-            Values of the same kind in the order of the loaded batch, zero or empty in its padding rows.
+            Values of the same kind in the order of the loaded batch, zero or empty in its padding rows. The
+            jagged values of a sample's pieces are joined, a dense value is that of the last piece.
 
         Raises:
             ValueError: `values` have another number of rows, or the plan has several steps.

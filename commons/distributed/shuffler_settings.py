@@ -138,7 +138,6 @@ class ShufflerSettings:
                     "leave it out"
                 )
 
-
     def _check_split(self) -> None:
         if not self.split:
             return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,13 @@ from commons.distributed.rank_group import RankGroup
 from commons.distributed.shuffle_plan import Route, RouteEnd, ShufflePlan
 from commons.distributed.verify import check_same_schema
 from commons.sequence_batch.base_batch import num_rows
-from commons.sequence_batch.packed_rows import PackedRows, gather_rows, row_elements, select_from
+from commons.sequence_batch.packed_rows import (
+    PackedRows,
+    gather_rows,
+    row_elements,
+    select_from,
+    to_device_together,
+)
 from commons.sequence_batch.row_schema import FieldValue, RowSchema
 from commons.sequence_batch.sample_rows import SampleRows
 
@@ -51,6 +58,11 @@ def return_steps(
     sources, elements = [rows for rows, _ in at_home], np.concatenate([of_step for _, of_step in at_home])
     kind = values[0][0] if plan.in_micro_batches and isinstance(values[0], list) else values[0]
     returned = []
+    if plan.pieces is not None:
+        starts = plan.starts_sample[plan.loaded_by(group.rank)]
+        rows = _joined_pieces(sources[0], starts)
+        num_rows = int(plan.batch_sizes[group.rank].sum() - (~starts).sum())
+        return [sample_rows.unpacked(kind, rows, max(num_rows, 1))]
     for batch, batch_size in enumerate(plan.batch_sizes[group.rank].tolist()):
         chosen = plan.rows_of_batch(group.rank, batch)
         rows = sources[0]
@@ -58,6 +70,29 @@ def return_steps(
             rows = gather_rows(sources, chosen, elements[chosen].sum(0).tolist())
         returned.append(sample_rows.unpacked(kind, rows, max(batch_size, 1)))
     return returned
+
+
+def _joined_pieces(rows: PackedRows, starts: np.ndarray) -> PackedRows:
+    """Joins the rows of each sample's pieces: jagged values one after another, dense ones of the last piece.
+
+    Args:
+        rows: in the order of the pieces.
+        starts: bool `[rows]`, whether a row is the first of its sample.
+    """
+    first = np.flatnonzero(starts)
+    last = np.append(first[1:], len(starts))[: len(first)] - 1
+    sample_of, last_row = to_device_together([np.cumsum(starts) - 1, last], rows.lengths.device)
+    lengths = rows.lengths.new_zeros(rows.lengths.shape[0], len(first))
+    sections = [
+        words.index_select(0, last_row) if section.is_dense else words
+        for section, words in zip(rows.schema.sections, rows.sections, strict=True)
+    ]
+    return replace(
+        rows,
+        num_rows=len(first),
+        lengths=lengths.index_add_(1, sample_of, rows.lengths),
+        sections=sections,
+    )
 
 
 def _rows_at_home(

@@ -233,15 +233,17 @@ def cut_fields(
             cut[name] = selected
             continue
         keys = value.keys() if isinstance(value, KeyedJaggedTensor) else [""]
-        lengths = value.lengths().view(len(keys), -1).long()
-        starts = value.offsets()[:-1].view(len(keys), -1).long()
+        num_rows = value.stride() if isinstance(value, KeyedJaggedTensor) else value.lengths().numel()
+        lengths = value.lengths().view(len(keys), num_rows).long()
+        starts = value.offsets()[:-1].view(len(keys), num_rows).long()
         of_keys = [
             rules.rule(f"{name}.{key}").span(of_key[row_of], pieces)
             for key, of_key in zip(keys, lengths.numpy(), strict=True)
         ]
-        begins, ends = (torch.from_numpy(np.stack(of_all)) for of_all in zip(*of_keys, strict=True))
-        counts = (ends - begins).view(-1)
-        elements = spread((starts[:, rows] + begins).view(-1), counts, int(counts.sum()))
+        spans = np.array(of_keys, dtype=np.int64).reshape(len(keys), 2, len(row_of))
+        begins, ends = torch.from_numpy(spans).unbind(1)
+        counts = (ends - begins).flatten()
+        elements = spread((starts[:, rows] + begins).flatten(), counts, int(counts.sum()))
         weights = value.weights_or_none()
         parts: dict[str, Any] = {
             "values": value.values().index_select(0, elements),
