@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 
 from commons.datasets import HSTUBatch
@@ -61,6 +63,10 @@ class HSTUBatchShuffler(BatchShuffler):
     def get_workloads(self, batch: HSTUBatch) -> torch.Tensor:
         """Returns the forward FLOPs of each row."""
         return flops_of_rows(self._flops, batch)
+
+    def prefix_cost(self, tokens: np.ndarray, counts: Mapping[str, np.ndarray]) -> np.ndarray:
+        """Returns the forward FLOPs of the first tokens' queries."""
+        return self._flops.per_prefix(tokens, counts["tokens"], counts["head_tokens"], counts["kept_tokens"])
 
 
 def flops_of_rows(flops: HSTUFlops, batch: HSTUBatch) -> torch.Tensor:

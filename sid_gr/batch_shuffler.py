@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 
 from commons.datasets import SIDBatch
@@ -52,6 +53,10 @@ class SIDGRBatchShuffler(BatchShuffler):
     def get_workloads(self, batch: SIDBatch) -> torch.Tensor:
         """Returns the forward FLOPs of each row."""
         return self._flops(batch.num_tokens())
+
+    def prefix_cost(self, tokens: np.ndarray, counts: Mapping[str, np.ndarray]) -> np.ndarray:
+        """Returns the forward FLOPs of the first tokens' queries, which see no later tokens."""
+        return self._flops(torch.from_numpy(tokens)).numpy()
 
 
 def _layer(num_heads: int, head_dim: int) -> TransformerConfig:

@@ -11,10 +11,12 @@ from torch import nn
 from torchrec.sparse.jagged_tensor import JaggedTensor
 
 from commons.datasets import HSTUBatch
+from commons.distributed.key_fetch import PlacedPieces
 from hstu.models.embedding_tables import EmbeddingTable, SmallTables, collection_groups, table_dims
 from hstu.models.hstu_config import HSTUConfig
-from hstu.modules.attention_backend import batch_attention
+from hstu.modules.attention_backend import Attention, batch_attention
 from hstu.modules.hstu_layer import HSTULayer
+from hstu.modules.piecewise_attention import PiecewiseAttention
 from hstu.modules.sequence_preprocessor import SequencePreprocessor
 from hstu.modules.sequence_structure import SequenceStructure
 
@@ -111,11 +113,18 @@ class HSTUEncoder(nn.Module):
         embedded = self.small_tables(batch.features)
         for looked_up, names in zip(embeddings, self._collection_features, strict=True):
             embedded.update({name: looked_up[name] for name in names})
-        tokens, structure = self.preprocessor(embedded, batch.num_candidates, counts)
-        masks = structure.masks(self.config.is_causal, self.config.disable_contextual_mask)
-        attention = batch_attention(
-            self.config.attention_backend, masks, self.config.scaling_seqlen, tokens.device
-        )
+        pieces = None if batch.pieces is None else batch.pieces.rows
+        tokens, structure = self.preprocessor(embedded, batch.num_candidates, counts, pieces)
+        attention = self._attention(structure, batch.pieces, tokens.device)
         for layer in self.layers:
             tokens = layer(tokens, attention)
         return self.final_norm(tokens), structure
+
+    def _attention(
+        self, structure: SequenceStructure, pieces: PlacedPieces | None, device: torch.device
+    ) -> Attention:
+        config = self.config
+        masks = structure.masks(config.is_causal, config.disable_contextual_mask)
+        if pieces is None:
+            return batch_attention(config.attention_backend, masks, config.scaling_seqlen, device)
+        return PiecewiseAttention(config.attention_backend, masks, pieces, config.scaling_seqlen, device)

@@ -41,7 +41,7 @@ def labeled_item_tokens(
     Raises:
         ValueError: a sample has more labels than items that can have one.
     """
-    for row, (num, num_items) in enumerate(zip(num_labels, structure.host_item_lengths, strict=True)):
+    for row, (num, num_items) in enumerate(zip(num_labels, structure.host_looked_up_lengths, strict=True)):
         if num > max(num_items - num_unlabeled, 0):
             of_them = f", of which the first {num_unlabeled} cannot have one" if num_unlabeled else ""
             raise ValueError(f"row {row} has {num} labels for {num_items} items{of_them}")

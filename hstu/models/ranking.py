@@ -126,6 +126,11 @@ class RankingDense(nn.Module):
                 "with is_causal=False an item of the history sees its own action, which is its label; "
                 "set is_causal=True or use candidates"
             )
+        if batch.pieces is not None and batch.negatives_feature_name is not None:
+            raise ValueError(
+                "samples with negatives are cut for retrieval, whose labels go with the token before; "
+                "train ranking on batches without negatives"
+            )
         counts = batch.row_counts_on_host()
         with self.config.autocast(batch.features.device()):
             states, structure = self.encoder(embeddings, batch, counts)

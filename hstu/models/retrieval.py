@@ -139,7 +139,7 @@ class RetrievalDense(nn.Module):
             states, structure = self.encoder(embeddings, batch, counts)
             before = labeled_item_tokens(structure, labels, num_labels, num_unlabeled=1) - 1
             queries = self._unit(self.query_projection(states[before]))
-        lengths, last_items = labels.lengths(), structure.item_lengths.cumsum(0)
+        lengths, last_items = labels.lengths(), structure.looked_up_lengths.cumsum(0)
         items = spread(last_items - lengths, lengths, len(before))
         targets = ids[self._item].values()[items]
         loss = sampled_softmax_loss(

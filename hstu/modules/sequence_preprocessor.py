@@ -66,6 +66,7 @@ class SequencePreprocessor(nn.Module):
         embedded: Mapping[str, JaggedTensor],
         num_candidates: torch.Tensor | None,
         counts: Mapping[str, np.ndarray],
+        pieces: np.ndarray | None = None,
     ) -> tuple[torch.Tensor, SequenceStructure]:
         """Returns the tokens, `[total_tokens, hidden_size]`, and their layout; no host-device
         synchronization.
@@ -75,11 +76,12 @@ class SequencePreprocessor(nn.Module):
             num_candidates: `[B]` integers, number of last items that are candidates; None for none.
             counts: the lengths of the features, and the candidates, on the host, as
                 `HSTUBatch.row_counts_on_host` returns them.
+            pieces: `[B]` of dtype `PIECE`, where the batch holds pieces of samples.
 
         Raises:
             ValueError: the lengths disagree; see `SequenceStructure.of`.
         """
-        structure = self._structure(embedded, num_candidates, counts)
+        structure = self._structure(embedded, num_candidates, counts, pieces)
         parts: list[torch.Tensor] = []
         places: list[torch.Tensor] = []
         starts = structure.offsets
@@ -89,7 +91,10 @@ class SequencePreprocessor(nn.Module):
             places.append(spread(starts, feature.lengths(), len(feature.values())))
             starts = starts + feature.lengths()
         items = embedded[self.item_feature_name].values()
-        item_places = structure.last_item_tokens(structure.item_lengths, len(items))
+        own_items = structure.own_items()
+        if own_items is not None:
+            items = items.index_select(0, own_items)
+        item_places = structure.item_tokens()
         parts.append(self.item_projection(items))
         places.append(item_places)
         if self.action_feature_name is not None:
@@ -107,6 +112,7 @@ class SequencePreprocessor(nn.Module):
         embedded: Mapping[str, JaggedTensor],
         num_candidates: torch.Tensor | None,
         counts: Mapping[str, np.ndarray],
+        pieces: np.ndarray | None,
     ) -> SequenceStructure:
         item_lengths = embedded[self.item_feature_name].lengths()
         contextual_lengths = torch.zeros_like(item_lengths)
@@ -127,6 +133,7 @@ class SequencePreprocessor(nn.Module):
             num_candidates,
             tokens_per_item=2 if has_actions else 1,
             on_host=[of_rows.tolist() for of_rows in on_host],
+            pieces=pieces,
         )
 
 

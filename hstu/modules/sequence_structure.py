@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from commons.sequence_batch.jagged_indices import spread
+from commons.sequence_batch.packed_rows import to_device_together
 from hstu.modules.attention_mask import SampleMask
 
 
@@ -18,14 +20,20 @@ class SequenceStructure:
     A sample's tokens are its contextual ones, then item₁ action₁ item₂ action₂ … (items alone if there are
     no actions). Its last items are the candidates. Tensors are on the batch's device, lists on the host.
 
+    A sample may be a piece of a longer one. Then its tokens are those of its own items. It may look up the
+    item after them, too, which is no token.
+
     Attributes:
         tokens_per_item: 2 with actions, 1 without.
         total_tokens: tokens of all samples.
         offsets: `[B]` int64, index of each sample's first token.
         contextual_lengths: `[B]` int64, contextual tokens of each sample.
         item_lengths: `[B]` int64, items of each sample, candidates included.
+        looked_up_lengths: `[B]` int64, the same with the item after a piece.
         candidate_lengths: `[B]` int64, number of last items that are candidates.
-        host_contextual_lengths, host_item_lengths, host_candidate_lengths: the same three on the host.
+        host_contextual_lengths, host_item_lengths, host_looked_up_lengths, host_candidate_lengths: the same
+            four on the host.
+        first_positions: `[B]` int64, tokens of the whole sample before a piece; None if there are no pieces.
     """
 
     tokens_per_item: int
@@ -33,10 +41,13 @@ class SequenceStructure:
     offsets: torch.Tensor
     contextual_lengths: torch.Tensor
     item_lengths: torch.Tensor
+    looked_up_lengths: torch.Tensor
     candidate_lengths: torch.Tensor
     host_contextual_lengths: list[int]
     host_item_lengths: list[int]
+    host_looked_up_lengths: list[int]
     host_candidate_lengths: list[int]
+    first_positions: torch.Tensor | None
 
     @classmethod
     def of(
@@ -46,35 +57,46 @@ class SequenceStructure:
         candidate_lengths: torch.Tensor | None,
         tokens_per_item: int,
         on_host: Sequence[list[int]],
+        pieces: np.ndarray | None = None,
     ) -> SequenceStructure:
         """Returns the layout of samples with these lengths, `[B]` integers each; no host-device
         synchronization.
 
         Args:
             contextual_lengths: contextual tokens, all contextual features together.
-            item_lengths: items, candidates included.
+            item_lengths: items that are looked up, candidates included.
             candidate_lengths: number of last items that are candidates; None for none.
             tokens_per_item: 2 with actions, 1 without.
             on_host: for each sample its contextual tokens, items, actions and candidates. Without actions,
                 the items twice.
+            pieces: `[B]` of dtype `PIECE`, where the batch holds pieces.
 
         Raises:
             ValueError: a sample has unequal numbers of items and actions, or more candidates than items.
         """
-        contextual, items = contextual_lengths.long(), item_lengths.long()
-        candidates = torch.zeros_like(items) if candidate_lengths is None else candidate_lengths.long()
-        _check(*on_host[1:])
+        contextual, looked_up = contextual_lengths.long(), item_lengths.long()
+        candidates = torch.zeros_like(looked_up) if candidate_lengths is None else candidate_lengths.long()
+        items, host_items, first_positions = looked_up, on_host[1], None
+        if pieces is not None:
+            own = pieces["last_item"] - pieces["first_item"]
+            items, first_positions = to_device_together([own, pieces["first_token"]], items.device)
+            host_items = own.tolist()
+        has_actions = tokens_per_item > 1
+        _check(host_items, on_host[2] if has_actions else host_items, on_host[3])
         lengths = contextual + tokens_per_item * items
         return cls(
             tokens_per_item=tokens_per_item,
-            total_tokens=sum(on_host[0]) + tokens_per_item * sum(on_host[1]),
+            total_tokens=sum(on_host[0]) + tokens_per_item * sum(host_items),
             offsets=lengths.cumsum(0) - lengths,
             contextual_lengths=contextual,
             item_lengths=items,
+            looked_up_lengths=looked_up,
             candidate_lengths=candidates,
             host_contextual_lengths=on_host[0],
-            host_item_lengths=on_host[1],
+            host_item_lengths=host_items,
+            host_looked_up_lengths=on_host[1],
             host_candidate_lengths=on_host[3],
+            first_positions=first_positions,
         )
 
     @property
@@ -83,7 +105,7 @@ class SequenceStructure:
         return self.offsets + self.contextual_lengths
 
     def token_positions(self) -> torch.Tensor:
-        """Returns each token's position in its sample, `[total_tokens]` int64.
+        """Returns each token's position in its whole sample, `[total_tokens]` int64.
 
         All candidates of a sample share positions: the item follows right after the history, then its action.
         So a candidate's score depends neither on the other candidates nor on their order.
@@ -96,16 +118,33 @@ class SequenceStructure:
         )
         places = torch.arange(self.total_tokens, device=self.offsets.device) - starts
         past_history = (places - ends).clamp(min=0)
-        return torch.minimum(places, ends) + past_history % self.tokens_per_item
+        positions = torch.minimum(places, ends) + past_history % self.tokens_per_item
+        if self.first_positions is None:
+            return positions
+        return positions + self.first_positions.repeat_interleave(lengths, output_size=self.total_tokens)
+
+    def item_tokens(self) -> torch.Tensor:
+        """Returns the token of each item in order, `[items]` int64."""
+        total = sum(self.host_item_lengths)
+        return spread(self.item_offsets, self.item_lengths, total, self.tokens_per_item)
+
+    def own_items(self) -> torch.Tensor | None:
+        """Returns which of the items that are looked up are tokens, `[items]` int64; None if all are."""
+        if self.host_item_lengths == self.host_looked_up_lengths:
+            return None
+        starts = self.looked_up_lengths.cumsum(0) - self.looked_up_lengths
+        return spread(starts, self.item_lengths, sum(self.host_item_lengths))
 
     def last_item_tokens(self, num_last: torch.Tensor, total: int) -> torch.Tensor:
         """Returns the tokens of each sample's last `num_last` items in order, `[total]` int64.
+
+        The item after a piece counts as its last one; its token would be the next one after the piece's.
 
         Args:
             num_last: `[B]` integers, at most the sample's items.
             total: their sum, passed so that it need not be read from the device.
         """
-        first_item = self.item_lengths - num_last
+        first_item = self.looked_up_lengths - num_last
         return spread(
             self.item_offsets + self.tokens_per_item * first_item, num_last, total, self.tokens_per_item
         )

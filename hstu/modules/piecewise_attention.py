@@ -1,0 +1,89 @@
+"""HSTU attention of a batch in which some rows are pieces of samples."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from commons.distributed.key_fetch import PlacedPieces
+from hstu.modules.attention_backend import batch_attention, piece_attention
+from hstu.modules.attention_mask import SampleMask
+
+
+class PiecewiseAttention:
+    """Attention in a step in which a sample is cut; every rank runs it, with or without a piece.
+
+    While the keys and values of other pieces are on their way, whole samples are computed. A rank without
+    pieces runs the same operations on nothing: collectives of forward and backward then have one order on all
+    ranks.
+
+    Args:
+        backend: "pytorch", "triton" or "cutlass".
+        masks: of each row by itself, as `SequenceStructure.masks` returns them.
+        pieces: places of the rows.
+        scaling_seqlen: constant divisor of the attention weights.
+        device: device of the tokens.
+    """
+
+    def __init__(
+        self,
+        backend: str,
+        masks: Sequence[SampleMask],
+        pieces: PlacedPieces,
+        scaling_seqlen: int,
+        device: torch.device,
+    ) -> None:
+        first = masks[0]
+        self._fetch = pieces.fetch(_num_seen(pieces, first.tokens_per_candidate, first.is_causal), device)
+        rows, ends_sample = pieces.rows, pieces.ends_sample
+        of_pieces = [
+            _mask_of_piece(masks[row], int(rows["first_token"][row]), num_keys, bool(ends_sample[row]))
+            for row, num_keys in zip(self._fetch.piece_rows.tolist(), self._fetch.piece_keys, strict=True)
+        ]
+        lengths = np.array([mask.num_tokens for mask in masks])
+        is_whole = np.ones(len(masks), dtype=bool)
+        is_whole[self._fetch.piece_rows] = False
+        whole = np.flatnonzero(is_whole).tolist()
+        starts = (lengths.cumsum() - lengths).tolist()
+        self._whole = batch_attention(
+            backend, [masks[row] for row in whole], scaling_seqlen, device, [starts[row] for row in whole]
+        )
+        self._pieces = piece_attention(
+            backend, of_pieces, self._fetch.piece_starts, self._fetch.key_tokens, scaling_seqlen, device
+        )
+
+    def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        """Maps three `[total_tokens, num_heads, head_dim]` to the same shape."""
+        on_their_way = self._fetch.start(k, v)
+        of_whole = self._whole(q, k, v)
+        return of_whole + self._pieces(q, k, v, on_their_way.land())
+
+
+def _num_seen(pieces: PlacedPieces, tokens_per_candidate: int, is_causal: bool) -> np.ndarray:
+    """Returns how many tokens of its sample each row of the step sees, int64 `[rows of the step]`."""
+    rows = pieces.all_rows()
+    if is_causal:
+        return rows["last_token"]
+    history_ends = rows["num_tokens"] - tokens_per_candidate * pieces.of_last_piece("num_candidates")
+    return np.where(rows["last_item"] == rows["num_items"], rows["num_tokens"], history_ends)
+
+
+def _mask_of_piece(mask: SampleMask, first: int, num_keys: int, ends_sample: bool) -> SampleMask:
+    """Returns the mask of a piece in the coordinates of its sample, from that of the piece by itself.
+
+    Args:
+        mask: of the piece's own tokens.
+        first: the piece's first token in its sample.
+        num_keys: tokens of the sample that the piece sees.
+        ends_sample: whether it is the last piece, which has the candidates.
+    """
+    return replace(
+        mask,
+        num_tokens=num_keys,
+        history_end=first + mask.history_end if ends_sample else num_keys,
+        first_row=first,
+        num_rows=mask.num_tokens,
+    )
