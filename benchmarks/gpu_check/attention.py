@@ -28,10 +28,11 @@ Attention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 def masks(device: torch.device) -> str:
     """Computes blocks of attention masks."""
     from hstu.modules.attention_mask import SampleMask
-    from hstu.modules.attention_tiles import Chunk
+    from hstu.modules.attention_tiles import Chunk, Place
 
     def blocks(mask: SampleMask, on: torch.device) -> list[torch.Tensor | None]:
-        chunk = Chunk((mask,), (0,), num_tokens=96, heads=slice(0, 1), row_tiles=1, device=on)
+        place = Place((0,), (mask.num_tokens,), first=0, num_tokens=96, heads=slice(0, 1), device=on)
+        chunk = Chunk((mask,), place, place, row_tiles=1)
         return [visible for *_, visible in (*chunk.row_blocks(), *chunk.column_blocks())]
 
     compared = 0

@@ -1,7 +1,7 @@
 """Building blocks of the HSTU models."""
 
 from hstu.modules.attention import jagged_hstu_attention
-from hstu.modules.attention_backend import batch_attention
+from hstu.modules.attention_backend import batch_attention, piece_attention
 from hstu.modules.attention_mask import SampleMask
 from hstu.modules.attention_tiles import AttentionTiles
 from hstu.modules.hstu_layer import HSTULayer
@@ -18,4 +18,5 @@ __all__ = [
     "SequenceStructure",
     "batch_attention",
     "jagged_hstu_attention",
+    "piece_attention",
 ]

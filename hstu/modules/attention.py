@@ -6,20 +6,26 @@ Source: Zhai et al., "Actions Speak Louder than Words", ICML 2024.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch.autograd.function import once_differentiable
 
-from hstu.modules.attention_inputs import check_inputs
-from hstu.modules.attention_tiles import AttentionTiles, Chunk
+from hstu.modules.attention_inputs import check_fetched, check_inputs
+from hstu.modules.attention_tiles import AttentionTiles, Chunk, Place
 
 # Below this many matrices, PyTorch on a CPU loses nothing by multiplying into a strided output.
 FEW_MATRICES = 8
 
 
 def jagged_hstu_attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, tiles: AttentionTiles, scaling_seqlen: float
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    tiles: AttentionTiles,
+    scaling_seqlen: float,
+    fetched: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Computes `SiLU(q kᵀ / sqrt(head_dim)) / scaling_seqlen`, masked, times v, for each sample.
 
@@ -31,15 +37,19 @@ def jagged_hstu_attention(
         tiles: the samples, made once per batch.
         scaling_seqlen: constant of the model. A value taken from the batch, such as its longest sequence,
             would make a sample's result depend on the samples it is batched with.
+        fetched: keys and values that pieces of samples see besides k and v, `[num_fetched, 2, num_heads,
+            head_dim]`; None for whole samples.
 
     Returns:
-        `[total_tokens, num_heads, head_dim]`.
+        `[total_tokens, num_heads, head_dim]`, zero for tokens that are no queries.
 
     Raises:
         ValueError: shapes differ, the samples' tokens do not add up, or `scaling_seqlen` is not positive.
     """
-    check_inputs(q, k, v, tiles.num_tokens, scaling_seqlen)
-    return _JaggedHSTUAttention.apply(q, k, v, tiles, scaling_seqlen)
+    check_inputs(q, k, v, tiles.end, scaling_seqlen, tiles.has_holes)
+    if fetched is not None:
+        check_fetched(k, fetched, tiles.num_locations)
+    return _JaggedHSTUAttention.apply(q, k, v, fetched, tiles, scaling_seqlen)
 
 
 class _JaggedHSTUAttention(torch.autograd.Function):
@@ -59,20 +69,22 @@ class _JaggedHSTUAttention(torch.autograd.Function):
         q: torch.Tensor,
         k: torch.Tensor,
         v: torch.Tensor,
+        fetched: torch.Tensor | None,
         tiles: AttentionTiles,
         scaling_seqlen: float,
     ) -> torch.Tensor:
-        ctx.save_for_backward(q, k, v)
+        ctx.save_for_backward(q, k, v, fetched)  # the keys of pieces are gathered again in backward
         ctx.tiles, ctx.scaling_seqlen = tiles, scaling_seqlen
         scale = 1 / math.sqrt(q.shape[-1])
-        out = _with_one_more(q)
+        out = _with_one_more(q, tiles.has_holes)
         memory = _Memory(q)
         for chunk in tiles.chunks(*q.shape[1:]):
-            queries = _Tokens("q", chunk, q, memory, in_blocks=True)
-            keys, values = _Tokens("k", chunk, k, memory), _Tokens("v", chunk, v, memory)
+            seen_k, seen_v = _seen(chunk, k, v, fetched)
+            queries = _Tokens("q", chunk.queries, q, memory, in_blocks=True)
+            keys, values = _Tokens("k", chunk.keys, seen_k, memory), _Tokens("v", chunk.keys, seen_v, memory)
             results = _Results(queries, out)
             for first, last, columns, visible in chunk.row_blocks():
-                weights_Pbs = memory.block("weights", chunk.num_heads, last - first, columns)
+                weights_Pbs = memory.block("weights", queries.place.num_heads, last - first, columns)
                 _product(queries.block(first, last), keys.block(0, columns).mT, scale, weights_Pbs)
                 torch.nn.functional.silu(weights_Pbs, inplace=True)
                 if visible is None:
@@ -86,38 +98,77 @@ class _JaggedHSTUAttention(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_out: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        q, k, v = ctx.saved_tensors
-        scale, half_scale = 1 / math.sqrt(q.shape[-1]), 1 / math.sqrt(ctx.scaling_seqlen)
-        grad_q, grad_k, grad_v = (_with_one_more(x) for x in (q, k, v))
+        q, k, v, fetched = ctx.saved_tensors
+        grad_q, grad_k, grad_v = (_with_one_more(x, ctx.tiles.has_holes) for x in (q, k, v))
+        grad_fetched = None if fetched is None else torch.zeros_like(fetched)
         memory, sums = _Memory(q), _Memory(q, torch.promote_types(q.dtype, torch.float32))
         for chunk in ctx.tiles.chunks(*q.shape[1:]):
-            P, L, D = chunk.num_heads, chunk.num_tokens, q.shape[2]
-            queries, grads_out = _Tokens("q", chunk, q, memory), _Tokens("go", chunk, grad_out, memory)
-            keys, values = (_Tokens(name, chunk, x, memory, True) for name, x in (("k", k), ("v", v)))
-            grads_k, grads_v = _Results(keys, grad_k), _Results(values, grad_v)
-            # Blocks add up in float32, because one rounding per block would show in 16-bit types.
-            gq_PLD = sums.block("gq", P, L, D).zero_()
-            for first, last, first_row, visible in chunk.column_blocks():
-                k_PbD, v_PbD = keys.block(first, last), values.block(first, last)
-                q_PsD, go_PsD = queries.block(first_row, L), grads_out.block(first_row, L)
-                weights_Pbs = memory.block("weights", P, last - first, L - first_row)
-                grad_Pbs = memory.block("grad_weights", P, last - first, L - first_row)
-                _product(k_PbD, q_PsD.mT, scale, weights_Pbs)
-                _product(v_PbD, go_PsD.mT, half_scale, grad_Pbs)
-                torch.ops.aten.silu_backward.grad_input(grad_Pbs, weights_Pbs, grad_input=grad_Pbs)
-                torch.nn.functional.silu(weights_Pbs, inplace=True)
-                for block_Pbs in (grad_Pbs, weights_Pbs):
-                    if visible is None:
-                        block_Pbs[:, :, : last - first].triu_()
-                    else:
-                        _hide(visible, block_Pbs[:, :, : visible.shape[3]])
-                memory.add_product(grad_Pbs.mT, k_PbD, scale * half_scale, gq_PLD[:, first_row:])
-                grads_k.put_product(first, grad_Pbs, q_PsD, scale * half_scale)
-                grads_v.put_product(first, weights_Pbs, go_PsD, half_scale**2)
-            chunk.put(gq_PLD, grad_q)
-            grads_k.put_copies()
-            grads_v.put_copies()
-        return grad_q[:-1], grad_k[:-1], grad_v[:-1], None, None
+            seen = _seen(chunk, k, v, fetched)
+            grads = (grad_k, grad_v) if chunk.run is None else [_with_one_more(x) for x in seen]
+            _backward(chunk, (q, *seen, grad_out), (grad_q, *grads), ctx.scaling_seqlen, memory, sums)
+            if chunk.run is not None and grad_fetched is not None:
+                for place, (grad, own) in enumerate(zip(grads, (grad_k, grad_v), strict=True)):
+                    chunk.run.add(grad[:-1], own[:-1], grad_fetched[:, place], chunk.queries.heads)
+        return grad_q[:-1], grad_k[:-1], grad_v[:-1], grad_fetched, None, None
+
+
+def _seen(
+    chunk: Chunk, k: torch.Tensor, v: torch.Tensor, fetched: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns the tensors that hold a chunk's keys and values at their places; those of a piece are gathered."""
+    if chunk.run is None or fetched is None:
+        return k, v
+    heads = chunk.queries.heads
+    return chunk.run.gather(k, fetched[:, 0], heads), chunk.run.gather(v, fetched[:, 1], heads)
+
+
+def _backward(
+    chunk: Chunk,
+    inputs: Sequence[torch.Tensor],
+    grads: Sequence[torch.Tensor],
+    scaling_seqlen: float,
+    memory: _Memory,
+    sums: _Memory,
+) -> None:
+    """Computes a chunk's part of the gradients `grads` of q, k and v.
+
+    Args:
+        chunk: the chunk.
+        inputs: q, k, v and the gradient of the output.
+        grads: as q, k and v, with one extra token.
+        scaling_seqlen: constant of the model.
+        memory: for blocks.
+        sums: for sums of blocks. They add up in float32, because one rounding per block would show in 16-bit
+            types.
+    """
+    q, k, v, grad_out = inputs
+    grad_q, grad_k, grad_v = grads
+    scale, half_scale = 1 / math.sqrt(q.shape[-1]), 1 / math.sqrt(scaling_seqlen)
+    rows, columns = chunk.queries, chunk.keys
+    queries, grads_out = _Tokens("q", rows, q, memory), _Tokens("go", rows, grad_out, memory)
+    keys, values = (_Tokens(name, columns, x, memory, in_blocks=True) for name, x in (("k", k), ("v", v)))
+    grads_k, grads_v = _Results(keys, grad_k), _Results(values, grad_v)
+    gq_PLD = sums.block("gq", rows.num_heads, rows.num_tokens, q.shape[2]).zero_()
+    for first, last, first_row, visible in chunk.column_blocks():
+        k_PbD, v_PbD = keys.block(first, last), values.block(first, last)
+        q_PsD, go_PsD = queries.block(first_row, rows.end), grads_out.block(first_row, rows.end)
+        weights_Pbs = memory.block("weights", rows.num_heads, last - first, rows.end - first_row)
+        grad_Pbs = memory.block("grad_weights", rows.num_heads, last - first, rows.end - first_row)
+        _product(k_PbD, q_PsD.mT, scale, weights_Pbs)
+        _product(v_PbD, go_PsD.mT, half_scale, grad_Pbs)
+        torch.ops.aten.silu_backward.grad_input(grad_Pbs, weights_Pbs, grad_input=grad_Pbs)
+        torch.nn.functional.silu(weights_Pbs, inplace=True)
+        for block_Pbs in (grad_Pbs, weights_Pbs):
+            if visible is not None:
+                _hide(visible, block_Pbs[:, :, : visible.shape[3]])
+            elif first_row < last:
+                block_Pbs[:, :, : last - first_row].triu_(first - first_row)
+        memory.add_product(grad_Pbs.mT, k_PbD, scale * half_scale, gq_PLD[:, first_row - rows.first :])
+        grads_k.put_product(first, grad_Pbs, q_PsD, scale * half_scale)
+        grads_v.put_product(first, weights_Pbs, go_PsD, half_scale**2)
+    rows.put(gq_PLD, grad_q, rows.first)
+    grads_k.put_copies()
+    grads_v.put_copies()
 
 
 class _Memory:
@@ -159,7 +210,7 @@ class _Tokens:
 
     Args:
         name: name of the copies' memory.
-        chunk: the chunk.
+        place: where the tokens are.
         x: `[total_tokens, H, D]`.
         memory: for copies.
         in_blocks: whether the tokens are read block by block. Then only a block with padding is copied;
@@ -170,23 +221,23 @@ class _Tokens:
     """
 
     def __init__(
-        self, name: str, chunk: Chunk, x: torch.Tensor, memory: _Memory, in_blocks: bool = False
+        self, name: str, place: Place, x: torch.Tensor, memory: _Memory, in_blocks: bool = False
     ) -> None:
-        self.name, self.chunk, self.x, self.memory = name, chunk, x, memory
-        view = chunk.view(x)
-        if view is None or (not in_blocks and view.shape[1] < chunk.num_tokens):
-            view = self._gathered(0, chunk.num_tokens)
+        self.name, self.place, self.x, self.memory = name, place, x, memory
+        view = place.view(x)
+        if view is None or (not in_blocks and view.shape[1] < place.num_tokens):
+            view = self._gathered(place.first, place.end)
         self.tokens = view
 
     def block(self, first: int, last: int) -> torch.Tensor:
         """Returns the tokens from `first` to `last`, exclusive, `[P, last - first, D]`."""
-        if last <= self.tokens.shape[1]:
-            return self.tokens[:, first:last]
+        if last - self.place.first <= self.tokens.shape[1]:
+            return self.tokens[:, first - self.place.first : last - self.place.first]
         return self._gathered(first, last)
 
     def _gathered(self, first: int, last: int) -> torch.Tensor:
-        copies = self.memory.block(self.name, self.chunk.num_heads, last - first, self.x.shape[2])
-        return self.chunk.gather(self.x, copies, first)
+        copies = self.memory.block(self.name, self.place.num_heads, last - first, self.x.shape[2])
+        return self.place.gather(self.x, copies, first)
 
 
 class _Results:
@@ -198,27 +249,28 @@ class _Results:
     """
 
     def __init__(self, replaced: _Tokens, out: torch.Tensor) -> None:
-        self._chunk, self._memory, self._out = replaced.chunk, replaced.memory, out
-        view = self._chunk.view(out)
+        self._place, self._memory, self._out = replaced.place, replaced.memory, out
+        view = self._place.view(out)
         self._copies = replaced.tokens if view is None else None
-        self._place = replaced.tokens if view is None else view
+        self._tokens = replaced.tokens if view is None else view
 
     def put_product(self, first: int, left: torch.Tensor, right: torch.Tensor, factor: float) -> None:
         """Computes the results of the block from token `first` on: `factor · left @ right`, `[P, b, D]`."""
-        last = first + left.shape[1]
-        if last > self._place.shape[1]:
-            self._chunk.put(self._memory.product(left, right, factor), self._out, first)
+        start = first - self._place.first
+        end = start + left.shape[1]
+        if end > self._tokens.shape[1]:
+            self._place.put(self._memory.product(left, right, factor), self._out, first)
             return
-        place = self._place[:, first:last]
-        if _multiplies_into(place):
-            _product(left, right, factor, place)
+        tokens = self._tokens[:, start:end]
+        if _multiplies_into(tokens):
+            _product(left, right, factor, tokens)
         else:
-            place.copy_(self._memory.product(left, right, factor))
+            tokens.copy_(self._memory.product(left, right, factor))
 
     def put_copies(self) -> None:
         """Puts the results that are not in `out` yet."""
         if self._copies is not None:
-            self._chunk.put(self._copies, self._out)
+            self._place.put(self._copies, self._out, self._place.first)
 
 
 def _multiplies_into(out: torch.Tensor) -> bool:
@@ -229,9 +281,10 @@ def _multiplies_into(out: torch.Tensor) -> bool:
     return out.is_contiguous() or out.shape[0] < FEW_MATRICES
 
 
-def _with_one_more(x: torch.Tensor) -> torch.Tensor:
-    """Returns an uninitialized tensor like `x` with one extra token, where results of padding go."""
-    return x.new_empty((len(x) + 1, *x.shape[1:]))
+def _with_one_more(x: torch.Tensor, zero: bool = False) -> torch.Tensor:
+    """Returns a tensor like `x` with one extra token, where results of padding go; uninitialized or zero."""
+    shape = len(x) + 1, *x.shape[1:]
+    return x.new_zeros(shape) if zero else x.new_empty(shape)
 
 
 def _product(left: torch.Tensor, right: torch.Tensor, factor: float, out: torch.Tensor) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
+import numpy as np
 import torch
 
 from hstu.modules.attention import jagged_hstu_attention
@@ -33,28 +34,82 @@ class Attention(Protocol):
         """Maps three `[total_tokens, num_heads, head_dim]` to the same shape."""
 
 
+class PieceAttention(Protocol):
+    """Attention of the pieces of samples on this rank; all layers share it."""
+
+    def __call__(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, fetched: torch.Tensor
+    ) -> torch.Tensor:
+        """Returns the results of the pieces' queries, `[total_tokens, num_heads, head_dim]`.
+
+        They are zero for all other tokens. Without pieces, too, the result is one node of the graph that
+        depends on all arguments. Backward gathers the keys again; only the arguments are saved.
+
+        Args:
+            q, k, v: `[total_tokens, num_heads, head_dim]` each, of this rank's tokens.
+            fetched: `[num_fetched, 2, num_heads, head_dim]`, keys and values of other ranks' tokens.
+        """
+
+
 def batch_attention(
-    backend: str, masks: Sequence[SampleMask], scaling_seqlen: int, device: torch.device
+    backend: str,
+    masks: Sequence[SampleMask],
+    scaling_seqlen: int,
+    device: torch.device,
+    starts: Sequence[int] | None = None,
 ) -> Attention:
-    """Returns the attention of a batch.
+    """Returns the attention of whole samples.
 
     Args:
-        backend: "pytorch", "triton" or "cutlass".
+        backend: "pytorch", "triton" or "cutlass". CUTLASS kernels take no `starts`: Triton runs instead.
         masks: one per sample.
         scaling_seqlen: constant divisor of the attention weights.
         device: device of the tokens.
+        starts: where each sample's tokens start; None if samples are concatenated. With `starts`, results and
+            gradients are zero for tokens of no sample.
 
     Raises:
         ImportError: the backend's package is missing.
         ValueError: the backend cannot compute these masks.
     """
-    if backend == "cutlass":
+    if backend == "cutlass" and starts is None:
         samples = CutlassSamples(masks, device)
         return partial(cutlass_hstu_attention, samples=samples, scaling_seqlen=scaling_seqlen)
-    if backend == "triton":
-        return partial(triton_hstu_attention, work=TritonWork.of(masks), scaling_seqlen=scaling_seqlen)
-    tiles = AttentionTiles(masks, device)
-    return partial(jagged_hstu_attention, tiles=tiles, scaling_seqlen=scaling_seqlen)
+    if backend == "pytorch":
+        tiles = AttentionTiles(masks, device, starts)
+        return partial(jagged_hstu_attention, tiles=tiles, scaling_seqlen=scaling_seqlen)
+    return partial(triton_hstu_attention, work=TritonWork(masks, starts), scaling_seqlen=scaling_seqlen)
+
+
+def piece_attention(
+    backend: str,
+    masks: Sequence[SampleMask],
+    starts: Sequence[int],
+    key_tokens: np.ndarray,
+    scaling_seqlen: int,
+    device: torch.device,
+) -> PieceAttention:
+    """Returns the attention of the pieces of samples on this rank.
+
+    Args:
+        backend: "pytorch", "triton" or "cutlass". CUTLASS kernels take no pieces: Triton runs instead.
+        masks: one per piece; none on a rank without pieces.
+        starts: where each piece's queries start in q; they are consecutive.
+        key_tokens: int64, the location of each of the `num_tokens` keys of each mask, one piece after another.
+            Locations below `len(q)` are this rank's tokens, further ones are `fetched` tokens. Pieces may
+            share keys; the keys of one piece differ.
+        scaling_seqlen: constant divisor of the attention weights.
+        device: device of the tokens.
+
+    Raises:
+        ImportError: the backend's package is missing.
+        ValueError: `key_tokens` does not fit the masks.
+    """
+    if backend == "pytorch":
+        tiles = AttentionTiles(masks, device, starts, key_tokens)
+        return lambda q, k, v, fetched: jagged_hstu_attention(q, k, v, tiles, scaling_seqlen, fetched)
+    work = TritonWork(masks, starts, key_tokens)
+    return lambda q, k, v, fetched: triton_hstu_attention(q, k, v, work, scaling_seqlen, fetched)
 
 
 @dataclass(frozen=True)

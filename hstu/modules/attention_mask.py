@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 
 @dataclass(frozen=True)
@@ -13,12 +15,19 @@ class SampleMask:
     itself. So contextual tokens all see each other, the history is causal, and a candidate sees everything
     before the candidates and itself, but no other candidate.
 
+    The queries may be a run of the sample's tokens, a piece. Every rule counts tokens from the sample's start.
+
     Attributes:
-        num_tokens: tokens of the sample, T.
+        num_tokens: tokens of the sample, T. For a piece, those up to the last one that its queries see.
         num_contextual: leading tokens that all see each other; 0 makes them causal too.
         history_end: index of the first candidate token; T if there are no candidates.
         tokens_per_candidate: 2 for an item and its action, 1 for an item alone.
         is_causal: False lets contextual and history tokens all see each other.
+        first_row: the sample's first token that is a query.
+        num_rows: number of queries; -1 becomes `num_tokens - first_row`.
+
+    Raises:
+        ValueError: the queries are not among the tokens.
     """
 
     num_tokens: int
@@ -26,6 +35,22 @@ class SampleMask:
     history_end: int
     tokens_per_candidate: int
     is_causal: bool
+    first_row: int = 0
+    num_rows: int = -1
+
+    def __post_init__(self) -> None:
+        if self.num_rows == -1:
+            object.__setattr__(self, "num_rows", self.num_tokens - self.first_row)
+        if not 0 <= self.first_row <= self.end_row <= self.num_tokens:
+            raise ValueError(
+                f"queries {self.first_row} to {self.end_row}, exclusive, are not within the sample's "
+                f"{self.num_tokens} tokens"
+            )
+
+    @property
+    def end_row(self) -> int:
+        """Index of the first token after the queries."""
+        return self.first_row + self.num_rows
 
     @property
     def prefix(self) -> int:
@@ -39,3 +64,8 @@ class SampleMask:
     def is_plain(self, first_row: int, last_row: int) -> bool:
         """Returns whether each row up to `last_row`, exclusive, sees all up to itself and no more."""
         return self.prefix <= first_row + 1 and min(last_row, self.num_tokens) <= self.history_end
+
+
+def consecutive_starts(masks: Sequence[SampleMask]) -> list[int]:
+    """Returns where the queries of each mask start if those of the next one follow them."""
+    return [0, *accumulate(mask.num_rows for mask in masks)][:-1]

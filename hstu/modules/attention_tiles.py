@@ -11,7 +11,8 @@ import torch
 
 from commons.perf_model.token_counts import ATTENTION_TILE as TILE
 from commons.sequence_batch.packed_rows import to_device_together
-from hstu.modules.attention_mask import SampleMask
+from hstu.modules.attention_mask import SampleMask, consecutive_starts
+from hstu.modules.key_run import KeyRun, key_runs
 
 # Size in float32 of the queries, keys or values of a chunk: of several samples, which it copies, and of
 # several heads of one sample. On a CPU most of it stays in the core's own cache between matrix products.
@@ -23,49 +24,56 @@ CUDA_ROW_TILES = 16
 
 
 @dataclass(frozen=True)
-class Chunk:
-    """Samples with equal tile counts, and the heads of them, that are computed together.
-
-    Several samples come with all heads, and are copied whole. One sample may come with some of its heads, and
-    in blocks.
+class Place:
+    """Where samples' queries, or their keys, are in a tensor of tokens, and how they are padded.
 
     Attributes:
-        masks: of the samples.
         starts: where the tokens of each sample start.
+        lengths: number of tokens of each sample.
+        first: index in the sample of the only sample's first token; several samples start with theirs.
         num_tokens: L, tokens of every sample with padding to whole tiles.
         heads: the heads.
-        row_tiles: tiles of query rows per product.
         device: of the tokens.
     """
 
-    masks: tuple[SampleMask, ...]
     starts: tuple[int, ...]
+    lengths: tuple[int, ...]
+    first: int
     num_tokens: int
     heads: slice
-    row_tiles: int
     device: torch.device
+
+    @property
+    def end(self) -> int:
+        """Index in the sample of the first token after the padded ones."""
+        return self.first + self.num_tokens
+
+    @property
+    def num_heads(self) -> int:
+        """Heads of all samples, P."""
+        return len(self.starts) * (self.heads.stop - self.heads.start)
 
     def view(self, x: torch.Tensor) -> torch.Tensor | None:
         """Returns the tokens of `[total_tokens, H, D]` as `[heads, tokens, D]`, without copying or padding.
 
         None if there are several samples.
         """
-        if len(self.masks) > 1:
+        if len(self.starts) > 1:
             return None
-        return x[self._only(0, self.num_tokens), self.heads].transpose(0, 1)
+        return x[self._only(self.first, self.end), self.heads].transpose(0, 1)
 
-    def gather(self, x: torch.Tensor, padded: torch.Tensor, first: int = 0) -> torch.Tensor:
+    def gather(self, x: torch.Tensor, padded: torch.Tensor, first: int) -> torch.Tensor:
         """Copies tokens of each sample, with zeros for padding.
 
         Args:
             x: `[total_tokens, H, D]`.
             padded: `[samples · heads, tokens, D]`, contiguous; takes the copies.
-            first: first of one sample's tokens; several samples' are copied from the first to the last.
+            first: index of one sample's first token; several samples' are copied from the first to the last.
 
         Returns:
             `padded`.
         """
-        if len(self.masks) == 1:
+        if len(self.starts) == 1:
             x = x[self._only(first, first + padded.shape[1]), self.heads]
             padded[:, : x.shape[0]] = x.transpose(0, 1)
             padded[:, x.shape[0] :] = 0
@@ -73,18 +81,18 @@ class Chunk:
         rows, per_token = _rows(x)
         torch.index_select(rows, 0, self._rows_of(per_token), out=padded.flatten(0, 1))
         if self._is_real is not None:
-            padded.unflatten(0, (len(self.masks), -1)).mul_(self._is_real.to(x.dtype))
+            padded.unflatten(0, (len(self.starts), -1)).mul_(self._is_real.to(x.dtype))
         return padded
 
-    def put(self, values: torch.Tensor, out: torch.Tensor, first: int = 0) -> None:
-        """Writes values to the chunk's part of a tensor; the inverse of `gather`.
+    def put(self, values: torch.Tensor, out: torch.Tensor, first: int) -> None:
+        """Writes values to the tokens' places in a tensor; the inverse of `gather`.
 
         Args:
             values: `[samples · heads, tokens, D]`, contiguous.
             out: `[total_tokens + 1, H, D]`, contiguous; padding goes to the last.
-            first: first of one sample's tokens.
+            first: index of one sample's first token; several samples' are written from the first to the last.
         """
-        if len(self.masks) == 1:
+        if len(self.starts) == 1:
             tokens = self._only(first, first + values.shape[1])
             out[tokens, self.heads] = values[:, : tokens.stop - tokens.start].transpose(0, 1)
             return
@@ -93,77 +101,10 @@ class Chunk:
         values = values.to(out.dtype).view(-1, width)
         _wide(out.view(-1, width)).index_copy_(0, rows, _wide(values))
 
-    def row_blocks(self) -> Iterator[tuple[int, int, int, torch.Tensor | None]]:
-        """Yields blocks of query rows.
-
-        Each is: first and last row, exclusive; the number of columns, from 0, that one of them sees; and
-        which of the last columns are visible, `[samples, 1, rows, last columns]` in float32, or None for the
-        causal triangle of the last tile.
-        """
-        for first, last, is_plain in self._blocks:
-            columns = max(last, self._prefix)
-            visible = None
-            if not is_plain:
-                first_column = min(mask.prefix_end(first) for mask in self.masks)
-                visible = self._visible(first, last, first_column, columns)
-            yield first, last, columns, visible
-
-    def column_blocks(self) -> Iterator[tuple[int, int, int, torch.Tensor | None]]:
-        """Yields blocks of columns; with one tile per block, their tiles are those of `row_blocks`.
-
-        Each is: first and last column, exclusive; the first of the rows, up to L, that see one of them; and
-        for the first of these rows which columns they see, `[samples, 1, columns, first rows]` in float32, or
-        None for the causal triangle of the first tile.
-        """
-        for first, last, is_plain in self._blocks:
-            first_row = 0 if first < self._prefix else first
-            visible = None
-            # A prefix that ends with the block's first column is plain for its rows, not for earlier ones.
-            if not is_plain or first_row < first:
-                # Rows after the block see all columns that precede the candidates.
-                in_history = all(min(last, mask.num_tokens) <= mask.history_end for mask in self.masks)
-                last_row = last if in_history else self.num_tokens
-                visible = self._visible(first_row, last_row, first, last).mT
-            yield first, last, first_row, visible
-
-    def _visible(self, first_row: int, last_row: int, first_column: int, last_column: int) -> torch.Tensor:
-        """Returns `[samples, 1, rows, columns]` in float32: 1 where a row sees a column, else 0."""
-        rows = torch.arange(first_row, last_row, device=self.device).view(1, 1, -1, 1)
-        seen = torch.arange(first_column, last_column, device=self.device)
-        contextual, history_end, per_candidate = (values.view(-1, 1, 1, 1) for values in self._mask_numbers)
-        prefix_end = torch.minimum(torch.maximum(rows + 1, contextual), history_end)
-        past_history = (rows - history_end).clamp(min=0)
-        # For a row in the history, this gives columns up to the row itself, which it sees anyway.
-        own_start = rows - past_history % per_candidate
-        return ((seen < prefix_end) | ((seen >= own_start) & (seen <= rows))).float()
-
-    @property
-    def num_heads(self) -> int:
-        """Heads of all samples, P."""
-        return len(self.masks) * (self.heads.stop - self.heads.start)
-
-    @cached_property
-    def _blocks(self) -> list[tuple[int, int, bool]]:
-        """First and last token of each block, exclusive, and whether its mask is the causal triangle."""
-        size = TILE * self.row_tiles
-        ranges = [(first, min(first + size, self.num_tokens)) for first in range(0, self.num_tokens, size)]
-        return [(*block, all(mask.is_plain(*block) for mask in self.masks)) for block in ranges]
-
-    @cached_property
-    def _prefix(self) -> int:
-        """Tokens of the tiles that hold tokens which all see each other."""
-        return _padded(max(mask.prefix for mask in self.masks))
-
     def _only(self, first: int, last: int) -> slice:
         """Returns where tokens of the only sample are, without padding."""
-        (start,), (mask,) = self.starts, self.masks
-        return slice(start + first, start + min(last, mask.num_tokens))
-
-    @cached_property
-    def _mask_numbers(self) -> torch.Tensor:
-        """int64 `[3, samples]`: prefix, end of the history, tokens per candidate."""
-        numbers = [(mask.prefix, mask.history_end, mask.tokens_per_candidate) for mask in self.masks]
-        return to_device_together([np.array(numbers).T.ravel()], self.device)[0].view(3, -1)
+        (start,), (length,) = self.starts, self.lengths
+        return slice(start + first - self.first, start + min(last - self.first, length))
 
     def _rows_of(self, per_token: int, padding: int | None = None) -> torch.Tensor:
         """Returns int64 `[samples · heads · L]`: where the values of each sample, head and token are.
@@ -189,7 +130,7 @@ class Chunk:
     @cached_property
     def _is_token(self) -> np.ndarray:
         """bool `[samples, L]`; False for padding."""
-        return np.arange(self.num_tokens) < np.array([mask.num_tokens for mask in self.masks])[:, None]
+        return np.arange(self.num_tokens) < np.array(self.lengths)[:, None]
 
     @cached_property
     def _is_real(self) -> torch.Tensor | None:
@@ -197,34 +138,149 @@ class Chunk:
         if self._is_token.all():
             return None
         (is_real,) = to_device_together([self._is_token.ravel()], self.device)
-        return is_real.view(len(self.masks), 1, -1, 1)
+        return is_real.view(len(self.starts), 1, -1, 1)
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Samples with equal tile counts, and the heads of them, that are computed together.
+
+    Several samples come with all heads, and are copied whole. One sample may come with some of its heads, and
+    in blocks. So does one piece of a sample, whose keys are gathered first. Rows and columns count tokens from
+    the sample's start.
+
+    Attributes:
+        masks: of the samples.
+        queries: places of the queries.
+        keys: places of the keys and values; those of a piece are in its run.
+        row_tiles: tiles of query rows per product.
+        run: keys of the piece; None if the samples are whole.
+    """
+
+    masks: tuple[SampleMask, ...]
+    queries: Place
+    keys: Place
+    row_tiles: int
+    run: KeyRun | None = None
+
+    def row_blocks(self) -> Iterator[tuple[int, int, int, torch.Tensor | None]]:
+        """Yields blocks of query rows.
+
+        Each is: first and last row, exclusive; the number of columns, from 0, that one of them sees; and
+        which of the last columns are visible, `[samples, 1, rows, last columns]` in float32, or None for the
+        causal triangle of the last tile.
+        """
+        for first, last, is_plain in self._row_ranges:
+            columns = min(max(last, self._prefix), self.keys.end)
+            visible = None
+            if not is_plain:
+                first_column = min(mask.prefix_end(first) for mask in self.masks)
+                visible = self._visible(first, last, first_column, columns)
+            yield first, last, columns, visible
+
+    def column_blocks(self) -> Iterator[tuple[int, int, int, torch.Tensor | None]]:
+        """Yields blocks of columns; with one tile per block, their tiles are those of `row_blocks`.
+
+        Each is: first and last column, exclusive; the first of the rows, up to the last, that see one of them;
+        and for the first of these rows which columns they see, `[samples, 1, columns, first rows]` in float32,
+        or None if they see the columns up to their own.
+        """
+        rows = self.queries
+        for first, last, is_plain in self._column_ranges:
+            first_row = min(max(0 if first < self._prefix else first, rows.first), rows.end)
+            visible = None
+            # A prefix that ends with the block's first column is plain for its rows, not for earlier ones.
+            if not is_plain or first_row < first:
+                # Rows after the block see all columns that precede the candidates.
+                in_history = all(min(last, mask.num_tokens) <= mask.history_end for mask in self.masks)
+                last_row = max(last, first_row) if in_history else rows.end
+                visible = self._visible(first_row, last_row, first, last).mT
+            yield first, last, first_row, visible
+
+    def _visible(self, first_row: int, last_row: int, first_column: int, last_column: int) -> torch.Tensor:
+        """Returns `[samples, 1, rows, columns]` in float32: 1 where a row sees a column, else 0."""
+        rows = torch.arange(first_row, last_row, device=self.queries.device).view(1, 1, -1, 1)
+        seen = torch.arange(first_column, last_column, device=self.queries.device)
+        contextual, history_end, per_candidate = (values.view(-1, 1, 1, 1) for values in self._mask_numbers)
+        prefix_end = torch.minimum(torch.maximum(rows + 1, contextual), history_end)
+        past_history = (rows - history_end).clamp(min=0)
+        # For a row in the history, this gives columns up to the row itself, which it sees anyway.
+        own_start = rows - past_history % per_candidate
+        return ((seen < prefix_end) | ((seen >= own_start) & (seen <= rows))).float()
+
+    @cached_property
+    def _row_ranges(self) -> list[tuple[int, int, bool]]:
+        return self._ranges(self.queries)
+
+    @cached_property
+    def _column_ranges(self) -> list[tuple[int, int, bool]]:
+        return self._row_ranges if self.keys is self.queries else self._ranges(self.keys)
+
+    def _ranges(self, place: Place) -> list[tuple[int, int, bool]]:
+        """Returns first and last token of each block, exclusive, and whether each row sees all up to itself."""
+        size = TILE * self.row_tiles
+        ranges = [(first, min(first + size, place.end)) for first in range(place.first, place.end, size)]
+        return [(*block, all(mask.is_plain(*block) for mask in self.masks)) for block in ranges]
+
+    @cached_property
+    def _prefix(self) -> int:
+        """Tokens of the tiles that hold tokens which all see each other."""
+        return _padded(max(mask.prefix for mask in self.masks))
+
+    @cached_property
+    def _mask_numbers(self) -> torch.Tensor:
+        """int64 `[3, samples]`: prefix, end of the history, tokens per candidate."""
+        numbers = [(mask.prefix, mask.history_end, mask.tokens_per_candidate) for mask in self.masks]
+        return to_device_together([np.array(numbers).T.ravel()], self.queries.device)[0].view(3, -1)
+
+
+# Mask, where its queries start, and the keys of a piece.
+_Sample = tuple[SampleMask, int, KeyRun | None]
 
 
 class AttentionTiles:
     """The samples of a batch in chunks; made once per batch, for all layers, forward and backward.
 
     A sample's FLOPs depend neither on the samples it is computed with nor on the device's cache: only samples
-    with equally many tiles, which see equally many, are computed together.
+    with equally many tiles, which see equally many, are computed together. Each piece is computed alone.
 
     Args:
-        masks: one per sample, with its number of tokens.
+        masks: one per sample or piece.
         device: of the tokens.
+        starts: where each mask's queries start; other tokens may lie between them. None if the queries are
+            all tokens, in the order of the masks.
+        key_tokens: locations of the pieces' keys, as `key_runs` takes them; None for whole samples.
 
     Attributes:
-        num_tokens: of all samples.
+        end: index of the first token after all queries.
+        has_holes: whether there may be tokens that are no queries.
+        num_locations: number of own and fetched tokens that `key_tokens` requires.
+
+    Raises:
+        ValueError: `key_tokens` does not fit the masks.
     """
 
-    def __init__(self, masks: Sequence[SampleMask], device: torch.device) -> None:
-        self.num_tokens = sum(mask.num_tokens for mask in masks)
+    def __init__(
+        self,
+        masks: Sequence[SampleMask],
+        device: torch.device,
+        starts: Sequence[int] | None = None,
+        key_tokens: np.ndarray | None = None,
+    ) -> None:
+        self.has_holes = starts is not None
+        starts = consecutive_starts(masks) if starts is None else starts
+        self.end = max((start + mask.num_rows for mask, start in zip(masks, starts, strict=True)), default=0)
+        runs = [None] * len(masks) if key_tokens is None else key_runs(key_tokens, masks)
+        self.num_locations = max((run.end for run in runs if run is not None), default=0)
         self._device = device
-        self._groups: dict[tuple[int, int], list[tuple[SampleMask, int]]] = {}
+        self._groups: dict[tuple[int, int, int], list[_Sample]] = {}
         self._chunks: dict[tuple[int, int], list[Chunk]] = {}
-        start = 0
-        for mask in masks:
-            if mask.num_tokens:
-                size = _padded(mask.num_tokens), max(_padded(mask.prefix), TILE)
-                self._groups.setdefault(size, []).append((mask, start))
-            start += mask.num_tokens
+        for place, sample in enumerate(zip(masks, starts, runs, strict=True)):
+            mask, _, run = sample
+            if mask.num_rows:
+                alone = 0 if run is None else place
+                key = _padded(mask.num_tokens), max(_padded(mask.prefix), TILE), alone
+                self._groups.setdefault(key, []).append(sample)
 
     def chunks(self, num_heads: int, head_dim: int) -> list[Chunk]:
         """Returns the chunks for this many heads of this width, the longest samples first."""
@@ -237,18 +293,28 @@ class AttentionTiles:
         is_cuda = self._device.type == "cuda"
         of_chunk = CUDA_CHUNK_BYTES if is_cuda else CPU_CHUNK_BYTES
         of_heads = CUDA_HEADS_BYTES if is_cuda else CPU_HEADS_BYTES
-        row_tiles = CUDA_ROW_TILES if is_cuda else CPU_ROW_TILES
-        half = sum(num_tokens * len(samples) for (num_tokens, _), samples in self._groups.items()) // 2
-        for (num_tokens, _), samples in sorted(self._groups.items(), reverse=True):
+        half = sum(num_tokens * len(samples) for (num_tokens, *_), samples in self._groups.items()) // 2
+        for (num_tokens, *_), samples in sorted(self._groups.items(), reverse=True):
             head_bytes = 4 * num_tokens * head_dim
             heads = min(max(of_heads // head_bytes, 1), num_heads)
             # Copies of at most half the batch, so that they weigh little next to it.
             together = max(min(of_chunk // (num_heads * head_bytes), half // num_tokens), 1)
             for first in range(0, len(samples), together):
-                masks, starts = zip(*samples[first : first + together], strict=True)
                 for head in range(0, num_heads, heads):
                     part = slice(head, min(head + heads, num_heads))
-                    yield Chunk(masks, starts, num_tokens, part, row_tiles, self._device)
+                    yield self._chunk(samples[first : first + together], part)
+
+    def _chunk(self, samples: Sequence[_Sample], heads: slice) -> Chunk:
+        masks, starts, (run, *_) = zip(*samples, strict=True)
+        row_tiles = CUDA_ROW_TILES if self._device.type == "cuda" else CPU_ROW_TILES
+        rows = tuple(mask.num_rows for mask in masks)
+        queries = Place(starts, rows, masks[0].first_row, _padded(rows[0]), heads, self._device)
+        if run is None:
+            return Chunk(masks, queries, queries, row_tiles)
+        of_run = slice(0, heads.stop - heads.start)
+        num_keys = masks[0].num_tokens
+        keys = Place((0,), (num_keys,), 0, _padded(num_keys), of_run, self._device)
+        return Chunk(masks, queries, keys, row_tiles, run)
 
 
 def _padded(num_tokens: int) -> int:

@@ -122,11 +122,12 @@ def test_chunks_fit_the_budget_and_samples_of_other_sizes_stay_apart() -> None:
     tiles = tiles_of([SampleMask(length, 1, length, 2, True) for length in lengths])
     heads_of = dict.fromkeys(lengths, 0)
     for chunk in tiles.chunks(num_heads=4, head_dim=64):
-        of_chunk = chunk.num_heads // len(chunk.masks)
+        place = chunk.queries
+        of_chunk = place.num_heads // len(chunk.masks)
         num_tokens = {-(-mask.num_tokens // 32) * 32 for mask in chunk.masks}
-        assert num_tokens == {chunk.num_tokens}
+        assert num_tokens == {place.num_tokens}
         budget = (512 if len(chunk.masks) > 1 else 1200) << 10
-        assert 4 * 64 * chunk.num_tokens * chunk.num_heads <= budget or chunk.num_heads == 1
+        assert 4 * 64 * place.num_tokens * place.num_heads <= budget or place.num_heads == 1
         for mask in chunk.masks:
             heads_of[mask.num_tokens] += of_chunk
     assert heads_of == {length: 4 if length else 0 for length in lengths}
