@@ -8,6 +8,7 @@ from functools import cached_property
 import numpy as np
 
 from commons.distributed.exchange import Traffic
+from commons.distributed.key_fetch import PlacedPieces
 from commons.distributed.shuffle_plan import ShufflePlan
 from commons.partition import lower_bound
 from commons.partition.balance import relative_to_mean
@@ -25,13 +26,17 @@ class BalanceReport:
         samples_moved: samples that left the rank they were loaded on.
         bytes_moved: bytes of those samples.
         bytes_loaded: bytes of all samples.
-        workloads: int64 `[samples]`, of the step.
+        workloads: int64 `[samples]`, of the step's whole samples.
         equal_rows: whether the lower bound is that of equal rows.
         micro_batch_loads: float64 `[ranks, micro-batches]`, sums of workloads; None where batches run whole.
         step_ratio: the step's total workload ÷ the mean step's of its window; 1.0 without a window.
         bytes_sent, bytes_received: by this rank in the exchange.
         plan_wait_seconds: time that this rank waited for the plan.
         exchange_seconds: host time of the exchange; on CUDA the device may still be at work.
+        samples_cut: samples that were cut into pieces, each of which counts as one in `samples_moved`.
+        pieces: pieces of these samples.
+        bytes_fetched: keys, values and their gradients that this rank received for pieces.
+        fetch_seconds: host time that this rank waited for them.
     """
 
     loads_before: np.ndarray
@@ -49,6 +54,10 @@ class BalanceReport:
     bytes_received: int = 0
     plan_wait_seconds: float = 0.0
     exchange_seconds: float = 0.0
+    samples_cut: int = 0
+    pieces: int = 0
+    bytes_fetched: int = 0
+    fetch_seconds: float = 0.0
 
     @staticmethod
     def of(
@@ -58,6 +67,7 @@ class BalanceReport:
         traffic: Traffic | None = None,
         plan_wait_seconds: float = 0.0,
         exchange_seconds: float = 0.0,
+        fetched: PlacedPieces | None = None,
     ) -> BalanceReport:
         """Reports on a step of a plan.
 
@@ -67,6 +77,7 @@ class BalanceReport:
             step: the step of the plan.
             traffic: this rank's, from `BatchShuffler.traffic`.
             plan_wait_seconds, exchange_seconds: as in the report.
+            fetched: this rank's, where samples were cut.
         """
 
         def per_rank(amounts: np.ndarray, rank_of: np.ndarray) -> np.ndarray:
@@ -76,6 +87,8 @@ class BalanceReport:
         total = of_step.workloads.sum(dtype=np.float64)
         mean = plan.workloads.sum(dtype=np.float64) / plan.num_steps
         moved = of_step.home != of_step.destination
+        starts = np.flatnonzero(of_step.starts_sample)
+        pieces_of_each = np.diff(np.append(starts, len(of_step.workloads)))
         return BalanceReport(
             loads_before=per_rank(plan.workloads[loaded], plan.home[loaded]),
             loads_after=per_rank(of_step.workloads, of_step.destination),
@@ -84,7 +97,7 @@ class BalanceReport:
             samples_moved=int(moved.sum()),
             bytes_moved=int(of_step.sample_bytes[moved].sum()),
             bytes_loaded=int(of_step.sample_bytes.sum()),
-            workloads=of_step.workloads,
+            workloads=np.add.reduceat(of_step.workloads, starts) if len(starts) else of_step.workloads,
             equal_rows=equal_rows,
             micro_batch_loads=_micro_batch_loads(of_step),
             step_ratio=float(total / mean) if mean else 1.0,
@@ -92,6 +105,10 @@ class BalanceReport:
             bytes_received=0 if traffic is None else traffic.received,
             plan_wait_seconds=plan_wait_seconds,
             exchange_seconds=exchange_seconds,
+            samples_cut=int((pieces_of_each > 1).sum()),
+            pieces=int(pieces_of_each[pieces_of_each > 1].sum()),
+            bytes_fetched=0 if fetched is None else fetched.bytes_fetched,
+            fetch_seconds=0.0 if fetched is None else fetched.seconds,
         )
 
     @cached_property

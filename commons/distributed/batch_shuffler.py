@@ -95,6 +95,7 @@ class BatchShuffler(ABC):
         self._checks = self.group.channel() if self.settings.verify else None
         self._loss_scale = LossScale(self.group)
         self.expects_scale = True
+        self._unread: tuple[ShufflePlan, PlacedPieces] | None = None  # of the last exchange
         self._reserved_by: int | None = None
         if self.group.num_ranks > 1:
             self.group.exchange_group(job_device())  # connected here, so that no step waits for it
@@ -258,9 +259,12 @@ class BatchShuffler(ABC):
             check_placed_samples(self._checks, plan, mine)
         placed = self._batch_of(batch, mine, int(plan.rows[rank, 0]))
         placed = self._with_row_counts(placed, plan.row_counts[plan.computed_by(rank)])
+        self._unread = None
         if plan.pieces is None or not isinstance(placed, BaseBatch):
             return placed
-        return placed.with_pieces(PlacedPieces(plan, self.group, self._agreed.count_names))
+        pieces = PlacedPieces(plan, self.group, self._agreed.count_names)
+        self._unread = plan, pieces
+        return placed.with_pieces(pieces)
 
     def shuffle(self, batch: Batch) -> Batch:
         """`plan` and `exchange` in one."""
@@ -334,6 +338,8 @@ class BatchShuffler(ABC):
                 f"scale is for steps that are planned one by one, and window={self.settings.window}: use a "
                 "pipeline, or reduction=None"
             )
+        if self._unread is not None and self._unread[0] is plan:
+            self._unread[1].check_read()
         if reduction == "global_mean":
             check_global_mean(plan.num_placed, self._agreed is None or self._agreed.pads)
         return self._loss_scale.scaled(loss, plan, reduction, gradients, step_plans)

@@ -70,6 +70,18 @@ class PlacedPieces:
         last = np.append(starts[1:], len(of_rows)) - 1
         return of_rows[last].repeat(np.diff(np.append(starts, len(of_rows))))
 
+    def check_read(self) -> None:
+        """Checks that a model that has run on the batch has fetched for its pieces.
+
+        Raises:
+            RuntimeError: it has not, so it took pieces for whole samples.
+        """
+        if not self.is_read:
+            raise RuntimeError(
+                "samples of this batch are cut, and the model did not read batch.pieces: it took each piece "
+                "for a whole sample. Set split=False (TrainerArgs.balance_split), or fetch keys and values"
+            )
+
     def fetch(self, num_seen: np.ndarray, device: torch.device) -> KeyFetch:
         """Makes the fetch of this batch, which all layers share. On every rank of the group.
 
@@ -215,12 +227,13 @@ class InFlight:
 
     def launch(self, sent: torch.Tensor, received: torch.Tensor, back: bool = False) -> None:
         """Starts the all-to-all, or the reverse one."""
-        counts = self.fetch.received_counts, self.fetch.sent_counts
+        fetch = self.fetch
+        out, into = fetch.sent_counts, fetch.received_counts
+        if back:
+            out, into = into, out
         self._sending = sent  # until it has arrived
-        self._work = dist.all_to_all_single(
-            received, sent, *(reversed(counts) if back else counts), group=self.fetch.group, async_op=True
-        )
-        self.fetch.pieces.bytes_fetched += received.numel() * received.element_size()
+        self._work = dist.all_to_all_single(received, sent, into, out, group=fetch.group, async_op=True)
+        fetch.pieces.bytes_fetched += received.numel() * received.element_size()
 
     def wait(self) -> None:
         """Waits for it: on CUDA the stream does, elsewhere the host."""

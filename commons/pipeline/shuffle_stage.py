@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from commons.distributed import BalanceReport, BatchShuffler, ShufflePlan
+from commons.distributed.key_fetch import PlacedPieces
 from commons.distributed.loaded_memory import LoadedMemory
 from commons.distributed.loss_reduction import check_global_mean, check_reduction, loss_sum
 from commons.distributed.plan_ahead import PlanAhead
@@ -39,6 +40,7 @@ class _Step:
         group_window: the same among the ranks that exchange with this one.
         posted: int64 `[all ranks]`, what ranks posted when this was planned.
         plan_wait_seconds, exchange_seconds: as in the report.
+        pieces: places of the rows in their samples, where one is cut.
     """
 
     number: int
@@ -48,6 +50,7 @@ class _Step:
     posted: np.ndarray
     plan_wait_seconds: float = 0.0
     exchange_seconds: float = 0.0
+    pieces: PlacedPieces | None = None
 
     @property
     def plan(self) -> ShufflePlan:
@@ -147,6 +150,8 @@ class ShuffleStage:
             start = time.perf_counter()
             batch = self._shuffler.exchange(batch, step.plan)
             step.exchange_seconds = time.perf_counter() - start
+        if step.plan.pieces is not None:
+            step.pieces = batch.pieces
         self._exchanged.append(step)
         return batch
 
@@ -172,6 +177,8 @@ class ShuffleStage:
             of_rank = plan.loss_tokens_on(self._shuffler.group.rank)
             total = loss_sum(losses, self._reduction, of_rank, step.loss_tokens / self._num_ranks)
             loss, total = total * scale, total.detach()
+        if step.pieces is not None:
+            step.pieces.check_read()
         self._exchanged.popleft()  # not before: a step that raises may be tried again
         self._computed = step
         return loss, (total, step.loss_tokens, output)
@@ -198,6 +205,7 @@ class ShuffleStage:
             self._shuffler.traffic(step.plan),
             step.plan_wait_seconds,
             step.exchange_seconds,
+            step.pieces,
         )
 
     @property

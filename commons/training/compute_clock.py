@@ -42,7 +42,8 @@ class ComputeClock:
     Waits for other ranks lie outside: dense gradients are reduced alongside the computation, and waited for
     after it. With micro-batches the span reaches from the first one to the last.
 
-    Two waits can lie inside. If one table's gradients are ready long before another's, sending them does.
+    Three waits can lie inside. Where samples are cut, pieces wait for keys and values; the log subtracts what
+    the host waited for them. If one table's gradients are ready long before another's, sending them does.
     With micro-batches, so do the waits of the very first backward, in which DistributedDataParallel learns
     the graph.
 

@@ -139,10 +139,15 @@ class _Interval:
             "bytes_received": sum(report.bytes_received for report in self.reports),
             "plan_wait_seconds": sum(report.plan_wait_seconds for report in self.reports),
             "exchange_seconds": sum(report.exchange_seconds for report in self.reports),
+            "bytes_fetched": sum(report.bytes_fetched for report in self.reports),
+            "fetch_seconds": sum(report.fetch_seconds for report in self.reports),
             "samples": len(tokens),
             "squared_tokens": float(np.square(tokens).sum()),
             "peak_memory_bytes": _peak_memory_bytes(),
-            "compute_seconds": [0.0 if span is None else span.seconds() for span in self.spans],
+            "compute_seconds": [
+                0.0 if span is None else span.seconds() - report.fetch_seconds
+                for span, report in zip(self.spans, self.reports, strict=True)
+            ],
         }
 
 
@@ -272,11 +277,15 @@ def interval_figures(
         "imbalance_after": _imbalance([report.loads_after for report in reports]),
         "imbalance_measured": _imbalance(list(compute_seconds.T)),
         "micro_batches": sum(report.num_micro_batches for report in reports) / num_steps,
+        "samples_cut": sum(report.samples_cut for report in reports) / num_steps,
+        "pieces": sum(report.pieces for report in reports) / num_steps,
         "plan_wait_ms": total("plan_wait_seconds") * per_step * 1e3,
         "exchange_ms": total("exchange_seconds") * per_step * 1e3,
+        "fetch_ms": total("fetch_seconds") * per_step * 1e3,
         "other_ms": float(seconds - slowest.sum()) / num_steps * 1e3,
         "bytes_sent": total("bytes_sent") * per_step,
         "bytes_received": total("bytes_received") * per_step,
+        "bytes_fetched": total("bytes_fetched") * per_step,
         "compute_ms": _rounded(compute_seconds.mean(1) * 1e3),
         "waiting_ms": _rounded((slowest - compute_seconds).mean(1) * 1e3),
         "tokens_before": of_reports("tokens_before"),
@@ -305,6 +314,11 @@ def text_of(step: int, figures: dict[str, Any]) -> str:
     if figures["bytes_sent"]:
         waited, moved = figures["plan_wait_ms"], figures["exchange_ms"]
         text += f"  plan {waited:.1f} ms, exchange {moved:.1f} ms, {figures['bytes_sent'] / 1e3:.0f} kB sent"
+    if figures["samples_cut"]:
+        text += (
+            f"  {figures['samples_cut']:.3g} samples in {figures['pieces']:.3g} pieces, "
+            f"fetch {figures['fetch_ms']:.1f} ms, {figures['bytes_fetched'] / 1e6:.3g} MB"
+        )
     return text
 
 

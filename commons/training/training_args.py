@@ -57,8 +57,8 @@ class TrainerArgs:
         enable_balanced_shuffler: whether samples move between ranks to balance their loads.
         batch_shuffler: registered name of the shuffler; empty for the model's own.
         balance_partitioner, balance_tolerance, balance_equal_rows, balance_max_tokens, balance_window,
-            balance_window_max_step_ratio, balance_exchange, balance_verify, max_tokens_per_micro_batch: see
-            `ShufflerSettings`.
+            balance_window_max_step_ratio, balance_exchange, balance_verify, balance_split,
+            max_tokens_per_micro_batch: see `ShufflerSettings`.
         balance_cost: cost of a sample: "flops" for the shuffler's workloads, or a file of measured costs as
             written by a calibration.
         single_rank_load: whether rank 0 loads the samples of all ranks, and the shuffler spreads them.
@@ -101,6 +101,7 @@ class TrainerArgs:
     balance_cost: str = FLOPS
     balance_exchange: str = ShufflerSettings.exchange
     balance_verify: bool = ShufflerSettings.verify
+    balance_split: bool = ShufflerSettings.split
     max_tokens_per_micro_batch: int | None = ShufflerSettings.max_tokens_per_micro_batch
     single_rank_load: bool = False
     log_dir: str = "out/logs"

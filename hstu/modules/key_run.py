@@ -86,6 +86,4 @@ def key_runs(key_tokens: np.ndarray, masks: Sequence[SampleMask]) -> list[KeyRun
     num_keys = ends[-1] if ends else 0
     if len(key_tokens) != num_keys:
         raise ValueError(f"key_tokens has {len(key_tokens)} locations, but the masks have {num_keys} keys")
-    return [
-        KeyRun.of(key_tokens[end - mask.num_tokens : end]) for mask, end in zip(masks, ends, strict=True)
-    ]
+    return [KeyRun.of(key_tokens[end - mask.num_tokens : end]) for mask, end in zip(masks, ends, strict=True)]

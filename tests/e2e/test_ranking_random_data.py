@@ -80,6 +80,31 @@ def test_micro_batches_train_the_same_and_long_samples_are_named(tmp_path, refer
     assert "above max_tokens_per_micro_batch=40: it gets a micro-batch of its own" in output
 
 
+def test_cut_samples_train_and_evaluate_the_same(tmp_path):
+    long_histories = (
+        "TrainerArgs.train_batch_size = 2",
+        "history/FeatureArgs.max_sequence_length = 512",
+        "lengths/RandomDistribution.mean = 128",
+        "lengths/RandomDistribution.std = 400",
+    )
+    logs = []
+    for split in (False, True):
+        directory = tmp_path / str(split)
+        directory.mkdir()
+        settings = (f"TrainerArgs.balance_split = {split}", "TrainerArgs.balance_equal_rows = False")
+        output, log = train(directory, RANDOM_DATA, BALANCED, *settings, *long_histories)
+        logs.append(log)
+    whole, cut = ([line for line in log if line["kind"] == "train"] for log in logs)
+    assert [step["loss"] for step in cut] == pytest.approx([step["loss"] for step in whole], rel=1e-4)
+    assert sum(step["samples_cut"] for step in cut) > 0
+    assert sum(step["imbalance_after"] for step in cut) < sum(step["imbalance_after"] for step in whole)
+    assert "pieces, fetch" in output
+    of_whole, of_cut = ([line for line in log if line.pop("kind") == "eval"] for log in logs)
+    assert len(of_whole) == 2
+    for line, expected in zip(of_cut, of_whole, strict=True):
+        assert line == pytest.approx(expected, rel=1e-3)
+
+
 def test_own_shuffler_is_named_in_the_gin_file(tmp_path, reference):
     (tmp_path / "my_shuffler.py").write_text(OWN_SHUFFLER)
     settings = [BALANCED, 'TrainerArgs.batch_shuffler = "mine"']
