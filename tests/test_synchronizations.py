@@ -22,6 +22,7 @@ from tests.commons.pipeline.ranking_pipelines import (
     steps_of,
 )
 from tests.conftest import Pools
+from tests.drawn_cuts import drawn_cuts
 from tests.hstu import hstu_samples, retrieval_samples
 from tests.hstu.hstu_samples import hstu_batch, ranking_model
 from tests.hstu.retrieval_samples import retrieval_batch, retrieval_model
@@ -29,6 +30,7 @@ from tests.sid_gr import sid_samples
 from tests.sid_gr.sid_samples import sid_batch, sid_gr_model
 
 RECOMPUTE = {"recompute_input_layernorm": True, "recompute_input_silu": True}
+SPLIT = {"split": True, "equal_rows": False}
 CHECKED_ON_CPU_ONLY = {"hstu/models/action_loss.py _check"}
 
 
@@ -101,14 +103,17 @@ def _reads_in_a_pipeline(settings: dict[str, Any]) -> list[str]:
             return output
 
     model.module.dense = Recorded(model.module.dense)
-    pipeline = pipeline_of("native", model, optimizer, TokenShuffler(**settings))
+    shuffler = TokenShuffler(**settings)
+    if "split" in settings:
+        shuffler.planner.cuts = partial(drawn_cuts, seed=0)
+    pipeline = pipeline_of("native", model, optimizer, shuffler)
     rng = np.random.default_rng(dist.get_rank())
     for _ in steps_of(pipeline, [draw_histories(rng, 4) for _ in range(4)]):
         places.append("step")
     return places
 
 
-@pytest.mark.parametrize("settings", [{}, {"window": 2}, {"max_tokens_per_micro_batch": 40}], ids=str)
+@pytest.mark.parametrize("settings", [{}, {"window": 2}, {"max_tokens_per_micro_batch": 40}, SPLIT], ids=str)
 def test_a_pipeline_passes_its_plan_on_to_the_model(pools: Pools, settings: dict[str, Any]) -> None:
     for places in pools(2).run(_reads_in_a_pipeline, settings):
         assert places.count("step") == 4

@@ -215,6 +215,8 @@ class InFlight:
         self.received: Any = None
         self._work: Any = None
         self._sending: torch.Tensor | None = None
+        self._peers: list[int] = []
+        self.returned: torch.Tensor | None = None
 
     def land(self) -> torch.Tensor:
         """Returns the fetched keys and values, `[fetched tokens, 2, num_heads, head_dim]`.
@@ -232,14 +234,21 @@ class InFlight:
         if back:
             out, into = into, out
         self._sending = sent  # until it has arrived
+        self._peers = np.flatnonzero(np.add(into, out)).tolist()
         self._work = dist.all_to_all_single(received, sent, into, out, group=fetch.group, async_op=True)
         fetch.pieces.bytes_fetched += received.numel() * received.element_size()
 
     def wait(self) -> None:
         """Waits for it: on CUDA the stream does, elsewhere the host."""
         start = time.perf_counter()
-        with named_range("## wait for keys and values ##"):
-            self._work.wait()
+        try:
+            with named_range("## wait for keys and values ##"):
+                self._work.wait()
+        except RuntimeError as error:
+            raise RuntimeError(
+                "this rank could not exchange keys and values of pieces, or their gradients, with ranks "
+                f"{self._peers} of the ranks to balance among; one has failed, or is slow: {error}"
+            ) from None
         self.fetch.pieces.seconds += time.perf_counter() - start
         self._work = self._sending = None
 

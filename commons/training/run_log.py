@@ -270,7 +270,7 @@ def interval_figures(
     figures = {
         "loss": total("loss") / max(loss_tokens, 1),
         "seconds_per_step": seconds / num_steps,
-        "samples_per_second": total("samples") / seconds,
+        "samples_per_second": sum(len(report.workloads) for report in reports) / seconds,
         "tokens_per_second": sum(int(report.tokens_before.sum()) for report in reports) / seconds,
         "tflops": flops_per_second / 1e12,
         "imbalance_before": _imbalance([report.loads_before for report in reports]),

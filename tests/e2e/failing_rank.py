@@ -2,7 +2,8 @@
 
 python -m tests.e2e.failing_rank GIN_FILE FAILURE
 
-FAILURE is bad_id, killed, stuck, placement, exchange, writing, terminated, disk, or none.
+FAILURE is bad_id, killed, stuck, placement, exchange, fetch_killed, fetch_memory, fetch_slow, writing,
+terminated, disk, or none.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,7 @@ from torch.distributed.checkpoint import FileSystemWriter
 
 from commons.datasets import HSTUBatch
 from commons.distributed import BatchShuffler, planner
+from commons.distributed.key_fetch import InFlight
 from commons.gin_values import from_gin
 from commons.training import OptimizerArgs, TrainerArgs, TrainingTask, rank_process, run_rank, train
 from hstu.training.ranking_task import ranking_task
@@ -57,8 +60,13 @@ def linger() -> None:
     time.sleep(3.5)
 
 
+def never_come_back() -> None:
+    """Waits for longer than the other ranks do."""
+    time.sleep(300)
+
+
 def run_out_of_memory() -> None:
-    """Fails after the gather, which would have told the other ranks."""
+    """Fails where no collective tells the other ranks."""
     raise MemoryError("no memory to place the samples")
 
 
@@ -68,6 +76,11 @@ def prepare(failure: str) -> None:
         strike_once(planner, "place_within", 3, run_out_of_memory)
     elif failure == "exchange":
         strike_once(BatchShuffler, "exchange", 9, kill)
+    elif failure.startswith("fetch"):
+        strikes = {"killed": kill, "memory": run_out_of_memory, "slow": never_come_back}
+        strike_once(InFlight, "land", 5, strikes[failure.removeprefix("fetch_")])
+        if failure == "fetch_slow":
+            dist.distributed_c10d.default_pg_timeout = timedelta(seconds=8)
     elif failure == "writing":
         strike_once(FileSystemWriter, "write_data", 2, kill)
     elif failure == "terminated":

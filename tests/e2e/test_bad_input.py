@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 
 import pytest
 
@@ -14,6 +15,16 @@ UNKNOWN_SHUFFLER = (
     ["TrainerArgs.enable_balanced_shuffler = True", 'TrainerArgs.batch_shuffler = "nothing"'],
     "KeyError: \"unknown batch shuffler 'nothing'; registered are ['hstu', 'identity']\"",
 )
+
+CUT = """
+TrainerArgs.enable_balanced_shuffler = True
+TrainerArgs.balance_split = True
+TrainerArgs.balance_equal_rows = False
+TrainerArgs.train_batch_size = 2
+history/FeatureArgs.max_sequence_length = 512
+lengths/RandomDistribution.mean = 128
+lengths/RandomDistribution.std = 400
+"""
 
 
 @pytest.fixture
@@ -89,6 +100,23 @@ def test_torchrun_names_the_rank_that_was_killed(tmp_path, random_data):
     root_cause = output.split("Root Cause (first observed failure):")[-1]
     assert re.search(r"rank +: 1 ", root_cause) and "(SIGKILL)" in root_cause, output
     assert_other_ranks_are_silent(output, num_tracebacks=1)
+
+
+@pytest.mark.parametrize(
+    ("failure", "cause"),
+    [
+        ("fetch_killed", "(SIGKILL)"),
+        ("fetch_memory", "MemoryError: no memory"),
+        ("fetch_slow", "with ranks [1] of the ranks to balance among"),
+    ],
+)
+def test_all_ranks_end_if_one_fails_in_a_layers_fetch(tmp_path, failure, cause):
+    (tmp_path / "config.gin").write_text(RANDOM_DATA + CUT)
+    start = time.monotonic()
+    output = torchrun(tmp_path, "-m", "tests.e2e.failing_rank", "config.gin", failure, fails=True)
+    assert time.monotonic() - start < 60
+    assert output.count(cause) >= 1, output
+    assert_other_ranks_are_silent(output, num_tracebacks=1 if failure == "fetch_killed" else 2)
 
 
 def assert_other_ranks_are_silent(output: str, num_tracebacks: int) -> None:

@@ -24,6 +24,9 @@ class TokenShuffler(FieldShuffler):
     def get_workloads(self, batch):
         return batch.num_tokens() ** 2
 
+    def prefix_cost(self, tokens, counts):
+        return tokens**2
+
 
 def sharded_ranking_model(learning_rate: float = 0.01) -> tuple[Any, Any]:
     """Returns the model and its optimizer. Collective over all ranks."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from tests.commons.pipeline.ranking_pipelines import (
     pipeline_of,
     sharded_ranking_model,
 )
+from tests.drawn_cuts import drawn_cuts
 
 ROWS = 3
 LOADED = (7, 2, 0)  # batches of each rank
@@ -40,9 +42,11 @@ class _Launches(TorchDispatchMode):
 def _launches(name: str, settings: dict[str, Any]) -> list[str]:
     """Trains on loaders of different lengths, with an evaluation after two steps, and unshuffles."""
     model, optimizer = sharded_ranking_model()
-    shuffler = TokenShuffler(**settings)
+    shuffler, of_evaluation = TokenShuffler(**settings), TokenShuffler(**settings)
+    if "split" in settings:
+        shuffler.planner.cuts = of_evaluation.planner.cuts = partial(drawn_cuts, seed=0)
     training = pipeline_of(name, model, optimizer, shuffler)
-    evaluation = pipeline_of(name, model, optimizer, TokenShuffler(**settings))
+    evaluation = pipeline_of(name, model, optimizer, of_evaluation)
     rng = np.random.default_rng(dist.get_rank())
     drawn = [draw_histories(rng, ROWS) for _ in range(LOADED[dist.get_rank()])]
     batches = iter(drawn)
@@ -65,10 +69,17 @@ def _launches(name: str, settings: dict[str, Any]) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "settings", [{}, {"window": 2, "equal_rows": False}, {"max_tokens_per_micro_batch": 16, "verify": True}]
+    "settings",
+    [
+        {},
+        {"window": 2, "equal_rows": False},
+        {"max_tokens_per_micro_batch": 16, "verify": True},
+        {"split": True, "equal_rows": False},
+    ],
 )
 @pytest.mark.parametrize("name", ["none", "native"])
 def test_all_ranks_launch_the_same_collectives_in_the_same_order(pools, name, settings):
     first, *others = pools(3).run(_launches, name, settings)
     assert others == [first] * 2
-    assert len({launch.split(" on ")[1] for launch in first}) == 2  # the job's, and the exchange's
+    # The job's, the exchange's, and that of pieces.
+    assert len({launch.split(" on ")[1] for launch in first}) == 2 + ("split" in settings)

@@ -1,0 +1,26 @@
+"""Cuts and placements of samples, drawn from a seed."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from commons.distributed.cutting import Cutting
+from commons.distributed.loaded_samples import LoadedSamples
+
+
+def drawn_cuts(
+    samples: LoadedSamples, cutting: Cutting, seed: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Draws cuts anywhere and a rank for each row; one rank in three has no row, another no piece."""
+    rng = np.random.default_rng(seed)
+    last_cut = cutting.rules.last_cut(cutting.counts(samples))
+    numbers, items = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=np.int64)]
+    for number, last in enumerate(last_cut.tolist()):
+        count = min(int(rng.integers(0, 5)) if rng.random() < 0.6 else 0, last)
+        numbers.append(np.full(count, number))
+        items.append(np.sort(rng.permutation(last)[:count]) + 1)
+    cuts = np.concatenate(numbers), np.concatenate(items)
+    num_rows = len(last_cut) + len(cuts[0])
+    ranks = np.arange(samples.num_ranks)
+    allowed = ranks[rng.random(len(ranks)) < 0.7] if rng.random() < 0.5 else ranks
+    return *cuts, rng.choice(allowed if len(allowed) else ranks, num_rows)
