@@ -24,7 +24,7 @@ from commons.distributed.rank_group import RankGroup, job_device
 from commons.distributed.shuffle_plan import ShufflePlan
 from commons.distributed.shuffler_settings import ShufflerSettings
 from commons.distributed.unshuffle import return_steps
-from commons.distributed.verify import check_placed_samples, check_same_plan
+from commons.distributed.verify import check_cut, check_placed_samples, check_same_plan
 from commons.perf_model import MeasuredCost
 from commons.sequence_batch import BaseBatch, containers
 from commons.sequence_batch.packed_rows import PackedRows, gather_rows
@@ -256,7 +256,7 @@ class BatchShuffler(ABC):
             own = plan.loaded_by(rank)
             mine = gather_rows([loaded], np.arange(len(own)), plan.num_elements[own].sum(0).tolist())
         if self._checks is not None:
-            check_placed_samples(self._checks, plan, mine)
+            check_placed_samples(self._checks, plan, loaded, mine)
         placed = self._batch_of(batch, mine, int(plan.rows[rank, 0]))
         placed = self._with_row_counts(placed, plan.row_counts[plan.computed_by(rank)])
         self._unread = None
@@ -484,7 +484,10 @@ class BatchShuffler(ABC):
             return batch
         own = plan.loaded_by(rank)
         on_host = self.sample_rows.to_host(batch)
-        cut = on_host.cut_by(plan.pieces[own], np.cumsum(plan.starts_sample[own]) - 1)
+        row_of = np.cumsum(plan.starts_sample[own]) - 1
+        cut = on_host.cut_by(plan.pieces[own], row_of)
+        if self.settings.verify:
+            check_cut(on_host, cut, plan.pieces[own], row_of)
         if on_host is not batch:
             return containers.moved_to(cut, self.sample_rows.device_of(batch))
         return self.sample_rows.pinned_like(cut, batch)

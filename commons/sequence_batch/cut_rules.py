@@ -144,7 +144,7 @@ class CutRules:
 
     def num_items(self, counts: Mapping[str, np.ndarray]) -> np.ndarray:
         """Returns the items of each sample, int64 `[samples]`, from its counts by name."""
-        return sum((counts[group.name] // group.elements for group in self.items), np.int64(0))
+        return np.sum([counts[group.name] // group.elements for group in self.items], axis=0)
 
     def last_cut(self, counts: Mapping[str, np.ndarray]) -> np.ndarray:
         """Returns the most items that may precede the last cut of each sample, int64 `[samples]`; 0 where
