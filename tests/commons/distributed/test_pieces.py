@@ -1,0 +1,240 @@
+"""Pieces of a batch of one's own arrive as cut, and their results come back as samples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
+
+from commons.distributed import BatchShuffler
+from commons.perf_model import MeasuredCost
+from commons.sequence_batch import BaseBatch
+from commons.sequence_batch.cut_rules import (
+    FROM_END,
+    TO_EVERY,
+    WITH_FIRST,
+    WITH_LAST,
+    CutRules,
+    FieldRule,
+    ItemGroup,
+)
+from tests.commons.distributed.errors_and_warnings import error_of
+from tests.commons.distributed.loaded_batches import BOTH
+from tests.drawn_cuts import drawn_cuts
+
+SETTINGS = {"split": True, "equal_rows": False}
+RULES = CutRules(
+    items=(ItemGroup("features.item"),),
+    head=("features.user",),
+    fields={
+        "features.user": WITH_FIRST,
+        "features.item": FieldRule("items", after=1),
+        "features.negative": TO_EVERY,
+        "labels": FROM_END,
+        "loss_tokens": FROM_END,
+        "frames": FieldRule("items", 2),
+        "number": WITH_LAST,
+        "times": TO_EVERY,
+    },
+)
+
+
+@dataclass(eq=False)
+class History(BaseBatch):
+    """Items with two frames each, and what else a sample may have."""
+
+    frames: JaggedTensor | None = None
+    number: torch.Tensor | None = None
+    times: torch.Tensor | None = None
+
+    def num_tokens(self) -> torch.Tensor:
+        lengths = self.features.lengths().view(3, -1)
+        return lengths[0] + lengths[1]
+
+    def row_counts(self) -> dict[str, torch.Tensor]:
+        return self.feature_row_counts()
+
+    def cut_rules(self) -> CutRules:
+        return RULES
+
+
+class HistoryShuffler(BatchShuffler):
+    def get_workloads(self, batch):
+        return batch.num_tokens() ** 2
+
+    def prefix_cost(self, tokens, counts):
+        return tokens**2
+
+
+def draw_history(rng: np.random.Generator, num_rows: int, num_real: int, longest: int = 12) -> History:
+    """Draws samples in which every value is unlike all others."""
+    of_item = np.zeros(num_rows, dtype=np.int64)
+    of_item[:num_real] = rng.integers(0, longest, num_real)
+    of_label = np.minimum(rng.integers(0, 6, num_rows), of_item)
+    of_frame = 2 * of_item
+    has_user = (np.arange(num_rows) < num_real).astype(np.int64)
+
+    def values(lengths: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(rng.integers(0, 2**40, int(lengths.sum())))
+
+    lengths = np.concatenate([has_user, of_item, 3 * has_user])
+    return History(
+        features=KeyedJaggedTensor(
+            ["user", "item", "negative"], values(lengths), lengths=torch.from_numpy(lengths).int()
+        ),
+        batch_size=num_rows,
+        actual_batch_size=num_real,
+        feature_to_max_seqlen={},
+        labels=KeyedJaggedTensor(["label"], values(of_label), lengths=torch.from_numpy(of_label)),
+        frames=JaggedTensor(values(of_frame)[:, None].expand(-1, 2), lengths=torch.from_numpy(of_frame)),
+        number=torch.from_numpy(rng.integers(1, 100, num_rows) * has_user),
+        times=torch.from_numpy(rng.random((num_rows, 2)) * has_user[:, None]),
+    )
+
+
+def rows_of(batch: History) -> list[dict[str, list]]:
+    """Returns the values of each real row by field."""
+    jagged = {**batch.features.to_dict(), "labels": batch.labels["label"], "frames": batch.frames}
+    rows = []
+    for row in range(batch.num_samples):
+        of_row = {
+            name: value.values()[value.offsets()[row] : value.offsets()[row + 1]].tolist()
+            for name, value in jagged.items()
+        }
+        rows.append({**of_row, "number": batch.number[row].item(), "times": batch.times[row].tolist()})
+    return rows
+
+
+def own_items(batch: History) -> JaggedTensor:
+    """Returns the items of each row without the one after them."""
+    items, places = batch.features["item"], batch.pieces.rows
+    parts = [
+        items.values()[start : start + int(last - first)]
+        for start, first, last in zip(
+            items.offsets().tolist(), places["first_item"], places["last_item"], strict=False
+        )
+    ]
+    lengths = places["last_item"] - places["first_item"]
+    return JaggedTensor(torch.cat(parts), lengths=torch.from_numpy(lengths))
+
+
+def _exchanged(exchange: str, num_real: tuple[int, ...], seed: int, on_device: bool) -> Any:
+    rng = np.random.default_rng(seed + 100 * dist.get_rank())
+    batch = draw_history(rng, 5, num_real[dist.get_rank()])
+    shuffler = HistoryShuffler(**SETTINGS, exchange=exchange, verify=True)
+    shuffler.planner.cuts = partial(drawn_cuts, seed=seed)
+    plan = shuffler.plan(batch)
+    if plan.pieces is None:
+        return None
+    arrived = shuffler.exchange(shuffler.batch_for_step([batch], plan, 0) if on_device else batch, plan)
+    assert arrived.num_samples == plan.num_placed[dist.get_rank()]
+    back = shuffler.unshuffle((own_items(arrived), arrived.number), plan)
+    mine = {name: counts.tolist() for name, counts in arrived.row_counts_on_host().items()}
+    lengths = arrived.features.lengths().view(3, -1)
+    assert mine == {f"features.{key}": lengths[at].tolist() for at, key in enumerate(arrived.features.keys())}
+    assert torch.equal(back[1], batch.number)
+    items = batch.features["item"]
+    assert torch.equal(back[0].values(), items.values()) and torch.equal(back[0].lengths(), items.lengths())
+    places = arrived.pieces.rows[: arrived.num_samples].tolist()
+    numbers = plan.computed_by(dist.get_rank()).tolist()
+    return list(zip(numbers, places, rows_of(arrived), strict=True)), rows_of(batch)
+
+
+@pytest.mark.parametrize("num_real", [(5, 3), (4, 0, 5)])
+def test_pieces_arrive_as_cut_by_both_exchanges_and_results_come_back(pools, num_real):
+    for seed in range(4):
+        results = [
+            pools(len(num_real)).run(_exchanged, exchange, num_real, seed, exchange == "all_to_all")
+            for exchange in BOTH
+        ]
+        assert results[0] == results[1]
+        if results[0][0] is None:
+            continue
+        pieces = sorted((piece for of_rank, _ in results[0] for piece in of_rank), key=lambda piece: piece[0])
+        samples = iter(sample for _, of_rank in results[0] for sample in of_rank)
+        sample: dict[str, list] = {}
+        for _, (first, last, num_items, *_), got in pieces:
+            sample = next(samples) if first == 0 else sample
+            ends, num_labels = last == num_items, len(sample["labels"])
+            unlabeled = num_items - num_labels
+            assert got == {
+                "user": sample["user"] if first == 0 else [],
+                "item": sample["item"][first : last + 1],
+                "negative": sample["negative"],
+                "labels": sample["labels"][max(first - unlabeled, 0) : max(last - unlabeled, 0)],
+                "frames": sample["frames"][2 * first : 2 * last],
+                "number": sample["number"] if ends else 0,
+                "times": sample["times"],
+            }
+        assert next(samples, None) is None
+
+
+class Uncuttable(History):
+    def cut_rules(self):
+        return None
+
+
+class OfUnknownLengths(History):
+    def row_counts(self):
+        return {}
+
+
+class WithoutCost(HistoryShuffler):
+    prefix_cost = BatchShuffler.prefix_cost
+
+
+def _refusals() -> list[str]:
+    rng = np.random.default_rng(0)
+    makers: list[Callable[[], Any]] = [
+        partial(WithoutCost, **SETTINGS),
+        partial(HistoryShuffler, split=True),
+        partial(HistoryShuffler, **SETTINGS, window=2),
+        partial(HistoryShuffler, **SETTINGS, max_tokens_per_micro_batch=8),
+        partial(HistoryShuffler, **SETTINGS, cost=MeasuredCost(0, 0, 1, 1)),
+    ]
+    errors = [error_of(maker) for maker in makers]
+    for kind in (Uncuttable, OfUnknownLengths):
+        batch = draw_history(rng, 3, 3)
+        batch.__class__ = kind
+        errors.append(error_of(HistoryShuffler(**SETTINGS).plan, batch))
+    return errors
+
+
+def test_what_cannot_be_cut_is_refused_with_one_sentence(pools):
+    expected = [
+        "split=True: WithoutCost has no prefix_cost",
+        "split=True: a piece takes a row, and rows follow the load; set equal_rows=False",
+        "split=True: pieces of a sample are computed at once, and window=2",
+        "split=True: pieces of a sample are computed at once, and max_tokens_per_micro_batch=8",
+        "split=True: a measured cost does not tell what a part of a sample costs",
+        "split=True: a tests.commons.distributed.test_pieces.Uncuttable cannot be cut; give it cut_rules",
+        "planning does not know the lengths of key 'user' of 'features'",
+    ]
+    for errors in pools(2).run(_refusals):
+        for error, part in zip(errors, expected, strict=True):
+            assert part in error
+
+
+def _train_on_pieces_unread() -> tuple[str, str]:
+    batch = draw_history(np.random.default_rng(dist.get_rank()), 2, 2, longest=400)
+    shuffler = HistoryShuffler(**SETTINGS)
+    shuffler.planner.cuts = partial(drawn_cuts, seed=1)
+    plan = shuffler.plan(batch)
+    arrived = shuffler.exchange(batch, plan)
+    loss = arrived.features.values().float().sum()
+    unread = error_of(shuffler.scale, loss, plan, "sum")
+    arrived.pieces.fetch(plan.pieces["last_token"], torch.device("cpu"))
+    return unread, error_of(shuffler.scale, loss, plan, "sum")
+
+
+def test_a_model_that_takes_pieces_for_samples_is_an_error(pools):
+    for unread, read in pools(2).run(_train_on_pieces_unread):
+        assert "the model did not read batch.pieces: it took each piece for a whole sample" in unread
+        assert read == "no error"
