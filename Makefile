@@ -21,7 +21,7 @@ RUN := OMP_NUM_THREADS=1 $(VENV)/bin/python
 INSTALLED := $(VENV)/.installed
 
 .PHONY: demo test lint format bench-attention bench-calibration bench-checkpoint bench-gather bench-kuairand bench-loading bench-micro-batch bench-padding bench-partition \
-	bench-recompute bench-shuffle bench-split bench-window check-kernels cluster-check gpu-check soak versions clean
+	bench-recompute bench-shuffle bench-split bench-split-samples bench-window check-kernels cluster-check gpu-check soak versions clean
 
 demo: $(INSTALLED)
 	$(RUN) -m benchmarks.demo out/demo/$(MODEL) --model $(MODEL)
@@ -91,6 +91,9 @@ soak: $(INSTALLED)
 
 bench-window: $(INSTALLED)
 	$(RUN) -m benchmarks.window
+
+bench-split-samples: $(INSTALLED)
+	$(RUN) -m benchmarks.split_samples
 
 bench-split: $(INSTALLED)
 	$(RUN) -m benchmarks.controller_split

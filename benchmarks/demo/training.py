@@ -44,16 +44,27 @@ TRIMMED_BLOCKS = 4
 
 
 class Arm:
-    """One of the runs: a model of its own, trained on the same batches as the others'."""
+    """One of the runs: a model of its own, trained on the same batches as the others'.
+
+    Args:
+        make_task: makes the model, and its data.
+        settings: what differs from the gin file.
+        device: of this rank.
+        batches: in place of the task's data.
+    """
 
     def __init__(
-        self, make_task: Callable[..., TrainingTask], settings: dict[str, Any], device: torch.device
+        self,
+        make_task: Callable[..., TrainingTask],
+        settings: dict[str, Any],
+        device: torch.device,
+        batches: Iterator[Any] | None = None,
     ) -> None:
         args = replace(from_gin(TrainerArgs), **settings)
         task = make_task(args, device)
         model, optimizer = shard_model(task.model, from_gin(OptimizerArgs), device)
         self._pipeline = task.make_pipeline(args, model, optimizer, device)
-        self._batches: Iterator[Any] = iter(task.train_dataset)
+        self._batches = iter(task.train_dataset) if batches is None else batches
         self.losses: list[float] = []
         self.block_seconds: list[float] = []  # per step
         self.block_reports: list[list[BalanceReport]] = []

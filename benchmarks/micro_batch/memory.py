@@ -75,7 +75,7 @@ def _peaks(arm: Arm, rows: int, cap: int | None) -> dict[str, Any]:
     """Returns the memory of the rank with the most, in each of some steps."""
     megabytes = []
     for _ in range(MEASURED_STEPS):
-        peak = torch.tensor(_peak_bytes(lambda: arm.run(1, timed=True)) / 1e6)
+        peak = torch.tensor(step_memory(lambda: arm.run(1, timed=True))[1] / 1e6)
         dist.all_reduce(peak, op=dist.ReduceOp.MAX)
         megabytes.append(float(peak))
     reports = [report for block in arm.block_reports for report in block]
@@ -88,17 +88,19 @@ def _peaks(arm: Arm, rows: int, cap: int | None) -> dict[str, Any]:
     }
 
 
-def _peak_bytes(run: Callable[[], None]) -> int:
-    """The most bytes that torch had allocated during a call beyond what it had before."""
+def step_memory(run: Callable[[], None]) -> tuple[int, int]:
+    """Returns the bytes that torch had allocated when a step's backward began, and the most in the step, both
+    beyond what it had before."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
         run()
-    events = profiled.profiler.kineto_results.events()
-    changes = sorted((event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]")
-    allocated = peak = 0
-    for _, change in changes:
-        allocated += change
-        peak = max(peak, allocated)
-    return peak
+    allocated = peak = kept = 0
+    for event in sorted(profiled.profiler.kineto_results.events(), key=lambda event: event.start_ns()):
+        if event.name() == "## backward ##":
+            kept = allocated
+        elif event.name() == "[memory]":
+            allocated += event.nbytes()
+            peak = max(peak, allocated)
+    return kept, peak
 
 
 def _time(whole: Arm, divided: Arm) -> dict[str, Any]:

@@ -1,0 +1,1 @@
+"""Steps in which samples are cut into pieces."""

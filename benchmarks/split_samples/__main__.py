@@ -1,0 +1,36 @@
+"""Samples cut into pieces: time of a step, and the longest sequence that fits, on two ranks.
+
+python -m benchmarks.split_samples
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+
+from benchmarks.machine import machine
+from benchmarks.markdown import write_tables
+from benchmarks.split_samples import training
+from benchmarks.torchrun import torchrun
+
+BENCHMARKS = Path(__file__).parents[1]
+RESULT, README = BENCHMARKS / "results" / "split_samples.json", BENCHMARKS / "README.md"
+
+
+def main() -> None:
+    """Prints the tables, and writes them to `README` and the figures to `RESULT`."""
+    with tempfile.TemporaryDirectory() as folder:
+        measured = Path(folder) / "figures.json"
+        torchrun(training.RANKS, training.__name__, measured)
+        figures = {**json.loads(measured.read_text()), "machine": machine()}
+    tables = training.tables(figures)
+    for name, table in tables.items():
+        print(f"\n{name}\n\n{table}")
+    RESULT.write_text(json.dumps(figures, indent=1) + "\n")
+    write_tables(README, "split-samples", tables)
+    print(f"\nwritten: {RESULT.relative_to(BENCHMARKS.parent)}, {README.relative_to(BENCHMARKS.parent)}")
+
+
+if __name__ == "__main__":
+    main()
