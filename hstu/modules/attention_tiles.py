@@ -193,7 +193,7 @@ class Chunk:
             if not is_plain or first_row < first:
                 # Rows after the block see all columns that precede the candidates.
                 in_history = all(min(last, mask.num_tokens) <= mask.history_end for mask in self.masks)
-                last_row = max(last, first_row) if in_history else rows.end
+                last_row = min(max(last, first_row), rows.end) if in_history else rows.end
                 visible = self._visible(first_row, last_row, first, last).mT
             yield first, last, first_row, visible
 

@@ -1,0 +1,124 @@
+"""Samples cut into pieces on several ranks, all simulated in one process."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from hypothesis import strategies as st
+
+from hstu.modules import SampleMask, batch_attention, piece_attention
+
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A run of a sample's tokens.
+
+    Attributes:
+        sample: index of the sample.
+        first, end: its tokens in the sample, `end` exclusive.
+        mask: for the piece's queries, or for the whole sample.
+    """
+
+    sample: int
+    first: int
+    end: int
+    mask: SampleMask
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the sample was not cut."""
+        return self.mask.num_rows == self.mask.num_tokens
+
+
+def cut(sample: int, mask: SampleMask, cuts: Sequence[int]) -> list[Piece]:
+    """Returns the pieces of a sample that is cut before these tokens, all within its history."""
+    pieces = []
+    for first, end in zip([0, *cuts], [*cuts, mask.num_tokens], strict=True):
+        rows = {"first_row": first, "num_rows": end - first}
+        if end < mask.num_tokens:
+            num_keys = end if mask.is_causal else mask.history_end
+            rows |= {"num_tokens": num_keys, "history_end": num_keys}
+        pieces.append(Piece(sample, first, end, replace(mask, **rows)))
+    return pieces
+
+
+@st.composite
+def cut_samples(draw: st.DrawFn) -> tuple[list[SampleMask], list[list[Piece]]]:
+    """Draws whole samples, and the pieces of each rank in the order of their tokens."""
+    tokens_per_candidate, is_causal = draw(st.integers(1, 2)), draw(st.booleans())
+    masks_contextual = draw(st.booleans())
+    masks: list[SampleMask] = []
+    ranks: list[list[Piece]] = [[] for _ in range(draw(st.integers(2, 3)))]
+    for sample in range(draw(st.integers(1, 3))):
+        contextual = draw(st.sampled_from([0, 1, 3, 33]))
+        end = contextual + draw(st.one_of(st.integers(1, 9), st.integers(28, 110)))
+        mask = SampleMask(
+            num_tokens=end + draw(st.integers(0, 3)) * tokens_per_candidate,
+            num_contextual=contextual if masks_contextual else 0,
+            history_end=end,
+            tokens_per_candidate=tokens_per_candidate,
+            is_causal=is_causal,
+        )
+        masks.append(mask)
+        possible = range(max(contextual, 1), min(end + 1, mask.num_tokens))
+        cuts = draw(st.sets(st.sampled_from(possible), max_size=4)) if possible else set()
+        for piece in cut(sample, mask, sorted(cuts)):
+            draw(st.sampled_from(ranks)).append(piece)
+    return masks, [draw(st.permutations(pieces)) for pieces in ranks]
+
+
+def attention_in_pieces(
+    backend: str,
+    masks: Sequence[SampleMask],
+    ranks: Sequence[Sequence[Piece]],
+    qkv: Sequence[torch.Tensor],
+    scaling_seqlen: int,
+) -> torch.Tensor:
+    """Computes the attention of samples rank by rank, as each rank would.
+
+    Args:
+        backend: as `batch_attention` takes it.
+        masks: one per whole sample.
+        ranks: pieces of each rank, in the order of their tokens.
+        qkv: q, k and v of the concatenated samples, on the CPU.
+        scaling_seqlen: constant of the model.
+
+    Returns:
+        `[total_tokens, num_heads, head_dim]`, differentiable, in the order of the samples.
+    """
+    starts = np.cumsum([0, *(mask.num_tokens for mask in masks)])
+    outs, tokens_of_outs = [], []
+    for pieces in ranks:
+        own = np.concatenate([np.arange(0), *(starts[p.sample] + np.arange(p.first, p.end) for p in pieces)])
+        q, k, v = (x[torch.from_numpy(own)] for x in qkv)
+        first_tokens = np.cumsum([0, *(p.end - p.first for p in pieces)])[:-1].tolist()
+        placed = list(zip(pieces, first_tokens, strict=True))
+        whole = [(piece.mask, start) for piece, start in placed if piece.is_whole]
+        cut_up = [(piece, start) for piece, start in placed if not piece.is_whole]
+        keys = np.concatenate(
+            [np.arange(0), *(starts[p.sample] + np.arange(p.mask.num_tokens) for p, _ in cut_up)]
+        )
+        elsewhere = np.setdiff1d(keys, own)
+        location = {token: place for place, token in enumerate([*own.tolist(), *elsewhere.tolist()])}
+        key_tokens = np.array([location[token] for token in keys.tolist()], np.int64)
+        fetched = torch.stack(qkv[1:], 1)[torch.from_numpy(elsewhere)]
+        of_whole = batch_attention(
+            backend, [mask for mask, _ in whole], scaling_seqlen, CPU, [start for _, start in whole]
+        )
+        of_pieces = piece_attention(
+            backend,
+            [p.mask for p, _ in cut_up],
+            [start for _, start in cut_up],
+            key_tokens,
+            scaling_seqlen,
+            CPU,
+        )
+        outs.append(of_whole(q, k, v) + of_pieces(q, k, v, fetched))
+        tokens_of_outs.append(own)
+    order = np.argsort(np.concatenate(tokens_of_outs))
+    return torch.cat(outs)[torch.from_numpy(order)]
