@@ -79,7 +79,7 @@ def triton_hstu_attention(device: torch.device, lengths: Sequence[int] = LENGTHS
     samples = [_mask(length) for length in lengths]
 
     def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        return triton_hstu_attention(q, k, v, TritonWork.of(samples), SCALING_SEQLEN)
+        return triton_hstu_attention(q, k, v, TritonWork(samples), SCALING_SEQLEN)
 
     def reference(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         return jagged_hstu_attention(q, k, v, AttentionTiles(samples, q.device), SCALING_SEQLEN)

@@ -115,7 +115,7 @@ class _JaggedHSTUAttention(torch.autograd.Function):
 def _seen(
     chunk: Chunk, k: torch.Tensor, v: torch.Tensor, fetched: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns the tensors that hold a chunk's keys and values at their places; those of a piece are gathered."""
+    """Returns the tensors that hold a chunk's keys and values; those of a piece are gathered first."""
     if chunk.run is None or fetched is None:
         return k, v
     heads = chunk.queries.heads

@@ -95,9 +95,9 @@ def piece_attention(
         backend: "pytorch", "triton" or "cutlass". CUTLASS kernels take no pieces: Triton runs instead.
         masks: one per piece; none on a rank without pieces.
         starts: where each piece's queries start in q; they are consecutive.
-        key_tokens: int64, the location of each of the `num_tokens` keys of each mask, one piece after another.
-            Locations below `len(q)` are this rank's tokens, further ones are `fetched` tokens. Pieces may
-            share keys; the keys of one piece differ.
+        key_tokens: int64, the location of each mask's `num_tokens` keys, one piece after another. Locations
+            below `len(q)` are this rank's tokens; from there on they count `fetched` tokens. Pieces may share
+            keys, but no key occurs twice in a piece.
         scaling_seqlen: constant divisor of the attention weights.
         device: device of the tokens.
 

@@ -15,10 +15,11 @@ class SampleMask:
     itself. So contextual tokens all see each other, the history is causal, and a candidate sees everything
     before the candidates and itself, but no other candidate.
 
-    The queries may be a run of the sample's tokens, a piece. Every rule counts tokens from the sample's start.
+    The queries may be a piece of the sample, a run of its tokens. All rules count tokens from the sample's
+    start.
 
     Attributes:
-        num_tokens: tokens of the sample, T. For a piece, those up to the last one that its queries see.
+        num_tokens: tokens of the sample, T. For a piece, those up to the last that its queries see.
         num_contextual: leading tokens that all see each other; 0 makes them causal too.
         history_end: index of the first candidate token; T if there are no candidates.
         tokens_per_candidate: 2 for an item and its action, 1 for an item alone.

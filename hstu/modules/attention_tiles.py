@@ -146,8 +146,8 @@ class Chunk:
     """Samples with equal tile counts, and the heads of them, that are computed together.
 
     Several samples come with all heads, and are copied whole. One sample may come with some of its heads, and
-    in blocks. So does one piece of a sample, whose keys are gathered first. Rows and columns count tokens from
-    the sample's start.
+    in blocks. So may one piece of a sample, whose keys are gathered first. Rows (queries) and columns (keys)
+    count tokens from the sample's start.
 
     Attributes:
         masks: of the samples.
@@ -181,9 +181,9 @@ class Chunk:
     def column_blocks(self) -> Iterator[tuple[int, int, int, torch.Tensor | None]]:
         """Yields blocks of columns; with one tile per block, their tiles are those of `row_blocks`.
 
-        Each is: first and last column, exclusive; the first of the rows, up to the last, that see one of them;
-        and for the first of these rows which columns they see, `[samples, 1, columns, first rows]` in float32,
-        or None if they see the columns up to their own.
+        Each is: first and last column, exclusive; the first of the rows, up to the last, that see one of
+        them; and for the first of these rows which columns they see, `[samples, 1, columns, first rows]` in
+        float32, or None if every row sees the columns up to its own.
         """
         rows = self.queries
         for first, last, is_plain in self._column_ranges:
@@ -217,7 +217,7 @@ class Chunk:
         return self._row_ranges if self.keys is self.queries else self._ranges(self.keys)
 
     def _ranges(self, place: Place) -> list[tuple[int, int, bool]]:
-        """Returns first and last token of each block, exclusive, and whether each row sees all up to itself."""
+        """Returns first and last token of blocks, exclusive, and whether each row sees all up to itself."""
         size = TILE * self.row_tiles
         ranges = [(first, min(first + size, place.end)) for first in range(place.first, place.end, size)]
         return [(*block, all(mask.is_plain(*block) for mask in self.masks)) for block in ranges]

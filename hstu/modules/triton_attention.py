@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
-from hstu.modules.attention_inputs import check_inputs
+from hstu.modules.attention_inputs import check_fetched, check_inputs
 from hstu.modules.triton_tiles import (
     INTERPRETER,
     MAX_HEAD_DIM,
@@ -27,7 +27,12 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 def triton_hstu_attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, work: TritonWork, scaling_seqlen: float
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    work: TritonWork,
+    scaling_seqlen: float,
+    fetched: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Computes `SiLU(q kᵀ / sqrt(head_dim)) / scaling_seqlen`, masked, times v, for each sample.
 
@@ -40,15 +45,20 @@ def triton_hstu_attention(
             views of one projection. head_dim is at most 256; it is padded to a power of two.
         work: masks of the batch's samples.
         scaling_seqlen: constant of the model.
+        fetched: keys and values that pieces of samples see besides k and v, `[num_fetched, 2, num_heads,
+            head_dim]`; None for whole samples.
 
     Returns:
-        `[total_tokens, num_heads, head_dim]`, contiguous, with the inputs' dtype.
+        `[total_tokens, num_heads, head_dim]`, contiguous, with the inputs' dtype, zero for tokens that are no
+        queries.
 
     Raises:
         ImportError: triton is not installed.
         ValueError: shapes, dtypes or devices do not fit, or `scaling_seqlen` is not positive.
     """
-    check_inputs(q, k, v, work.num_tokens, scaling_seqlen)
+    check_inputs(q, k, v, work.end, scaling_seqlen, work.has_holes)
+    if fetched is not None and work.run is not None:
+        check_fetched(k, fetched, work.run.end)
     if not 1 <= q.shape[2] <= MAX_HEAD_DIM:
         raise ValueError(f"head_dim is {q.shape[2]}; expected 1 to {MAX_HEAD_DIM} for the Triton kernels")
     if q.dtype not in DTYPES or len({(x.dtype, x.device) for x in (q, k, v)}) > 1:
@@ -58,7 +68,7 @@ def triton_hstu_attention(
         )
     if not q.is_cuda and not _kernels().INTERPRETED.value:
         raise ValueError(f"q, k and v are on {q.device}; the Triton kernels need CUDA")
-    return _TritonHSTUAttention.apply(q, k, v, work, scaling_seqlen)
+    return _TritonHSTUAttention.apply(q, k, v, fetched, work, scaling_seqlen)
 
 
 class _TritonHSTUAttention(torch.autograd.Function):
@@ -66,12 +76,18 @@ class _TritonHSTUAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, work: TritonWork, scaling_seqlen: float
+        ctx: Any,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        fetched: torch.Tensor | None,
+        work: TritonWork,
+        scaling_seqlen: float,
     ) -> torch.Tensor:
-        q, k, v = _with_equal_strides(q, k, v)
-        ctx.save_for_backward(q, k, v)
+        ctx.save_for_backward(q, k, v, fetched)  # the keys of pieces are gathered again in backward
         ctx.work, ctx.scaling_seqlen = work, scaling_seqlen
-        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        q, k, v = _kernel_inputs(q, k, v, fetched, work)
+        out = _new(q, work.has_holes)
         tiles = _tiles(q)
         items, _, _ = _lists(work, q.device, tiles)
         _launch(_kernels().forward_kernel, tiles.forward, [q, k, v, out], items, 1 / scaling_seqlen)
@@ -80,11 +96,14 @@ class _TritonHSTUAttention(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_out: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        q, k, v = ctx.saved_tensors
+        q, k, v, fetched = ctx.saved_tensors
+        work = ctx.work
+        q, k, v = _kernel_inputs(q, k, v, fetched, work)
         grad_out = grad_out.contiguous()
-        grad_q, grad_k, grad_v = (torch.empty_like(grad_out) for _ in range(3))
+        # All keys of pieces are in a block of columns. Whole samples' keys have the queries' holes.
+        grad_q, grad_k, grad_v = (_new(x, work.has_holes and (x is q or fetched is None)) for x in (q, k, v))
         tiles = _tiles(q)
-        _, items_q, items_kv = _lists(ctx.work, q.device, tiles)
+        _, items_q, items_kv = _lists(work, q.device, tiles)
         # Gradients of scores are cast to the inputs' dtype. Dividing by sqrt(scaling_seqlen) before the cast
         # and again after the sum keeps float16 from overflowing or underflowing.
         before = 1 / math.sqrt(ctx.scaling_seqlen)
@@ -95,7 +114,27 @@ class _TritonHSTUAttention(torch.autograd.Function):
         outputs = [grad_k, grad_v]
         for flags in tiles.grad_kv_passes:
             _launch(_kernels().grad_kv_kernel, tiles.grad_kv, [*inputs, *outputs], items_kv, *scales, **flags)
-        return grad_q, grad_k, grad_v, None, None
+        if fetched is None or work.run is None:
+            return grad_q, grad_k, grad_v, None, None, None
+        grads, grad_fetched = (torch.zeros_like(grad_q), torch.zeros_like(grad_q)), torch.zeros_like(fetched)
+        for place, (own, grad) in enumerate(zip(grads, outputs, strict=True)):
+            work.run.add(grad, own, grad_fetched[:, place])
+        return grad_q, *grads, grad_fetched, None, None
+
+
+def _kernel_inputs(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, fetched: torch.Tensor | None, work: TritonWork
+) -> Sequence[torch.Tensor]:
+    """Returns queries, keys and values with strides that the kernels take; the keys of pieces are gathered."""
+    if fetched is not None and work.run is not None:
+        k, v = work.run.gather(k, fetched[:, 0]), work.run.gather(v, fetched[:, 1])
+    return *_with_equal_strides(q), *_with_equal_strides(k, v)
+
+
+def _new(like: torch.Tensor, zero: bool) -> torch.Tensor:
+    """Returns a contiguous tensor, of zeros or uninitialized."""
+    new = torch.zeros if zero else torch.empty
+    return new(like.shape, dtype=like.dtype, device=like.device)
 
 
 def _kernels() -> ModuleType:
@@ -133,10 +172,10 @@ def _launch(
     *scales: float,
     **flags: bool,
 ) -> None:
-    q = tensors[0]
+    q, k = tensors[:2]
     _, num_heads, head_dim = q.shape
     constants = tile.constants(head_dim) | flags
-    strides = q.stride(0), q.stride(1)
+    strides = *q.stride()[:2], *k.stride()[:2]
     half_scale = 0.5 / math.sqrt(head_dim)
     with torch.cuda.device_of(q):
         kernel[(len(items) * num_heads,)](

@@ -15,15 +15,19 @@ import triton
 import triton.language as tl
 
 # int32 fields of a work item; `TritonWork.lists` describes them.
-NUM_FIELDS = tl.constexpr(12)
+NUM_FIELDS = tl.constexpr(15)
 
 
 @triton.jit
 def _item(work, num_heads):
-    """Returns this program's work item and head, then the sample's first token, its length, and the block."""
+    """Returns this program's work item and head, then places of token 0 of the sample among queries and keys.
+
+    Then follow the end of the rows, the number of columns, and the block's first row or column.
+    """
     item = work + tl.program_id(0) // num_heads * NUM_FIELDS
     head = tl.program_id(0) % num_heads
-    return item, head, tl.load(item).to(tl.int64), tl.load(item + 1), tl.load(item + 2)
+    query_base, key_base = tl.load(item).to(tl.int64), tl.load(item + 1).to(tl.int64)
+    return item, head, query_base, key_base, tl.load(item + 3), tl.load(item + 4), tl.load(item + 8)
 
 
 # With TRITON_INTERPRET=1 at import, kernels run in Python, also on a CPU.
@@ -34,38 +38,36 @@ INTERPRETED = tl.constexpr(not isinstance(_item, triton.JITFunction))
 def _num_tiles(item, EDGE: tl.constexpr):
     """Returns the number of tiles that need the mask if EDGE, else of those that do not."""
     if EDGE:
-        return tl.load(item + 9) + tl.load(item + 11)
-    return tl.load(item + 7)
+        return tl.load(item + 12) + tl.load(item + 14)
+    return tl.load(item + 10)
 
 
 @triton.jit
 def _tile(item, step, EDGE: tl.constexpr):
     """Returns the tile of a step. EDGE tiles form two ranges, visited one after the other."""
     if EDGE:
-        num_edge = tl.load(item + 9)
-        return tl.where(step < num_edge, tl.load(item + 8) + step, tl.load(item + 10) + step - num_edge)
-    return tl.load(item + 6) + step
+        num_edge = tl.load(item + 12)
+        return tl.where(step < num_edge, tl.load(item + 11) + step, tl.load(item + 13) + step - num_edge)
+    return tl.load(item + 9) + step
 
 
 @triton.jit
-def _load(base, first, num_tokens, stride, HEAD_DIM: tl.constexpr, ROWS: tl.constexpr, DIM: tl.constexpr):
-    """Loads `[ROWS, DIM]` from token `first` on; zeros past the sample's end and past head_dim."""
+def _load(base, first, end, stride, HEAD_DIM: tl.constexpr, ROWS: tl.constexpr, DIM: tl.constexpr):
+    """Loads `[ROWS, DIM]` from token `first` on; zeros from token `end` on and past head_dim."""
     rows, dims = tl.arange(0, ROWS), tl.arange(0, DIM)
     pointers = base + first.to(tl.int64) * stride + (rows[:, None] * stride + dims[None, :])
-    inside = (rows < num_tokens - first)[:, None]
+    inside = (rows < end - first)[:, None]
     if HEAD_DIM != DIM:
         inside = inside & (dims < HEAD_DIM)[None, :]
     return tl.load(pointers, mask=inside, other=0.0)
 
 
 @triton.jit
-def _store(
-    base, values, first, num_tokens, stride, HEAD_DIM: tl.constexpr, ROWS: tl.constexpr, DIM: tl.constexpr
-):
-    """Stores `[ROWS, DIM]` from token `first` on; nothing past the sample's end and past head_dim."""
+def _store(base, values, first, end, stride, HEAD_DIM: tl.constexpr, ROWS: tl.constexpr, DIM: tl.constexpr):
+    """Stores `[ROWS, DIM]` from token `first` on; nothing from token `end` on and past head_dim."""
     rows, dims = tl.arange(0, ROWS), tl.arange(0, DIM)
     pointers = base + first.to(tl.int64) * stride + (rows[:, None] * stride + dims[None, :])
-    inside = (rows < num_tokens - first)[:, None]
+    inside = (rows < end - first)[:, None]
     if HEAD_DIM != DIM:
         inside = inside & (dims < HEAD_DIM)[None, :]
     tl.store(pointers, values.to(base.dtype.element_ty), mask=inside)
@@ -96,9 +98,9 @@ def _one_plus_tanh(half, dtype: tl.constexpr):
 @triton.jit
 def _visible(scores, rows, columns, item):
     """Zeroes scores that a row does not see, by the rule of `SampleMask`."""
-    prefix, history_end, tokens_per_target = tl.load(item + 3), tl.load(item + 4), tl.load(item + 5)
+    prefix, history_end, per_candidate = tl.load(item + 5), tl.load(item + 6), tl.load(item + 7)
     prefix_end = tl.minimum(tl.maximum(rows + 1, prefix), history_end)
-    own_start = rows - tl.maximum(rows - history_end, 0) % tokens_per_target
+    own_start = rows - tl.maximum(rows - history_end, 0) % per_candidate
     sees = (columns < prefix_end) | ((columns >= own_start) & (columns <= rows))
     return tl.where(sees, scores, 0.0)
 
@@ -112,6 +114,8 @@ def forward_kernel(
     work,
     token_stride,
     head_stride,
+    key_token_stride,
+    key_head_stride,
     num_heads,
     half_scale,
     out_scale,
@@ -121,24 +125,25 @@ def forward_kernel(
     COLUMNS: tl.constexpr,
 ):
     """Computes a block of rows of the output."""
-    item, head, first_token, num_tokens, block = _item(work, num_heads)
-    start = first_token * token_stride + head * head_stride
+    item, head, query_base, key_base, end_row, num_keys, first_row = _item(work, num_heads)
+    start = query_base * token_stride + head * head_stride
+    key_start = key_base * key_token_stride + head * key_head_stride
     out_stride = num_heads * HEAD_DIM
-    out_start = first_token * out_stride + head * HEAD_DIM
-    q_RD = _load(q + start, block * ROWS, num_tokens, token_stride, HEAD_DIM, ROWS, DIM)
-    rows = block * ROWS + tl.arange(0, ROWS)[:, None]
+    out_start = query_base * out_stride + head * HEAD_DIM
+    q_RD = _load(q + start, first_row, end_row, token_stride, HEAD_DIM, ROWS, DIM)
+    rows = first_row + tl.arange(0, ROWS)[:, None]
     out_RD = tl.zeros([ROWS, DIM], tl.float32)
     for EDGE in tl.static_range(2):
         for step in range(_num_tiles(item, EDGE)):
             first = _tile(item, step, EDGE) * COLUMNS
-            k_CD = _load(k + start, first, num_tokens, token_stride, HEAD_DIM, COLUMNS, DIM)
-            v_CD = _load(v + start, first, num_tokens, token_stride, HEAD_DIM, COLUMNS, DIM)
+            k_CD = _load(k + key_start, first, num_keys, key_token_stride, HEAD_DIM, COLUMNS, DIM)
+            v_CD = _load(v + key_start, first, num_keys, key_token_stride, HEAD_DIM, COLUMNS, DIM)
             half_RC = _dot(q_RD, k_CD.T) * half_scale
             weights_RC = half_RC * _one_plus_tanh(half_RC, q_RD.dtype)
             if EDGE:
                 weights_RC = _visible(weights_RC, rows, first + tl.arange(0, COLUMNS)[None, :], item)
             out_RD = _dot(weights_RC.to(v_CD.dtype), v_CD, out_RD)
-    _store(out + out_start, out_RD * out_scale, block * ROWS, num_tokens, out_stride, HEAD_DIM, ROWS, DIM)
+    _store(out + out_start, out_RD * out_scale, first_row, end_row, out_stride, HEAD_DIM, ROWS, DIM)
 
 
 @triton.jit
@@ -151,6 +156,8 @@ def grad_q_kernel(
     work,
     token_stride,
     head_stride,
+    key_token_stride,
+    key_head_stride,
     num_heads,
     half_scale,
     score_scale,
@@ -161,19 +168,20 @@ def grad_q_kernel(
     COLUMNS: tl.constexpr,
 ):
     """Computes a block of rows of the gradient of q."""
-    item, head, first_token, num_tokens, block = _item(work, num_heads)
-    start = first_token * token_stride + head * head_stride
+    item, head, query_base, key_base, end_row, num_keys, first_row = _item(work, num_heads)
+    start = query_base * token_stride + head * head_stride
+    key_start = key_base * key_token_stride + head * key_head_stride
     out_stride = num_heads * HEAD_DIM
-    out_start = first_token * out_stride + head * HEAD_DIM
-    q_RD = _load(q + start, block * ROWS, num_tokens, token_stride, HEAD_DIM, ROWS, DIM)
-    grad_out_RD = _load(grad_out + out_start, block * ROWS, num_tokens, out_stride, HEAD_DIM, ROWS, DIM)
-    rows = block * ROWS + tl.arange(0, ROWS)[:, None]
+    out_start = query_base * out_stride + head * HEAD_DIM
+    q_RD = _load(q + start, first_row, end_row, token_stride, HEAD_DIM, ROWS, DIM)
+    grad_out_RD = _load(grad_out + out_start, first_row, end_row, out_stride, HEAD_DIM, ROWS, DIM)
+    rows = first_row + tl.arange(0, ROWS)[:, None]
     grad_q_RD = tl.zeros([ROWS, DIM], tl.float32)
     for EDGE in tl.static_range(2):
         for step in range(_num_tiles(item, EDGE)):
             first = _tile(item, step, EDGE) * COLUMNS
-            k_CD = _load(k + start, first, num_tokens, token_stride, HEAD_DIM, COLUMNS, DIM)
-            v_CD = _load(v + start, first, num_tokens, token_stride, HEAD_DIM, COLUMNS, DIM)
+            k_CD = _load(k + key_start, first, num_keys, key_token_stride, HEAD_DIM, COLUMNS, DIM)
+            v_CD = _load(v + key_start, first, num_keys, key_token_stride, HEAD_DIM, COLUMNS, DIM)
             half_RC = _dot(q_RD, k_CD.T) * half_scale
             grad_RC = _dot(grad_out_RD, v_CD.T) * score_scale
             factor_RC = _one_plus_tanh(half_RC, q_RD.dtype)
@@ -184,8 +192,8 @@ def grad_q_kernel(
     _store(
         grad_q + out_start,
         grad_q_RD * grad_q_scale,
-        block * ROWS,
-        num_tokens,
+        first_row,
+        end_row,
         out_stride,
         HEAD_DIM,
         ROWS,
@@ -204,6 +212,8 @@ def grad_kv_kernel(
     work,
     token_stride,
     head_stride,
+    key_token_stride,
+    key_head_stride,
     num_heads,
     half_scale,
     score_scale,
@@ -217,20 +227,23 @@ def grad_kv_kernel(
     GRAD_V: tl.constexpr,
 ):
     """Computes a block of rows of the gradients of k and v, from transposed scores."""
-    item, head, first_token, num_tokens, block = _item(work, num_heads)
-    start = first_token * token_stride + head * head_stride
+    item, head, query_base, key_base, end_row, num_keys, first_column = _item(work, num_heads)
+    start = query_base * token_stride + head * head_stride
+    key_start = key_base * key_token_stride + head * key_head_stride
     out_stride = num_heads * HEAD_DIM
-    out_start = first_token * out_stride + head * HEAD_DIM
-    k_CD = _load(k + start, block * COLUMNS, num_tokens, token_stride, HEAD_DIM, COLUMNS, DIM)
-    v_CD = _load(v + start, block * COLUMNS, num_tokens, token_stride, HEAD_DIM, COLUMNS, DIM)
-    columns = block * COLUMNS + tl.arange(0, COLUMNS)[:, None]
+    out_start = query_base * out_stride + head * HEAD_DIM
+    grad_start = key_base * out_stride + head * HEAD_DIM
+    first_row = tl.load(item + 2)
+    k_CD = _load(k + key_start, first_column, num_keys, key_token_stride, HEAD_DIM, COLUMNS, DIM)
+    v_CD = _load(v + key_start, first_column, num_keys, key_token_stride, HEAD_DIM, COLUMNS, DIM)
+    columns = first_column + tl.arange(0, COLUMNS)[:, None]
     grad_k_CD = tl.zeros([COLUMNS, DIM], tl.float32)
     grad_v_CD = tl.zeros([COLUMNS, DIM], tl.float32)
     for EDGE in tl.static_range(2):
         for step in range(_num_tiles(item, EDGE)):
-            first = _tile(item, step, EDGE) * ROWS
-            q_RD = _load(q + start, first, num_tokens, token_stride, HEAD_DIM, ROWS, DIM)
-            grad_out_RD = _load(grad_out + out_start, first, num_tokens, out_stride, HEAD_DIM, ROWS, DIM)
+            first = first_row + _tile(item, step, EDGE) * ROWS
+            q_RD = _load(q + start, first, end_row, token_stride, HEAD_DIM, ROWS, DIM)
+            grad_out_RD = _load(grad_out + out_start, first, end_row, out_stride, HEAD_DIM, ROWS, DIM)
             half_CR = _dot(k_CD, q_RD.T) * half_scale
             if EDGE:
                 half_CR = _visible(half_CR, first + tl.arange(0, ROWS)[None, :], columns, item)
@@ -244,10 +257,9 @@ def grad_kv_kernel(
                 if EDGE:  # a hidden score of 0 has weight 0, but its gradient is not 0
                     grad_CR = _visible(grad_CR, first + tl.arange(0, ROWS)[None, :], columns, item)
                 grad_k_CD = _dot(grad_CR.to(q_RD.dtype), q_RD, grad_k_CD)
-    first = block * COLUMNS
     if GRAD_K:
         grad_k_CD *= grad_k_scale
-        _store(grad_k + out_start, grad_k_CD, first, num_tokens, out_stride, HEAD_DIM, COLUMNS, DIM)
+        _store(grad_k + grad_start, grad_k_CD, first_column, num_keys, out_stride, HEAD_DIM, COLUMNS, DIM)
     if GRAD_V:
         grad_v_CD *= grad_v_scale
-        _store(grad_v + out_start, grad_v_CD, first, num_tokens, out_stride, HEAD_DIM, COLUMNS, DIM)
+        _store(grad_v + grad_start, grad_v_CD, first_column, num_keys, out_stride, HEAD_DIM, COLUMNS, DIM)

@@ -3,86 +3,65 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 import torch
 
-from hstu.modules.attention_mask import SampleMask
+from hstu.modules.attention_mask import SampleMask, consecutive_starts
+from hstu.modules.key_run import KeyRun, key_runs
 from hstu.modules.triton_tiles import TileShape
 
 
 class TritonWork:
     """Masks of a batch and the kernels' work lists. Make one per batch; all layers share it.
 
-    A sample holds contextual tokens, then its history, then targets (candidates). Contextual tokens all see
-    each other, the history is causal, and a target sees itself and everything before the targets.
-
     Args:
-        seq_offsets: `[samples + 1]`, first token of each sample, then the number of all tokens. On the host,
-            as the next two.
-        num_contextuals: `[samples]`, leading tokens that all see each other.
-        num_targets: `[samples]`, targets at the end of each sample.
-        tokens_per_target: 2 for an item and its action, 1 for an item alone.
-        is_causal: False lets contextual and history tokens all see each other.
+        masks: one per sample or piece.
+        starts: where each mask's queries start; other tokens may lie between them. None if the queries are
+            all tokens, in the order of the masks.
+        key_tokens: locations of the pieces' keys, as `key_runs` takes them; None for whole samples.
+
+    Attributes:
+        end: index of the first token after all queries.
+        has_holes: whether there may be tokens that are no queries.
+        run: keys of all pieces; None for whole samples.
 
     Raises:
-        ValueError: lengths of the arguments differ, `seq_offsets` does not begin with 0, or a sample's tokens
-            are fewer than its contextual ones and targets.
+        ValueError: `key_tokens` does not fit the masks.
     """
 
     def __init__(
         self,
-        seq_offsets: Sequence[int],
-        num_contextuals: Sequence[int],
-        num_targets: Sequence[int],
-        tokens_per_target: int,
-        is_causal: bool,
+        masks: Sequence[SampleMask],
+        starts: Sequence[int] | None = None,
+        key_tokens: np.ndarray | None = None,
     ) -> None:
-        offsets = np.asarray(seq_offsets, np.int64)
-        contextuals, targets = np.asarray(num_contextuals, np.int64), np.asarray(num_targets, np.int64)
-        if not len(offsets) - 1 == len(contextuals) == len(targets):
-            raise ValueError(
-                f"seq_offsets has {len(offsets)} numbers, num_contextuals {len(contextuals)} and num_targets "
-                f"{len(targets)}; expected one more in seq_offsets than in the others"
+        self.has_holes = starts is not None
+        starts = key_starts = consecutive_starts(masks) if starts is None else starts
+        self.run: KeyRun | None = None
+        if key_tokens is not None:
+            runs = key_runs(key_tokens, masks)
+            self.run = KeyRun(tuple(segment for run in runs for segment in run.segments))
+            key_starts = list(accumulate((mask.num_tokens for mask in masks), initial=0))[:-1]
+        self.end = max((start + mask.num_rows for mask, start in zip(masks, starts, strict=True)), default=0)
+        self._samples = _Samples(
+            *np.array(
+                [
+                    (
+                        *(start - mask.first_row, key_start),
+                        *(mask.first_row, mask.end_row, mask.num_tokens),
+                        *(mask.prefix, mask.history_end, mask.tokens_per_candidate),
+                    )
+                    for mask, start, key_start in zip(masks, starts, key_starts, strict=True)
+                ],
+                np.int64,
             )
-        if offsets[0] != 0:
-            raise ValueError(f"seq_offsets begins with {offsets[0]}; expected 0")
-        lengths = np.diff(offsets)
-        history_ends = lengths - tokens_per_target * targets
-        for sample in np.flatnonzero((contextuals < 0) | (targets < 0) | (history_ends < contextuals)):
-            raise ValueError(
-                f"sample {sample} has {lengths[sample]} tokens; expected at least its {contextuals[sample]} "
-                f"contextual ones and {tokens_per_target} for each of its {targets[sample]} targets"
-            )
-        self.num_tokens = int(offsets[-1])
-        # Without causality, history tokens are like contextual ones: all of them see each other.
-        prefixes = contextuals if is_causal else history_ends
-        self._samples = np.stack(
-            [offsets[:-1], lengths, prefixes, history_ends, np.full_like(lengths, tokens_per_target)], 1
+            .reshape(-1, 8)
+            .T
         )
         self._on_device: dict[tuple[torch.device, tuple[TileShape, ...]], list[torch.Tensor]] = {}
-
-    @classmethod
-    def of(cls, masks: Sequence[SampleMask]) -> TritonWork:
-        """Returns the work of a batch with these masks.
-
-        Raises:
-            ValueError: masks differ in `tokens_per_candidate` or `is_causal`.
-        """
-        kinds = {(mask.tokens_per_candidate, mask.is_causal) for mask in masks} or {(1, True)}
-        if len(kinds) > 1:
-            raise ValueError(
-                f"masks have {len(kinds)} pairs of tokens_per_candidate and is_causal; "
-                "expected one pair for the whole batch"
-            )
-        tokens_per_target, is_causal = kinds.pop()
-        return cls(
-            seq_offsets=np.cumsum([0, *(mask.num_tokens for mask in masks)]).tolist(),
-            num_contextuals=[min(mask.num_contextual, mask.history_end) for mask in masks],
-            num_targets=[(mask.num_tokens - mask.history_end) // tokens_per_target for mask in masks],
-            tokens_per_target=tokens_per_target,
-            is_causal=is_causal,
-        )
 
     def lists(
         self, device: torch.device, by_rows: Sequence[TileShape], by_columns: Sequence[TileShape]
@@ -98,10 +77,11 @@ class TritonWork:
             by_columns: tile shapes of the kernels that compute blocks of columns.
 
         Returns:
-            `[items, 12]` int32 each, items with most tiles first. Fields 0 to 5: the sample's first token,
-            its number of tokens, the block, the number of leading tokens that all see each other, the first
-            target's token, tokens per target. Fields 6 to 11 are three ranges of tiles, begin and number
-            each: tiles visible throughout, tiles at the mask's edge, and tiles that only targets see.
+            `[items, 15]` int32 each, items with most tiles first. Rows, columns and candidates count tokens
+            from the sample's start. Fields 0 to 7 are those of `_Samples`, field 8 is the first row or column
+            of the block. Fields 9 to 14 are three ranges of tiles, begin and number each: tiles visible
+            throughout, tiles at the mask's edge, and tiles that only candidates see. Tiles of rows are
+            counted from the first row.
         """
         key = (device, (*by_rows, *by_columns))
         if key not in self._on_device:
@@ -117,68 +97,83 @@ class TritonWork:
 
     def _by_rows(self, shape: TileShape) -> np.ndarray:
         """Returns the items of blocks of rows, which visit tiles of columns."""
-        samples, blocks = self._blocks(shape.rows)
-        num_tokens, contextuals, history_ends, tokens_per_target = samples[:, 1:].T
-        first = blocks * shape.rows
-        last = np.minimum(first + shape.rows, num_tokens) - 1
-        # Columns before the targets that the first and the last row of the block see.
-        first_prefix = np.clip(first + 1, contextuals, history_ends)
-        last_prefix = np.clip(last + 1, contextuals, history_ends)
+        samples, first = self._samples.blocks(self._samples.first_row, self._samples.end_row, shape.rows)
+        last = np.minimum(first + shape.rows, samples.end_row) - 1
+        # Columns before the candidates that the first and the last row of the block see.
+        first_prefix = np.clip(first + 1, samples.prefix, samples.history_end)
+        last_prefix = np.clip(last + 1, samples.prefix, samples.history_end)
         full = first_prefix // shape.columns
         edge_end = _ceil_div(last_prefix, shape.columns)
-        first_target = np.maximum(first, history_ends)
-        own = first_target - (first_target - history_ends) % tokens_per_target
+        candidate = np.maximum(first, samples.history_end)
+        own = candidate - (candidate - samples.history_end) % samples.tokens_per_candidate
         own_begin = np.maximum(own // shape.columns, edge_end)
         own_end = np.maximum(_ceil_div(last + 1, shape.columns), own_begin)
         return _longest_first(
-            samples, blocks, (np.zeros_like(full), full), (full, edge_end), (own_begin, own_end)
+            samples, first, (np.zeros_like(full), full), (full, edge_end), (own_begin, own_end)
         )
 
     def _by_columns(self, shape: TileShape) -> np.ndarray:
         """Returns the items of blocks of columns, which visit tiles of rows."""
-        samples, blocks = self._blocks(shape.columns)
-        num_tokens, contextuals, history_ends, tokens_per_target = samples[:, 1:].T
-        first = blocks * shape.columns
-        last = np.minimum(first + shape.columns, num_tokens) - 1
-        of_history = first < history_ends
-        begin = np.where(first < contextuals, 0, first)
-        last_target = (last - history_ends) // tokens_per_target
-        own_end = history_ends + (last_target + 1) * tokens_per_target
-        end = np.where(of_history, num_tokens, own_end)
+        no_column = np.zeros_like(self._samples.num_keys)
+        samples, first = self._samples.blocks(no_column, self._samples.num_keys, shape.columns)
+        history_end, per_candidate = samples.history_end, samples.tokens_per_candidate
+        last = np.minimum(first + shape.columns, samples.num_keys) - 1
+        begin = np.where(first < samples.prefix, 0, first)
+        last_candidate = (last - history_end) // per_candidate
+        own_end = history_end + (last_candidate + 1) * per_candidate
+        end = np.where(first < history_end, samples.end_row, own_end)
         # First row from which on all rows see all columns of the block.
-        full = np.where(last < contextuals, 0, np.where(last < history_ends, last, end))
+        full = np.where(last < samples.prefix, 0, np.where(last < history_end, last, end))
+        begin, full, end = (
+            np.clip(row, samples.first_row, samples.end_row) - samples.first_row for row in (begin, full, end)
+        )
         begin, end = begin // shape.rows, _ceil_div(end, shape.rows)
         full = np.clip(_ceil_div(full, shape.rows), begin, end)
-        return _longest_first(samples, blocks, (full, end), (begin, full), (full, full))
+        return _longest_first(samples, first, (full, end), (begin, full), (full, full))
 
-    def _blocks(self, size: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the sample of each block of `size` tokens, `[blocks, 5]`, and the block's index in it."""
-        num_blocks = _ceil_div(self._samples[:, 1], size)
+
+@dataclass(frozen=True)
+class _Samples:
+    """Numbers of samples or pieces, int64 `[samples]` each, in the order of a work item's fields.
+
+    Attributes:
+        query_base: place in q of token 0 of the sample, as if its first tokens preceded the queries there.
+        key_base: place in k and v of token 0.
+        first_row, end_row, num_keys, prefix, history_end, tokens_per_candidate: as in `SampleMask`;
+            `num_keys` is its `num_tokens`.
+    """
+
+    query_base: np.ndarray
+    key_base: np.ndarray
+    first_row: np.ndarray
+    end_row: np.ndarray
+    num_keys: np.ndarray
+    prefix: np.ndarray
+    history_end: np.ndarray
+    tokens_per_candidate: np.ndarray
+
+    @property
+    def fields(self) -> list[np.ndarray]:
+        """All of the numbers."""
+        return list(vars(self).values())
+
+    def blocks(self, first: np.ndarray, end: np.ndarray, size: int) -> tuple[_Samples, np.ndarray]:
+        """Returns the sample of each block of `size` tokens from `first` to `end`, and its first token."""
+        num_blocks = _ceil_div(end - first, size)
         ends = num_blocks.cumsum()
         blocks = np.arange(num_blocks.sum()) - (ends - num_blocks).repeat(num_blocks)
-        return self._samples.repeat(num_blocks, axis=0), blocks
+        samples = _Samples(*(numbers.repeat(num_blocks) for numbers in self.fields))
+        return samples, first.repeat(num_blocks) + blocks * size
 
 
 def _longest_first(
-    samples: np.ndarray, blocks: np.ndarray, *ranges: tuple[np.ndarray, np.ndarray]
+    samples: _Samples, first: np.ndarray, *ranges: tuple[np.ndarray, np.ndarray]
 ) -> np.ndarray:
-    """Returns items `[blocks, 12]`, most tiles first, so that the programs that start last are short."""
-    (full, full_end), (edge, edge_end), (own, own_end) = ranges
-    num_full, num_edge, num_own = full_end - full, edge_end - edge, own_end - own
-    fields = [
-        samples[:, 0],
-        samples[:, 1],
-        blocks,
-        *samples[:, 2:].T,
-        full,
-        num_full,
-        edge,
-        num_edge,
-        own,
-        num_own,
-    ]
-    order = np.argsort(-(num_full + num_edge + num_own), kind="stable")
-    return np.stack(fields, 1)[order]
+    """Returns items `[blocks, 15]`, most tiles first, so that the programs that start last are short."""
+    of_ranges = [(begin, end - begin) for begin, end in ranges]
+    num_tiles = sum(number for _, number in of_ranges)
+    fields = [*samples.fields, first, *(field for both in of_ranges for field in both)]
+    return np.stack(fields, 1)[np.argsort(-num_tiles, kind="stable")]
 
 
 def _ceil_div(numbers: np.ndarray, divisor: int) -> np.ndarray:

@@ -19,6 +19,7 @@ import torch
 from hstu.modules import SampleMask
 from hstu.modules.triton_attention import triton_hstu_attention
 from hstu.modules.triton_work import TritonWork
+from tests.hstu.modules.pieces import Piece, attention_in_pieces, cut
 
 SCALING_SEQLEN = 50.0
 MAX_TOKENS = 100
@@ -93,6 +94,19 @@ CASES = {
 }
 
 
+def _in_pieces(is_causal: bool, tokens: int) -> tuple[list[SampleMask], list[list[Piece]]]:
+    """Returns three samples, and the pieces of three ranks; the second sample is whole, the last rank empty."""
+    masks = [mask(*numbers, tokens, is_causal) for numbers in ((3, 40, 3), (0, 9, 0), (0, 18, 2))]
+    first, last = cut(0, masks[0], [4, 5, 24]), cut(2, masks[2], [16])
+    return masks, [[first[2], last[1], first[0]], [*cut(1, masks[1], []), first[3], last[0], first[1]], []]
+
+
+IN_PIECES = {
+    "pieces": _in_pieces(is_causal=True, tokens=2),
+    "pieces of samples that are not causal": _in_pieces(is_causal=False, tokens=1),
+}
+
+
 def interpret(file: Path) -> dict[str, list[torch.Tensor]]:
     """Returns the output and the gradients of q, k and v of each case, from a process of its own."""
     environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
@@ -106,9 +120,20 @@ def interpret(file: Path) -> dict[str, list[torch.Tensor]]:
 def run_kernels(masks: Sequence[SampleMask], inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Returns the output and the gradients of q, k and v, given these and the gradient of the output."""
     *qkv, grad_out = inputs
-    out = triton_hstu_attention(*qkv, TritonWork.of(masks), SCALING_SEQLEN)
+    out = triton_hstu_attention(*qkv, TritonWork(masks), SCALING_SEQLEN)
+    return [out.detach(), *torch.autograd.grad(out, qkv, grad_out)]
+
+
+def run_in_pieces(
+    backend: str, masks: Sequence[SampleMask], ranks: Sequence[Sequence[Piece]]
+) -> list[torch.Tensor]:
+    """Returns the output and the gradients of q, k and v of samples cut into pieces."""
+    *qkv, grad_out = Case(tuple(masks)).inputs()
+    out = attention_in_pieces(backend, masks, ranks, qkv, int(SCALING_SEQLEN))
     return [out.detach(), *torch.autograd.grad(out, qkv, grad_out)]
 
 
 if __name__ == "__main__":
-    torch.save({name: run_kernels(case.masks, case.inputs()) for name, case in CASES.items()}, sys.argv[1])
+    results = {name: run_kernels(case.masks, case.inputs()) for name, case in CASES.items()}
+    results |= {name: run_in_pieces("triton", *samples) for name, samples in IN_PIECES.items()}
+    torch.save(results, sys.argv[1])

@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -15,6 +17,7 @@ from hstu.modules.triton_tiles import TileShape
 from hstu.modules.triton_work import TritonWork
 from tests.hstu.modules.interpreted_attention import (
     CASES,
+    IN_PIECES,
     MAX_TOKENS,
     SCALING_SEQLEN,
     Case,
@@ -43,6 +46,12 @@ def interpreted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[torc
 def test_kernels_match_the_pytorch_path(name: str, interpreted: dict[str, list[torch.Tensor]]) -> None:
     assert sum(mask.num_tokens for mask in CASES[name].masks) <= MAX_TOKENS
     _check(interpreted[name], CASES[name])
+
+
+@needs_triton
+@pytest.mark.parametrize("name", IN_PIECES)
+def test_pieces_match_whole_samples(name: str, interpreted: dict[str, list[torch.Tensor]]) -> None:
+    _check(interpreted[name], Case(tuple(IN_PIECES[name][0])))
 
 
 @needs_triton
@@ -79,9 +88,18 @@ def _expected(case: Case) -> list[torch.Tensor]:
 
 @st.composite
 def batches(draw: st.DrawFn) -> list[SampleMask]:
-    tokens, is_causal = draw(st.integers(1, 2)), draw(st.booleans())
-    numbers = st.tuples(st.integers(0, 20), st.integers(0, 40), st.integers(0, 12))
-    return [mask(*drawn, tokens, is_causal) for drawn in draw(st.lists(numbers, max_size=3))]
+    """Draws whole samples, pieces that end theirs, and pieces that see all of the history."""
+    masks = []
+    numbers = st.tuples(st.integers(0, 20), st.integers(0, 40), st.integers(0, 12), st.integers(1, 2))
+    for drawn in draw(st.lists(numbers, max_size=3)):
+        whole = mask(*drawn, draw(st.booleans()))
+        first = draw(st.sampled_from([0, 1, 9]))
+        first = first if first <= whole.num_tokens else 0
+        num_rows = -1
+        if not whole.is_causal and whole.num_tokens == whole.history_end:
+            num_rows = draw(st.integers(0, whole.num_tokens - first))
+        masks.append(replace(whole, first_row=first, num_rows=num_rows))
+    return masks
 
 
 @given(masks=batches(), rows=st.sampled_from([4, 8]), columns=st.sampled_from([4, 16]))
@@ -90,35 +108,42 @@ def test_work_lists_hold_each_visible_tile_once_longest_first(
     masks: list[SampleMask], rows: int, columns: int
 ) -> None:
     shape = TileShape(rows, columns, 4, 1)
-    by_rows, by_columns = TritonWork.of(masks).lists(CPU, [shape], [shape])
+    key_tokens = np.arange(sum(mask.num_tokens for mask in masks))
+    by_rows, by_columns = TritonWork(masks, range(len(masks)), key_tokens).lists(CPU, [shape], [shape])
     visible, whole = _visible_tiles(masks, rows, columns)
     for items, by_row in ((by_rows.tolist(), True), (by_columns.tolist(), False)):
-        full = [_tile(item, tile, by_row) for item in items for tile in _range(item, 6)]
-        edge = [_tile(item, tile, by_row) for item in items for at in (8, 10) for tile in _range(item, at)]
-        assert sorted(full + edge) == visible
-        assert set(full) <= whole
-        num_tiles = [item[7] + item[9] + item[11] for item in items]
+        blocks = [(item[8] - item[2]) // rows if by_row else item[8] // columns for item in items]
+        found = [
+            [
+                (item[1], block, tile) if by_row else (item[1], tile, block)
+                for item, block in zip(items, blocks, strict=True)
+                for at in places
+                for tile in range(item[at], item[at] + item[at + 1])
+            ]
+            for places in ((9,), (11, 13))
+        ]
+        assert sorted(found[0] + found[1]) == visible
+        assert set(found[0]) <= whole
+        num_tiles = [item[10] + item[12] + item[14] for item in items]
         assert num_tiles == sorted(num_tiles, reverse=True)
-
-
-def _range(item: list[int], at: int) -> range:
-    return range(item[at], item[at] + item[at + 1])
-
-
-def _tile(item: list[int], tile: int, by_row: bool) -> tuple[int, int, int]:
-    """Returns the first token of the sample, and the tile's row and column."""
-    return (item[0], item[2], tile) if by_row else (item[0], tile, item[2])
 
 
 def _visible_tiles(
     masks: list[SampleMask], rows: int, columns: int
 ) -> tuple[list[tuple[int, int, int]], set[tuple[int, int, int]]]:
-    """Returns the tiles where any row sees any column, and those where all rows see all columns."""
+    """Returns the tiles where any row sees any column, and those where all rows see all columns.
+
+    Each is the first key of the sample, and the tile's row and column.
+    """
     some, whole, start = [], set(), 0
     for one in masks:
-        tokens = range(one.num_tokens)
-        seen = torch.tensor([[sees(one, row, column) for column in tokens] for row in tokens])
-        for row in range(0, one.num_tokens, rows):
+        seen = torch.tensor(
+            [
+                [sees(one, row, column) for column in range(one.num_tokens)]
+                for row in range(one.first_row, one.end_row)
+            ]
+        ).view(one.num_rows, one.num_tokens)
+        for row in range(0, one.num_rows, rows):
             for column in range(0, one.num_tokens, columns):
                 tile = seen[row : row + rows, column : column + columns]
                 if tile.any():
@@ -130,31 +155,10 @@ def _visible_tiles(
 
 
 def test_layers_share_the_work_lists_of_a_batch() -> None:
-    work, shape = TritonWork([0, 5, 5, 9], [1, 0, 0], [1, 0, 2], 2, True), TileShape(16, 16, 4, 1)
+    work, shape = TritonWork([mask(1, 2, 1), mask(0, 0), mask(0, 0, 2)]), TileShape(16, 16, 4, 1)
     first, second = (work.lists(CPU, [shape, shape], [shape]) for _ in range(2))
     assert all(one is other for one, other in zip(first, second, strict=True))
     assert len({items.untyped_storage().data_ptr() for items in first}) == 1  # one copy to the device
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (([0, 3], [0], [0, 0]), "seq_offsets has 2 numbers, num_contextuals 1 and num_targets 2"),
-        (([1, 3], [0], [0]), "seq_offsets begins with 1"),
-        (
-            ([0, 9, 13], [0, 3], [1, 1]),
-            "sample 1 has 4 tokens; expected at least its 3 contextual ones and 2",
-        ),
-    ],
-)
-def test_wrong_host_numbers_are_named(arguments: tuple[list[int], ...], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        TritonWork(*arguments, tokens_per_target=2, is_causal=True)
-
-
-def test_samples_of_a_batch_have_one_kind_of_target() -> None:
-    with pytest.raises(ValueError, match="2 pairs of tokens_per_candidate and is_causal"):
-        TritonWork.of([mask(0, 3, tokens=1), mask(0, 3, tokens=2)])
 
 
 @needs_triton
@@ -179,7 +183,7 @@ def test_wrong_arguments_are_named(
 ) -> None:
     qkv = [torch.zeros(shape, dtype=dtype) for shape in shapes]
     with pytest.raises(ValueError, match=message):
-        triton_hstu_attention(*qkv, TritonWork([0, 3], [0], [0], 1, True), scaling_seqlen)
+        triton_hstu_attention(*qkv, TritonWork([mask(0, 3)]), scaling_seqlen)
 
 
 def test_without_triton_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,4 +192,4 @@ def test_without_triton_the_error_says_what_to_install(monkeypatch: pytest.Monke
     monkeypatch.setitem(sys.modules, "triton", None)
     qkv = [torch.zeros(3, 2, 4) for _ in range(3)]
     with pytest.raises(ImportError, match="pip install triton"):
-        triton_hstu_attention(*qkv, TritonWork([0, 3], [0], [0], 1, True), 1.0)
+        triton_hstu_attention(*qkv, TritonWork([mask(0, 3)]), 1.0)
