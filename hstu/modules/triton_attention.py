@@ -125,7 +125,7 @@ class _TritonHSTUAttention(torch.autograd.Function):
 def _kernel_inputs(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, fetched: torch.Tensor | None, work: TritonWork
 ) -> Sequence[torch.Tensor]:
-    """Returns queries, keys and values with strides that the kernels take; the keys of pieces are gathered."""
+    """Returns queries, keys and values as the kernels take them; the keys of pieces are gathered."""
     if fetched is not None and work.run is not None:
         k, v = work.run.gather(k, fetched[:, 0]), work.run.gather(v, fetched[:, 1])
     return *_with_equal_strides(q), *_with_equal_strides(k, v)

@@ -95,7 +95,7 @@ CASES = {
 
 
 def _in_pieces(is_causal: bool, tokens: int) -> tuple[list[SampleMask], list[list[Piece]]]:
-    """Returns three samples, and the pieces of three ranks; the second sample is whole, the last rank empty."""
+    """Returns three samples and the pieces of three ranks. One sample is whole, the last rank is empty."""
     masks = [mask(*numbers, tokens, is_causal) for numbers in ((3, 40, 3), (0, 9, 0), (0, 18, 2))]
     first, last = cut(0, masks[0], [4, 5, 24]), cut(2, masks[2], [16])
     return masks, [[first[2], last[1], first[0]], [*cut(1, masks[1], []), first[3], last[0], first[1]], []]
