@@ -101,9 +101,10 @@ def _in_pieces(is_causal: bool, tokens: int) -> tuple[list[SampleMask], list[lis
     return masks, [[first[2], last[1], first[0]], [*cut(1, masks[1], []), first[3], last[0], first[1]], []]
 
 
+# By backend; "cutlass" leaves pieces to Triton.
 IN_PIECES = {
-    "pieces": _in_pieces(is_causal=True, tokens=2),
-    "pieces of samples that are not causal": _in_pieces(is_causal=False, tokens=1),
+    "triton": _in_pieces(is_causal=True, tokens=2),
+    "cutlass": _in_pieces(is_causal=False, tokens=1),
 }
 
 
@@ -135,5 +136,5 @@ def run_in_pieces(
 
 if __name__ == "__main__":
     results = {name: run_kernels(case.masks, case.inputs()) for name, case in CASES.items()}
-    results |= {name: run_in_pieces("triton", *samples) for name, samples in IN_PIECES.items()}
+    results |= {backend: run_in_pieces(backend, *samples) for backend, samples in IN_PIECES.items()}
     torch.save(results, sys.argv[1])

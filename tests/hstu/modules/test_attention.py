@@ -8,7 +8,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from hstu.modules import AttentionTiles, SampleMask, attention_tiles, jagged_hstu_attention
+from hstu.modules import AttentionTiles, SampleMask, jagged_hstu_attention
 from tests.hstu.modules.mask_rule import sees
 
 HEADS = [(2, 8), (4, 3)]
@@ -56,18 +56,7 @@ def tiles_of(of_samples: Sequence[SampleMask]) -> AttentionTiles:
     return AttentionTiles(of_samples, torch.device("cpu"))
 
 
-@pytest.fixture(
-    params=[(1, 1, 1), (1, 1 << 20, 1), (1 << 20, 1 << 20, 1), (1 << 20, 1 << 20, 3)],
-    ids=["head by head", "sample by sample", "together", "long blocks"],
-)
-def _sizes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, size in zip(
-        ("CPU_CHUNK_BYTES", "CPU_HEADS_BYTES", "CPU_ROW_TILES"), request.param, strict=True
-    ):
-        monkeypatch.setattr(attention_tiles, name, size)
-
-
-@pytest.mark.usefixtures("_sizes")
+@pytest.mark.usefixtures("chunk_sizes")
 @pytest.mark.parametrize("heads", HEADS)
 @given(of_samples=st.lists(masks(), min_size=1, max_size=4))
 @example(of_samples=[SampleMask(70, 33, 70, 2, True)])  # the prefix ends in a tile's first column
@@ -83,7 +72,7 @@ def test_matches_a_dense_masked_reference(heads: tuple[int, int], of_samples: li
         torch.testing.assert_close(grad, expected_grad)
 
 
-@pytest.mark.usefixtures("_sizes")
+@pytest.mark.usefixtures("chunk_sizes")
 def test_gradients_match_finite_differences() -> None:
     of_samples = [SampleMask(5, 2, 3, 2, True), SampleMask(0, 0, 0, 1, True), SampleMask(1, 0, 1, 1, True)]
     qkv = draw_qkv(6, (2, 3), torch.float64)
@@ -91,7 +80,7 @@ def test_gradients_match_finite_differences() -> None:
     torch.autograd.gradcheck(lambda q, k, v: jagged_hstu_attention(q, k, v, tiles, 3), qkv)
 
 
-@pytest.mark.usefixtures("_sizes")
+@pytest.mark.usefixtures("chunk_sizes")
 @pytest.mark.parametrize(("dtype", "rtol"), [(torch.bfloat16, 3e-2), (torch.float16, 4e-3)])
 def test_16_bit_types_are_close_to_the_reference(dtype: torch.dtype, rtol: float) -> None:
     of_samples = [SampleMask(40, 3, 36, 2, True), SampleMask(17, 0, 17, 1, True)]

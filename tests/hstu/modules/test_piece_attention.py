@@ -6,11 +6,18 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.flop_counter import FlopCounterMode
 
-from hstu.modules import AttentionTiles, SampleMask, jagged_hstu_attention, piece_attention
+from hstu.modules import (
+    AttentionTiles,
+    HSTULayer,
+    SampleMask,
+    batch_attention,
+    jagged_hstu_attention,
+    piece_attention,
+)
 from tests.hstu.modules.pieces import CPU, Piece, attention_in_pieces, cut, cut_samples
-from tests.hstu.modules.test_attention import _sizes as _sizes
 
 SCALING_SEQLEN = 7
 
@@ -21,7 +28,7 @@ def _qkv(num_tokens: int, dtype: torch.dtype = torch.float64) -> list[torch.Tens
     return list(drawn.requires_grad_().unbind(1))
 
 
-@pytest.mark.usefixtures("_sizes")
+@pytest.mark.usefixtures("chunk_sizes")
 @given(samples=cut_samples())
 @settings(max_examples=60, deadline=None)
 def test_pieces_equal_whole_samples(samples: tuple[list[SampleMask], list[list[Piece]]]) -> None:
@@ -74,6 +81,28 @@ def test_only_the_arguments_are_saved_and_every_one_gets_a_gradient(num_pieces: 
     grads = torch.autograd.grad(out.sum(), (q, k, v, fetched))
     assert [bool(grad.any()) for grad in grads] == [num_pieces > 0] * 4
     assert not out[40:70].any() and not grads[0][40:70].any()
+
+
+def test_layers_recompute_what_pieces_see() -> None:
+    num_own, num_fetched, keys = 40, 16, np.concatenate([np.arange(40, 56), np.arange(20, 40)])
+    whole = batch_attention("pytorch", [SampleMask(20, 2, 20, 1, True)], SCALING_SEQLEN, CPU, [0])
+    pieces = piece_attention("pytorch", [SampleMask(36, 0, 36, 1, True, 16)], [20], keys, SCALING_SEQLEN, CPU)
+    storages: list[StorageWeakRef] = []
+
+    def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        storages.append(StorageWeakRef(q.untyped_storage()))
+        return whole(q, k, v) + pieces(q, k, v, torch.stack((k, v), 1)[:num_fetched])
+
+    grads = []
+    for recompute in (False, True):
+        torch.manual_seed(0)
+        layer = HSTULayer(24, 2, 8, 0.0, 1e-5, recompute_input_silu=recompute)
+        x = torch.randn(num_own, 24, requires_grad=True)
+        out = layer(x, attention)
+        assert storages[-1].expired() == recompute
+        for _ in range(2):
+            grads.append(torch.autograd.grad(out.sum(), [x, *layer.parameters()], retain_graph=True))
+    assert all(torch.equal(*pair) for other in grads for pair in zip(grads[0], other, strict=True))
 
 
 def test_wrong_pieces_are_named() -> None:
