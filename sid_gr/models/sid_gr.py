@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
@@ -16,7 +17,7 @@ from commons.datasets import SIDBatch
 from sid_gr.models.beam_search import beam_search
 from sid_gr.models.code_tree import CodeTree
 from sid_gr.models.sid_embedding import SIDEmbedding
-from sid_gr.modules.attention import JaggedCausalAttention
+from sid_gr.modules.attention import JaggedCausalAttention, PiecewiseCausalAttention
 from sid_gr.modules.beam_attention import BeamAttention
 from sid_gr.modules.decoder import Decoder, DecoderConfig
 from sid_gr.modules.token_layout import TokenLayout
@@ -62,13 +63,16 @@ class SIDGRConfig:
 
 @dataclass(frozen=True)
 class RetrievalOutput:
-    """Items retrieved for the real rows of a batch.
+    """Items retrieved for the samples of a batch: one row for each of its samples, in their order.
+
+    In a step in which samples are cut, these are the samples that end in the batch: whole ones and last
+    pieces. So every sample has one row on one rank.
 
     Attributes:
-        items: int64 `[num_samples, top_k]`, best first; −1 where there are fewer items.
-        scores: float32 `[num_samples, top_k]`, log-probabilities of the items' codes; −inf where there are
-            fewer items.
-        targets: int64 `[num_samples]`, the target items; None if the batch does not have them.
+        items: int64 `[samples, top_k]`, best first; −1 where there are fewer items.
+        scores: float32 `[samples, top_k]`, log-probabilities of the items' codes; −inf where there are fewer
+            items.
+        targets: int64 `[samples]`, the target items; None if the batch does not have them.
     """
 
     items: torch.Tensor
@@ -107,24 +111,36 @@ class SIDGR(nn.Module):
         In evaluation mode, also returns the `top_k` items that beam search finds for each sample. Their
         target is the sample's last candidate, whose own codes do not influence the search. A batch without
         tokens has a loss of 0 and zero gradients for all parameters, so its rank stays in step with the
-        others.
+        others. Collective over the ranks of the plan where samples are cut.
 
         Raises:
-            ValueError: the batch's features differ from the model's, codes do not form whole items, or a
-                sample has no candidate.
+            ValueError: the batch's features differ from the model's, codes do not form whole items, a sample
+                has no candidate, or the plan that cut samples counted their tokens in another way.
         """
         with self._autocast(batch):
             layout = TokenLayout.of(batch)
-            attention = JaggedCausalAttention(layout.host_lengths, keep=not self.training)
+            attention = self._attention(batch, layout)
             tokens, before_candidates = self.embedding(batch, layout)
             states = self.decoder(self.dropout(tokens), attention)
-            loss = self._loss(states[layout.predictors], layout.ids[batch.candidate_feature_name])
+            loss = self._loss(states[layout.predictors], layout.labels)
             if self.training:
                 return loss, None
-            before_targets = before_candidates[layout.last_candidates[: batch.num_samples]]
-            items, scores = self._retrieve(states, before_targets, attention, layout)
-        targets = None if batch.target_items is None else batch.target_items[: batch.num_samples]
-        return loss, RetrievalOutput(items, scores, targets)
+            rows = list(range(batch.num_samples))
+            if batch.pieces is not None:  # the search continues from a sample's last piece
+                rows = np.flatnonzero(batch.pieces.ends_sample[: batch.num_samples]).tolist()
+            items, scores = self._retrieve(states, before_candidates, attention, layout, rows)
+        if batch.target_items is None:
+            return loss, RetrievalOutput(items, scores, None)
+        return loss, RetrievalOutput(items, scores, batch.target_items[rows])
+
+    def _attention(
+        self, batch: SIDBatch, layout: TokenLayout
+    ) -> JaggedCausalAttention | PiecewiseCausalAttention:
+        """Returns the attention of a batch, which keeps keys and values in evaluation."""
+        keep, lengths = not self.training, layout.host_lengths
+        if batch.pieces is None:
+            return JaggedCausalAttention(lengths, keep)
+        return PiecewiseCausalAttention(lengths, batch.pieces, batch.features.device(), keep)
 
     def _autocast(self, batch: SIDBatch) -> torch.autocast:
         device_type = batch.features.device().type
@@ -158,36 +174,44 @@ class SIDGR(nn.Module):
     def _retrieve(
         self,
         states: torch.Tensor,
-        before_targets: torch.Tensor,
-        attention: JaggedCausalAttention,
+        before_candidates: torch.Tensor,
+        attention: JaggedCausalAttention | PiecewiseCausalAttention,
         layout: TokenLayout,
+        rows: list[int],
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns items and scores of the real rows, after the forward pass over their prompts.
+        """Returns items and scores of some rows, after the forward pass over their prompts.
 
         Not collective, so ranks may have different numbers of samples.
 
         Args:
             states: `[tokens, hidden_size]`.
-            before_targets: `[num_samples, hidden_size]`, embedding of the item before each sample's target.
+            before_candidates: `[candidates, hidden_size]`, embedding of the item before each.
             attention: attention that computed `states`, with its keys and values.
             layout: layout of the tokens.
+            rows: ascending; each ends its sample.
         """
-        num_samples, num_steps = len(before_targets), len(self.tree.codebook_sizes) - 1
-        items = torch.full((num_samples, self.config.top_k), -1, device=states.device)
-        scores = torch.full((num_samples, self.config.top_k), -torch.inf, device=states.device)
-        for users in _chunks(layout.host_prompt_lengths[:num_samples], self.config.top_k * num_steps):
-            rows = torch.tensor(users, device=states.device)
+        num_steps, device = len(self.tree.codebook_sizes) - 1, states.device
+        items = torch.full((len(rows), self.config.top_k), -1, device=device)
+        scores = torch.full((len(rows), self.config.top_k), -torch.inf, device=device)
+        host_lengths = [layout.host_prompt_lengths[row] for row in rows]
+        key_starts = [attention.key_starts[row] for row in rows]
+        row_of, starts_of = torch.tensor([rows, key_starts], dtype=torch.int64, device=device)
+        for users in _chunks(host_lengths, self.config.top_k * num_steps):
+            chosen = torch.tensor(users, device=device)
+            of_chosen = row_of[chosen]
+            prompt_lengths = layout.prompt_lengths[of_chosen]
             beams = BeamAttention(
                 attention.keys_values,
-                layout.offsets[rows],
-                layout.prompt_lengths[rows],
-                longest=layout.host_prompt_lengths[users[-1]],
+                starts_of[chosen],
+                prompt_lengths,
+                longest=host_lengths[users[-1]],
                 num_beams=self.config.top_k,
                 num_steps=num_steps,
             )
-            last_tokens = layout.offsets[rows] + layout.prompt_lengths[rows] - 1
-            items[rows], scores[rows] = self._search(
-                states[last_tokens], before_targets[rows], layout.prompt_lengths[rows], beams
+            last_tokens = layout.offsets[of_chosen] + prompt_lengths - 1
+            before_targets = before_candidates[layout.last_candidates[of_chosen]]
+            items[chosen], scores[chosen] = self._search(
+                states[last_tokens], before_targets, prompt_lengths, beams
             )
         return items, scores
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any, Protocol
 
@@ -12,6 +12,7 @@ import torch
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import scaled_dot_product_attention
 
+from commons.distributed.key_fetch import PlacedPieces
 from commons.sequence_batch.packed_rows import to_device_together
 
 try:
@@ -25,6 +26,8 @@ MAX_VARLEN_HEAD_DIM = 192
 LONGEST_SHARING = 32
 # Fewer samples of one length are not worth copying.
 MIN_SHARING = 4
+# Queries of a piece in one call; the call computes at most half a square of them in vain.
+QUERIES_PER_BLOCK = 512
 
 
 class Attention(Protocol):
@@ -47,6 +50,7 @@ class JaggedCausalAttention:
 
     Attributes:
         keys_values: keys and values of each layer that has run, if kept.
+        key_starts: where the keys of each sample start in them.
     """
 
     def __init__(self, lengths: Sequence[int], keep: bool = False) -> None:
@@ -55,6 +59,7 @@ class JaggedCausalAttention:
         self._offsets: torch.Tensor | None = None
         self._groups: _SampleGroups | None = None
         self.keys_values: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self.key_starts = (np.cumsum(self._lengths, dtype=np.int64) - self._lengths).tolist()
 
     def __call__(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """Computes the attention of all samples; no host-device synchronization.
@@ -72,11 +77,151 @@ class JaggedCausalAttention:
             if self._offsets is None:
                 (offsets,) = to_device_together([np.cumsum([0, *self._lengths])], q.device)
                 self._offsets = offsets.int()
-            return varlen_causal_attention(q, k, v, self._offsets, max(self._lengths))
+            longest = max(self._lengths)
+            return varlen_causal_attention(q, k, v, self._offsets, longest, self._offsets, longest)
         if self._groups is None:
             self._groups = _SampleGroups(self._lengths, q.device)
         parts = zip(*(self._groups.divide(tensor) for tensor in (q, k, v)), strict=True)
         return self._groups.join([_causal_attention(*part) for part in parts])
+
+
+class PiecewiseCausalAttention:
+    """`JaggedCausalAttention` where some rows are pieces of samples; every rank runs it, with or without one.
+
+    A piece sees all earlier tokens of its sample. Those of pieces on other ranks are on their way while whole
+    samples are computed. A rank without pieces fetches nothing, but takes part: its backward is collective.
+
+    Args:
+        lengths: tokens of each row, on the host.
+        pieces: places of the rows in their samples.
+        device: of the tokens.
+        keep: whether to keep keys and values, to extend the sequences later.
+
+    Attributes:
+        keys_values: as in `JaggedCausalAttention`.
+        key_starts: where the keys of each row's sample start in them; those of a piece have the ones before
+            it, too.
+    """
+
+    def __init__(
+        self, lengths: Sequence[int], pieces: PlacedPieces, device: torch.device, keep: bool = False
+    ) -> None:
+        self._fetch = pieces.fetch(pieces.all_rows()["last_token"], device)
+        # A sample's first piece sees itself alone, as a whole sample does.
+        is_later = pieces.rows["first_token"][self._fetch.piece_rows] > 0
+        rows, num_keys = self._fetch.piece_rows[is_later], np.array(self._fetch.piece_keys, np.int64)
+        key_tokens = self._fetch.key_tokens[is_later.repeat(num_keys)]
+        num_keys = num_keys[is_later]
+        on_host = np.array(lengths, np.int64)
+        is_piece = np.isin(np.arange(len(on_host)), rows)
+        host_order = np.argsort(is_piece.repeat(on_host), kind="stable")
+        order, inverse, self._key_tokens = to_device_together(
+            [host_order, host_order.argsort(), key_tokens], device
+        )
+        self._order = (order, inverse) if len(rows) else None
+        self._num_whole = int(on_host[~is_piece].sum())
+        self._whole = JaggedCausalAttention(on_host[~is_piece].tolist())
+        self._pieces = _LastQueries(on_host[rows].tolist(), num_keys.tolist(), device)
+        self._keep = keep
+        self.keys_values: list[tuple[torch.Tensor, torch.Tensor]] = []
+        starts = on_host.cumsum() - on_host
+        starts[rows] = on_host.sum() + num_keys.cumsum() - num_keys
+        self.key_starts = starts.tolist()
+
+    def __call__(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        """Computes the attention of all rows; collective, no host-device synchronization."""
+        on_their_way = self._fetch.start(k, v)
+        (q_whole, q_pieces), (k_whole, _), (v_whole, _) = (self._divide(x) for x in (q, k, v))
+        of_whole = self._whole(layer, q_whole, k_whole, v_whole)
+        seen = _SeenKeys.apply(k, v, on_their_way.land(), self._key_tokens, self._pieces.num_keys)
+        keys, values = seen.unbind(1)
+        if self._keep:
+            self.keys_values.append((torch.cat([k, keys]), torch.cat([v, values])))
+        together = torch.cat([of_whole, self._pieces(q_pieces, keys, values)])
+        return _Reordered.apply(together, *reversed(self._order)) if self._order else together
+
+    def _divide(self, x: torch.Tensor) -> Sequence[torch.Tensor]:
+        """Returns the tokens of whole samples and first pieces, and those of later pieces."""
+        if self._order:
+            x = _Reordered.apply(x, *self._order)
+        return x.split([self._num_whole, len(x) - self._num_whole])
+
+
+class _LastQueries:
+    """Causal attention of samples of which only the last tokens have queries; made once per batch.
+
+    Args:
+        lengths: queries of each sample, on the host.
+        num_keys: keys of each sample.
+        device: of the tokens.
+    """
+
+    def __init__(self, lengths: list[int], num_keys: list[int], device: torch.device) -> None:
+        self._lengths, self.num_keys = lengths, num_keys
+        ends = [np.cumsum([0, *of_samples]) for of_samples in (lengths, num_keys)]
+        self._offsets = [of_samples.int() for of_samples in to_device_together(ends, device)]
+        self._mask: torch.Tensor | None = None
+
+    def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        """Returns the shape of q; keys and values of the samples are one after another."""
+        if not self._lengths:  # still a function of keys and values, whose backward is collective
+            return v.repeat_interleave(q.shape[1] // v.shape[1], dim=1)
+        if has_varlen(q):
+            queries, keys = self._offsets
+            return varlen_causal_attention(q, k, v, queries, max(self._lengths), keys, max(self.num_keys))
+        if self._mask is None:
+            size = min(max(self._lengths), QUERIES_PER_BLOCK), max(self.num_keys)
+            hidden = torch.full(size, -torch.inf, dtype=q.dtype, device=q.device)
+            self._mask = hidden.triu_(size[1] - size[0] + 1)
+        samples = zip(q.split(self._lengths), k.split(self.num_keys), v.split(self.num_keys), strict=True)
+        return torch.cat([block for sample in samples for block in self._blocks(self._mask, *sample)])
+
+    @staticmethod
+    def _blocks(
+        mask: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+    ) -> Iterator[torch.Tensor]:
+        """Yields the attention of some queries of a sample at a time, against no keys after them."""
+        end = len(k) - len(q)
+        for block in q.split(QUERIES_PER_BLOCK):
+            end += len(block)
+            # The lower right corner of the mask hides what is after each query of any block.
+            hidden = mask[len(mask) - len(block) :, mask.shape[1] - end :]
+            q_BHTD, k_BHTD, v_BHTD = (x.transpose(0, 1).unsqueeze(0) for x in (block, k[:end], v[:end]))
+            attended = scaled_dot_product_attention(
+                q_BHTD, k_BHTD, v_BHTD, attn_mask=hidden, enable_gqa=k.shape[1] != q.shape[1]
+            )
+            yield attended.squeeze(0).transpose(0, 1)
+
+
+class _SeenKeys(torch.autograd.Function):
+    """Copies the keys and values that pieces see, `[keys, 2, num_kv_heads, head_dim]`, piece by piece.
+
+    So does backward add them up: pieces may share tokens, and no sum may depend on the order of threads.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        fetched: torch.Tensor,
+        tokens: torch.Tensor,
+        num_keys: list[int],
+    ) -> torch.Tensor:
+        ctx.save_for_backward(tokens)
+        ctx.num_keys, ctx.num_own, ctx.num_fetched = num_keys, len(k), len(fetched)
+        return torch.cat([torch.stack([k, v], 1), fetched]).index_select(0, tokens)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        (tokens,) = ctx.saved_tensors
+        sizes = [ctx.num_own, ctx.num_fetched]
+        grads = grad.new_zeros((sum(sizes), *grad.shape[1:]))
+        for seen, part in zip(tokens.split(ctx.num_keys), grad.split(ctx.num_keys), strict=True):
+            grads[seen] += part
+        own, fetched = grads.split(sizes)
+        return own[:, 0], own[:, 1], fetched, None, None
 
 
 def _causal_attention(q_BTHD: torch.Tensor, k_BTHD: torch.Tensor, v_BTHD: torch.Tensor) -> torch.Tensor:
@@ -102,15 +247,24 @@ def has_varlen(q: torch.Tensor) -> bool:
 
 
 def varlen_causal_attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, offsets: torch.Tensor, longest: int
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    offsets: torch.Tensor,
+    longest: int,
+    key_offsets: torch.Tensor,
+    most_keys: int,
 ) -> torch.Tensor:
     """Runs PyTorch's variable-length attention, causal within each sample; needs PyTorch 2.10.
 
+    A sample may have more keys than queries; its queries are then the last tokens.
+
     Args:
         q: `[total_tokens, num_heads, head_dim]`.
-        k, v: the same, with num_heads or fewer heads.
-        offsets: int32 `[samples + 1]`, first token of each sample, then the number of all tokens.
-        longest: tokens of the longest sample.
+        k, v: `[total_keys, …]`, with num_heads or fewer heads.
+        offsets: int32 `[samples + 1]`, first query of each sample, then the number of all queries.
+        longest: queries of the sample with most.
+        key_offsets, most_keys: the same for keys.
 
     Returns:
         The shape of q.
@@ -128,7 +282,7 @@ def varlen_causal_attention(
             settings["enable_gqa"] = True
         else:
             k, v = (tensor.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for tensor in (k, v))
-    attended: Any = varlen.varlen_attn(q, k, v, offsets, offsets, longest, longest, **settings)
+    attended: Any = varlen.varlen_attn(q, k, v, offsets, key_offsets, longest, most_keys, **settings)
     return attended
 
 

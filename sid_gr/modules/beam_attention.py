@@ -17,8 +17,8 @@ class BeamAttention:
     The cache is `[B, num_kv_heads, longest prompt + num_steps · W, head_dim]`, twice per layer.
 
     Args:
-        keys_values: keys and values of the prompts of each layer, `[total_tokens, num_kv_heads, head_dim]`.
-        offsets: `[B]` int64, index of the first token of each prompt.
+        keys_values: keys and values of the prompts of each layer, `[any, num_kv_heads, head_dim]`.
+        offsets: `[B]` int64, index in them of the first token of each prompt.
         prompt_lengths: `[B]` int64, tokens of each prompt.
         longest: their maximum, passed so that it need not be read from the device.
         num_beams: W.

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from commons.datasets import SIDBatch
 from commons.sequence_batch.jagged_indices import spread
+from commons.sequence_batch.packed_rows import to_device_together
 
 
 @dataclass(frozen=True)
@@ -18,23 +20,29 @@ class TokenLayout:
     candidate. Its very last code is left out, because it predicts nothing. The token before a candidate code
     predicts it. Tensors are on the batch's device, lists on the host.
 
+    A row may be a piece of a sample. Its tokens are those of its own items, and it keeps its last code unless
+    it ends the sample. The item before its own is looked up, but it is no token and has no loss.
+
     Attributes:
         ids: `[ids]` int64 of each feature, samples concatenated.
-        host_lengths: tokens of each sample.
-        host_prompt_lengths: tokens of each sample up to its last BOS, which predict its target; 0 for padding
-            rows.
+        labels: `[candidate codes]` int64, the codes to predict.
+        host_lengths: tokens of each row.
+        host_prompt_lengths: tokens of each whole sample up to its last BOS, which predict its target; 0 for
+            padding rows.
         prompt_lengths: `[B]` int64, the same.
-        offsets: `[B]` int64, index of each sample's first token.
+        offsets: `[B]` int64, index of each sample's first token. A piece that starts later in its sample has
+            the index that this token would have, which may be negative.
         sources: `[total_tokens]` int64, row of each token in the concatenated embeddings of contextual ids,
             history codes, candidate codes and candidate BOS.
         previous_items: `[items]` int64, number of the previous item in the sample, for all history items and
             then all candidates; `items` where there is none.
-        last_candidates: `[B]` int64, index of each sample's last candidate among all candidates.
-        positions: `[total_tokens]` int64, position of each token in its sample.
-        predictors: `[candidate codes]` int64, token that predicts each candidate code.
+        last_candidates: `[B]` int64, index of each row's last candidate among all candidates.
+        positions: `[total_tokens]` int64, position of each token in its whole sample.
+        predictors: `[candidate codes]` int64, token that predicts each label.
     """
 
     ids: dict[str, torch.Tensor]
+    labels: torch.Tensor
     host_lengths: list[int]
     host_prompt_lengths: list[int]
     prompt_lengths: torch.Tensor
@@ -52,67 +60,155 @@ class TokenLayout:
         No host-device synchronization for an exchanged batch; else one, for the lengths.
 
         Raises:
-            ValueError: a row's codes do not form whole items, or a sample has no candidate.
+            ValueError: a row's codes do not form whole items, a sample has no candidate, or the plan of
+                pieces counts tokens in another way.
         """
         keys, counts = batch.features.keys(), batch.row_counts_on_host()
-        on_host = {key: counts[f"features.{key}"].tolist() for key in keys}
         names = [*batch.contextual_feature_names, batch.history_feature_name, batch.candidate_feature_name]
-        _check(on_host[names[-2]], on_host[names[-1]], batch.num_hierarchies, batch.num_samples)
+        num_codes = batch.num_hierarchies
+        host = _HostRows.of(batch, np.stack([counts[f"features.{name}"] for name in names]))
         # Not by the KeyedJaggedTensor: without an exchange it would read its lengths once more.
-        values = batch.features.values().split([sum(on_host[key]) for key in keys])
+        values = batch.features.values().split([int(counts[f"features.{key}"].sum()) for key in keys])
         ids = dict(zip(keys, values, strict=True))
         lengths = torch.stack([batch.feature_lengths(name) for name in names])
         totals = [len(ids[name]) for name in names]
-        num_items = [total // batch.num_hierarchies for total in totals[-2:]]
-        tokens = batch.num_tokens()
-        host_tokens = [
-            sum(of_row) + of_row[-1] // batch.num_hierarchies - (of_row[-1] > 0)
-            for of_row in zip(*(on_host[name] for name in names), strict=True)
-        ]
-        total_tokens = sum(host_tokens)
-        offsets = tokens.cumsum(0) - tokens
-        sources, predictors = _sources(offsets, lengths, totals, total_tokens, batch.num_hierarchies)
-        last_codes = batch.num_hierarchies - 1
+        first_rows = np.cumsum([0, *totals]).tolist()
+        device, total_tokens = lengths.device, int(host.tokens.sum())
+        labels = ids[names[-1]]
+        if batch.pieces is None:
+            tokens = batch.num_tokens()
+            first_tokens, prompts = torch.zeros_like(tokens), (tokens - (num_codes - 1)).clamp(min=0)
+            codes = [
+                _Codes(of_feature, torch.arange(first, first + total, device=device))
+                for of_feature, first, total in zip(lengths, first_rows[:-1], totals, strict=True)
+            ]
+            left_out: torch.Tensor | int = 1
+        else:
+            *halos, tokens, first_tokens, prompts, left_out = to_device_together(
+                [*host.halos, host.tokens, host.first_tokens, host.prompts, host.left_out], device
+            )
+            codes = _own_codes(lengths, halos, first_rows, (host.lengths - host.halos).sum(1).tolist())
+            labels = labels.index_select(0, codes[-1].rows - first_rows[-2])
+        starts = tokens.cumsum(0) - tokens
+        sources, predictors = _sources(starts, codes, left_out, first_rows, total_tokens, num_codes)
         return cls(
             ids=ids,
-            host_lengths=host_tokens,
-            host_prompt_lengths=[max(length - last_codes, 0) for length in host_tokens],
-            prompt_lengths=(tokens - last_codes).clamp(min=0),
-            offsets=offsets,
+            labels=labels,
+            host_lengths=host.tokens.tolist(),
+            host_prompt_lengths=host.prompts.tolist(),
+            prompt_lengths=prompts,
+            offsets=starts - first_tokens,
             sources=sources,
-            previous_items=_previous_items(*(lengths[-2:] // batch.num_hierarchies), *num_items),
-            last_candidates=(lengths[-1] // batch.num_hierarchies).cumsum(0) - 1,
-            positions=spread(torch.zeros_like(offsets), tokens, total_tokens),
+            previous_items=_previous_items(
+                *(lengths[-2:] // num_codes), *(total // num_codes for total in totals[-2:])
+            ),
+            last_candidates=(lengths[-1] // num_codes).cumsum(0) - 1,
+            positions=spread(first_tokens, tokens, total_tokens),
             predictors=predictors,
         )
 
 
+@dataclass(frozen=True)
+class _HostRows:
+    """Numbers of a batch's rows on the host, int64 `[B]` each if no shape is given.
+
+    Attributes:
+        lengths: `[features, B]`, ids that are looked up.
+        halos: `[features, B]`, how many of them, the first ones, are of the item before a piece.
+        left_out: 1 where the row's last code is no token, because it ends its sample; else 0.
+        tokens: tokens of the row.
+        first_tokens: tokens of its sample before the row.
+        prompts: tokens of the whole sample up to its last BOS.
+    """
+
+    lengths: np.ndarray
+    halos: np.ndarray
+    left_out: np.ndarray
+    tokens: np.ndarray
+    first_tokens: np.ndarray
+    prompts: np.ndarray
+
+    @classmethod
+    def of(cls, batch: SIDBatch, lengths: np.ndarray) -> _HostRows:
+        """Makes them for a batch with these lengths, contextual features first, candidates last."""
+        num_codes = batch.num_hierarchies
+        halos, ends_sample = np.zeros_like(lengths), np.ones(batch.batch_size, dtype=bool)
+        if batch.pieces is not None:
+            follows = batch.pieces.rows["first_item"] > 0
+            halos[-2] = np.where(follows & (lengths[-2] > 0), num_codes, 0)
+            halos[-1] = np.where(follows & (lengths[-2] == 0), num_codes, 0)
+            ends_sample = batch.pieces.ends_sample
+        _check(lengths[-2], lengths[-1], num_codes, ends_sample, batch.num_samples)
+        own = lengths - halos
+        left_out = (ends_sample & (own[-1] > 0)).astype(np.int64)
+        tokens = own.sum(0) + own[-1] // num_codes - left_out
+        first_tokens, num_tokens = np.zeros_like(tokens), tokens
+        if batch.pieces is not None:
+            rows = batch.pieces.rows
+            _check_planned(tokens, rows["last_token"] - rows["first_token"])
+            first_tokens, num_tokens = rows["first_token"], rows["num_tokens"]
+        prompts = np.maximum(num_tokens - (num_codes - 1), 0)
+        return cls(lengths, halos, left_out, tokens, first_tokens, prompts)
+
+
+@dataclass(frozen=True)
+class _Codes:
+    """Ids of a feature that are tokens.
+
+    Attributes:
+        lengths: `[B]` int64, their number in each row.
+        rows: `[ids]` int64, their rows in the concatenated embeddings.
+    """
+
+    lengths: torch.Tensor
+    rows: torch.Tensor
+
+
+def _own_codes(
+    lengths: torch.Tensor, halos: list[torch.Tensor], first_rows: list[int], totals: list[int]
+) -> list[_Codes]:
+    """Returns the ids of each feature without the halos; `totals` are their numbers."""
+    codes = []
+    for of_feature, halo, first, total in zip(lengths, halos, first_rows[:-1], totals, strict=True):
+        starts, own = of_feature.cumsum(0) - of_feature, of_feature - halo
+        codes.append(_Codes(own, spread(starts + halo + first, own, total)))
+    return codes
+
+
 def _sources(
-    offsets: torch.Tensor,
-    lengths: torch.Tensor,
-    totals: list[int],
+    starts: torch.Tensor,
+    codes: list[_Codes],
+    left_out: torch.Tensor | int,
+    first_rows: list[int],
     total_tokens: int,
     num_hierarchies: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns `TokenLayout.sources` and `.predictors` for `[features, B]` lengths and their totals."""
-    device = offsets.device
+    """Returns `TokenLayout.sources` and `.predictors`.
+
+    Args:
+        starts: `[B]` int64, index of each row's first token.
+        codes: the ids of each feature.
+        left_out: codes at the end of each row that are no tokens, `[B]` or for all rows.
+        first_rows: where the embeddings of each feature's ids start, and those of BOS.
+        total_tokens: tokens of all rows.
+        num_hierarchies: codes per item.
+    """
     # The additional last element takes the codes that are left out.
-    sources = torch.empty(total_tokens + 1, dtype=torch.int64, device=device)
-    cursor, first_row = offsets, 0
-    for of_feature, total in zip(lengths[:-1], totals[:-1], strict=True):
-        sources[spread(cursor, of_feature, total)] = torch.arange(first_row, first_row + total, device=device)
-        cursor, first_row = cursor + of_feature, first_row + total
-    candidate_lengths, total = lengths[-1], totals[-1]
-    places = spread(torch.zeros_like(cursor), candidate_lengths, total)
-    starts, ends = (
-        per_row.repeat_interleave(candidate_lengths, output_size=total)
-        for per_row in (cursor, candidate_lengths)
+    sources = torch.empty(total_tokens + 1, dtype=torch.int64, device=starts.device)
+    cursor = starts
+    for of_feature in codes[:-1]:
+        sources[spread(cursor, of_feature.lengths, len(of_feature.rows))] = of_feature.rows
+        cursor = cursor + of_feature.lengths
+    lengths, rows = codes[-1].lengths, codes[-1].rows
+    places = spread(torch.zeros_like(cursor), lengths, len(rows))
+    first_bos, ends = (
+        per_row.repeat_interleave(lengths, output_size=len(rows)) for per_row in (cursor, lengths - left_out)
     )
-    predictors = starts + places + places // num_hierarchies
-    destinations = torch.where(places == ends - 1, total_tokens, predictors + 1)
-    sources[destinations] = torch.arange(first_row, first_row + total, device=device)
+    predictors = first_bos + places + places // num_hierarchies
+    sources[torch.where(places >= ends, total_tokens, predictors + 1)] = rows
     of_bos = predictors[::num_hierarchies]  # BOS predicts an item's first code
-    sources[of_bos] = torch.arange(len(of_bos), device=device) + first_row + total
+    *_, first_candidate, first_of_bos = first_rows
+    sources[of_bos] = (rows[::num_hierarchies] - first_candidate) // num_hierarchies + first_of_bos
     return sources[:total_tokens], predictors
 
 
@@ -134,12 +230,25 @@ def _previous_items(
     return torch.cat([before_history, before_candidates])
 
 
-def _check(history: list[int], candidates: list[int], num_hierarchies: int, num_samples: int) -> None:
-    for row, (num_history, num_candidates) in enumerate(zip(history, candidates, strict=True)):
-        if num_history % num_hierarchies or num_candidates % num_hierarchies:
-            raise ValueError(
-                f"row {row} has {num_history} history and {num_candidates} candidate codes; expected "
-                f"multiples of num_hierarchies = {num_hierarchies}"
-            )
-        if row < num_samples and not num_candidates:
-            raise ValueError(f"row {row} has no candidate; every sample needs at least one, its target")
+def _check(
+    history: np.ndarray,
+    candidates: np.ndarray,
+    num_hierarchies: int,
+    ends_sample: np.ndarray,
+    num_samples: int,
+) -> None:
+    for row in np.flatnonzero(history % num_hierarchies + candidates % num_hierarchies)[:1]:
+        raise ValueError(
+            f"row {row} has {history[row]} history and {candidates[row]} candidate codes; expected "
+            f"multiples of num_hierarchies = {num_hierarchies}"
+        )
+    for row in np.flatnonzero(ends_sample[:num_samples] & (candidates[:num_samples] == 0))[:1]:
+        raise ValueError(f"row {row} has no candidate; every sample needs at least one, its target")
+
+
+def _check_planned(tokens: np.ndarray, planned: np.ndarray) -> None:
+    for row in np.flatnonzero(tokens != planned)[:1]:
+        raise ValueError(
+            f"row {row} has {tokens[row]} tokens, and the plan that cut samples counts {planned[row]}; "
+            "let the shuffler's get_tokens return SIDBatch.num_tokens()"
+        )

@@ -69,8 +69,10 @@ def test_varlen_attention_accepts_our_arguments(num_kv_heads):
     """On the meta device, which checks arguments and shapes; the kernel itself needs CUDA."""
     x = torch.empty(7, HEADS + 2 * num_kv_heads, HEAD_DIM, device="meta", dtype=torch.bfloat16)
     q, k, v = x.requires_grad_().split([HEADS, num_kv_heads, num_kv_heads], 1)
-    out = varlen_causal_attention(q, k, v, torch.empty(3, device="meta", dtype=torch.int32), 4)
-    assert out.shape == q.shape
+    offsets = torch.empty(3, device="meta", dtype=torch.int32)
+    for queries in (q, q[2:]):  # of whole samples, and of pieces
+        out = varlen_causal_attention(queries, k, v, offsets, 4, offsets, 6)
+        assert out.shape == queries.shape
     (grad,) = torch.autograd.grad(out.sum(), x)
     assert grad.shape == x.shape
 
