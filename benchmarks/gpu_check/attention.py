@@ -111,9 +111,24 @@ def sid_gr_attention(device: torch.device) -> str:
     def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         return module.JaggedCausalAttention(lengths)(0, q, k, v)
 
+    with_tokens = [length for length in lengths if length]
+    num_queries = [-(-length // 3) for length in with_tokens]
+
+    def attention_of_pieces(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        """Returns zeros for all but the last third of each sample's tokens."""
+        parts = [
+            x.split([length - number, number])
+            for x, length, number in zip(q.split(with_tokens), with_tokens, num_queries, strict=True)
+        ]
+        pieces = module.LastQueriesAttention(num_queries, with_tokens, q.device)
+        attended = pieces(torch.cat([last for _, last in parts]), k, v).split(num_queries)
+        of_all = zip(parts, attended, strict=True)
+        return torch.cat([x for (first, _), last in of_all for x in (torch.zeros_like(first), last)])
+
     errors = {
         dtype: max(
-            _error(attention, attention, device, dtype, sum(lengths), (NUM_HEADS, num_kv_heads, HEAD_DIM))
+            _error(function, function, device, dtype, sum(lengths), (NUM_HEADS, num_kv_heads, HEAD_DIM))
+            for function in (attention, attention_of_pieces)
             for num_kv_heads in (NUM_HEADS, 1)
         )
         for dtype in (torch.float32, torch.bfloat16)

@@ -17,9 +17,10 @@ from commons.datasets import SIDBatch
 from sid_gr.models.beam_search import beam_search
 from sid_gr.models.code_tree import CodeTree
 from sid_gr.models.sid_embedding import SIDEmbedding
-from sid_gr.modules.attention import JaggedCausalAttention, PiecewiseCausalAttention
+from sid_gr.modules.attention import JaggedCausalAttention
 from sid_gr.modules.beam_attention import BeamAttention
 from sid_gr.modules.decoder import Decoder, DecoderConfig
+from sid_gr.modules.piecewise_attention import PiecewiseCausalAttention
 from sid_gr.modules.token_layout import TokenLayout
 
 # Tokens in the beams' cache, padding included: one gigabyte for eight bfloat16 layers of eight heads of 128.
@@ -63,10 +64,10 @@ class SIDGRConfig:
 
 @dataclass(frozen=True)
 class RetrievalOutput:
-    """Items retrieved for the samples of a batch: one row for each of its samples, in their order.
+    """Items retrieved for the samples that end in a batch, in the order of its rows.
 
-    In a step in which samples are cut, these are the samples that end in the batch: whole ones and last
-    pieces. So every sample has one row on one rank.
+    These are all its samples, unless the step cuts some: then they are whole samples and last pieces. So each
+    sample has one row, on one rank.
 
     Attributes:
         items: int64 `[samples, top_k]`, best first; −1 where there are fewer items.

@@ -12,7 +12,6 @@ import torch
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import scaled_dot_product_attention
 
-from commons.distributed.key_fetch import PlacedPieces
 from commons.sequence_batch.packed_rows import to_device_together
 
 try:
@@ -26,7 +25,7 @@ MAX_VARLEN_HEAD_DIM = 192
 LONGEST_SHARING = 32
 # Fewer samples of one length are not worth copying.
 MIN_SHARING = 4
-# Queries of a piece in one call; the call computes at most half a square of them in vain.
+# Queries of a piece in one call, which computes up to half a square of masked pairs.
 QUERIES_PER_BLOCK = 512
 
 
@@ -85,70 +84,8 @@ class JaggedCausalAttention:
         return self._groups.join([_causal_attention(*part) for part in parts])
 
 
-class PiecewiseCausalAttention:
-    """`JaggedCausalAttention` where some rows are pieces of samples; every rank runs it, with or without one.
-
-    A piece sees all earlier tokens of its sample. Those of pieces on other ranks are on their way while whole
-    samples are computed. A rank without pieces fetches nothing, but takes part: its backward is collective.
-
-    Args:
-        lengths: tokens of each row, on the host.
-        pieces: places of the rows in their samples.
-        device: of the tokens.
-        keep: whether to keep keys and values, to extend the sequences later.
-
-    Attributes:
-        keys_values: as in `JaggedCausalAttention`.
-        key_starts: where the keys of each row's sample start in them; those of a piece have the ones before
-            it, too.
-    """
-
-    def __init__(
-        self, lengths: Sequence[int], pieces: PlacedPieces, device: torch.device, keep: bool = False
-    ) -> None:
-        self._fetch = pieces.fetch(pieces.all_rows()["last_token"], device)
-        # A sample's first piece sees itself alone, as a whole sample does.
-        is_later = pieces.rows["first_token"][self._fetch.piece_rows] > 0
-        rows, num_keys = self._fetch.piece_rows[is_later], np.array(self._fetch.piece_keys, np.int64)
-        key_tokens = self._fetch.key_tokens[is_later.repeat(num_keys)]
-        num_keys = num_keys[is_later]
-        on_host = np.array(lengths, np.int64)
-        is_piece = np.isin(np.arange(len(on_host)), rows)
-        host_order = np.argsort(is_piece.repeat(on_host), kind="stable")
-        order, inverse, self._key_tokens = to_device_together(
-            [host_order, host_order.argsort(), key_tokens], device
-        )
-        self._order = (order, inverse) if len(rows) else None
-        self._num_whole = int(on_host[~is_piece].sum())
-        self._whole = JaggedCausalAttention(on_host[~is_piece].tolist())
-        self._pieces = _LastQueries(on_host[rows].tolist(), num_keys.tolist(), device)
-        self._keep = keep
-        self.keys_values: list[tuple[torch.Tensor, torch.Tensor]] = []
-        starts = on_host.cumsum() - on_host
-        starts[rows] = on_host.sum() + num_keys.cumsum() - num_keys
-        self.key_starts = starts.tolist()
-
-    def __call__(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        """Computes the attention of all rows; collective, no host-device synchronization."""
-        on_their_way = self._fetch.start(k, v)
-        (q_whole, q_pieces), (k_whole, _), (v_whole, _) = (self._divide(x) for x in (q, k, v))
-        of_whole = self._whole(layer, q_whole, k_whole, v_whole)
-        seen = _SeenKeys.apply(k, v, on_their_way.land(), self._key_tokens, self._pieces.num_keys)
-        keys, values = seen.unbind(1)
-        if self._keep:
-            self.keys_values.append((torch.cat([k, keys]), torch.cat([v, values])))
-        together = torch.cat([of_whole, self._pieces(q_pieces, keys, values)])
-        return _Reordered.apply(together, *reversed(self._order)) if self._order else together
-
-    def _divide(self, x: torch.Tensor) -> Sequence[torch.Tensor]:
-        """Returns the tokens of whole samples and first pieces, and those of later pieces."""
-        if self._order:
-            x = _Reordered.apply(x, *self._order)
-        return x.split([self._num_whole, len(x) - self._num_whole])
-
-
-class _LastQueries:
-    """Causal attention of samples of which only the last tokens have queries; made once per batch.
+class LastQueriesAttention:
+    """Causal attention of samples of which only the last tokens have queries; make one per batch.
 
     Args:
         lengths: queries of each sample, on the host.
@@ -163,7 +100,12 @@ class _LastQueries:
         self._mask: torch.Tensor | None = None
 
     def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        """Returns the shape of q; keys and values of the samples are one after another."""
+        """Returns the shape of q, `[queries, num_heads, head_dim]`.
+
+        Args:
+            q: queries of all samples.
+            k, v: `[keys, num_kv_heads, head_dim]`, keys and values of all samples.
+        """
         if not self._lengths:  # still a function of keys and values, whose backward is collective
             return v.repeat_interleave(q.shape[1] // v.shape[1], dim=1)
         if has_varlen(q):
@@ -180,7 +122,7 @@ class _LastQueries:
     def _blocks(
         mask: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
     ) -> Iterator[torch.Tensor]:
-        """Yields the attention of some queries of a sample at a time, against no keys after them."""
+        """Yields the attention of a sample's queries block by block, each without the keys after it."""
         end = len(k) - len(q)
         for block in q.split(QUERIES_PER_BLOCK):
             end += len(block)
@@ -191,37 +133,6 @@ class _LastQueries:
                 q_BHTD, k_BHTD, v_BHTD, attn_mask=hidden, enable_gqa=k.shape[1] != q.shape[1]
             )
             yield attended.squeeze(0).transpose(0, 1)
-
-
-class _SeenKeys(torch.autograd.Function):
-    """Copies the keys and values that pieces see, `[keys, 2, num_kv_heads, head_dim]`, piece by piece.
-
-    So does backward add them up: pieces may share tokens, and no sum may depend on the order of threads.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        fetched: torch.Tensor,
-        tokens: torch.Tensor,
-        num_keys: list[int],
-    ) -> torch.Tensor:
-        ctx.save_for_backward(tokens)
-        ctx.num_keys, ctx.num_own, ctx.num_fetched = num_keys, len(k), len(fetched)
-        return torch.cat([torch.stack([k, v], 1), fetched]).index_select(0, tokens)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        (tokens,) = ctx.saved_tensors
-        sizes = [ctx.num_own, ctx.num_fetched]
-        grads = grad.new_zeros((sum(sizes), *grad.shape[1:]))
-        for seen, part in zip(tokens.split(ctx.num_keys), grad.split(ctx.num_keys), strict=True):
-            grads[seen] += part
-        own, fetched = grads.split(sizes)
-        return own[:, 0], own[:, 1], fetched, None, None
 
 
 def _causal_attention(q_BTHD: torch.Tensor, k_BTHD: torch.Tensor, v_BTHD: torch.Tensor) -> torch.Tensor:
@@ -328,7 +239,7 @@ class _SampleGroups:
             x: `[total_tokens, ...]`.
         """
         if self._order:
-            x = _Reordered.apply(x, *self._order)
+            x = permuted(x, *self._order)
         # `split` and not slices: its backward is one concatenation, a slice's fills a tensor per sample.
         parts = x.split([samples * length for samples, length in self._shapes])
         return [part.unflatten(0, shape) for part, shape in zip(parts, self._shapes, strict=True)]
@@ -336,11 +247,16 @@ class _SampleGroups:
     def join(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
         """Returns the parts, shaped as those of `divide`, as `[total_tokens, ...]`."""
         x = torch.cat([part.flatten(0, 1) for part in parts])
-        return _Reordered.apply(x, *reversed(self._order)) if self._order else x
+        return permuted(x, *reversed(self._order)) if self._order else x
 
 
-class _Reordered(torch.autograd.Function):
-    """Permutes tokens. Backward is the inverse permutation; `index_select`'s own scatter-add is slower."""
+def permuted(x: torch.Tensor, order: torch.Tensor, inverse: torch.Tensor) -> torch.Tensor:
+    """Returns `x[order]`; `inverse` is the inverse permutation."""
+    return _Permuted.apply(x, order, inverse)
+
+
+class _Permuted(torch.autograd.Function):
+    """Backward is the inverse permutation; `index_select`'s own scatter-add is slower."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, order: torch.Tensor, inverse: torch.Tensor) -> torch.Tensor:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch.nn.functional import scaled_dot_product_attention
 
 from sid_gr.modules import JaggedCausalAttention
-from sid_gr.modules.attention import varlen, varlen_causal_attention
+from sid_gr.modules.attention import LastQueriesAttention, varlen, varlen_causal_attention
 
 HEADS, HEAD_DIM = 4, 8
 
@@ -50,6 +50,26 @@ def test_samples_attend_as_if_each_were_alone(num_kv_heads, with_equal, few, equ
         )
         torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-5)
     assert [list(map(id, kept)) for kept in attention.keys_values] == [list(map(id, qkv[1:]))] * 2
+
+
+@given(
+    samples=st.lists(st.tuples(st.integers(1, 40), st.integers(0, 40)), max_size=4), block=st.integers(1, 50)
+)
+@settings(max_examples=40, deadline=None)
+@pytest.mark.parametrize("num_kv_heads", [1, 4])
+def test_last_queries_attend_as_if_all_tokens_had_queries(num_kv_heads, samples, block):
+    lengths, num_keys = [last for last, _ in samples], [sum(sample) for sample in samples]
+    x, q, k, v = _inputs(sum(num_keys), num_kv_heads)
+    is_last = [number >= before for last, before in samples for number in range(last + before)]
+    is_last = torch.tensor(is_last, dtype=torch.bool)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sid_gr.modules.attention.QUERIES_PER_BLOCK", block)
+        out = LastQueriesAttention(lengths, num_keys, x.device)(q[is_last], k, v)
+    expected = JaggedCausalAttention(num_keys)(0, q, k, v)[is_last]
+    torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
+    weights = torch.randn(out.shape, generator=torch.Generator().manual_seed(block))
+    got, wanted = (torch.autograd.grad((y * weights).sum(), x) for y in (out, expected))
+    torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-5)
 
 
 def test_non_finite_values_stay_in_their_sample():
