@@ -106,9 +106,14 @@ class BaseBatch(Pipelineable):
 
         Raises:
             TypeError: `indices` are not integers; a mask is not accepted.
-            ValueError: an index is outside the batch, a real row follows a padding row, or the lengths of a
-                jagged field do not account for its values.
+            ValueError: an index is outside the batch, a real row follows a padding row, the lengths of a
+                jagged field do not account for its values, or rows are pieces of samples.
         """
+        if self.pieces is not None:
+            raise ValueError(
+                "index_select got a batch with pieces of samples, which need all rows of their step; select "
+                "rows before the exchange"
+            )
         rows = torch.as_tensor(indices).cpu()
         if rows.dim() != 1 or (rows.numel() and (rows.is_floating_point() or rows.dtype == torch.bool)):
             raise TypeError(
@@ -234,11 +239,11 @@ class BaseBatch(Pipelineable):
 
     def to(self, device: torch.device, non_blocking: bool = False) -> Self:
         """Returns this batch with every tensor on `device`."""
-        return containers.moved_to(self, device, non_blocking)
+        return containers.moved_to(self, device, non_blocking).with_pieces(self.pieces)
 
     def pin_memory(self) -> Self:
         """Returns this batch with every tensor in pinned host memory."""
-        return containers.pinned(self)
+        return containers.pinned(self).with_pieces(self.pieces)
 
     def record_stream(self, stream: torch.Stream) -> None:
         """Tells the allocator that `stream` uses this batch's tensors."""

@@ -92,6 +92,7 @@ def _check_draws(num_real: tuple[int, ...]) -> set[str]:
         shuffler.planner.cuts = partial(drawn_cuts, seed=seed)
         plan = shuffler.plan(batch)
         mine = shuffler.exchange(batch, plan)
+        assert mine.to(torch.device("cpu")).pieces is mine.pieces
         if mine.pieces is None:
             continue
         kinds |= _kinds(plan, samples)
@@ -134,16 +135,21 @@ class _OtherTokens(SIDGRBatchShuffler):
         return 2 * batch.num_tokens()
 
 
-def _refusal() -> str:
+def _refusals() -> list[str]:
     shuffler: BatchShuffler = _OtherTokens(FLOPS, split=True, equal_rows=False)
     shuffler.planner.cuts = lambda samples, cutting: (np.array([0]), np.array([2]), np.arange(3) // 2)
     batch = sid_batch([Sample([1, 2], [3], [])])
-    with pytest.raises(ValueError) as error:
-        sid_gr_model()(shuffler.shuffle(batch))
-    return str(error.value)
+    mine = shuffler.shuffle(batch)
+    messages = []
+    for refused in (sid_gr_model(), lambda batch: batch.index_select([0])):
+        with pytest.raises(ValueError) as error:
+            refused(mine)
+        messages.append(str(error.value))
+    return messages
 
 
-def test_a_plan_that_counts_other_tokens_is_refused(pools):
-    for message in pools(2).run(_refusal):
-        assert "and the plan that cut samples counts" in message
-        assert message.endswith("let the shuffler's get_tokens return SIDBatch.num_tokens()")
+def test_what_pieces_do_not_allow_is_refused(pools):
+    for of_model, of_batch in pools(2).run(_refusals):
+        assert "and the plan that cut samples counts" in of_model
+        assert of_model.endswith("let the shuffler's get_tokens return SIDBatch.num_tokens()")
+        assert of_batch.endswith("select rows before the exchange")
