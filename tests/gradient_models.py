@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -15,11 +15,13 @@ import hstu.batch_shuffler  # noqa: F401
 import sid_gr.batch_shuffler  # noqa: F401
 from commons.perf_model import HSTUFlops, TransformerConfig, transformer_flops
 from commons.sequence_batch import BaseBatch
+from hstu.models import RankingHeadConfig
 from tests.hstu import hstu_samples, retrieval_samples
 from tests.sid_gr import sid_samples
 
 ROWS = 6
 VOCABULARY = 50  # of the HSTU models' features
+NUM_TASKS = 3
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,15 @@ def _ranking_sample(rng: np.random.Generator, items: int, labeled: bool) -> hstu
     )
 
 
+def _sample_with_candidates(rng: np.random.Generator, items: int, labeled: bool) -> hstu_samples.Sample:
+    """Returns a sample whose actions are bits of three tasks, and whose candidates alone have labels."""
+    sample = _ranking_sample(rng, items, labeled)
+    actions = rng.integers(0, 2**NUM_TASKS, items).tolist()
+    num_candidates = min(int(rng.integers(0, 4)), items)
+    labels = actions[items - num_candidates :] if labeled else []
+    return replace(sample, actions=actions, num_candidates=num_candidates, labels=labels)
+
+
 def _ranking_batch(samples: Sequence[hstu_samples.Sample]) -> BaseBatch:
     padding = [hstu_samples.Sample([], [], [], [], 0, [])] * (ROWS - len(samples))
     batch = hstu_samples.hstu_batch([*samples, *padding])
@@ -105,11 +116,23 @@ def _sid_case(only_last: bool) -> ModelCase:
     )
 
 
+def _with_candidates(is_causal: bool) -> ModelCase:
+    model = partial(
+        hstu_samples.ranking_model,
+        RankingHeadConfig((8, NUM_TASKS), num_tasks=NUM_TASKS),
+        is_causal=is_causal,
+    )
+    flops = HSTUFlops(2, 16, 2, 4, is_causal)
+    return ModelCase(model, _sample_with_candidates, _ranking_batch, {"type": "hstu", "flops": flops})
+
+
 _HSTU = {"type": "hstu", "flops": HSTUFlops(2, 16, 2, 4)}
 _RECOMPUTING = partial(hstu_samples.ranking_model, recompute_input_layernorm=True, recompute_input_silu=True)
 CASES = {
     "ranking": ModelCase(_RECOMPUTING, _ranking_sample, _ranking_batch, _HSTU),
     "retrieval": ModelCase(retrieval_samples.retrieval_model, _retrieval_sample, _retrieval_batch, _HSTU),
+    "ranking with candidates and tasks": _with_candidates(is_causal=True),
+    "ranking, not causal": _with_candidates(is_causal=False),
     "sid_gr, last item": _sid_case(only_last=True),
     "sid_gr, all items": _sid_case(only_last=False),
 }

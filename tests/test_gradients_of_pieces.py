@@ -14,6 +14,10 @@ from tests.gradient_models import CASES
 
 MODELS = [
     *((name, pipeline) for name in ("ranking", "retrieval") for pipeline in ("none", "native")),
+    ("ranking with candidates and tasks", "native"),
+    ("ranking, not causal", "native"),
+    ("sid_gr, last item", "none"),
+    ("sid_gr, all items", "none"),
 ]
 
 
@@ -24,7 +28,7 @@ def compare(name: str, pipeline: str, num_real: tuple[int, ...], seeds: list[int
     plain = steps(case.make_model(), pipeline, BatchShufflerFactory.create("identity"), [batch])
     results = []
     for seed in [*seeds, None]:
-        config: dict[str, Any] = {**case.shuffler, "split": True, "equal_rows": False}
+        config: dict[str, Any] = {**case.shuffler, "split": True, "equal_rows": False, "verify": seed == 0}
         shuffler = BatchShufflerFactory.create_from_config(config)
         if seed is not None:
             shuffler.planner.cuts = partial(drawn_cuts, seed=seed)

@@ -45,8 +45,8 @@ class Planner:
 
     Attributes:
         posted: int64 `[ranks]`, what each rank posted with the last plan.
-        cuts: returns the cuts of samples, and the rank of each row, as `placed_by_hand` takes them; for tests.
-            None to work them out.
+        cuts: returns cuts and the rank of each row, as `placed_by_hand` takes them, for tests; None to work
+            them out.
     """
 
     def __init__(
