@@ -95,7 +95,7 @@ def step_memory(run: Callable[[], None]) -> tuple[int, int]:
         run()
     allocated = peak = kept = 0
     for event in sorted(profiled.profiler.kineto_results.events(), key=lambda event: event.start_ns()):
-        if event.name() == "## backward ##":
+        if event.name().startswith("## backward"):
             kept = allocated
         elif event.name() == "[memory]":
             allocated += event.nbytes()

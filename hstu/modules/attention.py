@@ -99,27 +99,35 @@ class _JaggedHSTUAttention(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_out: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         q, k, v, fetched = ctx.saved_tensors
+        if ctx.tiles.has_holes and not ctx.tiles.chunks(*q.shape[1:]):
+            # Gradients of zeros would take memory for nothing.
+            return None, None, None, None if fetched is None else torch.zeros_like(fetched), None, None
         grad_q, grad_k, grad_v = (_with_one_more(x, ctx.tiles.has_holes) for x in (q, k, v))
         grad_fetched = None if fetched is None else torch.zeros_like(fetched)
         memory, sums = _Memory(q), _Memory(q, torch.promote_types(q.dtype, torch.float32))
         for chunk in ctx.tiles.chunks(*q.shape[1:]):
-            seen = _seen(chunk, k, v, fetched)
-            grads = (grad_k, grad_v) if chunk.run is None else [_with_one_more(x) for x in seen]
+            seen = _seen(chunk, k, v, fetched, copied=True)
+            # Gradients of a piece's keys replace the copies, block by block, once they have been read.
+            grads = (grad_k, grad_v) if chunk.run is None else seen
             _backward(chunk, (q, *seen, grad_out), (grad_q, *grads), ctx.scaling_seqlen, memory, sums)
             if chunk.run is not None and grad_fetched is not None:
                 for place, (grad, own) in enumerate(zip(grads, (grad_k, grad_v), strict=True)):
-                    chunk.run.add(grad[:-1], own[:-1], grad_fetched[:, place], chunk.queries.heads)
+                    chunk.run.add(grad, own[:-1], grad_fetched[:, place], chunk.queries.heads)
         return grad_q[:-1], grad_k[:-1], grad_v[:-1], grad_fetched, None, None
 
 
 def _seen(
-    chunk: Chunk, k: torch.Tensor, v: torch.Tensor, fetched: torch.Tensor | None
+    chunk: Chunk, k: torch.Tensor, v: torch.Tensor, fetched: torch.Tensor | None, copied: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns the tensors that hold a chunk's keys and values; those of a piece are gathered first."""
+    """Returns the tensors that hold a chunk's keys and values; those of a piece are gathered first.
+
+    With `copied`, a piece's are never views.
+    """
     if chunk.run is None or fetched is None:
         return k, v
-    heads = chunk.queries.heads
-    return chunk.run.gather(k, fetched[:, 0], heads), chunk.run.gather(v, fetched[:, 1], heads)
+    gathered = (chunk.run.gather(x, fetched[:, place], chunk.queries.heads) for place, x in enumerate((k, v)))
+    seen_k, seen_v = (x.clone() if copied and x._is_view() else x for x in gathered)
+    return seen_k, seen_v
 
 
 def _backward(
@@ -135,7 +143,7 @@ def _backward(
     Args:
         chunk: the chunk.
         inputs: q, k, v and the gradient of the output.
-        grads: as q, k and v, with one extra token.
+        grads: where the gradients go: as q, k and v with one extra token, or a piece's k and v themselves.
         scaling_seqlen: constant of the model.
         memory: for blocks.
         sums: for sums of blocks. They add up in float32, because one rounding per block would show in 16-bit

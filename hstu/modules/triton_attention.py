@@ -98,12 +98,15 @@ class _TritonHSTUAttention(torch.autograd.Function):
     def backward(ctx: Any, grad_out: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         q, k, v, fetched = ctx.saved_tensors
         work = ctx.work
+        tiles = _tiles(q)
+        _, items_q, items_kv = _lists(work, q.device, tiles)
+        if work.has_holes and not len(items_q):
+            # Gradients of zeros would take memory for nothing.
+            return None, None, None, None if fetched is None else torch.zeros_like(fetched), None, None
         q, k, v = _kernel_inputs(q, k, v, fetched, work)
         grad_out = grad_out.contiguous()
         # All keys of pieces are in a block of columns. Whole samples' keys have the queries' holes.
         grad_q, grad_k, grad_v = (_new(x, work.has_holes and (x is q or fetched is None)) for x in (q, k, v))
-        tiles = _tiles(q)
-        _, items_q, items_kv = _lists(work, q.device, tiles)
         # Gradients of scores are cast to the inputs' dtype. Dividing by sqrt(scaling_seqlen) before the cast
         # and again after the sum keeps float16 from overflowing or underflowing.
         before = 1 / math.sqrt(ctx.scaling_seqlen)
