@@ -1,4 +1,4 @@
-"""Trains on MovieLens 100K without the shuffler, with it, and with windows, and compares the AUC.
+"""Trains on MovieLens 100K without the shuffler, with it, with windows and with pieces, and compares the AUC.
 
 Runs the entry point on two ranks for three seeds, without dropout:
 
@@ -23,29 +23,48 @@ CONFIG = "hstu/training/configs/movielens_100k_ranking.gin"
 SEEDS = (1, 2, 3)
 RANKS = 2
 BALANCED = "TrainerArgs.enable_balanced_shuffler=True"
+# Whole samples balance 32 rows well enough that none is cut.
+FEW_ROWS = ["TrainerArgs.train_batch_size=4", "TrainerArgs.eval_batch_size=4"]
+PIECES = "4 rows, in pieces"
 ARMS = {
     "as loaded": [],
     "balanced": [BALANCED],
     "window 2": [BALANCED, "TrainerArgs.balance_window=2"],
     "window 4": [BALANCED, "TrainerArgs.balance_window=4"],
+    "4 rows, as loaded": FEW_ROWS,
+    PIECES: [
+        *FEW_ROWS,
+        BALANCED,
+        "TrainerArgs.balance_split=True",
+        "TrainerArgs.balance_equal_rows=False",
+    ],
 }
 
 
 def main() -> None:
     """Runs the benchmark, prints its figures and writes them to `RESULT`."""
     raw = Path(sys.argv[1])
-    rows = []
+    rows, cut = [], []
     with TemporaryDirectory() as folder:
         prepared = Path(folder) / "ml-100k"
         preprocess = ["-m", "commons.datasets.movielens_preprocess", "--dataset", "ml-100k"]
         subprocess.run([sys.executable, *preprocess, "--raw", raw, "--out", prepared], check=True)
         for seed in SEEDS:
-            aucs = {
-                arm: _aucs(prepared, Path(folder) / f"{seed}-{arm}", seed, bindings)
+            logs = {
+                arm: _log(prepared, Path(folder) / f"{seed}-{arm}", seed, bindings)
                 for arm, bindings in ARMS.items()
             }
+            aucs = {arm: [line["AUC"] for line in log if line["kind"] == "eval"] for arm, log in logs.items()}
             rows.append({"seed": seed, **aucs})
-    figures = {"ranks": RANKS, "config": CONFIG, "auc_of_evaluations": rows, "machine": machine()}
+            of_pieces = [line["samples_cut"] for line in logs[PIECES] if line["kind"] == "train"]
+            cut.append(sum(of_pieces) / len(of_pieces))
+    figures = {
+        "ranks": RANKS,
+        "config": CONFIG,
+        "auc_of_evaluations": rows,
+        "samples_cut_per_step": cut,
+        "machine": machine(),
+    }
     RESULT.write_text(json.dumps(figures, indent=1) + "\n")
     table = _table(rows)
     write_tables(README, "movielens", {"AUC": table})
@@ -61,8 +80,8 @@ def _table(rows: list[dict]) -> str:
     return markdown_table(["seed", *ARMS], [[name, *line] for name, line in zip(names, cells, strict=True)])
 
 
-def _aucs(dataset: Path, log_dir: Path, seed: int, settings: list[str]) -> list[float]:
-    """Runs one training and returns the AUC of each evaluation, in order."""
+def _log(dataset: Path, log_dir: Path, seed: int, settings: list[str]) -> list[dict]:
+    """Runs one training and returns the lines of its log."""
     bindings = [
         f"DatasetArgs.dataset_path='{dataset}'",
         f"TrainerArgs.log_dir='{log_dir}'",
@@ -72,8 +91,7 @@ def _aucs(dataset: Path, log_dir: Path, seed: int, settings: list[str]) -> list[
     ]
     module = "hstu.training.pretrain_gr_ranking"
     torchrun(RANKS, module, "--gin-config-file", CONFIG, "--gin-bindings", *bindings)
-    lines = [json.loads(line) for line in (log_dir / "train.jsonl").read_text().splitlines()]
-    return [line["AUC"] for line in lines if line["kind"] == "eval"]
+    return [json.loads(line) for line in (log_dir / "train.jsonl").read_text().splitlines()]
 
 
 if __name__ == "__main__":

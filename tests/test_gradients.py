@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
 import torch.distributed as dist
 
 from commons.distributed import BatchShufflerFactory
+from tests.drawn_cuts import drawn_cuts
 from tests.gradient_comparison import Comparison, check_equal, comparison, dense_differences, steps
 from tests.gradient_models import CASES, ROWS
 
@@ -101,9 +103,15 @@ def test_gradients_of_a_window_are_those_of_its_steps(pools, name, pipeline, num
     check_equal(pools(2).run(_compare_window, name, pipeline, num_batches), has_loss=True)
 
 
-def _compare_with_one_process(name: str, num_real: tuple[int, ...]) -> tuple[dict[str, float], list[str]]:
+def _compare_with_one_process(
+    name: str, num_real: tuple[int, ...], split: bool
+) -> tuple[dict[str, float], list[str]]:
     case = CASES[name]
-    shuffler = BatchShufflerFactory.create_from_config(case.shuffler)
+    shuffler = BatchShufflerFactory.create_from_config(
+        {**case.shuffler, "split": split, "equal_rows": not split}
+    )
+    if split:
+        shuffler.planner.cuts = partial(drawn_cuts, seed=0)
     changes, _, (tokens,) = steps(case.make_model(), "native", shuffler, [case.batch(num_real, True)])
     model = case.make_model()
     samples = [sample for rank, real in enumerate(num_real) for sample in case.samples(rank, real)]
@@ -112,11 +120,12 @@ def _compare_with_one_process(name: str, num_real: tuple[int, ...]) -> tuple[dic
     return dense_differences(changes, model), list(changes)
 
 
+@pytest.mark.parametrize("split", [False, True])
 @pytest.mark.parametrize(
     ("name", "sharded"), [("ranking", "embedding_collections"), ("retrieval", "item_table")]
 )
-def test_gradients_are_those_of_the_mean_over_all_loss_tokens(pools, name, sharded):
-    results = pools(2).run(_compare_with_one_process, name, (6, 3))
+def test_gradients_are_those_of_the_mean_over_all_loss_tokens(pools, name, sharded, split):
+    results = pools(2).run(_compare_with_one_process, name, (6, 3), split)
     for differences, _ in results:
         assert len(differences) > 10
         assert max(differences.values()) < 1e-5

@@ -5,12 +5,19 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from commons.distributed import BatchShufflerFactory
+from commons.training import OptimizerArgs, shard_model
+from tests.commons.pipeline.ranking_pipelines import pipeline_of
 from tests.drawn_cuts import drawn_cuts
 from tests.gradient_comparison import Comparison, check_equal, comparison, steps
 from tests.gradient_models import CASES
+from tests.process_pool import rank_device
 
 MODELS = [
     *((name, pipeline) for name in ("ranking", "retrieval") for pipeline in ("none", "native")),
@@ -28,7 +35,12 @@ def compare(name: str, pipeline: str, num_real: tuple[int, ...], seeds: list[int
     plain = steps(case.make_model(), pipeline, BatchShufflerFactory.create("identity"), [batch])
     results = []
     for seed in [*seeds, None]:
-        config: dict[str, Any] = {**case.shuffler, "split": True, "equal_rows": False, "verify": seed == 0}
+        config: dict[str, Any] = {
+            **case.shuffler,
+            "split": True,
+            "equal_rows": False,
+            "verify": seed == seeds[0],
+        }
         shuffler = BatchShufflerFactory.create_from_config(config)
         if seed is not None:
             shuffler.planner.cuts = partial(drawn_cuts, seed=seed)
@@ -36,9 +48,43 @@ def compare(name: str, pipeline: str, num_real: tuple[int, ...], seeds: list[int
     return results
 
 
+@settings(max_examples=1, deadline=None)
+@given(seeds=st.lists(st.integers(0, 2**32 - 1), min_size=6, max_size=6))
 @pytest.mark.parametrize("num_real", [(6, 6), (6, 3, 0), (2, 6, 1, 4)])
 @pytest.mark.parametrize(("name", "pipeline"), MODELS)
-def test_gradients_of_pieces_are_those_of_whole_samples(pools, name, pipeline, num_real):
-    ranks = pools(len(num_real)).run(compare, name, pipeline, num_real, list(range(6)))
+def test_gradients_of_pieces_are_those_of_whole_samples(pools, name, pipeline, num_real, seeds):
+    ranks = pools(len(num_real)).run(compare, name, pipeline, num_real, seeds)
     for results in zip(*ranks, strict=True):
         check_equal(results, has_loss=True)
+
+
+def evaluated(name: str, num_real: tuple[int, ...]) -> list[np.ndarray]:
+    """Returns this rank's outputs of an evaluation, of whole samples and of pieces, `[predictions, values]`."""
+    case = CASES[name]
+    outputs = []
+    for split in (False, True):
+        config = {**case.shuffler, "split": split, "equal_rows": False}
+        shuffler = BatchShufflerFactory.create_from_config(config)
+        if split:
+            shuffler.planner.cuts = partial(drawn_cuts, seed=1)
+        model, optimizer = shard_model(case.make_model(), OptimizerArgs("sgd", 0.1), rank_device())
+        pipeline = pipeline_of("native", model, optimizer, shuffler)
+        model.eval()
+        with torch.no_grad():
+            _, _, output = pipeline.progress(iter([case.batch(num_real, True)]))
+        assert (pipeline.plan.pieces is not None) == split
+        values, labels = vars(output).values()
+        outputs.append(torch.cat([labels[:, None].float(), values], 1).cpu().numpy())
+        pipeline.reset()
+    return outputs
+
+
+@pytest.mark.parametrize("name", ["ranking", "ranking with candidates and tasks", "retrieval"])
+def test_predictions_of_pieces_are_those_of_whole_samples(pools, name):
+    whole, pieces = (
+        np.concatenate(of_ranks) for of_ranks in zip(*pools(2).run(evaluated, name, (6, 5)), strict=True)
+    )
+    assert whole.shape == pieces.shape and len(whole)
+    for label in np.unique(whole[:, 0]):
+        of_whole, of_pieces = (np.sort(of[of[:, 0] == label], 0) for of in (whole, pieces))
+        assert of_pieces == pytest.approx(of_whole, rel=1e-4, abs=1e-5)
