@@ -59,7 +59,7 @@ def test_gradients_of_pieces_are_those_of_whole_samples(pools, name, pipeline, n
 
 
 def evaluated(name: str, num_real: tuple[int, ...]) -> list[np.ndarray]:
-    """Returns this rank's outputs of an evaluation, of whole samples and of pieces, `[predictions, values]`."""
+    """Returns this rank's predictions in an evaluation, of whole samples and of pieces."""
     case = CASES[name]
     outputs = []
     for split in (False, True):
