@@ -1,4 +1,4 @@
-"""Trains as loaded and balanced in two ways, replays 8 ranks, prints a table and draws the picture.
+"""Trains as loaded and balanced in three ways, replays 8 ranks, prints a table and draws the picture.
 
 python -m benchmarks.demo [OUTPUT_FOLDER] [--model MODEL]
 """
@@ -64,6 +64,8 @@ def _table(summary: dict) -> str:
         ("bytes moved", "", "{share_of_bytes_moved:.0%}"),
         ("wait for plans", "", "{plan_wait_ms:.2f} ms"),
         ("sent per rank", "", "{kilobytes_sent:.0f} kB"),
+        ("samples cut", "", "{samples_cut_per_step:.2f}"),
+        ("fetched per rank", "", "{megabytes_fetched:.1f} MB"),
         ("loss differs by", "", "{max_relative_loss_difference:.0e}"),
     ]
     titles = (summary["as_loaded"], *arms)
@@ -96,6 +98,7 @@ def _flat(arm: dict) -> dict:
         **arm,
         "milliseconds": arm["seconds_per_step"] * 1e3,
         "plan_wait_ms": arm["plan_wait_seconds_per_step"] * 1e3,
+        "megabytes_fetched": arm["bytes_fetched_per_step"] / 1e6,
         "kilobytes_sent": arm["bytes_sent_per_step"] / 1e3,
         "all_steps": arm["untrimmed"]["speedup"],
         "interval": "{:.2f} to {:.2f}".format(*arm["untrimmed"]["speedup_interval"]),

@@ -1,4 +1,4 @@
-"""The models that the demo runs, each with a gin file of its own beside this one."""
+"""The models that the demo runs, each with gin files of its own beside this one."""
 
 from __future__ import annotations
 
@@ -18,9 +18,17 @@ TASKS = {
 }
 
 
-def parse_config(model: str) -> Callable[[TrainerArgs, torch.device], TrainingTask]:
-    """Parses the model's gin file; returns what makes its task."""
+def parse_config(
+    model: str, long_histories: bool = False
+) -> Callable[[TrainerArgs, torch.device], TrainingTask]:
+    """Parses the model's gin file; returns what makes its task.
+
+    Args:
+        model: a key of `TASKS`.
+        long_histories: whether to parse that of histories that no placement of whole samples balances, too.
+    """
     module, function = TASKS[model]
     make_task = getattr(importlib.import_module(module), function)
-    gin.parse_config_file(str(Path(__file__).parent / f"{model}.gin"))
+    for name in [model] + [f"{model}_long"] * long_histories:
+        gin.parse_config_file(str(Path(__file__).parent / f"{name}.gin"))
     return make_task

@@ -70,7 +70,7 @@ def _draw_arm(axis: Axes, arm: str, steps: list[list[float]], ends: dict[str, fl
 
 def _draw_losses(axis: Axes, summary: dict[str, Any]) -> None:
     difference = max(arm["max_relative_loss_difference"] for arm in summary["balanced"].values())
-    styles = [(WORK, 4.0, "-"), (SECOND_LOSS, 2.0, "--"), ("black", 1.0, ":")]
+    styles = [(WORK, 4.0, "-"), (SECOND_LOSS, 2.5, "--"), ("black", 1.5, ":"), ("gold", 0.8, "-")]
     for (name, losses), (color, width, line) in zip(summary["losses"].items(), styles, strict=True):
         axis.plot(losses, color=color, linewidth=width, linestyle=line, label=name)
     axis.set_title(
@@ -80,5 +80,5 @@ def _draw_losses(axis: Axes, summary: dict[str, Any]) -> None:
     )
     axis.set_xlabel("training step")
     axis.set_ylabel("global loss")
-    axis.legend(frameon=False, ncols=3, loc="upper center", bbox_to_anchor=(0.5, -0.3))
+    axis.legend(frameon=False, ncols=4, loc="upper center", bbox_to_anchor=(0.5, -0.3))
     axis.spines[["top", "right"]].set_visible(False)

@@ -26,7 +26,7 @@ from commons.gin_values import from_gin
 from commons.training import OptimizerArgs, TrainerArgs, TrainingTask, rank_process, run_rank, shard_model
 
 AS_LOADED = "as loaded"
-# By name, what differs from the gin file; the last has the defaults.
+# By name, what differs from the gin files.
 ARMS: dict[str, dict[str, Any]] = {
     AS_LOADED: {"enable_balanced_shuffler": False},
     "Karmarkar–Karp, all_gather": {
@@ -34,7 +34,12 @@ ARMS: dict[str, dict[str, Any]] = {
         "balance_partitioner": "karmarkar_karp",
         "balance_exchange": "all_gather",
     },
-    "refined, all_to_all": {"enable_balanced_shuffler": True},
+    "refined, all_to_all": {"enable_balanced_shuffler": True, "balance_equal_rows": False},
+    "refined, in pieces": {
+        "enable_balanced_shuffler": True,
+        "balance_equal_rows": False,
+        "balance_split": True,
+    },
 }
 WARM_UP_STEPS = 3
 # Short blocks, so that what disturbs the machine for some seconds meets all arms.
@@ -92,7 +97,7 @@ class Arm:
 def main() -> None:
     """Runs all arms and writes what was measured."""
     model, output = sys.argv[1:]
-    make_task = parse_config(model)
+    make_task = parse_config(model, long_histories=True)
     with rank_process() as device:
         arms = {name: Arm(make_task, settings, device) for name, settings in ARMS.items()}
         for arm in arms.values():
@@ -144,6 +149,8 @@ def _speedup(base: Arm, arm: Arm, blocks: np.ndarray) -> dict[str, Any]:
         "imbalance_before": before / mean,
         "imbalance_after": after / mean,
         "share_of_bytes_moved": sum(r.bytes_moved for r in reports) / sum(r.bytes_loaded for r in reports),
+        "samples_cut_per_step": float(np.mean([report.samples_cut for report in reports])),
+        "bytes_fetched_per_step": float(np.mean([report.bytes_fetched for report in reports])),
         "bytes_sent_per_step": float(np.mean([report.bytes_sent for report in reports])),
         "plan_wait_seconds_per_step": float(np.mean([report.plan_wait_seconds for report in reports])),
         "seconds_per_step_as_loaded": seconds[0],

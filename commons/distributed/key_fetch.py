@@ -196,6 +196,13 @@ class KeyFetch:
         self.sent_tokens = to_device_together(route.sent, device)
         self.all_sent = torch.cat(self.sent_tokens)
 
+    def all_to_all(self, received: torch.Tensor, sent: torch.Tensor, back: bool) -> dist.Work:
+        """Starts to move what other ranks need, or gradients of it back; returns what to wait for."""
+        out, into = self.sent_counts, self.received_counts
+        if back:
+            out, into = into, out
+        return dist.all_to_all_single(received, sent, into, out, group=self.group, async_op=True)
+
     def start(self, keys: torch.Tensor, values: torch.Tensor) -> InFlight:
         """Starts to fetch; on every rank of the group.
 
@@ -215,7 +222,6 @@ class InFlight:
         self.received: Any = None
         self._work: Any = None
         self._sending: torch.Tensor | None = None
-        self._peers: list[int] = []
         self.returned: torch.Tensor | None = None
 
     def land(self) -> torch.Tensor:
@@ -229,14 +235,9 @@ class InFlight:
 
     def launch(self, sent: torch.Tensor, received: torch.Tensor, back: bool = False) -> None:
         """Starts the all-to-all, or the reverse one."""
-        fetch = self.fetch
-        out, into = fetch.sent_counts, fetch.received_counts
-        if back:
-            out, into = into, out
         self._sending = sent  # until it has arrived
-        self._peers = np.flatnonzero(np.add(into, out)).tolist()
-        self._work = dist.all_to_all_single(received, sent, into, out, group=fetch.group, async_op=True)
-        fetch.pieces.bytes_fetched += received.numel() * received.element_size()
+        self._work = self.fetch.all_to_all(received, sent, back)
+        self.fetch.pieces.bytes_fetched += received.numel() * received.element_size()
 
     def wait(self) -> None:
         """Waits for it: on CUDA the stream does, elsewhere the host."""
@@ -245,9 +246,10 @@ class InFlight:
             with named_range("## wait for keys and values ##"):
                 self._work.wait()
         except RuntimeError as error:
+            peers = np.flatnonzero(np.add(self.fetch.sent_counts, self.fetch.received_counts)).tolist()
             raise RuntimeError(
                 "this rank could not exchange keys and values of pieces, or their gradients, with ranks "
-                f"{self._peers} of the ranks to balance among; one has failed, or is slow: {error}"
+                f"{peers} of the ranks to balance among; one has failed, or is slow: {error}"
             ) from None
         self.fetch.pieces.seconds += time.perf_counter() - start
         self._work = self._sending = None

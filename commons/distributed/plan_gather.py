@@ -12,7 +12,7 @@ import torch.distributed as dist
 from commons.distributed.channel import Channel
 from commons.distributed.failures import portable, raise_first, sent_by
 from commons.distributed.loaded_samples import LoadedSamples
-from commons.distributed.sample_facts import NUM_COUNTS, SampleFacts, counts_in, num_words
+from commons.distributed.sample_facts import NUM_COUNTS, SampleFacts, loaded_samples, num_words
 from commons.distributed.shuffler_settings import ShufflerSettings
 from commons.sequence_batch import BaseBatch, containers
 from commons.sequence_batch.cut_rules import CutRules
@@ -139,22 +139,11 @@ class PlanGather:
         self._raise_if_any_failed(table, facts, failure, schema)
         sizes = table[:, 3 : self._header].reshape(self._channel.num_ranks, self._settings.window, 2)
         per_rank = table[:, self._header :].reshape(self._channel.num_ranks, self._capacity, -1)
-        num_loaded = sizes[:, :, 1].copy()
+        batch_sizes, num_loaded = sizes[:, :, 0].copy(), sizes[:, :, 1].copy()
         per_sample = np.concatenate(
             [rows[:real] for rows, real in zip(per_rank, num_loaded.sum(1), strict=True)]
         )
-        workloads, tokens, loss_tokens = per_sample[:, :NUM_COUNTS].T.copy()
-        num_elements = per_sample[:, NUM_COUNTS : NUM_COUNTS + len(schema.jagged_fields)].copy()
-        samples = LoadedSamples(
-            batch_sizes=sizes[:, :, 0].copy(),
-            num_loaded=num_loaded,
-            workloads=workloads,
-            tokens=tokens,
-            loss_tokens=loss_tokens,
-            num_elements=num_elements,
-            sample_bytes=schema.row_bytes(num_elements),
-            row_counts=counts_in(per_sample, self.agreed.count_names),
-        )
+        samples = loaded_samples(per_sample, batch_sizes, num_loaded, schema, self.agreed.count_names)
         return samples, table[:, 2].copy()
 
     def _encode(

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from commons.distributed.loaded_samples import LoadedSamples
 from commons.sequence_batch.packed_rows import check_jagged_fields, key_lengths, row_elements
 from commons.sequence_batch.row_schema import RowSchema
 from commons.sequence_batch.sample_rows import NARROW_INTEGERS, SampleRows
@@ -96,11 +97,34 @@ def num_words(count_names: Sequence[str]) -> int:
     return -(-len(count_names) // 2)
 
 
-def counts_in(words: np.ndarray, count_names: Sequence[str]) -> np.ndarray:
-    """Returns the row counts, int64 `[samples, names]`, in the last words of `SampleFacts.per_sample`."""
-    first = words.shape[1] - num_words(count_names)
-    pairs = np.ascontiguousarray(words[:, first:]).view(np.int32)
-    return pairs[:, : len(count_names)].astype(np.int64)
+def loaded_samples(
+    per_sample: np.ndarray,
+    batch_sizes: np.ndarray,
+    num_loaded: np.ndarray,
+    schema: RowSchema,
+    count_names: Sequence[str],
+) -> LoadedSamples:
+    """Returns the samples of all ranks.
+
+    Args:
+        per_sample: as `SampleFacts` has it, of all ranks, one after another.
+        batch_sizes, num_loaded: int64 `[ranks, batches]`.
+        schema, count_names: of all batches.
+    """
+    workloads, tokens, loss_tokens = per_sample[:, :NUM_COUNTS].T.copy()
+    num_elements = per_sample[:, NUM_COUNTS : NUM_COUNTS + len(schema.jagged_fields)].copy()
+    first_word = per_sample.shape[1] - num_words(count_names)
+    pairs = np.ascontiguousarray(per_sample[:, first_word:]).view(np.int32)
+    return LoadedSamples(
+        batch_sizes=batch_sizes,
+        num_loaded=num_loaded,
+        workloads=workloads,
+        tokens=tokens,
+        loss_tokens=loss_tokens,
+        num_elements=num_elements,
+        sample_bytes=schema.row_bytes(num_elements),
+        row_counts=pairs[:, : len(count_names)].astype(np.int64),
+    )
 
 
 def _words_of(
