@@ -18,8 +18,8 @@ TIMEOUT_S = 3600
 
 
 def gradient_tests(device: torch.device) -> str:
-    """Runs the tests that no shuffler setting changes what a step learns."""
-    return _pytest(device, "tests/test_gradients.py")
+    """Runs the tests that no shuffler setting, cut samples included, changes what a step learns."""
+    return _pytest(device, "tests/test_gradients.py", "tests/test_gradients_of_pieces.py")
 
 
 def exchange_tests(device: torch.device) -> str:
@@ -39,11 +39,11 @@ def demo(device: torch.device) -> str:
     return "; ".join(found)
 
 
-def _pytest(device: torch.device, path: str) -> str:
+def _pytest(device: torch.device, *paths: str) -> str:
     """Runs tests with pools of processes on a type of device; those with too many ranks are skipped."""
     # Without the options of pyproject.toml, which need plugins.
     options = ("-o", "addopts=", "-q", "-p", "no:cacheprovider")
-    return _output("-m", "pytest", *options, path, TEST_DEVICE=device.type).strip().splitlines()[-1]
+    return _output("-m", "pytest", *options, *paths, TEST_DEVICE=device.type).strip().splitlines()[-1]
 
 
 def _output(*command: str, **environment: str) -> str:

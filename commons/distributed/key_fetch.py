@@ -9,6 +9,7 @@ the plan: host and device do not synchronize.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -119,64 +120,66 @@ class _Route:
 
     @staticmethod
     def of(plan: ShufflePlan, group: RankGroup, num_seen: np.ndarray) -> _Route:
-        pieces, rank = plan.pieces, group.rank
-        if pieces is None:
+        """Works out the route of this rank; each looks at the samples that it has a piece of."""
+        if plan.pieces is None:
             raise ValueError("the plan has no pieces")
-        own = plan.computed_by(rank)
-        own_tokens = pieces["last_token"][own] - pieces["first_token"][own]
-        start_of = dict(zip(own.tolist(), (np.cumsum(own_tokens) - own_tokens).tolist(), strict=True))
-        num_tokens = int(own_tokens.sum())
-        starts = np.flatnonzero(plan.starts_sample)
-        ends = np.append(starts[1:], len(pieces))
-        is_cut = ends - starts > 1
-        sample_of = np.cumsum(plan.starts_sample) - 1
-        mine = np.unique(sample_of[own])
+        rank, own = group.rank, plan.computed_by(group.rank)
+        first, last = plan.pieces["first_token"], plan.pieces["last_token"]
+        own_starts = np.cumsum(last[own] - first[own]) - (last[own] - first[own])
+        start_of = dict(zip(own.tolist(), own_starts.tolist(), strict=True))
+        mine = [pieces for pieces in _cut_samples(plan) if (plan.destination[pieces] == rank).any()]
+        place_of = dict(start_of)
+        num_tokens = place = int((last[own] - first[own]).sum())
         sent: list[list[np.ndarray]] = [[] for _ in range(group.num_ranks)]
-        wanted: list[list[tuple[int, int]]] = [[] for _ in range(group.num_ranks)]
-        for sample in mine[is_cut[mine]].tolist():
-            numbers = np.arange(starts[sample], ends[sample])
-            on = plan.destination[numbers]
-            farthest = np.zeros(group.num_ranks, dtype=np.int64)
-            np.maximum.at(farthest, on, num_seen[numbers])
-            for number, holder in zip(numbers.tolist(), on.tolist(), strict=True):
-                first, last = int(pieces["first_token"][number]), int(pieces["last_token"][number])
-                if holder != rank:
-                    count = min(last, int(farthest[rank])) - first
-                    if count > 0:
-                        wanted[holder].append((number, count))
-                    continue
-                for other in np.unique(on).tolist():
-                    count = min(last, int(farthest[other])) - first
-                    if other != rank and count > 0:
-                        sent[other].append(start_of[number] + np.arange(count))
-        place_of, received = {}, []
-        place = num_tokens
-        for of_rank in wanted:
+        received = []
+        for other in range(group.num_ranks):
             before = place
-            for number, count in of_rank:
-                place_of[number] = place
-                place += count
+            for pieces in mine if other != rank else []:
+                there, here = (pieces[plan.destination[pieces] == on] for on in (other, rank))
+                for piece, count in _needed(there, first, last, num_seen[here].max(initial=0)):
+                    place_of[piece] = place
+                    place += count
+                for piece, count in _needed(here, first, last, num_seen[there].max(initial=0)):
+                    sent[other].append(start_of[piece] + np.arange(count))
             received.append(place - before)
-        place_of |= start_of
-        piece_rows = np.flatnonzero(is_cut[sample_of[own]])
-        keys = []
-        for number in own[piece_rows].tolist():
-            seen = int(num_seen[number])
-            sample = int(sample_of[number])
-            for other in range(int(starts[sample]), int(ends[sample])):
-                first, last = int(pieces["first_token"][other]), int(pieces["last_token"][other])
-                if min(last, seen) > first:
-                    keys.append(place_of[other] + np.arange(min(last, seen) - first))
-        nothing = [np.zeros(0, dtype=np.int64)]
+        piece_rows = np.flatnonzero(np.isin(own, np.concatenate([_NOTHING, *mine])))
+        of_sample = {int(piece): pieces for pieces in mine for piece in pieces}
+        keys = [
+            place_of[piece] + np.arange(count)
+            for seeing in own[piece_rows].tolist()
+            for piece, count in _needed(of_sample[seeing], first, last, num_seen[seeing])
+        ]
         return _Route(
             piece_rows=piece_rows,
-            piece_starts=[start_of[number] for number in own[piece_rows].tolist()],
+            piece_starts=own_starts[piece_rows].tolist(),
             piece_keys=num_seen[own[piece_rows]].tolist(),
-            key_tokens=np.concatenate(nothing + keys),
+            key_tokens=np.concatenate([_NOTHING, *keys]),
             num_tokens=num_tokens,
-            sent=[np.concatenate(nothing + of_rank) for of_rank in sent],
+            sent=[np.concatenate([_NOTHING, *of_rank]) for of_rank in sent],
             received=received,
         )
+
+
+_NOTHING = np.zeros(0, dtype=np.int64)
+
+
+def _cut_samples(plan: ShufflePlan) -> list[np.ndarray]:
+    """Returns for each cut sample the ascending numbers of its pieces."""
+    starts = np.flatnonzero(plan.starts_sample)
+    ends = np.append(starts[1:], len(plan.workloads))
+    is_cut = ends - starts > 1
+    return [np.arange(start, end) for start, end in zip(starts[is_cut], ends[is_cut], strict=True)]
+
+
+def _needed(
+    pieces: np.ndarray, first: np.ndarray, last: np.ndarray, num_seen: int
+) -> Iterator[tuple[int, int]]:
+    """Yields the pieces that hold some of a sample's first `num_seen` tokens, and how many of these each
+    holds."""
+    for piece in pieces.tolist():
+        count = min(int(last[piece]), int(num_seen)) - int(first[piece])
+        if count > 0:
+            yield piece, count
 
 
 class KeyFetch:
