@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from commons.distributed import BatchShufflerFactory
 from commons.training import OptimizerArgs, shard_model
+from tests.commons.distributed.counted_collectives import recorded_collectives
 from tests.commons.pipeline.ranking_pipelines import pipeline_of
 from tests.drawn_cuts import drawn_cuts
 from tests.gradient_comparison import Comparison, check_equal, comparison, steps
@@ -88,3 +89,23 @@ def test_predictions_of_pieces_are_those_of_whole_samples(pools, name):
     for label in np.unique(whole[:, 0]):
         of_whole, of_pieces = (np.sort(of[of[:, 0] == label], 0) for of in (whole, pieces))
         assert of_pieces == pytest.approx(of_whole, rel=1e-4, abs=1e-5)
+
+
+def collectives_of_a_step(name: str) -> list[str]:
+    """Returns the collectives of forward and backward of an exchanged batch with pieces."""
+    case = CASES[name]
+    shuffler = BatchShufflerFactory.create_from_config({**case.shuffler, "split": True, "equal_rows": False})
+    shuffler.planner.cuts = partial(drawn_cuts, seed=1)
+    batch = case.batch((6, 5), True)
+    plan = shuffler.plan(batch)
+    batch, model = shuffler.exchange(batch, plan), case.make_model()
+    with recorded_collectives() as calls:
+        loss, _ = model(batch)
+        loss.backward()
+    return [name for name, _ in calls]
+
+
+@pytest.mark.parametrize("name", ["ranking", "retrieval", "sid_gr, all items"])
+def test_pieces_take_two_collectives_per_layer(pools, name):
+    for calls in pools(2).run(collectives_of_a_step, name):
+        assert calls == ["all_to_all_single"] * 4  # two layers, forward and backward

@@ -26,6 +26,9 @@ class PiecewiseAttention:
         pieces: places of the rows.
         scaling_seqlen: constant divisor of the attention weights.
         device: device of the tokens.
+
+    Raises:
+        ValueError: planning counted other tokens than the model has.
     """
 
     def __init__(
@@ -39,11 +42,17 @@ class PiecewiseAttention:
         first = masks[0]
         self._fetch = pieces.fetch(_num_seen(pieces, first.tokens_per_candidate, first.is_causal), device)
         rows, ends_sample = pieces.rows, pieces.ends_sample
+        lengths = np.array([mask.num_tokens for mask in masks])
+        planned = rows["last_token"] - rows["first_token"]
+        for row in np.flatnonzero(lengths != planned)[:1]:
+            raise ValueError(
+                f"row {row} has {lengths[row]} tokens, and the plan counts {planned[row]}: to cut samples, "
+                "get_tokens must count the model's tokens, as HSTUBatch.num_tokens does"
+            )
         of_pieces = [
             _mask_of_piece(masks[row], int(rows["first_token"][row]), num_keys, bool(ends_sample[row]))
             for row, num_keys in zip(self._fetch.piece_rows.tolist(), self._fetch.piece_keys, strict=True)
         ]
-        lengths = np.array([mask.num_tokens for mask in masks])
         is_whole = np.ones(len(masks), dtype=bool)
         is_whole[self._fetch.piece_rows] = False
         whole = np.flatnonzero(is_whole).tolist()
