@@ -1,4 +1,4 @@
-"""Cuts samples into pieces that balance: which samples, into how many pieces, and where."""
+"""Cuts samples into pieces: where a cut may be, and the numbers of the pieces."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from commons.sequence_batch.row_schema import RowSchema
 # A piece is worth its row from this many tokens on: a tile of attention.
 MIN_TOKENS = 32
 # Points of a sample at which the costs of its prefixes are known; between them they are interpolated.
-GRID = 64
+GRID = 128
 
 Counts = Mapping[str, np.ndarray]
 PrefixCost = Callable[[np.ndarray, Counts], np.ndarray]
@@ -43,13 +43,23 @@ class Cutting:
         named |= dict(zip(self.count_names, samples.row_counts.T, strict=True))
         return named | {"tokens": samples.tokens, "loss_tokens": samples.loss_tokens}
 
-    def most_pieces(self, samples: LoadedSamples) -> np.ndarray:
-        """Returns how many pieces each sample may be cut into, int64 `[samples]`; at least 1."""
-        by_items = self.rules.last_cut(self.counts(samples)) + 1
-        return np.maximum(np.minimum(by_items, samples.tokens // MIN_TOKENS), 1)
+    def most_pieces(self, samples: LoadedSamples, numbers: np.ndarray) -> np.ndarray:
+        """Returns how many pieces samples of these numbers may be cut into, int64 `[numbers]`; at least 1."""
+        counts = _of(self.counts(samples), numbers)
+        last_cut = self.rules.last_cut(counts)
+        kept = counts["tokens"] - self.rules.tokens_before(last_cut, counts)
+        return np.clip(counts["tokens"] // np.maximum(kept, MIN_TOKENS), 1, last_cut + 1)
 
-    def equal_cuts(self, samples: LoadedSamples, num_pieces: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Finds the cuts that divide samples into pieces of equal cost, as far as whole items allow.
+    def least_costs(self, samples: LoadedSamples, numbers: np.ndarray) -> np.ndarray:
+        """Returns the least cost of a piece of samples of these numbers, int64 `[numbers]`.
+
+        Such a piece has `MIN_TOKENS`, wherever in the sample it is, if no token costs more than twice the
+        mean one. That is so for causal attention.
+        """
+        return 2 * samples.workloads[numbers] // self.most_pieces(samples, numbers)
+
+    def even_cuts(self, samples: LoadedSamples, num_pieces: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Divides samples into pieces of as many items each.
 
         Args:
             samples: as loaded.
@@ -58,28 +68,46 @@ class Cutting:
         Returns:
             Two int64 `[cuts]`, as `cut` takes them.
         """
-        chosen = np.flatnonzero(num_pieces > 1)
-        counts = {name: of_all[chosen] for name, of_all in self.counts(samples).items()}
+        numbers = np.arange(len(num_pieces)).repeat(num_pieces - 1)
+        before = np.cumsum(num_pieces - 1) - (num_pieces - 1)
+        place = np.arange(1, len(numbers) + 1) - before[numbers]
+        counts = _of(self.counts(samples), numbers)
+        items = place * self.rules.num_items(counts) // num_pieces[numbers]
+        items = np.clip(items, 1, np.maximum(self.rules.last_cut(counts), 1))
+        is_new = np.append(True, (numbers[1:] != numbers[:-1]) | (items[1:] > items[:-1]))[: len(items)]
+        return numbers[is_new], items[is_new]
+
+    def items_before(self, samples: LoadedSamples, numbers: np.ndarray, costs: np.ndarray) -> np.ndarray:
+        """Finds the cuts that have given costs before them, as far as whole items allow.
+
+        Args:
+            samples: as loaded.
+            numbers: int64 `[cuts]`, ascending: the sample of each cut.
+            costs: int64 `[cuts]`, ascending within a sample.
+
+        Returns:
+            int64 `[cuts]`, items before each cut; at least 1.
+        """
+        is_first = np.append(True, numbers[1:] != numbers[:-1])
+        owner = np.cumsum(is_first) - 1
+        chosen = numbers[is_first]
+        counts = _of(self.counts(samples), chosen)
+        fixed = self.rules.fixed_tokens(counts)
         num_items, last_cut = self.rules.num_items(counts), self.rules.last_cut(counts)
-        items = np.rint(np.linspace(0, 1, GRID + 1) * num_items[:, None])
-        repeated = {name: of_all.repeat(GRID + 1) for name, of_all in counts.items()}
-        tokens = self.rules.tokens_before(items.ravel().astype(np.int64), repeated)
-        costs = self._prefix_costs(tokens, repeated).reshape(items.shape)
-        shares = costs / np.maximum(costs[:, -1:], 1)
+        points = np.rint(np.linspace(0, 1, GRID + 1) * num_items[:, None]).ravel()
+        to_points = np.arange(len(chosen)).repeat(GRID + 1)
+        counts = _of(counts, to_points)
+        tokens = self.rules.tokens_before(points.astype(np.int64), counts)
+        known = self._prefix_costs(tokens, counts | _of(fixed, to_points))
         # One ascending row of numbers for all samples: sample k has those from k to k + 1.
-        ascending = (shares + np.arange(len(chosen))[:, None]).ravel()
-        pieces = num_pieces[chosen]
-        owner = np.arange(len(chosen)).repeat(pieces - 1)
-        number = np.arange(1, len(owner) + 1) - (np.cumsum(pieces - 1) - (pieces - 1)).repeat(pieces - 1)
-        wanted = owner + number / pieces[owner]
+        whole = np.maximum(samples.workloads[chosen], 1)
+        ascending = to_points + known / whole[to_points]
+        wanted = owner + costs / whole[owner]
         after = np.clip(np.searchsorted(ascending, wanted), owner * (GRID + 1) + 1, owner * (GRID + 1) + GRID)
         step = ascending[after] - ascending[after - 1]
         part = np.clip((wanted - ascending[after - 1]) / np.where(step > 0, step, 1), 0, 1)
-        flat = items.ravel()
-        cut = np.rint(flat[after - 1] + part * (flat[after] - flat[after - 1])).astype(np.int64)
-        cut = np.clip(cut, 1, np.maximum(last_cut[owner], 1))
-        is_new = np.append(True, (owner[1:] != owner[:-1]) | (cut[1:] > cut[:-1]))[: len(cut)]
-        return chosen[owner[is_new]], cut[is_new]
+        items = np.rint(points[after - 1] + part * (points[after] - points[after - 1])).astype(np.int64)
+        return np.clip(items, 1, last_cut[owner])
 
     def cut(self, samples: LoadedSamples, numbers: np.ndarray, items: np.ndarray) -> LoadedSamples:
         """Returns the samples with the pieces of cut ones in their places.
@@ -96,17 +124,18 @@ class Cutting:
         sample_of = np.arange(len(num_pieces)).repeat(num_pieces)
         pieces = self._pieces(samples, sample_of, numbers, items)
         made = samples._of_samples(sample_of)
-        chosen = num_pieces[sample_of] > 1
-        of_cut, whole = pieces[chosen], {name: of_all[chosen] for name, of_all in self.counts(made).items()}
+        chosen = np.flatnonzero(num_pieces.take(sample_of) > 1)
+        of_cut, whole = pieces[chosen], _of(self.counts(made), chosen)
         made.tokens[chosen] = of_cut["last_token"] - of_cut["first_token"]
         made.workloads[chosen] = self._workloads(of_cut, whole, made.workloads[chosen])
         made.loss_tokens[chosen] = self._in_pieces("loss_tokens", whole["loss_tokens"], of_cut)
+        known = {name: self._in_pieces(name, whole[name], of_cut) for name in self.count_names}
         for column, name in enumerate(self.count_names):
-            made.row_counts[chosen, column] = self._in_pieces(name, whole[name], of_cut)
+            made.row_counts[chosen, column] = known[name]
         for column, field in enumerate(self.schema.jagged_fields):
             made.num_elements[chosen, column] = sum(
-                self._in_pieces(f"{field.name}.{key}", whole[self._count_name(field.name, key)], of_cut)
-                for key in field.keys
+                known[name] if name in known else self._in_pieces(name, whole[field.name], of_cut)
+                for name in (f"{field.name}.{key}" for key in field.keys)
             )
         made.sample_bytes[chosen] = self.schema.row_bytes(made.num_elements[chosen])
         more = np.zeros_like(samples.num_loaded)
@@ -136,9 +165,14 @@ class Cutting:
         return pieces
 
     def _workloads(self, pieces: np.ndarray, counts: Counts, of_sample: np.ndarray) -> np.ndarray:
-        before = self._prefix_costs(pieces["first_token"], counts)
-        through = self._prefix_costs(pieces["last_token"], counts)
-        through = np.where(pieces["last_item"] == pieces["num_items"], of_sample, through)
+        """Returns the costs of all pieces of cut samples, int64; `of_sample` is that of the whole of each."""
+        before = np.zeros_like(of_sample)
+        later = np.flatnonzero(pieces["first_item"])
+        counts = _of(counts, later)
+        fixed = self.rules.fixed_tokens(counts)
+        before[later] = self._prefix_costs(pieces["first_token"][later], counts | fixed)
+        through = of_sample.copy()
+        through[later - 1] = before[later]
         for piece in np.flatnonzero(through < before)[:1]:
             raise ValueError(
                 f"prefix_cost decreases: {before[piece]} at {pieces['first_token'][piece]} tokens and "
@@ -148,16 +182,16 @@ class Cutting:
         return through - before
 
     def _prefix_costs(self, tokens: np.ndarray, counts: Counts) -> np.ndarray:
-        counts = {**counts, **self.rules.fixed_tokens(counts)}
         costs = np.asarray(self.prefix_cost(tokens, counts)).astype(np.int64)
         if costs.shape != tokens.shape:
             raise ValueError(f"prefix_cost returned shape {costs.shape}, expected {tokens.shape}")
         return np.where(tokens == 0, 0, costs)
 
-    def _count_name(self, field: str, key: str) -> str:
-        return f"{field}.{key}" if f"{field}.{key}" in self.count_names else field
-
     def _in_pieces(self, name: str, lengths: np.ndarray, pieces: np.ndarray) -> np.ndarray:
         """Returns how many of a sample's elements each piece gets."""
         begin, end = self.rules.rule(name).span(lengths, pieces)
         return end - begin
+
+
+def _of(counts: Counts, numbers: np.ndarray) -> dict[str, np.ndarray]:
+    return {name: of_all[numbers] for name, of_all in counts.items()}

@@ -93,5 +93,5 @@ class LoadedSamples:
 
     def _of_samples(self, numbers: np.ndarray) -> Self:
         """Keeps these samples; what is not per sample stays."""
-        of_samples = {name: getattr(self, name)[numbers] for name in self._per_sample}
+        of_samples = {name: getattr(self, name).take(numbers, axis=0) for name in self._per_sample}
         return replace(self, **of_samples, pieces=None if self.pieces is None else self.pieces[numbers])

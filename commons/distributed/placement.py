@@ -7,8 +7,10 @@ from dataclasses import fields, replace
 
 import numpy as np
 
+from commons.distributed.cut_search import cut_and_placed
 from commons.distributed.cutting import Cutting
 from commons.distributed.loaded_samples import LoadedSamples
+from commons.distributed.partitioning import Partitioning
 from commons.distributed.shuffle_plan import ShufflePlan
 from commons.distributed.shuffler_settings import PARTITIONERS, ShufflerSettings
 from commons.distributed.slow_start import shown_if_slow
@@ -19,12 +21,8 @@ from commons.partition import (
     rebalance,
     refined,
 )
+from commons.partition.pieces import divided, leveled
 from commons.partition.problem import indices_of_parts, number_of_part
-
-# Samples are cut where whole ones cannot come this close to the mean load.
-CUT_TOLERANCE = 0.01
-# Attempts to balance pieces; each cuts further what was too large in the one before.
-MAX_ATTEMPTS = 8
 
 
 def place(
@@ -63,10 +61,11 @@ def place(
         slots = [part for step in steps for part in step]
         step, rank = np.divmod(number_of_part(slots, len(samples.workloads)), num_ranks)
     else:
+        partitioning = Partitioning(settings, ranks_per_node)
         if cutting is None:
-            rank = _rank_of(samples, settings, ranks_per_node)
+            rank = partitioning.rank_of(samples)
         else:
-            samples, rank = _cut_and_placed(samples, settings, ranks_per_node, cutting)
+            samples, rank = cut_and_placed(samples, partitioning, cutting)
         step = np.zeros_like(rank)
     if settings.equal_rows and pads:
         equal = -(-int(samples.batch_sizes.sum()) // (num_ranks * num_steps))
@@ -151,12 +150,15 @@ def _call_all(settings: ShufflerSettings) -> None:
     for partitioner in PARTITIONERS:  # also those that compile functions of their own
         each = ones[:, None]
         samples = LoadedSamples(each, each, ones, ones, ones, each, ones, each)
-        _rank_of(samples, ShufflerSettings(partitioner, equal_rows=False), None)
+        Partitioning(ShufflerSettings(partitioner, equal_rows=False)).rank_of(samples)
     rebalance(ones, home, 2)  # rows have to be made equal
     rebalance(ones, home, 2, equal_size=False, tokens=ones, max_tokens=1)  # a limit has to be met
     balance_window(ones, 1, 2)
     refined(ones, 2, tokens=ones, max_tokens=1)
     lower_bound(ones, 2)  # for reports
+    if settings.split:
+        whole = divided(ones, 1, home[:0], home[:0])
+        leveled(whole, home, 2 * ones, ones, np.arange(2), 1, 1)
     if settings.max_tokens_per_micro_batch is not None:
         divide_into_micro_batches(ones, ones, [np.arange(2)], 1)
 
@@ -188,81 +190,6 @@ def _planned(
     )
 
 
-def _rank_of(samples: LoadedSamples, settings: ShufflerSettings, ranks_per_node: int | None) -> np.ndarray:
-    """Returns int64 `[samples]`, the rank of each; as loaded where the partitioner does no better."""
-    _check_tokens(samples, settings.max_tokens)
-    num_ranks = samples.num_ranks
-    arguments = {
-        "workloads": samples.workloads,
-        "num_partitions": num_ranks,
-        "home": samples.home,
-        "sizes": samples.sample_bytes,
-        "ranks_per_node": ranks_per_node,
-        "equal_size": settings.equal_rows,
-        "tolerance": settings.tolerance,
-        "max_rows": settings.max_rows,
-        "tokens": None if settings.max_tokens is None else samples.tokens,
-        "max_tokens": settings.max_tokens,
-    }
-    given = {name: value for name, value in arguments.items() if settings.takes(name) and value is not None}
-    partition = PARTITIONERS[settings.partitioner](**given)
-    rank_of = number_of_part(partition, len(samples.workloads))  # a user's function may lose samples
-    home = samples.home
-    stays = _allows(samples, settings) and _largest_load(samples, home) <= _largest_load(samples, rank_of)
-    return home.copy() if stays else rank_of
-
-
-def _cut_and_placed(
-    samples: LoadedSamples, settings: ShufflerSettings, ranks_per_node: int | None, cutting: Cutting
-) -> tuple[LoadedSamples, np.ndarray]:
-    """Returns the samples in as few pieces as balance takes, and int64 `[rows]`, the rank of each.
-
-    Samples start with enough pieces of equal cost for none to be above the target. Then the ranks above it
-    are looked at, and the largest piece on each is cut further.
-    """
-    num_ranks = samples.num_ranks
-    mean = samples.workloads.sum(dtype=np.float64) / num_ranks
-    target = mean * (1 + max(CUT_TOLERANCE, settings.tolerance or 0.0))
-    cap = settings.max_tokens or np.inf
-    has_room = samples.tokens.max(initial=0) <= cap
-    if has_room and lower_bound(samples.workloads, num_ranks, equal_size=False) <= 1 + CUT_TOLERANCE:
-        try:
-            return samples, _rank_of(samples, settings, ranks_per_node)
-        except ValueError:  # whole samples have no place under max_tokens
-            pass
-    most = cutting.most_pieces(samples)
-    needed = np.maximum(samples.workloads / max(target, 1), samples.tokens / cap)
-    num_pieces = np.clip(np.ceil(needed).astype(np.int64), 1, most)
-    for attempt in range(MAX_ATTEMPTS):
-        cuts = cutting.equal_cuts(samples, num_pieces)
-        cut = cutting.cut(samples, *cuts) if len(cuts[0]) else samples
-        sample_of = np.cumsum(cut.starts_sample) - 1
-        try:
-            rank = _rank_of(cut, settings, ranks_per_node)
-        except ValueError:
-            further = np.unique(sample_of[cut.tokens > cut.tokens.max() / 2])
-            if attempt == MAX_ATTEMPTS - 1 or not (num_pieces < most)[further].any():
-                raise
-        else:
-            loads = np.bincount(rank, cut.workloads, minlength=num_ranks)
-            further = _largest_on(np.flatnonzero(loads > target), cut.workloads, rank, sample_of)
-            further = further[num_pieces[further] < most[further]]
-            if not further.size or attempt == MAX_ATTEMPTS - 1:
-                return cut, rank
-        more = num_pieces[further] + np.maximum(num_pieces[further] // 2, 1)
-        num_pieces[further] = np.minimum(more, most[further])
-    raise AssertionError("the last attempt returns or raises")
-
-
-def _largest_on(
-    ranks: np.ndarray, workloads: np.ndarray, rank_of: np.ndarray, sample_of: np.ndarray
-) -> np.ndarray:
-    """Returns the samples of the largest row on each of the given ranks, int64, ascending."""
-    largest_first = np.lexsort((-workloads, rank_of))
-    first = np.searchsorted(rank_of[largest_first], ranks)
-    return np.unique(sample_of[largest_first[first]])
-
-
 def _with_cuts_of(
     placed: Sequence[tuple[np.ndarray, ShufflePlan]], samples: LoadedSamples, cutting: Cutting
 ) -> LoadedSamples:
@@ -278,28 +205,3 @@ def _with_cuts_of(
     if not len(order):
         return samples
     return cutting.cut(samples, np.concatenate(numbers)[order], np.concatenate(items)[order])
-
-
-def _check_tokens(samples: LoadedSamples, max_tokens: int | None) -> None:
-    """Raises what the partitioner would, with the rank and row of the sample."""
-    over = np.flatnonzero(samples.tokens > (max_tokens or np.inf))
-    if over.size:
-        rank, _, row = samples.where_loaded(over[0])
-        raise ValueError(
-            f"row {row} of rank {rank} has {samples.tokens[over[0]]} tokens, above "
-            f"max_tokens={max_tokens}: truncate histories or raise the limit"
-        )
-
-
-def _allows(samples: LoadedSamples, settings: ShufflerSettings) -> bool:
-    """Whether the samples may stay where they were loaded."""
-    num_loaded = samples.num_loaded.sum(1)
-    tokens = np.bincount(samples.home, samples.tokens, minlength=1)
-    even = not settings.equal_rows or np.ptp(num_loaded) <= 1
-    few = settings.max_rows is None or num_loaded.max() <= settings.max_rows
-    return even and few and (settings.max_tokens is None or tokens.max() <= settings.max_tokens)
-
-
-def _largest_load(samples: LoadedSamples, rank_of: np.ndarray) -> float:
-    """Adds one by one, as bincount does, so that all processors get the same last bit."""
-    return float(np.bincount(rank_of, samples.workloads, minlength=1).max())

@@ -1,0 +1,177 @@
+"""The search for cuts: few pieces of samples, and a rank for each, so that ranks have equal loads."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from commons.distributed.cutting import Cutting
+from commons.distributed.loaded_samples import LoadedSamples
+from commons.distributed.partitioning import Partitioning, largest_load
+from commons.partition import lower_bound
+from commons.partition.pieces import divided, leveled
+
+# Samples are cut where whole ones cannot come this close to the mean load.
+TOLERANCE = 0.01
+# Attempts to keep limits of rows and tokens; each cuts further what was too large in the one before.
+MAX_ATTEMPTS = 8
+
+
+def cut_and_placed(
+    samples: LoadedSamples, partitioning: Partitioning, cutting: Cutting
+) -> tuple[LoadedSamples, np.ndarray]:
+    """Cuts samples that stand in the way of balance, or of `max_tokens`, and places all.
+
+    Args:
+        samples: as loaded, of one step.
+        partitioning: of the samples and their pieces.
+        cutting: of the samples.
+
+    Returns:
+        The samples with pieces in the places of those that are cut, and int64 `[rows]`, the rank of each.
+
+    Raises:
+        ValueError: limits cannot be kept, or no placement that keeps them was found.
+    """
+    mean = samples.workloads.sum(dtype=np.float64) / samples.num_ranks
+    highest = mean * (1 + _tolerance(partitioning))
+    has_giant = samples.workloads.max(initial=0) > highest
+    rank = None
+    if not has_giant:
+        rank = _rank_of_whole(samples, partitioning)
+        if rank is not None and _is_balanced(samples, rank, highest):
+            return samples, rank
+    if has_giant or rank is not None:
+        made, rank = _cut_by_costs(samples, partitioning, cutting, mean, rank)
+        if partitioning.allows(made, rank):
+            return made, rank
+    return _cut_by_tokens(samples, partitioning, cutting, highest)
+
+
+def _tolerance(partitioning: Partitioning) -> float:
+    return max(TOLERANCE, partitioning.settings.tolerance or 0.0)
+
+
+def _rank_of_whole(samples: LoadedSamples, partitioning: Partitioning) -> np.ndarray | None:
+    """Returns the rank of each sample; None if whole samples have no place under `max_tokens`."""
+    max_tokens = partitioning.settings.max_tokens
+    if max_tokens is None:
+        return partitioning.rank_of(samples)
+    try:
+        return partitioning.rank_of(samples)
+    except ValueError:
+        return None
+
+
+def _is_balanced(samples: LoadedSamples, rank: np.ndarray, highest: float) -> bool:
+    """Whether no rank is above the highest load, or whole samples can be balanced."""
+    if largest_load(samples, rank) <= highest:
+        return True
+    return lower_bound(samples.workloads, samples.num_ranks, equal_size=False) <= 1 + TOLERANCE
+
+
+def _cut_by_costs(
+    samples: LoadedSamples,
+    partitioning: Partitioning,
+    cutting: Cutting,
+    mean: float,
+    rank: np.ndarray | None,
+) -> tuple[LoadedSamples, np.ndarray]:
+    """Cuts for balance alone, as few times as it takes, whatever `max_tokens` is.
+
+    Samples that are too heavy for one rank fill whole ranks, and the rest of them is placed like any other
+    sample. Then ranks that have too much give a part of one sample to another rank.
+
+    Half of the tolerance is for the loads of whole ranks, and a quarter for the placement. The rest is for
+    cuts, which have to be between items.
+
+    Args:
+        samples, partitioning, cutting: as `cut_and_placed` takes them.
+        mean: load of a rank.
+        rank: of whole samples, if none of them is too heavy for one rank.
+    """
+    tolerance = _tolerance(partitioning)
+    full, most = int(mean * (1 + tolerance / 2)), int(mean * (1 + tolerance * 3 / 4))
+    giants = np.flatnonzero(samples.workloads > mean * (1 + tolerance))
+    pieces = divided(samples.workloads, full, giants, cutting.least_costs(samples, giants))
+    if rank is None:
+        share = pieces.costs / np.maximum(samples.workloads, 1)[pieces.sample]
+        rank = partitioning.partition(
+            workloads=pieces.costs,
+            num_partitions=samples.num_ranks,
+            home=samples.home[pieces.sample],
+            sizes=np.ceil(samples.sample_bytes[pieces.sample] * share),
+            tolerance=tolerance / 4,
+        )
+    loads = np.bincount(rank, pieces.costs, minlength=samples.num_ranks).astype(np.int64)
+    on_heavy = np.flatnonzero((loads > most)[rank])
+    if on_heavy.size:
+        least = cutting.least_costs(samples, pieces.sample[on_heavy])
+        pieces, rank = leveled(pieces, rank, loads, least, on_heavy, most, full)
+    later = np.flatnonzero(pieces.begin)
+    numbers = pieces.sample[later]
+    items = cutting.items_before(samples, numbers, pieces.begin[later])
+    nothing_after = np.append((numbers[1:] == numbers[:-1]) & (items[1:] == items[:-1]), False)
+    return _cut_where_ranks_change(samples, cutting, *_without(numbers, items, rank, nothing_after))
+
+
+def _without(
+    numbers: np.ndarray, items: np.ndarray, rank: np.ndarray, needless: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Returns cuts and the rank of each row without needless cuts, bool `[cuts]`, and the rows after them."""
+    needless = needless[: len(numbers)]
+    rows_after = numbers + np.arange(1, len(numbers) + 1)
+    return numbers[~needless], items[~needless], np.delete(rank, rows_after[needless])
+
+
+def _cut_where_ranks_change(
+    samples: LoadedSamples, cutting: Cutting, numbers: np.ndarray, items: np.ndarray, rank: np.ndarray
+) -> tuple[LoadedSamples, np.ndarray]:
+    """Makes those cuts that have different ranks before and after them; `rank` is of the rows after all."""
+    rows_before = numbers + np.arange(len(numbers))
+    numbers, items, rank = _without(numbers, items, rank, rank[rows_before] == rank[rows_before + 1])
+    return (cutting.cut(samples, numbers, items) if len(numbers) else samples), rank
+
+
+def _cut_by_tokens(
+    samples: LoadedSamples, partitioning: Partitioning, cutting: Cutting, highest: float
+) -> tuple[LoadedSamples, np.ndarray]:
+    """Cuts for balance and limits, more often than for balance alone.
+
+    Pieces of a sample have equally many tokens, and there are two for every rank that it needs. Costs grow
+    along a sample. So an early and a late piece cost as much as two from its middle, and a rank may have
+    both. Where ranks are still above the highest load, the largest piece on each is cut further.
+    """
+    most = cutting.most_pieces(samples, np.arange(len(samples.workloads)))
+    cap = partitioning.settings.max_tokens or np.inf
+    needed = np.maximum(samples.workloads / max(highest, 1), samples.tokens / cap)
+    num_pieces = np.where(needed > 1, 2 * np.ceil(needed), 1).astype(np.int64)
+    num_pieces = np.minimum(num_pieces, most)
+    for attempt in range(MAX_ATTEMPTS):
+        numbers, items = cutting.even_cuts(samples, num_pieces)
+        made = cutting.cut(samples, numbers, items) if len(numbers) else samples
+        sample_of = np.cumsum(made.starts_sample) - 1
+        is_last = attempt == MAX_ATTEMPTS - 1
+        try:
+            rank = partitioning.rank_of(made)
+        except ValueError:
+            further = np.unique(sample_of[made.tokens > made.tokens.max() / 2])
+            if is_last or not (num_pieces < most)[further].any():
+                raise
+        else:
+            loads = np.bincount(rank, made.workloads, minlength=samples.num_ranks)
+            further = _largest_on(np.flatnonzero(loads > highest), made.workloads, rank, sample_of)
+            further = further[num_pieces[further] < most[further]]
+            if is_last or not further.size:
+                return _cut_where_ranks_change(samples, cutting, numbers, items, rank)
+        more = num_pieces[further] + np.maximum(num_pieces[further] // 2, 1)
+        num_pieces[further] = np.minimum(more, most[further])
+    raise AssertionError("the last attempt returns or raises")
+
+
+def _largest_on(
+    ranks: np.ndarray, workloads: np.ndarray, rank_of: np.ndarray, sample_of: np.ndarray
+) -> np.ndarray:
+    """Returns the samples of the largest row on each of the given ranks, int64, ascending."""
+    largest_first = np.lexsort((-workloads, rank_of))
+    first = np.searchsorted(rank_of[largest_first], ranks)
+    return np.unique(sample_of[largest_first[first]])

@@ -1,0 +1,93 @@
+"""Calls of the partitioner that the settings name: which rank computes each sample."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from commons.distributed.loaded_samples import LoadedSamples
+from commons.distributed.shuffler_settings import PARTITIONERS, ShufflerSettings
+from commons.partition.problem import number_of_part
+
+
+@dataclass(frozen=True)
+class Partitioning:
+    """How samples of one step are partitioned among the ranks that loaded them.
+
+    Attributes:
+        settings: of the shuffler.
+        ranks_per_node: consecutive ranks per node, where moves across nodes cost more; None if they do not.
+    """
+
+    settings: ShufflerSettings
+    ranks_per_node: int | None = None
+
+    def rank_of(self, samples: LoadedSamples) -> np.ndarray:
+        """Returns int64 `[samples]`, the rank of each; as loaded where the partitioner does no better.
+
+        Raises:
+            ValueError: `max_rows` or `max_tokens` cannot be kept, or no placement that keeps them was found.
+        """
+        max_tokens = self.settings.max_tokens
+        _check_tokens(samples, max_tokens)
+        rank_of = self.partition(
+            workloads=samples.workloads,
+            num_partitions=samples.num_ranks,
+            home=samples.home,
+            sizes=samples.sample_bytes,
+            tolerance=self.settings.tolerance,
+            tokens=None if max_tokens is None else samples.tokens,
+            max_tokens=max_tokens,
+        )
+        home = samples.home
+        stays = self.allows(samples, home) and largest_load(samples, home) <= largest_load(samples, rank_of)
+        return home.copy() if stays else rank_of
+
+    def partition(self, workloads: np.ndarray, **arguments: Any) -> np.ndarray:
+        """Returns int64 `[samples]`, the rank of each, whatever the samples' tokens.
+
+        Args:
+            workloads: int64 `[samples]`.
+            arguments: of the partitioner, besides those from the settings; it gets those that it takes.
+        """
+        arguments |= {
+            "workloads": workloads,
+            "ranks_per_node": self.ranks_per_node,
+            "equal_size": self.settings.equal_rows,
+            "max_rows": self.settings.max_rows,
+        }
+        takes = self.settings.takes
+        given = {name: value for name, value in arguments.items() if value is not None and takes(name)}
+        partition = PARTITIONERS[self.settings.partitioner](**given)
+        return number_of_part(partition, len(workloads))  # a user's function may lose samples
+
+    def allows(self, samples: LoadedSamples, rank_of: np.ndarray) -> bool:
+        """Whether the limits allow the samples on these ranks, int64 `[samples]`."""
+        rows = np.bincount(rank_of, minlength=samples.num_ranks)
+        if self.settings.equal_rows and np.ptp(rows) > 1:
+            return False
+        if self.settings.max_rows is not None and rows.max() > self.settings.max_rows:
+            return False
+        max_tokens = self.settings.max_tokens
+        return max_tokens is None or bool(np.bincount(rank_of, samples.tokens, 1).max() <= max_tokens)
+
+
+def largest_load(samples: LoadedSamples, rank_of: np.ndarray) -> float:
+    """Returns the load of the heaviest rank, where the samples are on these ranks, int64 `[samples]`.
+
+    It adds one by one, as bincount does, so that all processors get the same last bit.
+    """
+    return float(np.bincount(rank_of, samples.workloads, minlength=1).max())
+
+
+def _check_tokens(samples: LoadedSamples, max_tokens: int | None) -> None:
+    """Raises what the partitioner would, with the rank and row of the sample."""
+    over = np.flatnonzero(samples.tokens > (max_tokens or np.inf))
+    if over.size:
+        rank, _, row = samples.where_loaded(over[0])
+        raise ValueError(
+            f"row {row} of rank {rank} has {samples.tokens[over[0]]} tokens, above "
+            f"max_tokens={max_tokens}: truncate histories or raise the limit"
+        )
