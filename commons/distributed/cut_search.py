@@ -118,9 +118,11 @@ def _without(
     numbers: np.ndarray, items: np.ndarray, rank: np.ndarray, needless: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Returns cuts and the rank of each row without needless cuts, bool `[cuts]`, and the rows after them."""
-    needless = needless[: len(numbers)]
-    rows_after = numbers + np.arange(1, len(numbers) + 1)
-    return numbers[~needless], items[~needless], np.delete(rank, rows_after[needless])
+    needless = np.flatnonzero(needless[: len(numbers)])
+    if not needless.size:
+        return numbers, items, rank
+    rows_after = numbers[needless] + needless + 1
+    return np.delete(numbers, needless), np.delete(items, needless), np.delete(rank, rows_after)
 
 
 def _cut_where_ranks_change(

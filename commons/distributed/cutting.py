@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
 from commons.distributed.loaded_samples import LoadedSamples
-from commons.sequence_batch.cut_rules import PIECE, CutRules
+from commons.sequence_batch.cut_rules import PIECE, CutRules, FieldRules
 from commons.sequence_batch.row_schema import RowSchema
 
 # A piece is worth its row from this many tokens on: a tile of attention.
 MIN_TOKENS = 32
-# Points of a sample at which the costs of its prefixes are known; between them they are interpolated.
+# Shares of a sample's items at which the costs before them are known; between them they are interpolated.
 GRID = 128
+SHARES = np.linspace(0, 1, GRID + 1)
 
 Counts = Mapping[str, np.ndarray]
 PrefixCost = Callable[[np.ndarray, Counts], np.ndarray]
@@ -48,7 +50,8 @@ class Cutting:
         counts = _of(self.counts(samples), numbers)
         last_cut = self.rules.last_cut(counts)
         kept = counts["tokens"] - self.rules.tokens_before(last_cut, counts)
-        return np.clip(counts["tokens"] // np.maximum(kept, MIN_TOKENS), 1, last_cut + 1)
+        most = counts["tokens"] // np.maximum(kept, MIN_TOKENS)
+        return np.minimum(np.maximum(most, 1), last_cut + 1)
 
     def least_costs(self, samples: LoadedSamples, numbers: np.ndarray) -> np.ndarray:
         """Returns the least cost of a piece of samples of these numbers, int64 `[numbers]`.
@@ -94,7 +97,7 @@ class Cutting:
         counts = _of(self.counts(samples), chosen)
         fixed = self.rules.fixed_tokens(counts)
         num_items, last_cut = self.rules.num_items(counts), self.rules.last_cut(counts)
-        points = np.rint(np.linspace(0, 1, GRID + 1) * num_items[:, None]).ravel()
+        points = np.rint(SHARES * num_items[:, None]).ravel()
         to_points = np.arange(len(chosen)).repeat(GRID + 1)
         counts = _of(counts, to_points)
         tokens = self.rules.tokens_before(points.astype(np.int64), counts)
@@ -103,11 +106,12 @@ class Cutting:
         whole = np.maximum(samples.workloads[chosen], 1)
         ascending = to_points + known / whole[to_points]
         wanted = owner + costs / whole[owner]
-        after = np.clip(np.searchsorted(ascending, wanted), owner * (GRID + 1) + 1, owner * (GRID + 1) + GRID)
+        after = np.searchsorted(ascending, wanted)
+        after = np.minimum(np.maximum(after, owner * (GRID + 1) + 1), owner * (GRID + 1) + GRID)
         step = ascending[after] - ascending[after - 1]
-        part = np.clip((wanted - ascending[after - 1]) / np.where(step > 0, step, 1), 0, 1)
+        part = np.minimum((wanted - ascending[after - 1]) / np.where(step > 0, step, 1), 1)
         items = np.rint(points[after - 1] + part * (points[after] - points[after - 1])).astype(np.int64)
-        return np.clip(items, 1, last_cut[owner])
+        return np.minimum(np.maximum(items, 1), last_cut[owner])
 
     def cut(self, samples: LoadedSamples, numbers: np.ndarray, items: np.ndarray) -> LoadedSamples:
         """Returns the samples with the pieces of cut ones in their places.
@@ -125,18 +129,16 @@ class Cutting:
         pieces = self._pieces(samples, sample_of, numbers, items)
         made = samples._of_samples(sample_of)
         chosen = np.flatnonzero(num_pieces.take(sample_of) > 1)
-        of_cut, whole = pieces[chosen], _of(self.counts(made), chosen)
+        of_cut = pieces[chosen]
+        made.workloads[chosen] = self._workloads(made, chosen, of_cut)
         made.tokens[chosen] = of_cut["last_token"] - of_cut["first_token"]
-        made.workloads[chosen] = self._workloads(of_cut, whole, made.workloads[chosen])
-        made.loss_tokens[chosen] = self._in_pieces("loss_tokens", whole["loss_tokens"], of_cut)
-        known = {name: self._in_pieces(name, whole[name], of_cut) for name in self.count_names}
-        for column, name in enumerate(self.count_names):
-            made.row_counts[chosen, column] = known[name]
-        for column, field in enumerate(self.schema.jagged_fields):
-            made.num_elements[chosen, column] = sum(
-                known[name] if name in known else self._in_pieces(name, whole[field.name], of_cut)
-                for name in (f"{field.name}.{key}" for key in field.keys)
-            )
+        columns = (made.row_counts, made.num_elements, made.loss_tokens[:, None])
+        whole = np.concatenate([of_all.take(chosen, axis=0) for of_all in columns], 1)
+        begin, end = self._rules_of_columns.spans(whole, of_cut)
+        lengths = end - begin
+        made.row_counts[chosen] = lengths[:, : len(self.count_names)]
+        made.num_elements[chosen] = lengths @ self._counts_of_elements
+        made.loss_tokens[chosen] = lengths[:, -1]
         made.sample_bytes[chosen] = self.schema.row_bytes(made.num_elements[chosen])
         more = np.zeros_like(samples.num_loaded)
         np.add.at(more, (samples.home[numbers], samples.batch_of[numbers]), 1)
@@ -164,14 +166,14 @@ class Cutting:
             pieces[f"last_{unit}"][follows - 1] = of_cut
         return pieces
 
-    def _workloads(self, pieces: np.ndarray, counts: Counts, of_sample: np.ndarray) -> np.ndarray:
-        """Returns the costs of all pieces of cut samples, int64; `of_sample` is that of the whole of each."""
-        before = np.zeros_like(of_sample)
+    def _workloads(self, made: LoadedSamples, chosen: np.ndarray, pieces: np.ndarray) -> np.ndarray:
+        """Returns the cost of each chosen row, int64; as yet, `made` has the numbers of whole samples."""
+        through = made.workloads[chosen]
+        before = np.zeros_like(through)
         later = np.flatnonzero(pieces["first_item"])
-        counts = _of(counts, later)
-        fixed = self.rules.fixed_tokens(counts)
-        before[later] = self._prefix_costs(pieces["first_token"][later], counts | fixed)
-        through = of_sample.copy()
+        counts = _of(self.counts(made), chosen[later])
+        tokens = pieces["first_token"][later]
+        before[later] = self._prefix_costs(tokens, counts | self.rules.fixed_tokens(counts))
         through[later - 1] = before[later]
         for piece in np.flatnonzero(through < before)[:1]:
             raise ValueError(
@@ -187,10 +189,22 @@ class Cutting:
             raise ValueError(f"prefix_cost returned shape {costs.shape}, expected {tokens.shape}")
         return np.where(tokens == 0, 0, costs)
 
-    def _in_pieces(self, name: str, lengths: np.ndarray, pieces: np.ndarray) -> np.ndarray:
-        """Returns how many of a sample's elements each piece gets."""
-        begin, end = self.rules.rule(name).span(lengths, pieces)
-        return end - begin
+    @cached_property
+    def _rules_of_columns(self) -> FieldRules:
+        """The rules of all row counts, of the jagged fields with one key, and of loss tokens."""
+        fields = [f"{field.name}.{field.keys[0]}" for field in self.schema.jagged_fields]
+        return FieldRules([self.rules.rule(name) for name in (*self.count_names, *fields, "loss_tokens")])
+
+    @cached_property
+    def _counts_of_elements(self) -> np.ndarray:
+        """int64 `[columns, jagged fields]`, 1 for each of these columns whose lengths a field adds up."""
+        names, fields = self.count_names, self.schema.jagged_fields
+        adds = np.zeros((len(names) + len(fields) + 1, len(fields)), dtype=np.int64)
+        for column, field in enumerate(fields):
+            for key in field.keys:
+                name = f"{field.name}.{key}"
+                adds[names.index(name) if name in names else len(names) + column, column] = 1
+        return adds
 
 
 def _of(counts: Counts, numbers: np.ndarray) -> dict[str, np.ndarray]:

@@ -42,7 +42,7 @@ def divided(workloads: np.ndarray, size: int, heavy: np.ndarray, least: np.ndarr
         least: int64 `[len(heavy)]`, cost of a piece at least. Samples below twice that stay whole.
     """
     work = workloads[heavy]
-    count = np.clip(-(-work // max(size, 1)), 1, np.maximum(work // np.maximum(least, 1), 1))
+    count = np.maximum(np.minimum(-(-work // max(size, 1)), work // np.maximum(least, 1)), 1)
     first = np.minimum(np.maximum(work - (count - 1) * size, least), work // count)
     per_sample = np.ones(len(workloads), dtype=np.int64)
     per_sample[heavy] = count

@@ -85,9 +85,9 @@ class HSTUFlops:
         prefix = self._prefix(as_int64, contextual, candidates)
         whole_rows = first // ATTENTION_TILE
         before = self._tiles(whole_rows, prefix)
-        partial = self._tiles(whole_rows + 1, prefix) - before
+        partial = (whole_rows + 1).clip(min=prefix)  # tiles of the row that `first` ends in
         in_row = as_int64 - whole_rows * ATTENTION_TILE
-        in_row = in_row.clip(1, ATTENTION_TILE)  # tokens of the row of tiles that `first` ends in
+        in_row = in_row.clip(1, ATTENTION_TILE)  # tokens of that row
         added = ATTENTION_TILE * ATTENTION_TILE * partial * (first - whole_rows * ATTENTION_TILE) // in_row
         attention_size = self.num_heads * self.head_dim
         return self._flops(first, before) + self.num_layers * 4 * attention_size * added

@@ -71,16 +71,8 @@ class FieldRule:
         Returns:
             Two int64 `[pieces]`.
         """
-        is_first = pieces["first_item"] == 0
-        is_last = pieces["last_item"] == pieces["num_items"]
-        nothing = np.zeros_like(lengths)
-        if self.place == "every":
-            return nothing, lengths
-        if self.place in ("first", "last"):
-            return nothing, np.where(is_first if self.place == "first" else is_last, lengths, 0)
-        begin = np.where(is_first, 0, self._element(pieces["first_item"] - self.before, lengths, pieces))
-        end = np.where(is_last, lengths, self._element(pieces["last_item"] + self.after, lengths, pieces))
-        return begin, np.maximum(end, begin)
+        begin, end = FieldRules((self,)).spans(lengths[:, None], pieces)
+        return begin[:, 0], end[:, 0]
 
     def own_span(self, lengths: np.ndarray, pieces: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Returns the part of `span` that no earlier piece of the sample has.
@@ -93,14 +85,53 @@ class FieldRule:
             return begin, np.where(is_first, end, 0)
         if self.place in ("first", "last"):
             return begin, end
-        of_earlier = self._element(pieces["first_item"] + self.after, lengths, pieces)
+        items = pieces["first_item"] + self.after
+        is_from_end = np.array(self.place == "items_from_end")
+        of_earlier = _first_elements(items, lengths, pieces["num_items"], self.unit, is_from_end)
         return np.where(is_first, begin, np.maximum(begin, of_earlier)), end
 
-    def _element(self, items: np.ndarray, lengths: np.ndarray, pieces: np.ndarray) -> np.ndarray:
-        """Returns the first element of each item, within the elements that there are."""
-        with_elements = lengths // self.unit
-        skipped = pieces["num_items"] - with_elements if self.place == "items_from_end" else 0
-        return np.clip(items - skipped, 0, with_elements) * self.unit
+
+class FieldRules:
+    """The rules of several fields, for the lengths of all at once."""
+
+    def __init__(self, rules: Sequence[FieldRule]) -> None:
+        def all_of(attribute: str) -> np.ndarray:
+            return np.array([getattr(rule, attribute) for rule in rules])
+
+        place = all_of("place")
+        self._unit, self._before, self._after = all_of("unit"), all_of("before"), all_of("after")
+        self._with_first, self._with_last = place == "first", place == "last"
+        self._is_whole = self._with_first | self._with_last | (place == "every")
+        self._from_end = place == "items_from_end"
+
+    def spans(self, lengths: np.ndarray, pieces: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Returns `FieldRule.span` of each rule, two int64 `[pieces, rules]`.
+
+        Args:
+            lengths: int64 `[pieces, rules]`, elements of the whole sample.
+            pieces: `[pieces]` of dtype `PIECE`.
+        """
+        first, last, num_items = (pieces[name][:, None] for name in ("first_item", "last_item", "num_items"))
+        is_first, is_last = first == 0, last == num_items
+        elsewhere = (self._with_first & ~is_first) | (self._with_last & ~is_last)
+        lengths = np.where(elsewhere, 0, lengths)
+        begin = _first_elements(first - self._before, lengths, num_items, self._unit, self._from_end)
+        end = _first_elements(last + self._after, lengths, num_items, self._unit, self._from_end)
+        begin = np.where(is_first | self._is_whole, 0, begin)
+        return begin, np.maximum(np.where(is_last | self._is_whole, lengths, end), begin)
+
+
+def _first_elements(
+    items: np.ndarray,
+    lengths: np.ndarray,
+    num_items: np.ndarray,
+    unit: int | np.ndarray,
+    from_end: np.ndarray,
+) -> np.ndarray:
+    """Returns the first element of each item, within the elements that there are."""
+    with_elements = lengths // unit
+    skipped = np.where(from_end, num_items - with_elements, 0)
+    return np.minimum(np.maximum(items - skipped, 0), with_elements) * unit
 
 
 ALONG_ITEMS = FieldRule("items")
@@ -166,10 +197,13 @@ class CutRules:
     def fixed_tokens(self, counts: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Returns the "head_tokens" of each sample, and the "kept_tokens" of items that are kept together,
         int64 `[samples]` each."""
-        num_items = self.num_items(counts)
-        head = sum((counts[name] for name in self.head), np.zeros_like(num_items))
-        kept = counts[self.kept_together] if self.kept_together else np.zeros_like(num_items)
-        tokens = counts["tokens"] - np.maximum(self.tokens_before(num_items - kept, counts), head)
+        head = sum((counts[name] for name in self.head), np.zeros_like(counts["tokens"]))
+        if not self.kept_together:
+            return {"head_tokens": head, "kept_tokens": np.zeros_like(head)}
+        kept = counts[self.kept_together]
+        tokens = counts["tokens"] - np.maximum(
+            self.tokens_before(self.num_items(counts) - kept, counts), head
+        )
         return {"head_tokens": head, "kept_tokens": np.where(kept > 0, tokens, 0)}
 
     def rule(self, name: str) -> FieldRule:
