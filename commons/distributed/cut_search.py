@@ -81,8 +81,8 @@ def _cut_by_costs(
     Samples that are too heavy for one rank fill whole ranks, and the rest of them is placed like any other
     sample. Then ranks that have too much give a part of one sample to another rank.
 
-    Half of the tolerance is for the loads of whole ranks, and a quarter for the placement. The rest is for
-    cuts, which have to be between items.
+    A quarter of the tolerance is for the loads of whole ranks, a quarter for the partitioner, and a quarter for
+    what it leaves. The last is for cuts, which have to be between items.
 
     Args:
         samples, partitioning, cutting: as `cut_and_placed` takes them.
@@ -90,7 +90,7 @@ def _cut_by_costs(
         rank: of whole samples, if none of them is too heavy for one rank.
     """
     tolerance = _tolerance(partitioning)
-    full, most = int(mean * (1 + tolerance / 2)), int(mean * (1 + tolerance * 3 / 4))
+    full, most = int(mean * (1 + tolerance / 4)), int(mean * (1 + tolerance * 3 / 4))
     giants = np.flatnonzero(samples.workloads > mean * (1 + tolerance))
     pieces = divided(samples.workloads, full, giants, cutting.least_costs(samples, giants))
     if rank is None:
