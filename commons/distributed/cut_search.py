@@ -8,7 +8,7 @@ from commons.distributed.cutting import Cutting
 from commons.distributed.loaded_samples import LoadedSamples
 from commons.distributed.partitioning import Partitioning, largest_load
 from commons.partition import lower_bound
-from commons.partition.pieces import divided, leveled
+from commons.partition.pieces import Pieces, divided, leveled
 
 # Samples are cut where whole ones cannot come this close to the mean load.
 TOLERANCE = 0.01
@@ -41,9 +41,15 @@ def cut_and_placed(
         if rank is not None and _is_balanced(samples, rank, highest):
             return samples, rank
     if has_giant or rank is not None:
-        made, rank = _cut_by_costs(samples, partitioning, cutting, mean, rank)
-        if partitioning.allows(made, rank):
-            return made, rank
+        pieces, rank_of_piece = _pieces_of_equal_loads(samples, partitioning, cutting, mean, rank)
+        if pieces.begin.any():
+            made, rank = _cut_between(samples, cutting, pieces, rank_of_piece)
+            if partitioning.allows(made, rank):
+                return made, rank
+        else:  # samples are too short to be cut
+            rank = _rank_of_whole(samples, partitioning) if rank is None else rank
+            if rank is not None:
+                return samples, rank
     return _cut_by_tokens(samples, partitioning, cutting, highest)
 
 
@@ -69,14 +75,14 @@ def _is_balanced(samples: LoadedSamples, rank: np.ndarray, highest: float) -> bo
     return lower_bound(samples.workloads, samples.num_ranks, equal_size=False) <= 1 + TOLERANCE
 
 
-def _cut_by_costs(
+def _pieces_of_equal_loads(
     samples: LoadedSamples,
     partitioning: Partitioning,
     cutting: Cutting,
     mean: float,
     rank: np.ndarray | None,
-) -> tuple[LoadedSamples, np.ndarray]:
-    """Cuts for balance alone, as few times as it takes, whatever `max_tokens` is.
+) -> tuple[Pieces, np.ndarray]:
+    """Returns as few pieces as balance takes, whatever `max_tokens` is, and int64 `[pieces]`, their ranks.
 
     Samples that are too heavy for one rank fill whole ranks, and the rest of them is placed like any other
     sample. Then ranks that have too much give a part of one sample to another rank.
@@ -92,7 +98,7 @@ def _cut_by_costs(
     tolerance = _tolerance(partitioning)
     full, most = int(mean * (1 + tolerance / 4)), int(mean * (1 + tolerance * 3 / 4))
     giants = np.flatnonzero(samples.workloads > mean * (1 + tolerance))
-    pieces = divided(samples.workloads, full, giants, cutting.least_costs(samples, giants))
+    pieces = divided(samples.workloads, full, giants, *cutting.least_costs(samples, giants))
     if rank is None:
         share = pieces.costs / np.maximum(samples.workloads, 1)[pieces.sample]
         rank = partitioning.partition(
@@ -106,7 +112,14 @@ def _cut_by_costs(
     on_heavy = np.flatnonzero((loads > most)[rank])
     if on_heavy.size:
         least = cutting.least_costs(samples, pieces.sample[on_heavy])
-        pieces, rank = leveled(pieces, rank, loads, least, on_heavy, most, full)
+        pieces, rank = leveled(pieces, rank, loads, *least, on_heavy, most, full)
+    return pieces, rank
+
+
+def _cut_between(
+    samples: LoadedSamples, cutting: Cutting, pieces: Pieces, rank: np.ndarray
+) -> tuple[LoadedSamples, np.ndarray]:
+    """Cuts the samples between pieces, as far as there are items, and returns them with the rank of each row."""
     later = np.flatnonzero(pieces.begin)
     numbers = pieces.sample[later]
     items = cutting.items_before(samples, numbers, pieces.begin[later])
@@ -118,7 +131,7 @@ def _without(
     numbers: np.ndarray, items: np.ndarray, rank: np.ndarray, needless: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Returns cuts and the rank of each row without needless cuts, bool `[cuts]`, and the rows after them."""
-    needless = np.flatnonzero(needless[: len(numbers)])
+    needless = np.flatnonzero(needless)
     if not needless.size:
         return numbers, items, rank
     rows_after = numbers[needless] + needless + 1

@@ -53,13 +53,22 @@ class Cutting:
         most = counts["tokens"] // np.maximum(kept, MIN_TOKENS)
         return np.minimum(np.maximum(most, 1), last_cut + 1)
 
-    def least_costs(self, samples: LoadedSamples, numbers: np.ndarray) -> np.ndarray:
-        """Returns the least cost of a piece of samples of these numbers, int64 `[numbers]`.
+    def least_costs(self, samples: LoadedSamples, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the least costs of pieces of samples of these numbers.
 
-        Such a piece has `MIN_TOKENS`, wherever in the sample it is, if no token costs more than twice the
-        mean one. That is so for causal attention.
+        Pieces with these costs have `MIN_TOKENS`, if no token costs more than twice the mean one of its
+        sample. That is so for causal attention.
+
+        Returns:
+            Two int64 `[numbers]`: of a piece at the start of a sample, and of any other.
         """
-        return 2 * samples.workloads[numbers] // self.most_pieces(samples, numbers)
+        counts = _of(self.counts(samples), numbers)
+        per_item = counts["tokens"] // np.maximum(self.rules.num_items(counts), 1)
+        head = self.rules.fixed_tokens(counts)
+        items = -(-MIN_TOKENS // np.maximum(per_item, 1)) + 1
+        tokens = self.rules.tokens_before(np.minimum(items, self.rules.num_items(counts)), counts)
+        first = self._prefix_costs(tokens, counts | head)
+        return first, 2 * samples.workloads[numbers] // self.most_pieces(samples, numbers)
 
     def even_cuts(self, samples: LoadedSamples, num_pieces: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Divides samples into pieces of as many items each.
@@ -85,7 +94,7 @@ class Cutting:
 
         Args:
             samples: as loaded.
-            numbers: int64 `[cuts]`, ascending: the sample of each cut.
+            numbers: int64 `[cuts]`, ascending: the sample of each cut; at least one.
             costs: int64 `[cuts]`, ascending within a sample.
 
         Returns:

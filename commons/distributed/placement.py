@@ -157,8 +157,8 @@ def _call_all(settings: ShufflerSettings) -> None:
     refined(ones, 2, tokens=ones, max_tokens=1)
     lower_bound(ones, 2)  # for reports
     if settings.split:
-        whole = divided(ones, 1, home[:0], home[:0])
-        leveled(whole, home, 2 * ones, ones, np.arange(2), 1, 1)
+        whole = divided(ones, 1, home[:0], home[:0], home[:0])
+        leveled(whole, home, 2 * ones, ones, ones, np.arange(2), 1, 1)
     if settings.max_tokens_per_micro_batch is not None:
         divide_into_micro_batches(ones, ones, [np.arange(2)], 1)
 

@@ -29,7 +29,9 @@ class Pieces:
         return self.end - self.begin
 
 
-def divided(workloads: np.ndarray, size: int, heavy: np.ndarray, least: np.ndarray) -> Pieces:
+def divided(
+    workloads: np.ndarray, size: int, heavy: np.ndarray, least_first: np.ndarray, least: np.ndarray
+) -> Pieces:
     """Divides heavy samples into as few pieces of at most `size` as there can be.
 
     The first piece of a sample is the smallest, and the others cost the same. Where the cost of a token grows
@@ -39,11 +41,12 @@ def divided(workloads: np.ndarray, size: int, heavy: np.ndarray, least: np.ndarr
         workloads: int64 `[samples]`.
         size: cost of a piece at most, as far as `least` allows.
         heavy: int64, the ascending samples to divide; the others stay whole.
-        least: int64 `[len(heavy)]`, cost of a piece at least. Samples below twice that stay whole.
+        least_first, least: int64 `[len(heavy)]`, cost that the first piece, and any other, has at least.
+            Samples of less than twice the latter stay whole.
     """
     work = workloads[heavy]
     count = np.maximum(np.minimum(-(-work // max(size, 1)), work // np.maximum(least, 1)), 1)
-    first = np.minimum(np.maximum(work - (count - 1) * size, least), work // count)
+    first = np.minimum(np.maximum(work - (count - 1) * size, least_first), work // count)
     per_sample = np.ones(len(workloads), dtype=np.int64)
     per_sample[heavy] = count
     sample = np.arange(len(workloads)).repeat(per_sample)
@@ -60,6 +63,7 @@ def leveled(
     pieces: Pieces,
     part_of: np.ndarray,
     loads: np.ndarray,
+    least_first: np.ndarray,
     least: np.ndarray,
     on_heavy: np.ndarray,
     most: int,
@@ -75,7 +79,8 @@ def leveled(
         pieces: whole samples among them.
         part_of: int64 `[pieces]`, the part of each.
         loads: int64 `[parts]`.
-        least: int64 `[len(on_heavy)]`, cost that both sides of a cut have at least.
+        least_first, least: int64 `[len(on_heavy)]`, cost that the first piece of a sample, and any other, has
+            at least.
         on_heavy: int64, the ascending pieces on parts above `most`.
         most: load of a part at most, as far as `least` allows.
         goal: load that these parts come down to, and others up to; at most `most`.
@@ -85,7 +90,7 @@ def leveled(
     """
     begin, end, part = pieces.begin.copy(), pieces.end.copy(), part_of.copy()
     of_heavy = begin[on_heavy], end[on_heavy], part[on_heavy]
-    cut, *cut_off = _level(*of_heavy, least, loads.copy(), most, goal)
+    cut, *cut_off = _level(*of_heavy, least_first, least, loads.copy(), most, goal)
     begin[on_heavy], end[on_heavy], part[on_heavy] = of_heavy
     sample, begin, end, part = (
         np.concatenate(arrays)
@@ -102,6 +107,7 @@ def _level(
     begin: np.ndarray,
     end: np.ndarray,
     part_of: np.ndarray,
+    least_first: np.ndarray,
     least: np.ndarray,
     loads: np.ndarray,
     most: int,
@@ -114,27 +120,26 @@ def _level(
     count = 0
     members, ends = grouped(part_of, len(loads))
     for heavy in np.argsort(-loads, kind="mergesort"):
-        first = 0 if heavy == 0 else ends[heavy - 1]
-        on_part = members[first : ends[heavy]]
+        on_part = members[(0 if heavy == 0 else ends[heavy - 1]) : ends[heavy]]
         while loads[heavy] > most and count < room_for:
             light = np.argmin(loads)
-            excess, room = loads[heavy] - goal, goal - loads[light]
-            piece, amount = _best_cut(begin, end, part_of, least, on_part, heavy, excess, room)
+            on_part = on_part[part_of[on_part] == heavy]
+            piece, first, last = _best_cut(
+                begin, end, least_first, least, on_part, loads[heavy] - goal, goal - loads[light]
+            )
             if piece == NONE:
                 break
-            loads[heavy] -= amount
-            loads[light] += amount
-            if amount == end[piece] - begin[piece]:
+            loads[heavy] -= last - first
+            loads[light] += last - first
+            if first == begin[piece] and last == end[piece]:
                 part_of[piece] = light
                 continue
-            of[count], to[count] = piece, light
-            if 2 * amount <= end[piece] - begin[piece]:  # the smaller side is the first
-                new_begin[count], new_end[count] = begin[piece], begin[piece] + amount
-                begin[piece] += amount
-            else:
-                new_begin[count], new_end[count] = end[piece] - amount, end[piece]
-                end[piece] -= amount
+            of[count], new_begin[count], new_end[count], to[count] = piece, first, last, light
             count += 1
+            if first == begin[piece]:
+                begin[piece] = last
+            else:
+                end[piece] = first
     return of[:count], new_begin[:count], new_end[:count], to[:count]
 
 
@@ -142,30 +147,33 @@ def _level(
 def _best_cut(
     begin: np.ndarray,
     end: np.ndarray,
-    part_of: np.ndarray,
+    least_first: np.ndarray,
     least: np.ndarray,
     on_part: np.ndarray,
-    part: int,
     excess: int,
     room: int,
-) -> tuple[int, int]:
-    """Finds the piece to cut, and how much of it to give away; NONE if none helps.
+) -> tuple[int, int, int]:
+    """Finds what a heavy part gives away: (piece, begin, end); NONE if nothing helps.
 
-    It is the one that gives most of the excess; among these the one with the least cost before the cut, since
-    those tokens are what the other side needs. A whole piece needs no cut.
+    It takes most of the excess, with the least cost before the cut: the tokens there are what the other side
+    needs. A piece may leave whole, which needs no cut.
     """
-    best, given, relief, before = NONE, 0, 0, 0
+    best, first, last, relief, before = NONE, 0, 0, 0, 0
     for piece in on_part:
         cost = end[piece] - begin[piece]
-        if part_of[piece] != part:
-            continue
-        amount = min(max(min(excess, room), least[piece]), cost - least[piece])
-        cut_at = begin[piece] + min(amount, cost - amount)
-        if cost <= room and min(cost, excess) >= min(amount, excess):
-            amount, cut_at = cost, 0
-        elif amount < least[piece] or amount > room:
-            continue
-        helps = min(amount, excess)
-        if helps > relief or (helps == relief and helps > 0 and cut_at < before):
-            best, given, relief, before = piece, amount, helps, cut_at
-    return best, given
+        least_front = least_first[piece] if begin[piece] == 0 else least[piece]
+        front = min(max(min(excess, room), least_front), cost - least[piece])
+        back = min(max(min(excess, room), least[piece]), cost - least_front)
+        for amount, at_least, is_front, cut_at in (
+            (cost, 0, 1, 0),
+            (front, least_front, 1, begin[piece] + front),
+            (back, least[piece], 0, end[piece] - back),
+        ):
+            helps = min(amount, excess)
+            if amount < at_least or amount > room or helps < max(relief, 1):
+                continue
+            if helps > relief or cut_at < before:
+                best, relief, before = piece, helps, cut_at
+                first = begin[piece] if is_front else end[piece] - amount
+                last = first + amount
+    return best, first, last

@@ -1,0 +1,197 @@
+"""Cuts of samples: where they are, what pieces are, and how well ranks are balanced with them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from commons.distributed.cutting import MIN_TOKENS, Cutting
+from commons.distributed.loaded_samples import LoadedSamples
+from commons.distributed.placement import place, place_within
+from commons.distributed.shuffle_plan import ShufflePlan
+from commons.distributed.shuffler_settings import PARTITIONERS, ShufflerSettings
+from commons.partition import lower_bound
+from commons.sequence_batch import BaseBatch
+from commons.sequence_batch.row_schema import RowSchema
+from tests.commons.distributed.cut_samples import KINDS, batch_of, drawn_lengths, flops, loaded_by
+from tests.commons.distributed.shufflers import LIMITED
+
+
+def _placed(samples: LoadedSamples, cutting: Cutting | None, **options) -> ShufflePlan:
+    return place(samples, ShufflerSettings(equal_rows=False, **options), cutting=cutting)
+
+
+def _imbalance(plan: ShufflePlan) -> float:
+    loads = np.bincount(plan.destination, plan.workloads, minlength=plan.num_ranks)
+    return loads.max() / max(loads.mean(), 1)
+
+
+def _drawn(seed: int, kind: str, rows: int, num_ranks: int) -> tuple[BaseBatch, LoadedSamples, Cutting]:
+    batch = batch_of(kind, drawn_lengths(np.random.default_rng(seed), rows * num_ranks))
+    return batch, *loaded_by([rows] * num_ranks, batch)
+
+
+def _check_pieces(plan: ShufflePlan, samples: LoadedSamples, cutting: Cutting) -> None:
+    """Checks that pieces cover their samples, and that what is per token or cost adds up to theirs."""
+    pieces, sample_of = plan.pieces, np.cumsum(plan.starts_sample) - 1
+    assert sample_of[-1] + 1 == len(samples.workloads)
+    ends_sample = np.append(plan.starts_sample[1:], True)
+    num_items = cutting.rules.num_items(cutting.counts(samples))
+    for unit, of_samples in (("item", num_items), ("token", samples.tokens)):
+        first, last = pieces[f"first_{unit}"], pieces[f"last_{unit}"]
+        assert (pieces[f"num_{unit}s"] == of_samples[sample_of]).all()
+        assert (first[plan.starts_sample] == 0).all()
+        assert (last[ends_sample] == of_samples).all()
+        assert (first[1:][~plan.starts_sample[1:]] == last[:-1][~ends_sample[:-1]]).all()
+    assert (plan.tokens == pieces["last_token"] - pieces["first_token"]).all()
+    for name in ("workloads", "tokens", "loss_tokens"):
+        sums = np.bincount(sample_of, getattr(plan, name))
+        assert (sums == getattr(samples, name)).all()
+    is_cut = np.bincount(sample_of)[sample_of] > 1
+    assert plan.tokens[is_cut].min(initial=MIN_TOKENS) >= MIN_TOKENS
+    same_sample = sample_of[1:] == sample_of[:-1]
+    assert (plan.destination[1:] != plan.destination[:-1])[same_sample].all()  # or the cut is for nothing
+    assert plan.num_loaded.sum() == plan.rows.sum() - (plan.num_placed == 0).sum() == len(sample_of)
+
+
+@settings(max_examples=60)
+@given(
+    seed=st.integers(0, 10**6),
+    kind=st.sampled_from(KINDS),
+    partitioner=st.sampled_from(sorted(PARTITIONERS)),
+    num_ranks=st.integers(2, 12),
+    rows=st.sampled_from([2, 8, 32]),
+)
+def test_pieces_are_those_of_the_batch_and_balance_it(seed, kind, partitioner, num_ranks, rows):
+    batch, samples, cutting = _drawn(seed, kind, rows, num_ranks)
+    plan = _placed(samples, cutting, partitioner=partitioner)
+    if plan.pieces is None:
+        whole = _placed(samples, None, partitioner=partitioner)
+        assert plan == whole
+        bound = lower_bound(samples.workloads, num_ranks, equal_size=False)
+        assert bound <= 1.01 or _imbalance(plan) <= 1.01
+        return
+    assert lower_bound(samples.workloads, num_ranks, equal_size=False) > 1.01
+    _check_pieces(plan, samples, cutting)
+    if samples.tokens.sum() >= 1000 * num_ranks:
+        assert _imbalance(plan) <= 1.01
+    sample_of = np.cumsum(plan.starts_sample) - 1
+    cut = batch.cut_by(plan.pieces, sample_of)
+    for column, lengths in enumerate(cut.row_counts().values()):
+        assert (lengths.numpy() == plan.row_counts[:, column]).all()
+    fields = cut.per_sample_fields()
+    for column, field in enumerate(RowSchema.of(fields).jagged_fields):
+        lengths = fields[field.name].lengths().view(-1, cut.batch_size).sum(0)
+        assert (lengths.numpy() == plan.num_elements[:, column]).all()
+    assert (plan.sample_bytes == cutting.schema.row_bytes(plan.num_elements)).all()
+
+
+def _fingerprint() -> int:
+    _, samples, cutting = _drawn(0, "hstu", 32, 16)
+    return _placed(samples, cutting).fingerprint
+
+
+def test_all_processes_cut_alike(pools):
+    fingerprints = {_fingerprint(), _fingerprint(), *pools(2).run(_fingerprint)}
+    assert len(fingerprints) == 1
+
+
+@settings(max_examples=40)
+@given(
+    seed=st.integers(0, 10**6),
+    kind=st.sampled_from(KINDS),
+    partitioner=st.sampled_from(LIMITED),
+    num_ranks=st.integers(2, 8),
+    slack=st.sampled_from([1.15, 1.5]),
+)
+def test_pieces_keep_to_max_tokens(seed, kind, partitioner, num_ranks, slack):
+    _, samples, cutting = _drawn(seed, kind, 8, num_ranks)
+    max_tokens = int(samples.tokens.sum() / num_ranks * slack) + 4 * MIN_TOKENS
+    plan = _placed(samples, cutting, partitioner=partitioner, max_tokens=max_tokens)
+    assert np.bincount(plan.destination, plan.tokens).max() <= max_tokens
+    if plan.pieces is not None:
+        _check_pieces(plan, samples, cutting)
+
+
+@pytest.mark.parametrize("partitioner", LIMITED)
+def test_max_tokens_gives_a_rank_an_early_and_a_late_piece(partitioner):
+    samples, cutting = loaded_by([1, 0], batch_of("hstu", np.array([5000])))
+    plan = _placed(samples, cutting, partitioner=partitioner, max_tokens=5600)
+    assert np.bincount(plan.destination, plan.tokens).max() <= 5600
+    assert _imbalance(plan) <= 1.01
+    assert len(plan.workloads) == 3
+
+
+def test_max_rows_holds_for_pieces():
+    samples, cutting = loaded_by([4] * 4, batch_of("hstu", np.array([8000] + [100] * 15)))
+    free = _placed(samples, cutting)
+    limited = _placed(samples, cutting, max_rows=8)
+    assert free.num_placed.max() > 8 >= limited.num_placed.max()
+    assert limited.pieces is not None
+
+
+def test_rebalancing_with_pieces_moves_few_samples_and_keeps_its_tolerance():
+    rng = np.random.default_rng(0)
+    lengths = rng.integers(80, 120, 256)
+    lengths[5] = 1200
+    samples, cutting = loaded_by([32] * 8, batch_of("hstu", lengths))
+    moved = {}
+    for partitioner, tolerance in (("refined", None), ("rebalance", None), ("rebalance", 0.1)):
+        plan = _placed(samples, cutting, partitioner=partitioner, tolerance=tolerance)
+        assert _imbalance(plan) <= 1 + (tolerance or 0.01)
+        moved[partitioner, tolerance] = (plan.home != plan.destination).sum()
+    assert moved["rebalance", 0.1] <= moved["rebalance", None] < moved["refined", None] / 2
+
+
+def test_samples_are_cut_within_their_groups():
+    _, samples, cutting = _drawn(3, "hstu", 8, 6)
+    samples.workloads[0] *= 1  # the same samples in both groups' plans
+    groups = [(np.array([0, 2, 4]), None), (np.array([1, 3]), None), (np.array([5]), None)]
+    options = ShufflerSettings(equal_rows=False)
+    plan = place_within(samples, groups, options, pads=True, cutting=cutting)
+    _check_pieces(plan, samples, cutting)
+    for ranks, _ in groups:
+        assert np.isin(plan.destination[np.isin(plan.home, ranks)], ranks).all()
+        alone = samples.within(ranks)
+        of_group = place(alone, options, cutting=cutting)
+        assert np.array_equal(ranks[of_group.destination], plan.destination[np.isin(plan.home, ranks)])
+
+
+@pytest.mark.parametrize(
+    ("lengths", "num_ranks", "most"),
+    [
+        ([10_000], 64, 1.02),
+        ([10_000, 1, 1], 7, 1.01),
+        ([3000, 3000, 3000], 2, 1.01),
+        ([40], 64, np.inf),
+        ([1, 1, 1], 8, np.inf),
+    ],
+)
+def test_few_samples_are_cut_as_far_as_pieces_are_of_use(lengths, num_ranks, most):
+    batch = batch_of("hstu", np.array(lengths))
+    samples, cutting = loaded_by([len(lengths)] + [0] * (num_ranks - 1), batch)
+    plan = _placed(samples, cutting)
+    assert _imbalance(plan) <= most
+    if most < np.inf:
+        _check_pieces(plan, samples, cutting)
+    else:
+        assert plan.pieces is None
+
+
+def test_samples_without_cost_stay_whole():
+    samples, cutting = loaded_by([3, 2], batch_of("hstu", np.array([500, 9, 9, 9, 9])))
+    samples.workloads[:] = 0
+    assert _placed(samples, cutting).pieces is None
+
+
+def test_a_cost_that_decreases_is_named():
+    samples, cutting = loaded_by([1, 0], batch_of("hstu", np.array([500])))
+    cutting = Cutting(
+        cutting.rules, cutting.schema, cutting.count_names, lambda tokens, counts: 2 * flops(tokens, counts)
+    )
+    with pytest.raises(ValueError, match="prefix_cost decreases"):
+        cutting.cut(samples, np.array([0]), np.array([400]))
+    with pytest.raises(ValueError, match="cut 0 of sample 0 is after 500 items; expected 1 to 499"):
+        cutting.cut(samples, np.array([0]), np.array([500]))
