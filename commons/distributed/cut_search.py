@@ -87,8 +87,8 @@ def _pieces_of_equal_loads(
     Samples that are too heavy for one rank fill whole ranks, and the rest of them is placed like any other
     sample. Then ranks that have too much give a part of one sample to another rank.
 
-    A quarter of the tolerance is for the loads of whole ranks, a quarter for the partitioner, and a quarter for
-    what it leaves. The last is for cuts, which have to be between items.
+    A quarter of the tolerance is for the loads of whole ranks, a quarter for the partitioner, and a quarter
+    for what it leaves. The last is for cuts, which have to be between items.
 
     Args:
         samples, partitioning, cutting: as `cut_and_placed` takes them.
@@ -119,7 +119,7 @@ def _pieces_of_equal_loads(
 def _cut_between(
     samples: LoadedSamples, cutting: Cutting, pieces: Pieces, rank: np.ndarray
 ) -> tuple[LoadedSamples, np.ndarray]:
-    """Cuts the samples between pieces, as far as there are items, and returns them with the rank of each row."""
+    """Cuts between pieces, as far as there are items; returns the samples and the rank of each row."""
     later = np.flatnonzero(pieces.begin)
     numbers = pieces.sample[later]
     items = cutting.items_before(samples, numbers, pieces.begin[later])

@@ -54,21 +54,30 @@ class Cutting:
         return np.minimum(np.maximum(most, 1), last_cut + 1)
 
     def least_costs(self, samples: LoadedSamples, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the least costs of pieces of samples of these numbers.
+        """Returns the costs that pieces of samples of these numbers have at least, to have `MIN_TOKENS`.
 
-        Pieces with these costs have `MIN_TOKENS`, if no token costs more than twice the mean one of its
-        sample. That is so for causal attention.
+        Costs of tokens grow along a sample, so that those of the last tokens are enough anywhere.
 
         Returns:
-            Two int64 `[numbers]`: of a piece at the start of a sample, and of any other.
+            Two int64 `[numbers]`: for a piece at the start of a sample, and for any other. The second is the
+            cost of the whole sample where it cannot be cut.
         """
         counts = _of(self.counts(samples), numbers)
-        per_item = counts["tokens"] // np.maximum(self.rules.num_items(counts), 1)
-        head = self.rules.fixed_tokens(counts)
-        items = -(-MIN_TOKENS // np.maximum(per_item, 1)) + 1
-        tokens = self.rules.tokens_before(np.minimum(items, self.rules.num_items(counts)), counts)
-        first = self._prefix_costs(tokens, counts | head)
-        return first, 2 * samples.workloads[numbers] // self.most_pieces(samples, numbers)
+        twice = {name: np.concatenate([of_all] * 2) for name, of_all in counts.items()}
+        twice |= self.rules.fixed_tokens(twice)
+        tokens = self.rules.tokens_before(np.concatenate(self._useful_cuts(counts)), twice)
+        through_first, before_last = np.split(self._prefix_costs(tokens, twice), 2)
+        return through_first, samples.workloads[numbers] - before_last
+
+    def _useful_cuts(self, counts: Counts) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the items before the first and the last cut that leave `MIN_TOKENS` on either side.
+
+        The last is 0 where there is none.
+        """
+        num_items, last_cut = self.rules.num_items(counts), self.rules.last_cut(counts)
+        head = sum((counts[name] for name in self.rules.head), np.int64(0))
+        few = np.minimum(-(-MIN_TOKENS * num_items // np.maximum(counts["tokens"] - head, 1)), num_items)
+        return few, np.minimum(num_items - few, last_cut)
 
     def even_cuts(self, samples: LoadedSamples, num_pieces: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Divides samples into pieces of as many items each.
@@ -98,15 +107,15 @@ class Cutting:
             costs: int64 `[cuts]`, ascending within a sample.
 
         Returns:
-            int64 `[cuts]`, items before each cut; at least 1.
+            int64 `[cuts]`, items before each cut. At least `MIN_TOKENS` are before and after it.
         """
         is_first = np.append(True, numbers[1:] != numbers[:-1])
         owner = np.cumsum(is_first) - 1
         chosen = numbers[is_first]
         counts = _of(self.counts(samples), chosen)
         fixed = self.rules.fixed_tokens(counts)
-        num_items, last_cut = self.rules.num_items(counts), self.rules.last_cut(counts)
-        points = np.rint(SHARES * num_items[:, None]).ravel()
+        first, last = self._useful_cuts(counts)
+        points = np.rint(SHARES * self.rules.num_items(counts)[:, None]).ravel()
         to_points = np.arange(len(chosen)).repeat(GRID + 1)
         counts = _of(counts, to_points)
         tokens = self.rules.tokens_before(points.astype(np.int64), counts)
@@ -120,7 +129,7 @@ class Cutting:
         step = ascending[after] - ascending[after - 1]
         part = np.minimum((wanted - ascending[after - 1]) / np.where(step > 0, step, 1), 1)
         items = np.rint(points[after - 1] + part * (points[after] - points[after - 1])).astype(np.int64)
-        return np.minimum(np.maximum(items, 1), last_cut[owner])
+        return np.minimum(np.maximum(items, first[owner]), last[owner])
 
     def cut(self, samples: LoadedSamples, numbers: np.ndarray, items: np.ndarray) -> LoadedSamples:
         """Returns the samples with the pieces of cut ones in their places.

@@ -124,9 +124,9 @@ def _level(
         while loads[heavy] > most and count < room_for:
             light = np.argmin(loads)
             on_part = on_part[part_of[on_part] == heavy]
-            piece, first, last = _best_cut(
-                begin, end, least_first, least, on_part, loads[heavy] - goal, goal - loads[light]
-            )
+            excess, room = loads[heavy] - goal, most - loads[light]
+            wanted = min(excess, goal - loads[light])
+            piece, first, last = _best_cut(begin, end, least_first, least, on_part, wanted, excess, room)
             if piece == NONE:
                 break
             loads[heavy] -= last - first
@@ -150,20 +150,22 @@ def _best_cut(
     least_first: np.ndarray,
     least: np.ndarray,
     on_part: np.ndarray,
+    wanted: int,
     excess: int,
     room: int,
 ) -> tuple[int, int, int]:
     """Finds what a heavy part gives away: (piece, begin, end); NONE if nothing helps.
 
     It takes most of the excess, with the least cost before the cut: the tokens there are what the other side
-    needs. A piece may leave whole, which needs no cut.
+    needs. A piece may leave whole, which needs no cut. A cut gives away what is wanted, or as little more as
+    there has to be.
     """
     best, first, last, relief, before = NONE, 0, 0, 0, 0
     for piece in on_part:
         cost = end[piece] - begin[piece]
         least_front = least_first[piece] if begin[piece] == 0 else least[piece]
-        front = min(max(min(excess, room), least_front), cost - least[piece])
-        back = min(max(min(excess, room), least[piece]), cost - least_front)
+        front = min(max(wanted, least_front), cost - least[piece])
+        back = min(max(wanted, least[piece]), cost - least_front)
         for amount, at_least, is_front, cut_at in (
             (cost, 0, 1, 0),
             (front, least_front, 1, begin[piece] + front),

@@ -34,7 +34,9 @@ def batch_of(kind: str, lengths: np.ndarray) -> BaseBatch:
     user = np.arange(rows) % 3
     if kind == "sid_gr":
         candidates = np.minimum(lengths, 1 + np.arange(rows) % 2)
-        features = _keyed({"user": user, "history": CODES * (lengths - candidates), "candidate": CODES * candidates})
+        features = _keyed(
+            {"user": user, "history": CODES * (lengths - candidates), "candidate": CODES * candidates}
+        )
         return SIDBatch(
             features=features,
             batch_size=rows,
@@ -82,7 +84,9 @@ def loaded_by(ranks: Sequence[int], batch: BaseBatch) -> tuple[LoadedSamples, Cu
     fields, row_counts = batch.per_sample_fields(), batch.row_counts()
     schema, names = RowSchema.of(fields), tuple(row_counts)
     counts = np.stack([of_rows.long().numpy() for of_rows in row_counts.values()], 1)
-    elements = np.stack([_elements(fields[field.name], batch.batch_size) for field in schema.jagged_fields], 1)
+    elements = np.stack(
+        [_elements(fields[field.name], batch.batch_size) for field in schema.jagged_fields], 1
+    )
     sample_rows, per_rank = SampleRows(), np.array(ranks, dtype=np.int64)[:, None]
     samples = LoadedSamples(
         per_rank,

@@ -67,16 +67,14 @@ def _check_pieces(plan: ShufflePlan, samples: LoadedSamples, cutting: Cutting) -
 def test_pieces_are_those_of_the_batch_and_balance_it(seed, kind, partitioner, num_ranks, rows):
     batch, samples, cutting = _drawn(seed, kind, rows, num_ranks)
     plan = _placed(samples, cutting, partitioner=partitioner)
-    if plan.pieces is None:
-        whole = _placed(samples, None, partitioner=partitioner)
-        assert plan == whole
-        bound = lower_bound(samples.workloads, num_ranks, equal_size=False)
-        assert bound <= 1.01 or _imbalance(plan) <= 1.01
-        return
-    assert lower_bound(samples.workloads, num_ranks, equal_size=False) > 1.01
-    _check_pieces(plan, samples, cutting)
-    if samples.tokens.sum() >= 1000 * num_ranks:
+    can_be_balanced = lower_bound(samples.workloads, num_ranks, equal_size=False) <= 1.01
+    if can_be_balanced:
+        assert plan == _placed(samples, None, partitioner=partitioner)
+    elif samples.tokens.sum() >= 2000 * num_ranks:  # or pieces would be too short
         assert _imbalance(plan) <= 1.01
+    if plan.pieces is None:
+        return
+    _check_pieces(plan, samples, cutting)
     sample_of = np.cumsum(plan.starts_sample) - 1
     cut = batch.cut_by(plan.pieces, sample_of)
     for column, lengths in enumerate(cut.row_counts().values()):
@@ -147,7 +145,6 @@ def test_rebalancing_with_pieces_moves_few_samples_and_keeps_its_tolerance():
 
 def test_samples_are_cut_within_their_groups():
     _, samples, cutting = _drawn(3, "hstu", 8, 6)
-    samples.workloads[0] *= 1  # the same samples in both groups' plans
     groups = [(np.array([0, 2, 4]), None), (np.array([1, 3]), None), (np.array([5]), None)]
     options = ShufflerSettings(equal_rows=False)
     plan = place_within(samples, groups, options, pads=True, cutting=cutting)
@@ -165,7 +162,7 @@ def test_samples_are_cut_within_their_groups():
         ([10_000], 64, 1.02),
         ([10_000, 1, 1], 7, 1.01),
         ([3000, 3000, 3000], 2, 1.01),
-        ([40], 64, np.inf),
+        ([20], 64, np.inf),
         ([1, 1, 1], 8, np.inf),
     ],
 )
