@@ -230,8 +230,8 @@ class BaseBatch(Pipelineable):
         """Returns this batch with the places of its rows in their samples; the exchange calls it.
 
         Args:
-            pieces: `commons.distributed.key_fetch.PlacedPieces`, which the model finds in `pieces`. None where
-                all rows are whole samples.
+            pieces: `commons.distributed.key_fetch.PlacedPieces`, which the model finds in `pieces`; None
+                where all rows are whole samples.
         """
         made = copy.copy(self)
         made.pieces = pieces
