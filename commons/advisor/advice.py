@@ -63,7 +63,7 @@ def advise(request: Request) -> Advice:
     samples = request.samples
     workloads = request.cost.of(samples.tokens)
     sizes = request.bytes_per_item * samples.items
-    compared = strategies(request.window, request.cost.file)
+    compared = strategies(request.window, request.cost.file, request.cost.pieces is not None)
     asked = [(ranks, rows) for rows in request.rows_per_rank for ranks in request.ranks]
     charted = []
     if request.html is not None:
@@ -79,7 +79,7 @@ def advise(request: Request) -> Advice:
     cases: dict[tuple[int, int], Case] = {}
     with tqdm(total=total, desc="planning", file=sys.stderr, disable=None, leave=False) as progress:
         progress.set_postfix_str("compiling, once per machine, for about a minute")
-        warm_up(compared)
+        warm_up(request.cost, compared)
         progress.set_postfix_str("")
         progress.update()
         for key, steps in drawn.items():

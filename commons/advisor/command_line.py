@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 from commons.advisor import InputError
 from commons.advisor.gin_file import GinRun
+from commons.advisor.pieces import PieceCosts
 from commons.advisor.prediction import FEWEST_STEPS, SAMPLES_TO_DRAW, Network
 from commons.advisor.samples import (
     TOKEN_RULES,
@@ -248,8 +249,9 @@ def _named_model(given: argparse.Namespace) -> ConfiguredModel:
     description = f"{layers} layers of width {hidden}, {heads} heads of {head_dim}"
     tokens = TOKEN_RULES[given.model]
     if given.model == "hstu":
-        flops = HSTUFlops(layers, hidden, heads, head_dim).per_sample
-        return ConfiguredModel(flops, f"HSTU, {description}", tokens)
+        hstu = HSTUFlops(layers, hidden, heads, head_dim)
+        pieces = PieceCosts(hstu.per_prefix, layers, heads, head_dim)
+        return ConfiguredModel(hstu.per_sample, f"HSTU, {description}", tokens, pieces)
     mlp_size = given.mlp_size or 4 * hidden
     config = TransformerConfig(
         num_layers=layers,
@@ -261,7 +263,9 @@ def _named_model(given: argparse.Namespace) -> ConfiguredModel:
     )
     name = "SID-GR" if given.model == "sid_gr" else "Transformer decoder"
     description = f"{name}, {description}, MLP of {mlp_size}"
-    return ConfiguredModel(partial(transformer_flops, config), description, tokens)
+    flops = partial(transformer_flops, config)
+    pieces = PieceCosts(lambda first, _: flops(first), layers, heads, head_dim)
+    return ConfiguredModel(flops, description, tokens, pieces)
 
 
 def _cost(model: ConfiguredModel | None, cost_file: Path | None, tflops: float | None) -> SampleCost:

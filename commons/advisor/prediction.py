@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from commons.advisor import InputError
+from commons.advisor.pieces import Cuts, PieceCosts, bytes_of_rows
 from commons.advisor.samples import SampleCost
 from commons.advisor.strategies import AS_LOADED, Strategy
 from commons.distributed.loaded_samples import LoadedSamples
@@ -71,18 +72,22 @@ class Outcome:
         loads: float64 `[steps, ranks]`.
         imbalance: largest ÷ mean load of a step; for a window, the sums of both over its steps.
         relative_time: sum of the largest loads ÷ sum of the mean loads; 1.0 is perfect.
-        speedup: time of all steps as loaded ÷ their time with this strategy; the exchange overlaps a step.
+        speedup: time of all steps as loaded ÷ their time with this strategy; the exchange overlaps a step, and
+            nothing overlaps the fetch. Without times, both count as 0.
         speedup_standard_error: from how steps differ; None for a single step.
         speedup_exchange_not_hidden: the speedup if the exchange overlaps nothing; None without times.
-        step_seconds: mean of the longer of computation and exchange; None without times.
+        step_seconds: mean of the longer of computation with the fetch, and exchange; None without times.
         exchange_seconds: of the slowest rank, mean over steps.
         bytes_sent_per_rank: mean over ranks and steps.
         bytes_of_slowest_rank: of the rank that sends or receives most, mean over steps.
         share_of_bytes_across_nodes: None without nodes.
-        share_of_samples_moved: samples that leave the rank that loaded them.
+        share_of_samples_moved: samples that leave the rank that loaded them; each piece counts as one.
         largest_tokens_per_rank: of the rank with most tokens, mean over steps.
         most_tokens_per_rank: of any rank in any step.
         largest_step_ratio: work of a window's largest step ÷ that of its mean step; 1.0 without a window.
+        samples_cut, pieces: samples that are cut, and the pieces of these samples, mean over steps.
+        bytes_fetched_per_rank_and_layer: keys and values that pieces fetch in forward, mean over ranks and steps.
+        fetch_seconds: keys, values and their gradients, of all layers and of the slowest rank, mean over steps.
         host_batches_per_rank: batches that a rank holds on the host, the next one to copy included.
         host_bytes_per_rank: bytes of these batches.
         planning_seconds_measured: median per step or window, on this machine.
@@ -105,6 +110,10 @@ class Outcome:
     largest_tokens_per_rank: float
     most_tokens_per_rank: int
     largest_step_ratio: float
+    samples_cut: float
+    pieces: float
+    bytes_fetched_per_rank_and_layer: float
+    fetch_seconds: float
     host_batches_per_rank: int
     host_bytes_per_rank: float
     planning_seconds_measured: float
@@ -172,12 +181,13 @@ def draw_steps(
     return DrawnSteps(workloads[drawn], tokens[drawn], sizes[drawn], num_epochs)
 
 
-def warm_up(strategies: Sequence[Strategy]) -> None:
+def warm_up(cost: SampleCost, strategies: Sequence[Strategy]) -> None:
     """Compiles what strategies call, or loads it from numba's cache, so that no figure includes it."""
     lower_bound(np.arange(4), 2)
+    tokens = np.array([1, 2, 3, 500])  # the last is cut
     for strategy in strategies:
-        few = np.arange(4 * strategy.window).reshape(-1, 2, 2)
-        _place(DrawnSteps(few, few, few, num_epochs=1), strategy, None)
+        few = np.tile(tokens, strategy.window).reshape(-1, 2, 2)
+        _place(DrawnSteps(cost.workloads(few), few, few, num_epochs=1), strategy, cost.pieces, None)
 
 
 def predict(
@@ -207,66 +217,96 @@ def predict(
     )
 
 
-def _place(
-    steps: DrawnSteps, strategy: Strategy, ranks_per_node: int | None
-) -> tuple[np.ndarray, np.ndarray, float]:
-    """Places all steps as training does.
+@dataclass(frozen=True)
+class _Placement:
+    """The rows of all steps: samples, and in place of those that are cut their pieces.
 
-    Returns:
-        int64 `[steps, ranks, rows]`, the step and the rank of each sample; median seconds per plan.
+    Attributes:
+        step, home, rank: int64 `[rows]`.
+        workloads, tokens, sizes: `[rows]`; sizes are bytes.
+        cuts: of each step; empty for strategies that cut no samples.
+        planning_seconds: median per plan.
     """
-    indices: np.ndarray = np.indices(steps.workloads.shape)
-    step, rank = indices[0], indices[1]
-    if strategy.settings is None:
-        return step, rank, 0.0
-    num_steps, num_ranks, rows_per_rank = steps.workloads.shape
-    seconds = []
-    for first in range(0, num_steps, strategy.window):
-        together = slice(first, first + strategy.window)
-        # A shuffler has its samples rank by rank, and of each rank batch by batch.
-        workloads, tokens, sizes = (
-            of[together].swapaxes(0, 1).ravel() for of in (steps.workloads, steps.tokens, steps.sizes)
-        )
-        rows = np.full((num_ranks, strategy.window), rows_per_rank)
-        no_counts = np.zeros((len(tokens), 0), dtype=np.int64)
-        samples = LoadedSamples(rows, rows, workloads, tokens, tokens, tokens[:, None], sizes, no_counts)
+
+    step: np.ndarray
+    home: np.ndarray
+    rank: np.ndarray
+    workloads: np.ndarray
+    tokens: np.ndarray
+    sizes: np.ndarray
+    cuts: Sequence[Cuts]
+    planning_seconds: float
+
+
+def _place(
+    steps: DrawnSteps, strategy: Strategy, pieces: PieceCosts | None, ranks_per_node: int | None
+) -> _Placement:
+    """Places all steps as training does."""
+    splits = strategy.splits and pieces is not None
+    cutting = pieces.cutting if splits else None
+    rows, cuts, seconds = [], [], []
+    for first, samples in _loaded(steps, strategy.window):
+        of_samples = (samples.workloads, samples.tokens, samples.sample_bytes)
+        if strategy.settings is None:
+            rows.append((first + samples.batch_of, samples.home, samples.home, *of_samples))
+            continue
         start = time.perf_counter()
-        plan = place(samples, strategy.settings, ranks_per_node)
+        plan = place(samples, strategy.settings, ranks_per_node, cutting=cutting)
         seconds.append(time.perf_counter() - start)
-        by_rank = (num_ranks, strategy.window, rows_per_rank)
-        step[together] = first + plan.step.reshape(by_rank).swapaxes(0, 1)
-        rank[together] = plan.destination.reshape(by_rank).swapaxes(0, 1)
-    return step, rank, float(np.median(seconds))
+        of_rows = (plan.workloads, plan.tokens, bytes_of_rows(plan, samples.sample_bytes))
+        rows.append((first + plan.step, plan.home, plan.destination, *of_rows))
+        if splits:
+            cuts.append(pieces.cuts(plan, ranks_per_node))
+    columns = (np.concatenate(column) for column in zip(*rows, strict=True))
+    return _Placement(*columns, cuts, float(np.median(seconds)) if seconds else 0.0)
+
+
+def _loaded(steps: DrawnSteps, window: int) -> Iterator[tuple[int, LoadedSamples]]:
+    """Yields the first step of each window, and the window's samples as a shuffler has them."""
+    num_steps, num_ranks, rows_per_rank = steps.workloads.shape
+    rows = np.full((num_ranks, window), rows_per_rank)
+    no_counts = np.zeros((num_ranks * window * rows_per_rank, 0), dtype=np.int64)
+    for first in range(0, num_steps, window):
+        # Rank by rank, and of each rank batch by batch.
+        workloads, tokens, sizes = (
+            of[first : first + window].swapaxes(0, 1).ravel()
+            for of in (steps.workloads, steps.tokens, steps.sizes)
+        )
+        yield (
+            first,
+            LoadedSamples(rows, rows, workloads, tokens, tokens, tokens[:, None], sizes, no_counts),
+        )
 
 
 def _outcome(
     steps: DrawnSteps, strategy: Strategy, as_loaded: Outcome | None, cost: SampleCost, network: Network
 ) -> Outcome:
-    step, rank, planning = _place(steps, strategy, network.ranks_per_node)
-    num_steps, num_ranks, _ = rank.shape
-    home = np.arange(num_ranks)[:, np.newaxis]
+    nodes = network.ranks_per_node
+    num_steps, num_ranks, _ = steps.workloads.shape
+    placed = _place(steps, strategy, cost.pieces, nodes)
+    home, rank = placed.home, placed.rank
 
     def per_rank(amounts: np.ndarray, rank_of: np.ndarray) -> np.ndarray:
-        """Sums `[steps, ranks, rows]` to float64 `[steps, ranks]`, in the same order on every machine."""
-        sums = np.bincount(
-            (step * num_ranks + rank_of).ravel(), amounts.ravel(), minlength=num_steps * num_ranks
-        )
+        """Sums `[rows]` to float64 `[steps, ranks]`, in the same order on every machine."""
+        sums = np.bincount(placed.step * num_ranks + rank_of, amounts, minlength=num_steps * num_ranks)
         return sums.reshape(num_steps, num_ranks)
 
     moves = rank != home
-    nodes = network.ranks_per_node
     crosses = moves if nodes is None else home // nodes != rank // nodes
-    loads, tokens = per_rank(steps.workloads, rank), per_rank(steps.tokens, rank)
-    sent, paid = per_rank(steps.sizes * moves, home), steps.sizes * crosses
+    loads, tokens = per_rank(placed.workloads, rank), per_rank(placed.tokens, rank)
+    sent, paid = per_rank(placed.sizes * moves, home), placed.sizes * crosses
     slowest = np.maximum(per_rank(paid, home), per_rank(paid, rank)).max(1)
     exchange = slowest / network.bytes_per_second
+    cuts = placed.cuts or [Cuts()] * num_steps
+    fetch = np.array([of_step.bytes_of_slowest for of_step in cuts]) / network.bytes_per_second
     computing_before = cost.step_times((loads if as_loaded is None else as_loaded.loads).max(1))
     computing = cost.step_times(loads.max(1))
     timed = cost.seconds_per_unit is not None
-    # The exchange overlaps a step: the longer of the two decides.
-    times = np.maximum(computing, exchange) if timed else computing
+    # The exchange overlaps a step: the longer of the two decides. Nothing overlaps the fetch.
+    times = np.maximum(computing + fetch, exchange) if timed else computing
     windows = (-1, strategy.window)
     speedup, error = _ratio(computing_before.reshape(windows).sum(1), times.reshape(windows).sum(1))
+    not_hidden = _ratio(computing_before, computing + fetch + exchange)[0] if timed else None
     largest, mean = loads.max(1).reshape(windows), loads.mean(1).reshape(windows)
     host_batches = 1 if as_loaded is None else strategy.window + 1
     return Outcome(
@@ -276,7 +316,7 @@ def _outcome(
         relative_time=float(_divided(largest.sum(), mean.sum())),
         speedup=speedup,
         speedup_standard_error=error,
-        speedup_exchange_not_hidden=_ratio(computing_before, computing + exchange)[0] if timed else None,
+        speedup_exchange_not_hidden=not_hidden,
         step_seconds=float(times.mean()) if timed else None,
         exchange_seconds=float(exchange.mean()),
         bytes_sent_per_rank=float(sent.mean()),
@@ -286,10 +326,14 @@ def _outcome(
         largest_tokens_per_rank=float(tokens.max(1).mean()),
         most_tokens_per_rank=int(tokens.max()),
         largest_step_ratio=float(_divided(mean.max(1), mean.mean(1)).max()),
+        samples_cut=float(np.mean([of_step.num_samples for of_step in cuts])),
+        pieces=float(np.mean([of_step.num_pieces for of_step in cuts])),
+        bytes_fetched_per_rank_and_layer=float(np.mean([of_step.bytes_per_layer for of_step in cuts])),
+        fetch_seconds=float(fetch.mean()),
         host_batches_per_rank=host_batches,
         host_bytes_per_rank=float(host_batches * steps.sizes.sum(-1).mean()),
-        planning_seconds_measured=planning,
-        planning_hidden=planning <= float(times.mean()) * strategy.window if timed else None,
+        planning_seconds_measured=placed.planning_seconds,
+        planning_hidden=placed.planning_seconds <= float(times.mean()) * strategy.window if timed else None,
     )
 
 

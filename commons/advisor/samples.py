@@ -13,6 +13,7 @@ import numpy as np
 import polars as pl
 
 from commons.advisor import InputError
+from commons.advisor.pieces import PieceCosts
 from commons.perf_model.measured_cost import MeasuredCost
 
 FORMATS = (".csv", ".npy", ".parquet")
@@ -84,11 +85,13 @@ class ConfiguredModel:
         flops: tokens to forward FLOPs, both int64 `[samples]`.
         description: in words.
         tokens: the rule for data that does not state its tokens.
+        pieces: what pieces of samples cost.
     """
 
     flops: Callable[[np.ndarray], np.ndarray]
     description: str
     tokens: TokenRule
+    pieces: PieceCosts
 
 
 @dataclass(frozen=True)
@@ -99,6 +102,7 @@ class SampleCost:
         workloads: tokens to workloads, both int64 `[samples]`.
         description: the model, in words.
         assumption: how long a step is assumed to take, in words.
+        pieces: what pieces of samples cost; None for a measured cost, which does not tell.
         seconds_per_unit: of training, per unit of workload; None if unknown.
         seconds_per_step: the part of a step that does not depend on its samples, as far as it is known.
         file: the file of the measured cost; None for FLOPs.
@@ -107,6 +111,7 @@ class SampleCost:
     workloads: Callable[[np.ndarray], np.ndarray]
     description: str
     assumption: str
+    pieces: PieceCosts | None = None
     seconds_per_unit: float | None = None
     seconds_per_step: float = 0.0
     file: Path | None = None
@@ -144,7 +149,7 @@ def flops_cost(model: ConfiguredModel, tflops: float | None) -> SampleCost:
         "more of it there is, the smaller the speedups"
     )
     per_unit = None if tflops is None else TRAINING_FLOPS_PER_FORWARD / (tflops * 1e12)
-    return SampleCost(model.flops, model.description, assumption, per_unit)
+    return SampleCost(model.flops, model.description, assumption, model.pieces, per_unit)
 
 
 def measured_cost(path: Path) -> SampleCost:
@@ -162,7 +167,12 @@ def measured_cost(path: Path) -> SampleCost:
         f"({path}, median error {cost.median_error:.1%}); samples are balanced by these times"
     )
     return SampleCost(
-        cost.per_sample_ns, f"measured cost of {path}", assumption, 1e-9, cost.per_step, file=path
+        cost.per_sample_ns,
+        f"measured cost of {path}",
+        assumption,
+        seconds_per_unit=1e-9,
+        seconds_per_step=cost.per_step,
+        file=path,
     )
 
 

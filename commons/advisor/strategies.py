@@ -8,6 +8,7 @@ from pathlib import Path
 from commons.distributed.shuffler_settings import ShufflerSettings
 
 AS_LOADED, REFINED, REBALANCE, WINDOW = "as_loaded", "refined", "rebalance", "window"
+SPLIT = "split"
 KARMARKAR_KARP = "karmarkar_karp"
 
 
@@ -32,6 +33,11 @@ class Strategy:
         """Steps that are placed together."""
         return 1 if self.settings is None else self.settings.window
 
+    @property
+    def splits(self) -> bool:
+        """Whether samples are cut into pieces."""
+        return self.settings is not None and self.settings.split
+
     def gin_lines(self, rows_per_rank: int) -> list[str]:
         """Returns the lines of a gin file that switch the strategy on."""
         values: dict[str, object] = {"train_batch_size": rows_per_rank}
@@ -47,18 +53,21 @@ class Strategy:
         return [f"TrainerArgs.{name} = {value!r}" for name, value in values.items()]
 
 
-def strategies(window: int, cost_file: Path | None) -> list[Strategy]:
+def strategies(window: int, cost_file: Path | None, splits: bool) -> list[Strategy]:
     """Returns all strategies, as loaded first.
 
     Args:
         window: steps of a window; 1 for no such strategy.
         cost_file: the measured cost to balance by; None for FLOPs.
+        splits: whether to compare pieces of samples.
     """
     settings = {
         (KARMARKAR_KARP, "Karmarkar–Karp"): ShufflerSettings(partitioner="karmarkar_karp"),
         (REFINED, "refined (default)"): ShufflerSettings(),
         (REBALANCE, "rebalance (few moves)"): ShufflerSettings(partitioner="rebalance"),
     }
+    if splits:
+        settings[SPLIT, "pieces (split) †"] = ShufflerSettings(equal_rows=False, split=True)
     if window > 1:
         settings[WINDOW, f"window of {window} *"] = ShufflerSettings(window=window)
     balanced = [Strategy(*names, of_strategy, cost_file) for names, of_strategy in settings.items()]

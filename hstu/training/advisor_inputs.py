@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from commons.advisor.pieces import PieceCosts
 from commons.advisor.samples import TOKEN_RULES, ConfiguredModel, SampleLengths, TokenRule
 from commons.datasets import BenchmarkDatasetArgs, UserSequences, UserSequenceSource
 from commons.gin_values import from_gin, is_bound
@@ -23,7 +24,15 @@ def configured_model() -> ConfiguredModel:
         network.kv_channels,
         network.is_causal,
     )
-    return ConfiguredModel(flops.per_sample, _described(network), TOKEN_RULES["hstu"])
+    pieces = PieceCosts(
+        flops.per_prefix,
+        network.num_layers,
+        network.num_attention_heads,
+        network.kv_channels,
+        network.dtype,
+        network.is_causal,
+    )
+    return ConfiguredModel(flops.per_sample, _described(network), TOKEN_RULES["hstu"], pieces)
 
 
 def configured_lengths(num_random: int) -> SampleLengths | None:

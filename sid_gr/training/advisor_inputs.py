@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from commons.advisor.pieces import PieceCosts
 from commons.advisor.samples import ConfiguredModel, SampleLengths, TokenRule, read_lengths
 from commons.datasets import random_history_lengths
 from commons.datasets.sid_sequences import SEQUENCE_COLUMN
@@ -18,13 +19,22 @@ from sid_gr.training.sid_gr_task import transformer_config
 
 def configured_model() -> ConfiguredModel:
     """Returns the model that `NetworkArgs` configures."""
-    decoder = from_gin(NetworkArgs).decoder()
+    network = from_gin(NetworkArgs)
+    decoder = network.decoder()
     description = (
         f"SID-GR, {decoder.num_layers} layers of width {decoder.hidden_size}, {decoder.num_heads} heads of "
         f"{decoder.head_dim}"
     )
     flops = partial(transformer_flops, transformer_config(decoder))
-    return ConfiguredModel(flops, description, TokenRule(from_gin(DatasetArgs).num_hierarchies, 0))
+    pieces = PieceCosts(
+        lambda first, _: flops(first),
+        decoder.num_layers,
+        decoder.num_kv_heads,
+        decoder.head_dim,
+        network.dtype,
+    )
+    tokens = TokenRule(from_gin(DatasetArgs).num_hierarchies, 0)
+    return ConfiguredModel(flops, description, tokens, pieces)
 
 
 def configured_lengths(num_random: int) -> SampleLengths | None:

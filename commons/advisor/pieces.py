@@ -1,0 +1,129 @@
+"""Pieces of samples: what a model's costs say of them, and the keys and values that ranks fetch for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from commons.distributed.cutting import Cutting
+from commons.distributed.shuffle_plan import ShufflePlan
+from commons.sequence_batch.cut_rules import ALONG_ITEMS, CutRules, ItemGroup
+from commons.sequence_batch.row_schema import FieldSchema, RowSchema
+
+# Samples as the advisor knows them: a row of tokens, each with a loss. A cut may be before any token.
+SCHEMA = RowSchema((FieldSchema("tokens", "jagged", ("",), torch.int64, ()),))
+RULES = CutRules(
+    items=(ItemGroup("tokens"),), fields={"tokens": ALONG_ITEMS, "loss_tokens": ALONG_ITEMS}
+)
+# In forward, ranks fetch keys and values. In backward, as many bytes of gradients return.
+FETCHES_PER_LAYER = 2
+
+
+@dataclass(frozen=True)
+class Cuts:
+    """What one step cuts, and what its ranks fetch.
+
+    Attributes:
+        num_samples, num_pieces: samples that are cut, and their pieces.
+        bytes_per_layer: keys and values that a rank fetches in one layer, mean over ranks.
+        bytes_of_slowest: of keys, values and gradients in all layers, at the rank that sends or receives most;
+            those within a node do not count.
+    """
+
+    num_samples: int = 0
+    num_pieces: int = 0
+    bytes_per_layer: float = 0.0
+    bytes_of_slowest: float = 0.0
+
+
+@dataclass(frozen=True)
+class PieceCosts:
+    """What a model's pieces of samples cost.
+
+    Attributes:
+        prefix_flops: first tokens and tokens of whole samples to the forward FLOPs of the first tokens'
+            queries; all int64 `[samples]`.
+        num_layers: layers with attention.
+        num_kv_heads, head_dim: heads of keys and of values, and their width.
+        dtype: of keys and values.
+        is_causal: whether no token sees a later one.
+    """
+
+    prefix_flops: Callable[[np.ndarray, np.ndarray], np.ndarray]
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    dtype: torch.dtype = torch.bfloat16
+    is_causal: bool = True
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes of a token's keys and values in one layer."""
+        return 2 * self.num_kv_heads * self.head_dim * self.dtype.itemsize
+
+    @property
+    def cutting(self) -> Cutting:
+        """Cuts at tokens, so that the FLOPs are equal."""
+        return Cutting(RULES, SCHEMA, (), lambda first, counts: self.prefix_flops(first, counts["tokens"]))
+
+    def cuts(self, plan: ShufflePlan, ranks_per_node: int | None) -> Cuts:
+        """Returns what a plan of one step cuts; bytes within a node of `ranks_per_node` take no time."""
+        if plan.pieces is None:
+            return Cuts()
+        per_sample = np.bincount(np.cumsum(plan.starts_sample) - 1)
+        sender, receiver, num_bytes = self.fetched(plan)
+        nodes = 1 if ranks_per_node is None else ranks_per_node
+        paid = num_bytes * (sender // nodes != receiver // nodes)
+        slowest = max(np.bincount(ranks, paid).max(initial=0) for ranks in (sender, receiver))
+        return Cuts(
+            num_samples=int((per_sample > 1).sum()),
+            num_pieces=int(per_sample[per_sample > 1].sum()),
+            bytes_per_layer=float(num_bytes.sum() / plan.num_ranks),
+            bytes_of_slowest=float(slowest * self.num_layers * FETCHES_PER_LAYER),
+        )
+
+    def fetched(self, plan: ShufflePlan) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Returns what ranks fetch in one layer of a plan with pieces: of each token that their pieces see and
+        that they do not hold, its keys and values.
+
+        Returns:
+            Three int64 `[transfers]`: the rank that sends, the rank that receives, and bytes.
+        """
+        pieces, sample_of = plan.pieces, np.cumsum(plan.starts_sample) - 1
+        # The ranks of each sample, one sample after another, and how far they see.
+        key, of_row = np.unique(sample_of * plan.num_ranks + plan.destination, return_inverse=True)
+        sample, receiver = np.divmod(key, plan.num_ranks)
+        farthest = np.zeros_like(key)
+        np.maximum.at(farthest, of_row, pieces["last_token" if self.is_causal else "num_tokens"])
+        # Each row with each rank of its sample.
+        num_ranks = np.bincount(sample)
+        repeats = num_ranks[sample_of]
+        row = np.arange(len(sample_of)).repeat(repeats)
+        number = np.arange(len(row)) - (np.cumsum(repeats) - repeats)[row]
+        at = (np.cumsum(num_ranks) - num_ranks)[sample_of[row]] + number
+        tokens = np.minimum(pieces["last_token"][row], farthest[at]) - pieces["first_token"][row]
+        fetches = (plan.destination[row] != receiver[at]) & (tokens > 0)
+        num_bytes = tokens[fetches] * self.bytes_per_token
+        return plan.destination[row[fetches]], receiver[at[fetches]], num_bytes
+
+    def assumption(self, bytes_per_second: float) -> str:
+        """Returns what is assumed of the fetch, in a sentence without a period."""
+        dtype = str(self.dtype).removeprefix("torch.")
+        return (
+            f"Pieces of samples fetch {self.bytes_per_token:,} bytes of keys and values per token and layer "
+            f"(2 × {self.num_kv_heads} heads of {self.head_dim} in {dtype}, {self.num_layers} layers), and "
+            f"return as many bytes of gradients, at {bytes_per_second / 1e9:g} GB/s per rank; a step waits for "
+            "all of it. Cuts are between any two tokens, where training cuts between items"
+        )
+
+
+def bytes_of_rows(plan: ShufflePlan, sizes: np.ndarray) -> np.ndarray:
+    """Returns the bytes of each row of a plan, from those of whole samples; a piece has its tokens' share."""
+    if plan.pieces is None:
+        return sizes
+    num_tokens = plan.pieces["num_tokens"]
+    shares = np.where(num_tokens > 0, plan.tokens / np.maximum(num_tokens, 1), 1.0)
+    return shares * sizes[np.cumsum(plan.starts_sample) - 1]
