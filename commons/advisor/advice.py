@@ -10,8 +10,8 @@ from tqdm import tqdm
 from commons.advisor.command_line import CHART_RANKS, Request
 from commons.advisor.figures import duration
 from commons.advisor.prediction import Case, Outcome, draw_steps, predict, warm_up
-from commons.advisor.samples import SampleLengths
-from commons.advisor.strategies import KARMARKAR_KARP, REBALANCE, REFINED, WINDOW, strategies
+from commons.advisor.samples import TRAINING_FLOPS_PER_FORWARD, SampleLengths
+from commons.advisor.strategies import KARMARKAR_KARP, REBALANCE, REFINED, SPLIT, WINDOW, strategies
 
 LEAST_GAIN = 0.02  # below it, what the prediction leaves out decides
 SAME = 0.005  # speedups closer than this count as equal
@@ -94,7 +94,7 @@ def advise(request: Request) -> Advice:
 
 
 def _assumptions(request: Request) -> list[str]:
-    network = request.network
+    network, pieces = request.network, request.cost.pieces
     left = "rank" if network.ranks_per_node is None else f"node of {network.ranks_per_node} ranks"
     return [
         request.cost.assumption,
@@ -103,20 +103,31 @@ def _assumptions(request: Request) -> list[str]:
         f"The exchange moves {request.bytes_per_item} bytes per item at {network.bytes_per_second / 1e9:g} "
         f"GB/s per rank, counting bytes that leave a {left}; the pipelines native and prefetch overlap it "
         "with the previous step, none does not",
+        "Pieces of samples are not compared: a measured cost does not tell what a part of a sample costs"
+        if pieces is None
+        else pieces.assumption(network.bytes_per_second),
         "Steps are drawn from the samples in random order, one epoch without replacement after another; "
         "incomplete last steps are left out",
     ]
 
 
 def recommend(case: Case) -> Recommendation:
-    """Recommends the best strategy that keeps a step's samples; a window is only pointed out."""
+    """Recommends the best strategy that keeps a step's samples; a window is only pointed out.
+
+    Pieces of samples have to gain more than what the prediction leaves out. Without times, the speedup does
+    not count the fetch of keys and values, so they are only pointed out, too.
+    """
     if case.ranks == 1:
         return Recommendation(None, "Nothing to gain here: a single rank waits for no other.", [], [])
     refined, few_moves = case.outcomes[REFINED], case.outcomes[REBALANCE]
     # Fewer moves pay if the network is slow.
-    best = few_moves if few_moves.speedup > refined.speedup + SAME else refined
+    whole = few_moves if few_moves.speedup > refined.speedup + SAME else refined
+    best, split = whole, case.outcomes.get(SPLIT)
+    if split is not None and split.samples_cut and _gains(split, whole):
+        counts_fetch = split.step_seconds is not None or not split.fetch_seconds
+        best = split if counts_fetch else whole
     gains = best.speedup >= 1 + LEAST_GAIN
-    notes = _about_the_bound(case)
+    notes = [*_about_the_bound(case, best), *_about_pieces(case, whole, best)]
     if gains and case.outcomes[KARMARKAR_KARP].speedup >= best.speedup - SAME:
         notes.append("Equal-size Karmarkar–Karp does as well on these lengths.")
     notes += [*_about_costs(best), *_about_the_window(case, best)]
@@ -130,16 +141,43 @@ def recommend(case: Case) -> Recommendation:
     return Recommendation(best.strategy.name, headline, notes, best.strategy.gin_lines(case.rows_per_rank))
 
 
-def _about_the_bound(case: Case) -> list[str]:
+def _about_the_bound(case: Case, best: Outcome) -> list[str]:
     bound = case.lower_bound.mean
     if bound < HIGH_BOUND:
         return []
-    return [
+    note = (
         f"No placement of whole samples within a step gets below an imbalance of {bound:.3f} (refined: "
-        f"{case.outcomes[REFINED].imbalance.mean:.3f}): single samples cost more than a rank's fair share.",
-        "Only different steps help: a window, loading by length (BucketSampler), shorter histories, or more "
-        "rows per rank, which raise the mean load (in micro-batches, TrainerArgs.max_tokens_per_micro_batch, "
-        "they need no more memory).",
+        f"{case.outcomes[REFINED].imbalance.mean:.3f}): single samples cost more than a rank's fair share."
+    )
+    if best.strategy.splits:
+        return [note]
+    return [
+        note,
+        "Pieces of samples help, or different steps: a window, loading by length (BucketSampler), shorter "
+        "histories, or more rows per rank, which raise the mean load (in micro-batches, "
+        "TrainerArgs.max_tokens_per_micro_batch, they need no more memory).",
+    ]
+
+
+def _about_pieces(case: Case, whole: Outcome, best: Outcome) -> list[str]:
+    """Tells what pieces take, if they even out the load more than the best placement of whole samples."""
+    split = case.outcomes.get(SPLIT)
+    if split is None or split.relative_time * (1 + LEAST_GAIN) > whole.relative_time:
+        return []
+    if best is split:
+        return [
+            "The model and its batches have to support pieces of samples, as HSTU and SID-GR do; windows and "
+            "micro-batches exclude them."
+        ]
+    if not split.fetch_seconds:
+        return []
+    saved = split.loads.mean() * (whole.relative_time - split.relative_time)
+    break_even = TRAINING_FLOPS_PER_FORWARD * saved / split.fetch_seconds
+    return [
+        f"Pieces of samples bring the largest load to {split.relative_time:.3f} × the mean, and fetch keys "
+        f"and values for {duration(split.fetch_seconds)} per step. They pay off where a device achieves less "
+        f"than {break_even / 1e12:.3g} TFLOP/s, or the network is faster. To use them: "
+        + ", ".join(split.strategy.gin_lines(case.rows_per_rank)[1:])
     ]
 
 
@@ -162,7 +200,7 @@ def _about_costs(best: Outcome) -> list[str]:
 
 def _about_the_window(case: Case, best: Outcome) -> list[str]:
     window = case.outcomes.get(WINDOW)
-    if window is None or window.speedup < max(best.speedup, 1.0) * (1 + LEAST_GAIN):
+    if window is None or not _gains(window, best):
         return []
     return [
         f"A window of {window.strategy.window} steps would give {_times(window)}, but it changes training: "
@@ -170,6 +208,11 @@ def _about_the_window(case: Case, best: Outcome) -> list[str]:
         f"{window.largest_step_ratio:.1f} × the work of its window's mean step. To use it: "
         + ", ".join(window.strategy.gin_lines(case.rows_per_rank)[1:])
     ]
+
+
+def _gains(outcome: Outcome, over: Outcome) -> bool:
+    """Whether an outcome is better by more than what this prediction leaves out."""
+    return outcome.speedup >= max(over.speedup, 1.0) * (1 + LEAST_GAIN)
 
 
 def _times(outcome: Outcome) -> str:

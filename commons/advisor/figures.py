@@ -6,16 +6,17 @@ from collections.abc import Iterable
 
 from commons.advisor.prediction import Case, Outcome
 from commons.advisor.samples import SampleLengths
-from commons.advisor.strategies import AS_LOADED, REFINED, WINDOW
+from commons.advisor.strategies import AS_LOADED, REFINED, SPLIT, WINDOW
 
 _MEANINGS = {
     "imbalance": "largest ÷ mean load of a step, mean ± standard deviation over the drawn steps",
-    "speedup": "time as loaded ÷ time so, ± standard error; the exchange overlaps the previous step",
+    "speedup": "time as loaded ÷ time with the strategy, ± standard error; the exchange overlaps the "
+    "previous step",
     "step": "predicted time of a step",
     "not hidden": "speedup if the exchange overlaps nothing",
     "sent/rank": "bytes by all-to-all, mean over ranks and steps",
     "exchange": "time of the rank that sends or receives most, at the given bandwidth",
-    "moved": "share of the samples that leave the rank that loaded them",
+    "moved": "share of the samples, or of their pieces, that leave the rank that loaded them",
     "tokens": "of the rank with most ÷ the mean over ranks, mean over steps; activation memory follows it",
     "planning": "time per step or window, measured on this machine; a thread plans a step ahead, so that "
     "planning costs nothing while it is shorter than a step",
@@ -87,6 +88,8 @@ def below_table(case: Case) -> list[str]:
     if case.ranks > 1:
         received = size(case.all_gather_bytes_per_rank)
         lines.append(f"By all-gather in place of all-to-all, each rank would receive {received} per step.")
+    if SPLIT in case.outcomes:
+        lines.append(_about_pieces(case.outcomes[SPLIT]))
     window = case.outcomes.get(WINDOW)
     if REFINED in case.outcomes:
         planned = f"Planning ahead holds {_held(case.outcomes[REFINED])} per rank on the host instead of 1"
@@ -97,6 +100,26 @@ def below_table(case: Case) -> list[str]:
             f"{window.largest_step_ratio:.1f} × the work of the window's mean step. Off by default."
         )
     return lines
+
+
+def _about_pieces(split: Outcome) -> str:
+    """Describes what is cut and fetched."""
+    if not split.samples_cut:
+        return (
+            "† No sample is cut: whole samples come within 1% of the mean load, or are too short to cut. "
+            "Rows follow the load."
+        )
+    line = (
+        f"† Each step cuts {split.samples_cut:.3g} samples into {split.pieces:.3g} pieces on several ranks; "
+        f"rows follow the load. A rank fetches {size(split.bytes_fetched_per_rank_and_layer)} of keys and "
+        f"values per layer. With all layers and the gradients, the slowest rank takes "
+        f"{duration(split.fetch_seconds)}"
+    )
+    if split.speedup_fetch_hidden is None:
+        return f"{line}, which the speedup leaves out."
+    return (
+        f"{line}, part of the step; with all of it hidden, the speedup is {split.speedup_fetch_hidden:.2f}."
+    )
 
 
 def _held(outcome: Outcome) -> str:

@@ -15,9 +15,7 @@ from commons.sequence_batch.row_schema import FieldSchema, RowSchema
 
 # Samples as the advisor knows them: a row of tokens, each with a loss. A cut may be before any token.
 SCHEMA = RowSchema((FieldSchema("tokens", "jagged", ("",), torch.int64, ()),))
-RULES = CutRules(
-    items=(ItemGroup("tokens"),), fields={"tokens": ALONG_ITEMS, "loss_tokens": ALONG_ITEMS}
-)
+RULES = CutRules(items=(ItemGroup("tokens"),), fields={"tokens": ALONG_ITEMS, "loss_tokens": ALONG_ITEMS})
 # In forward, ranks fetch keys and values. In backward, as many bytes of gradients return.
 FETCHES_PER_LAYER = 2
 
@@ -29,8 +27,8 @@ class Cuts:
     Attributes:
         num_samples, num_pieces: samples that are cut, and their pieces.
         bytes_per_layer: keys and values that a rank fetches in one layer, mean over ranks.
-        bytes_of_slowest: of keys, values and gradients in all layers, at the rank that sends or receives most;
-            those within a node do not count.
+        bytes_of_slowest: of keys, values and gradients in all layers, at the rank that sends or receives
+            most; those within a node do not count.
     """
 
     num_samples: int = 0
@@ -86,12 +84,13 @@ class PieceCosts:
         )
 
     def fetched(self, plan: ShufflePlan) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Returns what ranks fetch in one layer of a plan with pieces: of each token that their pieces see and
-        that they do not hold, its keys and values.
+        """Returns what ranks fetch in one layer: keys and values that their pieces see on other ranks.
 
         Returns:
             Three int64 `[transfers]`: the rank that sends, the rank that receives, and bytes.
         """
+        if plan.pieces is None:
+            return (np.zeros(0, dtype=np.int64),) * 3
         pieces, sample_of = plan.pieces, np.cumsum(plan.starts_sample) - 1
         # The ranks of each sample, one sample after another, and how far they see.
         key, of_row = np.unique(sample_of * plan.num_ranks + plan.destination, return_inverse=True)
@@ -115,8 +114,8 @@ class PieceCosts:
         return (
             f"Pieces of samples fetch {self.bytes_per_token:,} bytes of keys and values per token and layer "
             f"(2 × {self.num_kv_heads} heads of {self.head_dim} in {dtype}, {self.num_layers} layers), and "
-            f"return as many bytes of gradients, at {bytes_per_second / 1e9:g} GB/s per rank; a step waits for "
-            "all of it. Cuts are between any two tokens, where training cuts between items"
+            f"return as many bytes of gradients, at {bytes_per_second / 1e9:g} GB/s per rank; a step waits "
+            "for all of it. Cuts are between any two tokens, where training cuts between items"
         )
 
 

@@ -72,10 +72,11 @@ class Outcome:
         loads: float64 `[steps, ranks]`.
         imbalance: largest ÷ mean load of a step; for a window, the sums of both over its steps.
         relative_time: sum of the largest loads ÷ sum of the mean loads; 1.0 is perfect.
-        speedup: time of all steps as loaded ÷ their time with this strategy; the exchange overlaps a step, and
-            nothing overlaps the fetch. Without times, both count as 0.
+        speedup: time of all steps as loaded ÷ their time with this strategy; the exchange overlaps a step,
+            and nothing overlaps the fetch. Without times, both count as 0.
         speedup_standard_error: from how steps differ; None for a single step.
         speedup_exchange_not_hidden: the speedup if the exchange overlaps nothing; None without times.
+        speedup_fetch_hidden: the speedup if computing overlaps all of the fetch; None without times.
         step_seconds: mean of the longer of computation with the fetch, and exchange; None without times.
         exchange_seconds: of the slowest rank, mean over steps.
         bytes_sent_per_rank: mean over ranks and steps.
@@ -86,8 +87,10 @@ class Outcome:
         most_tokens_per_rank: of any rank in any step.
         largest_step_ratio: work of a window's largest step ÷ that of its mean step; 1.0 without a window.
         samples_cut, pieces: samples that are cut, and the pieces of these samples, mean over steps.
-        bytes_fetched_per_rank_and_layer: keys and values that pieces fetch in forward, mean over ranks and steps.
-        fetch_seconds: keys, values and their gradients, of all layers and of the slowest rank, mean over steps.
+        bytes_fetched_per_rank_and_layer: keys and values that pieces fetch in forward, mean over ranks and
+            steps.
+        fetch_seconds: for keys, values and their gradients in all layers, of the slowest rank, mean over
+            steps.
         host_batches_per_rank: batches that a rank holds on the host, the next one to copy included.
         host_bytes_per_rank: bytes of these batches.
         planning_seconds_measured: median per step or window, on this machine.
@@ -101,6 +104,7 @@ class Outcome:
     speedup: float
     speedup_standard_error: float | None
     speedup_exchange_not_hidden: float | None
+    speedup_fetch_hidden: float | None
     step_seconds: float | None
     exchange_seconds: float
     bytes_sent_per_rank: float
@@ -242,8 +246,8 @@ def _place(
     steps: DrawnSteps, strategy: Strategy, pieces: PieceCosts | None, ranks_per_node: int | None
 ) -> _Placement:
     """Places all steps as training does."""
-    splits = strategy.splits and pieces is not None
-    cutting = pieces.cutting if splits else None
+    pieces = pieces if strategy.splits else None
+    cutting = None if pieces is None else pieces.cutting
     rows, cuts, seconds = [], [], []
     for first, samples in _loaded(steps, strategy.window):
         of_samples = (samples.workloads, samples.tokens, samples.sample_bytes)
@@ -255,10 +259,11 @@ def _place(
         seconds.append(time.perf_counter() - start)
         of_rows = (plan.workloads, plan.tokens, bytes_of_rows(plan, samples.sample_bytes))
         rows.append((first + plan.step, plan.home, plan.destination, *of_rows))
-        if splits:
+        if pieces is not None:
             cuts.append(pieces.cuts(plan, ranks_per_node))
-    columns = (np.concatenate(column) for column in zip(*rows, strict=True))
-    return _Placement(*columns, cuts, float(np.median(seconds)) if seconds else 0.0)
+    step, home, rank, workloads, tokens, sizes = map(np.concatenate, zip(*rows, strict=True))
+    planning = float(np.median(seconds)) if seconds else 0.0
+    return _Placement(step, home, rank, workloads, tokens, sizes, cuts, planning)
 
 
 def _loaded(steps: DrawnSteps, window: int) -> Iterator[tuple[int, LoadedSamples]]:
@@ -306,7 +311,8 @@ def _outcome(
     times = np.maximum(computing + fetch, exchange) if timed else computing
     windows = (-1, strategy.window)
     speedup, error = _ratio(computing_before.reshape(windows).sum(1), times.reshape(windows).sum(1))
-    not_hidden = _ratio(computing_before, computing + fetch + exchange)[0] if timed else None
+    not_hidden = _ratio(computing_before, computing + fetch + exchange)[0]
+    fetch_hidden = _ratio(computing_before, np.maximum(np.maximum(computing, fetch), exchange))[0]
     largest, mean = loads.max(1).reshape(windows), loads.mean(1).reshape(windows)
     host_batches = 1 if as_loaded is None else strategy.window + 1
     return Outcome(
@@ -316,7 +322,8 @@ def _outcome(
         relative_time=float(_divided(largest.sum(), mean.sum())),
         speedup=speedup,
         speedup_standard_error=error,
-        speedup_exchange_not_hidden=not_hidden,
+        speedup_exchange_not_hidden=not_hidden if timed else None,
+        speedup_fetch_hidden=fetch_hidden if timed else None,
         step_seconds=float(times.mean()) if timed else None,
         exchange_seconds=float(exchange.mean()),
         bytes_sent_per_rank=float(sent.mean()),

@@ -7,14 +7,21 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from commons.advisor.pieces import PieceCosts, bytes_of_rows
 from commons.advisor.prediction import DrawnSteps, draw_steps
+from commons.datasets import HSTUBatch
+from commons.distributed.cutting import Cutting
 from commons.distributed.loaded_samples import LoadedSamples
-from commons.distributed.placement import place
+from commons.distributed.placement import place, placed_by_hand
+from commons.distributed.shuffle_plan import ShufflePlan
 from commons.distributed.shuffler_settings import ShufflerSettings
 from commons.partition import lower_bound
 from commons.perf_model import HSTUFlops
 from commons.perf_model.measured_cost import MeasuredCost
+from commons.sequence_batch.row_schema import RowSchema
 from tests.commons.advisor.command import advise, by_name, heavy_tailed
 
 RANKS, ROWS, WINDOW = 8, 64, 4
@@ -89,6 +96,99 @@ def test_strategies_place_samples_as_training_does(name: str, case: dict[str, An
     assert figures["largest_step_ratio"] == pytest.approx((of_step.max(1) / of_step.mean(1)).max())
     assert figures["changes_step_contents"] == (settings.window > 1)
     assert figures["host_batches_per_rank"] == settings.window + 1
+
+
+def hstu_cutting(flops: HSTUFlops) -> Cutting:
+    """The cutting of HSTU ranking batches with one user token."""
+    keys = ["user", "item", "action"]
+    one = torch.ones(3, dtype=torch.int64)
+    batch = HSTUBatch(
+        features=KeyedJaggedTensor(keys, one, lengths=one),
+        batch_size=1,
+        feature_to_max_seqlen={},
+        contextual_feature_names=["user"],
+        action_feature_name="action",
+    )
+    fields = batch.per_sample_fields()
+    return Cutting(
+        batch.cut_rules(),
+        RowSchema.of(fields),
+        tuple(batch.row_counts()),
+        lambda first, counts: flops.per_prefix(first, counts["tokens"]),
+    )
+
+
+def fetched(plan: ShufflePlan, is_causal: bool) -> np.ndarray:
+    """Tokens that each rank, in rows, sends to each other, in columns."""
+    rows = list(zip(np.cumsum(plan.starts_sample), plan.destination, plan.pieces, strict=True))
+    holder = {(s, token): rank for s, rank, p in rows for token in range(p["first_token"], p["last_token"])}
+    end = "last_token" if is_causal else "num_tokens"
+    wanted = {(s, token, rank) for s, rank, p in rows for token in range(p[end])}
+    counts = np.zeros((plan.num_ranks, plan.num_ranks), dtype=np.int64)
+    for sample, token, rank in wanted:
+        counts[holder[sample, token], rank] += holder[sample, token] != rank
+    return counts
+
+
+def test_pieces_are_those_of_training(tmp_path: Path):
+    ranks, rows = 4, 8
+    flops = HSTUFlops(2, 64, 2, 32)
+    lengths = heavy_tailed(500)
+    run = ["--ranks", str(ranks), "--rows-per-rank", str(rows), "--tflops", "2", "--window", "1"]
+    (case,) = advise(tmp_path, lengths, *run)["cases"]
+    steps = drawn(lengths, ranks, rows)
+    loaded, settings = np.full((ranks, 1), rows), ShufflerSettings(equal_rows=False, split=True)
+    imbalance, cut, pieces, tokens, slowest = [], [], [], [], []
+    for work, num_tokens in zip(steps.workloads.reshape(-1, 32), steps.tokens.reshape(-1, 32), strict=True):
+        items, one = num_tokens // 2, np.ones_like(num_tokens)
+        counts = np.stack([one, items, items], 1)  # user, item, action
+        samples = LoadedSamples(
+            loaded, loaded, work, num_tokens, items, num_tokens[:, None], 8 * num_tokens, counts
+        )
+        plan = place(samples, settings, cutting=hstu_cutting(flops))
+        loads = np.bincount(plan.destination, plan.workloads, minlength=ranks)
+        imbalance.append(loads.max() / loads.mean())
+        per_sample = np.bincount(np.cumsum(plan.starts_sample) - 1)
+        cut.append((per_sample > 1).sum())
+        pieces.append(per_sample[per_sample > 1].sum())
+        moved = np.zeros((ranks, ranks)) if plan.pieces is None else fetched(plan, is_causal=True)
+        tokens.append(moved.sum() / ranks)
+        slowest.append(max(moved.sum(0).max(), moved.sum(1).max()))
+    split = by_name(case)["split"]
+    # Training cuts between items of two tokens, the prediction between any two tokens.
+    assert split["imbalance"]["mean"] == pytest.approx(np.mean(imbalance), abs=2e-3)
+    assert split["samples_cut"] == pytest.approx(np.mean(cut), abs=0.1)
+    assert split["pieces"] == pytest.approx(np.mean(pieces), abs=0.2)
+    bytes_per_token = 2 * 64 * 2  # bfloat16
+    bytes_per_layer = split["bytes_fetched_per_rank_and_layer"]
+    assert bytes_per_layer == pytest.approx(bytes_per_token * np.mean(tokens), rel=0.1)
+    # Two layers; keys and values in forward, gradients in backward.
+    seconds = 2 * 2 * bytes_per_token * np.mean(slowest) / 12.5e9
+    assert split["fetch_seconds"] == pytest.approx(seconds, rel=0.1)
+    largest = 3 * (np.array(imbalance) * steps.workloads.sum((1, 2)) / ranks).mean() / 2e12
+    assert split["step_seconds"] == pytest.approx(largest + split["fetch_seconds"], rel=5e-3)
+
+
+@pytest.mark.parametrize("is_causal", [True, False])
+def test_ranks_fetch_what_their_pieces_see_and_they_do_not_hold(is_causal: bool):
+    rng = np.random.default_rng(0)
+    flops = HSTUFlops(1, 8, 1, 8, is_causal=is_causal)
+    costs = PieceCosts(flops.per_prefix, 1, 1, 8, is_causal=is_causal)
+    tokens = np.array([70, 400, 30, 500, 90, 300])
+    loaded = np.full((3, 1), 2)
+    samples = LoadedSamples(
+        *(loaded, loaded, flops.per_sample(tokens), tokens, tokens, tokens[:, None], 8 * tokens),
+        row_counts=np.zeros((6, 0), dtype=np.int64),
+    )
+    numbers, cuts = np.array([1, 1, 3, 3, 3, 5]), np.array([50, 300, 1, 2, 400, 299])
+    for _ in range(5):
+        plan = placed_by_hand(samples, costs.cutting, numbers, cuts, rng.integers(0, 3, 12))
+        num_bytes = np.zeros((3, 3))
+        np.add.at(num_bytes, costs.fetched(plan)[:2], costs.fetched(plan)[2])
+        np.testing.assert_array_equal(num_bytes, 2 * 8 * 2 * fetched(plan, is_causal))
+        np.testing.assert_allclose(
+            np.bincount(np.cumsum(plan.starts_sample) - 1, bytes_of_rows(plan, 24 * tokens)), 24 * tokens
+        )
 
 
 def test_speedup_is_that_of_the_sums(case: dict[str, Any], steps: DrawnSteps):

@@ -34,6 +34,7 @@ def test_nothing_to_gain(lengths: np.ndarray, arguments: list[str], tmp_path: Pa
     for strategy in case["strategies"]:
         assert strategy["imbalance"]["mean"] == strategy["speedup"] == 1
     assert by_name(case)["refined"]["share_of_samples_moved"] == 0
+    assert by_name(case)["split"]["samples_cut"] == by_name(case)["split"]["fetch_seconds"] == 0
 
 
 def test_one_rank_waits_for_nobody(tmp_path: Path):
@@ -63,6 +64,7 @@ def test_giants_need_more_than_a_placement(tmp_path: Path):
     notes = " ".join(case["recommendation"]["notes"])
     assert case["lower_bound"]["mean"] > 1.5
     assert "No placement of whole samples within a step" in notes
+    assert "Pieces of samples bring the largest load to 1.0" in notes and "balance_split = True" in notes
     assert "window of 4 steps would give" in notes and "changes training" in notes
     assert "shorter histories" in notes
 
@@ -74,6 +76,7 @@ def test_the_lines_to_paste_are_valid(tmp_path: Path):
         "karmarkar_karp": {"partitioner": "karmarkar_karp"},
         "refined": {},
         "rebalance": {"partitioner": "rebalance"},
+        "split": {"equal_rows": False, "split": True},
         "window": {"window": 3},
     }
     assert by_name(case).keys() == expected.keys()
@@ -85,9 +88,27 @@ def test_the_lines_to_paste_are_valid(tmp_path: Path):
         assert trainer.train_batch_size == 32
 
 
+def test_pieces_where_the_network_is_fast(tmp_path: Path):
+    lengths = np.full(3000, 20)
+    lengths[::100] = 4000
+    run = ["--rows-per-rank", "8", "--tflops", "1"]
+    cases = [advise(tmp_path, lengths, *run, "--bandwidth", speed)["cases"][0] for speed in ("100", "0.01")]
+    fast, slow = (case["recommendation"] for case in cases)
+    assert fast["strategy"] == "split"
+    assert trainer_args(fast["gin"]).balance_settings == {"equal_rows": False, "split": True}
+    assert slow["strategy"] != "split"
+    assert any("They pay off where a device achieves less than" in note for note in slow["notes"])
+    in_node = advise(tmp_path, lengths, "--rows-per-rank", "8", "--ranks-per-node", "8")["cases"][0]
+    assert by_name(in_node)["split"]["fetch_seconds"] == 0
+    assert in_node["recommendation"]["strategy"] == "split"
+
+
 def test_a_strategy_on_measured_times_trains_on_them(tmp_path: Path):
     cost = MeasuredCost(0.01, 1e-4, 1e-6, 1e-9)
     cost.save(tmp_path / "cost.json")
     model = ["--cost", str(tmp_path / "cost.json")]
-    (case,) = advise(tmp_path, heavy_tailed(1000), "--ranks", "4", model=model)["cases"]
+    report = advise(tmp_path, heavy_tailed(1000), "--ranks", "4", model=model)
+    (case,) = report["cases"]
     assert trainer_args(by_name(case)["refined"]["gin"]).balance_settings == {"cost": cost}
+    assert "split" not in by_name(case)
+    assert any("Pieces of samples are not compared" in line for line in report["assumptions"])
