@@ -127,13 +127,15 @@ def recommend(case: Case) -> Recommendation:
         counts_fetch = split.step_seconds is not None or not split.fetch_seconds
         best = split if counts_fetch else whole
     gains = best.speedup >= 1 + LEAST_GAIN
-    notes = [*_about_the_bound(case, best), *_about_pieces(case, whole, best)]
+    pieces = _about_pieces(case, whole, best)
+    notes = [*_about_the_bound(case), *pieces, *_about_different_steps(case, best)]
     if gains and case.outcomes[KARMARKAR_KARP].speedup >= best.speedup - SAME:
         notes.append("Equal-size Karmarkar–Karp does as well on these lengths.")
     notes += [*_about_costs(best), *_about_the_window(case, best)]
     if not gains:
+        within = "a step of whole samples" if pieces else "a step"
         headline = (
-            f"Nothing to gain here within a step: {best.speedup:.3f} × at best, and below {LEAST_GAIN:.0%} "
+            f"Nothing to gain here within {within}: {best.speedup:.3f} × at best, and below {LEAST_GAIN:.0%} "
             "what this prediction leaves out decides."
         )
         return Recommendation(None, headline, notes, [])
@@ -141,21 +143,23 @@ def recommend(case: Case) -> Recommendation:
     return Recommendation(best.strategy.name, headline, notes, best.strategy.gin_lines(case.rows_per_rank))
 
 
-def _about_the_bound(case: Case, best: Outcome) -> list[str]:
+def _about_the_bound(case: Case) -> list[str]:
     bound = case.lower_bound.mean
     if bound < HIGH_BOUND:
         return []
-    note = (
+    return [
         f"No placement of whole samples within a step gets below an imbalance of {bound:.3f} (refined: "
         f"{case.outcomes[REFINED].imbalance.mean:.3f}): single samples cost more than a rank's fair share."
-    )
-    if best.strategy.splits:
-        return [note]
+    ]
+
+
+def _about_different_steps(case: Case, best: Outcome) -> list[str]:
+    if case.lower_bound.mean < HIGH_BOUND or best.strategy.splits:
+        return []
     return [
-        note,
-        "Pieces of samples help, or different steps: a window, loading by length (BucketSampler), shorter "
-        "histories, or more rows per rank, which raise the mean load (in micro-batches, "
-        "TrainerArgs.max_tokens_per_micro_batch, they need no more memory).",
+        "Different steps help: a window, loading by length (BucketSampler), shorter histories, or more rows "
+        "per rank, which raise the mean load (in micro-batches, TrainerArgs.max_tokens_per_micro_batch, they "
+        "need no more memory)."
     ]
 
 

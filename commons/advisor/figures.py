@@ -106,20 +106,18 @@ def _about_pieces(split: Outcome) -> str:
     """Describes what is cut and fetched."""
     if not split.samples_cut:
         return (
-            "† No sample is cut: whole samples come within 1% of the mean load, or are too short to cut. "
-            "Rows follow the load."
+            "Pieces: no sample is cut, because whole samples come within 1% of the mean load or are too "
+            "short. Rows follow the load."
         )
     line = (
-        f"† Each step cuts {split.samples_cut:.3g} samples into {split.pieces:.3g} pieces on several ranks; "
-        f"rows follow the load. A rank fetches {size(split.bytes_fetched_per_rank_and_layer)} of keys and "
-        f"values per layer. With all layers and the gradients, the slowest rank takes "
-        f"{duration(split.fetch_seconds)}"
+        f"Pieces: {split.samples_cut:.3g} samples per step are cut into {split.pieces:.3g} pieces, and rows "
+        f"follow the load. A rank fetches {size(split.bytes_fetched_per_rank_and_layer)} of keys and values "
+        "per layer. Over all layers, gradients included, this "
     )
-    if split.speedup_fetch_hidden is None:
-        return f"{line}, which the speedup leaves out."
-    return (
-        f"{line}, part of the step; with all of it hidden, the speedup is {split.speedup_fetch_hidden:.2f}."
-    )
+    fetch, if_hidden = duration(split.fetch_seconds), split.speedup_fetch_hidden
+    if if_hidden is None:
+        return f"{line}takes {fetch} per step, which the speedup leaves out."
+    return f"{line}adds {fetch} to a step; if computing hid all of it, the speedup would be {if_hidden:.2f}."
 
 
 def _held(outcome: Outcome) -> str:

@@ -84,7 +84,7 @@ class PieceCosts:
         )
 
     def fetched(self, plan: ShufflePlan) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Returns what ranks fetch in one layer: keys and values that their pieces see on other ranks.
+        """Returns what ranks fetch in one layer: the keys and values on other ranks that their pieces see.
 
         Returns:
             Three int64 `[transfers]`: the rank that sends, the rank that receives, and bytes.

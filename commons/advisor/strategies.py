@@ -67,7 +67,7 @@ def strategies(window: int, cost_file: Path | None, splits: bool) -> list[Strate
         (REBALANCE, "rebalance (few moves)"): ShufflerSettings(partitioner="rebalance"),
     }
     if splits:
-        settings[SPLIT, "pieces (split) †"] = ShufflerSettings(equal_rows=False, split=True)
+        settings[SPLIT, "pieces (split)"] = ShufflerSettings(equal_rows=False, split=True)
     if window > 1:
         settings[WINDOW, f"window of {window} *"] = ShufflerSettings(window=window)
     balanced = [Strategy(*names, of_strategy, cost_file) for names, of_strategy in settings.items()]
