@@ -13,6 +13,7 @@ from itertools import repeat
 from pathlib import Path
 from typing import Any
 
+import gin
 import numpy as np
 import torch
 import torch.distributed as dist
@@ -35,7 +36,8 @@ BLOCKS, EVEN_BLOCKS = 40, 120
 LONGEST_ON_ONE_RANK = 2000
 # The longest sequence is looked for between these multiples of it.
 MULTIPLES = (1.4, 1.6, 1.8, 2.0)
-ROOM = 1.04  # tokens that a rank may hold ÷ half the sequence
+ROOM = 1.02  # tokens that a rank may hold ÷ half the sequence
+LAYERS = (2, 4)
 
 
 def main() -> None:
@@ -56,17 +58,21 @@ def main() -> None:
 
         giant = _in_turn("one giant", *(arm(GIANT, split) for split in (False, True)), BLOCKS)
         even = _in_turn("nothing to split", *(arm(EVEN, split) for split in (False, True)), EVEN_BLOCKS)
-        whole = _memory(arm(((LONGEST_ON_ONE_RANK,), ()), False), LONGEST_ON_ONE_RANK)
-        pieces = []
-        for multiple in tqdm(MULTIPLES, desc="memory", disable=dist.get_rank() != 0):
-            items = round(multiple * LONGEST_ON_ONE_RANK)
-            pieces.append(_memory(arm(((items,), ()), True, int(ROOM * items)), items))
+        memory = []
+        for num_layers in LAYERS:
+            gin.bind_parameter("NetworkArgs.num_layers", num_layers)
+            whole, pieces = _memory(arm(((LONGEST_ON_ONE_RANK,), ()), False)), []
+            for multiple in tqdm(MULTIPLES, desc=f"{num_layers} layers", disable=dist.get_rank() != 0):
+                items = round(multiple * LONGEST_ON_ONE_RANK)
+                pieces.append(_memory(arm(((items,), ()), True, int(ROOM * items))))
+            longest = _longest(whole, pieces)
+            memory.append({"layers": num_layers, "whole": whole, "pieces": pieces, "longest": longest})
         if dist.get_rank() == 0:
             figures = {
                 "ranks": RANKS,
                 "giant": giant,
                 "even": even,
-                "memory": {"whole": whole, "pieces": pieces, "longest": _longest(whole, pieces)},
+                "memory": memory,
             }
             Path(sys.argv[1]).write_text(json.dumps(figures))
 
@@ -102,18 +108,23 @@ def tables(figures: dict[str, Any]) -> dict[str, str]:
         ],
         rows,
     )
-    memory = figures["memory"]
     rows = [
         [
-            f"{of['tokens']:,}",
-            "one rank" if of is memory["whole"] else "two ranks",
+            f"{of_model['layers']}",
+            f"{of['tokens']:,} on {'one rank' if of is of_model['whole'] else 'two'}",
             f"{of['kept_megabytes']:.1f}",
             f"{of['peak_megabytes']:.1f}",
         ]
-        for of in (memory["whole"], *memory["pieces"])
+        for of_model in figures["memory"]
+        for of in (of_model["whole"], *of_model["pieces"])
     ]
-    longest = markdown_table(["tokens of the sample", "on", "kept for backward, MB", "peak, MB"], rows)
-    return {"step times": times, "memory of the rank with most": longest}
+    memory = markdown_table(["layers", "tokens of the sample", "kept for backward, MB", "peak, MB"], rows)
+    rows = [
+        [f"{of['layers']}", *(f"{of['longest'][name]:.2f}" for name in ("kept_megabytes", "peak_megabytes"))]
+        for of in figures["memory"]
+    ]
+    longest = markdown_table(["layers", "at equal memory kept for backward", "at equal peak"], rows)
+    return {"step times": times, "memory": memory, "longest": longest}
 
 
 def _batch(lengths: Sequence[int]) -> HSTUBatch:
@@ -163,7 +174,7 @@ def _in_turn(title: str, whole: Arm, pieces: Arm, blocks: int) -> dict[str, Any]
     }
 
 
-def _memory(arm: Arm, items: int) -> dict[str, Any]:
+def _memory(arm: Arm) -> dict[str, Any]:
     """Returns the memory of a step on the rank with most, for one sample."""
     of_rank = torch.tensor(step_memory(lambda: arm.run(1, timed=True)), dtype=torch.float64)
     dist.all_reduce(of_rank, op=dist.ReduceOp.MAX)
