@@ -26,6 +26,7 @@ def _compiled() -> None:
     with open(__file__) as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         warm_up(ShufflerSettings(max_tokens_per_micro_batch=1))
+        warm_up(ShufflerSettings(equal_rows=False, split=True))
 
 
 @pytest.fixture(scope="session")

@@ -21,6 +21,7 @@ from benchmarks.partition.interpreter import measure_interpreter
 from benchmarks.partition.lengths import all_lengths, movielens_folder
 from benchmarks.partition.measure import measure
 from benchmarks.partition.picture import draw
+from benchmarks.partition.pieces import measure_pieces
 from benchmarks.partition.placements import ROWS_PER_RANK
 from benchmarks.partition.table import all_tables
 from benchmarks.partition.windows import measure_windows
@@ -40,6 +41,7 @@ def main() -> None:
         "draws": DRAWS,
         "machine": {**machine(), "numpy": np.__version__, "numba": numba.__version__},
         "placements": measure(all_lengths(movielens), DRAWS),
+        "pieces": measure_pieces(all_lengths(movielens), DRAWS),
         "windows": measure_windows(DRAWS),
         "threads": measure_interpreter(ROUNDS, SECONDS),
     }

@@ -13,6 +13,8 @@ Lengths = Callable[[np.random.Generator, int], np.ndarray]
 
 ML_100K, ML_100K_NEWEST = "ml-100k", "ml-100k, newest 200"
 LOGNORMAL, ZIPF = "lognormal(5, 1.2)", "zipf(1.2)"
+PARETO_1_6, PARETO_1_1 = "Pareto(1.6) to 4096", "Pareto(1.1) to 16384"
+LONG = "lognormal, median 8591"
 LONGEST, NEWEST = 4096, 200
 
 
@@ -48,3 +50,13 @@ def all_lengths(movielens: Path | None) -> dict[str, Lengths]:
 def lognormal(rng: np.random.Generator, count: int) -> np.ndarray:
     """Heavy-tailed, as histories are that nobody caps."""
     return rng.lognormal(5, 1.2, count).clip(1, LONGEST).astype(np.int64)
+
+
+def long_tailed_lengths() -> dict[str, Lengths]:
+    """By name; histories so long that whole ones cannot be balanced."""
+    return {
+        LOGNORMAL: lognormal,
+        PARETO_1_6: lambda rng, n: (20 * (1 + rng.pareto(1.6, n))).clip(max=4096),
+        PARETO_1_1: lambda rng, n: (10 * (1 + rng.pareto(1.1, n))).clip(max=16384),
+        LONG: lambda rng, n: rng.lognormal(np.log(8591), 1.2, n).clip(1, 65536),
+    }

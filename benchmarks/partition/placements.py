@@ -91,8 +91,12 @@ def placements_at(ranks: int) -> dict[str, Placement]:
 def workloads_of(lengths: np.ndarray, hidden_size: int) -> tuple[np.ndarray, np.ndarray]:
     """FLOPs of one HSTU layer, and tokens: of n items 2·n + 1."""
     tokens = 2 * lengths.astype(np.int64) + 1
-    flops = HSTUFlops(num_layers=1, hidden_size=hidden_size, num_heads=1, head_dim=hidden_size)
-    return flops.per_sample(tokens), tokens
+    return hstu_flops(hidden_size).per_sample(tokens), tokens
+
+
+def hstu_flops(hidden_size: int) -> HSTUFlops:
+    """FLOPs of one HSTU layer."""
+    return HSTUFlops(num_layers=1, hidden_size=hidden_size, num_heads=1, head_dim=hidden_size)
 
 
 def draw_batches(lengths: Lengths, hidden_size: int, ranks: int, draws: int) -> list[GlobalBatch]:

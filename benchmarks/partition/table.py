@@ -23,6 +23,7 @@ def all_tables(figures: Record) -> dict[str, str]:
         "movement": _movement(placements),
         "time": _time(placements),
         "tokens": _tokens(placements),
+        "pieces": _pieces(figures["pieces"]),
         "windows": _windows(figures["windows"]),
         "threads": _threads(figures["threads"]),
         "machine": _machine(figures),
@@ -118,6 +119,38 @@ def _time(placements: list[Record]) -> str:
 
     rows = [[str(ranks), *(cell(ranks, name) for name in names.values())] for ranks in SIZES_OF_TIME]
     return markdown_table(["ranks", *names], rows)
+
+
+def _pieces(pieces: list[Record]) -> str:
+    """Leaves out cases in which nothing is cut."""
+    cases: dict[tuple[str, ...], list[Record]] = {}
+    for record in pieces:
+        if record["ranks"] in SIZES:
+            case = record["lengths"], str(record["hidden_size"]), str(record["rows_per_rank"])
+            cases.setdefault(case, []).append(record)
+    columns: dict[str, tuple[str, int]] = {
+        "whole": ("imbalance_of_whole_samples", 2),
+        "pieces": ("imbalance", 3),
+        "worst draw": ("largest_imbalance", 3),
+        "samples cut": ("samples_cut", 1),
+        "their pieces": ("pieces", 1),
+        "MB fetched": ("mb_fetched", 1),
+        "ms, whole": ("ms_of_whole_samples", 2),
+        "ms, pieces": ("ms", 2),
+    }
+
+    def cell(value: float | None, digits: int) -> str:
+        return "–" if value is None else f"{value:.{digits}f}"
+
+    rows = [
+        [
+            *case,
+            *(" / ".join(cell(each[key], digits) for each in records) for key, digits in columns.values()),
+        ]
+        for case, records in cases.items()
+        if any(each["pieces"] for each in records)
+    ]
+    return markdown_table(["lengths", "d", "rows", *columns], rows)
 
 
 def _windows(windows: list[Record]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from commons.distributed.cutting import Cutting
+from commons.distributed.cutting import MIN_TOKENS, Cutting
 from commons.distributed.loaded_samples import LoadedSamples
 from commons.distributed.partitioning import Partitioning, largest_load
 from commons.partition import lower_bound
@@ -109,7 +109,8 @@ def _pieces_of_equal_loads(
             tolerance=tolerance / 4,
         )
     loads = np.bincount(rank, pieces.costs, minlength=samples.num_ranks).astype(np.int64)
-    on_heavy = np.flatnonzero((loads > most)[rank])
+    is_long = samples.tokens >= 2 * MIN_TOKENS  # the others cannot be cut
+    on_heavy = np.flatnonzero((loads > most)[rank] & is_long[pieces.sample])
     if on_heavy.size:
         least = cutting.least_costs(samples, pieces.sample[on_heavy])
         pieces, rank = leveled(pieces, rank, loads, *least, on_heavy, most, full)

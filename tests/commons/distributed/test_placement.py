@@ -17,6 +17,7 @@ from commons.distributed.placement import place
 from commons.distributed.rank_group import ranks_per_node
 from commons.distributed.shuffler_settings import PARTITIONERS, ShufflerSettings
 from commons.partition import imbalance, lower_bound, refined
+from tests.commons.distributed.cut_samples import batch_of, loaded_by
 from tests.commons.distributed.errors_and_warnings import error_of
 from tests.commons.distributed.shufflers import LIMITED, FieldShuffler
 from tests.drawn_batches import draw_batch
@@ -136,6 +137,10 @@ def _compiled_before_and_after_placing() -> tuple[int, int]:
             if name in LIMITED:
                 place(loaded, ShufflerSettings(name, max_tokens=130))
                 place(loaded, ShufflerSettings(name, max_tokens=130, max_rows=9, equal_rows=False))
+    samples, cutting = loaded_by([9, 0], batch_of("hstu", np.array([3000] + [200] * 8)))
+    assert place(samples, ShufflerSettings(equal_rows=False), cutting=cutting).pieces is not None
+    samples, cutting = loaded_by([3, 0], batch_of("hstu", np.array([200] * 3)))
+    assert place(samples, ShufflerSettings(equal_rows=False), cutting=cutting).pieces is not None
     return before, signatures()
 
 

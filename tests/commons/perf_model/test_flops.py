@@ -165,3 +165,16 @@ def test_tokens_are_nonnegative_integers(flops) -> None:
 def test_hstu_sizes_are_positive() -> None:
     with pytest.raises(ValueError, match="head_dim is 0"):
         HSTUFlops(1, 1, 1, 0)
+
+
+@pytest.mark.parametrize("is_causal", [True, False])
+@pytest.mark.parametrize(("contextual", "candidates"), [(0, 0), (5, 0), (70, 0), (3, 40)])
+def test_prefixes_cost_more_from_token_to_token_until_the_sample_ends(is_causal, contextual, candidates):
+    flops = HSTUFlops(num_layers=2, hidden_size=8, num_heads=2, head_dim=3, is_causal=is_causal)
+    for tokens in (110, 128, 129):
+        first = np.arange(tokens + 1)
+        whole, head, kept = (np.full_like(first, count) for count in (tokens, contextual, candidates))
+        costs = flops.per_prefix(first, whole, head, kept)
+        assert costs[0] == 0
+        assert (np.diff(costs) > 0).all()
+        assert costs[-1] == flops.per_sample(whole, head, kept)[-1]
