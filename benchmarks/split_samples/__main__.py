@@ -1,4 +1,4 @@
-"""Samples cut into pieces: time of a step, and the longest sequence that fits, on two ranks.
+"""Samples cut into pieces: time of a step, the longest sequence that fits, and the time of planning.
 
 python -m benchmarks.split_samples
 """
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from benchmarks.machine import machine
 from benchmarks.markdown import write_tables
-from benchmarks.split_samples import training
+from benchmarks.split_samples import planning, training
 from benchmarks.torchrun import torchrun
 
 BENCHMARKS = Path(__file__).parents[1]
@@ -21,10 +21,15 @@ RESULT, README = BENCHMARKS / "results" / "split_samples.json", BENCHMARKS / "RE
 def main() -> None:
     """Prints the tables, and writes them to `README` and the figures to `RESULT`."""
     with tempfile.TemporaryDirectory() as folder:
-        measured = Path(folder) / "figures.json"
+        measured, planned = Path(folder) / "training.json", Path(folder) / "planning.json"
         torchrun(training.RANKS, training.__name__, measured)
-        figures = {**json.loads(measured.read_text()), "machine": machine()}
-    tables = training.tables(figures)
+        torchrun(planning.RANKS, planning.__name__, planned)
+        figures = {
+            **json.loads(measured.read_text()),
+            "planning": json.loads(planned.read_text()),
+            "machine": machine(),
+        }
+    tables = training.tables(figures) | {"planning": planning.table(figures["planning"])}
     for name, table in tables.items():
         print(f"\n{name}\n\n{table}")
     RESULT.write_text(json.dumps(figures, indent=1) + "\n")

@@ -24,8 +24,7 @@ from benchmarks.demo.training import Arm
 from benchmarks.machine import speedup_interval, spread
 from benchmarks.markdown import markdown_table
 from benchmarks.micro_batch.memory import step_memory
-from commons.datasets import HSTUBatch
-from commons.datasets.sample_source import keyed_rows
+from benchmarks.split_samples.batches import history_batch
 from commons.training import rank_process, run_rank
 
 RANKS = 2
@@ -52,7 +51,12 @@ def main() -> None:
                 "balance_split": split,
                 "balance_max_tokens": max_tokens,
             }
-            made = Arm(make_task, settings, device, repeat(_batch(lengths[dist.get_rank()])))
+            made = Arm(
+                make_task,
+                settings,
+                device,
+                repeat(history_batch(lengths[dist.get_rank()], seed=dist.get_rank())),
+            )
             made.run(2, timed=False)
             return made
 
@@ -125,28 +129,6 @@ def tables(figures: dict[str, Any]) -> dict[str, str]:
     ]
     longest = markdown_table(["layers", "at equal memory kept for backward", "at equal peak"], rows)
     return {"step times": times, "memory": memory, "longest": longest}
-
-
-def _batch(lengths: Sequence[int]) -> HSTUBatch:
-    """Returns a batch of samples with these numbers of items; of one padding row if there are none."""
-    rng = np.random.default_rng(dist.get_rank())
-    num_rows = max(len(lengths), 1)
-
-    def ids(high: int, counts: Sequence[int]) -> list[np.ndarray]:
-        return [rng.integers(0, high, count) for count in counts]
-
-    actions = ids(5, lengths)
-    features = {"user": ids(10_000, [1] * len(lengths)), "item": ids(10_000, lengths), "action": actions}
-    return HSTUBatch(
-        features=keyed_rows(features, num_rows),
-        batch_size=num_rows,
-        actual_batch_size=len(lengths),
-        feature_to_max_seqlen={"user": 1, "item": max(lengths, default=1), "action": max(lengths, default=1)},
-        contextual_feature_names=["user"],
-        labels=keyed_rows({"label": actions}, num_rows),
-        item_feature_name="item",
-        action_feature_name="action",
-    )
 
 
 def _in_turn(title: str, whole: Arm, pieces: Arm, blocks: int) -> dict[str, Any]:
