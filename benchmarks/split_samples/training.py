@@ -25,13 +25,14 @@ from benchmarks.machine import speedup_interval, spread
 from benchmarks.markdown import markdown_table
 from benchmarks.micro_batch.memory import step_memory
 from benchmarks.split_samples.batches import history_batch
+from benchmarks.split_samples.neighbor import busy_core
 from commons.training import rank_process, run_rank
 
 RANKS = 2
 # Items of each sample of each rank, which have two tokens each.
-GIANT = ((2000, 240), (260, 220))  # one sample is longer than the other three together
+GIANT = ((4000, 480), (520, 440))  # one sample is longer than the other three together
 EVEN = ((300,) * 8, (300,) * 8)
-BLOCKS, EVEN_BLOCKS = 40, 120
+BLOCKS, EVEN_BLOCKS = 16, 120
 LONGEST_ON_ONE_RANK = 2000
 # The longest sequence is looked for between these multiples of it.
 MULTIPLES = (1.4, 1.6, 1.8, 2.0)
@@ -60,7 +61,11 @@ def main() -> None:
             made.run(2, timed=False)
             return made
 
-        giant = _in_turn("one giant", *(arm(GIANT, split) for split in (False, True)), BLOCKS)
+        giants = [arm(GIANT, split) for split in (False, True)]
+        alone = _in_turn("one giant", *giants, BLOCKS)
+        with busy_core():
+            giants = [arm(GIANT, split) for split in (False, True)]
+            busy = _in_turn("one giant, busy cores", *giants, BLOCKS)
         even = _in_turn("nothing to split", *(arm(EVEN, split) for split in (False, True)), EVEN_BLOCKS)
         memory = []
         for num_layers in LAYERS:
@@ -74,7 +79,8 @@ def main() -> None:
         if dist.get_rank() == 0:
             figures = {
                 "ranks": RANKS,
-                "giant": giant,
+                "giant": busy,
+                "giant_alone": alone,
                 "even": even,
                 "memory": memory,
             }
@@ -84,7 +90,12 @@ def main() -> None:
 def tables(figures: dict[str, Any]) -> dict[str, str]:
     """Returns the tables by name."""
     rows = []
-    for name, title in (("giant", "one giant of four samples"), ("even", "nothing to split")):
+    titles = {
+        "giant": "one giant of four samples",
+        "giant_alone": "the same; a rank that waits leaves its core idle",
+        "even": "nothing to split",
+    }
+    for name, title in titles.items():
         of = figures[name]
         low, high = of["speedup_interval"]
         rows.append(

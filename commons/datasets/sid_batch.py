@@ -177,6 +177,7 @@ class SIDBatch(BaseBatch):
             items=(ItemGroup(history, codes, codes), ItemGroup(candidates, codes, codes + 1)),
             fields=rules,
             head=tuple(f"features.{name}" for name in self.contextual_feature_names),
+            left_out=1,
         )
 
 

@@ -136,7 +136,8 @@ class BatchShuffler(ABC):
         """Returns the cost of the first tokens of samples, given the whole samples; for `split=True`.
 
         It is that of these tokens' queries: it does not decrease from token to token, and equals
-        `get_workloads` at a sample's end.
+        `get_workloads` at a sample's end. Every rank calls it, and must get the same integers: compute in
+        int64, because the last bits of floats may differ between processors.
 
         Args:
             tokens: int64 `[samples]`, from 0 to the sample's tokens.
@@ -480,17 +481,33 @@ class BatchShuffler(ABC):
         A batch on the device is copied to the host for it, which waits for the device.
         """
         rank = self.group.rank
-        if plan.pieces is None or self.sample_rows.batch_rows(batch)[0] == plan.batch_sizes[rank].sum():
+        num_rows = max(int(plan.batch_sizes[rank].sum()), 1)
+        if plan.pieces is None or self.sample_rows.batch_rows(batch)[0] == num_rows:
             return batch
         own = plan.loaded_by(rank)
         on_host = self.sample_rows.to_host(batch)
         row_of = np.cumsum(plan.starts_sample[own]) - 1
         cut = on_host.cut_by(plan.pieces[own], row_of)
+        self._check_counts_of_pieces(cut, plan, own)
         if self.settings.verify:
             check_cut(on_host, cut, plan.pieces[own], row_of)
         if on_host is not batch:
             return containers.moved_to(cut, self.sample_rows.device_of(batch))
         return self.sample_rows.pinned_like(cut, batch)
+
+    def _check_counts_of_pieces(self, cut: BaseBatch, plan: ShufflePlan, own: np.ndarray) -> None:
+        """Compares a cut batch's own counts with those that the rules gave planning."""
+        rules = None if self._agreed is None else self._agreed.cut_rules
+        if rules is None or rules.has_halo:  # a batch counts its halo, too
+            return
+        shown = self.sample_rows.with_long_lengths(cut)
+        for name, planned in (("get_tokens", plan.tokens), ("get_loss_tokens", plan.loss_tokens)):
+            counted = getattr(self, name)(shown)[: len(own)].cpu().numpy()
+            for row in np.flatnonzero(counted != planned[own])[:1]:
+                raise ValueError(
+                    f"{name} counts {counted[row]} in a piece, and cut_rules {planned[own][row]}; expected "
+                    f"the same: check the rules of the fields that {name} counts"
+                )
 
     def _batch_of(self, like: Batch, rows: PackedRows, num_rows: int) -> Batch:
         """Makes a batch of packed rows, padded to `num_rows`; a copy of a real row if there are none."""

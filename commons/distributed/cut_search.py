@@ -10,7 +10,7 @@ from commons.distributed.partitioning import Partitioning, largest_load
 from commons.partition import lower_bound
 from commons.partition.pieces import Pieces, divided, leveled
 
-# Samples are cut where whole ones cannot come this close to the mean load.
+# Samples are cut where whole ones cannot come this close to the mean load, whatever the settings' tolerance.
 TOLERANCE = 0.01
 # Attempts to keep limits of rows and tokens; each cuts further what was too large in the one before.
 MAX_ATTEMPTS = 8
@@ -32,8 +32,10 @@ def cut_and_placed(
     Raises:
         ValueError: limits cannot be kept, or no placement that keeps them was found.
     """
-    mean = samples.workloads.sum(dtype=np.float64) / samples.num_ranks
-    highest = mean * (1 + _tolerance(partitioning))
+    # Added one by one, so that all processors get the same last bit.
+    total = np.bincount(np.zeros_like(samples.home), samples.workloads, minlength=1)[0]
+    mean = float(total) / samples.num_ranks
+    highest = mean * (1 + TOLERANCE)
     has_giant = samples.workloads.max(initial=0) > highest
     rank = None
     if not has_giant:
@@ -42,7 +44,9 @@ def cut_and_placed(
             return samples, rank
     if has_giant or rank is not None:
         pieces, rank_of_piece = _pieces_of_equal_loads(samples, partitioning, cutting, mean, rank)
-        if pieces.begin.any():
+        if rank_of_piece is None:
+            pass  # more pieces than max_rows allows
+        elif pieces.begin.any():
             made, rank = _cut_between(samples, cutting, pieces, rank_of_piece)
             if partitioning.allows(made, rank):
                 return made, rank
@@ -53,18 +57,13 @@ def cut_and_placed(
     return _cut_by_tokens(samples, partitioning, cutting, highest)
 
 
-def _tolerance(partitioning: Partitioning) -> float:
-    return max(TOLERANCE, partitioning.settings.tolerance or 0.0)
-
-
 def _rank_of_whole(samples: LoadedSamples, partitioning: Partitioning) -> np.ndarray | None:
     """Returns the rank of each sample; None if whole samples have no place under `max_tokens`."""
-    max_tokens = partitioning.settings.max_tokens
-    if max_tokens is None:
-        return partitioning.rank_of(samples)
     try:
         return partitioning.rank_of(samples)
     except ValueError:
+        if partitioning.settings.max_tokens is None:
+            raise
         return None
 
 
@@ -81,8 +80,9 @@ def _pieces_of_equal_loads(
     cutting: Cutting,
     mean: float,
     rank: np.ndarray | None,
-) -> tuple[Pieces, np.ndarray]:
-    """Returns as few pieces as balance takes, whatever `max_tokens` is, and int64 `[pieces]`, their ranks.
+) -> tuple[Pieces, np.ndarray | None]:
+    """Returns as few pieces as balance takes, whatever `max_tokens` is, and int64 `[pieces]`, their ranks;
+    None for these if `max_rows` does not allow so many.
 
     Samples that are too heavy for one rank fill whole ranks, and the rest of them is placed like any other
     sample. Then ranks that have too much give a part of one sample to another rank.
@@ -95,10 +95,12 @@ def _pieces_of_equal_loads(
         mean: load of a rank.
         rank: of whole samples, if none of them is too heavy for one rank.
     """
-    tolerance = _tolerance(partitioning)
-    full, most = int(mean * (1 + tolerance / 4)), int(mean * (1 + tolerance * 3 / 4))
-    giants = np.flatnonzero(samples.workloads > mean * (1 + tolerance))
+    full, most = int(mean * (1 + TOLERANCE / 4)), int(mean * (1 + TOLERANCE * 3 / 4))
+    giants = np.flatnonzero(samples.workloads > mean * (1 + TOLERANCE))
     pieces = divided(samples.workloads, full, giants, *cutting.least_costs(samples, giants))
+    max_rows = partitioning.settings.max_rows
+    if max_rows is not None and len(pieces.costs) > max_rows * samples.num_ranks:
+        return pieces, None
     if rank is None:
         share = pieces.costs / np.maximum(samples.workloads, 1)[pieces.sample]
         rank = partitioning.partition(
@@ -106,7 +108,7 @@ def _pieces_of_equal_loads(
             num_partitions=samples.num_ranks,
             home=samples.home[pieces.sample],
             sizes=np.ceil(samples.sample_bytes[pieces.sample] * share),
-            tolerance=tolerance / 4,
+            tolerance=TOLERANCE / 4,
         )
     loads = np.bincount(rank, pieces.costs, minlength=samples.num_ranks).astype(np.int64)
     is_long = samples.tokens >= 2 * MIN_TOKENS  # the others cannot be cut
@@ -162,6 +164,8 @@ def _cut_by_tokens(
     needed = np.maximum(samples.workloads / max(highest, 1), samples.tokens / cap)
     num_pieces = np.where(needed > 1, 2 * np.ceil(needed), 1).astype(np.int64)
     num_pieces = np.minimum(num_pieces, most)
+    whole = _rank_of_whole(samples, partitioning)
+    best = None if whole is None else (samples, whole)
     for attempt in range(MAX_ATTEMPTS):
         numbers, items = cutting.even_cuts(samples, num_pieces)
         made = cutting.cut(samples, numbers, items) if len(numbers) else samples
@@ -171,14 +175,18 @@ def _cut_by_tokens(
             rank = partitioning.rank_of(made)
         except ValueError:
             further = np.unique(sample_of[made.tokens > made.tokens.max() / 2])
+            if best is not None:  # finer pieces do not fit the limits
+                return best
             if is_last or not (num_pieces < most)[further].any():
                 raise
         else:
             loads = np.bincount(rank, made.workloads, minlength=samples.num_ranks)
             further = _largest_on(np.flatnonzero(loads > highest), made.workloads, rank, sample_of)
             further = further[num_pieces[further] < most[further]]
+            if best is None or loads.max() <= largest_load(*best):
+                best = _cut_where_ranks_change(samples, cutting, numbers, items, rank)
             if is_last or not further.size:
-                return _cut_where_ranks_change(samples, cutting, numbers, items, rank)
+                return best
         more = num_pieces[further] + np.maximum(num_pieces[further] // 2, 1)
         num_pieces[further] = np.minimum(more, most[further])
     raise AssertionError("the last attempt returns or raises")

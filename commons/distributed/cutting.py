@@ -63,11 +63,19 @@ class Cutting:
             cost of the whole sample where it cannot be cut.
         """
         counts = _of(self.counts(samples), numbers)
-        twice = {name: np.concatenate([of_all] * 2) for name, of_all in counts.items()}
-        twice |= self.rules.fixed_tokens(twice)
-        tokens = self.rules.tokens_before(np.concatenate(self._useful_cuts(counts)), twice)
-        through_first, before_last = np.split(self._prefix_costs(tokens, twice), 2)
-        return through_first, samples.workloads[numbers] - before_last
+        thrice = {name: np.concatenate([of_all] * 3) for name, of_all in counts.items()}
+        thrice |= self.rules.fixed_tokens(thrice)
+        items = np.concatenate([*self._useful_cuts(counts), self.rules.num_items(counts)])
+        tokens = self.rules.tokens_before(items, thrice)
+        tokens[2 * len(numbers) :] = counts["tokens"]
+        through_first, before_last, whole = np.split(self._prefix_costs(tokens, thrice), 3)
+        workloads = samples.workloads[numbers]
+        for number in np.flatnonzero(whole != workloads)[:1]:
+            raise ValueError(
+                f"prefix_cost is {whole[number]} at the end of a sample of {counts['tokens'][number]} "
+                f"tokens, and get_workloads {workloads[number]}; expected the same"
+            )
+        return through_first, workloads - before_last
 
     def _useful_cuts(self, counts: Counts) -> tuple[np.ndarray, np.ndarray]:
         """Returns the items before the first and the last cut that leave `MIN_TOKENS` on either side.
@@ -120,6 +128,11 @@ class Cutting:
         counts = _of(counts, to_points)
         tokens = self.rules.tokens_before(points.astype(np.int64), counts)
         known = self._prefix_costs(tokens, counts | _of(fixed, to_points))
+        for point in np.flatnonzero((known[1:] < known[:-1]) & (to_points[1:] == to_points[:-1]))[:1]:
+            raise ValueError(
+                f"prefix_cost decreases from {known[point]} at {tokens[point]} tokens to {known[point + 1]} "
+                f"at {tokens[point + 1]}; expected the cost of the first tokens' queries"
+            )
         # One ascending row of numbers for all samples: sample k has those from k to k + 1.
         whole = np.maximum(samples.workloads[chosen], 1)
         ascending = to_points + known / whole[to_points]
@@ -157,12 +170,44 @@ class Cutting:
         made.row_counts[chosen] = lengths[:, : len(self.count_names)]
         made.num_elements[chosen] = lengths @ self._counts_of_elements
         made.loss_tokens[chosen] = lengths[:, -1]
+        self._check_sums(samples, made, numbers, chosen[of_cut["first_item"] == 0])
         made.sample_bytes[chosen] = self.schema.row_bytes(made.num_elements[chosen])
         more = np.zeros_like(samples.num_loaded)
         np.add.at(more, (samples.home[numbers], samples.batch_of[numbers]), 1)
         return replace(
             made, batch_sizes=samples.batch_sizes + more, num_loaded=samples.num_loaded + more, pieces=pieces
         )
+
+    def _check_sums(
+        self, samples: LoadedSamples, made: LoadedSamples, numbers: np.ndarray, first_rows: np.ndarray
+    ) -> None:
+        """Checks that the rules account for the tokens of samples that are cut, and for their loss tokens.
+
+        Args:
+            samples, made: before and after the cuts.
+            numbers: int64 `[cuts]`, the sample of each.
+            first_rows: int64, the first piece of each of these samples.
+        """
+        if not len(numbers):
+            return
+        is_first = np.append(True, numbers[1:] != numbers[:-1])
+        chosen = numbers[is_first]
+        counts = _of(self.counts(samples), chosen)
+        counted = self.rules.all_tokens(counts)
+        for sample in np.flatnonzero(counted != counts["tokens"])[:1]:
+            raise ValueError(
+                f"cut_rules count {counted[sample]} tokens of a sample, and get_tokens "
+                f"{counts['tokens'][sample]}; expected the same: check head, and the tokens of each ItemGroup"
+            )
+        num_pieces = np.diff(np.append(np.flatnonzero(is_first), len(numbers))) + 1
+        pieces = np.arange(num_pieces.sum()) - (np.cumsum(num_pieces) - num_pieces).repeat(num_pieces)
+        loss_tokens = made.loss_tokens[first_rows.repeat(num_pieces) + pieces]
+        summed = np.add.reduceat(loss_tokens, np.cumsum(num_pieces) - num_pieces)
+        for sample in np.flatnonzero(summed != counts["loss_tokens"])[:1]:
+            raise ValueError(
+                f"the pieces of a sample have {summed[sample]} loss tokens, and the sample "
+                f"{counts['loss_tokens'][sample]}; expected the same: check the rule of 'loss_tokens'"
+            )
 
     def _pieces(
         self, samples: LoadedSamples, sample_of: np.ndarray, numbers: np.ndarray, items: np.ndarray
@@ -202,10 +247,17 @@ class Cutting:
         return through - before
 
     def _prefix_costs(self, tokens: np.ndarray, counts: Counts) -> np.ndarray:
-        costs = np.asarray(self.prefix_cost(tokens, counts)).astype(np.int64)
-        if costs.shape != tokens.shape:
-            raise ValueError(f"prefix_cost returned shape {costs.shape}, expected {tokens.shape}")
-        return np.where(tokens == 0, 0, costs)
+        costs = np.asarray(self.prefix_cost(tokens, counts))
+        if costs.shape != tokens.shape or not np.issubdtype(costs.dtype, np.integer):
+            raise ValueError(
+                f"prefix_cost returned {costs.dtype} of shape {costs.shape}, expected integers of shape "
+                f"{tokens.shape}"
+            )
+        for place in np.flatnonzero(costs < 0)[:1]:
+            raise ValueError(
+                f"prefix_cost returned {costs[place]} for {tokens[place]} tokens; expected at least 0"
+            )
+        return np.where(tokens == 0, 0, costs.astype(np.int64))
 
     @cached_property
     def _rules_of_columns(self) -> FieldRules:

@@ -39,7 +39,7 @@ class PlacedPieces:
         rows: `[rows]` of dtype `PIECE`, those of this rank's batch; zeros in padding.
         bytes_fetched: bytes that this rank has received for its pieces, gradients included.
         seconds: time that the host has waited for them.
-        is_read: whether a model has fetched for the pieces.
+        num_started, num_landed: how often a model has started and landed a fetch.
     """
 
     def __init__(self, plan: ShufflePlan, group: RankGroup, count_names: tuple[str, ...]) -> None:
@@ -50,7 +50,8 @@ class PlacedPieces:
         own = plan.computed_by(group.rank)
         self.rows = np.zeros(int(plan.rows[group.rank, 0]), dtype=PIECE)
         self.rows[: len(own)] = self._all[own]
-        self.bytes_fetched, self.seconds, self.is_read = 0, 0.0, False
+        self.bytes_fetched, self.seconds = 0, 0.0
+        self.num_started = self.num_landed = 0
 
     @property
     def ends_sample(self) -> np.ndarray:
@@ -77,7 +78,12 @@ class PlacedPieces:
         Raises:
             RuntimeError: it has not, so it took pieces for whole samples.
         """
-        if not self.is_read:
+        if self.num_started != self.num_landed:
+            raise RuntimeError(
+                f"a model started {self.num_started} fetches for its pieces and landed {self.num_landed}; "
+                "every rank has to land each one, with or without a piece"
+            )
+        if not self.num_landed:
             raise RuntimeError(
                 "samples of this batch are cut, and the model did not read batch.pieces: it took each piece "
                 "for a whole sample. Set split=False (TrainerArgs.balance_split), or fetch keys and values"
@@ -91,7 +97,6 @@ class PlacedPieces:
                 queries of each row see.
             device: of keys and values.
         """
-        self.is_read = True
         return KeyFetch(self, _Route.of(self._plan, self._group, num_seen), self._group, device)
 
 
@@ -100,12 +105,11 @@ class _Route:
     """What a rank sends and receives, and where the keys of its pieces will be.
 
     Attributes:
-        piece_rows: rows of the rank's batch that are pieces, ascending.
+        piece_rows: rows of the rank's batch that see tokens of other pieces, ascending.
         piece_starts: for each of them, where its tokens start among those of the batch.
         piece_keys: for each of them, how many of its sample's tokens it sees.
         key_tokens: int64, for all of them, one after another, where those tokens are: among the tokens of the
             batch, or, counted on from these, among the fetched ones.
-        num_tokens: tokens of the batch.
         sent: for each rank, the tokens of the batch that it gets, int64 each.
         received: tokens from each rank.
     """
@@ -114,7 +118,6 @@ class _Route:
     piece_starts: list[int]
     piece_keys: list[int]
     key_tokens: np.ndarray
-    num_tokens: int
     sent: list[np.ndarray]
     received: list[int]
 
@@ -129,7 +132,7 @@ class _Route:
         start_of = dict(zip(own.tolist(), own_starts.tolist(), strict=True))
         mine = [pieces for pieces in _cut_samples(plan) if (plan.destination[pieces] == rank).any()]
         place_of = dict(start_of)
-        num_tokens = place = int((last[own] - first[own]).sum())
+        place = int((last[own] - first[own]).sum())
         sent: list[list[np.ndarray]] = [[] for _ in range(group.num_ranks)]
         received = []
         for other in range(group.num_ranks):
@@ -142,7 +145,9 @@ class _Route:
                 for piece, count in _needed(here, first, last, num_seen[there].max(initial=0)):
                     sent[other].append(start_of[piece] + np.arange(count))
             received.append(place - before)
-        piece_rows = np.flatnonzero(np.isin(own, np.concatenate([_NOTHING, *mine])))
+        # The first piece of a sample mostly sees itself alone, as a whole sample does.
+        sees_others = (first[own] > 0) | (num_seen[own] > last[own])
+        piece_rows = np.flatnonzero(sees_others & np.isin(own, np.concatenate([_NOTHING, *mine])))
         of_sample = {int(piece): pieces for pieces in mine for piece in pieces}
         keys = [
             place_of[piece] + np.arange(count)
@@ -154,7 +159,6 @@ class _Route:
             piece_starts=own_starts[piece_rows].tolist(),
             piece_keys=num_seen[own[piece_rows]].tolist(),
             key_tokens=np.concatenate([_NOTHING, *keys]),
-            num_tokens=num_tokens,
             sent=[np.concatenate([_NOTHING, *of_rank]) for of_rank in sent],
             received=received,
         )
@@ -193,7 +197,6 @@ class KeyFetch:
         self.pieces = pieces
         self.piece_rows, self.piece_starts = route.piece_rows, route.piece_starts
         self.piece_keys, self.key_tokens = route.piece_keys, route.key_tokens
-        self.num_tokens = route.num_tokens
         self.group = group.fetch_group(device)
         self.sent_counts, self.received_counts = [len(tokens) for tokens in route.sent], route.received
         self.sent_tokens = to_device_together(route.sent, device)
@@ -212,6 +215,7 @@ class KeyFetch:
         Args:
             keys, values: `[tokens, num_heads, head_dim]`, those of the batch.
         """
+        self.pieces.num_started += 1
         flight = InFlight(self)
         flight.received = _Launch.apply(keys, values, flight)
         return flight
@@ -232,6 +236,7 @@ class InFlight:
 
         Every rank has to use the result in its loss, empty or not: its gradient takes a collective.
         """
+        self.fetch.pieces.num_landed += 1
         landed = _Land.apply(self.received, self)
         self.received = None
         return landed

@@ -81,10 +81,13 @@ class LoadedSamples:
         return self.home_start[rank] + np.arange(self.num_loaded[rank].sum())
 
     def where_loaded(self, sample: int) -> tuple[int, int, int]:
-        """Returns the rank that loaded a sample, which of its batches it was in, and the row there."""
+        """Returns the rank that loaded a sample, which of its batches it was in, and the row there.
+
+        The row of a piece is that of its sample, in the batch as it was before the cut.
+        """
         rank, batch = int(self.home[sample]), int(self.batch_of[sample])
         before = int(self.home_start[rank] + self.num_loaded[rank, :batch].sum())
-        return rank, batch, sample - before
+        return rank, batch, int(self.starts_sample[before : sample + 1].sum()) - 1
 
     def within(self, ranks: np.ndarray) -> Self:
         """Returns what `ranks`, int64 and ascending, loaded, numbered anew."""

@@ -166,12 +166,24 @@ class CutRules:
         fields: the rule of each field, of each entry in `row_counts`, and of "loss_tokens".
         head: counts whose elements are tokens before the first item; they stay with the first piece.
         kept_together: count of last items that stay in one piece, such as candidates; empty for the last one.
+        left_out: tokens at a sample's end that the model leaves out.
     """
 
     items: tuple[ItemGroup, ...]
     fields: Mapping[str, FieldRule]
     head: tuple[str, ...] = ()
     kept_together: str = ""
+    left_out: int = 0
+
+    @property
+    def has_halo(self) -> bool:
+        """Whether pieces get elements of items that are not their own."""
+        return any(rule.before + rule.after > 0 for rule in self.fields.values())
+
+    def all_tokens(self, counts: Mapping[str, np.ndarray]) -> np.ndarray:
+        """Returns the tokens of each sample as the rules count them, int64 `[samples]`."""
+        of_items = [group.tokens * (counts[group.name] // group.elements) for group in self.items]
+        return np.sum([*of_items, *(counts[name] for name in self.head)], axis=0) - self.left_out
 
     def num_items(self, counts: Mapping[str, np.ndarray]) -> np.ndarray:
         """Returns the items of each sample, int64 `[samples]`, from its counts by name."""

@@ -16,7 +16,7 @@ from hstu.modules.attention_mask import SampleMask
 class PiecewiseAttention:
     """Attention in a step in which a sample is cut; every rank runs it, with or without a piece.
 
-    While the keys and values of other pieces are on their way, whole samples are computed. A rank without
+    While keys and values of other pieces are on their way, what sees none of them is computed. A rank without
     pieces runs the same operations on nothing: collectives of forward and backward then have one order on all
     ranks.
 

@@ -35,16 +35,12 @@ class PiecewiseCausalAttention:
         self, lengths: Sequence[int], pieces: PlacedPieces, device: torch.device, keep: bool = False
     ) -> None:
         self._fetch = pieces.fetch(pieces.all_rows()["last_token"], device)
-        # A sample's first piece sees itself alone, as a whole sample does.
-        is_later = pieces.rows["first_token"][self._fetch.piece_rows] > 0
-        rows, num_keys = self._fetch.piece_rows[is_later], np.array(self._fetch.piece_keys, np.int64)
-        key_tokens = self._fetch.key_tokens[is_later.repeat(num_keys)]
-        num_keys = num_keys[is_later]
+        rows, num_keys = self._fetch.piece_rows, np.array(self._fetch.piece_keys, np.int64)
         on_host = np.array(lengths, np.int64)
         is_piece = np.isin(np.arange(len(on_host)), rows)
         host_order = np.argsort(is_piece.repeat(on_host), kind="stable")
         order, inverse, self._key_tokens = to_device_together(
-            [host_order, host_order.argsort(), key_tokens], device
+            [host_order, host_order.argsort(), self._fetch.key_tokens], device
         )
         self._order = (order, inverse) if len(rows) else None
         self._num_whole = int(on_host[~is_piece].sum())

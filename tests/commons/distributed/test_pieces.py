@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -17,6 +17,7 @@ from commons.distributed import BatchShuffler
 from commons.perf_model import MeasuredCost
 from commons.sequence_batch import BaseBatch
 from commons.sequence_batch.cut_rules import (
+    ALONG_ITEMS,
     FROM_END,
     TO_EVERY,
     WITH_FIRST,
@@ -222,7 +223,7 @@ def test_what_cannot_be_cut_is_refused_with_one_sentence(pools):
             assert part in error
 
 
-def _train_on_pieces_unread() -> tuple[str, str]:
+def _train_on_pieces_unread() -> tuple[str, str, str]:
     batch = draw_history(np.random.default_rng(dist.get_rank()), 2, 2, longest=400)
     shuffler = HistoryShuffler(**SETTINGS)
     shuffler.planner.cuts = partial(drawn_cuts, seed=1)
@@ -230,11 +231,76 @@ def _train_on_pieces_unread() -> tuple[str, str]:
     arrived = shuffler.exchange(batch, plan)
     loss = arrived.features.values().float().sum()
     unread = error_of(shuffler.scale, loss, plan, "sum")
-    arrived.pieces.fetch(plan.pieces["last_token"], torch.device("cpu"))
-    return unread, error_of(shuffler.scale, loss, plan, "sum")
+    fetch = arrived.pieces.fetch(plan.pieces["last_token"], torch.device("cpu"))
+    tokens = torch.zeros(
+        int((arrived.pieces.rows["last_token"] - arrived.pieces.rows["first_token"]).sum()), 1, 1
+    )
+    flight = fetch.start(tokens, tokens)
+    not_landed = error_of(shuffler.scale, loss, plan, "sum")
+    flight.land()
+    return unread, not_landed, error_of(shuffler.scale, loss, plan, "sum")
 
 
 def test_a_model_that_takes_pieces_for_samples_is_an_error(pools):
-    for unread, read in pools(2).run(_train_on_pieces_unread):
+    for unread, not_landed, read in pools(2).run(_train_on_pieces_unread):
         assert "the model did not read batch.pieces: it took each piece for a whole sample" in unread
+        assert "a model started 1 fetches for its pieces and landed 0" in not_landed
         assert read == "no error"
+
+
+class WithOtherCosts(HistoryShuffler):
+    def __init__(self, factor):
+        super().__init__(**SETTINGS)
+        self.factor = factor
+
+    def prefix_cost(self, tokens, counts):
+        return self.factor(tokens, counts["tokens"])
+
+
+class WithOtherRules(History):
+    changed: ClassVar[dict[str, Any]] = {}
+
+    def cut_rules(self):
+        return replace(RULES, **self.changed)
+
+
+def _wrong_contracts() -> list[str]:
+    """Returns the errors of costs and rules that do not fit the batch, in which a sample has to be cut."""
+    costs = [
+        lambda tokens, of_all: tokens**2 // 2,
+        lambda tokens, of_all: tokens**2 / 2,
+        lambda tokens, of_all: tokens**2 - of_all,
+        lambda tokens, of_all: np.where(tokens == of_all, tokens**2, of_all**2 + 1 - tokens),
+    ]
+    rules = [
+        {"head": ()},
+        {"items": (ItemGroup("features.item", tokens=2),)},
+        {"fields": {**RULES.fields, "loss_tokens": TO_EVERY}},
+        {"fields": {**RULES.fields, "features.item": ALONG_ITEMS, "features.user": TO_EVERY}},
+        {"fields": {**RULES.fields, "features.item": ALONG_ITEMS, "loss_tokens": WITH_LAST}},
+    ]
+    batch = draw_history(np.random.default_rng(dist.get_rank()), 2, 2, longest=400 if dist.get_rank() else 20)
+    errors = [error_of(WithOtherCosts(cost).shuffle, batch) for cost in costs]
+    batch.__class__ = WithOtherRules
+    for changed in rules:
+        WithOtherRules.changed = changed
+        errors.append(error_of(HistoryShuffler(**SETTINGS).shuffle, batch))
+    return errors
+
+
+def test_costs_and_rules_that_do_not_fit_are_errors(pools):
+    expected = [
+        "prefix_cost is",
+        "prefix_cost returned float64",
+        "prefix_cost returned -",
+        "prefix_cost decreases from",
+        "check head, and the tokens of each ItemGroup",
+        "check head, and the tokens of each ItemGroup",
+        "check the rule of 'loss_tokens'",
+    ]
+    ranks = pools(2).run(_wrong_contracts)
+    for errors in ranks:
+        for error, part in zip(errors, expected, strict=False):
+            assert part in error
+    # Only the rank that has the sample can see that its fields disagree.
+    assert "get_tokens counts" in ranks[1][-2] and "get_loss_tokens counts" in ranks[1][-1]

@@ -132,13 +132,15 @@ def test_pieces_learn_and_retrieve_as_whole_samples_do(pools, num_real):
 
 class _OtherTokens(SIDGRBatchShuffler):
     def get_tokens(self, batch: Any) -> torch.Tensor:
-        return 2 * batch.num_tokens()
+        tokens = batch.num_tokens()
+        return torch.where(tokens < tokens.max(), 2 * tokens, tokens)
 
 
 def _refusals() -> list[str]:
     shuffler: BatchShuffler = _OtherTokens(FLOPS, split=True, equal_rows=False)
-    shuffler.planner.cuts = lambda samples, cutting: (np.array([0]), np.array([2]), np.arange(3) // 2)
-    batch = sid_batch([Sample([1, 2], [3], [])])
+    # The sample that is cut is counted right, or planning would refuse it.
+    shuffler.planner.cuts = lambda *_: (np.array([0]), np.array([2]), np.array([0, 1, 0, 1, 1]))
+    batch = sid_batch([Sample([1, 2], [3], []), Sample([1], [2], [])])
     mine = shuffler.shuffle(batch)
     messages = []
     for refused in (sid_gr_model(), lambda batch: batch.index_select([0])):
