@@ -65,8 +65,8 @@ class MeasuredSteps:
                 if figures["kind"] != "train":
                     continue
                 previous, last_step = last_step, figures["step"]
-                if previous < first_step + WARM_UP_STEPS:
-                    continue
+                if previous < first_step + WARM_UP_STEPS or figures.get("samples_cut"):
+                    continue  # a piece costs more than a sample of its tokens
                 names = ("samples_after", "tokens_after", "squared_tokens_after", "loads_after")
                 in_seconds = [milliseconds / 1e3 for milliseconds in figures["compute_ms"]]
                 rows += zip(*(figures[name] for name in names), in_seconds, strict=True)

@@ -239,7 +239,8 @@ def interval_figures(
 ) -> dict[str, Any]:
     """Returns the figures of an interval by name; lists have one entry per rank.
 
-    `imbalance_*` is the largest load ÷ the mean load: as loaded, as planned, and as measured in compute time.
+    `imbalance_*` is the largest load ÷ the mean load: as loaded, as planned, as measured in compute time. Where
+    samples are cut, `imbalance_bound` is what no placement of whole ones beats.
     Where the last exceeds the planned one, the costs did not predict it. A rank's `waiting_ms` is how much
     the slowest rank's compute time exceeds its own. `other_ms` is the rest of a step beyond the slowest
     rank's computation: lookups, communication, optimizer, input, checkpoints.
@@ -295,6 +296,8 @@ def interval_figures(
         "squared_tokens_after": of_each_rank("squared_tokens", 1 / num_steps),
         "peak_memory_mb": of_each_rank("peak_memory_bytes", 1e-6),
     }
+    if figures["samples_cut"]:  # otherwise not worth its time
+        figures["imbalance_bound"] = _bound(reports)
     if peak_flops is not None:
         figures["mfu"] = flops_per_second / (num_ranks * peak_flops)
     return figures
@@ -316,7 +319,8 @@ def text_of(step: int, figures: dict[str, Any]) -> str:
         text += f"  plan {waited:.1f} ms, exchange {moved:.1f} ms, {figures['bytes_sent'] / 1e3:.0f} kB sent"
     if figures["samples_cut"]:
         text += (
-            f"  {figures['samples_cut']:.3g} samples in {figures['pieces']:.3g} pieces, "
+            f"  whole samples {figures['imbalance_bound']:.3f}  "
+            f"{figures['samples_cut']:.3g} samples per step in {figures['pieces']:.3g} pieces, "
             f"fetch {figures['fetch_ms']:.1f} ms, {figures['bytes_fetched'] / 1e6:.3g} MB"
         )
     return text
@@ -326,6 +330,13 @@ def _imbalance(loads: Sequence[np.ndarray]) -> float:
     """Largest ÷ mean load over several steps: the largest of each step add up, as time does."""
     mean = sum(of_step.mean() for of_step in loads)
     return float(sum(of_step.max() for of_step in loads) / mean) if mean else 1.0
+
+
+def _bound(reports: Sequence[BalanceReport]) -> float:
+    """Largest ÷ mean load over several steps that no placement of whole samples beats."""
+    means = [report.loads_after.mean() for report in reports]
+    largest = sum(mean * report.lower_bound for mean, report in zip(means, reports, strict=True))
+    return float(largest / sum(means)) if sum(means) else 1.0
 
 
 def _rounded(values: np.ndarray) -> list[float]:

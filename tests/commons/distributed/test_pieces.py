@@ -269,7 +269,7 @@ def _wrong_contracts() -> list[str]:
     costs = [
         lambda tokens, of_all: tokens**2 // 2,
         lambda tokens, of_all: tokens**2 / 2,
-        lambda tokens, of_all: tokens**2 - of_all,
+        lambda tokens, of_all: np.where(tokens == of_all, tokens**2, -1 - tokens),
         lambda tokens, of_all: np.where(tokens == of_all, tokens**2, of_all**2 + 1 - tokens),
     ]
     rules = [
@@ -277,7 +277,7 @@ def _wrong_contracts() -> list[str]:
         {"items": (ItemGroup("features.item", tokens=2),)},
         {"fields": {**RULES.fields, "loss_tokens": TO_EVERY}},
         {"fields": {**RULES.fields, "features.item": ALONG_ITEMS, "features.user": TO_EVERY}},
-        {"fields": {**RULES.fields, "features.item": ALONG_ITEMS, "loss_tokens": WITH_LAST}},
+        {"fields": {**RULES.fields, "features.item": ALONG_ITEMS, "loss_tokens": WITH_FIRST}},
     ]
     batch = draw_history(np.random.default_rng(dist.get_rank()), 2, 2, longest=400 if dist.get_rank() else 20)
     errors = [error_of(WithOtherCosts(cost).shuffle, batch) for cost in costs]
