@@ -239,9 +239,9 @@ def interval_figures(
 ) -> dict[str, Any]:
     """Returns the figures of an interval by name; lists have one entry per rank.
 
-    `imbalance_*` is the largest load ÷ the mean load: as loaded, as planned, as measured in compute time. Where
-    samples are cut, `imbalance_bound` is what no placement of whole ones beats.
-    Where the last exceeds the planned one, the costs did not predict it. A rank's `waiting_ms` is how much
+    `imbalance_*` is the largest load ÷ the mean load: as loaded, as planned, and as measured in compute time.
+    Where samples are cut, `imbalance_bound` is what no placement of whole ones beats. Where the measured one
+    exceeds the planned one, the costs did not predict it. A rank's `waiting_ms` is how much
     the slowest rank's compute time exceeds its own. `other_ms` is the rest of a step beyond the slowest
     rank's computation: lookups, communication, optimizer, input, checkpoints.
 

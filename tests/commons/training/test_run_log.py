@@ -55,7 +55,7 @@ def test_figures_add_up_over_ranks_and_steps():
     expected = {
         "loss": 0.5,
         "seconds_per_step": 2.0,
-        "samples_per_second": 3.0,
+        "samples_per_second": 4 / 4,
         "tokens_per_second": (40 + 60) / 4,
         "tflops": 3 * 4 / 4,  # a forward and two backwards
         "mfu": 3e12 / (2 * 3e12),
