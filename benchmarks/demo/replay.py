@@ -94,7 +94,7 @@ def _in_pieces(batch: BaseBatch, shuffler: BatchShuffler, rows_per_rank: int) ->
         own = plan.computed_by(rank)
         part = batch
         if plan.pieces is not None:
-            part = batch.cut_by(plan.pieces, np.cumsum(plan.starts_sample) - 1)
+            part = batch.cut_by(plan.pieces, plan.sample_of)
         counts = dict(zip(facts.count_names, plan.row_counts[own].T, strict=True))
         part = part.index_select(own).with_row_counts(counts)
         if plan.pieces is not None:

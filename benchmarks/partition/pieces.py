@@ -94,7 +94,7 @@ def _imbalance(plan: ShufflePlan) -> float:
 
 
 def _pieces(plan: ShufflePlan) -> dict[str, int]:
-    per_sample = np.bincount(np.cumsum(plan.starts_sample) - 1)
+    per_sample = np.bincount(plan.sample_of)
     of_cut = per_sample[per_sample > 1]
     return {"samples_cut": len(of_cut), "pieces": int(of_cut.sum())}
 
@@ -106,7 +106,7 @@ def tokens_fetched(plan: ShufflePlan) -> int:
     """
     if plan.pieces is None:
         return 0
-    sample_of = np.cumsum(plan.starts_sample) - 1
+    sample_of = plan.sample_of
     keys, index = np.unique(sample_of * plan.num_ranks + plan.destination, return_inverse=True)
     last, own = np.zeros(len(keys), dtype=np.int64), np.zeros(len(keys), dtype=np.int64)
     np.maximum.at(last, index, plan.pieces["last_token"])

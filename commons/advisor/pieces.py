@@ -22,7 +22,7 @@ FETCHES_PER_LAYER = 2
 
 @dataclass(frozen=True)
 class Cuts:
-    """What one step cuts, and what its ranks fetch.
+    """Cuts of one step, and what its ranks fetch.
 
     Attributes:
         num_samples, num_pieces: samples that are cut, and their pieces.
@@ -39,7 +39,7 @@ class Cuts:
 
 @dataclass(frozen=True)
 class PieceCosts:
-    """What a model's pieces of samples cost.
+    """Costs of a model's pieces of samples.
 
     Attributes:
         prefix_flops: first tokens and tokens of whole samples to the forward FLOPs of the first tokens'
@@ -71,7 +71,7 @@ class PieceCosts:
         """Returns what a plan of one step cuts; bytes within a node of `ranks_per_node` take no time."""
         if plan.pieces is None:
             return Cuts()
-        per_sample = np.bincount(np.cumsum(plan.starts_sample) - 1)
+        per_sample = np.bincount(plan.sample_of)
         sender, receiver, num_bytes = self.fetched(plan)
         nodes = 1 if ranks_per_node is None else ranks_per_node
         paid = num_bytes * (sender // nodes != receiver // nodes)
@@ -91,7 +91,7 @@ class PieceCosts:
         """
         if plan.pieces is None:
             return (np.zeros(0, dtype=np.int64),) * 3
-        pieces, sample_of = plan.pieces, np.cumsum(plan.starts_sample) - 1
+        pieces, sample_of = plan.pieces, plan.sample_of
         # The ranks of each sample, one sample after another, and how far they see.
         key, of_row = np.unique(sample_of * plan.num_ranks + plan.destination, return_inverse=True)
         sample, receiver = np.divmod(key, plan.num_ranks)
@@ -125,4 +125,4 @@ def bytes_of_rows(plan: ShufflePlan, sizes: np.ndarray) -> np.ndarray:
         return sizes
     num_tokens = plan.pieces["num_tokens"]
     shares = np.where(num_tokens > 0, plan.tokens / np.maximum(num_tokens, 1), 1.0)
-    return shares * sizes[np.cumsum(plan.starts_sample) - 1]
+    return shares * sizes[plan.sample_of]

@@ -169,7 +169,7 @@ def _cut_by_tokens(
     for attempt in range(MAX_ATTEMPTS):
         numbers, items = cutting.even_cuts(samples, num_pieces)
         made = cutting.cut(samples, numbers, items) if len(numbers) else samples
-        sample_of = np.cumsum(made.starts_sample) - 1
+        sample_of = made.sample_of
         is_last = attempt == MAX_ATTEMPTS - 1
         try:
             rank = partitioning.rank_of(made)

@@ -102,7 +102,7 @@ class PlacedPieces:
 
 @dataclass(frozen=True)
 class _Route:
-    """What a rank sends and receives, and where the keys of its pieces will be.
+    """Tokens that a rank sends and receives, and where the keys of its pieces will be.
 
     Attributes:
         piece_rows: rows of the rank's batch that see tokens of other pieces, ascending.

@@ -55,6 +55,11 @@ class LoadedSamples:
             return np.ones(len(self.workloads), dtype=bool)
         return self.pieces["first_item"] == 0
 
+    @cached_property
+    def sample_of(self) -> np.ndarray:
+        """int64 `[samples]`, the number that the sample of each row has among whole samples."""
+        return np.cumsum(self.starts_sample) - 1
+
     @property
     def num_ranks(self) -> int:
         """Ranks that loaded the samples."""

@@ -199,7 +199,7 @@ def _with_cuts_of(
         if plan.pieces is not None:
             later = np.flatnonzero(~plan.starts_sample)
             of_group = np.flatnonzero(np.isin(samples.home, ranks))
-            numbers.append(of_group[np.cumsum(plan.starts_sample)[later] - 1])
+            numbers.append(of_group[plan.sample_of[later]])
             items.append(plan.pieces["first_item"][later])
     order = np.argsort(np.concatenate(numbers), kind="stable")
     if not len(order):

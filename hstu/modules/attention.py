@@ -125,8 +125,8 @@ def _seen(
     """
     if chunk.run is None or fetched is None:
         return k, v
-    gathered = (chunk.run.gather(x, fetched[:, place], chunk.queries.heads) for place, x in enumerate((k, v)))
-    seen_k, seen_v = (x.clone() if copied and x._is_view() else x for x in gathered)
+    heads = chunk.queries.heads
+    seen_k, seen_v = (chunk.run.gather(x, fetched[:, place], heads, copied) for place, x in enumerate((k, v)))
     return seen_k, seen_v
 
 

@@ -35,15 +35,22 @@ class KeyRun:
         """Number of locations that must exist."""
         return max((last for _, last in self.segments), default=0)
 
-    def gather(self, own: torch.Tensor, fetched: torch.Tensor, heads: slice = slice(None)) -> torch.Tensor:
-        """Returns the run's tokens, `[tokens, heads, D]`; a view if they are one stretch.
+    def gather(
+        self,
+        own: torch.Tensor,
+        fetched: torch.Tensor,
+        heads: slice = slice(None),
+        copied: bool = False,
+    ) -> torch.Tensor:
+        """Returns the run's tokens, `[tokens, heads, D]`; a view if they are one stretch, unless `copied`.
 
         Args:
             own, fetched: `[n, H, D]` and `[fetched tokens, H, D]`.
             heads: the heads to gather.
+            copied: whether the caller writes to the result.
         """
         parts = list(self._parts(own, fetched, heads)) or [own[:0, heads]]
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+        return parts[0] if len(parts) == 1 and not copied else torch.cat(parts)
 
     def add(
         self, grads: torch.Tensor, own: torch.Tensor, fetched: torch.Tensor, heads: slice = slice(None)

@@ -148,7 +148,7 @@ def test_pieces_are_those_of_training(tmp_path: Path):
         plan = place(samples, settings, cutting=hstu_cutting(flops))
         loads = np.bincount(plan.destination, plan.workloads, minlength=ranks)
         imbalance.append(loads.max() / loads.mean())
-        per_sample = np.bincount(np.cumsum(plan.starts_sample) - 1)
+        per_sample = np.bincount(plan.sample_of)
         cut.append((per_sample > 1).sum())
         pieces.append(per_sample[per_sample > 1].sum())
         moved = np.zeros((ranks, ranks)) if plan.pieces is None else fetched(plan, is_causal=True)
@@ -186,9 +186,7 @@ def test_ranks_fetch_what_their_pieces_see_and_they_do_not_hold(is_causal: bool)
         num_bytes = np.zeros((3, 3))
         np.add.at(num_bytes, costs.fetched(plan)[:2], costs.fetched(plan)[2])
         np.testing.assert_array_equal(num_bytes, 2 * 8 * 2 * fetched(plan, is_causal))
-        np.testing.assert_allclose(
-            np.bincount(np.cumsum(plan.starts_sample) - 1, bytes_of_rows(plan, 24 * tokens)), 24 * tokens
-        )
+        np.testing.assert_allclose(np.bincount(plan.sample_of, bytes_of_rows(plan, 24 * tokens)), 24 * tokens)
 
 
 def test_speedup_is_that_of_the_sums(case: dict[str, Any], steps: DrawnSteps):

@@ -35,7 +35,7 @@ def _drawn(seed: int, kind: str, rows: int, num_ranks: int) -> tuple[BaseBatch, 
 
 def _check_pieces(plan: ShufflePlan, samples: LoadedSamples, cutting: Cutting) -> None:
     """Checks that pieces cover their samples, and that what is per token or cost adds up to theirs."""
-    pieces, sample_of = plan.pieces, np.cumsum(plan.starts_sample) - 1
+    pieces, sample_of = plan.pieces, plan.sample_of
     assert sample_of[-1] + 1 == len(samples.workloads)
     ends_sample = np.append(plan.starts_sample[1:], True)
     num_items = cutting.rules.num_items(cutting.counts(samples))
@@ -75,7 +75,7 @@ def test_pieces_are_those_of_the_batch_and_balance_it(seed, kind, partitioner, n
     if plan.pieces is None:
         return
     _check_pieces(plan, samples, cutting)
-    sample_of = np.cumsum(plan.starts_sample) - 1
+    sample_of = plan.sample_of
     cut = batch.cut_by(plan.pieces, sample_of)
     for column, lengths in enumerate(cut.row_counts().values()):
         assert (lengths.numpy() == plan.row_counts[:, column]).all()

@@ -49,7 +49,7 @@ def _samples(seed: int, count: int) -> list[Sample]:
 def _kinds(plan: ShufflePlan, samples: list[Sample]) -> set[str]:
     """Returns which of `KINDS` the plan's pieces are, and the kinds of ranks that it has."""
     kinds, seen = set(), set()
-    sample_of = np.cumsum(plan.starts_sample) - 1
+    sample_of = plan.sample_of
     for sample, rank, piece in zip(sample_of.tolist(), plan.destination.tolist(), plan.pieces, strict=True):
         first, last, history = piece["first_item"], piece["last_item"], len(samples[sample].history)
         if last - first == piece["num_items"]:
@@ -113,7 +113,7 @@ def _check_retrieval(
     got: list[torch.Tensor], whole: list[torch.Tensor], plan: ShufflePlan, rank: int
 ) -> None:
     """Checks that every sample has one row, on the rank where it ends."""
-    sample_of = np.cumsum(plan.starts_sample) - 1
+    sample_of = plan.sample_of
     ends = plan.pieces["last_item"] == plan.pieces["num_items"]
     mine = sample_of[ends & (plan.destination == rank)]
     loss, items, scores, targets = got
