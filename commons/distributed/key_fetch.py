@@ -70,7 +70,7 @@ class PlacedPieces:
         of_rows = self._plan.row_counts[:, self._count_names.index(count)]
         starts = np.flatnonzero(self._plan.starts_sample)
         last = np.append(starts[1:], len(of_rows)) - 1
-        return of_rows[last].repeat(np.diff(np.append(starts, len(of_rows))))
+        return of_rows[last][self._plan.sample_of]
 
     def check_read(self) -> None:
         """Checks that a model that has run on the batch has fetched for its pieces.
