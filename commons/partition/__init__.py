@@ -1,7 +1,6 @@
 """Which part computes which sample: pure host functions of numbers, deterministic on every machine."""
 
 from commons.partition.balance import imbalance, loads, lower_bound
-from commons.partition.karmarkar_karp import karmarkar_karp
 from commons.partition.micro_batches import (
     balance_micro_batches,
     divide_into_micro_batches,
@@ -9,7 +8,7 @@ from commons.partition.micro_batches import (
     pack_micro_batches,
 )
 from commons.partition.rebalance import rebalance
-from commons.partition.refine import longest_processing_time, refine, refined
+from commons.partition.refine import karmarkar_karp, longest_processing_time, refine, refined
 from commons.partition.window import balance_window, step_ratios
 
 __all__ = [

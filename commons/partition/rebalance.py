@@ -14,6 +14,7 @@ from numba import njit
 from numpy.typing import ArrayLike
 
 from commons.partition.compiled import compiled
+from commons.partition.from_scratch import load_by_differencing, refined_from_scratch
 from commons.partition.problem import Problem, checked_tolerance
 from commons.partition.refine import place_from_scratch
 from commons.partition.search import (
@@ -25,7 +26,6 @@ from commons.partition.search import (
     fits,
     lightening_swap,
     make_parts,
-    refined_from_scratch,
     sum_per_part,
     swap,
     target_load,
@@ -62,7 +62,8 @@ def rebalance(
         home: `[samples]`, the part that each sample is in.
         num_partitions: parts, at least 1.
         tolerance: the largest load may be (1 + tolerance) × the lower bound; where that is out of reach,
-            about (1 + 1.1 · tolerance) × what `refined` attains.
+            about (1 + 1.1 · tolerance) × what `refined` attains, but not more than equal-size
+            `karmarkar_karp` attains under the same limits.
         sizes: `[samples]`, non-negative: the cost of moving each, in bytes for example; None for 1 each.
         ranks_per_node: parts p with equal p // ranks_per_node share a node; samples rarely leave it.
         equal_size, max_rows, tokens, max_tokens: as for `longest_processing_time`; `home` need not keep to
@@ -187,8 +188,8 @@ def _move(
     """Changes `part_of` until no part is above the target; then sends home what may go.
 
     Where that fails, the target becomes (1 + tolerance) × the largest load of a search from scratch, and a
-    tenth of the tolerance more, because the last step to it would take more moves than all before. Where that
-    fails, too, the partition from scratch is taken.
+    tenth of the tolerance more, because the last step to it would take more moves than all before; but no
+    more than the largest load of differencing. Where that fails, too, the partition from scratch is taken.
     """
     base = np.zeros(len(costs.node_of), dtype=np.int64)
     parts = make_parts(work, tokens, part_of, base)
@@ -196,7 +197,8 @@ def _move(
         scratch = refined_from_scratch(work, tokens, len(base), limits, 0.0)
         heaviest = parts.load.max()
         attained = sum_per_part(work, scratch, len(base)).max() if scratch[-1] != NONE else heaviest
-        relaxed = max(target, min(int(min(attained * (1 + 1.1 * tolerance), 2.0**61)), heaviest))
+        relaxed = min(int(min(attained * (1 + 1.1 * tolerance), 2.0**61)), heaviest)
+        relaxed = max(target, min(relaxed, load_by_differencing(work, tokens, len(base), limits)))
         is_there = attained <= target and _lighten(parts, limits, costs, target, True)
         if not is_there:
             target = relaxed

@@ -1,4 +1,4 @@
-"""Partitions from scratch: longest first, and refined by swaps."""
+"""Partitions from scratch: by differencing, longest first, and refined by swaps."""
 
 from __future__ import annotations
 
@@ -7,16 +7,32 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
+from commons.partition.from_scratch import place_by_differencing, place_longest_first, refined_from_scratch
 from commons.partition.problem import Problem, checked_tolerance, number_of_part
-from commons.partition.search import (
-    NO_CAP,
-    NONE,
-    Limits,
-    place_longest_first,
-    refine_to,
-    refined_from_scratch,
-    target_load,
-)
+from commons.partition.search import NO_CAP, NONE, Limits, refine_to, target_load
+
+
+def karmarkar_karp(workloads: ArrayLike, num_partitions: int, equal_size: bool = True) -> list[np.ndarray]:
+    """Partitions samples by differencing: merges the two worst balanced partial partitions, again and again.
+
+    Source: Karmarkar and Karp, "The Differencing Method of Set Partitioning", 1982.
+
+    Args:
+        workloads: `[samples]`, non-negative.
+        num_partitions: parts, at least 1.
+        equal_size: part sizes differ by at most one. Differencing then starts from groups of
+            `num_partitions` samples of similar workload, and every part gets one of each group.
+
+    Returns:
+        For each part the ascending int64 indices of its samples. Ties are broken by index, so equal input
+        gives equal output on every machine.
+
+    Raises:
+        ValueError: a workload is negative, NaN, or infinite, or `num_partitions` is below 1.
+    """
+    problem = Problem.of(workloads, num_partitions, equal_size)
+    group = problem.num_parts if equal_size else 1
+    return problem.partition(place_by_differencing(problem.work, problem.num_parts, group))
 
 
 def longest_processing_time(
@@ -64,6 +80,9 @@ def refined(
     max_tokens: int | None = None,
 ) -> list[np.ndarray]:
     """Runs `longest_processing_time`, then `refine`: the best balance of all functions here.
+
+    Where that leaves a load above the tolerance, it starts from equal-size `karmarkar_karp`, too, and returns
+    the better partition: it is never worse than either.
 
     Arguments, result, and errors are as theirs.
     """

@@ -1,4 +1,4 @@
-"""The search of every placement: longest first, then swaps that lighten the heaviest part.
+"""The search of every placement: swaps that lighten the heaviest part.
 
 Samples are numbered from the heaviest down, so comparing two numbers compares workloads and breaks ties.
 Loads are integers: sums are exact in any order, and no machine's way of adding decides a tie.
@@ -94,12 +94,13 @@ def lightest_load_of_heaviest(work: np.ndarray, num_parts: int, fewest: int) -> 
     sums = np.zeros(num_samples + 1, dtype=np.int64)  # of the heaviest samples
     sums[1:] = np.cumsum(work)
     bound = sums[num_samples] / num_parts
-    for m in range(1, num_samples + 1):
-        j, q = (m - 1) // num_parts + 1, (m - 1) % num_parts + 1
-        others = max(fewest - j, 0) * q
-        load = sums[m] - sums[m - j * q] + sums[num_samples] - sums[num_samples - others]
-        if load > bound * q:
-            bound = load / q
+    for before in range(0, num_samples, num_parts):
+        j = before // num_parts + 1
+        for q in range(1, min(num_parts, num_samples - before) + 1):
+            m, others = before + q, max(fewest - j, 0) * q
+            load = sums[m] - sums[m - j * q] + sums[num_samples] - sums[num_samples - others]
+            if load > bound * q:
+                bound = load / q
     return bound
 
 
@@ -108,81 +109,6 @@ def target_load(work: np.ndarray, num_parts: int, limits: Limits, tolerance: flo
     """The load at which the heaviest part is light enough: (1 + tolerance) × the lower bound."""
     bound = lightest_load_of_heaviest(work, num_parts, limits.fewest)
     return max(int(np.ceil(bound)), int(min(bound * (1 + tolerance), 2.0**61)))
-
-
-@compiled
-def place_longest_first(work: np.ndarray, tokens: np.ndarray, base: np.ndarray, limits: Limits) -> np.ndarray:
-    """Places each sample, the heaviest first, in the lightest part that can take it.
-
-    Source: Graham, "Bounds on Multiprocessing Timing Anomalies", 1969. `base` int64 `[parts]` is the load of
-    each part before; `work` and `tokens` are int64 `[samples]`, `work` descending.
-
-    Of equally light parts, the one with fewer samples is lighter: samples that cost nothing are spread, too.
-
-    Returns:
-        int64 `[samples]`, the part of each; NONE from the first sample on that no part can take.
-    """
-    num_parts = len(base)
-    fewest, most, max_tokens = limits.fewest, limits.most, limits.max_tokens
-    part_of = np.full(len(work), NONE, dtype=np.int64)
-    # A heap of the parts that can take more, the lightest on top; loads lie next to it for speed.
-    heap = np.argsort(base, kind="mergesort")
-    loads = base[heap]
-    size = np.zeros(num_parts, dtype=np.int64)
-    amount = np.zeros(num_parts, dtype=np.int64)
-    end = num_parts
-    spare = len(work) - num_parts * fewest  # samples that no part needs to have its fewest
-    sample = 0
-    while sample < len(work) and end > 0:
-        at = 0
-        part = heap[0]
-        if size[part] >= most or (size[part] >= fewest and spare == 0):
-            end -= 1
-            part, load = heap[end], loads[end]
-        else:
-            if amount[part] + tokens[sample] > max_tokens:
-                room = max_tokens - tokens[sample]
-                at = _lightest_with_room(
-                    heap[:end], loads, size, amount, room, fewest if spare == 0 else most
-                )
-                if at == NONE:
-                    break
-                part = heap[at]
-            spare -= size[part] >= fewest
-            part_of[sample] = part
-            size[part] += 1
-            amount[part] += tokens[sample]
-            load = loads[at] + work[sample]
-            sample += 1
-        # Written out: as a function, counting references to its arguments would take most of the time.
-        while 2 * at + 1 < end:
-            child = 2 * at + 1
-            if child + 1 < end:
-                if loads[child + 1] == loads[child]:
-                    child += size[heap[child + 1]] < size[heap[child]]
-                else:
-                    child += loads[child + 1] < loads[child]
-            if loads[child] > load or (loads[child] == load and size[heap[child]] >= size[part]):
-                break
-            heap[at], loads[at] = heap[child], loads[child]
-            at = child
-        heap[at], loads[at] = part, load
-    return part_of
-
-
-@compiled
-def _lightest_with_room(
-    heap: np.ndarray, loads: np.ndarray, size: np.ndarray, amount: np.ndarray, room: int, most: int
-) -> int:
-    """Position in the heap of the lightest part with at most `room` tokens and fewer than `most` samples."""
-    best = NONE
-    for at in range(len(heap)):
-        part = heap[at]
-        if amount[part] > room or size[part] >= most:
-            continue
-        if best == NONE or (loads[at], size[part], part) < (loads[best], size[heap[best]], heap[best]):
-            best = at
-    return best
 
 
 @compiled
@@ -200,19 +126,6 @@ def refine_to(
         if partner == NONE:
             break
         swap(parts, heavy, gives, partner, returns)
-
-
-@compiled
-def refined_from_scratch(
-    work: np.ndarray, tokens: np.ndarray, num_parts: int, limits: Limits, tolerance: float
-) -> np.ndarray:
-    """int64 `[samples]`, the part of each: longest first, then refined. The last is NONE if some sample
-    has no place."""
-    base = np.zeros(num_parts, dtype=np.int64)
-    part_of = place_longest_first(work, tokens, base, limits)
-    if len(work) > 0 and part_of[-1] != NONE:
-        refine_to(work, tokens, part_of, base, limits, target_load(work, num_parts, limits, tolerance))
-    return part_of
 
 
 @compiled

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
+from commons.partition.from_scratch import place_longest_first, refined_from_scratch
 from commons.partition.problem import Problem
-from commons.partition.search import place_longest_first, refine_to, sum_per_part
+from commons.partition.search import refine_to, sum_per_part
 from commons.partition.workloads import as_workloads, check_count
 
 # A step with giants leaves its other parts at least this share of the mean load. Less would take the lightest
@@ -59,7 +60,7 @@ def balance_window(
     problem = Problem.of(workloads, num_partitions * num_steps, equal_size)
     limit = np.inf if max_step_ratio is None else max_step_ratio
     plans = _plans(problem, np.zeros((num_steps, num_partitions)))  # all steps alike
-    if len(problem.work) % (num_steps * num_partitions) == 0:
+    if num_steps == 1 or len(problem.work) % (num_steps * num_partitions) == 0:
         plans.append(_separate_steps(problem, num_partitions, num_steps))
     for margin in MARGINS:
         targets = _targets(problem, num_partitions, num_steps, max(limit * margin, 1.0))
@@ -161,11 +162,9 @@ def _separate_steps(problem: Problem, num_partitions: int, num_steps: int) -> np
     """A step of consecutive samples each, as without a window, so that a window is not worse than none."""
     step_of = problem.order // max(len(problem.work) // num_steps, 1)
     part_of = np.empty(len(problem.work), dtype=np.int64)
-    base = np.zeros(num_partitions, dtype=np.int64)
     for step in range(num_steps):
         samples = np.flatnonzero(step_of == step)
         work, tokens = problem.work[samples], problem.tokens[samples]
-        placed = place_longest_first(work, tokens, base, problem.limits)
-        refine_to(work, tokens, placed, base, problem.limits, 0)
+        placed = refined_from_scratch(work, tokens, num_partitions, problem.limits, 0.0)
         part_of[samples] = step * num_partitions + placed
     return part_of

@@ -34,7 +34,7 @@ def test_refined_is_close_to_the_best_there_is(draw, equal_size):
         f"90th percentile {most:.3f}, 99th {nearly_all:.3f}, max {largest:.3f}"
     )
     assert min(gaps) >= -1e-9
-    assert np.mean(gaps) <= 0.2
+    assert np.mean(gaps) <= 0.1
 
 
 @pytest.mark.parametrize("equal_size", [True, False])

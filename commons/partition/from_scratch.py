@@ -1,0 +1,287 @@
+"""Partitions to start from: longest first, and differencing; and the better of both, refined."""
+
+from __future__ import annotations
+
+from heapq import heapify, heappop, heappush
+
+import numpy as np
+from numba import njit
+
+from commons.partition.compiled import compiled
+from commons.partition.search import NO_CAP, NONE, Limits, refine_to, target_load
+
+# Where parts have at most this many samples in the mean, the search is short, and often stuck: it starts more
+# than once.
+FEW_SAMPLES = 8
+# Differencing may come near the target if it is above it by at least this share. It then takes less time than
+# longest first; where it leaves more, refining that takes most of the time.
+NEAR = 1e-3
+
+
+@compiled
+def place_longest_first(work: np.ndarray, tokens: np.ndarray, base: np.ndarray, limits: Limits) -> np.ndarray:
+    """Places each sample, the heaviest first, in the lightest part that can take it.
+
+    Source: Graham, "Bounds on Multiprocessing Timing Anomalies", 1969. `base` int64 `[parts]` is the load of
+    each part before; `work` and `tokens` are int64 `[samples]`, `work` descending.
+
+    Of equally light parts, the one with fewer samples is lighter: samples that cost nothing are spread, too.
+
+    Returns:
+        int64 `[samples]`, the part of each; NONE from the first sample on that no part can take.
+    """
+    num_parts = len(base)
+    fewest, most, max_tokens = limits.fewest, limits.most, limits.max_tokens
+    part_of = np.full(len(work), NONE, dtype=np.int64)
+    # A heap of the parts that can take more, the lightest on top; loads lie next to it for speed.
+    heap = np.argsort(base, kind="mergesort")
+    loads = base[heap]
+    size = np.zeros(num_parts, dtype=np.int64)
+    amount = np.zeros(num_parts, dtype=np.int64)
+    end = num_parts
+    spare = len(work) - num_parts * fewest  # samples that no part needs to have its fewest
+    sample = 0
+    while sample < len(work) and end > 0:
+        at = 0
+        part = heap[0]
+        if size[part] >= most or (size[part] >= fewest and spare == 0):
+            end -= 1
+            part, load = heap[end], loads[end]
+        else:
+            if amount[part] + tokens[sample] > max_tokens:
+                room = max_tokens - tokens[sample]
+                at = _lightest_with_room(
+                    heap[:end], loads, size, amount, room, fewest if spare == 0 else most
+                )
+                if at == NONE:
+                    break
+                part = heap[at]
+            spare -= size[part] >= fewest
+            part_of[sample] = part
+            size[part] += 1
+            amount[part] += tokens[sample]
+            load = loads[at] + work[sample]
+            sample += 1
+        # Written out: as a function, counting references to its arguments would take most of the time.
+        while 2 * at + 1 < end:
+            child = 2 * at + 1
+            if child + 1 < end:
+                if loads[child + 1] == loads[child]:
+                    child += size[heap[child + 1]] < size[heap[child]]
+                else:
+                    child += loads[child + 1] < loads[child]
+            if loads[child] > load or (loads[child] == load and size[heap[child]] >= size[part]):
+                break
+            heap[at], loads[at] = heap[child], loads[child]
+            at = child
+        heap[at], loads[at] = part, load
+    return part_of
+
+
+@compiled
+def _lightest_with_room(
+    heap: np.ndarray, loads: np.ndarray, size: np.ndarray, amount: np.ndarray, room: int, most: int
+) -> int:
+    """Position in the heap of the lightest part with at most `room` tokens and fewer than `most` samples."""
+    best = NONE
+    for at in range(len(heap)):
+        part = heap[at]
+        if amount[part] > room or size[part] >= most:
+            continue
+        if best == NONE or (loads[at], size[part], part) < (loads[best], size[heap[best]], heap[best]):
+            best = at
+    return best
+
+
+@compiled
+def place_by_differencing(work: np.ndarray, num_parts: int, group: int) -> np.ndarray:
+    """Merges partial partitions, the two worst balanced first, until one is left.
+
+    Source: Karmarkar and Karp, "The Differencing Method of Set Partitioning", 1982. A merge joins the
+    heaviest part of one partition with the lightest of the other, and so on.
+
+    Args:
+        work: int64 `[samples]`, descending.
+        num_parts: parts, at least 1.
+        group: samples of a partition to start with, which are in a part each: 1, or `num_parts` for part
+            sizes within one of each other.
+
+    Returns:
+        int64 `[samples]`, the part of each.
+    """
+    num_samples = len(work)
+    # A partition lies in consecutive slots, a slot for each part with samples, the heaviest first: its load,
+    # and its first and last sample. Merged ones go behind all others; where space ends, the gaps are closed.
+    load = np.empty(2 * num_samples + num_parts, dtype=np.int64)
+    load[:num_samples] = work
+    head, tail = np.arange(len(load)), np.arange(len(load))
+    after = np.full(num_samples, NONE)  # the next sample of the same part
+    start = np.arange(0, num_samples, group)
+    size = np.minimum(num_samples - start, group)
+    end = num_samples
+    sums, order = np.empty(num_parts, dtype=np.int64), np.empty(num_parts, dtype=np.int64)
+    heap = [(-_spread(load, start[p], size[p], num_parts), p) for p in range(len(start))]
+    heapify(heap)
+    while len(heap) > 1:
+        one, other = heappop(heap)[1], heappop(heap)[1]
+        length = min(size[one] + size[other], num_parts)
+        if end + length > len(load):
+            end = _close_gaps(load, head, tail, start, size)
+        # Slot p of the first meets slot length − 1 − p of the second.
+        offset, last = length - size[other], start[other] + length - 1
+        for p in range(length):
+            total = load[start[one] + p] if p < size[one] else 0
+            sums[p] = total + (load[last - p] if p >= offset else 0)
+        _sort_descending(sums, order, length)
+        for place in range(length):
+            p = order[place]
+            load[end + place] = sums[place]
+            if p < offset:
+                head[end + place], tail[end + place] = head[start[one] + p], tail[start[one] + p]
+            else:
+                head[end + place], tail[end + place] = head[last - p], tail[last - p]
+                if p < size[one]:
+                    after[tail[last - p]] = head[start[one] + p]
+                    tail[end + place] = tail[start[one] + p]
+        start[one], size[one], size[other] = end, length, 0
+        end += length
+        heappush(heap, (-_spread(load, start[one], length, num_parts), one))
+    part_of = np.empty(num_samples, dtype=np.int64)
+    for _, p in heap:
+        for part in range(size[p]):
+            sample = head[start[p] + part]
+            while sample != NONE:
+                part_of[sample] = part
+                sample = after[sample]
+    return part_of
+
+
+@njit(inline="always")
+def _spread(load: np.ndarray, start: int, size: int, num_parts: int) -> int:
+    return load[start] - (load[start + size - 1] if size == num_parts else 0)
+
+
+@compiled
+def _close_gaps(
+    load: np.ndarray, head: np.ndarray, tail: np.ndarray, start: np.ndarray, size: np.ndarray
+) -> int:
+    """Moves all partitions to the front; returns the slot after the last."""
+    end = 0
+    for p in np.argsort(start, kind="mergesort"):
+        begin = start[p]
+        for slot in range(size[p]):
+            load[end + slot] = load[begin + slot]
+            head[end + slot], tail[end + slot] = head[begin + slot], tail[begin + slot]
+        start[p] = end
+        end += size[p]
+    return end
+
+
+@compiled
+def _sort_descending(values: np.ndarray, order: np.ndarray, count: int) -> None:
+    """Sorts the first `count` values, and sets `order` to where each was."""
+    if count > 64:
+        order[:count] = np.argsort(-values[:count])
+        values[:count] = values[order[:count]]
+        return
+    for i in range(count):  # faster for few
+        value, j = values[i], i
+        while j > 0 and values[j - 1] < value:
+            values[j], order[j] = values[j - 1], order[j - 1]
+            j -= 1
+        values[j], order[j] = value, i
+
+
+@compiled
+def load_by_differencing(work: np.ndarray, tokens: np.ndarray, num_parts: int, limits: Limits) -> int:
+    """The largest load of differencing with equal sizes; NO_CAP if that does not keep to the limits."""
+    return _largest_load(work, tokens, place_by_differencing(work, num_parts, num_parts), num_parts, limits)
+
+
+@compiled
+def refined_from_scratch(
+    work: np.ndarray, tokens: np.ndarray, num_parts: int, limits: Limits, tolerance: float
+) -> np.ndarray:
+    """int64 `[samples]`, the part of each, refined; the last is NONE if some sample has no place.
+
+    Never worse than differencing with equal sizes, where that keeps to the limits.
+    """
+    if len(work) == 0:
+        return np.empty(0, dtype=np.int64)
+    target = target_load(work, num_parts, limits, tolerance)
+    near = target * (1 + NEAR)
+    is_small = len(work) <= FEW_SAMPLES * num_parts
+    nothing = np.full(len(work), NONE)
+    differenced, best = nothing, nothing
+    least = _least_by_differencing(work, num_parts)
+    if is_small or least <= near:
+        differenced = place_by_differencing(work, num_parts, num_parts)
+        least = _largest_load(work, tokens, differenced, num_parts, limits)
+    if is_small or least <= near:
+        best = _better(best, differenced.copy(), work, tokens, num_parts, limits, target)
+    if is_small and limits.fewest < limits.most - 1:
+        start = place_by_differencing(work, num_parts, 1)
+        best = _better(best, start, work, tokens, num_parts, limits, target)
+    if is_small or best[-1] == NONE:
+        start = place_longest_first(work, tokens, np.zeros(num_parts, dtype=np.int64), limits)
+        if best[-1] == NONE and start[-1] == NONE:
+            return start
+        best = _better(best, start, work, tokens, num_parts, limits, target)
+    load = _largest_load(work, tokens, best, num_parts, limits)
+    if load > max(least, target):
+        if differenced[-1] == NONE:
+            differenced = place_by_differencing(work, num_parts, num_parts)
+        if _largest_load(work, tokens, differenced, num_parts, limits) < load:
+            best = differenced  # refining it would take longer than all before
+    return best
+
+
+@compiled
+def _better(
+    best: np.ndarray,
+    start: np.ndarray,
+    work: np.ndarray,
+    tokens: np.ndarray,
+    num_parts: int,
+    limits: Limits,
+    target: int,
+) -> np.ndarray:
+    """The better of `best`, which ends with NONE if there is none yet, and `start`, refined."""
+    least = _largest_load(work, tokens, best, num_parts, limits)
+    if least <= target or _largest_load(work, tokens, start, num_parts, limits) == NO_CAP:
+        return best
+    refine_to(work, tokens, start, np.zeros(num_parts, dtype=np.int64), limits, target)
+    return start if _largest_load(work, tokens, start, num_parts, limits) < least else best
+
+
+@compiled
+def _largest_load(
+    work: np.ndarray, tokens: np.ndarray, part_of: np.ndarray, num_parts: int, limits: Limits
+) -> int:
+    """The load of the heaviest part; NO_CAP if a sample has none, or a part does not keep to the limits."""
+    if len(work) == 0 or part_of[-1] == NONE:
+        return NO_CAP
+    load, amount = np.zeros(num_parts, dtype=np.int64), np.zeros(num_parts, dtype=np.int64)
+    size = np.zeros(num_parts, dtype=np.int64)
+    for sample in range(len(work)):
+        part = part_of[sample]
+        load[part] += work[sample]
+        amount[part] += tokens[sample]
+        size[part] += 1
+    return NO_CAP if amount.max() > limits.max_tokens or size.max() > limits.most else load.max()
+
+
+@compiled
+def _least_by_differencing(work: np.ndarray, num_parts: int) -> int:
+    """A load that the heaviest part has at least, after differencing with equal sizes.
+
+    Every part gets one sample of each group. The part with the heaviest of one group also gets at least the
+    lightest of every other group.
+    """
+    lightest, widest = 0, 0
+    for start in range(0, len(work), num_parts):
+        last = start + num_parts - 1
+        lightest_of_group = work[last] if last < len(work) else 0
+        lightest += lightest_of_group
+        widest = max(widest, work[start] - lightest_of_group)
+    return lightest + widest

@@ -1,0 +1,60 @@
+"""No placement is worse than the one that it replaces, equal-size Karmarkar–Karp, in any draw."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from commons.partition import balance_window, karmarkar_karp, loads, lower_bound, rebalance, refined
+from tests.commons.partition.checks import SLACK, keeps
+from tests.commons.partition.drawn_workloads import caps, samples_at_home
+from tests.commons.partition.heavy_tails import FLOPS
+
+DRAWS = 1000
+LENGTHS = {
+    "uniform": lambda rng, n: rng.integers(20, 201, n),
+    "lognormal": lambda rng, n: rng.lognormal(5, 1.2, n).clip(1, 4096),
+    "zipf": lambda rng, n: rng.zipf(1.2, n).clip(1, 4096),
+    "Pareto": lambda rng, n: (20 * (1 + rng.pareto(1.6, n))).clip(max=4096),
+}
+TOLERANCE = 0.01  # the default of "rebalance"
+
+
+def largest(workloads, partition):
+    return loads(workloads, partition).max()
+
+
+@pytest.mark.parametrize("equal_size", [True, False])
+@pytest.mark.parametrize("lengths", LENGTHS)
+def test_drawn_lengths(lengths, equal_size):
+    rng = np.random.default_rng(0)
+    for draw in range(DRAWS):
+        ranks, rows = int(rng.integers(2, 65)), int(rng.integers(2, 33))
+        workloads = FLOPS.per_sample(2 * LENGTHS[lengths](rng, ranks * rows).astype(np.int64) + 1)
+        home = np.repeat(np.arange(ranks), rows)
+        peers = largest(workloads, karmarkar_karp(workloads, ranks))
+        bound = lower_bound(workloads, ranks, equal_size) * workloads.sum() / ranks
+        case = f"draw {draw}: {ranks} ranks of {rows} rows"
+        assert largest(workloads, refined(workloads, ranks, equal_size)) <= peers * SLACK, case
+        moved = rebalance(workloads, home, ranks, equal_size=equal_size)
+        assert largest(workloads, moved) <= max(peers, (1 + TOLERANCE) * bound) * SLACK, case
+
+
+@settings(max_examples=300, deadline=None)
+@given(data=st.data(), equal_size=st.booleans())
+def test_any_workloads_and_limits(data, equal_size):
+    workloads, home, parts = data.draw(samples_at_home())
+    limits = data.draw(st.just({}) | caps(len(workloads), parts))
+    peers = karmarkar_karp(workloads, parts)
+    bound = lower_bound(workloads, parts, equal_size) * np.sum(workloads, dtype=float) / parts
+    if not workloads or not keeps(peers, limits):
+        return
+    load = largest(workloads, peers)
+    assert largest(workloads, refined(workloads, parts, equal_size, **limits)) <= load * SLACK
+    moved = rebalance(workloads, home, parts, TOLERANCE, equal_size=equal_size, **limits)
+    assert largest(workloads, moved) <= max(load, (1 + TOLERANCE) * bound) * SLACK
+    if not limits:
+        (step,) = balance_window(workloads, parts, 1, equal_size=equal_size)
+        assert largest(workloads, step) <= load * SLACK
