@@ -1,45 +1,24 @@
-"""Rebalancing: the search started from where the samples are, with a price on every move.
-
-The heaviest part swaps with a light one, at the lowest price for what the swap takes off it. Where no such
-swap is left, the unpriced search makes the next one. Last, samples that are away go home wherever the target
-allows.
-"""
+"""Rebalancing: balances parts that already have samples, and moves few samples, or few groups of them."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
-from numba import njit
 from numpy.typing import ArrayLike
 
-from commons.partition.compiled import compiled
-from commons.partition.from_scratch import load_by_differencing, refined_from_scratch
+from commons.partition.grouped_search import Groups, even_out_groups, join_groups, level_groups, level_pools
 from commons.partition.problem import Problem, checked_tolerance
 from commons.partition.refine import place_from_scratch
-from commons.partition.search import (
-    NO_CAP,
-    NONE,
-    RESOLUTION,
-    Limits,
-    Parts,
-    fits,
-    lightening_swap,
-    make_parts,
-    sum_per_part,
-    swap,
-    target_load,
-)
+from commons.partition.search import NO_CAP, Limits, make_parts, sum_per_part, target_load
+from commons.partition.search_from_home import Costs, even_out, move, nearest_home
 from commons.partition.workloads import as_integers, as_workloads, check_count
 
-# A byte to another node costs as much as this many bytes within one: nodes are left last.
-ACROSS_NODES = 1000
 # Bits of the sum of all sizes: this many bytes times ACROSS_NODES are still below 2**63.
 SIZE_BITS = 50
-# Parts considered for a swap: this many that can help, among this many of the lightest; more for a swap that
-# is all a part needs. Still more hardly save movement, and take time.
-PARTNERS = 16
-CANDIDATES_FOR_ALL, CANDIDATES_FOR_PART = 200, 48
+# A group in one more part costs as much as moving this many of its samples: its embeddings travel once more,
+# which are larger than ids.
+COPY_PER_MOVE = 16
+# Each pass joins less than the one before.
+JOINING_PASSES = 3
 
 
 def rebalance(
@@ -50,6 +29,7 @@ def rebalance(
     sizes: ArrayLike | None = None,
     ranks_per_node: int | None = None,
     *,
+    groups: ArrayLike | None = None,
     equal_size: bool = True,
     max_rows: int | None = None,
     tokens: ArrayLike | None = None,
@@ -66,38 +46,106 @@ def rebalance(
             `karmarkar_karp` attains under the same limits.
         sizes: `[samples]`, non-negative: the cost of moving each, in bytes for example; None for 1 each.
         ranks_per_node: parts p with equal p // ranks_per_node share a node; samples rarely leave it.
+        groups: `[samples]`, integers: samples with the same one belong together, in one part. They are
+            brought together, and taken apart only for a load within the tolerance, or for the limits.
+            `ranks_per_node` matters less then. None if every sample may move alone.
         equal_size, max_rows, tokens, max_tokens: as for `longest_processing_time`; `home` need not keep to
             them.
 
     Returns:
-        As `longest_processing_time`. Never worse than `home` if `home` keeps to the limits. Where it does
-        not, samples leave until it does, the largest parts' first, with no regard to nodes.
+        As `longest_processing_time`. Never worse than `home` if `home` keeps to the limits, and to the
+        tolerance where there are groups to bring together. Where it does not, samples leave until it does,
+        the largest parts' first, with no regard to nodes.
 
     Raises:
-        ValueError: as `longest_processing_time`; or `home` is not a part for each sample, `tolerance` or a
-            size is negative, or `ranks_per_node` is below 1.
+        ValueError: as `longest_processing_time`; or `home` is not a part, or `groups` not an integer, for
+            each sample; `tolerance` or a size is negative; or `ranks_per_node` is below 1.
     """
     tolerance = checked_tolerance(tolerance)
     problem = Problem.of(workloads, num_partitions, equal_size, max_rows, tokens, max_tokens)
     costs = _costs(problem, home, sizes, ranks_per_node)
-    part_of = _within_limits(problem, costs)
     target = target_load(problem.work, problem.num_parts, problem.limits, tolerance)
-    _move(problem.work, problem.tokens, part_of, problem.limits, costs, target, tolerance)
-    return problem.partition(part_of)
+    part_of = _moved(problem, costs, target, tolerance)
+    if groups is None:
+        return problem.partition(part_of)
+    group_of = problem.sorted(numbered_groups(groups, len(problem.work)))
+    together = _together(problem, costs, group_of, target, tolerance)
+    is_no_worse = _largest_load(problem, together) <= max(target, _largest_load(problem, part_of))
+    return problem.partition(together if is_no_worse else part_of)
 
 
-class Costs(NamedTuple):
-    """Costs of having a sample away from home; all int64.
+def numbered_groups(groups: ArrayLike, num_samples: int) -> np.ndarray:
+    """Numbers the groups from 0 in the order of their first samples, int64 `[samples]`.
 
-    Attributes:
-        home: `[samples]`, the part that each is in at first.
-        of_move: `[samples]`, the cost of each when it moves.
-        node_of: `[parts]`, ascending.
+    Were they numbered by label, labels such as random ids would break ties.
+
+    Raises:
+        ValueError: `groups` is not one integer per sample.
     """
+    labels = np.asarray(groups)
+    if labels.shape != (num_samples,) or (labels.dtype.kind not in "iu" and num_samples):
+        raise ValueError(
+            f"groups has shape {labels.shape} and dtype {labels.dtype}, expected one integer for each of "
+            f"{num_samples} samples"
+        )
+    _, first, number = np.unique(labels, return_index=True, return_inverse=True)
+    return np.argsort(np.argsort(first))[number]
 
-    home: np.ndarray
-    of_move: np.ndarray
-    node_of: np.ndarray
+
+def _moved(problem: Problem, costs: Costs, target: int, tolerance: float) -> np.ndarray:
+    """int64 `[samples]`: a partition near home that keeps to the limits, and to the target if that can be."""
+    part_of = _within_limits(problem, costs)
+    move(problem.work, problem.tokens, part_of, problem.limits, costs, target, tolerance)
+    return part_of
+
+
+def _together(
+    problem: Problem, costs: Costs, group_of: np.ndarray, target: int, tolerance: float
+) -> np.ndarray:
+    """int64 `[samples]`: as `_moved`, with few groups in more than one part."""
+    by_group = np.argsort(group_of, kind="stable")
+    groups = _groups_of(group_of[by_group], costs.of_move[by_group], costs.home[by_group])
+    base = np.zeros(problem.num_parts, dtype=np.int64)
+    work, tokens, limits = problem.work[by_group], problem.tokens[by_group], problem.limits
+    part_of = _homes_of_groups(costs, group_of)[by_group]
+    parts = make_parts(work, tokens, part_of, base)
+    even_out_groups(parts, limits, groups)
+    level_groups(parts, limits, groups, target)
+    level_pools(work, tokens, part_of, problem.num_parts, limits, target)
+    near_home = np.empty_like(part_of)
+    near_home[by_group] = part_of
+    if problem.beyond_limits(near_home) is not None or _largest_load(problem, near_home) > target:
+        near_home = _moved(problem, costs._replace(home=near_home), target, tolerance)
+    parts = make_parts(work, tokens, near_home[by_group], base)
+    for _ in range(JOINING_PASSES):
+        join_groups(parts, limits, groups, max(target, parts.load.max()))
+    near_home[by_group] = parts.part_of
+    return near_home
+
+
+def _groups_of(group_of: np.ndarray, of_move: np.ndarray, home: np.ndarray) -> Groups:
+    """The groups of samples that are sorted by group."""
+    num_groups = int(group_of.max(initial=-1)) + 1
+    largest = np.zeros(num_groups, dtype=np.int64)
+    np.maximum.at(largest, group_of, of_move)
+    start = np.searchsorted(group_of, np.arange(num_groups + 1))
+    return Groups(group_of, start, COPY_PER_MOVE * largest, of_move, home)
+
+
+def _homes_of_groups(costs: Costs, group_of: np.ndarray) -> np.ndarray:
+    """int64 `[samples]`: the part that has most of each sample's group, by the cost of moving."""
+    num_parts = len(costs.node_of)
+    pairs, pair_of = np.unique(group_of * num_parts + costs.home, return_inverse=True)
+    group, part = np.divmod(pairs, num_parts)
+    at_home = sum_per_part(costs.of_move, pair_of, len(pairs))
+    best_last = np.lexsort((-part, at_home, group))
+    home_of_group = np.empty(int(group_of.max(initial=-1)) + 1, dtype=np.int64)
+    home_of_group[group[best_last]] = part[best_last]  # the last one stays
+    return home_of_group[group_of]
+
+
+def _largest_load(problem: Problem, part_of: np.ndarray) -> int:
+    return int(sum_per_part(problem.work, part_of, problem.num_parts).max())
 
 
 def _costs(problem: Problem, home: ArrayLike, sizes: ArrayLike | None, ranks_per_node: int | None) -> Costs:
@@ -125,7 +173,7 @@ def _within_limits(problem: Problem, costs: Costs) -> np.ndarray:
     if problem.beyond_limits(part_of) is None:
         return part_of
     fewest, most, max_tokens = problem.limits
-    _even_out(problem.work, part_of, problem.num_parts, problem.limits)
+    even_out(problem.work, part_of, problem.num_parts, problem.limits)
     if problem.beyond_limits(part_of) is None:
         return part_of
     # Keeping all parts within a number of tokens is rebalancing by tokens.
@@ -133,234 +181,8 @@ def _within_limits(problem: Problem, costs: Costs) -> np.ndarray:
     amounts, part_by_tokens = problem.tokens[by_tokens], part_of[by_tokens]
     costs_by_tokens = Costs(costs.home[by_tokens], costs.of_move[by_tokens], costs.node_of)
     no_cap = Limits(fewest, most, NO_CAP)
-    _move(amounts, np.zeros_like(amounts), part_by_tokens, no_cap, costs_by_tokens, max_tokens, 0.0)
+    move(amounts, np.zeros_like(amounts), part_by_tokens, no_cap, costs_by_tokens, max_tokens, 0.0)
     part_of[by_tokens] = part_by_tokens
     if problem.beyond_limits(part_of) is None:
         return part_of
-    return _nearest_home(place_from_scratch(problem), costs)
-
-
-@compiled
-def _even_out(work: np.ndarray, part_of: np.ndarray, num_parts: int, limits: Limits) -> None:
-    """Changes `part_of` until all sizes are within the limits, one move from the largest part at a time."""
-    parts = make_parts(work, np.zeros_like(work), part_of, np.zeros(num_parts, dtype=np.int64))
-    while parts.size.min() < limits.fewest or parts.size.max() > limits.most:
-        giver = int(np.argmax(parts.size))
-        taker = int(np.argmin(parts.size))
-        if parts.size[taker] >= limits.fewest:
-            for taker in parts.by_load:
-                if parts.size[taker] < limits.most:
-                    break
-        wanted = (parts.load[giver] - parts.load[taker]) // 2
-        at, last = parts.start[giver], parts.start[giver] + parts.size[giver] - 1
-        while at < last and work[parts.members[at]] > wanted:
-            at += 1
-        swap(parts, giver, parts.members[at], taker, NONE)
-
-
-@compiled
-def _nearest_home(part_of: np.ndarray, costs: Costs) -> np.ndarray:
-    """The same partition, its parts renumbered so that much stays at home: the largest matches first."""
-    num_parts = len(costs.node_of)
-    at_home = sum_per_part(costs.of_move, part_of * num_parts + costs.home, num_parts * num_parts)
-    matches = np.flatnonzero(at_home)
-    number = np.full(num_parts, NONE, dtype=np.int64)
-    is_free = np.ones(num_parts, dtype=np.bool_)
-    for match in matches[np.argsort(-at_home[matches], kind="mergesort")]:
-        part, home = match // num_parts, match % num_parts
-        if number[part] == NONE and is_free[home]:
-            number[part] = home
-            is_free[home] = False
-    number[number == NONE] = np.flatnonzero(is_free)
-    return number[part_of]
-
-
-@compiled
-def _move(
-    work: np.ndarray,
-    tokens: np.ndarray,
-    part_of: np.ndarray,
-    limits: Limits,
-    costs: Costs,
-    target: int,
-    tolerance: float,
-) -> None:
-    """Changes `part_of` until no part is above the target; then sends home what may go.
-
-    Where that fails, the target becomes (1 + tolerance) × the largest load of a search from scratch, and a
-    tenth of the tolerance more, because the last step to it would take more moves than all before; but no
-    more than the largest load of differencing. Where that fails, too, the partition from scratch is taken.
-    """
-    base = np.zeros(len(costs.node_of), dtype=np.int64)
-    parts = make_parts(work, tokens, part_of, base)
-    if not _lighten(parts, limits, costs, target, False):
-        scratch = refined_from_scratch(work, tokens, len(base), limits, 0.0)
-        heaviest = parts.load.max()
-        attained = sum_per_part(work, scratch, len(base)).max() if scratch[-1] != NONE else heaviest
-        relaxed = min(int(min(attained * (1 + 1.1 * tolerance), 2.0**61)), heaviest)
-        relaxed = max(target, min(relaxed, load_by_differencing(work, tokens, len(base), limits)))
-        is_there = attained <= target and _lighten(parts, limits, costs, target, True)
-        if not is_there:
-            target = relaxed
-            is_there = _lighten(parts, limits, costs, target, True)
-        if not is_there and scratch[-1] != NONE:
-            part_of[:] = _nearest_home(scratch, costs)
-            parts = make_parts(work, tokens, part_of, base)
-    _send_home(parts, limits, costs, target)
-
-
-@compiled
-def _lighten(parts: Parts, limits: Limits, costs: Costs, target: int, at_any_price: bool) -> bool:
-    """Makes swaps until no part is above the target, or none helps; whether it got there."""
-    least = max(int(RESOLUTION * target), 1)
-    while len(parts.load) > 1 and parts.load[parts.by_load[-1]] > target:
-        heavy = parts.by_load[-1]
-        gives, partner, returns = _cheapest_swap(parts, limits, costs, heavy, target, least)
-        if partner == NONE and at_any_price:
-            gives, partner, returns = lightening_swap(parts, limits, heavy, least)
-        if partner == NONE:
-            return False
-        swap(parts, heavy, gives, partner, returns)
-    return True
-
-
-@compiled
-def _cheapest_swap(
-    parts: Parts, limits: Limits, costs: Costs, heavy: int, target: int, least: int
-) -> tuple[int, int, int]:
-    """(sample given, partner, sample returned); the partner is NONE if no swap takes at least `least`.
-
-    First come swaps that bring the heavy part to the target at once, within its node and then anywhere. Then
-    come those that take part of it, again within the node first.
-    """
-    has_nodes = costs.node_of[0] != costs.node_of[-1]
-    for relief, candidates in (
-        (parts.load[heavy] - target, CANDIDATES_FOR_ALL),
-        (least, CANDIDATES_FOR_PART),
-    ):
-        for near in (True, False):
-            if near and not has_nodes:
-                continue
-            found = _best_swap(parts, limits, costs, heavy, target, relief, near, candidates)
-            if found[1] != NONE:
-                return found
-    return NONE, NONE, NONE
-
-
-@compiled
-def _best_swap(
-    parts: Parts,
-    limits: Limits,
-    costs: Costs,
-    heavy: int,
-    target: int,
-    least: int,
-    near: bool,
-    candidates: int,
-) -> tuple[int, int, int]:
-    """The swap that takes most off the load above the target for its cost, at least `least`.
-
-    The partner is one of the `candidates` lightest parts, of the same node if `near`. It may end above the
-    target, but that counts against the swap: of two giants in one part, one leaves although no part has room
-    for it.
-    """
-    work, load, members, home, of_move = parts.work, parts.load, parts.members, costs.home, costs.of_move
-    needed = load[heavy] - target
-    first, end = parts.start[heavy], parts.start[heavy] + parts.size[heavy]
-    gives, partner, returns, best = NONE, NONE, NONE, 0.0
-    partners = 0
-    for taker in parts.by_load:
-        headroom = target - load[taker]
-        if headroom < least or partners == PARTNERS or candidates == 0:
-            break
-        if taker == heavy or (near and costs.node_of[taker] != costs.node_of[heavy]):
-            continue
-        may_give = parts.size[heavy] > limits.fewest and parts.size[taker] < limits.most
-        start, stop = parts.start[taker], parts.start[taker] + parts.size[taker]
-        lightest = 0 if may_give or start == stop else work[members[stop - 1]]
-        most = max(needed, headroom)
-        candidates -= 1
-        helps = may_give
-        for at in range(first, end):
-            i = members[at]
-            if work[i] - lightest < least:
-                break
-            # A move costs this at least, unless the sample that comes back goes home.
-            price = of_move[i] if home[i] == heavy else 1
-            if min(needed, headroom, work[i] - lightest) <= best * price:
-                continue
-            # The lightest sample that may come back, because it is the cheapest.
-            j = _first_below(work, members, start, stop, work[i] - most)
-            if j == start and not may_give:
-                continue
-            for option in range(1 + may_give):
-                returned = members[j - 1] if option == 0 and j > start else NONE
-                difference = work[i] - (work[returned] if returned != NONE else 0)
-                relief = min(difference, needed) - max(difference - headroom, 0)
-                if relief < least:
-                    continue
-                helps = True
-                cost = _moving_cost(costs, i, heavy, taker) + _moving_cost(costs, returned, taker, heavy)
-                value = relief / max(cost, 1)
-                if value > best and fits(parts, limits, heavy, i, taker, returned):
-                    gives, partner, returns, best = i, taker, returned, value
-        partners += helps
-    return gives, partner, returns
-
-
-@njit(inline="always")
-def _first_below(work: np.ndarray, members: np.ndarray, start: int, end: int, value: int) -> int:
-    """The first position from `start` to `end` whose sample has less work than `value`."""
-    while start < end:
-        middle = (start + end) // 2
-        if work[members[middle]] < value:
-            end = middle
-        else:
-            start = middle + 1
-    return start
-
-
-@njit(inline="always")
-def _moving_cost(costs: Costs, sample: int, source: int, to: int) -> int:
-    """The cost of moving the sample from one part to another; negative on the way home, 0 for NONE."""
-    if sample == NONE:
-        return 0
-    return _cost_of_being_in(costs, sample, to) - _cost_of_being_in(costs, sample, source)
-
-
-@njit(inline="always")
-def _cost_of_being_in(costs: Costs, sample: int, part: int) -> int:
-    home = costs.home[sample]
-    if part == home:
-        return 0
-    return costs.of_move[sample] * (1 if costs.node_of[part] == costs.node_of[home] else ACROSS_NODES)
-
-
-@compiled
-def _send_home(parts: Parts, limits: Limits, costs: Costs, target: int) -> None:
-    """Sends samples that are away nearer to home, alone or in a swap, where the target allows.
-
-    One that is on another node may go to any part of its own, any other one only home.
-    """
-    work, load, node_of = parts.work, parts.load, costs.node_of
-    for i in range(len(work)):
-        part, home = parts.part_of[i], costs.home[i]
-        if part == home:
-            continue
-        cheapest, goes_to, returns = 0, NONE, NONE
-        first, end = home, home + 1
-        if node_of[part] != node_of[home]:
-            first = np.searchsorted(node_of, node_of[home])
-            end = np.searchsorted(node_of, node_of[home], side="right")
-        for to in range(first, end):
-            saved = -_moving_cost(costs, i, part, to)
-            may_go = parts.size[part] > limits.fewest and parts.size[to] < limits.most
-            for at in range(parts.start[to], parts.start[to] + parts.size[to] + may_go):
-                j = parts.members[at] if at < parts.start[to] + parts.size[to] else NONE
-                difference = work[i] - (work[j] if j != NONE else 0)
-                if load[to] + difference <= target and load[part] - difference <= target:
-                    cost = _moving_cost(costs, j, to, part) - saved
-                    if cost < cheapest and fits(parts, limits, part, i, to, j):
-                        cheapest, goes_to, returns = cost, to, j
-        if goes_to != NONE:
-            swap(parts, part, i, goes_to, returns)
+    return nearest_home(place_from_scratch(problem), costs)

@@ -65,6 +65,13 @@ ONE_STEP = FROM_SCRATCH | {
         ranks_per_node=2,
         equal_size=equal_size,
     ),
+    "rebalance with groups": lambda workloads, parts, equal_size: rebalance(
+        workloads,
+        _as_loaded(workloads) % parts,
+        parts,
+        groups=_as_loaded(workloads) % 7 - 3,
+        equal_size=equal_size,
+    ),
 }
 # Also to NUM_STEPS times as many parts.
 WITH_WINDOWS = ONE_STEP | {

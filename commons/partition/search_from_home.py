@@ -1,0 +1,274 @@
+"""The search from home: swaps with a price on every move.
+
+The heaviest part swaps with a light one, at the lowest price for what the swap takes off it. Where no such
+swap is left, the unpriced search makes the next one. Last, samples that are away go home wherever the target
+allows.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit
+
+from commons.partition.compiled import compiled
+from commons.partition.from_scratch import load_by_differencing, refined_from_scratch
+from commons.partition.search import (
+    NONE,
+    RESOLUTION,
+    Limits,
+    Parts,
+    fits,
+    lightening_swap,
+    make_parts,
+    sum_per_part,
+    swap,
+)
+
+# A byte to another node costs as much as this many bytes within one: nodes are left last.
+ACROSS_NODES = 1000
+# Parts considered for a swap: this many that can help, among this many of the lightest; more for a swap that
+# is all a part needs. Still more hardly save movement, and take time.
+PARTNERS = 16
+CANDIDATES_FOR_ALL, CANDIDATES_FOR_PART = 200, 48
+
+
+class Costs(NamedTuple):
+    """Costs of having a sample away from home; all int64.
+
+    Attributes:
+        home: `[samples]`, the part that each is in at first.
+        of_move: `[samples]`, the cost of each when it moves.
+        node_of: `[parts]`, ascending.
+    """
+
+    home: np.ndarray
+    of_move: np.ndarray
+    node_of: np.ndarray
+
+
+@compiled
+def even_out(work: np.ndarray, part_of: np.ndarray, num_parts: int, limits: Limits) -> None:
+    """Changes `part_of` until all sizes are within the limits, one move from the largest part at a time."""
+    parts = make_parts(work, np.zeros_like(work), part_of, np.zeros(num_parts, dtype=np.int64))
+    while parts.size.min() < limits.fewest or parts.size.max() > limits.most:
+        giver = int(np.argmax(parts.size))
+        taker = int(np.argmin(parts.size))
+        if parts.size[taker] >= limits.fewest:
+            for taker in parts.by_load:
+                if parts.size[taker] < limits.most:
+                    break
+        wanted = (parts.load[giver] - parts.load[taker]) // 2
+        at, last = parts.start[giver], parts.start[giver] + parts.size[giver] - 1
+        while at < last and work[parts.members[at]] > wanted:
+            at += 1
+        swap(parts, giver, parts.members[at], taker, NONE)
+
+
+@compiled
+def nearest_home(part_of: np.ndarray, costs: Costs) -> np.ndarray:
+    """The same partition, its parts renumbered so that much stays at home: the largest matches first."""
+    num_parts = len(costs.node_of)
+    at_home = sum_per_part(costs.of_move, part_of * num_parts + costs.home, num_parts * num_parts)
+    matches = np.flatnonzero(at_home)
+    number = np.full(num_parts, NONE, dtype=np.int64)
+    is_free = np.ones(num_parts, dtype=np.bool_)
+    for match in matches[np.argsort(-at_home[matches], kind="mergesort")]:
+        part, home = match // num_parts, match % num_parts
+        if number[part] == NONE and is_free[home]:
+            number[part] = home
+            is_free[home] = False
+    number[number == NONE] = np.flatnonzero(is_free)
+    return number[part_of]
+
+
+@compiled
+def move(
+    work: np.ndarray,
+    tokens: np.ndarray,
+    part_of: np.ndarray,
+    limits: Limits,
+    costs: Costs,
+    target: int,
+    tolerance: float,
+) -> None:
+    """Changes `part_of` until no part is above the target; then sends home what may go.
+
+    Where that fails, the target becomes (1 + tolerance) × the largest load of a search from scratch, and a
+    tenth of the tolerance more, because the last step to it would take more moves than all before; but no
+    more than the largest load of differencing. Where that fails, too, the partition from scratch is taken.
+    """
+    base = np.zeros(len(costs.node_of), dtype=np.int64)
+    parts = make_parts(work, tokens, part_of, base)
+    if not _lighten(parts, limits, costs, target, False):
+        scratch = refined_from_scratch(work, tokens, len(base), limits, 0.0)
+        heaviest = parts.load.max()
+        attained = sum_per_part(work, scratch, len(base)).max() if scratch[-1] != NONE else heaviest
+        relaxed = min(int(min(attained * (1 + 1.1 * tolerance), 2.0**61)), heaviest)
+        relaxed = max(target, min(relaxed, load_by_differencing(work, tokens, len(base), limits)))
+        is_there = attained <= target and _lighten(parts, limits, costs, target, True)
+        if not is_there:
+            target = relaxed
+            is_there = _lighten(parts, limits, costs, target, True)
+        if not is_there and scratch[-1] != NONE:
+            part_of[:] = nearest_home(scratch, costs)
+            parts = make_parts(work, tokens, part_of, base)
+    _send_home(parts, limits, costs, target)
+
+
+@compiled
+def _lighten(parts: Parts, limits: Limits, costs: Costs, target: int, at_any_price: bool) -> bool:
+    """Makes swaps until no part is above the target, or none helps; whether it got there."""
+    least = max(int(RESOLUTION * target), 1)
+    while len(parts.load) > 1 and parts.load[parts.by_load[-1]] > target:
+        heavy = parts.by_load[-1]
+        gives, partner, returns = _cheapest_swap(parts, limits, costs, heavy, target, least)
+        if partner == NONE and at_any_price:
+            gives, partner, returns = lightening_swap(parts, limits, heavy, least)
+        if partner == NONE:
+            return False
+        swap(parts, heavy, gives, partner, returns)
+    return True
+
+
+@compiled
+def _cheapest_swap(
+    parts: Parts, limits: Limits, costs: Costs, heavy: int, target: int, least: int
+) -> tuple[int, int, int]:
+    """(sample given, partner, sample returned); the partner is NONE if no swap takes at least `least`.
+
+    First come swaps that bring the heavy part to the target at once, within its node and then anywhere. Then
+    come those that take part of it, again within the node first.
+    """
+    has_nodes = costs.node_of[0] != costs.node_of[-1]
+    for relief, candidates in (
+        (parts.load[heavy] - target, CANDIDATES_FOR_ALL),
+        (least, CANDIDATES_FOR_PART),
+    ):
+        for near in (True, False):
+            if near and not has_nodes:
+                continue
+            found = _best_swap(parts, limits, costs, heavy, target, relief, near, candidates)
+            if found[1] != NONE:
+                return found
+    return NONE, NONE, NONE
+
+
+@compiled
+def _best_swap(
+    parts: Parts,
+    limits: Limits,
+    costs: Costs,
+    heavy: int,
+    target: int,
+    least: int,
+    near: bool,
+    candidates: int,
+) -> tuple[int, int, int]:
+    """The swap that takes most off the load above the target for its cost, at least `least`.
+
+    The partner is one of the `candidates` lightest parts, of the same node if `near`. It may end above the
+    target, but that counts against the swap: of two giants in one part, one leaves although no part has room
+    for it.
+    """
+    work, load, members, home, of_move = parts.work, parts.load, parts.members, costs.home, costs.of_move
+    needed = load[heavy] - target
+    first, end = parts.start[heavy], parts.start[heavy] + parts.size[heavy]
+    gives, partner, returns, best = NONE, NONE, NONE, 0.0
+    partners = 0
+    for taker in parts.by_load:
+        headroom = target - load[taker]
+        if headroom < least or partners == PARTNERS or candidates == 0:
+            break
+        if taker == heavy or (near and costs.node_of[taker] != costs.node_of[heavy]):
+            continue
+        may_give = parts.size[heavy] > limits.fewest and parts.size[taker] < limits.most
+        start, stop = parts.start[taker], parts.start[taker] + parts.size[taker]
+        lightest = 0 if may_give or start == stop else work[members[stop - 1]]
+        most = max(needed, headroom)
+        candidates -= 1
+        helps = may_give
+        for at in range(first, end):
+            i = members[at]
+            if work[i] - lightest < least:
+                break
+            # A move costs this at least, unless the sample that comes back goes home.
+            price = of_move[i] if home[i] == heavy else 1
+            if min(needed, headroom, work[i] - lightest) <= best * price:
+                continue
+            # The lightest sample that may come back, because it is the cheapest.
+            j = _first_below(work, members, start, stop, work[i] - most)
+            if j == start and not may_give:
+                continue
+            for option in range(1 + may_give):
+                returned = members[j - 1] if option == 0 and j > start else NONE
+                difference = work[i] - (work[returned] if returned != NONE else 0)
+                relief = min(difference, needed) - max(difference - headroom, 0)
+                if relief < least:
+                    continue
+                helps = True
+                cost = _moving_cost(costs, i, heavy, taker) + _moving_cost(costs, returned, taker, heavy)
+                value = relief / max(cost, 1)
+                if value > best and fits(parts, limits, heavy, i, taker, returned):
+                    gives, partner, returns, best = i, taker, returned, value
+        partners += helps
+    return gives, partner, returns
+
+
+@njit(inline="always")
+def _first_below(work: np.ndarray, members: np.ndarray, start: int, end: int, value: int) -> int:
+    """The first position from `start` to `end` whose sample has less work than `value`."""
+    while start < end:
+        middle = (start + end) // 2
+        if work[members[middle]] < value:
+            end = middle
+        else:
+            start = middle + 1
+    return start
+
+
+@njit(inline="always")
+def _moving_cost(costs: Costs, sample: int, source: int, to: int) -> int:
+    """The cost of moving the sample from one part to another; negative on the way home, 0 for NONE."""
+    if sample == NONE:
+        return 0
+    return _cost_of_being_in(costs, sample, to) - _cost_of_being_in(costs, sample, source)
+
+
+@njit(inline="always")
+def _cost_of_being_in(costs: Costs, sample: int, part: int) -> int:
+    home = costs.home[sample]
+    if part == home:
+        return 0
+    return costs.of_move[sample] * (1 if costs.node_of[part] == costs.node_of[home] else ACROSS_NODES)
+
+
+@compiled
+def _send_home(parts: Parts, limits: Limits, costs: Costs, target: int) -> None:
+    """Sends samples that are away nearer to home, alone or in a swap, where the target allows.
+
+    One that is on another node may go to any part of its own, any other one only home.
+    """
+    work, load, node_of = parts.work, parts.load, costs.node_of
+    for i in range(len(work)):
+        part, home = parts.part_of[i], costs.home[i]
+        if part == home:
+            continue
+        cheapest, goes_to, returns = 0, NONE, NONE
+        first, end = home, home + 1
+        if node_of[part] != node_of[home]:
+            first = np.searchsorted(node_of, node_of[home])
+            end = np.searchsorted(node_of, node_of[home], side="right")
+        for to in range(first, end):
+            saved = -_moving_cost(costs, i, part, to)
+            may_go = parts.size[part] > limits.fewest and parts.size[to] < limits.most
+            for at in range(parts.start[to], parts.start[to] + parts.size[to] + may_go):
+                j = parts.members[at] if at < parts.start[to] + parts.size[to] else NONE
+                difference = work[i] - (work[j] if j != NONE else 0)
+                if load[to] + difference <= target and load[part] - difference <= target:
+                    cost = _moving_cost(costs, j, to, part) - saved
+                    if cost < cheapest and fits(parts, limits, part, i, to, j):
+                        cheapest, goes_to, returns = cost, to, j
+        if goes_to != NONE:
+            swap(parts, part, i, goes_to, returns)

@@ -1,0 +1,106 @@
+"""Groups of samples that belong together."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from commons.partition import imbalance, karmarkar_karp, lower_bound, rebalance
+from tests.commons.partition.checks import SLACK, as_lists, check_partition, keeps, part_of
+from tests.commons.partition.drawn_workloads import caps, samples_at_home
+from tests.commons.partition.heavy_tails import FLOPS
+
+PER_USER, ROWS, TOLERANCE = 4, 32, 0.01
+LENGTHS = {
+    "20 to 200": lambda rng, users: rng.integers(20, 201, users),
+    "lognormal": lambda rng, users: rng.lognormal(5, 1.2, users).clip(1, 4096).astype(np.int64),
+}
+
+
+def stream(lengths, ranks, rng):
+    """(FLOPs, users, ids of each sample, home) of user-major samples: those of a user share 90% of their
+    ids."""
+    length = LENGTHS[lengths](rng, ranks * ROWS // PER_USER)
+    user = np.repeat(np.arange(len(length)), PER_USER)
+    own = np.rint(0.1 * length).astype(np.int64)[user]
+    next_id = np.cumsum(length + PER_USER * own[::PER_USER])[user]
+    ids = []
+    for sample, (last, new) in enumerate(zip(next_id, own, strict=True)):
+        first_own = last - (sample % PER_USER + 1) * new
+        shared = np.arange(last - PER_USER * new - length[user[sample]] + new, last - PER_USER * new)
+        ids.append(np.concatenate([shared, np.arange(first_own, first_own + new)]))
+    return FLOPS.per_sample(2 * length[user] + 1), user, ids, np.repeat(np.arange(ranks), ROWS)
+
+
+def unique_ids(ids, partition):
+    return np.array([len(np.unique(np.concatenate([ids[sample] for sample in part]))) for part in partition])
+
+
+@pytest.mark.parametrize("ranks", [8, 64])
+@pytest.mark.parametrize("lengths", LENGTHS)
+def test_few_ids_are_looked_up_twice(lengths, ranks):
+    rng = np.random.default_rng(0)
+    ratios, ratios_of_most, ratios_alone = [], [], []
+    for _ in range(64 // ranks):
+        workloads, user, ids, home = stream(lengths, ranks, rng)
+        before = unique_ids(ids, np.split(np.arange(len(home)), ranks))
+        partition = rebalance(workloads, home, ranks, TOLERANCE, groups=user)
+        assert imbalance(workloads, partition) <= (1 + TOLERANCE) * lower_bound(workloads, ranks) * SLACK
+        after = unique_ids(ids, partition)
+        alone = unique_ids(ids, rebalance(workloads, home, ranks, TOLERANCE))
+        ratios.append(after.mean() / before.mean())
+        ratios_alone.append(alone.mean() / before.mean())
+        ratios_of_most.append(after.max() / before.max())
+    assert np.mean(ratios_of_most) <= 1.05
+    assert np.mean(ratios) <= (1.02 if lengths == "20 to 200" else np.mean(ratios_alone))
+
+
+def test_scattered_groups_come_together():
+    rng = np.random.default_rng(0)
+    workloads, user, _, home = stream("20 to 200", 8, rng)
+    shuffled = rng.permutation(len(home))
+    workloads, user = workloads[shuffled], user[shuffled]
+    part = part_of(rebalance(workloads, home, 8, TOLERANCE, groups=user))
+    parts_of_users = [len(np.unique(part[user == number])) for number in np.unique(user)]
+    assert np.mean(parts_of_users) <= 1.1
+
+
+@settings(max_examples=200, deadline=None)
+@given(data=st.data(), equal_size=st.booleans())
+def test_balance_and_limits_are_as_without_groups(data, equal_size):
+    workloads, home, parts = data.draw(samples_at_home())
+    group = st.integers(-3, 3) | st.integers(-(2**63), 2**63 - 1)
+    groups = np.array(data.draw(st.lists(group, min_size=len(home), max_size=len(home))), dtype=np.int64)
+    limits = data.draw(st.just({}) | caps(len(workloads), parts))
+    try:
+        alone = rebalance(workloads, home, parts, TOLERANCE, equal_size=equal_size, **limits)
+    except ValueError:
+        return
+    partition = rebalance(workloads, home, parts, TOLERANCE, groups=groups, equal_size=equal_size, **limits)
+    check_partition(partition, len(workloads), parts, equal_size)
+    assert keeps(partition, limits)
+    bound = lower_bound(workloads, parts, equal_size)
+    assert (
+        imbalance(workloads, partition) <= max(imbalance(workloads, alone), (1 + TOLERANCE) * bound) * SLACK
+    )
+    if not limits:
+        peers = imbalance(workloads, karmarkar_karp(workloads, parts))
+        assert imbalance(workloads, partition) <= max(peers, (1 + TOLERANCE) * bound) * SLACK
+
+
+@settings(max_examples=50, deadline=None)
+@given(data=st.data())
+def test_labels_of_groups_do_not_matter(data):
+    workloads, home, parts = data.draw(samples_at_home())
+    groups = np.array(data.draw(st.lists(st.integers(0, 5), min_size=len(home), max_size=len(home))), int)
+    relabeled = np.array(data.draw(st.permutations(range(-3, 3))))[groups]
+    given_order = rebalance(workloads, home, parts, groups=groups)
+    assert as_lists(rebalance(workloads, home, parts, groups=relabeled)) == as_lists(given_order)
+
+
+@pytest.mark.parametrize("groups", [[1, 2], [[1, 2, 3]], [0.5, 1.0, 2.0], ["a", "b", "c"]])
+def test_groups_are_one_integer_per_sample(groups):
+    with pytest.raises(ValueError, match=r"groups has shape .* expected one integer for each of 3 samples"):
+        rebalance([1, 2, 3], [0, 0, 1], 2, groups=groups)
