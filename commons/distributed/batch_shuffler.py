@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -21,15 +22,18 @@ from commons.distributed.plan_ahead import PlanAhead
 from commons.distributed.plan_gather import BatchFormat
 from commons.distributed.planner import Planner, RowCounts
 from commons.distributed.rank_group import RankGroup, job_device
+from commons.distributed.sample_facts import Counter
 from commons.distributed.shuffle_plan import ShufflePlan
 from commons.distributed.shuffler_settings import ShufflerSettings
 from commons.distributed.unshuffle import return_steps
 from commons.distributed.verify import check_cut, check_placed_samples, check_same_plan
 from commons.perf_model import MeasuredCost
 from commons.sequence_batch import BaseBatch, containers
+from commons.sequence_batch.jagged_indices import first_values
 from commons.sequence_batch.packed_rows import PackedRows, gather_rows
 from commons.sequence_batch.sample_rows import SampleRows, knows_padding
 
+logger = logging.getLogger(__name__)
 Batch = TypeVar("Batch")
 
 
@@ -89,7 +93,13 @@ class BatchShuffler(ABC):
         here = np.arange(self.group.num_ranks), self.group.ranks_per_node
         cuts_by = self._checked_prefix_cost() if self.settings.split else None
         self.planner = Planner(
-            self.group, [here], self.settings, self.sample_rows, self._counts_of_rows, cuts_by
+            self.group,
+            [here],
+            self.settings,
+            self.sample_rows,
+            self._counts_of_rows,
+            cuts_by,
+            self._groups_of_rows(),
         )
         self._agreed: BatchFormat | None = None
         self._checks = self.group.channel() if self.settings.verify else None
@@ -131,6 +141,25 @@ class BatchShuffler(ABC):
         of any other batch.
         """
         return self.sample_rows.num_loss_tokens(batch)
+
+    def get_groups(self, batch: Any) -> torch.Tensor:
+        """Returns the group of each row, `[batch_size]` integers; `batch` is on the host.
+
+        Samples with the same number belong together, on one rank if balance and limits allow it. A sample
+        with a negative number belongs to none. Override it if the groups are not the values of a
+        `BaseBatch`'s feature; `group_feature` names those.
+        """
+        name = self.settings.group_feature
+        if not isinstance(batch, BaseBatch):
+            raise TypeError(
+                f"group_feature={name!r} is read from a BaseBatch, and this is a "
+                f"{containers.type_name(batch)}: override get_groups"
+            )
+        names = batch.features.keys()
+        if name not in names:
+            raise ValueError(f"group_feature={name!r} is not among the batch's features: {sorted(names)}")
+        feature = batch.features[name]
+        return first_values(feature.values(), feature.lengths())
 
     def prefix_cost(self, tokens: np.ndarray, counts: Mapping[str, np.ndarray]) -> np.ndarray:
         """Returns the cost of the first tokens of samples, given the whole samples; for `split=True`.
@@ -177,6 +206,26 @@ class BatchShuffler(ABC):
             named("get_tokens", "num_tokens"): self.get_tokens,
             named("get_loss_tokens", "num_loss_tokens"): self.get_loss_tokens,
         }
+
+    def _groups_of_rows(self) -> tuple[str, Counter] | None:
+        """Returns the name in messages and the function of the rows' groups; None if samples have none."""
+        overrides = type(self).get_groups is not BatchShuffler.get_groups
+        if not overrides and self.settings.group_feature is None:
+            return None
+        name = f"{type(self).__name__}.get_groups"
+        if overrides and self.settings.group_feature is not None:
+            raise ValueError(
+                f"group_feature={self.settings.group_feature!r} has no effect, because {name} returns the "
+                "groups; leave it out"
+            )
+        if not self.settings.takes("groups") or self.settings.window > 1:
+            if self.group.rank == 0:
+                logger.warning(
+                    f"{name} has no effect with partitioner={self.settings.partitioner!r} and "
+                    f"window={self.settings.window}: samples are placed one by one"
+                )
+            return None
+        return name, self.get_groups
 
     def plan(self, batch: Any) -> ShufflePlan:
         """Places one global batch. Collective over the group, host only.

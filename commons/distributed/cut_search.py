@@ -108,6 +108,7 @@ def _pieces_of_equal_loads(
             num_partitions=samples.num_ranks,
             home=samples.home[pieces.sample],
             sizes=np.ceil(samples.sample_bytes[pieces.sample] * share),
+            groups=None if samples.groups is None else samples.groups[pieces.sample],
             tolerance=TOLERANCE / 4,
         )
     loads = np.bincount(rank, pieces.costs, minlength=samples.num_ranks).astype(np.int64)

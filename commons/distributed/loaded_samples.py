@@ -27,6 +27,7 @@ class LoadedSamples:
         sample_bytes: int64 `[samples]`, bytes of a sample on the wire.
         row_counts: int64 `[samples, names]`, what `BaseBatch.row_counts` says of each.
         pieces: `[samples]` of dtype `PIECE`, the place of each row in its sample; None where none is cut.
+        groups: int64 `[samples]`, equal for samples that belong together; None where none do.
     """
 
     batch_sizes: np.ndarray
@@ -38,6 +39,7 @@ class LoadedSamples:
     sample_bytes: np.ndarray
     row_counts: np.ndarray
     pieces: np.ndarray | None = field(default=None, kw_only=True)
+    groups: np.ndarray | None = field(default=None, kw_only=True)
 
     _per_sample: ClassVar[Sequence[str]] = (
         "workloads",
@@ -102,4 +104,7 @@ class LoadedSamples:
     def _of_samples(self, numbers: np.ndarray) -> Self:
         """Keeps these samples; what is not per sample stays."""
         of_samples = {name: getattr(self, name).take(numbers, axis=0) for name in self._per_sample}
-        return replace(self, **of_samples, pieces=None if self.pieces is None else self.pieces[numbers])
+        for name in ("pieces", "groups"):
+            of_all = getattr(self, name)
+            of_samples[name] = None if of_all is None else of_all[numbers]
+        return replace(self, **of_samples)

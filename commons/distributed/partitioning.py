@@ -25,7 +25,8 @@ class Partitioning:
     ranks_per_node: int | None = None
 
     def rank_of(self, samples: LoadedSamples) -> np.ndarray:
-        """Returns int64 `[samples]`, the rank of each; as loaded where the partitioner does no better.
+        """Returns int64 `[samples]`, the rank of each; as loaded where the partitioner does no better, and
+        brings no groups together.
 
         Raises:
             ValueError: `max_rows` or `max_tokens` cannot be kept, or no placement that keeps them was found.
@@ -37,10 +38,13 @@ class Partitioning:
             num_partitions=samples.num_ranks,
             home=samples.home,
             sizes=samples.sample_bytes,
+            groups=samples.groups,
             tolerance=self.settings.tolerance,
             tokens=None if max_tokens is None else samples.tokens,
             max_tokens=max_tokens,
         )
+        if samples.groups is not None and self.settings.takes("groups"):
+            return rank_of
         home = samples.home
         stays = self.allows(samples, home) and largest_load(samples, home) <= largest_load(samples, rank_of)
         return home.copy() if stays else rank_of

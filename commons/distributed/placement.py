@@ -151,7 +151,8 @@ def _call_all(settings: ShufflerSettings) -> None:
         each = ones[:, None]
         samples = LoadedSamples(each, each, ones, ones, ones, each, ones, each)
         Partitioning(ShufflerSettings(partitioner, equal_rows=False)).rank_of(samples)
-    rebalance(ones, home, 2)  # rows have to be made equal
+    rebalance(ones, home, 2, groups=home)  # rows have to be made equal
+    rebalance(2 * ones + home, np.arange(2), 2, groups=home)
     rebalance(ones, home, 2, equal_size=False, tokens=ones, max_tokens=1)  # a limit has to be met
     balance_window(ones, 1, 2)
     refined(ones, 2, tokens=ones, max_tokens=1)

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from commons.distributed.channel import Channel
 from commons.distributed.failures import portable, raise_first, sent_by
 from commons.distributed.loaded_samples import LoadedSamples
-from commons.distributed.sample_facts import NUM_COUNTS, SampleFacts, loaded_samples, num_words
+from commons.distributed.sample_facts import SampleFacts, loaded_samples, num_columns
 from commons.distributed.shuffler_settings import ShufflerSettings
 from commons.sequence_batch import BaseBatch, containers
 from commons.sequence_batch.cut_rules import CutRules
@@ -30,6 +30,7 @@ class _Offer:
     Attributes:
         schema: fields of its first batch.
         count_names: names of its `row_counts`.
+        has_groups: whether its samples have groups.
         capacity: rows that a gather carries per rank.
         real_row: fields of one of its samples; None where batches know their padding.
         notes: lines for the user about its first batch.
@@ -38,6 +39,7 @@ class _Offer:
 
     schema: RowSchema
     count_names: tuple[str, ...]
+    has_groups: bool
     capacity: int
     real_row: dict[str, FieldValue] | None
     notes: list[str]
@@ -50,6 +52,7 @@ class BatchFormat:
     Attributes:
         schema: fields of every batch.
         count_names: names of every batch's `row_counts`.
+        has_groups: whether samples have groups.
         pads: whether batches know their padding rows, and so may be padded.
         cut_rules: how samples are cut; None where they stay whole.
     """
@@ -58,6 +61,7 @@ class BatchFormat:
         self,
         schema: RowSchema,
         count_names: tuple[str, ...],
+        has_groups: bool,
         padding_batch: Any,
         sample_rows: SampleRows,
         pinned: bool,
@@ -66,6 +70,7 @@ class BatchFormat:
         self.cut_rules = cut_rules
         self.schema = schema
         self.count_names = count_names
+        self.has_groups = has_groups
         self.pads = knows_padding(padding_batch)
         self._padding_batch, self._sample_rows, self._pinned = padding_batch, sample_rows, pinned
 
@@ -143,7 +148,8 @@ class PlanGather:
         per_sample = np.concatenate(
             [rows[:real] for rows, real in zip(per_rank, num_loaded.sum(1), strict=True)]
         )
-        samples = loaded_samples(per_sample, batch_sizes, num_loaded, schema, self.agreed.count_names)
+        agreed = self.agreed.count_names, self.agreed.has_groups
+        samples = loaded_samples(per_sample, batch_sizes, num_loaded, schema, *agreed)
         return samples, table[:, 2].copy()
 
     def _encode(
@@ -151,8 +157,9 @@ class PlanGather:
     ) -> np.ndarray:
         """Returns this rank's part of the gather. It leaves out samples beyond the agreed rows, which the
         others see from the header."""
-        names = () if self.agreed is None else self.agreed.count_names
-        columns = NUM_COUNTS + len(schema.jagged_fields) + num_words(names)
+        columns = 0
+        if self.agreed is not None:
+            columns = num_columns(schema, self.agreed.count_names, self.agreed.has_groups)
         row = np.zeros(self._header + self._capacity * columns, dtype=np.int64)
         row[2] = post
         if facts is None:
@@ -203,6 +210,11 @@ class PlanGather:
                     f"rank {rank} has a batch with row_counts of {offers[rank].count_names}, rank {first} of "
                     f"{agreed.count_names}; batches of all ranks must have the same"
                 )
+            if offers[rank].has_groups != agreed.has_groups:
+                raise ValueError(
+                    f"the shuffler of only one of the ranks {rank} and {first} has get_groups; all ranks "
+                    "need the same shuffler"
+                )
             if (offers[rank].real_row is None) != (agreed.real_row is None):
                 raise ValueError(
                     f"batches of rank {first} and rank {rank} are of different types, of which only one "
@@ -218,7 +230,13 @@ class PlanGather:
             padding_batch = self._sample_rows.with_rows(padding_batch, agreed.real_row, 1, 1)
         self._capacity = max(offers[rank].capacity for rank in ranks_with_batch)
         self.agreed = BatchFormat(
-            agreed.schema, agreed.count_names, padding_batch, self._sample_rows, pinned, agreed.cut_rules
+            agreed.schema,
+            agreed.count_names,
+            agreed.has_groups,
+            padding_batch,
+            self._sample_rows,
+            pinned,
+            agreed.cut_rules,
         )
 
     def _offer(self, facts: SampleFacts, first_batch: Any, padding_batch: Any) -> _Offer:
@@ -226,6 +244,7 @@ class PlanGather:
         return _Offer(
             schema=facts.schema,
             count_names=facts.count_names,
+            has_groups=facts.has_groups,
             capacity=int(facts.batch_sizes.max()) * self._settings.window,
             real_row=None if knows else self._sample_rows.per_sample_fields(padding_batch),
             notes=self._sample_rows.stale_numbers(first_batch),

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 import torch.distributed as dist
 
 from commons.distributed.cutting import Cutting, PrefixCost
@@ -15,7 +14,7 @@ from commons.distributed.loaded_samples import LoadedSamples
 from commons.distributed.placement import divide, place_within, placed_by_hand, warm_up
 from commons.distributed.plan_gather import BatchFormat, PlanGather
 from commons.distributed.rank_group import RankGroup
-from commons.distributed.sample_facts import SampleFacts
+from commons.distributed.sample_facts import Counter, SampleFacts
 from commons.distributed.shuffle_plan import ShufflePlan
 from commons.distributed.shuffler_settings import ShufflerSettings
 from commons.distributed.verify import check_plans
@@ -24,7 +23,7 @@ from commons.sequence_batch import BaseBatch, containers
 from commons.sequence_batch.sample_rows import SampleRows
 
 logger = logging.getLogger(__name__)
-RowCounts = Mapping[str, Callable[[Any], torch.Tensor]]
+RowCounts = Mapping[str, Counter]
 
 
 class Planner:
@@ -42,6 +41,7 @@ class Planner:
         counts_of_rows: returns the functions that count workload, tokens, and loss tokens of a batch's rows,
             by the names that messages call them.
         prefix_cost: as `BatchShuffler.prefix_cost`, to cut samples by; None to keep them whole.
+        groups_of_rows: the name and the function of the rows' groups; None if samples have none.
 
     Attributes:
         posted: int64 `[ranks]`, what each rank posted with the last plan.
@@ -57,10 +57,11 @@ class Planner:
         sample_rows: SampleRows,
         counts_of_rows: Callable[[Any], RowCounts],
         prefix_cost: PrefixCost | None = None,
+        groups_of_rows: tuple[str, Counter] | None = None,
     ) -> None:
         self._over, self._groups, self._settings = over, groups, settings
         self._sample_rows, self._counts_of_rows = sample_rows, counts_of_rows
-        self._prefix_cost = prefix_cost
+        self._prefix_cost, self._groups_of_rows = prefix_cost, groups_of_rows
         self._cutting: Cutting | None = None
         self._channel = over.channel()
         self._gather = PlanGather(self._channel, settings, sample_rows)
@@ -103,6 +104,7 @@ class Planner:
             self._sample_rows,
             self._counts_of_rows,
             self._prefix_cost,
+            self._groups_of_rows,
         )
 
     def plan(
@@ -170,7 +172,8 @@ class Planner:
             )
         on_host = [self._sample_rows.to_host(batch) for batch in batches]
         self._check_types(on_host)
-        return SampleFacts.of(on_host, self._sample_rows, self._counts_of_rows(on_host[0]))
+        counts = self._counts_of_rows(on_host[0])
+        return SampleFacts.of(on_host, self._sample_rows, counts, self._groups_of_rows)
 
     def _check_types(self, batches: Sequence[Any]) -> None:
         """Checks that this rank's batches are of one type, and whether the first can be exchanged."""

@@ -15,6 +15,7 @@ from commons.sequence_batch.row_schema import RowSchema
 from commons.sequence_batch.sample_rows import NARROW_INTEGERS, SampleRows
 
 NUM_COUNTS = 3  # per sample: workload, tokens, loss tokens
+Counter = Callable[[Any], torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -26,12 +27,14 @@ class SampleFacts:
         batch_sizes: int64 `[batches]`, rows with padding.
         num_loaded: int64 `[batches]`, real rows.
         count_names: names of the batches' `row_counts`.
-        per_sample: int64 `[samples, NUM_COUNTS + jagged fields + words]`: workload, tokens, loss tokens,
+        has_groups: whether samples have groups.
+        per_sample: int64 `[samples, columns]`: workload, tokens, loss tokens, the group if there are any,
             elements of each jagged field, and `row_counts`, two to a word.
     """
 
     schema: RowSchema
     count_names: tuple[str, ...]
+    has_groups: bool
     batch_sizes: np.ndarray
     num_loaded: np.ndarray
     per_sample: np.ndarray
@@ -40,7 +43,8 @@ class SampleFacts:
     def of(
         batches: Sequence[Any],
         sample_rows: SampleRows,
-        counts_of_rows: Mapping[str, Callable[[Any], torch.Tensor]],
+        counts_of_rows: Mapping[str, Counter],
+        groups_of_rows: tuple[str, Counter] | None = None,
     ) -> SampleFacts:
         """Reads the facts from batches on the host.
 
@@ -49,10 +53,12 @@ class SampleFacts:
             sample_rows: reads their rows.
             counts_of_rows: functions that return workload, tokens, and loss tokens of each row, all
                 `[batch_size]`, in this order, by the names that messages call them. They see int64 lengths.
+            groups_of_rows: likewise the group of each row; None if samples have none.
 
         Raises:
-            ValueError: counts of the wrong length, in a dtype that wraps, negative, NaN or infinite; lengths
-                that do not account for a batch's values; or batches that differ in their fields.
+            ValueError: counts of the wrong length, in a dtype that wraps, negative, NaN or infinite; groups
+                that are not one integer per row; lengths that do not account for a batch's values; or batches
+                that differ in their fields.
         """
         schema: RowSchema | None = None
         names: tuple[str, ...] = ()
@@ -77,6 +83,9 @@ class SampleFacts:
                 checked_counts(_called(count, shown, whose), num_rows, num_real, whose)
                 for whose, count in counts_of_rows.items()
             ]
+            if groups_of_rows is not None:
+                whose, count = groups_of_rows
+                counts.append(_checked_groups(_called(count, shown, whose), num_rows, whose))
             elements = row_elements(key_lengths(fields, schema, num_rows), schema)
             columns = torch.stack([*counts, *elements.unbind(1)], 1)
             row_counts = sample_rows.row_counts(shown)
@@ -89,11 +98,16 @@ class SampleFacts:
         if schema is None:
             raise ValueError("there are no batches")
         batch_sizes, num_loaded = np.array(sizes, dtype=np.int64).T
-        return SampleFacts(schema, names, batch_sizes, num_loaded, np.concatenate(per_sample))
+        has_groups = groups_of_rows is not None
+        return SampleFacts(schema, names, has_groups, batch_sizes, num_loaded, np.concatenate(per_sample))
 
 
-def num_words(count_names: Sequence[str]) -> int:
-    """Returns how many words of a sample hold its row counts."""
+def num_columns(schema: RowSchema, count_names: Sequence[str], has_groups: bool) -> int:
+    """Returns how many numbers of each sample `SampleFacts.per_sample` has."""
+    return NUM_COUNTS + has_groups + len(schema.jagged_fields) + _num_words(count_names)
+
+
+def _num_words(count_names: Sequence[str]) -> int:
     return -(-len(count_names) // 2)
 
 
@@ -103,17 +117,19 @@ def loaded_samples(
     num_loaded: np.ndarray,
     schema: RowSchema,
     count_names: Sequence[str],
+    has_groups: bool = False,
 ) -> LoadedSamples:
     """Returns the samples of all ranks.
 
     Args:
         per_sample: as `SampleFacts` has it, of all ranks, one after another.
         batch_sizes, num_loaded: int64 `[ranks, batches]`.
-        schema, count_names: of all batches.
+        schema, count_names, has_groups: of all batches.
     """
     workloads, tokens, loss_tokens = per_sample[:, :NUM_COUNTS].T.copy()
-    num_elements = per_sample[:, NUM_COUNTS : NUM_COUNTS + len(schema.jagged_fields)].copy()
-    first_word = per_sample.shape[1] - num_words(count_names)
+    first_element = NUM_COUNTS + has_groups
+    first_word = first_element + len(schema.jagged_fields)
+    num_elements = per_sample[:, first_element:first_word].copy()
     pairs = np.ascontiguousarray(per_sample[:, first_word:]).view(np.int32)
     return LoadedSamples(
         batch_sizes=batch_sizes,
@@ -124,14 +140,20 @@ def loaded_samples(
         num_elements=num_elements,
         sample_bytes=schema.row_bytes(num_elements),
         row_counts=pairs[:, : len(count_names)].astype(np.int64),
+        groups=_groups(per_sample[:, NUM_COUNTS]) if has_groups else None,
     )
+
+
+def _groups(given: np.ndarray) -> np.ndarray:
+    """Returns groups of which samples without one have their own; `given` is negative for these."""
+    return np.where(given < 0, -1 - np.arange(len(given)), given)
 
 
 def _words_of(
     row_counts: Mapping[str, torch.Tensor], num_rows: int, num_real: int, batch_type: str
 ) -> np.ndarray:
     """Checks row counts, and packs those of real rows two to an int64, `[samples, words]`."""
-    pairs = np.zeros((num_real, 2 * num_words(tuple(row_counts))), dtype=np.int32)
+    pairs = np.zeros((num_real, 2 * _num_words(tuple(row_counts))), dtype=np.int32)
     for column, (name, counts) in enumerate(row_counts.items()):
         if counts.shape != (num_rows,):
             raise ValueError(
@@ -150,7 +172,7 @@ def _words_of(
     return pairs.view(np.int64)
 
 
-def _called(count: Callable[[Any], torch.Tensor], batch: Any, whose: str) -> Any:
+def _called(count: Counter, batch: Any, whose: str) -> Any:
     try:
         return count(batch)
     except StopIteration as error:  # further up it would look like the end of the data
@@ -194,3 +216,19 @@ def checked_counts(returned: Any, num_rows: int, num_real: int, whose: str) -> t
     checked = torch.zeros(num_rows, dtype=torch.int64)
     checked[:num_real] = real
     return checked
+
+
+def _checked_groups(returned: Any, num_rows: int, whose: str) -> torch.Tensor:
+    """Returns int64 `[rows]`.
+
+    Raises:
+        ValueError: not one integer for each row.
+    """
+    is_tensor = isinstance(returned, torch.Tensor)
+    if not is_tensor or returned.shape != (num_rows,) or returned.dtype not in (torch.int32, torch.int64):
+        kind = f"{returned.dtype} of {tuple(returned.shape)}" if is_tensor else type(returned).__name__
+        raise ValueError(
+            f"{whose} returned {kind}; expected an int64 or int32 tensor with a group for each row, "
+            f"({num_rows},)"
+        )
+    return returned.detach().cpu().long()

@@ -14,8 +14,9 @@ from commons.partition import karmarkar_karp, longest_processing_time, rebalance
 
 # To add a partitioner, add a row, here or from your own module. It returns int64 index arrays, one per rank.
 # It is called with those of these arguments that its signature names: workloads, num_partitions, home (the
-# rank that loaded each sample), sizes (bytes to move each), ranks_per_node, equal_size, tolerance, max_rows,
-# tokens, max_tokens. `commons.partition.rebalance` has them all. A setting without an argument is refused.
+# rank that loaded each sample), sizes (bytes to move each), ranks_per_node, groups, equal_size, tolerance,
+# max_rows, tokens, max_tokens. `commons.partition.rebalance` has them all. A setting without an argument is
+# refused.
 PARTITIONERS: dict[str, Callable[..., list[np.ndarray]]] = {
     "karmarkar_karp": karmarkar_karp,
     "longest_processing_time": longest_processing_time,
@@ -42,6 +43,9 @@ class ShufflerSettings:
         max_rows: samples per rank at most, where rows follow the load; None for no limit.
         max_tokens: tokens per rank at most, as `get_tokens` counts them; None for no limit. A batch that
             cannot be placed under it is an error on every rank.
+        group_feature: name of a feature of a `BaseBatch`, such as the user's id. Samples with the same first
+            value of it belong together: their ids are looked up once if one rank has them. None for no
+            groups, or for those of `get_groups`.
         window: consecutive global batches to plan together. More than 1 changes the contents of a step: a
             sample may move to another step of the window.
         window_max_step_ratio: a step's total workload is at most this times the window's mean, as far as
@@ -66,6 +70,7 @@ class ShufflerSettings:
     equal_rows: bool = True
     max_rows: int | None = None
     max_tokens: int | None = None
+    group_feature: str | None = None
     window: int = 1
     window_max_step_ratio: float | None = None
     exchange: str = "all_to_all"
@@ -109,11 +114,12 @@ class ShufflerSettings:
             raise ValueError(
                 f"tolerance={self.tolerance} has no effect on {self.partitioner!r}: leave it None"
             )
-        for name in ("max_rows", "max_tokens"):
-            if getattr(self, name) is not None and not self.takes(name):
+        for name in ("max_rows", "max_tokens", "group_feature"):
+            argument = "groups" if name == "group_feature" else name
+            if getattr(self, name) is not None and not self.takes(argument):
                 raise ValueError(
-                    f"{name}={getattr(self, name)}: {self.partitioner!r} has no argument {name}; "
-                    "choose another partitioner"
+                    f"{name}={getattr(self, name)!r}: {self.partitioner!r} has no argument {argument}; "
+                    'choose another partitioner, such as "rebalance"'
                 )
         if self.equal_rows and not self.takes("equal_size"):
             raise ValueError(
@@ -130,7 +136,7 @@ class ShufflerSettings:
                     f"window_max_step_ratio={self.window_max_step_ratio} has no effect with window=1"
                 )
             return
-        for name in ("partitioner", "tolerance", "max_rows", "max_tokens"):
+        for name in ("partitioner", "tolerance", "max_rows", "max_tokens", "group_feature"):
             value, default = getattr(self, name), getattr(ShufflerSettings, name)
             if value != default:
                 raise ValueError(

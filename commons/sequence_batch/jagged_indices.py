@@ -17,3 +17,17 @@ def spread(starts: torch.Tensor, lengths: torch.Tensor, total: int, step: int = 
     before = lengths.cumsum(0) - lengths
     first = torch.sub(starts.long(), before, alpha=step).repeat_interleave(lengths, output_size=total)
     return first.add_(torch.arange(total, device=starts.device), alpha=step)
+
+
+def first_values(values: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    """Returns the first value of each row, −1 for an empty one, `[B]` int64; on the host.
+
+    Args:
+        values: integers of all rows.
+        lengths: `[B]` integers.
+    """
+    lengths = lengths.long()
+    first = torch.full_like(lengths, -1)
+    starts = lengths.cumsum(0) - lengths
+    first[lengths > 0] = values[starts[lengths > 0]].long()
+    return first
