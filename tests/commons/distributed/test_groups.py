@@ -1,0 +1,171 @@
+"""Groups of samples that a shuffler keeps on one rank."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+import hstu.batch_shuffler  # noqa: F401  registers "hstu"
+import sid_gr.batch_shuffler  # noqa: F401  registers "sid_gr"
+from commons.distributed import BatchShufflerFactory
+from commons.sequence_batch import BaseBatch
+from tests.commons.distributed.counted_collectives import recorded_collectives
+from tests.commons.distributed.errors_and_warnings import error_of, warnings_of
+from tests.commons.pipeline.ranking_pipelines import TokenShuffler, contents, draw_histories
+
+PER_USER, ROWS = 4, 32
+
+
+class UserShuffler(TokenShuffler):
+    """Samples of one user belong together, users 0 and 1 excepted."""
+
+    def get_groups(self, batch):
+        user = batch.features["user"].values()
+        return torch.where(user < 2, -1, user)
+
+
+def _batch(users: list[int], items: list[int]) -> BaseBatch:
+    """Makes a batch of samples with one user and some items each; user −1 is none."""
+    lengths = torch.tensor([*(int(user >= 0) for user in users), *items])
+    values = torch.tensor([*(user for user in users if user >= 0), *range(sum(items))])
+    return BaseBatch(KeyedJaggedTensor(["user", "item"], values, lengths=lengths), len(users), {})
+
+
+def _user_major(rng: np.random.Generator, first_user: int) -> BaseBatch:
+    users = np.repeat(np.arange(ROWS // PER_USER), PER_USER)
+    items = rng.integers(20, 201, ROWS // PER_USER)[users]
+    return _batch((first_user + users).tolist(), items.tolist())
+
+
+def _ranks_of_users(shuffler) -> list[tuple[int, int]]:
+    """(users, pairs of a user and a rank that has some of its samples) of some steps."""
+    rng, counts = np.random.default_rng(dist.get_rank()), []
+    for _ in range(4):
+        placed = shuffler.shuffle(_user_major(rng, 10 * dist.get_rank()))
+        mine = sorted(set(placed.features["user"].values().tolist()))
+        everywhere: list[list[int]] = [[] for _ in range(dist.get_world_size())]
+        dist.all_gather_object(everywhere, mine)
+        counts.append((len(set().union(*everywhere)), sum(map(len, everywhere))))
+    return counts
+
+
+def _users_and_ranks() -> list[list[tuple[int, int]]]:
+    together = TokenShuffler(partitioner="rebalance", tolerance=0.03, group_feature="user", verify=True)
+    return [_ranks_of_users(together), _ranks_of_users(TokenShuffler(partitioner="refined"))]
+
+
+def test_users_stay_on_one_rank(pools):
+    for together, alone in pools(3).run(_users_and_ranks):
+        assert all(pairs <= users + 1 for users, pairs in together)
+        assert all(pairs >= 1.5 * users for users, pairs in alone)
+
+
+def _placed_users(shuffler, users: list[int]) -> list[int]:
+    placed = shuffler.shuffle(_batch(users, [3] * len(users)))
+    return placed.features["user"].values().tolist()
+
+
+def _scattered() -> tuple[list[int], list[int], list[int]]:
+    users = [5, 6, 7, 8] if dist.get_rank() else [5, 6, 7, 8][::-1]
+    settings = {"partitioner": "rebalance"}
+    return (
+        _placed_users(TokenShuffler(group_feature="user", **settings), users),
+        _placed_users(UserShuffler(**settings), [0, 1, 5, 5]),
+        _placed_users(TokenShuffler(group_feature="user", **settings), [-1, -1, -1, -1]),
+    )
+
+
+def test_samples_of_a_group_come_together_and_others_stay(pools):
+    (first, few, none), (second, few_there, none_there) = pools(2).run(_scattered)
+    assert not set(first) & set(second)
+    assert sorted(few + few_there) == [0, 0, 1, 1, 5, 5, 5, 5] and (5 in few) != (5 in few_there)
+    assert none == none_there == []
+
+
+def _gathers() -> list[list[str]]:
+    names = []
+    for settings in ({}, {"group_feature": "user"}):
+        shuffler = TokenShuffler(partitioner="rebalance", **settings)
+        shuffler.plan(_batch([1, 2], [3, 4]))
+        with recorded_collectives() as calls:
+            shuffler.plan(_batch([1, 2], [3, 4]))
+        names.append([name for name, _ in calls])
+    return names
+
+
+def test_groups_take_no_collective_more(pools):
+    for without, with_groups in pools(2).run(_gathers):
+        assert without == with_groups
+
+
+def _groups_of_models() -> list[list[int]]:
+    batch = draw_histories(np.random.default_rng(dist.get_rank()), 4)
+    settings = {"partitioner": "rebalance", "group_feature": "user", "num_heads": 1, "head_dim": 8}
+    groups = []
+    for name in ("hstu", "sid_gr"):
+        shuffler = BatchShufflerFactory.create(name, **settings)
+        groups.append(shuffler.get_groups(batch)[: batch.num_samples].tolist())
+    return [*groups, [user for ((user,), *_) in contents(batch)]]
+
+
+def test_the_models_shufflers_take_a_feature(pools):
+    for hstu_groups, sid_groups, users in pools(2).run(_groups_of_models):
+        assert hstu_groups == sid_groups == users
+
+
+class _Wrong(TokenShuffler):
+    def __init__(self, groups, **settings):
+        super().__init__(partitioner="rebalance", **settings)
+        self.groups = groups
+
+    def get_groups(self, batch):
+        return self.groups
+
+
+def _errors() -> list[str]:
+    batch = _batch([1, 2], [3, 4])
+    rank = dist.get_rank()
+    differing = UserShuffler if rank else TokenShuffler
+    return [
+        error_of(TokenShuffler(partitioner="rebalance", group_feature="users").plan, batch),
+        error_of(_Wrong(torch.tensor([1, 2, 3])).plan, batch),
+        error_of(_Wrong(torch.tensor([1.0, 2.0])).plan, batch),
+        error_of(_Wrong([1, 2]).plan, batch),
+        error_of(differing(partitioner="rebalance").plan, batch),
+        error_of(UserShuffler, partitioner="rebalance", group_feature="user"),
+        error_of(TokenShuffler, partitioner="karmarkar_karp", group_feature="user"),
+    ]
+
+
+def test_errors(pools):
+    for unknown, shape, dtype, kind, differs, both, no_effect in pools(2).run(_errors):
+        assert "group_feature='users' is not among the batch's features: ['item', 'user']" in unknown
+        assert "_Wrong.get_groups returned torch.int64 of (3,); expected an int64 or int32 tensor" in shape
+        assert "_Wrong.get_groups returned torch.float32" in dtype
+        assert "_Wrong.get_groups returned list" in kind
+        assert "the shuffler of only one of the ranks 1 and 0 has get_groups" in differs
+        assert "group_feature='user' has no effect, because UserShuffler.get_groups" in both
+        assert "group_feature='user': 'karmarkar_karp' has no argument groups" in no_effect
+
+
+def _warnings() -> list[str]:
+    with warnings_of("commons.distributed.batch_shuffler") as messages:
+        UserShuffler(partitioner="refined")
+    return messages
+
+
+def test_groups_without_effect_are_named(pools):
+    first, second = pools(2).run(_warnings)
+    assert ["UserShuffler.get_groups has no effect with partitioner='refined'" in line for line in first] == [
+        True
+    ]
+    assert second == []
+
+
+def test_a_batch_of_another_type_overrides_get_groups():
+    shuffler = TokenShuffler(partitioner="rebalance", group_feature="user")
+    with pytest.raises(TypeError, match="this is a dict: override get_groups"):
+        shuffler.get_groups({})
