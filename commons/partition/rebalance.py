@@ -69,9 +69,9 @@ def rebalance(
     if groups is None:
         return problem.partition(part_of)
     group_of = problem.sorted(numbered_groups(groups, len(problem.work)))
-    together = _together(problem, costs, group_of, target, tolerance)
-    is_no_worse = _largest_load(problem, together) <= max(target, _largest_load(problem, part_of))
-    return problem.partition(together if is_no_worse else part_of)
+    attained = max(target, _largest_load(problem, part_of))
+    together = _together(problem, costs, group_of, attained, tolerance)
+    return problem.partition(together if _largest_load(problem, together) <= attained else part_of)
 
 
 def numbered_groups(groups: ArrayLike, num_samples: int) -> np.ndarray:
