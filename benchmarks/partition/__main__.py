@@ -17,6 +17,7 @@ import numpy as np
 
 from benchmarks.machine import machine
 from benchmarks.markdown import write_tables
+from benchmarks.partition.groups import measure_groups
 from benchmarks.partition.interpreter import measure_interpreter
 from benchmarks.partition.lengths import all_lengths, movielens_folder
 from benchmarks.partition.measure import measure
@@ -42,6 +43,7 @@ def main() -> None:
         "machine": {**machine(), "numpy": np.__version__, "numba": numba.__version__},
         "placements": measure(all_lengths(movielens), DRAWS),
         "pieces": measure_pieces(all_lengths(movielens), DRAWS),
+        "groups": measure_groups(DRAWS),
         "windows": measure_windows(DRAWS),
         "threads": measure_interpreter(ROUNDS, SECONDS),
     }

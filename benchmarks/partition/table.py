@@ -24,6 +24,8 @@ def all_tables(figures: Record) -> dict[str, str]:
         "time": _time(placements),
         "tokens": _tokens(placements),
         "pieces": _pieces(figures["pieces"]),
+        "groups": _groups(figures["groups"]),
+        "groups by tolerance": _groups_by_tolerance(figures["groups"]),
         "windows": _windows(figures["windows"]),
         "threads": _threads(figures["threads"]),
         "machine": _machine(figures),
@@ -151,6 +153,44 @@ def _pieces(pieces: list[Record]) -> str:
         if any(each["pieces"] for each in records)
     ]
     return markdown_table(["lengths", "d", "rows", *columns], rows)
+
+
+DEFAULT_TOLERANCES = (None, 0.01)
+
+
+def _groups(groups: list[Record]) -> str:
+    """Placements at their default tolerances."""
+    rows = []
+    for record in groups:
+        if record["tolerance"] in DEFAULT_TOLERANCES:
+            rows.append(
+                [
+                    record["lengths"],
+                    f"{record['samples_per_user']}",
+                    f"{record['ranks']}",
+                    record["placement"],
+                    f"{record['unique_ids']:.2f}",
+                    f"{record['unique_ids_of_most']:.2f}",
+                    f"{record['percent_above_bound']:.2f}%",
+                    f"{record['percent_of_bytes_moved']:.0f}%",
+                    f"{record['ms']:.2f}",
+                ]
+            )
+    titles = ["lengths", "samples per user", "ranks", "placement", "unique ids", "on the rank with most"]
+    return markdown_table([*titles, "above the bound", "bytes moved", "ms"], rows)
+
+
+def _groups_by_tolerance(groups: list[Record]) -> str:
+    """Mean unique ids with many samples per user."""
+    cases: dict[tuple[str, ...], dict[float, str]] = {}
+    per_user = max(record["samples_per_user"] for record in groups)
+    for record in groups:
+        if record["tolerance"] is not None and record["samples_per_user"] == per_user:
+            case = record["lengths"], f"{record['ranks']}", record["placement"]
+            cases.setdefault(case, {})[record["tolerance"]] = f"{record['unique_ids']:.2f}"
+    tolerances = list(dict.fromkeys(each for of_case in cases.values() for each in of_case))
+    rows = [[*case, *(of_case[each] for each in tolerances)] for case, of_case in cases.items()]
+    return markdown_table(["lengths", "ranks", "placement", *(f"{each:.1%}" for each in tolerances)], rows)
 
 
 def _windows(windows: list[Record]) -> str:

@@ -156,10 +156,9 @@ def level_pools(
     places their samples anew, one by one."""
     load = sum_per_part(work, part_of, num_parts)
     while load.max() > target:
-        heavy, size = int(np.argmax(load)), 2
-        lightest = np.argsort(load, kind="mergesort")
+        lightest, size = np.argsort(load, kind="mergesort"), 2
         while True:
-            pool = np.append(lightest[: min(size, num_parts) - 1], heavy)
+            pool = np.append(lightest[: min(size, num_parts) - 1], lightest[-1])
             in_pool = np.full(num_parts, NONE)
             in_pool[pool] = np.arange(len(pool))
             samples = np.flatnonzero(in_pool[part_of] != NONE)

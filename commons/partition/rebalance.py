@@ -70,8 +70,11 @@ def rebalance(
         return problem.partition(part_of)
     group_of = problem.sorted(numbered_groups(groups, len(problem.work)))
     attained = max(target, _largest_load(problem, part_of))
-    together = _together(problem, costs, group_of, attained, tolerance)
-    return problem.partition(together if _largest_load(problem, together) <= attained else part_of)
+    for goal in dict.fromkeys((target, attained)):
+        together = _together(problem, costs, group_of, goal, tolerance)
+        if _largest_load(problem, together) <= goal:
+            return problem.partition(together)
+    return problem.partition(part_of)
 
 
 def numbered_groups(groups: ArrayLike, num_samples: int) -> np.ndarray:
