@@ -104,7 +104,7 @@ def _differences(
     pipeline = task.make_pipeline(args, model, optimizer, device)
     clock = ComputeClock(model, device)
     loaded = list(itertools.islice(iter(task.train_dataset), STEPS))
-    on = replace(args, enable_balanced_shuffler=True)
+    on = replace(args, enable_balanced_shuffler=True, balance_partitioner="refined")
     ways = {"as loaded": args, "by FLOPs": on, "by measured cost": replace(on, balance_cost=cost)}
     shares = {name: _shares(task, of_way, loaded) for name, of_way in ways.items()}
     # [ranks][steps], like the others

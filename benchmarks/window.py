@@ -42,7 +42,10 @@ def main() -> None:
     gin.bind_parameter("NetworkArgs.num_attention_heads", NUM_HEADS)
     with rank_process() as device:
         settings = {"enable_balanced_shuffler": True, "train_batch_size": ROWS_PER_RANK}
-        arms = [Arm(make_task, {**settings, "balance_window": window}, device) for window in (1, WINDOW)]
+        arms = [
+            Arm(make_task, {**settings, **of_arm}, device)
+            for of_arm in ({"balance_partitioner": "refined"}, {"balance_window": WINDOW})
+        ]
         for arm in arms:
             arm.run(WINDOW, timed=False)
         for block in tqdm(range(BLOCKS), desc="train", unit="block", disable=dist.get_rank() != 0):

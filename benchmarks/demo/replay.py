@@ -60,7 +60,7 @@ def _placed_batches(task: TrainingTask, args: TrainerArgs, rows_per_rank: int) -
     """The arm, and one rank's batch under it, step by step and rank by rank."""
     placed = []
     global_batches = iter(task.train_dataset)
-    settings = {"split": True, "equal_rows": False}
+    settings = {"partitioner": "refined", "split": True, "equal_rows": False}
     shuffler = BatchShufflerFactory.create(task.shuffler_name, **task.shuffler_settings, **settings)
     for _ in range(STEPS):
         batch = next(global_batches)

@@ -34,9 +34,14 @@ ARMS: dict[str, dict[str, Any]] = {
         "balance_partitioner": "karmarkar_karp",
         "balance_exchange": "all_gather",
     },
-    "refined, all_to_all": {"enable_balanced_shuffler": True, "balance_equal_rows": False},
+    "refined, all_to_all": {
+        "enable_balanced_shuffler": True,
+        "balance_partitioner": "refined",
+        "balance_equal_rows": False,
+    },
     "refined, in pieces": {
         "enable_balanced_shuffler": True,
+        "balance_partitioner": "refined",
         "balance_equal_rows": False,
         "balance_split": True,
     },

@@ -38,7 +38,8 @@ def main() -> None:
 
         def arm(rows: int, cap: int | None) -> Arm:
             settings = {"train_batch_size": rows, "max_tokens_per_micro_batch": cap}
-            made = Arm(make_task, {"enable_balanced_shuffler": True, **settings}, device)
+            balanced = {"enable_balanced_shuffler": True, "balance_partitioner": "refined"}
+            made = Arm(make_task, {**balanced, **settings}, device)
             made.run(2, timed=False)
             return made
 

@@ -35,7 +35,9 @@ def main() -> None:
     """Plans the same batches in turn, whole and in pieces; rank 0 writes the figures of all ranks."""
     with rank_process():
         shufflers = {
-            split: BatchShufflerFactory.create("hstu", flops=FLOPS, equal_rows=False, split=split)
+            split: BatchShufflerFactory.create(
+                "hstu", flops=FLOPS, partitioner="refined", equal_rows=False, split=split
+            )
             for split in (False, True)
         }
         rng = np.random.default_rng(dist.get_rank())

@@ -49,6 +49,7 @@ def main() -> None:
             settings = {
                 "enable_balanced_shuffler": True,
                 "balance_equal_rows": False,
+                "balance_partitioner": "refined",
                 "balance_split": split,
                 "balance_max_tokens": max_tokens,
             }

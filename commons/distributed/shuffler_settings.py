@@ -33,9 +33,9 @@ class ShufflerSettings:
     same defaults and checks.
 
     Attributes:
-        partitioner: a key of `PARTITIONERS`. "refined" comes as near the lower bound as it can and moves
-            nearly every sample. "rebalance" moves few, and fewest across nodes. "longest_processing_time" and
-            "karmarkar_karp" are the usual heuristics.
+        partitioner: a key of `PARTITIONERS`. "rebalance" moves few samples, fewest across nodes, and keeps
+            groups together. "refined" comes as near the lower bound as it can and moves nearly every sample.
+            "longest_processing_time" and "karmarkar_karp" are the usual heuristics.
         tolerance: the largest load may be (1 + tolerance) × the lower bound. None means 0 for "refined" and
             0.01 for "rebalance"; the others take none.
         equal_rows: every rank computes the same number of rows (real ones within one of each other). If
@@ -65,7 +65,7 @@ class ShufflerSettings:
         ValueError: a value is out of range, or has no effect in combination with the others.
     """
 
-    partitioner: str = "refined"
+    partitioner: str = "rebalance"
     tolerance: float | None = None
     equal_rows: bool = True
     max_rows: int | None = None

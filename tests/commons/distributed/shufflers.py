@@ -52,7 +52,7 @@ class Case:
 
     @property
     def partitioner(self) -> str:
-        return self.settings.get("partitioner", "refined")
+        return self.settings.get("partitioner", ShufflerSettings.partitioner)
 
     @property
     def num_real(self) -> int:

@@ -53,7 +53,7 @@ def _ranks_of_users(shuffler) -> list[tuple[int, int]]:
 
 
 def _users_and_ranks() -> list[list[tuple[int, int]]]:
-    together = TokenShuffler(partitioner="rebalance", tolerance=0.03, group_feature="user", verify=True)
+    together = TokenShuffler(tolerance=0.03, group_feature="user", verify=True)
     return [_ranks_of_users(together), _ranks_of_users(TokenShuffler(partitioner="refined"))]
 
 
@@ -70,11 +70,10 @@ def _placed_users(shuffler, users: list[int]) -> list[int]:
 
 def _scattered() -> tuple[list[int], list[int], list[int]]:
     users = [5, 6, 7, 8] if dist.get_rank() else [5, 6, 7, 8][::-1]
-    settings = {"partitioner": "rebalance"}
     return (
-        _placed_users(TokenShuffler(group_feature="user", **settings), users),
-        _placed_users(UserShuffler(**settings), [0, 1, 5, 5]),
-        _placed_users(TokenShuffler(group_feature="user", **settings), [-1, -1, -1, -1]),
+        _placed_users(TokenShuffler(group_feature="user"), users),
+        _placed_users(UserShuffler(), [0, 1, 5, 5]),
+        _placed_users(TokenShuffler(group_feature="user"), [-1, -1, -1, -1]),
     )
 
 
@@ -88,7 +87,7 @@ def test_samples_of_a_group_come_together_and_others_stay(pools):
 def _gathers() -> list[list[str]]:
     names = []
     for settings in ({}, {"group_feature": "user"}):
-        shuffler = TokenShuffler(partitioner="rebalance", **settings)
+        shuffler = TokenShuffler(**settings)
         shuffler.plan(_batch([1, 2], [3, 4]))
         with recorded_collectives() as calls:
             shuffler.plan(_batch([1, 2], [3, 4]))
@@ -103,7 +102,7 @@ def test_groups_take_no_collective_more(pools):
 
 def _groups_of_models() -> list[list[int]]:
     batch = draw_histories(np.random.default_rng(dist.get_rank()), 4)
-    settings = {"partitioner": "rebalance", "group_feature": "user", "num_heads": 1, "head_dim": 8}
+    settings = {"group_feature": "user", "num_heads": 1, "head_dim": 8}
     groups = []
     for name in ("hstu", "sid_gr"):
         shuffler = BatchShufflerFactory.create(name, **settings)
@@ -118,7 +117,7 @@ def test_the_models_shufflers_take_a_feature(pools):
 
 class _Wrong(TokenShuffler):
     def __init__(self, groups, **settings):
-        super().__init__(partitioner="rebalance", **settings)
+        super().__init__(**settings)
         self.groups = groups
 
     def get_groups(self, batch):
@@ -130,12 +129,12 @@ def _errors() -> list[str]:
     rank = dist.get_rank()
     differing = UserShuffler if rank else TokenShuffler
     return [
-        error_of(TokenShuffler(partitioner="rebalance", group_feature="users").plan, batch),
+        error_of(TokenShuffler(group_feature="users").plan, batch),
         error_of(_Wrong(torch.tensor([1, 2, 3])).plan, batch),
         error_of(_Wrong(torch.tensor([1.0, 2.0])).plan, batch),
         error_of(_Wrong([1, 2]).plan, batch),
-        error_of(differing(partitioner="rebalance").plan, batch),
-        error_of(UserShuffler, partitioner="rebalance", group_feature="user"),
+        error_of(differing().plan, batch),
+        error_of(UserShuffler, group_feature="user"),
         error_of(TokenShuffler, partitioner="karmarkar_karp", group_feature="user"),
     ]
 
@@ -166,6 +165,6 @@ def test_groups_without_effect_are_named(pools):
 
 
 def test_a_batch_of_another_type_overrides_get_groups():
-    shuffler = TokenShuffler(partitioner="rebalance", group_feature="user")
+    shuffler = TokenShuffler(group_feature="user")
     with pytest.raises(TypeError, match="this is a dict: override get_groups"):
         shuffler.get_groups({})

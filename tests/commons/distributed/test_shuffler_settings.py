@@ -34,7 +34,7 @@ from tests.commons.distributed.shufflers import FieldShuffler
         ({"window": 2, "tolerance": 0.1}, "tolerance=0.1 has no effect with window=2"),
         ({"window": 2, "max_tokens": 9}, "max_tokens=9 has no effect with window=2"),
         ({"window": 2, "equal_rows": False, "max_rows": 9}, "max_rows=9 has no effect with window=2"),
-        ({"window": 2, "partitioner": "rebalance"}, "partitioner='rebalance' has no effect with window=2"),
+        ({"window": 2, "partitioner": "refined"}, "partitioner='refined' has no effect with window=2"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(setting, message):
