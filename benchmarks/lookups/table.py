@@ -50,7 +50,7 @@ def _arms(records: list[Record]) -> str:
                     f"{record['stream']}, {record['lengths'].partition(' ')[0].partition('(')[0]}",
                     name,
                     "{median:.0f} ({min:.0f} to {max:.0f})".format(**arm["step_ms"]),
-                    "{median:.3f} ({min:.2f} to {max:.2f})".format(**arm["ratio_to_reference"]),
+                    "{median:.2f} ({lower:.2f} to {upper:.2f})".format(**arm["ratio_to_reference"]),
                     f"{arm['imbalance']:.3f}",
                     f"{mean:.2f} / {most:.2f}",
                     f"{arm['embedding_megabytes']:.1f}",

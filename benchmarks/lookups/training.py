@@ -27,7 +27,7 @@ from commons.datasets import HSTUBatch
 from commons.pipeline import TrainPipelineFactory
 from commons.training import OptimizerArgs, rank_process, run_rank, shard_model
 
-WARM_UP_STEPS, BLOCKS, STEPS_PER_BLOCK = 2, 12, 2
+WARM_UP_STEPS, BLOCKS, STEPS_PER_BLOCK = 2, 20, 2
 STEPS = WARM_UP_STEPS + BLOCKS * STEPS_PER_BLOCK
 ROWS_OF_TABLES = {"item": NUM_ITEMS, "user_id": NUM_USERS}  # the sharded ones, by feature
 
@@ -137,25 +137,33 @@ def _stream_figures(
         arm.run(WARM_UP_STEPS)
         arm.clear()
     in_turn = list(arms.values())
-    for _ in range(BLOCKS):
+    lookups_ms: list[float] = []
+    measured = loaded[WARM_UP_STEPS:]
+    for first in range(0, len(measured), STEPS_PER_BLOCK):
         for arm in in_turn:
             arm.run(STEPS_PER_BLOCK)
         in_turn.append(in_turn.pop(0))
-    seconds = {
+        lookups_ms += _lookup_milliseconds(lookups, measured[first : first + STEPS_PER_BLOCK])
+    milliseconds = {
         name: np.array(arm.step_milliseconds).reshape(BLOCKS, STEPS_PER_BLOCK).sum(1)
         for name, arm in arms.items()
     }
     figures = {
-        name: arm.figures() | {"ratio_to_reference": spread((seconds[name] / seconds[REFERENCE]).tolist(), 4)}
+        name: arm.figures() | {"ratio_to_reference": _quartiles(milliseconds[name] / milliseconds[REFERENCE])}
         for name, arm in arms.items()
     }
     return {
         "stream": stream,
         "lengths": lengths,
-        "ids": _ids_per_rank(loaded),
-        "lookups_ms": spread(_lookup_milliseconds(lookups, loaded)),
+        "ids": _ids_per_rank(measured),
+        "lookups_ms": spread(lookups_ms),
         "arms": figures,
     }
+
+
+def _quartiles(ratios: np.ndarray) -> dict[str, float]:
+    lower, median, upper = np.quantile(ratios, [0.25, 0.5, 0.75]).round(4).tolist()
+    return {"lower": lower, "median": median, "upper": upper}
 
 
 def main() -> None:
