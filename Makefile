@@ -20,7 +20,7 @@ VENV := .venv
 RUN := OMP_NUM_THREADS=1 $(VENV)/bin/python
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test lint format bench-attention bench-calibration bench-checkpoint bench-gather bench-kuairand bench-loading bench-micro-batch bench-padding bench-partition \
+.PHONY: demo test lint format bench-attention bench-calibration bench-checkpoint bench-gather bench-kuairand bench-loading bench-lookups bench-micro-batch bench-padding bench-partition \
 	bench-recompute bench-shuffle bench-split bench-split-samples bench-window check-kernels cluster-check gpu-check soak versions clean
 
 demo: $(INSTALLED)
@@ -55,6 +55,9 @@ bench-kuairand: $(INSTALLED)
 
 bench-loading: $(INSTALLED)
 	$(RUN) -m benchmarks.bucket_loading $(DATA)
+
+bench-lookups: $(INSTALLED)
+	$(RUN) -m benchmarks.lookups
 
 bench-micro-batch: $(INSTALLED)
 	$(RUN) -m benchmarks.micro_batch

@@ -1,0 +1,36 @@
+"""Step time, bytes and unique ids of each partitioner where lookups take a share of the step.
+
+python -m benchmarks.lookups
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from benchmarks.lookups.table import all_tables
+from benchmarks.machine import machine
+from benchmarks.markdown import write_tables
+from benchmarks.torchrun import torchrun
+
+BENCHMARKS = Path(__file__).parents[1]
+RESULT, README = BENCHMARKS / "results" / "lookups.json", BENCHMARKS / "README.md"
+RANKS = 2
+
+
+def main() -> None:
+    """Prints the tables and writes them to `README`, with `RESULT`."""
+    with TemporaryDirectory() as folder:
+        measured = Path(folder) / "result.json"
+        torchrun(RANKS, "benchmarks.lookups.training", measured)
+        figures = json.loads(measured.read_text()) | {"machine": machine()}
+    tables = all_tables(figures)
+    for name, table in tables.items():
+        print(f"\n{name}\n\n{table}")
+    RESULT.write_text(json.dumps(figures, indent=1) + "\n")
+    write_tables(README, "lookups", tables)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,78 @@
+"""The model that the benchmark of lookups trains: HSTU ranking with wide embedding rows."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torchrec import EmbeddingCollection
+from torchrec.modules.embedding_configs import EmbeddingConfig
+from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
+
+from benchmarks.lookups.streams import NUM_ACTIONS, NUM_ITEMS, NUM_USERS
+from benchmarks.lookups.unique_lookups import UniqueLookups
+from commons.perf_model import HSTUFlops
+from hstu.models.embedding_tables import EmbeddingTable
+from hstu.models.hstu_config import HSTUConfig
+from hstu.models.hstu_encoder import HSTUFeatures
+from hstu.models.ranking import HSTURanking, RankingHeadConfig
+
+LAYERS, WIDTH, HEADS = 1, 64, 2
+FLOPS = HSTUFlops(LAYERS, WIDTH, HEADS, WIDTH // HEADS)
+PARTS_PER_ROW = 16
+ROW_WIDTH = PARTS_PER_ROW * WIDTH
+
+
+class SummedParts(nn.Module):
+    """Looks up wide rows and sums their parts, `WIDTH` numbers each.
+
+    A row stands for the embeddings of an item's features, such as its creator and its category.
+    """
+
+    def __init__(self, lookups: UniqueLookups) -> None:
+        super().__init__()
+        self.lookups = lookups
+
+    def forward(self, features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
+        """Returns the embeddings of each feature's ids, `[ids, WIDTH]`."""
+        summed = {}
+        for name, rows in self.lookups(features).items():
+            parts = rows.values().unflatten(1, (PARTS_PER_ROW, WIDTH))
+            summed[name] = JaggedTensor(parts.sum(1), lengths=rows.lengths())
+        return summed
+
+
+def ranking_model() -> tuple[HSTURanking, UniqueLookups]:
+    """Returns the model, and the lookups in it; the sharded tables are on the meta device."""
+    config = HSTUConfig(
+        num_layers=LAYERS,
+        hidden_size=WIDTH,
+        num_heads=HEADS,
+        head_dim=WIDTH // HEADS,
+        scaling_seqlen=1024,
+        hidden_dropout=0.0,
+        dtype=torch.float32,
+        num_position_buckets=1024,
+    )
+    tables = (
+        EmbeddingTable("item", ("item",), NUM_ITEMS, sharded=True),
+        EmbeddingTable("user", ("user_id",), NUM_USERS, sharded=True),
+        EmbeddingTable("action", ("action",), NUM_ACTIONS, sharded=False),
+    )
+    features, head = HSTUFeatures("item", "action", ("user_id",)), RankingHeadConfig((NUM_ACTIONS,))
+    model = HSTURanking(config, tables, features, head, torch.device("meta"))
+    wide = EmbeddingCollection(
+        [
+            EmbeddingConfig(
+                name=table.name,
+                embedding_dim=ROW_WIDTH,
+                num_embeddings=table.num_embeddings,
+                feature_names=list(table.feature_names),
+            )
+            for table in tables
+            if table.sharded
+        ],
+        device=torch.device("meta"),
+    )
+    lookups = UniqueLookups(wide)
+    model.embedding_collections = nn.ModuleList([SummedParts(lookups)])
+    return model, lookups

@@ -1,0 +1,102 @@
+"""Streams of batches whose samples share ids, or do not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from commons.datasets import HSTUBatch
+from commons.datasets.sample_source import keyed_rows
+
+ROWS, NUM_ITEMS, NUM_USERS, NUM_ACTIONS = 32, 100_000, 10_000, 2
+SHARED = 0.9  # of a sample's items
+LONGEST = 512
+
+LENGTHS: dict[str, Callable[[np.random.Generator, int], np.ndarray]] = {
+    "uniform in [20, 200]": lambda rng, users: rng.integers(20, 201, users),
+    f"lognormal(5, 1.2) in [1, {LONGEST}]": lambda rng, users: (
+        rng.lognormal(5, 1.2, users).clip(1, LONGEST).astype(np.int64)
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Stream:
+    """The order of the samples, and who shares ids with whom.
+
+    Attributes:
+        samples_per_user: samples of a user in a global batch. They are equally long and share `SHARED` of
+            their items.
+        shuffled: whether the samples of a global batch are in random order. Otherwise those of a user follow
+            each other, on one rank.
+    """
+
+    samples_per_user: int
+    shuffled: bool = False
+
+
+STREAMS = {
+    "user-major": Stream(samples_per_user=4),
+    "shuffled": Stream(samples_per_user=4, shuffled=True),
+    "no shared ids": Stream(samples_per_user=1),
+}
+
+
+def batches(stream: Stream, lengths: str, steps: int, rank: int, num_ranks: int) -> list[HSTUBatch]:
+    """Returns a rank's host batches, `ROWS` samples each; every call draws the same.
+
+    Args:
+        stream: a value of `STREAMS`.
+        lengths: a key of `LENGTHS`.
+        steps: number of batches.
+        rank: the rank that loads them.
+        num_ranks: ranks that load a batch each.
+    """
+    rng = np.random.default_rng(0)
+    made = []
+    for _ in range(steps):
+        users, items = _global_batch(rng, stream, LENGTHS[lengths], ROWS * num_ranks)
+        order = rng.permutation(len(items)) if stream.shuffled else np.arange(len(items))
+        mine = order[rank * ROWS : (rank + 1) * ROWS]
+        actions = [rng.integers(0, NUM_ACTIONS, len(of_sample)) for of_sample in items]
+        made.append(
+            HSTUBatch(
+                features=keyed_rows(
+                    {
+                        "user_id": [users[[sample]] for sample in mine],
+                        "item": [items[sample] for sample in mine],
+                        "action": [actions[sample] for sample in mine],
+                    },
+                    ROWS,
+                ),
+                batch_size=ROWS,
+                feature_to_max_seqlen={},
+                contextual_feature_names=["user_id"],
+                labels=keyed_rows({"label": [actions[sample] for sample in mine]}, ROWS),
+                action_feature_name="action",
+            )
+        )
+    return made
+
+
+def _global_batch(
+    rng: np.random.Generator,
+    stream: Stream,
+    lengths: Callable[[np.random.Generator, int], np.ndarray],
+    num_samples: int,
+) -> tuple[np.ndarray, list[np.ndarray]]:
+    """Returns the user of each sample, `[samples]`, and its items; those of different users differ."""
+    copies = stream.samples_per_user
+    users = rng.choice(NUM_USERS, num_samples // copies, replace=False)
+    num_items = lengths(rng, len(users))
+    num_shared = np.rint(SHARED * num_items).astype(np.int64)
+    num_own = num_items - num_shared
+    unused = rng.permutation(NUM_ITEMS)
+    items = []
+    for shared, own in zip(num_shared, num_own, strict=True):
+        of_user, unused = unused[: shared + copies * own], unused[shared + copies * own :]
+        own_items = of_user[shared:].reshape(copies, own)
+        items += [np.append(of_user[:shared], of_sample) for of_sample in own_items]
+    return users.repeat(copies), items
