@@ -156,8 +156,8 @@ def level_pools(
     places their samples anew, one by one."""
     load = sum_per_part(work, part_of, num_parts)
     while load.max() > target:
-        heavy, size = int(np.argmax(load)), 2
         lightest = np.argsort(load, kind="mergesort")
+        heavy, size = lightest[-1], 2  # not argmax: of equal parts, that is the first, and would be in twice
         while True:
             pool = np.append(lightest[: min(size, num_parts) - 1], heavy)
             in_pool = np.full(num_parts, NONE)
