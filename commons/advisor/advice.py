@@ -80,7 +80,16 @@ def advise(request: Request) -> Advice:
         rows = request.rows_per_rank[0]
         charted = [(ranks, rows) for ranks in CHART_RANKS if ranks * rows <= len(sizes)]
     drawn = {
-        key: draw_steps(workloads, samples.tokens, sizes, *key, request.window, samples.groups, samples.ids)
+        key: draw_steps(
+            workloads,
+            samples.tokens,
+            sizes,
+            *key,
+            multiple_of=request.window,
+            in_order=samples.in_file_order,
+            groups=samples.groups,
+            ids=samples.ids if key in asked else None,
+        )
         for key in dict.fromkeys([*asked, *charted])
     }
     # A single rank never waits: there is nothing to compare.

@@ -185,19 +185,20 @@ def draw_steps(
     num_ranks: int,
     rows_per_rank: int,
     multiple_of: int,
+    in_order: bool = False,
     groups: np.ndarray | None = None,
     ids: SampleIds | None = None,
 ) -> DrawnSteps:
     """Draws steps from epochs in random order, without replacement, the same on every run.
 
-    With groups or ids, the samples' order decides what ranks load together: steps are then those of one epoch
-    in the given order, dealt to ranks in contiguous runs. Incomplete steps at the end of an epoch are left
-    out.
+    Incomplete steps at the end of an epoch are left out.
 
     Args:
         workloads, tokens, sizes, groups: int64 `[samples]`.
         num_ranks, rows_per_rank: of each step.
-        multiple_of: the number of steps is a multiple of it; as many are consecutive.
+        multiple_of: the number of steps is a multiple of it.
+        in_order: whether to draw steps of one epoch in the given order instead, as many as `multiple_of` in a
+            row; each is dealt to ranks in contiguous runs.
         ids: of the samples.
 
     Raises:
@@ -212,10 +213,10 @@ def draw_steps(
     wanted = min(max(SAMPLES_TO_DRAW // per_step, FEWEST_STEPS), MOST_STEPS)
     wanted = -(-wanted // multiple_of) * multiple_of
     per_epoch = len(workloads) // per_step
-    if groups is None and ids is None:
-        drawn = _in_random_order(len(workloads), per_step, wanted)
-    else:
+    if in_order:
         drawn = _in_given_order(per_epoch, per_step, wanted, multiple_of)
+    else:
+        drawn = _in_random_order(len(workloads), per_step, wanted)
     num_epochs = -(-len(drawn) // per_epoch)
     drawn = drawn.reshape(-1, num_ranks, rows_per_rank)
     of_groups = None if groups is None else groups[drawn]

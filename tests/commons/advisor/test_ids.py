@@ -45,7 +45,7 @@ def path(ids: list[list[int]], tmp_path_factory: pytest.TempPathFactory) -> Path
 @pytest.mark.parametrize(("num_samples", "multiple_of"), [(1003, 1), (1003, 3), (5000, 4), (90, 4)])
 def test_steps_in_order_are_those_of_a_loader_that_does_not_shuffle(num_samples: int, multiple_of: int):
     numbers = np.arange(num_samples)
-    steps = draw_steps(numbers, numbers, numbers, 4, 10, multiple_of, groups=numbers)
+    steps = draw_steps(numbers, numbers, numbers, 4, 10, multiple_of, in_order=True)
     of_epoch = numbers[: num_samples // 40 * 40].reshape(-1, 4, 10)
     step = steps.numbers[:, 0, 0] // 40
     np.testing.assert_array_equal(steps.numbers, of_epoch[step])
@@ -65,7 +65,7 @@ def test_unique_ids_are_those_of_training(path: Path, ids: list[list[int]]):
     tokens = 2 * lengths + 1
     work = HSTUFlops(2, 64, 2, 32).per_sample(tokens)
     user = np.arange(len(ids)) // PER_USER
-    steps = draw_steps(work, tokens, 24 * lengths, RANKS, ROWS, 4, groups=user)
+    steps = draw_steps(work, tokens, 24 * lengths, RANKS, ROWS, 4, in_order=True)
     loaded = None
     for name, settings in {"as_loaded": None, **SETTINGS}.items():
         unique = []
