@@ -11,7 +11,15 @@ from commons.advisor.command_line import CHART_RANKS, Request
 from commons.advisor.figures import duration
 from commons.advisor.prediction import Case, Outcome, draw_steps, predict, warm_up
 from commons.advisor.samples import TRAINING_FLOPS_PER_FORWARD, SampleLengths
-from commons.advisor.strategies import KARMARKAR_KARP, REBALANCE, REFINED, SPLIT, WINDOW, strategies
+from commons.advisor.strategies import (
+    KARMARKAR_KARP,
+    REBALANCE,
+    REBALANCE_GROUPS,
+    REFINED,
+    SPLIT,
+    WINDOW,
+    strategies,
+)
 
 LEAST_GAIN = 0.02  # below it, what the prediction leaves out decides
 SAME = 0.005  # speedups closer than this count as equal
@@ -63,14 +71,25 @@ def advise(request: Request) -> Advice:
     samples = request.samples
     workloads = request.cost.of(samples.tokens)
     sizes = request.bytes_per_item * samples.items
-    compared = strategies(request.window, request.cost.file, request.cost.pieces is not None)
+    compared = strategies(
+        request.window, request.cost.file, request.cost.pieces is not None, samples.group_column
+    )
     asked = [(ranks, rows) for rows in request.rows_per_rank for ranks in request.ranks]
     charted = []
     if request.html is not None:
         rows = request.rows_per_rank[0]
         charted = [(ranks, rows) for ranks in CHART_RANKS if ranks * rows <= len(sizes)]
     drawn = {
-        key: draw_steps(workloads, samples.tokens, sizes, *key, multiple_of=request.window)
+        key: draw_steps(
+            workloads,
+            samples.tokens,
+            sizes,
+            *key,
+            multiple_of=request.window,
+            in_order=samples.in_file_order,
+            groups=samples.groups,
+            ids=samples.ids if key in asked else None,
+        )
         for key in dict.fromkeys([*asked, *charted])
     }
     # A single rank never waits: there is nothing to compare.
@@ -106,7 +125,10 @@ def _assumptions(request: Request) -> list[str]:
         "Pieces of samples are not compared: a measured cost does not tell what a part of a sample costs"
         if pieces is None
         else pieces.assumption(network.bytes_per_second),
-        "Steps are drawn from the samples in random order, one epoch without replacement after another; "
+        "Steps are those of a loader that keeps the file's order and gives each rank the next rows; they are "
+        "spread over the file, and an incomplete last step is left out"
+        if request.samples.in_file_order
+        else "Steps are drawn from the samples in random order, one epoch without replacement after another; "
         "incomplete last steps are left out",
     ]
 
@@ -131,6 +153,8 @@ def recommend(case: Case) -> Recommendation:
     notes = [*_about_the_bound(case), *pieces, *_about_different_steps(case, best)]
     if gains and case.outcomes[KARMARKAR_KARP].speedup >= best.speedup - SAME:
         notes.append("Equal-size Karmarkar–Karp does as well on these lengths.")
+    if gains:
+        notes += _about_lookups(case, best)
     notes += [*_about_costs(best), *_about_the_window(case, best)]
     if not gains:
         within = "a step of whole samples" if pieces else "a step"
@@ -182,6 +206,22 @@ def _about_pieces(case: Case, whole: Outcome, best: Outcome) -> list[str]:
         f"and values for {duration(split.fetch_seconds)} per step. They pay off where a device achieves less "
         f"than {break_even / 1e12:.3g} TFLOP/s, or the network is faster. To use them: "
         + ", ".join(split.strategy.gin_lines(case.rows_per_rank)[1:])
+    ]
+
+
+def _about_lookups(case: Case, best: Outcome) -> list[str]:
+    """Names the strategy that keeps ids together, if the best one by speed looks up more of them."""
+    kept = case.outcomes.get(REBALANCE_GROUPS, case.outcomes[REBALANCE])
+    if best.unique_ids is None or kept.unique_ids is None:
+        return []
+    more = best.unique_ids.per_rank_relative
+    if more < (1 + LEAST_GAIN) * kept.unique_ids.per_rank_relative:
+        return []
+    return [
+        f"With {best.strategy.title}, a rank looks up {more:.2f} × as many unique ids as loaded; with "
+        f"{kept.strategy.title}, {kept.unique_ids.per_rank_relative:.2f} × at a speedup of {_times(kept)}. "
+        "Speedups leave lookups out: measure both where these take much of a step. To use it: "
+        + ", ".join(kept.strategy.gin_lines(case.rows_per_rank)[1:])
     ]
 
 

@@ -21,6 +21,8 @@ from commons.advisor.samples import (
     TokenRule,
     flops_cost,
     measured_cost,
+    read_groups,
+    read_ids,
     read_lengths,
 )
 from commons.perf_model import HSTUFlops, TransformerConfig, transformer_flops
@@ -87,6 +89,10 @@ def _add_data_and_model(made: argparse.ArgumentParser) -> None:
     data = "a .npy, .csv or .parquet file of lengths, or a gin file that configures a dataset"
     add("data", type=Path, help=data)
     add("--column", help="column of a .csv or .parquet file: lengths, or lists in .parquet")
+    ids = "column of lists in .parquet: counts unique ids per rank; steps then follow the file's order"
+    add("--ids", metavar="COLUMN", help=ids)
+    groups = "column of integers, such as the user: compares keeping these samples together; likewise"
+    add("--groups", metavar="COLUMN", help=groups)
     per_item = "default: 2 for hstu (item and action), 3 for sid_gr (codes), else 1"
     add("--tokens-per-item", **count, help=per_item)
     extra = "extra tokens of each sample; default: 1 for hstu, else 0"
@@ -213,7 +219,7 @@ def _check_options(given: argparse.Namespace) -> None:
         return
     if model is not None and not is_named:
         raise InputError(f"--model {model}: {given.data} has a model; expected dimensions, or no --model")
-    for name in ("column", "tokens_per_item", "extra_tokens"):
+    for name in ("column", "ids", "groups", "tokens_per_item", "extra_tokens"):
         if getattr(given, name) is not None:
             raise InputError(
                 f"{_option(name)} {getattr(given, name)} has no effect: {given.data} defines its samples"
@@ -281,9 +287,17 @@ def _cost(model: ConfiguredModel | None, cost_file: Path | None, tflops: float |
 
 def _samples_of_file(given: argparse.Namespace, model: ConfiguredModel | None) -> SampleLengths:
     default = TOKEN_RULES.get(given.model, TokenRule(1, 0)) if model is None else model.tokens
-    items = read_lengths(given.data, given.column)
+    items = read_lengths(given.data, given.column or given.ids)
     rule = TokenRule(
         default.per_item if given.tokens_per_item is None else given.tokens_per_item,
         default.extra if given.extra_tokens is None else given.extra_tokens,
     )
-    return SampleLengths(items, rule.of(items), str(rule), str(given.data))
+    return SampleLengths(
+        items,
+        rule.of(items),
+        str(rule),
+        str(given.data),
+        ids=None if given.ids is None else read_ids(given.data, given.ids),
+        groups=None if given.groups is None else read_groups(given.data, given.groups),
+        group_column=given.groups,
+    )

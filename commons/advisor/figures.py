@@ -18,6 +18,8 @@ _MEANINGS = {
     "exchange": "time of the rank that sends or receives most, at the given bandwidth",
     "moved": "share of the samples, or of their pieces, that leave the rank that loaded them",
     "tokens": "of the rank with most ÷ the mean over ranks, mean over steps; activation memory follows it",
+    "unique ids": "unique ids per rank ÷ as loaded, as each is looked up once: mean over ranks / of the rank "
+    "with most",
     "planning": "time per step or window, measured on this machine; a thread plans a step ahead, so that "
     "planning costs nothing while it is shorter than a step",
 }
@@ -44,6 +46,7 @@ def _cells(case: Case, outcome: Outcome) -> dict[str, str | None]:
     balances = outcome.strategy.name != AS_LOADED
     moves = outcome.share_of_samples_moved > 0
     mean_tokens = case.mean_tokens_per_rank
+    unique = outcome.unique_ids
     not_hidden, step = outcome.speedup_exchange_not_hidden, outcome.step_seconds
     return {
         "imbalance": with_error(outcome.imbalance.mean, outcome.imbalance.std, 3),
@@ -54,6 +57,9 @@ def _cells(case: Case, outcome: Outcome) -> dict[str, str | None]:
         "exchange": duration(outcome.exchange_seconds) if moves else None,
         "moved": f"{outcome.share_of_samples_moved:.0%}" if moves else None,
         "tokens": f"{outcome.largest_tokens_per_rank / mean_tokens if mean_tokens else 1:.2f} ×",
+        "unique ids": None
+        if unique is None
+        else f"{unique.per_rank_relative:.2f} / {unique.of_rank_with_most_relative:.2f} ×",
         "planning": duration(outcome.planning_seconds_measured) if balances else None,
     }
 
@@ -85,6 +91,12 @@ def below_table(case: Case) -> list[str]:
         f"Mean per rank and step: {case.mean_tokens_per_rank:,.0f} tokens, "
         f"{size(case.bytes_loaded_per_rank)}. The lower bound of a step's imbalance is {lower_bound}."
     ]
+    unique = case.outcomes[AS_LOADED].unique_ids
+    if unique is not None:
+        lines.append(
+            f"As loaded, a rank has {unique.per_rank:,.0f} unique ids, the rank with most "
+            f"{unique.of_rank_with_most:,.0f}, counted in {unique.steps} of the steps."
+        )
     if case.ranks > 1:
         received = size(case.all_gather_bytes_per_rank)
         lines.append(f"By all-gather in place of all-to-all, each rank would receive {received} per step.")

@@ -10,16 +10,19 @@ import numpy as np
 
 from commons.advisor import InputError
 from commons.advisor.pieces import Cuts, PieceCosts, bytes_of_rows
-from commons.advisor.samples import SampleCost
+from commons.advisor.samples import SampleCost, SampleIds
 from commons.advisor.strategies import AS_LOADED, Strategy
 from commons.distributed.loaded_samples import LoadedSamples
 from commons.distributed.placement import place
 from commons.partition import lower_bound
+from commons.partition.problem import indices_of_parts
 
 SEED = 0
 # Fewer ranks get more steps: their steps differ more from one another, and take less time to plan.
 SAMPLES_TO_DRAW = 2**18
 FEWEST_STEPS, MOST_STEPS = 32, 256
+# Of each strategy; sorting them takes under a second.
+IDS_TO_COUNT = 2**22
 
 
 @dataclass(frozen=True)
@@ -40,14 +43,22 @@ class DrawnSteps:
     """Steps as the ranks load them.
 
     Attributes:
-        workloads, tokens, sizes: int64 `[steps, ranks, rows]`; sizes are bytes.
+        numbers, workloads, tokens, sizes: int64 `[steps, ranks, rows]`; numbers are those of the samples in
+            the data, sizes are bytes.
         num_epochs: epochs that the steps were drawn from.
+        groups: int64 `[steps, ranks, rows]`; None if unknown.
+        ids: of all samples of the data; None if unknown.
+        num_with_ids: the first steps, whose ids are counted.
     """
 
+    numbers: np.ndarray
     workloads: np.ndarray
     tokens: np.ndarray
     sizes: np.ndarray
     num_epochs: int
+    groups: np.ndarray | None = None
+    ids: SampleIds | None = None
+    num_with_ids: int = 0
 
 
 @dataclass(frozen=True)
@@ -61,6 +72,24 @@ class Spread:
     def of(values: np.ndarray) -> Spread:
         """Summarizes float64 `[steps]`."""
         return Spread(float(values.mean()), float(values.std(ddof=1)) if len(values) > 1 else None)
+
+
+@dataclass(frozen=True)
+class UniqueIds:
+    """Unique ids per rank, each of which it looks up once; entries of the JSON output.
+
+    Attributes:
+        steps: the steps in which they were counted.
+        per_rank: mean over ranks and steps.
+        of_rank_with_most: mean over steps.
+        per_rank_relative, of_rank_with_most_relative: the same ÷ as loaded.
+    """
+
+    steps: int
+    per_rank: float
+    of_rank_with_most: float
+    per_rank_relative: float
+    of_rank_with_most_relative: float
 
 
 @dataclass(frozen=True)
@@ -95,6 +124,7 @@ class Outcome:
         host_bytes_per_rank: bytes of these batches.
         planning_seconds_measured: median per step or window, on this machine.
         planning_hidden: whether planning takes no longer than the steps it overlaps; None without times.
+        unique_ids: no entry where ids are unknown, or samples are cut.
     """
 
     strategy: Strategy
@@ -122,6 +152,7 @@ class Outcome:
     host_bytes_per_rank: float
     planning_seconds_measured: float
     planning_hidden: bool | None
+    unique_ids: UniqueIds | None
 
 
 @dataclass(frozen=True)
@@ -154,15 +185,21 @@ def draw_steps(
     num_ranks: int,
     rows_per_rank: int,
     multiple_of: int,
+    in_order: bool = False,
+    groups: np.ndarray | None = None,
+    ids: SampleIds | None = None,
 ) -> DrawnSteps:
     """Draws steps from epochs in random order, without replacement, the same on every run.
 
     Incomplete steps at the end of an epoch are left out.
 
     Args:
-        workloads, tokens, sizes: int64 `[samples]`.
+        workloads, tokens, sizes, groups: int64 `[samples]`.
         num_ranks, rows_per_rank: of each step.
         multiple_of: the number of steps is a multiple of it.
+        in_order: whether to draw steps of one epoch in the given order instead, as many as `multiple_of` in a
+            row; each is dealt to ranks in contiguous runs.
+        ids: of the samples.
 
     Raises:
         InputError: there are fewer samples than one step needs.
@@ -176,13 +213,43 @@ def draw_steps(
     wanted = min(max(SAMPLES_TO_DRAW // per_step, FEWEST_STEPS), MOST_STEPS)
     wanted = -(-wanted // multiple_of) * multiple_of
     per_epoch = len(workloads) // per_step
-    num_epochs = -(-wanted // per_epoch)
+    if in_order:
+        drawn = _in_given_order(per_epoch, per_step, wanted, multiple_of)
+    else:
+        drawn = _in_random_order(len(workloads), per_step, wanted)
+    num_epochs = -(-len(drawn) // per_epoch)
+    drawn = drawn.reshape(-1, num_ranks, rows_per_rank)
+    of_groups = None if groups is None else groups[drawn]
+    num_with_ids = 0
+    if ids is not None:
+        ids_of_steps = np.diff(ids.start)[drawn].sum((1, 2)).cumsum()
+        within = int(np.searchsorted(ids_of_steps, IDS_TO_COUNT, side="right"))
+        num_with_ids = max(within // multiple_of, 1) * multiple_of
+    return DrawnSteps(
+        drawn, workloads[drawn], tokens[drawn], sizes[drawn], num_epochs, of_groups, ids, num_with_ids
+    )
+
+
+def _in_random_order(num_samples: int, per_step: int, wanted: int) -> np.ndarray:
+    """Returns int64 `[wanted, per_step]`: steps of epochs in random order."""
+    per_epoch = num_samples // per_step
     orders = [
-        np.random.default_rng([SEED, epoch]).permutation(len(workloads))[: per_epoch * per_step]
-        for epoch in range(num_epochs)
+        np.random.default_rng([SEED, epoch]).permutation(num_samples)[: per_epoch * per_step]
+        for epoch in range(-(-wanted // per_epoch))
     ]
-    drawn = np.concatenate(orders)[: wanted * per_step].reshape(wanted, num_ranks, rows_per_rank)
-    return DrawnSteps(workloads[drawn], tokens[drawn], sizes[drawn], num_epochs)
+    return np.concatenate(orders)[: wanted * per_step].reshape(wanted, per_step)
+
+
+def _in_given_order(per_epoch: int, per_step: int, wanted: int, multiple_of: int) -> np.ndarray:
+    """Returns int64 `[steps, per_step]`: windows of consecutive steps, spread over an epoch.
+
+    No step comes twice: there may be fewer than wanted, unless the epoch is shorter than one window.
+    """
+    num_windows = max(min(wanted, per_epoch) // multiple_of, 1)
+    first = np.linspace(0, max(per_epoch - multiple_of, 0), num_windows).astype(np.int64)
+    first = np.random.default_rng(SEED).permutation(first)  # so that the first few are of the whole epoch
+    step = (first[:, None] + np.arange(multiple_of)).reshape(-1, 1) % per_epoch
+    return step * per_step + np.arange(per_step)
 
 
 def warm_up(cost: SampleCost, strategies: Sequence[Strategy]) -> None:
@@ -191,7 +258,8 @@ def warm_up(cost: SampleCost, strategies: Sequence[Strategy]) -> None:
     tokens = np.array([500, 500, 500, 1])  # one of the three has to be cut
     for strategy in strategies:
         few = np.tile(tokens, strategy.window).reshape(-1, 2, 2)
-        _place(DrawnSteps(cost.workloads(few), few, few, num_epochs=1), strategy, cost.pieces, None)
+        steps = DrawnSteps(few, cost.workloads(few), few, few, num_epochs=1, groups=few)
+        _place(steps, strategy, cost.pieces, None)
 
 
 def predict(
@@ -226,12 +294,13 @@ class _Placement:
     """The rows of all steps: samples, and in place of those that are cut their pieces.
 
     Attributes:
-        step, home, rank: int64 `[rows]`.
+        number, step, home, rank: int64 `[rows]`; number is that of the sample in the data.
         workloads, tokens, sizes: `[rows]`; sizes are bytes.
         cuts: of each step; empty for strategies that cut no samples.
         planning_seconds: median per plan.
     """
 
+    number: np.ndarray
     step: np.ndarray
     home: np.ndarray
     rank: np.ndarray
@@ -249,38 +318,39 @@ def _place(
     pieces = pieces if strategy.splits else None
     cutting = None if pieces is None else pieces.cutting
     rows, cuts, seconds = [], [], []
-    for first, samples in _loaded(steps, strategy.window):
+    for first, numbers, samples in _loaded(steps, strategy):
         of_samples = (samples.workloads, samples.tokens, samples.sample_bytes)
         if strategy.settings is None:
-            rows.append((first + samples.batch_of, samples.home, samples.home, *of_samples))
+            rows.append((numbers, first + samples.batch_of, samples.home, samples.home, *of_samples))
             continue
         start = time.perf_counter()
         plan = place(samples, strategy.settings, ranks_per_node, cutting=cutting)
         seconds.append(time.perf_counter() - start)
         of_rows = (plan.workloads, plan.tokens, bytes_of_rows(plan, samples.sample_bytes))
-        rows.append((first + plan.step, plan.home, plan.destination, *of_rows))
+        rows.append((numbers[plan.sample_of], first + plan.step, plan.home, plan.destination, *of_rows))
         if pieces is not None:
             cuts.append(pieces.cuts(plan, ranks_per_node))
-    step, home, rank, workloads, tokens, sizes = map(np.concatenate, zip(*rows, strict=True))
+    number, step, home, rank, workloads, tokens, sizes = map(np.concatenate, zip(*rows, strict=True))
     planning = float(np.median(seconds)) if seconds else 0.0
-    return _Placement(step, home, rank, workloads, tokens, sizes, cuts, planning)
+    return _Placement(number, step, home, rank, workloads, tokens, sizes, cuts, planning)
 
 
-def _loaded(steps: DrawnSteps, window: int) -> Iterator[tuple[int, LoadedSamples]]:
-    """Yields the first step of each window, and the window's samples as a shuffler has them."""
+def _loaded(steps: DrawnSteps, strategy: Strategy) -> Iterator[tuple[int, np.ndarray, LoadedSamples]]:
+    """Yields the first step of each window, its samples' numbers, and the samples as a shuffler has them."""
+    window = strategy.window
+    takes_groups = strategy.settings is not None and strategy.settings.group_feature is not None
+    of_groups = steps.numbers if steps.groups is None else steps.groups
     num_steps, num_ranks, rows_per_rank = steps.workloads.shape
     rows = np.full((num_ranks, window), rows_per_rank)
     no_counts = np.zeros((num_ranks * window * rows_per_rank, 0), dtype=np.int64)
     for first in range(0, num_steps, window):
         # Rank by rank, and of each rank batch by batch.
-        workloads, tokens, sizes = (
+        numbers, workloads, tokens, sizes, groups = (
             of[first : first + window].swapaxes(0, 1).ravel()
-            for of in (steps.workloads, steps.tokens, steps.sizes)
+            for of in (steps.numbers, steps.workloads, steps.tokens, steps.sizes, of_groups)
         )
-        yield (
-            first,
-            LoadedSamples(rows, rows, workloads, tokens, tokens, tokens[:, None], sizes, no_counts),
-        )
+        counts = (workloads, tokens, tokens, tokens[:, None], sizes, no_counts)
+        yield first, numbers, LoadedSamples(rows, rows, *counts, groups=groups if takes_groups else None)
 
 
 def _outcome(
@@ -341,6 +411,26 @@ def _outcome(
         host_bytes_per_rank=float(host_batches * steps.sizes.sum(-1).mean()),
         planning_seconds_measured=placed.planning_seconds,
         planning_hidden=placed.planning_seconds <= float(times.mean()) * strategy.window if timed else None,
+        unique_ids=_unique_ids(steps, placed, as_loaded),
+    )
+
+
+def _unique_ids(steps: DrawnSteps, placed: _Placement, as_loaded: Outcome | None) -> UniqueIds | None:
+    """Counts them; None without ids, or where samples are cut, as pieces share them out."""
+    if steps.ids is None or placed.cuts:
+        return None
+    num_steps, num_ranks, _ = steps.workloads.shape
+    on_ranks = indices_of_parts(placed.step * num_ranks + placed.rank, num_steps * num_ranks)
+    counted = on_ranks[: steps.num_with_ids * num_ranks]
+    unique = np.array([steps.ids.num_unique(placed.number[rows]) for rows in counted]).reshape(-1, num_ranks)
+    per_rank, of_most = float(unique.mean()), float(unique.max(1).mean())
+    loaded = None if as_loaded is None else as_loaded.unique_ids
+    return UniqueIds(
+        steps=len(unique),
+        per_rank=per_rank,
+        of_rank_with_most=of_most,
+        per_rank_relative=1.0 if loaded is None else per_rank / max(loaded.per_rank, 1),
+        of_rank_with_most_relative=1.0 if loaded is None else of_most / max(loaded.of_rank_with_most, 1),
     )
 
 

@@ -46,6 +46,8 @@ def _json_case(case: Case, recommendation: Recommendation) -> dict[str, Any]:
         }
         of_outcome = asdict(outcome)
         del of_outcome["strategy"], of_outcome["loads"]
+        if outcome.unique_ids is None:
+            del of_outcome["unique_ids"]
         gin = {"gin": strategy.gin_lines(case.rows_per_rank)}
         entries["strategies"].append(names | of_outcome | gin)
     entries["recommendation"] = asdict(recommendation)

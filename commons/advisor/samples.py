@@ -14,6 +14,7 @@ import polars as pl
 
 from commons.advisor import InputError
 from commons.advisor.pieces import PieceCosts
+from commons.partition.rebalance import with_lone_groups
 from commons.perf_model.measured_cost import MeasuredCost
 
 FORMATS = (".csv", ".npy", ".parquet")
@@ -55,6 +56,25 @@ class LengthSummary:
 
 
 @dataclass(frozen=True)
+class SampleIds:
+    """The ids of all samples, which a model looks up in its embedding tables.
+
+    Attributes:
+        values: integers `[ids]`, sample after sample.
+        start: int64 `[samples + 1]`, where each sample's begin.
+    """
+
+    values: np.ndarray
+    start: np.ndarray
+
+    def num_unique(self, samples: np.ndarray) -> int:
+        """Counts the different ids of some samples, int64 `[n]`, together."""
+        of_samples = [self.values[self.start[sample] : self.start[sample + 1]] for sample in samples]
+        ids = np.sort(np.concatenate([self.values[:0], *of_samples]))  # several times as fast as np.unique
+        return int((ids[1:] != ids[:-1]).sum()) + min(len(ids), 1)
+
+
+@dataclass(frozen=True)
 class SampleLengths:
     """The samples of one epoch.
 
@@ -63,12 +83,23 @@ class SampleLengths:
         tokens: int64 `[samples]`, what a model computes on each.
         token_rule: how tokens follow from lengths, in words.
         source: where the lengths come from, in words.
+        ids: None if they are unknown.
+        groups: int64 `[samples]`, equal for samples that belong together; None if unknown.
+        group_column: the column that names them.
     """
 
     items: np.ndarray
     tokens: np.ndarray
     token_rule: str
     source: str
+    ids: SampleIds | None = None
+    groups: np.ndarray | None = None
+    group_column: str | None = None
+
+    @property
+    def in_file_order(self) -> bool:
+        """Whether steps take samples in the order of the file: where those that share ids stand decides."""
+        return self.ids is not None or self.groups is not None
 
     @cached_property
     def summary(self) -> LengthSummary:
@@ -197,7 +228,7 @@ def read_lengths(path: Path, column: str | None) -> np.ndarray:
             raise InputError(f"--column {column} has no effect on {path}; expected it with .csv or .parquet")
         lengths = _read_array(path)
     else:
-        lengths = _lengths_of(path, _read_column(path, column))
+        lengths = _lengths_of(path, _read_column(path, "--column", column))
     if len(lengths) == 0:
         raise InputError(f"{path} is empty; expected one length per sample")
     for wrong, expected in ((lengths < 0, "at least 0"), (lengths >= 2**31, "less than 2^31")):
@@ -205,6 +236,42 @@ def read_lengths(path: Path, column: str | None) -> np.ndarray:
             row = int(wrong.argmax())
             raise InputError(f"{path}, row {row}: length {lengths[row]}; expected {expected}")
     return lengths.astype(np.int64)
+
+
+def read_ids(path: Path, column: str) -> SampleIds:
+    """Reads the ids of all samples from a `.parquet` file's column of lists.
+
+    Raises:
+        InputError: the file or the column does not exist, or holds something else.
+    """
+    if path.suffix.lower() != ".parquet":
+        raise InputError(f"--ids {column} has no effect on {path}; expected it with .parquet")
+    lists = _read_column(path, "--ids", column)
+    lengths = _lengths_of(path, lists)
+    if isinstance(lists.dtype, pl.Array):
+        lists = lists.arr.to_list()
+    if not isinstance(lists.dtype, pl.List) or not lists.dtype.inner.is_integer():
+        raise InputError(f"{path}: column {column} holds {lists.dtype}; expected lists of integers")
+    ids = lists.filter(lists.list.len() > 0).explode()  # an empty list would become a null
+    if ids.null_count():
+        raise InputError(f"{path}: column {column} has a null in a list; expected integers")
+    return SampleIds(ids.to_numpy(), np.concatenate([[0], np.cumsum(lengths)]))
+
+
+def read_groups(path: Path, column: str) -> np.ndarray:
+    """Reads the group of each sample, int64 `[samples]`, from a column of integers; below 0 is none.
+
+    Raises:
+        InputError: the file or the column does not exist, or holds something else.
+    """
+    if path.suffix.lower() not in (".csv", ".parquet"):
+        raise InputError(f"--groups {column} has no effect on {path}; expected it with .csv or .parquet")
+    values = _read_column(path, "--groups", column)
+    if isinstance(values.dtype, pl.List | pl.Array):
+        raise InputError(f"{path}: column {column} holds {values.dtype}; expected integers")
+    _lengths_of(path, values)  # checks them
+    numbers = values.rank("dense").cast(pl.Int64).to_numpy()  # hashes may need more than int64
+    return with_lone_groups(np.where((values < 0).to_numpy(), -1, numbers))
 
 
 def _read_array(path: Path) -> np.ndarray:
@@ -222,7 +289,7 @@ def _read_array(path: Path) -> np.ndarray:
     return values
 
 
-def _read_column(path: Path, column: str | None) -> pl.Series:
+def _read_column(path: Path, option: str, column: str | None) -> pl.Series:
     csv = path.suffix.lower() == ".csv"
     try:
         # The whole file decides the type of a column, so that a word in the last row is named, too.
@@ -237,7 +304,7 @@ def _read_column(path: Path, column: str | None) -> pl.Series:
         if column is None and len(names) != 1:
             raise InputError(f"{path} has the columns {', '.join(names)}; name the one with --column")
         if column is not None and column not in names:
-            raise InputError(f"--column {column}: {path} has no such column; it has {', '.join(names)}")
+            raise InputError(f"{option} {column}: {path} has no such column; it has {', '.join(names)}")
         return table.select(column or names[0]).collect().to_series()
     except pl.exceptions.NoDataError as error:
         raise InputError(f"{path} is empty; expected a header, and one length per sample") from error
@@ -264,7 +331,7 @@ def _lengths_of(path: Path, values: pl.Series) -> np.ndarray:
         raise InputError(f"{path}: column {values.name} holds {values.dtype}{example}; expected integers")
     if values.dtype in (pl.Int128, pl.UInt64):
         # Clipped to what int64 holds, which is still longer than any valid length.
-        values = values.clip(-(2**62), 2**62).cast(pl.Int64)
+        values = values.cast(pl.Int128).clip(-(2**62), 2**62).cast(pl.Int64)
     return values.to_numpy()
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from commons.distributed.shuffler_settings import ShufflerSettings
 
 AS_LOADED, REFINED, REBALANCE, WINDOW = "as_loaded", "refined", "rebalance", "window"
+REBALANCE_GROUPS = "rebalance_groups"
 SPLIT = "split"
 KARMARKAR_KARP = "karmarkar_karp"
 
@@ -53,19 +54,26 @@ class Strategy:
         return [f"TrainerArgs.{name} = {value!r}" for name, value in values.items()]
 
 
-def strategies(window: int, cost_file: Path | None, splits: bool) -> list[Strategy]:
+def strategies(
+    window: int, cost_file: Path | None, splits: bool, group_column: str | None = None
+) -> list[Strategy]:
     """Returns all strategies, as loaded first.
 
     Args:
         window: steps of a window; 1 for no such strategy.
         cost_file: the measured cost to balance by; None for FLOPs.
         splits: whether to compare pieces of samples.
+        group_column: the name of the samples' groups; None if they have none.
     """
     settings = {
         (KARMARKAR_KARP, "Karmarkar–Karp"): ShufflerSettings(partitioner="karmarkar_karp"),
         (REFINED, "refined (default)"): ShufflerSettings(),
         (REBALANCE, "rebalance (few moves)"): ShufflerSettings(partitioner="rebalance"),
     }
+    if group_column is not None:
+        settings[REBALANCE_GROUPS, "rebalance, groups"] = ShufflerSettings(
+            partitioner="rebalance", group_feature=group_column
+        )
     if splits:
         settings[SPLIT, "pieces (split)"] = ShufflerSettings(equal_rows=False, split=True)
     if window > 1:

@@ -9,7 +9,8 @@ from numpy.typing import ArrayLike
 from torch.utils.data import Sampler
 
 from commons.datasets.checks import require, require_at_least
-from commons.partition import refined
+from commons.partition import rebalance, refined
+from commons.partition.rebalance import numbered_groups, with_lone_groups
 from commons.partition.workloads import as_workloads, check_count
 
 
@@ -35,6 +36,11 @@ class BucketSampler(Sampler[list[int]]):
     so some steps have long sequences and others short ones. A step may cost several times the mean step,
     and needs the memory for it.
 
+    With groups, an epoch shuffles groups in place of samples, and the samples of a group follow one another.
+    Buckets are then cut by the mean workload of a group's samples. Within a step
+    `commons.partition.rebalance` keeps groups together, and breaks one only for a load that cannot be had
+    otherwise. A group that falls into two steps, or two buckets, counts as two.
+
     Pass it to a `DataLoader` as `batch_sampler`, with `functools.partial(source.collate,
     batch_size=batch_size)` as `collate_fn`.
 
@@ -46,9 +52,13 @@ class BucketSampler(Sampler[list[int]]):
         num_ranks: number of ranks to divide the samples among.
         num_buckets: at least 1. Beyond about the number of steps, more buckets make no difference.
         seed: at least 0.
+        groups: `[samples]` integers, equal on all ranks: samples with the same one belong together, on one
+            rank, such as those of a user. A sample with a negative number belongs to none. None for no
+            groups.
 
     Raises:
-        ValueError: a value is out of range, or `workloads` is not one finite number per sample.
+        ValueError: a value is out of range, `workloads` is not one finite number per sample, or `groups` is
+            not one integer per sample.
     """
 
     def __init__(
@@ -59,12 +69,14 @@ class BucketSampler(Sampler[list[int]]):
         num_ranks: int = 1,
         num_buckets: int = 8,
         seed: int = 0,
+        groups: ArrayLike | None = None,
     ) -> None:
         check_count("batch_size", batch_size)
         require(0 <= rank < num_ranks, "rank", rank, f"0 to {num_ranks - 1}, as num_ranks = {num_ranks}")
         check_count("num_buckets", num_buckets)
         require_at_least(0, seed=seed)
         self._workloads = as_workloads(workloads)
+        self._group_of = None if groups is None else _checked_groups(groups, len(self._workloads))
         self._step_size = batch_size * num_ranks
         self._rank = rank
         self._num_ranks = num_ranks
@@ -99,19 +111,47 @@ class BucketSampler(Sampler[list[int]]):
         order = self._epoch_order()
         for step in range(self._start_step, self.num_steps):
             samples = order[step * self._step_size : (step + 1) * self._step_size]
-            share = refined(self._workloads[samples], self._num_ranks)[self._rank]
-            yield samples[share].tolist()
+            yield samples[self._partition(samples)[self._rank]].tolist()
+
+    def _partition(self, samples: np.ndarray) -> list[np.ndarray]:
+        """Divides the samples of a global step; returns positions in `samples` for each rank."""
+        workloads = self._workloads[samples]
+        if self._group_of is None:
+            return refined(workloads, self._num_ranks)
+        home = np.arange(len(samples)) * self._num_ranks // max(len(samples), 1)
+        return rebalance(workloads, home, self._num_ranks, groups=self._group_of[samples])
 
     def _epoch_order(self) -> np.ndarray:
         """Returns `[samples]` int64: the samples of the epoch's global steps, concatenated."""
         rng = np.random.default_rng((self._seed, self._epoch))
-        order = rng.permutation(len(self._workloads))
+        order = self._shuffled(np.arange(len(self._workloads)), rng)
         if self._num_buckets == 1:
             return order
         in_full_steps, rest = np.split(order, [len(order) - len(order) % self._step_size])
-        by_index = np.sort(in_full_steps)
-        by_workload = by_index[np.argsort(self._workloads[by_index], kind="stable")]
-        buckets = np.array_split(by_workload, self._num_buckets)
-        shuffled = np.concatenate([rng.permutation(bucket) for bucket in buckets])
+        buckets = np.array_split(self._by_workload(np.sort(in_full_steps)), self._num_buckets)
+        shuffled = np.concatenate([self._shuffled(bucket, rng) for bucket in buckets])
         steps = rng.permutation(shuffled.reshape(-1, self._step_size))
         return np.concatenate([steps.ravel(), rest])
+
+    def _shuffled(self, samples: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """Shuffles samples, or their groups, whose samples then follow one another in the given order."""
+        if self._group_of is None:
+            return rng.permutation(samples)
+        groups, group = np.unique(self._group_of[samples], return_inverse=True)
+        return samples[np.argsort(rng.permutation(len(groups))[group], kind="stable")]
+
+    def _by_workload(self, samples: np.ndarray) -> np.ndarray:
+        """Sorts samples by workload, or groups by the mean workload of these samples."""
+        workloads = self._workloads[samples]
+        if self._group_of is None:
+            return samples[np.argsort(workloads, kind="stable")]
+        groups, group = np.unique(self._group_of[samples], return_inverse=True)
+        means = np.bincount(group, workloads, len(groups)) / np.bincount(group, minlength=len(groups))
+        return samples[np.lexsort((group, means[group]))]
+
+
+def _checked_groups(groups: ArrayLike, num_samples: int) -> np.ndarray:
+    """Returns int64 `[samples]`, from 0, with a group for each sample that has none."""
+    numbers = numbered_groups(groups, num_samples)
+    has_none = np.asarray(groups) < 0
+    return numbered_groups(with_lone_groups(np.where(has_none, -1, numbers)), num_samples)

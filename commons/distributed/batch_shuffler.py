@@ -161,6 +161,15 @@ class BatchShuffler(ABC):
         feature = batch.features[name]
         return first_values(feature.values(), feature.lengths())
 
+    @property
+    def has_groups(self) -> bool:
+        """Whether samples have groups: `get_groups` is overridden, or `group_feature` is set."""
+        return self._overrides_groups or self.settings.group_feature is not None
+
+    @property
+    def _overrides_groups(self) -> bool:
+        return type(self).get_groups is not BatchShuffler.get_groups
+
     def prefix_cost(self, tokens: np.ndarray, counts: Mapping[str, np.ndarray]) -> np.ndarray:
         """Returns the cost of the first tokens of samples, given the whole samples; for `split=True`.
 
@@ -209,11 +218,10 @@ class BatchShuffler(ABC):
 
     def _groups_of_rows(self) -> tuple[str, Counter] | None:
         """Returns the name in messages and the function of the rows' groups; None if samples have none."""
-        overrides = type(self).get_groups is not BatchShuffler.get_groups
-        if not overrides and self.settings.group_feature is None:
+        if not self.has_groups:
             return None
         name = f"{type(self).__name__}.get_groups"
-        if overrides and self.settings.group_feature is not None:
+        if self._overrides_groups and self.settings.group_feature is not None:
             raise ValueError(
                 f"group_feature={self.settings.group_feature!r} has no effect, because {name} returns the "
                 "groups; leave it out"

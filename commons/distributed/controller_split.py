@@ -16,8 +16,9 @@ import torch
 from numpy.typing import ArrayLike
 
 from commons.distributed.batch_shuffler import BatchShuffler
-from commons.distributed.sample_facts import checked_counts
+from commons.distributed.sample_facts import checked_counts, checked_groups
 from commons.partition import refined
+from commons.partition.rebalance import with_lone_groups
 from commons.partition.workloads import as_workloads, check_count
 from commons.sequence_batch.packed_rows import (
     PackedRows,
@@ -72,9 +73,10 @@ def split_balanced(
         workloads: the cost of each row in any unit, `[rows]` or `[real rows]` non-negative numbers; or a
             shuffler, whose `get_workloads` gives them.
         groups: `[rows]` or `[real rows]` integers or strings. Samples with the same one stay in one chunk,
-            as responses to one prompt must. Without groups, the chunks' numbers of samples differ by at most
-            one. With groups of one size, their numbers of groups do. With others, samples follow the load,
-            and every chunk is padded to the rows of the largest.
+            as responses to one prompt must. If None, those of a shuffler that has groups; its samples with a
+            negative number stay by themselves. Without groups, the chunks' numbers of samples differ by at
+            most one. With groups of one size, their numbers of groups do. With others, samples follow the
+            load, and every chunk is padded to the rows of the largest.
 
     Returns:
         The chunks: batches of the same kind, each in memory of its own. Samples keep the order of the batch,
@@ -91,7 +93,13 @@ def split_balanced(
     rows = workloads.sample_rows if isinstance(workloads, BatchShuffler) else SampleRows()
     check_jagged_fields(rows.per_sample_fields(batch))
     batch_size, num_real = rows.batch_rows(batch)
-    costs = _costs(workloads, batch, batch_size, num_real)
+    if isinstance(workloads, BatchShuffler):
+        shown = rows.with_long_lengths(rows.to_host(batch))
+        if groups is None and workloads.has_groups:
+            groups = _groups_of(workloads, shown, batch_size)[:num_real]
+        costs = _costs_of(workloads, shown, batch_size, num_real)
+    else:
+        costs = _checked_costs(workloads, batch_size, num_real)
     if groups is None:
         partition = refined(costs, num_chunks, equal_size=True)
     else:
@@ -146,13 +154,20 @@ def merge(batches: Sequence[Batch], order: SplitOrder) -> Batch:
     return rows.unpacked(batches[0], select_from(sources, positions), order.batch_size)
 
 
-def _costs(workloads: Any, batch: Any, num_rows: int, num_real: int) -> np.ndarray:
-    """`[samples]` finite numbers of at least 0."""
-    if isinstance(workloads, BatchShuffler):
-        whose = f"{type(workloads).__name__}.get_workloads"
-        rows = workloads.sample_rows
-        returned = workloads.get_workloads(rows.with_long_lengths(rows.to_host(batch)))
-        return checked_counts(returned, num_rows, num_real, whose)[:num_real].numpy()
+def _costs_of(shuffler: BatchShuffler, batch: Any, num_rows: int, num_real: int) -> np.ndarray:
+    """Returns int64 `[samples]`; `batch` is on the host."""
+    whose = f"{type(shuffler).__name__}.get_workloads"
+    return checked_counts(shuffler.get_workloads(batch), num_rows, num_real, whose)[:num_real].numpy()
+
+
+def _groups_of(shuffler: BatchShuffler, batch: Any, num_rows: int) -> np.ndarray:
+    """Returns int64 `[rows]`; `batch` is on the host."""
+    whose = f"{type(shuffler).__name__}.get_groups"
+    return with_lone_groups(checked_groups(shuffler.get_groups(batch), num_rows, whose).numpy())
+
+
+def _checked_costs(workloads: Any, num_rows: int, num_real: int) -> np.ndarray:
+    """Returns `[samples]` finite numbers of at least 0."""
     if isinstance(workloads, torch.Tensor):
         workloads = workloads.detach().to("cpu", torch.float64).numpy()
     try:

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from commons.distributed.loaded_samples import LoadedSamples
+from commons.partition.rebalance import with_lone_groups
 from commons.sequence_batch.packed_rows import check_jagged_fields, key_lengths, row_elements
 from commons.sequence_batch.row_schema import RowSchema
 from commons.sequence_batch.sample_rows import NARROW_INTEGERS, SampleRows
@@ -85,7 +86,7 @@ class SampleFacts:
             ]
             if groups_of_rows is not None:
                 whose, count = groups_of_rows
-                counts.append(_checked_groups(_called(count, shown, whose), num_rows, whose))
+                counts.append(checked_groups(_called(count, shown, whose), num_rows, whose))
             elements = row_elements(key_lengths(fields, schema, num_rows), schema)
             columns = torch.stack([*counts, *elements.unbind(1)], 1)
             row_counts = sample_rows.row_counts(shown)
@@ -140,13 +141,8 @@ def loaded_samples(
         num_elements=num_elements,
         sample_bytes=schema.row_bytes(num_elements),
         row_counts=pairs[:, : len(count_names)].astype(np.int64),
-        groups=_groups(per_sample[:, NUM_COUNTS]) if has_groups else None,
+        groups=with_lone_groups(per_sample[:, NUM_COUNTS]) if has_groups else None,
     )
-
-
-def _groups(given: np.ndarray) -> np.ndarray:
-    """Returns groups of which samples without one have their own; `given` is negative for these."""
-    return np.where(given < 0, -1 - np.arange(len(given)), given)
 
 
 def _words_of(
@@ -218,11 +214,11 @@ def checked_counts(returned: Any, num_rows: int, num_real: int, whose: str) -> t
     return checked
 
 
-def _checked_groups(returned: Any, num_rows: int, whose: str) -> torch.Tensor:
-    """Returns int64 `[rows]`.
+def checked_groups(returned: Any, num_rows: int, whose: str) -> torch.Tensor:
+    """Returns int64 `[rows]` from a user's groups.
 
     Raises:
-        ValueError: not one integer for each row.
+        ValueError: not one integer for each row; the message calls the groups `whose`.
     """
     is_tensor = isinstance(returned, torch.Tensor)
     if not is_tensor or returned.shape != (num_rows,) or returned.dtype not in (torch.int32, torch.int64):

@@ -95,6 +95,11 @@ def numbered_groups(groups: ArrayLike, num_samples: int) -> np.ndarray:
     return np.argsort(np.argsort(first))[number]
 
 
+def with_lone_groups(groups: np.ndarray) -> np.ndarray:
+    """Gives each sample with a negative group, which means none, a group of its own; `[samples]` integers."""
+    return np.where(groups < 0, -1 - np.arange(len(groups)), groups)
+
+
 def _moved(problem: Problem, costs: Costs, target: int, tolerance: float) -> np.ndarray:
     """int64 `[samples]`: a partition near home that keeps to the limits, and to the target if that can be."""
     part_of = _within_limits(problem, costs)

@@ -23,8 +23,13 @@ def heavy_tailed(count: int) -> np.ndarray:
 def advise(folder: Path, lengths: Any, *arguments: str, model: list[str] = MODEL) -> dict[str, Any]:
     """The JSON output on lengths that are saved in `folder`."""
     np.save(folder / "lengths.npy", lengths)
+    return advise_on(folder / "lengths.npy", *arguments, model=model)
+
+
+def advise_on(path: Path, *arguments: str, model: list[str] = MODEL) -> dict[str, Any]:
+    """The JSON output on a file."""
     with contextlib.redirect_stdout(io.StringIO()) as out:
-        assert main([str(folder / "lengths.npy"), *model, *arguments, "--json"]) == 0
+        assert main([str(path), *model, *arguments, "--json"]) == 0
     return json.loads(out.getvalue())
 
 

@@ -9,7 +9,7 @@ import polars as pl
 import pytest
 
 from commons.advisor.__main__ import main
-from commons.advisor.samples import TokenRule, read_lengths
+from commons.advisor.samples import TokenRule, read_groups, read_ids, read_lengths
 from tests.commons.advisor.command import MODEL, REPOSITORY, advise_on_gin_file, by_name
 from tests.process_pool import ProcessPool
 
@@ -37,6 +37,22 @@ def test_columns_of_integers_and_of_lists(tmp_path: Path):
     pl.DataFrame({"user": [1, 2, 3], "items": [[4, 5], [], [6]]}).write_parquet(path)
     assert read_lengths(path, "items").tolist() == [2, 0, 1]
     assert read_lengths(path, "user").tolist() == [1, 2, 3]
+
+
+@pytest.mark.parametrize("dtype", [pl.List(pl.Int32), pl.List(pl.UInt64), pl.Array(pl.Int64, 2)])
+def test_ids_and_groups(dtype: pl.DataType, tmp_path: Path):
+    ids = [[7, 5], [5, 5]] if isinstance(dtype, pl.Array) else [[7, 5], [], [5, 5], []]
+    user = pl.Series([2**64 - 1, 2**64 - 2, 0, 0][: len(ids)], dtype=pl.UInt64)
+    none = pl.Series([-1, 3, -1, 3][: len(ids)])
+    path = tmp_path / "histories.parquet"
+    pl.DataFrame({"ids": pl.Series(ids, dtype=dtype), "user": user, "none": none}).write_parquet(path)
+    read = read_ids(path, "ids")
+    assert [read.values[a:b].tolist() for a, b in zip(read.start, read.start[1:], strict=False)] == ids
+    assert read.num_unique(np.arange(len(ids))) == 2 and read.num_unique(np.zeros(0, dtype=int)) == 0
+    users = read_groups(path, "user")
+    assert users.dtype == np.int64 and len(set(users)) == len(set(user))
+    lone = read_groups(path, "none")
+    assert len(set(lone)) == len(ids) - (len(ids) == 4)  # those below 0 have none
 
 
 def test_tokens_of_lengths():
@@ -97,6 +113,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     Path("broken.parquet").write_text("no table")
     pl.DataFrame({"n": [1.0, float("nan")]}).write_parquet("nan.parquet")
     pl.DataFrame({"n": [[1], None]}).write_parquet("null.parquet")
+    lists = {"ids": [[1], [2, 3]], "words": [["a"], ["b"]], "holes": [[1, None], [2]], "user": [1, 2]}
+    pl.DataFrame(lists).write_parquet("lists.parquet")
     Path("broken.json").write_text("{")
     Path("other.json").write_text('{"kind": "something else"}')
     Path("unknown.gin").write_text("NoSuchArgs.size = 3\n")
@@ -138,6 +156,21 @@ CASES = {
     "null": (["null.csv", "--column", "n", *MODEL], "row 1: n is null"),
     "NaN": (["nan.parquet", *MODEL], "Float64 (row 1 is nan)"),
     "null list": (["null.parquet", *MODEL], "row 1: n is null"),
+    "ids of an array": (["good.npy", *MODEL, "--ids", "n"], "--column n has no effect"),
+    "ids of a CSV": (["words.csv", *MODEL, "--column", "m", "--ids", "n"], "--ids n has no effect"),
+    "ids that are no lists": (["lists.parquet", *MODEL, "--ids", "user"], "holds Int64; expected lists"),
+    "ids that are words": (["lists.parquet", *MODEL, "--ids", "words"], "column words holds List(String)"),
+    "an id that is null": (["lists.parquet", *MODEL, "--ids", "holes"], "column holes has a null in a list"),
+    "groups of an array": (["good.npy", *MODEL, "--groups", "n"], "--groups n has no effect"),
+    "groups that are lists": (
+        ["lists.parquet", *MODEL, "--ids", "ids", "--groups", "ids"],
+        "column ids holds List(Int64); expected integers",
+    ),
+    "no group of that name": (
+        ["lists.parquet", *MODEL, "--ids", "ids", "--groups", "session"],
+        "--groups session: lists.parquet has no such column",
+    ),
+    "groups of a gin file": (["unknown.gin", "--groups", "user"], "--groups user has no effect"),
     "no ranks": (["good.npy", *MODEL, "--ranks", "0"], "--ranks", "'0'", "at least 1"),
     "ranks in words": (["good.npy", *MODEL, "--ranks", "8,many"], "'many'"),
     "no rows": (["good.npy", *MODEL, "--rows-per-rank", "0"], "--rows-per-rank", "'0'"),

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from commons.datasets import BucketSampler, RandomSource, SequenceDataset
-from commons.partition import refined
+from commons.partition import loads, refined
 from tests.commons.datasets.random_args import random_args
 
 shapes = {
@@ -54,14 +54,24 @@ class IndexSource:
         return samples
 
 
+def drawn_groups(num_samples, num_groups):
+    """Random groups, a few samples with none; None for none at all."""
+    if num_groups is None:
+        return None
+    return np.random.default_rng(num_groups).integers(-2, num_groups, num_samples)
+
+
 def histories(count, seed=0):
     return np.random.default_rng(seed).lognormal(5, 1.2, count)
 
 
 @settings(deadline=None, max_examples=40)
-@given(**shapes)
-def test_every_sample_is_in_exactly_one_batch_of_one_rank(workloads, batch_size, num_ranks, num_buckets):
-    steps = steps_of(workloads, batch_size, num_ranks, num_buckets=num_buckets)
+@given(**shapes, num_groups=st.none() | st.integers(1, 20))
+def test_every_sample_is_in_exactly_one_batch_of_one_rank(
+    workloads, batch_size, num_ranks, num_buckets, num_groups
+):
+    groups = drawn_groups(len(workloads), num_groups)
+    steps = steps_of(workloads, batch_size, num_ranks, num_buckets=num_buckets, groups=groups)
     assert sorted(chain.from_iterable(map(samples_of, steps))) == list(range(len(workloads)))
     for step in steps[:-1]:
         assert {len(batch) for batch in step} == {batch_size}
@@ -72,9 +82,10 @@ def test_every_sample_is_in_exactly_one_batch_of_one_rank(workloads, batch_size,
 
 
 @settings(deadline=None, max_examples=40)
-@given(**shapes, epoch=st.integers(0, 3))
-def test_resumed_is_as_uninterrupted(workloads, batch_size, num_ranks, num_buckets, epoch):
-    options = {"epoch": epoch, "num_buckets": num_buckets, "seed": 5}
+@given(**shapes, num_groups=st.none() | st.integers(1, 20), epoch=st.integers(0, 3))
+def test_resumed_is_as_uninterrupted(workloads, batch_size, num_ranks, num_buckets, num_groups, epoch):
+    groups = drawn_groups(len(workloads), num_groups)
+    options = {"epoch": epoch, "num_buckets": num_buckets, "seed": 5, "groups": groups}
     whole = steps_of(workloads, batch_size, num_ranks, **options)
     for start in {0, 1, len(whole) // 2, len(whole)}:
         if start <= len(whole):
@@ -90,6 +101,42 @@ def test_each_step_is_divided_by_refined(workloads, batch_size, num_ranks, num_b
     for (samples,), step in zip(undivided, divided, strict=True):
         parts = refined(workloads[samples], num_ranks)
         assert list(step) == [np.array(samples)[part].tolist() for part in parts]
+
+
+@settings(deadline=None, max_examples=40)
+@given(**shapes, num_groups=st.integers(1, 20))
+def test_a_group_falls_into_few_steps_and_a_step_is_no_worse_than_rebalanced_samples(
+    workloads, batch_size, num_ranks, num_buckets, num_groups
+):
+    workloads, groups = np.array(workloads), drawn_groups(len(workloads), num_groups)
+    steps = steps_of(workloads, batch_size, num_ranks, num_buckets=num_buckets, groups=groups)
+    of_own = np.where(groups < 0, -1 - np.arange(len(groups)), groups)
+    places = sum(len(set(of_own[samples_of(step)])) for step in steps)
+    # Each cut between steps, and between buckets, divides at most one group.
+    assert places <= len(set(of_own)) + len(steps) + num_buckets
+    for step in steps:
+        samples = np.array(samples_of(step))
+        largest = max(workloads[batch].sum() for batch in step)
+        best = loads(workloads[samples], refined(workloads[samples], num_ranks)).max()
+        assert largest <= 1.011 * best + 1e-6 * workloads.max(initial=0)
+
+
+@pytest.mark.parametrize("num_buckets", [1, 8])
+def test_small_groups_stay_on_one_rank(num_buckets):
+    rng = np.random.default_rng(0)
+    groups = rng.permutation(np.arange(512) // 4)
+    workloads = rng.integers(20, 200, len(groups))
+    for step in steps_of(workloads, 16, 4, num_buckets=num_buckets, groups=groups):
+        for group in set(groups[samples_of(step)]):
+            assert sum(group in groups[batch] for batch in step) == 1
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.uint64])
+def test_what_groups_are_called_does_not_matter(dtype):
+    groups = drawn_groups(100, 12).clip(0)
+    names = (groups * 2_654_435_761 % 1_000_003).astype(dtype)
+    one, other = (steps_of(histories(100), 4, 2, groups=of) for of in (groups, names))
+    assert one == other
 
 
 @pytest.mark.parametrize("num_buckets", [1, 8])
@@ -207,6 +254,8 @@ def test_a_data_loader_collates_the_batches():
         ({"seed": -1}, "seed = -1: expected at least 0"),
         ({"workloads": [1, -2]}, r"workloads\[1\] is -2.0, expected a finite number of at least 0"),
         ({"workloads": [float("nan")]}, r"workloads\[0\] is nan"),
+        ({"groups": [1]}, r"groups has shape \(1,\) and dtype int64, expected one integer for each of 2"),
+        ({"groups": [1, 0.5]}, "dtype float64, expected one integer"),
         ({"workloads": [[1, 2]]}, r"workloads has shape \(1, 2\), expected one number per sample"),
     ],
 )

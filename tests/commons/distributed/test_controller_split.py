@@ -14,7 +14,7 @@ import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torchrec.datasets.utils import Batch as TorchRecBatch
-from torchrec.sparse.jagged_tensor import JaggedTensor
+from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
 from commons.distributed import (
     BatchShuffler,
@@ -264,6 +264,44 @@ def test_a_registered_shuffler_says_what_samples_cost(kind):
     expected = refined(shuffler.get_workloads(batch)[:20].numpy(), 4)
     assert list(map(list, order.partition)) == list(map(list, expected))
     check_identical(merge(chunks, order), batch)
+
+
+class PromptShuffler(TokenShuffler):
+    """The dense field has each row's prompt; below 0 it has none."""
+
+    def get_groups(self, batch):
+        return batch["prompt"]
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    prompts=st.lists(st.integers(-3, 4), min_size=1, max_size=20),
+    num_chunks=st.integers(1, 6),
+    by_feature=st.booleans(),
+)
+def test_the_groups_of_a_shuffler_are_those_given_and_lone_samples_have_their_own(
+    prompts, num_chunks, by_feature
+):
+    lengths = torch.arange(len(prompts)) % 4 + 1
+    values = torch.arange(int(lengths.sum()))
+    if by_feature:
+        keyed = KeyedJaggedTensor(
+            ["item", "prompt"],
+            torch.cat([values, torch.tensor(prompts)]),
+            lengths=torch.cat([lengths, torch.ones_like(lengths)]),
+        )
+        batch = BaseBatch(keyed, len(prompts), {"item": 4, "prompt": 1})
+        shuffler = TokenShuffler(group_feature="prompt", partitioner="rebalance")
+    else:
+        batch = {"jagged": JaggedTensor(values, lengths=lengths), "prompt": torch.tensor(prompts)}
+        shuffler = PromptShuffler()
+    labels = [f"alone {row}" if prompt < 0 else f"prompt {prompt}" for row, prompt in enumerate(prompts)]
+    chunks, order = split_balanced(batch, num_chunks, shuffler)
+    _, expected = split_balanced(batch, num_chunks, shuffler, labels)
+    assert list(map(list, order.partition)) == list(map(list, expected.partition))
+    check_same(merge(chunks, order), batch)
+    _, apart = split_balanced(batch, num_chunks, shuffler, list(range(len(prompts))))
+    assert np.ptp(apart.num_samples) <= 1  # given groups replace the shuffler's
 
 
 def learned(costs: list[float]) -> torch.Tensor:

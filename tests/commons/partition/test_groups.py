@@ -100,6 +100,13 @@ def test_labels_of_groups_do_not_matter(data):
     assert as_lists(rebalance(workloads, home, parts, groups=relabeled)) == as_lists(given_order)
 
 
+def test_parts_with_equal_loads_above_the_target_are_leveled():
+    workloads = [5e8, 0, 1e9, 1e9, 9, 5e8, 0, 1, 1, 5e8, 5e8, 9, 0]
+    home, groups = [0] * 5 + [1] * 4 + [2] * 4, [4, 5, 4, 4, 6, 5, 5, 2, 6, 2, 5, 3, 5]
+    partition = rebalance(workloads, home, 3, TOLERANCE, groups=groups)
+    assert imbalance(workloads, partition) <= imbalance(workloads, karmarkar_karp(workloads, 3)) * SLACK
+
+
 @pytest.mark.parametrize("groups", [[1, 2], [[1, 2, 3]], [0.5, 1.0, 2.0], ["a", "b", "c"]])
 def test_groups_are_one_integer_per_sample(groups):
     with pytest.raises(ValueError, match=r"groups has shape .* expected one integer for each of 3 samples"):

@@ -1,0 +1,123 @@
+"""Unique ids per rank, and groups that stay together, where samples of a user stand next to one another."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+
+from commons.advisor import prediction
+from commons.advisor.__main__ import main
+from commons.advisor.prediction import draw_steps
+from commons.distributed.loaded_samples import LoadedSamples
+from commons.distributed.placement import place
+from commons.distributed.shuffler_settings import ShufflerSettings
+from commons.perf_model import HSTUFlops
+from tests.commons.advisor.command import MODEL, advise_on, by_name
+
+RANKS, ROWS, PER_USER = 4, 16, 4
+RUN = ["--ranks", str(RANKS), "--rows-per-rank", str(ROWS)]
+SETTINGS = {
+    "refined": ShufflerSettings(),
+    "rebalance": ShufflerSettings(partitioner="rebalance"),
+    "rebalance_groups": ShufflerSettings(partitioner="rebalance", group_feature="user"),
+    "window": ShufflerSettings(window=4),
+}
+
+
+@pytest.fixture(scope="module")
+def ids() -> list[list[int]]:
+    """Of 1,600 samples, four of each user with the same ids."""
+    lengths = np.random.default_rng(0).integers(20, 200, 400)
+    of_users = [list(range(end - length, end)) for end, length in zip(lengths.cumsum(), lengths, strict=True)]
+    return [of_user for of_user in of_users for _ in range(PER_USER)]
+
+
+@pytest.fixture(scope="module")
+def path(ids: list[list[int]], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("ids") / "histories.parquet"
+    pl.DataFrame({"user": np.arange(len(ids)) // PER_USER, "ids": ids}).write_parquet(path)
+    return path
+
+
+@pytest.mark.parametrize(("num_samples", "multiple_of"), [(1003, 1), (1003, 3), (5000, 4), (90, 4)])
+def test_steps_in_order_are_those_of_a_loader_that_does_not_shuffle(num_samples: int, multiple_of: int):
+    numbers = np.arange(num_samples)
+    steps = draw_steps(numbers, numbers, numbers, 4, 10, multiple_of, in_order=True)
+    of_epoch = numbers[: num_samples // 40 * 40].reshape(-1, 4, 10)
+    step = steps.numbers[:, 0, 0] // 40
+    np.testing.assert_array_equal(steps.numbers, of_epoch[step])
+    assert len(step) % multiple_of == 0
+    in_windows = step.reshape(-1, multiple_of)
+    assert np.isin(np.diff(in_windows), (1, 1 - len(of_epoch))).all()
+    if len(of_epoch) >= multiple_of:
+        assert len(np.unique(step)) == len(step)
+        assert steps.num_epochs == 1
+        assert step.max() - step.min() == len(of_epoch) - 1  # spread over the file
+
+
+def test_unique_ids_are_those_of_training(path: Path, ids: list[list[int]]):
+    (case,) = advise_on(path, "--ids", "ids", "--groups", "user", *RUN)["cases"]
+    figures = by_name(case)
+    lengths = np.array(list(map(len, ids)))
+    tokens = 2 * lengths + 1
+    work = HSTUFlops(2, 64, 2, 32).per_sample(tokens)
+    user = np.arange(len(ids)) // PER_USER
+    steps = draw_steps(work, tokens, 24 * lengths, RANKS, ROWS, 4, in_order=True)
+    loaded = None
+    for name, settings in {"as_loaded": None, **SETTINGS}.items():
+        unique = []
+        window = 1 if settings is None else settings.window
+        for first in range(0, len(steps.numbers), window):
+            numbers = steps.numbers[first : first + window].swapaxes(0, 1).ravel()
+            rows = np.full((RANKS, window), ROWS)
+            of_rows = tokens[numbers]
+            counts = (work[numbers], of_rows, of_rows, of_rows[:, None], 24 * lengths[numbers])
+            groups = user[numbers] if name == "rebalance_groups" else None
+            samples = LoadedSamples(rows, rows, *counts, of_rows[:, None], groups=groups)
+            rank, step = samples.home, samples.batch_of
+            if settings is not None:
+                plan = place(samples, settings)
+                rank, step = plan.destination, plan.step
+            for of_step in range(window):
+                on_ranks = [numbers[(step == of_step) & (rank == of_rank)] for of_rank in range(RANKS)]
+                unique.append([len({i for sample in of_rank for i in ids[sample]}) for of_rank in on_ranks])
+        per_rank, of_most = np.mean(unique), np.max(unique, axis=1).mean()
+        loaded = loaded or (per_rank, of_most)
+        assert figures[name]["unique_ids"] == {
+            "steps": case["steps_drawn"],
+            "per_rank": pytest.approx(per_rank),
+            "of_rank_with_most": pytest.approx(of_most),
+            "per_rank_relative": pytest.approx(per_rank / loaded[0]),
+            "of_rank_with_most_relative": pytest.approx(of_most / loaded[1]),
+        }
+    groups, few_moves, refined = (
+        figures[name]["unique_ids"]["per_rank_relative"]
+        for name in ("rebalance_groups", "rebalance", "refined")
+    )
+    assert groups < few_moves < 0.6 * refined
+    assert "TrainerArgs.balance_group_feature = 'user'" in figures["rebalance_groups"]["gin"]
+    assert "unique_ids" not in figures["split"]  # pieces share them out
+    (note,) = [note for note in case["recommendation"]["notes"] if "unique ids" in note]
+    assert "balance_group_feature = 'user'" in note
+
+
+def test_ids_are_counted_in_as_many_steps_as_take_little_time(path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(prediction, "IDS_TO_COUNT", 1)
+    (case,) = advise_on(path, "--ids", "ids", *RUN)["cases"]
+    for name, figures in by_name(case).items():
+        assert name == "split" or figures["unique_ids"]["steps"] == 4  # one window
+
+
+@pytest.mark.parametrize("options", [[], ["--ids", "ids"], ["--groups", "user"]])
+def test_what_is_not_given_is_not_shown(options: list[str], path: Path, capsys: pytest.CaptureFixture[str]):
+    page = path.with_suffix(".html")
+    assert main([str(path), "--column", "ids", *options, *MODEL, *RUN, "--html", str(page)]) == 0
+    out = capsys.readouterr().out
+    for shown in (out, page.read_text()):
+        assert ("unique ids" in shown) == ("--ids" in options)
+        assert ("rebalance, groups" in shown) == ("--groups" in options)
+        assert ("keeps the file" in shown) == bool(options)
+        assert ("random order" in shown) == (not options)
