@@ -141,9 +141,9 @@ def recommend(case: Case) -> Recommendation:
     """
     if case.ranks == 1:
         return Recommendation(None, "Nothing to gain here: a single rank waits for no other.", [], [])
-    refined, few_moves = case.outcomes[REFINED], case.outcomes[REBALANCE]
-    # Fewer moves pay if the network is slow.
-    whole = few_moves if few_moves.speedup > refined.speedup + SAME else refined
+    refined, default = case.outcomes[REFINED], case.outcomes[REBALANCE]
+    # The prediction leaves out what a percent of balance costs in lookups and traffic.
+    whole = refined if _gains(refined, default) else default
     best, split = whole, case.outcomes.get(SPLIT)
     if split is not None and split.samples_cut and _gains(split, whole):
         counts_fetch = split.step_seconds is not None or not split.fetch_seconds

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from commons.advisor.prediction import Case, Outcome
 from commons.advisor.samples import SampleLengths
-from commons.advisor.strategies import AS_LOADED, REFINED, SPLIT, WINDOW
+from commons.advisor.strategies import AS_LOADED, REBALANCE, SPLIT, WINDOW
 
 _MEANINGS = {
     "imbalance": "largest ÷ mean load of a step, mean ± standard deviation over the drawn steps",
@@ -103,8 +103,8 @@ def below_table(case: Case) -> list[str]:
     if SPLIT in case.outcomes:
         lines.append(_about_pieces(case.outcomes[SPLIT]))
     window = case.outcomes.get(WINDOW)
-    if REFINED in case.outcomes:
-        planned = f"Planning ahead holds {_held(case.outcomes[REFINED])} per rank on the host instead of 1"
+    if REBALANCE in case.outcomes:
+        planned = f"Planning ahead holds {_held(case.outcomes[REBALANCE])} per rank on the host instead of 1"
         lines.append(planned + ("." if window is None else f"; the window holds {_held(window)}."))
     if window is not None:
         lines.append(

@@ -15,7 +15,7 @@ from commons.advisor.advice import Advice, Recommendation
 from commons.advisor.command_line import CHART_RANKS
 from commons.advisor.prediction import Case
 from commons.advisor.samples import SampleLengths
-from commons.advisor.strategies import AS_LOADED, REFINED
+from commons.advisor.strategies import AS_LOADED, REBALANCE
 
 WIDTH, HEIGHT = 400, 240
 LEFT, RIGHT, TOP, BOTTOM = 40, 390, 12, 202  # of the area between the axes
@@ -132,7 +132,7 @@ def _rank_loads(case: Case, recommendation: Recommendation) -> Chart:
 
     The step is the median one by imbalance as loaded.
     """
-    before, after = case.outcomes[AS_LOADED], case.outcomes[recommendation.strategy or REFINED]
+    before, after = case.outcomes[AS_LOADED], case.outcomes[recommendation.strategy or REBALANCE]
     step = int(np.argsort(_relative(before.loads).max(1), kind="stable")[case.steps_drawn // 2])
     loads, balanced = (np.sort(_relative(of.loads)[step])[::-1] for of in (before, after))
     ticks = [tick for tick in _round_ticks(0, case.ranks) if tick <= case.ranks]

@@ -67,15 +67,14 @@ def strategies(
     """
     settings = {
         (KARMARKAR_KARP, "Karmarkar–Karp"): ShufflerSettings(partitioner="karmarkar_karp"),
-        (REFINED, "refined (default)"): ShufflerSettings(),
-        (REBALANCE, "rebalance (few moves)"): ShufflerSettings(partitioner="rebalance"),
+        (REFINED, "refined"): ShufflerSettings(partitioner="refined"),
+        (REBALANCE, "rebalance (default)"): ShufflerSettings(),
     }
     if group_column is not None:
-        settings[REBALANCE_GROUPS, "rebalance, groups"] = ShufflerSettings(
-            partitioner="rebalance", group_feature=group_column
-        )
+        settings[REBALANCE_GROUPS, "rebalance, groups"] = ShufflerSettings(group_feature=group_column)
     if splits:
-        settings[SPLIT, "pieces (split)"] = ShufflerSettings(equal_rows=False, split=True)
+        # Refined spreads what pieces fetch more evenly.
+        settings[SPLIT, "pieces (split)"] = ShufflerSettings("refined", equal_rows=False, split=True)
     if window > 1:
         settings[WINDOW, f"window of {window} *"] = ShufflerSettings(window=window)
     balanced = [Strategy(*names, of_strategy, cost_file) for names, of_strategy in settings.items()]

@@ -67,7 +67,7 @@ def test_the_picture_of_a_batch_names_at_most_25_functions_that_exist():
     )
     methods = set(re.findall(r"\b([A-Z]\w+)\.([_a-z]\w+)", picture))
     functions = {name for name in re.findall(r"\b[a-z_]{4,}\b", picture) if f"\ndef {name}(" in code}
-    assert {"transfer", "gather_rows", "place_within", "refined", "moved_to", "loss_sum"} <= functions
+    assert {"transfer", "gather_rows", "place_within", "rebalance", "moved_to", "loss_sum"} <= functions
     for owner, name in methods:
         body = code.split(f"\nclass {owner}", 1)[1].split("\nclass ", 1)[0]
         assert f"    def {name}(" in body, f"{owner}.{name}"

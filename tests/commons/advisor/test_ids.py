@@ -20,9 +20,9 @@ from tests.commons.advisor.command import MODEL, advise_on, by_name
 RANKS, ROWS, PER_USER = 4, 16, 4
 RUN = ["--ranks", str(RANKS), "--rows-per-rank", str(ROWS)]
 SETTINGS = {
-    "refined": ShufflerSettings(),
-    "rebalance": ShufflerSettings(partitioner="rebalance"),
-    "rebalance_groups": ShufflerSettings(partitioner="rebalance", group_feature="user"),
+    "refined": ShufflerSettings(partitioner="refined"),
+    "rebalance": ShufflerSettings(),
+    "rebalance_groups": ShufflerSettings(group_feature="user"),
     "window": ShufflerSettings(window=4),
 }
 

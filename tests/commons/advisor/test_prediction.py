@@ -28,8 +28,8 @@ RANKS, ROWS, WINDOW = 8, 64, 4
 LENGTHS = heavy_tailed(30_000)
 SETTINGS = {
     "karmarkar_karp": ShufflerSettings(partitioner="karmarkar_karp"),
-    "refined": ShufflerSettings(),
-    "rebalance": ShufflerSettings(partitioner="rebalance"),
+    "refined": ShufflerSettings(partitioner="refined"),
+    "rebalance": ShufflerSettings(),
     "window": ShufflerSettings(window=WINDOW),
 }
 

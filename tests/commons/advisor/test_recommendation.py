@@ -46,14 +46,14 @@ def test_one_rank_waits_for_nobody(tmp_path: Path):
 
 def test_the_default_where_karmarkar_karp_is_not_as_good(tmp_path: Path):
     (case,) = advise(tmp_path, heavy_tailed(6000), "--rows-per-rank", "64")["cases"]
-    assert case["recommendation"]["strategy"] == "refined"
-    assert by_name(case)["refined"]["speedup"] > by_name(case)["karmarkar_karp"]["speedup"] + 0.05
+    assert case["recommendation"]["strategy"] == "rebalance"
+    assert by_name(case)["rebalance"]["speedup"] > by_name(case)["karmarkar_karp"]["speedup"] + 0.05
     assert not any("Karmarkar" in note for note in case["recommendation"]["notes"])
 
 
 def test_karmarkar_karp_is_as_good_on_capped_lengths(tmp_path: Path):
     (case,) = advise(tmp_path, np.random.default_rng(0).integers(1, 201, 3000))["cases"]
-    assert case["recommendation"]["strategy"] == "refined"
+    assert case["recommendation"]["strategy"] == "rebalance"
     assert any("Karmarkar–Karp does as well" in note for note in case["recommendation"]["notes"])
 
 
@@ -74,9 +74,9 @@ def test_the_lines_to_paste_are_valid(tmp_path: Path):
     expected = {
         "as_loaded": {},
         "karmarkar_karp": {"partitioner": "karmarkar_karp"},
-        "refined": {},
-        "rebalance": {"partitioner": "rebalance"},
-        "split": {"equal_rows": False, "split": True},
+        "refined": {"partitioner": "refined"},
+        "rebalance": {},
+        "split": {"partitioner": "refined", "equal_rows": False, "split": True},
         "window": {"window": 3},
     }
     assert by_name(case).keys() == expected.keys()
@@ -95,7 +95,8 @@ def test_pieces_where_the_network_is_fast(tmp_path: Path):
     cases = [advise(tmp_path, lengths, *run, "--bandwidth", speed)["cases"][0] for speed in ("100", "0.01")]
     fast, slow = (case["recommendation"] for case in cases)
     assert fast["strategy"] == "split"
-    assert trainer_args(fast["gin"]).balance_settings == {"equal_rows": False, "split": True}
+    expected = {"partitioner": "refined", "equal_rows": False, "split": True}
+    assert trainer_args(fast["gin"]).balance_settings == expected
     assert slow["strategy"] != "split"
     assert any("They pay off where a device achieves less than" in note for note in slow["notes"])
     in_node = advise(tmp_path, lengths, "--rows-per-rank", "8", "--ranks-per-node", "8")["cases"][0]
@@ -109,6 +110,6 @@ def test_a_strategy_on_measured_times_trains_on_them(tmp_path: Path):
     model = ["--cost", str(tmp_path / "cost.json")]
     report = advise(tmp_path, heavy_tailed(1000), "--ranks", "4", model=model)
     (case,) = report["cases"]
-    assert trainer_args(by_name(case)["refined"]["gin"]).balance_settings == {"cost": cost}
+    assert trainer_args(by_name(case)["rebalance"]["gin"]).balance_settings == {"cost": cost}
     assert "split" not in by_name(case)
     assert any("Pieces of samples are not compared" in line for line in report["assumptions"])

@@ -48,7 +48,7 @@ def test_tables_name_everything(tflops: list[str], tmp_path: Path, capsys: pytes
     out, err = capsys.readouterr()
     for text in (
         *("2 ranks × 8 rows: 16 steps drawn", "2 ranks × 16 rows", "lower bound"),
-        *("as loaded", "Karmarkar–Karp", "refined (default)", "rebalance", "pieces (split)", "window of 4"),
+        *("as loaded", "Karmarkar–Karp", "refined", "rebalance (default)", "pieces (split)", "window of 4"),
         *("TrainerArgs.enable_balanced_shuffler = True", "tokens = 2 × length + 1", "the smaller"),
     ):
         assert text in out
