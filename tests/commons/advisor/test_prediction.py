@@ -137,7 +137,7 @@ def test_pieces_are_those_of_training(tmp_path: Path):
     run = ["--ranks", str(ranks), "--rows-per-rank", str(rows), "--tflops", "2", "--window", "1"]
     (case,) = advise(tmp_path, lengths, *run)["cases"]
     steps = drawn(lengths, ranks, rows)
-    loaded, settings = np.full((ranks, 1), rows), ShufflerSettings(equal_rows=False, split=True)
+    loaded, settings = np.full((ranks, 1), rows), ShufflerSettings("refined", equal_rows=False, split=True)
     imbalance, cut, pieces, tokens, slowest = [], [], [], [], []
     for work, num_tokens in zip(steps.workloads.reshape(-1, 32), steps.tokens.reshape(-1, 32), strict=True):
         items, one = num_tokens // 2, np.ones_like(num_tokens)
