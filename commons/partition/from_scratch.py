@@ -16,6 +16,8 @@ FEW_SAMPLES = 8
 # Differencing may come near the target if it is above it by at least this share. It then takes less time than
 # longest first; where it leaves more, refining that takes most of the time.
 NEAR = 1e-3
+# A share of the target above it at which no other start is tried.
+GOOD = 1e-4
 
 
 @compiled
@@ -222,7 +224,7 @@ def refined_from_scratch(
     if is_small and limits.fewest < limits.most - 1:
         start = place_by_differencing(work, num_parts, 1)
         best = _better(best, start, work, tokens, num_parts, limits, target)
-    if is_small or best[-1] == NONE:
+    if is_small or _largest_load(work, tokens, best, num_parts, limits) > target * (1 + GOOD):
         start = place_longest_first(work, tokens, np.zeros(num_parts, dtype=np.int64), limits)
         if best[-1] == NONE and start[-1] == NONE:
             return start
