@@ -81,8 +81,8 @@ def refined(
 ) -> list[np.ndarray]:
     """Runs `longest_processing_time`, then `refine`: the best balance of all functions here.
 
-    It also starts from equal-size `karmarkar_karp` where that may be better, and is never worse than it. Where
-    only that start is tried, longest first may be better by 1e-4 of the bound.
+    It also starts from equal-size `karmarkar_karp` where that may be better, and is never worse than it.
+    Where only that start is tried, longest first may be better by 1e-4 of the bound.
 
     Arguments, result, and errors are as theirs.
     """
