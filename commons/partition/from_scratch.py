@@ -220,7 +220,7 @@ def refined_from_scratch(
         differenced = place_by_differencing(work, num_parts, num_parts)
         least = _largest_load(work, tokens, differenced, num_parts, limits)
     if is_small or least <= near:
-        best = _better(best, differenced.copy(), work, tokens, num_parts, limits, target)
+        best = _better(best, differenced, work, tokens, num_parts, limits, target)
     if is_small and limits.fewest < limits.most - 1:
         start = place_by_differencing(work, num_parts, 1)
         best = _better(best, start, work, tokens, num_parts, limits, target)

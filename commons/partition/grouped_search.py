@@ -259,7 +259,7 @@ def _cost_of_move(groups: Groups, sample: int, source: int, to: int) -> int:
 
 @compiled
 def _copies(parts: Parts, groups: Groups, source: int, first: int, end: int, count: int, to: int) -> int:
-    """What copies cost more, if `count` samples of the group at `first` to `end` move."""
+    """The added cost of copies if `count` samples of the group at `first` to `end` move."""
     group = groups.group_of[parts.members[first]]
     cost = groups.of_copy[group]
     begin, stop = _place_of_group(parts, groups, to, group)

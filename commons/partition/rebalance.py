@@ -65,16 +65,18 @@ def rebalance(
     problem = Problem.of(workloads, num_partitions, equal_size, max_rows, tokens, max_tokens)
     costs = _costs(problem, home, sizes, ranks_per_node)
     target = target_load(problem.work, problem.num_parts, problem.limits, tolerance)
-    part_of = _moved(problem, costs, target, tolerance)
     if groups is None:
-        return problem.partition(part_of)
+        return problem.partition(_moved(problem, costs, target, tolerance))
     group_of = problem.sorted(numbered_groups(groups, len(problem.work)))
-    attained = max(target, _largest_load(problem, part_of))
-    for goal in dict.fromkeys((target, attained)):
-        together = _together(problem, costs, group_of, goal, tolerance)
-        if _largest_load(problem, together) <= goal:
-            return problem.partition(together)
-    return problem.partition(part_of)
+    together = _together(problem, costs, group_of, target, tolerance)
+    if _largest_load(problem, together) > target:
+        alone = _moved(problem, costs, target, tolerance)
+        attained = _largest_load(problem, alone)
+        if attained > target:
+            together = _together(problem, costs, group_of, attained, tolerance)
+        if _largest_load(problem, together) > attained:
+            together = alone
+    return problem.partition(together)
 
 
 def numbered_groups(groups: ArrayLike, num_samples: int) -> np.ndarray:

@@ -29,7 +29,7 @@ SETTINGS = {
 
 @pytest.fixture(scope="module")
 def ids() -> list[list[int]]:
-    """Of 1,600 samples, four of each user with the same ids."""
+    """The ids of 1,600 samples: four of each user have the same."""
     lengths = np.random.default_rng(0).integers(20, 200, 400)
     of_users = [list(range(end - length, end)) for end, length in zip(lengths.cumsum(), lengths, strict=True)]
     return [of_user for of_user in of_users for _ in range(PER_USER)]
