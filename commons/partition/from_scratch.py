@@ -8,7 +8,7 @@ import numpy as np
 from numba import njit
 
 from commons.partition.compiled import compiled
-from commons.partition.search import NO_CAP, NONE, Limits, refine_to, target_load
+from commons.partition.search import NO_CAP, NONE, Limits, refine_to, sum_per_part, target_load
 
 # Where parts have at most this many samples in the mean, the search is short, and often stuck: it starts more
 # than once.
@@ -213,23 +213,24 @@ def refined_from_scratch(
     target = target_load(work, num_parts, limits, tolerance)
     near = target * (1 + NEAR)
     is_small = len(work) <= FEW_SAMPLES * num_parts
-    nothing = np.full(len(work), NONE)
-    differenced, best = nothing, nothing
+    differenced = best = np.full(len(work), NONE)
+    load = NO_CAP
     least = _least_by_differencing(work, num_parts)
     if is_small or least <= near:
         differenced = place_by_differencing(work, num_parts, num_parts)
         least = _largest_load(work, tokens, differenced, num_parts, limits)
     if is_small or least <= near:
-        best = _better(best, differenced, work, tokens, num_parts, limits, target)
+        best, load = _better(best, load, differenced, least, work, tokens, limits, num_parts, target)
     if is_small and limits.fewest < limits.most - 1:
         start = place_by_differencing(work, num_parts, 1)
-        best = _better(best, start, work, tokens, num_parts, limits, target)
-    if is_small or _largest_load(work, tokens, best, num_parts, limits) > target * (1 + GOOD):
+        start_load = _largest_load(work, tokens, start, num_parts, limits)
+        best, load = _better(best, load, start, start_load, work, tokens, limits, num_parts, target)
+    if is_small or load > target * (1 + GOOD):
         start = place_longest_first(work, tokens, np.zeros(num_parts, dtype=np.int64), limits)
         if best[-1] == NONE and start[-1] == NONE:
             return start
-        best = _better(best, start, work, tokens, num_parts, limits, target)
-    load = _largest_load(work, tokens, best, num_parts, limits)
+        start_load = _largest_load(work, tokens, start, num_parts, limits)
+        best, load = _better(best, load, start, start_load, work, tokens, limits, num_parts, target)
     if load > max(least, target):
         if differenced[-1] == NONE:
             differenced = place_by_differencing(work, num_parts, num_parts)
@@ -241,19 +242,22 @@ def refined_from_scratch(
 @compiled
 def _better(
     best: np.ndarray,
+    load: int,
     start: np.ndarray,
+    start_load: int,
     work: np.ndarray,
     tokens: np.ndarray,
-    num_parts: int,
     limits: Limits,
+    num_parts: int,
     target: int,
-) -> np.ndarray:
-    """The better of `best`, which ends with NONE if there is none yet, and `start`, refined."""
-    least = _largest_load(work, tokens, best, num_parts, limits)
-    if least <= target or _largest_load(work, tokens, start, num_parts, limits) == NO_CAP:
-        return best
-    refine_to(work, tokens, start, np.zeros(num_parts, dtype=np.int64), limits, target)
-    return start if _largest_load(work, tokens, start, num_parts, limits) < least else best
+) -> tuple[np.ndarray, int]:
+    """The better of `best` and `start`, refined, and its largest load; NO_CAP stands for no partition."""
+    if load <= target or start_load == NO_CAP:
+        return best, load
+    if start_load > target:
+        refine_to(work, tokens, start, np.zeros(num_parts, dtype=np.int64), limits, target)
+        start_load = sum_per_part(work, start, num_parts).max()
+    return (start, start_load) if start_load < load else (best, load)
 
 
 @compiled
