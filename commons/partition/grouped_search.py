@@ -18,6 +18,8 @@ from commons.partition.search_from_home import Costs, nearest_home
 
 # Parts considered for a swap: this many that can help, among this many of the lightest.
 PARTNERS, CANDIDATES = 8, 48
+# A pool of more parts leaves too few of their samples at home.
+MOST_IN_POOL = 16
 
 
 class Groups(NamedTuple):
@@ -168,7 +170,7 @@ def level_pools(
                 costs = Costs(in_pool[part_of[samples]], work[samples], np.zeros_like(pool))
                 part_of[samples] = pool[nearest_home(placed, costs)]
                 break
-            if size >= num_parts:
+            if size >= min(num_parts, MOST_IN_POOL):
                 return
             size *= 2
         load = sum_per_part(work, part_of, num_parts)
