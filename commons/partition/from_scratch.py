@@ -227,14 +227,17 @@ def refined_from_scratch(
         best, load = _better(best, load, start, start_load, work, tokens, limits, num_parts, target)
     if is_small or load > target * (1 + GOOD):
         start = place_longest_first(work, tokens, np.zeros(num_parts, dtype=np.int64), limits)
-        if best[-1] == NONE and start[-1] == NONE:
-            return start
         start_load = _largest_load(work, tokens, start, num_parts, limits)
+        if load == NO_CAP:
+            best = start  # even where it leaves samples without a place
         best, load = _better(best, load, start, start_load, work, tokens, limits, num_parts, target)
     if load > max(least, target):
         if differenced[-1] == NONE:
             differenced = place_by_differencing(work, num_parts, num_parts)
-        if _largest_load(work, tokens, differenced, num_parts, limits) < load:
+        least = _largest_load(work, tokens, differenced, num_parts, limits)
+        if load == NO_CAP:
+            best, load = _better(best, load, differenced, least, work, tokens, limits, num_parts, target)
+        elif least < load:
             best = differenced  # refining it would take longer than all before
     return best
 

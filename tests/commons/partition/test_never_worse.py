@@ -58,3 +58,27 @@ def test_any_workloads_and_limits(data, equal_size):
     if not limits:
         (step,) = balance_window(workloads, parts, 1, equal_size=equal_size)
         assert largest(workloads, step) <= load * SLACK
+
+
+@pytest.mark.parametrize(
+    ("partitioner", "max_tokens", "workloads", "tokens"),
+    [
+        (
+            refined,
+            22,
+            [3, 9, 2, 3, 0, 7, 8, 3, 5, 2, 0, 8, 1, 9, 8, 3, 1, 3],
+            [1, 5, 3, 1, 0, 4, 3, 3, 3, 3, 1, 0, 5, 3, 4, 0, 2, 3],
+        ),
+        (
+            lambda workloads, parts, **limits: rebalance(workloads, [0, 1] * 9, parts, **limits),
+            24,
+            [0, 1, 1, 2, 4, 9, 3, 8, 2, 6, 9, 6, 6, 2, 8, 6, 6, 2],
+            [4, 0, 4, 0, 1, 4, 3, 1, 5, 4, 4, 0, 1, 3, 5, 2, 5, 2],
+        ),
+    ],
+)
+def test_where_longest_first_finds_no_place_under_max_tokens(partitioner, max_tokens, workloads, tokens):
+    peers = karmarkar_karp(workloads, 2)
+    partition = partitioner(workloads, 2, tokens=tokens, max_tokens=max_tokens)
+    assert keeps(partition, {"tokens": tokens, "max_tokens": max_tokens})
+    assert largest(workloads, partition) <= largest(workloads, peers)
