@@ -125,7 +125,10 @@ def _together(
     near_home = np.empty_like(part_of)
     near_home[by_group] = part_of
     if problem.beyond_limits(near_home) is not None or _largest_load(problem, near_home) > target:
-        near_home = _moved(problem, costs._replace(home=near_home), target, tolerance)
+        try:
+            near_home = _moved(problem, costs._replace(home=near_home), target, tolerance)
+        except ValueError:  # from there, no placement under max_tokens was found
+            near_home = _moved(problem, costs, target, tolerance)
     parts = make_parts(work, tokens, near_home[by_group], base)
     for _ in range(JOINING_PASSES):
         join_groups(parts, limits, groups, max(target, parts.load.max()))
@@ -195,4 +198,4 @@ def _within_limits(problem: Problem, costs: Costs) -> np.ndarray:
     part_of[by_tokens] = part_by_tokens
     if problem.beyond_limits(part_of) is None:
         return part_of
-    return nearest_home(place_from_scratch(problem), costs)
+    return nearest_home(place_from_scratch(problem, tolerance=0.0), costs)

@@ -107,6 +107,13 @@ def test_parts_with_equal_loads_above_the_target_are_leveled():
     assert imbalance(workloads, partition) <= imbalance(workloads, karmarkar_karp(workloads, 3)) * SLACK
 
 
+def test_limits_that_only_home_keeps_to_are_kept_with_groups():
+    tokens, home = [3, 4, 7, 7, 4, 5, 4], [1, 0, 1, 1, 0, 0, 0]
+    workloads, groups = [5, 4, 0, 2, 4, 5, 0], [1, 2, 0, 1, 0, 0, 1]
+    partition = rebalance(workloads, home, 2, groups=groups, tokens=tokens, max_tokens=17)
+    assert keeps(partition, {"tokens": tokens, "max_tokens": 17})
+
+
 @pytest.mark.parametrize("groups", [[1, 2], [[1, 2, 3]], [0.5, 1.0, 2.0], ["a", "b", "c"]])
 def test_groups_are_one_integer_per_sample(groups):
     with pytest.raises(ValueError, match=r"groups has shape .* expected one integer for each of 3 samples"):
