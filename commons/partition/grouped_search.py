@@ -20,6 +20,9 @@ from commons.partition.search_from_home import Costs, nearest_home
 PARTNERS, CANDIDATES = 8, 48
 # A pool of more parts leaves too few of their samples at home.
 MOST_IN_POOL = 16
+# A sample may join any of this many of its group, the heaviest. Trying all takes time quadratic in the group,
+# which may be a default user with many samples.
+MOST_TO_JOIN = 16
 
 
 class Groups(NamedTuple):
@@ -180,9 +183,10 @@ def level_pools(
 def join_groups(parts: Parts, limits: Limits, groups: Groups, target: int) -> None:
     """Makes swaps that save copies, where no part gets above the target."""
     for group in range(len(groups.of_copy)):
-        for sample in range(groups.start[group], groups.start[group + 1]):
+        first, end = groups.start[group], groups.start[group + 1]
+        for sample in range(first, end):
             giver = parts.part_of[sample]
-            for other in range(groups.start[group], groups.start[group + 1]):
+            for other in range(first, min(end, first + MOST_TO_JOIN)):
                 taker = parts.part_of[other]
                 if taker != giver:
                     found = _joining_swap(parts, limits, groups, target, giver, group, taker)

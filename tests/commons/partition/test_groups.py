@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -112,6 +114,16 @@ def test_limits_that_only_home_keeps_to_are_kept_with_groups():
     workloads, groups = [5, 4, 0, 2, 4, 5, 0], [1, 2, 0, 1, 0, 0, 1]
     partition = rebalance(workloads, home, 2, groups=groups, tokens=tokens, max_tokens=17)
     assert keeps(partition, {"tokens": tokens, "max_tokens": 17})
+
+
+def test_a_group_of_most_samples_takes_no_long_search():
+    rng = np.random.default_rng(0)
+    workloads, home = rng.lognormal(5, 1.2, 64 * ROWS), np.repeat(np.arange(64), ROWS)
+    groups = np.zeros(len(home), dtype=np.int64)
+    rebalance(workloads[:64], home[:64], 2, groups=groups[:64])  # compiles
+    start = time.perf_counter()
+    rebalance(workloads, home, 64, groups=groups)
+    assert time.perf_counter() - start < 1  # on a slow machine; every pair of samples takes 5 s
 
 
 @pytest.mark.parametrize("groups", [[1, 2], [[1, 2, 3]], [0.5, 1.0, 2.0], ["a", "b", "c"]])
