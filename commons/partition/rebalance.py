@@ -65,18 +65,14 @@ def rebalance(
     problem = Problem.of(workloads, num_partitions, equal_size, max_rows, tokens, max_tokens)
     costs = _costs(problem, home, sizes, ranks_per_node)
     target = target_load(problem.work, problem.num_parts, problem.limits, tolerance)
+    alone = _moved(problem, costs, target, tolerance)
     if groups is None:
-        return problem.partition(_moved(problem, costs, target, tolerance))
+        return problem.partition(alone)
     group_of = problem.sorted(numbered_groups(groups, len(problem.work)))
-    together = _together(problem, costs, group_of, target, tolerance)
-    if _largest_load(problem, together) > target:
-        alone = _moved(problem, costs, target, tolerance)
-        attained = _largest_load(problem, alone)
-        if attained > target:
-            together = _together(problem, costs, group_of, attained, tolerance)
-        if _largest_load(problem, together) > attained:
-            together = alone
-    return problem.partition(together)
+    attained = max(target, _largest_load(problem, alone))
+    together = _together(problem, costs, group_of, attained, tolerance)
+    is_better = _cost(costs, group_of, together) < _cost(costs, group_of, alone)
+    return problem.partition(together if is_better and _largest_load(problem, together) <= attained else alone)
 
 
 def numbered_groups(groups: ArrayLike, num_samples: int) -> np.ndarray:
@@ -136,12 +132,25 @@ def _together(
     return near_home
 
 
+def _cost(costs: Costs, group_of: np.ndarray, part_of: np.ndarray) -> int:
+    """The cost of copies and moves of samples that are in these parts."""
+    largest = _largest_moves(group_of, costs.of_move)
+    groups_in_parts = np.unique(group_of * len(costs.node_of) + part_of) // len(costs.node_of)
+    copies = COPY_PER_MOVE * int(largest[groups_in_parts].sum())
+    return copies + int(costs.of_move[part_of != costs.home].sum())
+
+
+def _largest_moves(group_of: np.ndarray, of_move: np.ndarray) -> np.ndarray:
+    """int64 `[groups]`: the cost of moving the largest sample of each group."""
+    largest = np.zeros(int(group_of.max(initial=-1)) + 1, dtype=np.int64)
+    np.maximum.at(largest, group_of, of_move)
+    return largest
+
+
 def _groups_of(group_of: np.ndarray, of_move: np.ndarray, home: np.ndarray) -> Groups:
     """The groups of samples that are sorted by group."""
-    num_groups = int(group_of.max(initial=-1)) + 1
-    largest = np.zeros(num_groups, dtype=np.int64)
-    np.maximum.at(largest, group_of, of_move)
-    start = np.searchsorted(group_of, np.arange(num_groups + 1))
+    largest = _largest_moves(group_of, of_move)
+    start = np.searchsorted(group_of, np.arange(len(largest) + 1))
     return Groups(group_of, start, COPY_PER_MOVE * largest, of_move, home)
 
 
