@@ -17,7 +17,9 @@ from commons.partition.search import NONE, RESOLUTION, Limits, Parts, sum_per_pa
 from commons.partition.search_from_home import Costs, nearest_home
 
 # Parts considered for a swap: this many that can help, among this many of the lightest.
-PARTNERS, CANDIDATES = 8, 48
+PARTNERS, CANDIDATES = 8, 16
+# Passes over all parts; each helps less than the one before.
+PASSES = 3
 # A pool of more parts leaves too few of their samples at home.
 MOST_IN_POOL = 16
 # A sample may join any of this many of its group, the heaviest. Trying all takes time quadratic in the group,
@@ -63,17 +65,14 @@ class Swap(NamedTuple):
 
 @compiled
 def level_groups(parts: Parts, limits: Limits, groups: Groups, target: int) -> None:
-    """Makes swaps until no part is above the target or none helps: first those that add no copy."""
+    """Makes swaps so that no part is above the target: first those that add no copy."""
     least = max(int(RESOLUTION * target), 1)
-    helped = True
-    while helped:
-        helped = False
+    for _ in range(PASSES):
         for heavy in parts.by_load[::-1].copy():
             while parts.load[heavy] > target:
                 found = _best_swap(parts, limits, groups, heavy, target, least)
                 if found.taker == NONE:
                     break
-                helped = True
                 _make(parts, found)
 
 

@@ -66,13 +66,18 @@ def rebalance(
     costs = _costs(problem, home, sizes, ranks_per_node)
     target = target_load(problem.work, problem.num_parts, problem.limits, tolerance)
     alone = _moved(problem, costs, target, tolerance)
-    if groups is None:
+    group_of = None if groups is None else problem.sorted(numbered_groups(groups, len(problem.work)))
+    if group_of is None or group_of.max(initial=-1) == len(group_of) - 1:  # no two belong together
         return problem.partition(alone)
-    group_of = problem.sorted(numbered_groups(groups, len(problem.work)))
-    attained = max(target, _largest_load(problem, alone))
-    together = _together(problem, costs, group_of, attained, tolerance)
-    is_better = _cost(costs, group_of, together) < _cost(costs, group_of, alone)
-    return problem.partition(together if is_better and _largest_load(problem, together) <= attained else alone)
+    attained = _largest_load(problem, alone)
+    together = _together(problem, costs, group_of, target, tolerance)
+    if _largest_load(problem, together) > max(target, attained):
+        together = _together(problem, costs, group_of, attained, tolerance)
+    load = _largest_load(problem, together)
+    if load <= target < attained:
+        return problem.partition(together)
+    is_cheaper = _cost(costs, group_of, together) < _cost(costs, group_of, alone)
+    return problem.partition(together if is_cheaper and load <= max(target, attained) else alone)
 
 
 def numbered_groups(groups: ArrayLike, num_samples: int) -> np.ndarray:
