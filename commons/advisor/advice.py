@@ -220,7 +220,7 @@ def _about_lookups(case: Case, best: Outcome) -> list[str]:
     return [
         f"With {best.strategy.title}, a rank looks up {more:.2f} × as many unique ids as loaded; with "
         f"{kept.strategy.title}, {kept.unique_ids.per_rank_relative:.2f} × at a speedup of {_times(kept)}. "
-        "Speedups leave lookups out: measure both where these take much of a step. To use it: "
+        "Speedups exclude lookups: if these dominate your step, measure both. To use it: "
         + ", ".join(kept.strategy.gin_lines(case.rows_per_rank)[1:])
     ]
 

@@ -287,7 +287,8 @@ def _cost(model: ConfiguredModel | None, cost_file: Path | None, tflops: float |
 
 def _samples_of_file(given: argparse.Namespace, model: ConfiguredModel | None) -> SampleLengths:
     default = TOKEN_RULES.get(given.model, TokenRule(1, 0)) if model is None else model.tokens
-    items = read_lengths(given.data, given.column or given.ids)
+    option = "--column" if given.column or not given.ids else "--ids"
+    items = read_lengths(given.data, given.column or given.ids, option)
     rule = TokenRule(
         default.per_item if given.tokens_per_item is None else given.tokens_per_item,
         default.extra if given.extra_tokens is None else given.extra_tokens,

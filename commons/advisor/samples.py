@@ -14,7 +14,6 @@ import polars as pl
 
 from commons.advisor import InputError
 from commons.advisor.pieces import PieceCosts
-from commons.partition.rebalance import with_lone_groups
 from commons.perf_model.measured_cost import MeasuredCost
 
 FORMATS = (".csv", ".npy", ".parquet")
@@ -98,7 +97,7 @@ class SampleLengths:
 
     @property
     def in_file_order(self) -> bool:
-        """Whether steps take samples in the order of the file: where those that share ids stand decides."""
+        """Whether steps take samples in the file's order, because results depend on who shares ids."""
         return self.ids is not None or self.groups is not None
 
     @cached_property
@@ -207,13 +206,14 @@ def measured_cost(path: Path) -> SampleCost:
     )
 
 
-def read_lengths(path: Path, column: str | None) -> np.ndarray:
+def read_lengths(path: Path, column: str | None, option: str = "--column") -> np.ndarray:
     """Reads sequence lengths, int64 `[samples]`.
 
     Args:
         path: `.npy`, a one-dimensional array of integers; or `.csv` or `.parquet`.
         column: of a `.csv` or `.parquet` file: integers, or lists in Parquet, whose lengths count. None for
             the only column.
+        option: that named the column, for messages.
 
     Raises:
         InputError: the file or the column does not exist, or its values are not lengths.
@@ -225,10 +225,10 @@ def read_lengths(path: Path, column: str | None) -> np.ndarray:
         raise InputError(f"{path} {state}; expected a file of sequence lengths")
     if path.suffix.lower() == ".npy":
         if column is not None:
-            raise InputError(f"--column {column} has no effect on {path}; expected it with .csv or .parquet")
+            raise InputError(f"{option} {column} has no effect on {path}; expected it with .csv or .parquet")
         lengths = _read_array(path)
     else:
-        lengths = _lengths_of(path, _read_column(path, "--column", column))
+        lengths = _lengths_of(path, _read_column(path, option, column))
     if len(lengths) == 0:
         raise InputError(f"{path} is empty; expected one length per sample")
     for wrong, expected in ((lengths < 0, "at least 0"), (lengths >= 2**31, "less than 2^31")):
@@ -271,7 +271,7 @@ def read_groups(path: Path, column: str) -> np.ndarray:
         raise InputError(f"{path}: column {column} holds {values.dtype}; expected integers")
     _lengths_of(path, values)  # checks them
     numbers = values.rank("dense").cast(pl.Int64).to_numpy()  # hashes may need more than int64
-    return with_lone_groups(np.where((values < 0).to_numpy(), -1, numbers))
+    return np.where((values < 0).to_numpy(), -1, numbers)
 
 
 def _read_array(path: Path) -> np.ndarray:

@@ -10,7 +10,7 @@ from torch.utils.data import Sampler
 
 from commons.datasets.checks import require, require_at_least
 from commons.partition import rebalance, refined
-from commons.partition.rebalance import numbered_groups, with_lone_groups
+from commons.partition.rebalance import numbered_groups
 from commons.partition.workloads import as_workloads, check_count
 
 
@@ -38,8 +38,8 @@ class BucketSampler(Sampler[list[int]]):
 
     With groups, an epoch shuffles groups in place of samples, and the samples of a group follow one another.
     Buckets are then cut by the mean workload of a group's samples. Within a step
-    `commons.partition.rebalance` keeps groups together, and breaks one only for a load that cannot be had
-    otherwise. A group that falls into two steps, or two buckets, counts as two.
+    `commons.partition.rebalance` keeps groups together where balance allows it. A group that falls into two
+    steps, or two buckets, counts as two.
 
     Pass it to a `DataLoader` as `batch_sampler`, with `functools.partial(source.collate,
     batch_size=batch_size)` as `collate_fn`.
@@ -76,7 +76,7 @@ class BucketSampler(Sampler[list[int]]):
         check_count("num_buckets", num_buckets)
         require_at_least(0, seed=seed)
         self._workloads = as_workloads(workloads)
-        self._group_of = None if groups is None else _checked_groups(groups, len(self._workloads))
+        self._group_of = None if groups is None else numbered_groups(groups, len(self._workloads))
         self._step_size = batch_size * num_ranks
         self._rank = rank
         self._num_ranks = num_ranks
@@ -148,10 +148,3 @@ class BucketSampler(Sampler[list[int]]):
         groups, group = np.unique(self._group_of[samples], return_inverse=True)
         means = np.bincount(group, workloads, len(groups)) / np.bincount(group, minlength=len(groups))
         return samples[np.lexsort((group, means[group]))]
-
-
-def _checked_groups(groups: ArrayLike, num_samples: int) -> np.ndarray:
-    """Returns int64 `[samples]`, from 0, with a group for each sample that has none."""
-    numbers = numbered_groups(groups, num_samples)
-    has_none = np.asarray(groups) < 0
-    return numbered_groups(with_lone_groups(np.where(has_none, -1, numbers)), num_samples)

@@ -143,7 +143,7 @@ class BatchShuffler(ABC):
         return self.sample_rows.num_loss_tokens(batch)
 
     def get_groups(self, batch: Any) -> torch.Tensor:
-        """Returns the group of each row, `[batch_size]` integers; `batch` is on the host.
+        """Returns the group of each row, an int64 or int32 tensor `[batch_size]`; `batch` is on the host.
 
         Samples with the same number belong together, on one rank if balance and limits allow it. A sample
         with a negative number belongs to none. Override it if the groups are not the values of a
@@ -157,9 +157,16 @@ class BatchShuffler(ABC):
             )
         names = batch.features.keys()
         if name not in names:
-            raise ValueError(f"group_feature={name!r} is not among the batch's features: {sorted(names)}")
+            raise ValueError(
+                f"group_feature={name!r} is not among the batch's features: {sorted(names)}. For groups from "
+                "elsewhere, override get_groups"
+            )
         feature = batch.features[name]
-        return first_values(feature.values(), feature.lengths())
+        groups = first_values(feature.values(), feature.lengths())
+        if groups.is_floating_point():
+            raise ValueError(f"group_feature={name!r} has {groups.dtype} values, expected integers")
+        # Hashes may be negative; a row without a value belongs to no group.
+        return torch.where(feature.lengths() > 0, groups.long() & torch.iinfo(torch.int64).max, -1)
 
     @property
     def has_groups(self) -> bool:
@@ -228,10 +235,13 @@ class BatchShuffler(ABC):
             )
         if not self.settings.takes("groups") or self.settings.window > 1:
             if self.group.rank == 0:
-                logger.warning(
-                    f"{name} has no effect with partitioner={self.settings.partitioner!r} and "
-                    f"window={self.settings.window}: samples are placed one by one"
+                settings = self.settings
+                setting = (
+                    f"window={settings.window}"
+                    if settings.window > 1
+                    else f"partitioner={settings.partitioner!r}"
                 )
+                logger.warning(f"plans with {setting} place samples one by one: {name} has no effect on them")
             return None
         return name, self.get_groups
 

@@ -18,7 +18,6 @@ from numpy.typing import ArrayLike
 from commons.distributed.batch_shuffler import BatchShuffler
 from commons.distributed.sample_facts import checked_counts, checked_groups
 from commons.partition import refined
-from commons.partition.rebalance import with_lone_groups
 from commons.partition.workloads import as_workloads, check_count
 from commons.sequence_batch.packed_rows import (
     PackedRows,
@@ -163,7 +162,7 @@ def _costs_of(shuffler: BatchShuffler, batch: Any, num_rows: int, num_real: int)
 def _groups_of(shuffler: BatchShuffler, batch: Any, num_rows: int) -> np.ndarray:
     """Returns int64 `[rows]`; `batch` is on the host."""
     whose = f"{type(shuffler).__name__}.get_groups"
-    return with_lone_groups(checked_groups(shuffler.get_groups(batch), num_rows, whose).numpy())
+    return checked_groups(shuffler.get_groups(batch), num_rows, whose).numpy()
 
 
 def _checked_costs(workloads: Any, num_rows: int, num_real: int) -> np.ndarray:
@@ -190,14 +189,16 @@ def _numbered_groups(groups: Any, num_rows: int, num_real: int) -> np.ndarray:
     if not isinstance(labels, Sequence) or isinstance(labels, str):
         raise TypeError(f"groups is {labels!r}, expected the group of each row")
     _check_one_per_row("groups", (len(labels),), num_rows, num_real)
-    numbers: dict[Integral | str, int] = {}
+    numbers: dict[Any, int] = {}
+    number_of = []
     for sample, label in enumerate(labels[:num_real]):
         if not isinstance(label, Integral | str):
             raise TypeError(
                 f"groups[{sample}] is {label!r}, expected an integer or a string that names the group"
             )
-        numbers.setdefault(label, len(numbers))
-    return np.array([numbers[label] for label in labels[:num_real]], dtype=np.int64)
+        is_none = isinstance(label, Integral) and label < 0
+        number_of.append(numbers.setdefault((sample, label) if is_none else label, len(numbers)))
+    return np.array(number_of, dtype=np.int64)
 
 
 def _partition_of_groups(costs: np.ndarray, num_chunks: int, group_of: np.ndarray) -> list[np.ndarray]:

@@ -27,7 +27,8 @@ class LoadedSamples:
         sample_bytes: int64 `[samples]`, bytes of a sample on the wire.
         row_counts: int64 `[samples, names]`, what `BaseBatch.row_counts` says of each.
         pieces: `[samples]` of dtype `PIECE`, the place of each row in its sample; None where none is cut.
-        groups: int64 `[samples]`, equal for samples that belong together; None where none do.
+        groups: int64 `[samples]`, equal for samples that belong together, negative for one that belongs to
+            none; None where none do.
     """
 
     batch_sizes: np.ndarray

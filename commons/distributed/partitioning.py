@@ -25,8 +25,9 @@ class Partitioning:
     ranks_per_node: int | None = None
 
     def rank_of(self, samples: LoadedSamples) -> np.ndarray:
-        """Returns int64 `[samples]`, the rank of each; as loaded where the partitioner does no better, and
-        brings no groups together.
+        """Returns int64 `[samples]`, the rank of each.
+
+        Keeps samples as loaded if the partitioner does no better, unless it brings groups together.
 
         Raises:
             ValueError: `max_rows` or `max_tokens` cannot be kept, or no placement that keeps them was found.

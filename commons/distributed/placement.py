@@ -12,11 +12,13 @@ from commons.distributed.cutting import Cutting
 from commons.distributed.loaded_samples import LoadedSamples
 from commons.distributed.partitioning import Partitioning
 from commons.distributed.shuffle_plan import ShufflePlan
-from commons.distributed.shuffler_settings import PARTITIONERS, ShufflerSettings
+from commons.distributed.shuffler_settings import ShufflerSettings
 from commons.distributed.slow_start import shown_if_slow
 from commons.partition import (
     balance_window,
     divide_into_micro_batches,
+    karmarkar_karp,
+    longest_processing_time,
     lower_bound,
     rebalance,
     refined,
@@ -147,10 +149,11 @@ def warm_up(settings: ShufflerSettings) -> None:
 
 def _call_all(settings: ShufflerSettings) -> None:
     ones, home = np.ones(2, dtype=np.int64), np.zeros(2, dtype=np.int64)
-    for partitioner in PARTITIONERS:  # also those that compile functions of their own
-        each = ones[:, None]
-        samples = LoadedSamples(each, each, ones, ones, ones, each, ones, each)
-        Partitioning(ShufflerSettings(partitioner, equal_rows=False)).rank_of(samples)
+    each = ones[:, None]
+    samples = LoadedSamples(each, each, ones, ones, ones, each, ones, each)
+    Partitioning(replace(settings, max_tokens=None)).rank_of(samples)  # it may compile functions of its own
+    for partitioner in (karmarkar_karp, longest_processing_time, refined):
+        partitioner(ones, 2, equal_size=False)
     rebalance(ones, home, 2, groups=home)  # rows have to be made equal
     rebalance(2 * ones + home, np.arange(2), 2, groups=home)
     rebalance(ones, home, 2, equal_size=False, tokens=ones, max_tokens=1)  # a limit has to be met

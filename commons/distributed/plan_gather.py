@@ -211,9 +211,10 @@ class PlanGather:
                     f"{agreed.count_names}; batches of all ranks must have the same"
                 )
             if offers[rank].has_groups != agreed.has_groups:
+                has, has_not = (rank, first) if offers[rank].has_groups else (first, rank)
                 raise ValueError(
-                    f"the shuffler of only one of the ranks {rank} and {first} has get_groups; all ranks "
-                    "need the same shuffler"
+                    f"rank {has}'s shuffler has get_groups, and rank {has_not}'s has not; all ranks need the "
+                    "same shuffler"
                 )
             if (offers[rank].real_row is None) != (agreed.real_row is None):
                 raise ValueError(

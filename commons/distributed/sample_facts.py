@@ -10,7 +10,6 @@ import numpy as np
 import torch
 
 from commons.distributed.loaded_samples import LoadedSamples
-from commons.partition.rebalance import with_lone_groups
 from commons.sequence_batch.packed_rows import check_jagged_fields, key_lengths, row_elements
 from commons.sequence_batch.row_schema import RowSchema
 from commons.sequence_batch.sample_rows import NARROW_INTEGERS, SampleRows
@@ -141,7 +140,7 @@ def loaded_samples(
         num_elements=num_elements,
         sample_bytes=schema.row_bytes(num_elements),
         row_counts=pairs[:, : len(count_names)].astype(np.int64),
-        groups=with_lone_groups(per_sample[:, NUM_COUNTS]) if has_groups else None,
+        groups=per_sample[:, NUM_COUNTS].copy() if has_groups else None,
     )
 
 

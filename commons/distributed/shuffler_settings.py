@@ -15,8 +15,8 @@ from commons.partition import karmarkar_karp, longest_processing_time, rebalance
 # To add a partitioner, add a row, here or from your own module. It returns int64 index arrays, one per rank.
 # It is called with those of these arguments that its signature names: workloads, num_partitions, home (the
 # rank that loaded each sample), sizes (bytes to move each), ranks_per_node, groups, equal_size, tolerance,
-# max_rows, tokens, max_tokens. `commons.partition.rebalance` has them all. A setting without an argument is
-# refused.
+# max_rows, tokens, max_tokens. All but the first two need defaults, because None is not passed.
+# `commons.partition.rebalance` has them all. A setting without an argument is refused.
 PARTITIONERS: dict[str, Callable[..., list[np.ndarray]]] = {
     "karmarkar_karp": karmarkar_karp,
     "longest_processing_time": longest_processing_time,
@@ -44,8 +44,8 @@ class ShufflerSettings:
         max_tokens: tokens per rank at most, as `get_tokens` counts them; None for no limit. A batch that
             cannot be placed under it is an error on every rank.
         group_feature: name of a feature of a `BaseBatch`, such as the user's id. Samples with the same first
-            value of it belong together: their ids are looked up once if one rank has them. None for no
-            groups, or for those of `get_groups`.
+            value of it belong together: their ids are looked up once if one rank has them. An empty row
+            belongs to no group. None for no groups, or for those of `get_groups`.
         window: consecutive global batches to plan together. More than 1 changes the contents of a step: a
             sample may move to another step of the window.
         window_max_step_ratio: a step's total workload is at most this times the window's mean, as far as
@@ -102,6 +102,8 @@ class ShufflerSettings:
             cap = getattr(self, name)
             if cap is not None and not _is_count(cap):
                 raise ValueError(f"{name}={cap}: expected an integer of at least 1, or None for no limit")
+        if self.group_feature is not None and not isinstance(self.group_feature, str):
+            raise ValueError(f"group_feature={self.group_feature!r}: expected the name of a feature, or None")
         if not _is_count(self.window):
             raise ValueError(f"window={self.window}: expected an integer of at least 1")
         if self.window_max_step_ratio is not None and not self.window_max_step_ratio >= 1:

@@ -10,11 +10,11 @@ from numba import njit
 from commons.partition.compiled import compiled
 from commons.partition.search import NO_CAP, NONE, Limits, refine_to, sum_per_part, target_load
 
-# Where parts have at most this many samples in the mean, the search is short, and often stuck: it starts more
-# than once.
+# Where parts have at most this many samples in the mean, the search is cheap but often gets stuck: it tries
+# several starts.
 FEW_SAMPLES = 8
-# Differencing may come near the target if it is above it by at least this share. It then takes less time than
-# longest first; where it leaves more, refining that takes most of the time.
+# Differencing is tried if it may end above the target by at most this share. To refine more than that takes
+# longer than to start from longest first.
 NEAR = 1e-3
 # A share of the target above it at which no other start is tried.
 GOOD = 1e-4

@@ -156,7 +156,7 @@ def _best_swap(parts: Parts, limits: Limits, groups: Groups, heavy: int, target:
 def level_pools(
     work: np.ndarray, tokens: np.ndarray, part_of: np.ndarray, num_parts: int, limits: Limits, target: int
 ) -> None:
-    """Changes `part_of`: pools each part above the target with some of the lightest, as few as will do, and
+    """Changes `part_of`: pools each part above the target with some of the lightest, as few as needed, and
     places their samples anew, one by one."""
     load = sum_per_part(work, part_of, num_parts)
     while load.max() > target:

@@ -47,15 +47,15 @@ def rebalance(
         sizes: `[samples]`, non-negative: the cost of moving each, in bytes for example; None for 1 each.
         ranks_per_node: parts p with equal p // ranks_per_node share a node; samples rarely leave it.
         groups: `[samples]`, integers: samples with the same one belong together, in one part. They are
-            brought together, and taken apart only for a load within the tolerance, or for the limits.
-            `ranks_per_node` matters less then. None if every sample may move alone.
+            brought together where the tolerance and the limits allow it. A sample with a negative one belongs
+            to no group. `ranks_per_node` matters less then. None if every sample may move alone.
         equal_size, max_rows, tokens, max_tokens: as for `longest_processing_time`; `home` need not keep to
             them.
 
     Returns:
-        As `longest_processing_time`. Never worse than `home` if `home` keeps to the limits, and to the
-        tolerance where there are groups to bring together. Where it does not, samples leave until it does,
-        the largest parts' first, with no regard to nodes.
+        As `longest_processing_time`. Without groups, never worse than `home` if that keeps to the limits.
+        With groups, never worse than without. Where `home` does not keep to the limits, samples leave until
+        it does, the largest parts' first, with no regard to nodes.
 
     Raises:
         ValueError: as `longest_processing_time`; or `home` is not a part, or `groups` not an integer, for
@@ -83,7 +83,8 @@ def rebalance(
 def numbered_groups(groups: ArrayLike, num_samples: int) -> np.ndarray:
     """Numbers the groups from 0 in the order of their first samples, int64 `[samples]`.
 
-    Were they numbered by label, labels such as random ids would break ties.
+    A sample with a negative label gets a number of its own. Were groups numbered by label, labels such as
+    random ids would break ties.
 
     Raises:
         ValueError: `groups` is not one integer per sample.
@@ -94,13 +95,10 @@ def numbered_groups(groups: ArrayLike, num_samples: int) -> np.ndarray:
             f"groups has shape {labels.shape} and dtype {labels.dtype}, expected one integer for each of "
             f"{num_samples} samples"
         )
-    _, first, number = np.unique(labels, return_index=True, return_inverse=True)
+    found, number = np.unique(labels, return_inverse=True)
+    number = np.where(labels < 0, len(found) + np.arange(num_samples), number)
+    _, first, number = np.unique(number, return_index=True, return_inverse=True)
     return np.argsort(np.argsort(first))[number]
-
-
-def with_lone_groups(groups: np.ndarray) -> np.ndarray:
-    """Gives each sample with a negative group, which means none, a group of its own; `[samples]` integers."""
-    return np.where(groups < 0, -1 - np.arange(len(groups)), groups)
 
 
 def _moved(problem: Problem, costs: Costs, target: int, tolerance: float) -> np.ndarray:

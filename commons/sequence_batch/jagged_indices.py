@@ -20,14 +20,14 @@ def spread(starts: torch.Tensor, lengths: torch.Tensor, total: int, step: int = 
 
 
 def first_values(values: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-    """Returns the first value of each row, −1 for an empty one, `[B]` int64; on the host.
+    """Returns the first value of each row, 0 for an empty one, `[B]` of the values' dtype; on the host.
 
     Args:
-        values: integers of all rows.
+        values: of all rows.
         lengths: `[B]` integers.
     """
     lengths = lengths.long()
-    first = torch.full_like(lengths, -1)
+    first = torch.zeros_like(lengths, dtype=values.dtype)
     starts = lengths.cumsum(0) - lengths
-    first[lengths > 0] = values[starts[lengths > 0]].long()
+    first[lengths > 0] = values[starts[lengths > 0]]
     return first

@@ -285,10 +285,11 @@ def test_the_groups_of_a_shuffler_are_those_given_and_lone_samples_have_their_ow
     lengths = torch.arange(len(prompts)) % 4 + 1
     values = torch.arange(int(lengths.sum()))
     if by_feature:
+        given = torch.tensor(prompts, dtype=torch.int64)
         keyed = KeyedJaggedTensor(
             ["item", "prompt"],
-            torch.cat([values, torch.tensor(prompts)]),
-            lengths=torch.cat([lengths, torch.ones_like(lengths)]),
+            torch.cat([values, given[given >= 0]]),
+            lengths=torch.cat([lengths, (given >= 0).long()]),
         )
         batch = BaseBatch(keyed, len(prompts), {"item": 4, "prompt": 1})
         shuffler = TokenShuffler(group_feature="prompt", partitioner="rebalance")

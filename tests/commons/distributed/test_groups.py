@@ -136,18 +136,33 @@ def _errors() -> list[str]:
         error_of(differing().plan, batch),
         error_of(UserShuffler, group_feature="user"),
         error_of(TokenShuffler, partitioner="karmarkar_karp", group_feature="user"),
+        error_of(TokenShuffler, group_feature=3),
+        error_of(TokenShuffler(group_feature="user").plan, _batch([1.5, 2.5], [3, 4])),
+    ]
+
+
+def test_hashes_name_groups_whatever_their_sign():
+    shuffler = TokenShuffler(group_feature="user")
+    hashes = [-5, 7, -(2**63), -5]
+    keyed = KeyedJaggedTensor(["user"], torch.tensor(hashes), lengths=torch.ones(4, dtype=torch.int64))
+    groups = shuffler.get_groups(BaseBatch(keyed, 4, {}))
+    assert (groups >= 0).all()
+    assert [[bool(one == other) for other in groups] for one in groups] == [
+        [one == other for other in hashes] for one in hashes
     ]
 
 
 def test_errors(pools):
-    for unknown, shape, dtype, kind, differs, both, no_effect in pools(2).run(_errors):
+    for unknown, shape, dtype, kind, differs, both, no_effect, name, floats in pools(2).run(_errors):
         assert "group_feature='users' is not among the batch's features: ['item', 'user']" in unknown
         assert "_Wrong.get_groups returned torch.int64 of (3,); expected an int64 or int32 tensor" in shape
         assert "_Wrong.get_groups returned torch.float32" in dtype
         assert "_Wrong.get_groups returned list" in kind
-        assert "the shuffler of only one of the ranks 1 and 0 has get_groups" in differs
+        assert "rank 1's shuffler has get_groups, and rank 0's has not" in differs
         assert "group_feature='user' has no effect, because UserShuffler.get_groups" in both
         assert "group_feature='user': 'karmarkar_karp' has no argument groups" in no_effect
+        assert "group_feature=3: expected the name of a feature" in name
+        assert "group_feature='user' has torch.float32 values, expected integers" in floats
 
 
 def _warnings() -> list[str]:
@@ -158,9 +173,8 @@ def _warnings() -> list[str]:
 
 def test_groups_without_effect_are_named(pools):
     first, second = pools(2).run(_warnings)
-    assert ["UserShuffler.get_groups has no effect with partitioner='refined'" in line for line in first] == [
-        True
-    ]
+    (line,) = first
+    assert "plans with partitioner='refined' place samples one by one: UserShuffler.get_groups has no" in line
     assert second == []
 
 
