@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
-from commons.partition.problem import Problem
-from commons.partition.search import lightest_load_of_heaviest
+from commons.partition.problem import Problem, relative_speeds
+from commons.partition.search import shortest_time
 from commons.partition.workloads import as_workloads, check_count
 
 
@@ -18,23 +18,35 @@ def loads(workloads: ArrayLike, partition: Sequence[np.ndarray]) -> np.ndarray:
     return np.array([values[part].sum() for part in partition])
 
 
-def imbalance(workloads: ArrayLike, partition: Sequence[np.ndarray]) -> float:
+def imbalance(
+    workloads: ArrayLike, partition: Sequence[np.ndarray], speeds: ArrayLike | None = None
+) -> float:
     """Largest load ÷ mean load of the parts; 1.0 is perfect, and the value where nothing costs anything.
 
+    With `speeds` `[parts]`, times take the place of loads: the longest ÷ the one that all parts would take if
+    their loads were proportional to their speeds.
+
     Raises:
-        ValueError: there are no parts, or a workload is negative, NaN, or infinite.
+        ValueError: there are no parts; a workload is negative, NaN, or infinite; or `speeds` are not a number
+            above 0 per part.
     """
     check_count("num_partitions", len(partition))
-    return relative_to_mean(loads(workloads, partition))
+    return relative_to_mean(loads(workloads, partition), speeds)
 
 
-def relative_to_mean(part_loads: np.ndarray) -> float:
-    """Largest ÷ mean of non-negative numbers `[parts]`; 1.0 where all are zero."""
-    mean = part_loads.mean()
+def relative_to_mean(part_loads: np.ndarray, speeds: ArrayLike | None = None) -> float:
+    """Largest ÷ mean of non-negative numbers `[parts]`, as `imbalance` takes them; 1.0 where all are 0."""
+    if speeds is not None:
+        relative = relative_speeds(speeds, len(part_loads))
+        part_loads, mean = part_loads / relative, part_loads.sum() / relative.sum()
+    else:
+        mean = part_loads.mean()
     return float(part_loads.max() / mean) if mean > 0 else 1.0
 
 
-def lower_bound(workloads: ArrayLike, num_partitions: int, equal_size: bool = True) -> float:
+def lower_bound(
+    workloads: ArrayLike, num_partitions: int, equal_size: bool = True, speeds: ArrayLike | None = None
+) -> float:
     """An imbalance that no partition of whole samples beats; relative to the mean load.
 
     Some q parts together hold at least j·q of the m = (j − 1)·parts + q largest samples. Otherwise one of
@@ -43,12 +55,16 @@ def lower_bound(workloads: ArrayLike, num_partitions: int, equal_size: bool = Tr
     other samples, too, up to ⌊samples ÷ parts⌋ each, which weigh no less than the lightest samples of all.
     The bound is the largest over all j and q, among them the mean load and the largest sample.
 
+    With `speeds` `[parts]`, the q parts are no faster than the q fastest, and the bound is relative as
+    `imbalance` is. The q slowest parts have the lightest samples at least, as many as sizes demand.
+
     Raises:
-        ValueError: `num_partitions` is below 1, or a workload is negative, NaN, or infinite.
+        ValueError: `num_partitions` is below 1; a workload is negative, NaN, or infinite; or `speeds` are not
+            a number above 0 per part.
     """
-    problem = Problem.of(workloads, num_partitions, equal_size)
+    problem = Problem.of(workloads, num_partitions, equal_size, speeds=speeds)
     total = problem.work.sum()
     if total == 0:
         return 1.0
-    load = lightest_load_of_heaviest(problem.work, problem.num_parts, problem.limits.fewest)
-    return float(max(1.0, load * num_partitions / total))
+    time = shortest_time(problem.work, problem.speeds, problem.limits)
+    return float(max(1.0, time * float(problem.speeds.sum()) / total))

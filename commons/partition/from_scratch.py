@@ -8,7 +8,17 @@ import numpy as np
 from numba import njit
 
 from commons.partition.compiled import compiled
-from commons.partition.search import NO_CAP, NONE, Limits, refine_to, sum_per_part, target_load
+from commons.partition.search import (
+    NO_CAP,
+    NONE,
+    Limits,
+    are_unequal,
+    base_of,
+    longest_time,
+    refine_within,
+    sum_per_part,
+    target_time,
+)
 
 # Where parts have at most this many samples in the mean, the search is cheap but often gets stuck: it tries
 # several starts.
@@ -158,6 +168,13 @@ def place_by_differencing(work: np.ndarray, num_parts: int, group: int) -> np.nd
     return part_of
 
 
+@compiled
+def differenced(work: np.ndarray, speeds: np.ndarray, group: int) -> np.ndarray:
+    """`place_by_differencing`, and the heaviest part to the fastest."""
+    part_of = place_by_differencing(work, len(speeds), group)
+    return np.argsort(-speeds, kind="mergesort")[part_of] if are_unequal(speeds) else part_of
+
+
 @njit(inline="always")
 def _spread(load: np.ndarray, start: int, size: int, num_parts: int) -> int:
     return load[start] - (load[start + size - 1] if size == num_parts else 0)
@@ -195,14 +212,14 @@ def _sort_descending(values: np.ndarray, order: np.ndarray, count: int) -> None:
 
 
 @compiled
-def load_by_differencing(work: np.ndarray, tokens: np.ndarray, num_parts: int, limits: Limits) -> int:
-    """The largest load of differencing with equal sizes; NO_CAP if that does not keep to the limits."""
-    return _largest_load(work, tokens, place_by_differencing(work, num_parts, num_parts), num_parts, limits)
+def time_by_differencing(work: np.ndarray, tokens: np.ndarray, speeds: np.ndarray, limits: Limits) -> int:
+    """The longest time of differencing with equal sizes; NO_CAP if that does not keep to the limits."""
+    return _longest_time(work, tokens, differenced(work, speeds, len(speeds)), speeds, limits)
 
 
 @compiled
 def refined_from_scratch(
-    work: np.ndarray, tokens: np.ndarray, num_parts: int, limits: Limits, tolerance: float
+    work: np.ndarray, tokens: np.ndarray, speeds: np.ndarray, limits: Limits, tolerance: float
 ) -> np.ndarray:
     """int64 `[samples]`, the part of each, refined; the last is NONE if some sample has no place.
 
@@ -210,66 +227,79 @@ def refined_from_scratch(
     """
     if len(work) == 0:
         return np.empty(0, dtype=np.int64)
-    target = target_load(work, num_parts, limits, tolerance)
+    num_parts = len(speeds)
+    target = target_time(work, speeds, limits, tolerance)
     near = target * (1 + NEAR)
     is_small = len(work) <= FEW_SAMPLES * num_parts
-    differenced = best = np.full(len(work), NONE)
-    load = NO_CAP
+    equal_sizes = best = np.full(len(work), NONE)
+    time = NO_CAP
     least = _least_by_differencing(work, num_parts)
     if is_small or least <= near:
-        differenced = place_by_differencing(work, num_parts, num_parts)
-        least = _largest_load(work, tokens, differenced, num_parts, limits)
+        equal_sizes = differenced(work, speeds, num_parts)
+        least = _longest_time(work, tokens, equal_sizes, speeds, limits)
     if is_small or least <= near:
-        best, load = _better(best, load, differenced, least, work, tokens, limits, num_parts, target)
+        best, time = _better(best, time, equal_sizes, least, work, tokens, limits, speeds, target)
     if is_small and limits.fewest < limits.most - 1:
-        start = place_by_differencing(work, num_parts, 1)
-        start_load = _largest_load(work, tokens, start, num_parts, limits)
-        best, load = _better(best, load, start, start_load, work, tokens, limits, num_parts, target)
-    if is_small or load > target * (1 + GOOD):
-        start = place_longest_first(work, tokens, np.zeros(num_parts, dtype=np.int64), limits)
-        start_load = _largest_load(work, tokens, start, num_parts, limits)
-        if load == NO_CAP:
+        start = differenced(work, speeds, 1)
+        start_time = _longest_time(work, tokens, start, speeds, limits)
+        best, time = _better(best, time, start, start_time, work, tokens, limits, speeds, target)
+    if is_small or time > target * (1 + GOOD):
+        start = place_longest_first(work, tokens, base_of(speeds, target), limits)
+        start_time = _longest_time(work, tokens, start, speeds, limits)
+        if time == NO_CAP:
             best = start  # even where it leaves samples without a place
-        best, load = _better(best, load, start, start_load, work, tokens, limits, num_parts, target)
-    if load > max(least, target):
-        if differenced[-1] == NONE:
-            differenced = place_by_differencing(work, num_parts, num_parts)
-        least = _largest_load(work, tokens, differenced, num_parts, limits)
-        if load == NO_CAP:
-            best, load = _better(best, load, differenced, least, work, tokens, limits, num_parts, target)
-        elif least < load:
-            best = differenced  # refining it would take longer than all before
+        best, time = _better(best, time, start, start_time, work, tokens, limits, speeds, target)
+    if time > max(least, target):
+        if equal_sizes[-1] == NONE:
+            equal_sizes = differenced(work, speeds, num_parts)
+        least = _longest_time(work, tokens, equal_sizes, speeds, limits)
+        if time == NO_CAP:
+            best, time = _better(best, time, equal_sizes, least, work, tokens, limits, speeds, target)
+        elif least < time:
+            best = equal_sizes  # refining it would take longer than all before
     return best
 
 
 @compiled
 def _better(
     best: np.ndarray,
-    load: int,
+    time: int,
     start: np.ndarray,
-    start_load: int,
+    start_time: int,
     work: np.ndarray,
     tokens: np.ndarray,
     limits: Limits,
-    num_parts: int,
+    speeds: np.ndarray,
     target: int,
 ) -> tuple[np.ndarray, int]:
-    """The better of `best` and `start`, refined, and its largest load; NO_CAP stands for no partition."""
-    if load <= target or start_load == NO_CAP:
-        return best, load
-    if start_load > target:
-        refine_to(work, tokens, start, np.zeros(num_parts, dtype=np.int64), limits, target)
-        start_load = sum_per_part(work, start, num_parts).max()
-    return (start, start_load) if start_load < load else (best, load)
+    """The better of `best` and `start`, refined, and its longest time; NO_CAP stands for no partition."""
+    if time <= target or start_time == NO_CAP:
+        return best, time
+    if start_time > target:
+        start_time = refine_within(work, tokens, start, speeds, limits, target)
+        if start_time > target and are_unequal(speeds):
+            start = _heaviest_on_fastest(work, start, speeds)
+            start_time = refine_within(work, tokens, start, speeds, limits, target)
+    return (start, start_time) if start_time < time else (best, time)
 
 
 @compiled
-def _largest_load(
-    work: np.ndarray, tokens: np.ndarray, part_of: np.ndarray, num_parts: int, limits: Limits
+def _heaviest_on_fastest(work: np.ndarray, part_of: np.ndarray, speeds: np.ndarray) -> np.ndarray:
+    """The same partition, its parts renumbered: the heavier, the faster. No time is longer than before."""
+    by_load = np.argsort(-sum_per_part(work, part_of, len(speeds)), kind="mergesort")
+    number = np.empty_like(by_load)
+    number[by_load] = np.argsort(-speeds, kind="mergesort")
+    return number[part_of]
+
+
+@compiled
+def _longest_time(
+    work: np.ndarray, tokens: np.ndarray, part_of: np.ndarray, speeds: np.ndarray, limits: Limits
 ) -> int:
-    """The load of the heaviest part; NO_CAP if a sample has none, or a part does not keep to the limits."""
+    """The time of the slowest part; NO_CAP if a sample has none, or a part does not keep to the limits."""
     if len(work) == 0 or part_of[-1] == NONE:
         return NO_CAP
+    num_parts = len(speeds)
     load, amount = np.zeros(num_parts, dtype=np.int64), np.zeros(num_parts, dtype=np.int64)
     size = np.zeros(num_parts, dtype=np.int64)
     for sample in range(len(work)):
@@ -277,15 +307,16 @@ def _largest_load(
         load[part] += work[sample]
         amount[part] += tokens[sample]
         size[part] += 1
-    return NO_CAP if amount.max() > limits.max_tokens or size.max() > limits.most else load.max()
+    is_beyond = amount.max() > limits.max_tokens or size.max() > limits.most
+    return NO_CAP if is_beyond else longest_time(load, speeds)
 
 
 @compiled
 def _least_by_differencing(work: np.ndarray, num_parts: int) -> int:
-    """A load that the heaviest part has at least, after differencing with equal sizes.
+    """A time that the slowest part takes at least, after differencing with equal sizes.
 
     Every part gets one sample of each group. The part with the heaviest of one group also gets at least the
-    lightest of every other group.
+    lightest of every other group. No part is faster than 1.
     """
     lightest, widest = 0, 0
     for start in range(0, len(work), num_parts):

@@ -13,7 +13,7 @@ from numba import njit
 
 from commons.partition.compiled import compiled
 from commons.partition.from_scratch import refined_from_scratch
-from commons.partition.search import NONE, RESOLUTION, Limits, Parts, sum_per_part, swap
+from commons.partition.search import NONE, RESOLUTION, Limits, Parts, base_of, sum_per_part, swap
 from commons.partition.search_from_home import Costs, nearest_home
 
 # Parts considered for a swap: this many that can help, among this many of the lightest.
@@ -154,11 +154,12 @@ def _best_swap(parts: Parts, limits: Limits, groups: Groups, heavy: int, target:
 
 @compiled
 def level_pools(
-    work: np.ndarray, tokens: np.ndarray, part_of: np.ndarray, num_parts: int, limits: Limits, target: int
+    work: np.ndarray, tokens: np.ndarray, part_of: np.ndarray, speeds: np.ndarray, limits: Limits, target: int
 ) -> None:
     """Changes `part_of`: pools each part above the target with some of the lightest, as few as needed, and
     places their samples anew, one by one."""
-    load = sum_per_part(work, part_of, num_parts)
+    num_parts, base = len(speeds), base_of(speeds, target)
+    load = base + sum_per_part(work, part_of, num_parts)
     while load.max() > target:
         lightest, size = np.argsort(load, kind="mergesort"), 2
         while True:
@@ -167,15 +168,16 @@ def level_pools(
             in_pool[pool] = np.arange(len(pool))
             samples = np.flatnonzero(in_pool[part_of] != NONE)
             samples = samples[np.argsort(-work[samples], kind="mergesort")]
-            placed = refined_from_scratch(work[samples], tokens[samples], len(pool), limits, 0.0)
-            if placed[-1] != NONE and sum_per_part(work[samples], placed, len(pool)).max() <= target:
+            placed = refined_from_scratch(work[samples], tokens[samples], speeds[pool], limits, 0.0)
+            fits = placed[-1] != NONE
+            if fits and (base[pool] + sum_per_part(work[samples], placed, len(pool))).max() <= target:
                 costs = Costs(in_pool[part_of[samples]], work[samples], np.zeros_like(pool))
-                part_of[samples] = pool[nearest_home(placed, costs)]
+                part_of[samples] = pool[nearest_home(placed, costs, speeds[pool])]
                 break
             if size >= min(num_parts, MOST_IN_POOL):
                 return
             size *= 2
-        load = sum_per_part(work, part_of, num_parts)
+        load = base + sum_per_part(work, part_of, num_parts)
 
 
 @compiled

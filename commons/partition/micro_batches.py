@@ -66,6 +66,8 @@ def balance_micro_batches(
     max_tokens: int,
     equal_size: bool = True,
     min_count: int = 1,
+    *,
+    speeds: ArrayLike | None = None,
 ) -> list[list[np.ndarray]]:
     """Places samples on ranks as `refined` does, then divides each rank's into micro-batches.
 
@@ -81,6 +83,7 @@ def balance_micro_batches(
             own, and a warning names it.
         equal_size: whether numbers of samples per rank differ by at most one.
         min_count: micro-batches of a rank at least.
+        speeds: `[ranks]`, as for `refined`.
 
     Returns:
         For each rank and micro-batch the ascending int64 indices of its samples, the lightest micro-batch of
@@ -91,7 +94,7 @@ def balance_micro_batches(
     """
     check_count("min_count", min_count)
     samples = _Samples.of(workloads, tokens, max_tokens)
-    partition = refined(workloads, num_partitions, equal_size)
+    partition = refined(workloads, num_partitions, equal_size, speeds=speeds)
     samples.warn_above_cap()
     balanced = _divide(samples.on_ranks(partition), 1, int(min_count))
     num_ranks = len(partition)
@@ -102,7 +105,7 @@ def balance_micro_batches(
     mean = -(-int(capped.sum()) // num_ranks)
     most = mean + int(SHARE_OF_SPARE_TOKENS * (fewest * samples.max_tokens - mean))
     try:
-        partition = refined(workloads, num_ranks, equal_size, tokens=capped, max_tokens=most)
+        partition = refined(workloads, num_ranks, equal_size, tokens=capped, max_tokens=most, speeds=speeds)
     except ValueError:  # no placement was found
         return balanced
     roomy = _divide(samples.on_ranks(partition), 1, int(min_count))

@@ -10,7 +10,10 @@ from numpy.typing import ArrayLike
 
 from commons.partition.compiled import compiled
 from commons.partition.search import NO_CAP, Limits, grouped
-from commons.partition.workloads import as_integers, as_workloads, check_count
+from commons.partition.workloads import LOAD_BITS, SPEED_BITS, as_integers, as_workloads, check_count
+
+# Times of slower parts would overflow.
+MAX_SPEED_RATIO = 1000
 
 
 @dataclass(frozen=True)
@@ -18,13 +21,13 @@ class Problem:
     """Samples from the heaviest to the lightest, and the limits of every part.
 
     Attributes:
-        num_parts: at least 1.
+        speeds: float64 `[parts]`, 1.0 for the fastest.
         order: int64 `[samples]`, the caller's index of each sample.
         work, tokens: int64 `[samples]`; tokens are 0 where nothing caps them.
         limits: of every part.
     """
 
-    num_parts: int
+    speeds: np.ndarray
     order: np.ndarray
     work: np.ndarray
     tokens: np.ndarray
@@ -38,24 +41,33 @@ class Problem:
         max_rows: int | None = None,
         tokens: ArrayLike | None = None,
         max_tokens: int | None = None,
+        speeds: ArrayLike | None = None,
     ) -> Problem:
         """Checks the arguments and sorts the samples.
 
         Raises:
             ValueError: a value is negative, NaN, or infinite; `tokens` are not one whole number per sample;
-                `tokens` and `max_tokens` do not come together; or no placement can keep to the caps.
+                `tokens` and `max_tokens` do not come together; no placement can keep to the caps; or `speeds`
+                are not a number above 0 per part.
         """
         check_count("num_partitions", num_partitions)
         num_partitions = int(num_partitions)  # a narrower numpy integer would overflow, and recompile
         values = as_workloads(workloads)
-        integers = as_integers(values)
+        of_parts = relative_speeds(speeds, num_partitions)
+        are_equal = speeds is None or of_parts.min() == 1
+        integers = as_integers(values, LOAD_BITS if are_equal else SPEED_BITS)
         order = np.argsort(-integers)  # not stable, which is much faster
         work = integers[order]
         _sort_ties(order, work)
         amounts = _checked_tokens(tokens, max_tokens, len(values), num_partitions)
         fewest, most = _row_limits(len(values), num_partitions, equal_size, max_rows)
         cap = NO_CAP if max_tokens is None else min(int(max_tokens), NO_CAP)
-        return Problem(num_partitions, order, work, amounts[order], Limits(fewest, most, cap))
+        return Problem(of_parts, order, work, amounts[order], Limits(fewest, most, cap))
+
+    @property
+    def num_parts(self) -> int:
+        """Number of parts, at least 1."""
+        return len(self.speeds)
 
     def sorted(self, per_sample: np.ndarray) -> np.ndarray:
         """Values per sample in the caller's order, as int64 in the order of `work`."""
@@ -77,6 +89,29 @@ class Problem:
         for part in np.flatnonzero(amounts > max_tokens)[:1]:
             return f"partition[{part}] has {int(amounts[part])} tokens, above max_tokens={max_tokens}"
         return None
+
+
+def relative_speeds(speeds: ArrayLike | None, num_partitions: int) -> np.ndarray:
+    """Returns float64 `[parts]`, speeds relative to the fastest; all 1.0 for None.
+
+    Raises:
+        ValueError: they are not one finite number above 0 per part, or differ by more than MAX_SPEED_RATIO.
+    """
+    if speeds is None:
+        return np.ones(num_partitions)
+    values = np.array(speeds, dtype=np.float64)
+    if values.shape != (num_partitions,):
+        raise ValueError(f"speeds has shape {values.shape}, expected one for each of {num_partitions} parts")
+    is_bad = ~((values > 0) & (values < np.inf))
+    if is_bad.any():
+        part = int(np.argmax(is_bad))
+        raise ValueError(f"speeds[{part}] is {values[part]}, expected a finite number above 0")
+    if values.max() > MAX_SPEED_RATIO * values.min():
+        raise ValueError(
+            f"speeds are {values.min()} to {values.max()}, expected the fastest part to be at most "
+            f"{MAX_SPEED_RATIO} times as fast as the slowest"
+        )
+    return values / values.max()
 
 
 def indices_of_parts(part_of: np.ndarray, num_parts: int) -> list[np.ndarray]:

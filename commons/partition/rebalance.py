@@ -8,7 +8,15 @@ from numpy.typing import ArrayLike
 from commons.partition.grouped_search import Groups, even_out_groups, join_groups, level_groups, level_pools
 from commons.partition.problem import Problem, checked_tolerance
 from commons.partition.refine import place_from_scratch
-from commons.partition.search import NO_CAP, Limits, make_parts, sum_per_part, target_load
+from commons.partition.search import (
+    NO_CAP,
+    Limits,
+    base_of,
+    longest_time,
+    make_parts,
+    sum_per_part,
+    target_time,
+)
 from commons.partition.search_from_home import Costs, even_out, move, nearest_home
 from commons.partition.workloads import as_integers, as_workloads, check_count
 
@@ -34,6 +42,7 @@ def rebalance(
     max_rows: int | None = None,
     tokens: ArrayLike | None = None,
     max_tokens: int | None = None,
+    speeds: ArrayLike | None = None,
 ) -> list[np.ndarray]:
     """Balances parts that already have samples, and moves as few of them as it can.
 
@@ -41,16 +50,16 @@ def rebalance(
         workloads: `[samples]`, non-negative.
         home: `[samples]`, the part that each sample is in.
         num_partitions: parts, at least 1.
-        tolerance: the largest load may be (1 + tolerance) × the lower bound; where that is out of reach,
-            about (1 + 1.1 · tolerance) × what `refined` attains, but not more than equal-size
+        tolerance: the largest load ÷ speed may be (1 + tolerance) × the lower bound; where that is out of
+            reach, about (1 + 1.1 · tolerance) × what `refined` attains, but not more than equal-size
             `karmarkar_karp` attains under the same limits.
         sizes: `[samples]`, non-negative: the cost of moving each, in bytes for example; None for 1 each.
         ranks_per_node: parts p with equal p // ranks_per_node share a node; samples rarely leave it.
         groups: `[samples]`, integers: samples with the same one belong together, in one part. They are
             brought together where the tolerance and the limits allow it. A sample with a negative one belongs
             to no group. `ranks_per_node` matters less then. None if every sample may move alone.
-        equal_size, max_rows, tokens, max_tokens: as for `longest_processing_time`; `home` need not keep to
-            them.
+        equal_size, max_rows, tokens, max_tokens, speeds: as for `longest_processing_time`; `home` need not
+            keep to the limits.
 
     Returns:
         As `longest_processing_time`. Without groups, never worse than `home` if that keeps to the limits.
@@ -62,18 +71,18 @@ def rebalance(
             each sample; `tolerance` or a size is negative; or `ranks_per_node` is below 1.
     """
     tolerance = checked_tolerance(tolerance)
-    problem = Problem.of(workloads, num_partitions, equal_size, max_rows, tokens, max_tokens)
+    problem = Problem.of(workloads, num_partitions, equal_size, max_rows, tokens, max_tokens, speeds)
     costs = _costs(problem, home, sizes, ranks_per_node)
-    target = target_load(problem.work, problem.num_parts, problem.limits, tolerance)
+    target = target_time(problem.work, problem.speeds, problem.limits, tolerance)
     alone = _moved(problem, costs, target, tolerance)
     group_of = None if groups is None else problem.sorted(numbered_groups(groups, len(problem.work)))
     if group_of is None or group_of.max(initial=-1) == len(group_of) - 1:  # no two belong together
         return problem.partition(alone)
-    attained = _largest_load(problem, alone)
+    attained = _longest_time(problem, alone)
     together = _together(problem, costs, group_of, target, tolerance)
-    if _largest_load(problem, together) > max(target, attained):
+    if _longest_time(problem, together) > max(target, attained):
         together = _together(problem, costs, group_of, attained, tolerance)
-    load = _largest_load(problem, together)
+    load = _longest_time(problem, together)
     if load <= target < attained:
         return problem.partition(together)
     is_cheaper = _cost(costs, group_of, together) < _cost(costs, group_of, alone)
@@ -103,8 +112,8 @@ def numbered_groups(groups: ArrayLike, num_samples: int) -> np.ndarray:
 
 def _moved(problem: Problem, costs: Costs, target: int, tolerance: float) -> np.ndarray:
     """int64 `[samples]`: a partition near home that keeps to the limits, and to the target if that can be."""
-    part_of = _within_limits(problem, costs)
-    move(problem.work, problem.tokens, part_of, problem.limits, costs, target, tolerance)
+    part_of = _within_limits(problem, costs, target)
+    move(problem.work, problem.tokens, part_of, problem.speeds, problem.limits, costs, target, tolerance)
     return part_of
 
 
@@ -114,23 +123,28 @@ def _together(
     """int64 `[samples]`: as `_moved`, with few groups in more than one part."""
     by_group = np.argsort(group_of, kind="stable")
     groups = _groups_of(group_of[by_group], costs.of_move[by_group], costs.home[by_group])
-    base = np.zeros(problem.num_parts, dtype=np.int64)
-    work, tokens, limits = problem.work[by_group], problem.tokens[by_group], problem.limits
+    work, tokens, limits, speeds = (
+        problem.work[by_group],
+        problem.tokens[by_group],
+        problem.limits,
+        problem.speeds,
+    )
     part_of = _homes_of_groups(costs, group_of)[by_group]
-    parts = make_parts(work, tokens, part_of, base)
+    parts = make_parts(work, tokens, part_of, base_of(speeds, target))
     even_out_groups(parts, limits, groups)
     level_groups(parts, limits, groups, target)
-    level_pools(work, tokens, part_of, problem.num_parts, limits, target)
+    level_pools(work, tokens, part_of, speeds, limits, target)
     near_home = np.empty_like(part_of)
     near_home[by_group] = part_of
-    if problem.beyond_limits(near_home) is not None or _largest_load(problem, near_home) > target:
+    if problem.beyond_limits(near_home) is not None or _longest_time(problem, near_home) > target:
         try:
             near_home = _moved(problem, costs._replace(home=near_home), target, tolerance)
         except ValueError:  # from there, no placement under max_tokens was found
             near_home = _moved(problem, costs, target, tolerance)
-    parts = make_parts(work, tokens, near_home[by_group], base)
+    attained = max(target, _longest_time(problem, near_home))
+    parts = make_parts(work, tokens, near_home[by_group], base_of(speeds, attained))
     for _ in range(JOINING_PASSES):
-        join_groups(parts, limits, groups, max(target, parts.load.max()))
+        join_groups(parts, limits, groups, attained)
     near_home[by_group] = parts.part_of
     return near_home
 
@@ -169,8 +183,8 @@ def _homes_of_groups(costs: Costs, group_of: np.ndarray) -> np.ndarray:
     return home_of_group[group_of]
 
 
-def _largest_load(problem: Problem, part_of: np.ndarray) -> int:
-    return int(sum_per_part(problem.work, part_of, problem.num_parts).max())
+def _longest_time(problem: Problem, part_of: np.ndarray) -> int:
+    return int(longest_time(sum_per_part(problem.work, part_of, problem.num_parts), problem.speeds))
 
 
 def _costs(problem: Problem, home: ArrayLike, sizes: ArrayLike | None, ranks_per_node: int | None) -> Costs:
@@ -192,13 +206,13 @@ def _costs(problem: Problem, home: ArrayLike, sizes: ArrayLike | None, ranks_per
     return Costs(problem.sorted(homes), problem.sorted(as_integers(costs, SIZE_BITS)), node_of)
 
 
-def _within_limits(problem: Problem, costs: Costs) -> np.ndarray:
+def _within_limits(problem: Problem, costs: Costs, target: int) -> np.ndarray:
     """int64 `[samples]`: home, or a partition near it that keeps to the limits."""
     part_of = costs.home.copy()
     if problem.beyond_limits(part_of) is None:
         return part_of
     fewest, most, max_tokens = problem.limits
-    even_out(problem.work, part_of, problem.num_parts, problem.limits)
+    even_out(problem.work, part_of, base_of(problem.speeds, target), problem.limits)
     if problem.beyond_limits(part_of) is None:
         return part_of
     # Keeping all parts within a number of tokens is rebalancing by tokens.
@@ -206,8 +220,9 @@ def _within_limits(problem: Problem, costs: Costs) -> np.ndarray:
     amounts, part_by_tokens = problem.tokens[by_tokens], part_of[by_tokens]
     costs_by_tokens = Costs(costs.home[by_tokens], costs.of_move[by_tokens], costs.node_of)
     no_cap = Limits(fewest, most, NO_CAP)
-    move(amounts, np.zeros_like(amounts), part_by_tokens, no_cap, costs_by_tokens, max_tokens, 0.0)
+    equal = np.ones(problem.num_parts)
+    move(amounts, np.zeros_like(amounts), part_by_tokens, equal, no_cap, costs_by_tokens, max_tokens, 0.0)
     part_of[by_tokens] = part_by_tokens
     if problem.beyond_limits(part_of) is None:
         return part_of
-    return nearest_home(place_from_scratch(problem, tolerance=0.0), costs)
+    return nearest_home(place_from_scratch(problem, tolerance=0.0), costs, problem.speeds)

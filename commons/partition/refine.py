@@ -7,12 +7,14 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
-from commons.partition.from_scratch import place_by_differencing, place_longest_first, refined_from_scratch
+from commons.partition.from_scratch import differenced, place_longest_first, refined_from_scratch
 from commons.partition.problem import Problem, checked_tolerance, number_of_part
-from commons.partition.search import NO_CAP, NONE, Limits, refine_to, target_load
+from commons.partition.search import NO_CAP, NONE, Limits, base_of, refine_within, target_time
 
 
-def karmarkar_karp(workloads: ArrayLike, num_partitions: int, equal_size: bool = True) -> list[np.ndarray]:
+def karmarkar_karp(
+    workloads: ArrayLike, num_partitions: int, equal_size: bool = True, *, speeds: ArrayLike | None = None
+) -> list[np.ndarray]:
     """Partitions samples by differencing: merges the two worst balanced partial partitions, again and again.
 
     Source: Karmarkar and Karp, "The Differencing Method of Set Partitioning", 1982.
@@ -22,17 +24,19 @@ def karmarkar_karp(workloads: ArrayLike, num_partitions: int, equal_size: bool =
         num_partitions: parts, at least 1.
         equal_size: part sizes differ by at most one. Differencing then starts from groups of
             `num_partitions` samples of similar workload, and every part gets one of each group.
+        speeds: as for `longest_processing_time`: the heaviest part goes to the fastest, and so on.
 
     Returns:
         For each part the ascending int64 indices of its samples. Ties are broken by index, so equal input
         gives equal output on every machine.
 
     Raises:
-        ValueError: a workload is negative, NaN, or infinite, or `num_partitions` is below 1.
+        ValueError: a workload is negative, NaN, or infinite; `num_partitions` is below 1; or `speeds` are not
+            a number above 0 per part.
     """
-    problem = Problem.of(workloads, num_partitions, equal_size)
+    problem = Problem.of(workloads, num_partitions, equal_size, speeds=speeds)
     group = problem.num_parts if equal_size else 1
-    return problem.partition(place_by_differencing(problem.work, problem.num_parts, group))
+    return problem.partition(differenced(problem.work, problem.speeds, group))
 
 
 def longest_processing_time(
@@ -43,6 +47,7 @@ def longest_processing_time(
     max_rows: int | None = None,
     tokens: ArrayLike | None = None,
     max_tokens: int | None = None,
+    speeds: ArrayLike | None = None,
 ) -> list[np.ndarray]:
     """Places each sample, the heaviest first, in the lightest part that can take it.
 
@@ -55,6 +60,8 @@ def longest_processing_time(
         max_rows: samples of a part at most.
         tokens: `[samples]`, whole numbers: a second quantity, capped by `max_tokens`.
         max_tokens: tokens of a part at most; given together with `tokens`.
+        speeds: `[parts]`, above 0, in any unit: loads are divided by them, so that times become equal. None
+            if all parts are equally fast.
 
     Returns:
         For each part the ascending int64 indices of its samples. Ties are broken by index, so equal input
@@ -62,10 +69,11 @@ def longest_processing_time(
         balanced by their tokens instead.
 
     Raises:
-        ValueError: a value is negative, NaN, or infinite; `num_partitions` is below 1; no placement can keep
-            to the caps; or none that does was found. The last error names a sample that fits nowhere.
+        ValueError: a value is negative, NaN, or infinite; `num_partitions` is below 1; `speeds` are not a
+            number above 0 per part; no placement can keep to the caps; or none that does was found. The last
+            error names a sample that fits nowhere.
     """
-    problem = Problem.of(workloads, num_partitions, equal_size, max_rows, tokens, max_tokens)
+    problem = Problem.of(workloads, num_partitions, equal_size, max_rows, tokens, max_tokens, speeds)
     return problem.partition(place_from_scratch(problem))
 
 
@@ -78,6 +86,7 @@ def refined(
     max_rows: int | None = None,
     tokens: ArrayLike | None = None,
     max_tokens: int | None = None,
+    speeds: ArrayLike | None = None,
 ) -> list[np.ndarray]:
     """Runs `longest_processing_time`, then `refine`: the best balance of all functions here.
 
@@ -87,7 +96,7 @@ def refined(
     Arguments, result, and errors are as theirs.
     """
     tolerance = checked_tolerance(tolerance)
-    problem = Problem.of(workloads, num_partitions, equal_size, max_rows, tokens, max_tokens)
+    problem = Problem.of(workloads, num_partitions, equal_size, max_rows, tokens, max_tokens, speeds)
     return problem.partition(place_from_scratch(problem, tolerance))
 
 
@@ -100,6 +109,7 @@ def refine(
     max_rows: int | None = None,
     tokens: ArrayLike | None = None,
     max_tokens: int | None = None,
+    speeds: ArrayLike | None = None,
 ) -> list[np.ndarray]:
     """Swaps samples between heavy and light parts until the tolerance is met or no swap helps.
 
@@ -109,9 +119,9 @@ def refine(
     Args:
         workloads: `[samples]`, non-negative.
         partition: for each part the indices of its samples; each sample is in one part.
-        tolerance: the largest load may be (1 + tolerance) × the lower bound.
-        equal_size, max_rows, tokens, max_tokens: as for `longest_processing_time`; `partition` must keep to
-            them, too.
+        tolerance: the largest load ÷ speed may be (1 + tolerance) × the lower bound.
+        equal_size, max_rows, tokens, max_tokens, speeds: as for `longest_processing_time`; `partition` must
+            keep to the limits, too.
 
     Returns:
         As `longest_processing_time`.
@@ -121,7 +131,7 @@ def refine(
             keep to the limits.
     """
     tolerance = checked_tolerance(tolerance)
-    problem = Problem.of(workloads, len(partition), equal_size, max_rows, tokens, max_tokens)
+    problem = Problem.of(workloads, len(partition), equal_size, max_rows, tokens, max_tokens, speeds)
     part_of = problem.sorted(number_of_part(partition, len(problem.work)))
     broken = problem.beyond_limits(part_of)
     if broken is not None:
@@ -138,11 +148,12 @@ def place_from_scratch(problem: Problem, tolerance: float | None = None) -> np.n
     Raises:
         ValueError: neither start keeps to `max_tokens`.
     """
-    work, tokens, num_parts, limits = problem.work, problem.tokens, problem.num_parts, problem.limits
+    work, tokens, speeds, limits = problem.work, problem.tokens, problem.speeds, problem.limits
     if tolerance is None:
-        part_of = place_longest_first(work, tokens, np.zeros(num_parts, dtype=np.int64), limits)
+        base = base_of(speeds, target_time(work, speeds, limits, 0.0))
+        part_of = place_longest_first(work, tokens, base, limits)
     else:
-        part_of = refined_from_scratch(work, tokens, num_parts, limits, tolerance)
+        part_of = refined_from_scratch(work, tokens, speeds, limits, tolerance)
     if len(part_of) > 0 and part_of[-1] == NONE:
         part_of = _balanced_by_tokens(problem, unplaced=int(np.argmax(part_of == NONE)))
         if tolerance is not None:
@@ -157,7 +168,7 @@ def _balanced_by_tokens(problem: Problem, unplaced: int) -> np.ndarray:
     amounts = problem.tokens[by_tokens]
     part_of = np.empty_like(amounts)
     part_of[by_tokens] = refined_from_scratch(
-        amounts, np.zeros_like(amounts), problem.num_parts, Limits(fewest, most, NO_CAP), 0.0
+        amounts, np.zeros_like(amounts), np.ones(problem.num_parts), Limits(fewest, most, NO_CAP), 0.0
     )
     if problem.beyond_limits(part_of) is not None:
         raise ValueError(
@@ -170,6 +181,5 @@ def _balanced_by_tokens(problem: Problem, unplaced: int) -> np.ndarray:
 
 def _refine(problem: Problem, part_of: np.ndarray, tolerance: float) -> None:
     """Changes `part_of`."""
-    target = target_load(problem.work, problem.num_parts, problem.limits, tolerance)
-    base = np.zeros(problem.num_parts, dtype=np.int64)
-    refine_to(problem.work, problem.tokens, part_of, base, problem.limits, target)
+    target = target_time(problem.work, problem.speeds, problem.limits, tolerance)
+    refine_within(problem.work, problem.tokens, part_of, problem.speeds, problem.limits, target)

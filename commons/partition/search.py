@@ -2,6 +2,8 @@
 
 Samples are numbered from the heaviest down, so comparing two numbers compares workloads and breaks ties.
 Loads are integers: sums are exact in any order, and no machine's way of adding decides a tie.
+
+Parts have speeds: float64 `[parts]`, 1.0 for the fastest. The time of a part is its load ÷ its speed.
 """
 
 from __future__ import annotations
@@ -22,6 +24,8 @@ RESOLUTION = 3e-5
 # of their distance. Until then, this many partners are tried in either direction after the first swap.
 NEAR_ENOUGH = 8
 TRIES = 16
+# Target times that are tried where speeds differ and the first one is out of reach.
+MAX_TRIED_TIMES = 8
 
 
 class Limits(NamedTuple):
@@ -88,27 +92,93 @@ def grouped(part_of: np.ndarray, num_parts: int) -> tuple[np.ndarray, np.ndarray
 
 
 @compiled
-def lightest_load_of_heaviest(work: np.ndarray, num_parts: int, fewest: int) -> float:
-    """A load that the heaviest part has at least; `lower_bound` gives the proof."""
-    num_samples = len(work)
+def shortest_time(work: np.ndarray, speeds: np.ndarray, limits: Limits) -> float:
+    """A time that the slowest part takes at least; `lower_bound` gives the proof."""
+    num_samples, num_parts = len(work), len(speeds)
     sums = np.zeros(num_samples + 1, dtype=np.int64)  # of the heaviest samples
     sums[1:] = np.cumsum(work)
-    bound = sums[num_samples] / num_parts
+    differ = are_unequal(speeds)
+    ascending = np.sort(speeds) if differ else speeds
+    fastest = np.cumsum(ascending[::-1])  # q of them together, at q − 1
+    bound = sums[num_samples] / fastest[-1]
     for before in range(0, num_samples, num_parts):
         j = before // num_parts + 1
         for q in range(1, min(num_parts, num_samples - before) + 1):
-            m, others = before + q, max(fewest - j, 0) * q
+            m, others = before + q, max(limits.fewest - j, 0) * q
             load = sums[m] - sums[m - j * q] + sums[num_samples] - sums[num_samples - others]
-            if load > bound * q:
-                bound = load / q
+            if load > bound * fastest[q - 1]:
+                bound = load / fastest[q - 1]
+    slowest = 0.0
+    for q in range(1, num_parts if differ else 0):
+        slowest += ascending[q - 1]
+        rows = max(q * limits.fewest, num_samples - (num_parts - q) * limits.most)
+        bound = max(bound, (sums[num_samples] - sums[num_samples - rows]) / slowest)
     return bound
 
 
+@njit(inline="always")
+def are_unequal(speeds: np.ndarray) -> bool:
+    """Whether some part is slower than the fastest, whose speed is 1."""
+    return speeds.min() < 1.0
+
+
 @compiled
-def target_load(work: np.ndarray, num_parts: int, limits: Limits, tolerance: float) -> int:
-    """The load at which the heaviest part is light enough: (1 + tolerance) × the lower bound."""
-    bound = lightest_load_of_heaviest(work, num_parts, limits.fewest)
-    return max(int(np.ceil(bound)), int(min(bound * (1 + tolerance), 2.0**61)))
+def target_time(work: np.ndarray, speeds: np.ndarray, limits: Limits, tolerance: float) -> int:
+    """The time at which the slowest part is fast enough: (1 + tolerance) × the lower bound."""
+    bound = shortest_time(work, speeds, limits)
+    target = max(int(np.ceil(bound)), int(min(bound * (1 + tolerance), 2.0**61)))
+    # Loads that a time allows are rounded down. This much more, they are what the bound was worked out from.
+    return target + (int(1 / speeds.min()) + 1 if are_unequal(speeds) else 0)
+
+
+@compiled
+def base_of(speeds: np.ndarray, time: int) -> np.ndarray:
+    """int64 `[parts]`, what slower parts have less room for in this time than the fastest.
+
+    Counted as loads from the start, all parts may come up to one target, and need no speeds.
+    """
+    base = np.zeros(len(speeds), dtype=np.int64)
+    for part in range(len(speeds)):
+        if speeds[part] < 1.0:
+            base[part] = time - int(time * speeds[part])
+    return base
+
+
+@compiled
+def longest_time(load: np.ndarray, speeds: np.ndarray) -> int:
+    """The time of the slowest part: the largest load ÷ speed."""
+    longest = 0
+    for part in range(len(speeds)):
+        time = load[part] if speeds[part] == 1.0 else int(load[part] / speeds[part])
+        longest = max(longest, time)
+    return longest
+
+
+@compiled
+def refine_within(
+    work: np.ndarray, tokens: np.ndarray, part_of: np.ndarray, speeds: np.ndarray, limits: Limits, target: int
+) -> int:
+    """Changes `part_of` until no part takes longer than the target, or nothing helps; returns the longest."""
+    if not are_unequal(speeds):
+        refine_to(work, tokens, part_of, np.zeros(len(speeds), dtype=np.int64), limits, target)
+        return sum_per_part(work, part_of, len(speeds)).max()
+    # Swaps lower the largest load beyond what a time allows, and so find the parts for a time that can be
+    # had. Of the times between the target and the best so far, the middle one is tried next.
+    time = longest_time(sum_per_part(work, part_of, len(speeds)), speeds)
+    tried, failed = target, target
+    for _ in range(MAX_TRIED_TIMES):
+        if time <= target or time - failed <= RESOLUTION * time:
+            break
+        found = part_of.copy()
+        refine_to(work, tokens, found, base_of(speeds, tried), limits, tried)
+        reached = longest_time(sum_per_part(work, found, len(speeds)), speeds)
+        if reached < time:
+            part_of[:] = found
+            time = reached
+        if reached > tried:
+            failed = tried
+        tried = failed + (time - failed) // 2
+    return time
 
 
 @compiled

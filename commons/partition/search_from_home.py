@@ -13,14 +13,17 @@ import numpy as np
 from numba import njit
 
 from commons.partition.compiled import compiled
-from commons.partition.from_scratch import load_by_differencing, refined_from_scratch
+from commons.partition.from_scratch import refined_from_scratch, time_by_differencing
 from commons.partition.search import (
     NONE,
     RESOLUTION,
     Limits,
     Parts,
+    are_unequal,
+    base_of,
     fits,
     lightening_swap,
+    longest_time,
     make_parts,
     sum_per_part,
     swap,
@@ -49,9 +52,9 @@ class Costs(NamedTuple):
 
 
 @compiled
-def even_out(work: np.ndarray, part_of: np.ndarray, num_parts: int, limits: Limits) -> None:
+def even_out(work: np.ndarray, part_of: np.ndarray, base: np.ndarray, limits: Limits) -> None:
     """Changes `part_of` until all sizes are within the limits, one move from the largest part at a time."""
-    parts = make_parts(work, np.zeros_like(work), part_of, np.zeros(num_parts, dtype=np.int64))
+    parts = make_parts(work, np.zeros_like(work), part_of, base)
     while parts.size.min() < limits.fewest or parts.size.max() > limits.most:
         giver = int(np.argmax(parts.size))
         taker = int(np.argmin(parts.size))
@@ -67,19 +70,24 @@ def even_out(work: np.ndarray, part_of: np.ndarray, num_parts: int, limits: Limi
 
 
 @compiled
-def nearest_home(part_of: np.ndarray, costs: Costs) -> np.ndarray:
-    """The same partition, its parts renumbered so that much stays at home: the largest matches first."""
-    num_parts = len(costs.node_of)
+def nearest_home(part_of: np.ndarray, costs: Costs, speeds: np.ndarray) -> np.ndarray:
+    """The same partition, its parts renumbered so that much stays at home: the largest matches first.
+
+    Parts keep their speeds.
+    """
+    num_parts = len(speeds)
     at_home = sum_per_part(costs.of_move, part_of * num_parts + costs.home, num_parts * num_parts)
     matches = np.flatnonzero(at_home)
     number = np.full(num_parts, NONE, dtype=np.int64)
     is_free = np.ones(num_parts, dtype=np.bool_)
     for match in matches[np.argsort(-at_home[matches], kind="mergesort")]:
         part, home = match // num_parts, match % num_parts
-        if number[part] == NONE and is_free[home]:
+        if number[part] == NONE and is_free[home] and speeds[part] == speeds[home]:
             number[part] = home
             is_free[home] = False
-    number[number == NONE] = np.flatnonzero(is_free)
+    left, free = np.flatnonzero(number == NONE), np.flatnonzero(is_free)
+    left = left[np.argsort(speeds[left], kind="mergesort")]
+    number[left] = free[np.argsort(speeds[free], kind="mergesort")]
     return number[part_of]
 
 
@@ -88,32 +96,36 @@ def move(
     work: np.ndarray,
     tokens: np.ndarray,
     part_of: np.ndarray,
+    speeds: np.ndarray,
     limits: Limits,
     costs: Costs,
     target: int,
     tolerance: float,
 ) -> None:
-    """Changes `part_of` until no part is above the target; then sends home what may go.
+    """Changes `part_of` until no part takes longer than the target; then sends home what may go.
 
-    Where that fails, the target becomes (1 + tolerance) × the largest load of a search from scratch, and a
+    Where that fails, the target becomes (1 + tolerance) × the longest time of a search from scratch, and a
     tenth of the tolerance more, because the last step to it would take more moves than all before; but no
-    more than the largest load of differencing. Where that fails, too, the partition from scratch is taken.
+    more than the longest time of differencing. Where that fails, too, the partition from scratch is taken.
     """
-    base = np.zeros(len(costs.node_of), dtype=np.int64)
-    parts = make_parts(work, tokens, part_of, base)
+    parts = make_parts(work, tokens, part_of, base_of(speeds, target))
     if not _lighten(parts, limits, costs, target, False):
-        scratch = refined_from_scratch(work, tokens, len(base), limits, 0.0)
-        heaviest = parts.load.max()
-        attained = sum_per_part(work, scratch, len(base)).max() if scratch[-1] != NONE else heaviest
-        relaxed = min(int(min(attained * (1 + 1.1 * tolerance), 2.0**61)), heaviest)
-        relaxed = max(target, min(relaxed, load_by_differencing(work, tokens, len(base), limits)))
+        scratch = refined_from_scratch(work, tokens, speeds, limits, 0.0)
+        longest = longest_time(sum_per_part(work, part_of, len(speeds)), speeds)
+        attained = longest
+        if scratch[-1] != NONE:
+            attained = longest_time(sum_per_part(work, scratch, len(speeds)), speeds)
+        relaxed = min(int(min(attained * (1 + 1.1 * tolerance), 2.0**61)), longest)
+        relaxed = max(target, min(relaxed, time_by_differencing(work, tokens, speeds, limits)))
         is_there = attained <= target and _lighten(parts, limits, costs, target, True)
         if not is_there:
             target = relaxed
+            if are_unequal(speeds):
+                parts = make_parts(work, tokens, part_of, base_of(speeds, target))
             is_there = _lighten(parts, limits, costs, target, True)
         if not is_there and scratch[-1] != NONE:
-            part_of[:] = nearest_home(scratch, costs)
-            parts = make_parts(work, tokens, part_of, base)
+            part_of[:] = nearest_home(scratch, costs, speeds)
+            parts = make_parts(work, tokens, part_of, base_of(speeds, target))
     _send_home(parts, limits, costs, target)
 
 

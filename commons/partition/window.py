@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from commons.partition.from_scratch import place_longest_first, refined_from_scratch
-from commons.partition.problem import Problem
-from commons.partition.search import refine_to, sum_per_part
+from commons.partition.problem import Problem, relative_speeds
+from commons.partition.search import longest_time, refine_to, sum_per_part
 from commons.partition.workloads import as_workloads, check_count
 
 # A step with giants leaves its other parts at least this share of the mean load. Less would take the lightest
@@ -26,12 +26,14 @@ def balance_window(
     num_steps: int,
     max_step_ratio: float | None = None,
     equal_size: bool = True,
+    *,
+    speeds: ArrayLike | None = None,
 ) -> list[list[np.ndarray]]:
     """Divides the samples of `num_steps` global batches into as many steps of `num_partitions` parts each.
 
-    Minimizes the time of all steps together: the sum of each step's largest load. A single step cannot be
-    faster than its largest sample. In a window, samples that large share one step, and the other parts of
-    that step get more to do than in other steps.
+    Minimizes the time of all steps together: the sum of each step's largest load ÷ speed. A single step
+    cannot be faster than its largest sample. In a window, samples that large share one step, and the other
+    parts of that step get more to do than in other steps.
 
     Every step gets a target load for its parts, from the first step, which takes the largest samples, to the
     last. Samples are placed longest first by what is missing to the target, and refined. Two other plans are
@@ -45,28 +47,33 @@ def balance_window(
             A limit that whole samples cannot keep gives way, for example to a giant that is above it alone.
             `step_ratios` tells what was reached.
         equal_size: whether sizes of all parts of all steps differ by at most one.
+        speeds: `[parts]` of a step, above 0, in any unit; None if all are equally fast.
 
     Returns:
         For each step and part the ascending int64 indices of its samples. Equal input gives equal output on
         every machine.
 
     Raises:
-        ValueError: a workload is negative, NaN, or infinite; or a count or `max_step_ratio` is below 1.
+        ValueError: a workload is negative, NaN, or infinite; a count or `max_step_ratio` is below 1; or
+            `speeds` are not a number above 0 per part.
     """
     check_count("num_steps", num_steps)
     check_count("num_partitions", num_partitions)
     if max_step_ratio is not None and not max_step_ratio >= 1:
         raise ValueError(f"max_step_ratio is {max_step_ratio}, expected at least 1, or None for no limit")
-    problem = Problem.of(workloads, num_partitions * num_steps, equal_size)
+    of_step = relative_speeds(speeds, num_partitions)
+    problem = Problem.of(
+        workloads, num_partitions * num_steps, equal_size, speeds=np.tile(of_step, num_steps)
+    )
     limit = np.inf if max_step_ratio is None else max_step_ratio
     plans = _plans(problem, np.zeros((num_steps, num_partitions)))  # all steps alike
     if num_steps == 1 or len(problem.work) % (num_steps * num_partitions) == 0:
         plans.append(_separate_steps(problem, num_partitions, num_steps))
     for margin in MARGINS:
         targets = _targets(problem, num_partitions, num_steps, max(limit * margin, 1.0))
-        as_targeted, sorted_by_load = _plans(problem, targets)
-        plans += [as_targeted, sorted_by_load]
-        is_beyond, _ = _rank(problem, as_targeted, num_steps, limit)
+        found = _plans(problem, targets)
+        plans += found
+        is_beyond, _ = _rank(problem, found[0], num_steps, limit)
         if not is_beyond:
             break
     best = min(plans, key=lambda plan: _rank(problem, plan, num_steps, limit))
@@ -88,9 +95,10 @@ def _rank(problem: Problem, part_of: np.ndarray, num_steps: int, limit: float) -
     """
     loads = sum_per_part(problem.work, part_of, problem.num_parts).reshape(num_steps, -1)
     totals = loads.sum(1)
+    times = [int(longest_time(of_step, problem.speeds[: len(of_step)])) for of_step in loads]
     total = int(totals.sum())
     ratio = int(totals.max()) * num_steps / total if total else 1.0
-    return (False, int(loads.max(1).sum())) if ratio <= limit else (True, ratio)
+    return (False, sum(times)) if ratio <= limit else (True, ratio)
 
 
 def _targets(problem: Problem, num_partitions: int, num_steps: int, max_ratio: float) -> np.ndarray:
@@ -145,17 +153,36 @@ def _plans(problem: Problem, targets: np.ndarray) -> list[np.ndarray]:
     """Places the samples so that loads come near the targets `[steps, parts]`.
 
     Returns:
-        Two plans, int64 `[samples]` each: every part in the step of its target; and the parts sorted by load,
-        so that the heaviest share a step. The second takes no longer, but may make one step too large.
+        Plans, int64 `[samples]` each: every part in the step of its target; and, where parts are equally
+        fast, the parts sorted by load, so that the heaviest share a step. The second takes no longer, but may
+        make one step too large.
     """
+    unequal = problem.speeds.min() < 1
+    if unequal:
+        targets = np.array([_for_speeds(of_step, problem.speeds) for of_step in targets])
     # The gap between a target and the largest one is a load from the start: then all parts share one target.
     base = np.rint(targets.max() - targets).astype(np.int64).ravel()
     part_of = place_longest_first(problem.work, problem.tokens, base, problem.limits)
     refine_to(problem.work, problem.tokens, part_of, base, problem.limits, int(targets.max()))
+    if unequal:
+        return [part_of]
     loads = sum_per_part(problem.work, part_of, len(base))
     place = np.empty_like(base)
     place[np.argsort(-loads, kind="stable")] = np.arange(len(base))
     return [part_of, place[part_of]]
+
+
+def _for_speeds(targets: np.ndarray, speeds: np.ndarray) -> np.ndarray:
+    """float64 `[parts]`: giants on the fastest parts of a step, and the rest in proportion to their speeds.
+
+    `targets` are those of equally fast parts, `speeds` those of the parts of all steps.
+    """
+    fastest_first = np.argsort(-speeds[: len(targets)], kind="stable")
+    placed = np.empty_like(targets)
+    placed[fastest_first] = np.sort(targets)[::-1]
+    others = placed == targets.min()
+    placed[others] *= speeds[: len(targets)][others] / speeds[: len(targets)][others].mean()
+    return placed
 
 
 def _separate_steps(problem: Problem, num_partitions: int, num_steps: int) -> np.ndarray:
@@ -165,6 +192,7 @@ def _separate_steps(problem: Problem, num_partitions: int, num_steps: int) -> np
     for step in range(num_steps):
         samples = np.flatnonzero(step_of == step)
         work, tokens = problem.work[samples], problem.tokens[samples]
-        placed = refined_from_scratch(work, tokens, num_partitions, problem.limits, 0.0)
+        speeds = problem.speeds[:num_partitions]
+        placed = refined_from_scratch(work, tokens, speeds, problem.limits, 0.0)
         part_of[samples] = step * num_partitions + placed
     return part_of

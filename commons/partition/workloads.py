@@ -13,6 +13,8 @@ from commons.partition.compiled import compiled
 # Loads are sums of int64: exact in any order, so no machine's way of adding decides a tie. Two bits are left
 # for differences and doubled gaps.
 LOAD_BITS = 60
+# Loads times speeds, and loads ÷ speeds, are exact enough for float64 with so many.
+SPEED_BITS = 48
 
 
 def as_workloads(workloads: ArrayLike, name: str = "workloads") -> np.ndarray:

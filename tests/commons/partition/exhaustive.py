@@ -26,3 +26,12 @@ def best_load(workloads: np.ndarray, num_parts: int, equal_size: bool, limits: d
     if "max_tokens" in limits:
         allowed &= (partitions @ limits["tokens"]).max(axis=1) <= limits["max_tokens"]
     return float((partitions[allowed] @ workloads).max(axis=1).min(initial=np.inf))
+
+
+def best_time(workloads: np.ndarray, speeds: np.ndarray, equal_size: bool) -> float:
+    """The smallest that the largest load ÷ speed can be."""
+    partitions = np.array([(*part_of,) for part_of in product(range(len(speeds)), repeat=len(workloads))])
+    is_in = np.stack([partitions == part for part in range(len(speeds))], axis=1)
+    sizes = is_in.sum(axis=2)
+    allowed = np.ptp(sizes, axis=1) <= (1 if equal_size else len(workloads))
+    return float((is_in[allowed] @ workloads / speeds).max(axis=1).min())
