@@ -34,9 +34,9 @@ from commons.distributed.rank_group import RankGroup
 from commons.gin_values import from_gin
 from commons.perf_model import MeasuredCost
 from commons.perf_model.calibrate import MeasuredSteps
+from commons.pipeline.compute_clock import ComputeClock
 from commons.training import OptimizerArgs, TrainerArgs, TrainingTask, rank_process, run_rank, shard_model
 from commons.training.calibration import measure_steps
-from commons.training.compute_clock import ComputeClock
 
 RESULT = Path(__file__).parent / "results" / "calibration.json"
 RANKS = 2

@@ -37,6 +37,8 @@ class BalanceReport:
         pieces: pieces of these samples.
         bytes_fetched: keys, values and their gradients that this rank received for pieces.
         fetch_seconds: host time that this rank waited for them.
+        speeds: float64 `[ranks]`; None if all ranks are equally fast.
+        predicted_seconds: float64 `[ranks]`, compute time by learned costs; None without these.
     """
 
     loads_before: np.ndarray
@@ -58,6 +60,8 @@ class BalanceReport:
     pieces: int = 0
     bytes_fetched: int = 0
     fetch_seconds: float = 0.0
+    speeds: np.ndarray | None = None
+    predicted_seconds: np.ndarray | None = None
 
     @staticmethod
     def of(
@@ -109,22 +113,33 @@ class BalanceReport:
             pieces=int(pieces_of_each[pieces_of_each > 1].sum()),
             bytes_fetched=0 if fetched is None else fetched.bytes_fetched,
             fetch_seconds=0.0 if fetched is None else fetched.seconds,
+            speeds=plan.speeds,
+            predicted_seconds=None if plan.predicted_seconds is None else plan.predicted_seconds[:, step],
         )
 
     @cached_property
     def lower_bound(self) -> float:
         """The imbalance that no placement of the step's whole samples on all ranks beats."""
-        return lower_bound(self.workloads, len(self.loads_after), equal_size=self.equal_rows)
+        return lower_bound(
+            self.workloads, len(self.loads_after), equal_size=self.equal_rows, speeds=self.speeds
+        )
 
     @property
     def imbalance_before(self) -> float:
-        """Largest ÷ mean load, as loaded."""
-        return relative_to_mean(self.loads_before)
+        """Largest ÷ mean load, as loaded; of loads ÷ speeds where speeds differ."""
+        return relative_to_mean(self.loads_before, self.speeds)
 
     @property
     def imbalance_after(self) -> float:
-        """Largest ÷ mean load, as balanced."""
-        return relative_to_mean(self.loads_after)
+        """Largest ÷ mean load, as balanced; of loads ÷ speeds where speeds differ."""
+        return relative_to_mean(self.loads_after, self.speeds)
+
+    @property
+    def rank_speeds(self) -> np.ndarray:
+        """float64 `[ranks]`, speeds that loads were made proportional to; their geometric mean is 1."""
+        if self.speeds is None:
+            return np.ones(len(self.loads_after))
+        return self.speeds / np.exp(np.log(self.speeds).mean())
 
     @property
     def num_micro_batches(self) -> int:

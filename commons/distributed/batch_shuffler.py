@@ -35,6 +35,8 @@ from commons.sequence_batch.sample_rows import SampleRows, knows_padding
 
 logger = logging.getLogger(__name__)
 Batch = TypeVar("Batch")
+# The cost that follows measured steps.
+LEARNED = "learned"
 
 
 class BatchShuffler(ABC):
@@ -55,7 +57,9 @@ class BatchShuffler(ABC):
 
     Args:
         process_group: the ranks to balance among; None means all. Making a shuffler is collective over them.
-        cost: measured cost of samples by their tokens, in place of `get_workloads`.
+        cost: measured cost of samples by their tokens, in place of `get_workloads`; or "learned", for costs
+            and speeds of ranks that follow the times of the training's steps. Pipelines measure these; a loop
+            of your own calls `record`.
         settings: the fields of `ShufflerSettings`.
 
     Attributes:
@@ -72,7 +76,7 @@ class BatchShuffler(ABC):
     first step until the loaders have ended or the pipeline is reset. Meanwhile `plan` is an error.
 
     Raises:
-        KeyError: unknown partitioner or exchange.
+        KeyError: unknown partitioner, exchange, or cost.
         ValueError: this rank is not in `process_group`; or a setting is out of range, or has no effect.
     """
 
@@ -82,11 +86,21 @@ class BatchShuffler(ABC):
         self,
         process_group: dist.ProcessGroup | None = None,
         *,
-        cost: MeasuredCost | None = None,
+        cost: MeasuredCost | str | None = None,
         **settings: Any,
     ) -> None:
         self.settings = ShufflerSettings(**settings)
-        self._measured_cost = cost
+        if isinstance(cost, str) and cost != LEARNED:
+            raise KeyError(
+                f"unknown cost {cost!r}; expected a MeasuredCost, {LEARNED!r}, or None for workloads"
+            )
+        learns = cost == LEARNED
+        if not learns and self.settings.speed_limit != ShufflerSettings.speed_limit:
+            raise ValueError(
+                f'speed_limit={self.settings.speed_limit} has no effect without cost="{LEARNED}": leave it '
+                "out"
+            )
+        self._measured_cost = cost if isinstance(cost, MeasuredCost) else None
         self._exchange = EXCHANGES[self.settings.exchange]
         self.group = self._make_group(process_group)
         self.sample_rows = SampleRows(self.shared_fields)
@@ -100,6 +114,7 @@ class BatchShuffler(ABC):
             self._counts_of_rows,
             cuts_by,
             self._groups_of_rows(),
+            learns,
         )
         self._agreed: BatchFormat | None = None
         self._checks = self.group.channel() if self.settings.verify else None
@@ -411,6 +426,52 @@ class BatchShuffler(ABC):
         if reduction == "global_mean":
             check_global_mean(plan.num_placed, self._agreed is None or self._agreed.pads)
         return self._loss_scale.scaled(loss, plan, reduction, gradients, step_plans)
+
+    def record(self, plan: ShufflePlan, seconds: float) -> None:
+        """Takes the time that this rank computed a step, for `cost="learned"`; in a loop of your own.
+
+        The planning gather of a later step, the same on all ranks, carries it: no collective, and no
+        host-device synchronization. A step that some rank does not record does not count. Record no step
+        whose time says nothing of its samples, for example the first, which compiles.
+
+        Args:
+            plan: of the step, among the last that were planned.
+            seconds: of forward and backward, without waits for other ranks; on CUDA, by events.
+
+        Raises:
+            ValueError: the plan is not among the last; the time is not a finite number above 0; or costs are
+                not learned.
+        """
+        if self.planner.learning is None:
+            raise ValueError(
+                f'record is for cost="{LEARNED}", and this {type(self).__name__} has another cost'
+            )
+        if not 0 < seconds < float("inf"):
+            raise ValueError(f"record got {seconds} seconds; expected a finite number above 0")
+        plan.check_one_step("record")
+        self.planner.learning.record(plan, 0, float(seconds))
+
+    def learning_state(self, last: ShufflePlan) -> dict[str, bytes]:
+        """Returns what `cost="learned"` has learned, for this rank's part of a checkpoint; empty otherwise.
+
+        For a loop of your own; pipelines have a method of this name.
+
+        Args:
+            last: plan of the last step before the checkpoint.
+        """
+        learning = self.planner.learning
+        return {} if learning is None else learning.saved(learning.number_of(last) + 1)
+
+    def load_learning_state(self, state: dict[str, bytes]) -> None:
+        """Restores `learning_state`, before the first plan: further plans are those of the run that saved it.
+
+        On other hosts, or another number of ranks, speeds are learned anew.
+
+        Args:
+            state: what this rank saved, or without "times" what another rank saved.
+        """
+        if self.planner.learning is not None and state:
+            self.planner.learning.restore(state)
 
     def reserve(self) -> None:
         """Lets only the calling thread plan, until `release`: concurrent plans would interleave their

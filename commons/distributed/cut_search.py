@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from commons.distributed.cutting import MIN_TOKENS, Cutting
 from commons.distributed.loaded_samples import LoadedSamples
-from commons.distributed.partitioning import Partitioning, largest_load
+from commons.distributed.partitioning import Partitioning
 from commons.partition import lower_bound
 from commons.partition.pieces import Pieces, divided, leveled
+from commons.partition.search import base_of
 
 # Samples are cut where whole ones cannot come this close to the mean load, whatever the settings' tolerance.
 TOLERANCE = 0.01
@@ -34,13 +37,14 @@ def cut_and_placed(
     """
     # Added one by one, so that all processors get the same last bit.
     total = np.bincount(np.zeros_like(samples.home), samples.workloads, minlength=1)[0]
-    mean = float(total) / samples.num_ranks
+    speeds = partitioning.speeds
+    mean = float(total) / (samples.num_ranks if speeds is None else math.fsum(speeds.tolist()))
     highest = mean * (1 + TOLERANCE)
     has_giant = samples.workloads.max(initial=0) > highest
     rank = None
     if not has_giant:
         rank = _rank_of_whole(samples, partitioning)
-        if rank is not None and _is_balanced(samples, rank, highest):
+        if rank is not None and _is_balanced(samples, partitioning, rank, highest):
             return samples, rank
     if has_giant or rank is not None:
         pieces, rank_of_piece = _pieces_of_equal_loads(samples, partitioning, cutting, mean, rank)
@@ -67,11 +71,14 @@ def _rank_of_whole(samples: LoadedSamples, partitioning: Partitioning) -> np.nda
         return None
 
 
-def _is_balanced(samples: LoadedSamples, rank: np.ndarray, highest: float) -> bool:
+def _is_balanced(
+    samples: LoadedSamples, partitioning: Partitioning, rank: np.ndarray, highest: float
+) -> bool:
     """Whether no rank is above the highest load, or whole samples can be balanced."""
-    if largest_load(samples, rank) <= highest:
+    if partitioning.largest_load(samples, rank) <= highest:
         return True
-    return lower_bound(samples.workloads, samples.num_ranks, equal_size=False) <= 1 + TOLERANCE
+    bound = lower_bound(samples.workloads, samples.num_ranks, equal_size=False, speeds=partitioning.speeds)
+    return bound <= 1 + TOLERANCE
 
 
 def _pieces_of_equal_loads(
@@ -92,7 +99,7 @@ def _pieces_of_equal_loads(
 
     Args:
         samples, partitioning, cutting: as `cut_and_placed` takes them.
-        mean: load of a rank.
+        mean: load of a rank of speed 1.
         rank: of whole samples, if none of them is too heavy for one rank.
     """
     full, most = int(mean * (1 + TOLERANCE / 4)), int(mean * (1 + TOLERANCE * 3 / 4))
@@ -112,6 +119,8 @@ def _pieces_of_equal_loads(
             tolerance=TOLERANCE / 4,
         )
     loads = np.bincount(rank, pieces.costs, minlength=samples.num_ranks).astype(np.int64)
+    if partitioning.speeds is not None:
+        loads += base_of(partitioning.speeds, full)
     is_long = samples.tokens >= 2 * MIN_TOKENS  # the others cannot be cut
     on_heavy = np.flatnonzero((loads > most)[rank] & is_long[pieces.sample])
     if on_heavy.size:
@@ -181,10 +190,10 @@ def _cut_by_tokens(
             if is_last or not (num_pieces < most)[further].any():
                 raise
         else:
-            loads = np.bincount(rank, made.workloads, minlength=samples.num_ranks)
-            further = _largest_on(np.flatnonzero(loads > highest), made.workloads, rank, sample_of)
+            times = partitioning.times(np.bincount(rank, made.workloads, minlength=samples.num_ranks))
+            further = _largest_on(np.flatnonzero(times > highest), made.workloads, rank, sample_of)
             further = further[num_pieces[further] < most[further]]
-            if best is None or loads.max() <= largest_load(*best):
+            if best is None or times.max() <= partitioning.largest_load(*best):
                 best = _cut_where_ranks_change(samples, cutting, numbers, items, rank)
             if is_last or not further.size:
                 return best

@@ -19,10 +19,12 @@ class Partitioning:
     Attributes:
         settings: of the shuffler.
         ranks_per_node: consecutive ranks per node, where moves across nodes cost more; None if they do not.
+        speeds: float64 `[ranks]`, 1.0 for the fastest; None if all ranks are equally fast.
     """
 
     settings: ShufflerSettings
     ranks_per_node: int | None = None
+    speeds: np.ndarray | None = None
 
     def rank_of(self, samples: LoadedSamples) -> np.ndarray:
         """Returns int64 `[samples]`, the rank of each.
@@ -47,7 +49,9 @@ class Partitioning:
         if samples.groups is not None and self.settings.takes("groups"):
             return rank_of
         home = samples.home
-        stays = self.allows(samples, home) and largest_load(samples, home) <= largest_load(samples, rank_of)
+        stays = self.allows(samples, home) and self.largest_load(samples, home) <= self.largest_load(
+            samples, rank_of
+        )
         return home.copy() if stays else rank_of
 
     def partition(self, workloads: np.ndarray, **arguments: Any) -> np.ndarray:
@@ -60,6 +64,7 @@ class Partitioning:
         arguments |= {
             "workloads": workloads,
             "ranks_per_node": self.ranks_per_node,
+            "speeds": self.speeds,
             "equal_size": self.settings.equal_rows,
             "max_rows": self.settings.max_rows,
         }
@@ -78,13 +83,16 @@ class Partitioning:
         max_tokens = self.settings.max_tokens
         return max_tokens is None or bool(np.bincount(rank_of, samples.tokens, 1).max() <= max_tokens)
 
+    def largest_load(self, samples: LoadedSamples, rank_of: np.ndarray) -> float:
+        """Returns the largest load ÷ speed, where the samples are on these ranks, int64 `[samples]`.
 
-def largest_load(samples: LoadedSamples, rank_of: np.ndarray) -> float:
-    """Returns the load of the heaviest rank, where the samples are on these ranks, int64 `[samples]`.
+        It adds one by one, as bincount does, so that all processors get the same last bit.
+        """
+        return float(self.times(np.bincount(rank_of, samples.workloads, minlength=samples.num_ranks)).max())
 
-    It adds one by one, as bincount does, so that all processors get the same last bit.
-    """
-    return float(np.bincount(rank_of, samples.workloads, minlength=1).max())
+    def times(self, loads: np.ndarray) -> np.ndarray:
+        """Returns loads ÷ speeds, float64 `[ranks]`."""
+        return loads if self.speeds is None else loads / self.speeds
 
 
 def _check_tokens(samples: LoadedSamples, max_tokens: int | None) -> None:

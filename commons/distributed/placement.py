@@ -33,6 +33,7 @@ def place(
     ranks_per_node: int | None = None,
     pads: bool = True,
     cutting: Cutting | None = None,
+    speeds: np.ndarray | None = None,
 ) -> ShufflePlan:
     """Places the samples of one step, or of a window of steps, on the ranks that loaded them.
 
@@ -44,6 +45,7 @@ def place(
         ranks_per_node: consecutive ranks per node, where moves across nodes cost more.
         pads: whether batches may get padding rows, to make rows equal.
         cutting: cuts samples that stand in the way of balance; None to keep them whole.
+        speeds: float64 `[ranks]`; None if all ranks are equally fast.
 
     Raises:
         ValueError: `max_rows` or `max_tokens` cannot be kept, or no placement that keeps them was found.
@@ -59,11 +61,13 @@ def place(
             num_steps,
             settings.window_max_step_ratio,
             equal_size=settings.equal_rows,
+            speeds=speeds,
         )
         slots = [part for step in steps for part in step]
         step, rank = np.divmod(number_of_part(slots, len(samples.workloads)), num_ranks)
     else:
-        partitioning = Partitioning(settings, ranks_per_node)
+        relative = None if speeds is None else speeds / speeds.max()
+        partitioning = Partitioning(settings, ranks_per_node, relative)
         if cutting is None:
             rank = partitioning.rank_of(samples)
         else:
@@ -75,7 +79,7 @@ def place(
     else:
         rows = np.bincount(rank * num_steps + step, minlength=num_ranks * num_steps)
         rows = np.maximum(rows, 1).reshape(num_ranks, num_steps)
-    return _planned(samples, rank, step, rows)
+    return _planned(samples, rank, step, rows, speeds)
 
 
 def place_within(
@@ -84,24 +88,30 @@ def place_within(
     settings: ShufflerSettings,
     pads: bool,
     cutting: Cutting | None = None,
+    speeds: np.ndarray | None = None,
 ) -> ShufflePlan:
     """`place`, with every sample kept among the ranks of its group.
 
     Args:
         samples: of all ranks.
         groups: the ascending ranks of each group, each rank in one of them, and its ranks per node.
-        settings, pads, cutting: as `place` takes them.
+        settings, pads, cutting, speeds: as `place` takes them.
     """
     if len(groups) == 1:
-        return place(samples, settings, groups[0][1], pads, cutting)
+        return place(samples, settings, groups[0][1], pads, cutting, speeds)
+
+    def place_among(ranks: np.ndarray, ranks_per_node: int | None) -> ShufflePlan:
+        of_group = None if speeds is None else speeds[ranks]
+        return place(samples.within(ranks), settings, ranks_per_node, pads, cutting, of_group)
+
     placed = [
-        (ranks, place(samples.within(ranks), settings, ranks_per_node, pads, cutting))
+        (ranks, place_among(ranks, ranks_per_node))
         for ranks, ranks_per_node in groups
         if len(ranks) > 1  # a rank of its own keeps what it loaded
     ]
     if cutting is not None:
         samples = _with_cuts_of(placed, samples, cutting)
-    plan = _as_loaded(samples)
+    plan = replace(_as_loaded(samples), speeds=speeds)
     for ranks, of_group in placed:
         chosen = np.isin(samples.home, ranks)
         plan.destination[chosen] = ranks[of_group.destination]
@@ -177,7 +187,11 @@ def _num_steps(samples: LoadedSamples) -> int:
 
 
 def _planned(
-    samples: LoadedSamples, destination: np.ndarray, step: np.ndarray, rows: np.ndarray
+    samples: LoadedSamples,
+    destination: np.ndarray,
+    step: np.ndarray,
+    rows: np.ndarray,
+    speeds: np.ndarray | None = None,
 ) -> ShufflePlan:
     """Makes the plan of a placement, in which batches run whole."""
     num_steps = rows.shape[1]
@@ -191,6 +205,7 @@ def _planned(
         micro_batch=np.zeros_like(step),
         rows=rows,
         micro_batch_counts=np.zeros(num_steps, dtype=np.int64),
+        speeds=speeds,
     )
 
 

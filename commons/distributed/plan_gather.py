@@ -92,23 +92,26 @@ class PlanGather:
         channel: of the ranks; used by one thread at a time.
         settings: how to place samples; the same on all ranks.
         sample_rows: reads the rows of batches.
+        num_posted: numbers that each rank sends along; the same on all ranks.
 
     Attributes:
         agreed: the outcome of the first batch; None before it.
     """
 
-    def __init__(self, channel: Channel, settings: ShufflerSettings, sample_rows: SampleRows) -> None:
+    def __init__(
+        self, channel: Channel, settings: ShufflerSettings, sample_rows: SampleRows, num_posted: int
+    ) -> None:
         self._channel = channel
         self._sample_rows = sample_rows
         self._settings = settings
-        self._header = (
-            3 + 2 * settings.window
-        )  # status, schema fingerprint, post, rows and real rows of each batch
+        # Status, schema fingerprint, posts; then rows and real rows of each batch.
+        self._sizes = 2 + num_posted
+        self._header = self._sizes + 2 * settings.window
         self._capacity = 0  # rows that a gather carries per rank
         self.agreed: BatchFormat | None = None
 
     def gather(
-        self, facts: SampleFacts | None, failure: Exception | None, first_batch: Any, post: int
+        self, facts: SampleFacts | None, failure: Exception | None, first_batch: Any, post: np.ndarray
     ) -> tuple[LoadedSamples, np.ndarray]:
         """Gathers the facts of all ranks. Collective, also for ranks without a batch.
 
@@ -116,10 +119,11 @@ class PlanGather:
             facts: of this rank's batches; None if its loader has ended, or if `failure` is given.
             failure: the error that kept this rank from giving facts.
             first_batch: this rank's first batch, for the agreement.
-            post: a number for the other ranks.
+            post: int64 `[num_posted]`, for the other ranks.
 
         Returns:
-            The samples of all ranks, `[ranks, window]` batches; int64 `[ranks]`, what each rank posted.
+            The samples of all ranks, `[ranks, window]` batches; int64 `[ranks, num_posted]`, what each rank
+            posted.
 
         Raises:
             ValueError: batches of different ranks or steps differ in their fields, or ranks in their
@@ -129,7 +133,7 @@ class PlanGather:
         if self.agreed is None:
             self._agree(facts, failure, first_batch)
         if self.agreed is None:  # no rank has ever had a batch
-            return _nothing(self._channel.num_ranks)
+            return _nothing(self._channel.num_ranks, len(post))
         schema = self.agreed.schema
         if facts is not None and facts.count_names != self.agreed.count_names:
             failure = failure or ValueError(
@@ -137,12 +141,14 @@ class PlanGather:
             )
             facts = None
         table = self._channel.all_gather(self._encode(facts, failure, schema, post))
-        most = int(table[:, 3 : self._header : 2].sum(1).max())
+        most = int(table[:, self._sizes : self._header : 2].sum(1).max())
         if most > self._capacity:
             self._capacity = most
             table = self._channel.all_gather(self._encode(facts, failure, schema, post))
         self._raise_if_any_failed(table, facts, failure, schema)
-        sizes = table[:, 3 : self._header].reshape(self._channel.num_ranks, self._settings.window, 2)
+        sizes = table[:, self._sizes : self._header].reshape(
+            self._channel.num_ranks, self._settings.window, 2
+        )
         per_rank = table[:, self._header :].reshape(self._channel.num_ranks, self._capacity, -1)
         batch_sizes, num_loaded = sizes[:, :, 0].copy(), sizes[:, :, 1].copy()
         per_sample = np.concatenate(
@@ -150,10 +156,10 @@ class PlanGather:
         )
         agreed = self.agreed.count_names, self.agreed.has_groups
         samples = loaded_samples(per_sample, batch_sizes, num_loaded, schema, *agreed)
-        return samples, table[:, 2].copy()
+        return samples, table[:, 2 : self._sizes].copy()
 
     def _encode(
-        self, facts: SampleFacts | None, failure: Exception | None, schema: RowSchema, post: int
+        self, facts: SampleFacts | None, failure: Exception | None, schema: RowSchema, post: np.ndarray
     ) -> np.ndarray:
         """Returns this rank's part of the gather. It leaves out samples beyond the agreed rows, which the
         others see from the header."""
@@ -161,14 +167,15 @@ class PlanGather:
         if self.agreed is not None:
             columns = num_columns(schema, self.agreed.count_names, self.agreed.has_groups)
         row = np.zeros(self._header + self._capacity * columns, dtype=np.int64)
-        row[2] = post
+        row[2 : self._sizes] = post
         if facts is None:
             row[0] = _NO_BATCH if failure is None else _FAILED
             return row
         row[:2] = _OK, facts.schema.fingerprint
         num_batches = len(facts.batch_sizes)
-        row[3 : 3 + 2 * num_batches : 2] = facts.batch_sizes
-        row[4 : 4 + 2 * num_batches : 2] = facts.num_loaded
+        end = self._sizes + 2 * num_batches
+        row[self._sizes : end : 2] = facts.batch_sizes
+        row[self._sizes + 1 : end : 2] = facts.num_loaded
         if facts.batch_sizes.sum() <= self._capacity and facts.schema == schema:
             row[self._header : self._header + facts.per_sample.size] = facts.per_sample.ravel()
         return row
@@ -184,15 +191,19 @@ class PlanGather:
                 mine = self._offer(facts, on_host, padding_batch)
             except Exception as error:
                 failure = error
-        gathered = self._channel.all_gather_objects((mine, portable(failure), self._settings))
-        for rank, (_, _, settings) in enumerate(gathered):
+        gathered = self._channel.all_gather_objects((mine, portable(failure), self._settings, self._sizes))
+        for rank, (_, _, settings, sizes) in enumerate(gathered):
+            if sizes != gathered[0][3]:
+                raise ValueError(
+                    f'only one of the ranks 0 and {rank} has cost="learned"; all ranks need the same cost'
+                )
             if settings != gathered[0][2]:
                 raise ValueError(
                     f"rank {rank}'s shuffler has {settings}, that of rank 0 {gathered[0][2]}; all ranks need "
                     "the same settings"
                 )
-        raise_first([failed for _, failed, _ in gathered], failure, self._channel.rank)
-        offers = [offer for offer, _, _ in gathered]
+        raise_first([failed for _, failed, _, _ in gathered], failure, self._channel.rank)
+        offers = [offer for offer, _, _, _ in gathered]
         ranks_with_batch = [rank for rank, offer in enumerate(offers) if offer is not None]
         if not ranks_with_batch:
             return
@@ -274,11 +285,11 @@ class PlanGather:
             _raise_if_different(schema, "the first batch", schemas)
 
 
-def _nothing(num_ranks: int) -> tuple[LoadedSamples, np.ndarray]:
+def _nothing(num_ranks: int, num_posted: int) -> tuple[LoadedSamples, np.ndarray]:
     none, no_batch = np.zeros(0, dtype=np.int64), np.zeros((num_ranks, 1), dtype=np.int64)
     return LoadedSamples(
         no_batch, no_batch, none, none, none, none.reshape(0, 0), none, none.reshape(0, 0)
-    ), no_batch[:, 0]
+    ), np.zeros((num_ranks, num_posted), dtype=np.int64)
 
 
 def _raise_if_different(expected: RowSchema, whose: str, schemas: list[RowSchema | None]) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import torch.distributed as dist
 
 from commons.distributed.cutting import Cutting, PrefixCost
+from commons.distributed.learning import Learning
 from commons.distributed.loaded_samples import LoadedSamples
 from commons.distributed.placement import divide, place_within, placed_by_hand, warm_up
 from commons.distributed.plan_gather import BatchFormat, PlanGather
@@ -19,11 +20,14 @@ from commons.distributed.shuffle_plan import ShufflePlan
 from commons.distributed.shuffler_settings import ShufflerSettings
 from commons.distributed.verify import check_plans
 from commons.named_ranges import named_range
+from commons.partition.balance import relative_to_mean
 from commons.sequence_batch import BaseBatch, containers
 from commons.sequence_batch.sample_rows import SampleRows
 
 logger = logging.getLogger(__name__)
 RowCounts = Mapping[str, Counter]
+# Loads follow speeds if the slowest rank takes at most this share longer than the mean.
+_FOLLOWED = 0.05
 
 
 class Planner:
@@ -42,8 +46,10 @@ class Planner:
             by the names that messages call them.
         prefix_cost: as `BatchShuffler.prefix_cost`, to cut samples by; None to keep them whole.
         groups_of_rows: the name and the function of the rows' groups; None if samples have none.
+        learns: whether costs and speeds are learned.
 
     Attributes:
+        learning: of costs and speeds; None if they are not learned.
         posted: int64 `[ranks]`, what each rank posted with the last plan.
         cuts: returns cuts and the rank of each row, as `placed_by_hand` takes them, for tests; None to work
             them out.
@@ -58,14 +64,29 @@ class Planner:
         counts_of_rows: Callable[[Any], RowCounts],
         prefix_cost: PrefixCost | None = None,
         groups_of_rows: tuple[str, Counter] | None = None,
+        learns: bool = False,
     ) -> None:
         self._over, self._groups, self._settings = over, groups, settings
         self._sample_rows, self._counts_of_rows = sample_rows, counts_of_rows
         self._prefix_cost, self._groups_of_rows = prefix_cost, groups_of_rows
         self._cutting: Cutting | None = None
         self._channel = over.channel()
-        self._gather = PlanGather(self._channel, settings, sample_rows)
+        self.learning = (
+            Learning(
+                over.num_ranks,
+                over.rank,
+                settings.window,
+                settings.speed_limit,
+                over.hosts,
+                by_workload_alone=settings.split,  # prefix_cost tells where to cut, in workloads
+            )
+            if learns
+            else None
+        )
+        num_posted = 1 + (0 if self.learning is None else self.learning.num_posted)
+        self._gather = PlanGather(self._channel, settings, sample_rows, num_posted)
         self._batch_type: type | None = None
+        self._explained_speeds = False
         self._longest_named = settings.max_tokens_per_micro_batch or 0
         self.posted = np.zeros(over.num_ranks, dtype=np.int64)
         self.cuts: Callable[[LoadedSamples, Cutting], tuple[np.ndarray, np.ndarray, np.ndarray]] | None = None
@@ -105,6 +126,7 @@ class Planner:
             self._counts_of_rows,
             self._prefix_cost,
             self._groups_of_rows,
+            self.learning is not None,
         )
 
     def plan(
@@ -123,9 +145,12 @@ class Planner:
         Returns:
             The plan; without a batch on any rank, one of a single step without samples.
         """
-        facts, example, posted = None, None, np.int64(0)
+        facts, example, learning = None, None, self.learning
+        posted = np.zeros(1 + (0 if learning is None else learning.num_posted), dtype=np.int64)
         try:
-            posted = np.int64(0 if post is None else post())
+            posted[0] = 0 if post is None else post()
+            if learning is not None:
+                posted[1:] = learning.to_post()
         except Exception as error:  # raised on every rank below
             failure = failure or error
         if batches and failure is None:
@@ -137,22 +162,35 @@ class Planner:
             except Exception as error:  # whatever a user's get_workloads raises must reach all ranks
                 failure = error
         with named_range("## plan: gather ##"):
-            samples, self.posted = self._gather.gather(facts, failure, example, int(posted))
+            samples, table = self._gather.gather(facts, failure, example, posted)
+        self.posted = table[:, 0]
+        if self.agreed is None:  # there is nothing to learn from
+            learning = None
+        if learning is not None:
+            learning.take(table[:, 1:])
         if self._settings.verify:
             plan = check_plans(self._channel, lambda: self._placed(samples))
         else:
             plan = self._placed(samples)
+        if learning is not None:
+            plan = learning.planned(plan, samples)
+            self._explain_speeds_without_effect(plan)
         self._name_sample_above_cap(plan)
         return plan
 
-    def _placed(self, samples: LoadedSamples) -> ShufflePlan:
+    def _placed(self, loaded: LoadedSamples) -> ShufflePlan:
+        samples, learning = loaded, self.learning
         cap = self._settings.max_tokens_per_micro_batch
         pads = self.agreed is None or self.agreed.pads
         with named_range("## plan: placement ##"):
             cutting = self._how_to_cut()
             if self.cuts is not None and cutting is not None:
                 return placed_by_hand(samples, cutting, *self.cuts(samples, cutting))
-            plan = place_within(samples, self._groups, self._settings, pads, cutting)
+            speeds = None
+            if learning is not None:
+                samples = learning.costed(loaded)
+                speeds = learning.speeds()
+            plan = place_within(samples, self._groups, self._settings, pads, cutting, speeds)
             return plan if cap is None else divide(plan, cap)
 
     def _how_to_cut(self) -> Cutting | None:
@@ -189,6 +227,23 @@ class Planner:
                     f"a batch is a {containers.type_name(batch)}, and the first was a "
                     f"{self._batch_type.__qualname__}; all must be of one type"
                 )
+
+    def _explain_speeds_without_effect(self, plan: ShufflePlan) -> None:
+        """Warns once where ranks differ in speed, and the settings keep their loads from following."""
+        if self._explained_speeds or plan.speeds is None or self._over.rank != 0:
+            return
+        settings, reason = self._settings, None
+        if settings.window == 1 and not settings.takes("speeds"):
+            reason = f'partitioner={settings.partitioner!r} takes no speeds: choose "rebalance"'
+        elif settings.equal_rows and relative_to_mean(plan.loads[:, 0], plan.speeds) > 1 + _FOLLOWED:
+            reason = "equal_rows=True gives every rank as many samples: set equal_rows=False"
+        if reason is not None:
+            self._explained_speeds = True
+            slowest, fastest = plan.speeds.min(), plan.speeds.max()
+            logger.warning(
+                f"ranks differ in speed, by {fastest / slowest:.2f} times, and loads cannot follow, because "
+                f"{reason}"
+            )
 
     def _name_sample_above_cap(self, plan: ShufflePlan) -> None:
         """Warns of a sample that takes a micro-batch of its own, if it is longer than all named before."""

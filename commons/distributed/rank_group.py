@@ -43,6 +43,7 @@ class RankGroup:
         ranks: ascending ranks of the job in the group.
         rank: this process's place among them.
         control: gloo, for channels; None for a single rank. Only checkpoints run collectives on it.
+        hosts: names of the hosts of all its ranks.
         ranks_per_node: if each node has this many consecutive ranks of the group; None if nodes do not
             matter, as on one machine, or have different numbers of ranks.
     """
@@ -52,8 +53,8 @@ class RankGroup:
         self._tags = itertools.count(1)
         self._groups: dict[tuple[str, str], dist.ProcessGroup] = {}  # by use and backend
         self._base = Channel(rank, len(ranks), control, tag=0)
-        nodes = self._base.all_gather_objects(socket.gethostname())
-        self.ranks_per_node = ranks_per_node(nodes)
+        self.hosts: list[str] = self._base.all_gather_objects(socket.gethostname())
+        self.ranks_per_node = ranks_per_node(self.hosts)
 
     @staticmethod
     def of(process_group: dist.ProcessGroup | None = None) -> RankGroup:

@@ -62,6 +62,8 @@ class ShufflePlan(LoadedSamples):
         micro_batch: int64 `[samples]`, the micro-batch of its rank and step; 0 where batches run whole.
         rows: int64 `[ranks, steps]`, rows that each rank's batch will have, padding included; at least 1.
         micro_batch_counts: int64 `[steps]`, micro-batches of every rank; 0 where batches run whole.
+        speeds: float64 `[ranks]`, that loads were made proportional to; None if all ranks are equally fast.
+        predicted_seconds: float64 `[ranks, steps]`, compute time by learned costs; None without these.
     """
 
     destination: np.ndarray
@@ -69,6 +71,8 @@ class ShufflePlan(LoadedSamples):
     micro_batch: np.ndarray
     rows: np.ndarray
     micro_batch_counts: np.ndarray
+    speeds: np.ndarray | None = None
+    predicted_seconds: np.ndarray | None = None
 
     _per_sample = (*LoadedSamples._per_sample, "destination", "step", "micro_batch")
 
@@ -105,6 +109,14 @@ class ShufflePlan(LoadedSamples):
     def moves(self) -> bool:
         """Whether any sample leaves its home."""
         return bool((self.home != self.destination).any())
+
+    @property
+    def loads(self) -> np.ndarray:
+        """float64 `[ranks, steps]`, sums of workloads."""
+        slots = self.destination * self.num_steps + self.step
+        return np.bincount(slots, self.workloads, minlength=self.num_ranks * self.num_steps).reshape(
+            self.num_ranks, self.num_steps
+        )
 
     def computed_by(self, rank: int) -> np.ndarray:
         """int64, the ascending numbers of the samples that a rank computes."""
@@ -148,7 +160,9 @@ class ShufflePlan(LoadedSamples):
             return self
         among = super().within(ranks)
         destination = np.searchsorted(ranks, among.destination)
-        return replace(among, destination=destination, rows=self.rows[ranks])
+        of_ranks = {name: getattr(self, name) for name in ("speeds", "predicted_seconds")}
+        of_ranks = {name: None if values is None else values[ranks] for name, values in of_ranks.items()}
+        return replace(among, destination=destination, rows=self.rows[ranks], **of_ranks)
 
     @cached_property
     def keeps_batches(self) -> np.ndarray:
@@ -210,6 +224,7 @@ class ShufflePlan(LoadedSamples):
             step=np.zeros_like(among.step),
             rows=self.rows[:, [step]],
             micro_batch_counts=self.micro_batch_counts[[step]],
+            predicted_seconds=None if self.predicted_seconds is None else self.predicted_seconds[:, [step]],
         )
 
     @cached_property

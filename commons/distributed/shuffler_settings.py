@@ -11,11 +11,12 @@ import numpy as np
 
 from commons.distributed.exchange import EXCHANGES
 from commons.partition import karmarkar_karp, longest_processing_time, rebalance, refined
+from commons.partition.problem import MAX_SPEED_RATIO
 
 # To add a partitioner, add a row, here or from your own module. It returns int64 index arrays, one per rank.
 # It is called with those of these arguments that its signature names: workloads, num_partitions, home (the
-# rank that loaded each sample), sizes (bytes to move each), ranks_per_node, groups, equal_size, tolerance,
-# max_rows, tokens, max_tokens. All but the first two need defaults, because None is not passed.
+# rank that loaded each sample), sizes (bytes to move each), ranks_per_node, groups, speeds, equal_size,
+# tolerance, max_rows, tokens, max_tokens. All but the first two need defaults, because None is not passed.
 # `commons.partition.rebalance` has them all. A setting without an argument is refused.
 PARTITIONERS: dict[str, Callable[..., list[np.ndarray]]] = {
     "karmarkar_karp": karmarkar_karp,
@@ -59,6 +60,8 @@ class ShufflerSettings:
             a micro-batch of its own, and a warning names it. None for batches that run whole.
         split: cuts samples that are too long for balance, or for `max_tokens`, into pieces on several ranks.
             The model and its batches have to support it.
+        speed_limit: with learned costs, a rank's speed is taken to be at most this times, and at least 1 /
+            this times, the median rank's: its rows and memory follow it. 1.0 for equal speeds.
 
     Raises:
         KeyError: unknown partitioner or exchange.
@@ -77,6 +80,7 @@ class ShufflerSettings:
     verify: bool = False
     max_tokens_per_micro_batch: int | None = None
     split: bool = False
+    speed_limit: float = 2.0
 
     def __post_init__(self) -> None:
         self._check_choices()
@@ -102,6 +106,11 @@ class ShufflerSettings:
             cap = getattr(self, name)
             if cap is not None and not _is_count(cap):
                 raise ValueError(f"{name}={cap}: expected an integer of at least 1, or None for no limit")
+        if not 1 <= self.speed_limit <= MAX_SPEED_RATIO**0.5:
+            raise ValueError(
+                f"speed_limit={self.speed_limit}: expected 1 to {MAX_SPEED_RATIO**0.5:.0f}, times as fast as "
+                "the median rank"
+            )
         if self.group_feature is not None and not isinstance(self.group_feature, str):
             raise ValueError(f"group_feature={self.group_feature!r}: expected the name of a feature, or None")
         if not _is_count(self.window):

@@ -20,6 +20,8 @@ from commons.distributed.loaded_memory import LoadedMemory
 from commons.distributed.loss_reduction import check_global_mean, check_reduction, loss_sum
 from commons.distributed.plan_ahead import PlanAhead
 from commons.named_ranges import named_range
+from commons.perf_model import MeasuredCost
+from commons.pipeline.compute_clock import ComputeSpan
 from commons.pipeline.micro_batch_forward import losses_and_output, run_micro_batches
 from commons.sequence_batch.sample_rows import knows_padding
 
@@ -41,6 +43,7 @@ class _Step:
         posted: int64 `[all ranks]`, what ranks posted when this was planned.
         plan_wait_seconds, exchange_seconds: as in the report.
         pieces: places of the rows in their samples, where one is cut.
+        plan_number: of the window, as learning counts plans; 0 without.
     """
 
     number: int
@@ -51,6 +54,7 @@ class _Step:
     plan_wait_seconds: float = 0.0
     exchange_seconds: float = 0.0
     pieces: PlacedPieces | None = None
+    plan_number: int = 0
 
     @property
     def plan(self) -> ShufflePlan:
@@ -209,6 +213,47 @@ class ShuffleStage:
         )
 
     @property
+    def cuts_samples(self) -> bool:
+        """Whether samples may be cut into pieces, which wait for each other's keys and values."""
+        return self._shuffler.settings.split
+
+    @property
+    def learns(self) -> bool:
+        """Whether costs are learned, from what `record` takes."""
+        return self._planner.learning is not None
+
+    def record(self, span: ComputeSpan | None) -> None:
+        """Takes the compute time of the last step; None if it was not measured."""
+        step = self.last_step
+        if span is not None and self._planner.learning is not None:
+            waited = 0.0 if step.pieces is None else step.pieces.seconds
+            time = span if step.pieces is None else max(span.seconds() - waited, 0.0)
+            self._planner.learning.record(step.window, step.number, time)
+
+    def learning_state(self) -> dict[str, bytes]:
+        """Returns what was learned, and this rank's times that no plan has used yet; empty without learning.
+
+        A run that loads it plans the next steps as this one does.
+        """
+        learning = self._planner.learning
+        if learning is None:
+            return {}
+        next_plan = 0
+        if self._computed is not None:
+            step = self._computed
+            next_plan = step.plan_number + (step.number + 1 == step.window.num_steps)
+        return learning.saved(next_plan)
+
+    def load_learning_state(self, state: dict[str, bytes]) -> None:
+        """Restores `learning_state`, before the first step."""
+        if self._planner.learning is not None and state:
+            self._planner.learning.restore(state)
+
+    def measured_cost(self) -> MeasuredCost | None:
+        """Returns the learned cost by tokens; None if there is none."""
+        return None if self._planner.learning is None else self._planner.learning.measured_cost()
+
+    @property
     def rank(self) -> int:
         """This rank's place in the plans of `last_step`."""
         return self._shuffler.group.rank
@@ -235,6 +280,7 @@ class ShuffleStage:
         window = self._shuffler.plan_with(self._planner, on_host, failure, self.post)
         if not window.has_batch:
             return []
+        plan_number = 0 if self._planner.learning is None else self._planner.learning.number_of(window)
         group_window = window.within(np.array(self._shuffler.group.ranks))
         steps = []
         for number in range(window.num_steps):
@@ -243,7 +289,8 @@ class ShuffleStage:
             batch = as_loaded[0] if as_loaded else batch  # what came on the device stays there
             if self._reduction == "global_mean":
                 check_global_mean(window.steps[number].num_placed, knows_padding(batch))
-            steps.append(_Step(number, batch, window, group_window, self._planner.posted))
+            posted = self._planner.posted
+            steps.append(_Step(number, batch, window, group_window, posted, plan_number=plan_number))
         return steps
 
 

@@ -17,6 +17,8 @@ from torchrec.distributed.types import ShardedModule
 
 from commons.distributed import BalanceReport, BatchShuffler, ShufflePlan
 from commons.named_ranges import named_range
+from commons.perf_model import MeasuredCost
+from commons.pipeline.compute_clock import ComputeClock, ComputeSpan, check_waits
 from commons.pipeline.in_flight import in_flight, landed
 from commons.pipeline.shuffle_stage import ShuffleStage, StepOutput
 from commons.sequence_batch import containers
@@ -33,6 +35,52 @@ class _WithStage:
     """Facts about the last step, for all pipelines."""
 
     _stage: ShuffleStage
+    _model: torch.nn.Module
+    _device: torch.device
+    _clock: ComputeClock | None = None
+
+    def time_steps(self) -> None:
+        """Measures the computation of every step from now on, for `compute_span`; by hooks that stay on the
+        model, without waits for the device. Pipelines that learn costs do so from the start."""
+        self._clock = self._clock or ComputeClock(self._model, self._device)
+
+    @property
+    def compute_span(self) -> ComputeSpan | None:
+        """This rank's computation in the last step; None before `time_steps`, or without a backward."""
+        return None if self._clock is None else self._clock.span()
+
+    def learning_state(self) -> dict[str, bytes]:
+        """Returns what `cost="learned"` has learned, for this rank's part of a checkpoint; empty without."""
+        return self._stage.learning_state()
+
+    def load_learning_state(self, state: dict[str, bytes]) -> None:
+        """Restores `learning_state`, before the first step: further plans are those of the run that saved it.
+
+        On other hosts, or another number of ranks, speeds are learned anew.
+
+        Args:
+            state: what this rank saved, or without "times" what another rank saved.
+        """
+        self._stage.load_learning_state(state)
+
+    def measured_cost(self) -> MeasuredCost | None:
+        """Returns the learned cost by tokens, as a calibration measures it; None without `cost="learned"`, or
+        before anything was learned."""
+        return self._stage.measured_cost()
+
+    def _learn(self) -> None:
+        """Times steps if costs are learned from them; construction ends with it."""
+        if self._stage.learns:
+            check_waits(self._model, self._device, self._stage.cuts_samples)
+            self.time_steps()
+
+    def _begin_step(self) -> None:
+        if self._clock is not None:
+            self._clock.begin()
+
+    def _end_step(self) -> None:
+        if self._stage.learns:
+            self._stage.record(self.compute_span)
 
     @property
     def report(self) -> BalanceReport:
@@ -116,6 +164,7 @@ class SequentialTrainPipeline(_WithStage, TrainPipeline):
         self._device = device
         self._stage = ShuffleStage(batch_shuffler, device, loss_reduction)
         self._batch: Any = None  # exchanged, not computed: a step that raises may be tried again
+        self._learn()
 
     def reset(self) -> None:
         """Drops the batches on their way."""
@@ -131,6 +180,7 @@ class SequentialTrainPipeline(_WithStage, TrainPipeline):
         Raises:
             StopIteration: the loaders of all ranks have ended; on every rank in the same call.
         """
+        self._begin_step()
         if self._batch is None:
             batch = self._stage.next_batch(dataloader_iter)
             if batch is None:
@@ -151,6 +201,7 @@ class SequentialTrainPipeline(_WithStage, TrainPipeline):
                 self._model.sync()  # TorchRec's pipelines do so, and otherwise the tables' replicas diverge
             with named_range("## optimizer ##"):
                 self._optimizer.step()
+        self._end_step()
         return output
 
 
@@ -158,7 +209,6 @@ class _SparseDistWithStage(_WithStage):
     """Puts the stage into one of TorchRec's pipelines, the next base class."""
 
     name: str
-    _model: torch.nn.Module
 
     def __init__(
         self,
@@ -178,6 +228,14 @@ class _SparseDistWithStage(_WithStage):
             # A second pipeline on a model, for evaluation, takes over its lookups, and the stream they wait
             # on. With streams of its own, it would read the first one's batches unsynchronized.
             self._memcpy_stream, self._data_dist_stream = (_stream(device, use) for use in ("memcpy", "dist"))
+        self._learn()
+
+    def progress(self, dataloader_iter: Iterator[Any]) -> StepOutput:
+        """Runs one step, as TorchRec's pipeline does."""
+        self._begin_step()
+        output: StepOutput = super().progress(dataloader_iter)  # type: ignore[misc]
+        self._end_step()
+        return output
 
     def reset(self) -> None:
         """Drops the batches on their way."""

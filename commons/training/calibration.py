@@ -12,7 +12,6 @@ from tqdm import tqdm
 
 from commons.distributed.rank_group import RankGroup
 from commons.perf_model.calibrate import WARM_UP_STEPS, MeasuredSteps
-from commons.training.compute_clock import ComputeClock
 from commons.training.sharded_model import shard_model
 from commons.training.training_args import OptimizerArgs, TrainerArgs
 from commons.training.training_state import Progress, training_batches
@@ -49,7 +48,7 @@ def measure_steps(
     args = replace(args, enable_balanced_shuffler=False, pipeline_type=name)
     model, optimizer = shard_model(task.model, optimizer_args, device)
     pipeline = task.make_pipeline(args, model, optimizer, device)
-    clock = ComputeClock(model, device)
+    pipeline.time_steps()
     batches = training_batches(task, device, Progress())
     channel = RankGroup.of().channel()
     rows: list[tuple[float, ...]] = []
@@ -64,9 +63,8 @@ def measure_steps(
             if passed > seconds and num_steps >= WARM_UP_STEPS + LEAST_STEPS:
                 break
             num_steps += 1
-            clock.begin()
             pipeline.progress(batches)
-            span, tokens = clock.span(), pipeline.computed_tokens.astype(np.float64)
+            span, tokens = pipeline.compute_span, pipeline.computed_tokens.astype(np.float64)
             if span is not None:
                 load = float(pipeline.report.loads_after[dist.get_rank()])
                 rows.append((len(tokens), tokens.sum(), np.square(tokens).sum(), load, span.seconds()))

@@ -22,13 +22,17 @@ from tqdm import tqdm
 
 from commons.distributed import BalanceReport
 from commons.distributed.rank_group import RankGroup
-from commons.training.compute_clock import ComputeSpan
+from commons.pipeline.compute_clock import ComputeSpan
 
 logger = logging.getLogger(__name__)
 _warned: set[str] = set()
 
 # A training step computes the forward pass once and, in backward, two products of the same size for each.
 TRAINING_FLOPS_PER_FORWARD = 3
+
+
+# Lists of which TensorBoard has a curve for each rank, of so many at most.
+_SHOWN_BY_RANK, _MOST_SHOWN_RANKS = ("compute_ms", "predicted_ms", "speeds"), 16
 
 
 def warn_once(*messages: str) -> None:
@@ -78,7 +82,8 @@ class RunRecord:
 
         Numbers that are not finite are `null` in JSON, which has no other word for them, and left out of
         TensorBoard. TensorBoard shows a number as the scalar `kind/name`, and a list with one number per rank
-        as `kind/name/largest` and `kind/name/mean`. Anything else is in the JSON lines alone.
+        as `kind/name/largest` and `kind/name/mean`; times and speeds of few ranks also as `kind/name/rank_0`
+        and so on. Anything else is in the JSON lines alone.
         """
         if not self._here:
             return
@@ -110,6 +115,8 @@ class RunRecord:
             scalars = {}
             if isinstance(value, list):
                 scalars = {f"{name}/largest": max(value), f"{name}/mean": sum(value) / len(value)}
+                if name in _SHOWN_BY_RANK and len(value) <= _MOST_SHOWN_RANKS:
+                    scalars |= {f"{name}/rank_{rank}": of_rank for rank, of_rank in enumerate(value)}
             elif isinstance(value, int | float):
                 scalars = {name: value}
             for scalar, number in scalars.items():
@@ -296,6 +303,10 @@ def interval_figures(
         "squared_tokens_after": of_each_rank("squared_tokens", 1 / num_steps),
         "peak_memory_mb": of_each_rank("peak_memory_bytes", 1e-6),
     }
+    predicted = [report.predicted_seconds for report in reports if report.predicted_seconds is not None]
+    if predicted and len(predicted) == len(reports):
+        figures["predicted_ms"] = _rounded(np.mean(predicted, 0) * 1e3)
+        figures["speeds"] = _rounded(np.mean([report.rank_speeds for report in reports], 0))
     if figures["samples_cut"]:  # otherwise not worth its time
         figures["imbalance_bound"] = _bound(reports)
     if peak_flops is not None:
@@ -312,6 +323,12 @@ def text_of(step: int, figures: dict[str, Any]) -> str:
         f"imbalance {figures['imbalance_before']:.3f} → {figures['imbalance_after']:.3f}, "
         f"measured {figures['imbalance_measured']:.3f}"
     )
+    if "predicted_ms" in figures:
+        slowest = int(np.argmax(figures["compute_ms"]))
+        text += (
+            f"  slowest rank {figures['compute_ms'][slowest]:.1f} ms, predicted "
+            f"{figures['predicted_ms'][slowest]:.1f} ms"
+        )
     if figures["micro_batches"] > 1:
         text += f"  {figures['micro_batches']:.3g} micro-batches"
     if figures["bytes_sent"]:

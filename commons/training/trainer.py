@@ -14,7 +14,6 @@ from tqdm import tqdm
 
 from commons.named_ranges import named_range
 from commons.sequence_batch import BaseBatch
-from commons.training.compute_clock import ComputeClock
 from commons.training.evaluation import Evaluator, evaluation_text
 from commons.training.hang_watch import HangWatch
 from commons.training.recovery import Recovery
@@ -28,6 +27,8 @@ from commons.training.training_state import Progress, TrainingState, training_ba
 from commons.training.training_task import TrainingTask
 
 logger = logging.getLogger(__name__)
+# In `log_dir`, written at the end of a run that learned costs.
+LEARNED_COST_FILE = "learned_cost.json"
 
 
 def train(
@@ -79,8 +80,9 @@ class _Trainer:
         self._num_steps = args.max_train_iters or self._first_step + left
         self._pipeline = task.make_pipeline(args, self._model, optimizer, device)
         self._pipeline.post(self._vote.read)
+        self._pipeline.time_steps()
+        self._state.follow(self._pipeline)
         self._counter = FlopsCounter(task.flops)
-        self._clock = ComputeClock(self._model, device)
         self._collector = SynchronizedGC(args.gc_interval)
         self._evaluator = Evaluator(task, args, self._model, optimizer, device, watch, self._collector)
         self._evaluations: list[dict[str, float]] = []
@@ -122,20 +124,23 @@ class _Trainer:
                     break
             self._vote.finish()
         self._watch.begins("the end")
+        learned = self._pipeline.measured_cost()
+        if learned is not None and dist.get_rank() == 0:
+            learned.save(Path(args.log_dir) / LEARNED_COST_FILE)
         self._pipeline.reset()  # steps planned ahead need the other ranks; none may leave before
         return self._evaluations
 
     def _step(self, step: int, loader: Iterator[BaseBatch], log: StepLog) -> bool:
         """Trains one step; returns whether a rank has been asked to stop."""
         pipeline = self._pipeline
-        self._clock.begin()
         loss_sum, loss_tokens, _ = pipeline.progress(loader)
-        span = self._clock.span()
         self._collector.after_step()
         self._state.progress = self._state.progress.after_step(self._task.train_dataset)
         stop_requested = self._vote.after_step(step, loss_sum, pipeline.posted)
         flops = self._counter.next_step()
-        log.step(loss_sum, loss_tokens, flops, pipeline.report, span, pipeline.computed_tokens)
+        log.step(
+            loss_sum, loss_tokens, flops, pipeline.report, pipeline.compute_span, pipeline.computed_tokens
+        )
         return stop_requested
 
     def _evaluate(self, step: int, log: StepLog) -> None:

@@ -12,8 +12,9 @@ import gin
 from commons.distributed.shuffler_settings import ShufflerSettings
 from commons.perf_model import MeasuredCost
 
-# The value of `balance_cost` that names no file.
+# The values of `balance_cost` that name no file.
 FLOPS = "flops"
+LEARNED = "learned"
 
 
 def require(condition: bool, setting: str, value: object, expected: str) -> None:
@@ -58,9 +59,10 @@ class TrainerArgs:
         batch_shuffler: registered name of the shuffler; empty for the model's own.
         balance_partitioner, balance_tolerance, balance_equal_rows, balance_max_tokens, balance_group_feature,
             balance_window, balance_window_max_step_ratio, balance_exchange, balance_verify, balance_split,
-            max_tokens_per_micro_batch: see `ShufflerSettings`.
-        balance_cost: cost of a sample: "flops" for the shuffler's workloads, or a file of measured costs as
-            written by a calibration.
+            balance_speed_limit, max_tokens_per_micro_batch: see `ShufflerSettings`.
+        balance_cost: cost of a sample: "flops" for the shuffler's workloads; "learned" for times that follow
+            the training's steps, and ranks of unequal speed; or a file of measured costs as written by a
+            calibration.
         single_rank_load: whether rank 0 loads the samples of all ranks, and the shuffler spreads them.
         log_dir: folder of the figures, as JSON lines and for TensorBoard.
         peak_tflops: peak TFLOP/s of one device at the model's precision, to report MFU; None if unknown.
@@ -103,6 +105,7 @@ class TrainerArgs:
     balance_exchange: str = ShufflerSettings.exchange
     balance_verify: bool = ShufflerSettings.verify
     balance_split: bool = ShufflerSettings.split
+    balance_speed_limit: float = ShufflerSettings.speed_limit
     max_tokens_per_micro_batch: int | None = ShufflerSettings.max_tokens_per_micro_batch
     single_rank_load: bool = False
     log_dir: str = "out/logs"
@@ -138,7 +141,7 @@ class TrainerArgs:
             "single_rank_load",
             "False without enable_balanced_shuffler, which is what spreads the samples",
         )
-        if self.balance_cost != FLOPS:
+        if self.balance_cost not in (FLOPS, LEARNED):
             MeasuredCost.load(Path(self.balance_cost))
         _check_shuffler_settings(self)
         saves = self.saves_within(self.max_train_iters or interval)
@@ -172,7 +175,7 @@ class TrainerArgs:
             for name, value in self._changed()
             if name.startswith("balance_")
         }
-        if "cost" in settings:
+        if self.balance_cost not in (FLOPS, LEARNED):
             settings["cost"] = MeasuredCost.load(Path(self.balance_cost))
         return settings
 

@@ -71,21 +71,32 @@ class TrainingState:
         model: the model, as returned by `shard_model`.
         optimizer: its optimizer; None to read the model alone, whatever optimizer trained it.
         progress: how far training has come.
+        learning: what the pipeline has learned of costs and speeds, as it was restored.
     """
 
     model: torch.nn.Module
     optimizer: CombinedOptimizer | None
     progress: Progress = field(default_factory=Progress)
+    learning: dict[str, bytes] = field(default_factory=dict)
+    _pipeline: Any = None
+
+    def follow(self, pipeline: Any) -> None:
+        """Gives a new pipeline what was restored of its learning, and saves its state from now on."""
+        pipeline.load_learning_state(self.learning)
+        self._pipeline = pipeline
 
     def to_save(self) -> dict[str, Any]:
         """Returns the state for `Checkpoints.save`: views, not copies."""
         if torch.cuda.is_available():  # rows may be on their way into a table's cache
             torch.cuda.synchronize()
-        state = {
+        state: dict[str, Any] = {
             "model": self.model.state_dict(),
             "progress": dataclasses.asdict(self.progress),
             _random_key(): _random_state(),
         }
+        learning = self.learning if self._pipeline is None else self._pipeline.learning_state()
+        if learning:
+            state[_LEARNED], state[_times_key()] = learning["learned"], learning["times"]
         return state if self.optimizer is None else state | {"optimizer": self.optimizer.state_dict()}
 
     def restore(self, checkpoints: Checkpoints, checkpoint: Path) -> None:
@@ -102,8 +113,10 @@ class TrainingState:
             self.optimizer.init_state()
             self.optimizer.zero_grad()
         state = self.to_save()
-        if _random_key() not in {key.partition(".")[0] for key in checkpoints.keys(checkpoint)}:
+        saved = {key.partition(".")[0] for key in checkpoints.keys(checkpoint)}
+        if _random_key() not in saved:
             del state[_random_key()]
+        state |= {key: b"" for key in (_LEARNED, _times_key()) if key in saved}
         checkpoints.load(checkpoint, state)
         self.model.load_state_dict(state["model"])
         if self.optimizer is not None:
@@ -112,8 +125,17 @@ class TrainingState:
             if isinstance(module, ShardedUnboundedEmbeddingCollection):
                 module.place_loaded_ids()
         self.progress = Progress(**state["progress"])
+        keys = {"learned": _LEARNED, "times": _times_key()}
+        self.learning = {name: state[key] for name, key in keys.items() if key in state}
         if _random_key() in state:
             _set_random_state(state[_random_key()])
+
+
+_LEARNED = "learned"
+
+
+def _times_key() -> str:
+    return f"learned_times_{dist.get_rank()}_of_{dist.get_world_size()}"
 
 
 def _random_key() -> str:

@@ -91,6 +91,19 @@ def _fingerprint() -> int:
     return _placed(samples, cutting).fingerprint
 
 
+@pytest.mark.parametrize("partitioner", ["rebalance", "refined"])
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 10**6), num_ranks=st.integers(2, 8), slow=st.floats(0.4, 0.9))
+def test_pieces_follow_the_speeds_of_ranks(seed, partitioner, num_ranks, slow):
+    _, samples, cutting = _drawn(seed, "hstu", 16, num_ranks)
+    speeds = np.where(np.arange(num_ranks) == 1, slow, 1.0)
+    chosen = ShufflerSettings(partitioner, equal_rows=False)
+    plan = place(samples, chosen, cutting=cutting, speeds=speeds)
+    ideal = plan.workloads.sum() / speeds.sum()
+    bound = lower_bound(samples.workloads, num_ranks, equal_size=False, speeds=speeds)
+    assert (plan.loads[:, 0] / speeds).max() <= 1.05 * ideal * (bound if plan.pieces is None else 1)
+
+
 def test_all_processes_cut_alike(pools):
     fingerprints = {_fingerprint(), _fingerprint(), *pools(2).run(_fingerprint)}
     assert len(fingerprints) == 1

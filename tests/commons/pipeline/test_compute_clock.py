@@ -11,9 +11,9 @@ from torch import nn
 
 from commons.distributed import BatchShufflerFactory
 from commons.pipeline import TrainPipelineFactory
+from commons.pipeline.compute_clock import ComputeClock
 from commons.sequence_batch import BaseBatch
 from commons.training import OptimizerArgs, shard_model
-from commons.training.compute_clock import ComputeClock
 from tests.hstu.hstu_samples import VOCABULARY, Sample, hstu_batch, ranking_model
 
 NAP_S = 0.2

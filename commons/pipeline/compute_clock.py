@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torchrec.distributed.types import LazyAwaitable
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedTensor
 
@@ -113,6 +114,27 @@ class ComputeClock:
 
     def _gradient_is_ready(self, gradient: torch.Tensor) -> None:
         self._gradients_ready = self._mark()
+
+
+def check_waits(model: torch.nn.Module, device: torch.device, cuts_samples: bool) -> None:
+    """Checks that spans hold no waits for other ranks, which would pass for computation.
+
+    Raises:
+        ValueError: they do, and cannot be subtracted.
+    """
+    reason = None
+    if cuts_samples and device.type == "cuda":
+        reason = "split=True makes the device wait for keys and values of other ranks within a step"
+    for module in model.modules():
+        if isinstance(module, torch.nn.SyncBatchNorm):
+            reason = "SyncBatchNorm waits for all ranks within a step"
+        elif isinstance(module, FullyShardedDataParallel | FSDPModule):
+            reason = "a fully sharded module waits for its parameters within a step"
+    if reason is not None:
+        raise ValueError(
+            f'cost="learned": {reason}, and that cannot be told from computation; use workloads, or a '
+            "measured cost"
+        )
 
 
 def _tensors(found: Any) -> Iterator[torch.Tensor]:

@@ -1,0 +1,310 @@
+"""Learning while training: times of steps ride in the planning gather, and say what samples cost.
+
+A plan's steps are measured on every rank. The gather of a fixed number of plans later carries the times, so
+that all ranks use them in the same plan, whenever they were ready. One rank fits what samples cost, because
+the last bits of a fit differ between processors: its coefficients ride in the gather, too. Each rank works
+out its own speed from the times of all ranks, and the gather carries that.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import numpy as np
+
+from commons.distributed.loaded_samples import LoadedSamples
+from commons.distributed.shuffle_plan import ShufflePlan
+from commons.perf_model import MeasuredCost
+from commons.perf_model.learned_cost import NUM_COLUMNS, LearnedCost, SpeedRule, rank_work, refitted
+
+logger = logging.getLogger(__name__)
+# A pipeline plans up to this many steps before the one that it runs, and has to be done with the one whose
+# times a plan waits for.
+_STEPS_AHEAD = 6
+# Steps that costs are fitted to: this many times of ranks, but neither fewer nor more steps than these.
+_TIMES, _FEWEST_STEPS, _MOST_STEPS = 1024, 16, 64
+# Steps that a rank's speed is worked out from, and plans between two fits.
+_STEPS_OF_SPEED, _PLANS_PER_FIT = 12, 4
+# Speeds are posted as integers of this unit.
+_SPEED_UNIT = 2.0**-20
+# A rank this much slower or faster than the others, for this many plans, is named.
+_NAMED_SPEED, _NAMED_PLANS = 0.8, 50
+
+
+class Span(Protocol):
+    """A time that may not have passed yet."""
+
+    def seconds(self) -> float:
+        """Returns its length; waits for its end."""
+
+
+@dataclass(frozen=True)
+class Learned:
+    """All that learning knows before a plan; equal on every rank. Arrays are float64.
+
+    Attributes:
+        cost: what samples cost.
+        speeds: `[ranks]`.
+        work: `[steps, ranks, NUM_COLUMNS]`, what ranks computed in steps that were timed, the oldest first.
+        seconds: `[steps, ranks]`, how long it took.
+        in_flight: `[plans, window, ranks, NUM_COLUMNS]`, of plans whose times are not known yet; zeros where
+            a plan has fewer steps.
+        plans: planned so far.
+        slow_since: `[ranks]`, the plan since which a rank has been much slower or faster; −1 if it is not.
+    """
+
+    cost: LearnedCost
+    speeds: np.ndarray
+    work: np.ndarray
+    seconds: np.ndarray
+    in_flight: np.ndarray
+    plans: int
+    slow_since: np.ndarray
+
+    @staticmethod
+    def nothing(num_ranks: int, window: int) -> Learned:
+        """Returns the state before the first plan."""
+        return Learned(
+            LearnedCost.unknown(),
+            np.ones(num_ranks),
+            np.zeros((0, num_ranks, NUM_COLUMNS)),
+            np.zeros((0, num_ranks)),
+            np.zeros((0, window, num_ranks, NUM_COLUMNS)),
+            0,
+            np.full(num_ranks, -1),
+        )
+
+
+class Learning:
+    """Learns what samples cost and how fast ranks are; one for each planner.
+
+    Args:
+        num_ranks, rank: of the planner.
+        window: steps of a plan at most.
+        speed_limit: speeds stay within 1 / this and this.
+        hosts: of the ranks.
+        by_workload_alone: whether costs of samples stay in proportion to workloads.
+
+    Attributes:
+        state: before the next plan.
+    """
+
+    def __init__(
+        self,
+        num_ranks: int,
+        rank: int,
+        window: int,
+        speed_limit: float,
+        hosts: Sequence[str],
+        by_workload_alone: bool = False,
+    ) -> None:
+        self._by_workload_alone = by_workload_alone
+        self._num_ranks, self._rank, self._window, self._hosts = num_ranks, rank, window, hosts
+        self._rule = SpeedRule(speed_limit)
+        # Plans from one to the one that its times enter.
+        self._delay = 2 + math.ceil(_STEPS_AHEAD / window)
+        self._most_steps = min(max(_TIMES // num_ranks, _FEWEST_STEPS), _MOST_STEPS)
+        self.state = Learned.nothing(num_ranks, window)
+        # This rank's times of the steps of each plan, as far as a checkpoint may need them.
+        self._times: dict[int, list[Span | float]] = {}
+        self._number_of: deque[tuple[ShufflePlan, int]] = deque(maxlen=self._delay)
+        # States before the last plans, likewise.
+        self._states: dict[int, Learned] = {}
+        self._named: set[int] = set()
+
+    @property
+    def num_posted(self) -> int:
+        """Numbers that each rank posts with a gather."""
+        return 1 + NUM_COLUMNS + self._window
+
+    def record(self, plan: ShufflePlan, step: int, span: Span | float) -> None:
+        """Takes this rank's time of a step of a plan.
+
+        Raises:
+            ValueError: the plan is none of the last ones.
+        """
+        for of_plan, number in self._number_of:
+            if of_plan is plan:
+                self._times[number][step] = span
+                return
+        raise ValueError(
+            f"record got a plan that is none of the last {self._delay} of this shuffler: record the time of "
+            "a step before so many more are planned"
+        )
+
+    def to_post(self) -> np.ndarray:
+        """Returns int64 `[num_posted]`: this rank's speed, rank 0's coefficients, and times of steps."""
+        state = self.state
+        self._states[state.plans] = state
+        self._states.pop(state.plans - 2 * self._delay, None)
+        speed = self._rule.followed(float(state.speeds[self._rank]), self._own_ratios())
+        cost = state.cost
+        if self._rank == 0 and state.plans % _PLANS_PER_FIT == 0:
+            cost = refitted(cost, state.work, state.seconds, self._by_workload_alone)
+        times = np.rint(self._seconds(state.plans - self._delay) * 1e9).astype(np.int64)
+        in_units = np.array([round(speed / _SPEED_UNIT)], dtype=np.int64)
+        return np.concatenate([in_units, cost.coefficients.view(np.int64), times])
+
+    def take(self, posted: np.ndarray) -> None:
+        """Takes what all ranks posted, int64 `[ranks, num_posted]`."""
+        state = self._states[self.state.plans]  # as before it, if the plan failed and is made again
+        cost = LearnedCost(np.ascontiguousarray(posted[0, 1 : 1 + NUM_COLUMNS]).view(np.float64))
+        speeds = posted[:, 0] * _SPEED_UNIT
+        state = replace(state, cost=cost, speeds=speeds)
+        if len(state.in_flight) == self._delay:
+            work, seconds = state.in_flight[0], posted[:, 1 + NUM_COLUMNS :].T * 1e-9
+            ran = (work[:, :, 0] > 0).all(1) & (seconds > 0).all(1)  # a rank without samples tells nothing
+            keep = self._most_steps
+            state = replace(
+                state,
+                work=np.concatenate([state.work, work[ran]])[-keep:],
+                seconds=np.concatenate([state.seconds, seconds[ran]])[-keep:],
+                in_flight=state.in_flight[1:],
+            )
+        if state.plans == 4 * self._delay and not len(state.work) and self._rank == 0:
+            logger.warning(
+                f'cost="learned" got no times in {state.plans} plans: in a loop of your own, every rank '
+                "calls record(plan, seconds) after each step. Until then, costs are workloads"
+            )
+        self.state = self._with_slow_ranks(state)
+
+    def costed(self, samples: LoadedSamples) -> LoadedSamples:
+        """Returns the samples with the times that they take as their workloads, in nanoseconds; as they are
+        while their workloads predict no worse."""
+        cost = self.state.cost
+        if cost.follows_workloads:
+            return samples
+        seconds = cost.sample_seconds(samples.tokens, samples.workloads)
+        return replace(samples, workloads=np.rint(seconds * 1e9).astype(np.int64))
+
+    def speeds(self) -> np.ndarray | None:
+        """Returns the speeds for loads to be proportional to, float64 `[ranks]`; None if all are equal."""
+        speeds = self.state.speeds
+        return None if (speeds == speeds[0]).all() else speeds
+
+    def planned(self, plan: ShufflePlan, samples: LoadedSamples) -> ShufflePlan:
+        """Takes a plan of `samples`, which have the shuffler's workloads; returns it with predicted times."""
+        slots = plan.destination * plan.num_steps + plan.step
+        # Of pieces, the plan alone has workloads; these are the shuffler's, too.
+        workloads = plan.workloads if self._by_workload_alone else samples.workloads
+        work = rank_work(plan.tokens, workloads, slots, plan.num_ranks * plan.num_steps)
+        work = work.reshape(plan.num_ranks, plan.num_steps, NUM_COLUMNS).transpose(1, 0, 2)
+        of_window = np.zeros((1, self._window, self._num_ranks, NUM_COLUMNS))
+        of_window[0, : plan.num_steps] = work
+        state = self.state
+        self.state = replace(
+            state, in_flight=np.concatenate([state.in_flight, of_window]), plans=state.plans + 1
+        )
+        cost = state.cost
+        if cost.is_known:
+            unit = cost.coefficients[-1] if cost.follows_workloads else 1e-9
+            seconds = plan.loads * unit / state.speeds[:, None]
+            plan = replace(plan, predicted_seconds=seconds)
+        self._number_of.append((plan, state.plans))
+        self._times[state.plans] = [0.0] * plan.num_steps
+        self._times.pop(state.plans - 3 * self._delay, None)
+        return plan
+
+    def measured_cost(self) -> MeasuredCost | None:
+        """Returns the learned cost by tokens, for a calibration file; None before anything was learned."""
+        state = self.state
+        if not state.cost.is_known:
+            return None
+        return state.cost.as_measured(state.work, state.seconds)
+
+    def number_of(self, plan: ShufflePlan) -> int:
+        """Returns the number of one of the last plans, from 0."""
+        return next(number for of_plan, number in self._number_of if of_plan is plan)
+
+    def saved(self, next_plan: int) -> dict[str, bytes]:
+        """Returns for a checkpoint "learned", the state before a plan, which is equal on all ranks; and
+        "times", this rank's of the plans before it.
+
+        Args:
+            next_plan: number of the first plan that has steps left to run; one of the last, or the next.
+        """
+        state = self._states.get(next_plan, self.state)
+        before = range(state.plans - len(state.in_flight), state.plans)
+        times = np.array([self._seconds(number) for number in before])
+        arrays = {name: getattr(state, name) for name in _ARRAYS}
+        learned = _to_bytes(
+            coefficients=state.cost.coefficients,
+            hosts=np.array(self._hosts),
+            plans=np.array(state.plans),
+            **arrays,
+        )
+        return {"learned": learned, "times": _to_bytes(times=times.reshape(-1, self._window))}
+
+    def restore(self, saved: dict[str, bytes]) -> None:
+        """Restores what `saved` returned. Another number of ranks, or another host, drops the speeds, and all
+        times with them; so do missing "times"."""
+        arrays, times = _from_bytes(saved["learned"]), saved.get("times")
+        cost = LearnedCost(arrays["coefficients"])
+        fits = arrays["in_flight"].shape[1:3] == (self._window, self._num_ranks)
+        self._times.clear()
+        self._states.clear()
+        self._number_of.clear()
+        if times is None or not fits or arrays["hosts"].tolist() != list(self._hosts):
+            self.state = replace(Learned.nothing(self._num_ranks, self._window), cost=cost)
+            return
+        self.state = Learned(
+            cost=cost, plans=int(arrays["plans"]), **{name: arrays[name] for name in _ARRAYS}
+        )
+        of_plans = _from_bytes(times)["times"].tolist()
+        first = self.state.plans - len(of_plans)
+        self._times = {first + number: of_plan for number, of_plan in enumerate(of_plans)}
+
+    def _seconds(self, number: int) -> np.ndarray:
+        """float64 `[window]`, this rank's times of a plan's steps, 0 where not measured; waits for their
+        ends."""
+        seconds = np.zeros(self._window)
+        for step, span in enumerate(self._times.get(number, [])):
+            seconds[step] = span if isinstance(span, float) else max(span.seconds(), 0.0)
+        return seconds
+
+    def _own_ratios(self) -> np.ndarray:
+        """float64 `[steps]`: predicted ÷ measured time at speed 1, relative to the median rank."""
+        state = self.state
+        if not state.cost.is_known:
+            return np.zeros(0)
+        newest = slice(-_STEPS_OF_SPEED, None)
+        ratios = state.cost.rank_seconds(state.work[newest]) / state.seconds[newest]
+        if len(ratios) < _STEPS_OF_SPEED:
+            return np.zeros(0)
+        return ratios[:, self._rank] / np.median(ratios, axis=1)
+
+    def _with_slow_ranks(self, state: Learned) -> Learned:
+        """Notes since when ranks are much slower or faster, and names those that stay so, once."""
+        relative = state.speeds / float(np.median(state.speeds))
+        is_far = (relative <= _NAMED_SPEED) | (relative >= 1 / _NAMED_SPEED)
+        since = np.where(is_far, np.where(state.slow_since < 0, state.plans, state.slow_since), -1)
+        for rank in np.flatnonzero(is_far & (state.plans - since >= _NAMED_PLANS)):
+            if self._rank == 0 and int(rank) not in self._named:
+                self._named.add(int(rank))
+                pace = "slower" if relative[rank] < 1 else "faster"
+                logger.warning(
+                    f"rank {rank} on {self._hosts[int(rank)]} computes {relative[rank]:.2f} times as fast as "
+                    f"the median rank, since about step {int(since[rank]) * self._window} of the run: its "
+                    f"GPU or host is {pace}"
+                )
+        return replace(state, slow_since=since)
+
+
+_ARRAYS = ("speeds", "work", "seconds", "in_flight", "slow_since")
+
+
+def _to_bytes(**arrays: np.ndarray) -> bytes:
+    file = io.BytesIO()
+    np.savez(file, **arrays)  # type: ignore[arg-type]
+    return file.getvalue()
+
+
+def _from_bytes(saved: bytes) -> dict[str, np.ndarray]:
+    with np.load(io.BytesIO(saved), allow_pickle=False) as arrays:
+        return {name: arrays[name] for name in arrays.files}

@@ -1,0 +1,213 @@
+"""Costs and speeds that are learned from recorded times."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+
+from commons.distributed import BatchShuffler
+from commons.distributed.shuffle_plan import ShufflePlan
+from tests.commons.distributed.counted_collectives import recorded_collectives
+from tests.commons.distributed.errors_and_warnings import error_of, warnings_of
+from tests.commons.distributed.shufflers import DictShuffler
+
+ROWS, NOISE = 16, 0.02
+STEPS_TO_FOLLOW = 50
+
+
+class LengthShuffler(BatchShuffler):
+    """The workload is the square of the length, and time is not."""
+
+    def get_workloads(self, batch):
+        return batch["length"] ** 2
+
+    def get_tokens(self, batch):
+        return batch["length"]
+
+
+def _batch(step: int) -> dict[str, torch.Tensor]:
+    rng = np.random.default_rng((step, dist.get_rank()))
+    return {"length": torch.from_numpy(rng.integers(20, 2000, ROWS))}
+
+
+def _seconds(plan: ShufflePlan, step: int, speeds: list[float]) -> np.ndarray:
+    """`[ranks]`, the times that a step takes; some steps stand out."""
+    of_samples = 2e-3 + 1e-5 * plan.tokens
+    seconds = 5e-3 + np.bincount(plan.destination, of_samples, minlength=plan.num_ranks)
+    noise = np.random.default_rng(step).lognormal(0, NOISE, plan.num_ranks)
+    return seconds / np.array(speeds) * noise * (5 if step % 17 == 3 else 1)
+
+
+def _train(
+    shuffler: BatchShuffler, first: int, last: int, speeds: list[float]
+) -> tuple[list[ShufflePlan], list[float]]:
+    """The plans, and largest ÷ mean time of each step without noise."""
+    plans, imbalance = [], []
+    for step in range(first, last):
+        batch = _batch(step)
+        plan = shuffler.plan(batch)
+        shuffler.record(plan, float(_seconds(plan, step, speeds)[shuffler.group.rank]))
+        plans.append(plan)
+        exact = (5e-3 + np.bincount(plan.destination, 2e-3 + 1e-5 * plan.tokens)) / np.array(speeds)
+        imbalance.append(float(exact.max() / exact.mean()))
+    return plans, imbalance
+
+
+def _follows(speeds: list[float], settings: dict[str, Any]) -> list[Any]:
+    shuffler = LengthShuffler(cost="learned", verify=True, equal_rows=False, **settings)
+    equal = [1.0] * len(speeds)
+    _, before = _train(shuffler, 0, 60, equal)
+    _, during = _train(shuffler, 60, 130, speeds)
+    followed = shuffler.planner.learning.state.speeds.tolist()
+    _, after = _train(shuffler, 130, 200, equal)
+    trace = shuffler.planner.learning.state.speeds.tolist()
+    return [before, during, after, followed, trace, shuffler.planner.learning.measured_cost().median_error]
+
+
+@pytest.mark.parametrize("settings", [{}, {"partitioner": "refined"}, {"partitioner": "karmarkar_karp"}])
+def test_loads_follow_times_and_speeds_within_fifty_steps(pools, settings):
+    results = pools(3).run(_follows, [1.0, 0.5, 1.0], settings)
+    assert results[0] == results[1] == results[2]
+    before, during, after, followed, ended, error = results[0]
+    if settings.get("partitioner") != "karmarkar_karp":
+        assert np.mean(before[40:]) < 1.03 < 1.2 < np.mean(during[:5])
+        assert np.mean(during[STEPS_TO_FOLLOW:]) < 1.05
+        assert np.mean(after[STEPS_TO_FOLLOW:]) < 1.04
+    assert followed[1] / followed[0] == pytest.approx(0.5, rel=0.1)
+    assert ended == [1.0, 1.0, 1.0]
+    assert error < 1.5 * NOISE
+
+
+def _limited() -> list[float]:
+    shuffler = LengthShuffler(cost="learned", speed_limit=1.2, equal_rows=False)
+    _train(shuffler, 0, 80, [1.0, 0.4])
+    return shuffler.planner.learning.state.speeds.tolist()
+
+
+def test_speeds_stay_within_the_limit(pools):
+    for speeds in pools(2).run(_limited):
+        assert speeds == pytest.approx([1.2, 1 / 1.2], rel=1e-3)
+
+
+def _resumed(planned_ahead: int) -> list[bool]:
+    settings = {"cost": "learned", "equal_rows": False}
+    whole, speeds = LengthShuffler(**settings), [1.0, 0.5]
+    last = _train(whole, 0, 45, speeds)[0][-1]
+    ahead = [whole.plan(_batch(step)) for step in range(45, 45 + planned_ahead)]
+    saved = whole.learning_state(last)
+    for step, plan in enumerate(ahead, 45):
+        whole.record(plan, float(_seconds(plan, step, speeds)[whole.group.rank]))
+    rest = ahead + _train(whole, 45 + planned_ahead, 90, speeds)[0]
+    resumed, other = LengthShuffler(**settings), LengthShuffler(**settings)
+    resumed.load_learning_state(saved)
+    return [
+        _train(resumed, 45, 90, speeds)[0] == rest,
+        _train(other, 45, 90, speeds)[0] != rest,
+        rest[-1].speeds is not None and rest[-1].predicted_seconds is not None,
+    ]
+
+
+@pytest.mark.parametrize("planned_ahead", [0, 4])
+def test_a_resumed_run_plans_as_the_uninterrupted_one(pools, planned_ahead):
+    assert pools(2).run(_resumed, planned_ahead) == [[True, True, True]] * 2
+
+
+def _saved_by(num_ranks: int) -> dict[str, bytes]:
+    shuffler = LengthShuffler(cost="learned", equal_rows=False)
+    plans, _ = _train(shuffler, 0, 60, [1.0] * (num_ranks - 1) + [0.5])
+    return shuffler.learning_state(plans[-1])
+
+
+def _loaded(saved: dict[str, bytes], other_host: bool) -> tuple[bool, list[float]]:
+    shuffler = LengthShuffler(cost="learned", equal_rows=False)
+    if other_host:
+        shuffler.planner.learning._hosts = ["another", "host"]
+    shuffler.load_learning_state(saved)
+    state = shuffler.planner.learning.state
+    _train(shuffler, 60, 62, [1.0, 1.0])
+    return state.cost.is_known, state.speeds.tolist()
+
+
+def test_another_number_of_ranks_or_another_host_drops_the_speeds(pools):
+    (of_three, *_), (of_two, *_) = pools(3).run(_saved_by, 3), pools(2).run(_saved_by, 2)
+    pool = pools(2)
+    assert pool.run(_loaded, {"learned": of_three["learned"]}, False) == [(True, [1.0, 1.0])] * 2
+    assert pool.run(_loaded, of_two, True) == [(True, [1.0, 1.0])] * 2
+    kept = pool.run(_loaded, of_two, False)
+    assert kept[0] == kept[1] and kept[0][1][0] > 1.2 > 0.8 > kept[0][1][1]
+
+
+def _collectives(cost: str | None) -> list[str]:
+    shuffler = DictShuffler(cost=cost)
+    batch = {"workload": torch.arange(1, 5) * (1 + dist.get_rank())}
+    for _ in range(20):
+        plan = shuffler.plan(batch)
+        if cost is not None:
+            shuffler.record(plan, 0.1)
+    with recorded_collectives() as calls:
+        shuffler.exchange(batch, shuffler.plan(batch))
+    return [name for name, _ in calls]
+
+
+def test_learning_takes_no_collective(pools):
+    assert pools(2).run(_collectives, "learned") == pools(2).run(_collectives, None)
+
+
+def _errors() -> list[str]:
+    rank = dist.get_rank()
+    shuffler, plain = LengthShuffler(cost="learned"), LengthShuffler()
+    plans = [shuffler.plan(_batch(step)) for step in range(30)]
+    only_one = LengthShuffler(cost="learned" if rank else None)
+    return [
+        error_of(plain.record, plans[-1], 1.0),
+        error_of(shuffler.record, plans[0], 1.0),
+        error_of(shuffler.record, plans[-1], float("nan")),
+        error_of(shuffler.record, plans[-1], 0.0),
+        error_of(only_one.plan, _batch(0)),
+        error_of(LengthShuffler, cost="measured"),
+        error_of(LengthShuffler, speed_limit=3.0),
+        error_of(LengthShuffler, cost="learned", speed_limit=0.5),
+    ]
+
+
+def test_errors(pools):
+    for no_cost, old, nan, zero, one, unknown, limit, below in pools(2).run(_errors):
+        assert 'record is for cost="learned", and this LengthShuffler has another cost' in no_cost
+        assert "record got a plan that is none of the last" in old
+        assert "record got nan seconds" in nan and "record got 0.0 seconds" in zero
+        assert 'only one of the ranks 0 and 1 has cost="learned"' in one
+        assert "unknown cost 'measured'" in unknown
+        assert 'speed_limit=3.0 has no effect without cost="learned"' in limit
+        assert "speed_limit=0.5: expected 1 to" in below
+
+
+def _warnings(settings: dict[str, Any], records: bool) -> list[str]:
+    with (
+        warnings_of("commons.distributed.planner") as of_plans,
+        warnings_of("commons.distributed.learning") as told,
+    ):
+        shuffler = LengthShuffler(cost="learned", **settings)
+        if records:
+            _train(shuffler, 0, 120, [1.0, 0.5])
+        else:
+            for _ in range(40):
+                shuffler.plan(_batch(0))
+    return [*of_plans, *told]
+
+
+def test_what_keeps_loads_from_following_is_said_once(pools):
+    pool = pools(2)
+    equal, second = pool.run(_warnings, {}, True)
+    assert second == []
+    assert (
+        len(equal) == 3
+        and sum("equal_rows=True gives every rank as many samples" in line for line in equal) == 1
+    )
+    slow = [line for line in equal if "times as fast as the median rank" in line]
+    assert [line[:10] for line in slow] == ["rank 0 on ", "rank 1 on "]
+    (none,), _ = pool.run(_warnings, {"equal_rows": False}, False)
+    assert 'cost="learned" got no times in' in none

@@ -1,0 +1,96 @@
+"""Pipelines that learn costs from the times of their steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from commons.pipeline import TrainPipelineFactory
+from commons.sequence_batch import BaseBatch
+from tests.commons.distributed.errors_and_warnings import error_of
+from tests.commons.pipeline.ranking_pipelines import TokenShuffler, draw_histories, sharded_ranking_model
+
+STEPS, STOP = 44, 28
+CPU = torch.device("cpu")
+
+
+def _pipeline(name: str, settings: dict[str, Any]) -> Any:
+    model, optimizer = sharded_ranking_model()
+    return TrainPipelineFactory.create(
+        name,
+        model=model,
+        optimizer=optimizer,
+        device=CPU,
+        batch_shuffler=TokenShuffler(cost="learned", equal_rows=False, **settings),
+        loss_reduction="sum",
+    )
+
+
+def _batches(first: int) -> Iterator[BaseBatch]:
+    for step in range(first, STEPS):
+        yield draw_histories(np.random.default_rng((step, dist.get_rank())), 8)
+
+
+def _plans(pipeline: Any, batches: Iterator[BaseBatch], steps: int) -> list[Any]:
+    plans = []
+    for _ in range(steps):
+        pipeline.progress(batches)
+        assert pipeline.compute_span.seconds() > 0
+        plans.append(pipeline.plan)
+    return plans
+
+
+def _resumed(name: str, settings: dict[str, Any]) -> tuple[int, int, bool]:
+    """Plans after a resume that equal the run that went on; how many must; whether it had learned."""
+    pipeline = _pipeline(name, settings)
+    batches = _batches(0)
+    _plans(pipeline, batches, STOP)
+    saved = pipeline.learning_state()
+    rest = _plans(pipeline, batches, STEPS - STOP)
+    other = _pipeline(name, settings)
+    other.load_learning_state(saved)
+    again = _plans(other, _batches(STOP), STEPS - STOP)
+    first_different = next(
+        (step for step, (one, two) in enumerate(zip(rest, again, strict=True)) if one != two), STEPS - STOP
+    )
+    # Up to here, plans use the times before the stop alone.
+    delay = other._stage._planner.learning._delay * settings.get("window", 1)
+    return first_different, delay, rest[0].predicted_seconds is not None
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [("none", {}), ("native", {}), ("native", {"window": 2}), ("native", {"split": True})],
+)
+def test_a_resumed_pipeline_plans_as_the_one_that_went_on(pools, name, settings):
+    for same, delay, had_learned in pools(2).run(_resumed, name, settings):
+        assert same >= min(delay, STEPS - STOP) > 0 and had_learned
+
+
+class _Waits(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.SyncBatchNorm(4)
+
+
+def _refused() -> str:
+    return error_of(
+        TrainPipelineFactory.create,
+        "none",
+        model=_Waits(),
+        optimizer=None,
+        device=CPU,
+        batch_shuffler=TokenShuffler(cost="learned"),
+        loss_reduction="sum",
+    )
+
+
+def test_models_that_wait_within_a_step_are_refused(pools):
+    for refused in pools(2).run(_refused):
+        assert 'ValueError: cost="learned": SyncBatchNorm waits for all ranks within a step' in refused
