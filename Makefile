@@ -20,7 +20,7 @@ VENV := .venv
 RUN := OMP_NUM_THREADS=1 $(VENV)/bin/python
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test lint format bench-attention bench-calibration bench-checkpoint bench-gather bench-kuairand bench-loading bench-lookups bench-micro-batch bench-padding bench-partition \
+.PHONY: demo test lint format bench-attention bench-calibration bench-checkpoint bench-gather bench-kuairand bench-learning bench-loading bench-lookups bench-micro-batch bench-padding bench-partition \
 	bench-recompute bench-shuffle bench-split bench-split-samples bench-window check-kernels cluster-check gpu-check soak versions clean
 
 demo: $(INSTALLED)
@@ -52,6 +52,9 @@ bench-gather: $(INSTALLED)
 
 bench-kuairand: $(INSTALLED)
 	$(RUN) -m benchmarks.kuairand_preprocess
+
+bench-learning: $(INSTALLED)
+	$(RUN) -m benchmarks.learning
 
 bench-loading: $(INSTALLED)
 	$(RUN) -m benchmarks.bucket_loading $(DATA)

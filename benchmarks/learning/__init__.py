@@ -1,0 +1,1 @@
+"""Costs and speeds that are learned, measured."""
