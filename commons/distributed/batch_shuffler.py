@@ -24,7 +24,7 @@ from commons.distributed.planner import Planner, RowCounts
 from commons.distributed.rank_group import RankGroup, job_device
 from commons.distributed.sample_facts import Counter
 from commons.distributed.shuffle_plan import ShufflePlan
-from commons.distributed.shuffler_settings import ShufflerSettings
+from commons.distributed.shuffler_settings import LEARNED, ShufflerSettings
 from commons.distributed.unshuffle import return_steps
 from commons.distributed.verify import check_cut, check_placed_samples, check_same_plan
 from commons.perf_model import MeasuredCost
@@ -35,8 +35,6 @@ from commons.sequence_batch.sample_rows import SampleRows, knows_padding
 
 logger = logging.getLogger(__name__)
 Batch = TypeVar("Batch")
-# The cost that follows measured steps.
-LEARNED = "learned"
 
 
 class BatchShuffler(ABC):

@@ -25,6 +25,9 @@ PARTITIONERS: dict[str, Callable[..., list[np.ndarray]]] = {
     "refined": refined,
 }
 
+# The cost that follows the times of the training's steps.
+LEARNED = "learned"
+
 
 @dataclass(frozen=True)
 class ShufflerSettings:

@@ -10,13 +10,14 @@ import torch
 import torch.distributed as dist
 from tqdm import tqdm
 
+from commons.distributed.shuffler_settings import LEARNED
 from commons.training.hang_watch import HangWatch
 from commons.training.recovery import Recovery
 from commons.training.run_log import RunRecord, warn_once
 from commons.training.sharded_model import shard_model
 from commons.training.step_vote import StepVote
 from commons.training.synchronized_gc import SynchronizedGC
-from commons.training.training_args import LEARNED, OptimizerArgs, TrainerArgs
+from commons.training.training_args import OptimizerArgs, TrainerArgs
 from commons.training.training_state import TrainingState, host_batches
 from commons.training.training_task import TrainingTask
 

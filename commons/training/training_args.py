@@ -9,12 +9,11 @@ from typing import Any
 
 import gin
 
-from commons.distributed.shuffler_settings import ShufflerSettings
+from commons.distributed.shuffler_settings import LEARNED, ShufflerSettings
 from commons.perf_model import MeasuredCost
 
-# The values of `balance_cost` that name no file.
+# A value of `balance_cost` that names no file, as LEARNED does not.
 FLOPS = "flops"
-LEARNED = "learned"
 
 
 def require(condition: bool, setting: str, value: object, expected: str) -> None:
