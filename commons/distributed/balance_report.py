@@ -95,7 +95,7 @@ class BalanceReport:
         pieces_of_each = np.diff(np.append(starts, len(of_step.workloads)))
         return BalanceReport(
             loads_before=per_rank(plan.workloads[loaded], plan.home[loaded]),
-            loads_after=per_rank(of_step.workloads, of_step.destination),
+            loads_after=of_step.loads[:, 0],
             tokens_before=per_rank(plan.tokens[loaded], plan.home[loaded]).astype(np.int64),
             tokens_after=per_rank(of_step.tokens, of_step.destination).astype(np.int64),
             samples_moved=int(moved.sum()),

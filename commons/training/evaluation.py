@@ -10,14 +10,14 @@ import torch
 import torch.distributed as dist
 from tqdm import tqdm
 
-from commons.distributed.shuffler_settings import LEARNED
+from commons.distributed.shuffler_settings import LEARNED, ShufflerSettings
 from commons.training.hang_watch import HangWatch
 from commons.training.recovery import Recovery
 from commons.training.run_log import RunRecord, warn_once
 from commons.training.sharded_model import shard_model
 from commons.training.step_vote import StepVote
 from commons.training.synchronized_gc import SynchronizedGC
-from commons.training.training_args import OptimizerArgs, TrainerArgs
+from commons.training.training_args import FLOPS, OptimizerArgs, TrainerArgs
 from commons.training.training_state import TrainingState, host_batches
 from commons.training.training_task import TrainingTask
 
@@ -51,8 +51,7 @@ class Evaluator:
         self._watch = watch
         self._collector = collector
         if args.balance_cost == LEARNED:  # there is nothing to learn without a backward
-            unlearned = TrainerArgs.balance_cost, TrainerArgs.balance_speed_limit
-            args = replace(args, balance_cost=unlearned[0], balance_speed_limit=unlearned[1])
+            args = replace(args, balance_cost=FLOPS, balance_speed_limit=ShufflerSettings.speed_limit)
         self._pipeline = task.make_pipeline(args, model, optimizer, device)
 
     def evaluate(self) -> dict[str, float]:
