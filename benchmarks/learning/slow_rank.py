@@ -20,16 +20,18 @@ from benchmarks.demo.models import parse_config
 from benchmarks.learning.arms import BALANCED, Arm
 from commons.training import rank_process, run_rank
 
-ARMS = {"flops": BALANCED, "learned": BALANCED | {"balance_cost": "learned"}}
+# Twice the demo's rows: in longer steps, turns on the core average out.
+FLOPS = BALANCED | {"train_batch_size": 32}
+ARMS = {"flops": FLOPS, "learned": FLOPS | {"balance_cost": "learned"}}
 SLOW_RANK = 1
 # By name: how nice the process is that takes turns with the slow rank on its core (None for no process), and
 # the steps of each arm. At equal niceness each gets half. 2 leaves the rank about two thirds.
 PHASES: list[tuple[str, int | None, int]] = [
-    ("nothing slowed", None, 80),
+    ("nothing slowed", None, 70),
     ("half", 0, 110),
-    ("nothing slowed again", None, 80),
+    ("nothing slowed again", None, 70),
     ("two thirds", 2, 110),
-    ("nothing slowed at last", None, 80),
+    ("nothing slowed at last", None, 70),
 ]
 STEPS_PER_BLOCK = 2
 WARM_UP_STEPS = 4

@@ -30,7 +30,7 @@ _STEPS_AHEAD = 6
 # Steps that costs are fitted to: this many times of ranks, but neither fewer nor more steps than these.
 _TIMES, _FEWEST_STEPS, _MOST_STEPS = 1024, 16, 64
 # Steps that a rank's speed is worked out from, and plans between two fits.
-_STEPS_OF_SPEED, _PLANS_PER_FIT = 12, 4
+_STEPS_OF_SPEED, _PLANS_PER_FIT = 16, 4
 # Speeds are posted as integers of this unit.
 _SPEED_UNIT = 2.0**-20
 # A rank this much slower or faster than the others, for this many plans, is named.

@@ -229,7 +229,8 @@ class SpeedRule:
 
     limit: float
 
-    # Smaller changes than this, and those within twice the standard error of the median, are noise.
+    # Smaller changes than this, and those within three standard errors of the median, are noise. (The error
+    # is that of independent steps; a busy host slows a few in a row.)
     LEAST_CHANGE = 0.03
     # A speed changes by at most this share per plan.
     MOST_CHANGE = 0.1
@@ -246,7 +247,7 @@ class SpeedRule:
             return speed
         estimate = float(np.median(ratios))
         error = 1.25 * 1.48 * float(np.median(np.abs(ratios - estimate))) / estimate / np.sqrt(len(ratios))
-        noise = max(self.LEAST_CHANGE, 2 * error)
+        noise = max(self.LEAST_CHANGE, 3 * error)
         if abs(estimate - 1) <= (noise if speed == 1.0 else noise / 2):  # not to and fro
             estimate = 1.0
         estimate = min(max(estimate, 1 / self.limit), self.limit)
