@@ -82,6 +82,7 @@ def all_tables(figures: Record) -> dict[str, str]:
             f"{record['flops']['step_ms']:.0f}",
             f"{record['learned']['step_ms']:.0f}",
             f"{record['speedup']:.2f}",
+            f"{record['flops']['compute_ms'][0] / record['flops']['compute_ms'][1]:.2f}",
             f"{record['flops']['imbalance']:.3f} / {record['learned']['imbalance']:.3f}",
             " / ".join("{1:.2f} ({0:.2f} to {2:.2f})".format(*of_rank) for of_rank in record["speeds"]),
         ]
@@ -91,7 +92,16 @@ def all_tables(figures: Record) -> dict[str, str]:
     machine = figures["machine"]
     return {
         "slow rank": markdown_table(
-            ["rank 1 has", "by FLOPs, ms", "learned, ms", "speedup", "measured imbalance", "speeds"], slow
+            [
+                "rank 1 has",
+                "by FLOPs, ms",
+                "learned, ms",
+                "speedup",
+                "its speed",
+                "measured imbalance",
+                "speeds",
+            ],
+            slow,
         ),
         "dense part": markdown_table(
             ["", "by FLOPs", "learned", "identical steps"],

@@ -117,8 +117,8 @@ def _assumptions(request: Request) -> list[str]:
     left = "rank" if network.ranks_per_node is None else f"node of {network.ranks_per_node} ranks"
     return [
         request.cost.assumption,
-        "Not predicted: the gradients' all-reduce, embedding lookups and their communication, kernels that "
-        "are slower at some lengths, and devices of different speeds",
+        "Not predicted: the gradients' all-reduce, embedding lookups and their communication, and devices of "
+        "different speeds",
         f"The exchange moves {request.bytes_per_item} bytes per item at {network.bytes_per_second / 1e9:g} "
         f"GB/s per rank, counting bytes that leave a {left}; the pipelines native and prefetch overlap it "
         "with the previous step, none does not",

@@ -79,9 +79,8 @@ class GinRun:
         return self._trainer().train_batch_size if is_bound("TrainerArgs.train_batch_size") else default
 
     def balance_cost(self) -> Path | None:
-        """Returns the file of the measured cost that the run balances by; None for FLOPs."""
-        cost = self._trainer().balance_cost if is_bound("TrainerArgs.balance_cost") else "flops"
-        return None if cost == "flops" else Path(cost)
+        """Returns the file of the measured cost that the run balances by, or has learned; None for FLOPs."""
+        return self._trainer().cost_file() if is_bound("TrainerArgs.balance_cost") else None
 
     def _trainer(self) -> TrainerArgs:
         from commons.training import TrainerArgs  # imports TorchRec, which takes seconds

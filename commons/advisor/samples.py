@@ -176,7 +176,8 @@ def flops_cost(model: ConfiguredModel, tflops: float | None) -> SampleCost:
     assumption = (
         f"A step takes as long as its slowest rank computes: {TRAINING_FLOPS_PER_FORWARD} × the layers' "
         f"forward FLOPs (forward + backward). {rate}. Work that does not depend on lengths counts as 0: the "
-        "more of it there is, the smaller the speedups"
+        "more of it there is, the smaller the speedups. FLOPs also hide kernels that are slower at some "
+        "lengths; a measured or learned cost (--cost) has them"
     )
     per_unit = None if tflops is None else TRAINING_FLOPS_PER_FORWARD / (tflops * 1e12)
     return SampleCost(model.flops, model.description, assumption, model.pieces, per_unit)
@@ -193,8 +194,9 @@ def measured_cost(path: Path) -> SampleCost:
     except (OSError, ValueError) as error:
         raise InputError(f"--cost {path}: {error}") from error
     assumption = (
-        f"A step takes {cost.per_step * 1e3:.3g} ms plus the measured time of the slowest rank's samples "
-        f"({path}, median error {cost.median_error:.1%}); samples are balanced by these times"
+        f"A step takes {f'{cost.per_step * 1e3:.3g} ms plus ' if cost.per_step else ''}the measured time of "
+        f"the slowest rank's samples ({path}, median error {cost.median_error:.1%}); samples are balanced by "
+        "these times"
     )
     return SampleCost(
         cost.per_sample_ns,

@@ -22,13 +22,11 @@ from commons.training.sharded_model import shard_model
 from commons.training.step_traces import StepTraces
 from commons.training.step_vote import StepVote
 from commons.training.synchronized_gc import SynchronizedGC
-from commons.training.training_args import OptimizerArgs, TrainerArgs
+from commons.training.training_args import LEARNED_COST_FILE, OptimizerArgs, TrainerArgs
 from commons.training.training_state import Progress, TrainingState, training_batches
 from commons.training.training_task import TrainingTask
 
 logger = logging.getLogger(__name__)
-# In `log_dir`, written at the end of a run that learned costs.
-LEARNED_COST_FILE = "learned_cost.json"
 
 
 def train(

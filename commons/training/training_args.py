@@ -14,6 +14,8 @@ from commons.perf_model import MeasuredCost
 
 # A value of `balance_cost` that names no file, as LEARNED does not.
 FLOPS = "flops"
+# In `log_dir`, written at the end of a run that learns costs.
+LEARNED_COST_FILE = "learned_cost.json"
 
 
 def require(condition: bool, setting: str, value: object, expected: str) -> None:
@@ -183,6 +185,13 @@ class TrainerArgs:
         """The setting of micro-batches, if it is on, as a shuffler's keyword argument."""
         cap = self.max_tokens_per_micro_batch
         return {} if cap is None else {"max_tokens_per_micro_batch": cap}
+
+    def cost_file(self) -> Path | None:
+        """Returns the file of the measured cost, or of the one that this run has learned; None for FLOPs."""
+        if self.balance_cost == LEARNED:
+            learned = Path(self.log_dir) / LEARNED_COST_FILE
+            return learned if learned.exists() else None
+        return None if self.balance_cost == FLOPS else Path(self.balance_cost)
 
     def settings_without_effect(self) -> list[str]:
         """Returns one line for each setting without effect."""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
+from commons.perf_model import MeasuredCost
 from commons.training import OptimizerArgs, TensorModelParallelArgs, TrainerArgs, TrainingTask
 from tests.commons.training.small_task import small_task
 from tests.hstu.hstu_samples import Sample, hstu_batch
@@ -100,3 +103,15 @@ def _pipelines(has_cacheable_tables: bool) -> list[str]:
 def test_a_model_without_tables_to_cache_is_not_prefetched(pools):
     assert pools(2).run(_pipelines, True)[0] == ["native", "prefetch"]
     assert pools(2).run(_pipelines, False)[0] == ["native", "native"]
+
+
+def test_costs_that_a_run_has_learned_have_a_file(tmp_path):
+    args = TrainerArgs(
+        train_batch_size=4, enable_balanced_shuffler=True, balance_cost="learned", log_dir=str(tmp_path)
+    )
+    assert args.cost_file() is None
+    learned = tmp_path / "learned_cost.json"
+    MeasuredCost(0.0, 1.0, 2.0, 3.0).save(learned)
+    assert args.cost_file() == learned
+    assert replace(args, balance_cost=str(learned), log_dir="elsewhere").cost_file() == learned
+    assert replace(args, balance_cost="flops").cost_file() is None
