@@ -446,7 +446,11 @@ class BatchShuffler(ABC):
             )
         if not 0 < seconds < float("inf"):
             raise ValueError(f"record got {seconds} seconds; expected a finite number above 0")
-        plan.check_one_step("record")
+        if self.settings.window > 1:
+            raise ValueError(
+                f"record is for steps that are planned one by one, and window={self.settings.window}: use a "
+                "pipeline, which measures its steps"
+            )
         self.planner.learning.record(plan, 0, float(seconds))
 
     def learning_state(self, last: ShufflePlan) -> dict[str, bytes]:
@@ -693,6 +697,10 @@ class IdentityShuffler(BatchShuffler):
         **settings: Any,
     ) -> None:
         self.shared_fields = shared_fields
+        if settings.get("cost") == LEARNED:
+            raise ValueError(
+                f'cost="{LEARNED}" has no effect on an IdentityShuffler, which moves no sample: leave it out'
+            )
         super().__init__(process_group, **settings)
         self._get_workloads = get_workloads
         self._get_loss_tokens = get_loss_tokens

@@ -74,11 +74,15 @@ def _rank_of_whole(samples: LoadedSamples, partitioning: Partitioning) -> np.nda
 def _is_balanced(
     samples: LoadedSamples, partitioning: Partitioning, rank: np.ndarray, highest: float
 ) -> bool:
-    """Whether no rank is above the highest load, or whole samples can be balanced."""
+    """Whether no rank is above the highest load, or whole samples can be balanced.
+
+    That the lower bound tells only for equal speeds: with others, it is well below what can be reached.
+    """
     if partitioning.largest_load(samples, rank) <= highest:
         return True
-    bound = lower_bound(samples.workloads, samples.num_ranks, equal_size=False, speeds=partitioning.speeds)
-    return bound <= 1 + TOLERANCE
+    if partitioning.speeds is not None:
+        return False
+    return lower_bound(samples.workloads, samples.num_ranks, equal_size=False) <= 1 + TOLERANCE
 
 
 def _pieces_of_equal_loads(

@@ -27,10 +27,10 @@ logger = logging.getLogger(__name__)
 # A pipeline plans up to this many steps before the one that it runs, and has to be done with the one whose
 # times a plan waits for.
 _STEPS_AHEAD = 6
-# Steps that costs are fitted to: this many times of ranks, but neither fewer nor more steps than these.
-_TIMES, _FEWEST_STEPS, _MOST_STEPS = 1024, 16, 64
 # Steps that a rank's speed is worked out from, and plans between two fits.
 _STEPS_OF_SPEED, _PLANS_PER_FIT = 16, 4
+# Steps that costs are fitted to: this many times of ranks, but neither fewer nor more steps than these.
+_TIMES, _FEWEST_STEPS, _MOST_STEPS = 1024, _STEPS_OF_SPEED, 64
 # Speeds are posted as integers of this unit.
 _SPEED_UNIT = 2.0**-20
 # A rank this much slower or faster than the others, for this many plans, is named.
@@ -89,6 +89,7 @@ class Learning:
         window: steps of a plan at most.
         speed_limit: speeds stay within 1 / this and this.
         hosts: of the ranks.
+        names: of the ranks in messages.
         by_workload_alone: whether costs of samples stay in proportion to workloads.
 
     Attributes:
@@ -102,10 +103,12 @@ class Learning:
         window: int,
         speed_limit: float,
         hosts: Sequence[str],
+        names: Sequence[int],
         by_workload_alone: bool = False,
     ) -> None:
         self._by_workload_alone = by_workload_alone
-        self._num_ranks, self._rank, self._window, self._hosts = num_ranks, rank, window, hosts
+        self._num_ranks, self._rank, self._window = num_ranks, rank, window
+        self._hosts, self._names = hosts, names
         self._rule = SpeedRule(speed_limit)
         # Plans from one to the one that its times enter.
         self._delay = 2 + math.ceil(_STEPS_AHEAD / window)
@@ -129,19 +132,12 @@ class Learning:
         Raises:
             ValueError: the plan is none of the last ones.
         """
-        for of_plan, number in self._number_of:
-            if of_plan is plan:
-                self._times[number][step] = span
-                return
-        raise ValueError(
-            f"record got a plan that is none of the last {self._delay} of this shuffler: record the time of "
-            "a step before so many more are planned"
-        )
+        self._times[self.number_of(plan)][step] = span
 
     def to_post(self) -> np.ndarray:
         """Returns int64 `[num_posted]`: this rank's speed, rank 0's coefficients, and times of steps."""
         state = self.state
-        self._states[state.plans] = state
+        state = self._states.setdefault(state.plans, state)  # as it was, if the plan failed and is made again
         self._states.pop(state.plans - 2 * self._delay, None)
         speed = self._rule.followed(float(state.speeds[self._rank]), self._own_ratios())
         cost = state.cost
@@ -153,7 +149,7 @@ class Learning:
 
     def take(self, posted: np.ndarray) -> None:
         """Takes what all ranks posted, int64 `[ranks, num_posted]`."""
-        state = self._states[self.state.plans]  # as before it, if the plan failed and is made again
+        state = self._states[self.state.plans]
         cost = LearnedCost(np.ascontiguousarray(posted[0, 1 : 1 + NUM_COLUMNS]).view(np.float64))
         speeds = posted[:, 0] * _SPEED_UNIT
         state = replace(state, cost=cost, speeds=speeds)
@@ -212,15 +208,26 @@ class Learning:
         return plan
 
     def measured_cost(self) -> MeasuredCost | None:
-        """Returns the learned cost by tokens, for a calibration file; None before anything was learned."""
+        """Returns the learned cost by tokens, for a calibration file; None before anything was learned, or
+        while a resumed run has not measured any step."""
         state = self.state
-        if not state.cost.is_known:
+        if not state.cost.is_known or not len(state.work):
             return None
         return state.cost.as_measured(state.work, state.seconds)
 
     def number_of(self, plan: ShufflePlan) -> int:
-        """Returns the number of one of the last plans, from 0."""
-        return next(number for of_plan, number in self._number_of if of_plan is plan)
+        """Returns the number of one of the last plans, from 0.
+
+        Raises:
+            ValueError: the plan is none of them.
+        """
+        for of_plan, number in tuple(self._number_of):  # the planning thread appends meanwhile
+            if of_plan is plan:
+                return number
+        raise ValueError(
+            f"the plan is none of the last {self._delay} of this shuffler: record a step, or save what was "
+            "learned, before so many more are planned; in a pipeline, use the pipeline's methods"
+        )
 
     def saved(self, next_plan: int) -> dict[str, bytes]:
         """Returns for a checkpoint "learned", the state before a plan, which is equal on all ranks; and
@@ -273,24 +280,28 @@ class Learning:
         state = self.state
         if not state.cost.is_known:
             return np.zeros(0)
-        newest = slice(-_STEPS_OF_SPEED, None)
-        ratios = state.cost.rank_seconds(state.work[newest]) / state.seconds[newest]
+        ratios = state.cost.rank_seconds(state.work) / state.seconds
+        ratios = ratios[(ratios > 0).all(1)][-_STEPS_OF_SPEED:]  # samples may cost nothing
         if len(ratios) < _STEPS_OF_SPEED:
             return np.zeros(0)
         return ratios[:, self._rank] / np.median(ratios, axis=1)
 
     def _with_slow_ranks(self, state: Learned) -> Learned:
         """Notes since when ranks are much slower or faster, and names those that stay so, once."""
-        relative = state.speeds / float(np.median(state.speeds))
+        # Of two ranks, the faster one is the usual.
+        usual, whose = float(np.median(state.speeds)), "the median rank"
+        if self._num_ranks == 2:
+            usual, whose = float(state.speeds.max()), "the other rank"
+        relative = state.speeds / usual
         is_far = (relative <= _NAMED_SPEED) | (relative >= 1 / _NAMED_SPEED)
         since = np.where(is_far, np.where(state.slow_since < 0, state.plans, state.slow_since), -1)
-        for rank in np.flatnonzero(is_far & (state.plans - since >= _NAMED_PLANS)):
-            if self._rank == 0 and int(rank) not in self._named:
-                self._named.add(int(rank))
+        for rank in np.flatnonzero(is_far & (state.plans - since >= _NAMED_PLANS)).tolist():
+            if self._rank == 0 and rank not in self._named:
+                self._named.add(rank)
                 pace = "slower" if relative[rank] < 1 else "faster"
                 logger.warning(
-                    f"rank {rank} on {self._hosts[int(rank)]} computes {relative[rank]:.2f} times as fast as "
-                    f"the median rank, since about step {int(since[rank]) * self._window} of the run: its "
+                    f"rank {self._names[rank]} on {self._hosts[rank]} computes {relative[rank]:.2f} times as "
+                    f"fast as {whose}, noticed about step {int(since[rank]) * self._window} of the run: its "
                     f"GPU or host is {pace}"
                 )
         return replace(state, slow_since=since)

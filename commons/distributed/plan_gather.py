@@ -193,14 +193,14 @@ class PlanGather:
                 failure = error
         gathered = self._channel.all_gather_objects((mine, portable(failure), self._settings, self._sizes))
         for rank, (_, _, settings, sizes) in enumerate(gathered):
-            if sizes != gathered[0][3]:
-                raise ValueError(
-                    f'only one of the ranks 0 and {rank} has cost="learned"; all ranks need the same cost'
-                )
             if settings != gathered[0][2]:
                 raise ValueError(
                     f"rank {rank}'s shuffler has {settings}, that of rank 0 {gathered[0][2]}; all ranks need "
                     "the same settings"
+                )
+            if sizes != gathered[0][3]:
+                raise ValueError(
+                    f'only one of the ranks 0 and {rank} has cost="learned"; all ranks need the same cost'
                 )
         raise_first([failed for _, failed, _, _ in gathered], failure, self._channel.rank)
         offers = [offer for offer, _, _, _ in gathered]

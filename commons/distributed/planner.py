@@ -78,6 +78,7 @@ class Planner:
                 settings.window,
                 settings.speed_limit,
                 over.hosts,
+                over.ranks,
                 by_workload_alone=settings.split,  # prefix_cost tells where to cut, in workloads
             )
             if learns
@@ -164,7 +165,7 @@ class Planner:
         with named_range("## plan: gather ##"):
             samples, table = self._gather.gather(facts, failure, example, posted)
         self.posted = table[:, 0]
-        if self.agreed is None:  # there is nothing to learn from
+        if not samples.batch_sizes.any():  # loaders ended: a run resumed here does not plan this
             learning = None
         if learning is not None:
             learning.take(table[:, 1:])

@@ -156,7 +156,9 @@ def speeds_then(cost: LearnedCost, work: np.ndarray, seconds: np.ndarray) -> np.
 
 def _smoothed(ratios: np.ndarray) -> np.ndarray:
     """float64 `[steps, ranks]`, ratios relative to the median rank's, and of the median step around each."""
-    relative = ratios / np.median(ratios, axis=1, keepdims=True)
+    middle = np.median(ratios, axis=1, keepdims=True)
+    counts = (ratios > 0) & (middle > 0)  # a rank's samples may cost nothing
+    relative = np.divide(ratios, middle, out=np.ones_like(ratios), where=counts)
     around = np.pad(relative, ((_AROUND, _AROUND), (0, 0)), mode="reflect")
     return np.median(np.lib.stride_tricks.sliding_window_view(around, 2 * _AROUND + 1, axis=0), axis=-1)
 
@@ -176,6 +178,8 @@ def _fitted(work: np.ndarray, seconds: np.ndarray, last: np.ndarray, columns: li
     work, seconds = work.reshape(-1, NUM_COLUMNS)[::every], seconds.reshape(-1)[::every]
     coefficients = last.copy() if columns == _ALL else np.zeros(NUM_COLUMNS)
     columns = [column for column in columns if work[:, column].any()]
+    if not columns:
+        return coefficients
     relative = work[:, columns] / seconds[:, None]
     scale = relative.mean(0)
     scaled = relative / scale
@@ -241,7 +245,7 @@ class SpeedRule:
         Args:
             speed: the rank's last one.
             ratios: float64 `[steps]`, predicted ÷ measured time of the rank, relative to the median rank of
-                the step.
+                the step; above 0.
         """
         if not len(ratios):
             return speed

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+from torch.nn.parallel import DistributedDataParallel
 from torchrec.distributed.types import LazyAwaitable
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedTensor
 
@@ -116,7 +117,9 @@ class ComputeClock:
         self._gradients_ready = self._mark()
 
 
-def check_waits(model: torch.nn.Module, device: torch.device, cuts_samples: bool) -> None:
+def check_waits(
+    model: torch.nn.Module, device: torch.device, cuts_samples: bool, loss_reduction: str
+) -> None:
     """Checks that spans hold no waits for other ranks, which would pass for computation.
 
     Raises:
@@ -125,11 +128,18 @@ def check_waits(model: torch.nn.Module, device: torch.device, cuts_samples: bool
     reason = None
     if cuts_samples and device.type == "cuda":
         reason = "split=True makes the device wait for keys and values of other ranks within a step"
+    if loss_reduction == "global_mean":
+        reason = 'loss_reduction="global_mean" means that the model waits for the other ranks\' counts'
     for module in model.modules():
         if isinstance(module, torch.nn.SyncBatchNorm):
             reason = "SyncBatchNorm waits for all ranks within a step"
         elif isinstance(module, FullyShardedDataParallel | FSDPModule):
             reason = "a fully sharded module waits for its parameters within a step"
+        elif isinstance(module, DistributedDataParallel) and module.will_sync_module_buffers():
+            reason = (
+                "DistributedDataParallel waits for rank 0's buffers at the start of a step, unless "
+                "broadcast_buffers=False"
+            )
     if reason is not None:
         raise ValueError(
             f'cost="learned": {reason}, and that cannot be told from computation; use workloads, or a '

@@ -84,6 +84,7 @@ class ShuffleStage:
         loss_reduction: one of `LOSS_REDUCTIONS`, as pipelines take it.
 
     Attributes:
+        loss_reduction: as given.
         post: returns a number for all ranks, int64; called in the planning thread before each plan. None
             for 0.
         posted: int64 `[all ranks]`, what ranks posted with the newest plan handed out: the same on all ranks
@@ -109,7 +110,7 @@ class ShuffleStage:
                 'loss_reduction="global_mean" is for a whole step: with micro-batches or a window return the '
                 'mean over the loss tokens that the model was given, and use "mean"'
             )
-        self._reduction = str(loss_reduction)
+        self.loss_reduction = str(loss_reduction)
         self._shuffler = shuffler
         shuffler.expects_scale = False
         self._rank, self._num_ranks = (
@@ -174,12 +175,12 @@ class ShuffleStage:
         scale = self._num_ranks / step.mean_loss_tokens if step.mean_loss_tokens else 0.0
         if plan.in_micro_batches:
             loss, total, output = run_micro_batches(
-                model, batch, self._shuffler, plan, self._reduction, scale
+                model, batch, self._shuffler, plan, self.loss_reduction, scale
             )
         else:
             losses, output = losses_and_output(model(batch))
             of_rank = plan.loss_tokens_on(self._shuffler.group.rank)
-            total = loss_sum(losses, self._reduction, of_rank, step.loss_tokens / self._num_ranks)
+            total = loss_sum(losses, self.loss_reduction, of_rank, step.loss_tokens / self._num_ranks)
             loss, total = total * scale, total.detach()
         if step.pieces is not None:
             step.pieces.check_read()
@@ -287,7 +288,7 @@ class ShuffleStage:
             batch = self._shuffler.batch_for_step(on_host, group_window, number)
             as_loaded = [given for host, given in loaded if host is batch]
             batch = as_loaded[0] if as_loaded else batch  # what came on the device stays there
-            if self._reduction == "global_mean":
+            if self.loss_reduction == "global_mean":
                 check_global_mean(window.steps[number].num_placed, knows_padding(batch))
             posted = self._planner.posted
             steps.append(_Step(number, batch, window, group_window, posted, plan_number=plan_number))

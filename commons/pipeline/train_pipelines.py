@@ -71,7 +71,7 @@ class _WithStage:
     def _learn(self) -> None:
         """Times steps if costs are learned from them; construction ends with it."""
         if self._stage.learns:
-            check_waits(self._model, self._device, self._stage.cuts_samples)
+            check_waits(self._model, self._device, self._stage.cuts_samples, self._stage.loss_reduction)
             self.time_steps()
 
     def _begin_step(self) -> None:

@@ -247,6 +247,7 @@ def interval_figures(
     """Returns the figures of an interval by name; lists have one entry per rank.
 
     `imbalance_*` is the largest load ÷ the mean load: as loaded, as planned, and as measured in compute time.
+    Where speeds differ, loads are divided by them.
     Where samples are cut, `imbalance_bound` is what no placement of whole ones beats. Where the measured one
     exceeds the planned one, the costs did not predict it. A rank's `waiting_ms` is how much
     the slowest rank's compute time exceeds its own. `other_ms` is the rest of a step beyond the slowest
@@ -281,8 +282,8 @@ def interval_figures(
         "samples_per_second": sum(len(report.workloads) for report in reports) / seconds,
         "tokens_per_second": sum(int(report.tokens_before.sum()) for report in reports) / seconds,
         "tflops": flops_per_second / 1e12,
-        "imbalance_before": _imbalance([report.loads_before for report in reports]),
-        "imbalance_after": _imbalance([report.loads_after for report in reports]),
+        "imbalance_before": _mean_of(reports, "imbalance_before"),
+        "imbalance_after": _mean_of(reports, "imbalance_after"),
         "imbalance_measured": _imbalance(list(compute_seconds.T)),
         "micro_batches": sum(report.num_micro_batches for report in reports) / num_steps,
         "samples_cut": sum(report.samples_cut for report in reports) / num_steps,
@@ -308,7 +309,7 @@ def interval_figures(
         figures["predicted_ms"] = _rounded(np.mean(predicted, 0) * 1e3)
         figures["speeds"] = _rounded(np.mean([report.rank_speeds for report in reports], 0))
     if figures["samples_cut"]:  # otherwise not worth its time
-        figures["imbalance_bound"] = _bound(reports)
+        figures["imbalance_bound"] = _mean_of(reports, "lower_bound")
     if peak_flops is not None:
         figures["mfu"] = flops_per_second / (num_ranks * peak_flops)
     return figures
@@ -349,10 +350,11 @@ def _imbalance(loads: Sequence[np.ndarray]) -> float:
     return float(sum(of_step.max() for of_step in loads) / mean) if mean else 1.0
 
 
-def _bound(reports: Sequence[BalanceReport]) -> float:
-    """Largest ÷ mean load over several steps that no placement of whole samples beats."""
-    means = [report.loads_after.mean() for report in reports]
-    largest = sum(mean * report.lower_bound for mean, report in zip(means, reports, strict=True))
+def _mean_of(reports: Sequence[BalanceReport], name: str) -> float:
+    """The mean of an imbalance over steps, weighted by mean loads: the largest loads add up, as time does."""
+    loads = "loads_before" if name == "imbalance_before" else "loads_after"
+    means = [getattr(report, loads).mean() for report in reports]
+    largest = sum(mean * getattr(report, name) for mean, report in zip(means, reports, strict=True))
     return float(largest / sum(means)) if sum(means) else 1.0
 
 
