@@ -1,4 +1,4 @@
-"""Learning while training: times of steps ride in the planning gather, and say what samples cost.
+"""Learns sample costs and rank speeds from step times that travel with the planning gather.
 
 A plan's steps are measured on every rank. The gather of a fixed number of plans later carries the times, so
 that all ranks use them in the same plan, whenever they were ready. One rank fits what samples cost, because

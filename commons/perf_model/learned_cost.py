@@ -250,6 +250,7 @@ class SpeedRule:
         if not len(ratios):
             return speed
         estimate = float(np.median(ratios))
+        # Of a median, 1.25 σ/√n; σ is 1.48 × the median absolute deviation.
         error = 1.25 * 1.48 * float(np.median(np.abs(ratios - estimate))) / estimate / np.sqrt(len(ratios))
         noise = max(self.LEAST_CHANGE, 3 * error)
         if abs(estimate - 1) <= (noise if speed == 1.0 else noise / 2):  # not to and fro

@@ -29,9 +29,7 @@ _warned: set[str] = set()
 
 # A training step computes the forward pass once and, in backward, two products of the same size for each.
 TRAINING_FLOPS_PER_FORWARD = 3
-
-
-# Lists of which TensorBoard has a curve for each rank, of so many at most.
+# Figures shown per rank in TensorBoard, in jobs of at most 16 ranks: more curves are unreadable.
 _SHOWN_BY_RANK, _MOST_SHOWN_RANKS = ("compute_ms", "predicted_ms", "speeds"), 16
 
 

@@ -142,7 +142,17 @@ class TrainerArgs:
             "single_rank_load",
             "False without enable_balanced_shuffler, which is what spreads the samples",
         )
+        check(
+            self.balance_cost == LEARNED or self.balance_speed_limit == ShufflerSettings.speed_limit,
+            "balance_speed_limit",
+            f'its default without balance_cost = "{LEARNED}"',
+        )
         if self.balance_cost not in (FLOPS, LEARNED):
+            if not Path(self.balance_cost).exists():
+                raise FileNotFoundError(
+                    f'TrainerArgs.balance_cost = {self.balance_cost!r}: expected "{FLOPS}", "{LEARNED}", or '
+                    "a file written by a calibration"
+                )
             MeasuredCost.load(Path(self.balance_cost))
         _check_shuffler_settings(self)
         saves = self.saves_within(self.max_train_iters or interval)

@@ -45,5 +45,5 @@ def test_training_is_balanced_by_the_measured_cost(pools, tmp_path):
 
 
 def test_a_missing_cost_file_is_named_at_once(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"cost.json does not exist"):
+    with pytest.raises(FileNotFoundError, match=r"TrainerArgs.balance_cost = .*cost.json.: expected .flops"):
         TrainerArgs(train_batch_size=1, balance_cost=str(tmp_path / "cost.json"))

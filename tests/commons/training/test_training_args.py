@@ -36,6 +36,7 @@ WINDOW = {"balance_window": 2}
             {"max_tokens_per_micro_batch": 0},
             "max_tokens_per_micro_batch = 0: expected an integer of at",
         ),
+        ({"balance_speed_limit": 1.5}, "balance_speed_limit = 1.5: expected its default without balance_c"),
         ({"max_tokens_per_micro_batch": 2.5}, "max_tokens_per_micro_batch = 2.5: expected an integer"),
     ],
 )
