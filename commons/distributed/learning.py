@@ -172,9 +172,9 @@ class Learning:
 
     def costed(self, samples: LoadedSamples) -> LoadedSamples:
         """Returns the samples with the times that they take as their workloads, in nanoseconds; as they are
-        while their workloads predict no worse."""
+        before anything was learned."""
         cost = self.state.cost
-        if cost.follows_workloads:
+        if self._by_workload_alone or not cost.is_known:
             return samples
         seconds = cost.sample_seconds(samples.tokens, samples.workloads)
         return replace(samples, workloads=np.rint(seconds * 1e9).astype(np.int64))
@@ -199,7 +199,7 @@ class Learning:
         )
         cost = state.cost
         if cost.is_known:
-            unit = cost.coefficients[-1] if cost.follows_workloads else 1e-9
+            unit = cost.coefficients[-1] if self._by_workload_alone else 1e-9
             seconds = plan.loads * unit / state.speeds[:, None]
             plan = replace(plan, predicted_seconds=seconds)
         self._number_of.append((plan, state.plans))

@@ -10,6 +10,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import ArrayLike
 
+from commons.partition.balance import imbalance
 from commons.partition.problem import indices_of_parts, number_of_part, whole_tokens
 from commons.partition.refine import refine, refined
 from commons.partition.workloads import as_integers, as_workloads, check_count
@@ -19,6 +20,8 @@ MAX_TOKENS = 2**53
 # For fewer micro-batches, a rank gets at most this share of the room beyond the mean rank's tokens: packed
 # fuller, its samples seldom divide.
 SHARE_OF_SPARE_TOKENS = 0.75
+# That costs ranks of equal speed 1 to 2%. With others, it must not make a step this many times as long.
+_COSTLY = 1.02
 # The heaviest micro-batch of a rank is light enough this close above what is possible.
 TOLERANCE = 0.005
 
@@ -73,7 +76,7 @@ def balance_micro_batches(
 
     Every rank gets the same number of micro-batches. Where that is more than the tokens need, a placement
     with a cap on the tokens of a rank is tried, too. It is taken if it needs fewer, and costs 1 to 2% of
-    balance.
+    balance; not where speeds differ and it costs more.
 
     Args:
         workloads: `[samples]`, non-negative.
@@ -105,10 +108,14 @@ def balance_micro_batches(
     mean = -(-int(capped.sum()) // num_ranks)
     most = mean + int(SHARE_OF_SPARE_TOKENS * (fewest * samples.max_tokens - mean))
     try:
-        partition = refined(workloads, num_ranks, equal_size, tokens=capped, max_tokens=most, speeds=speeds)
+        even = refined(workloads, num_ranks, equal_size, tokens=capped, max_tokens=most, speeds=speeds)
     except ValueError:  # no placement was found
         return balanced
-    roomy = _divide(samples.on_ranks(partition), 1, int(min_count))
+    if speeds is not None:
+        of_even, of_balanced = (imbalance(workloads, placed, speeds) for placed in (even, partition))
+        if of_even > _COSTLY * of_balanced:
+            return balanced
+    roomy = _divide(samples.on_ranks(even), 1, int(min_count))
     return min(balanced, roomy, key=lambda ranks: len(ranks[0]))
 
 

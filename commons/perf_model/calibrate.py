@@ -57,16 +57,20 @@ class MeasuredSteps:
         """
         rows: list[tuple[float, ...]] = []
         first_step = last_step = 0
+        learned = False
         for number, line in enumerate(path.read_text().splitlines(), 1):
             try:
                 figures = json.loads(line)
                 if figures["kind"] == "start":  # earlier runs may have other settings
-                    rows, first_step, last_step = [], figures["step"], figures["step"]
+                    rows, learned = [], False
+                    first_step = last_step = figures["step"]
                 if figures["kind"] != "train":
                     continue
                 previous, last_step = last_step, figures["step"]
                 if previous < first_step + WARM_UP_STEPS or figures.get("samples_cut"):
                     continue  # a piece costs more than a sample of its tokens
+                if "predicted_ms" in figures and not learned:  # loads are times from here on
+                    rows, learned = [], True
                 names = ("samples_after", "tokens_after", "squared_tokens_after", "loads_after")
                 in_seconds = [milliseconds / 1e3 for milliseconds in figures["compute_ms"]]
                 rows += zip(*(figures[name] for name in names), in_seconds, strict=True)

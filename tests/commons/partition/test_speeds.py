@@ -170,3 +170,10 @@ def test_wrong_speeds_are_named(name, speeds, message):
         FUNCTIONS[name]([1, 2, 3], [0, 0, 1], 2, False, speeds=speeds)
     with pytest.raises(ValueError, match=message):
         imbalance([1, 2, 3], [[0], [1, 2]], speeds)
+
+
+@pytest.mark.parametrize("max_tokens", [150, 300])
+def test_fewer_micro_batches_do_not_cost_speeds(max_tokens):
+    tokens = np.full(60, 10)
+    fast, slow = balance_micro_batches(tokens, tokens, 2, max_tokens, equal_size=False, speeds=[1.0, 0.5])
+    assert [sum(len(batch) for batch in rank) for rank in (fast, slow)] == [40, 20]
