@@ -1,8 +1,10 @@
-"""Writes Markdown tables into pages."""
+"""Writes Markdown tables into pages, and the figures that they show."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 
 def markdown_table(titles: list[str], rows: list[list[str]]) -> str:
@@ -30,3 +32,17 @@ def write_tables(page: Path, benchmark: str, tables: dict[str, str]) -> None:
             raise ValueError(f"{page.name} has no place for the table {name!r}: {begin!r} and {end!r}")
         text = f"{before}{begin}{table}\n{end}{after}"
     page.write_text(text)
+
+
+def publish(
+    figures: dict[str, Any], tables: dict[str, str], result: Path, page: Path, benchmark: str
+) -> None:
+    """Prints the tables, saves the figures as JSON, and writes the tables as `write_tables` does.
+
+    Raises:
+        ValueError: markers are missing.
+    """
+    for name, table in tables.items():
+        print(f"\n{name}\n\n{table}")
+    result.write_text(json.dumps(figures, indent=1) + "\n")
+    write_tables(page, benchmark, tables)

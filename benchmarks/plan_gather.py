@@ -29,7 +29,7 @@ import torch.distributed as dist
 from tqdm import tqdm
 
 from benchmarks.machine import machine, spread
-from benchmarks.markdown import markdown_table, write_tables
+from benchmarks.markdown import markdown_table, publish
 from commons.distributed.channel import Channel
 
 BENCHMARKS = Path(__file__).parent
@@ -49,10 +49,7 @@ def main() -> None:
     measured = [_on_processes(ranks) for ranks in tqdm(RANKS, desc="gathers")]
     figures = {"measured": measured, "model": _model(measured), "machine": machine()}
     tables = {"gloo": _measured_table(measured), "model": _model_table(figures["model"])}
-    for name, table in tables.items():
-        print(f"\n{name}\n\n{table}")
-    RESULT.write_text(json.dumps(figures, indent=1) + "\n")
-    write_tables(README, "plan-gather", tables)
+    publish(figures, tables, RESULT, README, "plan-gather")
 
 
 def _on_processes(ranks: int) -> dict[str, Any]:

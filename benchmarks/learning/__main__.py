@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 
 from benchmarks.learning.table import all_tables, dense_part_figures, slow_rank_figures
 from benchmarks.machine import machine
-from benchmarks.markdown import write_tables
+from benchmarks.markdown import publish
 from benchmarks.torchrun import torchrun
 
 BENCHMARKS = Path(__file__).parents[1]
@@ -33,10 +33,7 @@ def main() -> None:
         "machine": machine(),
     }
     tables = all_tables(figures)
-    for name, table in tables.items():
-        print(f"\n{name}\n\n{table}")
-    RESULT.write_text(json.dumps(figures, indent=1) + "\n")
-    write_tables(README, "learning", tables)
+    publish(figures, tables, RESULT, README, "learning")
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 
 from benchmarks.lookups.table import all_tables
 from benchmarks.machine import machine
-from benchmarks.markdown import write_tables
+from benchmarks.markdown import publish
 from benchmarks.torchrun import torchrun
 
 BENCHMARKS = Path(__file__).parents[1]
@@ -26,10 +26,7 @@ def main() -> None:
         torchrun(RANKS, "benchmarks.lookups.training", measured)
         figures = json.loads(measured.read_text()) | {"machine": machine()}
     tables = all_tables(figures)
-    for name, table in tables.items():
-        print(f"\n{name}\n\n{table}")
-    RESULT.write_text(json.dumps(figures, indent=1) + "\n")
-    write_tables(README, "lookups", tables)
+    publish(figures, tables, RESULT, README, "lookups")
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.machine import machine
-from benchmarks.markdown import write_tables
+from benchmarks.markdown import publish
 from benchmarks.micro_batch import balance, memory
 from benchmarks.torchrun import torchrun
 
@@ -30,10 +30,7 @@ def main() -> None:
         figures["memory"] = json.loads(measured.read_text())
     figures["machine"] = machine()
     tables = balance.tables(figures["balance"]) | {"memory": memory.table(figures["memory"])}
-    for name, table in tables.items():
-        print(f"\n{name}\n\n{table}")
-    RESULT.write_text(json.dumps(figures, indent=1) + "\n")
-    write_tables(README, "micro-batch", tables)
+    publish(figures, tables, RESULT, README, "micro-batch")
     print(f"\nwritten: {RESULT.relative_to(BENCHMARKS.parent)}, {README.relative_to(BENCHMARKS.parent)}")
 
 

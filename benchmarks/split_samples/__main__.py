@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.machine import machine
-from benchmarks.markdown import write_tables
+from benchmarks.markdown import publish
 from benchmarks.split_samples import planning, training
 from benchmarks.torchrun import torchrun
 
@@ -30,10 +30,7 @@ def main() -> None:
             "machine": machine(),
         }
     tables = training.tables(figures) | {"planning": planning.table(figures["planning"])}
-    for name, table in tables.items():
-        print(f"\n{name}\n\n{table}")
-    RESULT.write_text(json.dumps(figures, indent=1) + "\n")
-    write_tables(README, "split-samples", tables)
+    publish(figures, tables, RESULT, README, "split-samples")
     print(f"\nwritten: {RESULT.relative_to(BENCHMARKS.parent)}, {README.relative_to(BENCHMARKS.parent)}")
 
 

@@ -43,7 +43,6 @@ class _Step:
         posted: int64 `[all ranks]`, what ranks posted when this was planned.
         plan_wait_seconds, exchange_seconds: as in the report.
         pieces: places of the rows in their samples, where one is cut.
-        plan_number: of the window, as learning counts plans; 0 without.
     """
 
     number: int
@@ -54,7 +53,6 @@ class _Step:
     plan_wait_seconds: float = 0.0
     exchange_seconds: float = 0.0
     pieces: PlacedPieces | None = None
-    plan_number: int = 0
 
     @property
     def plan(self) -> ShufflePlan:
@@ -242,7 +240,7 @@ class ShuffleStage:
         next_plan = 0
         if self._computed is not None:
             step = self._computed
-            next_plan = step.plan_number + (step.number + 1 == step.window.num_steps)
+            next_plan = learning.number_of(step.window) + (step.number + 1 == step.window.num_steps)
         return learning.saved(next_plan)
 
     def load_learning_state(self, state: dict[str, bytes]) -> None:
@@ -281,7 +279,6 @@ class ShuffleStage:
         window = self._shuffler.plan_with(self._planner, on_host, failure, self.post)
         if not window.has_batch:
             return []
-        plan_number = 0 if self._planner.learning is None else self._planner.learning.number_of(window)
         group_window = window.within(np.array(self._shuffler.group.ranks))
         steps = []
         for number in range(window.num_steps):
@@ -291,7 +288,7 @@ class ShuffleStage:
             if self.loss_reduction == "global_mean":
                 check_global_mean(window.steps[number].num_placed, knows_padding(batch))
             posted = self._planner.posted
-            steps.append(_Step(number, batch, window, group_window, posted, plan_number=plan_number))
+            steps.append(_Step(number, batch, window, group_window, posted))
         return steps
 
 
