@@ -14,7 +14,6 @@ import torch.distributed as dist
 from torch import nn
 
 from commons.gin_values import from_gin
-from commons.perf_model.learned_cost import rank_work
 from commons.training import OptimizerArgs, TrainerArgs, TrainingTask, shard_model
 
 BALANCED = {"enable_balanced_shuffler": True, "balance_equal_rows": False}
@@ -34,7 +33,7 @@ class Arm:
         step_seconds: of the blocks' mean step, for each step.
         compute_seconds: of this rank.
         predicted_seconds: of each rank, None before anything was learned.
-        work: `[ranks, NUM_COLUMNS]`, what ranks computed.
+        loads: `[ranks]`, workloads that ranks computed.
         speeds: of the ranks, as planning took them.
     """
 
@@ -56,7 +55,7 @@ class Arm:
         self.step_seconds: list[float] = []
         self.compute_seconds: list[float] = []
         self.predicted_seconds: list[list[float] | None] = []
-        self.work: list[list[list[float]]] = []
+        self.loads: list[list[float]] = []
         self.speeds: list[list[float]] = []
 
     def run(self, steps: int) -> None:
@@ -69,8 +68,7 @@ class Arm:
             plan = self._pipeline.plan
             predicted = plan.predicted_seconds
             self.predicted_seconds.append(None if predicted is None else predicted[:, 0].tolist())
-            work = rank_work(plan.tokens, plan.workloads, plan.destination, plan.num_ranks)
-            self.work.append(work.tolist())
+            self.loads.append(plan.loads[:, 0].tolist())
             self.speeds.append(self._pipeline.report.rank_speeds.round(4).tolist())
         dist.barrier()
         self.step_seconds += [(time.perf_counter() - start) / steps] * steps
@@ -84,7 +82,7 @@ class Arm:
             "step_seconds": np.round(self.step_seconds[after], 5).tolist(),
             "compute_seconds": np.transpose(everyones).round(5)[after].tolist(),
             "predicted_seconds": self.predicted_seconds[after],
-            "work": self.work[after],
+            "loads": self.loads[after],
             "speeds": self.speeds[after],
         }
 

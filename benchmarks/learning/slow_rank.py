@@ -73,8 +73,6 @@ def main() -> None:
                     bar.update(STEPS_PER_BLOCK)
         measured = {name: arm.measured(WARM_UP_STEPS) for name, arm in arms.items()}
         if rank == 0:
-            for arm in measured.values():
-                del arm["work"]
             Path(sys.argv[1]).write_text(json.dumps({"phases": PHASES, "arms": measured}))
 
 

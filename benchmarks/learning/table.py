@@ -37,6 +37,9 @@ def slow_rank_figures(measured: Record) -> list[Record]:
         record["speeds"] = [np.quantile(of_rank, [0, 0.5, 1]).round(3).tolist() for of_rank in speeds.T]
         times = {name: arm["step_seconds"][counted] for name, arm in arms.items()}
         record["speedup"] = round(float(times["flops"].mean() / times["learned"].mean()), 3)
+        record["speedup_quartiles"] = (
+            np.quantile(times["flops"] / times["learned"], [0.25, 0.75]).round(3).tolist()
+        )
         record["trace"] = arms["learned"]["speeds"][first : first + steps : 4].tolist()
         records.append(record)
         first += steps
@@ -54,11 +57,10 @@ def dense_part_figures(measured: Record) -> Record:
         "repeatability": _median_error(
             _predicted_in_proportion(identical, repeated["compute_seconds"]), seconds["repeated"]
         ),
-        "spread_of_identical_steps": _median_error(np.median(seconds["repeated"], 0), seconds["repeated"]),
         "error": {
             "learned": _median_error(predicted, seconds["learned"]),
             "flops": _median_error(
-                _predicted_in_proportion(np.array(flops["work"])[:, :, -1], flops["compute_seconds"]),
+                _predicted_in_proportion(np.array(flops["loads"]), flops["compute_seconds"]),
                 seconds["flops"],
             ),
         },
@@ -81,7 +83,7 @@ def all_tables(figures: Record) -> dict[str, str]:
             record["phase"],
             f"{record['flops']['step_ms']:.0f}",
             f"{record['learned']['step_ms']:.0f}",
-            f"{record['speedup']:.2f}",
+            "{:.2f} ({:.2f} to {:.2f})".format(record["speedup"], *record["speedup_quartiles"]),
             f"{record['flops']['compute_ms'][0] / record['flops']['compute_ms'][1]:.2f}",
             f"{record['flops']['imbalance']:.3f} / {record['learned']['imbalance']:.3f}",
             " / ".join("{1:.2f} ({0:.2f} to {2:.2f})".format(*of_rank) for of_rank in record["speeds"]),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from commons.distributed.shuffler_settings import ShufflerSettings
+from commons.distributed.shuffler_settings import LEARNED, LEARNED_COST_FILE, ShufflerSettings
 
 AS_LOADED, REFINED, REBALANCE, WINDOW = "as_loaded", "refined", "rebalance", "window"
 REBALANCE_GROUPS = "rebalance_groups"
@@ -45,7 +45,8 @@ class Strategy:
         if self.settings is not None:
             values["enable_balanced_shuffler"] = True
             if self.cost_file is not None:
-                values["balance_cost"] = str(self.cost_file)
+                is_learned = self.cost_file.name == LEARNED_COST_FILE  # training goes on learning
+                values["balance_cost"] = LEARNED if is_learned else str(self.cost_file)
             for setting in fields(self.settings):
                 value = getattr(self.settings, setting.name)
                 # The partitioner always, because the gin file may have another one.

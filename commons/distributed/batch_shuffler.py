@@ -434,7 +434,8 @@ class BatchShuffler(ABC):
 
         Args:
             plan: of the step, among the last that were planned.
-            seconds: of forward and backward, without waits for other ranks; on CUDA, by events.
+            seconds: of forward and backward, or of the forward alone, without waits for other ranks; on CUDA,
+                by events.
 
         Raises:
             ValueError: the plan is not among the last; the time is not a finite number above 0; or costs are
@@ -471,6 +472,10 @@ class BatchShuffler(ABC):
 
         Args:
             state: what this rank saved, or without "times" what another rank saved.
+
+        Raises:
+            ValueError: `state` is no such thing.
+            RuntimeError: a step has been planned.
         """
         if self.planner.learning is not None and state:
             self.planner.learning.restore(state)

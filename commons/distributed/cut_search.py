@@ -78,7 +78,7 @@ def _is_balanced(
 
     That the lower bound tells only for equal speeds: with others, it is well below what can be reached.
     """
-    if partitioning.largest_load(samples, rank) <= highest:
+    if partitioning.longest_time(samples, rank) <= highest:
         return True
     if partitioning.speeds is not None:
         return False
@@ -197,7 +197,7 @@ def _cut_by_tokens(
             times = partitioning.times(np.bincount(rank, made.workloads, minlength=samples.num_ranks))
             further = _largest_on(np.flatnonzero(times > highest), made.workloads, rank, sample_of)
             further = further[num_pieces[further] < most[further]]
-            if best is None or times.max() <= partitioning.largest_load(*best):
+            if best is None or times.max() <= partitioning.longest_time(*best):
                 best = _cut_where_ranks_change(samples, cutting, numbers, items, rank)
             if is_last or not further.size:
                 return best

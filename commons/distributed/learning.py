@@ -21,7 +21,7 @@ import numpy as np
 from commons.distributed.loaded_samples import LoadedSamples
 from commons.distributed.shuffle_plan import ShufflePlan
 from commons.perf_model import MeasuredCost
-from commons.perf_model.learned_cost import NUM_COLUMNS, LearnedCost, SpeedRule, rank_work, refitted
+from commons.perf_model.learned_cost import NUM_COLUMNS, LearnedCost, followed_speed, rank_work, refitted
 
 logger = logging.getLogger(__name__)
 # A pipeline plans up to this many steps before the one that it runs, and has to be done with the one whose
@@ -109,8 +109,8 @@ class Learning:
         self._by_workload_alone = by_workload_alone
         self._num_ranks, self._rank, self._window = num_ranks, rank, window
         self._hosts, self._names = hosts, names
-        self._rule = SpeedRule(speed_limit)
-        # Plans from one to the one that its times enter.
+        self._speed_limit = speed_limit
+        # Plans from one to the one that its times enter: its own steps, those ahead of it, and one to spare.
         self._delay = 2 + math.ceil(_STEPS_AHEAD / window)
         self._most_steps = min(max(_TIMES // num_ranks, _FEWEST_STEPS), _MOST_STEPS)
         self.state = Learned.nothing(num_ranks, window)
@@ -120,6 +120,7 @@ class Learning:
         # States before the last plans, likewise.
         self._states: dict[int, Learned] = {}
         self._named: set[int] = set()
+        self._last_timed = 0  # the plan that times last entered
 
     @property
     def num_posted(self) -> int:
@@ -139,7 +140,7 @@ class Learning:
         state = self.state
         state = self._states.setdefault(state.plans, state)  # as it was, if the plan failed and is made again
         self._states.pop(state.plans - 2 * self._delay, None)
-        speed = self._rule.followed(float(state.speeds[self._rank]), self._own_ratios())
+        speed = followed_speed(float(state.speeds[self._rank]), self._own_ratios(), self._speed_limit)
         cost = state.cost
         if self._rank == 0 and state.plans % _PLANS_PER_FIT == 0:
             cost = refitted(cost, state.work, state.seconds, self._by_workload_alone)
@@ -163,10 +164,13 @@ class Learning:
                 seconds=np.concatenate([state.seconds, seconds[ran]])[-keep:],
                 in_flight=state.in_flight[1:],
             )
-        if state.plans == 4 * self._delay and not len(state.work) and self._rank == 0:
+            if ran.any():
+                self._last_timed = state.plans
+        if state.plans - self._last_timed == 4 * self._delay and self._rank == 0:
             logger.warning(
-                f'cost="learned" got no times in {state.plans} plans: in a loop of your own, every rank '
-                "calls record(plan, seconds) after each step. Until then, costs are workloads"
+                f'cost="learned" got no times from all ranks in the last {4 * self._delay} plans: in a loop '
+                "of your own, every rank calls record(plan, seconds) after each step. Until then, costs and "
+                "speeds stay as they are"
             )
         self.state = self._with_slow_ranks(state)
 
@@ -250,13 +254,24 @@ class Learning:
 
     def restore(self, saved: dict[str, bytes]) -> None:
         """Restores what `saved` returned. Another number of ranks, or another host, drops the speeds, and all
-        times with them; so do missing "times"."""
+        times with them; so do missing "times".
+
+        Raises:
+            ValueError: "learned" is missing.
+            RuntimeError: steps have been planned.
+        """
+        if "learned" not in saved:
+            raise ValueError(
+                f'what was learned has the keys {sorted(saved)}; expected "learned" and "times", as '
+                "learning_state returned them"
+            )
+        if self._number_of:
+            raise RuntimeError(
+                f"load_learning_state came after {self.state.plans} plans; call it before the first"
+            )
         arrays, times = _from_bytes(saved["learned"]), saved.get("times")
         cost = LearnedCost(arrays["coefficients"])
         fits = arrays["in_flight"].shape[1:3] == (self._window, self._num_ranks)
-        self._times.clear()
-        self._states.clear()
-        self._number_of.clear()
         if times is None or not fits or arrays["hosts"].tolist() != list(self._hosts):
             self.state = replace(Learned.nothing(self._num_ranks, self._window), cost=cost)
             return
@@ -264,6 +279,7 @@ class Learning:
             cost=cost, plans=int(arrays["plans"]), **{name: arrays[name] for name in _ARRAYS}
         )
         of_plans = _from_bytes(times)["times"].tolist()
+        self._last_timed = self.state.plans
         first = self.state.plans - len(of_plans)
         self._times = {first + number: of_plan for number, of_plan in enumerate(of_plans)}
 

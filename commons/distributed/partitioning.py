@@ -49,7 +49,7 @@ class Partitioning:
         if samples.groups is not None and self.settings.takes("groups"):
             return rank_of
         home = samples.home
-        stays = self.allows(samples, home) and self.largest_load(samples, home) <= self.largest_load(
+        stays = self.allows(samples, home) and self.longest_time(samples, home) <= self.longest_time(
             samples, rank_of
         )
         return home.copy() if stays else rank_of
@@ -83,7 +83,7 @@ class Partitioning:
         max_tokens = self.settings.max_tokens
         return max_tokens is None or bool(np.bincount(rank_of, samples.tokens, 1).max() <= max_tokens)
 
-    def largest_load(self, samples: LoadedSamples, rank_of: np.ndarray) -> float:
+    def longest_time(self, samples: LoadedSamples, rank_of: np.ndarray) -> float:
         """Returns the largest load ÷ speed, where the samples are on these ranks, int64 `[samples]`.
 
         It adds one by one, as bincount does, so that all processors get the same last bit.

@@ -20,13 +20,14 @@ from commons.distributed.shuffle_plan import ShufflePlan
 from commons.distributed.shuffler_settings import ShufflerSettings
 from commons.distributed.verify import check_plans
 from commons.named_ranges import named_range
+from commons.partition import lower_bound
 from commons.partition.balance import relative_to_mean
 from commons.sequence_batch import BaseBatch, containers
 from commons.sequence_batch.sample_rows import SampleRows
 
 logger = logging.getLogger(__name__)
 RowCounts = Mapping[str, Counter]
-# Loads follow speeds if the slowest rank takes at most this share longer than the mean.
+# Loads follow speeds if the slowest rank takes at most this share longer than the samples require.
 _FOLLOWED = 0.05
 
 
@@ -236,8 +237,13 @@ class Planner:
         settings, reason = self._settings, None
         if settings.window == 1 and not settings.takes("speeds"):
             reason = f'partitioner={settings.partitioner!r} takes no speeds: choose "rebalance"'
-        elif settings.equal_rows and relative_to_mean(plan.loads[:, 0], plan.speeds) > 1 + _FOLLOWED:
-            reason = "equal_rows=True gives every rank as many samples: set equal_rows=False"
+        elif not self._follows_speeds(plan):
+            if settings.equal_rows:
+                reason = "equal_rows=True gives every rank as many samples: set equal_rows=False"
+            elif settings.max_rows is not None:
+                reason = f"max_rows={settings.max_rows} leaves a fast rank no room: raise it"
+            elif settings.max_tokens is not None:
+                reason = f"max_tokens={settings.max_tokens} leaves a fast rank no room: raise it"
         if reason is not None:
             self._explained_speeds = True
             slowest, fastest = plan.speeds.min(), plan.speeds.max()
@@ -245,6 +251,13 @@ class Planner:
                 f"ranks differ in speed, by {fastest / slowest:.2f} times, and loads cannot follow, because "
                 f"{reason}"
             )
+
+    @staticmethod
+    def _follows_speeds(plan: ShufflePlan) -> bool:
+        """Whether the first step is about as balanced as its samples allow."""
+        samples = plan.workloads[plan.step == 0]
+        bound = lower_bound(samples, plan.num_ranks, equal_size=False, speeds=plan.speeds)
+        return relative_to_mean(plan.loads[:, 0], plan.speeds) <= (1 + _FOLLOWED) * bound
 
     def _name_sample_above_cap(self, plan: ShufflePlan) -> None:
         """Warns of a sample that takes a micro-batch of its own, if it is longer than all named before."""

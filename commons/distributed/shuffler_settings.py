@@ -27,6 +27,8 @@ PARTITIONERS: dict[str, Callable[..., list[np.ndarray]]] = {
 
 # The cost that follows the times of the training's steps.
 LEARNED = "learned"
+# In `TrainerArgs.log_dir`: written at the end of a run that learns costs, read by the advisor.
+LEARNED_COST_FILE = "learned_cost.json"
 
 
 @dataclass(frozen=True)

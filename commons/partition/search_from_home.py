@@ -106,15 +106,17 @@ def move(
 
     Where that fails, the target becomes (1 + tolerance) × the longest time of a search from scratch, and a
     tenth of the tolerance more, because the last step to it would take more moves than all before; but no
-    more than the longest time of differencing. Where that fails, too, the partition from scratch is taken.
+    more than the longest time of differencing. Where that fails, too, the partition from scratch is taken, or
+    the one given if that is better: speeds or `max_tokens` can make it so.
     """
+    given = part_of.copy()
     parts = make_parts(work, tokens, part_of, base_of(speeds, target))
     if not _lighten(parts, limits, costs, target, False):
         scratch = refined_from_scratch(work, tokens, speeds, limits, 0.0)
-        longest = longest_time(sum_per_part(work, part_of, len(speeds)), speeds)
-        attained = longest
+        at_first = _longest_time(work, given, speeds)
+        attained = longest = min(at_first, _longest_time(work, part_of, speeds))
         if scratch[-1] != NONE:
-            attained = longest_time(sum_per_part(work, scratch, len(speeds)), speeds)
+            attained = _longest_time(work, scratch, speeds)
         relaxed = min(int(min(attained * (1 + 1.1 * tolerance), 2.0**61)), longest)
         relaxed = max(target, min(relaxed, time_by_differencing(work, tokens, speeds, limits)))
         is_there = attained <= target and _lighten(parts, limits, costs, target, True)
@@ -123,10 +125,19 @@ def move(
             if are_unequal(speeds):
                 parts = make_parts(work, tokens, part_of, base_of(speeds, target))
             is_there = _lighten(parts, limits, costs, target, True)
-        if not is_there and scratch[-1] != NONE:
-            part_of[:] = nearest_home(scratch, costs, speeds)
+        if not is_there:
+            reached = _longest_time(work, part_of, speeds)
+            if scratch[-1] != NONE and attained <= min(at_first, reached):
+                part_of[:] = nearest_home(scratch, costs, speeds)
+            elif at_first < reached:
+                part_of[:] = given
             parts = make_parts(work, tokens, part_of, base_of(speeds, target))
     _send_home(parts, limits, costs, target)
+
+
+@compiled
+def _longest_time(work: np.ndarray, part_of: np.ndarray, speeds: np.ndarray) -> int:
+    return longest_time(sum_per_part(work, part_of, len(speeds)), speeds)
 
 
 @compiled

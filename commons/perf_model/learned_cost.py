@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from commons.perf_model.measured_cost import MeasuredCost
+from commons.perf_model.nonnegative_fit import fitted, nonnegative_least_squares
 
 # Numbers of a rank's step: samples, tokens, squared tokens, and workload. They add up over samples. There is
 # no constant: on a rank with less to compute, it could not be told from a lower speed.
@@ -15,19 +16,21 @@ _WORKLOAD = NUM_COLUMNS - 1
 _ALL = list(range(NUM_COLUMNS))
 # A fit takes at least this many times, of all ranks and steps together.
 LEAST_TIMES = 24
-# More than this many are thinned out.
-_MOST_TIMES = 4096
 # This share of the steps, the newest, judges what was fitted to the others.
 _JUDGED = 0.25
 # Learned costs take over once their error is at most this share of the workloads', and the other way round.
 # In between, nothing changes.
 _BETTER = 0.97
-# Refits with less weight on times far off the curve, which something else caused.
 _REWEIGHTINGS = 5
 # Turns in which speeds and costs are told apart, and steps on either side that a speed is the median of.
 _TURNS, _AROUND = 2, 4
 # Weight of the last coefficients, as a share of the weight of all steps: it decides where steps do not.
 _PRIOR = 1e-4
+# Smaller changes of a speed than this, and those within three standard errors of the median, are noise. (The
+# error is that of independent steps; a busy host slows a few in a row.)
+_LEAST_CHANGE = 0.03
+# A speed changes by at most this share per plan.
+MOST_CHANGE = 0.1
 
 
 @dataclass(frozen=True)
@@ -79,7 +82,8 @@ class LearnedCost:
         scale = np.maximum(of_tokens.max(0), 1.0)
         scaled = of_tokens / scale
         gram, moments = scaled.T @ scaled, scaled.T @ work.reshape(-1, NUM_COLUMNS)[:, _WORKLOAD]
-        workload = _nonnegative(gram + 1e-12 * np.trace(gram) * np.eye(len(gram)), moments) / scale
+        ridge = 1e-12 * np.trace(gram) * np.eye(len(gram))
+        workload = nonnegative_least_squares(gram + ridge, moments) / scale
         *of_sample, per_workload = self.coefficients.tolist()
         of_sample = [cost + per_workload * part for cost, part in zip(of_sample, workload, strict=True)]
         measured = MeasuredCost(0.0, *of_sample)
@@ -121,14 +125,14 @@ def refitted(
     if seconds.size < LEAST_TIMES:
         return cost
     normalized = seconds * speeds_then(cost, work, seconds)
-    by_workload = _fitted(work, normalized, cost.coefficients, [_WORKLOAD])
+    by_workload = _fitted_columns(work, normalized, cost.coefficients, [_WORKLOAD])
     first_judged = len(work) - max(int(len(work) * _JUDGED), 1)
     if by_workload_alone or first_judged < 2:
         return LearnedCost(by_workload)
     before, judged = slice(first_judged), slice(first_judged, None)
     errors = [
         median_error(
-            work[judged] @ _fitted(work[before], normalized[before], cost.coefficients, columns),
+            work[judged] @ _fitted_columns(work[before], normalized[before], cost.coefficients, columns),
             normalized[judged],
         )
         for columns in (_ALL, [_WORKLOAD])
@@ -136,7 +140,7 @@ def refitted(
     share = _BETTER if cost.follows_workloads else 1 / _BETTER
     if errors[0] > share * errors[1]:
         return LearnedCost(by_workload)
-    return LearnedCost(_fitted(work, normalized, cost.coefficients, _ALL))
+    return LearnedCost(_fitted_columns(work, normalized, cost.coefficients, _ALL))
 
 
 def speeds_then(cost: LearnedCost, work: np.ndarray, seconds: np.ndarray) -> np.ndarray:
@@ -149,8 +153,8 @@ def speeds_then(cost: LearnedCost, work: np.ndarray, seconds: np.ndarray) -> np.
     if cost.is_known:
         speeds = _smoothed(cost.rank_seconds(work) / seconds)
     for _ in range(_TURNS):
-        fitted = _fitted(work, seconds * speeds, cost.coefficients, _ALL)
-        speeds = _smoothed(work @ fitted / seconds)
+        of_parts = _fitted_columns(work, seconds * speeds, cost.coefficients, _ALL)
+        speeds = _smoothed(work @ of_parts / seconds)
     return speeds
 
 
@@ -168,94 +172,45 @@ def median_error(predicted: np.ndarray, measured: np.ndarray) -> float:
     return float(np.median(np.abs(predicted / measured - 1)))
 
 
-def _fitted(work: np.ndarray, seconds: np.ndarray, last: np.ndarray, columns: list[int]) -> np.ndarray:
-    """float64 `[NUM_COLUMNS]`: non-negative coefficients of some columns, the others 0, with small absolute
-    relative errors.
+def _fitted_columns(
+    work: np.ndarray, seconds: np.ndarray, last: np.ndarray, columns: list[int]
+) -> np.ndarray:
+    """float64 `[NUM_COLUMNS]`: coefficients of some columns, the others 0.
 
     `work` is `[..., NUM_COLUMNS]`, `seconds` `[...]`, `last` `[NUM_COLUMNS]`.
     """
-    every = -(-seconds.size // _MOST_TIMES)
-    work, seconds = work.reshape(-1, NUM_COLUMNS)[::every], seconds.reshape(-1)[::every]
+    work, seconds = work.reshape(-1, NUM_COLUMNS), seconds.reshape(-1)
     coefficients = last.copy() if columns == _ALL else np.zeros(NUM_COLUMNS)
     columns = [column for column in columns if work[:, column].any()]
     if not columns:
         return coefficients
-    relative = work[:, columns] / seconds[:, None]
-    scale = relative.mean(0)
-    scaled = relative / scale
-    prior = last[columns] * scale
-    if prior.sum() > 0:
-        prior /= prior.sum()  # how times divide among the columns, whatever their level
-    else:
-        prior[-1] = 1.0
-    weights = np.ones(len(seconds))
-    for _ in range(_REWEIGHTINGS):
-        weighted = scaled * weights[:, None]
-        strength = _PRIOR * float(weights @ weights)
-        gram = weighted.T @ weighted + strength * np.eye(len(columns))
-        found = _nonnegative(gram, weighted.T @ weights + strength * prior)
-        weights = 1 / np.sqrt(np.maximum(np.abs(scaled @ found - 1), 1e-3))
-    coefficients[columns] = found / scale
+    parts = (work[:, columns] / seconds[:, None]).mean(0)
+    prior = last[columns]
+    if not prior.any():
+        prior = np.eye(len(columns))[-1] / parts[-1]
+    prior = prior / (prior @ parts)  # how times divide among the columns, whatever their level
+    coefficients[columns] = fitted(work[:, columns], seconds, _REWEIGHTINGS, prior, _PRIOR)
     return coefficients
 
 
-def _nonnegative(gram: np.ndarray, moments: np.ndarray) -> np.ndarray:
-    """Solves least squares for non-negative coefficients, given columnsᵀ·columns and columnsᵀ·target.
+def followed_speed(speed: float, ratios: np.ndarray, limit: float) -> float:
+    """Returns a rank's speed for the next plan: it follows times slowly, and not where noise explains them.
 
-    Source: Bro and De Jong, "A Fast Non-Negativity-Constrained Least Squares Algorithm", 1997.
-    """
-    found, is_free = np.zeros(len(moments)), np.zeros(len(moments), dtype=bool)
-    for _ in range(3 * len(moments)):
-        gain = np.where(is_free, -np.inf, moments - gram @ found)
-        if gain.max() <= 1e-12 * np.abs(moments).max():
-            break
-        is_free[np.argmax(gain)] = True
-        while True:
-            solved = np.zeros_like(found)
-            solved[is_free] = np.linalg.solve(gram[np.ix_(is_free, is_free)], moments[is_free])
-            below = is_free & (solved <= 0)
-            if not below.any():
-                found = solved
-                break
-            found += (found[below] / (found[below] - solved[below])).min() * (solved - found)
-            is_free &= found > 1e-15
-            found[~is_free] = 0.0
-    return found
-
-
-@dataclass(frozen=True)
-class SpeedRule:
-    """How a rank's speed follows its times: slowly, within limits, and not where noise explains them.
-
-    Attributes:
+    Args:
+        speed: the last one.
+        ratios: float64 `[steps]`, predicted ÷ measured time of the rank, relative to the median rank of the
+            step; above 0.
         limit: speeds stay within 1 / limit and limit.
     """
-
-    limit: float
-
-    # Smaller changes than this, and those within three standard errors of the median, are noise. (The error
-    # is that of independent steps; a busy host slows a few in a row.)
-    LEAST_CHANGE = 0.03
-    # A speed changes by at most this share per plan.
-    MOST_CHANGE = 0.1
-
-    def followed(self, speed: float, ratios: np.ndarray) -> float:
-        """Returns the speed for the next plan.
-
-        Args:
-            speed: the rank's last one.
-            ratios: float64 `[steps]`, predicted ÷ measured time of the rank, relative to the median rank of
-                the step; above 0.
-        """
-        if not len(ratios):
-            return speed
-        estimate = float(np.median(ratios))
-        # Of a median, 1.25 σ/√n; σ is 1.48 × the median absolute deviation.
-        error = 1.25 * 1.48 * float(np.median(np.abs(ratios - estimate))) / estimate / np.sqrt(len(ratios))
-        noise = max(self.LEAST_CHANGE, 3 * error)
-        if abs(estimate - 1) <= (noise if speed == 1.0 else noise / 2):  # not to and fro
-            estimate = 1.0
-        estimate = min(max(estimate, 1 / self.limit), self.limit)
-        if abs(estimate / speed - 1) <= noise and estimate != 1.0:
-            return speed
-        return speed * min(max(estimate / speed, 1 - self.MOST_CHANGE), 1 + self.MOST_CHANGE)
+    if not len(ratios):
+        return speed
+    estimate = float(np.median(ratios))
+    # Of a median, 1.25 σ/√n; σ is 1.48 × the median absolute deviation.
+    error = 1.25 * 1.48 * float(np.median(np.abs(ratios - estimate))) / estimate / np.sqrt(len(ratios))
+    noise = max(_LEAST_CHANGE, 3 * error)
+    if abs(estimate - 1) <= (noise if speed == 1.0 else noise / 2):  # not to and fro
+        estimate = 1.0
+    estimate = min(max(estimate, 1 / limit), limit)
+    if abs(estimate / speed - 1) <= noise and estimate != 1.0:
+        return speed
+    return speed * min(max(estimate / speed, 1 - MOST_CHANGE), 1 + MOST_CHANGE)

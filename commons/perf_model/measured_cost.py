@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import json
 import math
 from dataclasses import dataclass
@@ -11,11 +10,12 @@ from pathlib import Path
 
 import numpy as np
 
+from commons.perf_model.nonnegative_fit import fitted
 from commons.perf_model.token_counts import Tokens, as_token_counts
 
 _KIND = "measured cost"
 LEAST_STEPS = 4  # one per coefficient
-# Refits with less weight on steps far off the curve, which something else slowed down.
+# Converges to the smallest sum of absolute errors.
 _REWEIGHTINGS = 30
 
 
@@ -117,12 +117,8 @@ class MeasuredCost:
         same_samples = (samples[took_time] == samples[took_time][0]).all()
         of_samples = np.zeros_like(samples) if same_samples else samples
         columns = np.stack([np.ones_like(seconds), of_samples, tokens, squared], 1)[took_time]
-        relative = columns / seconds[took_time, None]
-        weights = np.ones(len(relative))
-        for _ in range(_REWEIGHTINGS):  # converges to the smallest sum of absolute errors
-            coefficients = _smallest_squares(relative * weights[:, None], weights)
-            errors = np.abs(relative @ coefficients - 1)
-            weights = 1 / np.sqrt(np.maximum(errors, 1e-3))
+        coefficients = fitted(columns, seconds[took_time], _REWEIGHTINGS)
+        errors = np.abs(columns @ coefficients / seconds[took_time] - 1)
         per_step, per_sample, per_token, per_squared_token = coefficients.tolist()
         if not coefficients[1:].any():
             raise ValueError(
@@ -132,24 +128,3 @@ class MeasuredCost:
         return MeasuredCost(
             per_step, per_sample, per_token, per_squared_token, median_error=float(np.median(errors))
         )
-
-
-def _smallest_squares(columns: np.ndarray, target: np.ndarray) -> np.ndarray:
-    """Solves nonnegative least squares of columns `[steps, 4]` against a target `[steps]`.
-
-    In the optimum some coefficients are 0, and the others solve the unconstrained problem. Tries all subsets.
-    """
-    scale = np.abs(columns).max(0)
-    best, best_error = np.zeros(columns.shape[1]), math.inf
-    not_zero = np.flatnonzero(scale)  # the coefficient of a zero column would be rounding noise
-    scale[scale == 0] = 1.0
-    for size in range(1, len(not_zero) + 1):
-        for chosen in itertools.combinations(not_zero, size):
-            part = (columns / scale)[:, chosen]
-            found = np.linalg.lstsq(part, target, rcond=None)[0]
-            error = float(((part @ found - target) ** 2).sum())
-            if (found >= 0).all() and error < best_error:
-                best_error = error
-                best = np.zeros(columns.shape[1])
-                best[list(chosen)] = found / scale[list(chosen)]
-    return best

@@ -16,11 +16,11 @@ import torch.distributed as dist
 
 from commons.distributed import BalanceReport, BatchShuffler, ShufflePlan
 from commons.distributed.key_fetch import PlacedPieces
+from commons.distributed.learning import Learning
 from commons.distributed.loaded_memory import LoadedMemory
 from commons.distributed.loss_reduction import check_global_mean, check_reduction, loss_sum
 from commons.distributed.plan_ahead import PlanAhead
 from commons.named_ranges import named_range
-from commons.perf_model import MeasuredCost
 from commons.pipeline.compute_clock import ComputeSpan
 from commons.pipeline.micro_batch_forward import losses_and_output, run_micro_batches
 from commons.sequence_batch.sample_rows import knows_padding
@@ -217,24 +217,24 @@ class ShuffleStage:
         return self._shuffler.settings.split
 
     @property
-    def learns(self) -> bool:
-        """Whether costs are learned, from what `record` takes."""
-        return self._planner.learning is not None
+    def learning(self) -> Learning | None:
+        """Of costs and speeds, from what `record` takes; None if they are not learned."""
+        return self._planner.learning
 
     def record(self, span: ComputeSpan | None) -> None:
         """Takes the compute time of the last step; None if it was not measured."""
         step = self.last_step
-        if span is not None and self._planner.learning is not None:
+        if span is not None and self.learning is not None:
             waited = 0.0 if step.pieces is None else step.pieces.seconds
             time = span if step.pieces is None else max(span.seconds() - waited, 0.0)
-            self._planner.learning.record(step.window, step.number, time)
+            self.learning.record(step.window, step.number, time)
 
     def learning_state(self) -> dict[str, bytes]:
         """Returns what was learned, and this rank's times that no plan has used yet; empty without learning.
 
         A run that loads it plans the next steps as this one does.
         """
-        learning = self._planner.learning
+        learning = self.learning
         if learning is None:
             return {}
         next_plan = 0
@@ -242,15 +242,6 @@ class ShuffleStage:
             step = self._computed
             next_plan = learning.number_of(step.window) + (step.number + 1 == step.window.num_steps)
         return learning.saved(next_plan)
-
-    def load_learning_state(self, state: dict[str, bytes]) -> None:
-        """Restores `learning_state`, before the first step."""
-        if self._planner.learning is not None and state:
-            self._planner.learning.restore(state)
-
-    def measured_cost(self) -> MeasuredCost | None:
-        """Returns the learned cost by tokens; None if there is none."""
-        return None if self._planner.learning is None else self._planner.learning.measured_cost()
 
     @property
     def rank(self) -> int:

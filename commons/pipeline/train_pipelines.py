@@ -60,17 +60,21 @@ class _WithStage:
 
         Args:
             state: what this rank saved, or without "times" what another rank saved.
+
+        Raises:
+            ValueError, RuntimeError: see `BatchShuffler.load_learning_state`.
         """
-        self._stage.load_learning_state(state)
+        if self._stage.learning is not None and state:
+            self._stage.learning.restore(state)
 
     def measured_cost(self) -> MeasuredCost | None:
-        """Returns the learned cost by tokens, as a calibration measures it; None without `cost="learned"`, or
+        """Returns the learned cost by tokens, for `MeasuredCost.save`; None without `cost="learned"`, or
         before anything was learned."""
-        return self._stage.measured_cost()
+        return None if self._stage.learning is None else self._stage.learning.measured_cost()
 
     def _learn(self) -> None:
         """Times steps if costs are learned from them; construction ends with it."""
-        if self._stage.learns:
+        if self._stage.learning is not None:
             check_waits(self._model, self._device, self._stage.cuts_samples, self._stage.loss_reduction)
             self.time_steps()
 
@@ -79,7 +83,7 @@ class _WithStage:
             self._clock.begin()
 
     def _end_step(self) -> None:
-        if self._stage.learns:
+        if self._stage.learning is not None:
             self._stage.record(self.compute_span)
 
     @property

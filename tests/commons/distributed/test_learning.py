@@ -201,13 +201,17 @@ def _errors() -> list[str]:
         error_of(LengthShuffler, cost="learned", speed_limit=0.5),
         error_of(LengthShuffler(cost="learned", window=2).record, plans[-1], 1.0),
         error_of(IdentityShuffler, cost="learned"),
+        error_of(LengthShuffler(cost="learned").load_learning_state, {"times": b""}),
+        error_of(shuffler.load_learning_state, shuffler.learning_state(plans[-1])),
     ]
 
 
 def test_errors(pools):
-    for no_cost, old, unsaved, nan, zero, one, unknown, limit, below, window, identity in pools(2).run(
-        _errors
-    ):
+    for no_cost, old, unsaved, nan, zero, one, unknown, limit, below, window, identity, *loads in pools(
+        2
+    ).run(_errors):
+        assert "has the keys ['times']; expected" in loads[0]
+        assert "load_learning_state came after 30 plans; call it before the first" in loads[1]
         assert old == unsaved and "is for steps that are planned one by one, and window=2" in window
         assert 'cost="learned" has no effect on an IdentityShuffler' in identity
         assert 'record is for cost="learned", and this LengthShuffler has another cost' in no_cost
@@ -219,23 +223,21 @@ def test_errors(pools):
         assert "speed_limit=0.5: expected 1 to" in below
 
 
-def _warnings(settings: dict[str, Any], records: bool) -> list[str]:
+def _warnings(settings: dict[str, Any], recorded: int) -> list[str]:
     with (
         warnings_of("commons.distributed.planner") as of_plans,
         warnings_of("commons.distributed.learning") as told,
     ):
         shuffler = LengthShuffler(cost="learned", **settings)
-        if records:
-            _train(shuffler, 0, 120, [1.0, 0.5])
-        else:
-            for _ in range(40):
-                shuffler.plan(_batch(0))
+        _train(shuffler, 0, recorded, [1.0, 0.5])
+        for _ in range(120 - recorded):
+            shuffler.plan(_batch(0))
     return [*of_plans, *told]
 
 
 def test_what_keeps_loads_from_following_is_said_once(pools):
     pool = pools(2)
-    equal, second = pool.run(_warnings, {}, True)
+    equal, second = pool.run(_warnings, {}, 120)
     assert second == []
     assert (
         len(equal) == 2
@@ -243,5 +245,14 @@ def test_what_keeps_loads_from_following_is_said_once(pools):
     )
     slow = [line for line in equal if "times as fast as the other rank" in line]
     assert [line[:10] for line in slow] == ["rank 1 on "]
-    (none,), _ = pool.run(_warnings, {"equal_rows": False}, False)
-    assert 'cost="learned" got no times in' in none
+    for limit in ("max_rows", "max_tokens"):
+        tight = ROWS + 1 if limit == "max_rows" else ROWS * 1300
+        limited, _ = pool.run(_warnings, {"equal_rows": False, limit: tight}, 120)
+        assert sum(f"{limit}={tight} leaves a fast rank no room" in line for line in limited) == 1
+
+
+@pytest.mark.parametrize("recorded", [0, 40])
+def test_missing_times_are_named_once(pools, recorded):
+    told, second = pools(2).run(_warnings, {"equal_rows": False}, recorded)
+    assert sum('cost="learned" got no times from all ranks in' in line for line in told) == 1
+    assert second == []

@@ -19,7 +19,7 @@ from commons.partition import (
     refine,
     refined,
 )
-from tests.commons.partition.checks import as_lists, check_partition, keeps
+from tests.commons.partition.checks import as_lists, check_partition, keeps, part_of
 from tests.commons.partition.drawn_workloads import PARTS, WORKLOADS, caps, homes
 from tests.commons.partition.exhaustive import best_time
 from tests.commons.partition.test_never_worse import LENGTHS
@@ -100,6 +100,28 @@ def test_no_draw_is_worse_than_differencing_with_the_heaviest_part_on_the_fastes
         home = np.repeat(np.arange(ranks), rows)
         moved = rebalance(workloads, home, ranks, TOLERANCE, equal_size=equal_size, speeds=speeds)
         assert imbalance(workloads, moved, speeds) <= max(peers, (1 + TOLERANCE) * bound) * ROUNDING, case
+
+
+@pytest.mark.parametrize("equal_size", [True, False])
+def test_rebalancing_is_never_worse_than_a_good_home_under_its_own_limits(equal_size):
+    rng = np.random.default_rng(0)
+    for draw in range(600):
+        ranks, rows = int(rng.integers(2, 9)), int(rng.integers(1, 7))
+        workloads, tokens = rng.integers(1, rng.choice([5, 100]), (2, ranks * rows))
+        speeds = rng.uniform(0.3, 3, ranks)
+        at_home = refined(workloads, ranks, equal_size, speeds=speeds)
+        moved = rebalance(
+            workloads,
+            part_of(at_home),
+            ranks,
+            tolerance=0.0,
+            equal_size=equal_size,
+            tokens=tokens,
+            max_tokens=int(loads(tokens, at_home).max()),
+            speeds=speeds,
+        )
+        times = [imbalance(workloads, partition, speeds) for partition in (moved, at_home)]
+        assert times[0] <= times[1] * ROUNDING, f"draw {draw}"
 
 
 @settings(max_examples=150, deadline=None)

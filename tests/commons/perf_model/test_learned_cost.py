@@ -7,9 +7,10 @@ import pytest
 
 from commons.perf_model.learned_cost import (
     LEAST_TIMES,
+    MOST_CHANGE,
     NUM_COLUMNS,
     LearnedCost,
-    SpeedRule,
+    followed_speed,
     median_error,
     rank_work,
     refitted,
@@ -119,10 +120,10 @@ def test_costs_of_samples_add_up_to_those_of_ranks():
 )
 def test_a_speed_comes_to_what_was_measured_and_stays_there(ratio, expected):
     rng = np.random.default_rng(6)
-    rule, speed, trace = SpeedRule(limit=3.0), 1.0, []
+    speed, trace = 1.0, []
     for _ in range(60):
-        last, speed = speed, rule.followed(speed, ratio * rng.lognormal(0, 0.02, 12))
-        assert abs(speed / last - 1) <= SpeedRule.MOST_CHANGE + 1e-9
+        last, speed = speed, followed_speed(speed, ratio * rng.lognormal(0, 0.02, 12), limit=3.0)
+        assert abs(speed / last - 1) <= MOST_CHANGE + 1e-9
         trace.append(speed)
     assert speed == pytest.approx(expected, rel=0.05)
     assert np.ptp(trace[-20:]) <= 0.05 * expected  # no oscillation
@@ -131,5 +132,5 @@ def test_a_speed_comes_to_what_was_measured_and_stays_there(ratio, expected):
 def test_noise_changes_no_speed():
     rng = np.random.default_rng(7)
     for noise in (0.01, 0.05, 0.2):
-        speeds = [SpeedRule(2.0).followed(1.0, rng.lognormal(0, noise, 12)) for _ in range(300)]
+        speeds = [followed_speed(1.0, rng.lognormal(0, noise, 12), limit=2.0) for _ in range(300)]
         assert np.mean(np.array(speeds) != 1.0) < 0.1

@@ -1,0 +1,71 @@
+"""Fits of nonnegative coefficients to measured times."""
+
+from __future__ import annotations
+
+import numpy as np
+
+# Against rounding, where columns are proportional to one another.
+_LEAST_PRIOR = 1e-12
+# A column that takes a smaller share of the times than this is one of 0.
+_ROUNDING = 1e-9
+
+
+def fitted(
+    columns: np.ndarray,
+    seconds: np.ndarray,
+    reweightings: int,
+    prior: np.ndarray | None = None,
+    prior_weight: float = _LEAST_PRIOR,
+) -> np.ndarray:
+    """Fits nonnegative coefficients with small absolute relative errors.
+
+    Iteratively reweighted least squares, source: Holland and Welsch, "Robust Regression Using Iteratively
+    Reweighted Least-Squares", 1977. Times far off the curve, which something else caused, lose weight.
+
+    Args:
+        columns: float64 `[times, columns]`, nonnegative.
+        seconds: float64 `[times]`, above 0.
+        reweightings: rounds.
+        prior: float64 `[columns]`, coefficients that decide where the times do not; None for 0.
+        prior_weight: of the prior, as a share of the weight of all times.
+
+    Returns:
+        float64 `[columns]`; 0 where a column is 0.
+    """
+    relative = columns / seconds[:, None]
+    scale = relative.mean(0)
+    scale[scale == 0] = 1.0
+    scaled = relative / scale
+    start = np.zeros(len(scale)) if prior is None else prior * scale
+    weights, found = np.ones(len(seconds)), start
+    for _ in range(reweightings):
+        weighted = scaled * weights[:, None]
+        strength = prior_weight * float(weights @ weights)
+        gram = weighted.T @ weighted + strength * np.eye(len(scale))
+        found = nonnegative_least_squares(gram, weighted.T @ weights + strength * start)
+        weights = 1 / np.sqrt(np.maximum(np.abs(scaled @ found - 1), 1e-3))
+    return np.where(found > _ROUNDING, found, 0.0) / scale
+
+
+def nonnegative_least_squares(gram: np.ndarray, moments: np.ndarray) -> np.ndarray:
+    """Solves least squares for nonnegative coefficients, given columnsᵀ·columns and columnsᵀ·target.
+
+    Source: Bro and De Jong, "A Fast Non-Negativity-Constrained Least Squares Algorithm", 1997.
+    """
+    found, is_free = np.zeros(len(moments)), np.zeros(len(moments), dtype=bool)
+    for _ in range(3 * len(moments)):
+        gain = np.where(is_free, -np.inf, moments - gram @ found)
+        if gain.max() <= 1e-12 * np.abs(moments).max():
+            break
+        is_free[np.argmax(gain)] = True
+        while True:
+            solved = np.zeros_like(found)
+            solved[is_free] = np.linalg.solve(gram[np.ix_(is_free, is_free)], moments[is_free])
+            below = is_free & (solved <= 0)
+            if not below.any():
+                found = solved
+                break
+            found += (found[below] / (found[below] - solved[below])).min() * (solved - found)
+            is_free &= found > 1e-15
+            found[~is_free] = 0.0
+    return found
