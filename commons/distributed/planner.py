@@ -27,8 +27,9 @@ from commons.sequence_batch.sample_rows import SampleRows
 
 logger = logging.getLogger(__name__)
 RowCounts = Mapping[str, Counter]
-# Loads follow speeds if the slowest rank takes at most this share longer than the samples require.
-_FOLLOWED = 0.05
+# Loads follow speeds if the slowest rank takes at most this share longer than the samples require. A rank
+# with this share of `max_tokens` has hardly any room left.
+_FOLLOWED, _FULL = 0.05, 0.9
 
 
 class Planner:
@@ -237,13 +238,11 @@ class Planner:
         settings, reason = self._settings, None
         if settings.window == 1 and not settings.takes("speeds"):
             reason = f'partitioner={settings.partitioner!r} takes no speeds: choose "rebalance"'
-        elif not self._follows_speeds(plan):
-            if settings.equal_rows:
-                reason = "equal_rows=True gives every rank as many samples: set equal_rows=False"
-            elif settings.max_rows is not None:
-                reason = f"max_rows={settings.max_rows} leaves a fast rank no room: raise it"
-            elif settings.max_tokens is not None:
-                reason = f"max_tokens={settings.max_tokens} leaves a fast rank no room: raise it"
+        else:
+            step = plan.steps[0]
+            groups = (step.within(ranks) for ranks, _ in self._groups)
+            if not all(_follows_speeds(group, settings.tolerance or 0.0) for group in groups):
+                reason = self._limit_in_the_way(step)
         if reason is not None:
             self._explained_speeds = True
             slowest, fastest = plan.speeds.min(), plan.speeds.max()
@@ -252,12 +251,17 @@ class Planner:
                 f"{reason}"
             )
 
-    @staticmethod
-    def _follows_speeds(plan: ShufflePlan) -> bool:
-        """Whether the first step is about as balanced as its samples allow."""
-        samples = plan.workloads[plan.step == 0]
-        bound = lower_bound(samples, plan.num_ranks, equal_size=False, speeds=plan.speeds)
-        return relative_to_mean(plan.loads[:, 0], plan.speeds) <= (1 + _FOLLOWED) * bound
+    def _limit_in_the_way(self, plan: ShufflePlan) -> str | None:
+        """The setting that keeps loads from following speeds, and what to do; None if none is known."""
+        settings = self._settings
+        if settings.equal_rows:
+            return "equal_rows=True gives every rank as many samples: set equal_rows=False"
+        if settings.max_rows is not None and plan.num_placed.max() == settings.max_rows:
+            return f"max_rows={settings.max_rows} leaves a fast rank no room: raise it"
+        most_tokens = np.bincount(plan.destination, plan.tokens).max()
+        if settings.max_tokens is not None and most_tokens > _FULL * settings.max_tokens:
+            return f"max_tokens={settings.max_tokens} leaves a fast rank no room: raise it"
+        return None
 
     def _name_sample_above_cap(self, plan: ShufflePlan) -> None:
         """Warns of a sample that takes a micro-batch of its own, if it is longer than all named before."""
@@ -272,3 +276,9 @@ class Planner:
             f"max_tokens_per_micro_batch={cap}: it gets a micro-batch of its own, which takes more memory "
             "than the cap allows; truncate histories or raise the cap. Shorter ones will not be named"
         )
+
+
+def _follows_speeds(plan: ShufflePlan, tolerance: float) -> bool:
+    """Whether a plan of one step is about as balanced as its samples allow."""
+    attained = relative_to_mean(plan.loads[:, 0], plan.speeds) / (1 + tolerance + _FOLLOWED)
+    return attained <= 1 or attained <= lower_bound(plan.workloads, plan.num_ranks, False, plan.speeds)

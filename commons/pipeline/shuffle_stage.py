@@ -218,7 +218,7 @@ class ShuffleStage:
 
     @property
     def learning(self) -> Learning | None:
-        """Of costs and speeds, from what `record` takes; None if they are not learned."""
+        """The learning of costs and speeds, from what `record` takes; None without `cost="learned"`."""
         return self._planner.learning
 
     def record(self, span: ComputeSpan | None) -> None:

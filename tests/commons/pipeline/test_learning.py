@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,21 +14,27 @@ from torch import nn
 
 from commons.pipeline import TrainPipelineFactory
 from commons.sequence_batch import BaseBatch
+from tests.commons.distributed.counted_collectives import recorded_collectives, recorded_synchronizations
 from tests.commons.distributed.errors_and_warnings import error_of
-from tests.commons.pipeline.ranking_pipelines import TokenShuffler, draw_histories, sharded_ranking_model
+from tests.commons.pipeline.ranking_pipelines import (
+    TokenShuffler,
+    draw_histories,
+    sharded_ranking_model,
+    steps_of,
+)
 
 STEPS, STOP = 44, 28
 CPU = torch.device("cpu")
 
 
-def _pipeline(name: str, settings: dict[str, Any]) -> Any:
+def _pipeline(name: str, settings: dict[str, Any], cost: str | None = "learned") -> Any:
     model, optimizer = sharded_ranking_model()
     return TrainPipelineFactory.create(
         name,
         model=model,
         optimizer=optimizer,
         device=CPU,
-        batch_shuffler=TokenShuffler(cost="learned", equal_rows=False, **settings),
+        batch_shuffler=TokenShuffler(cost=cost, equal_rows=False, **settings),
         loss_reduction="sum",
     )
 
@@ -94,3 +101,22 @@ def _refused() -> str:
 def test_models_that_wait_within_a_step_are_refused(pools):
     for refused in pools(2).run(_refused):
         assert 'ValueError: cost="learned": SyncBatchNorm waits for all ranks within a step' in refused
+
+
+def _collectives_and_waits(cost: str | None) -> tuple[Counter[str], Counter[str]]:
+    """Those of a whole run, without the exchange of each step in which a sample moves."""
+    pipeline = _pipeline("native", {}, cost)
+    with recorded_collectives() as calls, recorded_synchronizations() as waits:
+        plans = [pipeline.plan for _ in steps_of(pipeline, _batches(0))]
+    assert (cost is None) == (plans[-1].predicted_seconds is None)
+    collectives = Counter(name for name, _ in calls)
+    collectives["all_to_all_single"] -= sum(plan.moves for plan in plans)
+    # TorchRec's lookups on a CPU read more or less, as the placement has it.
+    return collectives, Counter(place for place in waits if not place.endswith("train_pipelines.py progress"))
+
+
+def test_a_step_that_learns_has_as_many_collectives_and_waits_as_before(pools):
+    pool = pools(2)
+    before = pool.run(_collectives_and_waits, None)
+    assert pool.run(_collectives_and_waits, "learned") == before
+    assert all(collectives["all_gather"] > STEPS and waits for collectives, waits in before)
