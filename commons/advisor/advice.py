@@ -72,7 +72,7 @@ def advise(request: Request) -> Advice:
     workloads = request.cost.of(samples.tokens)
     sizes = request.bytes_per_item * samples.items
     compared = strategies(
-        request.window, request.cost.file, request.cost.pieces is not None, samples.group_column
+        request.window, request.cost.setting, request.cost.pieces is not None, samples.group_column
     )
     asked = [(ranks, rows) for rows in request.rows_per_rank for ranks in request.ranks]
     charted = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -25,6 +25,7 @@ from commons.advisor.samples import (
     read_ids,
     read_lengths,
 )
+from commons.distributed.shuffler_settings import LEARNED
 from commons.perf_model import HSTUFlops, TransformerConfig, transformer_flops
 
 # Numbers of ranks in the page's chart, as far as the data has samples for them.
@@ -177,17 +178,19 @@ def parse_request(argv: Sequence[str] | None) -> Request:
         raise InputError(
             f"{max(given.ranks)} ranks × {max(rows)} rows; expected at most {_LARGEST_STEP} in a step"
         )
-    cost_file = given.cost
+    cost_file, learns = given.cost, False
     if gin_run is not None and given.data.suffix == _GIN:
         # Random samples make one epoch: as many as are drawn, and as the page's chart needs.
         charted = CHART_RANKS[-1] * rows[0] if given.html is not None else 0
         samples = gin_run.lengths(max(SAMPLES_TO_DRAW, FEWEST_STEPS * largest_step, charted))
+        learns = cost_file is None and gin_run.learns_costs()
         cost_file = cost_file or gin_run.balance_cost()
     else:
         samples = _samples_of_file(given, model)
+    cost = _cost(model, cost_file, given.tflops)
     return Request(
         samples=samples,
-        cost=_cost(model, cost_file, given.tflops),
+        cost=replace(cost, setting=LEARNED) if learns else cost,
         ranks=given.ranks,
         rows_per_rank=rows,
         bytes_per_item=given.bytes_per_item,

@@ -22,6 +22,7 @@ import gin
 
 from commons.advisor import InputError
 from commons.advisor.samples import ConfiguredModel, SampleLengths
+from commons.distributed.shuffler_settings import LEARNED
 from commons.gin_values import from_gin, is_bound
 
 if TYPE_CHECKING:
@@ -81,6 +82,10 @@ class GinRun:
     def balance_cost(self) -> Path | None:
         """Returns the file of the measured cost that the run balances by, or has learned; None for FLOPs."""
         return self._trainer().cost_file() if is_bound("TrainerArgs.balance_cost") else None
+
+    def learns_costs(self) -> bool:
+        """Whether the run learns its costs."""
+        return is_bound("TrainerArgs.balance_cost") and self._trainer().balance_cost == LEARNED
 
     def _trainer(self) -> TrainerArgs:
         from commons.training import TrainerArgs  # imports TorchRec, which takes seconds

@@ -135,7 +135,7 @@ class SampleCost:
         pieces: what pieces of samples cost; None for a measured cost, which does not tell.
         seconds_per_unit: of training, per unit of workload; None if unknown.
         seconds_per_step: the part of a step that does not depend on its samples, as far as it is known.
-        file: the file of the measured cost; None for FLOPs.
+        setting: `balance_cost` of a training that balances by it; None for FLOPs.
     """
 
     workloads: Callable[[np.ndarray], np.ndarray]
@@ -144,7 +144,7 @@ class SampleCost:
     pieces: PieceCosts | None = None
     seconds_per_unit: float | None = None
     seconds_per_step: float = 0.0
-    file: Path | None = None
+    setting: str | None = None
 
     def of(self, tokens: np.ndarray) -> np.ndarray:
         """Returns the workloads of samples, int64 `[samples]`.
@@ -204,7 +204,7 @@ def measured_cost(path: Path) -> SampleCost:
         assumption,
         seconds_per_unit=1e-9,
         seconds_per_step=cost.per_step,
-        file=path,
+        setting=str(path),
     )
 
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from pathlib import Path
 
-from commons.distributed.shuffler_settings import LEARNED, LEARNED_COST_FILE, ShufflerSettings
+from commons.distributed.shuffler_settings import ShufflerSettings
 
 AS_LOADED, REFINED, REBALANCE, WINDOW = "as_loaded", "refined", "rebalance", "window"
 REBALANCE_GROUPS = "rebalance_groups"
@@ -21,13 +20,13 @@ class Strategy:
         name: in the JSON output.
         title: in tables.
         settings: of the shuffler; None leaves every sample on the rank that loaded it.
-        cost_file: the measured cost to balance by; None for FLOPs.
+        balance_cost: the setting of the cost to balance by; None for FLOPs.
     """
 
     name: str
     title: str
     settings: ShufflerSettings | None = None
-    cost_file: Path | None = None
+    balance_cost: str | None = None
 
     @property
     def window(self) -> int:
@@ -44,9 +43,8 @@ class Strategy:
         values: dict[str, object] = {"train_batch_size": rows_per_rank}
         if self.settings is not None:
             values["enable_balanced_shuffler"] = True
-            if self.cost_file is not None:
-                is_learned = self.cost_file.name == LEARNED_COST_FILE  # training goes on learning
-                values["balance_cost"] = LEARNED if is_learned else str(self.cost_file)
+            if self.balance_cost is not None:
+                values["balance_cost"] = self.balance_cost
             for setting in fields(self.settings):
                 value = getattr(self.settings, setting.name)
                 # The partitioner always, because the gin file may have another one.
@@ -56,13 +54,13 @@ class Strategy:
 
 
 def strategies(
-    window: int, cost_file: Path | None, splits: bool, group_column: str | None = None
+    window: int, balance_cost: str | None, splits: bool, group_column: str | None = None
 ) -> list[Strategy]:
     """Returns all strategies, as loaded first.
 
     Args:
         window: steps of a window; 1 for no such strategy.
-        cost_file: the measured cost to balance by; None for FLOPs.
+        balance_cost: the setting of the cost to balance by; None for FLOPs.
         splits: whether to compare pieces of samples.
         group_column: the name of the samples' groups; None if they have none.
     """
@@ -78,5 +76,5 @@ def strategies(
         settings[SPLIT, "pieces (split)"] = ShufflerSettings("refined", equal_rows=False, split=True)
     if window > 1:
         settings[WINDOW, f"window of {window} *"] = ShufflerSettings(window=window)
-    balanced = [Strategy(*names, of_strategy, cost_file) for names, of_strategy in settings.items()]
+    balanced = [Strategy(*names, of_strategy, balance_cost) for names, of_strategy in settings.items()]
     return [Strategy(AS_LOADED, "as loaded"), *balanced]

@@ -474,8 +474,8 @@ class BatchShuffler(ABC):
             state: what this rank saved, or without "times" what another rank saved.
 
         Raises:
-            ValueError: `state` is no such thing.
-            RuntimeError: a step has been planned.
+            ValueError: `state` has no "learned".
+            RuntimeError: plans were made before.
         """
         if self.planner.learning is not None and state:
             self.planner.learning.restore(state)

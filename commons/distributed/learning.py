@@ -33,7 +33,7 @@ _STEPS_OF_SPEED, _PLANS_PER_FIT = 16, 4
 _TIMES, _FEWEST_STEPS, _MOST_STEPS = 1024, _STEPS_OF_SPEED, 64
 # Speeds are posted as integers of this unit.
 _SPEED_UNIT = 2.0**-20
-# A rank this much slower or faster than the others, for this many plans, is named.
+# A rank this much slower or faster than the others for this many plans is named; so are missing times.
 _NAMED_SPEED, _NAMED_PLANS = 0.8, 50
 
 
@@ -120,7 +120,7 @@ class Learning:
         # States before the last plans, likewise.
         self._states: dict[int, Learned] = {}
         self._named: set[int] = set()
-        self._last_timed = 0  # the plan that times last entered
+        self._last_timed, self._named_times = 0, False  # the plan that times last entered
 
     @property
     def num_posted(self) -> int:
@@ -156,7 +156,8 @@ class Learning:
         state = replace(state, cost=cost, speeds=speeds)
         if len(state.in_flight) == self._delay:
             work, seconds = state.in_flight[0], posted[:, 1 + NUM_COLUMNS :].T * 1e-9
-            ran = (work[:, :, 0] > 0).all(1) & (seconds > 0).all(1)  # a rank without samples tells nothing
+            timed = (seconds > 0).all(1)
+            ran = timed & (work[:, :, 0] > 0).all(1)  # a rank without samples tells nothing
             keep = self._most_steps
             state = replace(
                 state,
@@ -164,13 +165,14 @@ class Learning:
                 seconds=np.concatenate([state.seconds, seconds[ran]])[-keep:],
                 in_flight=state.in_flight[1:],
             )
-            if ran.any():
+            if timed.any():
                 self._last_timed = state.plans
-        if state.plans - self._last_timed == 4 * self._delay and self._rank == 0:
+        if state.plans - self._last_timed == _NAMED_PLANS and self._rank == 0 and not self._named_times:
+            self._named_times = True
             logger.warning(
-                f'cost="learned" got no times from all ranks in the last {4 * self._delay} plans: in a loop '
-                "of your own, every rank calls record(plan, seconds) after each step. Until then, costs and "
-                "speeds stay as they are"
+                f'cost="learned" has not got the times of all ranks for {_NAMED_PLANS} plans, and learns '
+                "nothing from them. In a loop of your own, call record(plan, seconds) on every rank after "
+                "each step. Pipelines time no step without a backward"
             )
         self.state = self._with_slow_ranks(state)
 
@@ -258,7 +260,7 @@ class Learning:
 
         Raises:
             ValueError: "learned" is missing.
-            RuntimeError: steps have been planned.
+            RuntimeError: plans were made before.
         """
         if "learned" not in saved:
             raise ValueError(
@@ -266,9 +268,9 @@ class Learning:
                 "learning_state returned them"
             )
         if self._number_of:
-            raise RuntimeError(
-                f"load_learning_state came after {self.state.plans} plans; call it before the first"
-            )
+            raise RuntimeError("load_learning_state came after the first plan; call it before")
+        self._times.clear()
+        self._states.clear()  # of a first plan that failed
         arrays, times = _from_bytes(saved["learned"]), saved.get("times")
         cost = LearnedCost(arrays["coefficients"])
         fits = arrays["in_flight"].shape[1:3] == (self._window, self._num_ranks)

@@ -18,18 +18,16 @@ from commons.distributed.rank_group import RankGroup
 from commons.distributed.sample_facts import Counter, SampleFacts
 from commons.distributed.shuffle_plan import ShufflePlan
 from commons.distributed.shuffler_settings import ShufflerSettings
+from commons.distributed.unfollowed_speeds import follows_speeds, what_keeps_loads
 from commons.distributed.verify import check_plans
 from commons.named_ranges import named_range
-from commons.partition import lower_bound
-from commons.partition.balance import relative_to_mean
 from commons.sequence_batch import BaseBatch, containers
 from commons.sequence_batch.sample_rows import SampleRows
 
 logger = logging.getLogger(__name__)
 RowCounts = Mapping[str, Counter]
-# Loads follow speeds if the slowest rank takes at most this share longer than the samples require. A rank
-# with this share of `max_tokens` has hardly any room left.
-_FOLLOWED, _FULL = 0.05, 0.9
+# After this many plans in a row in which loads do not follow speeds, the reason is looked for.
+_PLANS_BEHIND = 20
 
 
 class Planner:
@@ -89,7 +87,7 @@ class Planner:
         num_posted = 1 + (0 if self.learning is None else self.learning.num_posted)
         self._gather = PlanGather(self._channel, settings, sample_rows, num_posted)
         self._batch_type: type | None = None
-        self._explained_speeds = False
+        self._explained_speeds, self._plans_behind = False, 0
         self._longest_named = settings.max_tokens_per_micro_batch or 0
         self.posted = np.zeros(over.num_ranks, dtype=np.int64)
         self.cuts: Callable[[LoadedSamples, Cutting], tuple[np.ndarray, np.ndarray, np.ndarray]] | None = None
@@ -232,17 +230,16 @@ class Planner:
                 )
 
     def _explain_speeds_without_effect(self, plan: ShufflePlan) -> None:
-        """Warns once where ranks differ in speed, and the settings keep their loads from following."""
+        """Warns once where ranks differ in speed, and the settings have long kept loads from following."""
         if self._explained_speeds or plan.speeds is None or self._over.rank != 0:
             return
-        settings, reason = self._settings, None
-        if settings.window == 1 and not settings.takes("speeds"):
-            reason = f'partitioner={settings.partitioner!r} takes no speeds: choose "rebalance"'
-        else:
-            step = plan.steps[0]
-            groups = (step.within(ranks) for ranks, _ in self._groups)
-            if not all(_follows_speeds(group, settings.tolerance or 0.0) for group in groups):
-                reason = self._limit_in_the_way(step)
+        step = plan.steps[0]
+        groups = [step.within(ranks) for ranks, _ in self._groups]
+        behind = next((group for group in groups if not follows_speeds(group, self._settings)), None)
+        self._plans_behind = 0 if behind is None else self._plans_behind + 1
+        if behind is None or self._plans_behind % _PLANS_BEHIND:
+            return
+        reason = what_keeps_loads(behind, self._settings)
         if reason is not None:
             self._explained_speeds = True
             slowest, fastest = plan.speeds.min(), plan.speeds.max()
@@ -250,18 +247,6 @@ class Planner:
                 f"ranks differ in speed, by {fastest / slowest:.2f} times, and loads cannot follow, because "
                 f"{reason}"
             )
-
-    def _limit_in_the_way(self, plan: ShufflePlan) -> str | None:
-        """The setting that keeps loads from following speeds, and what to do; None if none is known."""
-        settings = self._settings
-        if settings.equal_rows:
-            return "equal_rows=True gives every rank as many samples: set equal_rows=False"
-        if settings.max_rows is not None and plan.num_placed.max() == settings.max_rows:
-            return f"max_rows={settings.max_rows} leaves a fast rank no room: raise it"
-        most_tokens = np.bincount(plan.destination, plan.tokens).max()
-        if settings.max_tokens is not None and most_tokens > _FULL * settings.max_tokens:
-            return f"max_tokens={settings.max_tokens} leaves a fast rank no room: raise it"
-        return None
 
     def _name_sample_above_cap(self, plan: ShufflePlan) -> None:
         """Warns of a sample that takes a micro-batch of its own, if it is longer than all named before."""
@@ -276,9 +261,3 @@ class Planner:
             f"max_tokens_per_micro_batch={cap}: it gets a micro-batch of its own, which takes more memory "
             "than the cap allows; truncate histories or raise the cap. Shorter ones will not be named"
         )
-
-
-def _follows_speeds(plan: ShufflePlan, tolerance: float) -> bool:
-    """Whether a plan of one step is about as balanced as its samples allow."""
-    attained = relative_to_mean(plan.loads[:, 0], plan.speeds) / (1 + tolerance + _FOLLOWED)
-    return attained <= 1 or attained <= lower_bound(plan.workloads, plan.num_ranks, False, plan.speeds)

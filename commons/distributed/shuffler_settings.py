@@ -11,7 +11,6 @@ import numpy as np
 
 from commons.distributed.exchange import EXCHANGES
 from commons.partition import karmarkar_karp, longest_processing_time, rebalance, refined
-from commons.partition.problem import MAX_SPEED_RATIO
 
 # To add a partitioner, add a row, here or from your own module. It returns int64 index arrays, one per rank.
 # It is called with those of these arguments that its signature names: workloads, num_partitions, home (the
@@ -25,10 +24,9 @@ PARTITIONERS: dict[str, Callable[..., list[np.ndarray]]] = {
     "refined": refined,
 }
 
+MAX_SPEED_LIMIT = 30  # so that two ranks differ by less than MAX_SPEED_RATIO
 # The cost that follows the times of the training's steps.
 LEARNED = "learned"
-# In `TrainerArgs.log_dir`: written at the end of a run that learns costs, read by the advisor.
-LEARNED_COST_FILE = "learned_cost.json"
 
 
 @dataclass(frozen=True)
@@ -111,10 +109,10 @@ class ShufflerSettings:
             cap = getattr(self, name)
             if cap is not None and not _is_count(cap):
                 raise ValueError(f"{name}={cap}: expected an integer of at least 1, or None for no limit")
-        if not 1 <= self.speed_limit <= MAX_SPEED_RATIO**0.5:
+        if not 1 <= self.speed_limit <= MAX_SPEED_LIMIT:
             raise ValueError(
-                f"speed_limit={self.speed_limit}: expected 1 to {MAX_SPEED_RATIO**0.5:.0f}, times as fast as "
-                "the median rank"
+                f"speed_limit={self.speed_limit}: expected 1 to {MAX_SPEED_LIMIT}, times as fast as the "
+                "median rank"
             )
         if self.group_feature is not None and not isinstance(self.group_feature, str):
             raise ValueError(f"group_feature={self.group_feature!r}: expected the name of a feature, or None")

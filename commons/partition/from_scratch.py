@@ -214,7 +214,7 @@ def _sort_descending(values: np.ndarray, order: np.ndarray, count: int) -> None:
 @compiled
 def time_by_differencing(work: np.ndarray, tokens: np.ndarray, speeds: np.ndarray, limits: Limits) -> int:
     """The longest time of differencing with equal sizes; NO_CAP if that does not keep to the limits."""
-    return _longest_time(work, tokens, differenced(work, speeds, len(speeds)), speeds, limits)
+    return _time_within_limits(work, tokens, differenced(work, speeds, len(speeds)), speeds, limits)
 
 
 @compiled
@@ -236,23 +236,23 @@ def refined_from_scratch(
     least = _least_by_differencing(work, num_parts)
     if is_small or least <= near:
         equal_sizes = differenced(work, speeds, num_parts)
-        least = _longest_time(work, tokens, equal_sizes, speeds, limits)
+        least = _time_within_limits(work, tokens, equal_sizes, speeds, limits)
     if is_small or least <= near:
         best, time = _better(best, time, equal_sizes, least, work, tokens, limits, speeds, target)
     if is_small and limits.fewest < limits.most - 1:
         start = differenced(work, speeds, 1)
-        start_time = _longest_time(work, tokens, start, speeds, limits)
+        start_time = _time_within_limits(work, tokens, start, speeds, limits)
         best, time = _better(best, time, start, start_time, work, tokens, limits, speeds, target)
     if is_small or time > target * (1 + GOOD):
         start = place_longest_first(work, tokens, base_of(speeds, target), limits)
-        start_time = _longest_time(work, tokens, start, speeds, limits)
+        start_time = _time_within_limits(work, tokens, start, speeds, limits)
         if time == NO_CAP:
             best = start  # even where it leaves samples without a place
         best, time = _better(best, time, start, start_time, work, tokens, limits, speeds, target)
     if time > max(least, target):
         if equal_sizes[-1] == NONE:
             equal_sizes = differenced(work, speeds, num_parts)
-        least = _longest_time(work, tokens, equal_sizes, speeds, limits)
+        least = _time_within_limits(work, tokens, equal_sizes, speeds, limits)
         if time == NO_CAP:
             best, time = _better(best, time, equal_sizes, least, work, tokens, limits, speeds, target)
         elif least < time:
@@ -293,7 +293,7 @@ def _heaviest_on_fastest(work: np.ndarray, part_of: np.ndarray, speeds: np.ndarr
 
 
 @compiled
-def _longest_time(
+def _time_within_limits(
     work: np.ndarray, tokens: np.ndarray, part_of: np.ndarray, speeds: np.ndarray, limits: Limits
 ) -> int:
     """The time of the slowest part; NO_CAP if a sample has none, or a part does not keep to the limits."""

@@ -12,10 +12,10 @@ from commons.partition.search import (
     NO_CAP,
     Limits,
     base_of,
-    longest_time,
     make_parts,
     sum_per_part,
     target_time,
+    time_of,
 )
 from commons.partition.search_from_home import Costs, even_out, move, nearest_home
 from commons.partition.workloads import as_integers, as_workloads, check_count
@@ -78,11 +78,11 @@ def rebalance(
     group_of = None if groups is None else problem.sorted(numbered_groups(groups, len(problem.work)))
     if group_of is None or group_of.max(initial=-1) == len(group_of) - 1:  # no two belong together
         return problem.partition(alone)
-    attained = _longest_time(problem, alone)
+    attained = _time_of(problem, alone)
     together = _together(problem, costs, group_of, target, tolerance)
-    if _longest_time(problem, together) > max(target, attained):
+    if _time_of(problem, together) > max(target, attained):
         together = _together(problem, costs, group_of, attained, tolerance)
-    load = _longest_time(problem, together)
+    load = _time_of(problem, together)
     if load <= target < attained:
         return problem.partition(together)
     is_cheaper = _cost(costs, group_of, together) < _cost(costs, group_of, alone)
@@ -136,12 +136,12 @@ def _together(
     level_pools(work, tokens, part_of, speeds, limits, target)
     near_home = np.empty_like(part_of)
     near_home[by_group] = part_of
-    if problem.beyond_limits(near_home) is not None or _longest_time(problem, near_home) > target:
+    if problem.beyond_limits(near_home) is not None or _time_of(problem, near_home) > target:
         try:
             near_home = _moved(problem, costs._replace(home=near_home), target, tolerance)
         except ValueError:  # from there, no placement under max_tokens was found
             near_home = _moved(problem, costs, target, tolerance)
-    attained = max(target, _longest_time(problem, near_home))
+    attained = max(target, _time_of(problem, near_home))
     parts = make_parts(work, tokens, near_home[by_group], base_of(speeds, attained))
     for _ in range(JOINING_PASSES):
         join_groups(parts, limits, groups, attained)
@@ -183,8 +183,8 @@ def _homes_of_groups(costs: Costs, group_of: np.ndarray) -> np.ndarray:
     return home_of_group[group_of]
 
 
-def _longest_time(problem: Problem, part_of: np.ndarray) -> int:
-    return int(longest_time(sum_per_part(problem.work, part_of, problem.num_parts), problem.speeds))
+def _time_of(problem: Problem, part_of: np.ndarray) -> int:
+    return int(time_of(problem.work, part_of, problem.speeds))
 
 
 def _costs(problem: Problem, home: ArrayLike, sizes: ArrayLike | None, ranks_per_node: int | None) -> Costs:

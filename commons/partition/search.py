@@ -155,6 +155,12 @@ def longest_time(load: np.ndarray, speeds: np.ndarray) -> int:
 
 
 @compiled
+def time_of(work: np.ndarray, part_of: np.ndarray, speeds: np.ndarray) -> int:
+    """The time of the slowest part of a partition, int64 `[samples]`."""
+    return longest_time(sum_per_part(work, part_of, len(speeds)), speeds)
+
+
+@compiled
 def refine_within(
     work: np.ndarray, tokens: np.ndarray, part_of: np.ndarray, speeds: np.ndarray, limits: Limits, target: int
 ) -> int:
@@ -164,14 +170,14 @@ def refine_within(
         return sum_per_part(work, part_of, len(speeds)).max()
     # Swaps lower the largest load beyond what a time allows, and so find the parts for a time that can be
     # had. Of the times between the target and the best so far, the middle one is tried next.
-    time = longest_time(sum_per_part(work, part_of, len(speeds)), speeds)
+    time = time_of(work, part_of, speeds)
     tried, failed = target, target
     for _ in range(MAX_TRIED_TIMES):
         if time <= target or time - failed <= RESOLUTION * time:
             break
         found = part_of.copy()
         refine_to(work, tokens, found, base_of(speeds, tried), limits, tried)
-        reached = longest_time(sum_per_part(work, found, len(speeds)), speeds)
+        reached = time_of(work, found, speeds)
         if reached < time:
             part_of[:] = found
             time = reached

@@ -23,10 +23,10 @@ from commons.partition.search import (
     base_of,
     fits,
     lightening_swap,
-    longest_time,
     make_parts,
     sum_per_part,
     swap,
+    time_of,
 )
 
 # A byte to another node costs as much as this many bytes within one: nodes are left last.
@@ -113,10 +113,10 @@ def move(
     parts = make_parts(work, tokens, part_of, base_of(speeds, target))
     if not _lighten(parts, limits, costs, target, False):
         scratch = refined_from_scratch(work, tokens, speeds, limits, 0.0)
-        at_first = _longest_time(work, given, speeds)
-        attained = longest = min(at_first, _longest_time(work, part_of, speeds))
+        at_first = time_of(work, given, speeds)
+        attained = longest = min(at_first, time_of(work, part_of, speeds))
         if scratch[-1] != NONE:
-            attained = _longest_time(work, scratch, speeds)
+            attained = time_of(work, scratch, speeds)
         relaxed = min(int(min(attained * (1 + 1.1 * tolerance), 2.0**61)), longest)
         relaxed = max(target, min(relaxed, time_by_differencing(work, tokens, speeds, limits)))
         is_there = attained <= target and _lighten(parts, limits, costs, target, True)
@@ -126,18 +126,13 @@ def move(
                 parts = make_parts(work, tokens, part_of, base_of(speeds, target))
             is_there = _lighten(parts, limits, costs, target, True)
         if not is_there:
-            reached = _longest_time(work, part_of, speeds)
+            reached = time_of(work, part_of, speeds)
             if scratch[-1] != NONE and attained <= min(at_first, reached):
                 part_of[:] = nearest_home(scratch, costs, speeds)
             elif at_first < reached:
                 part_of[:] = given
             parts = make_parts(work, tokens, part_of, base_of(speeds, target))
     _send_home(parts, limits, costs, target)
-
-
-@compiled
-def _longest_time(work: np.ndarray, part_of: np.ndarray, speeds: np.ndarray) -> int:
-    return longest_time(sum_per_part(work, part_of, len(speeds)), speeds)
 
 
 @compiled

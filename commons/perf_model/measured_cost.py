@@ -15,7 +15,7 @@ from commons.perf_model.token_counts import Tokens, as_token_counts
 
 _KIND = "measured cost"
 LEAST_STEPS = 4  # one per coefficient
-# Converges to the smallest sum of absolute errors.
+# Enough to converge to the smallest sum of absolute errors.
 _REWEIGHTINGS = 30
 
 

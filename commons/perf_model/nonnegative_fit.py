@@ -6,7 +6,7 @@ import numpy as np
 
 # Against rounding, where columns are proportional to one another.
 _LEAST_PRIOR = 1e-12
-# A column that takes a smaller share of the times than this is one of 0.
+# Smaller shares of the times are rounding errors, and become 0.
 _ROUNDING = 1e-9
 
 

@@ -12,7 +12,6 @@ import torch
 import torch.distributed as dist
 from tqdm import tqdm
 
-from commons.distributed.shuffler_settings import LEARNED_COST_FILE
 from commons.named_ranges import named_range
 from commons.sequence_batch import BaseBatch
 from commons.training.evaluation import Evaluator, evaluation_text
@@ -23,7 +22,7 @@ from commons.training.sharded_model import shard_model
 from commons.training.step_traces import StepTraces
 from commons.training.step_vote import StepVote
 from commons.training.synchronized_gc import SynchronizedGC
-from commons.training.training_args import OptimizerArgs, TrainerArgs
+from commons.training.training_args import LEARNED_COST_FILE, OptimizerArgs, TrainerArgs
 from commons.training.training_state import Progress, TrainingState, training_batches
 from commons.training.training_task import TrainingTask
 

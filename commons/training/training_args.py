@@ -9,11 +9,13 @@ from typing import Any
 
 import gin
 
-from commons.distributed.shuffler_settings import LEARNED, LEARNED_COST_FILE, ShufflerSettings
+from commons.distributed.shuffler_settings import LEARNED, ShufflerSettings
 from commons.perf_model import MeasuredCost
 
 # A value of `balance_cost` that names no file, as LEARNED does not.
 FLOPS = "flops"
+# In `log_dir`, written at the end of a run that learns costs.
+LEARNED_COST_FILE = "learned_cost.json"
 
 
 def require(condition: bool, setting: str, value: object, expected: str) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from commons.advisor.__main__ import main
 from commons.advisor.samples import TokenRule, read_groups, read_ids, read_lengths
+from commons.perf_model import MeasuredCost
 from tests.commons.advisor.command import MODEL, REPOSITORY, advise_on_gin_file, by_name
 from tests.process_pool import ProcessPool
 
@@ -88,6 +89,21 @@ def test_the_demo_is_predicted_within_a_tenth(application: tuple[str, ProcessPoo
     assert refined["speedup"] == pytest.approx(measured["speedup"], rel=0.1)
     # Seven samples of lognormal length leave a rank per step: the mean of 64 steps is off by 5% by chance.
     assert refined["bytes_sent_per_rank"] == pytest.approx(measured["bytes_sent_per_step"], rel=0.15)
+    if model == "hstu":
+        _run_that_learns(config, tmp_path / "logs")
+        [(_, out, _)] = process.run(advise_on_gin_file, config)
+        (learned,) = json.loads(out)["cases"]
+        assert "TrainerArgs.balance_cost = 'learned'" in by_name(learned)["refined"]["gin"]
+        assert by_name(learned)["refined"]["speedup"] < refined["speedup"]
+
+
+def _run_that_learns(config: Path, log_dir: Path) -> None:
+    """Makes a gin file one of a run that has learned that samples cost the same."""
+    config.write_text(
+        f'{config.read_text()}\nTrainerArgs.balance_cost = "learned"\nTrainerArgs.log_dir = "{log_dir}"\n'
+        "TrainerArgs.enable_balanced_shuffler = True\n"
+    )
+    MeasuredCost(0.0, 1e-3, 1e-9, 0.0).save(log_dir / "learned_cost.json")
 
 
 @pytest.fixture

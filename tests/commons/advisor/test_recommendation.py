@@ -104,15 +104,12 @@ def test_pieces_where_the_network_is_fast(tmp_path: Path):
     assert in_node["recommendation"]["strategy"] == "split"
 
 
-@pytest.mark.parametrize("name", ["cost.json", "learned_cost.json"])
-def test_a_strategy_on_measured_times_trains_on_them(tmp_path: Path, name: str):
+def test_a_strategy_on_measured_times_trains_on_them(tmp_path: Path):
     cost = MeasuredCost(0.01, 1e-4, 1e-6, 1e-9)
-    cost.save(tmp_path / name)
-    model = ["--cost", str(tmp_path / name)]
+    cost.save(tmp_path / "cost.json")
+    model = ["--cost", str(tmp_path / "cost.json")]
     report = advise(tmp_path, heavy_tailed(1000), "--ranks", "4", model=model)
     (case,) = report["cases"]
-    assert trainer_args(by_name(case)["rebalance"]["gin"]).balance_settings == {
-        "cost": "learned" if name == "learned_cost.json" else cost
-    }
+    assert trainer_args(by_name(case)["rebalance"]["gin"]).balance_settings == {"cost": cost}
     assert "split" not in by_name(case)
     assert any("Pieces of samples are not compared" in line for line in report["assumptions"])

@@ -11,9 +11,7 @@ import torch.distributed as dist
 
 from commons.distributed import BatchShuffler, IdentityShuffler
 from commons.distributed.shuffle_plan import ShufflePlan
-from tests.commons.distributed.counted_collectives import recorded_collectives
 from tests.commons.distributed.errors_and_warnings import error_of, warnings_of
-from tests.commons.distributed.shufflers import DictShuffler
 
 ROWS, NOISE = 16, 0.02
 STEPS_TO_FOLLOW = 50
@@ -29,9 +27,9 @@ class LengthShuffler(BatchShuffler):
         return batch["length"]
 
 
-def _batch(step: int) -> dict[str, torch.Tensor]:
+def _batch(step: int, lengths: tuple[int, int] = (20, 2000)) -> dict[str, torch.Tensor]:
     rng = np.random.default_rng((step, dist.get_rank()))
-    return {"length": torch.from_numpy(rng.integers(20, 2000, ROWS))}
+    return {"length": torch.from_numpy(rng.integers(*lengths, ROWS))}
 
 
 def _seconds(plan: ShufflePlan, step: int, speeds: list[float]) -> np.ndarray:
@@ -43,12 +41,12 @@ def _seconds(plan: ShufflePlan, step: int, speeds: list[float]) -> np.ndarray:
 
 
 def _train(
-    shuffler: BatchShuffler, first: int, last: int, speeds: list[float]
+    shuffler: BatchShuffler, first: int, last: int, speeds: list[float], **drawn: Any
 ) -> tuple[list[ShufflePlan], list[float]]:
     """The plans, and largest ÷ mean time of each step without noise."""
     plans, imbalance = [], []
     for step in range(first, last):
-        batch = _batch(step)
+        batch = _batch(step, **drawn)
         plan = shuffler.plan(batch)
         shuffler.record(plan, float(_seconds(plan, step, speeds)[shuffler.group.rank]))
         plans.append(plan)
@@ -168,22 +166,6 @@ def test_workloads_may_be_zero(pools, steps):
         assert np.mean(imbalance[60:]) < 1.05
 
 
-def _collectives(cost: str | None) -> list[str]:
-    shuffler = DictShuffler(cost=cost)
-    batch = {"workload": torch.arange(1, 5) * (1 + dist.get_rank())}
-    for _ in range(20):
-        plan = shuffler.plan(batch)
-        if cost is not None:
-            shuffler.record(plan, 0.1)
-    with recorded_collectives() as calls:
-        shuffler.exchange(batch, shuffler.plan(batch))
-    return [name for name, _ in calls]
-
-
-def test_learning_takes_no_collective(pools):
-    assert pools(2).run(_collectives, "learned") == pools(2).run(_collectives, None)
-
-
 def _errors() -> list[str]:
     rank = dist.get_rank()
     shuffler, plain = LengthShuffler(cost="learned"), LengthShuffler()
@@ -211,7 +193,7 @@ def test_errors(pools):
         2
     ).run(_errors):
         assert "has the keys ['times']; expected" in loads[0]
-        assert "load_learning_state came after 30 plans; call it before the first" in loads[1]
+        assert "load_learning_state came after the first plan" in loads[1]
         assert old == unsaved and "is for steps that are planned one by one, and window=2" in window
         assert 'cost="learned" has no effect on an IdentityShuffler' in identity
         assert 'record is for cost="learned", and this LengthShuffler has another cost' in no_cost
@@ -229,7 +211,7 @@ def _warnings(settings: dict[str, Any], recorded: int) -> list[str]:
         warnings_of("commons.distributed.learning") as told,
     ):
         shuffler = LengthShuffler(cost="learned", **settings)
-        _train(shuffler, 0, recorded, [1.0, 0.5])
+        _train(shuffler, 0, recorded, [1.0, 0.5], lengths=(900, 1100))
         for _ in range(120 - recorded):
             shuffler.plan(_batch(0))
     return [*of_plans, *told]
@@ -245,14 +227,18 @@ def test_what_keeps_loads_from_following_is_said_once(pools):
     )
     slow = [line for line in equal if "times as fast as the other rank" in line]
     assert [line[:10] for line in slow] == ["rank 1 on "]
-    for limit in ("max_rows", "max_tokens"):
-        tight = ROWS + 1 if limit == "max_rows" else ROWS * 1300
-        limited, _ = pool.run(_warnings, {"equal_rows": False, limit: tight}, 120)
-        assert sum(f"{limit}={tight} leaves a fast rank no room" in line for line in limited) == 1
+    for settings, reason in (
+        ({"max_rows": ROWS + 1}, f"max_rows={ROWS + 1} leaves a fast rank no room"),
+        ({"max_tokens": ROWS * 1200}, f"max_tokens={ROWS * 1200} leaves a fast rank no room"),
+        ({"partitioner": "karmarkar_karp"}, "partitioner='karmarkar_karp' does not follow speeds"),
+        ({}, "loads cannot follow"),
+    ):
+        told, _ = pool.run(_warnings, {"equal_rows": False, **settings}, 120)
+        assert sum(reason in line for line in told) == bool(settings)
 
 
 @pytest.mark.parametrize("recorded", [0, 40])
 def test_missing_times_are_named_once(pools, recorded):
     told, second = pools(2).run(_warnings, {"equal_rows": False}, recorded)
-    assert sum('cost="learned" got no times from all ranks in' in line for line in told) == 1
+    assert sum("has not got the times of all ranks for 50 plans" in line for line in told) == 1
     assert second == []

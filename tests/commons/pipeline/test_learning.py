@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -13,8 +15,9 @@ import torch.distributed as dist
 from torch import nn
 
 from commons.pipeline import TrainPipelineFactory
+from commons.pipeline.compute_clock import ComputeSpan
 from commons.sequence_batch import BaseBatch
-from tests.commons.distributed.counted_collectives import recorded_collectives, recorded_synchronizations
+from tests.commons.distributed.counted_collectives import recorded_collectives
 from tests.commons.distributed.errors_and_warnings import error_of
 from tests.commons.pipeline.ranking_pipelines import (
     TokenShuffler,
@@ -103,20 +106,27 @@ def test_models_that_wait_within_a_step_are_refused(pools):
         assert 'ValueError: cost="learned": SyncBatchNorm waits for all ranks within a step' in refused
 
 
-def _collectives_and_waits(cost: str | None) -> tuple[Counter[str], Counter[str]]:
-    """Those of a whole run, without the exchange of each step in which a sample moves."""
-    pipeline = _pipeline("native", {}, cost)
-    with recorded_collectives() as calls, recorded_synchronizations() as waits:
+def _collectives(cost: str | None) -> tuple[Counter[str], set[str]]:
+    """Counts collectives of a run, except each step's exchange; and names the threads that wait for times."""
+    pipeline, waiting = _pipeline("native", {}, cost), set()
+
+    def seconds(span: ComputeSpan) -> float:
+        waiting.add(threading.current_thread().name)
+        return unpatched(span)
+
+    unpatched = ComputeSpan.seconds
+    with recorded_collectives() as calls, mock.patch.object(ComputeSpan, "seconds", seconds):
         plans = [pipeline.plan for _ in steps_of(pipeline, _batches(0))]
     assert (cost is None) == (plans[-1].predicted_seconds is None)
     collectives = Counter(name for name, _ in calls)
     collectives["all_to_all_single"] -= sum(plan.moves for plan in plans)
-    # TorchRec's lookups on a CPU read more or less, as the placement has it.
-    return collectives, Counter(place for place in waits if not place.endswith("train_pipelines.py progress"))
+    return collectives, waiting
 
 
-def test_a_step_that_learns_has_as_many_collectives_and_waits_as_before(pools):
+def test_a_step_that_learns_has_as_many_collectives_and_its_thread_never_waits(pools):
     pool = pools(2)
-    before = pool.run(_collectives_and_waits, None)
-    assert pool.run(_collectives_and_waits, "learned") == before
-    assert all(collectives["all_gather"] > STEPS and waits for collectives, waits in before)
+    for (before, none), (learned, waiting) in zip(
+        pool.run(_collectives, None), pool.run(_collectives, "learned"), strict=True
+    ):
+        assert learned == before and before["all_gather"] > STEPS
+        assert not none and waiting == {"plan ahead"}
