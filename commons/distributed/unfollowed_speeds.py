@@ -21,7 +21,7 @@ def follows_speeds(plan: ShufflePlan, settings: ShufflerSettings) -> bool:
 
 
 def what_keeps_loads(plan: ShufflePlan, settings: ShufflerSettings) -> str | None:
-    """Returns the setting because of which ranks do not take as long, and what to do about it.
+    """Returns the setting that keeps loads from following speeds, and what to do about it.
 
     Args:
         plan: of one step, among ranks that exchange samples, with speeds.
