@@ -50,7 +50,7 @@ class Learned:
 
     Attributes:
         cost: what samples cost.
-        speeds: `[ranks]`.
+        speeds: `[ranks]`, as measured, whatever the limit.
         work: `[steps, ranks, NUM_COLUMNS]`, what ranks computed in steps that were timed, the oldest first.
         seconds: `[steps, ranks]`, how long it took.
         in_flight: `[plans, window, ranks, NUM_COLUMNS]`, of plans whose times are not known yet; zeros where
@@ -87,7 +87,7 @@ class Learning:
     Args:
         num_ranks, rank: of the planner.
         window: steps of a plan at most.
-        speed_limit: speeds stay within 1 / this and this.
+        speed_limit: loads follow speeds within 1 / this and this.
         hosts: of the ranks.
         names: of the ranks in messages.
         by_workload_alone: whether costs of samples stay in proportion to workloads.
@@ -140,7 +140,7 @@ class Learning:
         state = self.state
         state = self._states.setdefault(state.plans, state)  # as it was, if the plan failed and is made again
         self._states.pop(state.plans - 2 * self._delay, None)
-        speed = followed_speed(float(state.speeds[self._rank]), self._own_ratios(), self._speed_limit)
+        speed = followed_speed(float(state.speeds[self._rank]), self._own_ratios())
         cost = state.cost
         if self._rank == 0 and state.plans % _PLANS_PER_FIT == 0:
             cost = refitted(cost, state.work, state.seconds, self._by_workload_alone)
@@ -187,7 +187,7 @@ class Learning:
 
     def speeds(self) -> np.ndarray | None:
         """Returns the speeds for loads to be proportional to, float64 `[ranks]`; None if all are equal."""
-        speeds = self.state.speeds
+        speeds = np.clip(self.state.speeds, 1 / self._speed_limit, self._speed_limit)
         return None if (speeds == speeds[0]).all() else speeds
 
     def planned(self, plan: ShufflePlan, samples: LoadedSamples) -> ShufflePlan:
@@ -273,15 +273,14 @@ class Learning:
         self._states.clear()  # of a first plan that failed
         arrays, times = _from_bytes(saved["learned"]), saved.get("times")
         cost = LearnedCost(arrays["coefficients"])
+        self._last_timed = int(arrays["plans"])
         fits = arrays["in_flight"].shape[1:3] == (self._window, self._num_ranks)
         if times is None or not fits or arrays["hosts"].tolist() != list(self._hosts):
-            self.state = replace(Learned.nothing(self._num_ranks, self._window), cost=cost)
+            nothing = Learned.nothing(self._num_ranks, self._window)
+            self.state = replace(nothing, cost=cost, plans=self._last_timed)
             return
-        self.state = Learned(
-            cost=cost, plans=int(arrays["plans"]), **{name: arrays[name] for name in _ARRAYS}
-        )
+        self.state = Learned(cost=cost, plans=self._last_timed, **{name: arrays[name] for name in _ARRAYS})
         of_plans = _from_bytes(times)["times"].tolist()
-        self._last_timed = self.state.plans
         first = self.state.plans - len(of_plans)
         self._times = {first + number: of_plan for number, of_plan in enumerate(of_plans)}
 
@@ -296,6 +295,8 @@ class Learning:
     def _own_ratios(self) -> np.ndarray:
         """float64 `[steps]`: predicted ÷ measured time at speed 1, relative to the median rank."""
         state = self.state
+        if len(state.in_flight) == self._delay and not state.in_flight[:, :, self._rank, 0].any():
+            return np.ones(1)  # too slow for a sample: only with one can it show that it is not
         if not state.cost.is_known:
             return np.zeros(0)
         ratios = state.cost.rank_seconds(state.work) / state.seconds

@@ -66,7 +66,9 @@ def place(
         slots = [part for step in steps for part in step]
         step, rank = np.divmod(number_of_part(slots, len(samples.workloads)), num_ranks)
     else:
-        relative = None if speeds is None else speeds / speeds.max()
+        relative = None
+        if speeds is not None and (speeds != speeds[0]).any():
+            relative = speeds / speeds.max()
         partitioning = Partitioning(settings, ranks_per_node, relative)
         if cutting is None:
             rank = partitioning.rank_of(samples)

@@ -18,7 +18,7 @@ from commons.distributed.rank_group import RankGroup
 from commons.distributed.sample_facts import Counter, SampleFacts
 from commons.distributed.shuffle_plan import ShufflePlan
 from commons.distributed.shuffler_settings import ShufflerSettings
-from commons.distributed.unfollowed_speeds import follows_speeds, what_keeps_loads
+from commons.distributed.unfollowed_speeds import falls_behind, speed_ratio, what_keeps_loads
 from commons.distributed.verify import check_plans
 from commons.named_ranges import named_range
 from commons.sequence_batch import BaseBatch, containers
@@ -235,16 +235,15 @@ class Planner:
             return
         step = plan.steps[0]
         groups = [step.within(ranks) for ranks, _ in self._groups]
-        behind = next((group for group in groups if not follows_speeds(group, self._settings)), None)
+        behind = next((group for group in groups if falls_behind(group, self._settings)), None)
         self._plans_behind = 0 if behind is None else self._plans_behind + 1
         if behind is None or self._plans_behind % _PLANS_BEHIND:
             return
         reason = what_keeps_loads(behind, self._settings)
         if reason is not None:
             self._explained_speeds = True
-            slowest, fastest = plan.speeds.min(), plan.speeds.max()
             logger.warning(
-                f"ranks differ in speed, by {fastest / slowest:.2f} times, and loads cannot follow, because "
+                f"ranks differ in speed, by {speed_ratio(behind):.2f} times, and loads cannot follow, because "
                 f"{reason}"
             )
 

@@ -2,46 +2,51 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from commons.distributed.shuffle_plan import ShufflePlan
 from commons.distributed.shuffler_settings import ShufflerSettings
 from commons.partition import imbalance, refined
 from commons.partition.balance import relative_to_mean
 
+# Ranks differ in speed if the fastest is this many times as fast as the slowest.
+_DIFFERENT = 1.25
 # Loads follow speeds if the slowest rank takes at most this share longer than it has to.
 _FOLLOWED = 0.05
-# A rank with this share of `max_tokens` has hardly any room left.
-_FULL = 0.9
 
 
-def follows_speeds(plan: ShufflePlan, settings: ShufflerSettings) -> bool:
-    """Whether all ranks of a plan of one step take about as long."""
-    return _attained(plan) <= 1 + (settings.tolerance or 0.0) + _FOLLOWED
+def speed_ratio(plan: ShufflePlan) -> float:
+    """Returns how many times as fast the fastest rank is as the slowest."""
+    return 1.0 if plan.speeds is None else float(plan.speeds.max() / plan.speeds.min())
+
+
+def falls_behind(plan: ShufflePlan, settings: ShufflerSettings) -> bool:
+    """Whether ranks differ in speed, and some take longer than others.
+
+    Args:
+        plan: of one step, among ranks that exchange samples.
+        settings: that it was made by.
+    """
+    return speed_ratio(plan) > _DIFFERENT and _attained(plan) > 1 + (settings.tolerance or 0.0) + _FOLLOWED
 
 
 def what_keeps_loads(plan: ShufflePlan, settings: ShufflerSettings) -> str | None:
     """Returns the setting that keeps loads from following speeds, and what to do about it.
 
     Args:
-        plan: of one step, among ranks that exchange samples, with speeds.
+        plan: one that falls behind.
         settings: that it was made by.
 
     Returns:
         None if no other setting would do better, or it is not known which.
     """
-    if settings.equal_rows and _gains(plan, False) and not _gains(plan, True):
+    if _gains(plan, settings.equal_rows):
+        partitioner = settings.partitioner
+        if settings.window == 1 and (partitioner == "karmarkar_karp" or not settings.takes("speeds")):
+            return f'{partitioner=} does not follow speeds: choose "rebalance"'
+        limits = {"max_rows": settings.max_rows, "max_tokens": settings.max_tokens}
+        tight = ", ".join(f"{name}={limit}" for name, limit in limits.items() if limit is not None)
+        return f"limits are tight ({tight}): raise them" if tight else None
+    if settings.equal_rows and _gains(plan, False):
         return "equal_rows=True gives every rank as many samples: set equal_rows=False"
-    if not _gains(plan, settings.equal_rows):
-        return None
-    if settings.window == 1 and settings.partitioner not in ("rebalance", "refined"):
-        return f'partitioner={settings.partitioner!r} does not follow speeds: choose "rebalance"'
-    idle = int(np.argmin(plan.loads[:, 0] / plan.speeds))
-    if settings.max_rows is not None and plan.num_placed[idle] == settings.max_rows:
-        return f"max_rows={settings.max_rows} leaves a fast rank no room: raise it"
-    tokens = int(plan.tokens[plan.computed_by(idle)].sum())
-    if settings.max_tokens is not None and tokens > _FULL * settings.max_tokens:
-        return f"max_tokens={settings.max_tokens} leaves a fast rank no room: raise it"
     return None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -181,7 +182,8 @@ def _for_speeds(targets: np.ndarray, speeds: np.ndarray) -> np.ndarray:
     placed = np.empty_like(targets)
     placed[fastest_first] = np.sort(targets)[::-1]
     others = placed == targets.min()
-    placed[others] *= speeds[: len(targets)][others] / speeds[: len(targets)][others].mean()
+    of_others = speeds[: len(targets)][others]
+    placed[others] *= of_others / (math.fsum(of_others) / len(of_others))  # exact on every processor
     return placed
 
 

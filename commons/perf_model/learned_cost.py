@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from commons.perf_model.measured_cost import MeasuredCost
-from commons.perf_model.nonnegative_fit import fitted, nonnegative_least_squares
+from commons.perf_model.nonnegative_fit import fitted
 
 # Numbers of a rank's step: samples, tokens, squared tokens, and workload. They add up over samples. There is
 # no constant: on a rank with less to compute, it could not be told from a lower speed.
@@ -29,8 +29,8 @@ _PRIOR = 1e-4
 # Smaller changes of a speed than this, and those within three standard errors of the median, are noise. (The
 # error is that of independent steps; a busy host slows a few in a row.)
 _LEAST_CHANGE = 0.03
-# A speed changes by at most this share per plan.
-MOST_CHANGE = 0.1
+# A speed changes by at most this share per plan, and stays within 1 / this and this.
+MOST_CHANGE, _FARTHEST = 0.1, 100.0
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class LearnedCost:
         return per_sample + counts * (per_token + quadratic) + workloads.astype(np.float64) * per_workload
 
     def as_measured(self, work: np.ndarray, seconds: np.ndarray) -> MeasuredCost:
-        """Returns the cost by tokens alone, in which workloads are approximated; for the advisor.
+        """Returns the cost by tokens alone, fitted to the same steps; for the advisor.
 
         Args:
             work, seconds: the last steps, as `refitted` takes them.
@@ -78,17 +78,10 @@ class LearnedCost:
         Raises:
             ValueError: no sample costs anything.
         """
-        of_tokens = work.reshape(-1, NUM_COLUMNS)[:, :_WORKLOAD]
-        scale = np.maximum(of_tokens.max(0), 1.0)
-        scaled = of_tokens / scale
-        gram, moments = scaled.T @ scaled, scaled.T @ work.reshape(-1, NUM_COLUMNS)[:, _WORKLOAD]
-        ridge = 1e-12 * np.trace(gram) * np.eye(len(gram))
-        workload = nonnegative_least_squares(gram + ridge, moments) / scale
-        *of_sample, per_workload = self.coefficients.tolist()
-        of_sample = [cost + per_workload * part for cost, part in zip(of_sample, workload, strict=True)]
-        measured = MeasuredCost(0.0, *of_sample)
-        predicted = measured.step_seconds(*np.moveaxis(work[..., :_WORKLOAD], -1, 0))
         normalized = seconds * speeds_then(self, work, seconds)
+        coefficients = _fitted_columns(work, normalized, self.coefficients, _ALL[:_WORKLOAD])
+        measured = MeasuredCost(0.0, *coefficients[:_WORKLOAD].tolist())
+        predicted = measured.step_seconds(*np.moveaxis(work[..., :_WORKLOAD], -1, 0))
         return replace(measured, median_error=median_error(predicted, normalized))
 
     def rank_seconds(self, work: np.ndarray) -> np.ndarray:
@@ -193,14 +186,13 @@ def _fitted_columns(
     return coefficients
 
 
-def followed_speed(speed: float, ratios: np.ndarray, limit: float) -> float:
+def followed_speed(speed: float, ratios: np.ndarray) -> float:
     """Returns a rank's speed for the next plan: it follows times slowly, and not where noise explains them.
 
     Args:
         speed: the last one.
         ratios: float64 `[steps]`, predicted ÷ measured time of the rank, relative to the median rank of the
             step; above 0.
-        limit: speeds stay within 1 / limit and limit.
     """
     if not len(ratios):
         return speed
@@ -210,7 +202,7 @@ def followed_speed(speed: float, ratios: np.ndarray, limit: float) -> float:
     noise = max(_LEAST_CHANGE, 3 * error)
     if abs(estimate - 1) <= (noise if speed == 1.0 else noise / 2):  # not to and fro
         estimate = 1.0
-    estimate = min(max(estimate, 1 / limit), limit)
+    estimate = min(max(estimate, 1 / _FARTHEST), _FARTHEST)
     if abs(estimate / speed - 1) <= noise and estimate != 1.0:
         return speed
     return speed * min(max(estimate / speed, 1 - MOST_CHANGE), 1 + MOST_CHANGE)

@@ -42,12 +42,12 @@ def fitted(
         weighted = scaled * weights[:, None]
         strength = prior_weight * float(weights @ weights)
         gram = weighted.T @ weighted + strength * np.eye(len(scale))
-        found = nonnegative_least_squares(gram, weighted.T @ weights + strength * start)
+        found = _nonnegative_least_squares(gram, weighted.T @ weights + strength * start)
         weights = 1 / np.sqrt(np.maximum(np.abs(scaled @ found - 1), 1e-3))
     return np.where(found > _ROUNDING, found, 0.0) / scale
 
 
-def nonnegative_least_squares(gram: np.ndarray, moments: np.ndarray) -> np.ndarray:
+def _nonnegative_least_squares(gram: np.ndarray, moments: np.ndarray) -> np.ndarray:
     """Solves least squares for nonnegative coefficients, given columnsᵀ·columns and columnsᵀ·target.
 
     Source: Bro and De Jong, "A Fast Non-Negativity-Constrained Least Squares Algorithm", 1997.

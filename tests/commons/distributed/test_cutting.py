@@ -104,6 +104,16 @@ def test_pieces_follow_the_speeds_of_ranks(seed, partitioner, num_ranks, slow):
     assert (plan.loads[:, 0] / speeds).max() <= 1.05 * ideal * (bound if plan.pieces is None else 1)
 
 
+def test_equal_speeds_cut_no_more():
+    settings = ShufflerSettings("longest_processing_time", equal_rows=False)
+    for seed in range(50):
+        _, samples, cutting = _drawn(seed, "hstu", 8, 4)
+        equal, none = (
+            place(samples, settings, cutting=cutting, speeds=speeds) for speeds in (np.full(4, 1.3), None)
+        )
+        assert np.array_equal(equal.destination, none.destination)
+
+
 def test_all_processes_cut_alike(pools):
     fingerprints = {_fingerprint(), _fingerprint(), *pools(2).run(_fingerprint)}
     assert len(fingerprints) == 1
