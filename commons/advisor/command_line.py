@@ -188,6 +188,10 @@ def parse_request(argv: Sequence[str] | None) -> Request:
     else:
         samples = _samples_of_file(given, model)
     cost = _cost(model, cost_file, given.tflops)
+    if learns and cost_file is None:
+        cost = replace(
+            cost, assumption=f"{cost.assumption}. No run of this gin file has written what it learned"
+        )
     return Request(
         samples=samples,
         cost=replace(cost, setting=LEARNED) if learns else cost,

@@ -438,8 +438,8 @@ class BatchShuffler(ABC):
                 by events.
 
         Raises:
-            ValueError: the plan is not among the last; the time is not a finite number above 0; or costs are
-                not learned.
+            ValueError: the plan is not among the last; the step was recorded before; the time is not a finite
+                number above 0; or costs are not learned.
         """
         if self.planner.learning is None:
             raise ValueError(
@@ -453,6 +453,11 @@ class BatchShuffler(ABC):
                 "pipeline, which measures its steps"
             )
         self.planner.learning.record(plan, 0, float(seconds))
+
+    def measured_cost(self) -> MeasuredCost | None:
+        """Returns the learned cost by tokens, for `MeasuredCost.save`; None without `cost="learned"`, or
+        before anything was learned."""
+        return None if self.planner.learning is None else self.planner.learning.measured_cost()
 
     def learning_state(self, last: ShufflePlan) -> dict[str, bytes]:
         """Returns what `cost="learned"` has learned, for this rank's part of a checkpoint; empty otherwise.

@@ -11,6 +11,7 @@ from __future__ import annotations
 import io
 import logging
 import math
+import zlib
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -31,6 +32,8 @@ _STEPS_AHEAD = 6
 _STEPS_OF_SPEED, _PLANS_PER_FIT = 16, 4
 # Steps that costs are fitted to: this many times of ranks, but neither fewer nor more steps than these.
 _TIMES, _FEWEST_STEPS, _MOST_STEPS = 1024, _STEPS_OF_SPEED, 64
+# Of what a rank posts: its speed, and a hash.
+_NUM_OF_STATE = 2
 # Speeds are posted as integers of this unit.
 _SPEED_UNIT = 2.0**-20
 # A rank this much slower or faster than the others for this many plans is named; so are missing times.
@@ -125,18 +128,22 @@ class Learning:
     @property
     def num_posted(self) -> int:
         """Numbers that each rank posts with a gather."""
-        return 1 + NUM_COLUMNS + self._window
+        return _NUM_OF_STATE + NUM_COLUMNS + self._window
 
     def record(self, plan: ShufflePlan, step: int, span: Span | float) -> None:
         """Takes this rank's time of a step of a plan.
 
         Raises:
-            ValueError: the plan is none of the last ones.
+            ValueError: the plan is none of the last ones, or has this step's time.
         """
-        self._times[self.number_of(plan)][step] = span
+        times = self._times[self.number_of(plan)]
+        if times[step] != 0.0:
+            raise ValueError("the plan's step has a time: record each step once, with the sum of its times")
+        times[step] = span
 
     def to_post(self) -> np.ndarray:
-        """Returns int64 `[num_posted]`: this rank's speed, rank 0's coefficients, and times of steps."""
+        """Returns int64 `[num_posted]`: this rank's speed, a hash of all that it last knew, rank 0's
+        coefficients, and times of steps."""
         state = self.state
         state = self._states.setdefault(state.plans, state)  # as it was, if the plan failed and is made again
         self._states.pop(state.plans - 2 * self._delay, None)
@@ -145,17 +152,28 @@ class Learning:
         if self._rank == 0 and state.plans % _PLANS_PER_FIT == 0:
             cost = refitted(cost, state.work, state.seconds, self._by_workload_alone)
         times = np.rint(self._seconds(state.plans - self._delay) * 1e9).astype(np.int64)
-        in_units = np.array([round(speed / _SPEED_UNIT)], dtype=np.int64)
-        return np.concatenate([in_units, cost.coefficients.view(np.int64), times])
+        of_state = np.array([round(speed / _SPEED_UNIT), zlib.crc32(state.speeds.tobytes())], dtype=np.int64)
+        return np.concatenate([of_state, cost.coefficients.view(np.int64), times])
 
     def take(self, posted: np.ndarray) -> None:
-        """Takes what all ranks posted, int64 `[ranks, num_posted]`."""
+        """Takes what all ranks posted, int64 `[ranks, num_posted]`.
+
+        Raises:
+            ValueError: ranks have restored different states; on every rank.
+        """
+        if (posted[:, 1] != posted[0, 1]).any():
+            raise ValueError(
+                "ranks have restored different speeds: load_learning_state on every rank what it saved "
+                'itself, or on all of them "learned" alone'
+            )
         state = self._states[self.state.plans]
-        cost = LearnedCost(np.ascontiguousarray(posted[0, 1 : 1 + NUM_COLUMNS]).view(np.float64))
+        first_time = _NUM_OF_STATE + NUM_COLUMNS
+        cost = LearnedCost(np.ascontiguousarray(posted[0, _NUM_OF_STATE:first_time]).view(np.float64))
+        times = posted[:, first_time:]
         speeds = posted[:, 0] * _SPEED_UNIT
         state = replace(state, cost=cost, speeds=speeds)
         if len(state.in_flight) == self._delay:
-            work, seconds = state.in_flight[0], posted[:, 1 + NUM_COLUMNS :].T * 1e-9
+            work, seconds = state.in_flight[0], times.T * 1e-9
             timed = (seconds > 0).all(1)
             ran = timed & (work[:, :, 0] > 0).all(1)  # a rank without samples tells nothing
             keep = self._most_steps
@@ -169,10 +187,12 @@ class Learning:
                 self._last_timed = state.plans
         if state.plans - self._last_timed == _NAMED_PLANS and self._rank == 0 and not self._named_times:
             self._named_times = True
+            missing = [self._names[rank] for rank in np.flatnonzero(times.sum(1) == 0).tolist()]
             logger.warning(
                 f'cost="learned" has not got the times of all ranks for {_NAMED_PLANS} plans, and learns '
-                "nothing from them. In a loop of your own, call record(plan, seconds) on every rank after "
-                "each step. Pipelines time no step without a backward"
+                f"nothing from them; they are missing from ranks {missing}. In a loop of your own, call "
+                "record(plan, seconds) on every rank after each step. Pipelines time no step without a "
+                "backward"
             )
         self.state = self._with_slow_ranks(state)
 
@@ -318,10 +338,13 @@ class Learning:
             if self._rank == 0 and rank not in self._named:
                 self._named.add(rank)
                 pace = "slower" if relative[rank] < 1 else "faster"
+                limit = self._speed_limit
+                is_beyond = not 1 / limit <= state.speeds[rank] <= limit
+                bound = f". Loads follow it up to speed_limit={limit} alone" if is_beyond else ""
                 logger.warning(
                     f"rank {self._names[rank]} on {self._hosts[rank]} computes {relative[rank]:.2f} times as "
                     f"fast as {whose}, noticed about step {int(since[rank]) * self._window} of the run: its "
-                    f"GPU or host is {pace}"
+                    f"GPU or host is {pace}{bound}"
                 )
         return replace(state, slow_since=since)
 

@@ -235,7 +235,7 @@ class Planner:
             return
         step = plan.steps[0]
         groups = [step.within(ranks) for ranks, _ in self._groups]
-        behind = next((group for group in groups if falls_behind(group, self._settings)), None)
+        behind = next((group for group in groups if falls_behind(group)), None)
         self._plans_behind = 0 if behind is None else self._plans_behind + 1
         if behind is None or self._plans_behind % _PLANS_BEHIND:
             return
@@ -243,8 +243,7 @@ class Planner:
         if reason is not None:
             self._explained_speeds = True
             logger.warning(
-                f"ranks differ in speed, by {speed_ratio(behind):.2f} times, and loads cannot follow, because "
-                f"{reason}"
+                f"ranks differ in speed by {speed_ratio(behind):.2f} times, and loads do not follow: {reason}"
             )
 
     def _name_sample_above_cap(self, plan: ShufflePlan) -> None:

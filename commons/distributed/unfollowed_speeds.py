@@ -18,14 +18,10 @@ def speed_ratio(plan: ShufflePlan) -> float:
     return 1.0 if plan.speeds is None else float(plan.speeds.max() / plan.speeds.min())
 
 
-def falls_behind(plan: ShufflePlan, settings: ShufflerSettings) -> bool:
-    """Whether ranks differ in speed, and some take longer than others.
-
-    Args:
-        plan: of one step, among ranks that exchange samples.
-        settings: that it was made by.
-    """
-    return speed_ratio(plan) > _DIFFERENT and _attained(plan) > 1 + (settings.tolerance or 0.0) + _FOLLOWED
+def falls_behind(plan: ShufflePlan) -> bool:
+    """Whether ranks differ in speed, and some take longer than others; for a plan of one step, among ranks
+    that exchange samples."""
+    return speed_ratio(plan) > _DIFFERENT and _attained(plan) > 1 + _FOLLOWED
 
 
 def what_keeps_loads(plan: ShufflePlan, settings: ShufflerSettings) -> str | None:
@@ -41,12 +37,14 @@ def what_keeps_loads(plan: ShufflePlan, settings: ShufflerSettings) -> str | Non
     if _gains(plan, settings.equal_rows):
         partitioner = settings.partitioner
         if settings.window == 1 and (partitioner == "karmarkar_karp" or not settings.takes("speeds")):
-            return f'{partitioner=} does not follow speeds: choose "rebalance"'
+            return f'{partitioner=} does not take speeds into account. Choose "rebalance"'
+        if settings.tolerance is not None and settings.tolerance > _FOLLOWED:
+            return f"tolerance={settings.tolerance} does not ask for it. Lower it"
         limits = {"max_rows": settings.max_rows, "max_tokens": settings.max_tokens}
         tight = ", ".join(f"{name}={limit}" for name, limit in limits.items() if limit is not None)
-        return f"limits are tight ({tight}): raise them" if tight else None
+        return f"limits are tight ({tight}). Raise them" if tight else None
     if settings.equal_rows and _gains(plan, False):
-        return "equal_rows=True gives every rank as many samples: set equal_rows=False"
+        return "equal_rows=True gives every rank as many samples. Set equal_rows=False"
     return None
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -71,19 +72,21 @@ class MeasuredCost:
             self.per_sample * samples + self.per_token * tokens + self.per_squared_token * squared
         )
 
-    def save(self, path: Path) -> None:
+    def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the cost as JSON."""
+        path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps({"kind": _KIND, **dataclasses.asdict(self)}, indent=1) + "\n")
 
     @staticmethod
-    def load(path: Path) -> MeasuredCost:
+    def load(path: str | os.PathLike[str]) -> MeasuredCost:
         """Reads a file written by `save`.
 
         Raises:
             FileNotFoundError: the file does not exist.
             ValueError: the file does not contain a measured cost.
         """
+        path = Path(path)
         if not path.exists():
             raise FileNotFoundError(f"{path} does not exist; expected a file written by a calibration")
         try:

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from tqdm import tqdm
 
+from commons.distributed.shuffler_settings import LEARNED
 from commons.named_ranges import named_range
 from commons.sequence_batch import BaseBatch
 from commons.training.evaluation import Evaluator, evaluation_text
@@ -125,6 +126,8 @@ class _Trainer:
         learned = self._pipeline.measured_cost()
         if learned is not None and dist.get_rank() == 0:
             learned.save(Path(args.log_dir) / LEARNED_COST_FILE)
+        elif learned is None and args.enable_balanced_shuffler and args.balance_cost == LEARNED:
+            warn_once(f"too few steps to learn costs: no {LEARNED_COST_FILE} was written")
         self._pipeline.reset()  # steps planned ahead need the other ranks; none may leave before
         return self._evaluations
 

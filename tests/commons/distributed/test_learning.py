@@ -191,6 +191,7 @@ def _errors() -> list[str]:
         error_of(shuffler.learning_state, plans[0]),
         error_of(shuffler.record, plans[-1], float("nan")),
         error_of(shuffler.record, plans[-1], 0.0),
+        error_of(lambda: [shuffler.record(plans[-1], 1.0) for _ in range(2)]),
         error_of(only_one.plan, _batch(0)),
         error_of(LengthShuffler, cost="measured"),
         error_of(LengthShuffler, speed_limit=3.0),
@@ -199,24 +200,39 @@ def _errors() -> list[str]:
         error_of(IdentityShuffler, cost="learned"),
         error_of(LengthShuffler(cost="learned").load_learning_state, {"times": b""}),
         error_of(shuffler.load_learning_state, shuffler.learning_state(plans[-1])),
+        _error_of_different_states(),
     ]
 
 
+def _error_of_different_states() -> str:
+    shuffler, slow = LengthShuffler(cost="learned", equal_rows=False), [1.0, 0.5]
+    plans, _ = _train(shuffler, 0, 60, slow)
+    resumed = LengthShuffler(cost="learned", equal_rows=False)
+    if dist.get_rank() == 0:
+        resumed.load_learning_state(shuffler.learning_state(plans[-1]))
+    return error_of(resumed.plan, _batch(60))
+
+
 def test_errors(pools):
-    for no_cost, old, unsaved, nan, zero, one, unknown, limit, below, window, identity, *loads in pools(
-        2
-    ).run(_errors):
-        assert "has the keys ['times']; expected" in loads[0]
-        assert "load_learning_state came after the first plan" in loads[1]
-        assert old == unsaved and "is for steps that are planned one by one, and window=2" in window
-        assert 'cost="learned" has no effect on an IdentityShuffler' in identity
-        assert 'record is for cost="learned", and this LengthShuffler has another cost' in no_cost
-        assert "the plan is none of the last" in old
-        assert "record got nan seconds" in nan and "record got 0.0 seconds" in zero
-        assert 'only one of the ranks 0 and 1 has cost="learned"' in one
-        assert "unknown cost 'measured'" in unknown
-        assert 'speed_limit=3.0 has no effect without cost="learned"' in limit
-        assert "speed_limit=0.5: expected 1 to" in below
+    expected = [
+        'record is for cost="learned", and this LengthShuffler has another cost',
+        "the plan is none of the last",
+        "the plan is none of the last",
+        "record got nan seconds",
+        "record got 0.0 seconds",
+        "the plan's step has a time: record each step once",
+        'only one of the ranks 0 and 1 has cost="learned"',
+        "unknown cost 'measured'",
+        'speed_limit=3.0 has no effect without cost="learned"',
+        "speed_limit=0.5: expected 1 to",
+        "is for steps that are planned one by one, and window=2",
+        'cost="learned" has no effect on an IdentityShuffler',
+        "has the keys ['times']; expected",
+        "load_learning_state came after the first plan",
+        "ranks have restored different speeds",
+    ]
+    for errors in pools(2).run(_errors):
+        assert all(part in error for part, error in zip(expected, errors, strict=True)), errors
 
 
 def _warnings(settings: dict[str, Any], recorded: int) -> list[str]:
@@ -242,10 +258,10 @@ def test_what_keeps_loads_from_following_is_said_once(pools):
     slow = [line for line in equal if "times as fast as the other rank" in line]
     assert [line[:10] for line in slow] == ["rank 1 on "]
     for settings, reason in (
-        ({"max_rows": ROWS + 1}, f"limits are tight (max_rows={ROWS + 1}): raise them"),
-        ({"max_tokens": ROWS * 1200}, f"limits are tight (max_tokens={ROWS * 1200}): raise them"),
-        ({"partitioner": "karmarkar_karp"}, "partitioner='karmarkar_karp' does not follow speeds"),
-        ({}, "loads cannot follow"),
+        ({"max_rows": ROWS + 1}, f"limits are tight (max_rows={ROWS + 1}). Raise them"),
+        ({"max_tokens": ROWS * 1200}, f"limits are tight (max_tokens={ROWS * 1200}). Raise them"),
+        ({"partitioner": "karmarkar_karp"}, "partitioner='karmarkar_karp' does not take speeds into account"),
+        ({}, "loads do not follow"),
     ):
         told, _ = pool.run(_warnings, {"equal_rows": False, **settings}, 120)
         assert sum(reason in line for line in told) == bool(settings)
@@ -254,5 +270,6 @@ def test_what_keeps_loads_from_following_is_said_once(pools):
 @pytest.mark.parametrize("recorded", [0, 40])
 def test_missing_times_are_named_once(pools, recorded):
     told, second = pools(2).run(_warnings, {"equal_rows": False}, recorded)
-    assert sum("has not got the times of all ranks for 50 plans" in line for line in told) == 1
+    missing = "for 50 plans, and learns nothing from them; they are missing from ranks [0, 1]"
+    assert sum(missing in line for line in told) == 1
     assert second == []
