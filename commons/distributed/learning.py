@@ -142,7 +142,7 @@ class Learning:
         times[step] = span
 
     def to_post(self) -> np.ndarray:
-        """Returns int64 `[num_posted]`: this rank's speed, a hash of all that it last knew, rank 0's
+        """Returns int64 `[num_posted]`: this rank's speed, a hash of all ranks' last speeds, rank 0's
         coefficients, and times of steps."""
         state = self.state
         state = self._states.setdefault(state.plans, state)  # as it was, if the plan failed and is made again
