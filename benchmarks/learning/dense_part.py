@@ -28,7 +28,7 @@ ARMS: dict[str, dict[str, Any]] = {
     "repeated": {"enable_balanced_shuffler": False},
 }
 # Sizes of the dense part. Each sample brings many rows, because the time of a product with few is not
-# proportional to them: 15 rows take 17% more per row than 16.
+# proportional to them.
 ROWS_PER_SAMPLE, WIDTH, LAYERS = 32, 512, 40
 # Items per user are lognormal(3.5, 1.5), so that the dense part takes most of a step.
 HISTORIES = ("history/RandomDistribution.mean = 102.0", "history/RandomDistribution.std = 297.1")

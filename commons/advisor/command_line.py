@@ -188,13 +188,12 @@ def parse_request(argv: Sequence[str] | None) -> Request:
     else:
         samples = _samples_of_file(given, model)
     cost = _cost(model, cost_file, given.tflops)
-    if learns and cost_file is None:
-        cost = replace(
-            cost, assumption=f"{cost.assumption}. No run of this gin file has written what it learned"
-        )
+    if learns:
+        missing = "" if cost_file else ". No run of this gin file has written what it learned"
+        cost = replace(cost, setting=LEARNED, assumption=cost.assumption + missing)
     return Request(
         samples=samples,
-        cost=replace(cost, setting=LEARNED) if learns else cost,
+        cost=cost,
         ranks=given.ranks,
         rows_per_rank=rows,
         bytes_per_item=given.bytes_per_item,

@@ -185,15 +185,8 @@ class Learning:
             )
             if timed.any():
                 self._last_timed = state.plans
-        if state.plans - self._last_timed == _NAMED_PLANS and self._rank == 0 and not self._named_times:
-            self._named_times = True
-            missing = [self._names[rank] for rank in np.flatnonzero(times.sum(1) == 0).tolist()]
-            logger.warning(
-                f'cost="learned" has not got the times of all ranks for {_NAMED_PLANS} plans, and learns '
-                f"nothing from them; they are missing from ranks {missing}. In a loop of your own, call "
-                "record(plan, seconds) on every rank after each step. Pipelines time no step without a "
-                "backward"
-            )
+        if state.plans - self._last_timed == _NAMED_PLANS:
+            self._name_missing(np.flatnonzero(times.sum(1) == 0))
         self.state = self._with_slow_ranks(state)
 
     def costed(self, samples: LoadedSamples) -> LoadedSamples:
@@ -324,6 +317,18 @@ class Learning:
         if len(ratios) < _STEPS_OF_SPEED:
             return np.zeros(0)
         return ratios[:, self._rank] / np.median(ratios, axis=1)
+
+    def _name_missing(self, ranks: np.ndarray) -> None:
+        """Warns once that ranks have not recorded times."""
+        if self._rank != 0 or self._named_times:
+            return
+        self._named_times = True
+        logger.warning(
+            f'cost="learned" has not got the times of all ranks for {_NAMED_PLANS} plans, and learns nothing '
+            f"from them; they are missing from ranks {[self._names[rank] for rank in ranks.tolist()]}. In a "
+            "loop of your own, call record(plan, seconds) on every rank after each step. Pipelines time no "
+            "step without a backward"
+        )
 
     def _with_slow_ranks(self, state: Learned) -> Learned:
         """Notes since when ranks are much slower or faster, and names those that stay so, once."""
