@@ -1,11 +1,16 @@
 """Plans, and the exchange of samples between ranks."""
 
-from commons.distributed.balance_report import BalanceReport
-from commons.distributed.batch_shuffler import BatchShuffler, IdentityShuffler
-from commons.distributed.batch_shuffler_factory import BatchShufflerFactory, register_batch_shuffler
-from commons.distributed.controller_split import SplitOrder, merge, split_balanced
-from commons.distributed.shuffle_plan import ShufflePlan
-from commons.distributed.shuffler_settings import PARTITIONERS, ShufflerSettings
+from typing import TYPE_CHECKING
+
+from commons.lazy_names import imported_on_use
+
+if TYPE_CHECKING:
+    from commons.distributed.balance_report import BalanceReport
+    from commons.distributed.batch_shuffler import BatchShuffler, IdentityShuffler
+    from commons.distributed.batch_shuffler_factory import BatchShufflerFactory, register_batch_shuffler
+    from commons.distributed.controller_split import SplitOrder, merge, split_balanced
+    from commons.distributed.shuffle_plan import ShufflePlan
+    from commons.distributed.shuffler_settings import PARTITIONERS, ShufflerSettings
 
 __all__ = [
     "PARTITIONERS",
@@ -20,3 +25,15 @@ __all__ = [
     "register_batch_shuffler",
     "split_balanced",
 ]
+
+__getattr__ = imported_on_use(
+    __name__,
+    {
+        "balance_report": ["BalanceReport"],
+        "batch_shuffler": ["BatchShuffler", "IdentityShuffler"],
+        "batch_shuffler_factory": ["BatchShufflerFactory", "register_batch_shuffler"],
+        "controller_split": ["SplitOrder", "merge", "split_balanced"],
+        "shuffle_plan": ["ShufflePlan"],
+        "shuffler_settings": ["PARTITIONERS", "ShufflerSettings"],
+    },
+)

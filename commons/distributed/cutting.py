@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from commons.distributed.loaded_samples import LoadedSamples
 from commons.sequence_batch.cut_rules import PIECE, CutRules, FieldRules
-from commons.sequence_batch.row_schema import RowSchema
+
+if TYPE_CHECKING:
+    from commons.sequence_batch.row_schema import FieldSchema, RowSchema
 
 # A piece is worth its row from this many tokens on: a tile of attention.
 MIN_TOKENS = 32
@@ -28,19 +31,19 @@ class Cutting:
 
     Attributes:
         rules: rules of the batches.
-        schema: fields of the batches.
+        schema: fields of the batches; None where only tokens are known, as to the advisor.
         count_names: names of the batches' `row_counts`.
         prefix_cost: as `BatchShuffler.prefix_cost`.
     """
 
     rules: CutRules
-    schema: RowSchema
+    schema: RowSchema | None
     count_names: tuple[str, ...]
     prefix_cost: PrefixCost
 
     def counts(self, samples: LoadedSamples) -> dict[str, np.ndarray]:
         """Returns what planning knows of each sample by name, int64 `[samples]` each."""
-        elements = zip(self.schema.jagged_fields, samples.num_elements.T, strict=True)
+        elements = zip(self._jagged_fields, samples.num_elements.T, strict=True)
         named = {field.name: of_field for field, of_field in elements}
         named |= dict(zip(self.count_names, samples.row_counts.T, strict=True))
         return named | {"tokens": samples.tokens, "loss_tokens": samples.loss_tokens}
@@ -171,7 +174,8 @@ class Cutting:
         made.num_elements[chosen] = lengths @ self._counts_of_elements
         made.loss_tokens[chosen] = lengths[:, -1]
         self._check_sums(samples, made, numbers, chosen[of_cut["first_item"] == 0])
-        made.sample_bytes[chosen] = self.schema.row_bytes(made.num_elements[chosen])
+        if self.schema is not None:
+            made.sample_bytes[chosen] = self.schema.row_bytes(made.num_elements[chosen])
         more = np.zeros_like(samples.num_loaded)
         np.add.at(more, (samples.home[numbers], samples.batch_of[numbers]), 1)
         return replace(
@@ -259,16 +263,20 @@ class Cutting:
             )
         return np.where(tokens == 0, 0, costs.astype(np.int64))
 
+    @property
+    def _jagged_fields(self) -> tuple[FieldSchema, ...]:
+        return () if self.schema is None else self.schema.jagged_fields
+
     @cached_property
     def _rules_of_columns(self) -> FieldRules:
         """The rules of all row counts, of the jagged fields with one key, and of loss tokens."""
-        fields = [f"{field.name}.{field.keys[0]}" for field in self.schema.jagged_fields]
+        fields = [f"{field.name}.{field.keys[0]}" for field in self._jagged_fields]
         return FieldRules([self.rules.rule(name) for name in (*self.count_names, *fields, "loss_tokens")])
 
     @cached_property
     def _counts_of_elements(self) -> np.ndarray:
         """int64 `[columns, jagged fields]`, 1 for each of these columns whose lengths a field adds up."""
-        names, fields = self.count_names, self.schema.jagged_fields
+        names, fields = self.count_names, self._jagged_fields
         adds = np.zeros((len(names) + len(fields) + 1, len(fields)), dtype=np.int64)
         for column, field in enumerate(fields):
             for key in field.keys:

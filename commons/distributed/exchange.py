@@ -128,6 +128,7 @@ def _starts(sorted_ranks: np.ndarray) -> np.ndarray:
     return np.flatnonzero(np.append(True, sorted_ranks[1:] != sorted_ranks[:-1]))
 
 
+# By the names of `shuffler_settings.EXCHANGE_NAMES`.
 EXCHANGES = {
     "all_gather": Exchange(_all_gather, _all_gather_traffic),
     "all_to_all": Exchange(_all_to_all, _all_to_all_traffic),

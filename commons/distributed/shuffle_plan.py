@@ -10,7 +10,6 @@ import numpy as np
 
 from commons.distributed.loaded_samples import LoadedSamples
 from commons.partition.problem import indices_of_parts
-from commons.sequence_batch.row_schema import aligned
 
 
 @dataclass(frozen=True)
@@ -32,6 +31,8 @@ class RouteEnd:
         ranks: np.ndarray, elements: np.ndarray, row_bytes: np.ndarray, rank: int, num_ranks: int
     ) -> RouteEnd:
         """Makes the end at `rank`, one of `num_ranks`; `row_bytes` is int64 `[samples]`."""
+        from commons.sequence_batch.row_schema import aligned  # only exchanges need it, and with it torch
+
         num_bytes = np.zeros(num_ranks, dtype=np.int64)
         np.add.at(num_bytes, ranks, row_bytes)
         num_bytes[rank] = 0

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from commons.distributed.exchange import EXCHANGES
 from commons.partition import karmarkar_karp, longest_processing_time, rebalance, refined
 
 # To add a partitioner, add a row, here or from your own module. It returns int64 index arrays, one per rank.
@@ -24,6 +23,7 @@ PARTITIONERS: dict[str, Callable[..., list[np.ndarray]]] = {
     "refined": refined,
 }
 
+EXCHANGE_NAMES = ("all_gather", "all_to_all")
 MAX_SPEED_LIMIT = 30  # so that two ranks differ by less than MAX_SPEED_RATIO
 # The cost that follows the times of the training's steps.
 LEARNED = "learned"
@@ -99,8 +99,8 @@ class ShufflerSettings:
     def _check_choices(self) -> None:
         if self.partitioner not in PARTITIONERS:
             raise KeyError(f"unknown partitioner {self.partitioner!r}; there are {sorted(PARTITIONERS)}")
-        if self.exchange not in EXCHANGES:
-            raise KeyError(f"unknown exchange {self.exchange!r}; there are {sorted(EXCHANGES)}")
+        if self.exchange not in EXCHANGE_NAMES:
+            raise KeyError(f"unknown exchange {self.exchange!r}; there are {sorted(EXCHANGE_NAMES)}")
 
     def _check_ranges(self) -> None:
         if self.tolerance is not None and not 0 <= self.tolerance < np.inf:

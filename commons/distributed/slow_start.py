@@ -8,8 +8,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import torch.distributed as dist
-
 
 @contextmanager
 def shown_if_slow(what: str, after_s: float = 2.0) -> Iterator[None]:
@@ -25,7 +23,8 @@ def shown_if_slow(what: str, after_s: float = 2.0) -> Iterator[None]:
                     print(file=sys.stderr)
                     return
 
-    if dist.is_initialized() and dist.get_rank() > 0:
+    torch = sys.modules.get("torch")  # whoever has ranks has imported it; the advisor has none
+    if torch is not None and torch.distributed.is_initialized() and torch.distributed.get_rank() > 0:
         yield
         return
     thread = threading.Thread(target=show, name="slow start", daemon=True)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
-import torch
 
-Tokens = TypeVar("Tokens", torch.Tensor, np.ndarray)
+if TYPE_CHECKING:
+    import torch
+
+Tokens = TypeVar("Tokens", "torch.Tensor", np.ndarray)
 
 # Attention is counted in whole square tiles of this many tokens, whatever the tiles of the kernel that runs.
 ATTENTION_TILE = 32
@@ -21,18 +23,20 @@ def as_token_counts(tokens: Tokens) -> Tokens:
         ValueError: one is negative. Checked on the host only, because the check would synchronize host and
             device on CUDA.
     """
-    if isinstance(tokens, torch.Tensor):
-        if tokens.is_floating_point() or tokens.is_complex() or tokens.dtype == torch.bool:
-            raise TypeError(f"tokens are {tokens.dtype}; expected integers")
-        on_host = tokens.device.type == "cpu"
-        as_int64 = tokens.long()
-    else:
-        if not isinstance(tokens, np.ndarray):
-            raise TypeError(f"tokens are a {type(tokens).__name__}; expected a tensor or array of integers")
+    if isinstance(tokens, np.ndarray):
         if not np.issubdtype(tokens.dtype, np.integer):
             raise TypeError(f"tokens are {tokens.dtype}; expected integers")
         on_host = True
         as_int64 = tokens.astype(np.int64)
+    else:
+        import torch  # not for arrays: the advisor counts FLOPs without it
+
+        if not isinstance(tokens, torch.Tensor):
+            raise TypeError(f"tokens are a {type(tokens).__name__}; expected a tensor or array of integers")
+        if tokens.is_floating_point() or tokens.is_complex() or tokens.dtype == torch.bool:
+            raise TypeError(f"tokens are {tokens.dtype}; expected integers")
+        on_host = tokens.device.type == "cpu"
+        as_int64 = tokens.long()
     if on_host and bool((as_int64 < 0).any()):
         raise ValueError(f"a sample has {int(as_int64.min())} tokens; expected at least 0")
     return as_int64

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
-from commons.sequence_batch.jagged_indices import spread
-from commons.sequence_batch.row_schema import FieldValue, RowSchema
+if TYPE_CHECKING:
+    from commons.sequence_batch.row_schema import FieldValue, RowSchema
 
 # The place of a row in its sample: items and tokens from the first to the last, exclusive, and those of the
 # whole sample. A whole sample is a single piece.
@@ -269,6 +267,12 @@ def cut_fields(
     Returns:
         The fields with a row per piece.
     """
+    # Not at the top: the rules above are for planning, which needs no torch.
+    import torch
+    from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
+
+    from commons.sequence_batch.jagged_indices import spread
+
     rows = torch.from_numpy(row_of)
     cut: dict[str, FieldValue] = {}
     for name, value in fields.items():

@@ -1,0 +1,22 @@
+"""Public names of a package, imported when they are first used.
+
+Importing one module of such a package imports no other. Planning is numbers alone, so `balance-advisor` plans
+where neither torch nor TorchRec is installed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+
+
+def imported_on_use(package: str, names: Mapping[str, Sequence[str]]) -> Callable[[str], object]:
+    """Returns the `__getattr__` of a package, by the modules of its names."""
+    module_of = {name: module for module, of_module in names.items() for name in of_module}
+
+    def __getattr__(name: str) -> object:
+        if name not in module_of:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        return getattr(import_module(f"{package}.{module_of[name]}"), name)
+
+    return __getattr__
