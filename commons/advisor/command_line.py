@@ -221,6 +221,10 @@ def _check_options(given: argparse.Namespace) -> None:
         raise InputError(f"--html {given.html} is a folder; expected a file to write")
     if given.html is not None and not given.html.parent.is_dir():
         raise InputError(f"--html {given.html}: folder {given.html.parent} does not exist; create it first")
+    for name in ("data", "model", "cost"):
+        read = getattr(given, name)
+        if given.html is not None and read is not None and _is_same_file(given.html, Path(read)):
+            raise InputError(f"--html {given.html} would overwrite {read}, which is read; name another file")
     if given.data.suffix != _GIN:
         return
     if model is not None and not is_named:
@@ -230,6 +234,10 @@ def _check_options(given: argparse.Namespace) -> None:
             raise InputError(
                 f"{_option(name)} {getattr(given, name)} has no effect: {given.data} defines its samples"
             )
+
+
+def _is_same_file(first: Path, second: Path) -> bool:
+    return first.exists() and second.exists() and first.samefile(second)
 
 
 def _gin_run(given: argparse.Namespace) -> GinRun | None:

@@ -134,6 +134,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     Path("other.json").write_text('{"kind": "something else"}')
     Path("unknown.gin").write_text("NoSuchArgs.size = 3\n")
     Path("folder").mkdir()
+    Path("link.npy").symlink_to("good.npy")
     np.save("spans.npy", np.array([1, 2], dtype="timedelta64[s]"))
     Path("no_header.csv").write_text("3\n4\n")
     Path("wide.csv").write_text(f"n\n{2**70}\n")
@@ -242,6 +243,19 @@ CASES = {
         "--html /dev/full",
         "No space left",
     ),
+    "a page over its lengths": (
+        ["good.npy", *MODEL, "--html", "folder/../good.npy"],
+        "--html folder/../good.npy would overwrite good.npy, which is read",
+    ),
+    "a page over its lengths, by a link": (["good.npy", *MODEL, "--html", "link.npy"], "overwrite good.npy"),
+    "a page over its cost": (
+        ["good.npy", "--cost", "other.json", "--html", "other.json"],
+        "would overwrite other.json",
+    ),
+    "a page over its model": (
+        ["good.npy", "--model", "unknown.gin", "--html", "unknown.gin"],
+        "would overwrite unknown.gin",
+    ),
     "a page in no folder": (
         ["good.npy", *MODEL, "--ranks", "1", "--html", "none/page.html"],
         "none/page.html",
@@ -252,7 +266,9 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_wrong_input_is_named_in_one_line(case: str, folder: Path, capsys: pytest.CaptureFixture[str]):
     arguments, *expected = CASES[case]
+    files = {path: path.read_bytes() for path in folder.iterdir() if path.is_file()}
     assert main(arguments) == 2
+    assert {path: path.read_bytes() for path in folder.iterdir() if path.is_file()} == files
     written = capsys.readouterr()
     assert written.out == ""
     assert written.err.count("\n") == 1, written.err
