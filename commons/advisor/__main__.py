@@ -8,12 +8,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from commons.advisor import InputError
+from commons.advisor.advice import advise
+from commons.advisor.command_line import parse_request
+from commons.advisor.report import json_report, text_report
 
-# TorchRec and what the extra "train" installs.
-_PACKAGES = (
-    *("fbgemm_gpu", "torch", "torchrec"),
-    *("gin", "jinja2", "polars", "tensorboard", "torchmetrics", "tqdm"),
-)
+# What the advisor can do without: Parquet and CSV need polars, a page needs jinja2, a gin file needs all.
+_FROM_TRAIN = ("gin", "jinja2", "polars", "tensorboard", "tqdm")
+_FROM_TORCHREC = ("fbgemm_gpu", "tensordict", "torch", "torchmetrics", "torchrec")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -23,25 +24,28 @@ def main(argv: Sequence[str] | None = None) -> int:
     except InputError as error:
         return _failed(error)
     except ModuleNotFoundError as error:
-        if error.name not in _PACKAGES:
+        if error.name in _FROM_TRAIN:
+            return _failed(
+                f'{error.name} is not installed; it comes with the extra "train": in a checkout, '
+                'pip install ".[train]"'
+            )
+        if error.name not in _FROM_TORCHREC:
             raise
         return _failed(
-            f"the package {error.name} is missing: install TorchRec, and recsys-workload-balancer with its "
-            'extra "train", as in pip install "recsys-workload-balancer[train]"'
+            f'{error.name} is not installed; a gin file needs TorchRec and the extra "train": '
+            "docs/installing.md tells how to install them in a checkout"
         )
     return 0
 
 
 def _run(argv: Sequence[str] | None) -> None:
-    # Imported here, so that main can name a missing package.
-    from commons.advisor.advice import advise
-    from commons.advisor.command_line import parse_request
-    from commons.advisor.page import html_page
-    from commons.advisor.report import json_report, text_report
-
     request = parse_request(argv)
-    advice = advise(request)
-    if request.html is not None:
+    if request.html is None:
+        advice = advise(request)
+    else:
+        from commons.advisor.page import html_page  # before the work, because jinja2 may be missing
+
+        advice = advise(request)
         _write(request.html, html_page(advice))
     _print(json_report(advice) if request.as_json else text_report(advice))
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
-
-from tqdm import tqdm
 
 from commons.advisor.command_line import CHART_RANKS, Request
 from commons.advisor.figures import duration
@@ -18,12 +18,17 @@ from commons.advisor.strategies import (
     REFINED,
     SPLIT,
     WINDOW,
+    Strategy,
     strategies,
 )
+from commons.distributed.slow_start import shown_if_slow
 
 LEAST_GAIN = 0.02  # below it, what the prediction leaves out decides
-SAME = 0.005  # speedups closer than this count as equal
 HIGH_BOUND = 1.05
+NOT_PREDICTED = (
+    "Not predicted, as far as no --cost measured it: embedding lookups, the gradients' all-reduce, the "
+    "optimizer, memory-bound kernels, slow loaders, and devices of different speeds"
+)
 
 
 @dataclass(frozen=True)
@@ -34,13 +39,16 @@ class Recommendation:
         strategy: name of the strategy to switch on; None if there is nothing to gain.
         headline: the recommendation in a sentence.
         notes: further sentences.
-        gin: lines to paste into the gin file; empty if there is nothing to gain.
+        gin: lines to paste into the gin file; empty if there is nothing to gain or to change, or for a model
+            that gin files do not configure.
+        python: the shuffler of a program of one's own; None if there is nothing to gain.
     """
 
     strategy: str | None
     headline: str
     notes: list[str]
     gin: list[str]
+    python: str | None
 
 
 @dataclass(frozen=True)
@@ -52,6 +60,8 @@ class Advice:
         model: in words.
         assumptions: sentences without a period.
         cases: the requested numbers of ranks, each with its recommendation.
+        gin_settings: the settings that the run's gin file has; None for a model that gin files do not
+            configure.
         over_ranks: cases for the chart of the speedup over ranks; empty without a page.
     """
 
@@ -59,6 +69,7 @@ class Advice:
     model: str
     assumptions: list[str]
     cases: list[tuple[Case, Recommendation]]
+    gin_settings: Mapping[str, object] | None
     over_ranks: list[Case]
 
 
@@ -94,20 +105,18 @@ def advise(request: Request) -> Advice:
     }
     # A single rank never waits: there is nothing to compare.
     to_plan = {key: compared if key[0] > 1 else compared[:1] for key in drawn}
-    total = sum(map(len, to_plan.values())) + 1
-    cases: dict[tuple[int, int], Case] = {}
-    with tqdm(total=total, desc="planning", file=sys.stderr, disable=None, leave=False) as progress:
-        progress.set_postfix_str("compiling, once per machine, for about a minute")
+    working = "planning; the first run on a machine also compiles, for about a minute"
+    with shown_if_slow(working) if sys.stderr.isatty() else nullcontext():
         warm_up(request.cost, compared)
-        progress.set_postfix_str("")
-        progress.update()
-        for key, steps in drawn.items():
-            cases[key] = predict(steps, request.cost, to_plan[key], request.network, progress.update)
+        cases = {
+            key: predict(steps, request.cost, to_plan[key], request.network) for key, steps in drawn.items()
+        }
     return Advice(
         samples=samples,
         model=request.cost.description,
         assumptions=_assumptions(request),
-        cases=[(cases[key], recommend(cases[key])) for key in asked],
+        cases=[(cases[key], recommend(cases[key], request.gin_settings)) for key in asked],
+        gin_settings=request.gin_settings,
         over_ranks=[cases[key] for key in charted],
     )
 
@@ -117,8 +126,7 @@ def _assumptions(request: Request) -> list[str]:
     left = "rank" if network.ranks_per_node is None else f"node of {network.ranks_per_node} ranks"
     return [
         request.cost.assumption,
-        "Not predicted: the gradients' all-reduce, embedding lookups and their communication, and devices of "
-        "different speeds",
+        NOT_PREDICTED,
         f"The exchange moves {request.bytes_per_item} bytes per item at {network.bytes_per_second / 1e9:g} "
         f"GB/s per rank, counting bytes that leave a {left}; the pipelines native and prefetch overlap it "
         "with the previous step, none does not",
@@ -133,83 +141,95 @@ def _assumptions(request: Request) -> list[str]:
     ]
 
 
-def recommend(case: Case) -> Recommendation:
+def recommend(case: Case, gin_settings: Mapping[str, object] | None) -> Recommendation:
     """Recommends the best strategy that keeps a step's samples; a window is only pointed out.
 
-    Pieces of samples have to gain more than what the prediction leaves out. Without times, the speedup does
-    not count the fetch of keys and values, so they are only pointed out, too.
+    A strategy has to gain more than what the prediction leaves out, to be preferred to the default. Without
+    times, the speedup does not count the fetch of keys and values, so pieces are only pointed out, too.
+
+    Args:
+        case: the prediction.
+        gin_settings: the settings that the run's gin file has; None for a model that gin files do not
+            configure.
     """
     if case.ranks == 1:
-        return Recommendation(None, "Nothing to gain here: a single rank waits for no other.", [], [])
-    refined, default = case.outcomes[REFINED], case.outcomes[REBALANCE]
-    # The prediction leaves out what a percent of balance costs in lookups and traffic.
-    whole = refined if _gains(refined, default) else default
+        return Recommendation(None, "Nothing to gain here: a single rank waits for no other.", [], [], None)
+    whole = case.outcomes[REBALANCE]
+    for other in (case.outcomes[REFINED], case.outcomes[KARMARKAR_KARP]):
+        whole = other if other.speedup >= whole.speedup * (1 + LEAST_GAIN) else whole
     best, split = whole, case.outcomes.get(SPLIT)
     if split is not None and split.samples_cut and _gains(split, whole):
         counts_fetch = split.step_seconds is not None or not split.fetch_seconds
         best = split if counts_fetch else whole
     gains = best.speedup >= 1 + LEAST_GAIN
-    pieces = _about_pieces(case, whole, best)
-    notes = [*_about_the_bound(case), *pieces, *_about_different_steps(case, best)]
-    if gains and case.outcomes[KARMARKAR_KARP].speedup >= best.speedup - SAME:
-        notes.append("Equal-size Karmarkar–Karp does as well on these lengths.")
+    notes = [*_about_the_bound(case, best), *_about_pieces(case, whole, best, gin_settings)]
     if gains:
-        notes += _about_lookups(case, best)
-    notes += [*_about_costs(best), *_about_the_window(case, best)]
+        notes += [*_about_karmarkar_karp(case, best), *_about_lookups(case, best, gin_settings)]
+    notes += [*_about_costs(best), *_about_the_window(case, best, gin_settings)]
     if not gains:
-        within = "a step of whole samples" if pieces else "a step"
-        headline = (
-            f"Nothing to gain here within {within}: {best.speedup:.3f} × at best, and below {LEAST_GAIN:.0%} "
-            "what this prediction leaves out decides."
-        )
-        return Recommendation(None, headline, notes, [])
-    headline = f"Switch on {best.strategy.title}: {_times(best)} as fast as without balancing."
-    return Recommendation(best.strategy.name, headline, notes, best.strategy.gin_lines(case.rows_per_rank))
+        return Recommendation(None, _nothing_to_gain(best), notes, [], None)
+    return Recommendation(
+        strategy=best.strategy.name,
+        headline=f"Switch on {best.strategy.title}: {_times(best)} as fast as without balancing.",
+        notes=notes,
+        gin=[] if gin_settings is None else best.strategy.gin_lines(gin_settings),
+        python=best.strategy.python,
+    )
 
 
-def _about_the_bound(case: Case) -> list[str]:
+def _nothing_to_gain(best: Outcome) -> str:
+    if best.planning_hidden is False:
+        return f"Nothing to gain here: training would wait for planning, {best.speedup:.2f} × at best."
+    return (
+        f"Nothing to gain here within a step: {best.speedup:.3f} × at best, and below {LEAST_GAIN:.0%} what "
+        "this prediction leaves out decides."
+    )
+
+
+def _about_the_bound(case: Case, best: Outcome) -> list[str]:
     bound = case.lower_bound.mean
-    if bound < HIGH_BOUND:
+    if bound < HIGH_BOUND or best.strategy.splits:
         return []
     return [
-        f"No placement of whole samples within a step gets below an imbalance of {bound:.3f} (refined: "
-        f"{case.outcomes[REFINED].imbalance.mean:.3f}): single samples cost more than a rank's fair share."
+        f"Single samples exceed a rank's fair share: no placement of whole ones gets below {bound:.3f}. "
+        "Shorter histories or more rows per rank help."
     ]
 
 
-def _about_different_steps(case: Case, best: Outcome) -> list[str]:
-    if case.lower_bound.mean < HIGH_BOUND or best.strategy.splits:
-        return []
-    return [
-        "Different steps help: a window, loading by length (BucketSampler), shorter histories, or more rows "
-        "per rank, which raise the mean load (in micro-batches, TrainerArgs.max_tokens_per_micro_batch, they "
-        "need no more memory)."
-    ]
-
-
-def _about_pieces(case: Case, whole: Outcome, best: Outcome) -> list[str]:
+def _about_pieces(
+    case: Case, whole: Outcome, best: Outcome, gin_settings: Mapping[str, object] | None
+) -> list[str]:
     """Tells what pieces take, if they even out the load more than the best placement of whole samples."""
     split = case.outcomes.get(SPLIT)
     if split is None or split.relative_time * (1 + LEAST_GAIN) > whole.relative_time:
         return []
     if best is split:
-        return [
-            "The model and its batches have to support pieces of samples, as HSTU and SID-GR do; windows and "
-            "micro-batches exclude them."
-        ]
+        return ["The model and its batches have to support pieces of samples, as HSTU and SID-GR do."]
     if not split.fetch_seconds:
         return []
     saved = split.loads.mean() * (whole.relative_time - split.relative_time)
     break_even = TRAINING_FLOPS_PER_FORWARD * saved / split.fetch_seconds
     return [
-        f"Pieces of samples bring the largest load to {split.relative_time:.3f} × the mean, and fetch keys "
-        f"and values for {duration(split.fetch_seconds)} per step. They pay off where a device achieves less "
-        f"than {break_even / 1e12:.3g} TFLOP/s, or the network is faster. To use them: "
-        + ", ".join(split.strategy.gin_lines(case.rows_per_rank)[1:])
+        f"Pieces reach {split.relative_time:.3f}, and pay off below {break_even / 1e12:.3g} TFLOP/s per "
+        f"device: {_settings(split.strategy, gin_settings)}."
     ]
 
 
-def _about_lookups(case: Case, best: Outcome) -> list[str]:
+def _about_karmarkar_karp(case: Case, best: Outcome) -> list[str]:
+    """Tells what is left to gain where the usual method is as fast."""
+    usual = case.outcomes[KARMARKAR_KARP]
+    if best is usual or _gains(best, usual):
+        return []
+    line = f"Equal-size Karmarkar–Karp does as well ({usual.speedup:.2f} ×)"
+    if best.share_of_samples_moved >= usual.share_of_samples_moved:
+        return [line + "."]
+    return [
+        f"{line}. What is left to gain is fewer moves: {best.share_of_samples_moved:.0%} of the samples "
+        f"instead of {usual.share_of_samples_moved:.0%}."
+    ]
+
+
+def _about_lookups(case: Case, best: Outcome, gin_settings: Mapping[str, object] | None) -> list[str]:
     """Names the strategy that keeps ids together, if the best one by speed looks up more of them."""
     kept = case.outcomes.get(REBALANCE_GROUPS, case.outcomes[REBALANCE])
     if best.unique_ids is None or kept.unique_ids is None:
@@ -221,15 +241,16 @@ def _about_lookups(case: Case, best: Outcome) -> list[str]:
         f"With {best.strategy.title}, a rank looks up {more:.2f} × as many unique ids as loaded; with "
         f"{kept.strategy.title}, {kept.unique_ids.per_rank_relative:.2f} × at a speedup of {_times(kept)}. "
         "Speedups exclude lookups: if these dominate your step, measure both. To use it: "
-        + ", ".join(kept.strategy.gin_lines(case.rows_per_rank)[1:])
+        f"{_settings(kept.strategy, gin_settings)}."
     ]
 
 
 def _about_costs(best: Outcome) -> list[str]:
-    if best.step_seconds is None:
+    step = best.step_seconds_planning_hidden
+    if step is None:
         return []
     notes = []
-    if best.exchange_seconds > (1 - LEAST_GAIN) * best.step_seconds:
+    if best.exchange_seconds > (1 - LEAST_GAIN) * step:
         notes.append(
             f"The exchange ({duration(best.exchange_seconds)}) takes as long as a step: the network decides, "
             "not the largest load."
@@ -237,21 +258,27 @@ def _about_costs(best: Outcome) -> list[str]:
     if not best.planning_hidden:
         notes.append(
             f"Planning ({duration(best.planning_seconds_measured)} on this machine) takes longer than a step "
-            f"({duration(best.step_seconds)}): training would wait for it."
+            f"({duration(step)}), and training waits for it. Balancing among fewer ranks at a time, with a "
+            "process_group of the shuffler, would help."
         )
     return notes
 
 
-def _about_the_window(case: Case, best: Outcome) -> list[str]:
+def _about_the_window(case: Case, best: Outcome, gin_settings: Mapping[str, object] | None) -> list[str]:
     window = case.outcomes.get(WINDOW)
     if window is None or not _gains(window, best):
         return []
     return [
-        f"A window of {window.strategy.window} steps would give {_times(window)}, but it changes training: "
-        "samples move between the steps of a window, and a step has up to "
-        f"{window.largest_step_ratio:.1f} × the work of its window's mean step. To use it: "
-        + ", ".join(window.strategy.gin_lines(case.rows_per_rank)[1:])
+        f"A window of {window.strategy.window} steps reaches {_times(window)}, but changes what each step "
+        f"trains on: {_settings(window.strategy, gin_settings)}."
     ]
+
+
+def _settings(strategy: Strategy, gin_settings: Mapping[str, object] | None) -> str:
+    """Returns how to use a strategy where balancing is on, in the gin file or else in a program."""
+    if gin_settings is None:
+        return str(strategy.python)
+    return ", ".join(strategy.gin_lines({**gin_settings, "enable_balanced_shuffler": True}))
 
 
 def _gains(outcome: Outcome, over: Outcome) -> bool:
@@ -260,6 +287,4 @@ def _gains(outcome: Outcome, over: Outcome) -> bool:
 
 
 def _times(outcome: Outcome) -> str:
-    error = outcome.speedup_standard_error or 0.0
-    shown = f" (±\N{NO-BREAK SPACE}{error:.2f})" if error >= 0.005 else ""
-    return f"{outcome.speedup:.2f} ×{shown}"
+    return f"at most {outcome.speedup:.2f} ×"

@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from commons.advisor import InputError
-from commons.advisor.gin_file import GinRun
 from commons.advisor.pieces import PieceCosts
 from commons.advisor.prediction import FEWEST_STEPS, SAMPLES_TO_DRAW, Network
 from commons.advisor.samples import (
@@ -21,15 +20,18 @@ from commons.advisor.samples import (
     TokenRule,
     flops_cost,
     measured_cost,
-    read_groups,
-    read_ids,
     read_lengths,
 )
 from commons.distributed.shuffler_settings import LEARNED
 from commons.perf_model import HSTUFlops, TransformerConfig, transformer_flops
 
+if TYPE_CHECKING:
+    from commons.advisor.gin_file import GinRun
+
 # Numbers of ranks in the page's chart, as far as the data has samples for them.
 CHART_RANKS = [2**power for power in range(1, 11)]
+# Of the models of TOKEN_RULES, those that gin files configure.
+IN_GIN = ("hstu", "sid_gr")
 _DIMENSIONS = ("hidden_size", "num_layers", "num_heads")
 _OPTIONAL_DIMENSIONS = ("head_dim", "mlp_size")
 _DEFAULT_ROWS = 32
@@ -52,6 +54,8 @@ class Request:
         bytes_per_item: that the exchange moves.
         network: that the exchange uses.
         window: steps of a window; 1 for none.
+        gin_settings: the settings of `TrainerArgs` that the run's gin file has, empty without a file; None
+            for a model that gin files do not configure.
         as_json: whether to print JSON.
         html: the page to write, or None.
     """
@@ -63,6 +67,7 @@ class Request:
     bytes_per_item: int
     network: Network
     window: int
+    gin_settings: dict[str, object] | None
     as_json: bool
     html: Path | None
 
@@ -199,6 +204,7 @@ def parse_request(argv: Sequence[str] | None) -> Request:
         bytes_per_item=given.bytes_per_item,
         network=Network(given.bandwidth * 1e9, given.ranks_per_node),
         window=given.window,
+        gin_settings=_gin_settings(given, gin_run),
         as_json=given.json,
         html=given.html,
     )
@@ -243,10 +249,18 @@ def _is_same_file(first: Path, second: Path) -> bool:
 def _gin_run(given: argparse.Namespace) -> GinRun | None:
     for path in (given.data, Path(given.model or "")):
         if path.suffix == _GIN:
+            from commons.advisor.gin_file import GinRun  # imports gin, and to parse also TorchRec
+
             return GinRun.parse(path, given.gin_bindings)
     if given.gin_bindings:
         raise InputError(f"--gin-bindings {given.gin_bindings[0]} has no effect without a gin file")
     return None
+
+
+def _gin_settings(given: argparse.Namespace, gin_run: GinRun | None) -> dict[str, object] | None:
+    if gin_run is not None:
+        return gin_run.settings()
+    return {} if given.model in IN_GIN else None
 
 
 def _model(given: argparse.Namespace, gin_run: GinRun | None) -> ConfiguredModel | None:
@@ -303,6 +317,12 @@ def _samples_of_file(given: argparse.Namespace, model: ConfiguredModel | None) -
     default = TOKEN_RULES.get(given.model, TokenRule(1, 0)) if model is None else model.tokens
     option = "--column" if given.column or not given.ids else "--ids"
     items = read_lengths(given.data, given.column or given.ids, option)
+    ids = groups = None
+    if given.ids is not None or given.groups is not None:
+        from commons.advisor.columns import read_groups, read_ids  # imports polars
+
+        ids = None if given.ids is None else read_ids(given.data, given.ids)
+        groups = None if given.groups is None else read_groups(given.data, given.groups)
     rule = TokenRule(
         default.per_item if given.tokens_per_item is None else given.tokens_per_item,
         default.extra if given.extra_tokens is None else given.extra_tokens,
@@ -312,7 +332,7 @@ def _samples_of_file(given: argparse.Namespace, model: ConfiguredModel | None) -
         rule.of(items),
         str(rule),
         str(given.data),
-        ids=None if given.ids is None else read_ids(given.data, given.ids),
-        groups=None if given.groups is None else read_groups(given.data, given.groups),
+        ids=ids,
+        groups=groups,
         group_column=given.groups,
     )

@@ -9,36 +9,35 @@ from commons.advisor.samples import SampleLengths
 from commons.advisor.strategies import AS_LOADED, REBALANCE, SPLIT, WINDOW
 
 _MEANINGS = {
-    "imbalance": "largest ÷ mean load of a step, mean ± standard deviation over the drawn steps",
-    "speedup": "time as loaded ÷ time with the strategy, ± standard error; the exchange overlaps the "
-    "previous step",
-    "step": "predicted time of a step",
+    "imbalance": "largest ÷ mean load of a step",
+    "speedup": "time as loaded ÷ time with the strategy, at most",
+    "step": "predicted time; the exchange and planning overlap it, and it waits if they take longer",
     "not hidden": "speedup if the exchange overlaps nothing",
     "sent/rank": "bytes by all-to-all, mean over ranks and steps",
     "exchange": "time of the rank that sends or receives most, at the given bandwidth",
-    "moved": "share of the samples, or of their pieces, that leave the rank that loaded them",
-    "tokens": "of the rank with most ÷ the mean over ranks, mean over steps; activation memory follows it",
-    "unique ids": "unique ids per rank ÷ as loaded, as each is looked up once: mean over ranks / of the rank "
-    "with most",
-    "planning": "time per step or window, measured on this machine; a thread plans a step ahead, so that "
-    "planning costs nothing while it is shorter than a step",
+    "moved": "samples, or their pieces, that leave the rank that loaded them",
+    "tokens": "of the fullest rank ÷ the mean; activation memory follows it",
+    "unique ids": "per rank ÷ as loaded, mean over ranks / on the rank with most",
+    "planning": "time per step or window, measured on this machine",
 }
+# The page has all columns, the terminal those that decide.
+IN_TEXT = ("imbalance", "speedup", "step", "moved", "tokens", "unique ids", "planning")
 
 
-def table(case: Case) -> list[list[str]]:
+def table(case: Case, titles: Iterable[str] = tuple(_MEANINGS)) -> list[list[str]]:
     """Returns the columns: each a title, and a cell per strategy. Columns without a value are left out."""
     rows = [_cells(case, outcome) for outcome in case.outcomes.values()]
     columns = [["strategy", *(outcome.strategy.title for outcome in case.outcomes.values())]]
-    for title in _MEANINGS:
+    for title in titles:
         cells = [row[title] for row in rows]
         if any(cell is not None for cell in cells):
             columns.append([title, *(cell or "–" for cell in cells)])
     return columns
 
 
-def meanings(cases: Iterable[Case]) -> dict[str, str]:
+def meanings(cases: Iterable[Case], titles: Iterable[str] = tuple(_MEANINGS)) -> dict[str, str]:
     """Explains the columns that the tables of the cases have."""
-    shown = {column[0] for case in cases for column in table(case)}
+    shown = {column[0] for case in cases for column in table(case, titles)}
     return {title: meaning for title, meaning in _MEANINGS.items() if title in shown}
 
 
@@ -49,17 +48,17 @@ def _cells(case: Case, outcome: Outcome) -> dict[str, str | None]:
     unique = outcome.unique_ids
     not_hidden, step = outcome.speedup_exchange_not_hidden, outcome.step_seconds
     return {
-        "imbalance": with_error(outcome.imbalance.mean, outcome.imbalance.std, 3),
-        "speedup": with_error(outcome.speedup, outcome.speedup_standard_error, 2) if balances else "1",
+        "imbalance": f"{outcome.imbalance.mean:.3f}",
+        "speedup": f"{outcome.speedup:.2f}" if balances else "1",
         "step": None if step is None else duration(step),
         "not hidden": f"{not_hidden:.2f}" if balances and not_hidden is not None else None,
         "sent/rank": size(outcome.bytes_sent_per_rank) if moves else None,
         "exchange": duration(outcome.exchange_seconds) if moves else None,
         "moved": f"{outcome.share_of_samples_moved:.0%}" if moves else None,
-        "tokens": f"{outcome.largest_tokens_per_rank / mean_tokens if mean_tokens else 1:.2f} ×",
+        "tokens": f"{outcome.largest_tokens_per_rank / mean_tokens if mean_tokens else 1:.2f}",
         "unique ids": None
         if unique is None
-        else f"{unique.per_rank_relative:.2f} / {unique.of_rank_with_most_relative:.2f} ×",
+        else f"{unique.per_rank_relative:.2f}/{unique.of_rank_with_most_relative:.2f}",
         "planning": duration(outcome.planning_seconds_measured) if balances else None,
     }
 
@@ -84,19 +83,25 @@ def summary(samples: SampleLengths) -> str:
     )
 
 
+def about_ids(case: Case) -> list[str]:
+    """Returns a sentence on the ids as loaded, if they are known."""
+    unique = case.outcomes[AS_LOADED].unique_ids
+    if unique is None:
+        return []
+    return [
+        f"As loaded, a rank has {unique.per_rank:,.0f} unique ids, the rank with most "
+        f"{unique.of_rank_with_most:,.0f}, counted in {unique.steps} of the steps."
+    ]
+
+
 def below_table(case: Case) -> list[str]:
     """Returns sentences that go with the table."""
-    lower_bound = with_error(case.lower_bound.mean, case.lower_bound.std, 3)
     lines = [
         f"Mean per rank and step: {case.mean_tokens_per_rank:,.0f} tokens, "
-        f"{size(case.bytes_loaded_per_rank)}. The lower bound of a step's imbalance is {lower_bound}."
+        f"{size(case.bytes_loaded_per_rank)}. The lower bound of a step's imbalance is "
+        f"{case.lower_bound.mean:.3f}.",
+        *about_ids(case),
     ]
-    unique = case.outcomes[AS_LOADED].unique_ids
-    if unique is not None:
-        lines.append(
-            f"As loaded, a rank has {unique.per_rank:,.0f} unique ids, the rank with most "
-            f"{unique.of_rank_with_most:,.0f}, counted in {unique.steps} of the steps."
-        )
     if case.ranks > 1:
         received = size(case.all_gather_bytes_per_rank)
         lines.append(f"By all-gather in place of all-to-all, each rank would receive {received} per step.")
@@ -108,7 +113,7 @@ def below_table(case: Case) -> list[str]:
         lines.append(planned + ("." if window is None else f"; the window holds {_held(window)}."))
     if window is not None:
         lines.append(
-            "* A window changes what a step contains, and so changes training. Its largest step has "
+            "A window changes what a step contains, and so changes training. Its largest step has "
             f"{window.largest_step_ratio:.1f} × the work of the window's mean step. Off by default."
         )
     return lines
@@ -150,8 +155,3 @@ def duration(seconds: float) -> str:
     if seconds >= 0.9995:
         return f"{seconds:.3g} s"
     return f"{seconds * 1e3:.3g} ms" if seconds >= 0.9995e-3 else f"{seconds * 1e6:.3g} µs"
-
-
-def with_error(value: float, error: float | None, digits: int) -> str:
-    """Formats a value and its error, if there is one, with `digits` decimals."""
-    return f"{value:.{digits}f}" + ("" if error is None else f" ± {error:.{digits}f}")

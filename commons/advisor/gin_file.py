@@ -22,6 +22,7 @@ import gin
 
 from commons.advisor import InputError
 from commons.advisor.samples import ConfiguredModel, SampleLengths
+from commons.advisor.strategies import CHOSEN
 from commons.distributed.shuffler_settings import LEARNED
 from commons.gin_values import from_gin, is_bound
 
@@ -82,6 +83,12 @@ class GinRun:
     def balance_cost(self) -> Path | None:
         """Returns the file of the measured cost that the run balances by, or has learned; None for FLOPs."""
         return self._trainer().cost_file() if is_bound("TrainerArgs.balance_cost") else None
+
+    def settings(self) -> dict[str, object]:
+        """Returns the settings of `TrainerArgs` that the file has, of those that strategies choose."""
+        names = ("enable_balanced_shuffler", "balance_cost", *(f"balance_{name}" for name in CHOSEN))
+        bound = [name for name in names if is_bound(f"TrainerArgs.{name}")]
+        return {name: gin.query_parameter(f"TrainerArgs.{name}") for name in bound}
 
     def learns_costs(self) -> bool:
         """Whether the run learns its costs."""

@@ -6,16 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 
 from commons.distributed.cutting import Cutting
 from commons.distributed.shuffle_plan import ShufflePlan
 from commons.sequence_batch.cut_rules import ALONG_ITEMS, CutRules, ItemGroup
-from commons.sequence_batch.row_schema import FieldSchema, RowSchema
 
 # Samples as the advisor knows them: a row of tokens, each with a loss. A cut may be before any token.
-SCHEMA = RowSchema((FieldSchema("tokens", "jagged", ("",), torch.int64, ()),))
-RULES = CutRules(items=(ItemGroup("tokens"),), fields={"tokens": ALONG_ITEMS, "loss_tokens": ALONG_ITEMS})
+RULES = CutRules(items=(ItemGroup("tokens"),), fields={"loss_tokens": ALONG_ITEMS})
 # In forward, ranks fetch keys and values. In backward, as many bytes of gradients return.
 FETCHES_PER_LAYER = 2
 
@@ -46,7 +43,7 @@ class PieceCosts:
             queries; all int64 `[samples]`.
         num_layers: layers with attention.
         num_kv_heads, head_dim: heads of keys and of values, and their width.
-        dtype: of keys and values.
+        value_bytes: bytes of each of a key's or a value's numbers.
         is_causal: whether no token sees a later one.
     """
 
@@ -54,18 +51,18 @@ class PieceCosts:
     num_layers: int
     num_kv_heads: int
     head_dim: int
-    dtype: torch.dtype = torch.bfloat16
+    value_bytes: int = 2
     is_causal: bool = True
 
     @property
     def bytes_per_token(self) -> int:
         """Bytes of a token's keys and values in one layer."""
-        return 2 * self.num_kv_heads * self.head_dim * self.dtype.itemsize
+        return 2 * self.num_kv_heads * self.head_dim * self.value_bytes
 
     @property
     def cutting(self) -> Cutting:
         """Cuts at tokens, so that the FLOPs are equal."""
-        return Cutting(RULES, SCHEMA, (), lambda first, counts: self.prefix_flops(first, counts["tokens"]))
+        return Cutting(RULES, None, (), lambda first, counts: self.prefix_flops(first, counts["tokens"]))
 
     def cuts(self, plan: ShufflePlan, ranks_per_node: int | None) -> Cuts:
         """Returns what a plan of one step cuts; bytes within a node of `ranks_per_node` take no time."""
@@ -110,12 +107,12 @@ class PieceCosts:
 
     def assumption(self, bytes_per_second: float) -> str:
         """Returns what is assumed of the fetch, in a sentence without a period."""
-        dtype = str(self.dtype).removeprefix("torch.")
         return (
             f"Pieces of samples fetch {self.bytes_per_token:,} bytes of keys and values per token and layer "
-            f"(2 × {self.num_kv_heads} heads of {self.head_dim} in {dtype}, {self.num_layers} layers), and "
-            f"return as many bytes of gradients, at {bytes_per_second / 1e9:g} GB/s per rank; a step waits "
-            "for all of it. Cuts are between any two tokens, where training cuts between items"
+            f"(2 × {self.num_kv_heads} heads of {self.head_dim} × {self.value_bytes} bytes, "
+            f"{self.num_layers} layers), and return as many bytes of gradients, at "
+            f"{bytes_per_second / 1e9:g} GB/s per rank; a step waits for all of it. Cuts are between any two "
+            "tokens, where training cuts between items"
         )
 
 

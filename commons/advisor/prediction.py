@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -101,12 +101,14 @@ class Outcome:
         loads: float64 `[steps, ranks]`.
         imbalance: largest ÷ mean load of a step; for a window, the sums of both over its steps.
         relative_time: sum of the largest loads ÷ sum of the mean loads; 1.0 is perfect.
-        speedup: time of all steps as loaded ÷ their time with this strategy; the exchange overlaps a step,
-            and nothing overlaps the fetch. Without times, both count as 0.
+        speedup: time of all steps as loaded ÷ their time with this strategy. Exchange and planning overlap a
+            step, and nothing overlaps the fetch. Without times, all three count as 0.
         speedup_standard_error: from how steps differ; None for a single step.
         speedup_exchange_not_hidden: the speedup if the exchange overlaps nothing; None without times.
         speedup_fetch_hidden: the speedup if computing overlaps all of the fetch; None without times.
-        step_seconds: mean of the longer of computation with the fetch, and exchange; None without times.
+        step_seconds: mean of the longest of computation with the fetch, exchange, and planning; None without
+            times.
+        step_seconds_planning_hidden: the same if planning took no time.
         exchange_seconds: of the slowest rank, mean over steps.
         bytes_sent_per_rank: mean over ranks and steps.
         bytes_of_slowest_rank: of the rank that sends or receives most, mean over steps.
@@ -123,7 +125,8 @@ class Outcome:
         host_batches_per_rank: batches that a rank holds on the host, the next one to copy included.
         host_bytes_per_rank: bytes of these batches.
         planning_seconds_measured: median per step or window, on this machine.
-        planning_hidden: whether planning takes no longer than the steps it overlaps; None without times.
+        planning_hidden: whether planning takes no longer than the steps it overlaps, so that none waits for
+            it; None without times.
         unique_ids: no entry where ids are unknown, or samples are cut.
     """
 
@@ -136,6 +139,7 @@ class Outcome:
     speedup_exchange_not_hidden: float | None
     speedup_fetch_hidden: float | None
     step_seconds: float | None
+    step_seconds_planning_hidden: float | None
     exchange_seconds: float
     bytes_sent_per_rank: float
     bytes_of_slowest_rank: float
@@ -267,15 +271,13 @@ def predict(
     cost: SampleCost,
     strategies: Sequence[Strategy],
     network: Network,
-    progress: Callable[[], object],
 ) -> Case:
-    """Plans all steps with every strategy, as loaded first; calls `progress` after each strategy."""
+    """Plans all steps with every strategy, as loaded first."""
     num_steps, num_ranks, rows_per_rank = steps.workloads.shape
     bytes_loaded = steps.sizes.sum(-1)
     outcomes: dict[str, Outcome] = {}
     for strategy in strategies:
         outcomes[strategy.name] = _outcome(steps, strategy, outcomes.get(AS_LOADED), cost, network)
-        progress()
     return Case(
         ranks=num_ranks,
         rows_per_rank=rows_per_rank,
@@ -323,9 +325,9 @@ def _place(
         if strategy.settings is None:
             rows.append((numbers, first + samples.batch_of, samples.home, samples.home, *of_samples))
             continue
-        start = time.perf_counter()
+        start = time.thread_time()  # a busy machine does not count
         plan = place(samples, strategy.settings, ranks_per_node, cutting=cutting)
-        seconds.append(time.perf_counter() - start)
+        seconds.append(time.thread_time() - start)
         of_rows = (plan.workloads, plan.tokens, bytes_of_rows(plan, samples.sample_bytes))
         rows.append((numbers[plan.sample_of], first + plan.step, plan.home, plan.destination, *of_rows))
         if pieces is not None:
@@ -349,7 +351,7 @@ def _loaded(steps: DrawnSteps, strategy: Strategy) -> Iterator[tuple[int, np.nda
             of[first : first + window].swapaxes(0, 1).ravel()
             for of in (steps.numbers, steps.workloads, steps.tokens, steps.sizes, of_groups)
         )
-        counts = (workloads, tokens, tokens, tokens[:, None], sizes, no_counts)
+        counts = (workloads, tokens, tokens, no_counts, sizes, no_counts)
         yield first, numbers, LoadedSamples(rows, rows, *counts, groups=groups if takes_groups else None)
 
 
@@ -377,12 +379,15 @@ def _outcome(
     computing_before = cost.step_times((loads if as_loaded is None else as_loaded.loads).max(1))
     computing = cost.step_times(loads.max(1))
     timed = cost.seconds_per_unit is not None
-    # The exchange overlaps a step: the longer of the two decides. Nothing overlaps the fetch.
-    times = np.maximum(computing + fetch, exchange) if timed else computing
+    planning = placed.planning_seconds / strategy.window
+    # Exchange and planning overlap a step: the longest of the three decides. Nothing overlaps the fetch.
+    hidden = np.maximum(computing + fetch, exchange)
+    times = np.maximum(hidden, planning) if timed else computing
     windows = (-1, strategy.window)
     speedup, error = _ratio(computing_before.reshape(windows).sum(1), times.reshape(windows).sum(1))
-    not_hidden = _ratio(computing_before, computing + fetch + exchange)[0]
-    fetch_hidden = _ratio(computing_before, np.maximum(np.maximum(computing, fetch), exchange))[0]
+    not_hidden = _ratio(computing_before, np.maximum(computing + fetch + exchange, planning))[0]
+    without_fetch = np.maximum(np.maximum(computing, fetch), np.maximum(exchange, planning))
+    fetch_hidden = _ratio(computing_before, without_fetch)[0]
     largest, mean = loads.max(1).reshape(windows), loads.mean(1).reshape(windows)
     host_batches = 1 if as_loaded is None else strategy.window + 1
     return Outcome(
@@ -395,6 +400,7 @@ def _outcome(
         speedup_exchange_not_hidden=not_hidden if timed else None,
         speedup_fetch_hidden=fetch_hidden if timed else None,
         step_seconds=float(times.mean()) if timed else None,
+        step_seconds_planning_hidden=float(hidden.mean()) if timed else None,
         exchange_seconds=float(exchange.mean()),
         bytes_sent_per_rank=float(sent.mean()),
         bytes_of_slowest_rank=float(slowest.mean()),
@@ -410,7 +416,7 @@ def _outcome(
         host_batches_per_rank=host_batches,
         host_bytes_per_rank=float(host_batches * steps.sizes.sum(-1).mean()),
         planning_seconds_measured=placed.planning_seconds,
-        planning_hidden=placed.planning_seconds <= float(times.mean()) * strategy.window if timed else None,
+        planning_hidden=planning <= float(hidden.mean()) if timed else None,
         unique_ids=_unique_ids(steps, placed, as_loaded),
     )
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from commons.advisor import figures
-from commons.advisor.advice import Advice, Recommendation
+from commons.advisor.advice import NOT_PREDICTED, Advice, Recommendation
 from commons.advisor.prediction import Case
 
 WIDTH = 110
@@ -28,12 +28,16 @@ def json_report(advice: Advice) -> str:
         },
         "model": advice.model,
         "assumptions": advice.assumptions,
-        "cases": [_json_case(case, recommendation) for case, recommendation in advice.cases],
+        "cases": [
+            _json_case(case, recommendation, advice.gin_settings) for case, recommendation in advice.cases
+        ],
     }
     return json.dumps(report, indent=1, ensure_ascii=False)
 
 
-def _json_case(case: Case, recommendation: Recommendation) -> dict[str, Any]:
+def _json_case(
+    case: Case, recommendation: Recommendation, gin_settings: Mapping[str, object] | None
+) -> dict[str, Any]:
     entries = asdict(case)
     del entries["outcomes"]
     entries["strategies"] = []
@@ -48,31 +52,34 @@ def _json_case(case: Case, recommendation: Recommendation) -> dict[str, Any]:
         del of_outcome["strategy"], of_outcome["loads"]
         if outcome.unique_ids is None:
             del of_outcome["unique_ids"]
-        gin = {"gin": strategy.gin_lines(case.rows_per_rank)}
-        entries["strategies"].append(names | of_outcome | gin)
+        lines = [] if gin_settings is None else strategy.gin_lines(gin_settings)
+        entries["strategies"].append(names | of_outcome | {"gin": lines, "python": strategy.python})
     entries["recommendation"] = asdict(recommendation)
     return entries
 
 
 def text_report(advice: Advice) -> str:
-    """Returns lines of at most about `WIDTH` characters; tables may be wider."""
-    meanings = figures.meanings(case for case, _ in advice.cases)
+    """Returns the answer in lines of at most about `WIDTH` characters; the page has all figures."""
+    meanings = figures.meanings((case for case, _ in advice.cases), figures.IN_TEXT)
+    columns = ". ".join(f"{title}: {meaning}" for title, meaning in meanings.items())
     blocks = [
         f"Data    {advice.samples.source}: {figures.summary(advice.samples)}\n"
         f"Model   {advice.model}; tokens = {advice.samples.token_rule}",
-        *(_text_case(case, recommendation) for case, recommendation in advice.cases),
-        "Columns\n" + "\n".join(_wrapped(f"{title}: {text}.") for title, text in meanings.items()),
-        "Assumptions\n" + "\n".join(_wrapped(line + ".") for line in advice.assumptions),
+        *(_text_case(*each, advice.gin_settings is not None) for each in advice.cases),
+        _wrapped(columns + ".", "") + "\n" + _wrapped(NOT_PREDICTED + ".", ""),
     ]
     return "\n\n".join(blocks)
 
 
-def _text_case(case: Case, recommendation: Recommendation) -> str:
-    title = f"{figures.case_title(case)}: {figures.drawn(case)}"
-    lines = [title, "=" * len(title), _aligned(figures.table(case))]
-    lines += [_wrapped(line, "") for line in figures.below_table(case)]
-    lines += ["", _wrapped("→ " + recommendation.headline, "")]
-    lines += [f"    {line}" for line in recommendation.gin]
+def _text_case(case: Case, recommendation: Recommendation, is_in_gin: bool) -> str:
+    title = f"{figures.case_title(case)}, {figures.drawn(case)}"
+    lines = [title, "=" * len(title), _aligned(figures.table(case, figures.IN_TEXT))]
+    lines += [_wrapped(line, "") for line in figures.about_ids(case)]
+    lines += [_wrapped("→ " + recommendation.headline, "")]
+    if recommendation.strategy is not None:
+        if is_in_gin:
+            lines += [f"    {line}" for line in recommendation.gin or ["The gin file has its settings."]]
+        lines += [f"    In your own program: {recommendation.python}"]
     lines += [_wrapped(note) for note in recommendation.notes]
     return "\n".join(lines)
 

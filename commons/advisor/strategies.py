@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
-from commons.distributed.shuffler_settings import ShufflerSettings
+from commons.distributed.shuffler_settings import LEARNED, ShufflerSettings
 
 AS_LOADED, REFINED, REBALANCE, WINDOW = "as_loaded", "refined", "rebalance", "window"
 REBALANCE_GROUPS = "rebalance_groups"
 SPLIT = "split"
 KARMARKAR_KARP = "karmarkar_karp"
+# Settings that a strategy decides. Others, such as limits of tokens, are the user's.
+CHOSEN = ("partitioner", "equal_rows", "window", "split")
 
 
 @dataclass(frozen=True)
@@ -38,19 +41,42 @@ class Strategy:
         """Whether samples are cut into pieces."""
         return self.settings is not None and self.settings.split
 
-    def gin_lines(self, rows_per_rank: int) -> list[str]:
-        """Returns the lines of a gin file that switch the strategy on."""
-        values: dict[str, object] = {"train_batch_size": rows_per_rank}
-        if self.settings is not None:
-            values["enable_balanced_shuffler"] = True
-            if self.balance_cost is not None:
-                values["balance_cost"] = self.balance_cost
-            for setting in fields(self.settings):
-                value = getattr(self.settings, setting.name)
-                # The partitioner always, because the gin file may have another one.
-                if setting.name == "partitioner" or value != setting.default:
-                    values[f"balance_{setting.name}"] = value
-        return [f"TrainerArgs.{name} = {value!r}" for name, value in values.items()]
+    def gin_lines(self, present: Mapping[str, object]) -> list[str]:
+        """Returns the lines that a gin file lacks to switch the strategy on.
+
+        Args:
+            present: the settings of `TrainerArgs` that the file has; the others have their defaults.
+        """
+        if self.settings is None:
+            return []
+        wanted = {f"balance_{name}": getattr(self.settings, name) for name in CHOSEN}
+        wanted = {name: value for name, value in wanted.items() if name in present}
+        wanted |= {f"balance_{name}": value for name, value in self._changed().items()}
+        lines = {"enable_balanced_shuffler": True, **wanted}
+        unset = object()
+        return [
+            f"TrainerArgs.{name} = {value!r}"
+            for name, value in lines.items()
+            if present.get(name, unset) != value
+        ]
+
+    @property
+    def python(self) -> str | None:
+        """The argument for the pipeline of a program of one's own; None without balancing."""
+        if self.settings is None:
+            return None
+        given = {name: repr(value) for name, value in self._changed().items()}
+        if self.balance_cost not in (None, LEARNED):
+            given["cost"] = f"MeasuredCost.load({given['cost']})"
+        return f"batch_shuffler=MyShuffler({', '.join(f'{name}={value}' for name, value in given.items())})"
+
+    def _changed(self) -> dict[str, object]:
+        """Returns the cost, and the settings that differ from their defaults."""
+        changed = {} if self.balance_cost is None else {"cost": self.balance_cost}
+        settings = {
+            spec.name: (getattr(self.settings, spec.name), spec.default) for spec in fields(ShufflerSettings)
+        }
+        return changed | {name: value for name, (value, default) in settings.items() if value != default}
 
 
 def strategies(
@@ -75,6 +101,6 @@ def strategies(
         # Refined spreads what pieces fetch more evenly.
         settings[SPLIT, "pieces (split)"] = ShufflerSettings("refined", equal_rows=False, split=True)
     if window > 1:
-        settings[WINDOW, f"window of {window} *"] = ShufflerSettings(window=window)
+        settings[WINDOW, f"window of {window}"] = ShufflerSettings(window=window)
     balanced = [Strategy(*names, of_strategy, balance_cost) for names, of_strategy in settings.items()]
     return [Strategy(AS_LOADED, "as loaded"), *balanced]

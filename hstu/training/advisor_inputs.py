@@ -29,7 +29,7 @@ def configured_model() -> ConfiguredModel:
         network.num_layers,
         network.num_attention_heads,
         network.kv_channels,
-        network.dtype,
+        network.dtype.itemsize,
         network.is_causal,
     )
     return ConfiguredModel(flops.per_sample, _described(network), TOKEN_RULES["hstu"], pieces)

@@ -31,7 +31,7 @@ def configured_model() -> ConfiguredModel:
         decoder.num_layers,
         decoder.num_kv_heads,
         decoder.head_dim,
-        network.dtype,
+        network.dtype.itemsize,
     )
     tokens = TokenRule(from_gin(DatasetArgs).num_hierarchies, 0)
     return ConfiguredModel(flops, description, tokens, pieces)

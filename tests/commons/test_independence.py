@@ -35,7 +35,7 @@ def test_the_library_imports_no_model():
 
 
 def without_extras(program: str) -> subprocess.CompletedProcess:
-    """Runs a program without the packages that only trainer, datasets and advisor need."""
+    """Runs a program without the packages that only trainer and datasets need."""
     missing = "import sys; sys.modules.update(dict.fromkeys(('gin', 'polars', 'tensorboard')))"
     return subprocess.run(
         [sys.executable, "-c", f"{missing}\n{program}"],
@@ -50,13 +50,6 @@ def test_the_core_needs_no_extra():
     packages = ", ".join(f"commons.{package}" for package in (*CORE, "perf_model"))
     result = without_extras(f"import {packages}")
     assert result.returncode == 0, result.stderr
-
-
-def test_the_advisor_names_the_extra_that_it_needs():
-    result = without_extras("from commons.advisor.__main__ import main; sys.exit(main(['lengths.npy']))")
-    assert result.returncode == 2
-    assert "Traceback" not in result.stderr
-    assert re.search(r"^balance-advisor: error: .*extra \"train\"", result.stderr, re.MULTILINE)
 
 
 @pytest.mark.parametrize("package", CORE)

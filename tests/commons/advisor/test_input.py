@@ -9,7 +9,8 @@ import polars as pl
 import pytest
 
 from commons.advisor.__main__ import main
-from commons.advisor.samples import TokenRule, read_groups, read_ids, read_lengths
+from commons.advisor.columns import read_groups, read_ids
+from commons.advisor.samples import TokenRule, read_lengths
 from commons.perf_model import MeasuredCost
 from tests.commons.advisor.command import MODEL, REPOSITORY, advise_on_gin_file, by_name
 from tests.process_pool import ProcessPool
@@ -93,7 +94,9 @@ def test_the_demo_is_predicted_within_a_tenth(application: tuple[str, ProcessPoo
         _run_that_learns(config, tmp_path / "logs")
         [(_, out, _)] = process.run(advise_on_gin_file, config)
         (learned,) = json.loads(out)["cases"]
-        assert "TrainerArgs.balance_cost = 'learned'" in by_name(learned)["refined"]["gin"]
+        # The file has the other settings.
+        assert by_name(learned)["refined"]["gin"] == ["TrainerArgs.balance_partitioner = 'refined'"]
+        assert "cost='learned'" in by_name(learned)["refined"]["python"]
         assert by_name(learned)["refined"]["speedup"] < refined["speedup"]
 
 

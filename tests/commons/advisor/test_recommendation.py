@@ -6,6 +6,8 @@ import gin
 import numpy as np
 import pytest
 
+from commons.advisor.strategies import strategies
+from commons.distributed import ShufflerSettings
 from commons.gin_values import from_gin
 from commons.perf_model import MeasuredCost
 from commons.training.training_args import TrainerArgs
@@ -15,7 +17,7 @@ from tests.commons.advisor.command import advise, by_name, heavy_tailed
 def trainer_args(lines: list[str]) -> TrainerArgs:
     gin.clear_config()
     try:
-        gin.parse_config("\n".join(lines))
+        gin.parse_config("\n".join(["TrainerArgs.train_batch_size = 32", *lines]))
         return from_gin(TrainerArgs)
     finally:
         gin.clear_config()
@@ -54,7 +56,12 @@ def test_the_default_where_karmarkar_karp_is_not_as_good(tmp_path: Path):
 def test_karmarkar_karp_is_as_good_on_capped_lengths(tmp_path: Path):
     (case,) = advise(tmp_path, np.random.default_rng(0).integers(1, 201, 3000))["cases"]
     assert case["recommendation"]["strategy"] == "rebalance"
-    assert any("Karmarkar–Karp does as well" in note for note in case["recommendation"]["notes"])
+    (note,) = [note for note in case["recommendation"]["notes"] if "Karmarkar–Karp does as well" in note]
+    usual, default = (by_name(case)[name] for name in ("karmarkar_karp", "rebalance"))
+    moves, more = (f"{figures['share_of_samples_moved']:.0%}" for figures in (default, usual))
+    assert f"({usual['speedup']:.2f} ×)" in note
+    assert f"What is left to gain is fewer moves: {moves} of the samples instead of {more}." in note
+    assert default["share_of_samples_moved"] < 0.5 * usual["share_of_samples_moved"]
 
 
 def test_giants_need_more_than_a_placement(tmp_path: Path):
@@ -63,10 +70,10 @@ def test_giants_need_more_than_a_placement(tmp_path: Path):
     (case,) = advise(tmp_path, lengths, "--rows-per-rank", "8")["cases"]
     notes = " ".join(case["recommendation"]["notes"])
     assert case["lower_bound"]["mean"] > 1.5
-    assert "No placement of whole samples within a step" in notes
-    assert "Pieces of samples bring the largest load to 1.0" in notes and "balance_split = True" in notes
-    assert "window of 4 steps would give" in notes and "changes training" in notes
-    assert "shorter histories" in notes
+    assert "no placement of whole ones gets below" in notes
+    assert "Pieces reach 1.0" in notes and "balance_split = True" in notes
+    assert "window of 4 steps reaches" in notes and "changes what each step trains on" in notes
+    assert "Shorter histories" in notes
 
 
 def test_the_lines_to_paste_are_valid(tmp_path: Path):
@@ -80,25 +87,46 @@ def test_the_lines_to_paste_are_valid(tmp_path: Path):
         "window": {"window": 3},
     }
     assert by_name(case).keys() == expected.keys()
-    other = "TrainerArgs.balance_partitioner = 'longest_processing_time'"  # which lines pasted after it undo
     for name, strategy in by_name(case).items():
-        trainer = trainer_args([other, *strategy["gin"]] if expected[name] != {} else strategy["gin"])
+        trainer = trainer_args(strategy["gin"])
         assert trainer.enable_balanced_shuffler == (name != "as_loaded")
         assert trainer.balance_settings == expected[name]
-        assert trainer.train_batch_size == 32
+        # Nothing is to be set that has its default.
+        assert len(strategy["gin"]) == (name != "as_loaded") + len(expected[name])
+        if name != "as_loaded":
+            given = strategy["python"].removeprefix("batch_shuffler=")
+            assert eval(given, {"MyShuffler": dict}) == expected[name]
+
+
+@pytest.mark.parametrize(
+    "present",
+    [
+        {"balance_partitioner": "longest_processing_time"},
+        {"enable_balanced_shuffler": True, "balance_equal_rows": False, "balance_split": True},
+        {"enable_balanced_shuffler": True},
+    ],
+)
+def test_lines_undo_what_the_gin_file_has(present: dict[str, object]):
+    file = [f"TrainerArgs.{name} = {value!r}" for name, value in present.items()]
+    for strategy in strategies(1, None, splits=True)[1:]:
+        lines = strategy.gin_lines(present)
+        trainer = trainer_args([*file, *lines])
+        assert trainer.enable_balanced_shuffler
+        assert ShufflerSettings(**trainer.balance_settings) == strategy.settings
+        assert not set(lines) & set(file)
 
 
 def test_pieces_where_the_network_is_fast(tmp_path: Path):
     lengths = np.full(3000, 20)
     lengths[::100] = 4000
-    run = ["--rows-per-rank", "8", "--tflops", "1"]
-    cases = [advise(tmp_path, lengths, *run, "--bandwidth", speed)["cases"][0] for speed in ("100", "0.01")]
+    run = ["--rows-per-rank", "8", "--tflops", "0.01"]
+    cases = [advise(tmp_path, lengths, *run, "--bandwidth", speed)["cases"][0] for speed in ("1", "0.0001")]
     fast, slow = (case["recommendation"] for case in cases)
     assert fast["strategy"] == "split"
     expected = {"partitioner": "refined", "equal_rows": False, "split": True}
     assert trainer_args(fast["gin"]).balance_settings == expected
     assert slow["strategy"] != "split"
-    assert any("They pay off where a device achieves less than" in note for note in slow["notes"])
+    assert any("pay off below" in note for note in slow["notes"])
     in_node = advise(tmp_path, lengths, "--rows-per-rank", "8", "--ranks-per-node", "8")["cases"][0]
     assert by_name(in_node)["split"]["fetch_seconds"] == 0
     assert in_node["recommendation"]["strategy"] == "split"
@@ -107,9 +135,12 @@ def test_pieces_where_the_network_is_fast(tmp_path: Path):
 def test_a_strategy_on_measured_times_trains_on_them(tmp_path: Path):
     cost = MeasuredCost(0.01, 1e-4, 1e-6, 1e-9)
     cost.save(tmp_path / "cost.json")
-    model = ["--cost", str(tmp_path / "cost.json")]
+    file = str(tmp_path / "cost.json")
+    model = ["--cost", file, "--model", "hstu"]
     report = advise(tmp_path, heavy_tailed(1000), "--ranks", "4", model=model)
     (case,) = report["cases"]
-    assert trainer_args(by_name(case)["rebalance"]["gin"]).balance_settings == {"cost": cost}
+    rebalance = by_name(case)["rebalance"]
+    assert trainer_args(rebalance["gin"]).balance_settings == {"cost": cost}
+    assert rebalance["python"] == f"batch_shuffler=MyShuffler(cost=MeasuredCost.load({file!r}))"
     assert "split" not in by_name(case)
     assert any("Pieces of samples are not compared" in line for line in report["assumptions"])

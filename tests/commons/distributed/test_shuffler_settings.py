@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from commons.distributed import BatchShufflerFactory
-from commons.distributed.shuffler_settings import ShufflerSettings
+from commons.distributed.exchange import EXCHANGES
+from commons.distributed.shuffler_settings import EXCHANGE_NAMES, ShufflerSettings
 from tests.commons.distributed.shufflers import FieldShuffler
 
 
@@ -40,6 +41,10 @@ from tests.commons.distributed.shufflers import FieldShuffler
 def test_settings_that_make_no_sense_are_refused(setting, message):
     with pytest.raises((KeyError, ValueError), match=message):
         ShufflerSettings(**setting)
+
+
+def test_settings_name_every_exchange():
+    assert sorted(EXCHANGE_NAMES) == sorted(EXCHANGES)
 
 
 def test_every_shuffler_checks_its_settings():

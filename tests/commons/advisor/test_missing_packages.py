@@ -1,0 +1,72 @@
+"""The command works after `pip install .`, which brings numpy and numba, and names what else it needs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+
+from tests.commons.advisor.command import MODEL, REPOSITORY, heavy_tailed
+
+# numba takes llvmlite along, and probes for packages that it works without.
+PROGRAM = """
+import sys
+
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        package = name.partition(".")[0]
+        if package not in {"commons", "numpy", "numba", "llvmlite"} | sys.stdlib_module_names:
+            raise ModuleNotFoundError(f"No module named {package!r}", name=package)
+
+sys.meta_path.insert(0, Absent())
+from commons.advisor.__main__ import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    np.save(tmp_path / "lengths.npy", heavy_tailed(9000))
+    pl.DataFrame({"n": [3, 4]}).write_parquet(tmp_path / "lengths.parquet")
+    return tmp_path
+
+
+def advisor(folder: Path, *arguments: str) -> subprocess.CompletedProcess:
+    """Runs the command in a folder without any other package than the wheel requires."""
+    return subprocess.run(
+        [sys.executable, "-c", PROGRAM, *arguments],
+        cwd=folder,
+        env={"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+
+
+@pytest.mark.parametrize("arguments", [["--tflops", "2"], ["--json"]])
+def test_lengths_need_numpy_and_numba_alone(arguments: list[str], folder: Path):
+    result = advisor(folder, "lengths.npy", *MODEL, "--ranks", "8", *arguments)
+    assert result.returncode == 0, result.stderr
+    assert "Switch on" in result.stdout and "pieces" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "package"),
+    [
+        (["lengths.parquet", *MODEL], "polars"),
+        (["lengths.npy", *MODEL, "--html", "page.html"], "jinja2"),
+        ([str(REPOSITORY / "benchmarks/demo/hstu.gin")], "gin"),
+    ],
+)
+def test_what_needs_more_names_the_extra(arguments: list[str], package: str, folder: Path):
+    result = advisor(folder, *arguments)
+    assert result.returncode == 2
+    assert result.stderr == (
+        f'balance-advisor: error: {package} is not installed; it comes with the extra "train": in a '
+        'checkout, pip install ".[train]"\n'
+    )
+    assert result.stdout == ""
