@@ -25,7 +25,7 @@ from commons.distributed.rank_group import RankGroup, job_device
 from commons.distributed.sample_facts import Counter
 from commons.distributed.shuffle_plan import ShufflePlan
 from commons.distributed.shuffler_settings import LEARNED, ShufflerSettings
-from commons.distributed.unshuffle import return_steps
+from commons.distributed.unshuffle import KindsOfValues, return_steps
 from commons.distributed.verify import check_cut, check_placed_samples, check_same_plan
 from commons.perf_model import MeasuredCost
 from commons.sequence_batch import BaseBatch, containers
@@ -115,7 +115,8 @@ class BatchShuffler(ABC):
             learns,
         )
         self._agreed: BatchFormat | None = None
-        self._checks = self.group.channel() if self.settings.verify else None
+        self._checks = self.group.channel()
+        self._returned = KindsOfValues(self._checks, self.settings.verify)
         self._loss_scale = LossScale(self.group)
         self.expects_scale = True
         self._unread: tuple[ShufflePlan, PlacedPieces] | None = None  # of the last exchange
@@ -329,14 +330,14 @@ class BatchShuffler(ABC):
         batch = self._in_pieces(batch, plan)
         loaded = self.sample_rows.packed(batch)
         self._check_planned(loaded, plan)
-        if self._checks is not None:
+        if self.settings.verify:
             check_same_plan(self._checks, plan)
         if plan.moves:
             mine = self._exchange.move(loaded, plan, self.group)
         else:
             own = plan.loaded_by(rank)
             mine = gather_rows([loaded], np.arange(len(own)), plan.num_elements[own].sum(0).tolist())
-        if self._checks is not None:
+        if self.settings.verify:
             check_placed_samples(self._checks, plan, loaded, mine)
         placed = self._batch_of(batch, mine, int(plan.rows[rank, 0]))
         placed = self._with_row_counts(placed, plan.row_counts[plan.computed_by(rank)])
@@ -544,6 +545,11 @@ class BatchShuffler(ABC):
         """Returns per-sample results to the rank and row that each sample was loaded on. Collective.
 
         One all-to-all; jagged values take one more, and a host-device synchronization, for their lengths.
+        The first call for each kind of values (their names, keys, dtypes and trailing shapes) takes a gather
+        of host numbers more, in which ranks agree on it. The order of names does not matter.
+
+        A later call in which ranks return different kinds is not compared unless they `verify`: a rank whose
+        kind is new to it waits for the others, and two known kinds are taken for each other.
 
         Args:
             values: a tensor, KeyedJaggedTensor or JaggedTensor, or a batch of such, with a row for each row
@@ -556,10 +562,12 @@ class BatchShuffler(ABC):
             jagged values of a sample's pieces are joined, a dense value is that of the last piece.
 
         Raises:
-            ValueError: `values` have another number of rows, or the plan has several steps.
+            ValueError: `values` are of different kinds on the ranks, at the first call for one of them;
+                raised on every rank. Or they have another number of rows, or the plan has several steps;
+                raised on this rank alone, while the others wait for it.
         """
         plan.check_one_step("unshuffle")
-        return return_steps([values], plan, self.group, self.sample_rows, self._checks)[0]
+        return return_steps([values], plan, self.group, self.sample_rows, self._returned)[0]
 
     def unshuffle_window(self, values: Sequence[Any], plan: ShufflePlan) -> list[Any]:
         """`unshuffle` for a window: returns the results of its steps to the batches that were loaded.
@@ -575,7 +583,7 @@ class BatchShuffler(ABC):
         Raises:
             ValueError: `values` have another number of rows, or are not of all steps of the plan.
         """
-        returned = return_steps(values, plan, self.group, self.sample_rows, self._checks)
+        returned = return_steps(values, plan, self.group, self.sample_rows, self._returned)
         num_batches = int((plan.batch_sizes[self.group.rank] > 0).sum())
         return returned[:num_batches]
 
