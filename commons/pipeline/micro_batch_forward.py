@@ -52,7 +52,8 @@ def run_micro_batches(
             averaged over ranks, that of the mean over all loss tokens of the plan.
 
     Returns:
-        A loss whose backward is that of the tables: in training call it, once. The sum of the losses,
+        A loss whose backward is that of the tables: in training call it, once. If it is multiplied by a
+        factor before, as by a gradient scaler, so are all gradients of this call. The sum of the losses,
         detached. The output of each micro-batch.
 
     Raises:
@@ -74,6 +75,7 @@ def run_micro_batches(
     loss_tokens = [int(own[of_one].sum()) for of_one in plan.micro_batches_on(rank)]
     trains = model.training and torch.is_grad_enabled()
     replicated = _replicated(model) if trains else []
+    dense = _DenseGradients(model if trains else None)
     lookups = _Lookups(model, batch, micro_batches, rows, sample_rows)
     total = torch.zeros((), device=device)
     outputs = []
@@ -95,7 +97,7 @@ def run_micro_batches(
             total = total + loss.detach()
             outputs.append(output)
     scaled = total * loss_scale
-    return (lookups.backward_from(scaled) if trains else scaled), total, outputs
+    return (lookups.backward_from(scaled, dense) if trains else scaled), total, outputs
 
 
 def losses_and_output(returned: Any) -> tuple[torch.Tensor, Any]:
@@ -186,15 +188,15 @@ class _Lookups:
         for found in self._found.values():
             found.collect_gradients()
 
-    def backward_from(self, loss: torch.Tensor) -> torch.Tensor:
-        """Returns `loss` with the backward of the lookups."""
+    def backward_from(self, loss: torch.Tensor, dense: _DenseGradients) -> torch.Tensor:
+        """Returns `loss` with the backward of the lookups, which scales the dense gradients."""
         tensors, gradients = [], []
         for found in self._found.values():
             for tensor in found.tensors:
                 if tensor.gradient is not None:
                     tensors.append(tensor.values)
                     gradients.append(tensor.gradient)
-        return _BackwardOfTables.apply(loss.requires_grad_(), gradients, *tensors)
+        return _BackwardOfTables.apply(loss.requires_grad_(), dense, gradients, *tensors)
 
     def _forward_of(self, index: int, forward: Callable[..., Any]) -> Callable[..., Any]:
         def part(*args: Any, **kwargs: Any) -> Any:
@@ -361,19 +363,51 @@ class _Jagged(_Tensor):
         )
 
 
+class _DenseGradients:
+    """Gradients that the micro-batches' backwards leave in a model's parameters.
+
+    Args:
+        model: before the first micro-batch; None for no gradients. What it has accumulated is kept.
+    """
+
+    def __init__(self, model: torch.nn.Module | None) -> None:
+        parameters = [] if model is None else model.parameters()
+        self._before = [
+            (parameter, None if parameter.grad is None else parameter.grad.clone())
+            for parameter in parameters
+        ]
+
+    def multiply(self, factor: torch.Tensor) -> None:
+        """Multiplies in place what the micro-batches have added; `factor` is 0-d."""
+        for parameter, before in self._before:
+            grad = parameter.grad
+            if grad is not None and before is None:
+                grad.mul_(factor)
+            elif grad is not None:
+                torch.lerp(before, grad, factor.to(grad.dtype), out=grad)
+
+
 class _BackwardOfTables(torch.autograd.Function):
-    """Passes a loss through; its backward gives the tables' outputs the gradients from the micro-batches."""
+    """Passes a loss through; its backward gives the tables' outputs the gradients from the micro-batches.
+
+    These and the dense ones are those of the loss itself. They are multiplied by the gradient that comes in.
+    """
 
     @staticmethod
     def forward(
-        ctx: Any, loss: torch.Tensor, gradients: list[torch.Tensor], *values: torch.Tensor
+        ctx: Any,
+        loss: torch.Tensor,
+        dense: _DenseGradients,
+        gradients: list[torch.Tensor],
+        *values: torch.Tensor,
     ) -> torch.Tensor:
-        ctx.gradients = gradients
+        ctx.dense, ctx.gradients = dense, gradients
         return loss.clone()
 
     @staticmethod
     def backward(ctx: Any, of_loss: torch.Tensor) -> tuple[Any, ...]:
-        return None, None, *ctx.gradients
+        ctx.dense.multiply(of_loss)
+        return None, None, None, *(gradient.mul_(of_loss) for gradient in ctx.gradients)
 
 
 def _padded(rows: torch.Tensor) -> torch.Tensor:
