@@ -15,6 +15,7 @@ import torch.distributed as dist
 from commons.distributed.cutting import PrefixCost
 from commons.distributed.exchange import EXCHANGES, Traffic
 from commons.distributed.key_fetch import PlacedPieces
+from commons.distributed.learning import Learning
 from commons.distributed.loaded_memory import LoadedMemory
 from commons.distributed.loss_reduction import LossScale, check_global_mean
 from commons.distributed.placement import warm_up
@@ -114,6 +115,7 @@ class BatchShuffler(ABC):
             self._groups_of_rows(),
             learns,
         )
+        self._in_use = self.planner
         self._agreed: BatchFormat | None = None
         self._checks = self.group.channel()
         self._returned = KindsOfValues(self._checks, self.settings.verify)
@@ -258,6 +260,20 @@ class BatchShuffler(ABC):
                 logger.warning(f"plans with {setting} place samples one by one: {name} has no effect on them")
             return None
         return name, self.get_groups
+
+    def planner_of_all_ranks(self) -> Planner:
+        """Returns the planner of pipelines, whose times this shuffler then learns from.
+
+        The first call is collective over all ranks of the job.
+        """
+        self._in_use = self._in_use.of_all_ranks()
+        return self._in_use
+
+    @property
+    def learning(self) -> Learning | None:
+        """The learning of costs and speeds that is in use: a pipeline's, if one was made; None without
+        `cost="learned"`."""
+        return self._in_use.learning
 
     def plan(self, batch: Any) -> ShufflePlan:
         """Places one global batch. Collective over the group, host only.
@@ -442,7 +458,7 @@ class BatchShuffler(ABC):
             ValueError: the plan is not among the last; the step was recorded before; the time is not a finite
                 number above 0; or costs are not learned.
         """
-        if self.planner.learning is None:
+        if self.learning is None:
             raise ValueError(
                 f'record is for cost="{LEARNED}", and this {type(self).__name__} has another cost'
             )
@@ -453,12 +469,12 @@ class BatchShuffler(ABC):
                 f"record is for steps that are planned one by one, and window={self.settings.window}: use a "
                 "pipeline, which measures its steps"
             )
-        self.planner.learning.record(plan, 0, float(seconds))
+        self.learning.record(plan, 0, float(seconds))
 
     def measured_cost(self) -> MeasuredCost | None:
         """Returns the learned cost by tokens, for `MeasuredCost.save`; None without `cost="learned"`, or
         before anything was learned."""
-        return None if self.planner.learning is None else self.planner.learning.measured_cost()
+        return None if self.learning is None else self.learning.measured_cost()
 
     def learning_state(self, last: ShufflePlan) -> dict[str, bytes]:
         """Returns what `cost="learned"` has learned, for this rank's part of a checkpoint; empty otherwise.
@@ -468,13 +484,13 @@ class BatchShuffler(ABC):
         Args:
             last: plan of the last step before the checkpoint.
         """
-        learning = self.planner.learning
+        learning = self.learning
         return {} if learning is None else learning.saved(learning.number_of(last) + 1)
 
     def load_learning_state(self, state: dict[str, bytes]) -> None:
         """Restores `learning_state`, before the first plan: further plans are those of the run that saved it.
 
-        On other hosts, or another number of ranks, speeds are learned anew.
+        For a pipeline, call it after the pipeline was made. On other hosts, or another number of ranks, speeds are learned anew.
 
         Args:
             state: what this rank saved, or without "times" what another rank saved.
@@ -483,8 +499,8 @@ class BatchShuffler(ABC):
             ValueError: `state` has no "learned".
             RuntimeError: plans were made before.
         """
-        if self.planner.learning is not None and state:
-            self.planner.learning.restore(state)
+        if self.learning is not None and state:
+            self.learning.restore(state)
 
     def reserve(self) -> None:
         """Lets only the calling thread plan, until `release`: concurrent plans would interleave their

@@ -114,7 +114,7 @@ class ShuffleStage:
         self._rank, self._num_ranks = (
             (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
         )
-        self._planner = shuffler.planner.of_all_ranks()
+        self._planner = shuffler.planner_of_all_ranks()
         self._ahead: PlanAhead[_Step] = PlanAhead(self._plan, settings.window, self._prepare, device)
         self._memory = LoadedMemory(shuffler.sample_rows, settings.window)
         self._planned: deque[_Step] = deque()
