@@ -490,7 +490,8 @@ class BatchShuffler(ABC):
     def load_learning_state(self, state: dict[str, bytes]) -> None:
         """Restores `learning_state`, before the first plan: further plans are those of the run that saved it.
 
-        For a pipeline, call it after the pipeline was made. On other hosts, or another number of ranks, speeds are learned anew.
+        On other hosts, or another number of ranks, speeds are learned anew. For a pipeline, call it once that
+        was made.
 
         Args:
             state: what this rank saved, or without "times" what another rank saved.
@@ -644,11 +645,9 @@ class BatchShuffler(ABC):
 
         A batch on the device is copied to the host for it, which waits for the device.
         """
-        rank = self.group.rank
-        num_rows = max(int(plan.batch_sizes[rank].sum()), 1)
-        if plan.pieces is None or self.sample_rows.batch_rows(batch)[0] == num_rows:
+        own = plan.loaded_by(self.group.rank)
+        if plan.pieces is None or plan.starts_sample[own].all() or batch.is_cut:
             return batch
-        own = plan.loaded_by(rank)
         on_host = self.sample_rows.to_host(batch)
         row_of = np.cumsum(plan.starts_sample[own]) - 1
         cut = on_host.cut_by(plan.pieces[own], row_of)
@@ -656,8 +655,8 @@ class BatchShuffler(ABC):
         if self.settings.verify:
             check_cut(on_host, cut, plan.pieces[own], row_of)
         if on_host is not batch:
-            return containers.moved_to(cut, self.sample_rows.device_of(batch))
-        return self.sample_rows.pinned_like(cut, batch)
+            return cut.to(self.sample_rows.device_of(batch))
+        return cut.pin_memory() if self.sample_rows.is_pinned(batch) else cut
 
     def _check_counts_of_pieces(self, cut: BaseBatch, plan: ShufflePlan, own: np.ndarray) -> None:
         """Compares a cut batch's own counts with those that the rules gave planning."""

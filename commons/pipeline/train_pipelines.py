@@ -21,7 +21,6 @@ from commons.perf_model import MeasuredCost
 from commons.pipeline.compute_clock import ComputeClock, ComputeSpan, check_waits
 from commons.pipeline.in_flight import in_flight, landed
 from commons.pipeline.shuffle_stage import ShuffleStage, StepOutput
-from commons.sequence_batch import containers
 
 _CACHED_KERNEL = EmbeddingComputeKernel.FUSED_UVM_CACHING.value
 # Arguments of TorchRec's pipelines that would bypass the stage.
@@ -190,7 +189,7 @@ class SequentialTrainPipeline(_WithStage, TrainPipeline):
             if batch is None:
                 raise StopIteration
             with named_range("## copy_batch_to_gpu ##"):  # TorchRec's name for it, on any device
-                batch = containers.moved_to(batch, self._device, non_blocking=True)
+                batch = landed(in_flight(batch).to(self._device, non_blocking=True))
             self._batch = self._stage.exchange(batch)
         if self._model.training:
             with named_range("## zero_grad ##"):
