@@ -18,7 +18,7 @@ class LoadedSamples:
     those of rank 1's, and so on. Where samples are cut, each of their pieces is a row with a number of its
     own, and batches are those with the pieces in the samples' places.
 
-    All arrays become read-only.
+    Arrays are read-only here: views of those that were given.
 
     Attributes:
         batch_sizes: int64 `[ranks, batches]`, rows that each rank brings; 0 where it has no batch.
@@ -57,7 +57,9 @@ class LoadedSamples:
         for spec in fields(self):
             value = getattr(self, spec.name)
             if isinstance(value, np.ndarray):
-                value.setflags(write=False)
+                view = value.view()
+                view.setflags(write=False)
+                object.__setattr__(self, spec.name, view)
 
     @cached_property
     def starts_sample(self) -> np.ndarray:
