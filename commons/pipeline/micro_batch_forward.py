@@ -21,7 +21,7 @@ from commons.named_ranges import named_range
 from commons.pipeline.sharded_modules import outermost_sharded
 from commons.sequence_batch.jagged_indices import spread
 from commons.sequence_batch.packed_rows import to_device_together
-from commons.sequence_batch.sample_rows import SampleRows
+from commons.sequence_batch.sample_rows import SampleRows, knows_padding, without_copied_row
 
 
 def run_micro_batches(
@@ -54,7 +54,7 @@ def run_micro_batches(
     Returns:
         A loss whose backward is that of the tables: in training call it, once. If it is multiplied by a
         factor before, as by a gradient scaler, so are all gradients of this call. The sum of the losses,
-        detached. The output of each micro-batch.
+        detached. The output of each micro-batch; without samples, what has one row in it has none.
 
     Raises:
         ValueError: "global_mean", or an unknown reduction.
@@ -72,7 +72,8 @@ def run_micro_batches(
     micro_batches, rows = shuffler.micro_batches(batch, plan), shuffler.micro_batch_rows(batch, plan)
     rank = shuffler.group.rank
     own = plan.loss_tokens[plan.computed_by(rank)]
-    loss_tokens = [int(own[of_one].sum()) for of_one in plan.micro_batches_on(rank)]
+    samples = plan.micro_batches_on(rank)
+    loss_tokens = [int(own[of_one].sum()) for of_one in samples]
     trains = model.training and torch.is_grad_enabled()
     replicated = _replicated(model) if trains else []
     dense = _DenseGradients(model if trains else None)
@@ -95,7 +96,8 @@ def run_micro_batches(
                         lookups.collect_gradients()
                     _has_learnt_graph.update(replicated)
             total = total + loss.detach()
-            outputs.append(output)
+            is_copy = not (len(samples[number]) or knows_padding(micro_batch))
+            outputs.append(without_copied_row(output) if is_copy else output)
     scaled = total * loss_scale
     return (lookups.backward_from(scaled, dense) if trains else scaled), total, outputs
 
