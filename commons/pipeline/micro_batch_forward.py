@@ -383,9 +383,11 @@ class _DenseGradients:
         """Multiplies in place what the micro-batches have added; `factor` is 0-d."""
         for parameter, before in self._before:
             grad = parameter.grad
-            if grad is not None and before is None:
+            if grad is None:
+                continue
+            if before is None:
                 grad.mul_(factor)
-            elif grad is not None:
+            else:
                 torch.lerp(before, grad, factor.to(grad.dtype), out=grad)
 
 

@@ -234,7 +234,7 @@ class _SparseDistWithStage(_WithStage):
         self._learn()
 
     def progress(self, dataloader_iter: Iterator[Any]) -> StepOutput:
-        """Runs one step, as TorchRec's pipeline does; returns what `SequentialTrainPipeline.progress` does."""
+        """Runs one step as TorchRec's pipeline does; returns what `SequentialTrainPipeline.progress` does."""
         self._begin_step()
         output: StepOutput = super().progress(dataloader_iter)  # type: ignore[misc]
         self._end_step()

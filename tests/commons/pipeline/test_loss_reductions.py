@@ -92,9 +92,9 @@ def _logged(reduction, rows):
     """Returns the loss of each of two steps, as the docstring of `progress` tells to log it."""
     pipeline, losses = _scored("dict", reduction), []
     batches = [draw("dict", samples_of(dist.get_rank(), rows, step)) for step in range(2)]
-    for loss_sum, global_loss_tokens, _ in steps_of(pipeline, batches):
-        dist.all_reduce(loss_sum)
-        losses.append(float(loss_sum) / global_loss_tokens)
+    for of_rank, global_loss_tokens, _ in steps_of(pipeline, batches):
+        dist.all_reduce(of_rank)
+        losses.append(float(of_rank) / global_loss_tokens)
     return losses
 
 
