@@ -15,9 +15,9 @@ from commons.partition.balance import relative_to_mean
 from commons.partition.micro_batches import time_relative_to_mean
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class BalanceReport:
-    """Balance of one step, before and after the shuffle.
+    """Balance of one step, before and after the shuffle; `str` tells it in one line.
 
     Attributes:
         loads_before, loads_after: float64 `[ranks]`, sums of workloads. In a window, "before" is the step
@@ -117,6 +117,26 @@ class BalanceReport:
             predicted_seconds=None if plan.predicted_seconds is None else plan.predicted_seconds[:, step],
         )
 
+    def __str__(self) -> str:
+        text = (
+            f"imbalance {self.imbalance_before:.2f} → {self.imbalance_after:.2f} (bound "
+            f"{self.lower_bound:.2f}), {self.samples_moved} of {len(self.workloads)} samples moved "
+            f"({_bytes_text(self.bytes_moved)})"
+        )
+        if self.samples_cut:
+            text += f", {self.samples_cut} cut into {self.pieces} pieces"
+        if self.micro_batch_loads is not None:
+            text += f", {self.num_micro_batches} micro-batches"
+        if self.plan_wait_seconds or self.exchange_seconds:  # known to pipelines alone
+            text += (
+                f", waited {self.plan_wait_seconds * 1e3:.1f} ms for the plan, exchange "
+                f"{self.exchange_seconds * 1e3:.1f} ms"
+            )
+        return text
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {self}>"
+
     @cached_property
     def lower_bound(self) -> float:
         """The imbalance that no placement of the step's whole samples on all ranks beats."""
@@ -162,6 +182,10 @@ class BalanceReport:
         """Standard deviation ÷ mean of the balanced loads."""
         mean = self.loads_after.mean()
         return float(self.loads_after.std() / mean) if mean > 0 else 0.0
+
+
+def _bytes_text(num_bytes: int) -> str:
+    return f"{num_bytes / 1e3:.0f} kB" if num_bytes < 1e6 else f"{num_bytes / 1e6:.1f} MB"
 
 
 def _micro_batch_loads(plan: ShufflePlan) -> np.ndarray | None:

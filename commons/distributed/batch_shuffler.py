@@ -15,6 +15,7 @@ import torch.distributed as dist
 from commons.distributed.cutting import PrefixCost
 from commons.distributed.exchange import EXCHANGES, Traffic
 from commons.distributed.key_fetch import PlacedPieces
+from commons.distributed.learning import Learning
 from commons.distributed.loaded_memory import LoadedMemory
 from commons.distributed.loss_reduction import LossScale, check_global_mean
 from commons.distributed.placement import warm_up
@@ -25,7 +26,7 @@ from commons.distributed.rank_group import RankGroup, job_device
 from commons.distributed.sample_facts import Counter
 from commons.distributed.shuffle_plan import ShufflePlan
 from commons.distributed.shuffler_settings import LEARNED, ShufflerSettings
-from commons.distributed.unshuffle import return_steps
+from commons.distributed.unshuffle import KindsOfValues, return_steps
 from commons.distributed.verify import check_cut, check_placed_samples, check_same_plan
 from commons.perf_model import MeasuredCost
 from commons.sequence_batch import BaseBatch, containers
@@ -114,8 +115,10 @@ class BatchShuffler(ABC):
             self._groups_of_rows(),
             learns,
         )
+        self._in_use = self.planner
         self._agreed: BatchFormat | None = None
-        self._checks = self.group.channel() if self.settings.verify else None
+        self._checks = self.group.channel()
+        self._returned = KindsOfValues(self._checks, self.settings.verify)
         self._loss_scale = LossScale(self.group)
         self.expects_scale = True
         self._unread: tuple[ShufflePlan, PlacedPieces] | None = None  # of the last exchange
@@ -258,6 +261,20 @@ class BatchShuffler(ABC):
             return None
         return name, self.get_groups
 
+    def planner_of_all_ranks(self) -> Planner:
+        """Returns the planner of pipelines, whose times this shuffler then learns from.
+
+        The first call is collective over all ranks of the job.
+        """
+        self._in_use = self._in_use.of_all_ranks()
+        return self._in_use
+
+    @property
+    def learning(self) -> Learning | None:
+        """The learning of costs and speeds that is in use: a pipeline's, if one was made; None without
+        `cost="learned"`."""
+        return self._in_use.learning
+
     def plan(self, batch: Any) -> ShufflePlan:
         """Places one global batch. Collective over the group, host only.
 
@@ -329,14 +346,14 @@ class BatchShuffler(ABC):
         batch = self._in_pieces(batch, plan)
         loaded = self.sample_rows.packed(batch)
         self._check_planned(loaded, plan)
-        if self._checks is not None:
+        if self.settings.verify:
             check_same_plan(self._checks, plan)
         if plan.moves:
             mine = self._exchange.move(loaded, plan, self.group)
         else:
             own = plan.loaded_by(rank)
             mine = gather_rows([loaded], np.arange(len(own)), plan.num_elements[own].sum(0).tolist())
-        if self._checks is not None:
+        if self.settings.verify:
             check_placed_samples(self._checks, plan, loaded, mine)
         placed = self._batch_of(batch, mine, int(plan.rows[rank, 0]))
         placed = self._with_row_counts(placed, plan.row_counts[plan.computed_by(rank)])
@@ -441,7 +458,7 @@ class BatchShuffler(ABC):
             ValueError: the plan is not among the last; the step was recorded before; the time is not a finite
                 number above 0; or costs are not learned.
         """
-        if self.planner.learning is None:
+        if self.learning is None:
             raise ValueError(
                 f'record is for cost="{LEARNED}", and this {type(self).__name__} has another cost'
             )
@@ -452,12 +469,12 @@ class BatchShuffler(ABC):
                 f"record is for steps that are planned one by one, and window={self.settings.window}: use a "
                 "pipeline, which measures its steps"
             )
-        self.planner.learning.record(plan, 0, float(seconds))
+        self.learning.record(plan, 0, float(seconds))
 
     def measured_cost(self) -> MeasuredCost | None:
         """Returns the learned cost by tokens, for `MeasuredCost.save`; None without `cost="learned"`, or
         before anything was learned."""
-        return None if self.planner.learning is None else self.planner.learning.measured_cost()
+        return None if self.learning is None else self.learning.measured_cost()
 
     def learning_state(self, last: ShufflePlan) -> dict[str, bytes]:
         """Returns what `cost="learned"` has learned, for this rank's part of a checkpoint; empty otherwise.
@@ -467,13 +484,14 @@ class BatchShuffler(ABC):
         Args:
             last: plan of the last step before the checkpoint.
         """
-        learning = self.planner.learning
+        learning = self.learning
         return {} if learning is None else learning.saved(learning.number_of(last) + 1)
 
     def load_learning_state(self, state: dict[str, bytes]) -> None:
         """Restores `learning_state`, before the first plan: further plans are those of the run that saved it.
 
-        On other hosts, or another number of ranks, speeds are learned anew.
+        On other hosts, or another number of ranks, speeds are learned anew. For a pipeline, call it once that
+        was made.
 
         Args:
             state: what this rank saved, or without "times" what another rank saved.
@@ -482,8 +500,8 @@ class BatchShuffler(ABC):
             ValueError: `state` has no "learned".
             RuntimeError: plans were made before.
         """
-        if self.planner.learning is not None and state:
-            self.planner.learning.restore(state)
+        if self.learning is not None and state:
+            self.learning.restore(state)
 
     def reserve(self) -> None:
         """Lets only the calling thread plan, until `release`: concurrent plans would interleave their
@@ -544,6 +562,11 @@ class BatchShuffler(ABC):
         """Returns per-sample results to the rank and row that each sample was loaded on. Collective.
 
         One all-to-all; jagged values take one more, and a host-device synchronization, for their lengths.
+        The first call for each kind of values (their names, keys, dtypes and trailing shapes) takes a gather
+        of host numbers more, in which ranks agree on it. The order of names does not matter.
+
+        A later call in which ranks return different kinds is not compared unless they `verify`: a rank whose
+        kind is new to it waits for the others, and two known kinds are taken for each other.
 
         Args:
             values: a tensor, KeyedJaggedTensor or JaggedTensor, or a batch of such, with a row for each row
@@ -556,10 +579,12 @@ class BatchShuffler(ABC):
             jagged values of a sample's pieces are joined, a dense value is that of the last piece.
 
         Raises:
-            ValueError: `values` have another number of rows, or the plan has several steps.
+            ValueError: `values` are of different kinds on the ranks, at the first call for one of them;
+                raised on every rank. Or they have another number of rows, or the plan has several steps;
+                raised on this rank alone, while the others wait for it.
         """
         plan.check_one_step("unshuffle")
-        return return_steps([values], plan, self.group, self.sample_rows, self._checks)[0]
+        return return_steps([values], plan, self.group, self.sample_rows, self._returned)[0]
 
     def unshuffle_window(self, values: Sequence[Any], plan: ShufflePlan) -> list[Any]:
         """`unshuffle` for a window: returns the results of its steps to the batches that were loaded.
@@ -575,7 +600,7 @@ class BatchShuffler(ABC):
         Raises:
             ValueError: `values` have another number of rows, or are not of all steps of the plan.
         """
-        returned = return_steps(values, plan, self.group, self.sample_rows, self._checks)
+        returned = return_steps(values, plan, self.group, self.sample_rows, self._returned)
         num_batches = int((plan.batch_sizes[self.group.rank] > 0).sum())
         return returned[:num_batches]
 
@@ -620,11 +645,9 @@ class BatchShuffler(ABC):
 
         A batch on the device is copied to the host for it, which waits for the device.
         """
-        rank = self.group.rank
-        num_rows = max(int(plan.batch_sizes[rank].sum()), 1)
-        if plan.pieces is None or self.sample_rows.batch_rows(batch)[0] == num_rows:
+        own = plan.loaded_by(self.group.rank)
+        if plan.pieces is None or plan.starts_sample[own].all() or batch.is_cut:
             return batch
-        own = plan.loaded_by(rank)
         on_host = self.sample_rows.to_host(batch)
         row_of = np.cumsum(plan.starts_sample[own]) - 1
         cut = on_host.cut_by(plan.pieces[own], row_of)
@@ -632,8 +655,8 @@ class BatchShuffler(ABC):
         if self.settings.verify:
             check_cut(on_host, cut, plan.pieces[own], row_of)
         if on_host is not batch:
-            return containers.moved_to(cut, self.sample_rows.device_of(batch))
-        return self.sample_rows.pinned_like(cut, batch)
+            return cut.to(self.sample_rows.device_of(batch))
+        return cut.pin_memory() if self.sample_rows.is_pinned(batch) else cut
 
     def _check_counts_of_pieces(self, cut: BaseBatch, plan: ShufflePlan, own: np.ndarray) -> None:
         """Compares a cut batch's own counts with those that the rules gave planning."""

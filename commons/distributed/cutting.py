@@ -161,36 +161,40 @@ class Cutting:
         num_pieces = 1 + np.bincount(numbers, minlength=len(samples.workloads))
         sample_of = np.arange(len(num_pieces)).repeat(num_pieces)
         pieces = self._pieces(samples, sample_of, numbers, items)
-        made = samples._of_samples(sample_of)
+        whole = samples._of_samples(sample_of)  # each row still has the numbers of its sample
         chosen = np.flatnonzero(num_pieces.take(sample_of) > 1)
         of_cut = pieces[chosen]
-        made.workloads[chosen] = self._workloads(made, chosen, of_cut)
-        made.tokens[chosen] = of_cut["last_token"] - of_cut["first_token"]
-        columns = (made.row_counts, made.num_elements, made.loss_tokens[:, None])
-        whole = np.concatenate([of_all.take(chosen, axis=0) for of_all in columns], 1)
-        begin, end = self._rules_of_columns.spans(whole, of_cut)
+        columns = (whole.row_counts, whole.num_elements, whole.loss_tokens[:, None])
+        counts = np.concatenate([of_all.take(chosen, axis=0) for of_all in columns], 1)
+        begin, end = self._rules_of_columns.spans(counts, of_cut)
         lengths = end - begin
-        made.row_counts[chosen] = lengths[:, : len(self.count_names)]
-        made.num_elements[chosen] = lengths @ self._counts_of_elements
-        made.loss_tokens[chosen] = lengths[:, -1]
-        self._check_sums(samples, made, numbers, chosen[of_cut["first_item"] == 0])
+        changed = {
+            "workloads": self._workloads(whole, chosen, of_cut),
+            "tokens": of_cut["last_token"] - of_cut["first_token"],
+            "row_counts": lengths[:, : len(self.count_names)],
+            "num_elements": lengths @ self._counts_of_elements,
+            "loss_tokens": lengths[:, -1],
+        }
+        self._check_sums(samples, numbers, changed["loss_tokens"])
         if self.schema is not None:
-            made.sample_bytes[chosen] = self.schema.row_bytes(made.num_elements[chosen])
+            changed["sample_bytes"] = self.schema.row_bytes(changed["num_elements"])
         more = np.zeros_like(samples.num_loaded)
         np.add.at(more, (samples.home[numbers], samples.batch_of[numbers]), 1)
         return replace(
-            made, batch_sizes=samples.batch_sizes + more, num_loaded=samples.num_loaded + more, pieces=pieces
+            whole,
+            **{name: _with_rows(getattr(whole, name), chosen, rows) for name, rows in changed.items()},
+            batch_sizes=samples.batch_sizes + more,
+            num_loaded=samples.num_loaded + more,
+            pieces=pieces,
         )
 
-    def _check_sums(
-        self, samples: LoadedSamples, made: LoadedSamples, numbers: np.ndarray, first_rows: np.ndarray
-    ) -> None:
+    def _check_sums(self, samples: LoadedSamples, numbers: np.ndarray, loss_tokens: np.ndarray) -> None:
         """Checks that the rules account for the tokens of samples that are cut, and for their loss tokens.
 
         Args:
-            samples, made: before and after the cuts.
+            samples: before the cuts.
             numbers: int64 `[cuts]`, the sample of each.
-            first_rows: int64, the first piece of each of these samples.
+            loss_tokens: int64, of all pieces of these samples.
         """
         if not len(numbers):
             return
@@ -204,8 +208,6 @@ class Cutting:
                 f"{counts['tokens'][sample]}; expected the same: check head, and the tokens of each ItemGroup"
             )
         num_pieces = np.diff(np.append(np.flatnonzero(is_first), len(numbers))) + 1
-        pieces = np.arange(num_pieces.sum()) - (np.cumsum(num_pieces) - num_pieces).repeat(num_pieces)
-        loss_tokens = made.loss_tokens[first_rows.repeat(num_pieces) + pieces]
         summed = np.add.reduceat(loss_tokens, np.cumsum(num_pieces) - num_pieces)
         for sample in np.flatnonzero(summed != counts["loss_tokens"])[:1]:
             raise ValueError(
@@ -233,12 +235,12 @@ class Cutting:
             pieces[f"last_{unit}"][follows - 1] = of_cut
         return pieces
 
-    def _workloads(self, made: LoadedSamples, chosen: np.ndarray, pieces: np.ndarray) -> np.ndarray:
-        """Returns the cost of each chosen row, int64; as yet, `made` has the numbers of whole samples."""
-        through = made.workloads[chosen]
+    def _workloads(self, whole: LoadedSamples, chosen: np.ndarray, pieces: np.ndarray) -> np.ndarray:
+        """Returns the cost of each chosen row, int64; `whole` has the numbers of its sample for each row."""
+        through = whole.workloads[chosen]
         before = np.zeros_like(through)
         later = np.flatnonzero(pieces["first_item"])
-        counts = _of(self.counts(made), chosen[later])
+        counts = _of(self.counts(whole), chosen[later])
         tokens = pieces["first_token"][later]
         before[later] = self._prefix_costs(tokens, counts | self.rules.fixed_tokens(counts))
         through[later - 1] = before[later]
@@ -287,3 +289,10 @@ class Cutting:
 
 def _of(counts: Counts, numbers: np.ndarray) -> dict[str, np.ndarray]:
     return {name: of_all[numbers] for name, of_all in counts.items()}
+
+
+def _with_rows(array: np.ndarray, rows: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Returns a copy of the array with these values in these rows."""
+    copied = array.copy()
+    copied[rows] = values
+    return copied

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import ClassVar, Self
 
@@ -17,6 +17,8 @@ class LoadedSamples:
     Samples are numbered over the ranks: the real rows of rank 0's batches, one batch after another, then
     those of rank 1's, and so on. Where samples are cut, each of their pieces is a row with a number of its
     own, and batches are those with the pieces in the samples' places.
+
+    Arrays are read-only here: views of those that were given.
 
     Attributes:
         batch_sizes: int64 `[ranks, batches]`, rows that each rank brings; 0 where it has no batch.
@@ -50,6 +52,14 @@ class LoadedSamples:
         "sample_bytes",
         "row_counts",
     )
+
+    def __post_init__(self) -> None:
+        for spec in fields(self):
+            value = getattr(self, spec.name)
+            if isinstance(value, np.ndarray):
+                view = value.view()
+                view.setflags(write=False)
+                object.__setattr__(self, spec.name, view)
 
     @cached_property
     def starts_sample(self) -> np.ndarray:

@@ -113,14 +113,15 @@ def place_within(
     ]
     if cutting is not None:
         samples = _with_cuts_of(placed, samples, cutting)
-    plan = replace(_as_loaded(samples), speeds=speeds)
+    destination, step = samples.home.copy(), samples.batch_of.copy()
+    rows = _rows_as_loaded(samples)
     for ranks, of_group in placed:
         chosen = np.isin(samples.home, ranks)
-        plan.destination[chosen] = ranks[of_group.destination]
-        plan.step[chosen] = of_group.step
+        destination[chosen] = ranks[of_group.destination]
+        step[chosen] = of_group.step
         # In steps that only other groups have, the ranks keep one row without a sample.
-        plan.rows[ranks, : of_group.num_steps] = of_group.rows
-    return plan
+        rows[ranks, : of_group.num_steps] = of_group.rows
+    return _planned(samples, destination, step, rows, speeds)
 
 
 def divide(plan: ShufflePlan, max_tokens: int) -> ShufflePlan:
@@ -180,8 +181,11 @@ def _call_all(settings: ShufflerSettings) -> None:
 
 
 def _as_loaded(samples: LoadedSamples) -> ShufflePlan:
-    rows = np.maximum(samples.batch_sizes[:, : _num_steps(samples)], 1)
-    return _planned(samples, samples.home.copy(), samples.batch_of.copy(), rows)
+    return _planned(samples, samples.home, samples.batch_of, _rows_as_loaded(samples))
+
+
+def _rows_as_loaded(samples: LoadedSamples) -> np.ndarray:
+    return np.maximum(samples.batch_sizes[:, : _num_steps(samples)], 1)
 
 
 def _num_steps(samples: LoadedSamples) -> int:

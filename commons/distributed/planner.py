@@ -231,19 +231,20 @@ class Planner:
 
     def _explain_speeds_without_effect(self, plan: ShufflePlan) -> None:
         """Warns once where ranks differ in speed, and the settings have long kept loads from following."""
-        if self._explained_speeds or plan.speeds is None or self._over.rank != 0:
+        speeds = plan.speeds
+        if self._explained_speeds or speeds is None or self._over.rank != 0:
             return
-        step = plan.steps[0]
-        groups = [step.within(ranks) for ranks, _ in self._groups]
-        behind = next((group for group in groups if falls_behind(group)), None)
+        loads = plan.loads[:, 0]
+        behind = next((ranks for ranks, _ in self._groups if falls_behind(loads[ranks], speeds[ranks])), None)
         self._plans_behind = 0 if behind is None else self._plans_behind + 1
         if behind is None or self._plans_behind % _PLANS_BEHIND:
             return
-        reason = what_keeps_loads(behind, self._settings)
+        reason = what_keeps_loads(plan.steps[0].within(behind), self._settings)
         if reason is not None:
             self._explained_speeds = True
             logger.warning(
-                f"ranks differ in speed by {speed_ratio(behind):.2f} times, and loads do not follow: {reason}"
+                f"ranks differ in speed by {speed_ratio(speeds[behind]):.2f} times, and loads do not follow: "
+                f"{reason}"
             )
 
     def _name_sample_above_cap(self, plan: ShufflePlan) -> None:

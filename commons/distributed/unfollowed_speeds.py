@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from commons.distributed.shuffle_plan import ShufflePlan
 from commons.distributed.shuffler_settings import ShufflerSettings
 from commons.partition import imbalance, refined
@@ -13,22 +15,21 @@ _DIFFERENT = 1.25
 _FOLLOWED = 0.05
 
 
-def speed_ratio(plan: ShufflePlan) -> float:
+def speed_ratio(speeds: np.ndarray) -> float:
     """Returns how many times as fast the fastest rank is as the slowest."""
-    return 1.0 if plan.speeds is None else float(plan.speeds.max() / plan.speeds.min())
+    return float(speeds.max() / speeds.min())
 
 
-def falls_behind(plan: ShufflePlan) -> bool:
-    """Whether ranks differ in speed, and some take longer than others; for a plan of one step, among ranks
-    that exchange samples."""
-    return speed_ratio(plan) > _DIFFERENT and _attained(plan) > 1 + _FOLLOWED
+def falls_behind(loads: np.ndarray, speeds: np.ndarray) -> bool:
+    """Whether ranks that exchange samples differ in speed, and some take longer than others in a step."""
+    return speed_ratio(speeds) > _DIFFERENT and relative_to_mean(loads, speeds) > 1 + _FOLLOWED
 
 
 def what_keeps_loads(plan: ShufflePlan, settings: ShufflerSettings) -> str | None:
     """Returns the setting that keeps loads from following speeds, and what to do about it.
 
     Args:
-        plan: one that falls behind.
+        plan: of one step that falls behind, among ranks that exchange samples.
         settings: that it was made by.
 
     Returns:
@@ -48,11 +49,9 @@ def what_keeps_loads(plan: ShufflePlan, settings: ShufflerSettings) -> str | Non
     return None
 
 
-def _attained(plan: ShufflePlan) -> float:
-    return relative_to_mean(plan.loads[:, 0], plan.speeds)
-
-
 def _gains(plan: ShufflePlan, equal_size: bool) -> bool:
     """Whether the slowest rank takes clearly less time without limits of rows and tokens."""
     found = refined(plan.workloads, plan.num_ranks, equal_size, speeds=plan.speeds)
-    return imbalance(plan.workloads, found, plan.speeds) * (1 + _FOLLOWED) < _attained(plan)
+    return imbalance(plan.workloads, found, plan.speeds) * (1 + _FOLLOWED) < relative_to_mean(
+        plan.loads[:, 0], plan.speeds
+    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -28,12 +28,37 @@ from commons.sequence_batch.sample_rows import SampleRows
 _COUNTS = "elements"
 
 
+@dataclass(frozen=True)
+class KindsOfValues:
+    """The kinds of values that ranks return, each compared at its first call.
+
+    Attributes:
+        channel: of the ranks; for the main thread.
+        every_call: whether to compare at later calls, too.
+        agreed: kinds that all ranks have returned.
+    """
+
+    channel: Channel
+    every_call: bool
+    agreed: set[RowSchema] = field(default_factory=set)
+
+    def check(self, schema: RowSchema) -> None:
+        """Checks that all ranks return values of this kind. Collective where the kind is new.
+
+        Raises:
+            ValueError: they differ; on every rank.
+        """
+        if self.every_call or schema not in self.agreed:
+            check_same_schema(self.channel, schema)
+            self.agreed.add(schema)
+
+
 def return_steps(
     values: Sequence[Any],
     plan: ShufflePlan,
     group: RankGroup,
     sample_rows: SampleRows,
-    checks: Channel | None,
+    kinds: KindsOfValues,
 ) -> list[Any]:
     """Returns the values of each step to the batches that this rank loaded; one row where it had none.
 
@@ -44,7 +69,7 @@ def return_steps(
         plan: the placement within the group.
         group: the ranks.
         sample_rows: reads the rows of values.
-        checks: for ranks to verify that they return values of one kind; None not to.
+        kinds: for ranks to agree on what they return.
     """
     if len(values) != plan.num_steps:
         raise ValueError(
@@ -52,7 +77,7 @@ def return_steps(
             "a list with those of each step"
         )
     at_home = [
-        _rows_at_home(of_step, step, group, sample_rows, checks)
+        _rows_at_home(of_step, step, group, sample_rows, kinds)
         for of_step, step in zip(values, plan.steps, strict=True)
     ]
     sources, elements = [rows for rows, _ in at_home], np.concatenate([of_step for _, of_step in at_home])
@@ -96,7 +121,7 @@ def _joined_pieces(rows: PackedRows, starts: np.ndarray) -> PackedRows:
 
 
 def _rows_at_home(
-    values: Any, plan: ShufflePlan, group: RankGroup, sample_rows: SampleRows, checks: Channel | None
+    values: Any, plan: ShufflePlan, group: RankGroup, sample_rows: SampleRows, kinds: KindsOfValues
 ) -> tuple[PackedRows, np.ndarray]:
     """Returns the real rows that this rank brought to a step, and their elements, int64
     `[rows, jagged fields]`."""
@@ -109,8 +134,7 @@ def _rows_at_home(
     if group.num_ranks == 1:
         elements = row_elements(packed.lengths[:, : len(held)].cpu(), packed.schema).numpy()
         return gather_rows([packed], np.arange(len(held)), elements.sum(0).tolist()), elements
-    if checks is not None:
-        check_same_schema(checks, packed.schema)
+    kinds.check(packed.schema)
     to, come_from = plan.home[held], plan.destination[at_home]
     elements = row_elements(packed.lengths[:, : len(held)].cpu(), packed.schema).numpy()
     elements_to_come = np.zeros((len(at_home), 0), dtype=np.int64)
@@ -156,7 +180,7 @@ def _joined(values: Sequence[Any], rows_of_each: Sequence[np.ndarray], sample_ro
 
 
 def _packed(values: Any, num_real: int, num_padded: int, sample_rows: SampleRows) -> PackedRows:
-    fields = sample_rows.per_sample_fields(values)
+    fields = dict(sorted(sample_rows.per_sample_fields(values).items()))  # the same order on every rank
     return PackedRows.pack(fields, RowSchema.of(fields), _checked_rows(fields, num_real, num_padded))
 
 

@@ -184,14 +184,17 @@ def check_same_schema(channel: Channel, schema: RowSchema) -> None:
     """Compares the kinds of values that ranks are about to return. Collective; for the main thread.
 
     Raises:
-        RuntimeError: they differ; on every rank.
+        ValueError: they differ; on every rank.
     """
     fingerprints = channel.all_gather(np.array([schema.fingerprint]))[:, 0]
-    for rank in np.flatnonzero(fingerprints != fingerprints[0])[:1]:
-        raise RuntimeError(
-            f"ranks return values of different kinds: rank {rank} differs from rank 0; rank {channel.rank} "
-            f"has {schema.fields}"
-        )
+    if (fingerprints == fingerprints[0]).all():
+        return
+    schemas = channel.all_gather_objects(schema)
+    rank = int(np.flatnonzero(fingerprints != fingerprints[0])[0])
+    raise ValueError(
+        f"unshuffle got other values on rank {rank} than on rank 0: {schemas[0].difference(schemas[rank])}; "
+        "give it the same names, keys, dtypes and trailing shapes on every rank"
+    )
 
 
 def _raise_if_different(fingerprints: np.ndarray) -> None:

@@ -116,7 +116,7 @@ def relative_speeds(speeds: ArrayLike | None, num_partitions: int) -> np.ndarray
 
 def indices_of_parts(part_of: np.ndarray, num_parts: int) -> list[np.ndarray]:
     """For each part the ascending int64 indices of its samples; `part_of` int64 `[samples]`."""
-    indices, ends = grouped(part_of, num_parts)
+    indices, ends = grouped(np.require(part_of, requirements="W"), num_parts)  # else numba compiles anew
     bounds = ends.tolist()
     return [indices[start:end] for start, end in zip([0, *bounds], bounds, strict=False)]
 

@@ -21,7 +21,7 @@ from commons.named_ranges import named_range
 from commons.pipeline.sharded_modules import outermost_sharded
 from commons.sequence_batch.jagged_indices import spread
 from commons.sequence_batch.packed_rows import to_device_together
-from commons.sequence_batch.sample_rows import SampleRows
+from commons.sequence_batch.sample_rows import SampleRows, knows_padding, without_copied_row
 
 
 def run_micro_batches(
@@ -52,8 +52,9 @@ def run_micro_batches(
             averaged over ranks, that of the mean over all loss tokens of the plan.
 
     Returns:
-        A loss whose backward is that of the tables: in training call it, once. The sum of the losses,
-        detached. The output of each micro-batch.
+        A loss whose backward is that of the tables: in training call it, once. If it is multiplied by a
+        factor before, as by a gradient scaler, so are all gradients of this call. The sum of the losses,
+        detached. The output of each micro-batch; without samples, what has one row in it has none.
 
     Raises:
         ValueError: "global_mean", or an unknown reduction.
@@ -71,9 +72,11 @@ def run_micro_batches(
     micro_batches, rows = shuffler.micro_batches(batch, plan), shuffler.micro_batch_rows(batch, plan)
     rank = shuffler.group.rank
     own = plan.loss_tokens[plan.computed_by(rank)]
-    loss_tokens = [int(own[of_one].sum()) for of_one in plan.micro_batches_on(rank)]
+    samples = plan.micro_batches_on(rank)
+    loss_tokens = [int(own[of_one].sum()) for of_one in samples]
     trains = model.training and torch.is_grad_enabled()
     replicated = _replicated(model) if trains else []
+    dense = _DenseGradients(model if trains else None)
     lookups = _Lookups(model, batch, micro_batches, rows, sample_rows)
     total = torch.zeros((), device=device)
     outputs = []
@@ -93,9 +96,10 @@ def run_micro_batches(
                         lookups.collect_gradients()
                     _has_learnt_graph.update(replicated)
             total = total + loss.detach()
-            outputs.append(output)
+            is_copy = not (len(samples[number]) or knows_padding(micro_batch))
+            outputs.append(without_copied_row(output) if is_copy else output)
     scaled = total * loss_scale
-    return (lookups.backward_from(scaled) if trains else scaled), total, outputs
+    return (lookups.backward_from(scaled, dense) if trains else scaled), total, outputs
 
 
 def losses_and_output(returned: Any) -> tuple[torch.Tensor, Any]:
@@ -186,15 +190,15 @@ class _Lookups:
         for found in self._found.values():
             found.collect_gradients()
 
-    def backward_from(self, loss: torch.Tensor) -> torch.Tensor:
-        """Returns `loss` with the backward of the lookups."""
+    def backward_from(self, loss: torch.Tensor, dense: _DenseGradients) -> torch.Tensor:
+        """Returns `loss` with the backward of the lookups, which scales the dense gradients."""
         tensors, gradients = [], []
         for found in self._found.values():
             for tensor in found.tensors:
                 if tensor.gradient is not None:
                     tensors.append(tensor.values)
                     gradients.append(tensor.gradient)
-        return _BackwardOfTables.apply(loss.requires_grad_(), gradients, *tensors)
+        return _BackwardOfTables.apply(loss.requires_grad_(), dense, gradients, *tensors)
 
     def _forward_of(self, index: int, forward: Callable[..., Any]) -> Callable[..., Any]:
         def part(*args: Any, **kwargs: Any) -> Any:
@@ -361,19 +365,53 @@ class _Jagged(_Tensor):
         )
 
 
+class _DenseGradients:
+    """Gradients that the micro-batches' backwards leave in a model's parameters.
+
+    Args:
+        model: before the first micro-batch; None for no gradients. What it has accumulated is kept.
+    """
+
+    def __init__(self, model: torch.nn.Module | None) -> None:
+        parameters = [] if model is None else model.parameters()
+        self._before = [
+            (parameter, None if parameter.grad is None else parameter.grad.clone())
+            for parameter in parameters
+        ]
+
+    def multiply(self, factor: torch.Tensor) -> None:
+        """Multiplies in place what the micro-batches have added; `factor` is 0-d."""
+        for parameter, before in self._before:
+            grad = parameter.grad
+            if grad is None:
+                continue
+            if before is None:
+                grad.mul_(factor)
+            else:
+                torch.lerp(before, grad, factor.to(grad.dtype), out=grad)
+
+
 class _BackwardOfTables(torch.autograd.Function):
-    """Passes a loss through; its backward gives the tables' outputs the gradients from the micro-batches."""
+    """Passes a loss through; its backward gives the tables' outputs the gradients from the micro-batches.
+
+    These and the dense ones are those of the loss itself. They are multiplied by the gradient that comes in.
+    """
 
     @staticmethod
     def forward(
-        ctx: Any, loss: torch.Tensor, gradients: list[torch.Tensor], *values: torch.Tensor
+        ctx: Any,
+        loss: torch.Tensor,
+        dense: _DenseGradients,
+        gradients: list[torch.Tensor],
+        *values: torch.Tensor,
     ) -> torch.Tensor:
-        ctx.gradients = gradients
+        ctx.dense, ctx.gradients = dense, gradients
         return loss.clone()
 
     @staticmethod
     def backward(ctx: Any, of_loss: torch.Tensor) -> tuple[Any, ...]:
-        return None, None, *ctx.gradients
+        ctx.dense.multiply(of_loss)
+        return None, None, None, *(gradient.mul_(of_loss) for gradient in ctx.gradients)
 
 
 def _padded(rows: torch.Tensor) -> torch.Tensor:

@@ -23,7 +23,7 @@ from commons.distributed.plan_ahead import PlanAhead
 from commons.named_ranges import named_range
 from commons.pipeline.compute_clock import ComputeSpan
 from commons.pipeline.micro_batch_forward import losses_and_output, run_micro_batches
-from commons.sequence_batch.sample_rows import knows_padding
+from commons.sequence_batch.sample_rows import knows_padding, without_copied_row
 
 logger = logging.getLogger(__name__)
 
@@ -114,7 +114,7 @@ class ShuffleStage:
         self._rank, self._num_ranks = (
             (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
         )
-        self._planner = shuffler.planner.of_all_ranks()
+        self._planner = shuffler.planner_of_all_ranks()
         self._ahead: PlanAhead[_Step] = PlanAhead(self._plan, settings.window, self._prepare, device)
         self._memory = LoadedMemory(shuffler.sample_rows, settings.window)
         self._planned: deque[_Step] = deque()
@@ -166,7 +166,7 @@ class ShuffleStage:
             over ranks. The loss is scaled so that this average is the gradient of the mean over all loss
             tokens of the step (in a window, of its mean step), whichever rank they are on. Without any loss
             token it is 0. In micro-batches, the output is a list with one for each, and only the tables'
-            backward is left to do.
+            backward is left to do. Without samples, what has one row in the output has none.
         """
         step = self._exchanged[0]
         plan = step.plan
@@ -180,6 +180,8 @@ class ShuffleStage:
             of_rank = plan.loss_tokens_on(self._shuffler.group.rank)
             total = loss_sum(losses, self.loss_reduction, of_rank, step.loss_tokens / self._num_ranks)
             loss, total = total * scale, total.detach()
+            if not (plan.num_placed[self._shuffler.group.rank] or knows_padding(batch)):
+                output = without_copied_row(output)
         if step.pieces is not None:
             step.pieces.check_read()
         self._exchanged.popleft()  # not before: a step that raises may be tried again

@@ -21,7 +21,6 @@ from commons.perf_model import MeasuredCost
 from commons.pipeline.compute_clock import ComputeClock, ComputeSpan, check_waits
 from commons.pipeline.in_flight import in_flight, landed
 from commons.pipeline.shuffle_stage import ShuffleStage, StepOutput
-from commons.sequence_batch import containers
 
 _CACHED_KERNEL = EmbeddingComputeKernel.FUSED_UVM_CACHING.value
 # Arguments of TorchRec's pipelines that would bypass the stage.
@@ -99,8 +98,7 @@ class _WithStage:
 
     @property
     def num_samples(self) -> int:
-        """Samples that this rank computed. They come first in the output. Metrics skip the rows after them:
-        padding, or the copy of a sample that a rank without any runs."""
+        """Samples that this rank computed. They come first in the output; rows after them are padding."""
         return int(self.plan.num_placed[self._stage.rank])
 
     @property
@@ -179,7 +177,8 @@ class SequentialTrainPipeline(_WithStage, TrainPipeline):
         """Runs one step; trains if the model is in training mode.
 
         Returns:
-            The loss sum of this rank, the loss tokens of all ranks, and the model's output.
+            The loss sum of this rank, the loss tokens of all ranks, and the model's output. The loss of the
+            step, to be logged, is the loss sum after a `dist.all_reduce`, divided by the loss tokens.
 
         Raises:
             StopIteration: the loaders of all ranks have ended; on every rank in the same call.
@@ -190,7 +189,7 @@ class SequentialTrainPipeline(_WithStage, TrainPipeline):
             if batch is None:
                 raise StopIteration
             with named_range("## copy_batch_to_gpu ##"):  # TorchRec's name for it, on any device
-                batch = containers.moved_to(batch, self._device, non_blocking=True)
+                batch = landed(in_flight(batch).to(self._device, non_blocking=True))
             self._batch = self._stage.exchange(batch)
         if self._model.training:
             with named_range("## zero_grad ##"):
@@ -235,7 +234,7 @@ class _SparseDistWithStage(_WithStage):
         self._learn()
 
     def progress(self, dataloader_iter: Iterator[Any]) -> StepOutput:
-        """Runs one step, as TorchRec's pipeline does."""
+        """Runs one step as TorchRec's pipeline does; returns what `SequentialTrainPipeline.progress` does."""
         self._begin_step()
         output: StepOutput = super().progress(dataloader_iter)  # type: ignore[misc]
         self._end_step()

@@ -54,6 +54,7 @@ class BaseBatch(Pipelineable):
         # No fields: other rows have others.
         self._counts_on_host: Mapping[str, np.ndarray] | None = None
         self.pieces: Any = None
+        self.is_cut = False
         if self.batch_size < 1:
             raise ValueError(f"batch_size is {self.batch_size}; a batch has at least one row")
         if self.actual_batch_size is None:
@@ -209,6 +210,8 @@ class BaseBatch(Pipelineable):
     def cut_by(self, pieces: np.ndarray, row_of: np.ndarray) -> Self:
         """Returns this batch, which is on the host, with a row for each piece, then the padding rows.
 
+        Its `is_cut` is True, also after `to` and `pin_memory`, until the exchange.
+
         Args:
             pieces: `[pieces]` of dtype `PIECE`, all pieces of the real rows, in order.
             row_of: int64 `[pieces]`, the row that each is of.
@@ -224,7 +227,9 @@ class BaseBatch(Pipelineable):
         fields = cut_fields(
             self.per_sample_fields(), np.append(row_of, padding), np.append(pieces, of_padding), rules
         )
-        return self.with_fields(fields, len(row_of) + len(padding), len(row_of))
+        cut = self.with_fields(fields, len(row_of) + len(padding), len(row_of))
+        cut.is_cut = True
+        return cut
 
     def with_pieces(self, pieces: Any) -> Self:
         """Returns this batch with the places of its rows in their samples; the exchange calls it.
@@ -239,15 +244,20 @@ class BaseBatch(Pipelineable):
 
     def to(self, device: torch.device, non_blocking: bool = False) -> Self:
         """Returns this batch with every tensor on `device`."""
-        return containers.moved_to(self, device, non_blocking).with_pieces(self.pieces)
+        return self._with_rows_of(containers.moved_to(self, device, non_blocking))
 
     def pin_memory(self) -> Self:
         """Returns this batch with every tensor in pinned host memory."""
-        return containers.pinned(self).with_pieces(self.pieces)
+        return self._with_rows_of(containers.pinned(self))
 
     def record_stream(self, stream: torch.Stream) -> None:
         """Tells the allocator that `stream` uses this batch's tensors."""
         containers.record_stream(self, stream)
+
+    def _with_rows_of(self, copied: Self) -> Self:
+        """Returns a copy of this batch elsewhere, with what this one knows of its rows."""
+        copied.pieces, copied.is_cut = self.pieces, self.is_cut
+        return copied
 
     def _labels_are_flat(self) -> bool:
         labels = self.labels
@@ -263,15 +273,7 @@ class BaseBatch(Pipelineable):
         labels, real = self.labels, self.num_samples
         if not isinstance(labels, torch.Tensor) or labels.dim() != 1 or not 0 < real < self.batch_size:
             return
-        if labels.numel() % real or (
-            labels.numel() != self.batch_size and labels.numel() % self.batch_size == 0
-        ):
-            return
-        # One label per row, or several per sample? Padding is one value, mostly 0; labels differ. Only on the
-        # host: elsewhere looking would synchronize.
-        if labels.numel() == self.batch_size and (
-            labels.device.type != "cpu" or bool((labels[real:] == labels[-1]).all())
-        ):
+        if labels.numel() % real or labels.numel() % self.batch_size == 0:
             return
         raise ValueError(
             f"{type(self).__name__}.labels has {labels.numel()} elements, as it seems of {real} samples and "

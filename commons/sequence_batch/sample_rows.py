@@ -205,6 +205,30 @@ class SampleRows:
         ]
 
 
+def without_copied_row(output: Any) -> Any:
+    """Returns a model's output for a batch whose only row is a copy, with no row in place of one.
+
+    So outputs add up to those of the samples. What has another number of rows, or none, stays: it may be
+    about anything.
+    """
+
+    def without_row(_: str, leaf: Any) -> Any:
+        try:
+            field = containers.as_field(leaf)
+            rows = num_rows("output", field)
+        except (TypeError, ValueError):  # no rows to speak of, as in a number or a sparse tensor
+            return leaf
+        if rows != 1:
+            return leaf
+        if isinstance(field, torch.Tensor):
+            return containers.like(field[:0], leaf)
+        packed = PackedRows.pack({"output": field}, RowSchema.of({"output": field}), 1)
+        none = select_from([packed], np.zeros(0, dtype=np.int64)).unpack(0)
+        return containers.like(none["output"], leaf)
+
+    return containers.transformed(output, without_row)
+
+
 def _common_rows(fields: dict[str, FieldValue]) -> int:
     """The rows that all fields have."""
     rows = {name: num_rows(name, value) for name, value in fields.items()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -100,8 +101,8 @@ def loaded_by(ranks: Sequence[int], batch: BaseBatch) -> tuple[LoadedSamples, Cu
     )
     cutting = Cutting(rules, schema, names, quadratic if isinstance(batch, SIDBatch) else flops)
     known = cutting.counts(samples)
-    samples.workloads[:] = cutting.prefix_cost(samples.tokens, known | rules.fixed_tokens(known))
-    return samples, cutting
+    costs = cutting.prefix_cost(samples.tokens, known | rules.fixed_tokens(known))
+    return replace(samples, workloads=costs), cutting
 
 
 def _elements(value: KeyedJaggedTensor, num_rows: int) -> np.ndarray:

@@ -171,24 +171,27 @@ def test_nothing_is_communicated_where_every_sample_stays(pools, exchange):
 
 
 def _collectives_of_unshuffle() -> list[list[str]]:
+    """Returns the collectives of a first call for each kind of values, and of a second one."""
     shuffler = agreed(FieldShuffler())
     batch = lopsided_batch()
     plan = shuffler.plan(batch)
     moved = shuffler.exchange(batch, plan)
+    kinds = moved.small, {"small": moved.small, "matrix": moved.matrix}, moved.weighted, moved
     counted = []
-    for values in (moved.small, {"small": moved.small, "matrix": moved.matrix}, moved.weighted, moved):
+    for values in (*kinds, *kinds):
         with recorded_collectives() as calls:
             shuffler.unshuffle(values, plan)
         counted.append([name for name, _ in calls])
-    return counted
     with no_synchronization():
         shuffler.unshuffle(moved.small[: moved.num_samples].clone(), plan)
     return counted
 
 
-def test_unshuffle_takes_one_collective_and_one_more_for_lengths(pools):
+def test_unshuffle_takes_one_collective_and_one_more_for_lengths_and_for_a_first_call(pools):
     one, two = ["all_to_all_single"], ["all_to_all_single"] * 2
-    assert pools(2).run(_collectives_of_unshuffle) == [[one, one, two, two]] * 2
+    later = [one, one, two, two]
+    first = [["all_gather", *calls] for calls in later]
+    assert pools(2).run(_collectives_of_unshuffle) == [first + later] * 2
 
 
 def _bytes_of_steps(exchange: str) -> list[tuple[int, int, int, int]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import fields, replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -202,7 +204,7 @@ def test_few_samples_are_cut_as_far_as_pieces_are_of_use(lengths, num_ranks, mos
 
 def test_samples_without_cost_stay_whole():
     samples, cutting = loaded_by([3, 2], batch_of("hstu", np.array([500, 9, 9, 9, 9])))
-    samples.workloads[:] = 0
+    samples = replace(samples, workloads=np.zeros_like(samples.workloads))
     assert _placed(samples, cutting).pieces is None
 
 
@@ -215,3 +217,15 @@ def test_a_cost_that_decreases_is_named():
         cutting.cut(samples, np.array([0]), np.array([400]))
     with pytest.raises(ValueError, match="cut 0 of sample 0 is after 500 items; expected 1 to 499"):
         cutting.cut(samples, np.array([0]), np.array([500]))
+
+
+def test_plans_and_pieces_cannot_be_written_to():
+    samples, cutting = loaded_by([3, 2, 1], batch_of("hstu", np.array([9000, 9, 9, 9, 700, 9])))
+    placed = ShufflerSettings(equal_rows=False)
+    groups = [(np.array([0, 2]), None), (np.array([1]), None)]
+    plans = [place(samples, placed, cutting=cutting), place_within(samples, groups, placed, True, cutting)]
+    assert all(plan.pieces is not None for plan in plans)
+    of_whole = place_within(samples, groups, placed, True)
+    for made in (samples, *plans, *plans[0].steps, of_whole, of_whole.within(np.array([0, 2]))):
+        values = [getattr(made, field.name) for field in fields(made)]
+        assert not any(value.flags.writeable for value in values if isinstance(value, np.ndarray))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from commons.distributed import BatchShuffler, IdentityShuffler
+from commons.distributed.loaded_samples import LoadedSamples
 from commons.distributed.shuffle_plan import ShufflePlan
 from tests.commons.distributed.errors_and_warnings import error_of, warnings_of
 
@@ -273,3 +275,27 @@ def test_missing_times_are_named_once(pools, recorded):
     missing = "for 50 plans, and learns nothing from them; they are missing from ranks [0, 1]"
     assert sum(missing in line for line in told) == 1
     assert second == []
+
+
+def _copies_of_samples() -> tuple[int, bool]:
+    """Returns how often planning copied samples, and whether speeds differ."""
+    group = [dist.new_group(ranks) for ranks in ([0, 1], [2])][dist.get_rank() // 2]
+    planner = LengthShuffler(group, cost="learned", equal_rows=False).planner.of_all_ranks()
+    copies = 0
+    of_samples = LoadedSamples._of_samples
+
+    def counted(samples: LoadedSamples, numbers: np.ndarray) -> LoadedSamples:
+        nonlocal copies
+        copies += 1
+        return of_samples(samples, numbers)
+
+    with mock.patch.object(LoadedSamples, "_of_samples", counted):
+        for step in range(60):
+            plan = planner.plan([_batch(step)], None)
+            planner.learning.record(plan, 0, float(_seconds(plan, step, [1.0, 0.5, 1.0])[dist.get_rank()]))
+    return copies, plan.speeds is not None
+
+
+def test_no_rank_copies_plans_to_see_whether_loads_follow_speeds(pools):
+    (first, speeds_differ), *others = pools(3).run(_copies_of_samples)
+    assert speeds_differ and [(first, True)] * 2 == others

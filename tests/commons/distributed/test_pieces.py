@@ -191,6 +191,25 @@ class WithoutCost(HistoryShuffler):
     prefix_cost = BatchShuffler.prefix_cost
 
 
+def _cut_and_as_loaded() -> list[Any]:
+    """Returns what a batch tells before and after a cut, and what arrives from either."""
+    batch = draw_history(np.random.default_rng(dist.get_rank()), 5, 4)
+    shuffler = HistoryShuffler(**SETTINGS)
+    shuffler.planner.cuts = partial(drawn_cuts, seed=2)
+    plan = shuffler.plan(batch)
+    assert plan.pieces is not None
+    cut = shuffler.batch_for_step([batch], plan, 0)
+    arrived = [shuffler.exchange(one, plan) for one in (batch, cut)]
+    is_cut = [one.is_cut for one in (batch, cut, cut.to(torch.device("cpu")), *arrived)]
+    return [is_cut, [rows_of(one) for one in arrived]]
+
+
+def test_a_batch_tells_whether_it_is_cut(pools):
+    for is_cut, (of_loaded, of_cut) in pools(2).run(_cut_and_as_loaded):
+        assert is_cut == [False, True, True, False, False]
+        assert of_loaded == of_cut
+
+
 def _refusals() -> list[str]:
     rng = np.random.default_rng(0)
     makers: list[Callable[[], Any]] = [

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from torchrec.sparse.jagged_tensor import JaggedTensor
+from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
 from tests.commons.distributed.errors_and_warnings import error_of
 from tests.commons.distributed.loaded_batches import agreed, check_identical, lopsided_batch, sample_ids
@@ -127,3 +127,47 @@ def test_a_rank_alone_gets_its_rows_back_with_padding():
     assert torch.equal(shuffler.unshuffle(batch.small[:3], plan), batch.small)
     with pytest.raises(ValueError, match="unshuffle got 99 rows"):
         shuffler.unshuffle(torch.ones(99), plan)
+
+
+def _values_of_kinds() -> tuple[bool, list[str]]:
+    """Returns whether dicts in two orders come back, and the errors of values that differ between ranks."""
+    rank, shuffler = dist.get_rank(), agreed(FieldShuffler())
+    batch = lopsided_batch()
+    plan = shuffler.plan(batch)
+    ids = shuffler.exchange(batch, plan).matrix[:, 0, 0].clone()
+    ones = torch.ones(len(ids), dtype=torch.int32)
+    named = {"positive": ids, "negative": -ids}
+    returned = shuffler.unshuffle(dict(reversed(named.items())) if rank else named, plan)
+    keys = ["p", "q"] if rank else ["q", "p"]
+    of_ranks: list[Any] = [
+        ids.float() if rank else ids.float().view(torch.int32),
+        ids[:, None].expand(-1, 2 - rank).reshape(-1, 2 - rank),
+        {"score" if rank else "scores": ids},
+        KeyedJaggedTensor(keys, torch.cat([ids, ids]), lengths=torch.cat([ones, ones])),
+        JaggedTensor(ids, lengths=ones.long() if rank else ones),
+    ]
+    errors = [error_of(shuffler.unshuffle, values, plan) for values in of_ranks]
+    again = shuffler.unshuffle(named, plan)  # after errors of all ranks, the next call is like any other
+    expected = sample_ids(batch)
+    comes_back = all(
+        values["positive"].tolist() == expected and values["negative"].tolist() == [-s for s in expected]
+        for values in (returned, again)
+    )
+    return comes_back, errors
+
+
+def test_values_of_another_kind_on_one_rank_are_refused_on_all_and_the_order_of_names_is_not(pools):
+    results = pools(2).run(_values_of_kinds)
+    assert results[0] == results[1]
+    comes_back, errors = results[0]
+    assert comes_back
+    differences = [
+        "field '' has dtype torch.float32, expected torch.int32",
+        "field '' has trailing_shape (1,), expected (2,)",
+        "field 'scores' is missing",
+        "field '' has keys ('p', 'q'), expected ('q', 'p')",
+        "field '' has lengths_dtype torch.int64, expected torch.int32",
+    ]
+    for error, difference in zip(errors, differences, strict=True):
+        assert error.startswith("ValueError: unshuffle got other values on rank 1 than on rank 0: ")
+        assert difference in error

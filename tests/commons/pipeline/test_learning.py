@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from commons.distributed import BatchShuffler
 from commons.pipeline import TrainPipelineFactory
 from commons.pipeline.compute_clock import ComputeSpan
 from commons.sequence_batch import BaseBatch
@@ -22,9 +23,11 @@ from tests.commons.distributed.errors_and_warnings import error_of
 from tests.commons.pipeline.ranking_pipelines import (
     TokenShuffler,
     draw_histories,
+    pipeline_of,
     sharded_ranking_model,
     steps_of,
 )
+from tests.commons.pipeline.scored_samples import ScoredShuffler, Scorer, ddp, draw
 
 STEPS, STOP = 44, 28
 CPU = torch.device("cpu")
@@ -130,3 +133,40 @@ def test_a_step_that_learns_has_as_many_collectives_and_its_thread_never_waits(p
     ):
         assert learned == before and before["all_gather"] > STEPS
         assert not none and waiting == {"plan ahead"}
+
+
+def _group_pipeline(shuffler: BatchShuffler) -> Any:
+    model = Scorer("dict", "sum")
+    return pipeline_of("none", ddp(model), torch.optim.SGD(model.parameters(), lr=0.0), shuffler)
+
+
+def _scored_batches() -> Iterator[Any]:
+    rng = np.random.default_rng(dist.get_rank())
+    return iter([draw("dict", rng.integers(0, 1000, 6).tolist()) for _ in range(32)])
+
+
+def _learning_among_some_ranks() -> tuple[list[Any], str]:
+    """Returns facts that must hold, and the error of a plan that the pipeline derived."""
+    group = [dist.new_group(ranks) for ranks in ([0, 1], [2])][dist.get_rank() // 2]
+    settings = {"cost": "learned", "equal_rows": False}
+    shuffler = ScoredShuffler("dict", process_group=group, **settings)
+    pipeline = _group_pipeline(shuffler)
+    assert len(list(steps_of(pipeline, _scored_batches()))) == 32
+    other = ScoredShuffler("dict", process_group=group, **settings)
+    resumed = _group_pipeline(other)
+    other.load_learning_state(pipeline.learning_state())
+    resumed.progress(_scored_batches())
+    resumed.reset()
+    facts = [
+        shuffler.measured_cost() is not None,
+        shuffler.measured_cost() == pipeline.measured_cost(),
+        pipeline.window_plan.predicted_seconds is not None,
+        resumed.window_plan.predicted_seconds is not None,  # from its first step on
+    ]
+    return facts, error_of(shuffler.learning_state, pipeline.plan)
+
+
+def test_a_shuffler_among_some_ranks_answers_for_its_pipeline(pools):
+    for facts, error in pools(3).run(_learning_among_some_ranks):
+        assert facts == [True] * 4
+        assert error == "no error" or "in a pipeline, use the pipeline's methods" in error

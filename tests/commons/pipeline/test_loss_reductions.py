@@ -13,7 +13,7 @@ from commons.distributed import IdentityShuffler
 from commons.distributed.loss_reduction import loss_sum
 from tests.commons.distributed.errors_and_warnings import error_of
 from tests.commons.distributed.shufflers import FieldShuffler
-from tests.commons.pipeline.ranking_pipelines import pipeline_of
+from tests.commons.pipeline.ranking_pipelines import pipeline_of, steps_of
 from tests.commons.pipeline.scored_samples import (
     MAKE,
     ScoredShuffler,
@@ -86,6 +86,24 @@ def test_any_container_learns_what_one_process_does(pools, kind):
         if first or kind in ("dict", "base")
     ]
     check(pools(2).run(_steps, cases), cases)
+
+
+def _logged(reduction, rows):
+    """Returns the loss of each of two steps, as the docstring of `progress` tells to log it."""
+    pipeline, losses = _scored("dict", reduction), []
+    batches = [draw("dict", samples_of(dist.get_rank(), rows, step)) for step in range(2)]
+    for of_rank, global_loss_tokens, _ in steps_of(pipeline, batches):
+        dist.all_reduce(of_rank)
+        losses.append(float(of_rank) / global_loss_tokens)
+    return losses
+
+
+@pytest.mark.parametrize("reduction", ["sum", "mean", "global_mean"])
+def test_the_loss_that_one_logs_is_that_of_one_process(pools, reduction):
+    rows = (6, 3)
+    expected = [on_whole_batch(range(first, first + sum(rows)))[0] for first in (0, 1000)]
+    for losses in pools(2).run(_logged, reduction, rows):
+        assert losses == pytest.approx(expected, rel=1e-5)
 
 
 def test_a_rank_without_samples_adds_nothing(pools):

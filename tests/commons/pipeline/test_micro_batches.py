@@ -222,3 +222,38 @@ def test_a_step_that_raises_can_be_tried_again_with_its_own_plan(cap):
     tokens += [pipeline.progress(loader)[1] for _ in range(2)]
     assert tokens == [int(batch.num_loss_tokens().sum()) for batch in batches]
     assert len(set(tokens)) == 3
+
+
+def _of_halved_losses(cap: int | None, accumulates: bool) -> list[torch.Tensor]:
+    """Returns the dense gradients and the tables after the backward of half the loss.
+
+    With `accumulates`, the dense gradients of the batch before it stay.
+    """
+    model, _ = sharded_ranking_model(0.5)
+    shuffler = TokenShuffler(max_tokens_per_micro_batch=cap)
+    rng = np.random.default_rng(dist.get_rank())
+    for factor in (1.0, 0.5) if accumulates else (0.5,):
+        batch = draw_histories(rng, 6)
+        plan = shuffler.plan(batch)
+        exchanged = shuffler.exchange(batch, plan)
+        if cap is None:
+            loss = shuffler.scale(model(exchanged)[0], plan, "sum")
+        else:
+            assert plan.num_micro_batches > 1
+            loss, _, _ = run_micro_batches(model, exchanged, shuffler, plan, "sum")
+        (loss * factor).backward()
+    tables = [value for value in model.state_dict().values() if hasattr(value, "local_shards")]
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    assert tables and gradients
+    return gradients + [shard.tensor for table in tables for shard in table.local_shards()]
+
+
+@pytest.mark.parametrize("accumulates", [False, True])
+def test_a_factor_of_the_loss_reaches_all_gradients(pools, accumulates):
+    for whole, divided in zip(
+        pools(2).run(_of_halved_losses, None, accumulates),
+        pools(2).run(_of_halved_losses, CAP, accumulates),
+        strict=True,
+    ):
+        for expected, got in zip(whole, divided, strict=True):
+            assert float((got - expected).norm()) <= 1e-5 * float(expected.norm())
