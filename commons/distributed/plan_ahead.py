@@ -56,7 +56,8 @@ class PlanAhead(Generic[Step]):
         """Returns the next step, and the seconds waited for it; None once the loaders have ended.
 
         Raises:
-            Exception: the error of any rank's loader, or of planning; on every rank.
+            Exception: the error of any rank's loader, or of planning; on every rank. The batches of its
+                window are lost on all ranks. The next call goes on with those that follow.
         """
         if loader is not self._loader:
             self._loader, self._this_rank_ended, self._all_ended = loader, False, False
@@ -112,6 +113,8 @@ class PlanAhead(Generic[Step]):
     def _load_batch(self) -> None:
         if self._this_rank_ended or self._loader is None:
             return  # some loaders hang if asked again after their end
+        if self._failure is not None:
+            return  # this window is lost, and the next one needs the batches that follow
         try:
             with named_range("## load batch ##"):
                 batch = next(self._loader, _ENDED)
@@ -123,8 +126,9 @@ class PlanAhead(Generic[Step]):
                 if batch is not _ENDED:
                     self._loaded.append(self._prepare(batch))
         except Exception as error:  # the other ranks are told when this window is planned
-            self._failure, batch = error, _ENDED
-        self._this_rank_ended = batch is _ENDED
+            self._failure = error
+        else:
+            self._this_rank_ended = batch is _ENDED
 
 
 class _Thread:
