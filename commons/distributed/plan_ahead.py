@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import queue
 import threading
 import time
@@ -13,10 +14,12 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
+from commons.distributed.rank_group import close_connections
 from commons.named_ranges import named_range
 
 Step = TypeVar("Step")
 _ENDED = object()
+_PATIENCE_S = 0.5
 
 
 class PlanAhead(Generic[Step]):
@@ -135,20 +138,43 @@ class _Thread:
     """Runs functions one after another; ends when nothing refers to it.
 
     A daemon, unlike those of concurrent.futures: waiting at exit for a collective that another rank has left
-    would keep this process from ending.
+    would keep this process from ending. `_end_threads` ends it.
     """
 
     def __init__(self, device: torch.device | None) -> None:
         self._jobs: queue.SimpleQueue[Any] = queue.SimpleQueue()
         if (device is None or device == torch.device("cuda")) and torch.cuda.is_initialized():
             device = torch.device("cuda", torch.cuda.current_device())
-        threading.Thread(target=_run, args=(self._jobs, device), name="plan ahead", daemon=True).start()
+        thread = threading.Thread(target=_run, args=(self._jobs, device), name="plan ahead", daemon=True)
+        _jobs_of[thread] = self._jobs
+        thread.start()
         weakref.finalize(self, self._jobs.put, None)
 
     def submit(self, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
         future: Future[Any] = Future()
         self._jobs.put((future, function, arguments))
         return future
+
+
+_jobs_of: weakref.WeakKeyDictionary[threading.Thread, queue.SimpleQueue[Any]] = weakref.WeakKeyDictionary()
+
+
+@atexit.register
+def _end_threads() -> None:
+    """Ends the threads before the interpreter ends.
+
+    Until 3.14, Python unwinds the stack of a daemon thread that comes back from C++ after that, and the
+    process aborts with "terminate called without an active exception".
+    """
+    threads = list(_jobs_of.items())
+    for _, jobs in threads:
+        jobs.put(None)
+    for thread, _ in threads:
+        thread.join(_PATIENCE_S)
+    if any(thread.is_alive() for thread, _ in threads):  # one waits for a rank that has failed, or left
+        close_connections()
+        for thread, _ in threads:
+            thread.join(_PATIENCE_S)
 
 
 def _run(jobs: queue.SimpleQueue[Any], device: torch.device | None) -> None:
