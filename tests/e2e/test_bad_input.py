@@ -105,7 +105,7 @@ def test_only_the_rank_that_raises_shows_a_traceback_in_a_program_of_a_users_own
     program = REPOSITORY / "tests/e2e/plain_program.py"
     # A forked interpreter ends too fast to abort as reliably as one of its own.
     output = torchrun(tmp_path, program, part, fails=True, ranks=ranks, fresh=ranks == 2)
-    assert time.time() - (tmp_path / "failed").stat().st_mtime < 30
+    assert time.time() - (tmp_path / "failed").stat().st_mtime < 60
     assert output.count(f"ValueError: the {part} fails") == 1, output
     if part in ("loader", "workloads"):  # the other ranks know at once
         assert f"rank 0 ends, because rank {ranks - 1} raised ValueError, and shows the traceback" in output
