@@ -36,6 +36,9 @@ class PlanAhead(Generic[Step]):
         window: batches per window.
         prepare: called with each loaded batch, in the caller's thread.
         device: device of the steps, which becomes the thread's current one; None for the caller's.
+
+    Attributes:
+        busy_seconds: from the last step that was handed out to the call for the next one.
     """
 
     def __init__(
@@ -53,6 +56,7 @@ class PlanAhead(Generic[Step]):
         self._this_rank_ended = self._all_ended = False
         self._failure: Exception | None = None
         self._dropped_error: BaseException | None = None
+        self.busy_seconds, self._handed_out_at = 0.0, time.perf_counter()
         self._forget()
 
     def next_step(self, loader: Iterator[Any]) -> tuple[Step, float] | None:
@@ -62,6 +66,7 @@ class PlanAhead(Generic[Step]):
             Exception: the error of any rank's loader, or of planning; on every rank. The batches of its
                 window are lost on all ranks. The next call goes on with those that follow.
         """
+        self.busy_seconds = time.perf_counter() - self._handed_out_at
         if loader is not self._loader:
             self._loader, self._this_rank_ended, self._all_ended = loader, False, False
         if self._dropped_error is not None:
@@ -85,6 +90,7 @@ class PlanAhead(Generic[Step]):
                 return None
         self._load()
         self._handed_out += 1
+        self._handed_out_at = time.perf_counter()
         return self._steps.popleft(), seconds
 
     def drop(self) -> None:
