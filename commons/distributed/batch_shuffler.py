@@ -26,6 +26,7 @@ from commons.distributed.rank_group import RankGroup, job_device
 from commons.distributed.sample_facts import Counter
 from commons.distributed.shuffle_plan import ShufflePlan
 from commons.distributed.shuffler_settings import LEARNED, ShufflerSettings
+from commons.distributed.slow_plans import SlowPlans
 from commons.distributed.unshuffle import KindsOfValues, return_steps
 from commons.distributed.verify import check_cut, check_placed_samples, check_same_plan
 from commons.perf_model import MeasuredCost
@@ -549,10 +550,12 @@ class BatchShuffler(ABC):
             return batch
 
         ahead: PlanAhead[tuple[Batch, ShufflePlan]] = PlanAhead(steps, 1, prepare)
+        slow_plans = SlowPlans(self.planner, self.settings, type(self).__name__)
         loader = iter(batches)
         try:
             while (planned := ahead.next_step(loader)) is not None:
                 memory.handed_out()
+                slow_plans.after(ahead.busy_seconds)
                 yield planned[0]
         finally:
             ahead.drop()

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import functools
+import os
 import pickle
+import sys
+import time
 import traceback
 from collections.abc import Callable, Sequence
+from types import TracebackType
 from typing import Any
 
 import torch.distributed as dist
 
-_IS_COPY = "raised_on_another_rank"
+# A rank that fails because of another one ends so much later. Torchrun, which looks ten times a second, then
+# ends it, and names the other one as the cause.
+GRACE_S = 10.0
+_RAISED_ON = "raised_on_another_rank"
 
 
 def portable(failure: Exception | None) -> tuple[Exception | None, bool]:
@@ -25,15 +33,51 @@ def portable(failure: Exception | None) -> tuple[Exception | None, bool]:
         copied = pickle.loads(pickle.dumps(failure))
     except Exception:
         copied = RuntimeError(f"{type(failure).__name__}: {failure}")
-    rank = dist.get_rank() if dist.is_initialized() else 0
+    rank = _this_rank()
     copied.add_note(f"raised on rank {rank}:\n{where}")
-    copied.__dict__[_IS_COPY] = True
+    copied.__dict__[_RAISED_ON] = rank
     return copied, True
 
 
 def is_copy(error: BaseException) -> bool:
     """Returns whether another rank raised this error, and will report it."""
-    return bool(error.__dict__.get(_IS_COPY))
+    return _RAISED_ON in error.__dict__
+
+
+def cause_elsewhere(error: BaseException) -> str | None:
+    """Returns a line that says which failure of another rank this error follows from; None for an error of
+    this rank's own."""
+    if is_copy(error):
+        reason = f"rank {error.__dict__[_RAISED_ON]} raised {type(error).__name__}, and shows the traceback"
+    elif isinstance(error, dist.DistBackendError) or "gloo/transport" in str(error):
+        reason = "it lost the connection to another rank, which shows the cause"
+    else:
+        return None
+    return f"rank {_this_rank()} ends, because {reason}"
+
+
+@functools.cache
+def show_first_cause_only() -> None:
+    """Has ranks that another rank's failure ends print one line in place of a traceback, in any program.
+
+    Sets `sys.excepthook`, as `init_process_group` does; what it was before prints the other errors. A lost
+    connection has its traceback, too, if nothing ends this rank for it within `GRACE_S`.
+    """
+    show = sys.excepthook
+
+    def show_it(kind: type[BaseException], error: BaseException, where: TracebackType | None) -> None:
+        line = cause_elsewhere(error)
+        if line is not None:
+            print(line, file=sys.stderr, flush=True)
+            time.sleep(GRACE_S)
+        if not is_copy(error):
+            show(kind, error, where)
+
+    sys.excepthook = show_it
+
+
+def _this_rank() -> int:
+    return dist.get_rank() if dist.is_initialized() else int(os.environ.get("RANK", "0"))
 
 
 def raise_first(

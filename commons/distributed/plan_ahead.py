@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import queue
 import threading
 import time
@@ -13,10 +14,12 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
+from commons.distributed.rank_group import close_connections
 from commons.named_ranges import named_range
 
 Step = TypeVar("Step")
 _ENDED = object()
+_PATIENCE_S = 0.5
 
 
 class PlanAhead(Generic[Step]):
@@ -33,6 +36,9 @@ class PlanAhead(Generic[Step]):
         window: batches per window.
         prepare: called with each loaded batch, in the caller's thread.
         device: device of the steps, which becomes the thread's current one; None for the caller's.
+
+    Attributes:
+        busy_seconds: from the last step that was handed out to the call for the next one.
     """
 
     def __init__(
@@ -50,14 +56,17 @@ class PlanAhead(Generic[Step]):
         self._this_rank_ended = self._all_ended = False
         self._failure: Exception | None = None
         self._dropped_error: BaseException | None = None
+        self.busy_seconds, self._handed_out_at = 0.0, time.perf_counter()
         self._forget()
 
     def next_step(self, loader: Iterator[Any]) -> tuple[Step, float] | None:
         """Returns the next step, and the seconds waited for it; None once the loaders have ended.
 
         Raises:
-            Exception: the error of any rank's loader, or of planning; on every rank.
+            Exception: the error of any rank's loader, or of planning; on every rank. The batches of its
+                window are lost on all ranks. The next call goes on with those that follow.
         """
+        self.busy_seconds = time.perf_counter() - self._handed_out_at
         if loader is not self._loader:
             self._loader, self._this_rank_ended, self._all_ended = loader, False, False
         if self._dropped_error is not None:
@@ -81,6 +90,7 @@ class PlanAhead(Generic[Step]):
                 return None
         self._load()
         self._handed_out += 1
+        self._handed_out_at = time.perf_counter()
         return self._steps.popleft(), seconds
 
     def drop(self) -> None:
@@ -112,6 +122,8 @@ class PlanAhead(Generic[Step]):
     def _load_batch(self) -> None:
         if self._this_rank_ended or self._loader is None:
             return  # some loaders hang if asked again after their end
+        if self._failure is not None:
+            return  # this window is lost, and the next one needs the batches that follow
         try:
             with named_range("## load batch ##"):
                 batch = next(self._loader, _ENDED)
@@ -123,28 +135,52 @@ class PlanAhead(Generic[Step]):
                 if batch is not _ENDED:
                     self._loaded.append(self._prepare(batch))
         except Exception as error:  # the other ranks are told when this window is planned
-            self._failure, batch = error, _ENDED
-        self._this_rank_ended = batch is _ENDED
+            self._failure = error
+        else:
+            self._this_rank_ended = batch is _ENDED
 
 
 class _Thread:
     """Runs functions one after another; ends when nothing refers to it.
 
     A daemon, unlike those of concurrent.futures: waiting at exit for a collective that another rank has left
-    would keep this process from ending.
+    would keep this process from ending. `_end_threads` ends it.
     """
 
     def __init__(self, device: torch.device | None) -> None:
         self._jobs: queue.SimpleQueue[Any] = queue.SimpleQueue()
         if (device is None or device == torch.device("cuda")) and torch.cuda.is_initialized():
             device = torch.device("cuda", torch.cuda.current_device())
-        threading.Thread(target=_run, args=(self._jobs, device), name="plan ahead", daemon=True).start()
+        thread = threading.Thread(target=_run, args=(self._jobs, device), name="plan ahead", daemon=True)
+        _jobs_of[thread] = self._jobs
+        thread.start()
         weakref.finalize(self, self._jobs.put, None)
 
     def submit(self, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
         future: Future[Any] = Future()
         self._jobs.put((future, function, arguments))
         return future
+
+
+_jobs_of: weakref.WeakKeyDictionary[threading.Thread, queue.SimpleQueue[Any]] = weakref.WeakKeyDictionary()
+
+
+@atexit.register
+def _end_threads() -> None:
+    """Ends the threads before the interpreter ends.
+
+    Until 3.14, Python unwinds the stack of a daemon thread that comes back from C++ after that, and the
+    process aborts with "terminate called without an active exception".
+    """
+    threads = list(_jobs_of.items())
+    for _, jobs in threads:
+        jobs.put(None)
+    for thread, _ in threads:
+        thread.join(_PATIENCE_S)
+    if any(thread.is_alive() for thread, _ in threads):  # one waits for a rank that has failed, or left
+        close_connections()
+        for thread, _ in threads:
+            thread.join(_PATIENCE_S)
 
 
 def _run(jobs: queue.SimpleQueue[Any], device: torch.device | None) -> None:

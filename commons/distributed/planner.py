@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -51,6 +52,7 @@ class Planner:
     Attributes:
         learning: of costs and speeds; None if they are not learned.
         posted: int64 `[ranks]`, what each rank posted with the last plan.
+        seconds: that this rank counted and placed samples for the last plan, without the wait for others.
         cuts: returns cuts and the rank of each row, as `placed_by_hand` takes them, for tests; None to work
             them out.
     """
@@ -90,7 +92,13 @@ class Planner:
         self._explained_speeds, self._plans_behind = False, 0
         self._longest_named = settings.max_tokens_per_micro_batch or 0
         self.posted = np.zeros(over.num_ranks, dtype=np.int64)
+        self.seconds = 0.0, 0.0
         self.cuts: Callable[[LoadedSamples, Cutting], tuple[np.ndarray, np.ndarray, np.ndarray]] | None = None
+
+    @property
+    def rank(self) -> int:
+        """This rank's place among those that plan together."""
+        return self._over.rank
 
     @property
     def agreed(self) -> BatchFormat | None:
@@ -147,6 +155,7 @@ class Planner:
             The plan; without a batch on any rank, one of a single step without samples.
         """
         facts, example, learning = None, None, self.learning
+        start = time.perf_counter()
         posted = np.zeros(1 + (0 if learning is None else learning.num_posted), dtype=np.int64)
         try:
             posted[0] = 0 if post is None else post()
@@ -162,6 +171,7 @@ class Planner:
                     example = batches[0]
             except Exception as error:  # whatever a user's get_workloads raises must reach all ranks
                 failure = error
+        counted = time.perf_counter() - start
         with named_range("## plan: gather ##"):
             samples, table = self._gather.gather(facts, failure, example, posted)
         self.posted = table[:, 0]
@@ -169,10 +179,12 @@ class Planner:
             learning = None
         if learning is not None:
             learning.take(table[:, 1:])
+        start = time.perf_counter()
         if self._settings.verify:
             plan = check_plans(self._channel, lambda: self._placed(samples))
         else:
             plan = self._placed(samples)
+        self.seconds = counted, time.perf_counter() - start
         if learning is not None:
             plan = learning.planned(plan, samples)
             self._explain_speeds_without_effect(plan)

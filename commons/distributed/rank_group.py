@@ -20,7 +20,7 @@ import logging
 import os
 import socket
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from datetime import timedelta
 from typing import Any
 
@@ -30,10 +30,12 @@ import torch.distributed as dist
 from torch.distributed.constants import default_pg_timeout
 
 from commons.distributed.channel import Channel
+from commons.distributed.failures import show_first_cause_only
 from commons.distributed.slow_start import shown_if_slow
 from commons.tried_versions import warn_of_untried
 
 logger = logging.getLogger(__name__)
+_NEVER_SENT = 2**31 - 1  # a tag that no channel has
 
 
 class RankGroup:
@@ -71,6 +73,7 @@ class RankGroup:
             )
         if not dist.is_initialized() or dist.get_world_size(process_group) == 1:
             return RankGroup.alone()
+        show_first_cause_only()
         job = dist.group.WORLD
         if _groups_of_job[0] is not job:  # the process has left a job, and joined another
             _groups_of_job[:] = [job, {}]
@@ -144,6 +147,17 @@ def _warn_of_launch_order() -> None:
             "the exchange adds a communicator to the device, and NCCL_LAUNCH_ORDER_IMPLICIT is not 1. Set it "
             "before the job starts: without it, communicators that wait for each other's kernels may hang"
         )
+
+
+def close_connections() -> None:
+    """Closes this rank's connections for planning; threads that wait for a message there get an error.
+
+    A receive that times out makes gloo do so. Its `abort` and `shutdown` do nothing.
+    """
+    for group in _groups_of_job[1].values():
+        next_rank = (group.rank + 1) % group.num_ranks
+        with suppress(RuntimeError):  # it timed out
+            group.control.recv([torch.empty(1)], next_rank, _NEVER_SENT).wait(timedelta(milliseconds=1))
 
 
 def job_device() -> torch.device:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import logging
+import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,31 +15,52 @@ from numba import njit
 _SOURCES = hashlib.sha256(
     b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py")))
 ).hexdigest()
+_warned = False
 
 
 def compiled(function: Callable[..., Any]) -> Any:
     """Compiles a function with numba at its first call; it runs without the GIL.
 
     Later processes find the result in numba's cache, next to the sources or in `NUMBA_CACHE_DIR`. Where
-    neither can be written, every process compiles anew.
+    neither can be written, every process compiles anew. Damaged files are compiled and written again.
     """
     try:
         dispatcher: Any = njit(cache=True, nogil=True)(function)
     except RuntimeError:  # numba finds no folder for its cache
-        _warn_once()
+        _warn_once("it can be written neither next to commons.partition nor in the home directory")
         return njit(nogil=True)(function)
     if dispatcher is function:  # NUMBA_DISABLE_JIT, for a debugger
         return function
     # Numba notices a change in the file of a cached function, but not in those of the functions it calls. The
     # attributes are private: pyproject.toml pins the numba versions that were tried, and a test covers this.
-    cache_file = dispatcher._cache._cache_file
-    cache_file._source_stamp = (cache_file._source_stamp, _SOURCES)
+    cache = dispatcher._cache
+    cache._cache_file._source_stamp = (cache._cache_file._source_stamp, _SOURCES)
+    cache.load_overload = _or_compile(cache.load_overload, cache)
+    cache.save_overload = _or_compile(cache.save_overload, cache)
     return dispatcher
 
 
-@functools.cache
-def _warn_once() -> None:
-    logging.getLogger(__name__).warning(
-        "numba can write its cache neither next to commons.partition nor in the home directory: every "
-        "process compiles anew, for half a minute; set NUMBA_CACHE_DIR to a folder that can be written"
-    )
+def _or_compile(access: Callable[..., Any], cache: Any) -> Callable[..., Any]:
+    """Returns a cache's method that does nothing where the cache fails, so that numba compiles."""
+
+    def access_or_compile(*arguments: Any) -> Any:
+        try:
+            return access(*arguments)
+        except Exception as error:  # damaged files raise nearly anything
+            _warn_once(f"{cache.cache_path}: {type(error).__name__}: {error}")
+            with suppress(OSError):
+                cache.flush()  # else a damaged index could not be written again
+            return None
+
+    return access_or_compile
+
+
+def _warn_once(reason: str) -> None:
+    """Warns in one process of each machine."""
+    global _warned
+    if not _warned and os.environ.get("LOCAL_RANK", "0") == "0":
+        logging.getLogger(__name__).warning(
+            f"numba's cache cannot be used ({reason}): functions are compiled in memory, for half a minute. "
+            "If that comes at every start, set NUMBA_CACHE_DIR to a folder that can be written"
+        )
+    _warned = True

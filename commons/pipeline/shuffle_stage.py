@@ -20,6 +20,7 @@ from commons.distributed.learning import Learning
 from commons.distributed.loaded_memory import LoadedMemory
 from commons.distributed.loss_reduction import check_global_mean, check_reduction, loss_sum
 from commons.distributed.plan_ahead import PlanAhead
+from commons.distributed.slow_plans import SlowPlans
 from commons.named_ranges import named_range
 from commons.pipeline.compute_clock import ComputeSpan
 from commons.pipeline.micro_batch_forward import losses_and_output, run_micro_batches
@@ -117,6 +118,7 @@ class ShuffleStage:
         self._planner = shuffler.planner_of_all_ranks()
         self._ahead: PlanAhead[_Step] = PlanAhead(self._plan, settings.window, self._prepare, device)
         self._memory = LoadedMemory(shuffler.sample_rows, settings.window)
+        self._slow_plans = SlowPlans(self._planner, settings, type(shuffler).__name__)
         self._planned: deque[_Step] = deque()
         self._exchanged: deque[_Step] = deque()
         self._computed: _Step | None = None
@@ -139,6 +141,7 @@ class ShuffleStage:
             self._shuffler.release()
             return None
         self._memory.handed_out()
+        self._slow_plans.after(self._ahead.busy_seconds)
         step, seconds = planned
         step.plan_wait_seconds = seconds
         batch, step.batch = step.batch, None

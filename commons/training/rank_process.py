@@ -14,9 +14,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.constants import default_pg_timeout
 
-from commons.distributed.failures import is_copy
-
-_GRACE_S = 2.0  # torchrun checks ten times a second whether a rank has ended
+from commons.distributed.failures import GRACE_S, cause_elsewhere
 
 
 @contextmanager
@@ -74,9 +72,9 @@ def _join(backend: str) -> None:
 def run_rank(main: Callable[[], None]) -> None:
     """Runs `main` and ends the process, with exit code 1 after a failure; shows the first failure once.
 
-    When a rank fails, the others soon fail in their next collective. Only the rank that failed first prints;
-    the others wait for torchrun to end them. Elastic's `@record` would print every rank's traceback, and
-    those of its error files again.
+    When a rank fails, the others soon fail in their next collective. Only the rank that failed first prints
+    a traceback. The others print a line, and wait for torchrun to end them. Elastic's `@record` would print
+    every rank's traceback, and those of its error files again.
 
     The process ends without cleanup. After a failure, cleanup would wait for the other ranks. After a
     success, gloo's threads may abort in the interpreter's cleanup (one run in thirty).
@@ -87,17 +85,25 @@ def run_rank(main: Callable[[], None]) -> None:
     except KeyboardInterrupt:
         code = 130
     except Exception as error:
-        if isinstance(error, dist.DistBackendError) or "gloo/transport" in str(error) or is_copy(error):
-            time.sleep(_GRACE_S)  # likely another rank's failure; torchrun ends this one meanwhile
-        if _fails_first():
-            where = "".join(traceback.format_exception(error))
-            print(f"rank {os.environ.get('RANK', '0')} failed:\n{where}", file=sys.stderr)
-        else:
-            time.sleep(_GRACE_S)  # torchrun ends all ranks when one ends, and the first must have printed
+        _show(error)
         code = 1
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
+
+
+def _show(error: Exception) -> None:
+    """Prints a traceback on the rank that fails first. The others print a line, and give torchrun the time to
+    end them."""
+    rank, line = os.environ.get("RANK", "0"), cause_elsewhere(error)
+    if line is not None:
+        print(line, file=sys.stderr, flush=True)
+        time.sleep(GRACE_S)
+    if _fails_first():
+        print(f"rank {rank} failed:\n{''.join(traceback.format_exception(error))}", file=sys.stderr)
+    elif line is None:
+        print(f"rank {rank} failed, too: {type(error).__name__}", file=sys.stderr, flush=True)
+        time.sleep(GRACE_S)
 
 
 def _fails_first() -> bool:

@@ -1,9 +1,9 @@
-"""A training run in which rank 1 fails, for tests.
+"""A training run in which the last rank fails, for tests.
 
 python -m tests.e2e.failing_rank GIN_FILE FAILURE
 
-FAILURE is bad_id, killed, stuck, placement, exchange, fetch_killed, fetch_memory, fetch_slow, writing,
-terminated, disk, or none.
+FAILURE is bad_id, killed, stuck, workloads, placement, forward, exchange, fetch_killed, fetch_memory,
+fetch_slow, writing, terminated, disk, or none.
 """
 
 from __future__ import annotations
@@ -29,15 +29,21 @@ from commons.distributed import BatchShuffler, planner
 from commons.distributed.key_fetch import InFlight
 from commons.gin_values import from_gin
 from commons.training import OptimizerArgs, TrainerArgs, TrainingTask, rank_process, run_rank, train
+from hstu.batch_shuffler import HSTUBatchShuffler
+from hstu.models.hstu_encoder import HSTUEncoder
 from hstu.training.ranking_task import ranking_task
 
 
+def is_last_rank() -> bool:
+    return dist.get_rank() == dist.get_world_size() - 1
+
+
 def strike_once(owner: object, method: str, call: int, strike: Callable[[], None]) -> None:
-    """Makes the given call of a method strike rank 1. A restarted job is spared."""
+    """Makes the given call of a method strike the last rank. A restarted job is spared."""
     original, numbers, marker = getattr(owner, method), count(1), Path("struck")
 
     def strike_and_call(*args: Any, **kwargs: Any) -> Any:
-        if next(numbers) == call and dist.get_rank() == 1 and not marker.exists():
+        if next(numbers) == call and is_last_rank() and not marker.exists():
             marker.touch()
             strike()
         return original(*args, **kwargs)
@@ -70,10 +76,19 @@ def run_out_of_memory() -> None:
     raise MemoryError("no memory to place the samples")
 
 
+def fail() -> None:
+    """Fails as a mistake in a model or in a shuffler does."""
+    raise IndexError("a mistake of the user's")
+
+
 def prepare(failure: str) -> None:
     """Arranges a failure, unless the task's own check of its batches has to fail."""
     if failure == "placement":
         strike_once(planner, "place_within", 3, run_out_of_memory)
+    elif failure == "workloads":
+        strike_once(HSTUBatchShuffler, "get_workloads", 3, fail)
+    elif failure == "forward":
+        strike_once(HSTUEncoder, "forward", 3, fail)
     elif failure == "exchange":
         strike_once(BatchShuffler, "exchange", 9, kill)
     elif failure.startswith("fetch"):
@@ -92,11 +107,11 @@ def prepare(failure: str) -> None:
 
 
 def fail_at_third_batch(task: TrainingTask, failure: str) -> None:
-    """Gives rank 1's third batch an invalid id, or kills the rank when it checks that batch."""
+    """Gives the last rank's third batch an invalid id, or kills the rank when it checks that batch."""
     check, numbers = task.check_batch, count(1)
 
     def spoil_and_check(batch: HSTUBatch) -> None:
-        if next(numbers) == 3 and dist.get_rank() == 1:
+        if next(numbers) == 3 and is_last_rank():
             if failure == "killed":
                 kill()
             batch.features.values()[0] = -1
@@ -109,7 +124,7 @@ def main() -> None:
     gin_file, failure = sys.argv[1:]
     gin.parse_config_file(gin_file)
     prepare(failure)
-    if failure == "placement":
+    if failure in ("placement", "workloads"):
         gin.parse_config("TrainerArgs.enable_balanced_shuffler = True")
     trainer, optimizer = from_gin(TrainerArgs), from_gin(OptimizerArgs)
     with rank_process() as device:

@@ -82,17 +82,51 @@ def test_bad_setting_is_shown_once(tmp_path, random_data):
     assert output.count(error) == 1, output
 
 
+@pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize(
     ("failure", "error"),
     [
         ("bad_id", "ValueError: feature 'user' has id -1 in row 0; its table has 100 rows"),
+        ("workloads", "IndexError: a mistake of the user's"),
         ("placement", "MemoryError: no memory to place the samples"),
+        ("forward", "IndexError: a mistake of the user's"),
     ],
 )
-def test_only_the_rank_that_raises_shows_an_error(tmp_path, random_data, failure, error):
-    output = torchrun(tmp_path, "-m", "tests.e2e.failing_rank", random_data, failure, fails=True)
+def test_only_the_rank_that_raises_shows_a_traceback(tmp_path, random_data, ranks, failure, error):
+    arguments = ("-m", "tests.e2e.failing_rank", random_data, failure)
+    output = torchrun(tmp_path, *arguments, fails=True, ranks=ranks)
     assert output.count(error) == 1, output
+    assert_last_rank_failed_alone(output, ranks)
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("part", ["loader", "workloads", "partitioner", "forward"])
+def test_only_the_rank_that_raises_shows_a_traceback_in_a_program_of_a_users_own(tmp_path, ranks, part):
+    program = REPOSITORY / "tests/e2e/plain_program.py"
+    # A forked interpreter ends too fast to abort as reliably as one of its own.
+    output = torchrun(tmp_path, program, part, fails=True, ranks=ranks, fresh=ranks == 2)
+    assert time.time() - (tmp_path / "failed").stat().st_mtime < 60
+    assert output.count(f"ValueError: the {part} fails") == 1, output
+    if part in ("loader", "workloads"):  # the other ranks know at once
+        assert f"rank 0 ends, because rank {ranks - 1} raised ValueError, and shows the traceback" in output
+    assert_last_rank_failed_alone(output, ranks)
+
+
+@pytest.mark.parametrize("ends_with", ["none", "destroy"])
+def test_a_program_may_leave_while_the_next_step_is_planned(tmp_path, ends_with):
+    output = torchrun(tmp_path, REPOSITORY / "tests/e2e/plain_program.py", "none", ends_with)
+    assert output.count("trained\n") == 2 and "terminate called" not in output, output
+
+
+def assert_last_rank_failed_alone(output: str, ranks: int) -> None:
+    """Torchrun names the last rank, which raised; each other rank has printed a line, or was ended before."""
     assert_other_ranks_are_silent(output, num_tracebacks=2)
+    root_cause = output.split("Root Cause (first observed failure):")[-1]
+    assert re.search(rf"rank +: {ranks - 1} ", root_cause), output
+    assert re.search(r"exitcode +: 1 ", root_cause), output
+    assert "SIGABRT" not in output and "terminate called" not in output, output
+    ended = re.findall(r"^rank (\d+) ends, because", output, re.MULTILINE)
+    assert sorted(ended) == sorted(set(ended) - {str(ranks - 1)}), output
 
 
 def test_torchrun_names_the_rank_that_was_killed(tmp_path, random_data):

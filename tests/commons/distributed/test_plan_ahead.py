@@ -125,3 +125,32 @@ def test_steps_continue_after_an_error():
         ahead.next_step(_numbers(0, OSError("no more files")))
     loader = _numbers(3)
     assert [ahead.next_step(loader)[0] for _ in range(3)] == [0, 1, 2]
+
+
+class _Files:
+    """Numbers, of which one cannot be read."""
+
+    def __init__(self, count: int, broken: int) -> None:
+        self._numbers, self._broken = iter(range(count)), broken
+
+    def __iter__(self) -> Iterator[int]:
+        return self
+
+    def __next__(self) -> int:
+        number = next(self._numbers)
+        if number == self._broken:
+            raise OSError(f"file {number} cannot be read")
+        return number
+
+
+@pytest.mark.parametrize(("window", "lost"), [(1, [5]), (2, [4, 5]), (4, [4, 5])])
+def test_steps_go_on_with_the_batches_after_one_that_failed(window, lost):
+    ahead, loader, numbers = _ahead(window), _Files(9, broken=5), []
+    for _ in range(11):
+        try:
+            step = ahead.next_step(loader)
+        except OSError as error:
+            assert str(error) == "file 5 cannot be read"
+        else:
+            numbers += [] if step is None else [step[0]]
+    assert numbers == [number for number in range(9) if number not in lost]

@@ -11,7 +11,9 @@ import pytest
 
 import commons.partition
 
+WARNING = "numba's cache cannot be used ("
 LOADS = "from commons.partition import loads; print(loads([1, 2, 3], [[0, 1], [2]]))"
+HITS = f"{LOADS}\nfrom commons.partition import workloads\nprint(len(workloads._first_bad.stats.cache_hits))"
 
 
 @pytest.fixture
@@ -44,11 +46,37 @@ def test_without_a_place_for_the_cache_it_works_and_says_so_once(copied):
 
 
 def test_a_change_in_one_file_makes_the_cache_of_all_out_of_date(copied):
-    hits = (
-        f"{LOADS}\nfrom commons.partition import workloads\nprint(len(workloads._first_bad.stats.cache_hits))"
-    )
-    outputs = [_run(hits, copied, HOME=str(copied)).stdout for _ in range(2)]
+    outputs = [_run(HITS, copied, HOME=str(copied)).stdout for _ in range(2)]
     with (copied / "commons" / "partition" / "window.py").open("a") as other:
         other.write("# changed\n")
-    outputs.append(_run(hits, copied, HOME=str(copied)).stdout)
+    outputs.append(_run(HITS, copied, HOME=str(copied)).stdout)
     assert [output.split()[-1] for output in outputs] == ["0", "1", "0"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "damage"), [("nbi", "emptied"), ("nbi", "garbage"), ("nbc", "truncated"), ("nbc", "unreadable")]
+)
+def test_damaged_files_are_compiled_and_written_again(copied, kind, damage):
+    _run(HITS, copied, HOME=str(copied))
+    files = list(copied.rglob(f"*.{kind}"))
+    assert files
+    for file in files:
+        contents = file.read_bytes()
+        file.unlink()
+        if damage == "unreadable":  # a folder, which root cannot read as a file, either
+            file.mkdir()
+        else:
+            written = {"emptied": b"", "truncated": contents[:-9], "garbage": contents[::-1]}
+            file.write_bytes(written[damage])
+    result = _run(HITS, copied, HOME=str(copied))
+    assert result.stdout.startswith("[3. 3.]") and result.stdout.split()[-1] == "0", result.stderr
+    assert result.stderr.count(WARNING) == result.stderr.count("\n") == 1, result.stderr
+    if damage != "unreadable":
+        assert _run(HITS, copied, HOME=str(copied)).stdout.split()[-1] == "1"
+
+
+def test_with_a_full_disk_it_works_and_says_so_once(copied):
+    full = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))\n"
+    result = _run(full + HITS, copied, HOME=str(copied))
+    assert result.stdout.startswith("[3. 3.]"), result.stderr
+    assert result.stderr.count(WARNING) == result.stderr.count("\n") == 1, result.stderr

@@ -80,3 +80,48 @@ def test_an_error_of_one_rank_ends_all_with_its_cause(pools, raises, cause, wind
     for rank, (steps, error) in enumerate(results):
         assert steps == results[0][0] and FAILING_STEP - 8 < steps < FAILING_STEP
         assert error.startswith(cause) and (rank == 1 or "raised on rank 1" in error)
+
+
+class _Files:
+    """A loader that fails at some batches of rank 1, and goes on with the next; or leaves these out."""
+
+    def __init__(self, failing: set[int], left_out: bool) -> None:
+        self._numbers, self._failing, self._left_out = iter(range(12)), failing, left_out
+
+    def __iter__(self):
+        return self
+
+    def __next__(self) -> BaseBatch:
+        number = next(self._numbers)
+        if number in self._failing:
+            if self._left_out:
+                return next(self)
+            if dist.get_rank() == 1:
+                raise OSError(f"file {number} cannot be read")
+        return equal_histories(2, 1 + number + dist.get_rank())
+
+
+def _train_on(
+    pipeline_name: str, failing: set[int], left_out: bool
+) -> tuple[list[tuple[float, int]], list[str]]:
+    """Returns the loss and the loss tokens of each step, and the errors on the way."""
+    pipeline = ranking_pipeline(pipeline_name, SlowShuffler())
+    loader, steps, errors = _Files(failing, left_out), [], []
+    while True:
+        try:
+            loss, tokens, _ = pipeline.progress(loader)
+            steps.append((float(loss), tokens))
+        except StopIteration:
+            return steps, errors
+        except OSError as error:
+            errors.append(str(error))
+
+
+@pytest.mark.parametrize("pipeline_name", ["none", "native"])
+@pytest.mark.parametrize("failing", [{0}, {5}, {6, 7, 11}])
+def test_a_loader_that_fails_and_goes_on_loses_the_failed_step_alone(pools, pipeline_name, failing):
+    expected = pools(2).run(_train_on, pipeline_name, failing, True)
+    results = pools(2).run(_train_on, pipeline_name, failing, False)
+    for (steps, errors), (expected_steps, _) in zip(results, expected, strict=True):
+        assert errors == [f"file {number} cannot be read" for number in sorted(failing)]
+        assert steps == expected_steps

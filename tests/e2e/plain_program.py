@@ -1,0 +1,108 @@
+"""A program of a user's own, in which a part fails on the last rank, for tests.
+
+torchrun ... tests/e2e/plain_program.py PART [END]
+
+PART is loader, workloads, partitioner, forward, or none. With "destroy" for END, the process group is left at
+the end, whatever happens.
+"""
+
+from __future__ import annotations
+
+import sys
+from itertools import count
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torchrec import EmbeddingCollection, EmbeddingConfig, KeyedJaggedTensor
+from torchrec.datasets.utils import Batch
+from torchrec.distributed import DistributedModelParallel
+from torchrec.distributed.sharding_plan import construct_module_sharding_plan, row_wise
+from torchrec.distributed.types import ShardingPlan
+from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
+
+from commons.distributed import PARTITIONERS, BatchShuffler
+from commons.partition import karmarkar_karp
+from commons.pipeline import TrainPipelineFactory
+
+STEPS = 12
+calls = count(1)
+
+
+def may_fail(part: str) -> None:
+    """Fails at the fourth call for the part that was asked for, on the last rank."""
+    if part == sys.argv[1] and dist.get_rank() == dist.get_world_size() - 1 and next(calls) == 4:
+        Path("failed").touch()
+        raise ValueError(f"the {part} fails")
+
+
+class Shuffler(BatchShuffler):
+    def get_workloads(self, batch):
+        may_fail("workloads")
+        return batch.sparse_features.lengths() ** 2
+
+
+def partitioner(workloads, num_partitions, equal_size=True):
+    may_fail("partitioner")
+    return karmarkar_karp(workloads, num_partitions, equal_size)
+
+
+class Head(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(8, 1)
+
+    def forward(self, embeddings, labels):
+        may_fail("forward")
+        pooled = torch.stack([rows.sum(0) for rows in embeddings["item"].to_dense()])
+        losses = (self.linear(pooled).squeeze(1) - labels) ** 2
+        return losses.sum(), losses.detach()
+
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        table = EmbeddingConfig(name="table", num_embeddings=100, embedding_dim=8, feature_names=["item"])
+        self.embeddings = EmbeddingCollection([table])
+        self.head = Head()
+
+    def forward(self, batch):
+        return self.head(self.embeddings(batch.sparse_features), batch.labels)
+
+
+def load(rows=8):
+    while True:
+        may_fail("loader")
+        lengths = torch.randint(1, 20, (rows,))
+        features = KeyedJaggedTensor(["item"], torch.randint(100, (int(lengths.sum()),)), lengths=lengths)
+        yield Batch(torch.randn(rows, 1), features, torch.rand(rows))
+
+
+def main():
+    dist.init_process_group("gloo")
+    device, model = torch.device("cpu"), Model()
+    apply_optimizer_in_backward(torch.optim.SGD, model.embeddings.parameters(), {"lr": 0.1})
+    plan = construct_module_sharding_plan(model.embeddings, {"table": row_wise(compute_kernel="fused")})
+    optimizer = torch.optim.SGD(model.head.parameters(), 0.01)
+    model = DistributedModelParallel(model, device=device, plan=ShardingPlan({"embeddings": plan}))
+    PARTITIONERS["mine"] = partitioner
+    pipeline = TrainPipelineFactory.create(
+        "native",
+        model=model,
+        optimizer=optimizer,
+        device=device,
+        batch_shuffler=Shuffler(partitioner="mine"),
+        loss_reduction="sum",
+    )
+    batches = load()
+    for _ in range(STEPS):
+        pipeline.progress(batches)
+    print("trained")
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    finally:
+        if sys.argv[2:] == ["destroy"]:
+            dist.destroy_process_group()
