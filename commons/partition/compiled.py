@@ -40,5 +40,5 @@ def compiled(function: Callable[..., Any]) -> Any:
 def _warn_once() -> None:
     logging.getLogger(__name__).warning(
         "numba can write its cache neither next to commons.partition nor in the home directory: every "
-        "process compiles anew, for half a minute; set NUMBA_CACHE_DIR to a folder that can be written"
+        "process compiles anew, for about a minute; set NUMBA_CACHE_DIR to a folder that can be written"
     )
