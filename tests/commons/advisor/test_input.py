@@ -8,6 +8,7 @@ import numpy as np
 import polars as pl
 import pytest
 
+from benchmarks.demo.training import DEFAULT
 from commons.advisor.__main__ import main
 from commons.advisor.samples import TokenRule, read_groups, read_ids, read_lengths
 from commons.perf_model import MeasuredCost
@@ -85,16 +86,16 @@ def test_the_demo_is_predicted_within_a_tenth(application: tuple[str, ProcessPoo
     (case,) = json.loads(out)["cases"]
     assert case["rows_per_rank"] == {"hstu": 8, "sid_gr": 6}[model]
     summary = json.loads((REPOSITORY / "benchmarks/results/demo" / model / "summary.json").read_text())
-    measured, refined = summary["balanced"]["refined, all_to_all"]["untrimmed"], by_name(case)["refined"]
-    assert refined["speedup"] == pytest.approx(measured["speedup"], rel=0.1)
+    measured, default = summary["balanced"][DEFAULT]["untrimmed"], by_name(case)["rebalance"]
+    assert default["speedup"] == pytest.approx(measured["speedup"], rel=0.1)
     # Seven samples of lognormal length leave a rank per step: the mean of 64 steps is off by 5% by chance.
-    assert refined["bytes_sent_per_rank"] == pytest.approx(measured["bytes_sent_per_step"], rel=0.15)
+    assert default["bytes_sent_per_rank"] == pytest.approx(measured["bytes_sent_per_step"], rel=0.15)
     if model == "hstu":
         _run_that_learns(config, tmp_path / "logs")
         [(_, out, _)] = process.run(advise_on_gin_file, config)
         (learned,) = json.loads(out)["cases"]
-        assert "TrainerArgs.balance_cost = 'learned'" in by_name(learned)["refined"]["gin"]
-        assert by_name(learned)["refined"]["speedup"] < refined["speedup"]
+        assert "TrainerArgs.balance_cost = 'learned'" in by_name(learned)["rebalance"]["gin"]
+        assert by_name(learned)["rebalance"]["speedup"] < default["speedup"]
 
 
 def _run_that_learns(config: Path, log_dir: Path) -> None:
