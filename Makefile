@@ -20,7 +20,7 @@ VENV := .venv
 RUN := OMP_NUM_THREADS=1 $(VENV)/bin/python
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test lint format bench-attention bench-calibration bench-checkpoint bench-gather bench-kuairand bench-learning bench-loading bench-lookups bench-micro-batch bench-padding bench-partition \
+.PHONY: demo test lint format tables bench-attention bench-calibration bench-checkpoint bench-gather bench-kuairand bench-learning bench-loading bench-lookups bench-micro-batch bench-padding bench-partition \
 	bench-recompute bench-shuffle bench-split bench-split-samples bench-window check-kernels cluster-check gpu-check soak versions clean
 
 demo: $(INSTALLED)
@@ -37,6 +37,10 @@ lint: $(INSTALLED)
 format: $(INSTALLED)
 	$(VENV)/bin/ruff check --fix .
 	$(VENV)/bin/ruff format .
+
+# Writes the tables between markers on all pages, from benchmarks/results.
+tables: $(INSTALLED)
+	$(RUN) -m benchmarks.tables
 
 bench-attention: $(INSTALLED)
 	$(RUN) -m benchmarks.attention

@@ -62,7 +62,7 @@ def main() -> None:
         records += _measure(*heads, *samples, device, dtype)
     name = torch.cuda.get_device_name() if is_gpu else "one core"
     figures = {"dtype": str(dtype), "device": name, "records": records, "machine": machine()}
-    table = _table(records)
+    table = make_table(records)
     print(f"\n{table}")
     result = "attention_gpu" if is_gpu else "attention"
     (BENCHMARKS / "results" / f"{result}.json").write_text(json.dumps(figures, indent=1) + "\n")
@@ -149,7 +149,7 @@ def _seconds(call: Callable[[], Any], device: torch.device) -> float:
     return (time.perf_counter() - start) / num_calls
 
 
-def _table(records: list[dict[str, Any]]) -> str:
+def make_table(records: list[dict[str, Any]]) -> str:
     """Returns a row for each number and length of samples and each kernel, a column for each head size."""
     columns = list(dict.fromkeys((record["heads"], record["head_dim"]) for record in records))
     rows: dict[str, list[str]] = {}

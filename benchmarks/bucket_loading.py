@@ -93,7 +93,7 @@ def main() -> None:
     """Prints the table; if it is complete, also writes it to `README` and the figures to `RESULT`."""
     movielens = movielens_folder(sys.argv[1:])
     records = _measure(_all_lengths(movielens))
-    table = _table(records)
+    table = make_table(records)
     print(table)
     if movielens is None:
         return
@@ -146,7 +146,7 @@ def _quality(workloads: np.ndarray, steps: Steps, rows: int) -> dict[str, float]
     }
 
 
-def _table(records: list[dict[str, Any]]) -> str:
+def make_table(records: list[dict[str, Any]]) -> str:
     """Returns a table with a row per lengths, rows and hidden size, and a column per loading."""
     cases: dict[tuple[str, str, str], list[str]] = {}
     for record in records:

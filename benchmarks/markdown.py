@@ -3,8 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+_MARKED = re.compile(
+    r"(?P<begin><!-- (?P<name>[^>]+): begin -->)(?P<newline>\n?)(?P<inner>.*?)"
+    r"(?P<end><!-- (?P=name): end -->)",
+    re.DOTALL,
+)
 
 
 def markdown_table(titles: list[str], rows: list[list[str]]) -> str:
@@ -24,14 +32,35 @@ def write_tables(page: Path, benchmark: str, tables: dict[str, str]) -> None:
         ValueError: markers are missing.
     """
     text = page.read_text()
-    for name, table in tables.items():
-        begin, end = f"<!-- {benchmark} {name}: begin -->\n", f"<!-- {benchmark} {name}: end -->\n"
-        before, found_begin, rest = text.partition(begin)
-        _, found_end, after = rest.partition(end)
-        if not (found_begin and found_end):
-            raise ValueError(f"{page.name} has no place for the table {name!r}: {begin!r} and {end!r}")
-        text = f"{before}{begin}{table}\n{end}{after}"
-    page.write_text(text)
+    for name in tables:
+        if f"{benchmark} {name}" not in marked(text):
+            raise ValueError(
+                f"{page.name} has no place for the table {name!r}: expected a line "
+                f"<!-- {benchmark} {name}: begin --> and one <!-- {benchmark} {name}: end -->"
+            )
+    page.write_text(filled(text, {f"{benchmark} {name}": table for name, table in tables.items()}))
+
+
+def marked(text: str) -> dict[str, str]:
+    """Returns what a page has between markers, by their names."""
+    return {found["name"]: found["inner"].rstrip("\n") for found in _MARKED.finditer(text)}
+
+
+def filled(text: str, inner: Mapping[str, str]) -> str:
+    """Returns a page with new text between those of its markers that `inner` names.
+
+    What begins in the line of its marker, within a sentence, stays there.
+    """
+
+    def with_new(found: re.Match[str]) -> str:
+        if found["name"] not in inner:
+            return found[0]
+        new = inner[found["name"]]
+        if found["newline"]:
+            new += "\n" if new else ""
+        return found["begin"] + found["newline"] + new + found["end"]
+
+    return _MARKED.sub(with_new, text)
 
 
 def publish(

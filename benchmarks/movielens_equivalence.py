@@ -66,12 +66,12 @@ def main() -> None:
         "machine": machine(),
     }
     RESULT.write_text(json.dumps(figures, indent=1) + "\n")
-    table = _table(rows)
+    table = make_table(rows)
     write_tables(README, "movielens", {"AUC": table})
     print(table)
 
 
-def _table(rows: list[dict]) -> str:
+def make_table(rows: list[dict]) -> str:
     """Returns a table with the final AUC of each arm per seed, and the means."""
     at_end = [[of_seed[arm][-1] for arm in ARMS] for of_seed in rows]
     means = [sum(column) / len(column) for column in zip(*at_end, strict=True)]

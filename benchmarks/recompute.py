@@ -57,7 +57,7 @@ def main() -> None:
             if turn:  # the first warms up
                 seconds[name].append(passed)
     records = [_record(name, _memory(step, device), seconds) for name, step in steps.items()]
-    table = _table(records)
+    table = make_table(records)
     print(f"\n{table}")
     figures = {
         "model": {"layers": NUM_LAYERS, "width": HIDDEN_SIZE, "heads": NUM_HEADS, "head_dim": HEAD_DIM},
@@ -128,7 +128,9 @@ def _record(name: str, memory: tuple[int, int], seconds: dict[str, list[float]])
     }
 
 
-def _table(records: list[dict[str, Any]]) -> str:
+def make_table(records: list[dict[str, Any]]) -> str:
+    """Returns a table with a row for each setting."""
+
     def megabytes(record: dict[str, Any], name: str) -> str:
         return f"{record[name] / 1e6:.1f} ({record[name] / records[0][name]:.2f})"
 

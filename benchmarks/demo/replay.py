@@ -6,7 +6,7 @@ Pieces of samples compute on keys and values that are zeros, in place of those t
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -16,25 +16,17 @@ import torch
 from tqdm import tqdm
 
 from benchmarks.demo.models import parse_config
-from commons.distributed import BatchShuffler, BatchShufflerFactory
+from benchmarks.demo.training import ARMS, AS_LOADED
+from commons.distributed import BatchShuffler
 from commons.distributed.cutting import Cutting
 from commons.distributed.key_fetch import KeyFetch, PlacedPieces
 from commons.distributed.placement import place
 from commons.distributed.sample_facts import SampleFacts, loaded_samples
 from commons.gin_values import from_gin
-from commons.partition import karmarkar_karp, refined
 from commons.sequence_batch import BaseBatch
 from commons.training import OptimizerArgs, TrainerArgs, TrainingTask, rank_process, shard_model
 
 RANKS, STEPS = 8, 5
-IN_PIECES = "in pieces"
-
-# Workloads of a global batch, in the order of loading, to the samples of each rank.
-PLACEMENTS: dict[str, Callable[[np.ndarray], list[np.ndarray]]] = {
-    "as loaded": lambda workloads: np.split(np.arange(len(workloads)), RANKS),
-    "Karmarkar–Karp": lambda workloads: karmarkar_karp(workloads, RANKS),
-    "refined": lambda workloads: refined(workloads, RANKS, equal_size=False),
-}
 
 
 def replay(name: str) -> dict[str, list[list[float]]]:
@@ -42,40 +34,38 @@ def replay(name: str) -> dict[str, list[list[float]]]:
     make_task = parse_config(name, long_histories=True)
     with rank_process() as device:
         args = from_gin(TrainerArgs)
-        rows_per_rank = args.train_batch_size
         args.train_batch_size *= RANKS  # one process loads for all the ranks that it replays
         task = make_task(args, device)
-        batches = _placed_batches(task, args, rows_per_rank)
+        batches = _placed_batches(task, args)
         model, _ = shard_model(task.model, from_gin(OptimizerArgs), device)
         model.train()
         _seconds(model, batches[0][1].to(device))  # warms up
-        seconds: dict[str, list[float]] = {arm: [] for arm in (*PLACEMENTS, IN_PIECES)}
+        seconds: dict[str, list[float]] = {arm: [] for arm in ARMS}
         with mock.patch.object(KeyFetch, "all_to_all", _zeros):
             for arm, batch in tqdm(batches, desc=f"replay {RANKS} ranks", unit="batch"):
                 seconds[arm].append(_seconds(model, batch.to(device)))
     return {arm: np.reshape(of_arm, (STEPS, RANKS)).tolist() for arm, of_arm in seconds.items()}
 
 
-def _placed_batches(task: TrainingTask, args: TrainerArgs, rows_per_rank: int) -> list[tuple[str, BaseBatch]]:
+def _placed_batches(task: TrainingTask, args: TrainerArgs) -> list[tuple[str, BaseBatch]]:
     """The arm, and one rank's batch under it, step by step and rank by rank."""
     placed = []
     global_batches = iter(task.train_dataset)
-    settings = {"partitioner": "refined", "split": True, "equal_rows": False}
-    shuffler = BatchShufflerFactory.create(task.shuffler_name, **task.shuffler_settings, **settings)
+    shufflers = {arm: task.make_shuffler(replace(args, **settings)) for arm, settings in ARMS.items()}
     for _ in range(STEPS):
         batch = next(global_batches)
-        workloads = task.flops(batch).numpy()
-        for arm, place_on in PLACEMENTS.items():
-            placed += [(arm, batch.index_select(part)) for part in place_on(workloads)]
-        placed += [(IN_PIECES, part) for part in _in_pieces(batch, shuffler, rows_per_rank)]
+        for arm, shuffler in shufflers.items():
+            parts = (
+                [batch.index_select(part) for part in np.split(np.arange(batch.batch_size), RANKS)]
+                if arm == AS_LOADED
+                else place_rows(batch, shuffler, RANKS)
+            )
+            placed += [(arm, part) for part in parts]
     return placed
 
 
-def _in_pieces(batch: BaseBatch, shuffler: BatchShuffler, rows_per_rank: int) -> list[BaseBatch]:
-    """Returns each rank's batch where samples are cut."""
-    rules = batch.cut_rules()
-    if rules is None:
-        raise TypeError(f"a {type(batch).__name__} cannot be cut")
+def place_rows(batch: BaseBatch, shuffler: BatchShuffler, num_ranks: int) -> list[BaseBatch]:
+    """Returns each rank's batch as the stage would, where ranks have loaded consecutive rows of `batch`."""
     facts = SampleFacts.of(
         [batch],
         shuffler.sample_rows,
@@ -85,12 +75,17 @@ def _in_pieces(batch: BaseBatch, shuffler: BatchShuffler, rows_per_rank: int) ->
             "loss tokens": shuffler.get_loss_tokens,
         },
     )
-    sizes = np.full((RANKS, 1), rows_per_rank)
+    sizes = np.full((num_ranks, 1), batch.batch_size // num_ranks)
     samples = loaded_samples(facts.per_sample, sizes, sizes, facts.schema, facts.count_names)
-    cutting = Cutting(rules, facts.schema, facts.count_names, shuffler.prefix_cost)
+    cutting = None
+    if shuffler.settings.split:
+        rules = batch.cut_rules()
+        if rules is None:
+            raise TypeError(f"a {type(batch).__name__} cannot be cut")
+        cutting = Cutting(rules, facts.schema, facts.count_names, shuffler.prefix_cost)
     plan = place(samples, shuffler.settings, cutting=cutting)
     parts = []
-    for rank in range(RANKS):
+    for rank in range(num_ranks):
         own = plan.computed_by(rank)
         part = batch
         if plan.pieces is not None:
@@ -98,7 +93,7 @@ def _in_pieces(batch: BaseBatch, shuffler: BatchShuffler, rows_per_rank: int) ->
         counts = dict(zip(facts.count_names, plan.row_counts[own].T, strict=True))
         part = part.index_select(own).with_row_counts(counts)
         if plan.pieces is not None:
-            group: Any = SimpleNamespace(num_ranks=RANKS, rank=rank, fetch_group=lambda device: None)
+            group: Any = SimpleNamespace(num_ranks=num_ranks, rank=rank, fetch_group=lambda device: None)
             part = part.with_pieces(PlacedPieces(plan, group, facts.count_names))
         parts.append(part)
     return parts

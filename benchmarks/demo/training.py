@@ -25,25 +25,20 @@ from commons.distributed import BalanceReport
 from commons.gin_values import from_gin
 from commons.training import OptimizerArgs, TrainerArgs, TrainingTask, rank_process, run_rank, shard_model
 
-AS_LOADED = "as loaded"
-# By name, what differs from the gin files.
+AS_LOADED, DEFAULT = "as loaded", "balanced (default)"
+# By name, what differs from the gin files. A name lists the settings that differ from the defaults.
 ARMS: dict[str, dict[str, Any]] = {
     AS_LOADED: {"enable_balanced_shuffler": False},
+    DEFAULT: {"enable_balanced_shuffler": True},
     "Karmarkar–Karp, all_gather": {
         "enable_balanced_shuffler": True,
         "balance_partitioner": "karmarkar_karp",
         "balance_exchange": "all_gather",
     },
-    "refined, all_to_all": {
+    "split, unequal rows": {
         "enable_balanced_shuffler": True,
-        "balance_partitioner": "refined",
-        "balance_equal_rows": False,
-    },
-    "refined, in pieces": {
-        "enable_balanced_shuffler": True,
-        "balance_partitioner": "refined",
-        "balance_equal_rows": False,
         "balance_split": True,
+        "balance_equal_rows": False,
     },
 }
 WARM_UP_STEPS = 3

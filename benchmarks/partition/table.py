@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from benchmarks.markdown import markdown_table
+from benchmarks.partition.lengths import LOGNORMAL, ML_100K, ML_100K_NEWEST
+from commons.distributed import ShufflerSettings
 
 Record = dict[str, Any]
 
@@ -30,6 +32,40 @@ def all_tables(figures: Record) -> dict[str, str]:
         "threads": _threads(figures["threads"]),
         "machine": _machine(figures),
     }
+
+
+# By how the README calls them, lengths and hidden size.
+CASES_OF_README = {
+    "MovieLens 100K, uncapped": (ML_100K, 128),
+    "MovieLens 100K, newest 200": (ML_100K_NEWEST, 128),
+    "lognormal, d = 1024": (LOGNORMAL, 1024),
+    "lognormal, d = 128: one giant exceeds a rank's share": (LOGNORMAL, 128),
+    "all of one length": ("all 200", 128),
+}
+
+
+def tables_of_readme(figures: Record) -> dict[str, str]:
+    """Returns Markdown by table: imbalance at 8 / 64 ranks, as loaded and balanced."""
+    imbalance = {
+        (record["lengths"], record["hidden_size"], record["ranks"], record["placement"]): record["imbalance"]
+        for record in figures["placements"]
+    }
+    placements = {
+        "as loaded": "as loaded",
+        "Karmarkar–Karp": "karmarkar_karp",
+        "balanced (default)": ShufflerSettings().partitioner,
+    }
+    rows = [
+        [
+            title,
+            *(
+                " / ".join(f"{imbalance[*case, ranks, placement]:.2f}" for ranks in (8, 64))
+                for placement in placements.values()
+            ),
+        ]
+        for title, case in CASES_OF_README.items()
+    ]
+    return {"gains": markdown_table(["histories", *placements], rows)}
 
 
 def _balance(placements: list[Record]) -> str:

@@ -1,19 +1,14 @@
-"""The benchmark of lookups: its collection, its streams, and its tables on the page."""
+"""The benchmark of lookups: its collection and its streams."""
 
 from __future__ import annotations
 
-import json
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from benchmarks.lookups.streams import LENGTHS, ROWS, SHARED, STREAMS, batches
-from benchmarks.lookups.table import all_tables
 from tests.benchmarks.sharded_lookups import lookups_and_trained_tables
-
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
 @pytest.mark.parametrize(
@@ -54,12 +49,6 @@ def test_users_stay_together_until_they_are_shuffled():
     assert in_order == [user for user in in_order[::4] for _ in range(4)]
     shuffled = {user for user, _ in _samples("shuffled", "uniform in [20, 200]", 0)}
     assert shuffled != set(in_order) and len(shuffled) > ROWS // 4
-
-
-def test_the_page_has_the_last_figures():
-    page = (BENCHMARKS / "README.md").read_text()
-    for table in all_tables(json.loads((BENCHMARKS / "results" / "lookups.json").read_text())).values():
-        assert table in page
 
 
 def _samples(stream: str, lengths: str, rank: int) -> list[tuple[int, np.ndarray]]:

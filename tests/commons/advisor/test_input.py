@@ -8,6 +8,7 @@ import numpy as np
 import polars as pl
 import pytest
 
+from benchmarks.demo.training import DEFAULT
 from commons.advisor.__main__ import main
 from commons.advisor.columns import read_groups, read_ids
 from commons.advisor.samples import TokenRule, read_lengths
@@ -86,18 +87,18 @@ def test_the_demo_is_predicted_within_a_tenth(application: tuple[str, ProcessPoo
     (case,) = json.loads(out)["cases"]
     assert case["rows_per_rank"] == {"hstu": 8, "sid_gr": 6}[model]
     summary = json.loads((REPOSITORY / "benchmarks/results/demo" / model / "summary.json").read_text())
-    measured, refined = summary["balanced"]["refined, all_to_all"]["untrimmed"], by_name(case)["refined"]
-    assert refined["speedup"] == pytest.approx(measured["speedup"], rel=0.1)
+    measured, default = summary["balanced"][DEFAULT]["untrimmed"], by_name(case)["rebalance"]
+    assert default["speedup"] == pytest.approx(measured["speedup"], rel=0.1)
     # Seven samples of lognormal length leave a rank per step: the mean of 64 steps is off by 5% by chance.
-    assert refined["bytes_sent_per_rank"] == pytest.approx(measured["bytes_sent_per_step"], rel=0.15)
+    assert default["bytes_sent_per_rank"] == pytest.approx(measured["bytes_sent_per_step"], rel=0.15)
     if model == "hstu":
         _run_that_learns(config, tmp_path / "logs")
         [(_, out, _)] = process.run(advise_on_gin_file, config)
         (learned,) = json.loads(out)["cases"]
         # The file has the other settings.
-        assert by_name(learned)["refined"]["gin"] == ["TrainerArgs.balance_partitioner = 'refined'"]
-        assert "cost='learned'" in by_name(learned)["refined"]["python"]
-        assert by_name(learned)["refined"]["speedup"] < refined["speedup"]
+        assert by_name(learned)["rebalance"]["gin"] == []
+        assert "cost='learned'" in by_name(learned)["rebalance"]["python"]
+        assert by_name(learned)["rebalance"]["speedup"] < default["speedup"]
 
 
 def _run_that_learns(config: Path, log_dir: Path) -> None:

@@ -17,7 +17,7 @@ device = torch.device("cpu")
 def _batch(rows: int = 6) -> BaseBatch:
     lengths = torch.arange(rows) * (1 + dist.get_rank()) + 1
     features = KeyedJaggedTensor(["item"], torch.randint(50, (int(lengths.sum()),)), lengths=lengths)
-    return BaseBatch(features, rows, {"item": 50}, labels=torch.rand(rows))
+    return BaseBatch(features, rows, {"item": 50}, labels=torch.ones(rows))
 
 
 class _Head(torch.nn.Module):

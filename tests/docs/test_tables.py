@@ -1,0 +1,97 @@
+"""The tables between markers, and the README's, have the committed results."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+
+from benchmarks.demo.table import TITLES
+from benchmarks.demo.training import ARMS, AS_LOADED, DEFAULT
+from benchmarks.markdown import filled, marked
+from benchmarks.partition.lengths import LOGNORMAL
+from benchmarks.tables import PAGES, RESULTS, all_tables
+from tests.docs.pages import REPOSITORY
+
+WITH_TABLES = {
+    page.relative_to(REPOSITORY).as_posix(): page.read_text() for page in PAGES if marked(page.read_text())
+}
+README = WITH_TABLES["README.md"]
+
+
+@pytest.fixture(scope="module")
+def tables() -> dict[str, str]:
+    return all_tables()
+
+
+@pytest.mark.parametrize("page", WITH_TABLES)
+def test_marked_tables_are_those_of_the_results(tables, page):
+    shown = marked(WITH_TABLES[page])
+    assert len(shown) == len(re.findall(r"<!-- [^>]+: begin -->", WITH_TABLES[page]))
+    for name, table in shown.items():
+        assert table.splitlines() == tables[name].splitlines(), f"{page}, {name}: run make tables"
+    assert filled(WITH_TABLES[page], tables) == WITH_TABLES[page]
+
+
+def test_every_table_is_on_a_page(tables):
+    shown = [name for page in WITH_TABLES.values() for name in marked(page)]
+    assert sorted(shown) == sorted(tables)
+
+
+@pytest.mark.parametrize("page", WITH_TABLES)
+def test_markers_within_a_sentence_do_not_begin_a_line(page):
+    """Markdown takes such a line for HTML, and ends the paragraph."""
+    assert not re.search(r"^ *<!-- [^>]+: begin -->[^\n]", WITH_TABLES[page], re.MULTILINE)
+
+
+def test_a_number_that_is_edited_by_hand_is_noticed(tables):
+    edited = re.sub(r"(?<=\d)\.(\d)", lambda found: f".{9 - int(found[1])}", README)
+    assert filled(edited, tables) != edited
+
+
+@pytest.mark.parametrize("model", TITLES)
+def test_the_readme_has_the_demo_arm_by_arm(model):
+    summary = _summary(model)
+    assert summary["arms"] == ARMS
+    assert list(summary["balanced"]) == list(summary["replay"])[1:] == list(ARMS)[1:]
+    cells = _cells("demo speedup", f"{TITLES[model]}, 2 ranks")
+    for name, arm in summary["balanced"].items():
+        speedup = "speedup (95% CI)" if name == DEFAULT else name
+        assert f"{arm['untrimmed']['speedup']:.2f}×" in cells[speedup]
+    measured = summary["balanced"][DEFAULT]["untrimmed"]
+    assert cells[DEFAULT] == f"{measured['seconds_per_step'] * 1e3:.0f} ms"
+    low, high = measured["speedup_interval"]
+    assert f"({low:.2f}–{high:.2f})" in cells["speedup (95% CI)"]
+    cells = _cells("demo speedup", f"{TITLES[model]}, 8 ranks")
+    # A step takes as long as its slowest rank.
+    assert cells[DEFAULT] == f"{sum(map(max, summary['replay'][DEFAULT])):.1f} s"
+    assert cells[AS_LOADED] == f"{sum(map(max, summary['replay'][AS_LOADED])):.1f} s"
+
+
+@pytest.mark.parametrize(
+    ("column", "placement"),
+    [("as loaded", "as loaded"), ("Karmarkar–Karp", "karmarkar_karp"), ("balanced (default)", "rebalance")],
+)
+def test_the_readme_has_the_imbalance_of_each_placement(column, placement):
+    records = json.loads((RESULTS / "partition.json").read_text())["placements"]
+    of_case = {
+        record["ranks"]: record["imbalance"]
+        for record in records
+        if (record["lengths"], record["hidden_size"], record["placement"]) == (LOGNORMAL, 128, placement)
+    }
+    assert _cells("readme gains", "lognormal, d = 128")[column] == f"{of_case[8]:.2f} / {of_case[64]:.2f}"
+
+
+def _summary(model: str) -> Any:
+    return json.loads((RESULTS / "demo" / model / "summary.json").read_text())
+
+
+def _cells(table: str, row: str) -> dict[str, str]:
+    """Returns the cells of the row of a table of the README that begins so, by column."""
+    lines = [
+        [cell.strip() for cell in line.strip("|").split("|")] for line in marked(README)[table].splitlines()
+    ]
+    [cells] = (cells for cells in lines if cells[0].startswith(row))
+    return dict(zip(lines[0], cells, strict=True))
