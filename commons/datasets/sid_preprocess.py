@@ -52,7 +52,7 @@ def convert(interactions: Path, out_dir: Path, seed: int, split: Sequence[int]) 
     require(is_split, "split", tuple(split), "three percentages from 0 that sum to 100")
     if not interactions.is_file():
         raise FileNotFoundError(f"{interactions} does not exist; expected a file of JSON lines")
-    with tqdm(total=3, desc="read", unit="stage") as progress:
+    with tqdm(total=3, desc="read", unit="stage", disable=None) as progress:
 
         def next_stage(name: str) -> None:
             progress.update()
