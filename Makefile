@@ -20,101 +20,103 @@ VENV := .venv
 RUN := OMP_NUM_THREADS=1 $(VENV)/bin/python
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test lint format tables bench-attention bench-calibration bench-checkpoint bench-gather bench-kuairand bench-learning bench-loading bench-lookups bench-micro-batch bench-padding bench-partition \
+.PHONY: help demo test lint format tables bench-attention bench-calibration bench-checkpoint bench-gather bench-kuairand bench-learning bench-loading bench-lookups bench-micro-batch bench-padding bench-partition \
 	bench-recompute bench-shuffle bench-split bench-split-samples bench-window check-kernels cluster-check gpu-check soak versions clean
 
-demo: $(INSTALLED)
+help:  ## print this list
+	@echo "make TARGET first installs into $(VENV) what the target needs:"
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-20s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+demo: $(INSTALLED)  ## train with and without balancing, replay 8 ranks, draw a picture: 10 to 15 minutes on 2 cores
 	$(RUN) -m benchmarks.demo out/demo/$(MODEL) --model $(MODEL)
 
-test: $(INSTALLED)
+test: $(INSTALLED)  ## run all tests, on real gloo processes
 	$(RUN) -m pytest
 
-lint: $(INSTALLED)
+lint: $(INSTALLED)  ## ruff check, ruff format --check, mypy
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 
-format: $(INSTALLED)
+format: $(INSTALLED)  ## let ruff fix what it can
 	$(VENV)/bin/ruff check --fix .
 	$(VENV)/bin/ruff format .
 
-# Writes the tables between markers on all pages, from benchmarks/results.
-tables: $(INSTALLED)
+tables: $(INSTALLED)  ## write the marked tables of all pages from benchmarks/results
 	$(RUN) -m benchmarks.tables
 
-bench-attention: $(INSTALLED)
+bench-attention: $(INSTALLED)  ## time of attention kernels, on the device that there is
 	$(RUN) -m benchmarks.attention
 
-bench-calibration: $(INSTALLED)
+bench-calibration: $(INSTALLED)  ## balance by measured costs against FLOPs
 	$(RUN) -m benchmarks.calibration
 
-bench-checkpoint: $(INSTALLED)
+bench-checkpoint: $(INSTALLED)  ## what a checkpoint costs a step
 	$(RUN) -m benchmarks.checkpoint_stall
 
-bench-gather: $(INSTALLED)
+bench-gather: $(INSTALLED)  ## time of the planning gather by number of processes
 	$(RUN) -m benchmarks.plan_gather
 
-bench-kuairand: $(INSTALLED)
+bench-kuairand: $(INSTALLED)  ## memory and time of preparing KuaiRand's logs
 	$(RUN) -m benchmarks.kuairand_preprocess
 
-bench-learning: $(INSTALLED)
+bench-learning: $(INSTALLED)  ## learned costs, and a slow rank
 	$(RUN) -m benchmarks.learning
 
-bench-loading: $(INSTALLED)
+bench-loading: $(INSTALLED)  ## imbalance and padding if batches are loaded by length
 	$(RUN) -m benchmarks.bucket_loading $(DATA)
 
-bench-lookups: $(INSTALLED)
+bench-lookups: $(INSTALLED)  ## steps in which embedding lookups take a share
 	$(RUN) -m benchmarks.lookups
 
-bench-micro-batch: $(INSTALLED)
+bench-micro-batch: $(INSTALLED)  ## micro-batches: their balance, memory and time
 	$(RUN) -m benchmarks.micro_batch
 
-bench-padding: $(INSTALLED)
+bench-padding: $(INSTALLED)  ## that a batch costs the sum of its samples
 	$(RUN) -m benchmarks.padding
 
-bench-partition: $(INSTALLED)
+bench-partition: $(INSTALLED)  ## balance, moves and time of the partition algorithms
 	$(RUN) -m benchmarks.partition $(DATA)
 
-bench-recompute: $(INSTALLED)
+bench-recompute: $(INSTALLED)  ## memory and time of recomputed activations
 	$(RUN) -m benchmarks.recompute
 
-bench-shuffle: $(INSTALLED)
+bench-shuffle: $(INSTALLED)  ## what the stage costs a step
 	$(RUN) -m benchmarks.shuffle $(DATA)
 
-# Needs no GPU.
-check-kernels: $(INSTALLED)
+check-kernels: $(INSTALLED)  ## compile the Triton kernels for GPUs: three minutes of CPU time, no GPU
 	$(RUN) -m ci.check_kernels
 
-cluster-check: $(INSTALLED)
+cluster-check: $(INSTALLED)  ## 64 processes plan and exchange; one is killed
 	$(RUN) -m benchmarks.cluster_check
 
 ifeq ($(GPU_PYTHON),)
-gpu-check: $(INSTALLED)
+gpu-check: $(INSTALLED)  ## run on GPUs what the tests run on CPUs
 	$(RUN) -m benchmarks.gpu_check
 else
 gpu-check:
 	OMP_NUM_THREADS=1 $(GPU_PYTHON) -m benchmarks.gpu_check
 endif
 
-soak: $(INSTALLED)
+soak: $(INSTALLED)  ## kill ranks at random; losses must not change
 	$(RUN) -m benchmarks.soak
 
-bench-window: $(INSTALLED)
+bench-window: $(INSTALLED)  ## planning several steps together
 	$(RUN) -m benchmarks.window
 
-bench-split-samples: $(INSTALLED)
+bench-split-samples: $(INSTALLED)  ## samples cut into pieces on several ranks
 	$(RUN) -m benchmarks.split_samples
 
-bench-split: $(INSTALLED)
+bench-split: $(INSTALLED)  ## splitting a batch on a controller
 	$(RUN) -m benchmarks.controller_split
 
 # Needs python3.11, python3.12 and python3.13.
-versions: $(INSTALLED)
+versions: $(INSTALLED)  ## test the core with every set of torch, torchrec and fbgemm
 	$(RUN) -m ci.versions $(SETS) $(if $(TORCH_INDEX_URL),--torch-index-url "$(TORCH_INDEX_URL)")
 
 $(INSTALLED): pyproject.toml ci/install ci/constraints.txt
 	ci/install $(VENV) "$(PYTHON)" "$(TORCH_INDEX_URL)"
 	touch $@
 
-clean:
+clean:  ## remove .venv, out and build
 	rm -rf $(VENV) out build *.egg-info

@@ -11,7 +11,6 @@ fraction of the exhaustive top 10 that beam search finds.
 from __future__ import annotations
 
 import commons.quiet_logs  # noqa: F401  isort: skip
-import argparse
 import json
 import os
 import statistics
@@ -28,6 +27,7 @@ import polars as pl
 import torch
 import torch.distributed as dist
 
+from benchmarks.command_line import parse_arguments
 from benchmarks.machine import machine
 from benchmarks.torchrun import torchrun
 from commons.datasets import SIDBatch
@@ -50,9 +50,7 @@ COMPARED_SAMPLES = 50
 
 def main() -> None:
     """Runs the benchmark, prints its figures and writes them to `RESULT`."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.amazon_retrieval")
-    parser.add_argument("folder", type=Path, help="has interactions.jsonl and item_to_sid.json")
-    raw = parser.parse_args().folder
+    raw: Path = parse_arguments(__doc__, folder={"type": Path}).folder
     rows = []
     for seed in SEEDS:
         with TemporaryDirectory() as folder:

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
+from benchmarks.command_line import parse_arguments
 from benchmarks.gpu_check.stand_in import install_where_missing
 from benchmarks.machine import machine
 from benchmarks.markdown import markdown_table, write_tables
@@ -51,6 +52,7 @@ Kernel = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 def main() -> None:
     """Prints a table for each kernel; writes them to `README`, and the figures to `results`."""
+    parse_arguments(__doc__)
     install_where_missing()
     torch.set_num_threads(1)
     is_gpu = torch.cuda.is_available()

@@ -8,7 +8,6 @@ Computes loads over whole epochs of random histories, and of MovieLens 100K if i
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable, Sequence
 from itertools import product
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
+from benchmarks.command_line import parse_arguments
 from benchmarks.markdown import markdown_table, write_tables
 from benchmarks.partition.lengths import LOGNORMAL, ML_100K, lognormal, movielens_folder, movielens_lengths
 from benchmarks.partition.placements import workloads_of
@@ -91,7 +91,7 @@ LOADINGS: dict[str, Loading] = {
 
 def main() -> None:
     """Prints the table; if it is complete, also writes it to `README` and the figures to `RESULT`."""
-    movielens = movielens_folder(sys.argv[1:])
+    movielens = movielens_folder(parse_arguments(__doc__, folder={"type": Path, "nargs": "?"}).folder)
     records = _measure(_all_lengths(movielens))
     table = make_table(records)
     print(table)

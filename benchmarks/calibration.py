@@ -15,7 +15,6 @@ import commons.quiet_logs  # noqa: F401  isort: skip
 import itertools
 import json
 import os
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +26,7 @@ import torch
 import torch.distributed as dist
 from tqdm import tqdm
 
+from benchmarks.command_line import parse_arguments
 from benchmarks.demo.models import parse_config
 from benchmarks.machine import machine
 from benchmarks.torchrun import torchrun
@@ -49,7 +49,8 @@ SEED_OF_COSTS, SEED_OF_SHARES = 1, 2
 
 def main() -> None:
     """Measures, prints the figures and writes them to `RESULT`."""
-    if len(sys.argv) == 1:
+    folder_of_ranks = parse_arguments(__doc__, folder_of_ranks={"type": Path, "nargs": "?"}).folder_of_ranks
+    if folder_of_ranks is None:
         with TemporaryDirectory() as folder:
             torchrun(RANKS, "benchmarks.calibration", folder)
             figures = json.loads((Path(folder) / "figures.json").read_text())
@@ -57,7 +58,7 @@ def main() -> None:
         print(json.dumps(figures, indent=1))
         RESULT.write_text(json.dumps(figures, indent=1) + "\n")
         return
-    run_rank(lambda: _on_a_rank(Path(sys.argv[1])))
+    run_rank(lambda: _on_a_rank(folder_of_ranks))
 
 
 def _on_a_rank(folder: Path) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from benchmarks.command_line import parse_arguments
 from benchmarks.machine import machine, spread
 from benchmarks.torchrun import torchrun
 
@@ -24,6 +25,7 @@ CHECKPOINTS, STEPS_BETWEEN = 8, 60
 
 def main() -> None:
     """Runs the benchmark, prints its figures and writes them to `RESULT`."""
+    parse_arguments(__doc__)
     with TemporaryDirectory() as folder:
         bindings = {
             "train_batch_size": 32,

@@ -28,6 +28,7 @@ import torch
 import torch.distributed as dist
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from benchmarks.command_line import parse_arguments
 from commons.distributed import BatchShuffler
 from commons.distributed.exchange import Exchange
 from commons.distributed.placement import warm_up
@@ -49,12 +50,16 @@ class _Shuffler(BatchShuffler):
 
 def main() -> None:
     """Prints a line for each run; exits with 1 if something was lost or hung."""
-    processes, steps = (int(given) for given in (sys.argv[1:] + [PROCESSES, STEPS][len(sys.argv) - 1 :]))
+    given = parse_arguments(
+        __doc__,
+        processes={"type": int, "nargs": "?", "default": PROCESSES},
+        steps={"type": int, "nargs": "?", "default": STEPS},
+    )
     torch.set_num_threads(1)
     warm_up(_Shuffler().settings)
     gc.collect()
     gc.freeze()  # a collection in a fork would copy what forks share
-    failed = [what for dies in DIES for what in _run(processes, steps, dies)]
+    failed = [what for dies in DIES for what in _run(given.processes, given.steps, dies)]
     gc.unfreeze()  # else extensions report what is frozen as leaks
     print("\n".join(failed) or "nothing was lost, and all processes ended")
     sys.exit(bool(failed))

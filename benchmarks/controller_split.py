@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.command_line import parse_arguments
 from benchmarks.machine import machine, spread
 from benchmarks.shuffle.features import ROWS, FlopsShuffler, hstu_batch
 from commons.datasets import HSTUBatch
@@ -35,6 +36,7 @@ GIVEN, ASKED = "split_balanced, workloads given", "split_balanced, shuffler aske
 
 def main() -> None:
     """Runs the benchmark, prints its figures and writes them to `RESULT`."""
+    parse_arguments(__doc__)
     torch.set_num_threads(1)
     rng = np.random.default_rng(0)
     shuffler = FlopsShuffler()

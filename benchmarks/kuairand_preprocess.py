@@ -17,6 +17,7 @@ from pathlib import Path
 
 import polars as pl
 
+from benchmarks.command_line import parse_arguments
 from benchmarks.machine import machine
 
 RESULT = Path(__file__).parent / "results" / "kuairand_preprocess.json"
@@ -25,6 +26,7 @@ EVENTS, USERS, VIDEOS = (10_000_000, 40_000_000), 1_000, 4_000_000
 
 def main() -> None:
     """Runs the benchmark, prints its figures and writes them to `RESULT`."""
+    parse_arguments(__doc__)
     records = []
     for num_events in EVENTS:
         with tempfile.TemporaryDirectory() as directory:

@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from benchmarks.command_line import parse_arguments
 from benchmarks.machine import machine
 from benchmarks.markdown import markdown_table, write_tables
 from benchmarks.torchrun import torchrun
@@ -43,7 +44,7 @@ ARMS = {
 
 def main() -> None:
     """Runs the benchmark, prints its figures and writes them to `RESULT`."""
-    raw = Path(sys.argv[1])
+    raw: Path = parse_arguments(__doc__, folder={"type": Path}).folder
     rows, cut = [], []
     with TemporaryDirectory() as folder:
         prepared = Path(folder) / "ml-100k"

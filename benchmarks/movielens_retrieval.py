@@ -20,6 +20,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
+from benchmarks.command_line import parse_arguments
 from benchmarks.machine import machine
 from benchmarks.torchrun import torchrun
 from commons.datasets import UserSequences, UserSequenceSource
@@ -35,7 +36,7 @@ ARMS = {"as_loaded": [], "balanced": ["TrainerArgs.enable_balanced_shuffler=True
 
 def main() -> None:
     """Runs the benchmark, prints its figures and writes them to `RESULT`."""
-    raw = Path(sys.argv[1])
+    raw: Path = parse_arguments(__doc__, folder={"type": Path}).folder
     rows = []
     with TemporaryDirectory() as folder:
         prepared = Path(folder) / "ml-100k"

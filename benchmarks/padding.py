@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from benchmarks.command_line import parse_arguments
 from benchmarks.machine import machine, spread
 from hstu.modules import HSTULayer, SampleMask, batch_attention
 from sid_gr.modules import Decoder, DecoderConfig, JaggedCausalAttention
@@ -33,6 +34,7 @@ Stack = Callable[[torch.Tensor, list[int]], torch.Tensor]
 
 def main() -> None:
     """Runs the benchmark, prints its figures and writes them to `RESULT`."""
+    parse_arguments(__doc__)
     torch.set_num_threads(1)
     torch.manual_seed(0)
     lengths = [LONG] + [SHORT] * NUM_SHORT

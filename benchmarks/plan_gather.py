@@ -28,6 +28,7 @@ import torch
 import torch.distributed as dist
 from tqdm import tqdm
 
+from benchmarks.command_line import parse_arguments
 from benchmarks.machine import machine, spread
 from benchmarks.markdown import markdown_table, publish
 from commons.distributed.channel import Channel
@@ -46,6 +47,7 @@ MODELED_BYTES_PER_MS = 1.25e6  # 10 Gbit/s
 
 def main() -> None:
     """Prints the tables and writes them to `README`, with `RESULT`."""
+    parse_arguments(__doc__)
     measured = [_on_processes(ranks) for ranks in tqdm(RANKS, desc="gathers")]
     figures = {"measured": measured, "model": _model(measured), "machine": machine()}
     publish(figures, make_tables(figures), RESULT, README, "plan-gather")

@@ -21,6 +21,7 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function
 from tqdm import tqdm
 
+from benchmarks.command_line import parse_arguments
 from benchmarks.machine import machine
 from benchmarks.markdown import markdown_table, write_tables
 from hstu.modules import HSTULayer, SampleMask, batch_attention
@@ -41,6 +42,7 @@ ROUNDS = 30
 
 def main() -> None:
     """Prints the table and writes it to `README`, with `RESULT`."""
+    parse_arguments(__doc__)
     torch.set_num_threads(1)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32

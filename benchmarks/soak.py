@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
+from benchmarks.command_line import parse_arguments
 from benchmarks.machine import machine
 
 BENCHMARKS = Path(__file__).parent
@@ -33,7 +34,7 @@ Step = tuple[int, float]  # number and loss
 
 def main() -> None:
     """Runs undisturbed and disturbed, compares both, prints the figures and writes them to `RESULT`."""
-    kills = int(sys.argv[1]) if len(sys.argv) > 1 else KILLS
+    kills: int = parse_arguments(__doc__, kills={"type": int, "nargs": "?", "default": KILLS}).kills
     num_steps = STEPS_PER_KILL * (kills + 2)
     with TemporaryDirectory() as folder:
         undisturbed, disturbed = Path(folder) / "undisturbed", Path(folder) / "disturbed"

@@ -18,6 +18,7 @@ import numpy as np
 import torch.distributed as dist
 from tqdm import tqdm
 
+from benchmarks.command_line import parse_arguments
 from benchmarks.demo.models import parse_config
 from benchmarks.demo.training import Arm
 from benchmarks.machine import machine, speedup_interval
@@ -34,6 +35,7 @@ BLOCKS = 28  # of one window each
 
 def main() -> None:
     """Starts the ranks or, on a rank, runs the benchmark; rank 0 prints and writes the figures."""
+    parse_arguments(__doc__)
     if "RANK" not in os.environ:
         torchrun(RANKS, "benchmarks.window")
         return

@@ -14,7 +14,8 @@ def from_gin(configurable: Callable[..., T]) -> T:
     """Makes an instance with the arguments of the parsed gin configuration.
 
     Raises:
-        TypeError: an argument without a default is not configured; the message names it.
+        TypeError: an argument without a default is not configured, or a value has the wrong type; the
+            message names it.
         ValueError: a value is out of range.
     """
     return configurable()

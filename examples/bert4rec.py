@@ -81,7 +81,11 @@ def train(data: list[tuple[torch.Tensor, ...]], device: torch.device) -> tuple[t
     pipeline = TrainPipelineFactory.create(  # balancing
         "native", model, optimizer, device, batch_shuffler=MaskedShuffler(), loss_reduction="mean"
     )
-    for loss_sum, loss_tokens, _ in iter(lambda: pipeline.progress(batches), None):  # balancing
+    while True:  # balancing
+        try:
+            loss_sum, loss_tokens, _ = pipeline.progress(batches)
+        except StopIteration:  # on all ranks in the same call
+            break
         losses.append(loss_sum / loss_tokens)
     losses = torch.stack(losses)
     dist.all_reduce(losses)

@@ -82,7 +82,11 @@ def train(data: list[dict[str, torch.Tensor]], device: torch.device) -> tuple[to
     pipeline = TrainPipelineFactory.create(  # balancing
         "none", model, optimizer, device, batch_shuffler=VisitShuffler(), loss_reduction="mean"
     )
-    for loss_sum, loss_tokens, _ in iter(lambda: pipeline.progress(batches), None):  # balancing
+    while True:  # balancing
+        try:
+            loss_sum, loss_tokens, _ = pipeline.progress(batches)
+        except StopIteration:  # on all ranks in the same call
+            break
         losses.append(loss_sum / loss_tokens)
     losses = torch.stack(losses)
     dist.all_reduce(losses)

@@ -75,5 +75,5 @@ if __name__ == "__main__":
             report = BalanceReport.of(plan, shuffler.settings.equal_rows)
             before, after = report.imbalance_before, report.imbalance_after
             print(f"loss {loss:.4f}  imbalance {before:.3f} → {after:.3f}", flush=True)
-    dist.barrier()  # a rank that exits early breaks the others' connections
-    os._exit(0)  # Python's normal exit sometimes aborts because of gloo's threads
+    dist.barrier()  # a rank that leaves early breaks the others' connections
+    dist.destroy_process_group()

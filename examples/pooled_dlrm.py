@@ -70,11 +70,14 @@ def train(data: list[Row], device: torch.device) -> tuple[torch.Tensor, torch.nn
         "native", model, optimizer, device, batch_shuffler=ClickShuffler(), loss_reduction="mean"
     )
     batches, losses = iter(DataLoader(data, batch_size=8, collate_fn=collate)), []
-    # progress raises StopIteration, which ends these loops.
-    # before: for loss, *_ in iter(lambda: pipeline.progress(batches), None):
-    # before:     losses.append(loss / dist.get_world_size())
-    for loss_sum, loss_tokens, _ in iter(lambda: pipeline.progress(batches), None):  # balancing
-        losses.append(loss_sum / loss_tokens)
+    while True:
+        try:
+            # before: loss, *_ = pipeline.progress(batches)
+            loss_sum, loss_tokens, _ = pipeline.progress(batches)  # balancing
+        except StopIteration:  # on all ranks in the same call
+            break
+        # before: losses.append(loss / dist.get_world_size())
+        losses.append(loss_sum / loss_tokens)  # balancing
     losses = torch.stack(losses)
     dist.all_reduce(losses)
     return losses, model

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import commons.quiet_logs  # noqa: F401  isort: skip
 import json
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -19,6 +18,7 @@ import torch
 import torch.distributed as dist
 from tqdm import tqdm
 
+from benchmarks.command_line import parse_arguments
 from benchmarks.demo.models import parse_config
 from benchmarks.machine import speedup_interval
 from commons.distributed import BalanceReport
@@ -96,7 +96,8 @@ class Arm:
 
 def main() -> None:
     """Runs all arms and writes what was measured."""
-    model, output = sys.argv[1:]
+    arguments = parse_arguments(__doc__, model={}, output={"type": Path})
+    model, output = arguments.model, arguments.output
     make_task = parse_config(model, long_histories=True)
     with rank_process() as device:
         arms = {name: Arm(make_task, settings, device) for name, settings in ARMS.items()}
@@ -108,7 +109,7 @@ def main() -> None:
                 arm.run(STEPS_PER_BLOCK, timed=True)
             in_turn.append(in_turn.pop(0))  # another is first next time: none has the better half of a drift
         if dist.get_rank() == 0:
-            Path(output).write_text(json.dumps(_figures(arms)))
+            output.write_text(json.dumps(_figures(arms)))
 
 
 def _figures(arms: dict[str, Arm]) -> dict[str, Any]:

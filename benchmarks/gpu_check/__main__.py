@@ -14,6 +14,7 @@ import sys
 
 import torch
 
+from benchmarks.command_line import parse_arguments
 from benchmarks.gpu_check.parts import PARTS, Result, is_broken, run, without_gpu
 from benchmarks.gpu_check.report import report
 from benchmarks.gpu_check.stand_in import install_where_missing
@@ -21,6 +22,7 @@ from benchmarks.gpu_check.stand_in import install_where_missing
 
 def main() -> int:
     """Prints the report on stdout, and the progress on stderr; returns the exit code."""
+    parse_arguments(__doc__)
     stand_ins = install_where_missing()
     num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     results: list[Result] = []

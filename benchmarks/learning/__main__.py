@@ -9,6 +9,7 @@ import json
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from benchmarks.command_line import parse_arguments
 from benchmarks.learning.table import all_tables, dense_part_figures, slow_rank_figures
 from benchmarks.machine import machine
 from benchmarks.markdown import publish
@@ -21,6 +22,7 @@ RANKS = 2
 
 def main() -> None:
     """Prints the tables and writes them to `README`, with `RESULT`."""
+    parse_arguments(__doc__)
     measured = {}
     with TemporaryDirectory() as folder:
         for name in ("slow_rank", "dense_part"):

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import commons.quiet_logs  # noqa: F401  isort: skip
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ import torch.distributed as dist
 from torch import nn
 from tqdm import tqdm
 
+from benchmarks.command_line import parse_arguments
 from benchmarks.demo.models import parse_config
 from benchmarks.learning.arms import BALANCED, Arm
 from commons.training import rank_process, run_rank
@@ -56,6 +56,7 @@ class WithDensePart(nn.Module):
 
 def main() -> None:
     """Runs all arms in turn; rank 0 writes what was measured."""
+    output: Path = parse_arguments(__doc__, output={"type": Path}).output
     make_task = parse_config("hstu")
     gin.parse_config(HISTORIES)
     with rank_process() as device:
@@ -72,7 +73,7 @@ def main() -> None:
             in_turn.append(in_turn.pop(0))
         measured = {name: arm.measured(WARM_UP_STEPS) for name, arm in arms.items()}
         if dist.get_rank() == 0:
-            Path(sys.argv[1]).write_text(json.dumps(measured))
+            output.write_text(json.dumps(measured))
 
 
 if __name__ == "__main__":

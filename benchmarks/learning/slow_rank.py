@@ -16,6 +16,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from benchmarks.command_line import parse_arguments
 from benchmarks.demo.models import parse_config
 from benchmarks.learning.arms import BALANCED, Arm
 from commons.training import rank_process, run_rank
@@ -54,6 +55,7 @@ def _neighbors(nicenesses: tuple[int, ...], core: int) -> Iterator[None]:
 
 def main() -> None:
     """Runs all phases; rank 0 writes what was measured."""
+    output: Path = parse_arguments(__doc__, output={"type": Path}).output
     rank = int(os.environ["RANK"])
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[rank]})
@@ -73,7 +75,7 @@ def main() -> None:
                     bar.update(STEPS_PER_BLOCK)
         measured = {name: arm.measured(WARM_UP_STEPS) for name, arm in arms.items()}
         if rank == 0:
-            Path(sys.argv[1]).write_text(json.dumps({"phases": PHASES, "arms": measured}))
+            output.write_text(json.dumps({"phases": PHASES, "arms": measured}))
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import json
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from benchmarks.command_line import parse_arguments
 from benchmarks.lookups.table import all_tables
 from benchmarks.machine import machine
 from benchmarks.markdown import publish
@@ -21,6 +22,7 @@ RANKS = 2
 
 def main() -> None:
     """Prints the tables and writes them to `README`, with `RESULT`."""
+    parse_arguments(__doc__)
     with TemporaryDirectory() as folder:
         measured = Path(folder) / "result.json"
         torchrun(RANKS, "benchmarks.lookups.training", measured)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import commons.quiet_logs  # noqa: F401  isort: skip
 import json
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ import torch.distributed as dist
 from torch import nn
 from tqdm import tqdm
 
+from benchmarks.command_line import parse_arguments
 from benchmarks.lookups.arms import ARMS, REFERENCE, shuffler_of
 from benchmarks.lookups.model import FLOPS, ROW_WIDTH, ranking_model
 from benchmarks.lookups.streams import LENGTHS, NUM_ITEMS, NUM_USERS, STREAMS, batches
@@ -168,6 +168,7 @@ def _quartiles(ratios: np.ndarray) -> dict[str, float]:
 
 def main() -> None:
     """Runs all streams; rank 0 writes the figures."""
+    output: Path = parse_arguments(__doc__, output={"type": Path}).output
     with rank_process() as device:
         torch.manual_seed(0)
         model, lookups = ranking_model()
@@ -179,7 +180,7 @@ def main() -> None:
         ]
         if dist.get_rank() == 0:
             measured = {"ranks": dist.get_world_size(), "steps": BLOCKS * STEPS_PER_BLOCK, "streams": figures}
-            Path(sys.argv[1]).write_text(json.dumps(measured))
+            output.write_text(json.dumps(measured))
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from benchmarks.command_line import parse_arguments
 from benchmarks.machine import machine
 from benchmarks.markdown import publish
 from benchmarks.micro_batch import balance, memory
@@ -23,6 +24,7 @@ RESULT, README = BENCHMARKS / "results" / "micro_batch.json", BENCHMARKS / "READ
 
 def main() -> None:
     """Prints the tables, and writes them to `README` and the figures to `RESULT`."""
+    parse_arguments(__doc__)
     figures: dict[str, Any] = {"balance": balance.measure()}
     with tempfile.TemporaryDirectory() as folder:
         measured = Path(folder) / "memory.json"

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import commons.quiet_logs  # noqa: F401  isort: skip
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile
 from tqdm import tqdm
 
+from benchmarks.command_line import parse_arguments
 from benchmarks.demo.models import parse_config
 from benchmarks.demo.training import Arm
 from benchmarks.machine import speedup_interval, spread
@@ -33,6 +33,7 @@ TIMED_ROWS, TIMED_CAP, TIMED_BLOCKS = 32, 4096, 16
 
 def main() -> None:
     """Runs all arms; rank 0 writes the figures."""
+    output: Path = parse_arguments(__doc__, output={"type": Path}).output
     make_task = parse_config("hstu")
     with rank_process() as device:
 
@@ -54,7 +55,7 @@ def main() -> None:
                 timed.run(1, timed=True)
         if dist.get_rank() == 0:
             figures = {"ranks": dist.get_world_size(), "peaks": peaks, "time": _time(whole, divided)}
-            Path(sys.argv[1]).write_text(json.dumps(figures))
+            output.write_text(json.dumps(figures))
 
 
 def table(figures: dict[str, Any]) -> str:

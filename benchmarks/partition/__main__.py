@@ -8,13 +8,13 @@ Computed loads of random histories, and of MovieLens 100K's where its folder is 
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import numba
 import numpy as np
 
+from benchmarks.command_line import parse_arguments
 from benchmarks.machine import machine
 from benchmarks.markdown import write_tables
 from benchmarks.partition.groups import measure_groups
@@ -36,7 +36,7 @@ ROUNDS, SECONDS = 7, 1.0  # of the threads
 
 def main() -> None:
     """Prints the tables and, if they are complete, writes them to `README`, with `RESULT` and `PICTURE`."""
-    movielens = movielens_folder(sys.argv[1:])
+    movielens = movielens_folder(parse_arguments(__doc__, folder={"type": Path, "nargs": "?"}).folder)
     figures: dict[str, Any] = {
         "rows_per_rank": ROWS_PER_RANK,
         "draws": DRAWS,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -18,11 +18,11 @@ LONG = "lognormal, median 8591"
 LONGEST, NEWEST = 4096, 200
 
 
-def movielens_folder(arguments: Sequence[str]) -> Path | None:
+def movielens_folder(given: Path | None) -> Path | None:
     """The folder with MovieLens 100K that a command line names, if it is there."""
-    if arguments and (Path(arguments[0]) / "u.data").exists():
-        return Path(arguments[0])
-    place = f"no u.data in {arguments[0]}" if arguments else "no folder with u.data was named"
+    if given is not None and (given / "u.data").exists():
+        return given
+    place = "no folder with u.data was named" if given is None else f"no u.data in {given}"
     print(f"without MovieLens 100K: {place}; its rows are left out, and nothing is written", file=sys.stderr)
     return None
 

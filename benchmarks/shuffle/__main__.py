@@ -6,11 +6,11 @@ python -m benchmarks.shuffle [FOLDER_WITH_u.data]
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from benchmarks.command_line import parse_arguments
 from benchmarks.machine import machine
 from benchmarks.markdown import write_tables
 from benchmarks.partition.lengths import LOGNORMAL, ML_100K, all_lengths, movielens_folder
@@ -25,7 +25,7 @@ RANKS_OF_FEATURES, RANKS_OF_TRAINING = (2, 4), 2
 
 def main() -> None:
     """Prints the tables and, if they are complete, writes them to `README`, and `RESULT`."""
-    movielens = movielens_folder(sys.argv[1:])
+    movielens = movielens_folder(parse_arguments(__doc__, folder={"type": Path, "nargs": "?"}).folder)
     training = _on_ranks(RANKS_OF_TRAINING, "training")
     lengths = {name: of for name, of in all_lengths(movielens).items() if name in (ML_100K, LOGNORMAL)}
     figures = {

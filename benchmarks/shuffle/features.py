@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import commons.quiet_logs  # noqa: F401  isort: skip
 import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ import torch.distributed as dist
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from tqdm import tqdm
 
+from benchmarks.command_line import parse_arguments
 from benchmarks.machine import spread
 from benchmarks.shuffle.arms import ARMS
 from benchmarks.shuffle.stage_clock import CollectiveCounter, StageClock
@@ -110,6 +110,7 @@ class Arm:
 
 def main() -> None:
     """Runs all arms with all numbers of features; rank 0 writes the figures."""
+    output: Path = parse_arguments(__doc__, output={"type": Path}).output
     with rank_process():
         results = {}
         for num_features in tqdm(NUM_FEATURES, desc="features", disable=dist.get_rank() != 0):
@@ -129,7 +130,7 @@ def main() -> None:
                 in_turn.append(in_turn.pop(0))
             results[num_features] = {name: arm.figures(collectives[name]) for name, arm in arms.items()}
         if dist.get_rank() == 0:
-            Path(sys.argv[1]).write_text(json.dumps(results))
+            output.write_text(json.dumps(results))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import commons.quiet_logs  # noqa: F401  isort: skip
 import json
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,6 +17,7 @@ import torch
 import torch.distributed as dist
 from tqdm import tqdm
 
+from benchmarks.command_line import parse_arguments
 from benchmarks.demo.models import parse_config
 from benchmarks.machine import spread
 from benchmarks.shuffle.arms import ARMS
@@ -95,6 +95,7 @@ class TimedArm:
 
 def main() -> None:
     """Runs all arms; rank 0 writes the figures."""
+    output: Path = parse_arguments(__doc__, output={"type": Path}).output
     make_task = parse_config("hstu")
     with rank_process() as device:
         arms = {name: TimedArm(make_task, settings, device) for name, settings in ARMS.items()}
@@ -113,7 +114,7 @@ def main() -> None:
                 "steps": BLOCKS * STEPS_PER_BLOCK,
                 "arms": {name: arm.figures() for name, arm in arms.items()},
             }
-            Path(sys.argv[1]).write_text(json.dumps(figures))
+            output.write_text(json.dumps(figures))
 
 
 if __name__ == "__main__":

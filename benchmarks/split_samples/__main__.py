@@ -9,6 +9,7 @@ import json
 import tempfile
 from pathlib import Path
 
+from benchmarks.command_line import parse_arguments
 from benchmarks.machine import machine
 from benchmarks.markdown import publish
 from benchmarks.split_samples import planning, training
@@ -20,6 +21,7 @@ RESULT, README = BENCHMARKS / "results" / "split_samples.json", BENCHMARKS / "RE
 
 def main() -> None:
     """Prints the tables, and writes them to `README` and the figures to `RESULT`."""
+    parse_arguments(__doc__)
     with tempfile.TemporaryDirectory() as folder:
         measured, planned = Path(folder) / "training.json", Path(folder) / "planning.json"
         torchrun(training.RANKS, training.__name__, measured)

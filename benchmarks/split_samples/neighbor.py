@@ -16,6 +16,7 @@ from collections.abc import Iterator
 
 import torch
 
+from benchmarks.command_line import parse_arguments
 from hstu.modules import SampleMask, batch_attention
 
 TOKENS, NUM_HEADS, HEAD_DIM = 4096, 2, 64
@@ -34,6 +35,7 @@ def busy_core() -> Iterator[None]:
 
 def main() -> None:
     """Computes until it is killed."""
+    parse_arguments(__doc__)
     os.nice(19)
     torch.set_num_threads(1)
     attention = batch_attention("pytorch", [SampleMask(TOKENS, 0, TOKENS, 1, True)], 1, torch.device("cpu"))

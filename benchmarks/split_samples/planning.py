@@ -8,7 +8,6 @@ from __future__ import annotations
 import commons.quiet_logs  # noqa: F401  isort: skip
 import json
 import statistics
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ import torch.distributed as dist
 from tqdm import tqdm
 
 import hstu.batch_shuffler  # noqa: F401  registers "hstu"
+from benchmarks.command_line import parse_arguments
 from benchmarks.machine import spread
 from benchmarks.markdown import markdown_table
 from benchmarks.partition.lengths import lognormal
@@ -33,6 +33,7 @@ FLOPS = HSTUFlops(1, 128, 2, 64)
 
 def main() -> None:
     """Plans the same batches in turn, whole and in pieces; rank 0 writes the figures of all ranks."""
+    output: Path = parse_arguments(__doc__, output={"type": Path}).output
     with rank_process():
         shufflers = {
             split: BatchShufflerFactory.create(
@@ -63,7 +64,7 @@ def main() -> None:
                 "ms_pieces": spread(pieces),
                 "ratio": spread([b / a for a, b in zip(whole, pieces, strict=True)]),
             }
-            Path(sys.argv[1]).write_text(json.dumps(figures))
+            output.write_text(json.dumps(figures))
 
 
 def table(figures: dict[str, Any]) -> str:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import commons.quiet_logs  # noqa: F401  isort: skip
 import json
-import sys
 from collections.abc import Sequence
 from itertools import repeat
 from pathlib import Path
@@ -19,6 +18,7 @@ import torch
 import torch.distributed as dist
 from tqdm import tqdm
 
+from benchmarks.command_line import parse_arguments
 from benchmarks.demo.models import parse_config
 from benchmarks.demo.training import Arm
 from benchmarks.machine import speedup_interval, spread
@@ -42,6 +42,7 @@ LAYERS = (2, 4)
 
 def main() -> None:
     """Runs all arms; rank 0 writes the figures."""
+    output: Path = parse_arguments(__doc__, output={"type": Path}).output
     make_task = parse_config("hstu")
     with rank_process() as device:
 
@@ -85,7 +86,7 @@ def main() -> None:
                 "even": even,
                 "memory": memory,
             }
-            Path(sys.argv[1]).write_text(json.dumps(figures))
+            output.write_text(json.dumps(figures))
 
 
 def tables(figures: dict[str, Any]) -> dict[str, str]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import gin
 import numpy as np
 
-from commons.datasets.checks import require, require_at_least
+from commons.checks import check_types, require, require_at_least
 from commons.datasets.embedding_args import EmbeddingArgs
 from commons.datasets.hstu_batch import SequenceDatasetSpec
 from commons.datasets.random_distribution import RandomDistribution
@@ -30,6 +30,7 @@ class FeatureArgs:
             vocabulary, or over as many ids as a dynamic table has rows.
 
     Raises:
+        TypeError: a value does not have the type of its annotation.
         ValueError: a value is out of range, or `value_dists` names another feature.
     """
 
@@ -40,9 +41,10 @@ class FeatureArgs:
     value_dists: dict[str, RandomDistribution] | None = None
 
     def __post_init__(self) -> None:
+        check_types(self)
         names = self.feature_names
         require(bool(names), "FeatureArgs.feature_names", names, "at least one feature")
-        require_at_least(1, **{"FeatureArgs.max_sequence_length": self.max_sequence_length})
+        require_at_least(1, "FeatureArgs.max_sequence_length", self.max_sequence_length)
         for feature in self.value_dists or {}:
             if feature not in names:
                 raise ValueError(f"FeatureArgs.value_dists has {feature!r}: expected one of {names}")
@@ -75,6 +77,7 @@ class BenchmarkDatasetArgs:
         num_generated_batches: batches per rank and epoch.
 
     Raises:
+        TypeError: a value does not have the type of its annotation.
         ValueError: a value is out of range, or a feature is not described and served exactly once.
     """
 
@@ -87,8 +90,9 @@ class BenchmarkDatasetArgs:
     num_generated_batches: int = 100
 
     def __post_init__(self) -> None:
-        require_at_least(0, **{"BenchmarkDatasetArgs.max_num_candidates": self.max_num_candidates})
-        require_at_least(1, **{"BenchmarkDatasetArgs.num_generated_batches": self.num_generated_batches})
+        check_types(self)
+        require_at_least(0, "BenchmarkDatasetArgs.max_num_candidates", self.max_num_candidates)
+        require_at_least(1, "BenchmarkDatasetArgs.num_generated_batches", self.num_generated_batches)
         described = Counter(name for args in self.feature_args for name in args.feature_names)
         served = Counter(name for args in self.embedding_args for name in args.feature_names)
         for name in self._used_features():

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from torch.utils.data import Sampler
 
-from commons.datasets.checks import require, require_at_least
+from commons.checks import require, require_at_least
 from commons.partition import rebalance, refined
 from commons.partition.rebalance import numbered_groups
 from commons.partition.workloads import as_workloads, check_count
@@ -74,7 +74,7 @@ class BucketSampler(Sampler[list[int]]):
         check_count("batch_size", batch_size)
         require(0 <= rank < num_ranks, "rank", rank, f"0 to {num_ranks - 1}, as num_ranks = {num_ranks}")
         check_count("num_buckets", num_buckets)
-        require_at_least(0, seed=seed)
+        require_at_least(0, "seed", seed)
         self._workloads = as_workloads(workloads)
         self._group_of = None if groups is None else numbered_groups(groups, len(self._workloads))
         self._step_size = batch_size * num_ranks
@@ -98,7 +98,7 @@ class BucketSampler(Sampler[list[int]]):
         Raises:
             ValueError: `epoch` is negative, or the epoch has fewer steps than `start_step`.
         """
-        require_at_least(0, epoch=epoch)
+        require_at_least(0, "epoch", epoch)
         require(0 <= start_step <= self.num_steps, "start_step", start_step, f"0 to {self.num_steps}")
         self._epoch = epoch
         self._start_step = start_step

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import gin
 
-from commons.datasets.checks import require
+from commons.checks import check_types, require
 
 _SHARDING_TYPES = ("data_parallel", "model_parallel")
 _EVICT_STRATEGIES = ("lru", "lfu")
@@ -25,6 +25,7 @@ class EmbeddingArgs:
             the rows among the ranks, for large ones.
 
     Raises:
+        TypeError: a value does not have the type of its annotation.
         ValueError: a value is out of range.
     """
 
@@ -34,6 +35,7 @@ class EmbeddingArgs:
     sharding_type: str
 
     def __post_init__(self) -> None:
+        check_types(self)
         size, sharding = self.item_vocab_size_or_capacity, self.sharding_type
         self._require(bool(self.feature_names), "feature_names", "at least one feature")
         self._require(size >= 1, "item_vocab_size_or_capacity", "at least 1")
@@ -65,6 +67,7 @@ class DynamicEmbeddingArgs(EmbeddingArgs):
         dist_type: how ids are divided among the ranks; no effect.
 
     Raises:
+        TypeError: a value does not have the type of its annotation.
         ValueError: a value is out of range.
     """
 

@@ -280,7 +280,11 @@ def _write_runs(folder: Path, logs: Sequence[Path], users: pl.DataFrame, users_f
     num_events = np.zeros(len(user_ids), dtype=np.int64)
     blocks = ((path, *block) for path in logs for block in _read_log(path))
     with tqdm(
-        total=sum(path.stat().st_size for path in logs), desc="read", unit="B", unit_scale=True
+        total=sum(path.stat().st_size for path in logs),
+        desc="read",
+        unit="B",
+        unit_scale=True,
+        disable=None,  # where there is no terminal
     ) as progress:
         for number, (path, first_line, num_bytes, events) in enumerate(blocks):
             ids = events[USER_ID].to_numpy()
@@ -308,7 +312,8 @@ def _sorted_parts(
     Row groups of a run that are outside the range are not read.
     """
     runs = sorted(folder.glob("run-*.parquet"))
-    with tqdm(total=int(num_events.sum()), desc="sort", unit="event", unit_scale=True) as progress:
+    total = int(num_events.sum())
+    with tqdm(total=total, desc="sort", unit="event", unit_scale=True, disable=None) as progress:
         for first, last in _user_ranges(num_events, held_events):
             of_range = pl.scan_parquet(runs).filter(pl.col(USER_ID).is_between(first, last))
             part = of_range.collect().sort(USER_ID, TIME, maintain_order=True)
@@ -342,7 +347,7 @@ def _write_sequences(
     num_events = pl.scan_parquet(parts).select(pl.len()).collect().item()
 
     def rows(*_: object) -> Iterator[pl.DataFrame]:
-        with tqdm(total=num_events, desc="write", unit="event", unit_scale=True) as progress:
+        with tqdm(total=num_events, desc="write", unit="event", unit_scale=True, disable=None) as progress:
             for part_path in parts:
                 part = pl.read_parquet(part_path)
                 items = np.searchsorted(video_ids, part[VIDEO_ID].to_numpy()) + 1

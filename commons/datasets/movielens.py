@@ -57,7 +57,7 @@ class MovieLens(PreparedDataset):
             ConnectionError: raw files are absent and the download failed.
             ValueError: a raw file is malformed.
         """
-        with tqdm(total=4, desc="fetch raw files", unit="stage") as progress:
+        with tqdm(total=4, desc="fetch raw files", unit="stage", disable=None) as progress:
 
             def next_stage(name: str) -> None:
                 progress.update()
@@ -226,6 +226,7 @@ def _download(url: str, archive: Path) -> None:
                 desc=archive.name,
                 unit="B",
                 unit_scale=True,
+                disable=None,
             ) as progress,
         ):
             while chunk := response.read(_CHUNK_BYTES):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import gin
 import numpy as np
 
-from commons.datasets.checks import require
+from commons.checks import check_types, require
 
 _NEEDED_PARAMETERS = {
     "uniform": ("low", "high"),
@@ -35,6 +35,7 @@ class RandomDistribution:
         alpha: exponent of "zipf", above 1.
 
     Raises:
+        TypeError: a value does not have the type of its annotation.
         ValueError: a parameter that `dist_type` needs is missing, or a value is out of range.
     """
 
@@ -46,12 +47,15 @@ class RandomDistribution:
     alpha: float | None = None
 
     def __post_init__(self) -> None:
+        check_types(self)
         self._require(
             self.dist_type in _NEEDED_PARAMETERS, "dist_type", f"one of {', '.join(_NEEDED_PARAMETERS)}"
         )
         for name in _NEEDED_PARAMETERS[self.dist_type]:
             if getattr(self, name) is None:
                 raise ValueError(f"RandomDistribution.{name} is not set: {self.dist_type} needs it")
+        for name in ("mean", "std", "alpha"):
+            self._require(math.isfinite(getattr(self, name) or 0), name, "a finite number")
         if self.low is not None and self.high is not None:
             least = self.low + 1 if self.dist_type == "uniform" else self.low
             self._require(self.high >= least, "high", f"at least {least}, as low = {self.low}")

@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-from commons.datasets.checks import require
+from commons.checks import require
 from commons.datasets.hstu_batch import HSTUSample, HSTUSource, SequenceDatasetSpec
 
 NEGATIVES = "negative_items"

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 from torch.utils.data import IterableDataset, get_worker_info
 
-from commons.datasets.checks import require, require_at_least
+from commons.checks import require, require_at_least
 from commons.datasets.sample_source import PerEpochSource, SampleSource
 from commons.sequence_batch import BaseBatch
 
@@ -47,9 +47,9 @@ class SequenceDataset(IterableDataset[BaseBatch]):
         seed: int = 0,
         single_rank: bool = False,
     ) -> None:
-        require_at_least(1, batch_size=batch_size)
+        require_at_least(1, "batch_size", batch_size)
         require(0 <= rank < num_ranks, "rank", rank, f"0 to {num_ranks - 1}, as num_ranks = {num_ranks}")
-        require_at_least(0, seed=seed)
+        require_at_least(0, "seed", seed)
         self._source = source
         self._batch_size = batch_size
         self._rank = rank
@@ -83,7 +83,7 @@ class SequenceDataset(IterableDataset[BaseBatch]):
         Raises:
             ValueError: `epoch` is negative, or the epoch has fewer samples than `start_sample`.
         """
-        require_at_least(0, epoch=epoch)
+        require_at_least(0, "epoch", epoch)
         require(
             0 <= start_sample <= self.num_samples, "start_sample", start_sample, f"0 to {self.num_samples}"
         )

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from commons.datasets.checks import require, require_at_least
+from commons.checks import require, require_at_least
 from commons.datasets.sample_source import SampleSource, keyed_rows
 from commons.sequence_batch import BaseBatch
 from commons.sequence_batch.cut_rules import WITH_FIRST, WITH_LAST, CutRules, FieldRule, ItemGroup
@@ -41,7 +41,7 @@ class SIDDatasetSpec:
     def __post_init__(self) -> None:
         sizes = self.codebook_sizes
         require(bool(sizes) and min(sizes) >= 1, "codebook_sizes", sizes, "positive sizes, at least one")
-        require_at_least(1, max_history_length=self.max_history_length)
+        require_at_least(1, "max_history_length", self.max_history_length)
         require(
             self.max_candidate_length >= 0,
             "max_candidate_length",

@@ -23,7 +23,7 @@ import numpy as np
 import polars as pl
 from tqdm import tqdm
 
-from commons.datasets.checks import require, require_at_least
+from commons.checks import require, require_at_least
 from commons.datasets.prepared_files import replaced_files
 from commons.datasets.sid_sequences import SEQUENCE_COLUMN
 
@@ -47,12 +47,12 @@ def convert(interactions: Path, out_dir: Path, seed: int, split: Sequence[int]) 
         FileNotFoundError: `interactions` does not exist.
         ValueError: a line is malformed, there are no lines, or `seed` or `split` is out of range.
     """
-    require_at_least(0, seed=seed)
+    require_at_least(0, "seed", seed)
     is_split = len(split) == len(PART_FILES) and min(split) >= 0 and sum(split) == 100
     require(is_split, "split", tuple(split), "three percentages from 0 that sum to 100")
     if not interactions.is_file():
         raise FileNotFoundError(f"{interactions} does not exist; expected a file of JSON lines")
-    with tqdm(total=3, desc="read", unit="stage") as progress:
+    with tqdm(total=3, desc="read", unit="stage", disable=None) as progress:
 
         def next_stage(name: str) -> None:
             progress.update()

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from commons.datasets.checks import require
+from commons.checks import require
 from commons.datasets.item_sids import ItemSIDs
 from commons.datasets.random_distribution import RandomDistribution
 from commons.datasets.sid_batch import SIDDatasetSpec, SIDSample, SIDSource

@@ -7,7 +7,7 @@ from typing import Literal
 
 import numpy as np
 
-from commons.datasets.checks import require, require_at_least
+from commons.checks import require, require_at_least
 from commons.datasets.embedding_args import EmbeddingArgs
 from commons.datasets.hstu_batch import HSTUSample, HSTUSource, SequenceDatasetSpec
 from commons.datasets.user_sequences import SequencesMeta, UserSequences
@@ -51,8 +51,8 @@ class UserSequenceSource(HSTUSource):
         num_held_out: int | None = None,
     ) -> None:
         require(split in ("train", "eval"), "split", split, "train or eval")
-        require_at_least(1, max_history_seqlen=max_history_seqlen)
-        require_at_least(0, max_num_candidates=max_num_candidates)
+        require_at_least(1, "max_history_seqlen", max_history_seqlen)
+        require_at_least(0, "max_num_candidates", max_num_candidates)
         require(0 < eval_fraction < 1, "eval_fraction", eval_fraction, "a value between 0 and 1")
         require(
             num_held_out is None or num_held_out >= 1,

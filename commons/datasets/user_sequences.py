@@ -118,11 +118,14 @@ class UserSequences:
             meta: features and labels.
 
         Raises:
-            ValueError: an id is outside its vocabulary, or a user lacks items or actions.
-            PolarsError: a column is missing or has the wrong type.
+            ValueError: a column does not hold integers, an id is outside its vocabulary, or a user lacks
+                items or actions.
+            PolarsError: a column is missing.
         """
         list_columns = ["items", "actions"]
         table = table.select(*meta.contextual_feature_names, *list_columns)
+        for name, dtype in table.schema.items():
+            _check_integers(name, dtype, in_lists=name in list_columns)
         lengths = table["items"].list.len()
         if not (lengths == table["actions"].list.len()).all() or not (lengths > 0).all():
             raise ValueError("a user has no items, or not one action per item")
@@ -134,6 +137,13 @@ class UserSequences:
             raise ValueError("an action id is 0; classes start at action id 1")
         offsets = np.concatenate([[0], lengths.cast(pl.Int64).cum_sum().to_numpy()])
         return UserSequences(meta, ids, items, actions, offsets)
+
+
+def _check_integers(column: str, dtype: pl.DataType, in_lists: bool) -> None:
+    inner = dtype.inner if in_lists and isinstance(dtype, pl.List) else dtype
+    if in_lists != isinstance(dtype, pl.List) or not inner.is_integer():
+        expected = "lists of integers" if in_lists else "integers"
+        raise ValueError(f"column {column!r} is {dtype}: expected {expected}")
 
 
 def _check_range(feature: str, ids: np.ndarray, vocab_size: int) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from commons.checks import require_type
 from commons.distributed.cutting import PrefixCost
 from commons.distributed.exchange import EXCHANGES, Traffic
 from commons.distributed.key_fetch import PlacedPieces
@@ -76,6 +77,7 @@ class BatchShuffler(ABC):
     first step until the loaders have ended or the pipeline is reset. Meanwhile `plan` is an error.
 
     Raises:
+        TypeError: a setting has the wrong type.
         KeyError: unknown partitioner, exchange, or cost.
         ValueError: this rank is not in `process_group`; or a setting is out of range, or has no effect.
     """
@@ -90,6 +92,7 @@ class BatchShuffler(ABC):
         **settings: Any,
     ) -> None:
         self.settings = ShufflerSettings(**settings)
+        require_type(f"{type(self).__name__}.cost", cost, MeasuredCost | str | None)
         if isinstance(cost, str) and cost != LEARNED:
             raise KeyError(
                 f"unknown cost {cost!r}; expected a MeasuredCost, {LEARNED!r}, or None for workloads"

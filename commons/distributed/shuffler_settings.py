@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from commons.checks import check_types
 from commons.partition import karmarkar_karp, longest_processing_time, rebalance, refined
 
 # To add a partitioner, add a row, here or from your own module. It returns int64 index arrays, one per rank.
@@ -67,6 +68,7 @@ class ShufflerSettings:
             this times, the median rank's: its rows and memory follow it. 1.0 for equal speeds.
 
     Raises:
+        TypeError: a value does not have the type of its annotation.
         KeyError: unknown partitioner or exchange.
         ValueError: a value is out of range, or has no effect in combination with the others.
     """
@@ -86,6 +88,7 @@ class ShufflerSettings:
     speed_limit: float = 2.0
 
     def __post_init__(self) -> None:
+        check_types(self)
         self._check_choices()
         self._check_ranges()
         self._check_effects()
@@ -107,16 +110,14 @@ class ShufflerSettings:
             raise ValueError(f"tolerance={self.tolerance}: expected a finite number of at least 0")
         for name in ("max_rows", "max_tokens", "max_tokens_per_micro_batch"):
             cap = getattr(self, name)
-            if cap is not None and not _is_count(cap):
+            if cap is not None and cap < 1:
                 raise ValueError(f"{name}={cap}: expected an integer of at least 1, or None for no limit")
         if not 1 <= self.speed_limit <= MAX_SPEED_LIMIT:
             raise ValueError(
                 f"speed_limit={self.speed_limit}: expected 1 to {MAX_SPEED_LIMIT}, times as fast as the "
                 "median rank"
             )
-        if self.group_feature is not None and not isinstance(self.group_feature, str):
-            raise ValueError(f"group_feature={self.group_feature!r}: expected the name of a feature, or None")
-        if not _is_count(self.window):
+        if self.window < 1:
             raise ValueError(f"window={self.window}: expected an integer of at least 1")
         if self.window_max_step_ratio is not None and not self.window_max_step_ratio >= 1:
             raise ValueError(
@@ -172,10 +173,6 @@ class ShufflerSettings:
                     f"split=True: pieces of a sample are computed at once, and {name}={value} divides a step "
                     "or joins several; leave it out"
                 )
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int | np.integer) and not isinstance(value, bool) and bool(value >= 1)
 
 
 @functools.cache

@@ -11,17 +11,23 @@ from contextlib import contextmanager
 
 @contextmanager
 def shown_if_slow(what: str, after_s: float = 2.0) -> Iterator[None]:
-    """While active for longer than `after_s`, shows a line on rank 0 that tells what runs, and how long."""
+    """While active for longer than `after_s`, shows on rank 0 what runs, and for how long.
+
+    A terminal counts the seconds in one line; a log file has a line at first, and one at the end.
+    """
     is_done = threading.Event()
 
     def show() -> None:
         start = time.perf_counter()
-        if not is_done.wait(after_s):
-            while True:
-                print(f"\r{what}: {time.perf_counter() - start:.0f} s", end="", file=sys.stderr, flush=True)
-                if is_done.wait(1.0):
-                    print(file=sys.stderr)
-                    return
+        if is_done.wait(after_s):
+            return
+        counts = sys.stderr.isatty()
+        line = "\r{}: {:.0f} s" if counts else "{}: {:.0f} s"
+        if not counts:
+            print(f"{what} …", file=sys.stderr, flush=True)
+        while not is_done.wait(1.0 if counts else None):
+            print(line.format(what, time.perf_counter() - start), end="", file=sys.stderr, flush=True)
+        print(line.format(what, time.perf_counter() - start), file=sys.stderr, flush=True)
 
     torch = sys.modules.get("torch")  # whoever has ranks has imported it; the advisor has none
     if torch is not None and torch.distributed.is_initialized() and torch.distributed.get_rank() > 0:

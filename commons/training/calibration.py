@@ -55,7 +55,8 @@ def measure_steps(
     num_steps = 0
     model.train()
     start = time.perf_counter()
-    with tqdm(total=round(seconds), unit="s", desc="calibrate", disable=dist.get_rank() != 0) as bar:
+    hidden = True if dist.get_rank() else None  # None hides it where there is no terminal
+    with tqdm(total=round(seconds), unit="s", desc="calibrate", disable=hidden) as bar:
         while True:
             # Rank 0's, so that all ranks stop after the same step.
             passed = float(channel.all_gather(np.array([time.perf_counter() - start]))[0, 0])

@@ -13,8 +13,8 @@ import torch.distributed as dist
 from torchmetrics.classification import BinaryAUROC
 from torchmetrics.utilities.data import dim_zero_cat
 
+from commons.checks import require
 from commons.training.run_log import warn_once
-from commons.training.training_args import require
 
 # Gain of a sample's right item by its place in the ranking, 0 for the first. There is one right item, so
 # recall, the share of right items found, is 1 if it is found.
@@ -108,9 +108,8 @@ def parsed_names(names: Sequence[str], setting: str) -> list[tuple[str, int]]:
         setting: name of the setting they come from, for errors.
 
     Raises:
-        ValueError: another name, or a single string.
+        ValueError: another name.
     """
-    require(not isinstance(names, str), setting, names, 'a tuple, as in ("NDCG@10",)')
     parsed = []
     for name in names:
         match = _NAME.fullmatch(name)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from commons.training.training_args import require, require_at_least
+from commons.checks import check_types, require, require_at_least
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
@@ -36,6 +36,7 @@ class BaseNetworkArgs:
         disable_contextual_mask: whether contextual tokens are causal too.
 
     Raises:
+        TypeError: a value does not have the type of its annotation.
         ValueError: a value is out of range.
     """
 
@@ -58,6 +59,7 @@ class BaseNetworkArgs:
     disable_contextual_mask: bool = False
 
     def __post_init__(self) -> None:
+        check_types(self)
         for name in (
             "num_layers",
             "hidden_size",
@@ -70,6 +72,8 @@ class BaseNetworkArgs:
             value = getattr(self, name)
             require(value == -1 or value >= 1, f"NetworkArgs.{name}", value, "at least 1, or -1")
         require(0 <= self.hidden_dropout < 1, "NetworkArgs.hidden_dropout", self.hidden_dropout, "0 to 1")
+        epsilon = self.norm_epsilon
+        require(0 < epsilon < float("inf"), "NetworkArgs.norm_epsilon", epsilon, "a finite number above 0")
         require(self.dtype_str in _DTYPES, "NetworkArgs.dtype_str", self.dtype_str, f"one of {list(_DTYPES)}")
         require(self.target_group_size == 1, "NetworkArgs.target_group_size", self.target_group_size, "1")
 

@@ -56,7 +56,10 @@ class RunRecord:
             return
         folder.mkdir(parents=True, exist_ok=True)
         self._lines, self._scalars = folder / "train.jsonl", folder / "tensorboard"
-        self._bar = tqdm(total=num_steps, initial=first_step, unit="step", desc="train", dynamic_ncols=True)
+        # Without a terminal the lines of the log tell how far the run is.
+        self._bar = tqdm(
+            total=num_steps, initial=first_step, unit="step", desc="train", dynamic_ncols=True, disable=None
+        )
         self._file = self._lines.open("a")
         self._tensorboard = SummaryWriter(str(self._scalars), purge_step=first_step + 1)
         self._lost: set[Path] = set()

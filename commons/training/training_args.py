@@ -9,6 +9,7 @@ from typing import Any
 
 import gin
 
+from commons.checks import check_types, require, require_at_least
 from commons.distributed.shuffler_settings import LEARNED, ShufflerSettings
 from commons.perf_model import MeasuredCost
 
@@ -16,18 +17,6 @@ from commons.perf_model import MeasuredCost
 FLOPS = "flops"
 # In `log_dir`, written at the end of a run that learns costs.
 LEARNED_COST_FILE = "learned_cost.json"
-
-
-def require(condition: bool, setting: str, value: object, expected: str) -> None:
-    """Raises a ValueError that names the setting and its value unless `condition` holds."""
-    if not condition:
-        raise ValueError(f"{setting} = {value!r}: expected {expected}")
-
-
-def require_at_least(minimum: int, setting: str, value: object) -> None:
-    """Raises a ValueError that names the setting and its value unless it is an integer >= `minimum`."""
-    fits = isinstance(value, int) and value >= minimum
-    require(fits, setting, value, f"an integer of at least {minimum}")
 
 
 @gin.configurable
@@ -71,6 +60,7 @@ class TrainerArgs:
         eval_metrics: metrics of a generative model's retrieval, such as "HitRate@10".
 
     Raises:
+        TypeError: a value does not have the type of its annotation.
         ValueError: a value is out of range, or has no effect with the others; or the file of `balance_cost`
             is not a cost file.
         FileNotFoundError: the file of `balance_cost` does not exist.
@@ -115,6 +105,8 @@ class TrainerArgs:
     eval_metrics: tuple[str, ...] = ("HitRate@10", "Recall@10", "NDCG@10")
 
     def __post_init__(self) -> None:
+        check_types(self)
+
         def check(fits: bool, name: str, expected: str) -> None:
             require(fits, f"TrainerArgs.{name}", getattr(self, name), expected)
 
@@ -130,9 +122,9 @@ class TrainerArgs:
             expected = "seconds, above 0 and finite, or None for never"
             check(0 < self.hang_timeout_s < float("inf"), "hang_timeout_s", expected)
         check(
-            isinstance(self.profile_step_end, int) and self.profile_step_end > self.profile_step_start,
+            self.profile_step_end > self.profile_step_start,
             "profile_step_end",
-            f"an integer above profile_step_start = {self.profile_step_start}: the first not traced",
+            f"more than profile_step_start = {self.profile_step_start}: the first not traced",
         )
         interval = self.ckpt_save_interval
         expected = "steps, at least 1, or -1 for no checkpoints"
@@ -248,7 +240,8 @@ class OptimizerArgs:
         adam_beta1, adam_beta2, adam_eps: Adam's.
 
     Raises:
-        ValueError: an unknown optimizer, or a negative learning rate.
+        TypeError: a value does not have the type of its annotation.
+        ValueError: an unknown optimizer, or a value that is out of range.
     """
 
     optimizer_str: str
@@ -258,11 +251,17 @@ class OptimizerArgs:
     adam_eps: float = 1e-8
 
     def __post_init__(self) -> None:
+        check_types(self)
         self.optimizer_str = self.optimizer_str.lower()
         known = self.optimizer_str in _OPTIMIZERS
         expected = f"one of {', '.join(_OPTIMIZERS)}"
         require(known, "OptimizerArgs.optimizer_str", self.optimizer_str, expected)
-        require(self.learning_rate >= 0, "OptimizerArgs.learning_rate", self.learning_rate, "at least 0")
+        for name in ("learning_rate", "adam_eps"):
+            value = getattr(self, name)
+            require(0 <= value < float("inf"), f"OptimizerArgs.{name}", value, "finite, and at least 0")
+        for name in ("adam_beta1", "adam_beta2"):
+            value = getattr(self, name)
+            require(0 <= value < 1, f"OptimizerArgs.{name}", value, "at least 0 and less than 1")
 
 
 @gin.configurable
@@ -271,12 +270,14 @@ class TensorModelParallelArgs:
     """Accepted because gin files of this field have it; only 1 runs.
 
     Raises:
+        TypeError: `tensor_model_parallel_size` is no integer.
         ValueError: `tensor_model_parallel_size` is not 1.
     """
 
     tensor_model_parallel_size: int = 1
 
     def __post_init__(self) -> None:
+        check_types(self)
         require(
             self.tensor_model_parallel_size == 1,
             "TensorModelParallelArgs.tensor_model_parallel_size",

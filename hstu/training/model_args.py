@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import gin
 import torch
 
+from commons.checks import check_types, require, require_at_least
 from commons.training.metrics import parsed_names
 from commons.training.network_args import BaseNetworkArgs
-from commons.training.training_args import require, require_at_least
 from hstu.models.hstu_config import HSTUConfig, full_sequence_length
 from hstu.models.ranking import RankingHeadConfig
 from hstu.models.retrieval import RetrievalConfig
@@ -30,6 +30,7 @@ class DatasetArgs:
         shuffle: whether each epoch has its own order.
 
     Raises:
+        TypeError: a value does not have the type of its annotation.
         ValueError: a value is out of range.
     """
 
@@ -40,6 +41,7 @@ class DatasetArgs:
     shuffle: bool = False
 
     def __post_init__(self) -> None:
+        check_types(self)
         require_at_least(1, "DatasetArgs.max_history_seqlen", self.max_history_seqlen)
         require_at_least(0, "DatasetArgs.max_num_candidates", self.max_num_candidates)
 
@@ -102,6 +104,7 @@ class RankingArgs:
         eval_metrics: must be "AUC", case-insensitive.
 
     Raises:
+        TypeError: a value does not have the type of its annotation.
         ValueError: a value is out of range.
     """
 
@@ -112,6 +115,7 @@ class RankingArgs:
     eval_metrics: tuple[str, ...] = ("AUC",)
 
     def __post_init__(self) -> None:
+        check_types(self)
         arch = self.prediction_head_arch
         require(
             len(arch) > 0 and min(arch) >= 1, "RankingArgs.prediction_head_arch", arch, "widths of at least 1"
@@ -150,6 +154,7 @@ class RetrievalArgs:
         eval_metrics: "HR@k", "Recall@k" or "NDCG@k", over a ranking of all items.
 
     Raises:
+        TypeError: a value does not have the type of its annotation.
         ValueError: a value is out of range, or a metric unknown.
     """
 
@@ -159,9 +164,11 @@ class RetrievalArgs:
     eval_metrics: tuple[str, ...] = ("HR@10", "NDCG@10")
 
     def __post_init__(self) -> None:
+        check_types(self)
         require_at_least(1, "RetrievalArgs.num_negatives", self.num_negatives)
-        require(self.temperature > 0, "RetrievalArgs.temperature", self.temperature, "more than 0")
-        require(self.l2_norm_eps > 0, "RetrievalArgs.l2_norm_eps", self.l2_norm_eps, "more than 0")
+        for name in ("temperature", "l2_norm_eps"):
+            value = getattr(self, name)
+            require(0 < value < float("inf"), f"RetrievalArgs.{name}", value, "a finite number above 0")
         parsed_names(self.eval_metrics, "RetrievalArgs.eval_metrics")
 
     def config(self) -> RetrievalConfig:

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 
 import gin
 
+from commons.checks import check_types, require, require_at_least
 from commons.datasets import RandomDistribution, SIDDatasetSpec
 from commons.training.network_args import BaseNetworkArgs
-from commons.training.training_args import require, require_at_least
 from sid_gr.modules import DecoderConfig
 
 RANDOM, FROM_DISK = "sid_random_dataset", "sid_sequence_dataset"
@@ -44,6 +44,7 @@ class DatasetArgs:
         num_generated_batches: for the random dataset, per rank and epoch.
 
     Raises:
+        TypeError: a value does not have the type of its annotation.
         ValueError: a value is out of range, or a path is missing.
     """
 
@@ -62,6 +63,7 @@ class DatasetArgs:
     num_generated_batches: int = 100
 
     def __post_init__(self) -> None:
+        check_types(self)
         kinds = (RANDOM, FROM_DISK)
         require(
             self.dataset_type_str in kinds,
@@ -72,12 +74,6 @@ class DatasetArgs:
         require_at_least(1, "DatasetArgs.max_history_length", self.max_history_length)
         require_at_least(0, "DatasetArgs.max_candidate_length", self.max_candidate_length)
         require_at_least(1, "DatasetArgs.num_generated_batches", self.num_generated_batches)
-        require(
-            isinstance(self.codebook_sizes, list | tuple),
-            "DatasetArgs.codebook_sizes",
-            self.codebook_sizes,
-            "a list",
-        )
         require(
             len(self.codebook_sizes) == self.num_hierarchies,
             "DatasetArgs.codebook_sizes",
@@ -123,6 +119,7 @@ class NetworkArgs(BaseNetworkArgs):
         gated_mlp: whether a third matrix gates the MLP's hidden layer.
 
     Raises:
+        TypeError: a value does not have the type of its annotation.
         ValueError: a value is out of range.
     """
 

@@ -14,12 +14,10 @@ def test_the_model_is_scored_as_the_file_says():
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"num_negatives": 0}, "RetrievalArgs.num_negatives = 0: expected an integer of at least 1"),
-        ({"num_negatives": 2.5}, "RetrievalArgs.num_negatives = 2.5: expected an integer"),
-        ({"temperature": 0}, "RetrievalArgs.temperature = 0: expected more than 0"),
-        ({"l2_norm_eps": -1e-6}, "RetrievalArgs.l2_norm_eps = -1e-06: expected more than 0"),
+        ({"num_negatives": 0}, "RetrievalArgs.num_negatives = 0: expected at least 1"),
+        ({"temperature": 0}, "RetrievalArgs.temperature = 0: expected a finite number above 0"),
+        ({"l2_norm_eps": -1e-6}, "RetrievalArgs.l2_norm_eps = -1e-06: expected a finite number above 0"),
         ({"eval_metrics": ("AUC",)}, "RetrievalArgs.eval_metrics = 'AUC': expected HitRate@k, HR@k"),
-        ({"eval_metrics": "HR@10"}, "RetrievalArgs.eval_metrics = 'HR@10': expected a tuple"),
     ],
 )
 def test_a_bad_setting_is_named(wrong, message):

@@ -175,6 +175,18 @@ def rewrite_column(directory, column):
         ),
         (lambda d: rewrite_column(d, pl.col("actions").list.eval(pl.element() - 1)), "an action id is 0"),
         (lambda d: rewrite_column(d, pl.col("user_id").alias("items")), "sequences.parquet is malformed"),
+        (
+            lambda d: rewrite_column(d, pl.col("items").list.eval(pl.element() + 0.5)),
+            r"sequences.parquet is malformed: column 'items' is List\(Float64\): expected lists of integers",
+        ),
+        (
+            lambda d: rewrite_column(d, pl.col("actions").list.eval(pl.element().cast(pl.Float32))),
+            r"column 'actions' is List\(Float32\): expected lists of integers",
+        ),
+        (
+            lambda d: rewrite_column(d, pl.col("age") / 2),
+            "sequences.parquet is malformed: column 'age' is Float64: expected integers",
+        ),
     ],
 )
 def test_a_malformed_file_is_named_with_the_command_that_prepares_it(damage, message, prepared):

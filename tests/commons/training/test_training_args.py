@@ -18,13 +18,12 @@ WINDOW = {"balance_window": 2}
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"train_batch_size": 0}, "train_batch_size = 0: expected an integer of at least 1"),
-        ({"train_batch_size": "8"}, "train_batch_size = '8': expected an integer"),
+        ({"train_batch_size": 0}, "train_batch_size = 0: expected at least 1"),
         ({"log_interval": 0}, "log_interval = 0"),
         ({"max_train_iters": 0}, "max_train_iters = 0"),
         ({"peak_tflops": 0.0}, "peak_tflops = 0.0: expected a number above 0"),
-        ({"profile_step_start": 0}, "profile_step_start = 0: expected an integer of at least 1"),
-        ({"profile_step_end": 100}, "profile_step_end = 100: expected an integer above profile_step_start"),
+        ({"profile_step_start": 0}, "profile_step_start = 0: expected at least 1"),
+        ({"profile_step_end": 100}, "profile_step_end = 100: expected more than profile_step_start"),
         ({"single_rank_load": True}, "single_rank_load = True: expected False without enable_balanced_sh"),
         ({"balance_exchange": "a"}, r"balance_exchange = 'a'; there are \['all_gather', 'all_to_all'\]"),
         ({"balance_partitioner": "a"}, r"balance_partitioner = 'a'; there are \['karmarkar_karp'"),
@@ -37,7 +36,6 @@ WINDOW = {"balance_window": 2}
             "max_tokens_per_micro_batch = 0: expected an integer of at",
         ),
         ({"balance_speed_limit": 1.5}, "balance_speed_limit = 1.5: expected its default without balance_c"),
-        ({"max_tokens_per_micro_batch": 2.5}, "max_tokens_per_micro_batch = 2.5: expected an integer"),
     ],
 )
 def test_a_bad_setting_is_named(settings, message):

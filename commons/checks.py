@@ -1,0 +1,57 @@
+"""Checks of arguments and settings: their errors name what was given, and what was expected."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from dataclasses import fields
+from numbers import Integral, Real
+from types import UnionType
+from typing import Any, get_args, get_origin, get_type_hints
+
+import numpy as np
+
+
+def require(is_valid: bool, name: str, value: object, expected: str) -> None:
+    """Raises a ValueError that names the argument, its value, and what was expected, unless `is_valid`."""
+    if not is_valid:
+        raise ValueError(f"{name} = {value!r}: expected {expected}")
+
+
+def require_at_least(least: int, name: str, value: int) -> None:
+    """Requires that an argument is at least `least`."""
+    require(value >= least, name, value, f"at least {least}")
+
+
+def require_type(name: str, value: object, annotation: Any) -> None:
+    """Raises a TypeError that names the argument, its value and its type, unless the annotation has it.
+
+    An integer is a float, too, and a bool is neither. A scalar of numpy counts as Python's. A list and a
+    tuple are the same, because gin files write either.
+    """
+    if not _has_type(value, annotation):
+        expected = re.sub(r"\w+\.", "", inspect.formatannotation(annotation)).replace(" | ", " or ")
+        raise TypeError(f"{name} = {value!r} ({type(value).__name__}): expected {expected}")
+
+
+def check_types(settings: Any) -> None:
+    """Requires that each field of a dataclass has the type of its annotation, as `require_type` does."""
+    name, annotations = type(settings).__name__, get_type_hints(type(settings))
+    for field in fields(settings):
+        require_type(f"{name}.{field.name}", getattr(settings, field.name), annotations[field.name])
+
+
+def _has_type(value: object, annotation: Any) -> bool:
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is UnionType:
+        return any(_has_type(value, of_union) for of_union in arguments)
+    if origin in (list, tuple):
+        return isinstance(value, list | tuple) and all(_has_type(item, arguments[0]) for item in value)
+    if origin is dict:
+        return isinstance(value, dict) and all(
+            _has_type(key, arguments[0]) and _has_type(item, arguments[1]) for key, item in value.items()
+        )
+    if annotation in (int, float):
+        numbers = Integral if annotation is int else Real
+        return isinstance(value, numbers) and not isinstance(value, bool)
+    return isinstance(value, bool | np.bool_ if annotation is bool else annotation)

@@ -1,0 +1,147 @@
+"""A setting of the wrong type is refused, by its name."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import fields, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from commons.checks import require_type
+from commons.datasets import (
+    DynamicEmbeddingArgs,
+    EmbeddingArgs,
+    FeatureArgs,
+    RandomDistribution,
+)
+from commons.distributed.shuffler_settings import ShufflerSettings
+from commons.training import OptimizerArgs, TensorModelParallelArgs, TrainerArgs
+from hstu.training import model_args as hstu
+from sid_gr.training import model_args as sid_gr
+from tests.commons.datasets.random_args import random_args
+from tests.commons.distributed.shufflers import FieldShuffler
+
+REPOSITORY = Path(__file__).parents[2]
+TRAINER, ADAM = TrainerArgs(train_batch_size=1), OptimizerArgs("adam", 1e-3)
+HISTORY = FeatureArgs(["item"], 4)
+HSTU, SID_GR = hstu.NetworkArgs(2, 16, 2, 8), sid_gr.NetworkArgs(2, 16, 2, 8)
+SETTINGS = [
+    TRAINER,
+    ADAM,
+    TensorModelParallelArgs(),
+    ShufflerSettings(),
+    HISTORY,
+    EmbeddingArgs(["item"], "items", 10, "data_parallel"),
+    DynamicEmbeddingArgs(["item"], "items", 10),
+    RandomDistribution("zipf", alpha=1.2),
+    random_args(),
+    HSTU,
+    hstu.DatasetArgs("ml-1m", 8),
+    hstu.RankingArgs([8, 1]),
+    hstu.RetrievalArgs(4),
+    SID_GR,
+    sid_gr.DatasetArgs("shop", 8, sid_gr.RANDOM, 2, [4, 4]),
+]
+
+
+@pytest.mark.parametrize(
+    ("valid", "settings", "message"),
+    [
+        (TRAINER, {"enable_balanced_shuffler": "False"}, "'False' (str): expected bool"),
+        (TRAINER, {"balance_equal_rows": "False"}, "'False' (str): expected bool"),
+        (TRAINER, {"ckpt_save_interval": 1.5}, "1.5 (float): expected int"),
+        (TRAINER, {"train_batch_size": True}, "True (bool): expected int"),
+        (TRAINER, {"eval_metrics": "AUC"}, "'AUC' (str): expected tuple[str, ...]"),
+        (TRAINER, {"eval_metrics": ["HitRate@1", 10]}, "['HitRate@1', 10] (list): expected tuple[str, ...]"),
+        (TRAINER, {"max_train_iters": 1e3}, "1000.0 (float): expected int or None"),
+        (ADAM, {"learning_rate": "1e-3"}, "'1e-3' (str): expected float"),
+        (ADAM, {"learning_rate": None}, "None (NoneType): expected float"),
+        (ShufflerSettings(), {"verify": "no"}, "'no' (str): expected bool"),
+        (SID_GR, {"gated_mlp": 1}, "1 (int): expected bool"),
+        (HISTORY, {"value_dists": {"item": 3}}, "{'item': 3} (dict): expected dict[str, RandomDistribution]"),
+    ],
+)
+def test_a_setting_of_another_type_is_named_with_what_was_expected(valid, settings, message):
+    [name] = settings
+    with pytest.raises(TypeError) as raised:
+        replace(valid, **settings)
+    assert str(raised.value).startswith(f"{type(valid).__name__}.{name} = {message}")
+
+
+@pytest.mark.parametrize("cost", [Path("cost.json"), 3, True])
+def test_a_cost_that_is_none_is_refused(cost):
+    with pytest.raises(TypeError, match=r"^FieldShuffler.cost = .*: expected MeasuredCost or str or None"):
+        FieldShuffler(cost=cost)
+
+
+@pytest.mark.parametrize(
+    ("valid", "name"),
+    [(valid, field.name) for valid in SETTINGS for field in fields(valid)],
+    ids=lambda part: part if isinstance(part, str) else f"{type(part).__module__}.{type(part).__name__}",
+)
+def test_every_setting_has_its_type_checked(valid, name):
+    with pytest.raises(TypeError, match=rf"^{type(valid).__name__}\.{name} = <object object .*: expected "):
+        replace(valid, **{name: object()})
+
+
+def test_no_configurable_is_left_out():
+    configurables = {
+        (".".join(path.relative_to(REPOSITORY).with_suffix("").parts), node.name)
+        for package in ("commons", "hstu", "sid_gr")
+        for path in (REPOSITORY / package).rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ClassDef)
+        and any("gin.configurable" in ast.unparse(decorator) for decorator in node.decorator_list)
+    }
+    checked = {(type(valid).__module__, type(valid).__name__) for valid in SETTINGS}
+    assert configurables | {(ShufflerSettings.__module__, "ShufflerSettings")} == checked
+
+
+@pytest.mark.parametrize(
+    ("expected", "fitting", "others"),
+    [
+        (bool, [True, np.True_], [0, "True", None, torch.tensor(True)]),
+        (int, [3, np.int32(3)], [3.0, True, np.True_, "3", np.float64(3)]),
+        (float, [0.5, 3, np.float32(0.5), np.int64(3)], [True, "0.5", 1j, torch.tensor(0.5)]),
+        (int | None, [None, 3], [0.5]),
+        (list[int], [[], [3], (3, 4)], [3, [3.0], "34", None]),
+        (tuple[str, ...], [("AUC",), ["AUC"]], ["AUC", (1,)]),
+        (dict[str, int], [{}, {"user": 3}], [{3: 3}, {"user": "3"}, []]),
+    ],
+)
+def test_what_a_type_takes(expected, fitting, others):
+    for value in fitting:
+        require_type("x", value, expected)
+    for value in others:
+        with pytest.raises(TypeError, match=r"^x = "):
+            require_type("x", value, expected)
+
+
+@pytest.mark.parametrize(
+    ("valid", "settings"),
+    [
+        (ADAM, {"learning_rate": -1.0}),
+        (ADAM, {"learning_rate": float("nan")}),
+        (ADAM, {"learning_rate": float("inf")}),
+        (ADAM, {"adam_beta1": 2.0}),
+        (ADAM, {"adam_beta1": 1.0}),
+        (ADAM, {"adam_beta2": -0.1}),
+        (ADAM, {"adam_eps": -1}),
+        (ADAM, {"adam_eps": float("nan")}),
+        (HSTU, {"norm_epsilon": 0.0}),
+        (SID_GR, {"norm_epsilon": float("nan")}),
+        (hstu.RetrievalArgs(4), {"temperature": float("inf")}),
+        (hstu.RetrievalArgs(4), {"l2_norm_eps": -1.0}),
+        (RandomDistribution("zipf", alpha=1.2), {"alpha": float("inf")}),
+        (RandomDistribution("normal", mean=1.0, std=1.0), {"mean": float("nan")}),
+        (TRAINER, {"ckpt_save_interval": -2}),
+        (TRAINER, {"balance_tolerance": float("inf")}),
+    ],
+)
+def test_a_setting_out_of_range_is_named(valid, settings):
+    [name] = settings
+    with pytest.raises(ValueError, match=rf"^{type(valid).__name__}\.{name}.* = .*: expected "):
+        replace(valid, **settings)
