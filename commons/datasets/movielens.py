@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 import urllib.request
 import zipfile
@@ -100,7 +101,9 @@ class MovieLens(PreparedDataset):
                     with members.open(f"{self.name}/{name}") as member, part.open("wb") as file:
                         shutil.copyfileobj(member, file)
                     part.replace(archive.with_name(name))
-        except (zipfile.BadZipFile, KeyError) as error:
+        except Exception as error:  # a damaged archive raises nearly anything
+            if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
+                raise  # a full disk, say
             raise ValueError(
                 f"{archive} is not the official {self.name} archive ({error}); delete it to download it again"
             ) from error

@@ -94,7 +94,9 @@ class ShuffleStage:
         ValueError: an unknown reduction, or "global_mean" with micro-batches or a window.
     """
 
-    def __init__(self, shuffler: BatchShuffler, device: torch.device, loss_reduction: str | None) -> None:
+    def __init__(
+        self, shuffler: BatchShuffler | None, device: torch.device, loss_reduction: str | None
+    ) -> None:
         if not isinstance(shuffler, BatchShuffler):
             raise TypeError(
                 f"batch_shuffler is {shuffler!r}; expected a BatchShuffler, as MyShuffler() or "

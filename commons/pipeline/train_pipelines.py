@@ -141,7 +141,7 @@ class SequentialTrainPipeline(_WithStage, TrainPipeline):
             of all ranks. The gradient is always that of the mean over all loss tokens of the step.
 
     Raises:
-        TypeError: `batch_shuffler` is not a BatchShuffler.
+        TypeError: `batch_shuffler` is missing, or not a BatchShuffler.
         ValueError: an unknown `loss_reduction`, or "global_mean" with micro-batches or a window; or an
             argument of TorchRec's pipelines is given.
     """
@@ -151,7 +151,7 @@ class SequentialTrainPipeline(_WithStage, TrainPipeline):
         model: torch.nn.Module,
         optimizer: torch.optim.Optimizer,
         device: torch.device,
-        batch_shuffler: BatchShuffler,
+        batch_shuffler: BatchShuffler | None = None,
         loss_reduction: str | None = None,
         **torchrec_arguments: Any,
     ) -> None:
@@ -218,7 +218,7 @@ class _SparseDistWithStage(_WithStage):
         model: torch.nn.Module,
         optimizer: torch.optim.Optimizer,
         device: torch.device,
-        batch_shuffler: BatchShuffler,
+        batch_shuffler: BatchShuffler | None = None,
         loss_reduction: str | None = None,
         **torchrec_arguments: Any,
     ) -> None:
@@ -316,7 +316,7 @@ class PrefetchTrainPipeline(_SparseDistWithStage, PrefetchTrainPipelineSparseDis
         model: torch.nn.Module,
         optimizer: torch.optim.Optimizer,
         device: torch.device,
-        batch_shuffler: BatchShuffler,
+        batch_shuffler: BatchShuffler | None = None,
         loss_reduction: str | None = None,
         **torchrec_arguments: Any,
     ) -> None:

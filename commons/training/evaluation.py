@@ -13,7 +13,7 @@ from tqdm import tqdm
 from commons.distributed.shuffler_settings import LEARNED, ShufflerSettings
 from commons.training.hang_watch import HangWatch
 from commons.training.recovery import Recovery
-from commons.training.run_log import RunRecord, warn_once
+from commons.training.run_log import RunRecord, make_log_dir, warn_once
 from commons.training.sharded_model import shard_model
 from commons.training.step_vote import StepVote
 from commons.training.synchronized_gc import SynchronizedGC
@@ -81,10 +81,12 @@ def evaluate_checkpoint(task: TrainingTask, args: TrainerArgs, device: torch.dev
 
     Raises:
         FileNotFoundError: there is no checkpoint.
+        OSError: `log_dir` cannot be written to.
         ValueError: it is of another model; or the training or the evaluation set is empty.
     """
     warn_once(*args.settings_without_effect())
     task.check_datasets()
+    make_log_dir(args.log_dir)
     cached = task.pipeline_name(args, device) == "prefetch"
     # Sharding takes an optimizer; this one keeps no state.
     model, optimizer = shard_model(task.model, OptimizerArgs("sgd", 0.0), device, cached=cached)

@@ -26,6 +26,8 @@ from commons.pipeline.compute_clock import ComputeSpan
 
 logger = logging.getLogger(__name__)
 _warned: set[str] = set()
+# In `log_dir`.
+LINES, TENSORBOARD = "train.jsonl", "tensorboard"
 
 # A training step computes the forward pass once and, in backward, two products of the same size for each.
 TRAINING_FLOPS_PER_FORWARD = 3
@@ -41,6 +43,23 @@ def warn_once(*messages: str) -> None:
         _warned.add(message)
 
 
+def make_log_dir(log_dir: str) -> None:
+    """Makes the folder of a `RunRecord`, on rank 0. To be called before anything that takes long.
+
+    Raises:
+        OSError: it cannot be written to.
+    """
+    if dist.get_rank() == 0:
+        folder = Path(log_dir)
+        try:
+            (folder / TENSORBOARD).mkdir(parents=True, exist_ok=True)
+            (folder / LINES).open("a").close()
+        except OSError as error:
+            raise OSError(
+                f"TrainerArgs.log_dir = {log_dir!r} cannot be written to: {error.filename}: {error.strerror}"
+            ) from None
+
+
 class RunRecord:
     """Shows and writes figures on rank 0; does nothing on other ranks.
 
@@ -54,8 +73,8 @@ class RunRecord:
         self._here = dist.get_rank() == 0
         if not self._here:
             return
-        folder.mkdir(parents=True, exist_ok=True)
-        self._lines, self._scalars = folder / "train.jsonl", folder / "tensorboard"
+        make_log_dir(str(folder))
+        self._lines, self._scalars = folder / LINES, folder / TENSORBOARD
         # Without a terminal the lines of the log tell how far the run is.
         self._bar = tqdm(
             total=num_steps, initial=first_step, unit="step", desc="train", dynamic_ncols=True, disable=None

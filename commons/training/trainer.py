@@ -18,7 +18,7 @@ from commons.sequence_batch import BaseBatch
 from commons.training.evaluation import Evaluator, evaluation_text
 from commons.training.hang_watch import HangWatch
 from commons.training.recovery import Recovery
-from commons.training.run_log import FlopsCounter, RunRecord, StepLog, warn_once
+from commons.training.run_log import FlopsCounter, RunRecord, StepLog, make_log_dir, warn_once
 from commons.training.sharded_model import shard_model
 from commons.training.step_traces import StepTraces
 from commons.training.step_vote import StepVote
@@ -40,12 +40,14 @@ def train(
         was stopped before.
 
     Raises:
-        KeyError: an unknown pipeline or shuffler.
-        ValueError: the training or the evaluation set is empty.
+        KeyError: an unknown shuffler.
+        OSError: `log_dir` cannot be written to.
+        ValueError: an unknown pipeline; or the training or the evaluation set is empty.
         NonFiniteLossError: a rank's loss was not finite, mostly two steps ago; raised on all of them.
     """
     warn_once(*args.settings_without_effect())
     task.check_datasets()
+    make_log_dir(args.log_dir)
     with HangWatch(args.log_dir, args.hang_timeout_s) as watch:
         return _Trainer(task, args, optimizer_args, device, watch).run()
 

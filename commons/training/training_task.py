@@ -14,7 +14,7 @@ from commons.distributed import BatchShuffler, BatchShufflerFactory
 from commons.pipeline import TrainPipelineFactory
 from commons.training.metrics import EvaluationMetrics
 from commons.training.run_log import warn_once
-from commons.training.training_args import TrainerArgs
+from commons.training.training_args import TrainerArgs, require
 
 Source = TypeVar("Source", bound=SampleSource)
 
@@ -99,7 +99,8 @@ class TrainingTask:
             device: device of this rank.
 
         Raises:
-            KeyError: an unknown pipeline or shuffler.
+            KeyError: an unknown shuffler.
+            ValueError: an unknown pipeline.
         """
         return TrainPipelineFactory.create(
             self.pipeline_name(args, device),
@@ -111,7 +112,11 @@ class TrainingTask:
         )
 
     def pipeline_name(self, args: TrainerArgs, device: torch.device) -> str:
-        """Returns the pipeline to run; warns on rank 0 if it is not the one in the arguments."""
+        """Returns the pipeline to run; warns on rank 0 if it is not the one in the arguments.
+
+        Raises:
+            ValueError: an unknown one.
+        """
         name = args.pipeline_type
         if name == "sw_serial":
             # The generator of gin files in recsys-examples offers this name. Its training runs names that it
@@ -124,6 +129,9 @@ class TrainingTask:
         elif name == "prefetch" and not self.has_cacheable_tables:
             instead, reason = "native", "fills a GPU's cache, which dynamic tables have none of"
         else:
+            known = TrainPipelineFactory.list_available()
+            expected = f"one of {', '.join(map(repr, known))}"
+            require(name in known, "TrainerArgs.pipeline_type", name, expected)
             return name
         warn_once(f'TrainerArgs.pipeline_type = "{name}" {reason}: "{instead}" runs instead')
         return instead

@@ -1,9 +1,8 @@
 """A program of a user's own, in which a part fails on the last rank, for tests.
 
-torchrun ... tests/e2e/plain_program.py PART [END]
+torchrun ... tests/e2e/plain_program.py PART
 
-PART is loader, workloads, partitioner, forward, or none. With "destroy" for END, the process group is left at
-the end, whatever happens.
+PART is loader, workloads, partitioner, forward, or none.
 """
 
 from __future__ import annotations
@@ -101,8 +100,4 @@ def main():
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    finally:
-        if sys.argv[2:] == ["destroy"]:
-            dist.destroy_process_group()
+    main()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import ctypes
 import functools
 import json
 import multiprocessing
@@ -71,17 +70,11 @@ def _run(directory: str, arguments: list[str], environment: dict[str, str], outp
     is_module = arguments[0] == "-m"
     sys.argv = arguments[is_module:]
     sys.path[:0] = [directory if is_module else str(Path(arguments[0]).parent), environment["PYTHONPATH"]]
-    code = 0
     try:
         if is_module:
             runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
         else:
             runpy.run_path(arguments[0], run_name="__main__")
-    except SystemExit as end:
-        code = end.code if isinstance(end.code, int) else int(end.code is not None)
-        if code and not isinstance(end.code, int):
-            print(end.code, file=sys.stderr)
-    except BaseException:
-        sys.excepthook(*sys.exc_info())
-        code = 1
-    ctypes.pythonapi.Py_Exit(code)  # as an interpreter ends; multiprocessing would skip most of that
+    except Exception:
+        sys.excepthook(*sys.exc_info())  # as an interpreter does; multiprocessing prints tracebacks by itself
+        sys.exit(1)

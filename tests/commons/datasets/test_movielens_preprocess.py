@@ -124,9 +124,9 @@ def test_headers_count_as_lines_and_files_must_have_ratings_of_known_users(raw_1
     assert "u.data has no ratings" in error_of("ml-100k", raw_100k, tmp_path)
 
 
-def write_archive(path, raw):
+def write_archive(path, raw, compression=zipfile.ZIP_STORED):
     path.parent.mkdir(parents=True, exist_ok=True)
-    with zipfile.ZipFile(path, "w") as archive:
+    with zipfile.ZipFile(path, "w", compression) as archive:
         for name in ("u.data", "u.user"):
             archive.write(raw / name, f"ml-100k/{name}")
 
@@ -169,6 +169,40 @@ def test_a_damaged_archive_is_an_error_and_leaves_no_file(raw_100k, tmp_path):
     archive.write_bytes(archive.read_bytes().replace(b"7\t11\t5\t100", b"7\t11\t1\t100"))
     assert "Bad CRC-32" in error_of("ml-100k", tmp_path, tmp_path)
     assert not (tmp_path / "u.data").exists()
+
+
+@pytest.mark.parametrize("compression", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_a_damaged_archive_is_an_error_wherever_the_damage_is(raw_100k, tmp_path, compression):
+    archive, raw = tmp_path / "raw/ml-100k.zip", tmp_path / "raw"
+    write_archive(archive, raw_100k, compression)
+    whole, refused = archive.read_bytes(), set()
+    table, _ = prepare("ml-100k", raw, tmp_path)
+    for place in range(0, len(whole), 4):
+        (raw / "u.data").unlink(missing_ok=True)
+        (raw / "u.user").unlink(missing_ok=True)
+        archive.write_bytes(whole[:place] + bytes([whole[place] ^ 0xFF]) + whole[place + 1 :])
+        try:
+            assert prepare("ml-100k", raw, tmp_path)[0].equals(table)  # a time, an attribute
+        except SystemExit as stopped:
+            message = str(stopped)
+            assert message.startswith(f"error: {archive} is not the official ml-100k archive ("), place
+            assert message.endswith("; delete it to download it again")
+            refused.add(place)
+    assert len(refused) > len(whole) / 8
+
+
+def test_an_encrypted_archive_is_an_error(raw_100k, tmp_path):
+    archive = tmp_path / "ml-100k.zip"
+    write_archive(archive, raw_100k)
+    contents = bytearray(archive.read_bytes())
+    for header, flags in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
+        start = contents.find(header)
+        while start >= 0:
+            contents[start + flags] |= 1
+            start = contents.find(header, start + 1)
+    archive.write_bytes(contents)
+    error = error_of("ml-100k", tmp_path, tmp_path)
+    assert "is encrypted" in error and error.endswith("; delete it to download it again")
 
 
 @pytest.mark.skipif(not REAL_100K.exists(), reason=f"needs the real MovieLens 100K at {REAL_100K}")

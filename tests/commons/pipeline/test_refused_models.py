@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 import torch.distributed as dist
 from torchrec import EmbeddingCollection, EmbeddingConfig
 
 from commons.distributed import BatchShufflerFactory
+from commons.pipeline import TrainPipelineFactory
 from commons.training import OptimizerArgs, shard_model
 from tests.commons.distributed.errors_and_warnings import error_of
 from tests.commons.pipeline.ranking_pipelines import CPU, equal_histories, pipeline_of
@@ -46,6 +48,16 @@ class Returning(torch.nn.Module):
         return {"loss": self.weight, "dict": {"ctr": self.weight}, "three": (self.weight, None, None)}[
             self._form
         ]
+
+
+@pytest.mark.parametrize("name", ["none", "native"])
+def test_a_pipeline_without_a_shuffler_says_how_to_make_one(name):
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with pytest.raises(
+        TypeError, match=r"^batch_shuffler is None; expected a BatchShuffler, as MyShuffler\(\)"
+    ):
+        TrainPipelineFactory.create(name, model=model, optimizer=optimizer, device=CPU, loss_reduction="sum")
 
 
 def _error_of_model(name: str, model: torch.nn.Module) -> str:
