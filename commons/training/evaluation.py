@@ -13,6 +13,7 @@ from tqdm import tqdm
 from commons.distributed.shuffler_settings import LEARNED, ShufflerSettings
 from commons.training.hang_watch import HangWatch
 from commons.training.recovery import Recovery
+from commons.training.run_lock import locked
 from commons.training.run_log import RunRecord, warn_once
 from commons.training.sharded_model import shard_model
 from commons.training.step_vote import StepVote
@@ -82,6 +83,7 @@ def evaluate_checkpoint(task: TrainingTask, args: TrainerArgs, device: torch.dev
     Raises:
         FileNotFoundError: there is no checkpoint.
         ValueError: it is of another model; or the training or the evaluation set is empty.
+        RuntimeError: another run writes to `log_dir`.
     """
     warn_once(*args.settings_without_effect())
     task.check_datasets()
@@ -96,6 +98,7 @@ def evaluate_checkpoint(task: TrainingTask, args: TrainerArgs, device: torch.dev
         tqdm.write(f"no training: evaluates {recovery.restored}")
     step = state.progress.step
     with (
+        locked(args.written_folders(num_steps=0)),
         HangWatch(args.log_dir, args.hang_timeout_s) as watch,
         RunRecord(Path(args.log_dir), step, step) as record,
         SynchronizedGC(args.gc_interval) as collector,

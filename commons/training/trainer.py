@@ -18,6 +18,7 @@ from commons.sequence_batch import BaseBatch
 from commons.training.evaluation import Evaluator, evaluation_text
 from commons.training.hang_watch import HangWatch
 from commons.training.recovery import Recovery
+from commons.training.run_lock import locked
 from commons.training.run_log import FlopsCounter, RunRecord, StepLog, warn_once
 from commons.training.sharded_model import shard_model
 from commons.training.step_traces import StepTraces
@@ -42,12 +43,14 @@ def train(
     Raises:
         KeyError: an unknown pipeline or shuffler.
         ValueError: the training or the evaluation set is empty.
+        RuntimeError: another run writes to `log_dir` or `ckpt_save_dir`.
         NonFiniteLossError: a rank's loss was not finite, mostly two steps ago; raised on all of them.
     """
     warn_once(*args.settings_without_effect())
     task.check_datasets()
-    with HangWatch(args.log_dir, args.hang_timeout_s) as watch:
-        return _Trainer(task, args, optimizer_args, device, watch).run()
+    whole_run = args.max_train_iters or Progress().steps_left(task.train_dataset)
+    with locked(args.written_folders(whole_run)), HangWatch(args.log_dir, args.hang_timeout_s) as watch:
+        return _Trainer(task, args, optimizer_args, device, watch, whole_run).run()
 
 
 class _Trainer:
@@ -60,6 +63,7 @@ class _Trainer:
         optimizer_args: OptimizerArgs,
         device: torch.device,
         watch: HangWatch,
+        whole_run: int,
     ) -> None:
         self._task, self._args, self._device, self._watch = task, args, device, watch
         self._prefetches = task.pipeline_name(args, device) == "prefetch"
@@ -69,7 +73,6 @@ class _Trainer:
         torch.manual_seed(args.seed + dist.get_rank())
         self._state = TrainingState(self._model, optimizer)
         self._vote = StepVote()
-        whole_run = args.max_train_iters or Progress().steps_left(task.train_dataset)
         self._recovery = Recovery(args, self._state, self._vote, whole_run)
         self._recovery.resume()
         if self._recovery.restored is not None and dist.get_rank() == 0:
