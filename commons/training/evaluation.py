@@ -91,7 +91,7 @@ def evaluate_checkpoint(task: TrainingTask, args: TrainerArgs, device: torch.dev
     # Sharding takes an optimizer; this one keeps no state.
     model, optimizer = shard_model(task.model, OptimizerArgs("sgd", 0.0), device, cached=cached)
     task.metrics.bind(model)
-    state = TrainingState(model, optimizer=None)
+    state = TrainingState(model, optimizer=None, settings=task.settings)
     recovery = Recovery(replace(args, ckpt_save_interval=-1), state, StepVote(), num_steps=0)
     recovery.resume()
     if dist.get_rank() == 0:

@@ -24,6 +24,7 @@ from commons.training.sharded_model import shard_model
 from commons.training.step_traces import StepTraces
 from commons.training.step_vote import StepVote
 from commons.training.synchronized_gc import SynchronizedGC
+from commons.training.trained_settings import SAMPLES, settings_of
 from commons.training.training_args import LEARNED_COST_FILE, OptimizerArgs, TrainerArgs
 from commons.training.training_state import Progress, TrainingState, training_batches
 from commons.training.training_task import TrainingTask
@@ -42,7 +43,8 @@ def train(
 
     Raises:
         KeyError: an unknown pipeline or shuffler.
-        ValueError: the training or the evaluation set is empty.
+        ValueError: the training or the evaluation set is empty; or the checkpoint to resume from is of a
+            training with other settings, or damaged.
         RuntimeError: another run writes to `log_dir` or `ckpt_save_dir`.
         NonFiniteLossError: a rank's loss was not finite, mostly two steps ago; raised on all of them.
     """
@@ -71,7 +73,14 @@ class _Trainer:
         task.metrics.bind(self._model)
         # From here on, ranks draw different numbers: equal dropout masks on all would be wrong.
         torch.manual_seed(args.seed + dist.get_rank())
-        self._state = TrainingState(self._model, optimizer)
+        settings = {
+            "TrainerArgs.seed": args.seed,
+            "DatasetArgs.shuffle": task.train_dataset.shuffle,
+            SAMPLES: task.train_dataset.num_samples,
+            **settings_of(optimizer_args),
+            **task.settings,
+        }
+        self._state = TrainingState(self._model, optimizer, settings)
         self._vote = StepVote()
         self._recovery = Recovery(args, self._state, self._vote, whole_run)
         self._recovery.resume()
