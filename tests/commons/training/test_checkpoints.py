@@ -125,7 +125,7 @@ OLD_FORMAT = {".metadata": 2310, "settings.json": 12}
         (CONTENTS_FILE, b"{}", "contents.json does not list its files"),
         (CONTENTS_FILE, json.dumps(OLD_FORMAT).encode(), "contents.json has 2310 for .metadata, expected"),
         (".metadata", None, ".metadata is missing"),
-        (".metadata", os.urandom(100), ".metadata has 100 bytes"),
+        (".metadata", bytes(100), ".metadata has 100 bytes"),
         ("__1_0.distcp", b"", "__1_0.distcp has 0 bytes"),
         ("__0_0.distcp", None, "__0_0.distcp is missing"),
     ],
