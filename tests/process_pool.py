@@ -41,7 +41,15 @@ def rank_device() -> Any:
 
 
 class RankError(AssertionError):
-    """Error of some ranks; the message has the traceback of each."""
+    """Error of some ranks; the message has the traceback of each.
+
+    Attributes:
+        by_rank: each rank's traceback; empty for a rank that did not fail.
+    """
+
+    def __init__(self, by_rank: list[str]) -> None:
+        super().__init__("\n".join(f"--- rank {rank}\n{text}" for rank, text in enumerate(by_rank) if text))
+        self.by_rank = by_rank
 
 
 class ProcessPool:
@@ -74,7 +82,7 @@ class ProcessPool:
                 self.close()
             return [result for _, result in answers]
         self.close(kill=True)
-        raise RankError("\n".join(f"--- rank {r}\n{text}" for r, (ok, text) in enumerate(answers) if not ok))
+        raise RankError(["" if ok else text for ok, text in answers])
 
     def close(self, kill: bool = False) -> None:
         """Ends the processes."""

@@ -33,6 +33,9 @@ class SequenceDataset(IterableDataset[BaseBatch]):
         single_rank: whether rank 0 loads the samples of all ranks, in batches of `batch_size × num_ranks`
             rows, and the other ranks yield no batches.
 
+    Attributes:
+        shuffle: as given.
+
     Raises:
         ValueError: a value is out of range.
     """
@@ -54,7 +57,7 @@ class SequenceDataset(IterableDataset[BaseBatch]):
         self._batch_size = batch_size
         self._rank = rank
         self._num_ranks = num_ranks
-        self._shuffle = shuffle
+        self.shuffle = shuffle
         self._seed = seed
         self._single_rank = single_rank
         self._epoch = 0
@@ -112,7 +115,7 @@ class SequenceDataset(IterableDataset[BaseBatch]):
     def _epoch_order(self) -> np.ndarray:
         """Returns the indices of this epoch's remaining samples, over all ranks."""
         order = np.arange(len(self._source))
-        if self._shuffle:
+        if self.shuffle:
             order = np.random.default_rng((self._seed, self._epoch)).permutation(order)
         return order[self._start_sample :]
 

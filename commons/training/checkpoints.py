@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -20,14 +21,18 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed._shard.sharded_tensor import ShardedTensor
-from torch.distributed.checkpoint import CheckpointException, FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint import CheckpointException, FileSystemWriter, SavePlan, SavePlanner
+from torch.distributed.checkpoint.storage import WriteResult
 
 from commons.distributed.failures import portable, raise_first
 from commons.distributed.rank_group import RankGroup
 from commons.training.host_copies import HostCopies
+from commons.training.plain_reader import METADATA_FILE, PlainPlanner, PlainReader
 
-# Lists the other files with their sizes; written after all of them.
+# Lists the other files with their sizes and checksums; written after all of them.
 CONTENTS_FILE = "contents.json"
+# The settings that the state was trained with.
+SETTINGS_FILE = "settings.json"
 _NAME = re.compile(r"step_(\d+)")
 _UNFINISHED = ".unfinished"
 _LEFT_OVER = re.compile(r"step_\d+(\.old)?\.unfinished")
@@ -61,19 +66,58 @@ class Checkpoints:
         self._writing: Future[float] | None = None
 
     def newest(self) -> tuple[Path | None, list[str]]:
-        """Returns `CheckpointFolder.newest` as rank 0 sees it, on all ranks. Collective."""
-        found = self._folder.newest() if self._rank == 0 else None
-        return self._channel.all_gather_objects(found)[0]
+        """Returns the newest checkpoint whose files are as they were written; None if there is none.
+
+        Also returns one line for each newer checkpoint, with what is wrong with it. Reads every file of the
+        checkpoints in question; ranks share that. Collective.
+
+        Raises:
+            ValueError: there are checkpoints, and all are damaged.
+        """
+        found: list[Path] = self._together(lambda: self._folder.checkpoints() if self._rank == 0 else None)[0]
+        problems: list[str] = []
+        for checkpoint in found:
+            problem = self._problem_with(checkpoint)
+            if not problem:
+                return checkpoint, problems
+            problems.append(f"{checkpoint} is damaged and is skipped: {problem}")
+        if problems:
+            raise ValueError(
+                f"{self.path} has no checkpoint that is whole. To start over, move them elsewhere. "
+                + "; ".join(problems)
+            )
+        return None, []
+
+    def _problem_with(self, checkpoint: Path) -> str:
+        """The reason a checkpoint must not be read, on all ranks; empty if it may be. Collective."""
+        contents, problem = self._together(lambda: _read_contents(checkpoint) if self._rank == 0 else None)[0]
+        share = sorted(contents)[self._rank :: dist.get_world_size()]
+        problems = self._together(
+            lambda: next(
+                (
+                    f"{name} has changed since it was written"
+                    for name in share
+                    if _size_and_checksum(checkpoint / name) != contents[name]
+                ),
+                "",
+            )
+        )
+        return problem or next(filter(None, problems), "")
 
     def clean(self) -> None:
         """Removes unfinished checkpoints of earlier runs; only for the one run that writes to the folder."""
         if self._rank == 0:
             self._folder.clean()
 
-    def save(self, step: int, state: dict[str, Any]) -> None:
+    def save(self, step: int, state: dict[str, Any], settings: dict[str, Any] | None = None) -> None:
         """Starts to write a checkpoint of `state`. Collective; call `finish` between two saves.
 
         A state with a number that is not finite is not written, because no training could go on from it.
+
+        Args:
+            step: computed steps.
+            state: what `load` reads.
+            settings: what `settings` reads; anything that JSON can hold.
 
         Raises:
             RuntimeError: `finish` was not called since the last save, by this object or another.
@@ -90,7 +134,7 @@ class Checkpoints:
 
         def write() -> None:
             try:
-                future.set_result(self._write(step, staged))
+                future.set_result(self._write(step, staged, settings or {}))
             except BaseException as error:
                 future.set_exception(error)
 
@@ -113,11 +157,12 @@ class Checkpoints:
         """Reads a checkpoint into `state`, filling its tensors in place. Collective.
 
         Raises:
-            ValueError: the checkpoint does not match `state`.
+            ValueError: the checkpoint does not match `state`, or holds anything but plain data.
         """
         try:
             with _first_cause():
-                dcp.load(state, storage_reader=FileSystemReader(checkpoint), process_group=self._group)
+                reader, planner = PlainReader(checkpoint), PlainPlanner()
+                dcp.load(state, storage_reader=reader, planner=planner, process_group=self._group)
         except OSError:
             raise
         except Exception as error:  # DCP raises a different type for each kind of mismatch
@@ -126,34 +171,76 @@ class Checkpoints:
             ) from error
 
     def keys(self, checkpoint: Path) -> set[str]:
-        """Returns the names of what a checkpoint holds; nested names are joined by dots."""
-        return set(FileSystemReader(checkpoint).read_metadata().state_dict_metadata)
+        """Returns the names of what a checkpoint holds; nested names are joined by dots. Collective.
 
-    def _write(self, step: int, staged: dict[str, Any]) -> float:
+        Raises:
+            ValueError: the checkpoint holds anything but plain data.
+        """
+        return self._together(lambda: set(PlainReader(checkpoint).read_metadata().state_dict_metadata))[0]
+
+    def settings(self, checkpoint: Path) -> dict[str, Any]:
+        """Returns the settings that a checkpoint was saved with. Collective."""
+        return self._together(lambda: json.loads((checkpoint / SETTINGS_FILE).read_text()))[0]
+
+    def _write(self, step: int, staged: dict[str, Any], settings: dict[str, Any]) -> float:
         start = time.perf_counter()
         self._together(lambda: _check_finite(staged))
-        unfinished = self._together(lambda: self._folder.begin(step) if self._rank == 0 else None)
-        # With one thread, DCP would overlap copies from rank 0's GPU, and there are none.
-        writer = FileSystemWriter(unfinished, thread_count=2)
-        with _first_cause():
-            metadata = dcp.save(staged, storage_writer=writer, process_group=self._group)
-        written = {stored.relative_path for stored in (metadata.storage_data or {}).values()}
-        self._together(
-            lambda: self._folder.publish(unfinished, written, self._keep) if self._rank == 0 else None
-        )
+        try:
+            unfinished = self._together(
+                lambda: self._folder.begin(step, settings) if self._rank == 0 else None
+            )[0]
+            writer = _Writer(unfinished)
+            with _first_cause():
+                dcp.save(staged, storage_writer=writer, process_group=self._group)
+            if self._rank == 0:
+                writer.written |= {METADATA_FILE, SETTINGS_FILE}
+            checksums = self._together(
+                lambda: {name: _size_and_checksum(unfinished / name) for name in writer.written}
+            )
+            contents = {name: checksum for of_rank in checksums for name, checksum in of_rank.items()}
+            self._together(
+                lambda: self._folder.publish(unfinished, contents, self._keep) if self._rank == 0 else None
+            )
+        except Exception:
+            if self._rank == 0:  # what a full disk has taken of it would be missing for the next
+                self._folder.clean()
+            raise
         return time.perf_counter() - start
 
-    def _together(self, action: Callable[[], Any]) -> Any:
-        """Returns rank 0's result of `action` after all ranks ran it; raises any rank's error on all."""
+    def _together(self, action: Callable[[], Any]) -> list[Any]:
+        """Runs `action` on all ranks and returns their results, by rank; raises any rank's error on all."""
         result, failure = None, None
         try:
             result = action()
         except Exception as error:
             failure = error
-        mine = result if self._rank == 0 else None, portable(failure)
-        results = self._channel.all_gather_objects(mine)
+        results = self._channel.all_gather_objects((result, portable(failure)))
         raise_first([failed for _, failed in results], failure, self._rank)
-        return results[0][0]
+        return [result for result, _ in results]
+
+
+class _Writer(FileSystemWriter):
+    """Writes a rank's part of a checkpoint to one file, in the thread that calls.
+
+    An error in any other thread of DCP's is lost, and the checkpoint with it.
+
+    Attributes:
+        written: names of the files that this rank has written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        # Nothing is to be copied ahead: the state is on the host.
+        super().__init__(path, thread_count=1, per_thread_copy_ahead=0)
+        self.written: set[str] = set()
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> torch.futures.Future[list[WriteResult]]:
+        """Writes what the plan says of this rank."""
+        try:
+            results = super().write_data(plan, planner)
+        except RuntimeError as error:  # torch.save's, which hides that the disk is full
+            raise error.__context__ if isinstance(error.__context__, OSError) else error from None
+        self.written = {result.storage_data.relative_path for result in results.wait()}
+        return results
 
 
 @contextmanager
@@ -195,55 +282,39 @@ class CheckpointFolder:
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    def newest(self) -> tuple[Path | None, list[str]]:
-        """Returns the newest checkpoint whose files are all there in full length; None if there is none.
-
-        Also returns one line for each newer checkpoint, with what is wrong with it.
-        """
-        problems: list[str] = []
-        for checkpoint in self._checkpoints():
-            problem = _problem_with(checkpoint)
-            if not problem:
-                return checkpoint, problems
-            problems.append(f"{checkpoint} is not whole and is skipped: {problem}")
-        return None, problems
-
-    def begin(self, step: int) -> Path:
-        """Returns an empty folder to write a checkpoint to."""
+    def begin(self, step: int, settings: dict[str, Any]) -> Path:
+        """Returns a folder to write a checkpoint to, with its settings, after making room for it."""
+        self.clean()
         unfinished = self._path / f"step_{step}{_UNFINISHED}"
-        shutil.rmtree(unfinished, ignore_errors=True)
         unfinished.mkdir(parents=True)
+        _write_json(unfinished / SETTINGS_FILE, settings)
         return unfinished
 
-    def publish(self, unfinished: Path, written: set[str], keep: int | None) -> Path:
+    def publish(self, unfinished: Path, contents: dict[str, _Checksum], keep: int | None) -> Path:
         """Turns a written folder of `begin` into a checkpoint, and removes old ones.
 
-        Removes newer ones, too: they were not whole, or training went back to before them.
+        Removes newer ones, too: they were damaged, or training went back to before them.
 
         Args:
             unfinished: the folder.
-            written: names of the files that all ranks have written.
+            contents: sizes and checksums of the files that all ranks have written.
             keep: checkpoints to keep; None for all.
 
         Raises:
             FileNotFoundError: a file is not in the folder.
         """
-        sizes = {path.name: path.stat().st_size for path in sorted(unfinished.iterdir())}
-        if missing := sorted(written - set(sizes)):
+        if missing := sorted(set(contents) - {path.name for path in unfinished.iterdir()}):
             raise FileNotFoundError(
                 f"{unfinished} has no {missing[0]}, which a rank has written: all nodes must see the folder"
             )
-        with (unfinished / CONTENTS_FILE).open("w") as file:
-            json.dump(sizes, file)
-            file.flush()
-            os.fsync(file.fileno())
+        _write_json(unfinished / CONTENTS_FILE, contents)
         _sync(unfinished)
         published = self._path / unfinished.name.removesuffix(_UNFINISHED)
         if published.exists():
             self._doom(published)
         os.rename(unfinished, published)
         _sync(self._path)
-        others = self._checkpoints()
+        others = self.checkpoints()
         place = others.index(published)
         for other in others[:place] + ([] if keep is None else others[place + keep :]):
             self._doom(other)
@@ -263,8 +334,8 @@ class CheckpointFolder:
         shutil.rmtree(doomed, ignore_errors=True)
         os.rename(checkpoint, doomed)
 
-    def _checkpoints(self) -> list[Path]:
-        """The checkpoints, newest first."""
+    def checkpoints(self) -> list[Path]:
+        """Returns the checkpoints, newest first, whole or damaged."""
         if not self._path.exists():
             return []
         found = [path for path in self._path.iterdir() if _NAME.fullmatch(path.name)]
@@ -279,19 +350,39 @@ def step_of(checkpoint: Path) -> int:
     return int(match[1])
 
 
-def _problem_with(checkpoint: Path) -> str:
-    """The reason a checkpoint cannot be read; empty if it can."""
+_Checksum = list[int | str]  # a file's size, and its SHA-256 in hexadecimal digits
+
+
+def _size_and_checksum(path: Path) -> _Checksum:
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        return [file.tell(), digest]
+
+
+def _read_contents(checkpoint: Path) -> tuple[dict[str, _Checksum], str]:
+    """A checkpoint's list of files; nothing and the reason if it cannot be read, or files are not as long."""
     try:
-        sizes = json.loads((checkpoint / CONTENTS_FILE).read_text())
+        contents = json.loads((checkpoint / CONTENTS_FILE).read_text())
     except (OSError, ValueError) as error:
-        return f"{CONTENTS_FILE} cannot be read ({error})"
-    for name, size in sizes.items():
+        return {}, f"{CONTENTS_FILE} cannot be read ({error})"
+    if not isinstance(contents, dict) or not {METADATA_FILE, SETTINGS_FILE} <= set(contents):
+        return {}, f"{CONTENTS_FILE} does not list its files"
+    for name, checksum in contents.items():
+        if not isinstance(checksum, list) or list(map(type, checksum)) != [int, str]:
+            return {}, f"{CONTENTS_FILE} has {checksum!r} for {name}, expected its bytes and SHA-256"
         file = checkpoint / name
         found = file.stat().st_size if file.exists() else None
-        if found != size:
+        if found != checksum[0]:
             is_there = "is missing" if found is None else f"has {found} bytes"
-            return f"{name} {is_there}, expected {size} bytes"
-    return ""
+            return {}, f"{name} {is_there}, expected {checksum[0]} bytes"
+    return contents, ""
+
+
+def _write_json(path: Path, value: Any) -> None:
+    with path.open("w") as file:
+        json.dump(value, file, indent=1)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def _sync(folder: Path) -> None:

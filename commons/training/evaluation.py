@@ -13,7 +13,8 @@ from tqdm import tqdm
 from commons.distributed.shuffler_settings import LEARNED, ShufflerSettings
 from commons.training.hang_watch import HangWatch
 from commons.training.recovery import Recovery
-from commons.training.run_log import RunRecord, make_log_dir, warn_once
+from commons.training.run_lock import locked
+from commons.training.run_log import RunRecord, warn_once
 from commons.training.sharded_model import shard_model
 from commons.training.step_vote import StepVote
 from commons.training.synchronized_gc import SynchronizedGC
@@ -83,21 +84,22 @@ def evaluate_checkpoint(task: TrainingTask, args: TrainerArgs, device: torch.dev
         FileNotFoundError: there is no checkpoint.
         OSError: `log_dir` cannot be written to.
         ValueError: it is of another model; or the training or the evaluation set is empty.
+        RuntimeError: another run writes to `log_dir`.
     """
     warn_once(*args.settings_without_effect())
     task.check_datasets()
-    make_log_dir(args.log_dir)
     cached = task.pipeline_name(args, device) == "prefetch"
     # Sharding takes an optimizer; this one keeps no state.
     model, optimizer = shard_model(task.model, OptimizerArgs("sgd", 0.0), device, cached=cached)
     task.metrics.bind(model)
-    state = TrainingState(model, optimizer=None)
+    state = TrainingState(model, optimizer=None, settings=task.settings)
     recovery = Recovery(replace(args, ckpt_save_interval=-1), state, StepVote(), num_steps=0)
     recovery.resume()
     if dist.get_rank() == 0:
         tqdm.write(f"no training: evaluates {recovery.restored}")
     step = state.progress.step
     with (
+        locked(args.written_folders(num_steps=0)),
         HangWatch(args.log_dir, args.hang_timeout_s) as watch,
         RunRecord(Path(args.log_dir), step, step) as record,
         SynchronizedGC(args.gc_interval) as collector,

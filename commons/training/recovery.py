@@ -56,7 +56,7 @@ class Recovery:
         """Restores the newest whole checkpoint of `ckpt_save_dir`, else of `ckpt_load_dir`. Collective.
 
         Raises:
-            ValueError: the checkpoint is of another model or optimizer.
+            ValueError: the checkpoint is of another training; or all that there are are damaged.
             FileNotFoundError: `ckpt_load_dir` has none.
         """
         if self._saves is not None:
@@ -69,7 +69,8 @@ class Recovery:
                 for problem in problems:
                     logger.warning(problem)
             if newest is not None:
-                self._state.restore(checkpoints, newest)
+                for change in self._state.restore(checkpoints, newest):
+                    warn_once(f"training goes on with {change}")
                 self.restored = newest
                 self._first_step = self._last_saved = step_of(newest)
                 return
@@ -116,7 +117,7 @@ class Recovery:
             start = time.perf_counter()
             self._vote.finish()
             self._finish_writing(self._saves, log, must_be_written=False)
-            self._saves.save(step, self._state.to_save())
+            self._saves.save(step, self._state.to_save(), self._state.settings_to_save())
             self._last_saved, self._stall_seconds = step, time.perf_counter() - start
         if requested or is_last:
             self._finish_writing(self._saves, log, must_be_written=requested)

@@ -43,23 +43,6 @@ def warn_once(*messages: str) -> None:
         _warned.add(message)
 
 
-def make_log_dir(log_dir: str) -> None:
-    """Makes the folder of a `RunRecord`, on rank 0. To be called before anything that takes long.
-
-    Raises:
-        OSError: it cannot be written to.
-    """
-    if dist.get_rank() == 0:
-        folder = Path(log_dir)
-        try:
-            (folder / TENSORBOARD).mkdir(parents=True, exist_ok=True)
-            (folder / LINES).open("a").close()
-        except OSError as error:
-            raise OSError(
-                f"TrainerArgs.log_dir = {log_dir!r} cannot be written to: {error.filename}: {error.strerror}"
-            ) from None
-
-
 class RunRecord:
     """Shows and writes figures on rank 0; does nothing on other ranks.
 
@@ -73,7 +56,7 @@ class RunRecord:
         self._here = dist.get_rank() == 0
         if not self._here:
             return
-        make_log_dir(str(folder))
+        _check_writable(folder)
         self._lines, self._scalars = folder / LINES, folder / TENSORBOARD
         # Without a terminal the lines of the log tell how far the run is.
         self._bar = tqdm(
@@ -415,3 +398,14 @@ class FlopsCounter:
     def next_step(self) -> float:
         """Returns the FLOPs of the next batch in order; 0 if there is none."""
         return self._loaded.popleft() if self._loaded else 0.0
+
+
+def _check_writable(folder: Path) -> None:
+    """Makes the folder of a `RunRecord`; an OSError names the setting."""
+    try:
+        (folder / TENSORBOARD).mkdir(parents=True, exist_ok=True)
+        (folder / LINES).open("a").close()
+    except OSError as error:
+        raise OSError(
+            f"TrainerArgs.log_dir = {str(folder)!r} cannot be written to: {error.filename}: {error.strerror}"
+        ) from None

@@ -18,11 +18,13 @@ from commons.sequence_batch import BaseBatch
 from commons.training.evaluation import Evaluator, evaluation_text
 from commons.training.hang_watch import HangWatch
 from commons.training.recovery import Recovery
-from commons.training.run_log import FlopsCounter, RunRecord, StepLog, make_log_dir, warn_once
+from commons.training.run_lock import locked
+from commons.training.run_log import FlopsCounter, RunRecord, StepLog, warn_once
 from commons.training.sharded_model import shard_model
 from commons.training.step_traces import StepTraces
 from commons.training.step_vote import StepVote
 from commons.training.synchronized_gc import SynchronizedGC
+from commons.training.trained_settings import SAMPLES, settings_of
 from commons.training.training_args import LEARNED_COST_FILE, OptimizerArgs, TrainerArgs
 from commons.training.training_state import Progress, TrainingState, training_batches
 from commons.training.training_task import TrainingTask
@@ -41,15 +43,17 @@ def train(
 
     Raises:
         KeyError: an unknown shuffler.
-        OSError: `log_dir` cannot be written to.
-        ValueError: an unknown pipeline; or the training or the evaluation set is empty.
+        OSError: `log_dir` or `ckpt_save_dir` cannot be written to.
+        ValueError: an unknown pipeline; the training or the evaluation set is empty; or the checkpoint to
+            resume from is of a training with other settings, or damaged.
+        RuntimeError: another run writes to `log_dir` or `ckpt_save_dir`.
         NonFiniteLossError: a rank's loss was not finite, mostly two steps ago; raised on all of them.
     """
     warn_once(*args.settings_without_effect())
     task.check_datasets()
-    make_log_dir(args.log_dir)
-    with HangWatch(args.log_dir, args.hang_timeout_s) as watch:
-        return _Trainer(task, args, optimizer_args, device, watch).run()
+    whole_run = args.max_train_iters or Progress().steps_left(task.train_dataset)
+    with locked(args.written_folders(whole_run)), HangWatch(args.log_dir, args.hang_timeout_s) as watch:
+        return _Trainer(task, args, optimizer_args, device, watch, whole_run).run()
 
 
 class _Trainer:
@@ -62,6 +66,7 @@ class _Trainer:
         optimizer_args: OptimizerArgs,
         device: torch.device,
         watch: HangWatch,
+        whole_run: int,
     ) -> None:
         self._task, self._args, self._device, self._watch = task, args, device, watch
         self._prefetches = task.pipeline_name(args, device) == "prefetch"
@@ -69,9 +74,15 @@ class _Trainer:
         task.metrics.bind(self._model)
         # From here on, ranks draw different numbers: equal dropout masks on all would be wrong.
         torch.manual_seed(args.seed + dist.get_rank())
-        self._state = TrainingState(self._model, optimizer)
+        settings = {
+            "TrainerArgs.seed": args.seed,
+            "DatasetArgs.shuffle": task.train_dataset.shuffle,
+            SAMPLES: task.train_dataset.num_samples,
+            **settings_of(optimizer_args),
+            **task.settings,
+        }
+        self._state = TrainingState(self._model, optimizer, settings)
         self._vote = StepVote()
-        whole_run = args.max_train_iters or Progress().steps_left(task.train_dataset)
         self._recovery = Recovery(args, self._state, self._vote, whole_run)
         self._recovery.resume()
         if self._recovery.restored is not None and dist.get_rank() == 0:

@@ -160,6 +160,11 @@ class TrainerArgs:
         """Returns whether a checkpoint is due within `num_steps` steps."""
         return 0 < self.ckpt_save_interval <= num_steps
 
+    def written_folders(self, num_steps: int) -> dict[str, str]:
+        """Returns the folders that a run of `num_steps` steps writes to, by the settings that name them."""
+        settings = ["log_dir", "ckpt_save_dir"] if self.saves_within(num_steps) else ["log_dir"]
+        return {f"TrainerArgs.{name}": getattr(self, name) for name in settings}
+
     @property
     def eval_rows(self) -> int:
         """Rows per rank and step of an evaluation."""

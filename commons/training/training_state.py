@@ -15,6 +15,7 @@ from torchrec.optim.keyed import CombinedOptimizer
 from commons.datasets import SequenceDataset
 from commons.sequence_batch import BaseBatch
 from commons.training.checkpoints import Checkpoints
+from commons.training.trained_settings import as_saved, changes
 from commons.training.training_task import TrainingTask
 from commons.unbounded_ids import ShardedUnboundedEmbeddingCollection
 
@@ -70,12 +71,14 @@ class TrainingState:
     Attributes:
         model: the model, as returned by `shard_model`.
         optimizer: its optimizer; None to read the model alone, whatever optimizer trained it.
+        settings: what a resumed training must have in common with the one that saved it; see `changes`.
         progress: how far training has come.
         learning: what the pipeline has learned of costs and speeds, as it was restored.
     """
 
     model: torch.nn.Module
     optimizer: CombinedOptimizer | None
+    settings: dict[str, Any] = field(default_factory=dict)
     progress: Progress = field(default_factory=Progress)
     learning: dict[str, bytes] = field(default_factory=dict)
     _pipeline: Any = None
@@ -99,15 +102,24 @@ class TrainingState:
             state[_LEARNED], state[_times_key()] = learning["learned"], learning["times"]
         return state if self.optimizer is None else state | {"optimizer": self.optimizer.state_dict()}
 
-    def restore(self, checkpoints: Checkpoints, checkpoint: Path) -> None:
+    def settings_to_save(self) -> dict[str, Any]:
+        """Returns the settings for `Checkpoints.save`, with the model's parameters."""
+        return as_saved(self.settings, self.model)
+
+    def restore(self, checkpoints: Checkpoints, checkpoint: Path) -> list[str]:
         """Reads a checkpoint written by any number of ranks. Collective.
 
         On the same number of ranks, training goes on exactly as it would have. On another number, each rank
-        keeps its initial random state, and unbounded ids move to the ranks that own them.
+        keeps its initial random state, and unbounded ids move to the ranks that own them. The optimizer keeps
+        its own learning rate.
+
+        Returns:
+            One line for each setting that differs from the checkpoint's, and may.
 
         Raises:
-            ValueError: the checkpoint is of another model or optimizer.
+            ValueError: the checkpoint is of another training.
         """
+        changed = changes(checkpoint, checkpoints.settings(checkpoint), self.settings_to_save())
         if self.optimizer is not None:
             # Without a step an optimizer has no state, and loading would silently skip it.
             self.optimizer.init_state()
@@ -129,6 +141,7 @@ class TrainingState:
         self.learning = {name: state[key] for name, key in keys.items() if key in state}
         if _random_key() in state:
             _set_random_state(state[_random_key()])
+        return changed
 
 
 _LEARNED = "learned"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import torch
@@ -39,6 +39,8 @@ class TrainingTask:
             sharded tables, so "none" runs instead.
         has_cacheable_tables: False if all sharded tables are of unbounded ids. Those have no cache to
             prefetch into, so "native" runs instead of "prefetch".
+        settings: settings of model and data by name, as of `settings_of`: a checkpoint has them, and resumes
+            no training with others.
     """
 
     model: torch.nn.Module
@@ -51,6 +53,7 @@ class TrainingTask:
     check_batch: Callable[[Any], None] = lambda batch: None
     has_sharded_tables: bool = True
     has_cacheable_tables: bool = True
+    settings: dict[str, Any] = field(default_factory=dict)
 
     def check_datasets(self) -> None:
         """Raises a ValueError if the training or the evaluation set is empty."""

@@ -24,12 +24,13 @@ from commons.gin_values import from_gin, is_bound
 from commons.perf_model import HSTUFlops
 from commons.training import EvaluationMetrics, TrainerArgs, TrainingTask
 from commons.training.run_log import warn_once
+from commons.training.trained_settings import settings_of
 from commons.training.training_task import random_sources, rank_datasets
 from hstu.batch_shuffler import flops_of_rows  # and registers "hstu"
 from hstu.models.embedding_tables import EmbeddingTable
 from hstu.models.hstu_config import HSTUConfig
 from hstu.models.hstu_encoder import HSTUFeatures
-from hstu.training.model_args import DatasetArgs, NetworkArgs
+from hstu.training.model_args import DatasetArgs, NetworkArgs, RankingArgs, RetrievalArgs
 
 
 @dataclass(frozen=True)
@@ -131,8 +132,9 @@ def hstu_task(
     config: HSTUConfig,
     sources: HSTUSources,
     metrics: EvaluationMetrics,
+    *settings: NetworkArgs | RankingArgs | RetrievalArgs,
 ) -> TrainingTask:
-    """Returns the task of training a model on these samples."""
+    """Returns the task of training a model on these samples; `settings` are those of the model."""
     flops = HSTUFlops(
         config.num_layers,
         config.hidden_size,
@@ -155,6 +157,7 @@ def hstu_task(
             table.sharding_type == "model_parallel" and not isinstance(table, DynamicEmbeddingArgs)
             for table in sources.train.spec.tables
         ),
+        settings=settings_of(*settings) | {"NetworkArgs.scaling_seqlen": config.scaling_seqlen},
     )
 
 

@@ -32,7 +32,7 @@ def ranking_task(trainer: TrainerArgs, device: torch.device) -> TrainingTask:
     on_meta = torch.device("meta")  # ranks create only their own rows
     model = HSTURanking(parts.config, parts.tables, parts.features, ranking.config(), on_meta)
     metrics = RankingMetrics(ranking.num_tasks, _positive_class(spec, ranking), device)
-    return hstu_task(trainer, model, parts.config, sources, metrics)
+    return hstu_task(trainer, model, parts.config, sources, metrics, network, ranking)
 
 
 def _check_head(ranking: RankingArgs, spec: SequenceDatasetSpec) -> None:

@@ -42,4 +42,4 @@ def retrieval_task(trainer: TrainerArgs, device: torch.device) -> TrainingTask:
         device=device,
     )
     sources = replace(histories, train=train, evaluation=evaluation)
-    return hstu_task(trainer, model, parts.config, sources, metrics)
+    return hstu_task(trainer, model, parts.config, sources, metrics, network, retrieval)

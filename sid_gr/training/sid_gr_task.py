@@ -22,6 +22,7 @@ from commons.gin_values import from_gin
 from commons.perf_model import TransformerConfig, transformer_flops
 from commons.training import RetrievalMetrics, TrainerArgs, TrainingTask
 from commons.training.run_log import warn_once
+from commons.training.trained_settings import settings_of
 from commons.training.training_task import random_sources, rank_datasets
 from sid_gr.models import SIDGR, CodeTree, SIDGRConfig
 from sid_gr.modules import DecoderConfig
@@ -71,6 +72,7 @@ def sid_gr_task(trainer: TrainerArgs, device: torch.device) -> TrainingTask:
         shuffler_name="sid_gr",
         shuffler_settings={"flops": flops},
         has_sharded_tables=False,
+        settings=settings_of(network),
     )
 
 

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from numba import njit
 from torch.distributed._shard.sharded_tensor import ShardedTensor
+from torch.distributed.checkpoint import filesystem, metadata
 from torchrec.distributed.mc_embedding import ManagedCollisionEmbeddingCollectionSharder
 from torchrec.distributed.mc_embedding import ShardedManagedCollisionEmbeddingCollection as ShardedCollection
 from torchrec.distributed.train_pipeline import PrefetchTrainPipelineSparseDist, TrainPipelineSparseDist
@@ -56,6 +57,9 @@ READ: dict[str, tuple[Callable[[Table], Any], list[str]]] = {
     "distributed_c10d": (lambda table: dist.distributed_c10d, ["_process_group_name"]),
     "ProcessGroup": (lambda table: dist.group.WORLD, ["_get_backend"]),
     "Options": (lambda table: dist.group.WORLD._get_backend(torch.device("cpu")).options, ["_timeout"]),
+    "checkpoints on disk": (lambda table: filesystem, ["_StorageInfo"]),
+    "checkpoint metadata": (lambda table: metadata, ["_MEM_FORMAT_ENCODING"]),
+    "torch.serialization": (lambda table: torch.serialization, ["_get_layout"]),
     "Module": (lambda table: torch.nn.Module, ["_apply"]),
     "NestedTensor": (
         lambda table: torch.nested.nested_tensor([torch.ones(1)], layout=torch.jagged),

@@ -97,17 +97,22 @@ def small_run(
     dropout: float = 0.0,
     num_samples: int = 27,
     eviction: str | None = None,
+    learning_rate: float = 0.05,
+    num_layers: int = 2,
+    hidden_size: int = 16,
     **settings: Any,
 ) -> tuple[list[tuple[int, float]], list[dict[str, float]]]:
     """Trains the small task; returns steps and losses of its log on rank 0, and the evaluations."""
     kind = settings.get("single_rank_load", False), eviction is not None
     task = small_task(
-        ranking_model(hidden_dropout=dropout, eviction=eviction),
+        ranking_model(
+            hidden_dropout=dropout, eviction=eviction, num_layers=num_layers, hidden_size=hidden_size
+        ),
         small_dataset(num_samples, *kind),
         small_dataset(13, *kind),
     )
-    args = TrainerArgs(ROWS, log_dir=log_dir, **{"log_interval": 1, **settings})
-    evaluations = train(task, args, OptimizerArgs(optimizer, 0.05), CPU)
+    args = TrainerArgs(**{"train_batch_size": ROWS, "log_dir": log_dir, "log_interval": 1, **settings})
+    evaluations = train(task, args, OptimizerArgs(optimizer, learning_rate), CPU)
     if dist.get_rank():
         return [], evaluations
     return [(line["step"], line["loss"]) for line in lines_in(log_dir, "train")], evaluations

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import logging
+import re
 import shutil
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
-from commons.training.checkpoints import CONTENTS_FILE, CheckpointFolder
+from commons.training.checkpoints import CheckpointFolder, Checkpoints
 from tests.commons.training.small_task import lines_in, small_run
+from tests.process_pool import RankError
 
 EPOCH = 4  # steps of two ranks
 UNBOUNDED = {"optimizer": "adagrad", "num_samples": 120}
@@ -31,7 +36,27 @@ def _train(folder: str, num_steps: int | None, **settings) -> list[tuple[int, fl
 
 
 def _names(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.glob("checkpoints/*"))
+    return sorted(path.name for path in folder.glob("checkpoints/[!.]*"))
+
+
+def _warnings(run: Callable[[], Any]) -> tuple[Any, list[str]]:
+    """The result of a run in this process, and what it warned of."""
+    records: list[logging.LogRecord] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = records.append
+    logger = logging.getLogger("commons")
+    logger.addHandler(handler)
+    try:
+        return run(), [record.getMessage() for record in records]
+    finally:
+        logger.removeHandler(handler)
+
+
+def _dense_weights(checkpoint: str) -> float:
+    """The sum of what a checkpoint has for a dense layer."""
+    weight = {"model": {"dense.head.0.weight": torch.zeros(8, 16)}}
+    Checkpoints(Path(checkpoint).parent).load(Path(checkpoint), weight)
+    return float(weight["model"]["dense.head.0.weight"].sum())
 
 
 @pytest.mark.parametrize(
@@ -79,42 +104,81 @@ def test_three_ranks_resume_what_two_saved(pools, copied):
     assert [step for step, _ in both] == [1, 2, 3, 4, 5, 6]
 
 
-def _damage(checkpoint: Path, how: str) -> None:
+def _damage(checkpoint: Path) -> None:
+    """Flips a bit that DCP's reader would not notice: the sign of a weight."""
     largest = max(checkpoint.glob("*.distcp"), key=lambda path: path.stat().st_size)
-    if how == "truncated":
-        largest.write_bytes(largest.read_bytes()[:-1])
-    elif how == "missing":
-        largest.unlink()
-    else:
-        (checkpoint / CONTENTS_FILE).unlink()
-
-
-@pytest.mark.parametrize("how", ["truncated", "missing", "unlisted"])
-def test_a_damaged_checkpoint_is_skipped_for_the_one_before(copied, how):
-    folder = copied[0] / "checkpoints"
-    assert CheckpointFolder(folder).newest() == (folder / "step_4", [])
-    _damage(folder / "step_4", how)
-    newest, (problem,) = CheckpointFolder(folder).newest()
-    assert newest == folder / "step_2" and problem.startswith(f"{folder}/step_4 is not whole and is skipped")
+    data = bytearray(largest.read_bytes())
+    data[len(data) // 2 | 3] ^= 0x80
+    largest.write_bytes(data)
 
 
 def test_steps_after_a_damaged_checkpoint_are_computed_again(pools, copied):
     folder, first = copied
-    _damage(folder / "checkpoints/step_4", "truncated")
-    assert pools(2).run(partial(_train, str(folder), EPOCH))[0] == [*first, *first[2:]]
-    assert CheckpointFolder(folder / "checkpoints").newest()[0].name == "step_4"
+    _damage(folder / "checkpoints/step_4")
+    (steps, warnings), (_, others) = pools(2).run(_warnings, partial(_train, str(folder), EPOCH))
+    assert steps == [*first, *first[2:]]
+    expected = f"{folder}/checkpoints/step_4 is damaged and is skipped: __"
+    assert [warning for warning in warnings if warning.startswith(expected)] and not others
+    assert pools(2).run(partial(_train, str(folder), EPOCH))[0] == steps  # what was written again is whole
+
+
+def test_a_run_stops_if_the_only_checkpoint_to_start_from_is_damaged(pools, copied):
+    folder, _ = copied
+    shutil.rmtree(folder / "checkpoints/step_2")
+    _damage(folder / "checkpoints/step_4")
+    for settings in ({}, {"ckpt_load_dir": f"{folder}/checkpoints", "ckpt_save_interval": -1}):
+        with pytest.raises(RankError) as error:
+            pools(2).run(partial(_train, str(folder), EPOCH, **settings))
+        found = r"\nValueError: .*checkpoints has no .*step_4 is damaged"
+        assert all(re.search(found, text) for text in error.value.by_rank)
+
+
+@pytest.mark.parametrize(
+    ("settings", "difference"),
+    [
+        (
+            {"num_layers": 1},
+            r"parameter dense.encoder.layers.1.* = 'absent', the checkpoint has 'float32 \[16\]",
+        ),
+        ({"hidden_size": 8}, r"= 'float32 \[8\]', the checkpoint has 'float32 \[16\]'"),
+        ({"optimizer": "adagrad"}, "OptimizerArgs.optimizer_str = 'adagrad', the checkpoint has 'adam'"),
+        ({"seed": 1}, "TrainerArgs.seed = 1, the checkpoint has 1234"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_a_checkpoint_of_another_training_is_refused_on_all_ranks(pools, saved, copied, settings, difference):
+    folder, _ = copied
+    with pytest.raises(RankError) as error:
+        pools(2).run(partial(_train, str(folder), 6, **settings))
+    found = rf"ValueError: {folder}/checkpoints/step_4 is of another training: .*{difference}"
+    assert all(re.search(found, text) for text in error.value.by_rank)
+    assert _names(folder) == ["step_2", "step_4"]
+
+
+def test_settings_that_may_change_are_named_and_take_effect(pools, copied):
+    folder, _ = copied
+    run = partial(_train, str(folder), 6, learning_rate=0.0, train_batch_size=2, balance_tolerance=0.5)
+    (steps, warnings), _ = pools(2).run(_warnings, run)
+    assert [step for step, _ in steps] == [1, 2, 3, 4, 5, 6]
+    changed = [line for line in warnings if line.startswith("training goes on with")]
+    expected = "training goes on with OptimizerArgs.learning_rate = 0.0, the checkpoint has 0.05"
+    assert changed == [expected]
+    final, before = (folder / f"checkpoints/step_{step}" for step in (6, 4))
+    assert pools(2).run(_dense_weights, str(final)) == pools(2).run(_dense_weights, str(before))
 
 
 def test_old_checkpoints_and_leftovers_go(copied):
     folder = CheckpointFolder(path := copied[0] / "checkpoints")
+    (path / ".lock").unlink()
     (path / "step_9").mkdir()  # training went back to before it
     (path / "step_4.old.unfinished").mkdir()
     (path / "notes").mkdir()
-    unfinished = folder.begin(6)
+    unfinished, contents = folder.begin(6, {}), {"data": [7, "its checksum"]}
+    assert not (path / "step_4.old.unfinished").exists()
     with pytest.raises(FileNotFoundError, match="has no data, which a rank has written"):
-        folder.publish(unfinished, {"data"}, keep=2)
+        folder.publish(unfinished, contents, keep=2)
     (unfinished / "data").write_text("numbers")
-    assert folder.publish(unfinished, {"data"}, keep=2) == path / "step_6"
+    assert folder.publish(unfinished, contents, keep=2) == path / "step_6"
     assert _names(copied[0]) == ["notes", "step_4", "step_6"]
 
 
@@ -137,23 +201,10 @@ def test_a_run_that_only_reads_or_restarts_resumes(pools, copied, interval):
     assert _names(folder) == ["step_2", "step_4"]
 
 
-def _log_of_nothing_left(folder: str) -> list[str]:
-    records: list[logging.LogRecord] = []
-    handler = logging.Handler()
-    handler.emit = records.append
-    logger = logging.getLogger("commons.training.trainer")
-    logger.addHandler(handler)
-    try:
-        _train(folder, EPOCH)
-    finally:
-        logger.removeHandler(handler)
-    return [record.getMessage() for record in records]
-
-
 def test_a_run_with_nothing_left_to_train_says_so_and_evaluates(pools, copied):
     folder, _ = copied
-    (said,), others = pools(2).run(_log_of_nothing_left, str(folder))
-    assert said.startswith(f"NOTHING LEFT TO TRAIN: {folder}/checkpoints/step_4 is of step 4")
+    (_, said), (_, others) = pools(2).run(_warnings, partial(_train, str(folder), EPOCH))
+    assert said[-1].startswith(f"NOTHING LEFT TO TRAIN: {folder}/checkpoints/step_4 is of step 4")
     assert others == []
     *_, before, again = lines_in(folder / "logs", "eval")
     assert before == again

@@ -136,7 +136,7 @@ def _saved(path: str, eviction: str, optimizer: str) -> tuple[torch.Tensor, torc
     if newest is None:
         for step in range(3):
             table.step(IDS[: 15 + 4 * step], *[IDS[step:9]] * 2)
-        checkpoints.save(1, table.state.to_save())
+        checkpoints.save(1, table.state.to_save(), table.state.settings_to_save())
         checkpoints.finish()
     else:
         table.state.restore(checkpoints, newest)

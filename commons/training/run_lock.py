@@ -1,0 +1,71 @@
+"""Locks on the folders that a run writes to, so that no two runs write to one."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import IO
+
+import torch.distributed as dist
+
+from commons.distributed.failures import portable, raise_first
+from commons.distributed.rank_group import RankGroup
+from commons.training.run_log import warn_once
+
+LOCK_FILE = ".lock"
+_WAIT_S = 5.0  # a run that was killed may be ending on another node
+
+
+@contextmanager
+def locked(folders: dict[str, str]) -> Iterator[None]:
+    """While active, no other run can lock these folders, which are created. Collective.
+
+    Rank 0 holds the locks. The kernel releases them when its process ends, however it ends.
+
+    Args:
+        folders: by the setting that names each.
+
+    Raises:
+        RuntimeError: another run has locked a folder; on every rank.
+        OSError: a folder cannot be written to; on every rank.
+    """
+    with ExitStack() as files:
+        failure = None
+        if dist.get_rank() == 0:
+            try:
+                for setting, folder in folders.items():
+                    files.enter_context(_lock(setting, Path(folder)))
+            except Exception as error:
+                failure = error
+        results = RankGroup.of().all_gather_objects(portable(failure))
+        raise_first(results, failure, dist.get_rank())
+        yield
+
+
+def _lock(setting: str, folder: Path) -> IO[str]:
+    """Returns the lock file, which holds the lock while it is open."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = (folder / LOCK_FILE).open("a")
+    except OSError as error:
+        raise type(error)(error.errno, f"{setting} = {str(folder)!r} cannot be written to: {error}") from None
+    deadline = time.monotonic() + _WAIT_S
+    while True:
+        try:
+            # Not flock: children that the process forks would share that lock, and outlive the process.
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return file
+        except OSError as error:
+            if error.errno not in (errno.EACCES, errno.EAGAIN):
+                warn_once(f"{folder} cannot be locked: two runs that write to it go unnoticed ({error})")
+                return file
+            if time.monotonic() > deadline:
+                file.close()
+                raise RuntimeError(
+                    f"{setting} = {str(folder)!r}: another run writes to this folder; give each run its own"
+                ) from None
+        time.sleep(0.1)

@@ -1,0 +1,247 @@
+"""Checkpoints are whole or refused, whatever happens to the disk or to their files."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import pickle
+import re
+import resource
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from commons.training.checkpoints import CONTENTS_FILE, Checkpoints
+from commons.training.plain_reader import PlainReader
+from tests.process_pool import RankError
+
+MB = 2**20
+
+
+@pytest.fixture
+def small_disk(tmp_path) -> Iterator[Path]:
+    """A file system of 10 MB."""
+    path = tmp_path / "disk"
+    path.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=10m", "tmpfs", path], capture_output=True)
+    if mounted.returncode:
+        pytest.skip(f"mounting a small file system needs root: {mounted.stderr.decode().strip()}")
+    yield path
+    subprocess.run(["umount", path], check=True)
+
+
+def _state(num_bytes: int) -> dict[str, torch.Tensor]:
+    return {f"rank{dist.get_rank()}.{part}": torch.ones(num_bytes // 8) for part in "ab"}
+
+
+def _save_while_the_disk_is_full(path: str) -> tuple[str, list[str]]:
+    """Saves 4 MB after steps 2, 4 and 6; returns the error of step 4, and the checkpoints there are."""
+    folder, filler = Path(path), Path(path) / "filler"
+    checkpoints = Checkpoints(folder, keep=1)
+    checkpoints.save(2, _state(2 * MB))
+    checkpoints.finish()
+    if dist.get_rank() == 0:
+        filler.write_bytes(bytes(3 * MB))
+    dist.barrier()
+    checkpoints.save(4, _state(2 * MB))
+    try:
+        checkpoints.finish()
+        error = ""
+    except Exception as failure:
+        error = str(failure)
+    dist.barrier()
+    left = sorted(path.name for path in folder.iterdir())
+    dist.barrier()
+    if dist.get_rank() == 0:
+        filler.unlink()
+    dist.barrier()
+    checkpoints.save(6, _state(2 * MB))
+    checkpoints.finish()
+    return error, left
+
+
+def test_a_disk_that_is_full_for_a_moment_costs_one_checkpoint(pools, small_disk):
+    for error, left in pools(2).run(_save_while_the_disk_is_full, str(small_disk)):
+        assert "No space left on device" in error
+        assert left == ["filler", "step_2"]
+    assert [path.name for path in small_disk.iterdir()] == ["step_6"]
+
+
+def _save_two(path: str, marker: Path | None = None) -> None:
+    """Saves checkpoints of steps 2 and 4; with a marker, their value runs a command that makes the file."""
+    value, checkpoints = 1 if marker is None else _Command(marker), Checkpoints(Path(path))
+    for step in (2, 4):
+        checkpoints.save(step, {"value": value} | _state(4096), {"seed": 7})
+        checkpoints.finish()
+
+
+def _newest(path: str) -> tuple[Path | None, list[str]]:
+    return Checkpoints(Path(path)).newest()
+
+
+@pytest.fixture(scope="module")
+def saved(pools, tmp_path_factory) -> Path:
+    """A folder of two checkpoints, which tests may damage as long as they mend it."""
+    folder = tmp_path_factory.mktemp("saved")
+    pools(2).run(_save_two, str(folder))
+    return folder
+
+
+@contextmanager
+def _changed(path: Path, data: bytes | None) -> Iterator[None]:
+    """While active, a file has other content, or is missing."""
+    before = path.read_bytes()
+    path.unlink() if data is None else path.write_bytes(data)
+    yield
+    path.write_bytes(before)
+
+
+def _assert_skipped(pools, folder: Path, problem: str) -> None:
+    (newest, problems), of_other_rank = pools(2).run(_newest, str(folder))
+    assert newest == folder / "step_2" and (newest, problems) == of_other_rank
+    (line,) = problems
+    assert line.startswith(f"{folder}/step_4 is damaged and is skipped: ") and problem in line
+
+
+OLD_FORMAT = {".metadata": 2310, "settings.json": 12}
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "problem"),
+    [
+        (CONTENTS_FILE, None, "contents.json cannot be read"),
+        (CONTENTS_FILE, b"", "contents.json cannot be read"),
+        (CONTENTS_FILE, b"\xff\x00", "contents.json cannot be read"),
+        (CONTENTS_FILE, b"[]", "contents.json does not list its files"),
+        (CONTENTS_FILE, b"{}", "contents.json does not list its files"),
+        (CONTENTS_FILE, json.dumps(OLD_FORMAT).encode(), "contents.json has 2310 for .metadata, expected"),
+        (".metadata", None, ".metadata is missing"),
+        (".metadata", bytes(100), ".metadata has 100 bytes"),
+        ("__1_0.distcp", b"", "__1_0.distcp has 0 bytes"),
+        ("__0_0.distcp", None, "__0_0.distcp is missing"),
+    ],
+)
+def test_a_damaged_checkpoint_is_skipped_on_all_ranks(pools, saved, name, data, problem):
+    assert pools(2).run(_newest, str(saved)) == [(saved / "step_4", [])] * 2
+    with _changed(saved / "step_4" / name, data):
+        _assert_skipped(pools, saved, problem)
+
+
+def _listed(content: bytes) -> object:
+    """What a list of files says; most changes to blanks between its values change nothing."""
+    try:
+        return json.loads(content)
+    except ValueError:
+        return None
+
+
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_a_flipped_bit_is_found_in_any_file(pools, saved, data):
+    names = sorted(path.name for path in (saved / "step_4").iterdir())
+    path = saved / "step_4" / data.draw(st.sampled_from(names))
+    content = bytearray(path.read_bytes())
+    listed = json.loads((saved / "step_4" / CONTENTS_FILE).read_text())
+    bit = data.draw(st.integers(0, 8 * len(content) - 1))
+    content[bit // 8] ^= 1 << bit % 8
+    with _changed(path, bytes(content)):
+        if path.name != CONTENTS_FILE or _listed(content) != listed:
+            _assert_skipped(pools, saved, "")
+
+
+class _Command:
+    """An object that runs a command when it is unpickled."""
+
+    def __init__(self, marker: Path) -> None:
+        self._command = f"touch {marker}"
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.system, (self._command,)
+
+
+def _load(path: str) -> None:
+    checkpoints = Checkpoints(Path(path))
+    newest, _ = checkpoints.newest()
+    checkpoints.keys(newest)
+    checkpoints.load(newest, {"value": 0})
+
+
+def _craft(checkpoint: Path, metadata: bytes) -> None:
+    """Gives a checkpoint other metadata, with their checksum."""
+    (checkpoint / ".metadata").write_bytes(metadata)
+    contents = json.loads((checkpoint / CONTENTS_FILE).read_text())
+    contents[".metadata"] = [len(metadata), hashlib.sha256(metadata).hexdigest()]
+    (checkpoint / CONTENTS_FILE).write_text(json.dumps(contents))
+
+
+def test_metadata_that_would_run_a_command_is_refused(pools, saved, tmp_path):
+    shutil.copytree(saved, tmp_path / "crafted")
+    _craft(tmp_path / "crafted/step_4", pickle.dumps(_Command(tmp_path / "ran")))
+    with pytest.raises(RankError) as error:
+        pools(2).run(_load, str(tmp_path / "crafted"))
+    refused = rf"ValueError: {tmp_path}/crafted/step_4/.metadata is refused: it names posix.system, and only"
+    assert all(re.search(refused, text) for text in error.value.by_rank)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_value_that_would_run_a_command_is_refused(pools, tmp_path):
+    pools(2).run(_save_two, str(tmp_path / "crafted"), tmp_path / "ran")
+    with pytest.raises(RankError, match="value is refused: it is no plain data"):
+        pools(2).run(_load, str(tmp_path / "crafted"))
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    ("pickled", "refused"),
+    [
+        (b"cbuiltins\neval\n(S'1'\ntR.", "builtins.eval"),
+        (b"cbuiltins\ngetattr\n(ctorch\nSize\nS'count'\ntR.", "it holds a GenericAlias"),
+        (b"ctorch.distributed.checkpoint.metadata\nMetadata.__init__\n.", "Metadata.__init__"),
+        (b"ctorch\nload\n.", "torch.load"),
+        (pickle.dumps(7), "int"),
+        (b"random", ""),
+        (b"", ""),
+    ],
+)
+def test_metadata_of_anything_else_is_refused(tmp_path, pickled, refused):
+    (tmp_path / ".metadata").write_bytes(pickled)
+    with pytest.raises(ValueError, match=f"^{tmp_path}/.metadata is refused: .*{refused}"):
+        PlainReader(tmp_path).read_metadata()
+
+
+def test_an_enum_pickled_by_name_is_read(tmp_path):
+    member = b"cbuiltins\ngetattr\n(ctorch.distributed.checkpoint.metadata\n_MEM_FORMAT_ENCODING\n"
+    member += b"S'TORCH_CHANNELS_LAST'\ntR"
+    metadata = b"ctorch.distributed.checkpoint.metadata\nMetadata\n((d" + member + b"tR."
+    (tmp_path / ".metadata").write_bytes(metadata)
+    assert PlainReader(tmp_path).read_metadata().planner_data.name == "TORCH_CHANNELS_LAST"
+
+
+def _save_too_large_a_part(path: str) -> str:
+    """Saves parts of which a rank can write the small one; returns the error."""
+    state = _state(4096) | {f"large.{dist.get_rank()}": torch.ones(2 * MB // 4)}
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    checkpoints = Checkpoints(Path(path))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (MB, limit[1]))
+    try:
+        checkpoints.save(2, state)
+        checkpoints.finish()
+    except Exception as error:
+        return str(error)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    return ""
+
+
+def test_a_checkpoint_without_one_of_its_tensors_is_not_published(pools, tmp_path):
+    assert all("File too large" in error for error in pools(2).run(_save_too_large_a_part, str(tmp_path)))
+    assert list(tmp_path.iterdir()) == []

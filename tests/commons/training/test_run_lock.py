@@ -1,0 +1,92 @@
+"""Two runs never write to the same folder at the same time."""
+
+from __future__ import annotations
+
+import os
+import signal
+from functools import partial
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import pytest
+
+from commons.training import run_lock
+from tests.commons.training.small_task import small_run
+from tests.process_pool import RankError, forkserver, free_port
+
+
+def _hold(port: int, connection: Connection, folders: dict[str, str], fork: bool) -> None:
+    """A run of one rank that holds its folders until it is killed."""
+    import torch.distributed as dist
+
+    os.environ.update(MASTER_ADDR="localhost", MASTER_PORT=str(port), RANK="0", WORLD_SIZE="1")
+    dist.init_process_group("gloo")
+    with run_lock.locked(folders):
+        child = os.fork() if fork else None
+        if child != 0:
+            connection.send(child)
+        signal.pause()
+
+
+@pytest.fixture
+def other_run():
+    """Starts another run that writes to folders, and returns its process and the child that it forked."""
+    started = []
+
+    def start(folders: dict[str, str], fork: bool = False):
+        ours, theirs = forkserver().Pipe()
+        process = forkserver().Process(target=_hold, args=(free_port(), theirs, folders, fork))
+        process.start()
+        started.append((process, child := ours.recv()))
+        return process, child
+
+    yield start
+    for process, child in started:
+        process.kill()
+        process.join()
+        if child is not None:
+            os.kill(child, signal.SIGKILL)
+
+
+def _settings(folder: Path) -> dict[str, object]:
+    return {
+        "max_train_iters": 2,
+        "ckpt_save_interval": 2,
+        "ckpt_save_dir": f"{folder}/checkpoints",
+        "enable_balanced_shuffler": True,
+    }
+
+
+@pytest.mark.parametrize("setting", ["log_dir", "ckpt_save_dir"])
+def test_the_second_run_in_a_folder_stops_on_all_ranks(pools, tmp_path, other_run, setting):
+    folder = tmp_path / {"log_dir": "logs", "ckpt_save_dir": "checkpoints"}[setting]
+    process, _ = other_run({f"TrainerArgs.{setting}": str(folder)})
+    run = partial(small_run, f"{tmp_path}/logs", **_settings(tmp_path))
+    with pytest.raises(RankError) as error:
+        pools(2).run(run)
+    expected = f"RuntimeError: TrainerArgs.{setting} = '{folder}': another run writes to this folder"
+    assert all(expected in text for text in error.value.by_rank)
+    assert sorted(path.name for path in folder.iterdir()) == [".lock"]
+    process.kill()
+    process.join()
+    steps, _ = pools(2).run(run)[0]
+    assert [step for step, _ in steps] == [1, 2]
+
+
+def test_a_child_of_a_killed_run_does_not_hold_its_folders(pools, tmp_path, other_run):
+    process, child = other_run({"TrainerArgs.log_dir": f"{tmp_path}/logs"}, fork=True)
+    process.kill()
+    process.join()
+    os.kill(child, 0)  # is alive
+    steps, _ = pools(2).run(partial(small_run, f"{tmp_path}/logs", **_settings(tmp_path)))[0]
+    assert [step for step, _ in steps] == [1, 2]
+
+
+def test_a_folder_that_cannot_be_written_to_is_named_with_its_setting(pools, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RankError) as error:
+        pools(2).run(partial(small_run, f"{tmp_path}/file/logs", **_settings(tmp_path)))
+    expected = (
+        f"NotADirectoryError: [Errno 20] TrainerArgs.log_dir = '{tmp_path}/file/logs' cannot be written to"
+    )
+    assert all(expected in text for text in error.value.by_rank)
