@@ -91,16 +91,9 @@ class Checkpoints:
     def _problem_with(self, checkpoint: Path) -> str:
         """The reason a checkpoint must not be read, on all ranks; empty if it may be. Collective."""
         contents, problem = self._together(lambda: _read_contents(checkpoint) if self._rank == 0 else None)[0]
-        share = sorted(contents)[self._rank :: dist.get_world_size()]
+        mine = sorted(contents)[self._rank :: dist.get_world_size()]
         problems = self._together(
-            lambda: next(
-                (
-                    f"{name} has changed since it was written"
-                    for name in share
-                    if _size_and_checksum(checkpoint / name) != contents[name]
-                ),
-                "",
-            )
+            lambda: next(filter(None, (_change_of(checkpoint / name, contents[name]) for name in mine)), "")
         )
         return problem or next(filter(None, problems), "")
 
@@ -357,6 +350,14 @@ def _size_and_checksum(path: Path) -> _Checksum:
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
         return [file.tell(), digest]
+
+
+def _change_of(path: Path, written: _Checksum) -> str:
+    """What has become of a file since it was written; empty if it is the same."""
+    try:
+        return "" if _size_and_checksum(path) == written else f"{path.name} has changed since it was written"
+    except OSError as error:
+        return f"{path.name} cannot be read ({error})"
 
 
 def _read_contents(checkpoint: Path) -> tuple[dict[str, _Checksum], str]:

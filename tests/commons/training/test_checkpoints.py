@@ -101,8 +101,10 @@ def _changed(path: Path, data: bytes | None) -> Iterator[None]:
     """While active, a file has other content, or is missing."""
     before = path.read_bytes()
     path.unlink() if data is None else path.write_bytes(data)
-    yield
-    path.write_bytes(before)
+    try:
+        yield
+    finally:
+        path.write_bytes(before)
 
 
 def _assert_skipped(pools, folder: Path, problem: str) -> None:
@@ -125,7 +127,7 @@ OLD_FORMAT = {".metadata": 2310, "settings.json": 12}
         (CONTENTS_FILE, b"{}", "contents.json does not list its files"),
         (CONTENTS_FILE, json.dumps(OLD_FORMAT).encode(), "contents.json has 2310 for .metadata, expected"),
         (".metadata", None, ".metadata is missing"),
-        (".metadata", bytes(100), ".metadata has 100 bytes"),
+        (".metadata", b"random", ".metadata has 6 bytes"),
         ("__1_0.distcp", b"", "__1_0.distcp has 0 bytes"),
         ("__0_0.distcp", None, "__0_0.distcp is missing"),
     ],
