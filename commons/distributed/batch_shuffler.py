@@ -694,7 +694,7 @@ class IdentityShuffler(BatchShuffler):
         get_workloads: the cost of each row, as `BatchShuffler.get_workloads`, for the reported imbalance; by
             default the row's tokens.
         get_loss_tokens: loss tokens of each row, as `BatchShuffler.get_loss_tokens`.
-        shared_fields: as `BatchShuffler.shared_fields`.
+        shared_fields: as `BatchShuffler.shared_fields`; None for those of the class.
     """
 
     def __init__(
@@ -703,10 +703,11 @@ class IdentityShuffler(BatchShuffler):
         *,
         get_workloads: Callable[[Any], torch.Tensor] | None = None,
         get_loss_tokens: Callable[[Any], torch.Tensor] | None = None,
-        shared_fields: Sequence[str] = (),
+        shared_fields: Sequence[str] | None = None,
         **settings: Any,
     ) -> None:
-        self.shared_fields = shared_fields
+        if shared_fields is not None:
+            self.shared_fields = shared_fields
         if settings.get("cost") == LEARNED:
             raise ValueError(
                 f'cost="{LEARNED}" has no effect on an IdentityShuffler, which moves no sample: leave it out'

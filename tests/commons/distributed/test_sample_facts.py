@@ -11,6 +11,7 @@ import torch.distributed as dist
 from tensordict import TensorDict
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
+from commons.distributed.batch_shuffler import IdentityShuffler
 from commons.perf_model import HSTUFlops
 from commons.sequence_batch import BaseBatch, containers
 from tests.commons.distributed.errors_and_warnings import error_of, warnings_of
@@ -123,6 +124,17 @@ class Sharing(FieldShuffler):
 
     def get_workloads(self, batch):
         return batch.ids
+
+
+class NotBalancing(IdentityShuffler):
+    shared_fields = ("rate",)
+
+
+def test_a_subclass_of_the_identity_names_shared_fields_too():
+    batch = Shared(torch.arange(3), torch.tensor(0.5), torch.arange(3))
+    assert NotBalancing().plan(batch).num_placed.tolist() == [3]
+    with pytest.raises(ValueError, match="rate is a tensor without rows"):
+        NotBalancing(shared_fields=()).plan(batch)
 
 
 class Misspelt(Sharing):
