@@ -72,12 +72,15 @@ class PackedRows:
                 fields and zeros in dense ones. None for no padding.
 
         Raises:
-            ValueError: these rows do not come from `gather_rows`, so that their fields are not aligned.
+            ValueError: these rows do not come from `gather_rows`, so that their fields are not aligned; or
+                there are more than `num_rows` of them.
         """
         if not self.is_aligned:
             raise ValueError("these rows are not aligned: unpack what gather_rows makes of them")
         num_rows = self.num_rows if num_rows is None else num_rows
         missing = num_rows - self.num_rows
+        if missing < 0:
+            raise ValueError(f"unpack got num_rows={num_rows} for {self.num_rows} rows; it drops none")
         values: dict[tuple[str, bool], torch.Tensor] = {}
         for section, words in zip(self.schema.sections, self.sections, strict=True):
             if section.is_dense:
