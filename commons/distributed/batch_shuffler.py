@@ -30,7 +30,7 @@ from commons.distributed.verify import check_cut, check_placed_samples, check_sa
 from commons.perf_model import MeasuredCost
 from commons.sequence_batch import BaseBatch, containers
 from commons.sequence_batch.jagged_indices import first_values
-from commons.sequence_batch.packed_rows import PackedRows, gather_rows
+from commons.sequence_batch.packed_rows import PackedRows, gather_rows, select_from
 from commons.sequence_batch.sample_rows import SampleRows, knows_padding
 
 logger = logging.getLogger(__name__)
@@ -336,9 +336,12 @@ class BatchShuffler(ABC):
         else:
             own = plan.loaded_by(rank)
             mine = gather_rows([loaded], np.arange(len(own)), plan.num_elements[own].sum(0).tolist())
+        # More rows than planned are an error of `verify` on all ranks, not of `unpack` on this one.
+        placed = self._batch_of(batch, mine, max(int(plan.rows[rank, 0]), mine.num_rows))
         if self._checks is not None:
-            check_placed_samples(self._checks, plan, loaded, mine)
-        placed = self._batch_of(batch, mine, int(plan.rows[rank, 0]))
+            num_real = min(self.sample_rows.batch_rows(placed)[1], mine.num_rows)  # a copied row is no sample
+            rows = select_from([self.sample_rows.packed(placed)], np.arange(num_real))
+            check_placed_samples(self._checks, plan, loaded, rows)
         placed = self._with_row_counts(placed, plan.row_counts[plan.computed_by(rank)])
         self._unread = None
         if plan.pieces is None or not isinstance(placed, BaseBatch):
