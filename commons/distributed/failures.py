@@ -9,6 +9,8 @@ from typing import Any
 
 import torch.distributed as dist
 
+from commons.distributed.channel import to_bytes
+
 _IS_COPY = "raised_on_another_rank"
 
 
@@ -70,7 +72,7 @@ def sent_by(sender: int, value: Any, rank: int, all_gather: Callable[[Any], list
     failure, pickled = None, None
     if rank == sender:
         try:
-            pickled = pickle.dumps(value)
+            pickled = to_bytes(value)
         except Exception as error:
             failure = TypeError(
                 f"a batch of rank {rank} does not pickle ({error}), and a rank that has none yet needs it "
