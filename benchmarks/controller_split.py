@@ -87,11 +87,11 @@ def _row_selection(batch: HSTUBatch, order: SplitOrder) -> Callable[[], list[HST
         packed = pack()
         return [
             batch.with_fields(
-                gather_rows([packed], samples, of_chunk).unpack(order.chunk_rows),
-                order.chunk_rows,
+                gather_rows([packed], samples, of_chunk).unpack(num_rows),
+                num_rows,
                 len(samples),
             )
-            for samples, of_chunk in zip(order.partition, elements, strict=True)
+            for samples, of_chunk, num_rows in zip(order.partition, elements, order.chunk_rows, strict=True)
         ]
 
     return select

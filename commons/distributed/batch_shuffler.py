@@ -33,7 +33,7 @@ from commons.distributed.verify import check_cut, check_placed_samples, check_sa
 from commons.perf_model import MeasuredCost
 from commons.sequence_batch import BaseBatch, containers
 from commons.sequence_batch.jagged_indices import first_values
-from commons.sequence_batch.packed_rows import PackedRows, gather_rows
+from commons.sequence_batch.packed_rows import PackedRows, gather_rows, select_from
 from commons.sequence_batch.sample_rows import SampleRows, knows_padding
 
 logger = logging.getLogger(__name__)
@@ -357,9 +357,12 @@ class BatchShuffler(ABC):
         else:
             own = plan.loaded_by(rank)
             mine = gather_rows([loaded], np.arange(len(own)), plan.num_elements[own].sum(0).tolist())
+        # More rows than planned are an error of `verify` on all ranks, not of `unpack` on this one.
+        placed = self._batch_of(batch, mine, max(int(plan.rows[rank, 0]), mine.num_rows))
         if self.settings.verify:
-            check_placed_samples(self._checks, plan, loaded, mine)
-        placed = self._batch_of(batch, mine, int(plan.rows[rank, 0]))
+            num_real = min(self.sample_rows.batch_rows(placed)[1], mine.num_rows)  # a copied row is no sample
+            rows = select_from([self.sample_rows.packed(placed)], np.arange(num_real))
+            check_placed_samples(self._checks, plan, loaded, rows)
         placed = self._with_row_counts(placed, plan.row_counts[plan.computed_by(rank)])
         self._unread = None
         if plan.pieces is None or not isinstance(placed, BaseBatch):
@@ -723,7 +726,7 @@ class IdentityShuffler(BatchShuffler):
         get_workloads: the cost of each row, as `BatchShuffler.get_workloads`, for the reported imbalance; by
             default the row's tokens.
         get_loss_tokens: loss tokens of each row, as `BatchShuffler.get_loss_tokens`.
-        shared_fields: as `BatchShuffler.shared_fields`.
+        shared_fields: as `BatchShuffler.shared_fields`; None for those of the class.
     """
 
     def __init__(
@@ -732,10 +735,11 @@ class IdentityShuffler(BatchShuffler):
         *,
         get_workloads: Callable[[Any], torch.Tensor] | None = None,
         get_loss_tokens: Callable[[Any], torch.Tensor] | None = None,
-        shared_fields: Sequence[str] = (),
+        shared_fields: Sequence[str] | None = None,
         **settings: Any,
     ) -> None:
-        self.shared_fields = shared_fields
+        if shared_fields is not None:
+            self.shared_fields = shared_fields
         if settings.get("cost") == LEARNED:
             raise ValueError(
                 f'cost="{LEARNED}" has no effect on an IdentityShuffler, which moves no sample: leave it out'

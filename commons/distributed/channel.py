@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import pickle
 from dataclasses import dataclass
 from typing import Any
@@ -65,9 +66,32 @@ class Channel:
         """Gathers anything that pickles, in two gathers: of sizes, and of bytes up to the largest."""
         if self.num_ranks == 1:
             return [value]
-        pickled = np.frombuffer(pickle.dumps(value), dtype=np.uint8)
+        pickled = np.frombuffer(to_bytes(value), dtype=np.uint8)
         sizes = self.all_gather(np.array([len(pickled)]))[:, 0]
         padded = np.zeros(sizes.max(), dtype=np.uint8)
         padded[: len(pickled)] = pickled
         table = self.all_gather(padded)
         return [pickle.loads(row[:size].tobytes()) for row, size in zip(table, sizes, strict=True)]
+
+
+def to_bytes(value: Any) -> bytes:
+    """Pickles anything, with tensors of dtypes that pickle itself refuses, such as uint16."""
+    buffer = io.BytesIO()
+    _Pickler(buffer).dump(value)
+    return buffer.getvalue()
+
+
+class _Pickler(pickle.Pickler):
+    """Pickles dense tensors as bytes, a dtype and a shape."""
+
+    def reducer_override(self, value: Any) -> Any:
+        if type(value) is not torch.Tensor or value.dtype == torch.uint8 or value.requires_grad:
+            return NotImplemented
+        if value.layout != torch.strided or value.is_nested or value.is_quantized:
+            return NotImplemented
+        flat = value.resolve_conj().resolve_neg().reshape(-1).clone()
+        return _typed, (flat.view(torch.uint8), value.dtype, value.shape)
+
+
+def _typed(flat: torch.Tensor, dtype: torch.dtype, shape: torch.Size) -> torch.Tensor:
+    return flat.view(dtype).view(shape)

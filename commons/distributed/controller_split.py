@@ -19,6 +19,7 @@ from commons.distributed.batch_shuffler import BatchShuffler
 from commons.distributed.sample_facts import checked_counts, checked_groups
 from commons.partition import refined
 from commons.partition.workloads import as_workloads, check_count
+from commons.sequence_batch import containers
 from commons.sequence_batch.packed_rows import (
     PackedRows,
     check_jagged_fields,
@@ -27,7 +28,7 @@ from commons.sequence_batch.packed_rows import (
     select_from,
 )
 from commons.sequence_batch.row_schema import FieldValue, with_parts
-from commons.sequence_batch.sample_rows import SampleRows
+from commons.sequence_batch.sample_rows import SampleRows, knows_padding
 
 Batch = TypeVar("Batch")
 
@@ -39,13 +40,13 @@ class SplitOrder:
     Attributes:
         partition: for each chunk, int64 `[samples]`, the ascending rows of its samples in the batch.
         batch_size: rows of the batch, padding included.
-        chunk_rows: rows of every chunk, padding included; at least 1.
+        chunk_rows: rows of each chunk, padding included.
         shared_fields: paths of what all samples share.
     """
 
     partition: tuple[np.ndarray, ...]
     batch_size: int
-    chunk_rows: int
+    chunk_rows: tuple[int, ...]
     shared_fields: frozenset[str] = frozenset()
 
     @property
@@ -60,11 +61,13 @@ def split_balanced(
     workloads: ArrayLike | torch.Tensor | BatchShuffler,
     groups: Sequence[int | str] | np.ndarray | torch.Tensor | None = None,
 ) -> tuple[list[Batch], SplitOrder]:
-    """Splits a batch into chunks with the same number of rows and nearly the same load.
+    """Splits a batch into chunks with nearly the same number of samples and nearly the same load.
 
-    No sample is dropped: chunks with fewer samples end with padding rows. Padding rows of the batch itself
-    are left out. Values are detached. A batch on CUDA is split there; the host waits for its lengths. The
-    first call compiles, as the first shuffler of an installation does.
+    Each sample is in one chunk. Chunks of a `BaseBatch` get padding rows, so that all have the same number of
+    rows, at least one. Another batch cannot mark padding rows, so its chunks have none, and those without
+    samples have no rows: give it a multiple of `num_chunks` samples for chunks of one size. Padding rows of
+    the batch itself are left out. Values are detached. A batch on CUDA is split there; the host waits for its
+    lengths. The first call compiles, as the first shuffler of an installation does.
 
     Args:
         batch: any batch that `BatchShuffler.exchange` takes, on any device.
@@ -75,22 +78,24 @@ def split_balanced(
             as responses to one prompt must. If None, those of a shuffler that has groups; its samples with a
             negative number stay by themselves. Without groups, the chunks' numbers of samples differ by at
             most one. With groups of one size, their numbers of groups do. With others, samples follow the
-            load, and every chunk is padded to the rows of the largest.
+            load.
 
     Returns:
         The chunks: batches of the same kind, each in memory of its own. Samples keep the order of the batch,
-        and padding rows follow them; `actual_batch_size` of a `BaseBatch`, and `num_samples` of the order,
-        count the samples. And the order, which `merge` needs.
+        and padding rows follow them; `num_samples` of the order counts the samples. And the order, which
+        `merge` needs.
 
     Raises:
         ValueError: `num_chunks` is below 1; workloads or groups do not have one entry per row; a workload is
             negative, NaN or infinite, or a shuffler's is not a whole number; or the lengths of a jagged field
             do not account for its values.
-        TypeError: `batch` has no rows; workloads are not numbers, or groups not integers or strings.
+        TypeError: `batch` has no rows, or cannot be made again with others; workloads are not numbers, or
+            groups not integers or strings.
     """
     check_count("num_chunks", num_chunks)
     rows = workloads.sample_rows if isinstance(workloads, BatchShuffler) else SampleRows()
     check_jagged_fields(rows.per_sample_fields(batch))
+    containers.check_replaceable(batch)
     batch_size, num_real = rows.batch_rows(batch)
     if isinstance(workloads, BatchShuffler):
         shown = rows.with_long_lengths(rows.to_host(batch))
@@ -104,14 +109,17 @@ def split_balanced(
     else:
         group_of = _numbered_groups(groups, batch_size, num_real)
         partition = _partition_of_groups(costs, num_chunks, group_of)
-    chunk_rows = max(1, *(len(samples) for samples in partition))
+    chunk_rows = tuple(len(samples) for samples in partition)
+    if knows_padding(batch):
+        chunk_rows = (max(1, *chunk_rows),) * num_chunks
     packed = rows.packed(batch)
     elements = row_elements(packed.lengths.cpu(), packed.schema).numpy()
     chunks = []
-    for samples, num_elements in zip(partition, _sums(elements, partition), strict=True):
-        fields = gather_rows([packed], samples, num_elements).unpack(chunk_rows)
+    sums = _sums(elements, partition)
+    for samples, num_elements, num_rows in zip(partition, sums, chunk_rows, strict=True):
+        fields = gather_rows([packed], samples, num_elements).unpack(num_rows)
         own = {name: _in_own_memory(value) for name, value in fields.items()}
-        chunks.append(rows.with_rows(batch, own, chunk_rows, len(samples)))
+        chunks.append(rows.with_rows(batch, own, num_rows, len(samples)))
     return chunks, SplitOrder(tuple(partition), batch_size, chunk_rows, rows.shared)
 
 
@@ -141,15 +149,17 @@ def merge(batches: Sequence[Batch], order: SplitOrder) -> Batch:
     rows = SampleRows(order.shared_fields)
     sources: list[PackedRows] = []
     for chunk, batch in enumerate(batches):
-        packed = _packed_chunk(rows, batch, chunk, order.chunk_rows)
+        packed = _packed_chunk(rows, batch, chunk, order.chunk_rows[chunk])
         if sources and (difference := sources[0].schema.difference(packed.schema)):
             raise ValueError(
                 f"batches 0 and {chunk} differ: {difference}; give merge the same fields of all chunks"
             )
         sources.append(packed)
     positions = np.empty(order.num_samples.sum(), dtype=np.int64)
-    for chunk, samples in enumerate(order.partition):
-        positions[samples] = chunk * order.chunk_rows + np.arange(len(samples))
+    first = 0
+    for samples, num_rows in zip(order.partition, order.chunk_rows, strict=True):
+        positions[samples] = first + np.arange(len(samples))
+        first += num_rows
     return rows.unpacked(batches[0], select_from(sources, positions), order.batch_size)
 
 
@@ -221,12 +231,12 @@ def _sums(elements: np.ndarray, partition: Sequence[np.ndarray]) -> list[list[in
     return np.diff(before[ends], axis=0).tolist()
 
 
-def _packed_chunk(rows: SampleRows, batch: Any, chunk: int, chunk_rows: int) -> PackedRows:
+def _packed_chunk(rows: SampleRows, batch: Any, chunk: int, num_rows: int) -> PackedRows:
     check_jagged_fields(rows.per_sample_fields(batch))
     packed = rows.packed(batch)
-    if packed.num_rows != chunk_rows:
+    if packed.num_rows != num_rows:
         raise ValueError(
-            f"batch {chunk} has {packed.num_rows} rows, expected {chunk_rows}: give merge a row for each row "
+            f"batch {chunk} has {packed.num_rows} rows, expected {num_rows}: give merge a row for each row "
             "of the chunk, padding rows included"
         )
     return packed

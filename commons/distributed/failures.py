@@ -14,6 +14,8 @@ from typing import Any
 
 import torch.distributed as dist
 
+from commons.distributed.channel import to_bytes
+
 # A rank that fails because of another one ends so much later. Torchrun, which looks ten times a second, then
 # ends it, and names the other one as the cause.
 GRACE_S = 10.0
@@ -114,7 +116,7 @@ def sent_by(sender: int, value: Any, rank: int, all_gather: Callable[[Any], list
     failure, pickled = None, None
     if rank == sender:
         try:
-            pickled = pickle.dumps(value)
+            pickled = to_bytes(value)
         except Exception as error:
             failure = TypeError(
                 f"a batch of rank {rank} does not pickle ({error}), and a rank that has none yet needs it "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,6 +34,7 @@ class Partitioning:
 
         Raises:
             ValueError: `max_rows` or `max_tokens` cannot be kept, or no placement that keeps them was found.
+            RuntimeError: as `partition`.
         """
         max_tokens = self.settings.max_tokens
         _check_tokens(samples, max_tokens)
@@ -60,6 +62,10 @@ class Partitioning:
         Args:
             workloads: int64 `[samples]`.
             arguments: of the partitioner, besides those from the settings; it gets those that it takes.
+
+        Raises:
+            RuntimeError: the partitioner, which may be a user's, did not return one array of indices per
+                rank, with each sample once, within the limits that it was given.
         """
         arguments |= {
             "workloads": workloads,
@@ -71,17 +77,38 @@ class Partitioning:
         takes = self.settings.takes
         given = {name: value for name, value in arguments.items() if value is not None and takes(name)}
         partition = PARTITIONERS[self.settings.partitioner](**given)
-        return number_of_part(partition, len(workloads))  # a user's function may lose samples
+        try:
+            parts = list(partition)
+            rank_of = number_of_part(parts, len(workloads))
+            fault = self._fault(rank_of, len(parts), arguments["num_partitions"], given.get("tokens"))
+        except (TypeError, ValueError) as error:
+            fault = str(error)
+        if fault:
+            raise RuntimeError(
+                f"partitioner {self.settings.partitioner!r} returned {reprlib.repr(partition)}: {fault}"
+            )
+        return rank_of
 
     def allows(self, samples: LoadedSamples, rank_of: np.ndarray) -> bool:
         """Whether the limits allow the samples on these ranks, int64 `[samples]`."""
-        rows = np.bincount(rank_of, minlength=samples.num_ranks)
+        return not self._fault(rank_of, samples.num_ranks, samples.num_ranks, samples.tokens)
+
+    def _fault(self, rank_of: np.ndarray, num_parts: int, num_ranks: int, tokens: np.ndarray | None) -> str:
+        """Returns what keeps samples from being on these ranks, int64 `[samples]`; empty if nothing does."""
+        max_rows, max_tokens = self.settings.max_rows, self.settings.max_tokens
+        rows = np.bincount(rank_of, minlength=num_parts)
+        if num_parts != num_ranks:
+            return f"{num_parts} parts, expected one for each of {num_ranks} ranks"
         if self.settings.equal_rows and np.ptp(rows) > 1:
-            return False
-        if self.settings.max_rows is not None and rows.max() > self.settings.max_rows:
-            return False
-        max_tokens = self.settings.max_tokens
-        return max_tokens is None or bool(np.bincount(rank_of, samples.tokens, 1).max() <= max_tokens)
+            sizes = f"{rows.min()} to {rows.max()}"
+            return f"parts of {sizes} samples, expected equal_size=True to make them differ by one at most"
+        if max_rows is not None and rows.max() > max_rows:
+            return f"a part of {rows.max()} samples, above max_rows={max_rows}"
+        if max_tokens is not None and tokens is not None:
+            most = int(np.bincount(rank_of, tokens, 1).max())
+            if most > max_tokens:
+                return f"a part of {most} tokens, above max_tokens={max_tokens}"
+        return ""
 
     def longest_time(self, samples: LoadedSamples, rank_of: np.ndarray) -> float:
         """Returns the largest load ÷ speed, where the samples are on these ranks, int64 `[samples]`.

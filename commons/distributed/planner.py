@@ -22,7 +22,7 @@ from commons.distributed.shuffler_settings import ShufflerSettings
 from commons.distributed.unfollowed_speeds import falls_behind, speed_ratio, what_keeps_loads
 from commons.distributed.verify import check_plans
 from commons.named_ranges import named_range
-from commons.sequence_batch import BaseBatch, containers
+from commons.sequence_batch import containers
 from commons.sequence_batch.sample_rows import SampleRows
 
 logger = logging.getLogger(__name__)
@@ -231,8 +231,7 @@ class Planner:
         if self._batch_type is None:
             first = batches[0]
             self._sample_rows.check_shared(first)
-            if not isinstance(first, BaseBatch):
-                containers.check_replaceable(first)
+            containers.check_replaceable(first)
             self._batch_type = type(first)
         for batch in batches:
             if type(batch) is not self._batch_type:

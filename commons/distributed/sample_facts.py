@@ -11,7 +11,7 @@ import torch
 
 from commons.distributed.loaded_samples import LoadedSamples
 from commons.sequence_batch.packed_rows import check_jagged_fields, key_lengths, row_elements
-from commons.sequence_batch.row_schema import RowSchema
+from commons.sequence_batch.row_schema import FieldValue, RowSchema
 from commons.sequence_batch.sample_rows import NARROW_INTEGERS, SampleRows
 
 NUM_COUNTS = 3  # per sample: workload, tokens, loss tokens
@@ -57,8 +57,8 @@ class SampleFacts:
 
         Raises:
             ValueError: counts of the wrong length, in a dtype that wraps, negative, NaN or infinite; groups
-                that are not one integer per row; lengths that do not account for a batch's values; or batches
-                that differ in their fields.
+                that are not one integer per row; lengths that do not account for a batch's values; a field
+                that requires a gradient; or batches that differ in their fields.
         """
         schema: RowSchema | None = None
         names: tuple[str, ...] = ()
@@ -67,6 +67,7 @@ class SampleFacts:
         for batch in batches:
             fields = sample_rows.per_sample_fields(batch)
             check_jagged_fields(fields)
+            _check_detached(fields)
             of_batch = RowSchema.of(fields)
             schema = schema or of_batch
             if difference := schema.difference(of_batch):
@@ -100,6 +101,17 @@ class SampleFacts:
         batch_sizes, num_loaded = np.array(sizes, dtype=np.int64).T
         has_groups = groups_of_rows is not None
         return SampleFacts(schema, names, has_groups, batch_sizes, num_loaded, np.concatenate(per_sample))
+
+
+def _check_detached(fields: Mapping[str, FieldValue]) -> None:
+    """Refuses fields that require a gradient, which would end where their samples are sent."""
+    for name, value in fields.items():
+        parts = (value,) if isinstance(value, torch.Tensor) else (value.values(), value.weights_or_none())
+        if any(part is not None and part.requires_grad for part in parts):
+            raise ValueError(
+                f"field {name!r} requires a gradient, which does not travel with its samples: detach it in "
+                "the loader, and call requires_grad_ after the exchange if the model needs it"
+            )
 
 
 def num_columns(schema: RowSchema, count_names: Sequence[str], has_groups: bool) -> int:

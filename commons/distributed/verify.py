@@ -163,9 +163,9 @@ def _hashed_elements(
     hashes = seed.expand(len(rows))
     for part in parts:
         flat = part.detach().cpu().resolve_conj().resolve_neg().contiguous()
-        of_bytes = (
-            flat.view(len(rows), -1).view(torch.uint8) if flat.numel() else flat.new_zeros(len(rows), 0)
-        )
+        of_bytes = torch.zeros(len(rows), 0, dtype=torch.uint8)
+        if flat.numel():
+            of_bytes = flat.view(len(rows), -1).view(torch.uint8)
         for byte in of_bytes.long().unbind(1):
             hashes = _mixed(hashes, byte, seed)
     return rows, positions, hashes

@@ -20,7 +20,14 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 import torch
-from tensordict import NonTensorData, NonTensorStack, TensorDict, TensorDictBase, is_tensorclass
+from tensordict import (
+    MemoryMappedTensor,
+    NonTensorData,
+    NonTensorStack,
+    TensorDict,
+    TensorDictBase,
+    is_tensorclass,
+)
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
 from commons.sequence_batch.row_schema import FieldValue, with_parts
@@ -53,6 +60,12 @@ _PLAIN = (
 )
 _TAKE_APART = "take it apart with commons.sequence_batch.register_batch_type"
 _PLAINEST = frozenset({type(None), bool, int, float, str})  # skipped without a look
+# Leaves that hold nothing but what travels: subclasses may. A memory-mapped tensor arrives in memory.
+_EXACT_TYPES = (torch.Tensor, MemoryMappedTensor, JaggedTensor, KeyedJaggedTensor, KeyedTensor)
+# torch has no copies of these, or copies that also need what is not in the bytes.
+_REFUSED_DTYPES = {torch.qint8, torch.qint32, torch.quint8, torch.quint4x2, torch.quint2x4} | {
+    getattr(torch, f"{sign}int{bits}") for sign in ("", "u") for bits in range(1, 8)
+}
 
 
 class _ContainerType(NamedTuple):
@@ -172,23 +185,35 @@ def plain_sizes(value: Any, shared: Collection[str], path: str = "") -> Iterator
 
 
 def check_replaceable(value: Any, path: str = "") -> None:
-    """Checks that rebuilding the dataclasses in a batch, as every move does, changes nothing.
+    """Checks that rebuilding the containers in a batch, as every move does, changes and leaves out nothing.
 
     Raises:
-        TypeError: an `__init__` or `__post_init__` would change something.
+        TypeError: an `__init__` or `__post_init__` would change something, or a tensor is an attribute that
+            is no part of its container.
     """
     container = None if isinstance(value, Leaf) else _container_type(value)
     if container is None:
         return
-    parts = container.parts(value)
+    parts, again = container.parts(value), None
     if container.replaced is dataclass_replaced:
-        again = container.parts(dataclass_replaced(value, {}))
+        again = dataclass_replaced(value, {})
+        parts_again = container.parts(again)
         for key, part in parts.items():
-            changed = again[key] is not part and (not _is_plain(part) or again[key] != part)
+            changed = parts_again[key] is not part and (not _is_plain(part) or parts_again[key] != part)
             if changed:
                 raise TypeError(
                     f"{joined(path, key)} changes when dataclasses.replace makes a {type_name(value)} again, "
-                    f"as moving its samples does; {_TAKE_APART}"
+                    "as moving its samples does; change it before the batch is made, not in __init__ or "
+                    f"__post_init__, or {_TAKE_APART}"
+                )
+    if again is not None or isinstance(value, dict | list | tuple):
+        for name, attribute in getattr(value, "__dict__", {}).items():
+            is_kept = hasattr(again, name) or attribute is parts.get(name)
+            if isinstance(attribute, Leaf) and not is_kept:
+                raise TypeError(
+                    f"{joined(path, name)} is a tensor that would stay behind when its samples move, because "
+                    f"it is only an attribute of a {type_name(value)}: make it a field or an element, or "
+                    f"{_TAKE_APART}"
                 )
     for key, part in parts.items():
         check_replaceable(part, joined(path, key))
@@ -259,25 +284,28 @@ def as_field(value: Any) -> FieldValue:
     """Returns a leaf as a field: a jagged nested tensor as a JaggedTensor, a KeyedTensor as a tensor.
 
     Raises:
-        TypeError: a tensor whose rows do not simply follow one another.
+        TypeError: a tensor whose rows do not simply follow one another, or something that would be lost when
+            they move.
     """
+    _check_type(value)
+    field = value
     if isinstance(value, KeyedTensor):
         if value.key_dim() != 1:
             raise TypeError(f"a KeyedTensor has key_dim {value.key_dim()}; expected 1, so that dim 0 is rows")
-        return value.values()
-    if not isinstance(value, torch.Tensor):
-        return value
-    nested: Any = value
-    if not value.is_nested:
-        if value.layout == torch.strided:
-            return value
-        raise TypeError(f"a tensor has layout {value.layout}, of which rows cannot be sent; make it dense")
-    if value.layout != torch.jagged or nested._ragged_idx != 1 or nested.lengths() is not None:
-        raise TypeError(
-            "a nested tensor has to have layout torch.jagged, its rows ragged in dim 1 and without holes, to "
-            "be placed row by row"
-        )
-    return JaggedTensor(values=nested.values(), lengths=nested.offsets().diff())
+        field = value.values()
+    elif isinstance(value, torch.Tensor) and value.is_nested:
+        nested: Any = value
+        if value.layout != torch.jagged or nested._ragged_idx != 1 or nested.lengths() is not None:
+            raise TypeError(
+                "a nested tensor has to have layout torch.jagged, its rows ragged in dim 1 and without "
+                "holes, to be placed row by row"
+            )
+        field = JaggedTensor(values=nested.values(), lengths=nested.offsets().diff())
+    of_parts = (field,) if isinstance(field, torch.Tensor) else (field.values(), field.weights_or_none())
+    for part in of_parts:
+        if part is not None:
+            _check_tensor(part)
+    return field
 
 
 def like(field: FieldValue, leaf: Any) -> Any:
@@ -354,6 +382,33 @@ def _is_plain(value: Any) -> bool:
     return isinstance(value, _PLAIN)
 
 
+def _check_type(leaf: Leaf) -> None:
+    """Refuses what would arrive without a part of it."""
+    if type(leaf) not in _EXACT_TYPES and not (isinstance(leaf, torch.Tensor) and leaf.is_nested):
+        plain = next(of for of in _EXACT_TYPES if isinstance(leaf, of)).__name__
+        raise TypeError(
+            f"a {type_name(leaf)} would arrive as a {plain}, without what the subclass adds; make it a "
+            f"{plain}, and what else it holds fields of their own"
+        )
+    if isinstance(leaf, KeyedJaggedTensor) and leaf.inverse_indices_or_none() is not None:
+        raise TypeError(
+            "a KeyedJaggedTensor has inverse_indices, which refer to rows of this batch alone; leave them "
+            "out, and deduplicate after the exchange"
+        )
+
+
+def _check_tensor(tensor: torch.Tensor) -> None:
+    """Refuses tensors whose rows cannot be sent as bytes."""
+    _check_type(tensor)
+    if tensor.layout != torch.strided:
+        raise TypeError(f"a tensor has layout {tensor.layout}, of which rows cannot be sent; make it dense")
+    if tensor.dtype in _REFUSED_DTYPES:
+        raise TypeError(
+            f"a tensor has dtype {tensor.dtype}, of which rows cannot be sent; send quantized values as "
+            "integers of at least 8 bits (int_repr), next to their scale"
+        )
+
+
 def _remedy(value: Any) -> str:
     if isinstance(value, np.ndarray):
         return "make it a tensor, or name it in the shuffler's shared_fields if all samples share it"
@@ -369,6 +424,8 @@ def _dataclass_parts(value: Any) -> Parts:
 def _dict_replaced(value: Any, parts: Parts) -> Any:
     made = copy.copy(value)
     made.update(parts)
+    attributes = getattr(made, "__dict__", {})
+    attributes.update({key: parts[key] for key in parts if attributes.get(key) is value[key]})
     return made
 
 

@@ -72,12 +72,15 @@ class PackedRows:
                 fields and zeros in dense ones. None for no padding.
 
         Raises:
-            ValueError: these rows do not come from `gather_rows`, so that their fields are not aligned.
+            ValueError: these rows do not come from `gather_rows`, so that their fields are not aligned; or
+                there are more than `num_rows` of them.
         """
         if not self.is_aligned:
             raise ValueError("these rows are not aligned: unpack what gather_rows makes of them")
         num_rows = self.num_rows if num_rows is None else num_rows
         missing = num_rows - self.num_rows
+        if missing < 0:
+            raise ValueError(f"unpack got num_rows={num_rows} for {self.num_rows} rows; it drops none")
         values: dict[tuple[str, bool], torch.Tensor] = {}
         for section, words in zip(self.schema.sections, self.sections, strict=True):
             if section.is_dense:
@@ -294,19 +297,32 @@ def key_lengths(fields: Mapping[str, Any], schema: RowSchema, num_rows: int) -> 
 
 
 def check_jagged_fields(fields: Mapping[str, Any]) -> None:
-    """Checks on the host that the lengths of every jagged field account for all of its values.
+    """Checks on the host that the lengths of every jagged field account for all of its values and weights.
 
     Raises:
-        ValueError: a field has values before, after or between its rows; they belong to no sample.
+        ValueError: a field has values before, after or between its rows, which belong to no sample; or it has
+            more or fewer weights than values, or lengths that are not flat int32 or int64.
     """
     for name, field in fields.items():
         if isinstance(field, torch.Tensor):
             continue
-        values, total = field.values().shape[0], int(field.lengths().sum())
+        lengths = field.lengths()
+        if lengths.dim() != 1 or (len(lengths) and lengths.dtype not in (torch.int32, torch.int64)):
+            raise ValueError(
+                f"field {name!r} has {lengths.dtype} lengths of shape {tuple(lengths.shape)}; expected a "
+                "flat tensor of int32 or int64"
+            )
+        values, total = field.values().shape[0], int(lengths.sum())
         if values != total or int(field.offsets()[0]) != 0:
             raise ValueError(
                 f"field {name!r} has {values} values, its lengths add up to {total} and its first row starts "
                 f"at {int(field.offsets()[0])}; rows must follow each other without gaps from value 0 on"
+            )
+        weights = field.weights_or_none()
+        if weights is not None and weights.shape[:1] != (values,):
+            raise ValueError(
+                f"field {name!r} has {values} values and weights of shape {tuple(weights.shape)}; each value "
+                "needs one weight"
             )
 
 

@@ -193,7 +193,7 @@ class SampleRows:
             return []
         about = {rows: "the rows of the batch"}
         for name, value in self.per_sample_fields(batch).items():
-            if not isinstance(value, torch.Tensor):
+            if not isinstance(value, torch.Tensor) and value.lengths().numel():  # a KJT may have no keys
                 about.setdefault(int(value.lengths().max()), f"the longest row of {name}")
                 about.setdefault(value.values().shape[0], f"the elements of {name}")
         return [

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tensordict import TensorDict
 from torchrec.datasets.utils import Batch as TorchRecBatch
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
@@ -72,7 +73,7 @@ def check_same(got: Any, expected: Any) -> None:
 
 
 def check_chunks(case: Case, chunks: list[Any], order: SplitOrder) -> None:
-    """Chunks of equal rows; all of each sample is in one of them, in order, and padding behind."""
+    """All of each sample is in one chunk, in order; only a `BaseBatch` has padding, to equal rows."""
     assert len(chunks) == len(order.partition) == case.num_chunks
     assert sorted(np.concatenate(order.partition).tolist()) == list(range(case.num_real))
     every = samples_in(case.batch, case.num_real)
@@ -80,21 +81,22 @@ def check_chunks(case: Case, chunks: list[Any], order: SplitOrder) -> None:
     for chunk, samples in zip(chunks, order.partition, strict=True):
         assert type(chunk) is type(case.batch)
         assert samples.tolist() == sorted(samples)
-        assert ROWS.batch_rows(chunk)[0] == order.chunk_rows
-        if isinstance(chunk, BaseBatch):
+        is_padded = isinstance(chunk, BaseBatch)
+        most = max(1, order.num_samples.max())
+        assert ROWS.batch_rows(chunk)[0] == (most if is_padded else len(samples))
+        if is_padded:
             assert chunk.num_samples == len(samples)
             assert chunk.shared is case.batch.shared
+            check_padding(chunk, len(samples))
         of_chunk = samples_in(chunk, len(samples))
         assert of_chunk == [every[sample] for sample in samples]
         got += of_chunk
-        check_padding(chunk, len(samples))
     assert Counter(got) == Counter(every)
 
 
-def check_padding(batch: Any, num_real: int) -> None:
-    rows, _ = ROWS.batch_rows(batch)
-    for value in ROWS.per_sample_fields(batch).values():
-        of_rows = value if isinstance(value, torch.Tensor) else value.lengths().view(-1, rows).T
+def check_padding(batch: BaseBatch, num_real: int) -> None:
+    for value in batch.per_sample_fields().values():
+        of_rows = value if isinstance(value, torch.Tensor) else value.lengths().view(-1, batch.batch_size).T
         assert not of_rows[num_real:].any()
 
 
@@ -105,7 +107,6 @@ def test_merge_undoes_split_and_nothing_is_lost(case, as_pickled):
     chunks, order = split_balanced(case.batch, case.num_chunks, case.workloads)
     check_chunks(case, chunks, order)
     assert order.batch_size == ROWS.batch_rows(case.batch)[0]
-    assert order.chunk_rows == max(-(-case.num_real // case.num_chunks), 1)
     assert np.ptp(order.num_samples) <= 1
     best = refined(case.workloads, case.num_chunks)
     assert imbalance(case.workloads, order.partition) == imbalance(case.workloads, best)
@@ -126,7 +127,6 @@ def test_groups_stay_together(case, data, kind):
     }[kind]
     chunks, order = split_balanced(case.batch, case.num_chunks, case.workloads, groups)
     check_chunks(case, chunks, order)
-    assert order.chunk_rows == max(1, order.num_samples.max())
     chunk_of = {}
     for chunk, samples in enumerate(order.partition):
         for sample in samples:
@@ -149,7 +149,7 @@ def test_groups_of_one_size_are_spread_evenly_and_as_balanced_as_refined(
     workloads = rng.integers(0, 1000, len(group_of))
     batch = {"ids": torch.arange(len(group_of))}
     _, order = split_balanced(batch, num_chunks, workloads, group_of)
-    assert order.chunk_rows == -(-num_groups // num_chunks) * group_size
+    assert max(order.chunk_rows) == -(-num_groups // num_chunks) * group_size
     assert np.ptp(order.num_samples) <= group_size
     in_order = list(dict.fromkeys(group_of.tolist()))
     of_groups = np.array([workloads[group_of == group].sum() for group in in_order])
@@ -160,8 +160,20 @@ def test_groups_of_one_size_are_spread_evenly_and_as_balanced_as_refined(
 def test_groups_of_several_sizes_follow_the_load():
     batch, workloads = {"ids": torch.arange(1, 6)}, [3, 3, 2, 2, 2]
     chunks, order = split_balanced(batch, 2, workloads, ["a", "a", "b", "c", "d"])
-    assert order.num_samples.tolist() == [2, 3] and order.chunk_rows == 3
-    assert [chunk["ids"].tolist() for chunk in chunks] == [[1, 2, 0], [3, 4, 5]]
+    assert order.num_samples.tolist() == [2, 3] and order.chunk_rows == (2, 3)
+    assert [chunk["ids"].tolist() for chunk in chunks] == [[1, 2], [3, 4, 5]]
+
+
+@pytest.mark.parametrize("kind", ["dict", "tensordict"])
+@pytest.mark.parametrize("num_samples", [6, 3])
+def test_chunks_that_cannot_mark_padding_have_none(kind, num_samples):
+    values = torch.arange(num_samples)
+    batch = {"ids": values} if kind == "dict" else TensorDict({"ids": values}, batch_size=[num_samples])
+    chunks, order = split_balanced(batch, 4, [1] * num_samples)
+    assert sorted(sample for chunk in chunks for sample in chunk["ids"].tolist()) == values.tolist()
+    assert [len(chunk["ids"]) for chunk in chunks] == order.num_samples.tolist()
+    merged = merge([{"doubled": 2 * chunk["ids"]} for chunk in chunks], order)
+    assert torch.equal(merged["doubled"], 2 * values)
 
 
 def test_what_groups_are_called_does_not_matter():
@@ -212,8 +224,8 @@ def test_results_of_the_chunks_are_merged_whatever_is_in_their_padding(
     batch = draw_batch(np.random.default_rng(seed), 0, max(num_real + num_padding, 1), num_real)
     chunks, order = split_balanced(batch, num_chunks, batch.workload)
     results = [
-        outputs_of(ids_of(chunk, samples), order.chunk_rows - len(samples), junk)
-        for chunk, samples in zip(chunks, order.partition, strict=True)
+        outputs_of(ids_of(chunk, samples), num_rows - len(samples), junk)
+        for chunk, samples, num_rows in zip(chunks, order.partition, order.chunk_rows, strict=True)
     ]
     expected = outputs_of(list(range(num_real)), batch.batch_size - num_real)
     check_identical(merge(results, order), expected)
@@ -232,7 +244,7 @@ def test_changed_chunks_are_merged():
 
 def test_results_without_jagged_fields_are_merged():
     _, order = split_balanced({"ids": torch.arange(5)}, 2, [5, 1, 1, 1, 2])
-    scores = [torch.tensor([*samples.tolist(), 99])[:3] for samples in order.partition]
+    scores = [torch.tensor(samples) for samples in order.partition]
     merged = merge([{"scores": of_chunk} for of_chunk in scores], order)
     assert merged["scores"].tolist() == list(range(5))
     assert merge(scores, order).tolist() == list(range(5))
@@ -364,13 +376,13 @@ def test_wrong_arguments_are_refused(arguments, error, message):
     ("batches", "error", "message"),
     [
         ([{"x": torch.zeros(2)}], ValueError, "merge got 1 batches, expected one for each of 2 chunks"),
-        ([{"x": torch.zeros(2)}, {"x": torch.zeros(1)}], ValueError, "batch 1 has 1 rows, expected 2"),
+        ([{"x": torch.zeros(1)}, {"x": torch.zeros(1)}], ValueError, "batch 1 has 1 rows, expected 2"),
         (
-            [{"x": torch.zeros(2)}, {"x": torch.zeros(2).half()}],
+            [{"x": torch.zeros(1)}, {"x": torch.zeros(2).half()}],
             ValueError,
             "batches 0 and 1 differ: field 'x' has dtype torch.float16, expected torch.float32",
         ),
-        ([{"x": torch.zeros(2)}, {"y": torch.zeros(2)}], ValueError, "differ: field 'x' is missing"),
+        ([{"x": torch.zeros(1)}, {"y": torch.zeros(2)}], ValueError, "differ: field 'x' is missing"),
         ([[0.0, 0.0], [0.0, 0.0]], TypeError, "list has no rows to place"),
     ],
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import reprlib
 import sys
 from dataclasses import replace
 
@@ -94,6 +96,53 @@ def test_the_largest_load_is_within_the_tolerance_of_the_bound():
         assert imbalance(loaded.workloads, placed) <= bound * (1 + tolerance)
     exact = _place(loaded, "refined")
     assert np.array_equal(exact, refined(loaded.workloads, 8))
+
+
+def _of_user(returned):
+    """Makes a partitioner that ignores what it is given, except in the warm-up, which has two samples."""
+
+    def partition(workloads, num_partitions, equal_size=True, max_rows=None, tokens=None, max_tokens=None):
+        return [[0], [1]] if len(workloads) == 2 else returned
+
+    return partition
+
+
+UNEQUAL = [[0], [1, 2, 3, 4, 5, 6, 7]]
+
+
+@pytest.mark.parametrize(
+    ("returned", "limits", "fault"),
+    [
+        (UNEQUAL, {}, "parts of 1 to 7 samples, expected equal_size=True to make"),
+        (UNEQUAL, {"equal_rows": False, "max_rows": 6}, "a part of 7 samples, above max_rows=6"),
+        (UNEQUAL, {"equal_rows": False, "max_tokens": 5}, "a part of 7 tokens, above max_tokens=5"),
+        ([[0, 1, 2, 3], [4, 5, 6]], {}, "partition has 7 indices, expected each of the 8 samples once"),
+        ([[0, 1, 2, 3], [4, 5, 6, 6]], {}, "expected each of the 8 samples once"),
+        ([[0, 1, 2], [3, 4, 5], [6, 7]], {}, "3 parts, expected one for each of 2 ranks"),
+        ([[0, 1, 2, 3, 4, 5, 6, 7]], {"equal_rows": False}, "1 parts, expected one for each of 2 ranks"),
+        ([0, 0, 0, 0, 1, 1, 1, 1], {}, "expected each of the 8 samples once"),
+        (None, {}, "'NoneType' object is not iterable"),
+    ],
+)
+def test_a_users_partitioner_that_returns_something_wrong_is_named(monkeypatch, returned, limits, fault):
+    monkeypatch.setitem(PARTITIONERS, "mine", _of_user(returned))
+    expected = re.escape(f"partitioner 'mine' returned {reprlib.repr(returned)}: ") + ".*" + re.escape(fault)
+    with pytest.raises(RuntimeError, match=expected):
+        _place(_loaded([1] * 8, [4, 4]), "mine", **limits)
+
+
+def _error_of_a_users_partitioner() -> str:
+    PARTITIONERS["mine"] = _of_user(UNEQUAL)
+    try:
+        shuffler = FieldShuffler(partitioner="mine")
+        return error_of(shuffler.shuffle, draw_batch(np.random.default_rng(dist.get_rank()), 0, 4, 4))
+    finally:
+        del PARTITIONERS["mine"]
+
+
+def test_a_users_partitioner_that_ignores_equal_size_is_an_error_on_all_ranks(pools):
+    for error in pools(2).run(_error_of_a_users_partitioner):
+        assert error.startswith("RuntimeError: partitioner 'mine' returned [[0], [1, 2,")
 
 
 @pytest.mark.parametrize("partitioner", LIMITED)

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from tensordict import TensorDict
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
+from commons.distributed.batch_shuffler import IdentityShuffler
 from commons.perf_model import HSTUFlops
 from commons.sequence_batch import BaseBatch, containers
 from tests.commons.distributed.errors_and_warnings import error_of, warnings_of
@@ -130,6 +131,17 @@ class Sharing(FieldShuffler):
         return batch.ids
 
 
+class NotBalancing(IdentityShuffler):
+    shared_fields = ("rate",)
+
+
+def test_a_subclass_of_the_identity_names_shared_fields_too():
+    batch = Shared(torch.arange(3), torch.tensor(0.5), torch.arange(3))
+    assert NotBalancing().plan(batch).num_placed.tolist() == [3]
+    with pytest.raises(ValueError, match="rate is a tensor without rows"):
+        NotBalancing(shared_fields=()).plan(batch)
+
+
 class Misspelt(Sharing):
     shared_fields = ("rates",)
 
@@ -232,6 +244,15 @@ class OfSomethingElse:
         self.ids = self.ids * factor
 
 
+@dataclass
+class DoublingBatch(BaseBatch):
+    ids: torch.Tensor | None = None
+
+    def __post_init__(self) -> None:
+        self.ids = self.ids * 2
+        super().__post_init__()
+
+
 def _made_again() -> list[Any]:
     ids = torch.arange(3, dtype=torch.int32) + 3 * dist.get_rank()
     shuffler = Costing(lambda batch: batch.ids.long())
@@ -241,13 +262,17 @@ def _made_again() -> list[Any]:
         error_of(Costing(lambda batch: batch.ids.long()).shuffle, kind(ids))
         for kind in (Doubling, OfSomethingElse)
     ]
+    features = KeyedJaggedTensor(["item"], ids, lengths=torch.ones(3).int())
+    batch = DoublingBatch(features, 3, {}, ids=ids)
+    errors.append(error_of(Costing(lambda batch: batch.ids.long()).shuffle, batch))
     return [moved.ids.tolist(), *errors]
 
 
 def test_dataclasses_that_change_when_made_again_are_refused(pools):
     results = pools(2).run(_made_again)
-    assert sorted(sample for moved, _, _ in results for sample in moved) == list(range(6))
-    for _, doubling, other_arguments in results:
+    assert sorted(sample for moved, *_ in results for sample in moved) == list(range(6))
+    for _, doubling, other_arguments, base in results:
+        assert base.startswith("TypeError: ids changes when dataclasses.replace makes a")
         assert "ids changes when dataclasses.replace makes a" in doubling
         assert "its __init__ takes something else than its fields" in other_arguments
         assert "register_batch_type" in doubling and "register_batch_type" in other_arguments

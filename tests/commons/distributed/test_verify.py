@@ -15,6 +15,7 @@ from commons.sequence_batch.packed_rows import select_from
 from tests.commons.distributed.errors_and_warnings import error_of
 from tests.commons.distributed.loaded_batches import BOTH, lopsided_batch
 from tests.commons.distributed.shufflers import FieldShuffler
+from tests.drawn_batches import MixedBatch
 
 
 class DifferentPlanner(Planner):
@@ -102,6 +103,35 @@ def test_a_sample_that_one_rank_loses_or_doubles_is_an_error_on_all(pools):
         for count in (3, 5)
     ]
     assert pools(3).run(_errors_of_wrong_exchanges) == [expected] * 3
+
+
+@dataclasses.dataclass
+class Clamping(MixedBatch):
+    """Clamps a field on rank 1, which changes no row of the first batch."""
+
+    def __post_init__(self) -> None:
+        if dist.is_initialized() and dist.get_rank() == 1:
+            self.matrix.clamp_(max=5000)
+        super().__post_init__()
+
+
+def _error_of_a_changing_batch() -> str:
+    def batch(factor: int) -> Clamping:
+        fields = vars(lopsided_batch())
+        made = Clamping(**{spec.name: fields[spec.name] for spec in dataclasses.fields(Clamping)})
+        made.matrix *= factor
+        return made
+
+    shuffler = FieldShuffler(verify=True)
+    shuffler.shuffle(batch(1))
+    return error_of(shuffler.shuffle, batch(6))
+
+
+def test_a_batch_that_changes_its_rows_when_made_again_is_an_error_on_all_ranks(pools):
+    for error in pools(2).run(_error_of_a_changing_batch):
+        assert re.match(
+            r"RuntimeError: row \d of rank 0 .* has other contents after the exchange, on rank 1", error
+        )
 
 
 class Unpicklable(Exception):

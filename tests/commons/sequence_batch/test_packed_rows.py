@@ -63,6 +63,12 @@ def test_rows_that_are_not_aligned_are_not_handed_out():
         packed({"ids": torch.arange(3)}, 3).unpack()
 
 
+def test_no_row_is_dropped():
+    rows = select_from([packed({"ids": torch.arange(7)}, 7)], np.arange(7))
+    with pytest.raises(ValueError, match="unpack got num_rows=4 for 7 rows; it drops none"):
+        rows.unpack(4)
+
+
 class Made(TorchDispatchMode):
     """Records the tensors that operations make; views are none."""
 
