@@ -52,7 +52,9 @@ def _lock(setting: str, folder: Path) -> IO[str]:
         folder.mkdir(parents=True, exist_ok=True)
         file = (folder / LOCK_FILE).open("a")
     except OSError as error:
-        raise type(error)(error.errno, f"{setting} = {str(folder)!r} cannot be written to: {error}") from None
+        raise OSError(
+            f"{setting} = {str(folder)!r} cannot be written to: {error.filename}: {error.strerror}"
+        ) from None
     deadline = time.monotonic() + _WAIT_S
     while True:
         try:

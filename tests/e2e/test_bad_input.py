@@ -49,7 +49,7 @@ def random_data(tmp_path):
         (
             ['TrainerArgs.log_dir = "config.gin/logs"'],
             "OSError: TrainerArgs.log_dir = 'config.gin/logs' cannot be written to: "
-            "config.gin/logs/tensorboard: Not a directory",
+            "config.gin/logs: Not a directory",
         ),
     ],
     ids=["pipeline", "gin parameter", "nothing to pipeline", "log folder"],

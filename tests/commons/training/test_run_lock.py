@@ -87,6 +87,6 @@ def test_a_folder_that_cannot_be_written_to_is_named_with_its_setting(pools, tmp
     with pytest.raises(RankError) as error:
         pools(2).run(partial(small_run, f"{tmp_path}/file/logs", **_settings(tmp_path)))
     expected = (
-        f"NotADirectoryError: [Errno 20] TrainerArgs.log_dir = '{tmp_path}/file/logs' cannot be written to"
+        f"OSError: TrainerArgs.log_dir = '{tmp_path}/file/logs' cannot be written to"
     )
     assert all(expected in text for text in error.value.by_rank)
