@@ -86,7 +86,5 @@ def test_a_folder_that_cannot_be_written_to_is_named_with_its_setting(pools, tmp
     (tmp_path / "file").write_text("")
     with pytest.raises(RankError) as error:
         pools(2).run(partial(small_run, f"{tmp_path}/file/logs", **_settings(tmp_path)))
-    expected = (
-        f"OSError: TrainerArgs.log_dir = '{tmp_path}/file/logs' cannot be written to"
-    )
+    expected = f"OSError: TrainerArgs.log_dir = '{tmp_path}/file/logs' cannot be written to"
     assert all(expected in text for text in error.value.by_rank)
