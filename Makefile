@@ -27,7 +27,7 @@ help:  ## print this list
 	@echo "make TARGET first installs into $(VENV) what the target needs:"
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-20s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
-demo: $(INSTALLED)  ## train with and without balancing, replay 8 ranks, draw a picture: 10 to 15 minutes on 2 cores
+demo: $(INSTALLED)  ## train with and without balancing, replay 8 ranks, draw a picture: minutes on 2 cores, as it says at its start
 	$(RUN) -m benchmarks.demo out/demo/$(MODEL) --model $(MODEL)
 
 test: $(INSTALLED)  ## run all tests, on real gloo processes

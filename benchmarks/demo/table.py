@@ -38,6 +38,7 @@ def all_tables(summaries: Mapping[str, Record]) -> dict[str, str]:
     return {
         **{model: model_table(summary) for model, summary in summaries.items()},
         "speedup": _speedup_table(summaries),
+        "prediction": "; ".join(_prediction(TITLES[model], summary) for model, summary in summaries.items()),
         "machine": _machine(summaries),
         "duration": duration(sum(summaries["hstu"]["seconds"].values())),
     }
@@ -99,6 +100,11 @@ def _speedup_table(summaries: Mapping[str, Record]) -> str:
             ]
         )
     return markdown_table(["", AS_LOADED, DEFAULT, "speedup (95% CI)", *others], rows)
+
+
+def _prediction(title: str, summary: Record) -> str:
+    measured = summary["balanced"][DEFAULT]["untrimmed"]
+    return f"{title} {measured['speedup_predicted']:.2f} × and {measured['speedup']:.2f} ×"
 
 
 def _machine(summaries: Mapping[str, Record]) -> str:
