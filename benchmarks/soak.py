@@ -155,7 +155,7 @@ def _disturb(folder: Path, num_steps: int, kills: int) -> dict[str, int]:
 
 
 def _doing(folder: Path, known: int) -> str:
-    """What a run with `known` lines of earlier starts is doing."""
+    """Returns what a run with `known` lines of earlier starts is doing."""
     lines = _lines(folder)
     if not any(line["kind"] == "train" for line in lines[known:]):
         return "start"

@@ -51,7 +51,7 @@ def main() -> None:
 
 
 def _announcement(model: str) -> str:
-    """What the demo will do, and how long that took when the committed results were measured."""
+    """Returns what the demo will do, and how long that took when the committed results were measured."""
     before = json.loads((RESULTS / model / "summary.json").read_text())
     training, replayed = (duration(before["seconds"][part]) for part in ("training", "replay"))
     return (

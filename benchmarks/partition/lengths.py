@@ -19,7 +19,7 @@ LONGEST, NEWEST = 4096, 200
 
 
 def movielens_folder(given: Path | None) -> Path | None:
-    """The folder with MovieLens 100K that a command line names, if it is there."""
+    """Returns the folder with MovieLens 100K that a command line names, if it is there."""
     if given is not None and (given / "u.data").exists():
         return given
     place = "no folder with u.data was named" if given is None else f"no u.data in {given}"

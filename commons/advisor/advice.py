@@ -12,6 +12,7 @@ from commons.advisor.figures import duration
 from commons.advisor.prediction import Case, Outcome, draw_steps, predict, warm_up
 from commons.advisor.samples import TRAINING_FLOPS_PER_FORWARD, SampleLengths
 from commons.advisor.strategies import (
+    AS_LOADED,
     KARMARKAR_KARP,
     REBALANCE,
     REBALANCE_GROUPS,
@@ -165,9 +166,9 @@ def recommend(case: Case, gin_settings: Mapping[str, object] | None) -> Recommen
     notes = [*_about_the_bound(case, best), *_about_pieces(case, whole, best, gin_settings)]
     if gains:
         notes += [*_about_karmarkar_karp(case, best), *_about_lookups(case, best, gin_settings)]
-    notes += [*_about_costs(best), *_about_the_window(case, best, gin_settings)]
+    notes += [*_about_costs(case, best), *_about_the_window(case, best, gin_settings)]
     if not gains:
-        return Recommendation(None, _nothing_to_gain(best), notes, [], None)
+        return Recommendation(None, _nothing_to_gain(case, best), notes, [], None)
     return Recommendation(
         strategy=best.strategy.name,
         headline=f"Switch on {best.strategy.title}: {_times(best)} as fast as without balancing.",
@@ -177,8 +178,14 @@ def recommend(case: Case, gin_settings: Mapping[str, object] | None) -> Recommen
     )
 
 
-def _nothing_to_gain(best: Outcome) -> str:
-    if best.planning_hidden is False:
+def _waits_for_planning(case: Case, best: Outcome) -> bool:
+    """Returns whether planning takes longer than a step, where loads would gain."""
+    would_gain = best.relative_time * (1 + LEAST_GAIN) <= case.outcomes[AS_LOADED].relative_time
+    return best.planning_hidden is False and would_gain
+
+
+def _nothing_to_gain(case: Case, best: Outcome) -> str:
+    if _waits_for_planning(case, best):
         return f"Nothing to gain here: training would wait for planning, {best.speedup:.2f} × at best."
     return (
         f"Nothing to gain here within a step: {best.speedup:.3f} × at best, and below {LEAST_GAIN:.0%} what "
@@ -245,7 +252,7 @@ def _about_lookups(case: Case, best: Outcome, gin_settings: Mapping[str, object]
     ]
 
 
-def _about_costs(best: Outcome) -> list[str]:
+def _about_costs(case: Case, best: Outcome) -> list[str]:
     step = best.step_seconds_planning_hidden
     if step is None:
         return []
@@ -255,7 +262,7 @@ def _about_costs(best: Outcome) -> list[str]:
             f"The exchange ({duration(best.exchange_seconds)}) takes as long as a step: the network decides, "
             "not the largest load."
         )
-    if not best.planning_hidden:
+    if _waits_for_planning(case, best):
         notes.append(
             f"Planning ({duration(best.planning_seconds_measured)} on this machine) takes longer than a step "
             f"({duration(step)}), and training waits for it. Balancing among fewer ranks at a time, with a "

@@ -88,7 +88,7 @@ class GinRun:
         """Returns the settings of `TrainerArgs` that the file has, of those that strategies choose."""
         names = ("enable_balanced_shuffler", "balance_cost", *(f"balance_{name}" for name in CHOSEN))
         bound = [name for name in names if is_bound(f"TrainerArgs.{name}")]
-        return {name: gin.query_parameter(f"TrainerArgs.{name}") for name in bound}
+        return {name: getattr(self._trainer(), name) for name in bound}  # a macro's value, not its name
 
     def learns_costs(self) -> bool:
         """Whether the run learns its costs."""

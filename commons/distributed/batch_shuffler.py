@@ -357,8 +357,10 @@ class BatchShuffler(ABC):
         else:
             own = plan.loaded_by(rank)
             mine = gather_rows([loaded], np.arange(len(own)), plan.num_elements[own].sum(0).tolist())
-        # More rows than planned are an error of `verify` on all ranks, not of `unpack` on this one.
-        placed = self._batch_of(batch, mine, max(int(plan.rows[rank, 0]), mine.num_rows))
+        num_rows = int(plan.rows[rank, 0])
+        if self.settings.verify:  # more rows than planned are its error on all ranks, not `unpack`'s on this
+            num_rows = max(num_rows, mine.num_rows)
+        placed = self._batch_of(batch, mine, num_rows)
         if self.settings.verify:
             num_real = min(self.sample_rows.batch_rows(placed)[1], mine.num_rows)  # a copied row is no sample
             rows = select_from([self.sample_rows.packed(placed)], np.arange(num_real))
@@ -655,7 +657,8 @@ class BatchShuffler(ABC):
         A batch on the device is copied to the host for it, which waits for the device.
         """
         own = plan.loaded_by(self.group.rank)
-        if plan.pieces is None or plan.starts_sample[own].all() or batch.is_cut:
+        # Padding rows are not counted: a batch with a row for each piece has more samples than were loaded.
+        if plan.pieces is None or self.sample_rows.batch_rows(batch)[1] == len(own):
             return batch
         on_host = self.sample_rows.to_host(batch)
         row_of = np.cumsum(plan.starts_sample[own]) - 1

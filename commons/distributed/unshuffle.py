@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -28,19 +28,17 @@ from commons.sequence_batch.sample_rows import SampleRows
 _COUNTS = "elements"
 
 
-@dataclass(frozen=True)
 class KindsOfValues:
     """The kinds of values that ranks return, each compared at its first call.
 
-    Attributes:
+    Args:
         channel: of the ranks; for the main thread.
         every_call: whether to compare at later calls, too.
-        agreed: kinds that all ranks have returned.
     """
 
-    channel: Channel
-    every_call: bool
-    agreed: set[RowSchema] = field(default_factory=set)
+    def __init__(self, channel: Channel, every_call: bool) -> None:
+        self._channel, self._every_call = channel, every_call
+        self._agreed: set[RowSchema] = set()
 
     def check(self, schema: RowSchema) -> None:
         """Checks that all ranks return values of this kind. Collective where the kind is new.
@@ -48,9 +46,9 @@ class KindsOfValues:
         Raises:
             ValueError: they differ; on every rank.
         """
-        if self.every_call or schema not in self.agreed:
-            check_same_schema(self.channel, schema)
-            self.agreed.add(schema)
+        if self._every_call or schema not in self._agreed:
+            check_same_schema(self._channel, schema)
+            self._agreed.add(schema)
 
 
 def return_steps(

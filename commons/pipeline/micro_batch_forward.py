@@ -53,7 +53,8 @@ def run_micro_batches(
 
     Returns:
         A loss whose backward is that of the tables: in training call it, once. If it is multiplied by a
-        factor before, as by a gradient scaler, so are all gradients of this call. The sum of the losses,
+        factor before, so are all gradients of this call; as their backward has run, this keeps no float16
+        gradient from vanishing. The sum of the losses,
         detached. The output of each micro-batch; without samples, what has one row in it has none.
 
     Raises:
@@ -97,7 +98,7 @@ def run_micro_batches(
                     _has_learnt_graph.update(replicated)
             total = total + loss.detach()
             is_copy = not (len(samples[number]) or knows_padding(micro_batch))
-            outputs.append(without_copied_row(output) if is_copy else output)
+            outputs.append(without_copied_row(output) if is_copy and not model.training else output)
     scaled = total * loss_scale
     return (lookups.backward_from(scaled, dense) if trains else scaled), total, outputs
 

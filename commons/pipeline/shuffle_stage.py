@@ -185,7 +185,8 @@ class ShuffleStage:
             of_rank = plan.loss_tokens_on(self._shuffler.group.rank)
             total = loss_sum(losses, self.loss_reduction, of_rank, step.loss_tokens / self._num_ranks)
             loss, total = total * scale, total.detach()
-            if not (plan.num_placed[self._shuffler.group.rank] or knows_padding(batch)):
+            is_copy = not (plan.num_placed[self._shuffler.group.rank] or knows_padding(batch))
+            if is_copy and not model.training:
                 output = without_copied_row(output)
         if step.pieces is not None:
             step.pieces.check_read()

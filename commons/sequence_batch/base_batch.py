@@ -54,7 +54,6 @@ class BaseBatch(Pipelineable):
         # No fields: other rows have others.
         self._counts_on_host: Mapping[str, np.ndarray] | None = None
         self.pieces: Any = None
-        self.is_cut = False
         if self.batch_size < 1:
             raise ValueError(f"batch_size is {self.batch_size}; a batch has at least one row")
         if self.actual_batch_size is None:
@@ -210,8 +209,6 @@ class BaseBatch(Pipelineable):
     def cut_by(self, pieces: np.ndarray, row_of: np.ndarray) -> Self:
         """Returns this batch, which is on the host, with a row for each piece, then the padding rows.
 
-        Its `is_cut` is True, also after `to` and `pin_memory`, until the exchange.
-
         Args:
             pieces: `[pieces]` of dtype `PIECE`, all pieces of the real rows, in order.
             row_of: int64 `[pieces]`, the row that each is of.
@@ -227,9 +224,7 @@ class BaseBatch(Pipelineable):
         fields = cut_fields(
             self.per_sample_fields(), np.append(row_of, padding), np.append(pieces, of_padding), rules
         )
-        cut = self.with_fields(fields, len(row_of) + len(padding), len(row_of))
-        cut.is_cut = True
-        return cut
+        return self.with_fields(fields, len(row_of) + len(padding), len(row_of))
 
     def with_pieces(self, pieces: Any) -> Self:
         """Returns this batch with the places of its rows in their samples; the exchange calls it.
@@ -256,7 +251,7 @@ class BaseBatch(Pipelineable):
 
     def _with_rows_of(self, copied: Self) -> Self:
         """Returns a copy of this batch elsewhere, with what this one knows of its rows."""
-        copied.pieces, copied.is_cut = self.pieces, self.is_cut
+        copied.pieces = self.pieces
         return copied
 
     def _labels_are_flat(self) -> bool:

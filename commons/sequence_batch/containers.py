@@ -199,8 +199,7 @@ def check_replaceable(value: Any, path: str = "") -> None:
         again = dataclass_replaced(value, {})
         parts_again = container.parts(again)
         for key, part in parts.items():
-            changed = parts_again[key] is not part and (not _is_plain(part) or parts_again[key] != part)
-            if changed:
+            if not _is_same(parts_again[key], part):
                 raise TypeError(
                     f"{joined(path, key)} changes when dataclasses.replace makes a {type_name(value)} again, "
                     "as moving its samples does; change it before the batch is made, not in __init__ or "
@@ -374,6 +373,14 @@ def _container_of(of: type) -> _ContainerType | None:
     if issubclass(of, tuple) and hasattr(of, "_asdict"):
         return _NAMED_TUPLE
     return _SEQUENCE if issubclass(of, list | tuple) else None
+
+
+def _is_same(again: Any, value: Any) -> bool:
+    """Returns whether a part is as it was. A new tensor is not: with other values it might differ."""
+    if again is value:
+        return True
+    has_none = _is_plain(value) or (isinstance(value, list | tuple | dict) and not any(leaves(value)))
+    return has_none and type(again) is type(value) and again == value
 
 
 def _is_plain(value: Any) -> bool:

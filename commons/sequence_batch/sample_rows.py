@@ -226,7 +226,10 @@ def without_copied_row(output: Any) -> Any:
         none = select_from([packed], np.zeros(0, dtype=np.int64)).unpack(0)
         return containers.like(none["output"], leaf)
 
-    return containers.transformed(output, without_row)
+    try:
+        return containers.transformed(output, without_row)
+    except TypeError:  # of a type that cannot be made again
+        return output
 
 
 def _common_rows(fields: dict[str, FieldValue]) -> int:

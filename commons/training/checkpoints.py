@@ -89,7 +89,7 @@ class Checkpoints:
         return None, []
 
     def _problem_with(self, checkpoint: Path) -> str:
-        """The reason a checkpoint must not be read, on all ranks; empty if it may be. Collective."""
+        """Returns the reason a checkpoint must not be read, on all ranks; empty if it may be. Collective."""
         contents, problem = self._together(lambda: _read_contents(checkpoint) if self._rank == 0 else None)[0]
         mine = sorted(contents)[self._rank :: dist.get_world_size()]
         problems = self._together(
@@ -353,7 +353,7 @@ def _size_and_checksum(path: Path) -> _Checksum:
 
 
 def _change_of(path: Path, written: _Checksum) -> str:
-    """What has become of a file since it was written; empty if it is the same."""
+    """Returns how a file has changed since it was written; empty if it is the same."""
     try:
         return "" if _size_and_checksum(path) == written else f"{path.name} has changed since it was written"
     except OSError as error:
@@ -364,7 +364,7 @@ def _read_contents(checkpoint: Path) -> tuple[dict[str, _Checksum], str]:
     """A checkpoint's list of files; nothing and the reason if it cannot be read, or files are not as long."""
     try:
         contents = json.loads((checkpoint / CONTENTS_FILE).read_text())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         return {}, f"{CONTENTS_FILE} cannot be read ({error})"
     if not isinstance(contents, dict) or not {METADATA_FILE, SETTINGS_FILE} <= set(contents):
         return {}, f"{CONTENTS_FILE} does not list its files"

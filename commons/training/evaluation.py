@@ -88,6 +88,11 @@ def evaluate_checkpoint(task: TrainingTask, args: TrainerArgs, device: torch.dev
     """
     warn_once(*args.settings_without_effect())
     task.check_datasets()
+    with locked(args.written_folders(num_steps=0)):
+        return _evaluate_checkpoint(task, args, device)
+
+
+def _evaluate_checkpoint(task: TrainingTask, args: TrainerArgs, device: torch.device) -> dict[str, float]:
     cached = task.pipeline_name(args, device) == "prefetch"
     # Sharding takes an optimizer; this one keeps no state.
     model, optimizer = shard_model(task.model, OptimizerArgs("sgd", 0.0), device, cached=cached)
@@ -99,7 +104,6 @@ def evaluate_checkpoint(task: TrainingTask, args: TrainerArgs, device: torch.dev
         tqdm.write(f"no training: evaluates {recovery.restored}")
     step = state.progress.step
     with (
-        locked(args.written_folders(num_steps=0)),
         HangWatch(args.log_dir, args.hang_timeout_s) as watch,
         RunRecord(Path(args.log_dir), step, step) as record,
         SynchronizedGC(args.gc_interval) as collector,

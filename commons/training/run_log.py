@@ -56,7 +56,6 @@ class RunRecord:
         self._here = dist.get_rank() == 0
         if not self._here:
             return
-        _check_writable(folder)
         self._lines, self._scalars = folder / LINES, folder / TENSORBOARD
         # Without a terminal the lines of the log tell how far the run is.
         self._bar = tqdm(
@@ -398,14 +397,3 @@ class FlopsCounter:
     def next_step(self) -> float:
         """Returns the FLOPs of the next batch in order; 0 if there is none."""
         return self._loaded.popleft() if self._loaded else 0.0
-
-
-def _check_writable(folder: Path) -> None:
-    """Makes the folder of a `RunRecord`; an OSError names the setting."""
-    try:
-        (folder / TENSORBOARD).mkdir(parents=True, exist_ok=True)
-        (folder / LINES).open("a").close()
-    except OSError as error:
-        raise OSError(
-            f"TrainerArgs.log_dir = {str(folder)!r} cannot be written to: {error.filename}: {error.strerror}"
-        ) from None

@@ -161,7 +161,7 @@ def test_errors(pools):
         assert "rank 1's shuffler has get_groups, and rank 0's has not" in differs
         assert "group_feature='user' has no effect, because UserShuffler.get_groups" in both
         assert "group_feature='user': 'karmarkar_karp' has no argument groups" in no_effect
-        assert "group_feature=3: expected the name of a feature" in name
+        assert "ShufflerSettings.group_feature = 3 (int): expected str or None" in name
         assert "group_feature='user' has torch.float32 values, expected integers" in floats
 
 

@@ -15,7 +15,7 @@ from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
 from commons.distributed import BatchShuffler
 from commons.perf_model import MeasuredCost
-from commons.sequence_batch import BaseBatch
+from commons.sequence_batch import BaseBatch, moved_to
 from commons.sequence_batch.cut_rules import (
     ALONG_ITEMS,
     FROM_END,
@@ -192,22 +192,21 @@ class WithoutCost(HistoryShuffler):
 
 
 def _cut_and_as_loaded() -> list[Any]:
-    """Returns what a batch tells before and after a cut, and what arrives from either."""
+    """Returns what arrives from a batch as loaded, and cut, and copied in any way after that."""
     batch = draw_history(np.random.default_rng(dist.get_rank()), 5, 4)
     shuffler = HistoryShuffler(**SETTINGS)
     shuffler.planner.cuts = partial(drawn_cuts, seed=2)
     plan = shuffler.plan(batch)
     assert plan.pieces is not None
     cut = shuffler.batch_for_step([batch], plan, 0)
-    arrived = [shuffler.exchange(one, plan) for one in (batch, cut)]
-    is_cut = [one.is_cut for one in (batch, cut, cut.to(torch.device("cpu")), *arrived)]
-    return [is_cut, [rows_of(one) for one in arrived]]
+    cpu = torch.device("cpu")
+    copies = (batch, cut, cut.to(cpu), moved_to(cut, cpu), replace(cut))
+    return [rows_of(shuffler.exchange(one, plan)) for one in copies]
 
 
-def test_a_batch_tells_whether_it_is_cut(pools):
-    for is_cut, (of_loaded, of_cut) in pools(2).run(_cut_and_as_loaded):
-        assert is_cut == [False, True, True, False, False]
-        assert of_loaded == of_cut
+def test_a_cut_batch_is_not_cut_again_however_it_is_copied(pools):
+    for as_loaded, *copies in pools(2).run(_cut_and_as_loaded):
+        assert all(of_copy == as_loaded for of_copy in copies)
 
 
 def _refusals() -> list[str]:

@@ -253,16 +253,27 @@ class DoublingBatch(BaseBatch):
         super().__post_init__()
 
 
+@dataclass
+class CopyingBatch(BaseBatch):
+    ids: torch.Tensor | None = None
+
+    def __post_init__(self) -> None:
+        self.contextual_feature_names = list(self.contextual_feature_names)
+        super().__post_init__()
+
+
 def _made_again() -> list[Any]:
     ids = torch.arange(3, dtype=torch.int32) + 3 * dist.get_rank()
     shuffler = Costing(lambda batch: batch.ids.long())
     moved = shuffler.shuffle(Widening(ids))
     assert torch.equal(moved.weights, moved.ids.float())
+    features = KeyedJaggedTensor(["item"], ids, lengths=torch.ones(3).int())
+    copying = CopyingBatch(features, 3, {}, ids=ids)
+    assert error_of(Costing(lambda batch: batch.ids.long()).shuffle, copying) == "no error"
     errors = [
         error_of(Costing(lambda batch: batch.ids.long()).shuffle, kind(ids))
         for kind in (Doubling, OfSomethingElse)
     ]
-    features = KeyedJaggedTensor(["item"], ids, lengths=torch.ones(3).int())
     batch = DoublingBatch(features, 3, {}, ids=ids)
     errors.append(error_of(Costing(lambda batch: batch.ids.long()).shuffle, batch))
     return [moved.ids.tolist(), *errors]
