@@ -50,8 +50,7 @@ def cause_elsewhere(error: BaseException) -> str | None:
     """Returns a line that says which failure of another rank this error follows from; None for an error of
     this rank's own."""
     if is_copy(error):
-        first = next(iter(str(error).splitlines()), "")
-        reason = f"rank {error.__dict__[_RAISED_ON]} raised {type(error).__name__}: {first}"
+        reason = f"rank {error.__dict__[_RAISED_ON]} raised {type(error).__name__}, and shows the traceback"
     elif isinstance(error, dist.DistBackendError) or "gloo/transport" in str(error):
         reason = "it lost the connection to another rank, which shows the cause"
     else:

@@ -17,7 +17,7 @@ from commons.partition import karmarkar_karp, longest_processing_time, rebalance
 # rank that loaded each sample), sizes (bytes to move each), ranks_per_node, groups, speeds, equal_size,
 # tolerance, max_rows, tokens, max_tokens. All but the first two need defaults, because None is not passed.
 # `commons.partition.rebalance` has them all. A setting without an argument is refused. What it returns is
-# checked: each sample once, and the limits.
+# checked: each sample once, and the limits. It has to return the same on every rank.
 PARTITIONERS: dict[str, Callable[..., list[np.ndarray]]] = {
     "karmarkar_karp": karmarkar_karp,
     "longest_processing_time": longest_processing_time,

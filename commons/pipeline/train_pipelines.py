@@ -133,7 +133,7 @@ class SequentialTrainPipeline(_WithStage, TrainPipeline):
     Args:
         model: takes a batch, returns `(losses, output)`.
         optimizer: of the parameters that get gradients in backward.
-        device: where batches are copied to.
+        device: where batches are copied to; its name will do.
         batch_shuffler: places samples on ranks.
         loss_reduction: how the model reduces its losses. "sum": their sum over this rank's loss tokens, or
             the losses themselves, in any shape. "mean": a scalar, their mean over this rank's loss tokens (or
@@ -150,7 +150,7 @@ class SequentialTrainPipeline(_WithStage, TrainPipeline):
         self,
         model: torch.nn.Module,
         optimizer: torch.optim.Optimizer,
-        device: torch.device,
+        device: torch.device | str,
         batch_shuffler: BatchShuffler | None = None,
         loss_reduction: str | None = None,
         **torchrec_arguments: Any,
@@ -163,8 +163,8 @@ class SequentialTrainPipeline(_WithStage, TrainPipeline):
         super().__init__()
         self._model = model
         self._optimizer = optimizer
-        self._device = device
-        self._stage = ShuffleStage(batch_shuffler, device, loss_reduction)
+        self._device = torch.device(device)
+        self._stage = ShuffleStage(batch_shuffler, self._device, loss_reduction)
         self._batch: Any = None  # exchanged, not computed: a step that raises may be tried again
         self._learn()
 
@@ -217,7 +217,7 @@ class _SparseDistWithStage(_WithStage):
         self,
         model: torch.nn.Module,
         optimizer: torch.optim.Optimizer,
-        device: torch.device,
+        device: torch.device | str,
         batch_shuffler: BatchShuffler | None = None,
         loss_reduction: str | None = None,
         **torchrec_arguments: Any,
@@ -225,6 +225,7 @@ class _SparseDistWithStage(_WithStage):
         for name in torchrec_arguments.keys() & _REFUSED.keys():
             raise ValueError(f'pipeline "{self.name}" takes no {name}: {_REFUSED[name]}')
         # The next class is one of TorchRec's.
+        device = torch.device(device)
         super().__init__(model, optimizer, device, custom_model_fwd=self._forward, **torchrec_arguments)  # type: ignore[call-arg]
         self._stage = ShuffleStage(batch_shuffler, device, loss_reduction)
         if device.type == "cuda":
@@ -315,11 +316,12 @@ class PrefetchTrainPipeline(_SparseDistWithStage, PrefetchTrainPipelineSparseDis
         self,
         model: torch.nn.Module,
         optimizer: torch.optim.Optimizer,
-        device: torch.device,
+        device: torch.device | str,
         batch_shuffler: BatchShuffler | None = None,
         loss_reduction: str | None = None,
         **torchrec_arguments: Any,
     ) -> None:
+        device = torch.device(device)
         if device.type != "cuda":
             raise ValueError(
                 f'pipeline "prefetch" fills the cache of a GPU, and the device is {device}: use "native"'

@@ -40,7 +40,7 @@ def pipeline_of(
         name,
         model=model,
         optimizer=optimizer,
-        device=CPU,
+        device=CPU.type,  # a name will do
         batch_shuffler=shuffler,
         loss_reduction=reduction,
         **more,
