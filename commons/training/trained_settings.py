@@ -1,4 +1,4 @@
-"""What a training was started with: written into its checkpoints, and compared where one resumes."""
+"""Settings that a training was started with, written into its checkpoints and compared on resuming."""
 
 from __future__ import annotations
 

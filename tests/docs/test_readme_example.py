@@ -1,4 +1,4 @@
-"""What the README's example logs is the loss of the step over all ranks."""
+"""The README's example logs the loss of the step over all ranks."""
 
 from __future__ import annotations
 

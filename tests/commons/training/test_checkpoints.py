@@ -139,7 +139,7 @@ def test_a_damaged_checkpoint_is_skipped_on_all_ranks(pools, saved, name, data, 
 
 
 def _listed(content: bytes) -> object:
-    """What a list of files says; most changes to blanks between its values change nothing."""
+    """Returns what a list of files says; most changes to blanks between its values change nothing."""
     try:
         return json.loads(content)
     except ValueError:
