@@ -10,7 +10,7 @@ from torch.utils.data import Sampler
 
 from commons.checks import require, require_at_least
 from commons.partition import rebalance, refined
-from commons.partition.rebalance import numbered_groups
+from commons.partition.groups import numbered_groups
 from commons.partition.workloads import as_workloads, check_count
 
 

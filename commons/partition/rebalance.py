@@ -5,28 +5,27 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
-from commons.partition.grouped_search import Groups, even_out_groups, join_groups, level_groups, level_pools
+from commons.partition.groups import Grouped, together
 from commons.partition.problem import Problem, checked_tolerance
 from commons.partition.refine import place_from_scratch
-from commons.partition.search import (
-    NO_CAP,
-    Limits,
-    base_of,
-    make_parts,
-    sum_per_part,
-    target_time,
-    time_of,
+from commons.partition.search import NO_CAP, Limits, base_of, target_time, time_of
+from commons.partition.search_from_home import (
+    ACROSS_NODES,
+    Costs,
+    costs_of_moves,
+    even_out,
+    move,
+    nearest_home,
 )
-from commons.partition.search_from_home import Costs, even_out, move, nearest_home
 from commons.partition.workloads import as_integers, as_workloads, check_count
 
 # Bits of the sum of all sizes: this many bytes times ACROSS_NODES are still below 2**63.
 SIZE_BITS = 50
-# A group in one more part costs as much as moving this many of its samples: its embeddings travel once more,
-# which are larger than ids.
-COPY_PER_MOVE = 16
-# Each pass joins less than the one before.
-JOINING_PASSES = 3
+# Embeddings of 128 float32 travel once as values and once as gradients: 1,024 bytes for an id, where moving a
+# sample sends 16, its item and action.
+MOVES_PER_COPY = 64.0
+# More could overflow.
+MOST_MOVES_PER_COPY = float(ACROSS_NODES)
 
 
 def rebalance(
@@ -38,6 +37,7 @@ def rebalance(
     ranks_per_node: int | None = None,
     *,
     groups: ArrayLike | None = None,
+    moves_per_copy: float = MOVES_PER_COPY,
     equal_size: bool = True,
     max_rows: int | None = None,
     tokens: ArrayLike | None = None,
@@ -58,6 +58,9 @@ def rebalance(
         groups: `[samples]`, integers: samples with the same one belong together, in one part. They are
             brought together where the tolerance and the limits allow it. A sample with a negative one belongs
             to no group. `ranks_per_node` matters less then. None if every sample may move alone.
+        moves_per_copy: what it is worth to have a group in one part fewer: as much as moving its largest
+            sample this many times. It is the bytes of embeddings that ranks exchange for an id ÷ the bytes of
+            a sample per id. A group with more samples per part than this may stay in several.
         equal_size, max_rows, tokens, max_tokens, speeds: as for `longest_processing_time`; `home` need not
             keep to the limits.
 
@@ -68,46 +71,33 @@ def rebalance(
 
     Raises:
         ValueError: as `longest_processing_time`; or `home` is not a part, or `groups` not an integer, for
-            each sample; `tolerance` or a size is negative; or `ranks_per_node` is below 1.
+            each sample; `tolerance` or a size is negative; `ranks_per_node` is below 1; or `moves_per_copy`
+            is not from 0 to 1000.
     """
     tolerance = checked_tolerance(tolerance)
     problem = Problem.of(workloads, num_partitions, equal_size, max_rows, tokens, max_tokens, speeds)
     costs = _costs(problem, home, sizes, ranks_per_node)
     target = target_time(problem.work, problem.speeds, problem.limits, tolerance)
+    samples = None if groups is None else Grouped.of(problem, costs, groups, _checked(moves_per_copy))
+    if samples is None:  # no two belong together
+        return problem.partition(_moved(problem, costs, target, tolerance))
+    part_of = together(samples, target)
+    if problem.beyond_limits(part_of) is None and samples.time(part_of) <= target:
+        return problem.partition(part_of)
     alone = _moved(problem, costs, target, tolerance)
-    group_of = None if groups is None else problem.sorted(numbered_groups(groups, len(problem.work)))
-    if group_of is None or group_of.max(initial=-1) == len(group_of) - 1:  # no two belong together
-        return problem.partition(alone)
-    attained = _time_of(problem, alone)
-    together = _together(problem, costs, group_of, target, tolerance)
-    if _time_of(problem, together) > max(target, attained):
-        together = _together(problem, costs, group_of, attained, tolerance)
-    load = _time_of(problem, together)
-    if load <= target < attained:
-        return problem.partition(together)
-    is_cheaper = _cost(costs, group_of, together) < _cost(costs, group_of, alone)
-    return problem.partition(together if is_cheaper and load <= max(target, attained) else alone)
+    attained = samples.time(alone)
+    if attained > target:  # the target may be out of reach
+        part_of = together(samples, attained)
+    is_allowed = problem.beyond_limits(part_of) is None and samples.time(part_of) <= max(target, attained)
+    return problem.partition(part_of if is_allowed else alone)
 
 
-def numbered_groups(groups: ArrayLike, num_samples: int) -> np.ndarray:
-    """Numbers the groups from 0 in the order of their first samples, int64 `[samples]`.
-
-    A sample with a negative label gets a number of its own. Were groups numbered by label, labels such as
-    random ids would break ties.
-
-    Raises:
-        ValueError: `groups` is not one integer per sample.
-    """
-    labels = np.asarray(groups)
-    if labels.shape != (num_samples,) or (labels.dtype.kind not in "iu" and num_samples):
+def _checked(moves_per_copy: float) -> float:
+    if not 0 <= moves_per_copy <= MOST_MOVES_PER_COPY:
         raise ValueError(
-            f"groups has shape {labels.shape} and dtype {labels.dtype}, expected one integer for each of "
-            f"{num_samples} samples"
+            f"moves_per_copy is {moves_per_copy}, expected a number from 0 to {MOST_MOVES_PER_COPY:g}"
         )
-    found, number = np.unique(labels, return_inverse=True)
-    number = np.where(labels < 0, len(found) + np.arange(num_samples), number)
-    _, first, number = np.unique(number, return_index=True, return_inverse=True)
-    return np.argsort(np.argsort(first))[number]
+    return float(moves_per_copy)
 
 
 def _moved(problem: Problem, costs: Costs, target: int, tolerance: float) -> np.ndarray:
@@ -115,76 +105,6 @@ def _moved(problem: Problem, costs: Costs, target: int, tolerance: float) -> np.
     part_of = _within_limits(problem, costs, target)
     move(problem.work, problem.tokens, part_of, problem.speeds, problem.limits, costs, target, tolerance)
     return part_of
-
-
-def _together(
-    problem: Problem, costs: Costs, group_of: np.ndarray, target: int, tolerance: float
-) -> np.ndarray:
-    """int64 `[samples]`: as `_moved`, with few groups in more than one part."""
-    by_group = np.argsort(group_of, kind="stable")
-    groups = _groups_of(group_of[by_group], costs.of_move[by_group], costs.home[by_group])
-    work, tokens, limits, speeds = (
-        problem.work[by_group],
-        problem.tokens[by_group],
-        problem.limits,
-        problem.speeds,
-    )
-    part_of = _homes_of_groups(costs, group_of)[by_group]
-    parts = make_parts(work, tokens, part_of, base_of(speeds, target))
-    even_out_groups(parts, limits, groups)
-    level_groups(parts, limits, groups, target)
-    level_pools(work, tokens, part_of, speeds, limits, target)
-    near_home = np.empty_like(part_of)
-    near_home[by_group] = part_of
-    if problem.beyond_limits(near_home) is not None or _time_of(problem, near_home) > target:
-        try:
-            near_home = _moved(problem, costs._replace(home=near_home), target, tolerance)
-        except ValueError:  # from there, no placement under max_tokens was found
-            near_home = _moved(problem, costs, target, tolerance)
-    attained = max(target, _time_of(problem, near_home))
-    parts = make_parts(work, tokens, near_home[by_group], base_of(speeds, attained))
-    for _ in range(JOINING_PASSES):
-        join_groups(parts, limits, groups, attained)
-    near_home[by_group] = parts.part_of
-    return near_home
-
-
-def _cost(costs: Costs, group_of: np.ndarray, part_of: np.ndarray) -> int:
-    """The cost of copies and moves of samples that are in these parts."""
-    largest = _largest_moves(group_of, costs.of_move)
-    groups_in_parts = np.unique(group_of * len(costs.node_of) + part_of) // len(costs.node_of)
-    copies = COPY_PER_MOVE * int(largest[groups_in_parts].sum())
-    return copies + int(costs.of_move[part_of != costs.home].sum())
-
-
-def _largest_moves(group_of: np.ndarray, of_move: np.ndarray) -> np.ndarray:
-    """int64 `[groups]`: the cost of moving the largest sample of each group."""
-    largest = np.zeros(int(group_of.max(initial=-1)) + 1, dtype=np.int64)
-    np.maximum.at(largest, group_of, of_move)
-    return largest
-
-
-def _groups_of(group_of: np.ndarray, of_move: np.ndarray, home: np.ndarray) -> Groups:
-    """The groups of samples that are sorted by group."""
-    largest = _largest_moves(group_of, of_move)
-    start = np.searchsorted(group_of, np.arange(len(largest) + 1))
-    return Groups(group_of, start, COPY_PER_MOVE * largest, of_move, home)
-
-
-def _homes_of_groups(costs: Costs, group_of: np.ndarray) -> np.ndarray:
-    """int64 `[samples]`: the part that has most of each sample's group, by the cost of moving."""
-    num_parts = len(costs.node_of)
-    pairs, pair_of = np.unique(group_of * num_parts + costs.home, return_inverse=True)
-    group, part = np.divmod(pairs, num_parts)
-    at_home = sum_per_part(costs.of_move, pair_of, len(pairs))
-    best_last = np.lexsort((-part, at_home, group))
-    home_of_group = np.empty(int(group_of.max(initial=-1)) + 1, dtype=np.int64)
-    home_of_group[group[best_last]] = part[best_last]  # the last one stays
-    return home_of_group[group_of]
-
-
-def _time_of(problem: Problem, part_of: np.ndarray) -> int:
-    return int(time_of(problem.work, part_of, problem.speeds))
 
 
 def _costs(problem: Problem, home: ArrayLike, sizes: ArrayLike | None, ranks_per_node: int | None) -> Costs:
@@ -203,7 +123,7 @@ def _costs(problem: Problem, home: ArrayLike, sizes: ArrayLike | None, ranks_per
     if len(costs) != num_samples:
         raise ValueError(f"sizes has {len(costs)} values for {num_samples} workloads")
     node_of = np.arange(num_parts) // (ranks_per_node or num_parts)
-    return Costs(problem.sorted(homes), problem.sorted(as_integers(costs, SIZE_BITS)), node_of)
+    return costs_of_moves(problem.sorted(homes), problem.sorted(as_integers(costs, SIZE_BITS)), node_of)
 
 
 def _within_limits(problem: Problem, costs: Costs, target: int) -> np.ndarray:
@@ -218,7 +138,7 @@ def _within_limits(problem: Problem, costs: Costs, target: int) -> np.ndarray:
     # Keeping all parts within a number of tokens is rebalancing by tokens.
     by_tokens = np.argsort(-problem.tokens, kind="stable")
     amounts, part_by_tokens = problem.tokens[by_tokens], part_of[by_tokens]
-    costs_by_tokens = Costs(costs.home[by_tokens], costs.of_move[by_tokens], costs.node_of)
+    costs_by_tokens = costs_of_moves(costs.home[by_tokens], costs.of_move[by_tokens], costs.node_of)
     no_cap = Limits(fewest, most, NO_CAP)
     equal = np.ones(problem.num_parts)
     move(amounts, np.zeros_like(amounts), part_by_tokens, equal, no_cap, costs_by_tokens, max_tokens, 0.0)

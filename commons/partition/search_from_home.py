@@ -2,7 +2,8 @@
 
 The heaviest part swaps with a light one, at the lowest price for what the swap takes off it. Where no such
 swap is left, the unpriced search makes the next one. Last, samples that are away go home wherever the target
-allows.
+allows. Where samples belong together, a part that gets the first sample of a group pays for a copy, and one
+that gives its last sample away saves one.
 """
 
 from __future__ import annotations
@@ -35,20 +36,125 @@ ACROSS_NODES = 1000
 # is all a part needs. Still more hardly save movement, and take time.
 PARTNERS = 16
 CANDIDATES_FOR_ALL, CANDIDATES_FOR_PART = 200, 48
+# Samples of a part considered for a swap, evenly spaced by load. In between are others that do nearly as well.
+MOST_TRIED = 128
+# Samples considered in return for one, where some may belong to a group that the heavy part has.
+RETURNS = 6
+# Parts considered for a sample to join others of its group.
+MOST_TO_JOIN = 8
+# Swaps looked at: this many × samples × the logarithm of their number. Then the search takes what it has.
+LOOKS = 32
+
+
+class Copies(NamedTuple):
+    """Groups of samples, and the parts that have some of each; all int64.
+
+    Attributes:
+        group_of: `[samples]`, NONE for a sample without others.
+        of_copy: `[groups]`, the cost of each part with samples of the group, beyond the first.
+        start: `[groups + 1]`, the first slot of each group.
+        used: `[groups]`, slots in use: one for each part with samples of the group.
+        part, count: `[slots]`, a part and its samples of the group.
+    """
+
+    group_of: np.ndarray
+    of_copy: np.ndarray
+    start: np.ndarray
+    used: np.ndarray
+    part: np.ndarray
+    count: np.ndarray
 
 
 class Costs(NamedTuple):
-    """Costs of having a sample away from home; all int64.
+    """Costs of having a sample away from home, and from its group; all int64.
 
     Attributes:
         home: `[samples]`, the part that each is in at first.
         of_move: `[samples]`, the cost of each when it moves.
         node_of: `[parts]`, ascending.
+        copies: without groups where all samples may move alone.
+        looks: `[2]`, swaps looked at so far, and how many may be.
     """
 
     home: np.ndarray
     of_move: np.ndarray
     node_of: np.ndarray
+    copies: Copies
+    looks: np.ndarray
+
+
+@compiled
+def costs_of_moves(home: np.ndarray, of_move: np.ndarray, node_of: np.ndarray) -> Costs:
+    """Costs of samples that belong to no groups; arrays as in `Costs`."""
+    group_of, none = np.full(len(home), NONE, dtype=np.int64), np.empty(0, dtype=np.int64)
+    looks = np.zeros(2, dtype=np.int64)
+    looks[1] = int(LOOKS * len(home) * np.log2(max(len(home), 2)))
+    return costs_with_groups(home, of_move, node_of, group_of, none, home, looks)
+
+
+@compiled
+def costs_with_groups(
+    home: np.ndarray,
+    of_move: np.ndarray,
+    node_of: np.ndarray,
+    group_of: np.ndarray,
+    of_copy: np.ndarray,
+    part_of: np.ndarray,
+    looks: np.ndarray,
+) -> Costs:
+    """Costs of samples in parts `part_of`, int64 `[samples]`; other arrays as in `Costs` and `Copies`."""
+    num_samples, num_groups = len(home), len(of_copy)
+    start, used = np.zeros(num_groups + 1, dtype=np.int64), np.zeros(num_groups, dtype=np.int64)
+    for sample in range(num_samples):
+        if group_of[sample] != NONE:
+            start[group_of[sample] + 1] += 1
+    for group in range(num_groups):
+        start[group + 1] += start[group]
+    part, count = np.zeros(start[-1], dtype=np.int64), np.zeros(start[-1], dtype=np.int64)
+    copies = Copies(group_of, of_copy, start, used, part, count)
+    for sample in range(num_samples):
+        _add_to_group(copies, sample, part_of[sample])
+    return Costs(home, of_move, node_of, copies, looks)
+
+
+@compiled
+def _add_to_group(copies: Copies, sample: int, part: int) -> None:
+    group = copies.group_of[sample]
+    if group == NONE:
+        return
+    slot, end = copies.start[group], copies.start[group] + copies.used[group]
+    while slot < end and copies.part[slot] != part:
+        slot += 1
+    if slot == end:
+        copies.part[slot] = part
+        copies.count[slot] = 0
+        copies.used[group] += 1
+    copies.count[slot] += 1
+
+
+@compiled
+def _remove_from_group(copies: Copies, sample: int, part: int) -> None:
+    group = copies.group_of[sample]
+    if group == NONE:
+        return
+    slot, last = copies.start[group], copies.start[group] + copies.used[group] - 1
+    while copies.part[slot] != part:
+        slot += 1
+    copies.count[slot] -= 1
+    if copies.count[slot] == 0:
+        copies.part[slot], copies.count[slot] = copies.part[last], copies.count[last]
+        copies.used[group] -= 1
+
+
+@compiled
+def priced_swap(parts: Parts, costs: Costs, giver: int, gives: int, taker: int, returns: int) -> None:
+    """`swap`, which also counts the samples of groups in parts."""
+    swap(parts, giver, gives, taker, returns)
+    _remove_from_group(costs.copies, gives, giver)
+    if returns != NONE:
+        _remove_from_group(costs.copies, returns, taker)
+        _add_to_group(costs.copies, returns, giver)
+    _add_to_group(costs.copies, gives, taker)
 
 
 @compiled
@@ -111,7 +217,7 @@ def move(
     """
     given = part_of.copy()
     parts = make_parts(work, tokens, part_of, base_of(speeds, target))
-    if not _lighten(parts, limits, costs, target, False):
+    if not lighten(parts, limits, costs, target, False):
         scratch = refined_from_scratch(work, tokens, speeds, limits, 0.0)
         at_first = time_of(work, given, speeds)
         attained = longest = min(at_first, time_of(work, part_of, speeds))
@@ -119,12 +225,12 @@ def move(
             attained = time_of(work, scratch, speeds)
         relaxed = min(int(min(attained * (1 + 1.1 * tolerance), 2.0**61)), longest)
         relaxed = max(target, min(relaxed, time_by_differencing(work, tokens, speeds, limits)))
-        is_there = attained <= target and _lighten(parts, limits, costs, target, True)
+        is_there = attained <= target and lighten(parts, limits, costs, target, True)
         if not is_there:
             target = relaxed
             if are_unequal(speeds):
                 parts = make_parts(work, tokens, part_of, base_of(speeds, target))
-            is_there = _lighten(parts, limits, costs, target, True)
+            is_there = lighten(parts, limits, costs, target, True)
         if not is_there:
             reached = time_of(work, part_of, speeds)
             if scratch[-1] != NONE and attained <= min(at_first, reached):
@@ -132,11 +238,11 @@ def move(
             elif at_first < reached:
                 part_of[:] = given
             parts = make_parts(work, tokens, part_of, base_of(speeds, target))
-    _send_home(parts, limits, costs, target)
+    send_home(parts, limits, costs, target)
 
 
 @compiled
-def _lighten(parts: Parts, limits: Limits, costs: Costs, target: int, at_any_price: bool) -> bool:
+def lighten(parts: Parts, limits: Limits, costs: Costs, target: int, at_any_price: bool) -> bool:
     """Makes swaps until no part is above the target, or none helps; whether it got there."""
     least = max(int(RESOLUTION * target), 1)
     while len(parts.load) > 1 and parts.load[parts.by_load[-1]] > target:
@@ -144,9 +250,9 @@ def _lighten(parts: Parts, limits: Limits, costs: Costs, target: int, at_any_pri
         gives, partner, returns = _cheapest_swap(parts, limits, costs, heavy, target, least)
         if partner == NONE and at_any_price:
             gives, partner, returns = lightening_swap(parts, limits, heavy, least)
-        if partner == NONE:
+        if partner == NONE or costs.looks[0] > costs.looks[1]:
             return False
-        swap(parts, heavy, gives, partner, returns)
+        priced_swap(parts, costs, heavy, gives, partner, returns)
     return True
 
 
@@ -190,9 +296,11 @@ def _best_swap(
     target, but that counts against the swap: of two giants in one part, one leaves although no part has room
     for it.
     """
-    work, load, members, home, of_move = parts.work, parts.load, parts.members, costs.home, costs.of_move
+    work, load, members, home = parts.work, parts.load, parts.members, costs.home
     needed = load[heavy] - target
     first, end = parts.start[heavy], parts.start[heavy] + parts.size[heavy]
+    step = max(parts.size[heavy] // MOST_TRIED, 1)
+    most_returned = RETURNS if len(costs.copies.of_copy) > 0 else 1
     gives, partner, returns, best = NONE, NONE, NONE, 0.0
     partners = 0
     for taker in parts.by_load:
@@ -207,26 +315,29 @@ def _best_swap(
         most = max(needed, headroom)
         candidates -= 1
         helps = may_give
-        for at in range(first, end):
+        for at in range(first, end, step):
             i = members[at]
             if work[i] - lightest < least:
                 break
-            # A move costs this at least, unless the sample that comes back goes home.
-            price = of_move[i] if home[i] == heavy else 1
+            costs.looks[0] += 1
+            moved, copied = _moving_cost(costs, i, heavy, taker), _added_copies(costs, i, heavy, taker)
+            # A swap costs this at least, unless the sample that comes back goes home, or to its group.
+            price = max((costs.of_move[i] if home[i] == heavy else 0) + copied, 1)
             if min(needed, headroom, work[i] - lightest) <= best * price:
                 continue
-            # The lightest sample that may come back, because it is the cheapest.
+            # From the lightest sample that may come back on, because it is the cheapest.
             j = _first_below(work, members, start, stop, work[i] - most)
             if j == start and not may_give:
                 continue
-            for option in range(1 + may_give):
-                returned = members[j - 1] if option == 0 and j > start else NONE
+            for option in range(min(most_returned, j - start) + may_give):
+                returned = members[j - 1 - option] if option < min(most_returned, j - start) else NONE
                 difference = work[i] - (work[returned] if returned != NONE else 0)
                 relief = min(difference, needed) - max(difference - headroom, 0)
                 if relief < least:
                     continue
                 helps = True
-                cost = _moving_cost(costs, i, heavy, taker) + _moving_cost(costs, returned, taker, heavy)
+                costs.looks[0] += 1
+                cost = moved + _cost_of_return(costs, i, copied, heavy, taker, returned)
                 value = relief / max(cost, 1)
                 if value > best and fits(parts, limits, heavy, i, taker, returned):
                     gives, partner, returns, best = i, taker, returned, value
@@ -262,31 +373,88 @@ def _cost_of_being_in(costs: Costs, sample: int, part: int) -> int:
     return costs.of_move[sample] * (1 if costs.node_of[part] == costs.node_of[home] else ACROSS_NODES)
 
 
+@njit(inline="always")
+def _added_copies(costs: Costs, sample: int, source: int, to: int) -> int:
+    """The cost of copies that moving the sample adds: negative if it joins others, and leaves none."""
+    copies = costs.copies
+    group = copies.group_of[sample]
+    if group == NONE:
+        return 0
+    is_last, is_first = True, True
+    for slot in range(copies.start[group], copies.start[group] + copies.used[group]):
+        if copies.part[slot] == to:
+            is_first = False
+        elif copies.part[slot] == source and copies.count[slot] > 1:
+            is_last = False
+    return copies.of_copy[group] * (int(is_first) - int(is_last))
+
+
+@njit(inline="always")
+def _cost_of_return(costs: Costs, sample: int, copied: int, giver: int, taker: int, returned: int) -> int:
+    """The cost of copies of a swap, and of moving the sample returned; `copied` is that of the other."""
+    if returned == NONE:
+        return copied
+    moved = _moving_cost(costs, returned, taker, giver)
+    group = costs.copies.group_of[returned]
+    if group != NONE and group == costs.copies.group_of[sample]:
+        return moved  # each takes the other's place
+    return copied + moved + _added_copies(costs, returned, taker, giver)
+
+
 @compiled
-def _send_home(parts: Parts, limits: Limits, costs: Costs, target: int) -> None:
+def send_home(parts: Parts, limits: Limits, costs: Costs, target: int) -> None:
     """Sends samples that are away nearer to home, alone or in a swap, where the target allows.
 
-    One that is on another node may go to any part of its own, any other one only home.
+    One that is on another node may go to any part of its own, any other one only home; and one whose group
+    is in several parts to each of these.
     """
-    work, load, node_of = parts.work, parts.load, costs.node_of
-    for i in range(len(work)):
-        part, home = parts.part_of[i], costs.home[i]
-        if part == home:
-            continue
+    node_of, copies = costs.node_of, costs.copies
+    goals = np.empty(len(node_of) + MOST_TO_JOIN, dtype=np.int64)
+    for i in range(len(parts.work)):
+        if costs.looks[0] > costs.looks[1]:
+            break
+        part, home, num_goals = parts.part_of[i], costs.home[i], 0
+        if part != home:
+            for to in range(len(node_of)) if node_of[part] != node_of[home] else range(home, home + 1):
+                if node_of[to] == node_of[home]:
+                    goals[num_goals] = to
+                    num_goals += 1
+        group = copies.group_of[i]
+        if group != NONE:
+            first = copies.start[group]
+            for slot in range(first, first + min(copies.used[group], MOST_TO_JOIN)):
+                goals[num_goals] = copies.part[slot]
+                num_goals += copies.part[slot] != part
         cheapest, goes_to, returns = 0, NONE, NONE
-        first, end = home, home + 1
-        if node_of[part] != node_of[home]:
-            first = np.searchsorted(node_of, node_of[home])
-            end = np.searchsorted(node_of, node_of[home], side="right")
-        for to in range(first, end):
-            saved = -_moving_cost(costs, i, part, to)
-            may_go = parts.size[part] > limits.fewest and parts.size[to] < limits.most
-            for at in range(parts.start[to], parts.start[to] + parts.size[to] + may_go):
-                j = parts.members[at] if at < parts.start[to] + parts.size[to] else NONE
-                difference = work[i] - (work[j] if j != NONE else 0)
-                if load[to] + difference <= target and load[part] - difference <= target:
-                    cost = _moving_cost(costs, j, to, part) - saved
-                    if cost < cheapest and fits(parts, limits, part, i, to, j):
-                        cheapest, goes_to, returns = cost, to, j
+        for to in goals[:num_goals]:
+            cost, returned = _cheapest_return(parts, limits, costs, target, i, to)
+            if cost < cheapest:
+                cheapest, goes_to, returns = cost, to, returned
         if goes_to != NONE:
-            swap(parts, part, i, goes_to, returns)
+            priced_swap(parts, costs, part, i, goes_to, returns)
+
+
+@compiled
+def _cheapest_return(
+    parts: Parts, limits: Limits, costs: Costs, target: int, sample: int, to: int
+) -> tuple[int, int]:
+    """(cost of moving a sample to this part, what comes back for it); the cost is 0 if none saves any."""
+    work, load, members, part = parts.work, parts.load, parts.members, parts.part_of[sample]
+    cheapest, returns = 0, NONE
+    moved, copied = _moving_cost(costs, sample, part, to), _added_copies(costs, sample, part, to)
+    if moved + copied >= 0:
+        return 0, NONE
+    # What comes back has at least the work that `to` has no room for, and at most what this part has room for.
+    least, most = work[sample] - (target - load[to]), work[sample] + target - load[part]
+    start, stop = parts.start[to], parts.start[to] + parts.size[to]
+    first = _first_below(work, members, start, stop, most + 1)
+    end = _first_below(work, members, start, stop, least)
+    may_go = least <= 0 <= most and parts.size[part] > limits.fewest and parts.size[to] < limits.most
+    step = max((end - first) // MOST_TRIED, 1)
+    for at in range(first, end + may_go * step, step):
+        returned = members[at] if at < end else NONE
+        costs.looks[0] += 1
+        cost = moved + _cost_of_return(costs, sample, copied, part, to, returned)
+        if cost < cheapest and fits(parts, limits, part, sample, to, returned):
+            cheapest, returns = cost, returned
+    return cheapest, returns
