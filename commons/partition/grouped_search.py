@@ -152,7 +152,6 @@ def _best_swap(parts: Parts, limits: Limits, groups: Groups, heavy: int, target:
     return best if best.taker != NONE else breaking
 
 
-@compiled
 def level_pools(
     work: np.ndarray, tokens: np.ndarray, part_of: np.ndarray, speeds: np.ndarray, limits: Limits, target: int
 ) -> None:

@@ -12,14 +12,13 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from commons.partition.compiled import compiled
+from commons.partition.compiled import compiled, inner
 from commons.partition.from_scratch import refined_from_scratch, time_by_differencing
 from commons.partition.search import (
     NONE,
     RESOLUTION,
     Limits,
     Parts,
-    are_unequal,
     base_of,
     fits,
     lightening_swap,
@@ -35,6 +34,8 @@ ACROSS_NODES = 1000
 # is all a part needs. Still more hardly save movement, and take time.
 PARTNERS = 16
 CANDIDATES_FOR_ALL, CANDIDATES_FOR_PART = 200, 48
+# Swaps to make: none, those at a price for each move, and where there is no such swap any other.
+NO_SWAPS, CHEAP_SWAPS, ALL_SWAPS = 0, 1, 2
 
 
 class Costs(NamedTuple):
@@ -54,10 +55,14 @@ class Costs(NamedTuple):
 @compiled
 def even_out(work: np.ndarray, part_of: np.ndarray, base: np.ndarray, limits: Limits) -> None:
     """Changes `part_of` until all sizes are within the limits, one move from the largest part at a time."""
-    parts = make_parts(work, np.zeros_like(work), part_of, base)
-    while parts.size.min() < limits.fewest or parts.size.max() > limits.most:
-        giver = int(np.argmax(parts.size))
-        taker = int(np.argmin(parts.size))
+    parts = make_parts(work, np.zeros(len(work), dtype=np.int64), part_of, base)
+    while True:
+        giver, taker = np.int64(0), np.int64(0)
+        for part in range(len(base)):
+            giver = part if parts.size[part] > parts.size[giver] else giver
+            taker = part if parts.size[part] < parts.size[taker] else taker
+        if parts.size[taker] >= limits.fewest and parts.size[giver] <= limits.most:
+            return
         if parts.size[taker] >= limits.fewest:
             for taker in parts.by_load:
                 if parts.size[taker] < limits.most:
@@ -69,7 +74,6 @@ def even_out(work: np.ndarray, part_of: np.ndarray, base: np.ndarray, limits: Li
         swap(parts, giver, parts.members[at], taker, NONE)
 
 
-@compiled
 def nearest_home(part_of: np.ndarray, costs: Costs, speeds: np.ndarray) -> np.ndarray:
     """The same partition, its parts renumbered so that much stays at home: the largest matches first.
 
@@ -78,20 +82,31 @@ def nearest_home(part_of: np.ndarray, costs: Costs, speeds: np.ndarray) -> np.nd
     num_parts = len(speeds)
     at_home = sum_per_part(costs.of_move, part_of * num_parts + costs.home, num_parts * num_parts)
     matches = np.flatnonzero(at_home)
-    number = np.full(num_parts, NONE, dtype=np.int64)
-    is_free = np.ones(num_parts, dtype=np.bool_)
-    for match in matches[np.argsort(-at_home[matches], kind="mergesort")]:
-        part, home = match // num_parts, match % num_parts
-        if number[part] == NONE and is_free[home] and speeds[part] == speeds[home]:
-            number[part] = home
-            is_free[home] = False
-    left, free = np.flatnonzero(number == NONE), np.flatnonzero(is_free)
-    left = left[np.argsort(speeds[left], kind="mergesort")]
-    number[left] = free[np.argsort(speeds[free], kind="mergesort")]
+    number, is_taken = _matched(matches[np.argsort(-at_home[matches], kind="stable")], speeds)
+    left, free = np.flatnonzero(number == NONE), np.flatnonzero(~is_taken)
+    left = left[np.argsort(speeds[left], kind="stable")]
+    number[left] = free[np.argsort(speeds[free], kind="stable")]
     return number[part_of]
 
 
 @compiled
+def _matched(matches: np.ndarray, speeds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The number that each part gets, NONE for the others; and which numbers are taken.
+
+    A match is part × number of parts + number, the best one first.
+    """
+    num_parts = len(speeds)
+    number, is_taken = np.empty(num_parts, dtype=np.int64), np.zeros(num_parts, dtype=np.bool_)
+    for part in range(num_parts):
+        number[part] = NONE
+    for match in matches:
+        part, home = match // num_parts, match % num_parts
+        if number[part] == NONE and not is_taken[home] and speeds[part] == speeds[home]:
+            number[part] = home
+            is_taken[home] = True
+    return number, is_taken
+
+
 def move(
     work: np.ndarray,
     tokens: np.ndarray,
@@ -110,32 +125,49 @@ def move(
     the one given if that is better: speeds or `max_tokens` can make it so.
     """
     given = part_of.copy()
-    parts = make_parts(work, tokens, part_of, base_of(speeds, target))
-    if not _lighten(parts, limits, costs, target, False):
-        scratch = refined_from_scratch(work, tokens, speeds, limits, 0.0)
-        at_first = time_of(work, given, speeds)
-        attained = longest = min(at_first, time_of(work, part_of, speeds))
-        if scratch[-1] != NONE:
-            attained = time_of(work, scratch, speeds)
-        relaxed = min(int(min(attained * (1 + 1.1 * tolerance), 2.0**61)), longest)
-        relaxed = max(target, min(relaxed, time_by_differencing(work, tokens, speeds, limits)))
-        is_there = attained <= target and _lighten(parts, limits, costs, target, True)
-        if not is_there:
-            target = relaxed
-            if are_unequal(speeds):
-                parts = make_parts(work, tokens, part_of, base_of(speeds, target))
-            is_there = _lighten(parts, limits, costs, target, True)
-        if not is_there:
-            reached = time_of(work, part_of, speeds)
-            if scratch[-1] != NONE and attained <= min(at_first, reached):
-                part_of[:] = nearest_home(scratch, costs, speeds)
-            elif at_first < reached:
-                part_of[:] = given
-            parts = make_parts(work, tokens, part_of, base_of(speeds, target))
-    _send_home(parts, limits, costs, target)
+    if _move_to(work, tokens, part_of, base_of(speeds, target), limits, costs, target, CHEAP_SWAPS):
+        return
+    scratch = refined_from_scratch(work, tokens, speeds, limits, 0.0)
+    at_first = time_of(work, given, speeds)
+    attained = longest = min(at_first, time_of(work, part_of, speeds))
+    if scratch[-1] != NONE:
+        attained = time_of(work, scratch, speeds)
+    relaxed = min(int(min(attained * (1 + 1.1 * tolerance), 2.0**61)), longest)
+    relaxed = max(target, min(relaxed, time_by_differencing(work, tokens, speeds, limits)))
+    for time in (target, relaxed) if attained <= target else (relaxed,):
+        if _move_to(work, tokens, part_of, base_of(speeds, time), limits, costs, time, ALL_SWAPS):
+            return
+    reached = time_of(work, part_of, speeds)
+    if scratch[-1] != NONE and attained <= min(at_first, reached):
+        part_of[:] = nearest_home(scratch, costs, speeds)
+    elif at_first < reached:
+        part_of[:] = given
+    _move_to(work, tokens, part_of, base_of(speeds, relaxed), limits, costs, relaxed, NO_SWAPS)
 
 
 @compiled
+def _move_to(
+    work: np.ndarray,
+    tokens: np.ndarray,
+    part_of: np.ndarray,
+    base: np.ndarray,
+    limits: Limits,
+    costs: Costs,
+    target: int,
+    swaps: int,
+) -> bool:
+    """Changes `part_of` until no part is above the target load; then sends home what may go.
+
+    Returns whether it got there; with NO_SWAPS, what may go is sent home in any case.
+    """
+    parts = make_parts(work, tokens, part_of, base)
+    is_there = swaps == NO_SWAPS or _lighten(parts, limits, costs, target, swaps == ALL_SWAPS)
+    if is_there:
+        _send_home(parts, limits, costs, target)
+    return is_there
+
+
+@inner
 def _lighten(parts: Parts, limits: Limits, costs: Costs, target: int, at_any_price: bool) -> bool:
     """Makes swaps until no part is above the target, or none helps; whether it got there."""
     least = max(int(RESOLUTION * target), 1)
@@ -150,7 +182,7 @@ def _lighten(parts: Parts, limits: Limits, costs: Costs, target: int, at_any_pri
     return True
 
 
-@compiled
+@inner
 def _cheapest_swap(
     parts: Parts, limits: Limits, costs: Costs, heavy: int, target: int, least: int
 ) -> tuple[int, int, int]:
@@ -173,7 +205,7 @@ def _cheapest_swap(
     return NONE, NONE, NONE
 
 
-@compiled
+@inner
 def _best_swap(
     parts: Parts,
     limits: Limits,
@@ -262,7 +294,7 @@ def _cost_of_being_in(costs: Costs, sample: int, part: int) -> int:
     return costs.of_move[sample] * (1 if costs.node_of[part] == costs.node_of[home] else ACROSS_NODES)
 
 
-@compiled
+@inner
 def _send_home(parts: Parts, limits: Limits, costs: Costs, target: int) -> None:
     """Sends samples that are away nearer to home, alone or in a swap, where the target allows.
 
@@ -276,8 +308,10 @@ def _send_home(parts: Parts, limits: Limits, costs: Costs, target: int) -> None:
         cheapest, goes_to, returns = 0, NONE, NONE
         first, end = home, home + 1
         if node_of[part] != node_of[home]:
-            first = np.searchsorted(node_of, node_of[home])
-            end = np.searchsorted(node_of, node_of[home], side="right")
+            while first > 0 and node_of[first - 1] == node_of[home]:
+                first -= 1
+            while end < len(node_of) and node_of[end] == node_of[home]:
+                end += 1
         for to in range(first, end):
             saved = -_moving_cost(costs, i, part, to)
             may_go = parts.size[part] > limits.fewest and parts.size[to] < limits.most
