@@ -256,7 +256,7 @@ class ShuffleStage:
             return None
         plan = everyone.within(np.array(self._shuffler.group.ranks))
         batch = self._shuffler.batch_for_step(on_host, plan)
-        if on_host is not None and batch is on_host:
+        if batch is on_host:
             batch = given  # what came on the device stays there
         if self.loss_reduction == "global_mean":
             check_global_mean(everyone.num_placed, knows_padding(batch))

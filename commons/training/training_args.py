@@ -210,13 +210,13 @@ class TrainerArgs:
 
 def _check_shuffler_settings(args: TrainerArgs, window: int, window_max_step_ratio: float | None) -> None:
     """Raises the error of `ShufflerSettings` as a ValueError with the names of TrainerArgs."""
-    names = {field.name: f"balance_{field.name}" for field in fields(ShufflerSettings)}
+    of_window = {"window": window, "window_max_step_ratio": window_max_step_ratio}
+    of_fields = {field.name: f"balance_{field.name}" for field in fields(ShufflerSettings)}
+    names = of_fields | {name: f"balance_{name}" for name in of_window}
     names["max_tokens_per_micro_batch"] = "max_tokens_per_micro_batch"
     given = {name: getattr(args, field) for name, field in names.items() if hasattr(args, field)}
-    given |= {"window": window, "window_max_step_ratio": window_max_step_ratio}
-    names |= {name: f"balance_{name}" for name in given.keys() - names.keys()}
     try:
-        ShufflerSettings(**given)
+        ShufflerSettings(**given | of_window)
     except (KeyError, ValueError) as error:
         # Messages write settings as name=value, or after "unknown" as name 'value'.
         settings = rf"(unknown )?\b({'|'.join(names)})(?: ?= ?| (?='))"
