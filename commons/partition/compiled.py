@@ -1,4 +1,4 @@
-"""The decorator of compiled functions."""
+"""The decorators of compiled functions."""
 
 from __future__ import annotations
 
@@ -15,6 +15,9 @@ from numba import njit
 _SOURCES = hashlib.sha256(
     b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py")))
 ).hexdigest()
+# Without numba's wrappers for callers in C, and in Python: to compile them takes time.
+_WITHOUT_C: dict[str, Any] = {"nogil": True, "no_cfunc_wrapper": True}
+_INNER: dict[str, Any] = {**_WITHOUT_C, "no_cpython_wrapper": True}
 _warned = False
 
 
@@ -25,10 +28,10 @@ def compiled(function: Callable[..., Any]) -> Any:
     neither can be written, every process compiles anew. Damaged files are compiled and written again.
     """
     try:
-        dispatcher: Any = njit(cache=True, nogil=True)(function)
+        dispatcher: Any = njit(cache=True, **_WITHOUT_C)(function)
     except RuntimeError:  # numba finds no folder for its cache
         _warn_once("it can be written neither next to commons.partition nor in the home directory")
-        return njit(nogil=True)(function)
+        return njit(**_WITHOUT_C)(function)
     if dispatcher is function:  # NUMBA_DISABLE_JIT, for a debugger
         return function
     # Numba notices a change in the file of a cached function, but not in those of the functions it calls. The
@@ -38,6 +41,11 @@ def compiled(function: Callable[..., Any]) -> Any:
     cache.load_overload = _or_compile(cache.load_overload, cache)
     cache.save_overload = _or_compile(cache.save_overload, cache)
     return dispatcher
+
+
+def inner(function: Callable[..., Any]) -> Any:
+    """Compiles a function that only compiled ones call, as a part of these; Python cannot call it."""
+    return njit(**_INNER)(function)
 
 
 def _or_compile(access: Callable[..., Any], cache: Any) -> Callable[..., Any]:

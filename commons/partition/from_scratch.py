@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from heapq import heapify, heappop, heappush
-
 import numpy as np
 from numba import njit
 
-from commons.partition.compiled import compiled
+from commons.partition.compiled import compiled, inner
 from commons.partition.search import (
     NO_CAP,
     NONE,
+    RESOLUTION,
     Limits,
     are_unequal,
+    ascending,
     base_of,
-    longest_time,
-    refine_within,
+    refine_to,
     sum_per_part,
     target_time,
+    time_of,
 )
 
 # Where parts have at most this many samples in the mean, the search is cheap but often gets stuck: it tries
@@ -28,6 +28,8 @@ FEW_SAMPLES = 8
 NEAR = 1e-3
 # A share of the target above it at which no other start is tried.
 GOOD = 1e-4
+# Target times that are tried where speeds differ and the first one is out of reach.
+MAX_TRIED_TIMES = 8
 
 
 @compiled
@@ -44,10 +46,13 @@ def place_longest_first(work: np.ndarray, tokens: np.ndarray, base: np.ndarray, 
     """
     num_parts = len(base)
     fewest, most, max_tokens = limits.fewest, limits.most, limits.max_tokens
-    part_of = np.full(len(work), NONE, dtype=np.int64)
+    part_of = np.empty(len(work), dtype=np.int64)
+    for i in range(len(work)):
+        part_of[i] = NONE
     # A heap of the parts that can take more, the lightest on top; loads lie next to it for speed.
-    heap = np.argsort(base, kind="mergesort")
-    loads = base[heap]
+    heap, loads = ascending(base), np.empty(num_parts, dtype=np.int64)
+    for at in range(num_parts):
+        loads[at] = base[heap[at]]
     size = np.zeros(num_parts, dtype=np.int64)
     amount = np.zeros(num_parts, dtype=np.int64)
     end = num_parts
@@ -62,9 +67,8 @@ def place_longest_first(work: np.ndarray, tokens: np.ndarray, base: np.ndarray, 
         else:
             if amount[part] + tokens[sample] > max_tokens:
                 room = max_tokens - tokens[sample]
-                at = _lightest_with_room(
-                    heap[:end], loads, size, amount, room, fewest if spare == 0 else most
-                )
+                rows = fewest if spare == 0 else most
+                at = _lightest_with_room(heap, end, loads, size, amount, room, rows)
                 if at == NONE:
                     break
                 part = heap[at]
@@ -90,13 +94,13 @@ def place_longest_first(work: np.ndarray, tokens: np.ndarray, base: np.ndarray, 
     return part_of
 
 
-@compiled
+@inner
 def _lightest_with_room(
-    heap: np.ndarray, loads: np.ndarray, size: np.ndarray, amount: np.ndarray, room: int, most: int
+    heap: np.ndarray, end: int, loads: np.ndarray, size: np.ndarray, amount: np.ndarray, room: int, most: int
 ) -> int:
     """Position in the heap of the lightest part with at most `room` tokens and fewer than `most` samples."""
     best = NONE
-    for at in range(len(heap)):
+    for at in range(end):
         part = heap[at]
         if amount[part] > room or size[part] >= most:
             continue
@@ -124,30 +128,39 @@ def place_by_differencing(work: np.ndarray, num_parts: int, group: int) -> np.nd
     num_samples = len(work)
     # A partition lies in consecutive slots, a slot for each part with samples, the heaviest first: its load,
     # and its first and last sample. Merged ones go behind all others; where space ends, the gaps are closed.
-    load = np.empty(2 * num_samples + num_parts, dtype=np.int64)
-    load[:num_samples] = work
-    head, tail = np.arange(len(load)), np.arange(len(load))
-    after = np.full(num_samples, NONE)  # the next sample of the same part
-    start = np.arange(0, num_samples, group)
-    size = np.minimum(num_samples - start, group)
+    room = 2 * num_samples + num_parts
+    load, head, tail = np.empty(room, np.int64), np.empty(room, np.int64), np.empty(room, np.int64)
+    after = np.empty(num_samples, dtype=np.int64)  # the next sample of the same part
+    for i in range(num_samples):
+        load[i], head[i], tail[i], after[i] = work[i], i, i, NONE
+    count = (num_samples + group - 1) // group
+    start, size = np.empty(count, dtype=np.int64), np.empty(count, dtype=np.int64)
+    heap, spread = np.empty(count, dtype=np.int64), np.empty(count, dtype=np.int64)
+    for p in range(count):
+        start[p], size[p], heap[p] = p * group, min(num_samples - p * group, group), p
+        spread[p] = _spread(load, start[p], size[p], num_parts)
+    for at in range(count // 2 - 1, -1, -1):
+        _sink(heap, spread, at, count)
     end = num_samples
-    sums, order = np.empty(num_parts, dtype=np.int64), np.empty(num_parts, dtype=np.int64)
-    heap = [(-_spread(load, start[p], size[p], num_parts), p) for p in range(len(start))]
-    heapify(heap)
-    while len(heap) > 1:
-        one, other = heappop(heap)[1], heappop(heap)[1]
+    sums = np.empty(num_parts, dtype=np.int64)
+    while count > 1:
+        one = heap[0]
+        count -= 1
+        heap[0] = heap[count]
+        _sink(heap, spread, 0, count)
+        other = heap[0]
         length = min(size[one] + size[other], num_parts)
-        if end + length > len(load):
+        if end + length > room:
             end = _close_gaps(load, head, tail, start, size)
         # Slot p of the first meets slot length − 1 − p of the second.
         offset, last = length - size[other], start[other] + length - 1
         for p in range(length):
             total = load[start[one] + p] if p < size[one] else 0
-            sums[p] = total + (load[last - p] if p >= offset else 0)
-        _sort_descending(sums, order, length)
+            sums[p] = -total - (load[last - p] if p >= offset else 0)
+        order = ascending(sums[:length])
         for place in range(length):
             p = order[place]
-            load[end + place] = sums[place]
+            load[end + place] = -sums[p]
             if p < offset:
                 head[end + place], tail[end + place] = head[start[one] + p], tail[start[one] + p]
             else:
@@ -157,22 +170,21 @@ def place_by_differencing(work: np.ndarray, num_parts: int, group: int) -> np.nd
                     tail[end + place] = tail[start[one] + p]
         start[one], size[one], size[other] = end, length, 0
         end += length
-        heappush(heap, (-_spread(load, start[one], length, num_parts), one))
+        heap[0], spread[one] = one, _spread(load, start[one], length, num_parts)
+        _sink(heap, spread, 0, count)
     part_of = np.empty(num_samples, dtype=np.int64)
-    for _, p in heap:
-        for part in range(size[p]):
-            sample = head[start[p] + part]
-            while sample != NONE:
-                part_of[sample] = part
-                sample = after[sample]
+    for part in range(size[heap[0]] if count > 0 else 0):
+        sample = head[start[heap[0]] + part]
+        while sample != NONE:
+            part_of[sample] = part
+            sample = after[sample]
     return part_of
 
 
-@compiled
 def differenced(work: np.ndarray, speeds: np.ndarray, group: int) -> np.ndarray:
     """`place_by_differencing`, and the heaviest part to the fastest."""
     part_of = place_by_differencing(work, len(speeds), group)
-    return np.argsort(-speeds, kind="mergesort")[part_of] if are_unequal(speeds) else part_of
+    return np.argsort(-speeds, kind="stable")[part_of] if are_unequal(speeds) else part_of
 
 
 @njit(inline="always")
@@ -180,13 +192,33 @@ def _spread(load: np.ndarray, start: int, size: int, num_parts: int) -> int:
     return load[start] - (load[start + size - 1] if size == num_parts else 0)
 
 
-@compiled
+@inner
+def _sink(heap: np.ndarray, spread: np.ndarray, at: int, end: int) -> None:
+    """Moves a partition down in the heap; on top is the largest spread, of equal ones the first."""
+    p = heap[at]
+    while 2 * at + 1 < end:
+        child = 2 * at + 1
+        if child + 1 < end and _is_above(spread, heap[child + 1], heap[child]):
+            child += 1
+        if _is_above(spread, p, heap[child]):
+            break
+        heap[at] = heap[child]
+        at = child
+    heap[at] = p
+
+
+@njit(inline="always")
+def _is_above(spread: np.ndarray, one: int, other: int) -> bool:
+    return spread[one] > spread[other] or (spread[one] == spread[other] and one < other)
+
+
+@inner
 def _close_gaps(
     load: np.ndarray, head: np.ndarray, tail: np.ndarray, start: np.ndarray, size: np.ndarray
 ) -> int:
     """Moves all partitions to the front; returns the slot after the last."""
     end = 0
-    for p in np.argsort(start, kind="mergesort"):
+    for p in ascending(start):
         begin = start[p]
         for slot in range(size[p]):
             load[end + slot] = load[begin + slot]
@@ -196,28 +228,11 @@ def _close_gaps(
     return end
 
 
-@compiled
-def _sort_descending(values: np.ndarray, order: np.ndarray, count: int) -> None:
-    """Sorts the first `count` values, and sets `order` to where each was."""
-    if count > 64:
-        order[:count] = np.argsort(-values[:count])
-        values[:count] = values[order[:count]]
-        return
-    for i in range(count):  # faster for few
-        value, j = values[i], i
-        while j > 0 and values[j - 1] < value:
-            values[j], order[j] = values[j - 1], order[j - 1]
-            j -= 1
-        values[j], order[j] = value, i
-
-
-@compiled
 def time_by_differencing(work: np.ndarray, tokens: np.ndarray, speeds: np.ndarray, limits: Limits) -> int:
     """The longest time of differencing with equal sizes; NO_CAP if that does not keep to the limits."""
     return _time_within_limits(work, tokens, differenced(work, speeds, len(speeds)), speeds, limits)
 
 
-@compiled
 def refined_from_scratch(
     work: np.ndarray, tokens: np.ndarray, speeds: np.ndarray, limits: Limits, tolerance: float
 ) -> np.ndarray:
@@ -260,7 +275,6 @@ def refined_from_scratch(
     return best
 
 
-@compiled
 def _better(
     best: np.ndarray,
     time: int,
@@ -283,16 +297,40 @@ def _better(
     return (start, start_time) if start_time < time else (best, time)
 
 
-@compiled
 def _heaviest_on_fastest(work: np.ndarray, part_of: np.ndarray, speeds: np.ndarray) -> np.ndarray:
     """The same partition, its parts renumbered: the heavier, the faster. No time is longer than before."""
-    by_load = np.argsort(-sum_per_part(work, part_of, len(speeds)), kind="mergesort")
+    by_load = np.argsort(-sum_per_part(work, part_of, len(speeds)), kind="stable")
     number = np.empty_like(by_load)
-    number[by_load] = np.argsort(-speeds, kind="mergesort")
+    number[by_load] = np.argsort(-speeds, kind="stable")
     return number[part_of]
 
 
-@compiled
+def refine_within(
+    work: np.ndarray, tokens: np.ndarray, part_of: np.ndarray, speeds: np.ndarray, limits: Limits, target: int
+) -> int:
+    """Changes `part_of` until no part takes longer than the target, or nothing helps; returns the longest."""
+    if not are_unequal(speeds):
+        refine_to(work, tokens, part_of, np.zeros(len(speeds), dtype=np.int64), limits, target)
+        return time_of(work, part_of, speeds)
+    # Swaps lower the largest load beyond what a time allows, and so find the parts for a time that can be
+    # had. Of the times between the target and the best so far, the middle one is tried next.
+    time = time_of(work, part_of, speeds)
+    tried, failed = target, target
+    for _ in range(MAX_TRIED_TIMES):
+        if time <= target or time - failed <= RESOLUTION * time:
+            break
+        found = part_of.copy()
+        refine_to(work, tokens, found, base_of(speeds, tried), limits, tried)
+        reached = time_of(work, found, speeds)
+        if reached < time:
+            part_of[:] = found
+            time = reached
+        if reached > tried:
+            failed = tried
+        tried = failed + (time - failed) // 2
+    return time
+
+
 def _time_within_limits(
     work: np.ndarray, tokens: np.ndarray, part_of: np.ndarray, speeds: np.ndarray, limits: Limits
 ) -> int:
@@ -300,15 +338,9 @@ def _time_within_limits(
     if len(work) == 0 or part_of[-1] == NONE:
         return NO_CAP
     num_parts = len(speeds)
-    load, amount = np.zeros(num_parts, dtype=np.int64), np.zeros(num_parts, dtype=np.int64)
-    size = np.zeros(num_parts, dtype=np.int64)
-    for sample in range(len(work)):
-        part = part_of[sample]
-        load[part] += work[sample]
-        amount[part] += tokens[sample]
-        size[part] += 1
+    amount, size = sum_per_part(tokens, part_of, num_parts), np.bincount(part_of, minlength=num_parts)
     is_beyond = amount.max() > limits.max_tokens or size.max() > limits.most
-    return NO_CAP if is_beyond else longest_time(load, speeds)
+    return NO_CAP if is_beyond else time_of(work, part_of, speeds)
 
 
 @compiled

@@ -16,24 +16,18 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from commons.partition.compiled import compiled
+from commons.partition.compiled import compiled, inner
 from commons.partition.problem import Problem
-from commons.partition.search import (
-    NO_CAP,
-    NONE,
-    Limits,
-    base_of,
-    grouped,
-    make_parts,
-    refine_within,
-    time_of,
-)
+from commons.partition.from_scratch import refine_within
+from commons.partition.search import NO_CAP, NONE, Limits, base_of, grouped, time_of
 from commons.partition.search_from_home import (
+    ALL_SWAPS,
+    CHEAP_SWAPS,
+    NO_SWAPS,
     Costs,
-    costs_with_groups,
+    copies_of,
     even_out,
-    lighten,
-    send_home,
+    search_to,
 )
 
 # Where groups have at most this many copies each, on average, no other start is tried.
@@ -99,14 +93,21 @@ class Grouped:
         by_home, _ = grouped(costs.home, problem.num_parts)
         return Grouped(problem, costs, group_of, of_copy, by_home)
 
-    def cost(self, part_of: np.ndarray) -> int:
-        """The cost of copies and moves of samples that are in these parts, int64 `[samples]`."""
+    def copies(self, part_of: np.ndarray) -> np.ndarray:
+        """int64 `[groups]`, parts with samples of each group, `part_of` int64 `[samples]`, beyond the first."""
         num_parts, together = self.problem.num_parts, self.group_of != NONE
         has_some = np.zeros(len(self.of_copy) * num_parts, dtype=np.bool_)
         has_some[self.group_of[together] * num_parts + part_of[together]] = True
-        copies = has_some.reshape(-1, num_parts).sum(1) - 1
-        # In Python, because the sum may exceed int64.
-        of_copies = sum(map(int.__mul__, copies.tolist(), self.of_copy.tolist()))
+        return has_some.reshape(-1, num_parts).sum(1) - 1
+
+    def has_few_copies(self, part_of: np.ndarray) -> bool:
+        """Whether little is left to gain."""
+        return bool(self.copies(part_of).mean() <= FEW_COPIES)
+
+    def cost(self, part_of: np.ndarray) -> int:
+        """The cost of copies and moves of samples that are in these parts, int64 `[samples]`."""
+        copies = self.copies(part_of).tolist()
+        of_copies = sum(map(int.__mul__, copies, self.of_copy.tolist()))  # which may exceed int64
         return of_copies + int(self.costs.of_move[part_of != self.costs.home].sum())
 
     def time(self, part_of: np.ndarray) -> int:
@@ -155,9 +156,7 @@ class Grouped:
         order = order[grouped(number[order], num_groups + np.count_nonzero(alone))[0]]
         return _runs(number, part_of, order, longest)
 
-    def search(
-        self, part_of: np.ndarray, run_of: np.ndarray, target: int, at_any_price: bool, joins: bool
-    ) -> None:
+    def search(self, part_of: np.ndarray, run_of: np.ndarray, target: int, swaps: int) -> None:
         """Changes `part_of` by the search from home, with runs in place of samples."""
         problem, num_runs = self.problem, int(run_of.max()) + 1
         work = np.bincount(run_of, problem.work).astype(np.int64)
@@ -167,18 +166,14 @@ class Grouped:
         run_of = place[run_of]
         parts_of_runs, group_of = np.empty_like(order), np.empty_like(order)
         parts_of_runs[run_of], group_of[run_of] = part_of, self.group_of
-        rows = np.bincount(run_of)
         home, of_move = _homes(run_of, self.costs.home, self.costs.of_move, parts_of_runs, problem.num_parts)
-        costs = costs_with_groups(
-            home, of_move, self.costs.node_of, group_of, self.of_copy, parts_of_runs, self.costs.looks
-        )
+        copies = copies_of(group_of, self.of_copy, parts_of_runs)
+        costs = Costs(home, of_move, self.costs.node_of, copies, self.costs.looks)
         # Rows of a part are capped as tokens are.
+        rows = np.bincount(run_of)
         most = max(int(problem.limits.most), int(np.bincount(parts_of_runs, rows).max()))
-        limits = Limits(0, num_runs, most)
-        parts = make_parts(work[order], rows, parts_of_runs, base_of(problem.speeds, target))
-        lighten(parts, limits, costs, target, at_any_price)
-        if joins:
-            send_home(parts, limits, costs, max(target, int(parts.load.max())))
+        base, limits = base_of(problem.speeds, target), Limits(0, num_runs, most)
+        search_to(work[order], rows, parts_of_runs, base, limits, costs, target, swaps)
         part_of[:] = parts_of_runs[run_of]
 
     def lengths(self) -> list[int]:
@@ -189,41 +184,50 @@ class Grouped:
     def finish(self, part_of: np.ndarray, target: int) -> np.ndarray:
         """Changes `part_of` by the search with samples, and joins runs; returns it."""
         problem, costs = self.problem, self.costs
-        base = base_of(problem.speeds, target)
-        even_out(problem.work, part_of, base, problem.limits)
-        priced = costs_with_groups(
-            costs.home, costs.of_move, costs.node_of, self.group_of, self.of_copy, part_of, costs.looks
+        work, tokens, limits, base = (
+            problem.work,
+            problem.tokens,
+            problem.limits,
+            base_of(problem.speeds, target),
         )
-        parts = make_parts(problem.work, problem.tokens, part_of, base)
-        if lighten(parts, problem.limits, priced, target, True):
-            send_home(parts, problem.limits, priced, target)
-        else:
-            refine_within(problem.work, problem.tokens, part_of, problem.speeds, problem.limits, target)
+        even_out(work, part_of, base, limits)
+        priced = costs._replace(copies=copies_of(self.group_of, self.of_copy, part_of))
+        if not search_to(work, tokens, part_of, base, limits, priced, target, ALL_SWAPS):
+            refine_within(work, tokens, part_of, problem.speeds, limits, target)
         attained = max(target, self.time(part_of))
         for length in self.lengths():
-            self.search(part_of, self.runs(part_of, length), attained, at_any_price=False, joins=True)
+            self.search(part_of, self.runs(part_of, length), attained, NO_SWAPS)
         return part_of
 
 
 def together(samples: Grouped, target: int) -> np.ndarray:
     """int64 `[samples]`: the cheapest of the results of all starts that reach the target, or come nearest."""
-    by_units = _by_units(samples, target)
-    of_few = sum(samples.of_copy.tolist()) * FEW_COPIES + int(samples.costs.of_move.sum())
-    if samples.time(by_units) <= target and samples.cost(by_units) <= of_few:
-        return by_units
-    cut_to_fit = samples.placed(samples.units(), target, target)
-    starts = [samples.finish(cut_to_fit, target), samples.finish(samples.costs.home.copy(), target)]
-    return min([by_units, *starts], key=lambda found: (max(samples.time(found), target), samples.cost(found)))
 
+    def from_home() -> np.ndarray:
+        return samples.finish(samples.costs.home.copy(), target)
 
-def _by_units(samples: Grouped, target: int) -> np.ndarray:
-    part_of = samples.placed(samples.units(), target, NO_CAP)
-    samples.search(part_of, samples.runs(part_of, len(part_of)), target, at_any_price=True, joins=False)
-    for length in samples.lengths():
-        if samples.time(part_of) <= target:
-            break
-        samples.search(part_of, samples.runs(part_of, length), target, at_any_price=False, joins=False)
-    return samples.finish(part_of, target)
+    def from_units() -> np.ndarray:
+        part_of = samples.placed(samples.units(), target, NO_CAP)
+        samples.search(part_of, samples.runs(part_of, len(part_of)), target, ALL_SWAPS)
+        for length in samples.lengths():
+            if samples.time(part_of) <= target:
+                break
+            samples.search(part_of, samples.runs(part_of, length), target, CHEAP_SWAPS)
+        return samples.finish(part_of, target)
+
+    def from_units_cut_to_fit() -> np.ndarray:
+        return samples.finish(samples.placed(samples.units(), target, target), target)
+
+    starts = (
+        [from_home, from_units] if samples.has_few_copies(samples.costs.home) else [from_units, from_home]
+    )
+    found = []
+    for start in (*starts, from_units_cut_to_fit):
+        part_of = start()
+        if samples.time(part_of) <= target and samples.has_few_copies(part_of):
+            return part_of
+        found.append(part_of)
+    return min(found, key=lambda part_of: (max(samples.time(part_of), target), samples.cost(part_of)))
 
 
 @compiled
@@ -267,7 +271,7 @@ def _units(
     return unit_of - 1
 
 
-@compiled
+@inner
 def _is_same(group_of: np.ndarray, part_of: np.ndarray, one: int, other: int) -> bool:
     return group_of[one] == group_of[other] and part_of[one] == part_of[other]
 
@@ -361,7 +365,7 @@ def _placed(
     return part_of
 
 
-@compiled
+@inner
 def _most_room(
     load: np.ndarray, size: np.ndarray, most: int, lightest: np.ndarray, cut_at: int, sums: np.ndarray
 ) -> tuple[int, int]:

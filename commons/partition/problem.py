@@ -208,17 +208,15 @@ def _row_limits(
 @compiled
 def _sort_ties(order: np.ndarray, work: np.ndarray) -> None:
     """Sorts the indices of samples with equal work."""
+    count = len(work)
+    place = np.empty(count, dtype=np.int64)  # of the next sample with equal work
+    starts = np.empty(count, dtype=np.int64)  # by sample, where those with equal work start
     start = 0
-    while start < len(work):
-        end = start + 1
-        while end < len(work) and work[end] == work[start]:
-            end += 1
-        if end - start > 16:
-            order[start:end] = np.sort(order[start:end])
-        for i in range(start + 1, end if end - start <= 16 else 0):
-            index, j = order[i], i
-            while j > start and order[j - 1] > index:
-                order[j] = order[j - 1]
-                j -= 1
-            order[j] = index
-        start = end
+    for at in range(count):
+        if work[at] != work[start]:
+            start = at
+        place[at], starts[order[at]] = at, start
+    for sample in range(count):
+        start = starts[sample]
+        order[place[start]] = sample
+        place[start] += 1

@@ -7,9 +7,14 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
-from commons.partition.from_scratch import differenced, place_longest_first, refined_from_scratch
+from commons.partition.from_scratch import (
+    differenced,
+    place_longest_first,
+    refine_within,
+    refined_from_scratch,
+)
 from commons.partition.problem import Problem, checked_tolerance, number_of_part
-from commons.partition.search import NO_CAP, NONE, Limits, base_of, refine_within, target_time
+from commons.partition.search import NO_CAP, NONE, Limits, base_of, target_time
 
 
 def karmarkar_karp(

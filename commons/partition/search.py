@@ -8,14 +8,16 @@ Parts have speeds: float64 `[parts]`, 1.0 for the fastest. The time of a part is
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import math
+from typing import NamedTuple, cast
 
 import numpy as np
 from numba import njit
 
-from commons.partition.compiled import compiled
+from commons.partition.compiled import compiled, inner
 
-NONE = -1  # in place of a sample, a part, or a position
+# In place of a sample, a part, or a position. Numba compiles functions anew for literals such as -1.
+NONE = cast(int, np.int64(-1))
 NO_CAP = 2**62
 
 # A swap that lightens the heaviest part by less than this share of the mean load is not worth its time.
@@ -24,8 +26,8 @@ RESOLUTION = 3e-5
 # of their distance. Until then, this many partners are tried in either direction after the first swap.
 NEAR_ENOUGH = 8
 TRIES = 16
-# Target times that are tried where speeds differ and the first one is out of reach.
-MAX_TRIED_TIMES = 8
+# Runs of a merge sort that insertion sorts.
+SHORT_RUN = 16
 
 
 class Limits(NamedTuple):
@@ -80,27 +82,64 @@ def sum_per_part(values: np.ndarray, part_of: np.ndarray, num_parts: int) -> np.
 @compiled
 def grouped(part_of: np.ndarray, num_parts: int) -> tuple[np.ndarray, np.ndarray]:
     """The indices of all parts, one part after the other, each ascending; and where each part ends."""
-    sizes = sum_per_part(np.ones_like(part_of), part_of, num_parts)
-    ends = np.cumsum(sizes)
-    filled = ends - sizes
+    ends = np.zeros(num_parts + 1, dtype=np.int64)
+    for part in part_of:
+        ends[part + 1] += 1
+    for part in range(num_parts):
+        ends[part + 1] += ends[part]
     indices = np.empty(len(part_of), dtype=np.int64)
-    for index in range(len(part_of)):
+    for index in range(len(part_of)):  # `ends` grow from where parts start to where they end
         part = part_of[index]
-        indices[filled[part]] = index
-        filled[part] += 1
-    return indices, ends
+        indices[ends[part]] = index
+        ends[part] += 1
+    return indices, ends[:num_parts]
+
+
+@inner
+def ascending(values: np.ndarray) -> np.ndarray:
+    """int64 `[values]`: the positions of the smallest value to the largest; ties by position."""
+    count = len(values)
+    order, spare = np.empty(count, dtype=np.int64), np.empty(count, dtype=np.int64)
+    for i in range(count):  # short runs by insertion
+        value, j = values[i], i
+        while j % SHORT_RUN > 0 and values[order[j - 1]] > value:
+            order[j] = order[j - 1]
+            j -= 1
+        order[j] = i
+    width = SHORT_RUN
+    while width < count:  # and then merges of two runs
+        for start in range(0, count, 2 * width):
+            left, right = start, min(start + width, count)
+            middle, end = right, min(start + 2 * width, count)
+            for at in range(start, end):
+                if right == end or (left < middle and values[order[left]] <= values[order[right]]):
+                    spare[at] = order[left]
+                    left += 1
+                else:
+                    spare[at] = order[right]
+                    right += 1
+        order, spare = spare, order
+        width *= 2
+    return order
+
+
+def shortest_time(work: np.ndarray, speeds: np.ndarray, limits: Limits) -> float:
+    """A time that the slowest part takes at least; `lower_bound` gives the proof."""
+    return _shortest_time(work, np.sort(speeds) if are_unequal(speeds) else speeds, limits)
 
 
 @compiled
-def shortest_time(work: np.ndarray, speeds: np.ndarray, limits: Limits) -> float:
-    """A time that the slowest part takes at least; `lower_bound` gives the proof."""
+def _shortest_time(work: np.ndarray, speeds: np.ndarray, limits: Limits) -> float:
+    """`shortest_time`, given ascending speeds."""
     num_samples, num_parts = len(work), len(speeds)
     sums = np.zeros(num_samples + 1, dtype=np.int64)  # of the heaviest samples
-    sums[1:] = np.cumsum(work)
-    differ = are_unequal(speeds)
-    ascending = np.sort(speeds) if differ else speeds
-    fastest = np.cumsum(ascending[::-1])  # q of them together, at q − 1
-    bound = sums[num_samples] / fastest[-1]
+    for sample in range(num_samples):
+        sums[sample + 1] = sums[sample] + work[sample]
+    fastest = np.empty(num_parts)  # q of them together, at q − 1
+    fastest[0] = speeds[num_parts - 1]
+    for q in range(1, num_parts):
+        fastest[q] = fastest[q - 1] + speeds[num_parts - 1 - q]
+    bound = sums[num_samples] / fastest[num_parts - 1]
     for before in range(0, num_samples, num_parts):
         j = before // num_parts + 1
         for q in range(1, min(num_parts, num_samples - before) + 1):
@@ -109,82 +148,44 @@ def shortest_time(work: np.ndarray, speeds: np.ndarray, limits: Limits) -> float
             if load > bound * fastest[q - 1]:
                 bound = load / fastest[q - 1]
     slowest = 0.0
-    for q in range(1, num_parts if differ else 0):
-        slowest += ascending[q - 1]
+    for q in range(1, num_parts if speeds[0] < 1.0 else 0):
+        slowest += speeds[q - 1]
         rows = max(q * limits.fewest, num_samples - (num_parts - q) * limits.most)
         bound = max(bound, (sums[num_samples] - sums[num_samples - rows]) / slowest)
     return bound
 
 
-@njit(inline="always")
 def are_unequal(speeds: np.ndarray) -> bool:
     """Whether some part is slower than the fastest, whose speed is 1."""
-    return speeds.min() < 1.0
+    return bool(speeds.min() < 1.0)
 
 
-@compiled
 def target_time(work: np.ndarray, speeds: np.ndarray, limits: Limits, tolerance: float) -> int:
     """The time at which the slowest part is fast enough: (1 + tolerance) × the lower bound."""
     bound = shortest_time(work, speeds, limits)
-    target = max(int(np.ceil(bound)), int(min(bound * (1 + tolerance), 2.0**61)))
+    target = max(math.ceil(bound), int(min(bound * (1 + tolerance), 2.0**61)))
     # Loads that a time allows are rounded down. This much more, they are what the bound was worked out from.
     return target + (int(1 / speeds.min()) + 1 if are_unequal(speeds) else 0)
 
 
-@compiled
 def base_of(speeds: np.ndarray, time: int) -> np.ndarray:
     """int64 `[parts]`, what slower parts have less room for in this time than the fastest.
 
     Counted as loads from the start, all parts may come up to one target, and need no speeds.
     """
-    base = np.zeros(len(speeds), dtype=np.int64)
-    for part in range(len(speeds)):
-        if speeds[part] < 1.0:
-            base[part] = time - int(time * speeds[part])
-    return base
+    return np.where(speeds < 1.0, time - (time * speeds).astype(np.int64), 0)
 
 
-@compiled
 def longest_time(load: np.ndarray, speeds: np.ndarray) -> int:
     """The time of the slowest part: the largest load ÷ speed."""
-    longest = 0
-    for part in range(len(speeds)):
-        time = load[part] if speeds[part] == 1.0 else int(load[part] / speeds[part])
-        longest = max(longest, time)
-    return longest
+    if not are_unequal(speeds):
+        return int(load.max())
+    return int(np.where(speeds == 1.0, load, (load / speeds).astype(np.int64)).max())
 
 
-@compiled
 def time_of(work: np.ndarray, part_of: np.ndarray, speeds: np.ndarray) -> int:
     """The time of the slowest part of a partition, int64 `[samples]`."""
     return longest_time(sum_per_part(work, part_of, len(speeds)), speeds)
-
-
-@compiled
-def refine_within(
-    work: np.ndarray, tokens: np.ndarray, part_of: np.ndarray, speeds: np.ndarray, limits: Limits, target: int
-) -> int:
-    """Changes `part_of` until no part takes longer than the target, or nothing helps; returns the longest."""
-    if not are_unequal(speeds):
-        refine_to(work, tokens, part_of, np.zeros(len(speeds), dtype=np.int64), limits, target)
-        return sum_per_part(work, part_of, len(speeds)).max()
-    # Swaps lower the largest load beyond what a time allows, and so find the parts for a time that can be
-    # had. Of the times between the target and the best so far, the middle one is tried next.
-    time = time_of(work, part_of, speeds)
-    tried, failed = target, target
-    for _ in range(MAX_TRIED_TIMES):
-        if time <= target or time - failed <= RESOLUTION * time:
-            break
-        found = part_of.copy()
-        refine_to(work, tokens, found, base_of(speeds, tried), limits, tried)
-        reached = time_of(work, found, speeds)
-        if reached < time:
-            part_of[:] = found
-            time = reached
-        if reached > tried:
-            failed = tried
-        tried = failed + (time - failed) // 2
-    return time
 
 
 @compiled
@@ -193,7 +194,10 @@ def refine_to(
 ) -> None:
     """Changes `part_of` until no part is above the target load, or no swap helps."""
     parts = make_parts(work, tokens, part_of, base)
-    least = max(int(RESOLUTION * work.sum() / len(base)), 1)
+    total = 0
+    for each in work:
+        total += each
+    least = max(int(RESOLUTION * total / len(base)), 1)
     while len(base) > 1:
         heavy = parts.by_load[-1]
         if parts.load[heavy] <= target:
@@ -212,21 +216,22 @@ def make_parts(work: np.ndarray, tokens: np.ndarray, part_of: np.ndarray, base: 
     start, size = np.zeros(num_parts + 1, dtype=np.int64), np.zeros(num_parts, dtype=np.int64)
     load = base + sum_per_part(work, part_of, num_parts)
     amount = sum_per_part(tokens, part_of, num_parts)
-    by_load = np.argsort(load, kind="mergesort")
-    place = np.empty(num_parts, dtype=np.int64)
-    place[by_load] = np.arange(num_parts)
+    by_load, place = ascending(load), np.empty(num_parts, dtype=np.int64)
+    for at in range(num_parts):
+        place[by_load[at]] = at
     parts = Parts(work, tokens, part_of, members, start, size, load, amount, by_load, place)
     _lay_out(parts)
     return parts
 
 
-@compiled
+@inner
 def _lay_out(parts: Parts) -> None:
     """Writes `members`, `start` and `size` from `part_of`, with room for every part to double."""
     size, start, part_of, members = parts.size, parts.start, parts.part_of, parts.members
-    size[:] = 0
-    for sample in range(len(part_of)):
-        size[part_of[sample]] += 1
+    for part in range(len(size)):
+        size[part] = 0
+    for part in part_of:
+        size[part] += 1
     for part in range(len(size)):
         start[part + 1] = start[part] + 2 * size[part] + 4
         size[part] = 0
@@ -236,7 +241,7 @@ def _lay_out(parts: Parts) -> None:
         size[part] += 1
 
 
-@compiled
+@inner
 def swap(parts: Parts, giver: int, gives: int, taker: int, returns: int) -> None:
     """Moves sample `gives` from part `giver` to part `taker`, and `returns` back unless it is NONE."""
     if returns == NONE and parts.start[taker] + parts.size[taker] == parts.start[taker + 1]:
@@ -260,7 +265,7 @@ def fits(parts: Parts, limits: Limits, giver: int, gives: int, taker: int, retur
     return change == 0 or parts.amount[giver] - change <= limits.max_tokens
 
 
-@compiled
+@inner
 def lightening_swap(parts: Parts, limits: Limits, heavy: int, least: int) -> tuple[int, int, int]:
     """Finds the swap that most lowers the larger of two loads, by at least `least`.
 
@@ -298,7 +303,7 @@ def lightening_swap(parts: Parts, limits: Limits, heavy: int, least: int) -> tup
     return gives, partner, returns
 
 
-@compiled
+@inner
 def _lightest_taker(parts: Parts, limits: Limits, giver: int, sample: int) -> int:
     """The lightest part with room for one more sample, and for this one unless it is NONE; else NONE."""
     for taker in parts.by_load:
@@ -309,7 +314,7 @@ def _lightest_taker(parts: Parts, limits: Limits, giver: int, sample: int) -> in
     return NONE
 
 
-@compiled
+@inner
 def _first_at_most(work: np.ndarray, start: int, value: int) -> int:
     """The first sample from `start` on whose work is at most `value`; the number of samples if none is."""
     left = len(work) - start
@@ -320,7 +325,7 @@ def _first_at_most(work: np.ndarray, start: int, value: int) -> int:
     return start + (left == 1 and work[start] > value)
 
 
-@compiled
+@inner
 def _remove(parts: Parts, part: int, sample: int) -> None:
     members = parts.members
     last = parts.start[part] + parts.size[part] - 1
@@ -335,7 +340,7 @@ def _remove(parts: Parts, part: int, sample: int) -> None:
     parts.amount[part] -= parts.tokens[sample]
 
 
-@compiled
+@inner
 def _insert(parts: Parts, part: int, sample: int) -> None:
     members, start = parts.members, parts.start[part]
     i = start + parts.size[part]
@@ -349,7 +354,7 @@ def _insert(parts: Parts, part: int, sample: int) -> None:
     parts.amount[part] += parts.tokens[sample]
 
 
-@compiled
+@inner
 def _reorder(parts: Parts, part: int) -> None:
     """Moves a part whose load has changed to its position in `by_load`."""
     by_load, place, load = parts.by_load, parts.place, parts.load

@@ -13,14 +13,13 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from commons.partition.compiled import compiled
+from commons.partition.compiled import compiled, inner
 from commons.partition.from_scratch import refined_from_scratch, time_by_differencing
 from commons.partition.search import (
     NONE,
     RESOLUTION,
     Limits,
     Parts,
-    are_unequal,
     base_of,
     fits,
     lightening_swap,
@@ -44,6 +43,8 @@ RETURNS = 6
 MOST_TO_JOIN = 8
 # Swaps looked at: this many × samples × the logarithm of their number. Then the search takes what it has.
 LOOKS = 32
+# Swaps to make: none, those at a price for each move, and where there is no such swap any other.
+NO_SWAPS, CHEAP_SWAPS, ALL_SWAPS = 0, 1, 2
 
 
 class Copies(NamedTuple):
@@ -54,7 +55,7 @@ class Copies(NamedTuple):
         of_copy: `[groups]`, the cost of each part with samples of the group, beyond the first.
         start: `[groups + 1]`, the first slot of each group.
         used: `[groups]`, slots in use: one for each part with samples of the group.
-        part, count: `[slots]`, a part and its samples of the group.
+        part, samples: `[slots]`, a part, and how many samples of the group it has.
     """
 
     group_of: np.ndarray
@@ -62,7 +63,7 @@ class Copies(NamedTuple):
     start: np.ndarray
     used: np.ndarray
     part: np.ndarray
-    count: np.ndarray
+    samples: np.ndarray
 
 
 class Costs(NamedTuple):
@@ -72,7 +73,7 @@ class Costs(NamedTuple):
         home: `[samples]`, the part that each is in at first.
         of_move: `[samples]`, the cost of each when it moves.
         node_of: `[parts]`, ascending.
-        copies: without groups where all samples may move alone.
+        copies: of groups; there are none where all samples may move alone.
         looks: `[2]`, swaps looked at so far, and how many may be.
     """
 
@@ -83,41 +84,32 @@ class Costs(NamedTuple):
     looks: np.ndarray
 
 
-@compiled
 def costs_of_moves(home: np.ndarray, of_move: np.ndarray, node_of: np.ndarray) -> Costs:
     """Costs of samples that belong to no groups; arrays as in `Costs`."""
-    group_of, none = np.full(len(home), NONE, dtype=np.int64), np.empty(0, dtype=np.int64)
-    looks = np.zeros(2, dtype=np.int64)
-    looks[1] = int(LOOKS * len(home) * np.log2(max(len(home), 2)))
-    return costs_with_groups(home, of_move, node_of, group_of, none, home, looks)
+    none = np.zeros(0, dtype=np.int64)
+    copies = Copies(np.full(len(home), NONE), none, none, none, none, none)
+    most = int(LOOKS * len(home) * np.log2(max(len(home), 2)))
+    return Costs(home, of_move, node_of, copies, np.array([0, most]))
+
+
+def copies_of(group_of: np.ndarray, of_copy: np.ndarray, part_of: np.ndarray) -> Copies:
+    """Counts samples of groups in parts, `part_of` int64 `[samples]`; other arrays as in `Copies`."""
+    num_groups = len(of_copy)
+    start = np.zeros(num_groups + 1, dtype=np.int64)
+    np.cumsum(np.bincount(group_of[group_of != NONE], minlength=num_groups), out=start[1:])
+    slots = np.zeros((2, start[-1]), dtype=np.int64)
+    copies = Copies(group_of, of_copy, start, np.zeros(num_groups, dtype=np.int64), slots[0], slots[1])
+    _add_all(copies, part_of)
+    return copies
 
 
 @compiled
-def costs_with_groups(
-    home: np.ndarray,
-    of_move: np.ndarray,
-    node_of: np.ndarray,
-    group_of: np.ndarray,
-    of_copy: np.ndarray,
-    part_of: np.ndarray,
-    looks: np.ndarray,
-) -> Costs:
-    """Costs of samples in parts `part_of`, int64 `[samples]`; other arrays as in `Costs` and `Copies`."""
-    num_samples, num_groups = len(home), len(of_copy)
-    start, used = np.zeros(num_groups + 1, dtype=np.int64), np.zeros(num_groups, dtype=np.int64)
-    for sample in range(num_samples):
-        if group_of[sample] != NONE:
-            start[group_of[sample] + 1] += 1
-    for group in range(num_groups):
-        start[group + 1] += start[group]
-    part, count = np.zeros(start[-1], dtype=np.int64), np.zeros(start[-1], dtype=np.int64)
-    copies = Copies(group_of, of_copy, start, used, part, count)
-    for sample in range(num_samples):
+def _add_all(copies: Copies, part_of: np.ndarray) -> None:
+    for sample in range(len(part_of)):
         _add_to_group(copies, sample, part_of[sample])
-    return Costs(home, of_move, node_of, copies, looks)
 
 
-@compiled
+@inner
 def _add_to_group(copies: Copies, sample: int, part: int) -> None:
     group = copies.group_of[sample]
     if group == NONE:
@@ -127,12 +119,12 @@ def _add_to_group(copies: Copies, sample: int, part: int) -> None:
         slot += 1
     if slot == end:
         copies.part[slot] = part
-        copies.count[slot] = 0
+        copies.samples[slot] = 0
         copies.used[group] += 1
-    copies.count[slot] += 1
+    copies.samples[slot] += 1
 
 
-@compiled
+@inner
 def _remove_from_group(copies: Copies, sample: int, part: int) -> None:
     group = copies.group_of[sample]
     if group == NONE:
@@ -140,30 +132,34 @@ def _remove_from_group(copies: Copies, sample: int, part: int) -> None:
     slot, last = copies.start[group], copies.start[group] + copies.used[group] - 1
     while copies.part[slot] != part:
         slot += 1
-    copies.count[slot] -= 1
-    if copies.count[slot] == 0:
-        copies.part[slot], copies.count[slot] = copies.part[last], copies.count[last]
+    copies.samples[slot] -= 1
+    if copies.samples[slot] == 0:
+        copies.part[slot], copies.samples[slot] = copies.part[last], copies.samples[last]
         copies.used[group] -= 1
 
 
-@compiled
-def priced_swap(parts: Parts, costs: Costs, giver: int, gives: int, taker: int, returns: int) -> None:
+@inner
+def _swap(parts: Parts, copies: Copies, giver: int, gives: int, taker: int, returns: int) -> None:
     """`swap`, which also counts the samples of groups in parts."""
     swap(parts, giver, gives, taker, returns)
-    _remove_from_group(costs.copies, gives, giver)
+    _remove_from_group(copies, gives, giver)
     if returns != NONE:
-        _remove_from_group(costs.copies, returns, taker)
-        _add_to_group(costs.copies, returns, giver)
-    _add_to_group(costs.copies, gives, taker)
+        _remove_from_group(copies, returns, taker)
+        _add_to_group(copies, returns, giver)
+    _add_to_group(copies, gives, taker)
 
 
 @compiled
 def even_out(work: np.ndarray, part_of: np.ndarray, base: np.ndarray, limits: Limits) -> None:
     """Changes `part_of` until all sizes are within the limits, one move from the largest part at a time."""
-    parts = make_parts(work, np.zeros_like(work), part_of, base)
-    while parts.size.min() < limits.fewest or parts.size.max() > limits.most:
-        giver = int(np.argmax(parts.size))
-        taker = int(np.argmin(parts.size))
+    parts = make_parts(work, np.zeros(len(work), dtype=np.int64), part_of, base)
+    while True:
+        giver, taker = np.int64(0), np.int64(0)
+        for part in range(len(base)):
+            giver = part if parts.size[part] > parts.size[giver] else giver
+            taker = part if parts.size[part] < parts.size[taker] else taker
+        if parts.size[taker] >= limits.fewest and parts.size[giver] <= limits.most:
+            return
         if parts.size[taker] >= limits.fewest:
             for taker in parts.by_load:
                 if parts.size[taker] < limits.most:
@@ -175,7 +171,6 @@ def even_out(work: np.ndarray, part_of: np.ndarray, base: np.ndarray, limits: Li
         swap(parts, giver, parts.members[at], taker, NONE)
 
 
-@compiled
 def nearest_home(part_of: np.ndarray, costs: Costs, speeds: np.ndarray) -> np.ndarray:
     """The same partition, its parts renumbered so that much stays at home: the largest matches first.
 
@@ -184,20 +179,31 @@ def nearest_home(part_of: np.ndarray, costs: Costs, speeds: np.ndarray) -> np.nd
     num_parts = len(speeds)
     at_home = sum_per_part(costs.of_move, part_of * num_parts + costs.home, num_parts * num_parts)
     matches = np.flatnonzero(at_home)
-    number = np.full(num_parts, NONE, dtype=np.int64)
-    is_free = np.ones(num_parts, dtype=np.bool_)
-    for match in matches[np.argsort(-at_home[matches], kind="mergesort")]:
-        part, home = match // num_parts, match % num_parts
-        if number[part] == NONE and is_free[home] and speeds[part] == speeds[home]:
-            number[part] = home
-            is_free[home] = False
-    left, free = np.flatnonzero(number == NONE), np.flatnonzero(is_free)
-    left = left[np.argsort(speeds[left], kind="mergesort")]
-    number[left] = free[np.argsort(speeds[free], kind="mergesort")]
+    number, is_taken = _matched(matches[np.argsort(-at_home[matches], kind="stable")], speeds)
+    left, free = np.flatnonzero(number == NONE), np.flatnonzero(~is_taken)
+    left = left[np.argsort(speeds[left], kind="stable")]
+    number[left] = free[np.argsort(speeds[free], kind="stable")]
     return number[part_of]
 
 
 @compiled
+def _matched(matches: np.ndarray, speeds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The number that each part gets, NONE for the others; and which numbers are taken.
+
+    A match is part × number of parts + number, the best one first.
+    """
+    num_parts = len(speeds)
+    number, is_taken = np.empty(num_parts, dtype=np.int64), np.zeros(num_parts, dtype=np.bool_)
+    for part in range(num_parts):
+        number[part] = NONE
+    for match in matches:
+        part, home = match // num_parts, match % num_parts
+        if number[part] == NONE and not is_taken[home] and speeds[part] == speeds[home]:
+            number[part] = home
+            is_taken[home] = True
+    return number, is_taken
+
+
 def move(
     work: np.ndarray,
     tokens: np.ndarray,
@@ -216,33 +222,51 @@ def move(
     the one given if that is better: speeds or `max_tokens` can make it so.
     """
     given = part_of.copy()
-    parts = make_parts(work, tokens, part_of, base_of(speeds, target))
-    if not lighten(parts, limits, costs, target, False):
-        scratch = refined_from_scratch(work, tokens, speeds, limits, 0.0)
-        at_first = time_of(work, given, speeds)
-        attained = longest = min(at_first, time_of(work, part_of, speeds))
-        if scratch[-1] != NONE:
-            attained = time_of(work, scratch, speeds)
-        relaxed = min(int(min(attained * (1 + 1.1 * tolerance), 2.0**61)), longest)
-        relaxed = max(target, min(relaxed, time_by_differencing(work, tokens, speeds, limits)))
-        is_there = attained <= target and lighten(parts, limits, costs, target, True)
-        if not is_there:
-            target = relaxed
-            if are_unequal(speeds):
-                parts = make_parts(work, tokens, part_of, base_of(speeds, target))
-            is_there = lighten(parts, limits, costs, target, True)
-        if not is_there:
-            reached = time_of(work, part_of, speeds)
-            if scratch[-1] != NONE and attained <= min(at_first, reached):
-                part_of[:] = nearest_home(scratch, costs, speeds)
-            elif at_first < reached:
-                part_of[:] = given
-            parts = make_parts(work, tokens, part_of, base_of(speeds, target))
-    send_home(parts, limits, costs, target)
+    if search_to(work, tokens, part_of, base_of(speeds, target), limits, costs, target, CHEAP_SWAPS):
+        return
+    scratch = refined_from_scratch(work, tokens, speeds, limits, 0.0)
+    at_first = time_of(work, given, speeds)
+    attained = longest = min(at_first, time_of(work, part_of, speeds))
+    if scratch[-1] != NONE:
+        attained = time_of(work, scratch, speeds)
+    relaxed = min(int(min(attained * (1 + 1.1 * tolerance), 2.0**61)), longest)
+    relaxed = max(target, min(relaxed, time_by_differencing(work, tokens, speeds, limits)))
+    for time in (target, relaxed) if attained <= target else (relaxed,):
+        if search_to(work, tokens, part_of, base_of(speeds, time), limits, costs, time, ALL_SWAPS):
+            return
+    reached = time_of(work, part_of, speeds)
+    if scratch[-1] != NONE and attained <= min(at_first, reached):
+        part_of[:] = nearest_home(scratch, costs, speeds)
+    elif at_first < reached:
+        part_of[:] = given
+    search_to(work, tokens, part_of, base_of(speeds, relaxed), limits, costs, relaxed, NO_SWAPS)
 
 
 @compiled
-def lighten(parts: Parts, limits: Limits, costs: Costs, target: int, at_any_price: bool) -> bool:
+def search_to(
+    work: np.ndarray,
+    tokens: np.ndarray,
+    part_of: np.ndarray,
+    base: np.ndarray,
+    limits: Limits,
+    costs: Costs,
+    target: int,
+    swaps: int,
+) -> bool:
+    """Changes `part_of` until no part is above the target load; then sends home what may go.
+
+    Loads come on top of `base` `[parts]`. Returns whether it got there; with NO_SWAPS, what may go is sent
+    home in any case.
+    """
+    parts = make_parts(work, tokens, part_of, base)
+    is_there = swaps == NO_SWAPS or _lighten(parts, limits, costs, target, swaps == ALL_SWAPS)
+    if is_there:
+        _send_home(parts, limits, costs, target)
+    return is_there
+
+
+@inner
+def _lighten(parts: Parts, limits: Limits, costs: Costs, target: int, at_any_price: bool) -> bool:
     """Makes swaps until no part is above the target, or none helps; whether it got there."""
     least = max(int(RESOLUTION * target), 1)
     while len(parts.load) > 1 and parts.load[parts.by_load[-1]] > target:
@@ -252,11 +276,11 @@ def lighten(parts: Parts, limits: Limits, costs: Costs, target: int, at_any_pric
             gives, partner, returns = lightening_swap(parts, limits, heavy, least)
         if partner == NONE or costs.looks[0] > costs.looks[1]:
             return False
-        priced_swap(parts, costs, heavy, gives, partner, returns)
+        _swap(parts, costs.copies, heavy, gives, partner, returns)
     return True
 
 
-@compiled
+@inner
 def _cheapest_swap(
     parts: Parts, limits: Limits, costs: Costs, heavy: int, target: int, least: int
 ) -> tuple[int, int, int]:
@@ -279,7 +303,7 @@ def _cheapest_swap(
     return NONE, NONE, NONE
 
 
-@compiled
+@inner
 def _best_swap(
     parts: Parts,
     limits: Limits,
@@ -384,7 +408,7 @@ def _added_copies(costs: Costs, sample: int, source: int, to: int) -> int:
     for slot in range(copies.start[group], copies.start[group] + copies.used[group]):
         if copies.part[slot] == to:
             is_first = False
-        elif copies.part[slot] == source and copies.count[slot] > 1:
+        elif copies.part[slot] == source and copies.samples[slot] > 1:
             is_last = False
     return copies.of_copy[group] * (int(is_first) - int(is_last))
 
@@ -401,8 +425,8 @@ def _cost_of_return(costs: Costs, sample: int, copied: int, giver: int, taker: i
     return copied + moved + _added_copies(costs, returned, taker, giver)
 
 
-@compiled
-def send_home(parts: Parts, limits: Limits, costs: Costs, target: int) -> None:
+@inner
+def _send_home(parts: Parts, limits: Limits, costs: Costs, target: int) -> None:
     """Sends samples that are away nearer to home, alone or in a swap, where the target allows.
 
     One that is on another node may go to any part of its own, any other one only home; and one whose group
@@ -431,10 +455,10 @@ def send_home(parts: Parts, limits: Limits, costs: Costs, target: int) -> None:
             if cost < cheapest:
                 cheapest, goes_to, returns = cost, to, returned
         if goes_to != NONE:
-            priced_swap(parts, costs, part, i, goes_to, returns)
+            _swap(parts, costs.copies, part, i, goes_to, returns)
 
 
-@compiled
+@inner
 def _cheapest_return(
     parts: Parts, limits: Limits, costs: Costs, target: int, sample: int, to: int
 ) -> tuple[int, int]:
