@@ -12,13 +12,14 @@ cut to fit, and home. The cheapest result is taken.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from commons.partition.compiled import compiled, inner
-from commons.partition.problem import Problem
 from commons.partition.from_scratch import refine_within
+from commons.partition.problem import Problem
 from commons.partition.search import NO_CAP, NONE, Limits, base_of, grouped, time_of
 from commons.partition.search_from_home import (
     ALL_SWAPS,
@@ -32,6 +33,10 @@ from commons.partition.search_from_home import (
 
 # Where groups have at most this many copies each, on average, no other start is tried.
 FEW_COPIES = 0.05
+# Units are placed up to this share above the target first; what then moves is cut. The search tries all where
+# samples are few.
+OVERFULL = (1.25, 1.0, 1.5, 1.1, 2.0)
+FEW_SAMPLES, TRIES = 1024, 2
 
 
 def numbered_groups(groups: ArrayLike, num_samples: int) -> np.ndarray:
@@ -94,7 +99,7 @@ class Grouped:
         return Grouped(problem, costs, group_of, of_copy, by_home)
 
     def copies(self, part_of: np.ndarray) -> np.ndarray:
-        """int64 `[groups]`, parts with samples of each group, `part_of` int64 `[samples]`, beyond the first."""
+        """int64 `[groups]`, parts with samples of each, beyond the first; `part_of` is int64 `[samples]`."""
         num_parts, together = self.problem.num_parts, self.group_of != NONE
         has_some = np.zeros(len(self.of_copy) * num_parts, dtype=np.bool_)
         has_some[self.group_of[together] * num_parts + part_of[together]] = True
@@ -111,6 +116,7 @@ class Grouped:
         return of_copies + int(self.costs.of_move[part_of != self.costs.home].sum())
 
     def time(self, part_of: np.ndarray) -> int:
+        """The time of the slowest part."""
         return int(time_of(self.problem.work, part_of, self.problem.speeds))
 
     def units(self) -> np.ndarray:
@@ -128,7 +134,7 @@ class Grouped:
         by_unit, ends = grouped(unit_of[self.by_home], int(unit_of.max()) + 1)
         of_units = np.bincount(unit_of, work)
         lightest = np.zeros(limits.most + 1, dtype=np.int64)
-        if limits.fewest > 0 and cut_at < NO_CAP:
+        if limits.fewest > 0 and cut_at <= target:
             sums = np.cumsum(work[::-1])
             taken = np.minimum(np.arange(1, limits.most + 1) * num_parts, len(work)) - 1
             lightest[1:] = sums[taken] // num_parts
@@ -195,7 +201,7 @@ class Grouped:
         if not search_to(work, tokens, part_of, base, limits, priced, target, ALL_SWAPS):
             refine_within(work, tokens, part_of, problem.speeds, limits, target)
         attained = max(target, self.time(part_of))
-        for length in self.lengths():
+        for length in [] if self.has_few_copies(part_of) else self.lengths():
             self.search(part_of, self.runs(part_of, length), attained, NO_SWAPS)
         return part_of
 
@@ -206,8 +212,8 @@ def together(samples: Grouped, target: int) -> np.ndarray:
     def from_home() -> np.ndarray:
         return samples.finish(samples.costs.home.copy(), target)
 
-    def from_units() -> np.ndarray:
-        part_of = samples.placed(samples.units(), target, NO_CAP)
+    def from_units(overfull: float) -> np.ndarray:
+        part_of = samples.placed(samples.units(), target, int(overfull * target))
         samples.search(part_of, samples.runs(part_of, len(part_of)), target, ALL_SWAPS)
         for length in samples.lengths():
             if samples.time(part_of) <= target:
@@ -215,19 +221,21 @@ def together(samples: Grouped, target: int) -> np.ndarray:
             samples.search(part_of, samples.runs(part_of, length), target, CHEAP_SWAPS)
         return samples.finish(part_of, target)
 
-    def from_units_cut_to_fit() -> np.ndarray:
-        return samples.finish(samples.placed(samples.units(), target, target), target)
+    def rated(part_of: np.ndarray) -> tuple[int, int]:
+        return max(samples.time(part_of), target), samples.cost(part_of)
 
-    starts = (
-        [from_home, from_units] if samples.has_few_copies(samples.costs.home) else [from_units, from_home]
-    )
+    tried = OVERFULL[: TRIES if len(samples.group_of) > FEW_SAMPLES else None]
+    starts = [partial(from_units, overfull) for overfull in tried]
+    are_together = samples.copies(samples.costs.home).mean() < 1
     found = []
-    for start in (*starts, from_units_cut_to_fit):
-        part_of = start()
-        if samples.time(part_of) <= target and samples.has_few_copies(part_of):
-            return part_of
-        found.append(part_of)
-    return min(found, key=lambda part_of: (max(samples.time(part_of), target), samples.cost(part_of)))
+    for start in [from_home, *starts] if are_together else starts:
+        found.append(start())
+        if samples.time(found[-1]) <= target and samples.has_few_copies(found[-1]):
+            return found[-1]
+    best = min(found, key=rated)
+    if are_together or samples.time(best) <= target:
+        return best
+    return min(best, from_home(), key=rated)
 
 
 @compiled
@@ -296,7 +304,7 @@ def _runs(group_of: np.ndarray, part_of: np.ndarray, order: np.ndarray, longest:
 def _homes(
     run_of: np.ndarray, home: np.ndarray, of_move: np.ndarray, part_of: np.ndarray, num_parts: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """For each run the part where most of it is at home, `part_of` if it is no worse, and the cost of that."""
+    """For each run the part where most of it is at home, its own in a tie, and the cost of leaving it."""
     num_runs = len(part_of)
     by_run, ends = grouped(run_of, num_runs)
     at_home = np.zeros(num_parts, dtype=np.int64)
@@ -350,9 +358,10 @@ def _placed(
             for sample in samples[first : ends[unit]]:
                 part = home[sample]
                 left = most - size[part] - rows
-                if left >= 0 and load[part] + sums[rows] + lightest[left] <= target:
-                    if best == NONE or (at_home[part], -load[part]) > (at_home[best], -load[best]):
-                        best = part
+                if left < 0 or load[part] + sums[rows] + lightest[left] > target:
+                    continue
+                if best == NONE or (at_home[part], -load[part]) > (at_home[best], -load[best]):
+                    best = part
             for sample in samples[first : ends[unit]]:
                 at_home[home[sample]] = 0
             if best == NONE:

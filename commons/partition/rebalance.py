@@ -8,7 +8,7 @@ from numpy.typing import ArrayLike
 from commons.partition.groups import Grouped, together
 from commons.partition.problem import Problem, checked_tolerance
 from commons.partition.refine import place_from_scratch
-from commons.partition.search import NO_CAP, Limits, base_of, target_time, time_of
+from commons.partition.search import NO_CAP, Limits, base_of, target_time
 from commons.partition.search_from_home import (
     ACROSS_NODES,
     Costs,
@@ -85,11 +85,11 @@ def rebalance(
     if problem.beyond_limits(part_of) is None and samples.time(part_of) <= target:
         return problem.partition(part_of)
     alone = _moved(problem, costs, target, tolerance)
-    attained = samples.time(alone)
-    if attained > target:  # the target may be out of reach
+    attained = max(target, samples.time(alone))  # the target may be out of reach
+    if attained > target:
         part_of = together(samples, attained)
-    is_allowed = problem.beyond_limits(part_of) is None and samples.time(part_of) <= max(target, attained)
-    return problem.partition(part_of if is_allowed else alone)
+    is_allowed = problem.beyond_limits(part_of) is None and samples.time(part_of) <= attained
+    return problem.partition(part_of if is_allowed else samples.finish(alone, attained))
 
 
 def _checked(moves_per_copy: float) -> float:

@@ -35,8 +35,8 @@ ACROSS_NODES = 1000
 # is all a part needs. Still more hardly save movement, and take time.
 PARTNERS = 16
 CANDIDATES_FOR_ALL, CANDIDATES_FOR_PART = 200, 48
-# Samples of a part considered for a swap, evenly spaced by load. In between are others that do nearly as well.
-MOST_TRIED = 128
+# Samples of a part considered for a swap, evenly spaced by load. Those in between would do little better.
+MOST_TRIED = 64
 # Samples considered in return for one, where some may belong to a group that the heavy part has.
 RETURNS = 6
 # Parts considered for a sample to join others of its group.
@@ -54,7 +54,7 @@ class Copies(NamedTuple):
         group_of: `[samples]`, NONE for a sample without others.
         of_copy: `[groups]`, the cost of each part with samples of the group, beyond the first.
         start: `[groups + 1]`, the first slot of each group.
-        used: `[groups]`, slots in use: one for each part with samples of the group.
+        used: `[groups]`, slots in use, ascending by part: one for each part with samples of the group.
         part, samples: `[slots]`, a part, and how many samples of the group it has.
     """
 
@@ -110,16 +110,35 @@ def _add_all(copies: Copies, part_of: np.ndarray) -> None:
 
 
 @inner
+def _slot_of(copies: Copies, group: int, part: int) -> int:
+    """The group's first slot whose part is not below this one."""
+    first, end = copies.start[group], copies.start[group] + copies.used[group]
+    while first < end:
+        middle = (first + end) // 2
+        if copies.part[middle] < part:
+            first = middle + 1
+        else:
+            end = middle
+    return first
+
+
+@inner
+def _samples_in(copies: Copies, group: int, part: int) -> int:
+    slot = _slot_of(copies, group, part)
+    has_some = slot < copies.start[group] + copies.used[group] and copies.part[slot] == part
+    return copies.samples[slot] if has_some else 0
+
+
+@inner
 def _add_to_group(copies: Copies, sample: int, part: int) -> None:
     group = copies.group_of[sample]
     if group == NONE:
         return
-    slot, end = copies.start[group], copies.start[group] + copies.used[group]
-    while slot < end and copies.part[slot] != part:
-        slot += 1
-    if slot == end:
-        copies.part[slot] = part
-        copies.samples[slot] = 0
+    slot, end = _slot_of(copies, group, part), copies.start[group] + copies.used[group]
+    if slot == end or copies.part[slot] != part:
+        for at in range(end, slot, -1):
+            copies.part[at], copies.samples[at] = copies.part[at - 1], copies.samples[at - 1]
+        copies.part[slot], copies.samples[slot] = part, 0
         copies.used[group] += 1
     copies.samples[slot] += 1
 
@@ -129,13 +148,12 @@ def _remove_from_group(copies: Copies, sample: int, part: int) -> None:
     group = copies.group_of[sample]
     if group == NONE:
         return
-    slot, last = copies.start[group], copies.start[group] + copies.used[group] - 1
-    while copies.part[slot] != part:
-        slot += 1
+    slot = _slot_of(copies, group, part)
     copies.samples[slot] -= 1
     if copies.samples[slot] == 0:
-        copies.part[slot], copies.samples[slot] = copies.part[last], copies.samples[last]
         copies.used[group] -= 1
+        for at in range(slot, copies.start[group] + copies.used[group]):
+            copies.part[at], copies.samples[at] = copies.part[at + 1], copies.samples[at + 1]
 
 
 @inner
@@ -156,8 +174,10 @@ def even_out(work: np.ndarray, part_of: np.ndarray, base: np.ndarray, limits: Li
     while True:
         giver, taker = np.int64(0), np.int64(0)
         for part in range(len(base)):
-            giver = part if parts.size[part] > parts.size[giver] else giver
-            taker = part if parts.size[part] < parts.size[taker] else taker
+            if parts.size[part] > parts.size[giver]:
+                giver = np.int64(part)
+            if parts.size[part] < parts.size[taker]:
+                taker = np.int64(part)
         if parts.size[taker] >= limits.fewest and parts.size[giver] <= limits.most:
             return
         if parts.size[taker] >= limits.fewest:
@@ -324,7 +344,7 @@ def _best_swap(
     needed = load[heavy] - target
     first, end = parts.start[heavy], parts.start[heavy] + parts.size[heavy]
     step = max(parts.size[heavy] // MOST_TRIED, 1)
-    most_returned = RETURNS if len(costs.copies.of_copy) > 0 else 1
+    most_returned = max(RETURNS // step, 1) if len(costs.copies.of_copy) > 0 else 1
     gives, partner, returns, best = NONE, NONE, NONE, 0.0
     partners = 0
     for taker in parts.by_load:
@@ -397,20 +417,15 @@ def _cost_of_being_in(costs: Costs, sample: int, part: int) -> int:
     return costs.of_move[sample] * (1 if costs.node_of[part] == costs.node_of[home] else ACROSS_NODES)
 
 
-@njit(inline="always")
+@inner
 def _added_copies(costs: Costs, sample: int, source: int, to: int) -> int:
     """The cost of copies that moving the sample adds: negative if it joins others, and leaves none."""
-    copies = costs.copies
-    group = copies.group_of[sample]
+    group = costs.copies.group_of[sample]
     if group == NONE:
         return 0
-    is_last, is_first = True, True
-    for slot in range(copies.start[group], copies.start[group] + copies.used[group]):
-        if copies.part[slot] == to:
-            is_first = False
-        elif copies.part[slot] == source and copies.samples[slot] > 1:
-            is_last = False
-    return copies.of_copy[group] * (int(is_first) - int(is_last))
+    is_first = _samples_in(costs.copies, group, to) == 0
+    is_last = _samples_in(costs.copies, group, source) == 1
+    return costs.copies.of_copy[group] * (int(is_first) - int(is_last))
 
 
 @njit(inline="always")
@@ -468,7 +483,7 @@ def _cheapest_return(
     moved, copied = _moving_cost(costs, sample, part, to), _added_copies(costs, sample, part, to)
     if moved + copied >= 0:
         return 0, NONE
-    # What comes back has at least the work that `to` has no room for, and at most what this part has room for.
+    # What comes back has at least the work that `to` has no room for, and at most what `part` has room for.
     least, most = work[sample] - (target - load[to]), work[sample] + target - load[part]
     start, stop = parts.start[to], parts.start[to] + parts.size[to]
     first = _first_below(work, members, start, stop, most + 1)
