@@ -34,6 +34,7 @@ ACROSS_NODES = 1000
 # Parts considered for a swap: this many that can help, among this many of the lightest; more for a swap that
 # is all a part needs. Still more hardly save movement, and take time.
 PARTNERS = 16
+MANY_SAMPLES, FEW_PARTNERS = 16384, 4
 CANDIDATES_FOR_ALL, CANDIDATES_FOR_PART = 200, 48
 # Samples of a part considered for a swap, evenly spaced by load. Those in between would do little better.
 MOST_TRIED = 64
@@ -346,10 +347,12 @@ def _best_swap(
     step = max(parts.size[heavy] // MOST_TRIED, 1)
     most_returned = max(RETURNS // step, 1) if len(costs.copies.of_copy) > 0 else 1
     gives, partner, returns, best = NONE, NONE, NONE, 0.0
-    partners = 0
+    partners, most_partners = 0, max(PARTNERS // step, 1)
+    if len(work) > MANY_SAMPLES:
+        most_partners = min(most_partners, FEW_PARTNERS)
     for taker in parts.by_load:
         headroom = target - load[taker]
-        if headroom < least or partners == PARTNERS or candidates == 0:
+        if headroom < least or partners == most_partners or candidates == 0:
             break
         if taker == heavy or (near and costs.node_of[taker] != costs.node_of[heavy]):
             continue
