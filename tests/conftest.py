@@ -25,7 +25,7 @@ def _compiled() -> None:
     """Compiles the kernels in one xdist worker, so that all other processes find them in the cache."""
     with open(__file__) as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        warm_up(ShufflerSettings(max_tokens_per_micro_batch=1))
+        warm_up(ShufflerSettings(max_tokens_per_micro_batch=1), has_groups=True)
         warm_up(ShufflerSettings(equal_rows=False, split=True))
 
 

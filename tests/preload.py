@@ -22,7 +22,7 @@ import commons.training  # noqa: E402, F401
 from commons.distributed.placement import warm_up  # noqa: E402
 from commons.distributed.shuffler_settings import ShufflerSettings  # noqa: E402
 
-warm_up(ShufflerSettings(max_tokens_per_micro_batch=1))
+warm_up(ShufflerSettings(max_tokens_per_micro_batch=1), has_groups=True)
 warm_up(ShufflerSettings(equal_rows=False, split=True))
 gc.collect()
 gc.freeze()  # a collection would write to every object, and with that copy the pages that forks share

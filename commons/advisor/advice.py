@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from commons.advisor.command_line import CHART_RANKS, Request
 from commons.advisor.figures import duration
-from commons.advisor.prediction import Case, Outcome, draw_steps, predict, warm_up
+from commons.advisor.prediction import Case, Outcome, draw_steps, predict
 from commons.advisor.samples import TRAINING_FLOPS_PER_FORWARD, SampleLengths
 from commons.advisor.strategies import (
     AS_LOADED,
@@ -21,6 +21,7 @@ from commons.advisor.strategies import (
     Strategy,
     strategies,
 )
+from commons.distributed.placement import compile_all
 from commons.distributed.slow_start import shown_if_slow
 
 LEAST_GAIN = 0.02  # below it, what the prediction leaves out decides
@@ -104,7 +105,9 @@ def advise(request: Request) -> Advice:
     to_plan = {key: compared if key[0] > 1 else compared[:1] for key in drawn}
     working = "planning; the first run on a machine also compiles, for about a minute"
     with shown_if_slow(working) if sys.stderr.isatty() else nullcontext():
-        warm_up(request.cost, compared)
+        for strategy in compared:
+            if strategy.settings is not None:
+                compile_all(strategy.settings)  # so that no figure includes it
         cases = {
             key: predict(steps, request.cost, to_plan[key], request.network) for key, steps in drawn.items()
         }

@@ -245,15 +245,6 @@ def _in_given_order(per_epoch: int, per_step: int, wanted: int) -> np.ndarray:
     return step[:, None] * per_step + np.arange(per_step)
 
 
-def warm_up(cost: SampleCost, strategies: Sequence[Strategy]) -> None:
-    """Compiles what strategies call, or loads it from numba's cache, so that no figure includes it."""
-    lower_bound(np.arange(4), 2)
-    few = np.array([[[500, 500], [500, 1]]])  # one of the three has to be cut
-    steps = DrawnSteps(few, cost.workloads(few), few, few, num_epochs=1, groups=few)
-    for strategy in strategies:
-        _place(steps, strategy, cost.pieces, None)
-
-
 def predict(
     steps: DrawnSteps,
     cost: SampleCost,

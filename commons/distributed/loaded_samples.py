@@ -88,9 +88,11 @@ class LoadedSamples:
         """int64 `[ranks]`, number of the first sample that each rank loaded."""
         return np.cumsum(self.num_loaded) - self.num_loaded
 
-    def loaded_by(self, rank: int) -> np.ndarray:
-        """int64, the numbers of the samples that a rank brings."""
-        return self.home_start[rank] + np.arange(self.num_loaded[rank])
+    def loaded_by(self, ranks: int | np.ndarray) -> np.ndarray:
+        """int64, the numbers of the samples that a rank brings, or several, one rank after another."""
+        start, count = self.home_start[ranks], self.num_loaded[ranks]
+        before = np.cumsum(count) - count  # samples of the ranks before
+        return np.repeat(start - before, count) + np.arange(count.sum())
 
     def where_loaded(self, sample: int) -> tuple[int, int]:
         """Returns the rank that loaded a sample, and the row in its batch.
@@ -102,7 +104,7 @@ class LoadedSamples:
 
     def within(self, ranks: np.ndarray) -> Self:
         """Returns what `ranks`, int64 and ascending, loaded, numbered anew."""
-        among = self._of_samples(np.flatnonzero(np.isin(self.home, ranks)))
+        among = self._of_samples(self.loaded_by(ranks))
         return replace(among, batch_sizes=self.batch_sizes[ranks], num_loaded=self.num_loaded[ranks])
 
     def _of_samples(self, numbers: np.ndarray) -> Self:

@@ -16,8 +16,6 @@ from commons.distributed.shuffler_settings import ShufflerSettings
 from commons.distributed.slow_start import shown_if_slow
 from commons.partition import (
     divide_into_micro_batches,
-    karmarkar_karp,
-    longest_processing_time,
     lower_bound,
     rebalance,
     refined,
@@ -98,7 +96,7 @@ def place_within(
         samples = _with_cuts_of(placed, samples, cutting)
     destination, rows = samples.home.copy(), _rows_as_loaded(samples)
     for ranks, of_group in placed:
-        destination[np.isin(samples.home, ranks)] = ranks[of_group.destination]
+        destination[samples.loaded_by(ranks)] = ranks[of_group.destination]
         rows[ranks] = of_group.rows
     return _planned(samples, destination, rows, speeds)
 
@@ -126,28 +124,37 @@ def placed_by_hand(
     return _planned(samples, ranks, _rows_of(ranks, samples.num_ranks))
 
 
-def warm_up(settings: ShufflerSettings) -> None:
-    """Compiles, or loads from numba's cache, all that `place` may call, so that no step waits for it."""
+def warm_up(settings: ShufflerSettings, has_groups: bool = False) -> None:
+    """`compile_all`, and shows that it runs if it takes long."""
     with shown_if_slow("compiling the partition functions, once per machine and version"):
-        _call_all(settings)
+        compile_all(settings, has_groups)
 
 
-def _call_all(settings: ShufflerSettings) -> None:
-    ones, home = np.ones(2, dtype=np.int64), np.zeros(2, dtype=np.int64)
-    each = ones[:, None]
+def compile_all(settings: ShufflerSettings, has_groups: bool = False) -> None:
+    """Compiles, or loads from numba's cache, all that `place` and `divide` may call, so that no step does.
+
+    Args:
+        settings: of the shuffler; what only other settings reach is left out.
+        has_groups: whether samples have groups; they have if the settings name a feature for them.
+    """
+    # Rows have to be made equal, and no swap takes the heaviest part below 14: this reaches every search.
+    work, home = np.array([2, 5, 7, 2, 5, 1, 5]), np.array([1, 0, 0, 1, 0, 0, 0])
+    ones, each = np.ones(2, dtype=np.int64), np.ones((2, 1), dtype=np.int64)
     samples = LoadedSamples(ones, ones, ones, ones, ones, each, ones, each)
     Partitioning(replace(settings, max_tokens=None)).rank_of(samples)  # it may compile functions of its own
-    for partitioner in (karmarkar_karp, longest_processing_time, refined):
-        partitioner(ones, 2, equal_size=False)
-    rebalance(ones, home, 2, groups=home)  # rows have to be made equal
-    rebalance(2 * ones + home, np.arange(2), 2, groups=home)
-    rebalance(ones, home, 2, equal_size=False, tokens=ones, max_tokens=1)  # a limit has to be met
-    refined(ones, 2, tokens=ones, max_tokens=1)
+    if settings.partitioner in ("longest_processing_time", "refined"):
+        refined(work, 2)
+    elif settings.partitioner != "karmarkar_karp":
+        rebalance(work, home, 2, tolerance=0.0)
+    if has_groups or settings.group_feature is not None:
+        rebalance(ones, 0 * ones, 2, groups=0 * ones)  # rows have to be made equal
+        rebalance(work[:2], np.arange(2), 2, groups=0 * ones)
     lower_bound(ones, 2)  # for reports
     if settings.split:
         whole = divided(ones, 1, home[:0], home[:0], home[:0])
-        leveled(whole, home, 2 * ones, ones, ones, np.arange(2), 1, 1)
+        leveled(whole, 0 * ones, 2 * ones, ones, ones, np.arange(2), 1, 1)
     if settings.max_tokens_per_micro_batch is not None:
+        refined(work, 2)
         divide_into_micro_batches(ones, ones, [np.arange(2)], 1)
 
 
@@ -179,8 +186,7 @@ def _with_cuts_of(
     for ranks, plan in placed:
         if plan.pieces is not None:
             later = np.flatnonzero(~plan.starts_sample)
-            of_group = np.flatnonzero(np.isin(samples.home, ranks))
-            numbers.append(of_group[plan.sample_of[later]])
+            numbers.append(samples.loaded_by(ranks)[plan.sample_of[later]])
             items.append(plan.pieces["first_item"][later])
     order = np.argsort(np.concatenate(numbers), kind="stable")
     if not len(order):

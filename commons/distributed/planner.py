@@ -114,7 +114,8 @@ class Planner:
         """
         if not dist.is_initialized() or self._over.num_ranks == dist.get_world_size():
             return self
-        warm_up(self._settings)  # also on a rank that is alone in its group: it places the others', too
+        # Also on a rank that is alone in its group: it places the others', too.
+        warm_up(self._settings, self._groups_of_rows is not None)
         everyone = RankGroup.of()
         mine = self._over.ranks, self._over.ranks_per_node
         gathered = everyone.all_gather_objects(mine)

@@ -331,16 +331,21 @@ def refine_within(
     return time
 
 
+@compiled
 def _time_within_limits(
     work: np.ndarray, tokens: np.ndarray, part_of: np.ndarray, speeds: np.ndarray, limits: Limits
 ) -> int:
     """The time of the slowest part; NO_CAP if a sample has none, or a part does not keep to the limits."""
     if len(work) == 0 or part_of[-1] == NONE:
         return NO_CAP
-    num_parts = len(speeds)
-    amount, size = sum_per_part(tokens, part_of, num_parts), np.bincount(part_of, minlength=num_parts)
-    is_beyond = amount.max() > limits.max_tokens or size.max() > limits.most
-    return NO_CAP if is_beyond else time_of(work, part_of, speeds)
+    amount, size = np.zeros(len(speeds), dtype=np.int64), np.zeros(len(speeds), dtype=np.int64)
+    for sample in range(len(work)):
+        part = part_of[sample]
+        amount[part] += tokens[sample]
+        size[part] += 1
+        if amount[part] > limits.max_tokens or size[part] > limits.most:
+            return NO_CAP
+    return time_of(work, part_of, speeds)
 
 
 @compiled

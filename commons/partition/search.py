@@ -173,16 +173,22 @@ def base_of(speeds: np.ndarray, time: int) -> np.ndarray:
 
     Counted as loads from the start, all parts may come up to one target, and need no speeds.
     """
+    if not are_unequal(speeds):
+        return np.zeros(len(speeds), dtype=np.int64)
     return np.where(speeds < 1.0, time - (time * speeds).astype(np.int64), 0)
 
 
+@compiled
 def longest_time(load: np.ndarray, speeds: np.ndarray) -> int:
     """The time of the slowest part: the largest load ÷ speed."""
-    if not are_unequal(speeds):
-        return int(load.max())
-    return int(np.where(speeds == 1.0, load, (load / speeds).astype(np.int64)).max())
+    longest = 0
+    for part in range(len(speeds)):
+        time = load[part] if speeds[part] == 1.0 else int(load[part] / speeds[part])
+        longest = max(longest, time)
+    return longest
 
 
+@compiled
 def time_of(work: np.ndarray, part_of: np.ndarray, speeds: np.ndarray) -> int:
     """The time of the slowest part of a partition, int64 `[samples]`."""
     return longest_time(sum_per_part(work, part_of, len(speeds)), speeds)

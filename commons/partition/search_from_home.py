@@ -173,7 +173,7 @@ def even_out(work: np.ndarray, part_of: np.ndarray, base: np.ndarray, limits: Li
     """Changes `part_of` until all sizes are within the limits, one move from the largest part at a time."""
     parts = make_parts(work, np.zeros(len(work), dtype=np.int64), part_of, base)
     while True:
-        giver, taker = np.int64(0), np.int64(0)
+        giver = taker = NONE + 1  # numba compiles `swap` anew for literals
         for part in range(len(base)):
             if parts.size[part] > parts.size[giver]:
                 giver = np.int64(part)
