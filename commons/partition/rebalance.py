@@ -18,6 +18,7 @@ from commons.partition.search import (
     time_of,
 )
 from commons.partition.search_from_home import Costs, even_out, move, nearest_home
+from commons.partition.token_search import level_tokens
 from commons.partition.workloads import as_integers, as_workloads, check_count
 
 # Bits of the sum of all sizes: this many bytes times ACROSS_NODES are still below 2**63.
@@ -43,6 +44,7 @@ def rebalance(
     tokens: ArrayLike | None = None,
     max_tokens: int | None = None,
     speeds: ArrayLike | None = None,
+    token_tolerance: float | None = None,
 ) -> list[np.ndarray]:
     """Balances parts that already have samples, and moves as few of them as it can.
 
@@ -60,6 +62,9 @@ def rebalance(
             to no group. `ranks_per_node` matters less then. None if every sample may move alone.
         equal_size, max_rows, tokens, max_tokens, speeds: as for `longest_processing_time`; `home` need not
             keep to the limits.
+        token_tolerance: tokens of the fullest part may be (1 + token_tolerance) × the mean. Samples move for
+            that where the largest load allows it, at most 4% of all. `tokens` may then come without
+            `max_tokens`. None to leave tokens alone.
 
     Returns:
         As `longest_processing_time`. Without groups, never worse than `home` if that keeps to the limits.
@@ -68,10 +73,12 @@ def rebalance(
 
     Raises:
         ValueError: as `longest_processing_time`; or `home` is not a part, or `groups` not an integer, for
-            each sample; `tolerance` or a size is negative; or `ranks_per_node` is below 1.
+            each sample; a tolerance or a size is negative; or `ranks_per_node` is below 1.
     """
     tolerance = checked_tolerance(tolerance)
-    problem = Problem.of(workloads, num_partitions, equal_size, max_rows, tokens, max_tokens, speeds)
+    problem = Problem.of(
+        workloads, num_partitions, equal_size, max_rows, tokens, max_tokens, speeds, token_tolerance
+    )
     costs = _costs(problem, home, sizes, ranks_per_node)
     target = target_time(problem.work, problem.speeds, problem.limits, tolerance)
     alone = _moved(problem, costs, target, tolerance)
@@ -114,6 +121,7 @@ def _moved(problem: Problem, costs: Costs, target: int, tolerance: float) -> np.
     """int64 `[samples]`: a partition near home that keeps to the limits, and to the target if that can be."""
     part_of = _within_limits(problem, costs, target)
     move(problem.work, problem.tokens, part_of, problem.speeds, problem.limits, costs, target, tolerance)
+    level_tokens(problem, costs, part_of, target)
     return part_of
 
 

@@ -132,7 +132,7 @@ def move(
             elif at_first < reached:
                 part_of[:] = given
             parts = make_parts(work, tokens, part_of, base_of(speeds, target))
-    _send_home(parts, limits, costs, target)
+    send_home(parts, limits, costs, target)
 
 
 @compiled
@@ -226,7 +226,7 @@ def _best_swap(
                 if relief < least:
                     continue
                 helps = True
-                cost = _moving_cost(costs, i, heavy, taker) + _moving_cost(costs, returned, taker, heavy)
+                cost = moving_cost(costs, i, heavy, taker) + moving_cost(costs, returned, taker, heavy)
                 value = relief / max(cost, 1)
                 if value > best and fits(parts, limits, heavy, i, taker, returned):
                     gives, partner, returns, best = i, taker, returned, value
@@ -247,7 +247,7 @@ def _first_below(work: np.ndarray, members: np.ndarray, start: int, end: int, va
 
 
 @njit(inline="always")
-def _moving_cost(costs: Costs, sample: int, source: int, to: int) -> int:
+def moving_cost(costs: Costs, sample: int, source: int, to: int) -> int:
     """The cost of moving the sample from one part to another; negative on the way home, 0 for NONE."""
     if sample == NONE:
         return 0
@@ -263,7 +263,7 @@ def _cost_of_being_in(costs: Costs, sample: int, part: int) -> int:
 
 
 @compiled
-def _send_home(parts: Parts, limits: Limits, costs: Costs, target: int) -> None:
+def send_home(parts: Parts, limits: Limits, costs: Costs, target: int) -> None:
     """Sends samples that are away nearer to home, alone or in a swap, where the target allows.
 
     One that is on another node may go to any part of its own, any other one only home.
@@ -279,13 +279,13 @@ def _send_home(parts: Parts, limits: Limits, costs: Costs, target: int) -> None:
             first = np.searchsorted(node_of, node_of[home])
             end = np.searchsorted(node_of, node_of[home], side="right")
         for to in range(first, end):
-            saved = -_moving_cost(costs, i, part, to)
+            saved = -moving_cost(costs, i, part, to)
             may_go = parts.size[part] > limits.fewest and parts.size[to] < limits.most
             for at in range(parts.start[to], parts.start[to] + parts.size[to] + may_go):
                 j = parts.members[at] if at < parts.start[to] + parts.size[to] else NONE
                 difference = work[i] - (work[j] if j != NONE else 0)
                 if load[to] + difference <= target and load[part] - difference <= target:
-                    cost = _moving_cost(costs, j, to, part) - saved
+                    cost = moving_cost(costs, j, to, part) - saved
                     if cost < cheapest and fits(parts, limits, part, i, to, j):
                         cheapest, goes_to, returns = cost, to, j
         if goes_to != NONE:
