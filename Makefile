@@ -21,7 +21,7 @@ RUN := OMP_NUM_THREADS=1 $(VENV)/bin/python
 INSTALLED := $(VENV)/.installed
 
 .PHONY: help demo test lint format tables bench-attention bench-calibration bench-checkpoint bench-gather bench-kuairand bench-learning bench-loading bench-lookups bench-micro-batch bench-padding bench-partition \
-	bench-recompute bench-shuffle bench-split bench-split-samples bench-window check-kernels cluster-check gpu-check soak versions clean
+	bench-recompute bench-shuffle bench-split bench-split-samples check-kernels cluster-check gpu-check soak versions clean
 
 help:  ## print this list
 	@echo "make TARGET first installs into $(VENV) what the target needs:"
@@ -100,9 +100,6 @@ endif
 
 soak: $(INSTALLED)  ## kill ranks at random; losses must not change
 	$(RUN) -m benchmarks.soak
-
-bench-window: $(INSTALLED)  ## planning several steps together
-	$(RUN) -m benchmarks.window
 
 bench-split-samples: $(INSTALLED)  ## samples cut into pieces on several ranks
 	$(RUN) -m benchmarks.split_samples

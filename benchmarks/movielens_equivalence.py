@@ -1,4 +1,4 @@
-"""Trains on MovieLens 100K without the shuffler, with it, with windows and with pieces, and compares the AUC.
+"""Trains on MovieLens 100K without the shuffler, with it, and with pieces, and compares the AUC.
 
 Runs the entry point on two ranks for three seeds, without dropout:
 
@@ -30,8 +30,6 @@ PIECES = "4 rows, in pieces"
 ARMS = {
     "as loaded": [],
     "balanced": [BALANCED],
-    "window 2": [BALANCED, "TrainerArgs.balance_window=2"],
-    "window 4": [BALANCED, "TrainerArgs.balance_window=4"],
     "4 rows, as loaded": FEW_ROWS,
     PIECES: [
         *FEW_ROWS,

@@ -30,7 +30,7 @@ def steps(
 
     Returns:
         The average change of a step, the summed loss of all steps and ranks, and the loss tokens of each
-        step. Without windows a step is normalized by its own loss tokens, so its change is weighted by them.
+        step. A step is normalized by its own loss tokens, so its change is weighted by them.
     """
     device = rank_device()
     sharded, optimizer = shard_model(model, OptimizerArgs("sgd", LEARNING_RATE), device)
@@ -51,15 +51,13 @@ def steps(
         loss_sum, loss_tokens, _ = pipeline.progress(loader)
         loss += loss_sum
         tokens.append(loss_tokens)
-        weight = 1 if shuffler.settings.window > 1 else loss_tokens
         for name, tensor in tensors.items():
-            changes[name] += (start[name] - tensor.double()) * weight
+            changes[name] += (start[name] - tensor.double()) * loss_tokens
             tensor.copy_(start[name])
-    if shuffler.settings.window == 1:
-        changes = {name: value * len(tokens) / max(sum(tokens), 1) for name, value in changes.items()}
-        if len(batches) == 1 and shuffler.group.num_ranks > 1 and shuffler.planner.cuts is None:
-            assert pipeline.report.imbalance_after < pipeline.report.imbalance_before
-            assert pipeline.report.samples_moved > 0
+    changes = {name: value * len(tokens) / max(sum(tokens), 1) for name, value in changes.items()}
+    if len(batches) == 1 and shuffler.group.num_ranks > 1 and shuffler.planner.cuts is None:
+        assert pipeline.report.imbalance_after < pipeline.report.imbalance_before
+        assert pipeline.report.samples_moved > 0
     dist.all_reduce(loss)
     return changes, float(loss), tokens
 

@@ -113,7 +113,7 @@ def _reads_in_a_pipeline(settings: dict[str, Any]) -> list[str]:
     return places
 
 
-@pytest.mark.parametrize("settings", [{}, {"window": 2}, {"max_tokens_per_micro_batch": 40}, SPLIT], ids=str)
+@pytest.mark.parametrize("settings", [{}, {"max_tokens_per_micro_batch": 40}, SPLIT], ids=str)
 def test_a_pipeline_passes_its_plan_on_to_the_model(pools: Pools, settings: dict[str, Any]) -> None:
     for places in pools(2).run(_reads_in_a_pipeline, settings):
         assert places.count("step") == 4

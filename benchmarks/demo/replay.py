@@ -67,7 +67,7 @@ def _placed_batches(task: TrainingTask, args: TrainerArgs) -> list[tuple[str, Ba
 def place_rows(batch: BaseBatch, shuffler: BatchShuffler, num_ranks: int) -> list[BaseBatch]:
     """Returns each rank's batch as the stage would, where ranks have loaded consecutive rows of `batch`."""
     facts = SampleFacts.of(
-        [batch],
+        batch,
         shuffler.sample_rows,
         {
             "workloads": shuffler.get_workloads,
@@ -75,7 +75,7 @@ def place_rows(batch: BaseBatch, shuffler: BatchShuffler, num_ranks: int) -> lis
             "loss tokens": shuffler.get_loss_tokens,
         },
     )
-    sizes = np.full((num_ranks, 1), batch.batch_size // num_ranks)
+    sizes = np.full(num_ranks, batch.batch_size // num_ranks)
     samples = loaded_samples(facts.per_sample, sizes, sizes, facts.schema, facts.count_names)
     cutting = None
     if shuffler.settings.split:

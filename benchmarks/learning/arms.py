@@ -67,8 +67,8 @@ class Arm:
             self.compute_seconds.append(self._pipeline.compute_span.seconds())
             plan = self._pipeline.plan
             predicted = plan.predicted_seconds
-            self.predicted_seconds.append(None if predicted is None else predicted[:, 0].tolist())
-            self.loads.append(plan.loads[:, 0].tolist())
+            self.predicted_seconds.append(None if predicted is None else predicted.tolist())
+            self.loads.append(plan.loads.tolist())
             self.speeds.append(self._pipeline.report.rank_speeds.round(4).tolist())
         dist.barrier()
         self.step_seconds += [(time.perf_counter() - start) / steps] * steps

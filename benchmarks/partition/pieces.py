@@ -137,7 +137,7 @@ def _loaded(lengths: np.ndarray, hidden_size: int, ranks: int) -> tuple[LoadedSa
         names,
         lambda first, of: flops.per_prefix(first, of["tokens"], of["head_tokens"]),
     )
-    per_rank = np.full((ranks, 1), len(lengths) // ranks)
+    per_rank = np.full(ranks, len(lengths) // ranks)
     workloads, num_bytes = flops.per_sample(tokens), schema.row_bytes(elements)
     return LoadedSamples(per_rank, per_rank, workloads, tokens, lengths, elements, num_bytes, counts), cutting
 

@@ -52,6 +52,6 @@ def _measure(name: str, lengths: Lengths, ranks: int) -> dict[str, Any]:
 
 def _draw(rng: np.random.Generator, lengths: Lengths, ranks: int) -> LoadedSamples:
     workloads, tokens = workloads_of(lengths(rng, ROWS_PER_RANK * ranks), HIDDEN_SIZE)
-    rows = np.full((ranks, 1), ROWS_PER_RANK)
+    rows = np.full(ranks, ROWS_PER_RANK)
     sizes = BYTES_PER_TOKEN * tokens
     return LoadedSamples(rows, rows, workloads, tokens, tokens, tokens[:, None], sizes, tokens[:, None])

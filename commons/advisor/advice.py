@@ -18,7 +18,6 @@ from commons.advisor.strategies import (
     REBALANCE_GROUPS,
     REFINED,
     SPLIT,
-    WINDOW,
     Strategy,
     strategies,
 )
@@ -83,9 +82,7 @@ def advise(request: Request) -> Advice:
     samples = request.samples
     workloads = request.cost.of(samples.tokens)
     sizes = request.bytes_per_item * samples.items
-    compared = strategies(
-        request.window, request.cost.setting, request.cost.pieces is not None, samples.group_column
-    )
+    compared = strategies(request.cost.setting, request.cost.pieces is not None, samples.group_column)
     asked = [(ranks, rows) for rows in request.rows_per_rank for ranks in request.ranks]
     charted = []
     if request.html is not None:
@@ -97,7 +94,6 @@ def advise(request: Request) -> Advice:
             samples.tokens,
             sizes,
             *key,
-            multiple_of=request.window,
             in_order=samples.in_file_order,
             groups=samples.groups,
             ids=samples.ids if key in asked else None,
@@ -143,10 +139,10 @@ def _assumptions(request: Request) -> list[str]:
 
 
 def recommend(case: Case, gin_settings: Mapping[str, object] | None) -> Recommendation:
-    """Recommends the best strategy that keeps a step's samples; a window is only pointed out.
+    """Recommends the best strategy.
 
     A strategy has to gain more than what the prediction leaves out, to be preferred to the default. Without
-    times, the speedup does not count the fetch of keys and values, so pieces are only pointed out, too.
+    times, the speedup does not count the fetch of keys and values, so pieces are only pointed out.
 
     Args:
         case: the prediction.
@@ -166,7 +162,7 @@ def recommend(case: Case, gin_settings: Mapping[str, object] | None) -> Recommen
     notes = [*_about_the_bound(case, best), *_about_pieces(case, whole, best, gin_settings)]
     if gains:
         notes += [*_about_karmarkar_karp(case, best), *_about_lookups(case, best, gin_settings)]
-    notes += [*_about_costs(case, best), *_about_the_window(case, best, gin_settings)]
+    notes += _about_costs(case, best)
     if not gains:
         return Recommendation(None, _nothing_to_gain(case, best), notes, [], None)
     return Recommendation(
@@ -269,16 +265,6 @@ def _about_costs(case: Case, best: Outcome) -> list[str]:
             "process_group of the shuffler, would help."
         )
     return notes
-
-
-def _about_the_window(case: Case, best: Outcome, gin_settings: Mapping[str, object] | None) -> list[str]:
-    window = case.outcomes.get(WINDOW)
-    if window is None or not _gains(window, best):
-        return []
-    return [
-        f"A window of {window.strategy.window} steps reaches {_times(window)}, but changes what each step "
-        f"trains on: {_settings(window.strategy, gin_settings)}."
-    ]
 
 
 def _settings(strategy: Strategy, gin_settings: Mapping[str, object] | None) -> str:

@@ -53,7 +53,6 @@ class Request:
         ranks, rows_per_rank: numbers to combine, each with each.
         bytes_per_item: that the exchange moves.
         network: that the exchange uses.
-        window: steps of a window; 1 for none.
         gin_settings: the settings of `TrainerArgs` that the run's gin file has, empty without a file; None
             for a model that gin files do not configure.
         as_json: whether to print JSON.
@@ -66,7 +65,6 @@ class Request:
     rows_per_rank: list[int]
     bytes_per_item: int
     network: Network
-    window: int
     gin_settings: dict[str, object] | None
     as_json: bool
     html: Path | None
@@ -123,7 +121,6 @@ def _add_run_and_output(made: argparse.ArgumentParser) -> None:
     add("--ranks", type=_counts, default=[8], metavar="N,…", help="default: 8")
     rows = f"default: {_DEFAULT_ROWS}, or the gin file's train_batch_size"
     add("--rows-per-rank", type=_counts, metavar="N,…", help=rows)
-    add("--window", **count, default=4, help="steps of the window to compare; default: 4; 1 for none")
     bandwidth = "of one rank, for the exchange; default: 12.5, a 100 Gbit/s link per rank"
     add("--bandwidth", type=_positive, default=12.5, metavar="GB/s", help=bandwidth)
     add("--ranks-per-node", **count, help="bytes within a node then take no time")
@@ -203,7 +200,6 @@ def parse_request(argv: Sequence[str] | None) -> Request:
         rows_per_rank=rows,
         bytes_per_item=given.bytes_per_item,
         network=Network(given.bandwidth * 1e9, given.ranks_per_node),
-        window=given.window,
         gin_settings=_gin_settings(given, gin_run),
         as_json=given.json,
         html=given.html,

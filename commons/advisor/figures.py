@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from commons.advisor.prediction import Case, Outcome
 from commons.advisor.samples import SampleLengths
-from commons.advisor.strategies import AS_LOADED, REBALANCE, SPLIT, WINDOW
+from commons.advisor.strategies import AS_LOADED, REBALANCE, SPLIT
 
 _MEANINGS = {
     "imbalance": "largest ÷ mean load of a step",
@@ -18,7 +18,7 @@ _MEANINGS = {
     "moved": "samples, or their pieces, that leave the rank that loaded them",
     "tokens": "of the fullest rank ÷ the mean; activation memory follows it",
     "unique ids": "per rank ÷ as loaded, mean over ranks / on the rank with most",
-    "planning": "time per step or window, measured on this machine",
+    "planning": "time per step, measured on this machine",
 }
 # The page has all columns, the terminal those that decide.
 IN_TEXT = ("imbalance", "speedup", "step", "moved", "tokens", "unique ids", "planning")
@@ -107,15 +107,10 @@ def below_table(case: Case) -> list[str]:
         lines.append(f"By all-gather in place of all-to-all, each rank would receive {received} per step.")
     if SPLIT in case.outcomes:
         lines.append(_about_pieces(case.outcomes[SPLIT]))
-    window = case.outcomes.get(WINDOW)
     if REBALANCE in case.outcomes:
-        planned = f"Planning ahead holds {_held(case.outcomes[REBALANCE])} per rank on the host instead of 1"
-        lines.append(planned + ("." if window is None else f"; the window holds {_held(window)}."))
-    if window is not None:
-        lines.append(
-            "A window changes what a step contains, and so changes training. Its largest step has "
-            f"{window.largest_step_ratio:.1f} × the work of the window's mean step. Off by default."
-        )
+        planned = case.outcomes[REBALANCE]
+        held = f"{planned.host_batches_per_rank} batches ({size(planned.host_bytes_per_rank)})"
+        lines.append(f"Planning ahead holds {held} per rank on the host instead of 1.")
     return lines
 
 
@@ -135,10 +130,6 @@ def _about_pieces(split: Outcome) -> str:
     if if_hidden is None:
         return f"{line}takes {fetch} per step, which the speedup leaves out."
     return f"{line}adds {fetch} to a step; if computing hid all of it, the speedup would be {if_hidden:.2f}."
-
-
-def _held(outcome: Outcome) -> str:
-    return f"{outcome.host_batches_per_rank} batches ({size(outcome.host_bytes_per_rank)})"
 
 
 def size(num_bytes: float) -> str:

@@ -63,7 +63,7 @@ class DrawnSteps:
 
 @dataclass(frozen=True)
 class Spread:
-    """Mean over steps (windows, for a window) and their standard deviation; None for a single one."""
+    """Mean over steps and their standard deviation; None for a single one."""
 
     mean: float
     std: float | None
@@ -99,7 +99,7 @@ class Outcome:
     Attributes:
         strategy: the strategy.
         loads: float64 `[steps, ranks]`.
-        imbalance: largest ÷ mean load of a step; for a window, the sums of both over its steps.
+        imbalance: largest ÷ mean load of a step.
         relative_time: sum of the largest loads ÷ sum of the mean loads; 1.0 is perfect.
         speedup: time of all steps as loaded ÷ their time with this strategy. Exchange and planning overlap a
             step, and nothing overlaps the fetch. Without times, all three count as 0.
@@ -116,7 +116,6 @@ class Outcome:
         share_of_samples_moved: samples that leave the rank that loaded them; each piece counts as one.
         largest_tokens_per_rank: of the rank with most tokens, mean over steps.
         most_tokens_per_rank: of any rank in any step.
-        largest_step_ratio: work of a window's largest step ÷ that of its mean step; 1.0 without a window.
         samples_cut, pieces: samples that are cut, and the pieces of these samples, mean over steps.
         bytes_fetched_per_rank_and_layer: keys and values that pieces fetch in forward, mean over ranks and
             steps.
@@ -124,7 +123,7 @@ class Outcome:
             steps.
         host_batches_per_rank: batches that a rank holds on the host, the next one to copy included.
         host_bytes_per_rank: bytes of these batches.
-        planning_seconds_measured: median per step or window, on this machine.
+        planning_seconds_measured: median per step, on this machine.
         planning_hidden: whether planning takes no longer than the steps it overlaps, so that none waits for
             it; None without times.
         unique_ids: no entry where ids are unknown, or samples are cut.
@@ -147,7 +146,6 @@ class Outcome:
     share_of_samples_moved: float
     largest_tokens_per_rank: float
     most_tokens_per_rank: int
-    largest_step_ratio: float
     samples_cut: float
     pieces: float
     bytes_fetched_per_rank_and_layer: float
@@ -188,7 +186,6 @@ def draw_steps(
     sizes: np.ndarray,
     num_ranks: int,
     rows_per_rank: int,
-    multiple_of: int,
     in_order: bool = False,
     groups: np.ndarray | None = None,
     ids: SampleIds | None = None,
@@ -200,9 +197,8 @@ def draw_steps(
     Args:
         workloads, tokens, sizes, groups: int64 `[samples]`.
         num_ranks, rows_per_rank: of each step.
-        multiple_of: the number of steps is a multiple of it.
-        in_order: whether to draw steps of one epoch in the given order instead, as many as `multiple_of` in a
-            row; each is dealt to ranks in contiguous runs.
+        in_order: whether to draw steps of one epoch in the given order instead; each is dealt to ranks in
+            contiguous runs.
         ids: of the samples.
 
     Raises:
@@ -215,10 +211,9 @@ def draw_steps(
             "lower --ranks or --rows-per-rank"
         )
     wanted = min(max(SAMPLES_TO_DRAW // per_step, FEWEST_STEPS), MOST_STEPS)
-    wanted = -(-wanted // multiple_of) * multiple_of
     per_epoch = len(workloads) // per_step
     if in_order:
-        drawn = _in_given_order(per_epoch, per_step, wanted, multiple_of)
+        drawn = _in_given_order(per_epoch, per_step, wanted)
     else:
         drawn = _in_random_order(len(workloads), per_step, wanted)
     num_epochs = -(-len(drawn) // per_epoch)
@@ -227,8 +222,7 @@ def draw_steps(
     num_with_ids = 0
     if ids is not None:
         ids_of_steps = np.diff(ids.start)[drawn].sum((1, 2)).cumsum()
-        within = int(np.searchsorted(ids_of_steps, IDS_TO_COUNT, side="right"))
-        num_with_ids = max(within // multiple_of, 1) * multiple_of
+        num_with_ids = max(int(np.searchsorted(ids_of_steps, IDS_TO_COUNT, side="right")), 1)
     return DrawnSteps(
         drawn, workloads[drawn], tokens[drawn], sizes[drawn], num_epochs, of_groups, ids, num_with_ids
     )
@@ -244,25 +238,19 @@ def _in_random_order(num_samples: int, per_step: int, wanted: int) -> np.ndarray
     return np.concatenate(orders)[: wanted * per_step].reshape(wanted, per_step)
 
 
-def _in_given_order(per_epoch: int, per_step: int, wanted: int, multiple_of: int) -> np.ndarray:
-    """Returns int64 `[steps, per_step]`: windows of consecutive steps, spread over an epoch.
-
-    No step comes twice: there may be fewer than wanted, unless the epoch is shorter than one window.
-    """
-    num_windows = max(min(wanted, per_epoch) // multiple_of, 1)
-    first = np.linspace(0, max(per_epoch - multiple_of, 0), num_windows).astype(np.int64)
-    first = np.random.default_rng(SEED).permutation(first)  # so that the first few are of the whole epoch
-    step = (first[:, None] + np.arange(multiple_of)).reshape(-1, 1) % per_epoch
-    return step * per_step + np.arange(per_step)
+def _in_given_order(per_epoch: int, per_step: int, wanted: int) -> np.ndarray:
+    """Returns int64 `[steps, per_step]`: steps that are spread over an epoch, each once."""
+    step = np.linspace(0, per_epoch - 1, min(wanted, per_epoch)).astype(np.int64)
+    step = np.random.default_rng(SEED).permutation(step)  # so that the first few are of the whole epoch
+    return step[:, None] * per_step + np.arange(per_step)
 
 
 def warm_up(cost: SampleCost, strategies: Sequence[Strategy]) -> None:
     """Compiles what strategies call, or loads it from numba's cache, so that no figure includes it."""
     lower_bound(np.arange(4), 2)
-    tokens = np.array([500, 500, 500, 1])  # one of the three has to be cut
+    few = np.array([[[500, 500], [500, 1]]])  # one of the three has to be cut
+    steps = DrawnSteps(few, cost.workloads(few), few, few, num_epochs=1, groups=few)
     for strategy in strategies:
-        few = np.tile(tokens, strategy.window).reshape(-1, 2, 2)
-        steps = DrawnSteps(few, cost.workloads(few), few, few, num_epochs=1, groups=few)
         _place(steps, strategy, cost.pieces, None)
 
 
@@ -320,39 +308,37 @@ def _place(
     pieces = pieces if strategy.splits else None
     cutting = None if pieces is None else pieces.cutting
     rows, cuts, seconds = [], [], []
-    for first, numbers, samples in _loaded(steps, strategy):
+    for step, (numbers, samples) in enumerate(_loaded(steps, strategy)):
         of_samples = (samples.workloads, samples.tokens, samples.sample_bytes)
         if strategy.settings is None:
-            rows.append((numbers, first + samples.batch_of, samples.home, samples.home, *of_samples))
+            rows.append((numbers, np.full_like(numbers, step), samples.home, samples.home, *of_samples))
             continue
         start = time.thread_time()  # a busy machine does not count
         plan = place(samples, strategy.settings, ranks_per_node, cutting=cutting)
         seconds.append(time.thread_time() - start)
         of_rows = (plan.workloads, plan.tokens, bytes_of_rows(plan, samples.sample_bytes))
-        rows.append((numbers[plan.sample_of], first + plan.step, plan.home, plan.destination, *of_rows))
+        of_plan = (np.full_like(plan.home, step), plan.home, plan.destination)
+        rows.append((numbers[plan.sample_of], *of_plan, *of_rows))
         if pieces is not None:
             cuts.append(pieces.cuts(plan, ranks_per_node))
-    number, step, home, rank, workloads, tokens, sizes = map(np.concatenate, zip(*rows, strict=True))
+    number, step_of, home, rank, workloads, tokens, sizes = map(np.concatenate, zip(*rows, strict=True))
     planning = float(np.median(seconds)) if seconds else 0.0
-    return _Placement(number, step, home, rank, workloads, tokens, sizes, cuts, planning)
+    return _Placement(number, step_of, home, rank, workloads, tokens, sizes, cuts, planning)
 
 
-def _loaded(steps: DrawnSteps, strategy: Strategy) -> Iterator[tuple[int, np.ndarray, LoadedSamples]]:
-    """Yields the first step of each window, its samples' numbers, and the samples as a shuffler has them."""
-    window = strategy.window
+def _loaded(steps: DrawnSteps, strategy: Strategy) -> Iterator[tuple[np.ndarray, LoadedSamples]]:
+    """Yields for each step its samples' numbers, and the samples as a shuffler has them."""
     takes_groups = strategy.settings is not None and strategy.settings.group_feature is not None
     of_groups = steps.numbers if steps.groups is None else steps.groups
     num_steps, num_ranks, rows_per_rank = steps.workloads.shape
-    rows = np.full((num_ranks, window), rows_per_rank)
-    no_counts = np.zeros((num_ranks * window * rows_per_rank, 0), dtype=np.int64)
-    for first in range(0, num_steps, window):
-        # Rank by rank, and of each rank batch by batch.
+    rows = np.full(num_ranks, rows_per_rank)
+    no_counts = np.zeros((num_ranks * rows_per_rank, 0), dtype=np.int64)
+    for step in range(num_steps):
         numbers, workloads, tokens, sizes, groups = (
-            of[first : first + window].swapaxes(0, 1).ravel()
-            for of in (steps.numbers, steps.workloads, steps.tokens, steps.sizes, of_groups)
+            of[step].ravel() for of in (steps.numbers, steps.workloads, steps.tokens, steps.sizes, of_groups)
         )
         counts = (workloads, tokens, tokens, no_counts, sizes, no_counts)
-        yield first, numbers, LoadedSamples(rows, rows, *counts, groups=groups if takes_groups else None)
+        yield numbers, LoadedSamples(rows, rows, *counts, groups=groups if takes_groups else None)
 
 
 def _outcome(
@@ -379,21 +365,20 @@ def _outcome(
     computing_before = cost.step_times((loads if as_loaded is None else as_loaded.loads).max(1))
     computing = cost.step_times(loads.max(1))
     timed = cost.seconds_per_unit is not None
-    planning = placed.planning_seconds / strategy.window
+    planning = placed.planning_seconds
     # Exchange and planning overlap a step: the longest of the three decides. Nothing overlaps the fetch.
     hidden = np.maximum(computing + fetch, exchange)
     times = np.maximum(hidden, planning) if timed else computing
-    windows = (-1, strategy.window)
-    speedup, error = _ratio(computing_before.reshape(windows).sum(1), times.reshape(windows).sum(1))
+    speedup, error = _ratio(computing_before, times)
     not_hidden = _ratio(computing_before, np.maximum(computing + fetch + exchange, planning))[0]
     without_fetch = np.maximum(np.maximum(computing, fetch), np.maximum(exchange, planning))
     fetch_hidden = _ratio(computing_before, without_fetch)[0]
-    largest, mean = loads.max(1).reshape(windows), loads.mean(1).reshape(windows)
-    host_batches = 1 if as_loaded is None else strategy.window + 1
+    largest, mean = loads.max(1), loads.mean(1)
+    host_batches = 1 if as_loaded is None else 2
     return Outcome(
         strategy=strategy,
         loads=loads,
-        imbalance=Spread.of(_divided(largest.sum(1), mean.sum(1))),
+        imbalance=Spread.of(_divided(largest, mean)),
         relative_time=float(_divided(largest.sum(), mean.sum())),
         speedup=speedup,
         speedup_standard_error=error,
@@ -408,7 +393,6 @@ def _outcome(
         share_of_samples_moved=float(moves.mean()),
         largest_tokens_per_rank=float(tokens.max(1).mean()),
         most_tokens_per_rank=int(tokens.max()),
-        largest_step_ratio=float(_divided(mean.max(1), mean.mean(1)).max()),
         samples_cut=float(np.mean([of_step.num_samples for of_step in cuts])),
         pieces=float(np.mean([of_step.num_pieces for of_step in cuts])),
         bytes_fetched_per_rank_and_layer=float(np.mean([of_step.bytes_per_layer for of_step in cuts])),

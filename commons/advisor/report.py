@@ -13,7 +13,7 @@ from commons.advisor.advice import NOT_PREDICTED, Advice, Recommendation
 from commons.advisor.prediction import Case
 
 WIDTH = 110
-VERSION = 1  # of the JSON format: entries may be added, and none changes its meaning
+VERSION = 2  # of the JSON format: under one version entries may be added, and none changes its meaning
 
 
 def json_report(advice: Advice) -> str:
@@ -43,17 +43,13 @@ def _json_case(
     entries["strategies"] = []
     for outcome in case.outcomes.values():
         strategy = outcome.strategy
-        names = {
-            "name": strategy.name,
-            "window": strategy.window,
-            "changes_step_contents": strategy.window > 1,
-        }
         of_outcome = asdict(outcome)
         del of_outcome["strategy"], of_outcome["loads"]
         if outcome.unique_ids is None:
             del of_outcome["unique_ids"]
         lines = [] if gin_settings is None else strategy.gin_lines(gin_settings)
-        entries["strategies"].append(names | of_outcome | {"gin": lines, "python": strategy.python})
+        name = {"name": strategy.name}
+        entries["strategies"].append(name | of_outcome | {"gin": lines, "python": strategy.python})
     entries["recommendation"] = asdict(recommendation)
     return entries
 

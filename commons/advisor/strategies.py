@@ -7,12 +7,12 @@ from dataclasses import dataclass, fields
 
 from commons.distributed.shuffler_settings import LEARNED, ShufflerSettings
 
-AS_LOADED, REFINED, REBALANCE, WINDOW = "as_loaded", "refined", "rebalance", "window"
+AS_LOADED, REFINED, REBALANCE = "as_loaded", "refined", "rebalance"
 REBALANCE_GROUPS = "rebalance_groups"
 SPLIT = "split"
 KARMARKAR_KARP = "karmarkar_karp"
 # Settings that a strategy decides. Others, such as limits of tokens, are the user's.
-CHOSEN = ("partitioner", "equal_rows", "window", "split")
+CHOSEN = ("partitioner", "equal_rows", "split")
 
 
 @dataclass(frozen=True)
@@ -30,11 +30,6 @@ class Strategy:
     title: str
     settings: ShufflerSettings | None = None
     balance_cost: str | None = None
-
-    @property
-    def window(self) -> int:
-        """Steps that are placed together."""
-        return 1 if self.settings is None else self.settings.window
 
     @property
     def splits(self) -> bool:
@@ -79,13 +74,10 @@ class Strategy:
         return changed | {name: value for name, (value, default) in settings.items() if value != default}
 
 
-def strategies(
-    window: int, balance_cost: str | None, splits: bool, group_column: str | None = None
-) -> list[Strategy]:
+def strategies(balance_cost: str | None, splits: bool, group_column: str | None = None) -> list[Strategy]:
     """Returns all strategies, as loaded first.
 
     Args:
-        window: steps of a window; 1 for no such strategy.
         balance_cost: the setting of the cost to balance by; None for FLOPs.
         splits: whether to compare pieces of samples.
         group_column: the name of the samples' groups; None if they have none.
@@ -100,7 +92,5 @@ def strategies(
     if splits:
         # Refined spreads what pieces fetch more evenly.
         settings[SPLIT, "pieces (split)"] = ShufflerSettings("refined", equal_rows=False, split=True)
-    if window > 1:
-        settings[WINDOW, f"window of {window}"] = ShufflerSettings(window=window)
     balanced = [Strategy(*names, of_strategy, balance_cost) for names, of_strategy in settings.items()]
     return [Strategy(AS_LOADED, "as loaded"), *balanced]

@@ -20,8 +20,7 @@ class BalanceReport:
     """Balance of one step, before and after the shuffle; `str` tells it in one line.
 
     Attributes:
-        loads_before, loads_after: float64 `[ranks]`, sums of workloads. In a window, "before" is the step
-            without one: the batches loaded at its place.
+        loads_before, loads_after: float64 `[ranks]`, sums of workloads.
         tokens_before, tokens_after: int64 `[ranks]`.
         samples_moved: samples that left the rank they were loaded on.
         bytes_moved: bytes of those samples.
@@ -29,7 +28,6 @@ class BalanceReport:
         workloads: int64 `[samples]`, of the step's whole samples.
         equal_rows: whether the lower bound is that of equal rows.
         micro_batch_loads: float64 `[ranks, micro-batches]`, sums of workloads; None where batches run whole.
-        step_ratio: the step's total workload ÷ the mean step's of its window; 1.0 without a window.
         bytes_sent, bytes_received: by this rank in the exchange.
         plan_wait_seconds: time that this rank waited for the plan.
         exchange_seconds: host time of the exchange; on CUDA the device may still be at work.
@@ -51,7 +49,6 @@ class BalanceReport:
     workloads: np.ndarray
     equal_rows: bool
     micro_batch_loads: np.ndarray | None = None
-    step_ratio: float = 1.0
     bytes_sent: int = 0
     bytes_received: int = 0
     plan_wait_seconds: float = 0.0
@@ -67,18 +64,16 @@ class BalanceReport:
     def of(
         plan: ShufflePlan,
         equal_rows: bool,
-        step: int = 0,
         traffic: Traffic | None = None,
         plan_wait_seconds: float = 0.0,
         exchange_seconds: float = 0.0,
         fetched: PlacedPieces | None = None,
     ) -> BalanceReport:
-        """Reports on a step of a plan.
+        """Reports on the step of a plan.
 
         Args:
-            plan: the placement of a step, or of a window of steps.
+            plan: the placement of the step.
             equal_rows: whether the lower bound is that of equal rows.
-            step: the step of the plan.
             traffic: this rank's, from `BatchShuffler.traffic`.
             plan_wait_seconds, exchange_seconds: as in the report.
             fetched: this rank's, where samples were cut.
@@ -87,24 +82,20 @@ class BalanceReport:
         def per_rank(amounts: np.ndarray, rank_of: np.ndarray) -> np.ndarray:
             return np.bincount(rank_of, weights=amounts, minlength=plan.num_ranks)
 
-        of_step, loaded = plan.steps[step], plan.batch_of == step
-        total = of_step.workloads.sum(dtype=np.float64)
-        mean = plan.workloads.sum(dtype=np.float64) / plan.num_steps
-        moved = of_step.home != of_step.destination
-        starts = np.flatnonzero(of_step.starts_sample)
-        pieces_of_each = np.diff(np.append(starts, len(of_step.workloads)))
+        moved = plan.home != plan.destination
+        starts = np.flatnonzero(plan.starts_sample)
+        pieces_of_each = np.diff(np.append(starts, len(plan.workloads)))
         return BalanceReport(
-            loads_before=per_rank(plan.workloads[loaded], plan.home[loaded]),
-            loads_after=of_step.loads[:, 0],
-            tokens_before=per_rank(plan.tokens[loaded], plan.home[loaded]).astype(np.int64),
-            tokens_after=per_rank(of_step.tokens, of_step.destination).astype(np.int64),
+            loads_before=per_rank(plan.workloads, plan.home),
+            loads_after=plan.loads,
+            tokens_before=per_rank(plan.tokens, plan.home).astype(np.int64),
+            tokens_after=per_rank(plan.tokens, plan.destination).astype(np.int64),
             samples_moved=int(moved.sum()),
-            bytes_moved=int(of_step.sample_bytes[moved].sum()),
-            bytes_loaded=int(of_step.sample_bytes.sum()),
-            workloads=np.add.reduceat(of_step.workloads, starts) if len(starts) else of_step.workloads,
+            bytes_moved=int(plan.sample_bytes[moved].sum()),
+            bytes_loaded=int(plan.sample_bytes.sum()),
+            workloads=np.add.reduceat(plan.workloads, starts) if len(starts) else plan.workloads,
             equal_rows=equal_rows,
-            micro_batch_loads=_micro_batch_loads(of_step),
-            step_ratio=float(total / mean) if mean else 1.0,
+            micro_batch_loads=_micro_batch_loads(plan),
             bytes_sent=0 if traffic is None else traffic.sent,
             bytes_received=0 if traffic is None else traffic.received,
             plan_wait_seconds=plan_wait_seconds,
@@ -114,7 +105,7 @@ class BalanceReport:
             bytes_fetched=0 if fetched is None else fetched.bytes_fetched,
             fetch_seconds=0.0 if fetched is None else fetched.seconds,
             speeds=plan.speeds,
-            predicted_seconds=None if plan.predicted_seconds is None else plan.predicted_seconds[:, step],
+            predicted_seconds=plan.predicted_seconds,
         )
 
     def __str__(self) -> str:

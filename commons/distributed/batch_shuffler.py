@@ -28,7 +28,7 @@ from commons.distributed.sample_facts import Counter
 from commons.distributed.shuffle_plan import ShufflePlan
 from commons.distributed.shuffler_settings import LEARNED, ShufflerSettings
 from commons.distributed.slow_plans import SlowPlans
-from commons.distributed.unshuffle import KindsOfValues, return_steps
+from commons.distributed.unshuffle import KindsOfValues, return_values
 from commons.distributed.verify import check_cut, check_placed_samples, check_same_plan
 from commons.perf_model import MeasuredCost
 from commons.sequence_batch import BaseBatch, containers
@@ -253,15 +253,12 @@ class BatchShuffler(ABC):
                 f"group_feature={self.settings.group_feature!r} has no effect, because {name} returns the "
                 "groups; leave it out"
             )
-        if not self.settings.takes("groups") or self.settings.window > 1:
+        if not self.settings.takes("groups"):
             if self.group.rank == 0:
-                settings = self.settings
-                setting = (
-                    f"window={settings.window}"
-                    if settings.window > 1
-                    else f"partitioner={settings.partitioner!r}"
+                logger.warning(
+                    f"plans with partitioner={self.settings.partitioner!r} place samples one by one: {name} "
+                    "has no effect on them"
                 )
-                logger.warning(f"plans with {setting} place samples one by one: {name} has no effect on them")
             return None
         return name, self.get_groups
 
@@ -292,34 +289,22 @@ class BatchShuffler(ABC):
                 Raised on every rank, as is any error of `get_workloads`. An error of one rank alone after the
                 gather, such as a lack of memory, is raised there only, unless ranks `verify`.
         """
-        return self.plan_window([] if batch is None else [batch])
-
-    def plan_window(self, batches: Sequence[Any], failure: Exception | None = None) -> ShufflePlan:
-        """Places several consecutive global batches. Collective over the group, host only.
-
-        Args:
-            batches: this rank's, up to `settings.window` of them; fewer or none if its loader has ended.
-            failure: the error that kept this rank from loading them; raised on every rank.
-
-        Raises:
-            ValueError: as `plan` does.
-        """
-        return self.plan_with(self.planner, batches, failure)
+        return self.plan_with(self.planner, batch)
 
     def plan_with(
         self,
         planner: Planner,
-        batches: Sequence[Any],
-        failure: Exception | None,
+        batch: Any,
+        failure: Exception | None = None,
         post: Callable[[], int] | None = None,
     ) -> ShufflePlan:
-        """`plan_window` over the ranks of a planner; `post` returns a number for the other ranks."""
+        """`plan` over the ranks of a planner, with its further arguments."""
         if self._reserved_by not in (None, threading.get_ident()):
             raise RuntimeError(
                 f"this {type(self).__name__} plans for a pipeline, or a loop over plan_ahead, in a thread "
                 "of its own: create another shuffler, or exhaust the loaders or reset the pipeline first"
             )
-        plan = planner.plan(batches, failure, post)
+        plan = planner.plan(batch, failure, post)
         self._agreed = planner.agreed or self._agreed
         return plan
 
@@ -330,7 +315,7 @@ class BatchShuffler(ABC):
 
         Args:
             batch: this rank's part of the batch that `plan` was made for, on any device.
-            plan: the placement of one step.
+            plan: the placement.
 
         Returns:
             A batch of the same kind with this rank's samples first, then padding rows where the batch knows
@@ -339,7 +324,6 @@ class BatchShuffler(ABC):
         Raises:
             ValueError: `plan` was made for another batch; on this rank alone, while the others wait for it.
         """
-        plan.check_one_step("exchange")
         if self.expects_scale:
             self._loss_scale.expect()
         if self._agreed is None:
@@ -357,7 +341,7 @@ class BatchShuffler(ABC):
         else:
             own = plan.loaded_by(rank)
             mine = gather_rows([loaded], np.arange(len(own)), plan.num_elements[own].sum(0).tolist())
-        num_rows = int(plan.rows[rank, 0])
+        num_rows = int(plan.rows[rank])
         if self.settings.verify:  # more rows than planned are its error on all ranks, not `unpack`'s on this
             num_rows = max(num_rows, mine.num_rows)
         placed = self._batch_of(batch, mine, num_rows)
@@ -387,7 +371,6 @@ class BatchShuffler(ABC):
             batch: as `exchange` returned it, on any device.
             plan: the plan of that exchange.
         """
-        plan.check_one_step("micro_batches")
         rank = self.group.rank
         divides = plan.in_micro_batches and self._agreed is not None
         if not divides or not (plan.num_placed[rank] or knows_padding(batch)):
@@ -437,14 +420,9 @@ class BatchShuffler(ABC):
         Raises:
             TypeError: `loss` is no tensor.
             ValueError: an unknown reduction; a vector under "mean"; "global_mean" of several batches, or with
-                a rank without samples (raised on the ranks that balance together); `plan` is not among
-                `step_plans`; or the shuffler plans windows, which are normalized together.
+                a rank without samples (raised on the ranks that balance together); or `plan` is not among
+                `step_plans`.
         """
-        if self.settings.window > 1 and reduction is not None:
-            raise ValueError(
-                f"scale is for steps that are planned one by one, and window={self.settings.window}: use a "
-                "pipeline, or reduction=None"
-            )
         if self._unread is not None and self._unread[0] is plan:
             self._unread[1].check_read()
         if reduction == "global_mean":
@@ -473,12 +451,7 @@ class BatchShuffler(ABC):
             )
         if not 0 < seconds < float("inf"):
             raise ValueError(f"record got {seconds} seconds; expected a finite number above 0")
-        if self.settings.window > 1:
-            raise ValueError(
-                f"record is for steps that are planned one by one, and window={self.settings.window}: use a "
-                "pipeline, which measures its steps"
-            )
-        self.learning.record(plan, 0, float(seconds))
+        self.learning.record(plan, float(seconds))
 
     def measured_cost(self) -> MeasuredCost | None:
         """Returns the learned cost by tokens, for `MeasuredCost.save`; None without `cost="learned"`, or
@@ -537,27 +510,21 @@ class BatchShuffler(ABC):
             and the plan to `exchange` it by.
 
         Raises:
-            ValueError: the shuffler plans windows, whose steps are normalized together: pipelines do that.
             Exception: the error that planning, or loading, raised on any rank.
         """
-        if self.settings.window > 1:
-            raise ValueError(
-                f"plan_ahead plans step by step, and window={self.settings.window}: use a pipeline, or "
-                "plan_window"
-            )
 
-        def steps(loaded: Sequence[Batch], failure: Exception | None) -> list[tuple[Batch, ShufflePlan]]:
+        def planned_step(loaded: Batch | None, failure: Exception | None) -> tuple[Batch, ShufflePlan] | None:
             self.reserve()
-            plan = self.plan_window(loaded, failure)
-            return [(self.batch_for_step(loaded, plan, 0), plan)] if plan.has_batch else []
+            plan = self.plan_with(self.planner, loaded, failure)
+            return (self.batch_for_step(loaded, plan), plan) if plan.has_batch else None
 
-        memory = LoadedMemory(self.sample_rows, 1)
+        memory = LoadedMemory(self.sample_rows)
 
         def prepare(batch: Batch) -> Batch:
             memory.loaded(batch)
             return batch
 
-        ahead: PlanAhead[tuple[Batch, ShufflePlan]] = PlanAhead(steps, 1, prepare)
+        ahead: PlanAhead[tuple[Batch, ShufflePlan]] = PlanAhead(planned_step, prepare)
         slow_plans = SlowPlans(self.planner, self.settings, type(self).__name__)
         loader = iter(batches)
         try:
@@ -583,7 +550,7 @@ class BatchShuffler(ABC):
             values: a tensor, KeyedJaggedTensor or JaggedTensor, or a batch of such, with a row for each row
                 that the exchange gave this rank, or only for its `plan.num_placed[rank]` samples. Where the
                 step ran in micro-batches, a list with the values of each.
-            plan: the plan of the exchange, of one step.
+            plan: the plan of the exchange.
 
         Returns:
             Values of the same kind in the order of the loaded batch, zero or empty in its padding rows. The
@@ -591,50 +558,22 @@ class BatchShuffler(ABC):
 
         Raises:
             ValueError: `values` are of different kinds on the ranks, at the first call for one of them;
-                raised on every rank. Or they have another number of rows, or the plan has several steps;
-                raised on this rank alone, while the others wait for it.
+                raised on every rank. Or they have another number of rows; raised on this rank alone, while
+                the others wait for it.
         """
-        plan.check_one_step("unshuffle")
-        return return_steps([values], plan, self.group, self.sample_rows, self._returned)[0]
+        return return_values(values, plan, self.group, self.sample_rows, self._returned)
 
-    def unshuffle_window(self, values: Sequence[Any], plan: ShufflePlan) -> list[Any]:
-        """`unshuffle` for a window: returns the results of its steps to the batches that were loaded.
+    def batch_for_step(self, batch: Any, plan: ShufflePlan) -> Any:
+        """Returns this rank's host batch of a planned step, with its samples cut, to be copied and exchanged.
 
         Args:
-            values: for each step of the plan, as `unshuffle` takes them.
-            plan: the plan of the whole window. That of one of its steps leads back to what ranks brought to
-                the step, which is not a batch that was loaded.
-
-        Returns:
-            The values of each batch that this rank loaded.
-
-        Raises:
-            ValueError: `values` have another number of rows, or are not of all steps of the plan.
-        """
-        returned = return_steps(values, plan, self.group, self.sample_rows, self._returned)
-        num_batches = int((plan.batch_sizes[self.group.rank] > 0).sum())
-        return returned[:num_batches]
-
-    def batch_for_step(self, batches: Sequence[Batch], plan: ShufflePlan, step: int) -> Batch:
-        """Returns this rank's host batch of one step of a plan, to be copied and exchanged.
-
-        Args:
-            batches: as loaded, on the host, and given to `plan_window`.
+            batch: as loaded, on the host, and planned; None if the rank's loader has ended.
             plan: the placement within the group.
-            step: of the plan's.
         """
-        rank = self.group.rank
-        if plan.keeps_batches[rank]:
-            return self._in_pieces(batches[step], plan) if step < len(batches) else self.padding_batch()
-        rows = plan.positions_for_step(rank, step)
-        of_step = plan.steps[step]
-        elements = of_step.num_elements[of_step.loaded_by(rank)].sum(0).tolist()
-        selected = gather_rows([self.sample_rows.packed(batch) for batch in batches], rows, elements)
-        brought = self._batch_of(batches[0], selected, max(len(rows), 1))
-        return self.sample_rows.pinned_like(brought, batches[0])
+        return self.padding_batch() if batch is None else self._in_pieces(batch, plan)
 
     def traffic(self, plan: ShufflePlan) -> Traffic:
-        """Returns the bytes that `exchange` sends and receives on this rank for a plan of one step."""
+        """Returns the bytes that `exchange` sends and receives on this rank for a plan."""
         if self.group.num_ranks == 1 or not plan.moves:
             return Traffic(0, 0)
         return self._exchange.traffic(plan, self.group.rank)
@@ -706,7 +645,7 @@ class BatchShuffler(ABC):
     def _check_planned(self, rows: PackedRows, plan: ShufflePlan) -> None:
         """Compares the host's knowledge of a batch with the plan; any other batch would be cut mid-sample."""
         own = plan.loaded_by(self.group.rank)
-        num_rows = max(int(plan.batch_sizes[self.group.rank].sum()), 1)
+        num_rows = max(int(plan.batch_sizes[self.group.rank]), 1)
         planned = plan.num_elements[own].sum(0).tolist()
         same_elements = rows.num_elements == planned or len(own) < num_rows
         difference = "" if self._agreed is None else self._agreed.schema.difference(rows.schema)

@@ -179,7 +179,7 @@ class Cutting:
         if self.schema is not None:
             changed["sample_bytes"] = self.schema.row_bytes(changed["num_elements"])
         more = np.zeros_like(samples.num_loaded)
-        np.add.at(more, (samples.home[numbers], samples.batch_of[numbers]), 1)
+        np.add.at(more, samples.home[numbers], 1)
         return replace(
             whole,
             **{name: _with_rows(getattr(whole, name), chosen, rows) for name, rows in changed.items()},

@@ -92,15 +92,14 @@ def _all_gather(rows: PackedRows, plan: ShufflePlan, group: RankGroup) -> Packed
     """Sends every sample to every rank; each rank sends as many bytes as the one with most."""
     elements = np.stack([of_rank.sum(0) for of_rank in np.split(plan.num_elements, plan.home_start[1:])])
     size = _all_gather_size(plan)
-    num_loaded = plan.num_loaded.sum(1)
-    mine = np.arange(num_loaded[group.rank])
+    mine = np.arange(plan.num_loaded[group.rank])
     packed = rows.to_chunks([mine], elements[group.rank : group.rank + 1])
     received = packed.new_empty(group.num_ranks, size)
     send = F.pad(packed, (0, size - len(packed)))
     dist.all_gather_into_tensor(received.view(-1), send, group=group.exchange_group(send.device))
     sources = [
         PackedRows.from_bytes(buffer, rows.schema, int(loaded), of_rank.tolist())
-        for buffer, loaded, of_rank in zip(received, num_loaded, elements, strict=True)
+        for buffer, loaded, of_rank in zip(received, plan.num_loaded, elements, strict=True)
     ]
     samples = plan.partition[group.rank]
     return gather_rows(sources, samples, plan.num_elements[samples].sum(0).tolist())

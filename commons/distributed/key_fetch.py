@@ -48,7 +48,7 @@ class PlacedPieces:
         self._plan, self._group, self._count_names = plan, group, count_names
         self._all = plan.pieces
         own = plan.computed_by(group.rank)
-        self.rows = np.zeros(int(plan.rows[group.rank, 0]), dtype=PIECE)
+        self.rows = np.zeros(int(plan.rows[group.rank]), dtype=PIECE)
         self.rows[: len(own)] = self._all[own]
         self.bytes_fetched, self.seconds = 0, 0.0
         self.num_started = self.num_landed = 0

@@ -1,7 +1,7 @@
 """Learns sample costs and rank speeds from step times that travel with the planning gather.
 
-A plan's steps are measured on every rank. The gather of a fixed number of plans later carries the times, so
-that all ranks use them in the same plan, whenever they were ready. One rank fits what samples cost, because
+Each step is measured on every rank. The gather of a fixed number of plans later carries the times, so that
+all ranks use them in the same plan, whenever they were ready. One rank fits what samples cost, because
 the last bits of a fit differ between processors: its coefficients ride in the gather, too. Each rank works
 out its own speed from the times of all ranks, and the gather carries that.
 """
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import io
 import logging
-import math
 import zlib
 from collections import deque
 from collections.abc import Sequence
@@ -25,9 +24,9 @@ from commons.perf_model import MeasuredCost
 from commons.perf_model.learned_cost import NUM_COLUMNS, LearnedCost, followed_speed, rank_work, refitted
 
 logger = logging.getLogger(__name__)
-# A pipeline plans up to this many steps before the one that it runs, and has to be done with the one whose
-# times a plan waits for.
-_STEPS_AHEAD = 6
+# Plans from one to the one that its times enter: its own step, up to six that a pipeline plans before it runs
+# it, and one to spare.
+_DELAY = 8
 # Steps that a rank's speed is worked out from, and plans between two fits.
 _STEPS_OF_SPEED, _PLANS_PER_FIT = 16, 4
 # Steps that costs are fitted to: this many times of ranks, but neither fewer nor more steps than these.
@@ -56,8 +55,7 @@ class Learned:
         speeds: `[ranks]`, as measured, whatever the limit.
         work: `[steps, ranks, NUM_COLUMNS]`, what ranks computed in steps that were timed, the oldest first.
         seconds: `[steps, ranks]`, how long it took.
-        in_flight: `[plans, window, ranks, NUM_COLUMNS]`, of plans whose times are not known yet; zeros where
-            a plan has fewer steps.
+        in_flight: `[plans, ranks, NUM_COLUMNS]`, of plans whose times are not known yet.
         plans: planned so far.
         slow_since: `[ranks]`, the plan since which a rank has been much slower or faster; −1 if it is not.
     """
@@ -71,14 +69,14 @@ class Learned:
     slow_since: np.ndarray
 
     @staticmethod
-    def nothing(num_ranks: int, window: int) -> Learned:
+    def nothing(num_ranks: int) -> Learned:
         """Returns the state before the first plan."""
         return Learned(
             LearnedCost.unknown(),
             np.ones(num_ranks),
             np.zeros((0, num_ranks, NUM_COLUMNS)),
             np.zeros((0, num_ranks)),
-            np.zeros((0, window, num_ranks, NUM_COLUMNS)),
+            np.zeros((0, num_ranks, NUM_COLUMNS)),
             0,
             np.full(num_ranks, -1),
         )
@@ -89,7 +87,6 @@ class Learning:
 
     Args:
         num_ranks, rank: of the planner.
-        window: steps of a plan at most.
         speed_limit: loads follow speeds within 1 / this and this.
         hosts: of the ranks.
         names: of the ranks in messages.
@@ -103,23 +100,20 @@ class Learning:
         self,
         num_ranks: int,
         rank: int,
-        window: int,
         speed_limit: float,
         hosts: Sequence[str],
         names: Sequence[int],
         by_workload_alone: bool = False,
     ) -> None:
         self._by_workload_alone = by_workload_alone
-        self._num_ranks, self._rank, self._window = num_ranks, rank, window
+        self._num_ranks, self._rank = num_ranks, rank
         self._hosts, self._names = hosts, names
         self._speed_limit = speed_limit
-        # Plans from one to the one that its times enter: its own steps, those ahead of it, and one to spare.
-        self._delay = 2 + math.ceil(_STEPS_AHEAD / window)
         self._most_steps = min(max(_TIMES // num_ranks, _FEWEST_STEPS), _MOST_STEPS)
-        self.state = Learned.nothing(num_ranks, window)
-        # This rank's times of the steps of each plan, as far as a checkpoint may need them.
-        self._times: dict[int, list[Span | float]] = {}
-        self._number_of: deque[tuple[ShufflePlan, int]] = deque(maxlen=self._delay)
+        self.state = Learned.nothing(num_ranks)
+        # This rank's times of the steps of plans, as far as a checkpoint may need them.
+        self._times: dict[int, Span | float] = {}
+        self._number_of: deque[tuple[ShufflePlan, int]] = deque(maxlen=_DELAY)
         # States before the last plans, likewise.
         self._states: dict[int, Learned] = {}
         self._named: set[int] = set()
@@ -128,32 +122,32 @@ class Learning:
     @property
     def num_posted(self) -> int:
         """Numbers that each rank posts with a gather."""
-        return _NUM_OF_STATE + NUM_COLUMNS + self._window
+        return _NUM_OF_STATE + NUM_COLUMNS + 1
 
-    def record(self, plan: ShufflePlan, step: int, span: Span | float) -> None:
-        """Takes this rank's time of a step of a plan.
+    def record(self, plan: ShufflePlan, span: Span | float) -> None:
+        """Takes this rank's time of a plan's step.
 
         Raises:
-            ValueError: the plan is none of the last ones, or has this step's time.
+            ValueError: the plan is none of the last ones, or its step has a time.
         """
-        times = self._times[self.number_of(plan)]
-        if times[step] != 0.0:
+        number = self.number_of(plan)
+        if number in self._times:
             raise ValueError("the plan's step has a time: record each step once, with the sum of its times")
-        times[step] = span
+        self._times[number] = span
 
     def to_post(self) -> np.ndarray:
         """Returns int64 `[num_posted]`: this rank's speed, a hash of all ranks' last speeds, rank 0's
-        coefficients, and times of steps."""
+        coefficients, and the time of a step."""
         state = self.state
         state = self._states.setdefault(state.plans, state)  # as it was, if the plan failed and is made again
-        self._states.pop(state.plans - 2 * self._delay, None)
+        self._states.pop(state.plans - 2 * _DELAY, None)
         speed = followed_speed(float(state.speeds[self._rank]), self._own_ratios())
         cost = state.cost
         if self._rank == 0 and state.plans % _PLANS_PER_FIT == 0:
             cost = refitted(cost, state.work, state.seconds, self._by_workload_alone)
-        times = np.rint(self._seconds(state.plans - self._delay) * 1e9).astype(np.int64)
+        time = np.array([round(self._seconds(state.plans - _DELAY) * 1e9)], dtype=np.int64)
         of_state = np.array([round(speed / _SPEED_UNIT), zlib.crc32(state.speeds.tobytes())], dtype=np.int64)
-        return np.concatenate([of_state, cost.coefficients.view(np.int64), times])
+        return np.concatenate([of_state, cost.coefficients.view(np.int64), time])
 
     def take(self, posted: np.ndarray) -> None:
         """Takes what all ranks posted, int64 `[ranks, num_posted]`.
@@ -167,26 +161,19 @@ class Learning:
                 'itself, or on all of them "learned" alone'
             )
         state = self._states[self.state.plans]
-        first_time = _NUM_OF_STATE + NUM_COLUMNS
-        cost = LearnedCost(np.ascontiguousarray(posted[0, _NUM_OF_STATE:first_time]).view(np.float64))
-        times = posted[:, first_time:]
+        cost = LearnedCost(np.ascontiguousarray(posted[0, _NUM_OF_STATE:-1]).view(np.float64))
+        seconds = posted[:, -1] * 1e-9
         speeds = posted[:, 0] * _SPEED_UNIT
         state = replace(state, cost=cost, speeds=speeds)
-        if len(state.in_flight) == self._delay:
-            work, seconds = state.in_flight[0], times.T * 1e-9
-            timed = (seconds > 0).all(1)
-            ran = timed & (work[:, :, 0] > 0).all(1)  # a rank without samples tells nothing
-            keep = self._most_steps
-            state = replace(
-                state,
-                work=np.concatenate([state.work, work[ran]])[-keep:],
-                seconds=np.concatenate([state.seconds, seconds[ran]])[-keep:],
-                in_flight=state.in_flight[1:],
-            )
-            if timed.any():
+        if len(state.in_flight) == _DELAY:
+            work = state.in_flight[0]
+            if (seconds > 0).all():
                 self._last_timed = state.plans
+                if (work[:, 0] > 0).all():  # a rank without samples tells nothing
+                    state = self._with_step(state, work, seconds)
+            state = replace(state, in_flight=state.in_flight[1:])
         if state.plans - self._last_timed == _NAMED_PLANS:
-            self._name_missing(np.flatnonzero(times.sum(1) == 0))
+            self._name_missing(np.flatnonzero(seconds == 0))
         self.state = self._with_slow_ranks(state)
 
     def costed(self, samples: LoadedSamples) -> LoadedSamples:
@@ -205,25 +192,18 @@ class Learning:
 
     def planned(self, plan: ShufflePlan, samples: LoadedSamples) -> ShufflePlan:
         """Takes a plan of `samples`, which have the shuffler's workloads; returns it with predicted times."""
-        slots = plan.destination * plan.num_steps + plan.step
         # Of pieces, the plan alone has workloads; these are the shuffler's, too.
         workloads = plan.workloads if self._by_workload_alone else samples.workloads
-        work = rank_work(plan.tokens, workloads, slots, plan.num_ranks * plan.num_steps)
-        work = work.reshape(plan.num_ranks, plan.num_steps, NUM_COLUMNS).transpose(1, 0, 2)
-        of_window = np.zeros((1, self._window, self._num_ranks, NUM_COLUMNS))
-        of_window[0, : plan.num_steps] = work
+        work = rank_work(plan.tokens, workloads, plan.destination, plan.num_ranks)
         state = self.state
-        self.state = replace(
-            state, in_flight=np.concatenate([state.in_flight, of_window]), plans=state.plans + 1
-        )
+        in_flight = np.concatenate([state.in_flight, work[None]])
+        self.state = replace(state, in_flight=in_flight, plans=state.plans + 1)
         cost = state.cost
         if cost.is_known:
             unit = cost.coefficients[-1] if self._by_workload_alone else 1e-9
-            seconds = plan.loads * unit / state.speeds[:, None]
-            plan = replace(plan, predicted_seconds=seconds)
+            plan = replace(plan, predicted_seconds=plan.loads * unit / state.speeds)
         self._number_of.append((plan, state.plans))
-        self._times[state.plans] = [0.0] * plan.num_steps
-        self._times.pop(state.plans - 3 * self._delay, None)
+        self._times.pop(state.plans - 3 * _DELAY, None)
         return plan
 
     def measured_cost(self) -> MeasuredCost | None:
@@ -244,7 +224,7 @@ class Learning:
             if of_plan is plan:
                 return number
         raise ValueError(
-            f"the plan is none of the last {self._delay} of this shuffler: record a step, or save what was "
+            f"the plan is none of the last {_DELAY} of this shuffler: record a step, or save what was "
             "learned, before so many more are planned; in a pipeline, use the pipeline's methods"
         )
 
@@ -253,7 +233,7 @@ class Learning:
         "times", this rank's of the plans before it.
 
         Args:
-            next_plan: number of the first plan that has steps left to run; one of the last, or the next.
+            next_plan: number of the first plan whose step is left to run; one of the last, or the next.
         """
         state = self._states.get(next_plan, self.state)
         before = range(state.plans - len(state.in_flight), state.plans)
@@ -265,11 +245,11 @@ class Learning:
             plans=np.array(state.plans),
             **arrays,
         )
-        return {"learned": learned, "times": _to_bytes(times=times.reshape(-1, self._window))}
+        return {"learned": learned, "times": _to_bytes(times=times)}
 
     def restore(self, saved: dict[str, bytes]) -> None:
         """Restores what `saved` returned. Another number of ranks, or another host, drops the speeds, and all
-        times with them; so do missing "times".
+        times with them; so do missing "times", and a state saved before every step had a plan of its own.
 
         Raises:
             ValueError: "learned" is missing.
@@ -287,28 +267,34 @@ class Learning:
         arrays, times = _from_bytes(saved["learned"]), saved.get("times")
         cost = LearnedCost(arrays["coefficients"])
         self._last_timed = int(arrays["plans"])
-        fits = arrays["in_flight"].shape[1:3] == (self._window, self._num_ranks)
+        fits = arrays["in_flight"].shape[1:] == (self._num_ranks, NUM_COLUMNS)
         if times is None or not fits or arrays["hosts"].tolist() != list(self._hosts):
-            nothing = Learned.nothing(self._num_ranks, self._window)
+            nothing = Learned.nothing(self._num_ranks)
             self.state = replace(nothing, cost=cost, plans=self._last_timed)
             return
         self.state = Learned(cost=cost, plans=self._last_timed, **{name: arrays[name] for name in _ARRAYS})
         of_plans = _from_bytes(times)["times"].tolist()
         first = self.state.plans - len(of_plans)
-        self._times = {first + number: of_plan for number, of_plan in enumerate(of_plans)}
+        self._times = {first + number: seconds for number, seconds in enumerate(of_plans)}
 
-    def _seconds(self, number: int) -> np.ndarray:
-        """float64 `[window]`, this rank's times of a plan's steps, 0 where not measured; waits for their
-        ends."""
-        seconds = np.zeros(self._window)
-        for step, span in enumerate(self._times.get(number, [])):
-            seconds[step] = span if isinstance(span, float) else max(span.seconds(), 0.0)
-        return seconds
+    def _seconds(self, number: int) -> float:
+        """Returns this rank's time of a plan's step, 0 if it was not measured; waits for its end."""
+        span = self._times.get(number, 0.0)
+        return span if isinstance(span, float) else max(span.seconds(), 0.0)
+
+    def _with_step(self, state: Learned, work: np.ndarray, seconds: np.ndarray) -> Learned:
+        """Adds a step: what ranks computed, `[ranks, NUM_COLUMNS]`, and how long it took, `[ranks]`."""
+        keep = self._most_steps
+        return replace(
+            state,
+            work=np.concatenate([state.work, work[None]])[-keep:],
+            seconds=np.concatenate([state.seconds, seconds[None]])[-keep:],
+        )
 
     def _own_ratios(self) -> np.ndarray:
         """float64 `[steps]`: predicted ÷ measured time at speed 1, relative to the median rank."""
         state = self.state
-        if len(state.in_flight) == self._delay and not state.in_flight[:, :, self._rank, 0].any():
+        if len(state.in_flight) == _DELAY and not state.in_flight[:, self._rank, 0].any():
             return np.ones(1)  # too slow for a sample: only with one can it show that it is not
         if not state.cost.is_known:
             return np.zeros(0)
@@ -348,7 +334,7 @@ class Learning:
                 bound = f". Loads follow it up to speed_limit={limit} alone" if is_beyond else ""
                 logger.warning(
                     f"rank {self._names[rank]} on {self._hosts[rank]} computes {relative[rank]:.2f} times as "
-                    f"fast as {whose}, noticed about step {int(since[rank]) * self._window} of the run: its "
+                    f"fast as {whose}, noticed about step {int(since[rank])} of the run: its "
                     f"GPU or host is {pace}{bound}"
                 )
         return replace(state, slow_since=since)

@@ -42,11 +42,10 @@ class LoadedMemory:
 
     Args:
         sample_rows: reads the rows of batches.
-        window: batches that are planned together.
     """
 
-    def __init__(self, sample_rows: SampleRows, window: int) -> None:
-        self._sample_rows, self._window = sample_rows, window
+    def __init__(self, sample_rows: SampleRows) -> None:
+        self._sample_rows = sample_rows
         self._waiting: deque[_Noted] = deque()
 
     def loaded(self, batch: Any) -> None:
@@ -82,7 +81,7 @@ class LoadedMemory:
                 raise ValueError(
                     f"{name} of a batch changed after the loader gave it, while it waited to be copied: "
                     "yield new tensors for every batch, such as clones. With planning ahead, the memory of a "
-                    f"batch may be filled again for the {_ordinal(self._window + 1)} batch after it"
+                    "batch may be filled again for the second batch after it"
                 )
 
     def _host_tensors(self, batch: Any) -> Iterator[tuple[str, torch.Tensor]]:
@@ -111,7 +110,3 @@ def _sample_of(tensor: torch.Tensor) -> bytes:
         tensor = tensor[torch.unravel_index(evenly, tensor.shape)]
     elements = tensor.reshape(-1, 1).view(torch.uint8).numpy()
     return elements[:: max(len(elements) // _SAMPLED, 1)].tobytes() + elements[-1:].tobytes()
-
-
-def _ordinal(number: int) -> str:
-    return {2: "second", 3: "third"}.get(number, f"{number}th")

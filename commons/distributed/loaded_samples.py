@@ -12,17 +12,17 @@ import numpy as np
 
 @dataclass(frozen=True, eq=False)
 class LoadedSamples:
-    """The samples of one step, or of a window of steps, as ranks loaded them.
+    """The samples of one step, as ranks loaded them.
 
-    Samples are numbered over the ranks: the real rows of rank 0's batches, one batch after another, then
-    those of rank 1's, and so on. Where samples are cut, each of their pieces is a row with a number of its
-    own, and batches are those with the pieces in the samples' places.
+    Samples are numbered over the ranks: the real rows of rank 0's batch, then those of rank 1's, and so on.
+    Where samples are cut, each of their pieces is a row with a number of its own, and batches are those with
+    the pieces in the samples' places.
 
     Arrays are read-only here: views of those that were given.
 
     Attributes:
-        batch_sizes: int64 `[ranks, batches]`, rows that each rank brings; 0 where it has no batch.
-        num_loaded: int64 `[ranks, batches]`, real rows that each rank brings.
+        batch_sizes: int64 `[ranks]`, rows that each rank brings; 0 where it has no batch.
+        num_loaded: int64 `[ranks]`, real rows that each rank brings.
         workloads: int64 `[samples]`, in the shuffler's own unit.
         tokens, loss_tokens: int64 `[samples]`.
         num_elements: int64 `[samples, jagged fields]`, elements of each sample in each jagged field.
@@ -81,31 +81,24 @@ class LoadedSamples:
     @cached_property
     def home(self) -> np.ndarray:
         """int64 `[samples]`, the rank that loaded each sample."""
-        return np.repeat(np.arange(self.num_ranks), self.num_loaded.sum(1))
+        return np.repeat(np.arange(self.num_ranks), self.num_loaded)
 
     @cached_property
     def home_start(self) -> np.ndarray:
         """int64 `[ranks]`, number of the first sample that each rank loaded."""
-        return np.cumsum(self.num_loaded.sum(1)) - self.num_loaded.sum(1)
-
-    @cached_property
-    def batch_of(self) -> np.ndarray:
-        """int64 `[samples]`, which of its rank's batches each sample was in."""
-        ranks, batches = self.num_loaded.shape
-        return np.repeat(np.tile(np.arange(batches), ranks), self.num_loaded.ravel())
+        return np.cumsum(self.num_loaded) - self.num_loaded
 
     def loaded_by(self, rank: int) -> np.ndarray:
         """int64, the numbers of the samples that a rank brings."""
-        return self.home_start[rank] + np.arange(self.num_loaded[rank].sum())
+        return self.home_start[rank] + np.arange(self.num_loaded[rank])
 
-    def where_loaded(self, sample: int) -> tuple[int, int, int]:
-        """Returns the rank that loaded a sample, which of its batches it was in, and the row there.
+    def where_loaded(self, sample: int) -> tuple[int, int]:
+        """Returns the rank that loaded a sample, and the row in its batch.
 
         The row of a piece is that of its sample, in the batch as it was before the cut.
         """
-        rank, batch = int(self.home[sample]), int(self.batch_of[sample])
-        before = int(self.home_start[rank] + self.num_loaded[rank, :batch].sum())
-        return rank, batch, int(self.starts_sample[before : sample + 1].sum()) - 1
+        rank = int(self.home[sample])
+        return rank, int(self.starts_sample[self.home_start[rank] : sample + 1].sum()) - 1
 
     def within(self, ranks: np.ndarray) -> Self:
         """Returns what `ranks`, int64 and ascending, loaded, numbered anew."""

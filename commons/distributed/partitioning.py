@@ -126,7 +126,7 @@ def _check_tokens(samples: LoadedSamples, max_tokens: int | None) -> None:
     """Raises what the partitioner would, with the rank and row of the sample."""
     over = np.flatnonzero(samples.tokens > (max_tokens or np.inf))
     if over.size:
-        rank, _, row = samples.where_loaded(over[0])
+        rank, row = samples.where_loaded(over[0])
         raise ValueError(
             f"row {row} of rank {rank} has {samples.tokens[over[0]]} tokens, above "
             f"max_tokens={max_tokens}: truncate histories or raise the limit"

@@ -8,7 +8,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import Any, Generic, TypeVar
 
@@ -23,17 +23,16 @@ _PATIENCE_S = 0.5
 
 
 class PlanAhead(Generic[Step]):
-    """Takes batches from a loader one window ahead, and hands out planned steps in the loader's order.
+    """Takes batches from a loader one step ahead, and hands out planned steps in the loader's order.
 
     Every rank calls `next_step` in lockstep, and hands over a new iterator in the same call. All ranks then
-    load and plan the same number of windows, even if some loaders end early. They learn of the end, or of an
+    load and plan the same number of steps, even if some loaders end early. They learn of the end, or of an
     error on any rank, in the same call.
 
     Args:
-        plan: takes the batches of one window, and the error that kept this rank from loading them; returns
-            the steps of the window, none if no rank has loaded anything. Collective; the thread calls it for
-            one window after another.
-        window: batches per window.
+        plan: takes the batch of a step, None after the loader's end, and the error that kept this rank from
+            loading it; returns the step, None if no rank has loaded a batch. Collective; the thread calls it
+            for one step after another.
         prepare: called with each loaded batch, in the caller's thread.
         device: device of the steps, which becomes the thread's current one; None for the caller's.
 
@@ -43,28 +42,25 @@ class PlanAhead(Generic[Step]):
 
     def __init__(
         self,
-        plan: Callable[[Sequence[Any], Exception | None], Sequence[Step]],
-        window: int,
+        plan: Callable[[Any, Exception | None], Step | None],
         prepare: Callable[[Any], Any],
         device: torch.device | None = None,
     ) -> None:
         self._plan = plan
-        self._window = window
         self._prepare = prepare
         self._thread = _Thread(device)
         self._loader: Iterator[Any] | None = None
         self._this_rank_ended = self._all_ended = False
-        self._failure: Exception | None = None
+        self._planned: deque[tuple[Iterator[Any], Future[Step | None]]] = deque()
         self._dropped_error: BaseException | None = None
         self.busy_seconds, self._handed_out_at = 0.0, time.perf_counter()
-        self._forget()
 
     def next_step(self, loader: Iterator[Any]) -> tuple[Step, float] | None:
         """Returns the next step, and the seconds waited for it; None once the loaders have ended.
 
         Raises:
-            Exception: the error of any rank's loader, or of planning; on every rank. The batches of its
-                window are lost on all ranks. The next call goes on with those that follow.
+            Exception: the error of any rank's loader, or of planning; on every rank. The batches of its step
+                are lost on all ranks. The next call goes on with those that follow.
         """
         self.busy_seconds = time.perf_counter() - self._handed_out_at
         if loader is not self._loader:
@@ -75,23 +71,21 @@ class PlanAhead(Generic[Step]):
         if self._all_ended:
             return None
         seconds = 0.0
-        while not self._steps:
-            self._load()
+        while True:
+            while len(self._planned) < 2:  # the step after this one is planned while this one trains
+                self._planned.append((loader, self._thread.submit(self._plan, *self._load(loader))))
             of_loader, planned = self._planned.popleft()
-            self._missing += self._window  # as if it had none, until its plan is known
             start = time.perf_counter()
             with named_range("## wait for plan ##"):
-                self._steps.extend(planned.result())
+                step = planned.result()
             seconds += time.perf_counter() - start
-            self._missing -= len(self._steps)
-            if not self._steps and of_loader is self._loader:
+            if step is not None:
+                self._handed_out_at = time.perf_counter()
+                return step, seconds
+            if of_loader is loader:
                 self.drop()
                 self._all_ended = True
                 return None
-        self._load()
-        self._handed_out += 1
-        self._handed_out_at = time.perf_counter()
-        return self._steps.popleft(), seconds
 
     def drop(self) -> None:
         """Drops batches that were loaded and not handed out; all ranks have to in the same place.
@@ -101,43 +95,24 @@ class PlanAhead(Generic[Step]):
         for _, planned in self._planned:
             error = planned.exception()  # waits for the plan, in which other ranks wait for this one
             self._dropped_error = self._dropped_error or error
-        self._forget()
+        self._planned.clear()
 
-    def _forget(self) -> None:
-        self._loaded: list[Any] = []
-        self._planned: deque[tuple[Iterator[Any] | None, Future[Sequence[Step]]]] = deque()
-        self._steps: deque[Step] = deque()
-        self._num_loaded = self._handed_out = self._missing = 0
-
-    def _load(self) -> None:
-        """Loads far enough that a window is being planned when the last step before it is handed out."""
-        while self._num_loaded < self._handed_out + self._missing + self._window + 1:
-            self._load_batch()
-            self._num_loaded += 1
-            if self._num_loaded % self._window == 0:
-                job = (self._loaded, self._failure)
-                self._planned.append((self._loader, self._thread.submit(self._plan, *job)))
-                self._loaded, self._failure = [], None
-
-    def _load_batch(self) -> None:
-        if self._this_rank_ended or self._loader is None:
-            return  # some loaders hang if asked again after their end
-        if self._failure is not None:
-            return  # this window is lost, and the next one needs the batches that follow
+    def _load(self, loader: Iterator[Any]) -> tuple[Any, Exception | None]:
+        """Returns the next batch, None after the end; and the error that kept this rank from loading it."""
+        if self._this_rank_ended:  # some loaders hang if asked again after their end
+            return None, None
         try:
             with named_range("## load batch ##"):
-                batch = next(self._loader, _ENDED)
+                batch = next(loader, _ENDED)
                 if batch is None:
                     raise TypeError(
                         "a loader gave None for a batch; one that has ended raises StopIteration, and one "
                         "without rows for a step goes on to its next batch"
                     )
-                if batch is not _ENDED:
-                    self._loaded.append(self._prepare(batch))
-        except Exception as error:  # the other ranks are told when this window is planned
-            self._failure = error
-        else:
-            self._this_rank_ended = batch is _ENDED
+                self._this_rank_ended = batch is _ENDED
+                return (None if batch is _ENDED else self._prepare(batch)), None
+        except Exception as error:  # the other ranks are told when this step is planned
+            return None, error
 
 
 class _Thread:

@@ -104,9 +104,9 @@ class PlanGather:
         self._channel = channel
         self._sample_rows = sample_rows
         self._settings = settings
-        # Status, schema fingerprint, posts; then rows and real rows of each batch.
+        # Status, schema fingerprint, posts; then rows and real rows.
         self._sizes = 2 + num_posted
-        self._header = self._sizes + 2 * settings.window
+        self._header = self._sizes + 2
         self._capacity = 0  # rows that a gather carries per rank
         self.agreed: BatchFormat | None = None
 
@@ -116,14 +116,13 @@ class PlanGather:
         """Gathers the facts of all ranks. Collective, also for ranks without a batch.
 
         Args:
-            facts: of this rank's batches; None if its loader has ended, or if `failure` is given.
+            facts: of this rank's batch; None if its loader has ended, or if `failure` is given.
             failure: the error that kept this rank from giving facts.
             first_batch: this rank's first batch, for the agreement.
             post: int64 `[num_posted]`, for the other ranks.
 
         Returns:
-            The samples of all ranks, `[ranks, window]` batches; int64 `[ranks, num_posted]`, what each rank
-            posted.
+            The samples of all ranks; int64 `[ranks, num_posted]`, what each rank posted.
 
         Raises:
             ValueError: batches of different ranks or steps differ in their fields, or ranks in their
@@ -141,19 +140,14 @@ class PlanGather:
             )
             facts = None
         table = self._channel.all_gather(self._encode(facts, failure, schema, post))
-        most = int(table[:, self._sizes : self._header : 2].sum(1).max())
+        most = int(table[:, self._sizes].max())
         if most > self._capacity:
             self._capacity = most
             table = self._channel.all_gather(self._encode(facts, failure, schema, post))
         self._raise_if_any_failed(table, facts, failure, schema)
-        sizes = table[:, self._sizes : self._header].reshape(
-            self._channel.num_ranks, self._settings.window, 2
-        )
+        batch_sizes, num_loaded = table[:, self._sizes : self._header].T.copy()
         per_rank = table[:, self._header :].reshape(self._channel.num_ranks, self._capacity, -1)
-        batch_sizes, num_loaded = sizes[:, :, 0].copy(), sizes[:, :, 1].copy()
-        per_sample = np.concatenate(
-            [rows[:real] for rows, real in zip(per_rank, num_loaded.sum(1), strict=True)]
-        )
+        per_sample = np.concatenate([rows[:real] for rows, real in zip(per_rank, num_loaded, strict=True)])
         agreed = self.agreed.count_names, self.agreed.has_groups
         samples = loaded_samples(per_sample, batch_sizes, num_loaded, schema, *agreed)
         return samples, table[:, 2 : self._sizes].copy()
@@ -172,11 +166,8 @@ class PlanGather:
             row[0] = _NO_BATCH if failure is None else _FAILED
             return row
         row[:2] = _OK, facts.schema.fingerprint
-        num_batches = len(facts.batch_sizes)
-        end = self._sizes + 2 * num_batches
-        row[self._sizes : end : 2] = facts.batch_sizes
-        row[self._sizes + 1 : end : 2] = facts.num_loaded
-        if facts.batch_sizes.sum() <= self._capacity and facts.schema == schema:
+        row[self._sizes : self._header] = facts.batch_size, len(facts.per_sample)
+        if facts.batch_size <= self._capacity and facts.schema == schema:
             row[self._header : self._header + facts.per_sample.size] = facts.per_sample.ravel()
         return row
 
@@ -257,7 +248,7 @@ class PlanGather:
             schema=facts.schema,
             count_names=facts.count_names,
             has_groups=facts.has_groups,
-            capacity=int(facts.batch_sizes.max()) * self._settings.window,
+            capacity=facts.batch_size,
             real_row=None if knows else self._sample_rows.per_sample_fields(padding_batch),
             notes=self._sample_rows.stale_numbers(first_batch),
             cut_rules=self._cut_rules(facts, first_batch) if self._settings.split else None,
@@ -286,7 +277,7 @@ class PlanGather:
 
 
 def _nothing(num_ranks: int, num_posted: int) -> tuple[LoadedSamples, np.ndarray]:
-    none, no_batch = np.zeros(0, dtype=np.int64), np.zeros((num_ranks, 1), dtype=np.int64)
+    none, no_batch = np.zeros(0, dtype=np.int64), np.zeros(num_ranks, dtype=np.int64)
     return LoadedSamples(
         no_batch, no_batch, none, none, none, none.reshape(0, 0), none, none.reshape(0, 0)
     ), np.zeros((num_ranks, num_posted), dtype=np.int64)

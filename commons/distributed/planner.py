@@ -77,7 +77,6 @@ class Planner:
             Learning(
                 over.num_ranks,
                 over.rank,
-                settings.window,
                 settings.speed_limit,
                 over.hosts,
                 over.ranks,
@@ -140,19 +139,19 @@ class Planner:
 
     def plan(
         self,
-        batches: Sequence[Any],
+        batch: Any,
         failure: Exception | None,
         post: Callable[[], int] | None = None,
     ) -> ShufflePlan:
-        """Plans the steps of up to `settings.window` batches per rank. Collective over the ranks.
+        """Plans a step. Collective over the ranks.
 
         Args:
-            batches: this rank's; none if its loader has ended.
-            failure: the error that kept this rank from loading; raised on every rank.
+            batch: this rank's; None if its loader has ended.
+            failure: the error that kept this rank from loading it; raised on every rank.
             post: returns a number for the other ranks, int64; its errors are raised on every rank.
 
         Returns:
-            The plan; without a batch on any rank, one of a single step without samples.
+            The plan; without a batch on any rank, one without samples.
         """
         facts, example, learning = None, None, self.learning
         start = time.perf_counter()
@@ -163,12 +162,12 @@ class Planner:
                 posted[1:] = learning.to_post()
         except Exception as error:  # raised on every rank below
             failure = failure or error
-        if batches and failure is None:
+        if batch is not None and failure is None:
             try:
                 with named_range("## plan: workloads ##"):
-                    facts = self._facts(batches)
+                    facts = self._facts(batch)
                 if self.agreed is None:
-                    example = batches[0]
+                    example = batch
             except Exception as error:  # whatever a user's get_workloads raises must reach all ranks
                 failure = error
         counted = time.perf_counter() - start
@@ -216,41 +215,35 @@ class Planner:
                 )
         return self._cutting
 
-    def _facts(self, batches: Sequence[Any]) -> SampleFacts:
-        if len(batches) > self._settings.window:
-            raise ValueError(
-                f"plan_window got {len(batches)} batches, expected at most window={self._settings.window}"
-            )
-        on_host = [self._sample_rows.to_host(batch) for batch in batches]
-        self._check_types(on_host)
-        counts = self._counts_of_rows(on_host[0])
+    def _facts(self, batch: Any) -> SampleFacts:
+        on_host = self._sample_rows.to_host(batch)
+        self._check_type(on_host)
+        counts = self._counts_of_rows(on_host)
         return SampleFacts.of(on_host, self._sample_rows, counts, self._groups_of_rows)
 
-    def _check_types(self, batches: Sequence[Any]) -> None:
+    def _check_type(self, batch: Any) -> None:
         """Checks that this rank's batches are of one type, and whether the first can be exchanged."""
         if self._batch_type is None:
-            first = batches[0]
-            self._sample_rows.check_shared(first)
-            containers.check_replaceable(first)
-            self._batch_type = type(first)
-        for batch in batches:
-            if type(batch) is not self._batch_type:
-                raise TypeError(
-                    f"a batch is a {containers.type_name(batch)}, and the first was a "
-                    f"{self._batch_type.__qualname__}; all must be of one type"
-                )
+            self._sample_rows.check_shared(batch)
+            containers.check_replaceable(batch)
+            self._batch_type = type(batch)
+        if type(batch) is not self._batch_type:
+            raise TypeError(
+                f"a batch is a {containers.type_name(batch)}, and the first was a "
+                f"{self._batch_type.__qualname__}; all must be of one type"
+            )
 
     def _explain_speeds_without_effect(self, plan: ShufflePlan) -> None:
         """Warns once where ranks differ in speed, and the settings have long kept loads from following."""
         speeds = plan.speeds
         if self._explained_speeds or speeds is None or self._over.rank != 0:
             return
-        loads = plan.loads[:, 0]
+        loads = plan.loads
         behind = next((ranks for ranks, _ in self._groups if falls_behind(loads[ranks], speeds[ranks])), None)
         self._plans_behind = 0 if behind is None else self._plans_behind + 1
         if behind is None or self._plans_behind % _PLANS_BEHIND:
             return
-        reason = what_keeps_loads(plan.steps[0].within(behind), self._settings)
+        reason = what_keeps_loads(plan.within(behind), self._settings)
         if reason is not None:
             self._explained_speeds = True
             logger.warning(
@@ -264,7 +257,7 @@ class Planner:
         if cap is None or self._over.rank != 0 or plan.tokens.max(initial=0) <= self._longest_named:
             return
         longest = int(plan.tokens.argmax())
-        rank, _, row = plan.where_loaded(longest)
+        rank, row = plan.where_loaded(longest)
         self._longest_named = int(plan.tokens[longest])
         logger.warning(
             f"row {row} of a batch of rank {self._over.ranks[rank]} has {self._longest_named} tokens, above "

@@ -1,4 +1,4 @@
-"""Facts about one rank's samples, read from its batches on the host: all that planning needs."""
+"""Facts about one rank's samples, read from its batch on the host: all that planning needs."""
 
 from __future__ import annotations
 
@@ -20,87 +20,67 @@ Counter = Callable[[Any], torch.Tensor]
 
 @dataclass(frozen=True)
 class SampleFacts:
-    """Facts about one rank's batches of a window.
+    """Facts about one rank's batch.
 
     Attributes:
-        schema: the fields of the batches.
-        batch_sizes: int64 `[batches]`, rows with padding.
-        num_loaded: int64 `[batches]`, real rows.
-        count_names: names of the batches' `row_counts`.
+        schema: the fields of the batch.
+        count_names: names of its `row_counts`.
         has_groups: whether samples have groups.
         per_sample: int64 `[samples, columns]`: workload, tokens, loss tokens, the group if there are any,
             elements of each jagged field, and `row_counts`, two to a word.
+        batch_size: rows with padding; `per_sample` has the real ones.
     """
 
     schema: RowSchema
     count_names: tuple[str, ...]
     has_groups: bool
-    batch_sizes: np.ndarray
-    num_loaded: np.ndarray
     per_sample: np.ndarray
+    batch_size: int
 
     @staticmethod
     def of(
-        batches: Sequence[Any],
+        batch: Any,
         sample_rows: SampleRows,
         counts_of_rows: Mapping[str, Counter],
         groups_of_rows: tuple[str, Counter] | None = None,
     ) -> SampleFacts:
-        """Reads the facts from batches on the host.
+        """Reads the facts from a batch on the host.
 
         Args:
-            batches: at least one.
-            sample_rows: reads their rows.
+            batch: this rank's.
+            sample_rows: reads its rows.
             counts_of_rows: functions that return workload, tokens, and loss tokens of each row, all
                 `[batch_size]`, in this order, by the names that messages call them. They see int64 lengths.
             groups_of_rows: likewise the group of each row; None if samples have none.
 
         Raises:
             ValueError: counts of the wrong length, in a dtype that wraps, negative, NaN or infinite; groups
-                that are not one integer per row; lengths that do not account for a batch's values; a field
-                that requires a gradient; or batches that differ in their fields.
+                that are not one integer per row; lengths that do not account for the batch's values; or a
+                field that requires a gradient.
         """
-        schema: RowSchema | None = None
-        names: tuple[str, ...] = ()
-        sizes: list[tuple[int, int]] = []
-        per_sample = []
-        for batch in batches:
-            fields = sample_rows.per_sample_fields(batch)
-            check_jagged_fields(fields)
-            _check_detached(fields)
-            of_batch = RowSchema.of(fields)
-            schema = schema or of_batch
-            if difference := schema.difference(of_batch):
-                raise ValueError(
-                    f"two batches of this rank differ: {difference}; all must have the same fields"
-                )
-            num_rows, num_real = sample_rows.batch_rows(batch)
-            if num_rows == 0:
-                raise ValueError(
-                    "a batch of this rank has no rows: skip it in the loader; ranks may have fewer batches"
-                )
-            shown = sample_rows.with_long_lengths(batch)
-            counts = [
-                checked_counts(_called(count, shown, whose), num_rows, num_real, whose)
-                for whose, count in counts_of_rows.items()
-            ]
-            if groups_of_rows is not None:
-                whose, count = groups_of_rows
-                counts.append(checked_groups(_called(count, shown, whose), num_rows, whose))
-            elements = row_elements(key_lengths(fields, schema, num_rows), schema)
-            columns = torch.stack([*counts, *elements.unbind(1)], 1)
-            row_counts = sample_rows.row_counts(shown)
-            if sizes and tuple(row_counts) != names:
-                raise ValueError(f"two batches of this rank have row_counts of {names} and {(*row_counts,)}")
-            names = tuple(row_counts)
-            words = _words_of(row_counts, num_rows, num_real, type(batch).__name__)
-            sizes.append((num_rows, num_real))
-            per_sample.append(np.concatenate([columns[:num_real].numpy(), words], 1))
-        if schema is None:
-            raise ValueError("there are no batches")
-        batch_sizes, num_loaded = np.array(sizes, dtype=np.int64).T
-        has_groups = groups_of_rows is not None
-        return SampleFacts(schema, names, has_groups, batch_sizes, num_loaded, np.concatenate(per_sample))
+        fields = sample_rows.per_sample_fields(batch)
+        check_jagged_fields(fields)
+        _check_detached(fields)
+        schema = RowSchema.of(fields)
+        num_rows, num_real = sample_rows.batch_rows(batch)
+        if num_rows == 0:
+            raise ValueError(
+                "a batch of this rank has no rows: skip it in the loader; ranks may have fewer batches"
+            )
+        shown = sample_rows.with_long_lengths(batch)
+        counts = [
+            checked_counts(_called(count, shown, whose), num_rows, num_real, whose)
+            for whose, count in counts_of_rows.items()
+        ]
+        if groups_of_rows is not None:
+            whose, count = groups_of_rows
+            counts.append(checked_groups(_called(count, shown, whose), num_rows, whose))
+        elements = row_elements(key_lengths(fields, schema, num_rows), schema)
+        columns = torch.stack([*counts, *elements.unbind(1)], 1)[:num_real]
+        row_counts = sample_rows.row_counts(shown)
+        words = _words_of(row_counts, num_rows, num_real, type(batch).__name__)
+        per_sample = np.concatenate([columns.numpy(), words], 1)
+        return SampleFacts(schema, tuple(row_counts), groups_of_rows is not None, per_sample, num_rows)
 
 
 def _check_detached(fields: Mapping[str, FieldValue]) -> None:
@@ -135,7 +115,7 @@ def loaded_samples(
 
     Args:
         per_sample: as `SampleFacts` has it, of all ranks, one after another.
-        batch_sizes, num_loaded: int64 `[ranks, batches]`.
+        batch_sizes, num_loaded: int64 `[ranks]`.
         schema, count_names, has_groups: of all batches.
     """
     workloads, tokens, loss_tokens = per_sample[:, :NUM_COUNTS].T.copy()

@@ -1,4 +1,4 @@
-"""The plan: for each sample, the rank, the step and the micro-batch that compute it."""
+"""The plan: for each sample, the rank and the micro-batch that compute it."""
 
 from __future__ import annotations
 
@@ -52,35 +52,27 @@ class Route:
 
 @dataclass(frozen=True, eq=False)
 class ShufflePlan(LoadedSamples):
-    """The placement of one step, or of a window of steps; plain data, equal on every rank.
+    """The placement of one step; plain data, equal on every rank.
 
-    Besides the samples as loaded it says where each is computed. `steps` has a plan for each step, in which
-    samples are numbered anew.
+    Besides the samples as loaded it says where each is computed.
 
     Attributes:
         destination: int64 `[samples]`, the rank that computes each sample.
-        step: int64 `[samples]`, the step that computes each sample.
-        micro_batch: int64 `[samples]`, the micro-batch of its rank and step; 0 where batches run whole.
-        rows: int64 `[ranks, steps]`, rows that each rank's batch will have, padding included; at least 1.
-        micro_batch_counts: int64 `[steps]`, micro-batches of every rank; 0 where batches run whole.
+        micro_batch: int64 `[samples]`, the micro-batch of its rank; 0 where batches run whole.
+        rows: int64 `[ranks]`, rows that each rank's batch will have, padding included; at least 1.
+        num_micro_batches: micro-batches of every rank; 0 where batches run whole.
         speeds: float64 `[ranks]`, that loads were made proportional to; None if all ranks are equally fast.
-        predicted_seconds: float64 `[ranks, steps]`, compute time by learned costs; None without these.
+        predicted_seconds: float64 `[ranks]`, compute time by learned costs; None without these.
     """
 
     destination: np.ndarray
-    step: np.ndarray
     micro_batch: np.ndarray
     rows: np.ndarray
-    micro_batch_counts: np.ndarray
+    num_micro_batches: int = 0
     speeds: np.ndarray | None = None
     predicted_seconds: np.ndarray | None = None
 
-    _per_sample = (*LoadedSamples._per_sample, "destination", "step", "micro_batch")
-
-    @property
-    def num_steps(self) -> int:
-        """Steps that the plan is for."""
-        return self.rows.shape[1]
+    _per_sample = (*LoadedSamples._per_sample, "destination", "micro_batch")
 
     @property
     def has_batch(self) -> bool:
@@ -89,7 +81,7 @@ class ShufflePlan(LoadedSamples):
 
     @property
     def num_loss_tokens(self) -> int:
-        """Loss tokens of all ranks of the plan, in all its steps."""
+        """Loss tokens of all ranks of the plan."""
         return int(self.loss_tokens.sum())
 
     def loss_tokens_on(self, rank: int) -> int:
@@ -103,7 +95,7 @@ class ShufflePlan(LoadedSamples):
 
     @cached_property
     def num_placed(self) -> np.ndarray:
-        """int64 `[ranks]`, samples that each rank computes; in one step they come first in its batch."""
+        """int64 `[ranks]`, samples that each rank computes; they come first in its batch."""
         return np.bincount(self.destination, minlength=self.num_ranks)
 
     @cached_property
@@ -113,11 +105,8 @@ class ShufflePlan(LoadedSamples):
 
     @property
     def loads(self) -> np.ndarray:
-        """float64 `[ranks, steps]`, sums of workloads."""
-        slots = self.destination * self.num_steps + self.step
-        return np.bincount(slots, self.workloads, minlength=self.num_ranks * self.num_steps).reshape(
-            self.num_ranks, self.num_steps
-        )
+        """float64 `[ranks]`, sums of workloads."""
+        return np.bincount(self.destination, self.workloads, minlength=self.num_ranks)
 
     def computed_by(self, rank: int) -> np.ndarray:
         """int64, the ascending numbers of the samples that a rank computes."""
@@ -126,34 +115,13 @@ class ShufflePlan(LoadedSamples):
     @property
     def in_micro_batches(self) -> bool:
         """Whether ranks run their batches in micro-batches."""
-        return bool(self.micro_batch_counts.any())
-
-    @property
-    def num_micro_batches(self) -> int:
-        """Micro-batches of every rank in a plan of one step; 0 where batches run whole."""
-        return int(self.micro_batch_counts[0])
+        return self.num_micro_batches > 0
 
     def micro_batches_on(self, rank: int) -> list[np.ndarray]:
-        """Returns the ascending rows of each micro-batch in a rank's batch, in a plan of one step."""
+        """Returns the ascending rows of each micro-batch in a rank's batch."""
         if not self.in_micro_batches:
             return []
         return indices_of_parts(self.micro_batch[self.computed_by(rank)], self.num_micro_batches)
-
-    @property
-    def steps(self) -> tuple[ShufflePlan, ...]:
-        """The plan of each step. Its batches are what ranks bring to that step: see `positions_for_step`."""
-        return (self,) if self.num_steps == 1 else self._steps  # cached, (self,) would be a cycle
-
-    def check_one_step(self, user: str) -> None:
-        """Raises a ValueError unless the plan is of one step; `user` names the caller in the message."""
-        if self.num_steps > 1:
-            raise ValueError(
-                f"{user} got a plan of {self.num_steps} steps, and takes one of its plan.steps at a time"
-            )
-
-    def loss_tokens_of_step(self, step: int) -> int:
-        """Loss tokens of all ranks of the plan in one step."""
-        return int(self.loss_tokens[self.step == step].sum())
 
     def within(self, ranks: np.ndarray) -> ShufflePlan:
         """Returns the part of the plan among `ranks`, int64 and ascending, which exchange with no others."""
@@ -165,30 +133,8 @@ class ShufflePlan(LoadedSamples):
         of_ranks = {name: None if values is None else values[ranks] for name, values in of_ranks.items()}
         return replace(among, destination=destination, rows=self.rows[ranks], **of_ranks)
 
-    @cached_property
-    def keeps_batches(self) -> np.ndarray:
-        """bool `[ranks]`, whether a rank brings each batch to its own step as loaded, padding and all."""
-        crossing = np.bincount(self.home, self.step != self.batch_of, minlength=self.num_ranks)
-        return crossing == 0
-
-    def positions_for_step(self, rank: int, step: int) -> np.ndarray:
-        """int64, what a rank brings to a step, as positions among all rows of the batches it loaded."""
-        numbers = self.loaded_by(rank)
-        batch = self.batch_of[numbers]
-        within = np.arange(len(numbers)) - (np.cumsum(self.num_loaded[rank]) - self.num_loaded[rank])[batch]
-        first = (np.cumsum(self.batch_sizes[rank]) - self.batch_sizes[rank])[batch]
-        return (first + within)[self.step[numbers] == step]
-
-    def rows_of_batch(self, rank: int, batch: int) -> np.ndarray:
-        """int64, a batch's samples, as positions among all that the rank brought to step 0, 1, and so on."""
-        mine = self.loaded_by(rank)
-        by_step = np.argsort(self.step[mine], kind="stable")
-        position = np.empty_like(by_step)
-        position[by_step] = np.arange(len(by_step))
-        return position[self.batch_of[mine] == batch]
-
     def route(self, rank: int) -> Route:
-        """Returns what the exchange of a one-step plan moves from and to a rank; computed once."""
+        """Returns what the exchange moves from and to a rank; computed once."""
         if rank not in self._routes:
             held, wanted = self.loaded_by(rank), self.computed_by(rank)
             self._routes[rank] = Route(
@@ -212,25 +158,8 @@ class ShufflePlan(LoadedSamples):
         return len(mine) == len(others) and all(map(np.array_equal, mine, others))
 
     def _arrays(self) -> list[np.ndarray]:
-        arrays = (getattr(self, field.name) for field in fields(self))
-        return [array for array in arrays if array is not None]
-
-    def _step(self, step: int) -> ShufflePlan:
-        among = self._of_samples(np.flatnonzero(self.step == step))
-        brought = np.bincount(self.home[self.step == step], minlength=self.num_ranks)
-        return replace(
-            among,
-            batch_sizes=np.where(self.keeps_batches, self.batch_sizes[:, step], brought)[:, None],
-            num_loaded=brought[:, None],
-            step=np.zeros_like(among.step),
-            rows=self.rows[:, [step]],
-            micro_batch_counts=self.micro_batch_counts[[step]],
-            predicted_seconds=None if self.predicted_seconds is None else self.predicted_seconds[:, [step]],
-        )
-
-    @cached_property
-    def _steps(self) -> tuple[ShufflePlan, ...]:
-        return tuple(self._step(number) for number in range(self.num_steps))
+        values = (getattr(self, field.name) for field in fields(self))
+        return [np.asarray(value) for value in values if value is not None]
 
     @cached_property
     def _routes(self) -> dict[int, Route]:

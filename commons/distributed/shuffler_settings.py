@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass
 
 import numpy as np
 
@@ -52,10 +52,6 @@ class ShufflerSettings:
         group_feature: name of a feature of a `BaseBatch`, such as the user's id. Samples with the same first
             value of it belong together: their ids are looked up once if one rank has them. An empty row
             belongs to no group. None for no groups, or for those of `get_groups`.
-        window: consecutive global batches to plan together. More than 1 changes the contents of a step: a
-            sample may move to another step of the window.
-        window_max_step_ratio: a step's total workload is at most this times the window's mean, as far as
-            whole samples allow; None for no limit.
         exchange: "all_to_all" sends each sample straight to its destination. "all_gather" sends all samples
             to all ranks.
         verify: ranks compare a hash of every plan, and the samples of every exchanged batch. For debugging:
@@ -67,6 +63,8 @@ class ShufflerSettings:
             The model and its batches have to support it.
         speed_limit: with learned costs, a rank's speed is taken to be at most this times, and at least 1 /
             this times, the median rank's: its rows and memory follow it. 1.0 for equal speeds.
+
+    `window=1` and `window_max_step_ratio=None` are accepted, because configurations have them.
 
     Raises:
         TypeError: a value does not have the type of its annotation.
@@ -80,20 +78,20 @@ class ShufflerSettings:
     max_rows: int | None = None
     max_tokens: int | None = None
     group_feature: str | None = None
-    window: int = 1
-    window_max_step_ratio: float | None = None
     exchange: str = "all_to_all"
     verify: bool = False
     max_tokens_per_micro_batch: int | None = None
     split: bool = False
     speed_limit: float = 2.0
+    window: InitVar[int] = 1
+    window_max_step_ratio: InitVar[float | None] = None
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, window: int, window_max_step_ratio: float | None) -> None:
+        _check_no_window(window, window_max_step_ratio)
         check_types(self)
         self._check_choices()
         self._check_ranges()
         self._check_effects()
-        self._check_window()
         self._check_split()
 
     def takes(self, argument: str) -> bool:
@@ -118,12 +116,6 @@ class ShufflerSettings:
                 f"speed_limit={self.speed_limit}: expected 1 to {MAX_SPEED_LIMIT}, times as fast as the "
                 "median rank"
             )
-        if self.window < 1:
-            raise ValueError(f"window={self.window}: expected an integer of at least 1")
-        if self.window_max_step_ratio is not None and not self.window_max_step_ratio >= 1:
-            raise ValueError(
-                f"window_max_step_ratio={self.window_max_step_ratio}: expected at least 1, or None"
-            )
 
     def _check_effects(self) -> None:
         if self.tolerance is not None and not self.takes("tolerance"):
@@ -145,21 +137,6 @@ class ShufflerSettings:
         if self.max_rows is not None and self.equal_rows:
             raise ValueError(f"max_rows={self.max_rows} has no effect with equal_rows=True")
 
-    def _check_window(self) -> None:
-        if self.window == 1:
-            if self.window_max_step_ratio is not None:
-                raise ValueError(
-                    f"window_max_step_ratio={self.window_max_step_ratio} has no effect with window=1"
-                )
-            return
-        for name in ("partitioner", "tolerance", "max_rows", "max_tokens", "group_feature"):
-            value, default = getattr(self, name), getattr(ShufflerSettings, name)
-            if value != default:
-                raise ValueError(
-                    f"{name}={value!r} has no effect with window={self.window}, which balance_window places: "
-                    "leave it out"
-                )
-
     def _check_split(self) -> None:
         if not self.split:
             return
@@ -167,13 +144,24 @@ class ShufflerSettings:
             raise ValueError(
                 "split=True: a piece takes a row, and rows follow the load; set equal_rows=False"
             )
-        for name in ("window", "max_tokens_per_micro_batch"):
-            value = getattr(self, name)
-            if value != getattr(ShufflerSettings, name):
-                raise ValueError(
-                    f"split=True: pieces of a sample are computed at once, and {name}={value} divides a step "
-                    "or joins several; leave it out"
-                )
+        if self.max_tokens_per_micro_batch is not None:
+            raise ValueError(
+                "split=True: pieces of a sample are computed at once, and max_tokens_per_micro_batch="
+                f"{self.max_tokens_per_micro_batch} divides a step; leave it out"
+            )
+
+
+def _check_no_window(window: int, max_step_ratio: float | None) -> None:
+    """Refuses to plan several steps together, and names what else balances them."""
+    if window == 1 and max_step_ratio is None:
+        return
+    given = f"window={window!r}" if window != 1 else f"window_max_step_ratio={max_step_ratio!r}"
+    raise ValueError(
+        f"{given}: each step is planned by itself; leave it out. Where steps stay unbalanced, cut long "
+        "samples into pieces (split=True), give each rank more rows, or load samples of similar length "
+        "together (commons.datasets.BucketSampler). Code that holds several batches can divide them by "
+        "commons.partition.balance_window over steps, and commons.distributed.split_balanced over ranks"
+    )
 
 
 @functools.cache

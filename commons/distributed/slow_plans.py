@@ -40,7 +40,7 @@ class SlowPlans:
             return
         counting, placing, busy = 1e3 * np.median(self._times, axis=0)
         self._times.clear()
-        planning = (counting + placing) / self._settings.window
+        planning = counting + placing
         if planning > busy:
             self._steps_to_skip = np.inf
             slow = f"make {self._shuffler}.get_workloads faster"
@@ -54,8 +54,6 @@ def _faster(settings: ShufflerSettings) -> str:
     """Returns what to set, for a faster placement."""
     if settings.split:
         return "set split=False (TrainerArgs.balance_split)"
-    if settings.window > 1:
-        return f"lower window={settings.window} (TrainerArgs.balance_window)"
     if settings.partitioner == "longest_processing_time":
         return "balance among fewer ranks, as those of one node, with process_group="
     remedy = 'set partitioner="longest_processing_time" (TrainerArgs.balance_partitioner)'

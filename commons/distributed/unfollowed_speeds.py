@@ -29,7 +29,7 @@ def what_keeps_loads(plan: ShufflePlan, settings: ShufflerSettings) -> str | Non
     """Returns the setting that keeps loads from following speeds, and what to do about it.
 
     Args:
-        plan: of one step that falls behind, among ranks that exchange samples.
+        plan: of a step that falls behind, among ranks that exchange samples.
         settings: that it was made by.
 
     Returns:
@@ -37,7 +37,7 @@ def what_keeps_loads(plan: ShufflePlan, settings: ShufflerSettings) -> str | Non
     """
     if _gains(plan, settings.equal_rows):
         partitioner = settings.partitioner
-        if settings.window == 1 and (partitioner == "karmarkar_karp" or not settings.takes("speeds")):
+        if partitioner == "karmarkar_karp" or not settings.takes("speeds"):
             return f'{partitioner=} does not take speeds into account. Choose "rebalance"'
         if settings.tolerance is not None and settings.tolerance > _FOLLOWED:
             return f"tolerance={settings.tolerance} does not ask for it. Lower it"
@@ -53,5 +53,5 @@ def _gains(plan: ShufflePlan, equal_size: bool) -> bool:
     """Whether the slowest rank takes clearly less time without limits of rows and tokens."""
     found = refined(plan.workloads, plan.num_ranks, equal_size, speeds=plan.speeds)
     return imbalance(plan.workloads, found, plan.speeds) * (1 + _FOLLOWED) < relative_to_mean(
-        plan.loads[:, 0], plan.speeds
+        plan.loads, plan.speeds
     )

@@ -51,48 +51,30 @@ class KindsOfValues:
             self._agreed.add(schema)
 
 
-def return_steps(
-    values: Sequence[Any],
+def return_values(
+    values: Any,
     plan: ShufflePlan,
     group: RankGroup,
     sample_rows: SampleRows,
     kinds: KindsOfValues,
-) -> list[Any]:
-    """Returns the values of each step to the batches that this rank loaded; one row where it had none.
-
-    Collective.
+) -> Any:
+    """Returns the values to the batch that this rank loaded; one row if it had none. Collective.
 
     Args:
-        values: of each step of the plan, as `BatchShuffler.unshuffle` takes them.
+        values: as `BatchShuffler.unshuffle` takes them.
         plan: the placement within the group.
         group: the ranks.
         sample_rows: reads the rows of values.
         kinds: for ranks to agree on what they return.
     """
-    if len(values) != plan.num_steps:
-        raise ValueError(
-            f"unshuffle got values of {len(values)} steps, the plan has {plan.num_steps}: give it "
-            "a list with those of each step"
-        )
-    at_home = [
-        _rows_at_home(of_step, step, group, sample_rows, kinds)
-        for of_step, step in zip(values, plan.steps, strict=True)
-    ]
-    sources, elements = [rows for rows, _ in at_home], np.concatenate([of_step for _, of_step in at_home])
-    kind = values[0][0] if plan.in_micro_batches and isinstance(values[0], list) else values[0]
-    returned = []
+    rows = _rows_at_home(values, plan, group, sample_rows, kinds)
+    num_rows = int(plan.batch_sizes[group.rank])
     if plan.pieces is not None:
         starts = plan.starts_sample[plan.loaded_by(group.rank)]
-        rows = _joined_pieces(sources[0], starts)
-        num_rows = int(plan.batch_sizes[group.rank].sum() - (~starts).sum())
-        return [sample_rows.unpacked(kind, rows, max(num_rows, 1))]
-    for batch, batch_size in enumerate(plan.batch_sizes[group.rank].tolist()):
-        chosen = plan.rows_of_batch(group.rank, batch)
-        rows = sources[0]
-        if plan.num_steps > 1:
-            rows = gather_rows(sources, chosen, elements[chosen].sum(0).tolist())
-        returned.append(sample_rows.unpacked(kind, rows, max(batch_size, 1)))
-    return returned
+        rows = _joined_pieces(rows, starts)
+        num_rows -= int((~starts).sum())
+    kind = values[0] if plan.in_micro_batches and isinstance(values, list) else values
+    return sample_rows.unpacked(kind, rows, max(num_rows, 1))
 
 
 def _joined_pieces(rows: PackedRows, starts: np.ndarray) -> PackedRows:
@@ -120,21 +102,19 @@ def _joined_pieces(rows: PackedRows, starts: np.ndarray) -> PackedRows:
 
 def _rows_at_home(
     values: Any, plan: ShufflePlan, group: RankGroup, sample_rows: SampleRows, kinds: KindsOfValues
-) -> tuple[PackedRows, np.ndarray]:
-    """Returns the real rows that this rank brought to a step, and their elements, int64
-    `[rows, jagged fields]`."""
+) -> PackedRows:
+    """Returns the values of the real rows that this rank loaded, in their order."""
     rank = group.rank
     held, at_home = plan.computed_by(rank), plan.loaded_by(rank)
     if plan.in_micro_batches and isinstance(values, list):
         packed = _joined(values, plan.micro_batches_on(rank), sample_rows)
     else:
-        packed = _packed(values, int(plan.num_placed[rank]), int(plan.rows[rank, 0]), sample_rows)
+        packed = _packed(values, int(plan.num_placed[rank]), int(plan.rows[rank]), sample_rows)
+    elements = row_elements(packed.lengths[:, : len(held)].cpu(), packed.schema).numpy()
     if group.num_ranks == 1:
-        elements = row_elements(packed.lengths[:, : len(held)].cpu(), packed.schema).numpy()
-        return gather_rows([packed], np.arange(len(held)), elements.sum(0).tolist()), elements
+        return gather_rows([packed], np.arange(len(held)), elements.sum(0).tolist())
     kinds.check(packed.schema)
     to, come_from = plan.home[held], plan.destination[at_home]
-    elements = row_elements(packed.lengths[:, : len(held)].cpu(), packed.schema).numpy()
     elements_to_come = np.zeros((len(at_home), 0), dtype=np.int64)
 
     def transferred(sent: PackedRows, elements: np.ndarray, elements_to_come: np.ndarray) -> PackedRows:
@@ -150,7 +130,7 @@ def _rows_at_home(
         counted = PackedRows.pack(counts, RowSchema.of(counts), len(held))
         counted = transferred(counted, elements[:, :0], elements_to_come)
         elements_to_come = counted.unpack()[_COUNTS].cpu().numpy()
-    return transferred(packed, elements, elements_to_come), elements_to_come
+    return transferred(packed, elements, elements_to_come)
 
 
 def _joined(values: Sequence[Any], rows_of_each: Sequence[np.ndarray], sample_rows: SampleRows) -> PackedRows:

@@ -87,7 +87,7 @@ def check_placed_samples(channel: Channel, plan: ShufflePlan, loaded: PackedRows
             "are not as long as planned"
         )
     for number in np.flatnonzero(table[:, 2:].sum(0))[:1]:
-        home, _, row = plan.where_loaded(number)
+        home, row = plan.where_loaded(number)
         raise RuntimeError(
             f"row {row} of rank {home} of the ranks to balance among has other contents after the exchange, "
             f"on rank {plan.destination[number]} of them"

@@ -6,7 +6,7 @@ import functools
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,45 +37,28 @@ class _Step:
     """A step on its way.
 
     Attributes:
-        number: of the step in its window.
         batch: this rank's, on the host; None once it was handed out.
-        window: the placement of all ranks, in all steps that were planned together.
-        group_window: the same among the ranks that exchange with this one.
+        everyone: the placement of all ranks.
+        plan: the same among the ranks that exchange with this one.
         posted: int64 `[all ranks]`, what ranks posted when this was planned.
         plan_wait_seconds, exchange_seconds: as in the report.
         pieces: places of the rows in their samples, where one is cut.
     """
 
-    number: int
     batch: Any
-    window: ShufflePlan
-    group_window: ShufflePlan
+    everyone: ShufflePlan
+    plan: ShufflePlan
     posted: np.ndarray
     plan_wait_seconds: float = 0.0
     exchange_seconds: float = 0.0
     pieces: PlacedPieces | None = None
-
-    @property
-    def plan(self) -> ShufflePlan:
-        """The placement of this step among the ranks that exchange with this one."""
-        return self.group_window.steps[self.number]
-
-    @property
-    def loss_tokens(self) -> int:
-        """Loss tokens of this step on all ranks."""
-        return self.window.loss_tokens_of_step(self.number)
-
-    @property
-    def mean_loss_tokens(self) -> float:
-        """Loss tokens of the mean step of the window on all ranks."""
-        return self.window.num_loss_tokens / self.window.num_steps
 
 
 class ShuffleStage:
     """Plans host batches ahead, exchanges device batches, and scales the loss, in the order of the loader.
 
     Collectives per step: on the main thread, that of the shuffler's exchange; in the planning thread, one
-    all-gather of host numbers over all ranks per window.
+    all-gather of host numbers over all ranks.
 
     Args:
         shuffler: places samples on ranks; it serves this stage alone, until `reset` or the loaders' end.
@@ -91,7 +74,7 @@ class ShuffleStage:
 
     Raises:
         TypeError: `shuffler` is not a BatchShuffler.
-        ValueError: an unknown reduction, or "global_mean" with micro-batches or a window.
+        ValueError: an unknown reduction, or "global_mean" with micro-batches.
     """
 
     def __init__(
@@ -104,12 +87,10 @@ class ShuffleStage:
             )
         check_reduction(loss_reduction)
         settings = shuffler.settings
-        if loss_reduction == "global_mean" and (
-            settings.window > 1 or settings.max_tokens_per_micro_batch is not None
-        ):
+        if loss_reduction == "global_mean" and settings.max_tokens_per_micro_batch is not None:
             raise ValueError(
-                'loss_reduction="global_mean" is for a whole step: with micro-batches or a window return the '
-                'mean over the loss tokens that the model was given, and use "mean"'
+                'loss_reduction="global_mean" is for a whole step: with micro-batches return the mean over '
+                'the loss tokens that the model was given, and use "mean"'
             )
         self.loss_reduction = str(loss_reduction)
         self._shuffler = shuffler
@@ -118,8 +99,8 @@ class ShuffleStage:
             (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
         )
         self._planner = shuffler.planner_of_all_ranks()
-        self._ahead: PlanAhead[_Step] = PlanAhead(self._plan, settings.window, self._prepare, device)
-        self._memory = LoadedMemory(shuffler.sample_rows, settings.window)
+        self._ahead: PlanAhead[_Step] = PlanAhead(self._plan, self._prepare, device)
+        self._memory = LoadedMemory(shuffler.sample_rows)
         self._slow_plans = SlowPlans(self._planner, settings, type(shuffler).__name__)
         self._planned: deque[_Step] = deque()
         self._exchanged: deque[_Step] = deque()
@@ -130,8 +111,7 @@ class ShuffleStage:
     def next_batch(self, loader: Iterator[Any]) -> Any | None:
         """Returns this rank's host batch of the next step; None once all loaders have ended.
 
-        A rank whose loader has ended, or that brings nothing to the step, gets the shuffler's
-        `padding_batch`.
+        A rank whose loader has ended gets the shuffler's `padding_batch`.
         """
         try:
             planned = self._ahead.next_step(loader)
@@ -169,13 +149,13 @@ class ShuffleStage:
         Returns:
             The loss to run backward on, and the output of the step. Data-parallel training averages gradients
             over ranks. The loss is scaled so that this average is the gradient of the mean over all loss
-            tokens of the step (in a window, of its mean step), whichever rank they are on. Without any loss
-            token it is 0. In micro-batches, the output is a list with one for each, and only the tables'
-            backward is left to do. Without samples, what has one row in the output has none.
+            tokens of the step, whichever rank they are on. Without any loss token it is 0. In micro-batches,
+            the output is a list with one for each, and only the tables' backward is left to do. Without
+            samples, what has one row in the output has none.
         """
         step = self._exchanged[0]
-        plan = step.plan
-        scale = self._num_ranks / step.mean_loss_tokens if step.mean_loss_tokens else 0.0
+        plan, loss_tokens = step.plan, step.everyone.num_loss_tokens
+        scale = self._num_ranks / loss_tokens if loss_tokens else 0.0
         if plan.in_micro_batches:
             loss, total, output = run_micro_batches(
                 model, batch, self._shuffler, plan, self.loss_reduction, scale
@@ -183,7 +163,7 @@ class ShuffleStage:
         else:
             losses, output = losses_and_output(model(batch))
             of_rank = plan.loss_tokens_on(self._shuffler.group.rank)
-            total = loss_sum(losses, self.loss_reduction, of_rank, step.loss_tokens / self._num_ranks)
+            total = loss_sum(losses, self.loss_reduction, of_rank, loss_tokens / self._num_ranks)
             loss, total = total * scale, total.detach()
             is_copy = not (plan.num_placed[self._shuffler.group.rank] or knows_padding(batch))
             if is_copy and not model.training:
@@ -192,7 +172,7 @@ class ShuffleStage:
             step.pieces.check_read()
         self._exchanged.popleft()  # not before: a step that raises may be tried again
         self._computed = step
-        return loss, (total, step.loss_tokens, output)
+        return loss, (total, loss_tokens, output)
 
     def reset(self) -> None:
         """Drops the steps on their way, as a pipeline does with its batches; all ranks have to."""
@@ -210,9 +190,8 @@ class ShuffleStage:
         """
         step = self.last_step
         return BalanceReport.of(
-            step.window,
+            step.everyone,
             self._shuffler.settings.equal_rows,
-            step.number,
             self._shuffler.traffic(step.plan),
             step.plan_wait_seconds,
             step.exchange_seconds,
@@ -235,7 +214,7 @@ class ShuffleStage:
         if span is not None and self.learning is not None:
             waited = 0.0 if step.pieces is None else step.pieces.seconds
             time = span if step.pieces is None else max(span.seconds() - waited, 0.0)
-            self.learning.record(step.window, step.number, time)
+            self.learning.record(step.everyone, time)
 
     def learning_state(self) -> dict[str, bytes]:
         """Returns what was learned, and this rank's times that no plan has used yet; empty without learning.
@@ -245,11 +224,8 @@ class ShuffleStage:
         learning = self.learning
         if learning is None:
             return {}
-        next_plan = 0
-        if self._computed is not None:
-            step = self._computed
-            next_plan = learning.number_of(step.window) + (step.number + 1 == step.window.num_steps)
-        return learning.saved(next_plan)
+        last = self._computed
+        return learning.saved(0 if last is None else learning.number_of(last.everyone) + 1)
 
     @property
     def rank(self) -> int:
@@ -271,24 +247,20 @@ class ShuffleStage:
             _warn_of_device_batches()
         return host, batch
 
-    def _plan(self, loaded: Sequence[tuple[Any, Any]], failure: Exception | None) -> list[_Step]:
-        """Plans a window; in the planning thread."""
+    def _plan(self, loaded: tuple[Any, Any] | None, failure: Exception | None) -> _Step | None:
+        """Plans a step; in the planning thread."""
         self._shuffler.reserve()
-        on_host = [host for host, _ in loaded]
-        window = self._shuffler.plan_with(self._planner, on_host, failure, self.post)
-        if not window.has_batch:
-            return []
-        group_window = window.within(np.array(self._shuffler.group.ranks))
-        steps = []
-        for number in range(window.num_steps):
-            batch = self._shuffler.batch_for_step(on_host, group_window, number)
-            as_loaded = [given for host, given in loaded if host is batch]
-            batch = as_loaded[0] if as_loaded else batch  # what came on the device stays there
-            if self.loss_reduction == "global_mean":
-                check_global_mean(window.steps[number].num_placed, knows_padding(batch))
-            posted = self._planner.posted
-            steps.append(_Step(number, batch, window, group_window, posted))
-        return steps
+        on_host, given = loaded or (None, None)
+        everyone = self._shuffler.plan_with(self._planner, on_host, failure, self.post)
+        if not everyone.has_batch:
+            return None
+        plan = everyone.within(np.array(self._shuffler.group.ranks))
+        batch = self._shuffler.batch_for_step(on_host, plan)
+        if batch is on_host:
+            batch = given  # what came on the device stays there
+        if self.loss_reduction == "global_mean":
+            check_global_mean(everyone.num_placed, knows_padding(batch))
+        return _Step(batch, everyone, plan, self._planner.posted)
 
 
 @functools.cache

@@ -106,11 +106,6 @@ class _WithStage:
         """The placement of the last step among the ranks that balance together, for `unshuffle`."""
         return self._stage.last_step.plan
 
-    @property
-    def window_plan(self) -> ShufflePlan:
-        """The placement of all steps that were planned together with the last, for `unshuffle_window`."""
-        return self._stage.last_step.group_window
-
     def post(self, read: Callable[[], int]) -> None:
         """Lets every rank read a number of this one's with each plan, which costs no collective.
 
@@ -142,8 +137,8 @@ class SequentialTrainPipeline(_WithStage, TrainPipeline):
 
     Raises:
         TypeError: `batch_shuffler` is missing, or not a BatchShuffler.
-        ValueError: an unknown `loss_reduction`, or "global_mean" with micro-batches or a window; or an
-            argument of TorchRec's pipelines is given.
+        ValueError: an unknown `loss_reduction`, or "global_mean" with micro-batches; or an argument of
+            TorchRec's pipelines is given.
     """
 
     def __init__(

@@ -158,10 +158,6 @@ class SampleRows:
         """Returns whether a batch's rows are in pinned memory."""
         return self._any_tensor(batch).is_pinned()
 
-    def pinned_like(self, batch: Batch, model: Any) -> Batch:
-        """Returns the batch in pinned memory if `model` is, so that its copy to the device need not wait."""
-        return containers.pinned(batch) if self.is_pinned(model) else batch
-
     def _any_tensor(self, batch: Any) -> torch.Tensor:
         value = next(iter(self.per_sample_fields(batch).values()))
         return value if isinstance(value, torch.Tensor) else value.values()

@@ -25,8 +25,7 @@ class Recovery:
     If no checkpoint is due within the run, it only reads `ckpt_load_dir`. Construction is collective.
 
     Args:
-        args: `ckpt_save_interval`, `ckpt_save_dir`, `ckpt_load_dir`, `ckpt_keep` and the window. Checkpoints
-            are only written at a window's end: within one, steps hold samples loaded for other steps.
+        args: `ckpt_save_interval`, `ckpt_save_dir`, `ckpt_load_dir` and `ckpt_keep`.
         state: the state to save and restore.
         vote: tells all ranks about a request to stop.
         num_steps: steps of the run, including those before the checkpoint it starts from.
@@ -39,7 +38,6 @@ class Recovery:
         self._state = state
         self._vote = vote
         self._interval = args.ckpt_save_interval
-        self._window = args.balance_window if args.enable_balanced_shuffler else 1
         if self._interval > num_steps:
             warn_once(
                 f"TrainerArgs.ckpt_save_interval = {self._interval} is beyond the run's {num_steps} steps: "
@@ -48,7 +46,7 @@ class Recovery:
         saves = args.saves_within(num_steps)
         self._saves = Checkpoints(Path(args.ckpt_save_dir), args.ckpt_keep) if saves else None
         self._loads = Checkpoints(Path(args.ckpt_load_dir)) if args.ckpt_load_dir else None
-        self._first_step = self._last_saved = 0
+        self._last_saved = 0
         self._stall_seconds = 0.0  # of the last save
         self.restored: Path | None = None
 
@@ -72,7 +70,7 @@ class Recovery:
                 for change in self._state.restore(checkpoints, newest):
                     warn_once(f"training goes on with {change}")
                 self.restored = newest
-                self._first_step = self._last_saved = step_of(newest)
+                self._last_saved = step_of(newest)
                 return
         if self._loads is not None:
             raise FileNotFoundError(f"TrainerArgs.ckpt_load_dir = {self._loads.path}: there is no checkpoint")
@@ -111,8 +109,6 @@ class Recovery:
         if self._saves is None:
             return False
         step = self._state.progress.step
-        if (step - self._first_step) % self._window and not is_last:
-            return False
         if requested or is_last or step - self._last_saved >= self._interval:
             start = time.perf_counter()
             self._vote.finish()

@@ -29,8 +29,7 @@ class StepVote:
 
     A rank's vote is a number that travels with the gather of each plan: `pipeline.post(vote.read)`, and
     `pipeline.posted` to `after_step`. So it takes no collective per step, and nothing waits for it. All ranks
-    learn of it in the same step, mostly two after (with a window, up to a window later). `finish` takes one
-    all-gather. Construction is collective.
+    learn of it in the same step, mostly two after. `finish` takes one all-gather. Construction is collective.
     """
 
     def __init__(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, fields
+from dataclasses import InitVar, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -48,8 +48,8 @@ class TrainerArgs:
         enable_balanced_shuffler: whether samples move between ranks to balance their loads.
         batch_shuffler: registered name of the shuffler; empty for the model's own.
         balance_partitioner, balance_tolerance, balance_equal_rows, balance_max_tokens, balance_group_feature,
-            balance_window, balance_window_max_step_ratio, balance_exchange, balance_verify, balance_split,
-            balance_speed_limit, max_tokens_per_micro_batch: see `ShufflerSettings`.
+            balance_exchange, balance_verify, balance_split, balance_speed_limit, balance_window,
+            balance_window_max_step_ratio, max_tokens_per_micro_batch: see `ShufflerSettings`.
         balance_cost: cost of a sample: "flops" for the shuffler's workloads; "learned" for times that follow
             the training's steps, and ranks of unequal speed; or a file of measured costs as written by a
             calibration.
@@ -90,8 +90,6 @@ class TrainerArgs:
     balance_equal_rows: bool = ShufflerSettings.equal_rows
     balance_max_tokens: int | None = ShufflerSettings.max_tokens
     balance_group_feature: str | None = ShufflerSettings.group_feature
-    balance_window: int = ShufflerSettings.window
-    balance_window_max_step_ratio: float | None = ShufflerSettings.window_max_step_ratio
     balance_cost: str = FLOPS
     balance_exchange: str = ShufflerSettings.exchange
     balance_verify: bool = ShufflerSettings.verify
@@ -103,8 +101,10 @@ class TrainerArgs:
     peak_tflops: float | None = None
     top_k_for_generation: int = 10
     eval_metrics: tuple[str, ...] = ("HitRate@10", "Recall@10", "NDCG@10")
+    balance_window: InitVar[int] = 1
+    balance_window_max_step_ratio: InitVar[float | None] = None
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, balance_window: int, balance_window_max_step_ratio: float | None) -> None:
         check_types(self)
 
         def check(fits: bool, name: str, expected: str) -> None:
@@ -146,15 +146,7 @@ class TrainerArgs:
                     "a file written by a calibration"
                 )
             MeasuredCost.load(Path(self.balance_cost))
-        _check_shuffler_settings(self)
-        saves = self.saves_within(self.max_train_iters or interval)
-        if saves and self.pipeline_type == "prefetch" and self.enable_balanced_shuffler:
-            # This pipeline drains before an evaluation, and starts a new window after it.
-            check(
-                self.eval_interval % self.balance_window == 0,
-                "eval_interval",
-                f"a multiple of balance_window = {self.balance_window}, with checkpoints and prefetch",
-            )
+        _check_shuffler_settings(self, balance_window, balance_window_max_step_ratio)
 
     def saves_within(self, num_steps: int) -> bool:
         """Returns whether a checkpoint is due within `num_steps` steps."""
@@ -216,14 +208,15 @@ class TrainerArgs:
         return [(name, value) for name, value, default in values if value != default]
 
 
-def _check_shuffler_settings(args: TrainerArgs) -> None:
+def _check_shuffler_settings(args: TrainerArgs, window: int, window_max_step_ratio: float | None) -> None:
     """Raises the error of `ShufflerSettings` as a ValueError with the names of TrainerArgs."""
-    names = {field.name: f"balance_{field.name}" for field in fields(ShufflerSettings)}
+    of_window = {"window": window, "window_max_step_ratio": window_max_step_ratio}
+    of_fields = {field.name: f"balance_{field.name}" for field in fields(ShufflerSettings)}
+    names = of_fields | {name: f"balance_{name}" for name in of_window}
     names["max_tokens_per_micro_batch"] = "max_tokens_per_micro_batch"
+    given = {name: getattr(args, field) for name, field in names.items() if hasattr(args, field)}
     try:
-        ShufflerSettings(
-            **{name: getattr(args, field) for name, field in names.items() if hasattr(args, field)}
-        )
+        ShufflerSettings(**given | of_window)
     except (KeyError, ValueError) as error:
         # Messages write settings as name=value, or after "unknown" as name 'value'.
         settings = rf"(unknown )?\b({'|'.join(names)})(?: ?= ?| (?='))"

@@ -42,5 +42,5 @@ def advise_on_gin_file(path: Path) -> tuple[int, str, str]:
     os.chdir(REPOSITORY)
     gin.clear_config()
     with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
-        code = main([str(path), "--ranks", "2", "--window", "1", "--json"])
+        code = main([str(path), "--ranks", "2", "--json"])
     return code, out.getvalue(), err.getvalue()

@@ -23,7 +23,6 @@ SETTINGS = {
     "refined": ShufflerSettings(partitioner="refined"),
     "rebalance": ShufflerSettings(),
     "rebalance_groups": ShufflerSettings(group_feature="user"),
-    "window": ShufflerSettings(window=4),
 }
 
 
@@ -42,20 +41,16 @@ def path(ids: list[list[int]], tmp_path_factory: pytest.TempPathFactory) -> Path
     return path
 
 
-@pytest.mark.parametrize(("num_samples", "multiple_of"), [(1003, 1), (1003, 3), (5000, 4), (90, 4)])
-def test_steps_in_order_are_those_of_a_loader_that_does_not_shuffle(num_samples: int, multiple_of: int):
+@pytest.mark.parametrize("num_samples", [90, 1003, 50_000])
+def test_steps_in_order_are_those_of_a_loader_that_does_not_shuffle(num_samples: int):
     numbers = np.arange(num_samples)
-    steps = draw_steps(numbers, numbers, numbers, 4, 10, multiple_of, in_order=True)
+    steps = draw_steps(numbers, numbers, numbers, 4, 10, in_order=True)
     of_epoch = numbers[: num_samples // 40 * 40].reshape(-1, 4, 10)
     step = steps.numbers[:, 0, 0] // 40
     np.testing.assert_array_equal(steps.numbers, of_epoch[step])
-    assert len(step) % multiple_of == 0
-    in_windows = step.reshape(-1, multiple_of)
-    assert np.isin(np.diff(in_windows), (1, 1 - len(of_epoch))).all()
-    if len(of_epoch) >= multiple_of:
-        assert len(np.unique(step)) == len(step)
-        assert steps.num_epochs == 1
-        assert step.max() - step.min() == len(of_epoch) - 1  # spread over the file
+    assert len(np.unique(step)) == len(step)
+    assert steps.num_epochs == 1
+    assert step.max() - step.min() == len(of_epoch) - 1  # spread over the file
 
 
 def test_unique_ids_are_those_of_training(path: Path, ids: list[list[int]]):
@@ -65,25 +60,19 @@ def test_unique_ids_are_those_of_training(path: Path, ids: list[list[int]]):
     tokens = 2 * lengths + 1
     work = HSTUFlops(2, 64, 2, 32).per_sample(tokens)
     user = np.arange(len(ids)) // PER_USER
-    steps = draw_steps(work, tokens, 24 * lengths, RANKS, ROWS, 4, in_order=True)
+    steps = draw_steps(work, tokens, 24 * lengths, RANKS, ROWS, in_order=True)
     loaded = None
     for name, settings in {"as_loaded": None, **SETTINGS}.items():
         unique = []
-        window = 1 if settings is None else settings.window
-        for first in range(0, len(steps.numbers), window):
-            numbers = steps.numbers[first : first + window].swapaxes(0, 1).ravel()
-            rows = np.full((RANKS, window), ROWS)
+        for numbers in steps.numbers.reshape(-1, RANKS * ROWS):
+            rows = np.full(RANKS, ROWS)
             of_rows = tokens[numbers]
             counts = (work[numbers], of_rows, of_rows, of_rows[:, None], 24 * lengths[numbers])
             groups = user[numbers] if name == "rebalance_groups" else None
             samples = LoadedSamples(rows, rows, *counts, of_rows[:, None], groups=groups)
-            rank, step = samples.home, samples.batch_of
-            if settings is not None:
-                plan = place(samples, settings)
-                rank, step = plan.destination, plan.step
-            for of_step in range(window):
-                on_ranks = [numbers[(step == of_step) & (rank == of_rank)] for of_rank in range(RANKS)]
-                unique.append([len({i for sample in of_rank for i in ids[sample]}) for of_rank in on_ranks])
+            rank = samples.home if settings is None else place(samples, settings).destination
+            on_ranks = [numbers[rank == of_rank] for of_rank in range(RANKS)]
+            unique.append([len({i for sample in of_rank for i in ids[sample]}) for of_rank in on_ranks])
         per_rank, of_most = np.mean(unique), np.max(unique, axis=1).mean()
         loaded = loaded or (per_rank, of_most)
         assert figures[name]["unique_ids"] == {
@@ -108,7 +97,7 @@ def test_ids_are_counted_in_as_many_steps_as_take_little_time(path: Path, monkey
     monkeypatch.setattr(prediction, "IDS_TO_COUNT", 1)
     (case,) = advise_on(path, "--ids", "ids", *RUN)["cases"]
     for name, figures in by_name(case).items():
-        assert name == "split" or figures["unique_ids"]["steps"] == 4  # one window
+        assert name == "split" or figures["unique_ids"]["steps"] == 1
 
 
 @pytest.mark.parametrize("options", [[], ["--ids", "ids"], ["--groups", "user"]])

@@ -235,7 +235,7 @@ CASES = {
         ["good.npy", *MODEL, "--num-layers", "1000000", "--hidden-size", "1000000"],
         "more than 2^62",
     ),
-    "too large a window": (["good.npy", *MODEL, "--window", "9" * 20], "--window", "at most"),
+    "too many extra tokens": (["good.npy", *MODEL, "--extra-tokens", "9" * 20], "--extra-tokens", "at most"),
     "too large a step": (
         ["good.npy", *MODEL, "--ranks", "1000000", "--rows-per-rank", "1000000"],
         "in a step",

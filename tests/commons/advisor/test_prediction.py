@@ -24,25 +24,24 @@ from commons.perf_model.measured_cost import MeasuredCost
 from commons.sequence_batch.row_schema import RowSchema
 from tests.commons.advisor.command import advise, by_name, heavy_tailed
 
-RANKS, ROWS, WINDOW = 8, 64, 4
+RANKS, ROWS = 8, 64
 LENGTHS = heavy_tailed(30_000)
 SETTINGS = {
     "karmarkar_karp": ShufflerSettings(partitioner="karmarkar_karp"),
     "refined": ShufflerSettings(partitioner="refined"),
     "rebalance": ShufflerSettings(),
-    "window": ShufflerSettings(window=WINDOW),
 }
 
 
-def drawn(lengths: np.ndarray, ranks: int, rows: int = 32, multiple_of: int = 1) -> DrawnSteps:
+def drawn(lengths: np.ndarray, ranks: int, rows: int = 32) -> DrawnSteps:
     tokens = 2 * lengths + 1
     workloads = HSTUFlops(2, 64, 2, 32).per_sample(tokens)
-    return draw_steps(workloads, tokens, 24 * lengths, ranks, rows, multiple_of)
+    return draw_steps(workloads, tokens, 24 * lengths, ranks, rows)
 
 
 @pytest.fixture(scope="module")
 def steps() -> DrawnSteps:
-    return drawn(LENGTHS, RANKS, ROWS, WINDOW)
+    return drawn(LENGTHS, RANKS, ROWS)
 
 
 @pytest.fixture(scope="module")
@@ -53,11 +52,11 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 def test_steps_are_drawn_without_replacement():
     numbers = np.arange(1000)
-    steps = draw_steps(numbers, numbers, numbers, 8, 10, 3)
-    assert steps.workloads.shape == (18, 8, 10)  # at least 16, and a multiple of 3
+    steps = draw_steps(numbers, numbers, numbers, 8, 10)
+    assert steps.workloads.shape == (16, 8, 10)
     assert len(np.unique(steps.workloads[:12])) == 960
     assert steps.num_epochs == 2
-    again = draw_steps(numbers, numbers, numbers, 8, 10, 3)
+    again = draw_steps(numbers, numbers, numbers, 8, 10)
     np.testing.assert_array_equal(steps.workloads, again.workloads)
 
 
@@ -65,37 +64,28 @@ def test_steps_are_drawn_without_replacement():
 def test_strategies_place_samples_as_training_does(name: str, case: dict[str, Any], steps: DrawnSteps):
     settings, figures = SETTINGS[name], by_name(case)[name]
     assert case["steps_drawn"] == len(steps.workloads)
-    num_loaded = np.full((RANKS, settings.window), ROWS)
-    home = np.repeat(np.arange(RANKS), ROWS * settings.window)
+    num_loaded, home = np.full(RANKS, ROWS), np.repeat(np.arange(RANKS), ROWS)
     loads, tokens_of, sent, moved = [], [], [], []
-    for first in range(0, len(steps.workloads), settings.window):
-        # Rank by rank, and of each rank batch by batch.
-        work, tokens, sizes = (
-            np.concatenate([of[first : first + settings.window, rank].ravel() for rank in range(RANKS)])
-            for of in (steps.workloads, steps.tokens, steps.sizes)
-        )
+    for work, tokens, sizes in zip(
+        *(of.reshape(len(of), -1) for of in (steps.workloads, steps.tokens, steps.sizes)), strict=True
+    ):
         loaded = LoadedSamples(
             num_loaded, num_loaded, work, tokens, tokens, tokens[:, None], sizes, tokens[:, None]
         )
         plan = place(loaded, settings)
-        for step in range(settings.window):
-            on_rank = [(plan.step == step) & (plan.destination == rank) for rank in range(RANKS)]
-            loads.append([work[chosen].sum() for chosen in on_rank])
-            tokens_of.append([tokens[chosen].sum() for chosen in on_rank])
-        sent.append(sizes[plan.destination != home].sum() / RANKS / settings.window)
+        loads.append([work[samples].sum() for samples in plan.partition])
+        tokens_of.append([tokens[samples].sum() for samples in plan.partition])
+        sent.append(sizes[plan.destination != home].sum() / RANKS)
         moved.append(np.mean(plan.destination != home))
-    in_windows = np.array(loads, dtype=float).reshape(-1, settings.window, RANKS)
-    ratios = in_windows.max(2).sum(1) / in_windows.mean(2).sum(1)
+    largest, mean = np.max(loads, axis=1), np.mean(loads, axis=1)
+    ratios = largest / mean
     assert figures["imbalance"]["mean"] == pytest.approx(ratios.mean(), rel=1e-12)
     assert figures["imbalance"]["std"] == pytest.approx(ratios.std(ddof=1), rel=1e-9, abs=1e-12)
-    assert figures["relative_time"] == pytest.approx(in_windows.max(2).sum() / in_windows.mean(2).sum())
+    assert figures["relative_time"] == pytest.approx(largest.sum() / mean.sum())
     assert figures["share_of_samples_moved"] == pytest.approx(np.mean(moved))
     assert figures["bytes_sent_per_rank"] == pytest.approx(np.mean(sent))
     assert figures["largest_tokens_per_rank"] == pytest.approx(np.mean(np.max(tokens_of, axis=1)))
-    of_step = in_windows.sum(2)
-    assert figures["largest_step_ratio"] == pytest.approx((of_step.max(1) / of_step.mean(1)).max())
-    assert figures["changes_step_contents"] == (settings.window > 1)
-    assert figures["host_batches_per_rank"] == settings.window + 1
+    assert figures["host_batches_per_rank"] == 2
 
 
 def hstu_cutting(flops: HSTUFlops) -> Cutting:
@@ -135,10 +125,10 @@ def test_pieces_are_those_of_training(tmp_path: Path):
     flops = HSTUFlops(2, 64, 2, 32)
     lengths = heavy_tailed(500)
     # A device that is slow enough for no step to wait for planning.
-    run = ["--ranks", str(ranks), "--rows-per-rank", str(rows), "--tflops", "0.002", "--window", "1"]
+    run = ["--ranks", str(ranks), "--rows-per-rank", str(rows), "--tflops", "0.002"]
     (case,) = advise(tmp_path, lengths, *run)["cases"]
     steps = drawn(lengths, ranks, rows)
-    loaded, settings = np.full((ranks, 1), rows), ShufflerSettings("refined", equal_rows=False, split=True)
+    loaded, settings = np.full(ranks, rows), ShufflerSettings("refined", equal_rows=False, split=True)
     imbalance, cut, pieces, tokens, slowest = [], [], [], [], []
     for work, num_tokens in zip(steps.workloads.reshape(-1, 32), steps.tokens.reshape(-1, 32), strict=True):
         items, one = num_tokens // 2, np.ones_like(num_tokens)
@@ -176,7 +166,7 @@ def test_ranks_fetch_what_their_pieces_see_and_they_do_not_hold(is_causal: bool)
     flops = HSTUFlops(1, 8, 1, 8, is_causal=is_causal)
     costs = PieceCosts(flops.per_prefix, 1, 1, 8, is_causal=is_causal)
     tokens = np.array([70, 400, 30, 500, 90, 300])
-    loaded = np.full((3, 1), 2)
+    loaded = np.full(3, 2)
     samples = LoadedSamples(
         *(loaded, loaded, flops.per_sample(tokens), tokens, tokens),
         num_elements=np.zeros((6, 0), dtype=np.int64),
@@ -218,10 +208,9 @@ def test_the_same_answer_every_time(tmp_path: Path):
 
 def test_seconds_from_tflops_and_the_exchange(tmp_path: Path):
     lengths = heavy_tailed(2000)
-    slow = ["--tflops", "0.002", "--bandwidth", "0.000001", "--ranks", "4", "--window", "1"]
+    slow = ["--tflops", "0.002", "--bandwidth", "0.000001", "--ranks", "4"]
     (case,) = advise(tmp_path, lengths, *slow)["cases"]
     figures = by_name(case)
-    assert "window" not in figures
     loads = drawn(lengths, 4).workloads.sum(-1).max(1)
     assert figures["as_loaded"]["step_seconds"] == pytest.approx(3 * loads.mean() / 2e9)
     refined = figures["refined"]
@@ -260,7 +249,7 @@ def test_a_step_waits_for_planning_that_takes_longer(tmp_path: Path):
 
 
 def test_bytes_within_a_node_take_no_time(tmp_path: Path):
-    run = ["--ranks", "4", "--window", "1", "--ranks-per-node"]
+    run = ["--ranks", "4", "--ranks-per-node"]
     in_nodes, in_one = (by_name(advise(tmp_path, heavy_tailed(2000), *run, n)["cases"][0]) for n in "24")
     assert 0 < in_nodes["refined"]["share_of_bytes_across_nodes"] < 1
     assert in_one["refined"]["exchange_seconds"] == 0

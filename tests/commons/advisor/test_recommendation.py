@@ -72,19 +72,17 @@ def test_giants_need_more_than_a_placement(tmp_path: Path):
     assert case["lower_bound"]["mean"] > 1.5
     assert "no placement of whole ones gets below" in notes
     assert "Pieces reach 1.0" in notes and "balance_split = True" in notes
-    assert "window of 4 steps reaches" in notes and "changes what each step trains on" in notes
     assert "Shorter histories" in notes
 
 
 def test_the_lines_to_paste_are_valid(tmp_path: Path):
-    (case,) = advise(tmp_path, heavy_tailed(1000), "--ranks", "4", "--window", "3")["cases"]
+    (case,) = advise(tmp_path, heavy_tailed(1000), "--ranks", "4")["cases"]
     expected = {
         "as_loaded": {},
         "karmarkar_karp": {"partitioner": "karmarkar_karp"},
         "refined": {"partitioner": "refined"},
         "rebalance": {},
         "split": {"partitioner": "refined", "equal_rows": False, "split": True},
-        "window": {"window": 3},
     }
     assert by_name(case).keys() == expected.keys()
     for name, strategy in by_name(case).items():
@@ -108,7 +106,7 @@ def test_the_lines_to_paste_are_valid(tmp_path: Path):
 )
 def test_lines_undo_what_the_gin_file_has(present: dict[str, object]):
     file = [f"TrainerArgs.{name} = {value!r}" for name, value in present.items()]
-    for strategy in strategies(1, None, splits=True)[1:]:
+    for strategy in strategies(None, splits=True)[1:]:
         lines = strategy.gin_lines(present)
         trainer = trainer_args([*file, *lines])
         assert trainer.enable_balanced_shuffler

@@ -88,7 +88,7 @@ def loaded_by(ranks: Sequence[int], batch: BaseBatch) -> tuple[LoadedSamples, Cu
     elements = np.stack(
         [_elements(fields[field.name], batch.batch_size) for field in schema.jagged_fields], 1
     )
-    sample_rows, per_rank = SampleRows(), np.array(ranks, dtype=np.int64)[:, None]
+    sample_rows, per_rank = SampleRows(), np.array(ranks, dtype=np.int64)
     samples = LoadedSamples(
         per_rank,
         per_rank,

@@ -61,11 +61,11 @@ def agreed(shuffler, labels="keyed"):
 
 
 def loaded_batch(shuffler, case):
-    """Returns this rank's first batch of the case as `plan` takes it, and as `exchange` does."""
+    """Returns this rank's batch of the case as `plan` takes it, and as `exchange` does."""
     rank = dist.get_rank()
-    if not case.batches[rank]:
+    sizes = case.batches[rank]
+    if sizes is None:
         return None, shuffler.padding_batch().to(rank_device())
-    sizes = case.batches[rank][0]
     batch = draw_batch(np.random.default_rng((case.seed, rank)), 1000 * (rank + 1), *sizes, case.labels)
     return batch, batch.to(rank_device())
 

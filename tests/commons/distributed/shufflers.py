@@ -35,7 +35,7 @@ class DictShuffler(FieldShuffler):
 
 @dataclass(frozen=True)
 class Case:
-    """Settings of a shuffler, and for each rank the rows and real rows of the batches it has left.
+    """Settings of a shuffler, and for each rank the rows and real rows of its batch; None after its end.
 
     Without `agreed_before`, the first plan of the shuffler is that of these batches.
     """
@@ -44,7 +44,7 @@ class Case:
     labels: str
     settings: dict[str, Any]
     agreed_before: bool
-    batches: tuple[tuple[tuple[int, int], ...], ...]
+    batches: tuple[tuple[int, int] | None, ...]
 
     @property
     def equal_rows(self) -> bool:
@@ -56,19 +56,17 @@ class Case:
 
     @property
     def num_real(self) -> int:
-        return sum(real for of_rank in self.batches for _, real in of_rank)
+        return sum(sizes[1] for sizes in self.batches if sizes is not None)
 
 
 @st.composite
-def cases(draw, num_ranks: int, windows: Sequence[int] = (1,), caps: Sequence[int | None] = (None,)) -> Case:
-    """Draws a case in which each rank has up to a window of batches left.
+def cases(draw, num_ranks: int, caps: Sequence[int | None] = (None,)) -> Case:
+    """Draws a case.
 
     Args:
         num_ranks: ranks that balance.
-        windows: batches to plan together.
         caps: tokens per micro-batch. A sample has up to 12; a rank that keeps to a limit has 20 or 40.
     """
-    window, cap = draw(st.sampled_from(windows)), draw(st.sampled_from(caps))
     kind = draw(st.sampled_from(["complete", "incomplete", "uneven", "one rank empty", "some ranks ended"]))
     batch_size = draw(st.integers(1, 6))
     empty = draw(st.integers(0, num_ranks - 1))
@@ -79,44 +77,35 @@ def cases(draw, num_ranks: int, windows: Sequence[int] = (1,), caps: Sequence[in
             return size, draw(st.integers(0, size))
         return size, 0 if kind == "one rank empty" and rank == empty else size
 
-    counts = [window] * num_ranks
-    if kind == "some ranks ended":
-        counts = [draw(st.integers(0, window)) for _ in counts]
     settings: dict[str, Any] = {
         "equal_rows": draw(st.booleans()),
         "exchange": draw(st.sampled_from(BOTH)),
-        "window": window,
-        "max_tokens_per_micro_batch": cap,
+        "max_tokens_per_micro_batch": draw(st.sampled_from(caps)),
+        "partitioner": draw(st.sampled_from(sorted(PARTITIONERS))),
     }
-    if window > 1:
-        settings["window_max_step_ratio"] = draw(st.sampled_from([None, 1.0, 1.5]))
-    else:
-        settings["partitioner"] = draw(st.sampled_from(sorted(PARTITIONERS)))
-        if settings["partitioner"] in LIMITED:
-            settings["max_tokens"] = draw(st.sampled_from([None, None, 20, 40]))
+    if settings["partitioner"] in LIMITED:
+        settings["max_tokens"] = draw(st.sampled_from([None, None, 20, 40]))
+    has_batch = [kind != "some ranks ended" or draw(st.booleans()) for _ in range(num_ranks)]
     return Case(
         seed=draw(st.integers(0, 10**6)),
         labels=draw(st.sampled_from(["keyed", "dense", "flat", "none"])),
         settings=settings,
         agreed_before=draw(st.booleans()),
-        batches=tuple(tuple(rows(rank) for _ in range(count)) for rank, count in enumerate(counts)),
+        batches=tuple(rows(rank) if has else None for rank, has in enumerate(has_batch)),
     )
 
 
 def planned(
     case: Case, group: dist.ProcessGroup | None = None
-) -> tuple[FieldShuffler, list[MixedBatch], ShufflePlan]:
-    """Returns this rank's shuffler, the batches it loaded, and their plan. Collective over the group."""
+) -> tuple[FieldShuffler, MixedBatch | None, ShufflePlan]:
+    """Returns this rank's shuffler, the batch it loaded, and the plan. Collective over the group."""
     shuffler = FieldShuffler(group, **case.settings, verify=group is None)
     if case.agreed_before:
         agreed(shuffler, case.labels)
     rank = shuffler.group.rank
-    rng = np.random.default_rng((case.seed, rank))
-    batches = [
-        draw_batch(rng, 1000 * (rank + 1) + 100 * number, *sizes, case.labels)
-        for number, sizes in enumerate(case.batches[rank])
-    ]
-    return shuffler, batches, shuffler.plan_window(batches)
+    rng, sizes = np.random.default_rng((case.seed, rank)), case.batches[rank]
+    batch = None if sizes is None else draw_batch(rng, 1000 * (rank + 1), *sizes, case.labels)
+    return shuffler, batch, shuffler.plan(batch)
 
 
 def check_divided(plan: ShufflePlan, cap: int) -> None:

@@ -123,15 +123,13 @@ def test_verifying_takes_one_more_to_plan_and_two_to_exchange(pools, exchange):
         assert calls == [PLANNING, PLANNING, CHECKS, PAYLOAD[exchange], CHECKS]
 
 
-def _collectives_of_windows(exchange: str, window: int, cap: int | None) -> list[list[str]]:
-    """Returns the collectives of planning and a first step, and of two ways back."""
-    settings = {"exchange": exchange, "window": window, "max_tokens_per_micro_batch": cap}
-    shuffler = agreed(FieldShuffler(**settings, verify=True))
-    batches = [lopsided_batch() for _ in range(window)]
+def _collectives_there_and_back(exchange: str, cap: int | None) -> list[list[str]]:
+    """Returns the collectives of a step, and of two ways back."""
+    shuffler = agreed(FieldShuffler(exchange=exchange, max_tokens_per_micro_batch=cap, verify=True))
+    batch = lopsided_batch()
     with recorded_collectives() as there:
-        planned = shuffler.plan_window(batches)
-        plan = planned.steps[0]
-        moved = shuffler.exchange(shuffler.batch_for_step(batches, planned, 0), plan)
+        plan = shuffler.plan(batch)
+        moved = shuffler.exchange(batch, plan)
     assert plan.moves
     with recorded_collectives() as calls, no_synchronization():
         micro_batches = shuffler.micro_batches(moved, plan)
@@ -145,10 +143,9 @@ def _collectives_of_windows(exchange: str, window: int, cap: int | None) -> list
     return [[name for name, _ in calls] for calls in counted]
 
 
-@pytest.mark.parametrize("window", [1, 2])
 @pytest.mark.parametrize("exchange", BOTH)
-def test_micro_batches_take_no_collective_and_never_wait_for_the_device(pools, exchange, window):
-    whole, divided = (pools(3).run(_collectives_of_windows, exchange, window, cap) for cap in (None, 13))
+def test_micro_batches_take_no_collective_and_never_wait_for_the_device(pools, exchange):
+    whole, divided = (pools(3).run(_collectives_there_and_back, exchange, cap) for cap in (None, 13))
     assert divided == whole
     assert all(map(len, whole[0]))
 
@@ -241,7 +238,7 @@ def test_all_to_all_sends_at_most_a_hundredth_of_an_all_gather_at_64_ranks_of_mo
         workloads = FLOPS.per_sample(tokens)
         elements = np.stack([tokens, lengths], 1)  # user, items and actions; labels
         size = 8 * elements.sum(1) + 4 * 4  # int64 values, and the lengths of four keys
-        each = np.full((ranks, 1), rows)
+        each = np.full(ranks, rows)
         loaded = LoadedSamples(each, each, workloads, tokens, lengths, elements, size, elements)
         plan = place(loaded, ShufflerSettings("rebalance"))
         sent += [EXCHANGES["all_to_all"].traffic(plan, rank).sent for rank in range(ranks)]

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from commons.distributed import BatchShuffler, IdentityShuffler
+from commons.distributed.learning import _from_bytes, _to_bytes
 from commons.distributed.loaded_samples import LoadedSamples
 from commons.distributed.shuffle_plan import ShufflePlan
 from tests.commons.distributed.errors_and_warnings import error_of, warnings_of
@@ -148,11 +149,19 @@ def _loaded(saved: dict[str, bytes], other_host: bool) -> tuple[bool, bool, list
     return state.cost.is_known, measured is not None, state.speeds.tolist()
 
 
+def _as_saved_of_windows(saved: dict[str, bytes]) -> dict[str, bytes]:
+    """Returns the state as it was saved when a plan could have several steps."""
+    arrays = _from_bytes(saved["learned"])
+    arrays["in_flight"] = arrays["in_flight"][:, None]
+    return {"learned": _to_bytes(**arrays), "times": saved["times"]}
+
+
 def test_another_number_of_ranks_or_another_host_drops_the_speeds(pools):
     (of_three, *_), (of_two, *_) = pools(3).run(_saved_by, 3), pools(2).run(_saved_by, 2)
     pool = pools(2)
     assert pool.run(_loaded, {"learned": of_three["learned"]}, False) == [(True, False, [1.0, 1.0])] * 2
     assert pool.run(_loaded, of_two, True) == [(True, False, [1.0, 1.0])] * 2
+    assert pool.run(_loaded, _as_saved_of_windows(of_two), False) == [(True, False, [1.0, 1.0])] * 2
     kept = pool.run(_loaded, of_two, False)
     assert kept[0] == kept[1] and kept[0][2][0] > 1.2 > 0.8 > kept[0][2][1]
 
@@ -198,7 +207,6 @@ def _errors() -> list[str]:
         error_of(LengthShuffler, cost="measured"),
         error_of(LengthShuffler, speed_limit=3.0),
         error_of(LengthShuffler, cost="learned", speed_limit=0.5),
-        error_of(LengthShuffler(cost="learned", window=2).record, plans[-1], 1.0),
         error_of(IdentityShuffler, cost="learned"),
         error_of(LengthShuffler(cost="learned").load_learning_state, {"times": b""}),
         error_of(shuffler.load_learning_state, shuffler.learning_state(plans[-1])),
@@ -227,7 +235,6 @@ def test_errors(pools):
         "unknown cost 'measured'",
         'speed_limit=3.0 has no effect without cost="learned"',
         "speed_limit=0.5: expected 1 to",
-        "is for steps that are planned one by one, and window=2",
         'cost="learned" has no effect on an IdentityShuffler',
         "has the keys ['times']; expected",
         "load_learning_state came after the first plan",
@@ -291,8 +298,8 @@ def _copies_of_samples() -> tuple[int, bool]:
 
     with mock.patch.object(LoadedSamples, "_of_samples", counted):
         for step in range(60):
-            plan = planner.plan([_batch(step)], None)
-            planner.learning.record(plan, 0, float(_seconds(plan, step, [1.0, 0.5, 1.0])[dist.get_rank()]))
+            plan = planner.plan(_batch(step), None)
+            planner.learning.record(plan, float(_seconds(plan, step, [1.0, 0.5, 1.0])[dist.get_rank()]))
     return copies, plan.speeds is not None
 
 

@@ -35,11 +35,11 @@ def _batch(seed: int) -> Scored:
     return Scored(features, 3, {}, scores=torch.rand(3, 4, generator=generator))
 
 
-def _loader(how: str, window: int) -> Iterator[Scored]:
+def _loader(how: str) -> Iterator[Scored]:
     """Batches of which only those of rank 1 are refilled; `in turns` in as many as may be loaded."""
     batches = [_batch(100 * dist.get_rank())]
     if how == "in turns":
-        batches = [_batch(number) for number in range(window + 1)]
+        batches = [_batch(number) for number in range(2)]
     for number in range(BATCHES):
         batch, fresh = batches[number % len(batches)], _batch(1000 + number)
         if dist.get_rank() == 1 and how in ("in place", "in turns"):
@@ -65,46 +65,45 @@ class _Model(torch.nn.Module):
         return (batch.scores @ self.weight)[: batch.num_samples], None
 
 
-def _train(how: str, window: int, own_loop: bool) -> tuple[int, str]:
+def _train(how: str, own_loop: bool) -> tuple[int, str]:
     """Steps of a loader, and the error that ended them."""
-    shuffler, steps = _Tokens(window=window), 0
+    shuffler, steps = _Tokens(), 0
 
     def loop() -> None:
         nonlocal steps
         if own_loop:
-            for batch, plan in shuffler.plan_ahead(_loader(how, window)):
+            for batch, plan in shuffler.plan_ahead(_loader(how)):
                 shuffler.exchange(batch, plan)
                 shuffler.scale(torch.zeros(()), plan, None)
                 steps += 1
             return
         model = _Model()
         pipeline = pipeline_of("none", model, torch.optim.SGD(model.parameters(), 0.1), shuffler)
-        for _ in steps_of(pipeline, _loader(how, window)):
+        for _ in steps_of(pipeline, _loader(how)):
             steps += 1
 
     error = error_of(loop)
     return steps, error
 
 
-@pytest.mark.parametrize(("window", "own_loop"), [(1, False), (3, False), (1, True)])
-def test_refilled_memory_ends_all_ranks(pools, window, own_loop):
+@pytest.mark.parametrize("own_loop", [False, True])
+def test_refilled_memory_ends_all_ranks(pools, own_loop):
     for how in REFILLED:
-        # Within a window the change is seen before any of its steps; else one step runs on wrong data.
-        for rank, (steps, error) in enumerate(pools(2).run(_train, how, window, own_loop)):
-            assert steps == (1 if window == 1 else 0)
+        for rank, (steps, error) in enumerate(pools(2).run(_train, how, own_loop)):
+            assert steps == 1  # which runs on wrong data
             field = "features.values()" if how != "in place" else "scores"
             assert error.startswith(f"ValueError: {field} of a batch changed after the loader gave it")
             assert rank == 1 or "raised on rank 1" in error
 
 
-@pytest.mark.parametrize(("window", "own_loop"), [(1, False), (3, False), (1, True)])
-def test_memory_that_does_not_change_too_early_is_fine(pools, window, own_loop):
+@pytest.mark.parametrize("own_loop", [False, True])
+def test_memory_that_does_not_change_too_early_is_fine(pools, own_loop):
     for how in FINE:
-        assert pools(2).run(_train, how, window, own_loop) == [(BATCHES, "no error")] * 2
+        assert pools(2).run(_train, how, own_loop) == [(BATCHES, "no error")] * 2
 
 
 def test_equal_contents_are_fine_whatever_holds_them():
-    memory, batch = LoadedMemory(SampleRows(), 1), _batch(0)
+    memory, batch = LoadedMemory(SampleRows()), _batch(0)
     for _ in range(3):
         batch.scores.copy_(_batch(0).scores)
         batch.features = _batch(0).features
@@ -125,7 +124,7 @@ def test_every_kind_of_tensor_is_looked_at(dtype, shape, transposed):
     if transposed:
         tensor = tensor.t().contiguous().t()
     rows = {"rows": tensor, "none": torch.zeros(shape[0], 0)}
-    memory = LoadedMemory(SampleRows(), 1)
+    memory = LoadedMemory(SampleRows())
     memory.loaded(rows)
     memory.loaded({"rows": tensor.clone()})
     rows["rows"][-1] = 1

@@ -75,14 +75,13 @@ NAMED = "row {} of a batch of {} has {} tokens, above max_tokens_per_micro_batch
 
 
 def test_a_sample_above_the_cap_is_named_once_until_a_longer_one_comes(caplog):
-    shuffler = BatchShufflerFactory.create("identity", window=2, max_tokens_per_micro_batch=20)
+    shuffler = BatchShufflerFactory.create("identity", max_tokens_per_micro_batch=20)
     named = []
-    for of_batches in ([[3, 20]], [[3, 50, 21]], [[50], [49, 30]], [[4, 8], [20, 9, 51]], [[51]]):
+    for lengths in ([3, 20], [3, 50, 21], [50, 49, 30], [20, 9, 51], [51]):
         caplog.clear()
         with caplog.at_level(logging.WARNING):
-            window = shuffler.plan_window(list(map(_histories, of_batches)))
-        for plan in window.steps:
-            check_divided(plan, 20)
+            plan = shuffler.plan(_histories(lengths))
+        check_divided(plan, 20)
         named.append([record.getMessage() for record in caplog.records])
     assert [len(messages) for messages in named] == [0, 1, 0, 1, 0]
     assert named[1][0].startswith(NAMED.format(1, "rank 0", 50))

@@ -134,7 +134,7 @@ def _exchanged(exchange: str, num_real: tuple[int, ...], seed: int, on_device: b
     plan = shuffler.plan(batch)
     if plan.pieces is None:
         return None
-    arrived = shuffler.exchange(shuffler.batch_for_step([batch], plan, 0) if on_device else batch, plan)
+    arrived = shuffler.exchange(shuffler.batch_for_step(batch, plan) if on_device else batch, plan)
     assert arrived.num_samples == plan.num_placed[dist.get_rank()]
     back = shuffler.unshuffle((own_items(arrived), arrived.number), plan)
     mine = {name: counts.tolist() for name, counts in arrived.row_counts_on_host().items()}
@@ -198,7 +198,7 @@ def _cut_and_as_loaded() -> list[Any]:
     shuffler.planner.cuts = partial(drawn_cuts, seed=2)
     plan = shuffler.plan(batch)
     assert plan.pieces is not None
-    cut = shuffler.batch_for_step([batch], plan, 0)
+    cut = shuffler.batch_for_step(batch, plan)
     cpu = torch.device("cpu")
     copies = (batch, cut, cut.to(cpu), moved_to(cut, cpu), replace(cut))
     return [rows_of(shuffler.exchange(one, plan)) for one in copies]
@@ -214,7 +214,6 @@ def _refusals() -> list[str]:
     makers: list[Callable[[], Any]] = [
         partial(WithoutCost, **SETTINGS),
         partial(HistoryShuffler, split=True),
-        partial(HistoryShuffler, **SETTINGS, window=2),
         partial(HistoryShuffler, **SETTINGS, max_tokens_per_micro_batch=8),
         partial(HistoryShuffler, **SETTINGS, cost=MeasuredCost(0, 0, 1, 1)),
     ]
@@ -230,7 +229,6 @@ def test_what_cannot_be_cut_is_refused_with_one_sentence(pools):
     expected = [
         "split=True: WithoutCost has no prefix_cost",
         "split=True: a piece takes a row, and rows follow the load; set equal_rows=False",
-        "split=True: pieces of a sample are computed at once, and window=2",
         "split=True: pieces of a sample are computed at once, and max_tokens_per_micro_batch=8",
         "split=True: a measured cost does not tell what a part of a sample costs",
         "split=True: a tests.commons.distributed.test_pieces.Uncuttable cannot be cut; give it cut_rules",
@@ -308,7 +306,7 @@ def _wrong_contracts() -> list[str]:
 
 def _cut_batch(shuffler: BatchShuffler, batch: History) -> None:
     """Plans, which is collective, and cuts this rank's batch, which is not."""
-    shuffler.batch_for_step([batch], shuffler.plan(batch), 0)
+    shuffler.batch_for_step(batch, shuffler.plan(batch))
 
 
 def test_costs_and_rules_that_do_not_fit_are_errors(pools):

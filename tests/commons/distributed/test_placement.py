@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import reprlib
 import sys
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -34,10 +33,8 @@ def _place(loaded: LoadedSamples, partitioner: str = "rebalance", **settings) ->
 def _loaded(workloads, num_loaded, tokens=None) -> LoadedSamples:
     workloads = np.asarray(workloads, dtype=np.int64)
     tokens = np.ones_like(workloads) if tokens is None else np.asarray(tokens, dtype=np.int64)
-    batches = np.array(num_loaded)[:, None]
-    return LoadedSamples(
-        batches, batches, workloads, tokens, tokens, tokens[:, None], workloads, tokens[:, None]
-    )
+    rows = np.array(num_loaded)
+    return LoadedSamples(rows, rows, workloads, tokens, tokens, tokens[:, None], workloads, tokens[:, None])
 
 
 def _tokens(loaded: LoadedSamples, placed) -> list[int]:
@@ -208,20 +205,3 @@ def _errors_of_limits() -> list[str]:
 def test_a_limit_that_cannot_be_kept_is_an_error_on_every_rank(pools):
     for below, above in pools(2).run(_errors_of_limits):
         assert "above max_tokens=1" in below and above == "no error"
-
-
-@given(seed=st.integers(0, 10**6), equal_rows=st.booleans())
-def test_a_window_with_one_batch_left_is_placed_as_without_a_window(seed, equal_rows):
-    rng = np.random.default_rng(seed)
-    num_loaded = rng.integers(0, 6, 3)
-    step = _loaded(rng.integers(0, 100, num_loaded.sum()), num_loaded)
-    sizes = np.stack([num_loaded, np.zeros_like(num_loaded)], 1)
-    left = replace(step, batch_sizes=sizes, num_loaded=sizes)
-    without, within = (
-        place(loaded, ShufflerSettings(window=window, equal_rows=equal_rows))
-        for loaded, window in ((step, 1), (left, 2))
-    )
-    assert np.array_equal(without.destination, within.destination) and np.array_equal(
-        without.rows, within.rows
-    )
-    assert not within.step.any()

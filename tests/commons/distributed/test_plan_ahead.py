@@ -57,11 +57,6 @@ def test_planning_alongside_a_loop_is_refused(pools):
         assert "this FieldShuffler plans for a pipeline, or a loop over plan_ahead" in errors[0]
 
 
-def test_windows_are_left_to_pipelines():
-    with pytest.raises(ValueError, match="plan_ahead plans step by step, and window=2"):
-        next(FieldShuffler(window=2).plan_ahead([]))
-
-
 def _loop_over_failing_files() -> int:
     steps = 0
     with pytest.raises(OSError, match="no more files"):
@@ -80,19 +75,18 @@ def _numbers(count: int, ends_with: Exception | None = None) -> Iterator[int]:
         raise ends_with
 
 
-def _ahead(window: int) -> PlanAhead[int]:
+def _ahead() -> PlanAhead[int]:
     def plan(loaded, failure):
         if failure is not None:
             raise failure
         return loaded
 
-    return PlanAhead(plan, window, lambda number: number)
+    return PlanAhead(plan, lambda number: number)
 
 
-@pytest.mark.parametrize("window", [1, 2, 4])
 @pytest.mark.parametrize("count", [0, 1, 4, 7])
-def test_steps_come_in_order_one_loader_after_another(window, count):
-    ahead = _ahead(window)
+def test_steps_come_in_order_one_loader_after_another(count):
+    ahead = _ahead()
     for _ in range(2):
         loader = _numbers(count)
         steps = [ahead.next_step(loader) for _ in range(count + 2)]
@@ -100,18 +94,16 @@ def test_steps_come_in_order_one_loader_after_another(window, count):
         assert steps[count:] == [None, None]
 
 
-@pytest.mark.parametrize("window", [1, 3])
-def test_at_most_one_window_and_one_batch_are_loaded_ahead(window):
-    ahead, loaded = _ahead(window), []
+def test_one_batch_is_loaded_ahead():
+    ahead, loaded = _ahead(), []
     loader = (loaded.append(number) or number for number in range(50))
     for step in range(20):
         ahead.next_step(loader)
-        assert len(loaded) == step + window + 1
+        assert len(loaded) == step + 2
 
 
-@pytest.mark.parametrize("window", [1, 3])
-def test_a_dropped_error_is_raised_by_the_next_step(window):
-    ahead, loader = _ahead(window), _numbers(window, OSError("no more files"))
+def test_a_dropped_error_is_raised_by_the_next_step():
+    ahead, loader = _ahead(), _numbers(1, OSError("no more files"))
     ahead.next_step(loader)
     ahead.drop()
     with pytest.raises(OSError, match="no more files"):
@@ -120,7 +112,7 @@ def test_a_dropped_error_is_raised_by_the_next_step(window):
 
 
 def test_steps_continue_after_an_error():
-    ahead = _ahead(1)
+    ahead = _ahead()
     with pytest.raises(OSError):
         ahead.next_step(_numbers(0, OSError("no more files")))
     loader = _numbers(3)
@@ -143,9 +135,8 @@ class _Files:
         return number
 
 
-@pytest.mark.parametrize(("window", "lost"), [(1, [5]), (2, [4, 5]), (4, [4, 5])])
-def test_steps_go_on_with_the_batches_after_one_that_failed(window, lost):
-    ahead, loader, numbers = _ahead(window), _Files(9, broken=5), []
+def test_steps_go_on_with_the_batches_after_one_that_failed():
+    ahead, loader, numbers = _ahead(), _Files(9, broken=5), []
     for _ in range(11):
         try:
             step = ahead.next_step(loader)
@@ -153,4 +144,4 @@ def test_steps_go_on_with_the_batches_after_one_that_failed(window, lost):
             assert str(error) == "file 5 cannot be read"
         else:
             numbers += [] if step is None else [step[0]]
-    assert numbers == [number for number in range(9) if number not in lost]
+    assert numbers == [number for number in range(9) if number != 5]

@@ -26,7 +26,7 @@ def _plan_of_pairs(identity: bool) -> tuple[list[int], int]:
     )
     planner = shuffler.planner.of_all_ranks()
     batch = lopsided_batch()
-    everyone = shuffler.plan_with(planner, [batch], None, post=lambda: 7 * dist.get_rank())
+    everyone = shuffler.plan_with(planner, batch, post=lambda: 7 * dist.get_rank())
     assert everyone.num_ranks == 3 and planner.posted.tolist() == [0, 7, 14]
     ranks = shuffler.group.ranks
     here, alone = everyone.within(np.array(ranks)), shuffler.plan(batch)
@@ -54,9 +54,9 @@ def _errors_of_inconsistent_ranks() -> list[str]:
 
 def _errors_of_other_settings() -> list[str]:
     """Returns the errors of a pipeline's planner, and of a plan among the group."""
-    other = {"window": 1 + (dist.get_rank() == 1)}
+    other = {"equal_rows": dist.get_rank() == 1}
     everyone = IdentityShuffler(**other).planner.of_all_ranks()
-    return [error_of(everyone.plan, [], None), error_of(FieldShuffler(**other).plan, lopsided_batch())]
+    return [error_of(everyone.plan, None, None), error_of(FieldShuffler(**other).plan, lopsided_batch())]
 
 
 def test_ranks_with_different_settings_are_refused_on_all(pools):
@@ -78,10 +78,10 @@ def test_ranks_in_overlapping_groups_are_refused_on_all(pools):
 def _micro_batches_where_rank_1_has_no_samples() -> list[int]:
     shuffler = IdentityShuffler(max_tokens_per_micro_batch=9)
     ids = KeyedJaggedTensor(["id"], torch.arange(12), lengths=torch.full((3,), 4))
-    batches = [{"ids": ids}] if dist.get_rank() == 0 else []
-    everyone = shuffler.plan_with(shuffler.planner.of_all_ranks(), batches, None)
+    loaded = {"ids": ids} if dist.get_rank() == 0 else None
+    everyone = shuffler.plan_with(shuffler.planner.of_all_ranks(), loaded)
     plan = everyone.within(np.array(shuffler.group.ranks))
-    batch = shuffler.exchange(shuffler.batch_for_step(batches, plan, 0), plan)
+    batch = shuffler.exchange(shuffler.batch_for_step(loaded, plan), plan)
     return [one["ids"].stride() for one in shuffler.micro_batches(batch, plan)]
 
 

@@ -20,28 +20,27 @@ def _differences(settings: dict) -> tuple[int, list[str]]:
     """Samples that moved in a few steps, and the counts on the host that are not those of the batch."""
     rng, shuffler, moved, wrong = np.random.default_rng(dist.get_rank()), TokenShuffler(**settings), 0, []
     for _ in range(4):
-        loaded = [draw_histories(rng, 4) for _ in range(shuffler.settings.window)]
-        window = shuffler.plan_window(loaded)
-        for number, plan in enumerate(window.steps):
-            batch = shuffler.exchange(shuffler.batch_for_step(loaded, window, number), plan)
-            moved += int((plan.home != plan.destination).sum())
-            for part in (batch, *shuffler.micro_batches(batch, plan)):
-                with no_synchronization():
-                    on_host = part.row_counts_on_host()
-                    totals = part.features.length_per_key()
-                of_keys = part.features.lengths().view(len(totals), -1)
-                wrong += [
-                    name
-                    for name, counts in part.row_counts().items()
-                    if on_host[name].tolist() != counts.tolist()
-                ]
-                wrong += [] if totals == of_keys.sum(1).tolist() else ["totals"]
-                wrong += [] if len(on_host) == len(part.row_counts()) == 6 else ["names"]
+        loaded = draw_histories(rng, 4)
+        plan = shuffler.plan(loaded)
+        batch = shuffler.exchange(loaded, plan)
+        moved += int((plan.home != plan.destination).sum())
+        for part in (batch, *shuffler.micro_batches(batch, plan)):
+            with no_synchronization():
+                on_host = part.row_counts_on_host()
+                totals = part.features.length_per_key()
+            of_keys = part.features.lengths().view(len(totals), -1)
+            wrong += [
+                name
+                for name, counts in part.row_counts().items()
+                if on_host[name].tolist() != counts.tolist()
+            ]
+            wrong += [] if totals == of_keys.sum(1).tolist() else ["totals"]
+            wrong += [] if len(on_host) == len(part.row_counts()) == 6 else ["names"]
     return moved, wrong
 
 
 @pytest.mark.parametrize(
-    "settings", [{}, {"exchange": "all_gather", "window": 2}, {"max_tokens_per_micro_batch": 20}], ids=str
+    "settings", [{}, {"exchange": "all_gather"}, {"max_tokens_per_micro_batch": 20}], ids=str
 )
 def test_counts_follow_their_samples(pools, settings):
     for moved, wrong in pools(3).run(_differences, settings):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from commons.distributed import BatchShufflerFactory
@@ -26,15 +28,10 @@ from tests.commons.distributed.shufflers import FieldShuffler
         ({"max_rows": 9}, "max_rows=9 has no effect with equal_rows=True"),
         ({"max_tokens_per_micro_batch": 0}, "max_tokens_per_micro_batch=0: expected an integer"),
         ({"max_tokens_per_micro_batch": -3}, "max_tokens_per_micro_batch=-3: expected an integer"),
-        ({"window": 0}, "window=0: expected an integer of at least 1"),
-        ({"window": -2}, "window=-2: expected an integer of at least 1"),
-        ({"window_max_step_ratio": 1.5}, "window_max_step_ratio=1.5 has no effect with window=1"),
-        ({"window": 2, "window_max_step_ratio": 0.9}, "window_max_step_ratio=0.9: expected at least 1"),
-        ({"window": 2, "window_max_step_ratio": float("nan")}, "window_max_step_ratio=nan: expected"),
-        ({"window": 2, "tolerance": 0.1}, "tolerance=0.1 has no effect with window=2"),
-        ({"window": 2, "max_tokens": 9}, "max_tokens=9 has no effect with window=2"),
-        ({"window": 2, "equal_rows": False, "max_rows": 9}, "max_rows=9 has no effect with window=2"),
-        ({"window": 2, "partitioner": "refined"}, "partitioner='refined' has no effect with window=2"),
+        ({"window": 2}, "window=2: each step is planned by itself"),
+        ({"window": 0}, "window=0: each step is planned by itself"),
+        ({"window_max_step_ratio": 1.5}, "window_max_step_ratio=1.5: each step is planned by itself"),
+        ({"window": 4, "window_max_step_ratio": 1.5, "split": True}, "window=4: each step is planned"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(setting, message):
@@ -42,12 +39,27 @@ def test_settings_that_make_no_sense_are_refused(setting, message):
         ShufflerSettings(**setting)
 
 
+def test_a_window_of_one_step_is_no_setting():
+    settings = ShufflerSettings(window=1, window_max_step_ratio=None)
+    assert settings == ShufflerSettings() and repr(settings) == repr(ShufflerSettings())
+    assert replace(settings, equal_rows=False) == ShufflerSettings(equal_rows=False)
+
+
+@pytest.mark.parametrize("settings", [{"window": 2}, {"window_max_step_ratio": 1.25}])
+def test_the_error_of_a_window_names_the_ways_left(settings):
+    with pytest.raises(ValueError) as error:
+        ShufflerSettings(**settings)
+    (sentence,) = error.value.args
+    for way in ("split=True", "more rows", "datasets.BucketSampler", "balance_window", "split_balanced"):
+        assert way in sentence
+
+
 def test_settings_name_every_exchange():
     assert sorted(EXCHANGE_NAMES) == sorted(EXCHANGES)
 
 
 def test_every_shuffler_checks_its_settings():
-    with pytest.raises(ValueError, match="window=0"):
-        FieldShuffler(window=0)
-    with pytest.raises(ValueError, match="window=0"):
-        BatchShufflerFactory.create("identity", window=0)
+    with pytest.raises(ValueError, match="window=2"):
+        FieldShuffler(window=2)
+    with pytest.raises(ValueError, match="max_tokens=0"):
+        BatchShufflerFactory.create("identity", max_tokens=0)

@@ -116,7 +116,6 @@ def test_rank_0_names_the_partitioner(pools):
     [
         ({}, "raise tolerance (TrainerArgs.balance_tolerance)"),
         ({"partitioner": "longest_processing_time"}, "process_group="),
-        ({"window": 4}, "lower window=4 (TrainerArgs.balance_window)"),
         ({"split": True, "equal_rows": False}, "set split=False (TrainerArgs.balance_split)"),
     ],
 )

@@ -53,7 +53,7 @@ def _summed(settings: dict[str, Any]) -> tuple[int, float]:
     return int(totals[0]), float(totals[1])
 
 
-@pytest.mark.parametrize("settings", [{}, {"max_tokens_per_micro_batch": 1}, {"window": 2}])
+@pytest.mark.parametrize("settings", [{}, {"max_tokens_per_micro_batch": 1}])
 def test_outputs_add_up_to_those_of_all_samples(pools, settings):
     expected = SAMPLES, float(sum(number**2 for number in range(1, SAMPLES + 1)))
     assert pools(2).run(_summed, settings) == [expected] * 2

@@ -72,7 +72,7 @@ def _launches(name: str, settings: dict[str, Any]) -> list[str]:
     "settings",
     [
         {},
-        {"window": 2, "equal_rows": False},
+        {"equal_rows": False},
         {"max_tokens_per_micro_batch": 16, "verify": True},
         {"split": True, "equal_rows": False},
     ],

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import nn
 
 from commons.distributed import BatchShuffler
+from commons.distributed.learning import _DELAY
 from commons.pipeline import TrainPipelineFactory
 from commons.pipeline.compute_clock import ComputeSpan
 from commons.sequence_batch import BaseBatch
@@ -73,13 +74,12 @@ def _resumed(name: str, settings: dict[str, Any]) -> tuple[int, int, bool]:
         (step for step, (one, two) in enumerate(zip(rest, again, strict=True)) if one != two), STEPS - STOP
     )
     # Up to here, plans use the times before the stop alone.
-    delay = other._stage._planner.learning._delay * settings.get("window", 1)
-    return first_different, delay, rest[0].predicted_seconds is not None
+    return first_different, _DELAY, rest[0].predicted_seconds is not None
 
 
 @pytest.mark.parametrize(
     ("name", "settings"),
-    [("none", {}), ("native", {}), ("native", {"window": 2}), ("native", {"split": True})],
+    [("none", {}), ("native", {}), ("native", {"split": True})],
 )
 def test_a_resumed_pipeline_plans_as_the_one_that_went_on(pools, name, settings):
     for same, delay, had_learned in pools(2).run(_resumed, name, settings):
@@ -160,8 +160,8 @@ def _learning_among_some_ranks() -> tuple[list[Any], str]:
     facts = [
         shuffler.measured_cost() is not None,
         shuffler.measured_cost() == pipeline.measured_cost(),
-        pipeline.window_plan.predicted_seconds is not None,
-        resumed.window_plan.predicted_seconds is not None,  # from its first step on
+        pipeline.plan.predicted_seconds is not None,
+        resumed.plan.predicted_seconds is not None,  # from its first step on
     ]
     return facts, error_of(shuffler.learning_state, pipeline.plan)
 

@@ -42,13 +42,11 @@ def _loader(raises: bool) -> Iterator[BaseBatch]:
         yield equal_histories(2, 1 + (number * (1 + dist.get_rank())) % 7)
 
 
-def _train(
-    pipeline_name: str, raises: str, window: int, groups: list[list[int]] | None = None
-) -> tuple[int, str]:
+def _train(pipeline_name: str, raises: str, groups: list[list[int]] | None = None) -> tuple[int, str]:
     """Returns how many steps were trained, and the error that ended them with its notes."""
     made = [dist.new_group(ranks) for ranks in groups or []]
     group = next((group for group in made if dist.get_rank(group) >= 0), None)
-    shuffler = SlowShuffler(raises == "planner", process_group=group, window=window)
+    shuffler = SlowShuffler(raises == "planner", process_group=group)
     pipeline = ranking_pipeline(pipeline_name, shuffler)
     steps = 0
     try:
@@ -61,22 +59,20 @@ def _train(
 
 @pytest.mark.parametrize("pipeline_name", ["none", "native"])
 def test_a_slow_planner_delays_but_does_not_stop(pools, pipeline_name):
-    assert pools(2).run(_train, pipeline_name, "", 1) == [(STEPS, "")] * 2
+    assert pools(2).run(_train, pipeline_name, "") == [(STEPS, "")] * 2
 
 
 @pytest.mark.parametrize(
-    ("raises", "cause", "window", "groups"),
+    ("raises", "cause", "groups"),
     [
-        ("planner", "LookupError: no price for this sample", 1, None),
-        ("planner", "LookupError: no price for this sample", 4, None),
-        ("loader", "OSError: the disk is gone", 1, None),
-        ("loader", "OSError: the disk is gone", 4, None),
-        ("planner", "LookupError: no price for this sample", 1, [[0], [1, 2]]),
+        ("planner", "LookupError: no price for this sample", None),
+        ("loader", "OSError: the disk is gone", None),
+        ("planner", "LookupError: no price for this sample", [[0], [1, 2]]),
     ],
 )
-def test_an_error_of_one_rank_ends_all_with_its_cause(pools, raises, cause, window, groups):
+def test_an_error_of_one_rank_ends_all_with_its_cause(pools, raises, cause, groups):
     # Without an answer within a minute, the pool fails.
-    results = pools(2 if groups is None else 3).run(_train, "native", raises, window, groups)
+    results = pools(2 if groups is None else 3).run(_train, "native", raises, groups)
     for rank, (steps, error) in enumerate(results):
         assert steps == results[0][0] and FAILING_STEP - 8 < steps < FAILING_STEP
         assert error.startswith(cause) and (rank == 1 or "raised on rank 1" in error)

@@ -56,8 +56,8 @@ LOADINGS = {
 }
 SETTINGS: list[dict[str, Any]] = [
     {"partitioner": "rebalance", "exchange": "all_gather"},
-    {"window": 2, "equal_rows": False},
-    {"window": 4, "max_tokens_per_micro_batch": 16},
+    {"equal_rows": False},
+    {"max_tokens_per_micro_batch": 16},
     {"equal_rows": False, "partitioner": "karmarkar_karp", "max_tokens_per_micro_batch": 16},
 ]
 

@@ -63,7 +63,7 @@ def _dense_weights(checkpoint: str) -> float:
     ("settings", "stop"),
     [
         ({"optimizer": "adagrad"}, EPOCH),
-        ({"optimizer": "sgd", "pipeline_type": "native", "balance_window": 2}, 6),
+        ({"optimizer": "sgd", "pipeline_type": "native"}, 6),
         ({"pipeline_type": "native", "max_tokens_per_micro_batch": 30}, 5),
         ({**UNBOUNDED, "eviction": "lru", "pipeline_type": "native"}, 7),
         ({**UNBOUNDED, "eviction": "lfu"}, 8),

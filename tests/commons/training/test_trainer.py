@@ -57,11 +57,6 @@ def test_evaluating_in_between_does_not_change_training(run, settings):
     assert run(**settings, **OFTEN)[0] == run(**settings)[0]
 
 
-def test_windows_see_all_labels_and_other_steps(run):
-    (one, evaluation), (two, of_windows) = run(pipeline_type="none"), run(**BALANCED, balance_window=2)
-    assert of_windows == evaluation and len(one) == len(two) and one != two
-
-
 def test_every_evaluation_label_counts_once_on_any_number_of_ranks(run):
     assert run(ranks=3, **BALANCED)[1] == run(pipeline_type="none")[1]
 

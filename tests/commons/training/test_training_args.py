@@ -12,8 +12,6 @@ from commons.training import OptimizerArgs, TensorModelParallelArgs, TrainerArgs
 from tests.commons.training.small_task import small_task
 from tests.hstu.hstu_samples import Sample, hstu_batch
 
-WINDOW = {"balance_window": 2}
-
 
 @pytest.mark.parametrize(
     ("settings", "message"),
@@ -29,8 +27,8 @@ WINDOW = {"balance_window": 2}
         ({"balance_partitioner": "a"}, r"balance_partitioner = 'a'; there are \['karmarkar_karp'"),
         ({"balance_tolerance": -0.1}, "balance_tolerance = -0.1: expected a finite number of at least 0"),
         ({"balance_max_tokens": 0}, "balance_max_tokens = 0: expected an integer of at least 1"),
-        ({**WINDOW, "balance_window_max_step_ratio": 0.5}, "balance_window_max_step_ratio = 0.5: expected a"),
-        ({**WINDOW, "balance_tolerance": 0.1}, "balance_tolerance = 0.1 .* TrainerArgs.balance_window = 2"),
+        ({"balance_window": 2}, r"balance_window = 2: each step .*\(TrainerArgs.balance_split = True\)"),
+        ({"balance_window_max_step_ratio": 1.5}, "balance_window_max_step_ratio = 1.5: each step"),
         (
             {"max_tokens_per_micro_batch": 0},
             "max_tokens_per_micro_batch = 0: expected an integer of at",
@@ -54,6 +52,12 @@ def test_a_bad_setting_is_named(settings, message):
 def test_another_bad_setting_is_named(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_a_window_of_one_step_is_no_setting():
+    args = TrainerArgs(train_batch_size=1, enable_balanced_shuffler=True, balance_window=1)
+    assert args == TrainerArgs(train_batch_size=1, enable_balanced_shuffler=True)
+    assert args.balance_settings == {} and replace(args, seed=1).seed == 1
 
 
 def test_settings_of_a_shuffler_that_is_off_have_no_effect():
