@@ -143,6 +143,8 @@ def _call_all(settings: ShufflerSettings) -> None:
     rebalance(2 * ones + home, np.arange(2), 2, groups=home)
     rebalance(ones, home, 2, equal_size=False, tokens=ones, max_tokens=1)  # a limit has to be met
     refined(ones, 2, tokens=ones, max_tokens=1)
+    if settings.heeded_token_tolerance is not None:
+        rebalance(ones, np.arange(2), 2, tokens=3 * np.arange(2), token_tolerance=0.0)
     lower_bound(ones, 2)  # for reports
     if settings.split:
         whole = divided(ones, 1, home[:0], home[:0], home[:0])

@@ -14,6 +14,8 @@ from commons.partition.workloads import LOAD_BITS, SPEED_BITS, as_integers, as_w
 
 # Times of slower parts would overflow.
 MAX_SPEED_RATIO = 1000
+# As float64, sums of tokens below this are exact.
+MOST_TOKENS = 2**53
 
 
 @dataclass(frozen=True)
@@ -170,7 +172,7 @@ def whole_tokens(tokens: ArrayLike, num_samples: int) -> np.ndarray:
     fractions = np.flatnonzero(amounts != np.floor(amounts))
     if fractions.size:
         raise ValueError(f"tokens[{fractions[0]}] is {amounts[fractions[0]]}, expected a whole number")
-    if amounts.sum() >= 2**53:
+    if amounts.sum() >= MOST_TOKENS:
         raise ValueError(f"tokens add up to {amounts.sum():.3g}, expected less than 2**53")
     return amounts.astype(np.int64)
 
