@@ -21,7 +21,7 @@ class BalanceReport:
 
     Attributes:
         loads_before, loads_after: float64 `[ranks]`, sums of workloads.
-        tokens_before, tokens_after: int64 `[ranks]`.
+        tokens_before, tokens_after: int64 `[ranks]`; memory of activations follows them.
         samples_moved: samples that left the rank they were loaded on.
         bytes_moved: bytes of those samples.
         bytes_loaded: bytes of all samples.
@@ -111,7 +111,8 @@ class BalanceReport:
     def __str__(self) -> str:
         text = (
             f"imbalance {self.imbalance_before:.2f} → {self.imbalance_after:.2f} (bound "
-            f"{self.lower_bound:.2f}), {self.samples_moved} of {len(self.workloads)} samples moved "
+            f"{self.lower_bound:.2f}), tokens {self.token_imbalance_before:.2f} → "
+            f"{self.token_imbalance_after:.2f}, {self.samples_moved} of {len(self.workloads)} samples moved "
             f"({_bytes_text(self.bytes_moved)})"
         )
         if self.samples_cut:
@@ -144,6 +145,16 @@ class BalanceReport:
     def imbalance_after(self) -> float:
         """Largest ÷ mean load, as balanced; of loads ÷ speeds where speeds differ."""
         return relative_to_mean(self.loads_after, self.speeds)
+
+    @property
+    def token_imbalance_before(self) -> float:
+        """Tokens of the fullest rank ÷ the mean, as loaded."""
+        return relative_to_mean(self.tokens_before)
+
+    @property
+    def token_imbalance_after(self) -> float:
+        """Tokens of the fullest rank ÷ the mean, as balanced; the mean counts all ranks alike."""
+        return relative_to_mean(self.tokens_after)
 
     @property
     def rank_speeds(self) -> np.ndarray:

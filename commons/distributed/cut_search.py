@@ -9,8 +9,9 @@ import numpy as np
 from commons.distributed.cutting import MIN_TOKENS, Cutting
 from commons.distributed.loaded_samples import LoadedSamples
 from commons.distributed.partitioning import Partitioning
-from commons.partition import lower_bound
+from commons.partition import lower_bound, rebalance
 from commons.partition.pieces import Pieces, divided, leveled
+from commons.partition.problem import number_of_part
 from commons.partition.search import base_of
 
 # Samples are cut where whole ones cannot come this close to the mean load, whatever the settings' tolerance.
@@ -53,7 +54,7 @@ def cut_and_placed(
         elif pieces.begin.any():
             made, rank = _cut_between(samples, cutting, pieces, rank_of_piece)
             if partitioning.allows(made, rank):
-                return made, rank
+                return made, _with_even_tokens(made, rank, partitioning, mean)
         else:  # samples are too short to be cut
             rank = _rank_of_whole(samples, partitioning) if rank is None else rank
             if rank is not None:
@@ -142,6 +143,34 @@ def _cut_between(
     items = cutting.items_before(samples, numbers, pieces.begin[later])
     nothing_after = np.append((numbers[1:] == numbers[:-1]) & (items[1:] == items[:-1]), False)
     return _cut_where_ranks_change(samples, cutting, *_without(numbers, items, rank, nothing_after))
+
+
+def _with_even_tokens(
+    samples: LoadedSamples, rank: np.ndarray, partitioning: Partitioning, mean: float
+) -> np.ndarray:
+    """Returns int64 `[rows]`, the ranks after a few moves that even out tokens, and keep to the highest load.
+
+    Groups stay as they are.
+    """
+    if partitioning.excess_tokens(samples, rank) == 0 or samples.groups is not None:
+        return rank
+    longest = max(1 + TOLERANCE, partitioning.longest_time(samples, rank) / mean)
+    bound = lower_bound(samples.workloads, samples.num_ranks, equal_size=False, speeds=partitioning.speeds)
+    partition = rebalance(
+        samples.workloads,
+        rank,
+        samples.num_ranks,
+        max(longest / bound - 1, 0.0),
+        samples.sample_bytes,
+        partitioning.ranks_per_node,
+        equal_size=False,
+        max_rows=partitioning.settings.max_rows,
+        tokens=samples.tokens,
+        max_tokens=partitioning.settings.max_tokens,
+        speeds=partitioning.speeds,
+        token_tolerance=partitioning.token_tolerance(samples),
+    )
+    return number_of_part(partition, len(rank))
 
 
 def _without(

@@ -10,7 +10,7 @@ import numpy as np
 
 from commons.distributed.loaded_samples import LoadedSamples
 from commons.distributed.shuffler_settings import PARTITIONERS, ShufflerSettings
-from commons.partition.problem import number_of_part
+from commons.partition.problem import MOST_TOKENS, number_of_part, token_goal
 
 
 @dataclass(frozen=True)
@@ -30,13 +30,14 @@ class Partitioning:
     def rank_of(self, samples: LoadedSamples) -> np.ndarray:
         """Returns int64 `[samples]`, the rank of each.
 
-        Keeps samples as loaded if the partitioner does no better, unless it brings groups together.
+        Keeps samples as loaded if the partitioner does no better, in load or in tokens above their tolerance,
+        unless it brings groups together.
 
         Raises:
             ValueError: `max_rows` or `max_tokens` cannot be kept, or no placement that keeps them was found.
             RuntimeError: as `partition`.
         """
-        max_tokens = self.settings.max_tokens
+        max_tokens, token_tolerance = self.settings.max_tokens, self.token_tolerance(samples)
         _check_tokens(samples, max_tokens)
         rank_of = self.partition(
             workloads=samples.workloads,
@@ -45,14 +46,17 @@ class Partitioning:
             sizes=samples.sample_bytes,
             groups=samples.groups,
             tolerance=self.settings.tolerance,
-            tokens=None if max_tokens is None else samples.tokens,
+            tokens=None if max_tokens is None and token_tolerance is None else samples.tokens,
             max_tokens=max_tokens,
+            token_tolerance=token_tolerance,
         )
         if samples.groups is not None and self.settings.takes("groups"):
             return rank_of
         home = samples.home
-        stays = self.allows(samples, home) and self.longest_time(samples, home) <= self.longest_time(
-            samples, rank_of
+        stays = (
+            self.allows(samples, home)
+            and self.longest_time(samples, home) <= self.longest_time(samples, rank_of)
+            and self.excess_tokens(samples, home) <= self.excess_tokens(samples, rank_of)
         )
         return home.copy() if stays else rank_of
 
@@ -116,6 +120,19 @@ class Partitioning:
         It adds one by one, as bincount does, so that all processors get the same last bit.
         """
         return float(self.times(np.bincount(rank_of, samples.workloads, minlength=samples.num_ranks)).max())
+
+    def token_tolerance(self, samples: LoadedSamples) -> float | None:
+        """Returns that of the settings; None where nothing heeds it, or tokens are too many to be added."""
+        most = int(samples.tokens.max(initial=0)) * len(samples.tokens)
+        return self.settings.heeded_token_tolerance if most < MOST_TOKENS else None
+
+    def excess_tokens(self, samples: LoadedSamples, rank_of: np.ndarray) -> int:
+        """Returns the fullest rank's tokens above the tolerated ones, with `rank_of` int64 `[samples]`."""
+        tolerance = self.token_tolerance(samples)
+        if tolerance is None:
+            return 0
+        goal = token_goal(int(samples.tokens.sum()), samples.num_ranks, tolerance)
+        return max(int(np.bincount(rank_of, samples.tokens, minlength=1).max()) - goal, 0)
 
     def times(self, loads: np.ndarray) -> np.ndarray:
         """Returns loads ÷ speeds, float64 `[ranks]`."""

@@ -147,8 +147,9 @@ def compile_all(settings: ShufflerSettings, has_groups: bool = False) -> None:
     elif settings.partitioner != "karmarkar_karp":
         rebalance(work, home, 2, tolerance=0.0)
     if has_groups or settings.group_feature is not None:
-        rebalance(ones, 0 * ones, 2, groups=0 * ones)  # rows have to be made equal
-        rebalance(work[:2], np.arange(2), 2, groups=0 * ones)
+        rebalance(work, home, 2, tolerance=0.0, groups=0 * home)
+    if settings.heeded_token_tolerance is not None:
+        rebalance(ones, np.arange(2), 2, tokens=3 * np.arange(2), token_tolerance=0.0)
     lower_bound(ones, 2)  # for reports
     if settings.split:
         whole = divided(ones, 1, home[:0], home[:0], home[:0])

@@ -15,7 +15,8 @@ from commons.partition import karmarkar_karp, longest_processing_time, rebalance
 # To add a partitioner, add a row, here or from your own module. It returns int64 index arrays, one per rank.
 # It is called with those of these arguments that its signature names: workloads, num_partitions, home (the
 # rank that loaded each sample), sizes (bytes to move each), ranks_per_node, groups, speeds, equal_size,
-# tolerance, max_rows, tokens, max_tokens. All but the first two need defaults, because None is not passed.
+# tolerance, max_rows, tokens, max_tokens, token_tolerance. All but the first two need defaults, because None
+# is not passed.
 # `commons.partition.rebalance` has them all. A setting without an argument is refused. What it returns is
 # checked: each sample once, and the limits. It has to return the same on every rank.
 PARTITIONERS: dict[str, Callable[..., list[np.ndarray]]] = {
@@ -49,6 +50,10 @@ class ShufflerSettings:
         max_rows: samples per rank at most, where rows follow the load; None for no limit.
         max_tokens: tokens per rank at most, as `get_tokens` counts them; None for no limit. A batch that
             cannot be placed under it is an error on every rank.
+        token_tolerance: the fullest rank may have (1 + token_tolerance) × the mean tokens, as far as the
+            largest load allows it, for at most 4% more samples moved. It bounds activations where
+            `max_tokens` does not, and never fails. Partitioners without the argument, and micro-batches,
+            ignore it. None to leave tokens alone.
         group_feature: name of a feature of a `BaseBatch`, such as the user's id. Samples with the same first
             value of it belong together: their ids are looked up once if one rank has them. An empty row
             belongs to no group. None for no groups, or for those of `get_groups`.
@@ -77,6 +82,7 @@ class ShufflerSettings:
     equal_rows: bool = True
     max_rows: int | None = None
     max_tokens: int | None = None
+    token_tolerance: float | None = 0.10
     group_feature: str | None = None
     exchange: str = "all_to_all"
     verify: bool = False
@@ -98,6 +104,12 @@ class ShufflerSettings:
         """Whether the partitioner has an argument of this name."""
         return argument in _arguments_of(PARTITIONERS[self.partitioner])
 
+    @property
+    def heeded_token_tolerance(self) -> float | None:
+        """The token tolerance; None where the partitioner or micro-batches ignore it."""
+        is_heeded = self.takes("token_tolerance") and self.max_tokens_per_micro_batch is None
+        return self.token_tolerance if is_heeded else None
+
     def _check_choices(self) -> None:
         if self.partitioner not in PARTITIONERS:
             raise KeyError(f"unknown partitioner {self.partitioner!r}; there are {sorted(PARTITIONERS)}")
@@ -105,8 +117,10 @@ class ShufflerSettings:
             raise KeyError(f"unknown exchange {self.exchange!r}; there are {sorted(EXCHANGE_NAMES)}")
 
     def _check_ranges(self) -> None:
-        if self.tolerance is not None and not 0 <= self.tolerance < np.inf:
-            raise ValueError(f"tolerance={self.tolerance}: expected a finite number of at least 0")
+        for name in ("tolerance", "token_tolerance"):
+            tolerance = getattr(self, name)
+            if tolerance is not None and not 0 <= tolerance < np.inf:
+                raise ValueError(f"{name}={tolerance}: expected a finite number of at least 0, or None")
         for name in ("max_rows", "max_tokens", "max_tokens_per_micro_batch"):
             cap = getattr(self, name)
             if cap is not None and cap < 1:

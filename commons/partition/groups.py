@@ -11,6 +11,7 @@ cut to fit, and home. The cheapest result is taken.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -20,7 +21,7 @@ from numpy.typing import ArrayLike
 from commons.partition.compiled import compiled, inner
 from commons.partition.from_scratch import refine_within
 from commons.partition.problem import Problem
-from commons.partition.search import NO_CAP, NONE, Limits, base_of, grouped, time_of
+from commons.partition.search import NONE, Limits, base_of, grouped, time_of
 from commons.partition.search_from_home import (
     ALL_SWAPS,
     CHEAP_SWAPS,
@@ -30,6 +31,7 @@ from commons.partition.search_from_home import (
     even_out,
     search_to,
 )
+from commons.partition.token_search import level_tokens
 
 # Where groups have at most this many copies each, on average, no other start is tried.
 FEW_COPIES = 0.05
@@ -188,22 +190,26 @@ class Grouped:
         return [2**power for power in range(int(rows).bit_length() - 1, 0, -1)]
 
     def finish(self, part_of: np.ndarray, target: int) -> np.ndarray:
-        """Changes `part_of` by the search with samples, and joins runs; returns it."""
+        """Returns the result of the search with samples from `part_of`, which changes, with runs joined."""
         problem, costs = self.problem, self.costs
-        work, tokens, limits, base = (
-            problem.work,
-            problem.tokens,
-            problem.limits,
-            base_of(problem.speeds, target),
-        )
+        work, tokens, limits = problem.work, problem.tokens, problem.limits
+        base = base_of(problem.speeds, target)
         even_out(work, part_of, base, limits)
         priced = costs._replace(copies=copies_of(self.group_of, self.of_copy, part_of))
         if not search_to(work, tokens, part_of, base, limits, priced, target, ALL_SWAPS):
             refine_within(work, tokens, part_of, problem.speeds, limits, target)
         attained = max(target, self.time(part_of))
         for length in [] if self.has_few_copies(part_of) else self.lengths():
-            self.search(part_of, self.runs(part_of, length), attained, NO_SWAPS)
+            joined = part_of.copy()
+            self.search(joined, self.runs(joined, length), attained, NO_SWAPS)
+            if problem.beyond_limits(joined) is None:  # runs know no fewest samples, and no tokens
+                part_of = joined
         return part_of
+
+    def level_tokens(self, part_of: np.ndarray, target: int) -> None:
+        """`token_search.level_tokens`, with a price on copies."""
+        copies = copies_of(self.group_of, self.of_copy, part_of)
+        level_tokens(self.problem, self.costs._replace(copies=copies), part_of, target)
 
 
 def together(samples: Grouped, target: int) -> np.ndarray:
@@ -225,10 +231,12 @@ def together(samples: Grouped, target: int) -> np.ndarray:
         return max(samples.time(part_of), target), samples.cost(part_of)
 
     tried = OVERFULL[: TRIES if len(samples.group_of) > FEW_SAMPLES else None]
-    starts = [partial(from_units, overfull) for overfull in tried]
+    starts: list[Callable[[], np.ndarray]] = [partial(from_units, overfull) for overfull in tried]
     are_together = samples.copies(samples.costs.home).mean() < 1
+    if are_together:
+        starts.insert(0, from_home)
     found = []
-    for start in [from_home, *starts] if are_together else starts:
+    for start in starts:
         found.append(start())
         if samples.time(found[-1]) <= target and samples.has_few_copies(found[-1]):
             return found[-1]

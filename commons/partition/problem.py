@@ -14,6 +14,8 @@ from commons.partition.workloads import LOAD_BITS, SPEED_BITS, as_integers, as_w
 
 # Times of slower parts would overflow.
 MAX_SPEED_RATIO = 1000
+# As float64, sums of tokens below this are exact.
+MOST_TOKENS = 2**53
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,7 @@ class Problem:
         order: int64 `[samples]`, the caller's index of each sample.
         work, tokens: int64 `[samples]`; tokens are 0 where nothing caps them.
         limits: of every part.
+        token_goal: tokens that a part should have at most; NO_CAP where nothing says so.
     """
 
     speeds: np.ndarray
@@ -32,6 +35,7 @@ class Problem:
     work: np.ndarray
     tokens: np.ndarray
     limits: Limits
+    token_goal: int = NO_CAP
 
     @staticmethod
     def of(
@@ -42,13 +46,15 @@ class Problem:
         tokens: ArrayLike | None = None,
         max_tokens: int | None = None,
         speeds: ArrayLike | None = None,
+        token_tolerance: float | None = None,
     ) -> Problem:
         """Checks the arguments and sorts the samples.
 
         Raises:
             ValueError: a value is negative, NaN, or infinite; `tokens` are not one whole number per sample;
-                `tokens` and `max_tokens` do not come together; no placement can keep to the caps; or `speeds`
-                are not a number above 0 per part.
+                `tokens` come without a cap or tolerance, or these without `tokens`; no placement can keep to
+                the caps; `speeds` are not a number above 0 per part; or `token_tolerance` is not a number of
+                at least 0.
         """
         check_count("num_partitions", num_partitions)
         num_partitions = int(num_partitions)  # a narrower numpy integer would overflow, and recompile
@@ -59,10 +65,13 @@ class Problem:
         order = np.argsort(-integers)  # not stable, which is much faster
         work = integers[order]
         _sort_ties(order, work)
-        amounts = _checked_tokens(tokens, max_tokens, len(values), num_partitions)
+        amounts = _checked_tokens(tokens, max_tokens, token_tolerance, len(values), num_partitions)
         fewest, most = _row_limits(len(values), num_partitions, equal_size, max_rows)
         cap = NO_CAP if max_tokens is None else min(int(max_tokens), NO_CAP)
-        return Problem(of_parts, order, work, amounts[order], Limits(fewest, most, cap))
+        goal = cap
+        if token_tolerance is not None:
+            goal = min(cap, token_goal(int(amounts.sum()), num_partitions, token_tolerance))
+        return Problem(of_parts, order, work, amounts[order], Limits(fewest, most, cap), goal)
 
     @property
     def num_parts(self) -> int:
@@ -121,11 +130,17 @@ def indices_of_parts(part_of: np.ndarray, num_parts: int) -> list[np.ndarray]:
     return [indices[start:end] for start, end in zip([0, *bounds], bounds, strict=False)]
 
 
-def checked_tolerance(tolerance: float) -> float:
+def checked_tolerance(tolerance: float, name: str = "tolerance") -> float:
     """`tolerance`; raises ValueError unless it is a finite number of at least 0."""
     if not 0 <= tolerance < np.inf:
-        raise ValueError(f"tolerance is {tolerance}, expected a finite number of at least 0")
+        raise ValueError(f"{name} is {tolerance}, expected a finite number of at least 0")
     return float(tolerance)
+
+
+def token_goal(total: int, num_parts: int, tolerance: float) -> int:
+    """Tokens that a part should have at most: (1 + tolerance) × the mean, which no part need exceed by 1."""
+    goal = (1 + checked_tolerance(tolerance, "token_tolerance")) * (total / num_parts)
+    return max(-(-total // num_parts), int(min(goal, NO_CAP)))
 
 
 def number_of_part(partition: Sequence[ArrayLike], num_samples: int) -> np.ndarray:
@@ -157,20 +172,28 @@ def whole_tokens(tokens: ArrayLike, num_samples: int) -> np.ndarray:
     fractions = np.flatnonzero(amounts != np.floor(amounts))
     if fractions.size:
         raise ValueError(f"tokens[{fractions[0]}] is {amounts[fractions[0]]}, expected a whole number")
-    if amounts.sum() >= 2**53:
+    if amounts.sum() >= MOST_TOKENS:
         raise ValueError(f"tokens add up to {amounts.sum():.3g}, expected less than 2**53")
     return amounts.astype(np.int64)
 
 
 def _checked_tokens(
-    tokens: ArrayLike | None, max_tokens: int | None, num_samples: int, num_partitions: int
+    tokens: ArrayLike | None,
+    max_tokens: int | None,
+    token_tolerance: float | None,
+    num_samples: int,
+    num_partitions: int,
 ) -> np.ndarray:
     """int64 `[samples]`, in the caller's order."""
-    if tokens is None and max_tokens is None:
+    if tokens is None:
+        for name, value in (("max_tokens", max_tokens), ("token_tolerance", token_tolerance)):
+            if value is not None:
+                raise ValueError(f"{name} is given without tokens")
         return np.zeros(num_samples, dtype=np.int64)
-    if tokens is None or max_tokens is None:
-        given, missing = ("max_tokens", "tokens") if tokens is None else ("tokens", "max_tokens")
-        raise ValueError(f"{given} is given without {missing}")
+    if max_tokens is None and token_tolerance is None:
+        raise ValueError("tokens is given without max_tokens, or token_tolerance where there is one")
+    if max_tokens is None:
+        return whole_tokens(tokens, num_samples)
     check_count("max_tokens", max_tokens, minimum=0)
     max_tokens = int(max_tokens)
     amounts = whole_tokens(tokens, num_samples)

@@ -17,6 +17,7 @@ from commons.partition.search_from_home import (
     move,
     nearest_home,
 )
+from commons.partition.token_search import level_tokens
 from commons.partition.workloads import as_integers, as_workloads, check_count
 
 # Bits of the sum of all sizes: this many bytes times ACROSS_NODES are still below 2**63.
@@ -43,6 +44,7 @@ def rebalance(
     tokens: ArrayLike | None = None,
     max_tokens: int | None = None,
     speeds: ArrayLike | None = None,
+    token_tolerance: float | None = None,
 ) -> list[np.ndarray]:
     """Balances parts that already have samples, and moves as few of them as it can.
 
@@ -63,6 +65,9 @@ def rebalance(
             a sample per id. A group with more samples per part than this may stay in several.
         equal_size, max_rows, tokens, max_tokens, speeds: as for `longest_processing_time`; `home` need not
             keep to the limits.
+        token_tolerance: tokens of the fullest part may be (1 + token_tolerance) × the mean. Samples move for
+            that where the largest load allows it, at most 4% of all. `tokens` may then come without
+            `max_tokens`. None to leave tokens alone.
 
     Returns:
         As `longest_processing_time`. Without groups, never worse than `home` if that keeps to the limits.
@@ -71,25 +76,35 @@ def rebalance(
 
     Raises:
         ValueError: as `longest_processing_time`; or `home` is not a part, or `groups` not an integer, for
-            each sample; `tolerance` or a size is negative; `ranks_per_node` is below 1; or `moves_per_copy`
+            each sample; a tolerance or a size is negative; `ranks_per_node` is below 1; or `moves_per_copy`
             is not from 0 to 1000.
     """
     tolerance = checked_tolerance(tolerance)
-    problem = Problem.of(workloads, num_partitions, equal_size, max_rows, tokens, max_tokens, speeds)
+    problem = Problem.of(
+        workloads, num_partitions, equal_size, max_rows, tokens, max_tokens, speeds, token_tolerance
+    )
     costs = _costs(problem, home, sizes, ranks_per_node)
     target = target_time(problem.work, problem.speeds, problem.limits, tolerance)
     samples = None if groups is None else Grouped.of(problem, costs, groups, _checked(moves_per_copy))
     if samples is None:  # no two belong together
         return problem.partition(_moved(problem, costs, target, tolerance))
+    part_of = _together(samples, target, tolerance)
+    samples.level_tokens(part_of, target)
+    return problem.partition(part_of)
+
+
+def _together(samples: Grouped, target: int, tolerance: float) -> np.ndarray:
+    """int64 `[samples]`: as `_moved`, with few groups in more than one part."""
+    problem, costs = samples.problem, samples.costs
     part_of = together(samples, target)
     if problem.beyond_limits(part_of) is None and samples.time(part_of) <= target:
-        return problem.partition(part_of)
+        return part_of
     alone = _moved(problem, costs, target, tolerance)
     attained = max(target, samples.time(alone))  # the target may be out of reach
     if attained > target:
         part_of = together(samples, attained)
     is_allowed = problem.beyond_limits(part_of) is None and samples.time(part_of) <= attained
-    return problem.partition(part_of if is_allowed else samples.finish(alone, attained))
+    return part_of if is_allowed else samples.finish(alone, attained)
 
 
 def _checked(moves_per_copy: float) -> float:
@@ -104,6 +119,7 @@ def _moved(problem: Problem, costs: Costs, target: int, tolerance: float) -> np.
     """int64 `[samples]`: a partition near home that keeps to the limits, and to the target if that can be."""
     part_of = _within_limits(problem, costs, target)
     move(problem.work, problem.tokens, part_of, problem.speeds, problem.limits, costs, target, tolerance)
+    level_tokens(problem, costs, part_of, target)
     return part_of
 
 

@@ -15,6 +15,7 @@ from commons.partition.from_scratch import (
 )
 from commons.partition.problem import Problem, checked_tolerance, number_of_part
 from commons.partition.search import NO_CAP, NONE, Limits, base_of, target_time
+from commons.partition.token_search import free_moves, level_tokens
 
 
 def karmarkar_karp(
@@ -92,17 +93,23 @@ def refined(
     tokens: ArrayLike | None = None,
     max_tokens: int | None = None,
     speeds: ArrayLike | None = None,
+    token_tolerance: float | None = None,
 ) -> list[np.ndarray]:
     """Runs `longest_processing_time`, then `refine`: the best balance of all functions here.
 
     It also starts from equal-size `karmarkar_karp` where that may be better, and is never worse than it.
     Where only that start is tried, longest first may be better by 1e-4 of the bound.
 
-    Arguments, result, and errors are as theirs.
+    Arguments, result, and errors are as theirs, and as those of `rebalance` for `token_tolerance`.
     """
     tolerance = checked_tolerance(tolerance)
-    problem = Problem.of(workloads, num_partitions, equal_size, max_rows, tokens, max_tokens, speeds)
-    return problem.partition(place_from_scratch(problem, tolerance))
+    problem = Problem.of(
+        workloads, num_partitions, equal_size, max_rows, tokens, max_tokens, speeds, token_tolerance
+    )
+    part_of = place_from_scratch(problem, tolerance)
+    target = target_time(problem.work, problem.speeds, problem.limits, tolerance)
+    level_tokens(problem, free_moves(problem), part_of, target)
+    return problem.partition(part_of)
 
 
 def refine(

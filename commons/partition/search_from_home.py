@@ -158,7 +158,7 @@ def _remove_from_group(copies: Copies, sample: int, part: int) -> None:
 
 
 @inner
-def _swap(parts: Parts, copies: Copies, giver: int, gives: int, taker: int, returns: int) -> None:
+def priced_swap(parts: Parts, copies: Copies, giver: int, gives: int, taker: int, returns: int) -> None:
     """`swap`, which also counts the samples of groups in parts."""
     swap(parts, giver, gives, taker, returns)
     _remove_from_group(copies, gives, giver)
@@ -176,9 +176,9 @@ def even_out(work: np.ndarray, part_of: np.ndarray, base: np.ndarray, limits: Li
         giver = taker = NONE + 1  # numba compiles `swap` anew for literals
         for part in range(len(base)):
             if parts.size[part] > parts.size[giver]:
-                giver = np.int64(part)
+                giver = part
             if parts.size[part] < parts.size[taker]:
-                taker = np.int64(part)
+                taker = part
         if parts.size[taker] >= limits.fewest and parts.size[giver] <= limits.most:
             return
         if parts.size[taker] >= limits.fewest:
@@ -282,7 +282,7 @@ def search_to(
     parts = make_parts(work, tokens, part_of, base)
     is_there = swaps == NO_SWAPS or _lighten(parts, limits, costs, target, swaps == ALL_SWAPS)
     if is_there:
-        _send_home(parts, limits, costs, target)
+        send_home(parts, limits, costs, target)
     return is_there
 
 
@@ -297,7 +297,7 @@ def _lighten(parts: Parts, limits: Limits, costs: Costs, target: int, at_any_pri
             gives, partner, returns = lightening_swap(parts, limits, heavy, least)
         if partner == NONE or costs.looks[0] > costs.looks[1]:
             return False
-        _swap(parts, costs.copies, heavy, gives, partner, returns)
+        priced_swap(parts, costs.copies, heavy, gives, partner, returns)
     return True
 
 
@@ -367,7 +367,7 @@ def _best_swap(
             if work[i] - lightest < least:
                 break
             costs.looks[0] += 1
-            moved, copied = _moving_cost(costs, i, heavy, taker), _added_copies(costs, i, heavy, taker)
+            moved, copied = moving_cost(costs, i, heavy, taker), added_copies(costs, i, heavy, taker)
             # A swap costs this at least, unless the sample that comes back goes home, or to its group.
             price = max((costs.of_move[i] if home[i] == heavy else 0) + copied, 1)
             if min(needed, headroom, work[i] - lightest) <= best * price:
@@ -384,7 +384,7 @@ def _best_swap(
                     continue
                 helps = True
                 costs.looks[0] += 1
-                cost = moved + _cost_of_return(costs, i, copied, heavy, taker, returned)
+                cost = moved + cost_of_return(costs, i, copied, heavy, taker, returned)
                 value = relief / max(cost, 1)
                 if value > best and fits(parts, limits, heavy, i, taker, returned):
                     gives, partner, returns, best = i, taker, returned, value
@@ -405,7 +405,7 @@ def _first_below(work: np.ndarray, members: np.ndarray, start: int, end: int, va
 
 
 @njit(inline="always")
-def _moving_cost(costs: Costs, sample: int, source: int, to: int) -> int:
+def moving_cost(costs: Costs, sample: int, source: int, to: int) -> int:
     """The cost of moving the sample from one part to another; negative on the way home, 0 for NONE."""
     if sample == NONE:
         return 0
@@ -421,7 +421,7 @@ def _cost_of_being_in(costs: Costs, sample: int, part: int) -> int:
 
 
 @inner
-def _added_copies(costs: Costs, sample: int, source: int, to: int) -> int:
+def added_copies(costs: Costs, sample: int, source: int, to: int) -> int:
     """The cost of copies that moving the sample adds: negative if it joins others, and leaves none."""
     group = costs.copies.group_of[sample]
     if group == NONE:
@@ -432,19 +432,19 @@ def _added_copies(costs: Costs, sample: int, source: int, to: int) -> int:
 
 
 @njit(inline="always")
-def _cost_of_return(costs: Costs, sample: int, copied: int, giver: int, taker: int, returned: int) -> int:
+def cost_of_return(costs: Costs, sample: int, copied: int, giver: int, taker: int, returned: int) -> int:
     """The cost of copies of a swap, and of moving the sample returned; `copied` is that of the other."""
     if returned == NONE:
         return copied
-    moved = _moving_cost(costs, returned, taker, giver)
+    moved = moving_cost(costs, returned, taker, giver)
     group = costs.copies.group_of[returned]
     if group != NONE and group == costs.copies.group_of[sample]:
         return moved  # each takes the other's place
-    return copied + moved + _added_copies(costs, returned, taker, giver)
+    return copied + moved + added_copies(costs, returned, taker, giver)
 
 
 @inner
-def _send_home(parts: Parts, limits: Limits, costs: Costs, target: int) -> None:
+def send_home(parts: Parts, limits: Limits, costs: Costs, target: int) -> None:
     """Sends samples that are away nearer to home, alone or in a swap, where the target allows.
 
     One that is on another node may go to any part of its own, any other one only home; and one whose group
@@ -473,7 +473,7 @@ def _send_home(parts: Parts, limits: Limits, costs: Costs, target: int) -> None:
             if cost < cheapest:
                 cheapest, goes_to, returns = cost, to, returned
         if goes_to != NONE:
-            _swap(parts, costs.copies, part, i, goes_to, returns)
+            priced_swap(parts, costs.copies, part, i, goes_to, returns)
 
 
 @inner
@@ -483,7 +483,7 @@ def _cheapest_return(
     """(cost of moving a sample to this part, what comes back for it); the cost is 0 if none saves any."""
     work, load, members, part = parts.work, parts.load, parts.members, parts.part_of[sample]
     cheapest, returns = 0, NONE
-    moved, copied = _moving_cost(costs, sample, part, to), _added_copies(costs, sample, part, to)
+    moved, copied = moving_cost(costs, sample, part, to), added_copies(costs, sample, part, to)
     if moved + copied >= 0:
         return 0, NONE
     # What comes back has at least the work that `to` has no room for, and at most what `part` has room for.
@@ -496,7 +496,7 @@ def _cheapest_return(
     for at in range(first, end + may_go * step, step):
         returned = members[at] if at < end else NONE
         costs.looks[0] += 1
-        cost = moved + _cost_of_return(costs, sample, copied, part, to, returned)
+        cost = moved + cost_of_return(costs, sample, copied, part, to, returned)
         if cost < cheapest and fits(parts, limits, part, sample, to, returned):
             cheapest, returns = cost, returned
     return cheapest, returns

@@ -249,7 +249,8 @@ def interval_figures(
     """Returns the figures of an interval by name; lists have one entry per rank.
 
     `imbalance_*` is the largest load ÷ the mean load: as loaded, as planned, and as measured in compute time.
-    Where speeds differ, loads are divided by them.
+    Where speeds differ, loads are divided by them. `token_imbalance_*` are tokens of the fullest rank ÷ the
+    mean, as loaded and as planned.
     Where samples are cut, `imbalance_bound` is what no placement of whole ones beats. Where the measured one
     exceeds the planned one, the costs did not predict it. A rank's `waiting_ms` is how much
     the slowest rank's compute time exceeds its own. `other_ms` is the rest of a step beyond the slowest
@@ -287,6 +288,8 @@ def interval_figures(
         "imbalance_before": _mean_of(reports, "imbalance_before"),
         "imbalance_after": _mean_of(reports, "imbalance_after"),
         "imbalance_measured": _imbalance(list(compute_seconds.T)),
+        "token_imbalance_before": _imbalance([report.tokens_before for report in reports]),
+        "token_imbalance_after": _imbalance([report.tokens_after for report in reports]),
         "micro_batches": sum(report.num_micro_batches for report in reports) / num_steps,
         "samples_cut": sum(report.samples_cut for report in reports) / num_steps,
         "pieces": sum(report.pieces for report in reports) / num_steps,
@@ -324,7 +327,8 @@ def text_of(step: int, figures: dict[str, Any]) -> str:
         f"step {step}  loss {figures['loss']:.4f}  {figures['samples_per_second']:.0f} samples/s  "
         f"{figures['tokens_per_second']:.0f} tokens/s  {figures['tflops']:.3g} TFLOP/s{utilization}  "
         f"imbalance {figures['imbalance_before']:.3f} → {figures['imbalance_after']:.3f}, "
-        f"measured {figures['imbalance_measured']:.3f}"
+        f"measured {figures['imbalance_measured']:.3f}  "
+        f"tokens {figures['token_imbalance_before']:.2f} → {figures['token_imbalance_after']:.2f}"
     )
     if "predicted_ms" in figures:
         slowest = int(np.argmax(figures["compute_ms"]))

@@ -47,9 +47,10 @@ class TrainerArgs:
         pipeline_type: "none", "native" or "prefetch".
         enable_balanced_shuffler: whether samples move between ranks to balance their loads.
         batch_shuffler: registered name of the shuffler; empty for the model's own.
-        balance_partitioner, balance_tolerance, balance_equal_rows, balance_max_tokens, balance_group_feature,
-            balance_exchange, balance_verify, balance_split, balance_speed_limit, balance_window,
-            balance_window_max_step_ratio, max_tokens_per_micro_batch: see `ShufflerSettings`.
+        balance_partitioner, balance_tolerance, balance_equal_rows, balance_max_tokens,
+            balance_token_tolerance, balance_group_feature, balance_exchange, balance_verify, balance_split,
+            balance_speed_limit, balance_window, balance_window_max_step_ratio,
+            max_tokens_per_micro_batch: see `ShufflerSettings`.
         balance_cost: cost of a sample: "flops" for the shuffler's workloads; "learned" for times that follow
             the training's steps, and ranks of unequal speed; or a file of measured costs as written by a
             calibration.
@@ -89,6 +90,7 @@ class TrainerArgs:
     balance_tolerance: float | None = ShufflerSettings.tolerance
     balance_equal_rows: bool = ShufflerSettings.equal_rows
     balance_max_tokens: int | None = ShufflerSettings.max_tokens
+    balance_token_tolerance: float | None = ShufflerSettings.token_tolerance
     balance_group_feature: str | None = ShufflerSettings.group_feature
     balance_cost: str = FLOPS
     balance_exchange: str = ShufflerSettings.exchange

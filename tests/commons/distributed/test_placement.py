@@ -95,6 +95,28 @@ def test_the_largest_load_is_within_the_tolerance_of_the_bound():
     assert np.array_equal(exact, refined(loaded.workloads, 8))
 
 
+@pytest.mark.parametrize("partitioner", PARTITIONERS)
+def test_samples_stay_where_load_and_tokens_are_no_worse(partitioner):
+    workloads, tokens = [8, 8, 8, 8] * 16, [9, 5, 5, 1] * 16
+    even = _loaded(workloads, [32, 32], tokens)
+    order = np.argsort(tokens, kind="stable")
+    uneven = _loaded(workloads, [32, 32], np.array(tokens)[order])
+    as_loaded = np.split(np.arange(64), 2)
+    for loaded, options in (
+        (even, {}),
+        (uneven, {"token_tolerance": None}),
+        (uneven, {"token_tolerance": 2.0}),
+    ):
+        assert np.array_equal(_place(loaded, partitioner, **options), as_loaded)
+    fewer = max(_tokens(uneven, _place(uneven, partitioner))) < max(_tokens(uneven, as_loaded))
+    assert fewer == (partitioner in ("rebalance", "refined"))
+
+
+def test_tokens_too_many_to_be_added_are_left_alone():
+    loaded = _loaded([3, 1, 1, 1], [2, 2], [2**62, 2**62, 2**62, 1])
+    assert [len(samples) for samples in _place(loaded)] == [2, 2]
+
+
 def _of_user(returned):
     """Makes a partitioner that ignores what it is given, except in the warm-up, which has two samples."""
 

@@ -19,6 +19,8 @@ from tests.commons.distributed.shufflers import FieldShuffler
         ({"exchange": "nothing"}, "unknown exchange 'nothing'; there are"),
         ({"tolerance": -0.1}, "tolerance=-0.1: expected"),
         ({"tolerance": float("nan")}, "tolerance=nan: expected"),
+        ({"token_tolerance": -0.1}, "token_tolerance=-0.1: expected"),
+        ({"token_tolerance": float("inf")}, "token_tolerance=inf: expected"),
         ({"partitioner": "karmarkar_karp", "tolerance": 0.1}, "0.1 has no effect on 'karmarkar_karp'"),
         (
             {"partitioner": "karmarkar_karp", "max_tokens": 9},
@@ -37,6 +39,19 @@ from tests.commons.distributed.shufflers import FieldShuffler
 def test_settings_that_make_no_sense_are_refused(setting, message):
     with pytest.raises((KeyError, ValueError), match=message):
         ShufflerSettings(**setting)
+
+
+@pytest.mark.parametrize("partitioner", ["karmarkar_karp", "longest_processing_time"])
+@pytest.mark.parametrize("token_tolerance", [None, 0.1, 0.5])
+def test_partitioners_without_a_token_tolerance_ignore_it(partitioner, token_tolerance):
+    settings = ShufflerSettings(partitioner, token_tolerance=token_tolerance)
+    assert settings.heeded_token_tolerance is None
+
+
+@pytest.mark.parametrize("partitioner", ["refined", "rebalance"])
+def test_a_token_tolerance_is_off_with_micro_batches(partitioner):
+    assert ShufflerSettings(partitioner).heeded_token_tolerance == 0.1
+    assert ShufflerSettings(partitioner, max_tokens_per_micro_batch=9).heeded_token_tolerance is None
 
 
 def test_a_window_of_one_step_is_no_setting():

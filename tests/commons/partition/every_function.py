@@ -65,6 +65,17 @@ ONE_STEP = FROM_SCRATCH | {
         ranks_per_node=2,
         equal_size=equal_size,
     ),
+    "rebalance with a token tolerance": lambda workloads, parts, equal_size: rebalance(
+        workloads,
+        _as_loaded(workloads) % parts,
+        parts,
+        equal_size=equal_size,
+        tokens=_as_loaded(workloads) % 5,
+        token_tolerance=0.1,
+    ),
+    "refined with a token tolerance": lambda workloads, parts, equal_size: refined(
+        workloads, parts, equal_size, tokens=_as_loaded(workloads) % 5, token_tolerance=0.1
+    ),
     "rebalance with groups": lambda workloads, parts, equal_size: rebalance(
         workloads,
         _as_loaded(workloads) % parts,

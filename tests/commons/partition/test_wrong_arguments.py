@@ -88,6 +88,15 @@ def test_wrong_tolerances_are_named(tolerance):
         refine([1, 2], [[0], [1]], tolerance)
     with pytest.raises(ValueError, match=message):
         rebalance([1, 2], [0, 1], 2, tolerance)
+    for function in (refined, rebalanced):
+        with pytest.raises(ValueError, match=f"token_tolerance is {tolerance}"):
+            function([1, 2], 2, tokens=[3, 4], token_tolerance=tolerance)
+
+
+@pytest.mark.parametrize("function", [refined, rebalanced])
+def test_a_token_tolerance_needs_tokens(function):
+    with pytest.raises(ValueError, match="token_tolerance is given without tokens"):
+        function([1, 2], 2, token_tolerance=0.1)
 
 
 @pytest.mark.parametrize(

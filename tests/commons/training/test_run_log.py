@@ -62,6 +62,8 @@ def test_figures_add_up_over_ranks_and_steps():
         "imbalance_before": (300 + 500) / (200 + 300),
         "imbalance_after": 1.0,
         "imbalance_measured": (1.5 + 1.0) / (1.0 + 0.9),
+        "token_imbalance_before": (30 + 50) / (20 + 30),
+        "token_imbalance_after": 1.0,
         "micro_batches": 1.0,
         "samples_cut": 0.0,
         "pieces": 0.0,
@@ -93,6 +95,7 @@ def test_the_line_has_utilization_only_where_the_peak_is_known():
     assert "3 TFLOP/s (50.0% MFU)" in text_of(7, interval_figures(**INTERVAL, peak_flops=3e12))
     line = text_of(7, interval_figures(**INTERVAL, peak_flops=None))
     assert "MFU" not in line and "imbalance 1.600 → 1.000, measured 1.316" in line
+    assert "tokens 1.60 → 1.00" in line
 
 
 def _events(log_dir: Path) -> EventAccumulator:
