@@ -77,6 +77,7 @@ class Partitioning:
             "speeds": self.speeds,
             "equal_size": self.settings.equal_rows,
             "max_rows": self.settings.max_rows,
+            "moves_per_copy": self.settings.moves_per_copy,
         }
         takes = self.settings.takes
         given = {name: value for name, value in arguments.items() if value is not None and takes(name)}

@@ -11,12 +11,13 @@ import numpy as np
 
 from commons.checks import check_types
 from commons.partition import karmarkar_karp, longest_processing_time, rebalance, refined
+from commons.partition.groups import MOST_MOVES_PER_COPY, MOVES_PER_COPY
 
 # To add a partitioner, add a row, here or from your own module. It returns int64 index arrays, one per rank.
 # It is called with those of these arguments that its signature names: workloads, num_partitions, home (the
-# rank that loaded each sample), sizes (bytes to move each), ranks_per_node, groups, speeds, equal_size,
-# tolerance, max_rows, tokens, max_tokens, token_tolerance. All but the first two need defaults, because None
-# is not passed.
+# rank that loaded each sample), sizes (bytes to move each), ranks_per_node, groups, moves_per_copy, speeds,
+# equal_size, tolerance, max_rows, tokens, max_tokens, token_tolerance. All but the first two need defaults,
+# because None is not passed.
 # `commons.partition.rebalance` has them all. A setting without an argument is refused. What it returns is
 # checked: each sample once, and the limits. It has to return the same on every rank.
 PARTITIONERS: dict[str, Callable[..., list[np.ndarray]]] = {
@@ -57,6 +58,10 @@ class ShufflerSettings:
         group_feature: name of a feature of a `BaseBatch`, such as the user's id. Samples with the same first
             value of it belong together: their ids are looked up once if one rank has them. An empty row
             belongs to no group. None for no groups, or for those of `get_groups`.
+        moves_per_copy: what it is worth to have a group on one rank fewer: as much as moving its largest
+            sample this many times. It is the bytes of embeddings and gradients that ranks exchange for an id
+            of all tables ÷ the bytes of a sample per id. 64 is one table of 128 float32, and an id with an
+            action.
         exchange: "all_to_all" sends each sample straight to its destination. "all_gather" sends all samples
             to all ranks.
         verify: ranks compare a hash of every plan, and the samples of every exchanged batch. For debugging:
@@ -84,6 +89,7 @@ class ShufflerSettings:
     max_tokens: int | None = None
     token_tolerance: float | None = 0.10
     group_feature: str | None = None
+    moves_per_copy: float = MOVES_PER_COPY
     exchange: str = "all_to_all"
     verify: bool = False
     max_tokens_per_micro_batch: int | None = None
@@ -125,6 +131,10 @@ class ShufflerSettings:
             cap = getattr(self, name)
             if cap is not None and cap < 1:
                 raise ValueError(f"{name}={cap}: expected an integer of at least 1, or None for no limit")
+        if not 0 <= self.moves_per_copy <= MOST_MOVES_PER_COPY:
+            raise ValueError(
+                f"moves_per_copy={self.moves_per_copy}: expected a number from 0 to {MOST_MOVES_PER_COPY:g}"
+            )
         if not 1 <= self.speed_limit <= MAX_SPEED_LIMIT:
             raise ValueError(
                 f"speed_limit={self.speed_limit}: expected 1 to {MAX_SPEED_LIMIT}, times as fast as the "

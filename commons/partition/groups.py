@@ -19,20 +19,26 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from commons.partition.compiled import compiled, inner
+from commons.partition.copies import copies_of
 from commons.partition.from_scratch import refine_within
 from commons.partition.problem import Problem
 from commons.partition.search import NONE, Limits, base_of, grouped, time_of
 from commons.partition.search_from_home import (
+    ACROSS_NODES,
     ALL_SWAPS,
     CHEAP_SWAPS,
     NO_SWAPS,
     Costs,
-    copies_of,
     even_out,
     search_to,
 )
 from commons.partition.token_search import level_tokens
 
+# Embeddings of 128 float32 travel once as values and once as gradients: 1,024 bytes for an id, where moving a
+# sample sends 16, its item and action.
+MOVES_PER_COPY = 64.0
+# More could overflow.
+MOST_MOVES_PER_COPY = float(ACROSS_NODES)
 # Where groups have at most this many copies each, on average, no other start is tried.
 FEW_COPIES = 0.05
 # Units are placed up to this share above the target first; what then moves is cut. The search tries all where
@@ -85,7 +91,11 @@ class Grouped:
 
     @staticmethod
     def of(problem: Problem, costs: Costs, groups: ArrayLike, moves_per_copy: float) -> Grouped | None:
-        """Checks the groups; None if no two samples belong together."""
+        """Checks the groups, and what a copy is worth; None if no two samples belong together."""
+        if not 0 <= moves_per_copy <= MOST_MOVES_PER_COPY:
+            raise ValueError(
+                f"moves_per_copy is {moves_per_copy}, expected a number from 0 to {MOST_MOVES_PER_COPY:g}"
+            )
         numbers = numbered_groups(groups, len(problem.work))
         sizes = np.bincount(numbers)
         is_shared = sizes > 1

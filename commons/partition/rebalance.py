@@ -5,12 +5,11 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
-from commons.partition.groups import Grouped, together
+from commons.partition.groups import MOVES_PER_COPY, Grouped, together
 from commons.partition.problem import Problem, checked_tolerance
 from commons.partition.refine import place_from_scratch
 from commons.partition.search import NO_CAP, Limits, base_of, target_time
 from commons.partition.search_from_home import (
-    ACROSS_NODES,
     Costs,
     costs_of_moves,
     even_out,
@@ -22,11 +21,6 @@ from commons.partition.workloads import as_integers, as_workloads, check_count
 
 # Bits of the sum of all sizes: this many bytes times ACROSS_NODES are still below 2**63.
 SIZE_BITS = 50
-# Embeddings of 128 float32 travel once as values and once as gradients: 1,024 bytes for an id, where moving a
-# sample sends 16, its item and action.
-MOVES_PER_COPY = 64.0
-# More could overflow.
-MOST_MOVES_PER_COPY = float(ACROSS_NODES)
 
 
 def rebalance(
@@ -85,7 +79,7 @@ def rebalance(
     )
     costs = _costs(problem, home, sizes, ranks_per_node)
     target = target_time(problem.work, problem.speeds, problem.limits, tolerance)
-    samples = None if groups is None else Grouped.of(problem, costs, groups, _checked(moves_per_copy))
+    samples = None if groups is None else Grouped.of(problem, costs, groups, moves_per_copy)
     if samples is None:  # no two belong together
         return problem.partition(_moved(problem, costs, target, tolerance))
     part_of = _together(samples, target, tolerance)
@@ -105,14 +99,6 @@ def _together(samples: Grouped, target: int, tolerance: float) -> np.ndarray:
         part_of = together(samples, attained)
     is_allowed = problem.beyond_limits(part_of) is None and samples.time(part_of) <= attained
     return part_of if is_allowed else samples.finish(alone, attained)
-
-
-def _checked(moves_per_copy: float) -> float:
-    if not 0 <= moves_per_copy <= MOST_MOVES_PER_COPY:
-        raise ValueError(
-            f"moves_per_copy is {moves_per_copy}, expected a number from 0 to {MOST_MOVES_PER_COPY:g}"
-        )
-    return float(moves_per_copy)
 
 
 def _moved(problem: Problem, costs: Costs, target: int, tolerance: float) -> np.ndarray:

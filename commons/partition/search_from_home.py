@@ -14,6 +14,7 @@ import numpy as np
 from numba import njit
 
 from commons.partition.compiled import compiled, inner
+from commons.partition.copies import Copies, copies_added, swap_counted
 from commons.partition.from_scratch import refined_from_scratch, time_by_differencing
 from commons.partition.search import (
     NONE,
@@ -48,25 +49,6 @@ LOOKS = 32
 NO_SWAPS, CHEAP_SWAPS, ALL_SWAPS = 0, 1, 2
 
 
-class Copies(NamedTuple):
-    """Groups of samples, and the parts that have some of each; all int64.
-
-    Attributes:
-        group_of: `[samples]`, NONE for a sample without others.
-        of_copy: `[groups]`, the cost of each part with samples of the group, beyond the first.
-        start: `[groups + 1]`, the first slot of each group.
-        used: `[groups]`, slots in use, ascending by part: one for each part with samples of the group.
-        part, samples: `[slots]`, a part, and how many samples of the group it has.
-    """
-
-    group_of: np.ndarray
-    of_copy: np.ndarray
-    start: np.ndarray
-    used: np.ndarray
-    part: np.ndarray
-    samples: np.ndarray
-
-
 class Costs(NamedTuple):
     """Costs of having a sample away from home, and from its group; all int64.
 
@@ -91,81 +73,6 @@ def costs_of_moves(home: np.ndarray, of_move: np.ndarray, node_of: np.ndarray) -
     copies = Copies(np.full(len(home), NONE), none, none, none, none, none)
     most = int(LOOKS * len(home) * np.log2(max(len(home), 2)))
     return Costs(home, of_move, node_of, copies, np.array([0, most]))
-
-
-def copies_of(group_of: np.ndarray, of_copy: np.ndarray, part_of: np.ndarray) -> Copies:
-    """Counts samples of groups in parts, `part_of` int64 `[samples]`; other arrays as in `Copies`."""
-    num_groups = len(of_copy)
-    start = np.zeros(num_groups + 1, dtype=np.int64)
-    np.cumsum(np.bincount(group_of[group_of != NONE], minlength=num_groups), out=start[1:])
-    slots = np.zeros((2, start[-1]), dtype=np.int64)
-    copies = Copies(group_of, of_copy, start, np.zeros(num_groups, dtype=np.int64), slots[0], slots[1])
-    _add_all(copies, part_of)
-    return copies
-
-
-@compiled
-def _add_all(copies: Copies, part_of: np.ndarray) -> None:
-    for sample in range(len(part_of)):
-        _add_to_group(copies, sample, part_of[sample])
-
-
-@inner
-def _slot_of(copies: Copies, group: int, part: int) -> int:
-    """The group's first slot whose part is not below this one."""
-    first, end = copies.start[group], copies.start[group] + copies.used[group]
-    while first < end:
-        middle = (first + end) // 2
-        if copies.part[middle] < part:
-            first = middle + 1
-        else:
-            end = middle
-    return first
-
-
-@inner
-def _samples_in(copies: Copies, group: int, part: int) -> int:
-    slot = _slot_of(copies, group, part)
-    has_some = slot < copies.start[group] + copies.used[group] and copies.part[slot] == part
-    return copies.samples[slot] if has_some else 0
-
-
-@inner
-def _add_to_group(copies: Copies, sample: int, part: int) -> None:
-    group = copies.group_of[sample]
-    if group == NONE:
-        return
-    slot, end = _slot_of(copies, group, part), copies.start[group] + copies.used[group]
-    if slot == end or copies.part[slot] != part:
-        for at in range(end, slot, -1):
-            copies.part[at], copies.samples[at] = copies.part[at - 1], copies.samples[at - 1]
-        copies.part[slot], copies.samples[slot] = part, 0
-        copies.used[group] += 1
-    copies.samples[slot] += 1
-
-
-@inner
-def _remove_from_group(copies: Copies, sample: int, part: int) -> None:
-    group = copies.group_of[sample]
-    if group == NONE:
-        return
-    slot = _slot_of(copies, group, part)
-    copies.samples[slot] -= 1
-    if copies.samples[slot] == 0:
-        copies.used[group] -= 1
-        for at in range(slot, copies.start[group] + copies.used[group]):
-            copies.part[at], copies.samples[at] = copies.part[at + 1], copies.samples[at + 1]
-
-
-@inner
-def priced_swap(parts: Parts, copies: Copies, giver: int, gives: int, taker: int, returns: int) -> None:
-    """`swap`, which also counts the samples of groups in parts."""
-    swap(parts, giver, gives, taker, returns)
-    _remove_from_group(copies, gives, giver)
-    if returns != NONE:
-        _remove_from_group(copies, returns, taker)
-        _add_to_group(copies, returns, giver)
-    _add_to_group(copies, gives, taker)
 
 
 @compiled
@@ -297,7 +204,7 @@ def _lighten(parts: Parts, limits: Limits, costs: Costs, target: int, at_any_pri
             gives, partner, returns = lightening_swap(parts, limits, heavy, least)
         if partner == NONE or costs.looks[0] > costs.looks[1]:
             return False
-        priced_swap(parts, costs.copies, heavy, gives, partner, returns)
+        swap_counted(parts, costs.copies, heavy, gives, partner, returns)
     return True
 
 
@@ -367,7 +274,7 @@ def _best_swap(
             if work[i] - lightest < least:
                 break
             costs.looks[0] += 1
-            moved, copied = moving_cost(costs, i, heavy, taker), added_copies(costs, i, heavy, taker)
+            moved, copied = moving_cost(costs, i, heavy, taker), copies_added(costs.copies, i, heavy, taker)
             # A swap costs this at least, unless the sample that comes back goes home, or to its group.
             price = max((costs.of_move[i] if home[i] == heavy else 0) + copied, 1)
             if min(needed, headroom, work[i] - lightest) <= best * price:
@@ -420,17 +327,6 @@ def _cost_of_being_in(costs: Costs, sample: int, part: int) -> int:
     return costs.of_move[sample] * (1 if costs.node_of[part] == costs.node_of[home] else ACROSS_NODES)
 
 
-@inner
-def added_copies(costs: Costs, sample: int, source: int, to: int) -> int:
-    """The cost of copies that moving the sample adds: negative if it joins others, and leaves none."""
-    group = costs.copies.group_of[sample]
-    if group == NONE:
-        return 0
-    is_first = _samples_in(costs.copies, group, to) == 0
-    is_last = _samples_in(costs.copies, group, source) == 1
-    return costs.copies.of_copy[group] * (int(is_first) - int(is_last))
-
-
 @njit(inline="always")
 def cost_of_return(costs: Costs, sample: int, copied: int, giver: int, taker: int, returned: int) -> int:
     """The cost of copies of a swap, and of moving the sample returned; `copied` is that of the other."""
@@ -440,7 +336,7 @@ def cost_of_return(costs: Costs, sample: int, copied: int, giver: int, taker: in
     group = costs.copies.group_of[returned]
     if group != NONE and group == costs.copies.group_of[sample]:
         return moved  # each takes the other's place
-    return copied + moved + added_copies(costs, returned, taker, giver)
+    return copied + moved + copies_added(costs.copies, returned, taker, giver)
 
 
 @inner
@@ -473,7 +369,7 @@ def send_home(parts: Parts, limits: Limits, costs: Costs, target: int) -> None:
             if cost < cheapest:
                 cheapest, goes_to, returns = cost, to, returned
         if goes_to != NONE:
-            priced_swap(parts, costs.copies, part, i, goes_to, returns)
+            swap_counted(parts, costs.copies, part, i, goes_to, returns)
 
 
 @inner
@@ -483,7 +379,7 @@ def _cheapest_return(
     """(cost of moving a sample to this part, what comes back for it); the cost is 0 if none saves any."""
     work, load, members, part = parts.work, parts.load, parts.members, parts.part_of[sample]
     cheapest, returns = 0, NONE
-    moved, copied = moving_cost(costs, sample, part, to), added_copies(costs, sample, part, to)
+    moved, copied = moving_cost(costs, sample, part, to), copies_added(costs.copies, sample, part, to)
     if moved + copied >= 0:
         return 0, NONE
     # What comes back has at least the work that `to` has no room for, and at most what `part` has room for.

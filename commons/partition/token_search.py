@@ -9,15 +9,14 @@ from __future__ import annotations
 import numpy as np
 
 from commons.partition.compiled import compiled, inner
+from commons.partition.copies import copies_added, swap_counted
 from commons.partition.problem import Problem
 from commons.partition.search import NONE, Limits, Parts, base_of, make_parts, time_of
 from commons.partition.search_from_home import (
     Costs,
-    added_copies,
     cost_of_return,
     costs_of_moves,
     moving_cost,
-    priced_swap,
     send_home,
 )
 
@@ -82,7 +81,7 @@ def relieve(
         most_moved -= _leaves_home(costs, gives, full, taker) + _leaves_home(costs, returns, taker, full)
         if most_moved < 0:
             break
-        priced_swap(parts, costs.copies, full, gives, taker, returns)
+        swap_counted(parts, costs.copies, full, gives, taker, returns)
         full = _fullest(parts)
     if parts.amount[full] == at_first:
         part_of[:] = given
@@ -141,7 +140,7 @@ def _relieving_swap(
             i = members[at]
             while last < stop and work[i] - work[members[last]] <= headroom:
                 last += 1
-            moved, copied = moving_cost(costs, i, full, taker), added_copies(costs, i, full, taker)
+            moved, copied = moving_cost(costs, i, full, taker), copies_added(costs.copies, i, full, taker)
             # A move costs this at least, unless the sample that comes back goes home, or to its group.
             price = max((costs.of_move[i] if costs.home[i] == full else 0) + copied, 1)
             if min(needed, tokens[i]) <= best * price:

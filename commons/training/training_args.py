@@ -48,9 +48,9 @@ class TrainerArgs:
         enable_balanced_shuffler: whether samples move between ranks to balance their loads.
         batch_shuffler: registered name of the shuffler; empty for the model's own.
         balance_partitioner, balance_tolerance, balance_equal_rows, balance_max_tokens,
-            balance_token_tolerance, balance_group_feature, balance_exchange, balance_verify, balance_split,
-            balance_speed_limit, balance_window, balance_window_max_step_ratio,
-            max_tokens_per_micro_batch: see `ShufflerSettings`.
+            balance_token_tolerance, balance_group_feature, balance_moves_per_copy, balance_exchange,
+            balance_verify, balance_split, balance_speed_limit, balance_window,
+            balance_window_max_step_ratio, max_tokens_per_micro_batch: see `ShufflerSettings`.
         balance_cost: cost of a sample: "flops" for the shuffler's workloads; "learned" for times that follow
             the training's steps, and ranks of unequal speed; or a file of measured costs as written by a
             calibration.
@@ -92,6 +92,7 @@ class TrainerArgs:
     balance_max_tokens: int | None = ShufflerSettings.max_tokens
     balance_token_tolerance: float | None = ShufflerSettings.token_tolerance
     balance_group_feature: str | None = ShufflerSettings.group_feature
+    balance_moves_per_copy: float = ShufflerSettings.moves_per_copy
     balance_cost: str = FLOPS
     balance_exchange: str = ShufflerSettings.exchange
     balance_verify: bool = ShufflerSettings.verify
