@@ -20,7 +20,7 @@ VENV := .venv
 RUN := OMP_NUM_THREADS=1 $(VENV)/bin/python
 INSTALLED := $(VENV)/.installed
 
-.PHONY: help demo test lint format tables bench-attention bench-calibration bench-checkpoint bench-gather bench-kuairand bench-learning bench-loading bench-lookups bench-micro-batch bench-padding bench-partition \
+.PHONY: help demo test lint format tables bench-attention bench-calibration bench-checkpoint bench-gather bench-groups bench-kuairand bench-learning bench-loading bench-lookups bench-micro-batch bench-padding bench-partition \
 	bench-recompute bench-shuffle bench-split bench-split-samples check-kernels cluster-check gpu-check soak versions clean
 
 help:  ## print this list
@@ -74,6 +74,10 @@ bench-micro-batch: $(INSTALLED)  ## micro-batches: their balance, memory and tim
 
 bench-padding: $(INSTALLED)  ## that a batch costs the sum of its samples
 	$(RUN) -m benchmarks.padding
+
+bench-groups: $(INSTALLED)  ## ranks per user, moves and time where samples of a user belong together
+	OMP_NUM_THREADS=1 $(PYTHON) -m benchmarks.partition.groups_at_size
+	$(PYTHON) -m benchmarks.tables
 
 bench-partition: $(INSTALLED)  ## balance, moves and time of the partition algorithms
 	$(RUN) -m benchmarks.partition $(DATA)

@@ -17,6 +17,7 @@ from benchmarks.learning import table as learning
 from benchmarks.lookups import table as lookups
 from benchmarks.markdown import filled, marked
 from benchmarks.micro_batch import balance, memory
+from benchmarks.partition import groups_at_size
 from benchmarks.partition import table as partition
 from benchmarks.shuffle import table as shuffle
 from benchmarks.split_samples import planning, training
@@ -53,6 +54,7 @@ def all_tables() -> dict[str, str]:
         "partition": partition.all_tables(_result("partition")),
         "readme": partition.tables_of_readme(_result("partition"))
         | shuffle.tables_of_readme(_result("shuffle")),
+        "groups": groups_at_size.tables(_result("groups_at_size")),
         "shuffle": shuffle.all_tables(_result("shuffle")),
         "lookups": lookups.all_tables(_result("lookups")),
         "learning": learning.all_tables(_result("learning")),

@@ -11,6 +11,7 @@ from commons.partition.refine import place_from_scratch
 from commons.partition.search import NO_CAP, Limits, base_of, target_time
 from commons.partition.search_from_home import (
     Costs,
+    allow_more_looks,
     costs_of_moves,
     even_out,
     move,
@@ -93,9 +94,11 @@ def _together(samples: Grouped, target: int, tolerance: float) -> np.ndarray:
     part_of = together(samples, target)
     if problem.beyond_limits(part_of) is None and samples.time(part_of) <= target:
         return part_of
+    allow_more_looks(costs)
     alone = _moved(problem, costs, target, tolerance)
     attained = max(target, samples.time(alone))  # the target may be out of reach
     if attained > target:
+        allow_more_looks(costs)
         part_of = together(samples, attained)
     is_allowed = problem.beyond_limits(part_of) is None and samples.time(part_of) <= attained
     return part_of if is_allowed else samples.finish(alone, attained)

@@ -35,7 +35,8 @@ ACROSS_NODES = 1000
 # Parts considered for a swap: this many that can help, among this many of the lightest; more for a swap that
 # is all a part needs. Still more hardly save movement, and take time.
 PARTNERS = 16
-MANY_SAMPLES, FEW_PARTNERS = 16384, 4
+# With more samples than this, the lightest parts are much alike, and fewer will do.
+MANY_SAMPLES, FEW_PARTNERS = 8192, 4
 CANDIDATES_FOR_ALL, CANDIDATES_FOR_PART = 200, 48
 # Samples of a part considered for a swap, evenly spaced by load. Those in between would do little better.
 MOST_TRIED = 64
@@ -44,7 +45,7 @@ RETURNS = 6
 # Parts considered for a sample to join others of its group.
 MOST_TO_JOIN = 8
 # Swaps looked at: this many × samples × the logarithm of their number. Then the search takes what it has.
-LOOKS = 32
+LOOKS = 64
 # Swaps to make: none, those at a price for each move, and where there is no such swap any other.
 NO_SWAPS, CHEAP_SWAPS, ALL_SWAPS = 0, 1, 2
 
@@ -71,8 +72,15 @@ def costs_of_moves(home: np.ndarray, of_move: np.ndarray, node_of: np.ndarray) -
     """Costs of samples that belong to no groups; arrays as in `Costs`."""
     none = np.zeros(0, dtype=np.int64)
     copies = Copies(np.full(len(home), NONE), none, none, none, none, none)
-    most = int(LOOKS * len(home) * np.log2(max(len(home), 2)))
-    return Costs(home, of_move, node_of, copies, np.array([0, most]))
+    costs = Costs(home, of_move, node_of, copies, np.zeros(2, dtype=np.int64))
+    allow_more_looks(costs)
+    return costs
+
+
+def allow_more_looks(costs: Costs) -> None:
+    """Lets the search look at LOOKS · n · log2(n) more swaps of n samples."""
+    count = len(costs.home)
+    costs.looks[1] = costs.looks[0] + LOOKS * count * max(count.bit_length(), 1)
 
 
 @compiled

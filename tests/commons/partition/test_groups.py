@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import time
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.partition.user_streams import ORDERS, USERS, draw
 from commons.partition import imbalance, karmarkar_karp, lower_bound, rebalance
+from commons.partition.groups import MOVES_PER_COPY, Grouped, together
+from commons.partition.problem import Problem
+from commons.partition.search import target_time
+from commons.partition.search_from_home import LOOKS, costs_of_moves
 from tests.commons.partition.checks import SLACK, as_lists, check_partition, keeps, part_of
 from tests.commons.partition.drawn_workloads import caps, samples_at_home
 from tests.commons.partition.heavy_tails import FLOPS
@@ -116,14 +119,65 @@ def test_limits_that_only_home_keeps_to_are_kept_with_groups():
     assert keeps(partition, {"tokens": tokens, "max_tokens": 17})
 
 
+@pytest.mark.parametrize("users", USERS)
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize(("ranks", "rows"), [(8, 32), (64, 32), (8, 512)])
+def test_swaps_looked_at_are_bounded(users, order, ranks, rows):
+    stream = draw(ranks, rows, users, "lognormal", order, seed=0)
+    problem = Problem.of(stream.workloads, ranks)
+    costs = costs_of_moves(
+        problem.sorted(stream.home), problem.sorted(stream.sizes), np.zeros(ranks, dtype=np.int64)
+    )
+    samples = Grouped.of(problem, costs, stream.user, MOVES_PER_COPY)
+    together(samples, target_time(problem.work, problem.speeds, problem.limits, TOLERANCE))
+    count = ranks * rows
+    # One more swap may be looked for when the bound is reached.
+    assert costs.looks[0] <= LOOKS * count * count.bit_length() + 200 * count
+
+
 def test_a_group_of_most_samples_takes_no_long_search():
     rng = np.random.default_rng(0)
     workloads, home = rng.lognormal(5, 1.2, 64 * ROWS), np.repeat(np.arange(64), ROWS)
-    groups = np.zeros(len(home), dtype=np.int64)
-    rebalance(workloads[:64], home[:64], 2, groups=groups[:64])  # compiles
-    start = time.perf_counter()
-    rebalance(workloads, home, 64, groups=groups)
-    assert time.perf_counter() - start < 1  # on a slow machine; every pair of samples takes 5 s
+    problem, groups = Problem.of(workloads, 64), np.zeros(len(home), dtype=np.int64)
+    ones, count = np.ones_like(home), len(home)
+    costs = costs_of_moves(problem.sorted(home), ones, np.zeros(64, dtype=np.int64))
+    together(
+        Grouped.of(problem, costs, groups, MOVES_PER_COPY),
+        target_time(problem.work, problem.speeds, problem.limits, TOLERANCE),
+    )
+    assert costs.looks[0] <= LOOKS * count * count.bit_length() + 200 * count
+
+
+def test_users_with_hundreds_of_samples_are_on_few_ranks_if_copies_are_worth_it():
+    stream = draw(8, 1024, "386 each", "2048", "dealt", seed=0)
+
+    def figures(moves_per_copy):
+        return stream.figures(
+            rebalance(stream.workloads, stream.home, 8, groups=stream.user, moves_per_copy=moves_per_copy)
+        )
+
+    assert figures(64)["unique_ids"] <= 0.25
+    dealt = figures(10)  # a user has 48 samples on each rank
+    assert dealt["unique_ids"] == 1 and dealt["moved"] < 0.01
+
+
+@pytest.mark.parametrize("moves_per_copy", [-1, 1001, np.nan])
+def test_moves_per_copy_are_a_bounded_number(moves_per_copy):
+    with pytest.raises(ValueError, match=r"moves_per_copy is \S+, expected a number from 0 to 1000"):
+        rebalance([1, 2, 3], [0, 0, 1], 2, groups=[0, 0, 1], moves_per_copy=moves_per_copy)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("equal_size", [True, False])
+def test_users_stay_on_one_rank_where_ranks_have_many_rows(order, equal_size):
+    for users in USERS:
+        stream = draw(8, 512, users, "lognormal", order, seed=0)
+        partition = rebalance(
+            stream.workloads, stream.home, 8, sizes=stream.sizes, groups=stream.user, equal_size=equal_size
+        )
+        bound = lower_bound(stream.workloads, 8, equal_size)
+        assert imbalance(stream.workloads, partition) <= (1 + TOLERANCE) * bound * SLACK
+        assert stream.figures(partition)["ranks_per_user"] <= 1.1
 
 
 @pytest.mark.parametrize("groups", [[1, 2], [[1, 2, 3]], [0.5, 1.0, 2.0], ["a", "b", "c"]])

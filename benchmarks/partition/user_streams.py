@@ -1,0 +1,82 @@
+"""Streams of users' samples: how users share samples, and which rank loads each sample."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+# Of HSTU at d = 128: the shape of costs matters, not their unit.
+HIDDEN_SIZE = 128
+BYTES_PER_TOKEN = 4
+LENGTHS = ("20 to 200", "lognormal")
+USERS = ("4 each", "16 each", "Zipf", "half in fours")
+ORDERS = ("dealt", "user-major")
+
+
+@dataclass(frozen=True)
+class Stream:
+    """The samples of one step; a user's samples are equally long, and have the same ids.
+
+    Attributes:
+        ranks: each has loaded as many samples as any other.
+        workloads, sizes: int64 `[samples]`, FLOPs and bytes.
+        user, home: int64 `[samples]`, the user of each, and the rank that loaded it.
+        length: int64 `[users]`, ids of a user.
+    """
+
+    ranks: int
+    workloads: np.ndarray
+    sizes: np.ndarray
+    user: np.ndarray
+    home: np.ndarray
+    length: np.ndarray
+
+    def figures(self, partition: list[np.ndarray]) -> dict[str, float]:
+        """Returns ranks per user, unique ids ÷ those as loaded, summed over ranks, and the share moved."""
+        rank_of = np.empty_like(self.home)
+        for rank, samples in enumerate(partition):
+            rank_of[samples] = rank
+        placed, loaded = (np.unique(self.user * self.ranks + rank) for rank in (rank_of, self.home))
+        return {
+            "ranks_per_user": len(placed) / len(self.length),
+            "unique_ids": int(self.length[placed // self.ranks].sum())
+            / int(self.length[loaded // self.ranks].sum()),
+            "moved": float((rank_of != self.home).mean()),
+        }
+
+
+def draw(ranks: int, rows: int, users: str, lengths: str, order: str, seed: int) -> Stream:
+    """Draws a stream: a user's samples follow one another, or are dealt to the ranks in turn."""
+    rng, count = np.random.default_rng([seed, ranks, rows]), ranks * rows
+    samples_of = _samples_of_users(users, count, rng)
+    if lengths == "20 to 200":
+        length = rng.integers(20, 201, len(samples_of))
+    elif lengths == "lognormal":
+        length = np.rint(rng.lognormal(5, 1.2, len(samples_of))).clip(1, 4096).astype(np.int64)
+    else:
+        length = np.full(len(samples_of), int(lengths))
+    user = np.repeat(np.arange(len(samples_of)), samples_of)
+    tokens = 2 * length[user] + 1
+    workloads = 10 * tokens * HIDDEN_SIZE**2 + 4 * tokens**2 * HIDDEN_SIZE
+    home = np.arange(count) // rows if order == "user-major" else np.arange(count) % ranks
+    return Stream(ranks, workloads, BYTES_PER_TOKEN * tokens, user, home, length)
+
+
+def _samples_of_users(users: str, count: int, rng: np.random.Generator) -> np.ndarray:
+    """int64 `[users]`, samples of each; `count` together."""
+    if users == "half in fours":
+        fours = count // 8
+        samples_of = np.repeat([4, 1], [fours, count - 4 * fours])
+        rng.shuffle(samples_of)
+    elif users == "Zipf":
+        share = 1 / np.arange(1, count // 4 + 1)
+        samples_of = rng.multinomial(count, share / share.sum())
+        samples_of = samples_of[samples_of > 0]
+        rng.shuffle(samples_of)
+    else:
+        each = int(users.removesuffix(" each"))
+        samples_of = np.full(-(-count // each), each)
+    ends = np.minimum(np.cumsum(samples_of), count)
+    samples_of = np.diff(ends, prepend=0)
+    return samples_of[samples_of > 0]
