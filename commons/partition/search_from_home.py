@@ -20,6 +20,7 @@ from commons.partition.search import (
     Limits,
     Parts,
     base_of,
+    first_below,
     fits,
     lightening_swap,
     make_parts,
@@ -248,7 +249,7 @@ def _best_swap(
             if min(needed, headroom, work[i] - lightest) <= best * price:
                 continue
             # The lightest sample that may come back, because it is the cheapest.
-            j = _first_below(work, members, start, stop, work[i] - most)
+            j = first_below(work, members, start, stop, work[i] - most)
             if j == start and not may_give:
                 continue
             for option in range(1 + may_give):
@@ -264,18 +265,6 @@ def _best_swap(
                     gives, partner, returns, best = i, taker, returned, value
         partners += helps
     return gives, partner, returns
-
-
-@njit(inline="always")
-def _first_below(work: np.ndarray, members: np.ndarray, start: int, end: int, value: int) -> int:
-    """The first position from `start` to `end` whose sample has less work than `value`."""
-    while start < end:
-        middle = (start + end) // 2
-        if work[members[middle]] < value:
-            end = middle
-        else:
-            start = middle + 1
-    return start
 
 
 @njit(inline="always")
@@ -315,12 +304,16 @@ def _send_home(parts: Parts, limits: Limits, costs: Costs, target: int) -> None:
         for to in range(first, end):
             saved = -_moving_cost(costs, i, part, to)
             may_go = parts.size[part] > limits.fewest and parts.size[to] < limits.most
-            for at in range(parts.start[to], parts.start[to] + parts.size[to] + may_go):
-                j = parts.members[at] if at < parts.start[to] + parts.size[to] else NONE
-                difference = work[i] - (work[j] if j != NONE else 0)
-                if load[to] + difference <= target and load[part] - difference <= target:
-                    cost = _moving_cost(costs, j, to, part) - saved
-                    if cost < cheapest and fits(parts, limits, part, i, to, j):
-                        cheapest, goes_to, returns = cost, to, j
+            # What may come back is neither too light for home's load nor too heavy for this part's.
+            start, stop = parts.start[to], parts.start[to] + parts.size[to]
+            first_at = first_below(work, parts.members, start, stop, target - load[part] + work[i] + 1)
+            end_at = first_below(work, parts.members, first_at, stop, load[to] + work[i] - target)
+            for at in range(first_at, end_at + may_go):
+                j = parts.members[at] if at < end_at else NONE
+                if j == NONE and (load[to] + work[i] > target or load[part] - work[i] > target):
+                    continue
+                cost = _moving_cost(costs, j, to, part) - saved
+                if cost < cheapest and fits(parts, limits, part, i, to, j):
+                    cheapest, goes_to, returns = cost, to, j
         if goes_to != NONE:
             swap(parts, part, i, goes_to, returns)
