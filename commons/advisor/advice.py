@@ -103,7 +103,7 @@ def advise(request: Request) -> Advice:
     }
     # A single rank never waits: there is nothing to compare.
     to_plan = {key: compared if key[0] > 1 else compared[:1] for key in drawn}
-    working = "planning; the first run on a machine also compiles, for about a minute"
+    working = "planning; the first run on a machine also compiles, for about 20 seconds"
     with shown_if_slow(working) if sys.stderr.isatty() else nullcontext():
         for strategy in compared:
             if strategy.settings is not None:

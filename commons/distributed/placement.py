@@ -18,6 +18,7 @@ from commons.partition import (
     divide_into_micro_batches,
     lower_bound,
     rebalance,
+    refine,
     refined,
 )
 from commons.partition.pieces import divided, leveled
@@ -137,14 +138,17 @@ def compile_all(settings: ShufflerSettings, has_groups: bool = False) -> None:
         settings: of the shuffler; what only other settings reach is left out.
         has_groups: whether samples have groups; they have if the settings name a feature for them.
     """
-    # Rows have to be made equal, and no swap takes the heaviest part below 14: this reaches every search.
+    # Rows have to be made equal, and then no single swap reaches the target: rebalancing needs every search.
     work, home = np.array([2, 5, 7, 2, 5, 1, 5]), np.array([1, 0, 0, 1, 0, 0, 0])
     ones, each = np.ones(2, dtype=np.int64), np.ones((2, 1), dtype=np.int64)
     samples = LoadedSamples(ones, ones, ones, ones, ones, each, ones, each)
     Partitioning(replace(settings, max_tokens=None)).rank_of(samples)  # it may compile functions of its own
-    if settings.partitioner in ("longest_processing_time", "refined"):
+    in_micro_batches = settings.max_tokens_per_micro_batch is not None
+    if settings.partitioner in ("longest_processing_time", "refined") or in_micro_batches:
+        for speeds in (None, [1.0, 0.5]):
+            refine(work, [np.flatnonzero(home == rank) for rank in range(2)], equal_size=False, speeds=speeds)
         refined(work, 2)
-    elif settings.partitioner != "karmarkar_karp":
+    if settings.partitioner not in ("karmarkar_karp", "longest_processing_time", "refined"):
         rebalance(work, home, 2, tolerance=0.0)
     if has_groups or settings.group_feature is not None:
         rebalance(work, home, 2, tolerance=0.0, groups=0 * home)
@@ -154,8 +158,7 @@ def compile_all(settings: ShufflerSettings, has_groups: bool = False) -> None:
     if settings.split:
         whole = divided(ones, 1, home[:0], home[:0], home[:0])
         leveled(whole, 0 * ones, 2 * ones, ones, ones, np.arange(2), 1, 1)
-    if settings.max_tokens_per_micro_batch is not None:
-        refined(work, 2)
+    if in_micro_batches:
         divide_into_micro_batches(ones, ones, [np.arange(2)], 1)
 
 

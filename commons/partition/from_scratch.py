@@ -23,6 +23,9 @@ from commons.partition.search import (
 # Where parts have at most this many samples in the mean, the search is cheap but often gets stuck: it tries
 # several starts.
 FEW_SAMPLES = 8
+# With unequal sizes, differencing takes time in proportion to samples × parts. Where there are many of both
+# it is left out: it lowers the largest load by at most 0.01%.
+SHORT_DIFFERENCING = 2**17
 # Differencing is tried if it may end above the target by at most this share. To refine more than that takes
 # longer than to start from longest first.
 NEAR = 1e-3
@@ -254,7 +257,7 @@ def refined_from_scratch(
         least = _time_within_limits(work, tokens, equal_sizes, speeds, limits)
     if is_small or least <= near:
         best, time = _better(best, time, equal_sizes, least, work, tokens, limits, speeds, target)
-    if is_small and limits.fewest < limits.most - 1:
+    if is_small and limits.fewest < limits.most - 1 and len(work) * num_parts <= SHORT_DIFFERENCING:
         start = differenced(work, speeds, 1)
         start_time = _time_within_limits(work, tokens, start, speeds, limits)
         best, time = _better(best, time, start, start_time, work, tokens, limits, speeds, target)
@@ -311,7 +314,7 @@ def refine_within(
     """Changes `part_of` until no part takes longer than the target, or nothing helps; returns the longest."""
     if not are_unequal(speeds):
         refine_to(work, tokens, part_of, np.zeros(len(speeds), dtype=np.int64), limits, target)
-        return time_of(work, part_of, speeds)
+        return int(sum_per_part(work, part_of, len(speeds)).max())
     # Swaps lower the largest load beyond what a time allows, and so find the parts for a time that can be
     # had. Of the times between the target and the best so far, the middle one is tried next.
     time = time_of(work, part_of, speeds)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
+from commons.partition.from_scratch import place_longest_first
 from commons.partition.groups import MOVES_PER_COPY, Grouped, together
 from commons.partition.problem import Problem, checked_tolerance
 from commons.partition.refine import place_from_scratch
-from commons.partition.search import NO_CAP, Limits, base_of, target_time
+from commons.partition.search import NO_CAP, Limits, base_of, sum_per_part, target_time
 from commons.partition.search_from_home import (
     Costs,
     allow_more_looks,
@@ -22,6 +23,9 @@ from commons.partition.workloads import as_integers, as_workloads, check_count
 
 # Bits of the sum of all sizes: this many bytes times ACROSS_NODES are still below 2**63.
 SIZE_BITS = 50
+# Where a part has this many times the samples that it may have, or has to give so many away, making one move
+# at a time would take too long.
+FAR, MANY = 4, 256
 
 
 def rebalance(
@@ -134,10 +138,16 @@ def _costs(problem: Problem, home: ArrayLike, sizes: ArrayLike | None, ranks_per
 def _within_limits(problem: Problem, costs: Costs, target: int) -> np.ndarray:
     """int64 `[samples]`: home, or a partition near it that keeps to the limits."""
     part_of = costs.home.copy()
+    fewest, most, max_tokens = problem.limits
+    if max_tokens == NO_CAP and np.bincount(part_of).max(initial=0) > FAR * most:
+        return nearest_home(place_from_scratch(problem, tolerance=0.0), costs, problem.speeds)
+    base = base_of(problem.speeds, target)
+    any_rows = fewest == 0 and most == len(part_of)
+    if any_rows and max_tokens == NO_CAP:
+        _relieve(problem.work, part_of, base, target)
     if problem.beyond_limits(part_of) is None:
         return part_of
-    fewest, most, max_tokens = problem.limits
-    even_out(problem.work, part_of, base_of(problem.speeds, target), problem.limits)
+    even_out(problem.work, part_of, base, problem.limits)
     if problem.beyond_limits(part_of) is None:
         return part_of
     # Keeping all parts within a number of tokens is rebalancing by tokens.
@@ -146,8 +156,32 @@ def _within_limits(problem: Problem, costs: Costs, target: int) -> np.ndarray:
     costs_by_tokens = costs_of_moves(costs.home[by_tokens], costs.of_move[by_tokens], costs.node_of)
     no_cap = Limits(fewest, most, NO_CAP)
     equal = np.ones(problem.num_parts)
+    if any_rows:
+        _relieve(amounts, part_by_tokens, np.zeros_like(base), max_tokens)
     move(amounts, np.zeros_like(amounts), part_by_tokens, equal, no_cap, costs_by_tokens, max_tokens, 0.0)
     part_of[by_tokens] = part_by_tokens
     if problem.beyond_limits(part_of) is None:
         return part_of
     return nearest_home(place_from_scratch(problem, tolerance=0.0), costs, problem.speeds)
+
+
+def _relieve(work: np.ndarray, part_of: np.ndarray, base: np.ndarray, target: int) -> None:
+    """Changes `part_of`: parts that have to give many samples away keep their lightest, up to the target.
+
+    The others are placed longest first, which leaves no part with more than the largest had. Arguments are as
+    `move` and `make_parts` take them.
+    """
+    load = base + sum_per_part(work, part_of, len(base))
+    size = np.bincount(part_of, minlength=len(base))
+    leaves = np.zeros(len(work), dtype=np.bool_)
+    # Samples that leave are no lighter than a part's mean, so that MANY need this much above the target.
+    for part in np.flatnonzero((load - target) * size.astype(np.float64) > MANY * (load - base)):
+        members = np.flatnonzero(part_of == part)
+        lighter = load[part] - np.cumsum(work[members])
+        of_part = members[lighter + work[members] > target]
+        leaves[of_part] = len(of_part) > MANY
+    leaving = np.flatnonzero(leaves)
+    if leaving.size:
+        load -= sum_per_part(work[leaving], part_of[leaving], len(base))
+        no_tokens, no_caps = np.zeros_like(leaving), Limits(0, len(leaving), NO_CAP)
+        part_of[leaving] = place_longest_first(work[leaving], no_tokens, load, no_caps)

@@ -309,6 +309,18 @@ def lightening_swap(parts: Parts, limits: Limits, heavy: int, least: int) -> tup
     return gives, partner, returns
 
 
+@njit(inline="always")
+def first_below(work: np.ndarray, members: np.ndarray, start: int, end: int, value: int) -> int:
+    """The first position from `start` to `end` whose sample has less work than `value`."""
+    while start < end:
+        middle = (start + end) // 2
+        if work[members[middle]] < value:
+            end = middle
+        else:
+            start = middle + 1
+    return start
+
+
 @inner
 def _lightest_taker(parts: Parts, limits: Limits, giver: int, sample: int) -> int:
     """The lightest part with room for one more sample, and for this one unless it is NONE; else NONE."""

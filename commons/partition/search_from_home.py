@@ -22,6 +22,7 @@ from commons.partition.search import (
     Limits,
     Parts,
     base_of,
+    first_below,
     fits,
     lightening_swap,
     make_parts,
@@ -288,7 +289,7 @@ def _best_swap(
             if min(needed, headroom, work[i] - lightest) <= best * price:
                 continue
             # From the lightest sample that may come back on, because it is the cheapest.
-            j = _first_below(work, members, start, stop, work[i] - most)
+            j = first_below(work, members, start, stop, work[i] - most)
             if j == start and not may_give:
                 continue
             for option in range(min(most_returned, j - start) + may_give):
@@ -305,18 +306,6 @@ def _best_swap(
                     gives, partner, returns, best = i, taker, returned, value
         partners += helps
     return gives, partner, returns
-
-
-@njit(inline="always")
-def _first_below(work: np.ndarray, members: np.ndarray, start: int, end: int, value: int) -> int:
-    """The first position from `start` to `end` whose sample has less work than `value`."""
-    while start < end:
-        middle = (start + end) // 2
-        if work[members[middle]] < value:
-            end = middle
-        else:
-            start = middle + 1
-    return start
 
 
 @njit(inline="always")
@@ -393,8 +382,8 @@ def _cheapest_return(
     # What comes back has at least the work that `to` has no room for, and at most what `part` has room for.
     least, most = work[sample] - (target - load[to]), work[sample] + target - load[part]
     start, stop = parts.start[to], parts.start[to] + parts.size[to]
-    first = _first_below(work, members, start, stop, most + 1)
-    end = _first_below(work, members, start, stop, least)
+    first = first_below(work, members, start, stop, most + 1)
+    end = first_below(work, members, start, stop, least)
     may_go = least <= 0 <= most and parts.size[part] > limits.fewest and parts.size[to] < limits.most
     step = max((end - first) // MOST_TRIED, 1)
     for at in range(first, end + may_go * step, step):

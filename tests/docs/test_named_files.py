@@ -58,4 +58,4 @@ def test_all_say_the_same_of_the_first_compilation():
     ]
     assert len(sentences) >= 5
     for sentence in sentences:
-        assert "about a minute" in sentence, sentence
+        assert "about 20 seconds" in sentence, sentence

@@ -153,3 +153,20 @@ def test_few_bytes_cross_nodes(lengths, share):
             shares.append(sizes[crossed].sum() / sizes.sum())
     assert np.mean(across[8]) <= share
     assert np.mean(across[8]) < np.mean(across[None])
+
+
+@pytest.mark.parametrize("max_tokens", [None, 1.2])
+@pytest.mark.parametrize("parts", [2, 64])
+def test_from_one_part_light_samples_stay_and_the_others_are_balanced(parts, max_tokens):
+    tokens = draw_tokens("lognormal", np.random.default_rng(0), 64 * ROWS)
+    workloads, home = FLOPS.per_sample(tokens), np.zeros(len(tokens), dtype=np.int64)
+    caps = {}
+    if max_tokens is not None:
+        caps = {"tokens": tokens, "max_tokens": int(max_tokens * tokens.sum() / parts)}
+    partition = rebalance(workloads, home, parts, equal_size=False, **caps)
+    check_partition(partition, len(workloads), parts, equal_size=False)
+    attained = imbalance(workloads, refined(workloads, parts, equal_size=False, **caps))
+    assert imbalance(workloads, partition) <= 1.02 * attained
+    assert len(partition[0]) >= len(tokens) / parts
+    if max_tokens is None:
+        assert workloads[partition[0]].mean() < 0.6 * workloads.mean()
