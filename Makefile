@@ -21,7 +21,7 @@ RUN := OMP_NUM_THREADS=1 $(VENV)/bin/python
 INSTALLED := $(VENV)/.installed
 
 .PHONY: help demo test lint format tables bench-attention bench-calibration bench-checkpoint bench-gather bench-kuairand bench-learning bench-loading bench-lookups bench-micro-batch bench-padding bench-partition \
-	bench-recompute bench-shuffle bench-split bench-split-samples check-kernels cluster-check gpu-check soak versions clean
+	bench-recompute bench-shuffle bench-split bench-split-samples bench-tokens check-kernels cluster-check gpu-check soak versions clean
 
 help:  ## print this list
 	@echo "make TARGET first installs into $(VENV) what the target needs:"
@@ -103,6 +103,9 @@ soak: $(INSTALLED)  ## kill ranks at random; losses must not change
 
 bench-split-samples: $(INSTALLED)  ## samples cut into pieces on several ranks
 	$(RUN) -m benchmarks.split_samples
+
+bench-tokens: $(INSTALLED)  ## tokens and memory of the fullest rank under a token tolerance
+	$(RUN) -m benchmarks.token_tolerance
 
 bench-split: $(INSTALLED)  ## splitting a batch on a controller
 	$(RUN) -m benchmarks.controller_split
