@@ -21,7 +21,7 @@ RUN := OMP_NUM_THREADS=1 $(VENV)/bin/python
 INSTALLED := $(VENV)/.installed
 
 .PHONY: help demo test lint format tables bench-attention bench-calibration bench-checkpoint bench-gather bench-groups bench-kuairand bench-learning bench-loading bench-lookups bench-micro-batch bench-padding bench-partition \
-	bench-recompute bench-shuffle bench-split bench-split-samples check-kernels cluster-check gpu-check soak versions clean
+	bench-recompute bench-shuffle bench-split bench-split-samples bench-tokens check-kernels cluster-check gpu-check soak versions clean
 
 help:  ## print this list
 	@echo "make TARGET first installs into $(VENV) what the target needs:"
@@ -57,6 +57,9 @@ bench-checkpoint: $(INSTALLED)  ## what a checkpoint costs a step
 bench-gather: $(INSTALLED)  ## time of the planning gather by number of processes
 	$(RUN) -m benchmarks.plan_gather
 
+bench-groups: $(INSTALLED)  ## ranks per user, moves and time where samples of a user belong together
+	$(RUN) -m benchmarks.partition.groups_at_size
+
 bench-kuairand: $(INSTALLED)  ## memory and time of preparing KuaiRand's logs
 	$(RUN) -m benchmarks.kuairand_preprocess
 
@@ -74,10 +77,6 @@ bench-micro-batch: $(INSTALLED)  ## micro-batches: their balance, memory and tim
 
 bench-padding: $(INSTALLED)  ## that a batch costs the sum of its samples
 	$(RUN) -m benchmarks.padding
-
-bench-groups: $(INSTALLED)  ## ranks per user, moves and time where samples of a user belong together
-	OMP_NUM_THREADS=1 $(PYTHON) -m benchmarks.partition.groups_at_size
-	$(PYTHON) -m benchmarks.tables
 
 bench-partition: $(INSTALLED)  ## balance, moves and time of the partition algorithms
 	$(RUN) -m benchmarks.partition $(DATA)
@@ -107,6 +106,9 @@ soak: $(INSTALLED)  ## kill ranks at random; losses must not change
 
 bench-split-samples: $(INSTALLED)  ## samples cut into pieces on several ranks
 	$(RUN) -m benchmarks.split_samples
+
+bench-tokens: $(INSTALLED)  ## tokens and memory of the fullest rank under a token tolerance
+	$(RUN) -m benchmarks.token_tolerance
 
 bench-split: $(INSTALLED)  ## splitting a batch on a controller
 	$(RUN) -m benchmarks.controller_split

@@ -11,7 +11,14 @@ import json
 from pathlib import Path
 from typing import Any
 
-from benchmarks import attention, bucket_loading, movielens_equivalence, plan_gather, recompute
+from benchmarks import (
+    attention,
+    bucket_loading,
+    movielens_equivalence,
+    plan_gather,
+    recompute,
+    token_tolerance,
+)
 from benchmarks.demo import table as demo
 from benchmarks.learning import table as learning
 from benchmarks.lookups import table as lookups
@@ -61,6 +68,7 @@ def all_tables() -> dict[str, str]:
         "plan-gather": plan_gather.make_tables(_result("plan_gather")),
         "loading": {"balance": bucket_loading.make_table(_result("bucket_loading")["records"])},
         "attention": {"shares": attention.make_table(_result("attention")["records"])},
+        "token-tolerance": token_tolerance.all_tables(_result("token_tolerance")),
         "recompute": {"memory and time": recompute.make_table(_result("recompute")["records"])},
         "micro-batch": balance.tables(micro_batch["balance"])
         | {"memory": memory.table(micro_batch["memory"])},

@@ -28,7 +28,7 @@ CANDIDATES, MOST_CANDIDATES = 4, 128
 # Samples considered in return for one, from the lightest that the target allows.
 TRIES = 4
 # The search looks at this many pairs of samples at most, times n · log2(n) of n samples.
-LOOKS = 16
+LOOKS = 8
 
 
 def level_tokens(problem: Problem, costs: Costs, part_of: np.ndarray, target: int) -> None:
