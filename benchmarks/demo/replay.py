@@ -149,7 +149,8 @@ def _piece_figures(
 ) -> dict[str, Any]:
     """Returns predicted ÷ measured time of the first and of the last pieces of samples, each timed alone.
 
-    Predictions are in proportion to the arm's costs, at the median rate of its ranks' batches.
+    Predictions are in proportion to the arm's costs, at the median rate of its ranks' batches. From all times
+    that of the shortest sample is subtracted, which is what any batch takes.
 
     Args:
         model, device: to time on.
@@ -159,7 +160,10 @@ def _piece_figures(
     """
     placed = [step for of_arm, step in steps if of_arm == arm]
     loads = np.concatenate([step.plan.loads for step in placed if step.plan is not None])
-    per_second = float(np.median(loads / np.array(rank_seconds)))
+    first = placed[0].batch
+    shortest = first.index_select(first.num_tokens()[: first.num_samples].argmin()[None]).to(device)
+    fixed = min(_seconds(model, shortest) for _ in range(5))
+    per_second = float(np.median(loads / (np.array(rank_seconds) - fixed)))
     ratios: dict[str, list[float]] = {"early": [], "late": []}
     for step in placed:
         plan = step.plan
@@ -174,7 +178,7 @@ def _piece_figures(
                 rows_of = np.maximum(np.bincount(ranks, minlength=plan.num_ranks), 1)
                 alone = replace(plan, destination=ranks, rows=rows_of)
                 batch = _batch_of(step.batch, alone, 0, step.count_names).to(device)
-                measured = min(_seconds(model, batch) for _ in range(2))
+                measured = min(_seconds(model, batch) for _ in range(2)) - fixed
                 ratios[name].append(plan.workloads[row] / per_second / measured)
     return {
         name: {"pieces": len(of_pieces), "predicted_over_measured": float(np.median(of_pieces))}
