@@ -32,7 +32,7 @@ from benchmarks.machine import machine
 from benchmarks.torchrun import torchrun
 from commons.distributed.rank_group import RankGroup
 from commons.gin_values import from_gin
-from commons.perf_model import MeasuredCost
+from commons.perf_model import Cost
 from commons.perf_model.calibrate import MeasuredSteps
 from commons.pipeline.compute_clock import ComputeClock
 from commons.training import OptimizerArgs, TrainerArgs, TrainingTask, rank_process, run_rank, shard_model
@@ -78,7 +78,7 @@ def _on_a_rank(folder: Path) -> None:
             (folder / "figures.json").write_text(json.dumps(figures))
 
 
-def _prediction(cost: MeasuredCost, fitted: MeasuredSteps, tried: MeasuredSteps) -> dict[str, Any]:
+def _prediction(cost: Cost, fitted: MeasuredSteps, tried: MeasuredSteps) -> dict[str, Any]:
     """Returns relative errors of predicted times, on steps that were not fitted."""
     errors = {"measured_cost": tried.errors(cost), "flops_alone": tried.errors_of_loads(fitted)}
     return {

@@ -41,7 +41,7 @@ def main() -> None:
     rng = np.random.default_rng(0)
     shuffler = FlopsShuffler()
     batches = [_global_batch(rng) for _ in range(BATCHES)]
-    workloads = [shuffler.get_workloads(batch).numpy() for batch in batches]
+    workloads = [shuffler.get_workloads(batch).sum(1).numpy() for batch in batches]
     orders = [split_balanced(batch, CHUNKS, shuffler)[1] for batch in batches]
     milliseconds: dict[str, list[float]] = {SELECTION: [], GIVEN: [], ASKED: []}
     for round_ in range(WARM_UP_ROUNDS + ROUNDS):

@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 @register_batch_shuffler("hstu")
 class HSTUBatchShuffler(BatchShuffler):
-    """Balances the FLOPs of the HSTU layers.
+    """Balances the FLOPs of the HSTU layers: columns of matrix products and of attention.
 
     Takes either `flops`, or the heads alone like the shuffler of recsys-examples. Tokens are always counted
     from the batch, which knows whether its items have actions.
@@ -34,6 +34,8 @@ class HSTUBatchShuffler(BatchShuffler):
         TypeError: neither `flops` nor both of `num_heads` and `head_dim` are given, or all are.
         ValueError: a size is not positive.
     """
+
+    unit = "FLOPs"
 
     def __init__(
         self,
@@ -61,14 +63,14 @@ class HSTUBatchShuffler(BatchShuffler):
             )
 
     def get_workloads(self, batch: HSTUBatch) -> torch.Tensor:
-        """Returns the forward FLOPs of each row."""
+        """Returns the forward FLOPs of each row, `[batch_size, 2]`."""
         return flops_of_rows(self._flops, batch)
 
     def prefix_cost(self, tokens: np.ndarray, counts: Mapping[str, np.ndarray]) -> np.ndarray:
-        """Returns the forward FLOPs of the first tokens' queries."""
-        return self._flops.per_prefix(tokens, counts["tokens"], counts["head_tokens"], counts["kept_tokens"])
+        """Returns the forward FLOPs of the first tokens' queries, `[cuts, 2]`."""
+        return self._flops.prefix_work(tokens, counts["tokens"], counts["head_tokens"], counts["kept_tokens"])
 
 
 def flops_of_rows(flops: HSTUFlops, batch: HSTUBatch) -> torch.Tensor:
-    """Returns the forward FLOPs of each row of a batch, `[batch_size]` int64."""
-    return flops.per_sample(batch.num_tokens(), batch.num_contextual_tokens(), batch.num_candidate_tokens())
+    """Returns the forward FLOPs of each row of a batch, `[batch_size, 2]` int64, as `HSTUFlops.work` does."""
+    return flops.work(batch.num_tokens(), batch.num_contextual_tokens(), batch.num_candidate_tokens())

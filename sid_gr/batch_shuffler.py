@@ -11,7 +11,7 @@ import torch
 
 from commons.datasets import SIDBatch
 from commons.distributed import BatchShuffler, register_batch_shuffler
-from commons.perf_model import TransformerConfig, transformer_flops
+from commons.perf_model import TransformerConfig, transformer_work
 
 
 @register_batch_shuffler("sid_gr")
@@ -21,7 +21,8 @@ class SIDGRBatchShuffler(BatchShuffler):
     Takes either `flops`, or the heads alone like the shuffler of recsys-examples.
 
     Args:
-        flops: maps tokens to forward FLOPs, both `[batch_size]` integers; `transformer_flops` of a config.
+        flops: maps tokens, `[batch_size]` integers, to forward FLOPs, `[batch_size]` or
+            `[batch_size, columns]`; `transformer_work` of a config.
         num_heads, head_dim: attention heads; their product is the hidden size, and the MLP is four times as
             wide. One layer is counted, because more layers scale every load alike.
         settings: settings of `BatchShuffler`.
@@ -30,6 +31,8 @@ class SIDGRBatchShuffler(BatchShuffler):
         TypeError: neither `flops` nor both of `num_heads` and `head_dim` are given, or all are.
         ValueError: a size is not positive.
     """
+
+    unit = "FLOPs"
 
     def __init__(
         self,
@@ -45,7 +48,7 @@ class SIDGRBatchShuffler(BatchShuffler):
                 "expected either flops=, or both num_heads= and head_dim="
             )
         if num_heads is not None and head_dim is not None:
-            flops = partial(transformer_flops, _layer(num_heads, head_dim))
+            flops = partial(transformer_work, _layer(num_heads, head_dim))
         assert flops is not None
         super().__init__(**settings)
         self._flops = flops

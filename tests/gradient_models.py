@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 import hstu.batch_shuffler  # noqa: F401
 import sid_gr.batch_shuffler  # noqa: F401
-from commons.perf_model import HSTUFlops, TransformerConfig, transformer_flops
+from commons.perf_model import HSTUFlops, TransformerConfig, transformer_work
 from commons.sequence_batch import BaseBatch
 from hstu.models import RankingHeadConfig
 from tests.hstu import hstu_samples, retrieval_samples
@@ -111,7 +111,7 @@ def _sid_case(only_last: bool) -> ModelCase:
         partial(sid_samples.sid_gr_model, share_lm_head=only_last),
         partial(_sid_sample, only_last=only_last),
         partial(sid_samples.sid_batch, batch_size=ROWS),
-        {"type": "sid_gr", "flops": partial(transformer_flops, decoder)},
+        {"type": "sid_gr", "flops": partial(transformer_work, decoder)},
         cap=60,
     )
 

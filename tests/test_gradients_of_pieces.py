@@ -8,10 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from commons.distributed import BatchShufflerFactory
+from commons.perf_model import Cost
+from commons.sequence_batch import BaseBatch
 from commons.training import OptimizerArgs, shard_model
 from tests.commons.distributed.counted_collectives import recorded_collectives
 from tests.commons.pipeline.ranking_pipelines import pipeline_of
@@ -55,6 +58,43 @@ def compare(name: str, pipeline: str, num_real: tuple[int, ...], seeds: list[int
 @pytest.mark.parametrize(("name", "pipeline"), MODELS)
 def test_gradients_of_pieces_are_those_of_whole_samples(pools, name, pipeline, num_real, seeds):
     ranks = pools(len(num_real)).run(compare, name, pipeline, num_real, seeds)
+    for results in zip(*ranks, strict=True):
+        check_equal(results, has_loss=True)
+
+
+def _learned_state(config: dict[str, Any], batch: BaseBatch) -> dict[str, bytes]:
+    """Returns what a shuffler learns from steps in which its last column takes all the time."""
+    shuffler = BatchShufflerFactory.create_from_config({**config, "cost": "learned"})
+    for step in range(40):
+        plan = shuffler.plan(batch)
+        noise = np.random.default_rng(step).lognormal(0, 0.01, plan.num_ranks)
+        shuffler.record(plan, float(((1e-3 + 1e-8 * plan.counts[:, -1]) * noise)[dist.get_rank()]))
+    return shuffler.learning_state(plan)
+
+
+def compare_costs(name: str, pipeline: str) -> list[Comparison]:
+    """Returns comparisons with a plain step, of pieces by learned and by calibrated costs."""
+    case, rng = CASES[name], np.random.default_rng(dist.get_rank())
+    lengths = (300, 5) if dist.get_rank() == 0 else (20, 30, 9)  # which no placement of whole ones balances
+    batch = case.make_batch([case.make_sample(rng, items, True) for items in lengths])
+    plain = steps(case.make_model(), pipeline, BatchShufflerFactory.create("identity"), [batch])
+    config = {**case.shuffler, "split": True, "equal_rows": False, "verify": True}
+    learned = _learned_state(config, batch)
+    results = []
+    for cost in ("learned", Cost((0.0, 0.0, 1e-3, 1.0))):
+        to_plan, to_train = (BatchShufflerFactory.create_from_config({**config, "cost": cost}) for _ in "ab")
+        to_plan.load_learning_state(learned)
+        to_train.load_learning_state(learned)
+        plan = to_plan.plan(batch)
+        assert plan.pieces is not None and plan.predicted_seconds is not None
+        results.append(comparison(plain, steps(case.make_model(), pipeline, to_train, [batch])))
+    return results
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3])
+@pytest.mark.parametrize(("name", "pipeline"), [MODELS[1], MODELS[6]])
+def test_gradients_of_pieces_by_fitted_costs_are_those_of_whole_samples(pools, name, pipeline, num_ranks):
+    ranks = pools(num_ranks).run(compare_costs, name, pipeline)
     for results in zip(*ranks, strict=True):
         check_equal(results, has_loss=True)
 

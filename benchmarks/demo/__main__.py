@@ -21,13 +21,14 @@ from benchmarks.demo.table import TITLES, duration, model_table
 from benchmarks.demo.training import ARMS
 from benchmarks.machine import machine
 from benchmarks.torchrun import torchrun
+from commons.perf_model import Cost
 
 RESULTS = Path(__file__).parents[1] / "results" / "demo"
 RANKS = 2
 
 
 def main() -> None:
-    """Writes `summary.json` and `balance.png` to the output folder."""
+    """Writes `summary.json`, `balance.png` and `learned_cost.json` to the output folder."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.demo", description=(__doc__ or "").partition("\n")[0]
     )
@@ -41,7 +42,9 @@ def main() -> None:
     start = time.perf_counter()
     summary = {"model": model, "arms": ARMS, **_train(model, out)}
     trained = time.perf_counter()
-    summary["replay"] = replay(model)
+    cost = Cost(**summary["learned_cost"])
+    cost.save(out / "learned_cost.json")
+    summary |= replay(model, out / "learned_cost.json")
     summary["seconds"] = {"training": trained - start, "replay": time.perf_counter() - trained}
     summary["machine"] = machine()
     (out / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")

@@ -70,7 +70,13 @@ def _draw_arm(axis: Axes, arm: str, steps: list[list[float]], ends: dict[str, fl
 
 def _draw_losses(axis: Axes, summary: dict[str, Any]) -> None:
     difference = max(arm["max_relative_loss_difference"] for arm in summary["balanced"].values())
-    styles = [(WORK, 4.0, "-"), (SECOND_LOSS, 2.5, "--"), ("black", 1.5, ":"), ("gold", 0.8, "-")]
+    styles = [
+        (WORK, 4.0, "-"),
+        (SECOND_LOSS, 2.5, "--"),
+        ("black", 1.5, ":"),
+        ("gold", 0.8, "-"),
+        ("green", 0.6, "-."),
+    ]
     for (name, losses), (color, width, line) in zip(summary["losses"].items(), styles, strict=True):
         axis.plot(losses, color=color, linewidth=width, linestyle=line, label=name)
     axis.set_title(

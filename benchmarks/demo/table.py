@@ -53,6 +53,7 @@ def model_table(summary: Record) -> str:
         "step": f"{first['seconds_per_step_as_loaded'] * 1e3:.0f} ms",
     }
     rows = [[name, as_loaded.get(name, ""), *map(cell, arms.values())] for name, cell in ROWS.items()]
+    rows.append(["speedup over pieces by FLOPs", "", *(_over_pieces_by_flops(arm) for arm in arms.values())])
     replays = [summary["replay"][name] for name in (AS_LOADED, *arms)]
     ends, ranks = list(map(_seconds, replays)), len(replays[0][0])
     waiting = [1 - sum(map(sum, steps)) / (end * ranks) for steps, end in zip(replays, ends, strict=True)]
@@ -61,6 +62,10 @@ def model_table(summary: Record) -> str:
         ["of it waiting", *(f"{share:.0%}" for share in waiting)],
         ["speedup", "", *(f"{ends[0] / end:.2f}" for end in ends[1:])],
     ]
+    for name in ("early", "late"):
+        of_arms = [summary["pieces"].get(arm, {}).get(name) for arm in arms]
+        ratios = [f"{of['predicted_over_measured']:.2f} ({of['pieces']})" if of else "" for of in of_arms]
+        rows.append([f"predicted ÷ measured time, {name} pieces (their number)", "", *ratios])
     return markdown_table(["", AS_LOADED, *arms], rows)
 
 
@@ -121,8 +126,17 @@ def _seconds(steps: list[list[float]]) -> float:
     return sum(map(max, steps))
 
 
+def _over_pieces_by_flops(arm: Record) -> str:
+    """The speedup of the arm that has one, in the same steps."""
+    measured = arm.get("over_pieces_by_flops")
+    return "" if measured is None else _with_interval(measured, 3)
+
+
 def _speedup(arm: Record, digits: int) -> str:
-    measured = arm["untrimmed"]
+    return _with_interval(arm["untrimmed"], digits)
+
+
+def _with_interval(measured: Record, digits: int) -> str:
     low, high = measured["speedup_interval"]
     times = "×" if digits < 3 else ""
     return f"{measured['speedup']:.{digits}f}{times} ({low:.2f}–{high:.2f})"

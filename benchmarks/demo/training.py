@@ -1,4 +1,4 @@
-"""Trains one model without the shuffler and with it, in alternating blocks of steps, and times all arms.
+"""Trains one model without the shuffler and with it, step by step in turn, and times all arms.
 
 torchrun --nproc_per_node 2 -m benchmarks.demo.training MODEL OUTPUT.json
 """
@@ -9,7 +9,7 @@ import commons.quiet_logs  # noqa: F401  isort: skip
 import json
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +23,11 @@ from benchmarks.demo.models import parse_config
 from benchmarks.machine import speedup_interval
 from commons.distributed import BalanceReport
 from commons.gin_values import from_gin
+from commons.perf_model import Cost
 from commons.training import OptimizerArgs, TrainerArgs, TrainingTask, rank_process, run_rank, shard_model
 
 AS_LOADED, DEFAULT = "as loaded", "balanced (default)"
+PIECES, LEARNED_PIECES = "split, unequal rows", "split by learned costs, unequal rows"
 # By name, what differs from the gin files. A name lists the settings that differ from the defaults.
 ARMS: dict[str, dict[str, Any]] = {
     AS_LOADED: {"enable_balanced_shuffler": False},
@@ -35,17 +37,25 @@ ARMS: dict[str, dict[str, Any]] = {
         "balance_partitioner": "karmarkar_karp",
         "balance_exchange": "all_gather",
     },
-    "split, unequal rows": {
+    PIECES: {
         "enable_balanced_shuffler": True,
         "balance_split": True,
         "balance_equal_rows": False,
     },
+    LEARNED_PIECES: {
+        "enable_balanced_shuffler": True,
+        "balance_split": True,
+        "balance_equal_rows": False,
+        "balance_cost": "learned",
+    },
 }
 WARM_UP_STEPS = 3
-# Short blocks, so that what disturbs the machine for some seconds meets all arms.
-BLOCKS, STEPS_PER_BLOCK = 32, 2
-# Left out at either end of the blocks in order of speedup, as in any trimmed mean.
-TRIMMED_BLOCKS = 4
+# All arms take a step in turn, so that what disturbs the machine for some seconds meets all of them.
+STEPS = 52
+# Left out at either end of the steps in order of speedup, as in any trimmed mean.
+TRIMMED_STEPS = 7
+# Costs are known from the 20th step on.
+STEPS_TO_LEARN = 28
 
 
 class Arm:
@@ -74,6 +84,14 @@ class Arm:
         self.block_seconds: list[float] = []  # per step
         self.block_reports: list[list[BalanceReport]] = []
 
+    def learn_from(self, other: Arm) -> None:
+        """Starts with the costs that another arm has learned; before the first step."""
+        self._pipeline.load_learning_state(other._pipeline.learning_state())
+
+    def learned_cost(self) -> Cost | None:
+        """Returns what costs this arm has learned."""
+        return self._pipeline.learned_cost()
+
     def run(self, steps: int, timed: bool) -> None:
         """Trains some steps; timed from when all ranks are ready to when all are done."""
         sums, tokens, reports = [], [], []
@@ -101,12 +119,15 @@ def main() -> None:
     make_task = parse_config(model, long_histories=True)
     with rank_process() as device:
         arms = {name: Arm(make_task, settings, device) for name, settings in ARMS.items()}
+        learning = Arm(make_task, ARMS[LEARNED_PIECES], device)
+        learning.run(STEPS_TO_LEARN, timed=False)
+        arms[LEARNED_PIECES].learn_from(learning)
         for arm in arms.values():
             arm.run(WARM_UP_STEPS, timed=False)
         in_turn = list(arms.values())
-        for _ in tqdm(range(BLOCKS), desc="train each way", unit="block", disable=dist.get_rank() != 0):
+        for _ in tqdm(range(STEPS), desc="train each way", unit="step", disable=dist.get_rank() != 0):
             for arm in in_turn:
-                arm.run(STEPS_PER_BLOCK, timed=True)
+                arm.run(1, timed=True)
             in_turn.append(in_turn.pop(0))  # another is first next time: none has the better half of a drift
         if dist.get_rank() == 0:
             output.write_text(json.dumps(_figures(arms)))
@@ -117,11 +138,19 @@ def _figures(arms: dict[str, Arm]) -> dict[str, Any]:
     balanced = {name: arm for name, arm in arms.items() if arm is not base}
     mean_seconds = np.mean([arm.block_seconds for arm in balanced.values()], axis=0)
     in_order = np.argsort(base.block_seconds / mean_seconds)
-    trimmed = in_order[TRIMMED_BLOCKS : BLOCKS - TRIMMED_BLOCKS]
+    trimmed = in_order[TRIMMED_STEPS : STEPS - TRIMMED_STEPS]
+    by_flops, learned = (arms[name] for name in (PIECES, LEARNED_PIECES))
+    comparisons = {name: _comparison(base, arm, trimmed) for name, arm in balanced.items()}
+    comparisons[LEARNED_PIECES]["over_pieces_by_flops"] = {
+        "speedup": sum(by_flops.block_seconds) / sum(learned.block_seconds),
+        "speedup_interval": speedup_interval(by_flops.block_seconds, learned.block_seconds),
+    }
+    cost = learned.learned_cost()
     return {
         "ranks": dist.get_world_size(),
         "as_loaded": AS_LOADED,
-        "balanced": {name: _comparison(base, arm, trimmed) for name, arm in balanced.items()},
+        "balanced": comparisons,
+        "learned_cost": None if cost is None else asdict(cost),
         "seconds_per_step_of_blocks": {name: arm.block_seconds for name, arm in arms.items()},
         "losses": {name: arm.losses for name, arm in arms.items()},
     }
@@ -133,7 +162,7 @@ def _comparison(base: Arm, arm: Arm, trimmed: np.ndarray) -> dict[str, Any]:
     return {
         **_speedup(base, arm, trimmed),
         "max_relative_loss_difference": float((np.abs(losses[0] - losses[1]) / losses[0]).max()),
-        "untrimmed": {**_speedup(base, arm, np.arange(BLOCKS)), "speedup_interval": interval},
+        "untrimmed": {**_speedup(base, arm, np.arange(STEPS)), "speedup_interval": interval},
     }
 
 
@@ -146,7 +175,7 @@ def _speedup(base: Arm, arm: Arm, blocks: np.ndarray) -> dict[str, Any]:
     mean = sum(report.loads_before.mean() for report in reports)
     seconds = [float(np.mean([run.block_seconds[block] for block in blocks])) for run in (base, arm)]
     return {
-        "steps": len(blocks) * STEPS_PER_BLOCK,
+        "steps": len(blocks),
         "imbalance_before": before / mean,
         "imbalance_after": after / mean,
         "share_of_bytes_moved": sum(r.bytes_moved for r in reports) / sum(r.bytes_loaded for r in reports),

@@ -23,5 +23,7 @@ ARMS: dict[str, dict[str, Any]] = {
 def shuffler_of(arm: str, flops: HSTUFlops) -> BatchShuffler:
     """Makes the shuffler of an arm; collective over all ranks."""
     if arm == AS_LOADED:
-        return BatchShufflerFactory.create("identity", get_workloads=partial(flops_of_rows, flops))
+        return BatchShufflerFactory.create(
+            "identity", get_workloads=partial(flops_of_rows, flops), unit="FLOPs"
+        )
     return BatchShufflerFactory.create("hstu", flops=flops, **ARMS[arm])

@@ -135,7 +135,7 @@ def _loaded(lengths: np.ndarray, hidden_size: int, ranks: int) -> tuple[LoadedSa
         batch.cut_rules(),
         schema,
         names,
-        lambda first, of: flops.per_prefix(first, of["tokens"], of["head_tokens"]),
+        lambda first, of: flops.prefix_work(first, of["tokens"], of["head_tokens"]).sum(1),
     )
     per_rank = np.full(ranks, len(lengths) // ranks)
     workloads, num_bytes = flops.per_sample(tokens), schema.row_bytes(elements)

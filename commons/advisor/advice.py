@@ -59,6 +59,7 @@ class Advice:
     Attributes:
         samples: the data.
         model: in words.
+        unit: of loads.
         assumptions: sentences without a period.
         cases: the requested numbers of ranks, each with its recommendation.
         gin_settings: the settings that the run's gin file has; None for a model that gin files do not
@@ -68,6 +69,7 @@ class Advice:
 
     samples: SampleLengths
     model: str
+    unit: str
     assumptions: list[str]
     cases: list[tuple[Case, Recommendation]]
     gin_settings: Mapping[str, object] | None
@@ -83,7 +85,7 @@ def advise(request: Request) -> Advice:
     samples = request.samples
     workloads = request.cost.of(samples.tokens)
     sizes = request.bytes_per_item * samples.items
-    compared = strategies(request.cost.setting, request.cost.pieces is not None, samples.group_column)
+    compared = strategies(request.cost.setting, samples.group_column)
     asked = [(ranks, rows) for rows in request.rows_per_rank for ranks in request.ranks]
     charted = []
     if request.html is not None:
@@ -114,6 +116,7 @@ def advise(request: Request) -> Advice:
     return Advice(
         samples=samples,
         model=request.cost.description,
+        unit=request.cost.unit,
         assumptions=_assumptions(request),
         cases=[(cases[key], recommend(cases[key], request.gin_settings)) for key in asked],
         gin_settings=request.gin_settings,
@@ -130,9 +133,7 @@ def _assumptions(request: Request) -> list[str]:
         f"The exchange moves {request.bytes_per_item} bytes per item at {network.bytes_per_second / 1e9:g} "
         f"GB/s per rank, counting bytes that leave a {left}; the pipelines native and prefetch overlap it "
         "with the previous step, none does not",
-        "Pieces of samples are not compared: a measured cost does not tell what a part of a sample costs"
-        if pieces is None
-        else pieces.assumption(network.bytes_per_second),
+        pieces.assumption(network.bytes_per_second),
         "Steps are those of a loader that keeps the file's order and gives each rank the next rows; they are "
         "spread over the file, and an incomplete last step is left out"
         if request.samples.in_file_order
@@ -157,8 +158,8 @@ def recommend(case: Case, gin_settings: Mapping[str, object] | None) -> Recommen
     whole = case.outcomes[REBALANCE]
     for other in (case.outcomes[REFINED], case.outcomes[KARMARKAR_KARP]):
         whole = other if other.speedup >= whole.speedup * (1 + LEAST_GAIN) else whole
-    best, split = whole, case.outcomes.get(SPLIT)
-    if split is not None and split.samples_cut and _gains(split, whole):
+    best, split = whole, case.outcomes[SPLIT]
+    if split.samples_cut and _gains(split, whole):
         counts_fetch = split.step_seconds is not None or not split.fetch_seconds
         best = split if counts_fetch else whole
     gains = best.speedup >= 1 + LEAST_GAIN
@@ -206,12 +207,12 @@ def _about_pieces(
     case: Case, whole: Outcome, best: Outcome, gin_settings: Mapping[str, object] | None
 ) -> list[str]:
     """Tells what pieces take, if they even out the load more than the best placement of whole samples."""
-    split = case.outcomes.get(SPLIT)
-    if split is None or split.relative_time * (1 + LEAST_GAIN) > whole.relative_time:
+    split = case.outcomes[SPLIT]
+    if split.relative_time * (1 + LEAST_GAIN) > whole.relative_time:
         return []
     if best is split:
         return ["The model and its batches have to support pieces of samples, as HSTU and SID-GR do."]
-    if not split.fetch_seconds:
+    if not split.fetch_seconds or split.strategy.balance_cost is not None:  # loads are no FLOPs
         return []
     saved = split.loads.mean() * (whole.relative_time - split.relative_time)
     break_even = TRAINING_FLOPS_PER_FORWARD * saved / split.fetch_seconds

@@ -23,7 +23,7 @@ from commons.advisor.samples import (
     read_lengths,
 )
 from commons.distributed.shuffler_settings import LEARNED
-from commons.perf_model import HSTUFlops, TransformerConfig, transformer_flops
+from commons.perf_model import HSTUFlops, TransformerConfig, transformer_work
 
 if TYPE_CHECKING:
     from commons.advisor.gin_file import GinRun
@@ -108,7 +108,7 @@ def _add_data_and_model(made: argparse.ArgumentParser) -> None:
         add(_option(name), **count)
     add("--head-dim", **count, help="default: hidden size ÷ heads")
     add("--mlp-size", **count, help="of transformer and sid_gr; default: 4 × hidden size")
-    cost = "measured cost, as a calibration saves it, in place of FLOPs"
+    cost = "cost that a calibration of the model measured, or a run learned, in place of its FLOPs"
     add("--cost", type=Path, metavar="FILE", help=cost)
     tflops = "what a device achieves in training; predicts seconds in addition to ratios"
     add("--tflops", type=_positive, help=tflops)
@@ -212,9 +212,9 @@ def _check_options(given: argparse.Namespace) -> None:
     if not (model is None or is_named or model.endswith(_GIN)):
         raise InputError(f"--model {model}; expected one of {', '.join(TOKEN_RULES)}, or a gin file")
     for name in (*_DIMENSIONS, *_OPTIONAL_DIMENSIONS):
-        if getattr(given, name) is not None and (given.cost is not None or not is_named):
-            reason = "with --cost" if given.cost is not None else f"without --model {'|'.join(TOKEN_RULES)}"
-            raise InputError(f"{_option(name)} {getattr(given, name)} has no effect {reason}")
+        if getattr(given, name) is not None and not is_named:
+            models = "|".join(TOKEN_RULES)
+            raise InputError(f"{_option(name)} {getattr(given, name)} has no effect without --model {models}")
     if model == "hstu" and given.mlp_size is not None:
         raise InputError(f"--mlp-size {given.mlp_size} has no effect: HSTU layers have no MLP")
     if given.cost is not None and given.tflops is not None:
@@ -260,9 +260,9 @@ def _gin_settings(given: argparse.Namespace, gin_run: GinRun | None) -> dict[str
 
 
 def _model(given: argparse.Namespace, gin_run: GinRun | None) -> ConfiguredModel | None:
-    """Returns the command line's model, else the gin file's; None without one, or if --cost replaces it."""
+    """Returns the command line's model, else the gin file's; None without one."""
     if given.model in TOKEN_RULES:
-        return _named_model(given) if given.cost is None else None
+        return _named_model(given)
     return None if gin_run is None else gin_run.model()
 
 
@@ -280,8 +280,8 @@ def _named_model(given: argparse.Namespace) -> ConfiguredModel:
     tokens = TOKEN_RULES[given.model]
     if given.model == "hstu":
         hstu = HSTUFlops(layers, hidden, heads, head_dim)
-        pieces = PieceCosts(hstu.per_prefix, layers, heads, head_dim)
-        return ConfiguredModel(hstu.per_sample, f"HSTU, {description}", tokens, pieces)
+        pieces = PieceCosts(hstu.prefix_work, layers, heads, head_dim)
+        return ConfiguredModel(hstu.work, f"HSTU, {description}", tokens, pieces)
     mlp_size = given.mlp_size or 4 * hidden
     config = TransformerConfig(
         num_layers=layers,
@@ -293,20 +293,17 @@ def _named_model(given: argparse.Namespace) -> ConfiguredModel:
     )
     name = "SID-GR" if given.model == "sid_gr" else "Transformer decoder"
     description = f"{name}, {description}, MLP of {mlp_size}"
-    flops = partial(transformer_flops, config)
-    pieces = PieceCosts(lambda first, _: flops(first), layers, heads, head_dim)
-    return ConfiguredModel(flops, description, tokens, pieces)
+    work = partial(transformer_work, config)
+    pieces = PieceCosts(lambda first, _: work(first), layers, heads, head_dim)
+    return ConfiguredModel(work, description, tokens, pieces)
 
 
 def _cost(model: ConfiguredModel | None, cost_file: Path | None, tflops: float | None) -> SampleCost:
-    if cost_file is not None:
-        return measured_cost(cost_file)
     if model is None:
         raise InputError(
-            f"no model; expected --model {'|'.join(TOKEN_RULES)} with its dimensions, --model FILE.gin, or "
-            "--cost FILE"
+            f"no model; expected --model {'|'.join(TOKEN_RULES)} with its dimensions, or --model FILE.gin"
         )
-    return flops_cost(model, tflops)
+    return flops_cost(model, tflops) if cost_file is None else measured_cost(cost_file, model)
 
 
 def _samples_of_file(given: argparse.Namespace, model: ConfiguredModel | None) -> SampleLengths:

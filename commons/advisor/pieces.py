@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from commons.distributed.cutting import Cutting
 from commons.distributed.shuffle_plan import ShufflePlan
+from commons.perf_model.cost import Cost
 from commons.sequence_batch.cut_rules import ALONG_ITEMS, CutRules, ItemGroup
 
 # Samples as the advisor knows them: a row of tokens, each with a loss. A cut may be before any token.
 RULES = CutRules(items=(ItemGroup("tokens"),), fields={"loss_tokens": ALONG_ITEMS})
+# Of models here, whose FLOPs have a column for matrix products and one for attention.
+FLOPS = Cost.sum_of_columns(2)
 # In forward, ranks fetch keys and values. In backward, as many bytes of gradients return.
 FETCHES_PER_LAYER = 2
 
@@ -39,20 +42,22 @@ class PieceCosts:
     """Costs of a model's pieces of samples.
 
     Attributes:
-        prefix_flops: first tokens and tokens of whole samples to the forward FLOPs of the first tokens'
-            queries; all int64 `[samples]`.
+        prefix_work: first tokens and tokens of whole samples, int64 `[samples]`, to the forward FLOPs of the
+            first tokens' queries, int64 `[samples, columns]`.
         num_layers: layers with attention.
         num_kv_heads, head_dim: heads of keys and of values, and their width.
         value_bytes: bytes of each of a key's or a value's numbers.
         is_causal: whether no token sees a later one.
+        cost: of tokens and FLOPs.
     """
 
-    prefix_flops: Callable[[np.ndarray, np.ndarray], np.ndarray]
+    prefix_work: Callable[[np.ndarray, np.ndarray], np.ndarray]
     num_layers: int
     num_kv_heads: int
     head_dim: int
     value_bytes: int = 2
     is_causal: bool = True
+    cost: Cost = FLOPS
 
     @property
     def bytes_per_token(self) -> int:
@@ -61,8 +66,12 @@ class PieceCosts:
 
     @property
     def cutting(self) -> Cutting:
-        """Cuts at tokens, so that the FLOPs are equal."""
-        return Cutting(RULES, None, (), lambda first, counts: self.prefix_flops(first, counts["tokens"]))
+        """Cuts at tokens, so that the costs are equal."""
+
+        def prefix_cost(first: np.ndarray, counts: Mapping[str, np.ndarray]) -> np.ndarray:
+            return self.cost.of(first > 0, first, self.prefix_work(first, counts["tokens"]))
+
+        return Cutting(RULES, None, (), prefix_cost)
 
     def cuts(self, plan: ShufflePlan, ranks_per_node: int | None) -> Cuts:
         """Returns what a plan of one step cuts; bytes within a node of `ranks_per_node` take no time."""

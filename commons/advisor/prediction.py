@@ -293,11 +293,10 @@ class _Placement:
 
 
 def _place(
-    steps: DrawnSteps, strategy: Strategy, pieces: PieceCosts | None, ranks_per_node: int | None
+    steps: DrawnSteps, strategy: Strategy, pieces: PieceCosts, ranks_per_node: int | None
 ) -> _Placement:
     """Places all steps as training does."""
-    pieces = pieces if strategy.splits else None
-    cutting = None if pieces is None else pieces.cutting
+    cutting = pieces.cutting if strategy.splits else None
     rows, cuts, seconds = [], [], []
     for step, (numbers, samples) in enumerate(_loaded(steps, strategy)):
         of_samples = (samples.workloads, samples.tokens, samples.sample_bytes)
@@ -310,7 +309,7 @@ def _place(
         of_rows = (plan.workloads, plan.tokens, bytes_of_rows(plan, samples.sample_bytes))
         of_plan = (np.full_like(plan.home, step), plan.home, plan.destination)
         rows.append((numbers[plan.sample_of], *of_plan, *of_rows))
-        if pieces is not None:
+        if cutting is not None:
             cuts.append(pieces.cuts(plan, ranks_per_node))
     number, step_of, home, rank, workloads, tokens, sizes = map(np.concatenate, zip(*rows, strict=True))
     planning = float(np.median(seconds)) if seconds else 0.0

@@ -27,6 +27,7 @@ def json_report(advice: Advice) -> str:
             "length": asdict(advice.samples.summary),
         },
         "model": advice.model,
+        "load_unit": advice.unit,
         "assumptions": advice.assumptions,
         "cases": [
             _json_case(case, recommendation, advice.gin_settings) for case, recommendation in advice.cases
@@ -60,7 +61,7 @@ def text_report(advice: Advice) -> str:
     columns = ". ".join(f"{title}: {meaning}" for title, meaning in meanings.items())
     blocks = [
         f"Data    {advice.samples.source}: {figures.summary(advice.samples)}\n"
-        f"Model   {advice.model}; tokens = {advice.samples.token_rule}",
+        f"Model   {advice.model}; tokens = {advice.samples.token_rule}; loads in {advice.unit}",
         *(_text_case(*each, advice.gin_settings is not None) for each in advice.cases),
         _wrapped(columns + ".", "") + "\n" + _wrapped(NOT_PREDICTED + ".", ""),
     ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from tokenize import TokenError
@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from commons.advisor import InputError
-from commons.advisor.pieces import PieceCosts
-from commons.perf_model.measured_cost import MeasuredCost
+from commons.advisor.pieces import FLOPS, PieceCosts
+from commons.perf_model.cost import Cost
 
 if TYPE_CHECKING:
     import polars as pl
@@ -113,13 +113,14 @@ class ConfiguredModel:
     """A model of known dimensions.
 
     Attributes:
-        flops: tokens to forward FLOPs, both int64 `[samples]`.
+        work: tokens, int64 `[samples]`, to forward FLOPs, int64 `[samples, 2]`: those of matrix products and
+            of attention.
         description: in words.
         tokens: the rule for data that does not state its tokens.
-        pieces: what pieces of samples cost.
+        pieces: what pieces of samples cost in FLOPs.
     """
 
-    flops: Callable[[np.ndarray], np.ndarray]
+    work: Callable[[np.ndarray], np.ndarray]
     description: str
     tokens: TokenRule
     pieces: PieceCosts
@@ -130,22 +131,38 @@ class SampleCost:
     """The samples to balance, and how long a rank takes to compute them.
 
     Attributes:
-        workloads: tokens to workloads, both int64 `[samples]`.
-        description: the model, in words.
+        model: whose FLOPs costs are of.
+        cost: of samples, tokens and FLOPs.
         assumption: how long a step is assumed to take, in words.
-        pieces: what pieces of samples cost; None for a measured cost, which does not tell.
-        seconds_per_unit: of training, per unit of workload; None if unknown.
-        seconds_per_step: the part of a step that does not depend on its samples, as far as it is known.
+        seconds_per_unit: of training, per unit of cost; None if unknown.
         setting: `balance_cost` of a training that balances by it; None for FLOPs.
     """
 
-    workloads: Callable[[np.ndarray], np.ndarray]
-    description: str
+    model: ConfiguredModel
+    cost: Cost
     assumption: str
-    pieces: PieceCosts | None = None
     seconds_per_unit: float | None = None
-    seconds_per_step: float = 0.0
     setting: str | None = None
+
+    @property
+    def unit(self) -> str:
+        """Of loads."""
+        return "FLOPs" if self.cost == FLOPS else "predicted ns"
+
+    @property
+    def description(self) -> str:
+        """The model in words."""
+        return self.model.description
+
+    @property
+    def pieces(self) -> PieceCosts:
+        """The costs of pieces of samples."""
+        return replace(self.model.pieces, cost=self.cost)
+
+    def workloads(self, tokens: np.ndarray) -> np.ndarray:
+        """Returns the cost of samples of so many tokens, int64 in the shape of `tokens`."""
+        flat = tokens.ravel()
+        return self.cost.of(1, flat, self.model.work(flat)).reshape(tokens.shape)
 
     def of(self, tokens: np.ndarray) -> np.ndarray:
         """Returns the workloads of samples, int64 `[samples]`.
@@ -156,17 +173,17 @@ class SampleCost:
         longest = int(tokens.max())
         fewer = 1
         while fewer < longest:
-            # A cost is a + b·T + c·T²: twice the tokens cost at most four times as much.
+            # A cost is at most quadratic: twice the tokens cost at most four times as much.
             if not 0 <= int(self.workloads(np.array([fewer]))[0]) < 2**60:
                 raise InputError(f"a sample of {longest} tokens costs more than 2^62 in {self.description}")
             fewer *= 2
         return self.workloads(tokens)
 
     def step_times(self, largest_loads: np.ndarray) -> np.ndarray:
-        """Returns the time of each step, in seconds if known, else in units of workload."""
+        """Returns the time of each step, in seconds if known, else in units of cost."""
         if self.seconds_per_unit is None:
             return largest_loads
-        return self.seconds_per_step + self.seconds_per_unit * largest_loads
+        return self.cost.per_step * 1e-9 + self.seconds_per_unit * largest_loads
 
 
 def flops_cost(model: ConfiguredModel, tflops: float | None) -> SampleCost:
@@ -181,32 +198,30 @@ def flops_cost(model: ConfiguredModel, tflops: float | None) -> SampleCost:
         "lengths; a measured or learned cost (--cost) has them"
     )
     per_unit = None if tflops is None else TRAINING_FLOPS_PER_FORWARD / (tflops * 1e12)
-    return SampleCost(model.flops, model.description, assumption, model.pieces, per_unit)
+    return SampleCost(model, FLOPS, assumption, per_unit)
 
 
-def measured_cost(path: Path) -> SampleCost:
-    """Reads the cost that a calibration measured.
+def measured_cost(path: Path, model: ConfiguredModel) -> SampleCost:
+    """Reads the cost that a calibration measured, or a run learned, of a model.
 
     Raises:
-        InputError: the file does not exist or holds something else.
+        InputError: the file does not exist, holds something else, or is of a model with other columns.
     """
     try:
-        cost = MeasuredCost.load(path)
+        cost = Cost.load(path)
     except (OSError, ValueError) as error:
         raise InputError(f"--cost {path}: {error}") from error
+    if cost.num_columns != FLOPS.num_columns:
+        raise InputError(
+            f"--cost {path} is of a get_workloads with {cost.num_columns} columns; expected "
+            f"{FLOPS.num_columns}, FLOPs of matrix products and of attention, as the models here have them"
+        )
     assumption = (
-        f"A step takes {f'{cost.per_step * 1e3:.3g} ms plus ' if cost.per_step else ''}the measured time of "
+        f"A step takes {f'{cost.per_step / 1e6:.3g} ms plus ' if cost.per_step else ''}the measured time of "
         f"the slowest rank's samples ({path}, median error {cost.median_error:.1%}); samples are balanced by "
         "these times"
     )
-    return SampleCost(
-        cost.per_sample_ns,
-        f"measured cost of {path}",
-        assumption,
-        seconds_per_unit=1e-9,
-        seconds_per_step=cost.per_step,
-        setting=str(path),
-    )
+    return SampleCost(model, cost, assumption, seconds_per_unit=1e-9, setting=str(path))
 
 
 def read_lengths(path: Path, column: str | None, option: str = "--column") -> np.ndarray:

@@ -62,7 +62,7 @@ class Strategy:
             return None
         given = {name: repr(value) for name, value in self._changed().items()}
         if self.balance_cost not in (None, LEARNED):
-            given["cost"] = f"MeasuredCost.load({given['cost']})"
+            given["cost"] = f"Cost.load({given['cost']})"
         return f"batch_shuffler=MyShuffler({', '.join(f'{name}={value}' for name, value in given.items())})"
 
     def _changed(self) -> dict[str, object]:
@@ -74,12 +74,11 @@ class Strategy:
         return changed | {name: value for name, (value, default) in settings.items() if value != default}
 
 
-def strategies(balance_cost: str | None, splits: bool, group_column: str | None = None) -> list[Strategy]:
+def strategies(balance_cost: str | None, group_column: str | None = None) -> list[Strategy]:
     """Returns all strategies, as loaded first.
 
     Args:
         balance_cost: the setting of the cost to balance by; None for FLOPs.
-        splits: whether to compare pieces of samples.
         group_column: the name of the samples' groups; None if they have none.
     """
     settings = {
@@ -89,8 +88,7 @@ def strategies(balance_cost: str | None, splits: bool, group_column: str | None 
     }
     if group_column is not None:
         settings[REBALANCE_GROUPS, "rebalance, groups"] = ShufflerSettings(group_feature=group_column)
-    if splits:
-        # Refined spreads what pieces fetch more evenly.
-        settings[SPLIT, "pieces (split)"] = ShufflerSettings("refined", equal_rows=False, split=True)
+    # Refined spreads what pieces fetch more evenly.
+    settings[SPLIT, "pieces (split)"] = ShufflerSettings("refined", equal_rows=False, split=True)
     balanced = [Strategy(*names, of_strategy, balance_cost) for names, of_strategy in settings.items()]
     return [Strategy(AS_LOADED, "as loaded"), *balanced]

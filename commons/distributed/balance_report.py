@@ -14,18 +14,23 @@ from commons.partition import lower_bound
 from commons.partition.balance import relative_to_mean
 from commons.partition.micro_batches import time_relative_to_mean
 
+# The unit of costs of which nothing is known.
+WORKLOAD_UNITS = "workload units"
+
 
 @dataclass(frozen=True, repr=False)
 class BalanceReport:
     """Balance of one step, before and after the shuffle; `str` tells it in one line.
 
     Attributes:
-        loads_before, loads_after: float64 `[ranks]`, sums of workloads.
+        loads_before, loads_after: float64 `[ranks]`, sums of costs, in `unit`.
         tokens_before, tokens_after: int64 `[ranks]`; memory of activations follows them.
+        counts_after: float64 `[ranks, 2 + columns]`, samples, tokens, and the columns of `get_workloads`.
         samples_moved: samples that left the rank they were loaded on.
         bytes_moved: bytes of those samples.
         bytes_loaded: bytes of all samples.
-        workloads: int64 `[samples]`, of the step's whole samples.
+        workloads: int64 `[samples]`, costs of the step's whole samples.
+        unit: of loads: that of the shuffler's workloads, or nanoseconds that a cost predicts.
         equal_rows: whether the lower bound is that of equal rows.
         micro_batch_loads: float64 `[ranks, micro-batches]`, sums of workloads; None where batches run whole.
         bytes_sent, bytes_received: by this rank in the exchange.
@@ -36,17 +41,19 @@ class BalanceReport:
         bytes_fetched: keys, values and their gradients that this rank received for pieces.
         fetch_seconds: host time that this rank waited for them.
         speeds: float64 `[ranks]`; None if all ranks are equally fast.
-        predicted_seconds: float64 `[ranks]`, compute time by learned costs; None without these.
+        predicted_seconds: float64 `[ranks]`, compute time by costs that were fitted to times; None without.
     """
 
     loads_before: np.ndarray
     loads_after: np.ndarray
     tokens_before: np.ndarray
     tokens_after: np.ndarray
+    counts_after: np.ndarray
     samples_moved: int
     bytes_moved: int
     bytes_loaded: int
     workloads: np.ndarray
+    unit: str
     equal_rows: bool
     micro_batch_loads: np.ndarray | None = None
     bytes_sent: int = 0
@@ -68,6 +75,7 @@ class BalanceReport:
         plan_wait_seconds: float = 0.0,
         exchange_seconds: float = 0.0,
         fetched: PlacedPieces | None = None,
+        unit: str = WORKLOAD_UNITS,
     ) -> BalanceReport:
         """Reports on the step of a plan.
 
@@ -77,6 +85,7 @@ class BalanceReport:
             traffic: this rank's, from `BatchShuffler.traffic`.
             plan_wait_seconds, exchange_seconds: as in the report.
             fetched: this rank's, where samples were cut.
+            unit: of the workloads, `BatchShuffler.unit`.
         """
 
         def per_rank(amounts: np.ndarray, rank_of: np.ndarray) -> np.ndarray:
@@ -90,10 +99,12 @@ class BalanceReport:
             loads_after=plan.loads,
             tokens_before=per_rank(plan.tokens, plan.home).astype(np.int64),
             tokens_after=per_rank(plan.tokens, plan.destination).astype(np.int64),
+            counts_after=plan.counts,
             samples_moved=int(moved.sum()),
             bytes_moved=int(plan.sample_bytes[moved].sum()),
             bytes_loaded=int(plan.sample_bytes.sum()),
             workloads=np.add.reduceat(plan.workloads, starts) if len(starts) else plan.workloads,
+            unit=unit if plan.predicted_seconds is None else "predicted ns",
             equal_rows=equal_rows,
             micro_batch_loads=_micro_batch_loads(plan),
             bytes_sent=0 if traffic is None else traffic.sent,
@@ -110,7 +121,7 @@ class BalanceReport:
 
     def __str__(self) -> str:
         text = (
-            f"imbalance {self.imbalance_before:.2f} → {self.imbalance_after:.2f} (bound "
+            f"imbalance {self.imbalance_before:.2f} → {self.imbalance_after:.2f} in {self.unit} (bound "
             f"{self.lower_bound:.2f}), tokens {self.token_imbalance_before:.2f} → "
             f"{self.token_imbalance_after:.2f}, {self.samples_moved} of {len(self.workloads)} samples moved "
             f"({_bytes_text(self.bytes_moved)})"

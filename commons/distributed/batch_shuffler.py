@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from commons.checks import require_type
+from commons.distributed.balance_report import WORKLOAD_UNITS
 from commons.distributed.cutting import PrefixCost
 from commons.distributed.exchange import EXCHANGES, Traffic
 from commons.distributed.key_fetch import PlacedPieces
@@ -30,7 +31,7 @@ from commons.distributed.shuffler_settings import LEARNED, ShufflerSettings
 from commons.distributed.slow_plans import SlowPlans
 from commons.distributed.unshuffle import KindsOfValues, return_values
 from commons.distributed.verify import check_cut, check_placed_samples, check_same_plan
-from commons.perf_model import MeasuredCost
+from commons.perf_model.cost import Cost
 from commons.sequence_batch import BaseBatch, containers
 from commons.sequence_batch.jagged_indices import first_values
 from commons.sequence_batch.packed_rows import PackedRows, gather_rows, select_from
@@ -58,15 +59,17 @@ class BatchShuffler(ABC):
 
     Args:
         process_group: the ranks to balance among; None means all. Making a shuffler is collective over them.
-        cost: measured cost of samples by their tokens, in place of `get_workloads`; or "learned", for costs
-            and speeds of ranks that follow the times of the training's steps. Pipelines measure these; a loop
-            of your own calls `record`.
+        cost: of samples, tokens, and each column of `get_workloads`, in nanoseconds, as a calibration of the
+            model measured it; or "learned", for costs and speeds of ranks that follow the times of the
+            training's steps. Pipelines measure these; a loop of your own calls `record`. None for the sum of
+            the columns.
         settings: the fields of `ShufflerSettings`.
 
     Attributes:
         shared_fields: paths of what all samples of a batch share, as in "context.temperature" or "[2]"; a
             subclass sets it. A field of a `BaseBatch` is marked in its metadata instead.
-        settings: as given.
+        unit: of the workloads, for logs, as in "FLOPs"; a subclass sets it.
+        cost, settings: as given.
         group: the ranks to balance among.
         sample_rows: reads the rows of batches.
         planner: plans among the group.
@@ -83,27 +86,25 @@ class BatchShuffler(ABC):
     """
 
     shared_fields: Sequence[str] = ()
+    unit: str = WORKLOAD_UNITS
 
     def __init__(
         self,
         process_group: dist.ProcessGroup | None = None,
         *,
-        cost: MeasuredCost | str | None = None,
+        cost: Cost | str | None = None,
         **settings: Any,
     ) -> None:
         self.settings = ShufflerSettings(**settings)
-        require_type(f"{type(self).__name__}.cost", cost, MeasuredCost | str | None)
+        require_type(f"{type(self).__name__}.cost", cost, Cost | str | None)
         if isinstance(cost, str) and cost != LEARNED:
-            raise KeyError(
-                f"unknown cost {cost!r}; expected a MeasuredCost, {LEARNED!r}, or None for workloads"
-            )
-        learns = cost == LEARNED
-        if not learns and self.settings.speed_limit != ShufflerSettings.speed_limit:
+            raise KeyError(f"unknown cost {cost!r}; expected a Cost, {LEARNED!r}, or None for workloads")
+        if cost != LEARNED and self.settings.speed_limit != ShufflerSettings.speed_limit:
             raise ValueError(
                 f'speed_limit={self.settings.speed_limit} has no effect without cost="{LEARNED}": leave it '
                 "out"
             )
-        self._measured_cost = cost if isinstance(cost, MeasuredCost) else None
+        self.cost = cost
         self._exchange = EXCHANGES[self.settings.exchange]
         self.group = self._make_group(process_group)
         self.sample_rows = SampleRows(self.shared_fields)
@@ -117,7 +118,7 @@ class BatchShuffler(ABC):
             self._counts_of_rows,
             cuts_by,
             self._groups_of_rows(),
-            learns,
+            cost,
         )
         self._in_use = self.planner
         self._agreed: BatchFormat | None = None
@@ -139,18 +140,20 @@ class BatchShuffler(ABC):
 
     @abstractmethod
     def get_workloads(self, batch: Any) -> torch.Tensor:
-        """Returns the cost of each row, `[batch_size]` non-negative integers; `batch` is on the host.
+        """Returns the cost of each row, non-negative integers; `batch` is on the host.
 
-        The unit is up to the shuffler, but the same everywhere. Values of padding rows are ignored. Lengths
-        in `batch` are int64, so that their squares do not wrap. Pipelines call this in a thread of their own,
-        alongside the training.
+        `[batch_size]`, or `[batch_size, columns]` for parts of a row's work that may differ in speed, such as
+        matrix products and attention. Costs that are fitted to times weigh each column by itself; otherwise
+        they add up. The unit is up to the shuffler, but the same everywhere. Values of padding rows are
+        ignored. Lengths in `batch` are int64, so that their squares do not wrap. Pipelines call this in a
+        thread of their own, alongside the training.
         """
 
     def get_tokens(self, batch: Any) -> torch.Tensor:
         """Returns the tokens of each row, `[batch_size]` integers; `batch` is on the host.
 
-        Token caps and measured costs count them. Defaults to `BaseBatch.num_tokens()`, or to the number of
-        jagged elements of any other batch.
+        Token caps, and costs that are fitted to times, count them. Defaults to `BaseBatch.num_tokens()`, or
+        to the number of jagged elements of any other batch.
         """
         return self.sample_rows.num_tokens(batch)
 
@@ -200,7 +203,7 @@ class BatchShuffler(ABC):
     def prefix_cost(self, tokens: np.ndarray, counts: Mapping[str, np.ndarray]) -> np.ndarray:
         """Returns the cost of the first tokens of samples, given the whole samples; for `split=True`.
 
-        It is that of these tokens' queries: it does not decrease from token to token, and equals
+        It is that of these tokens' queries: no column decreases from token to token, and all equal
         `get_workloads` at a sample's end. Every rank calls it, and must get the same integers: compute in
         int64, because the last bits of floats may differ between processors.
 
@@ -211,16 +214,11 @@ class BatchShuffler(ABC):
                 "kept_tokens" of its last items that are not cut apart.
 
         Returns:
-            int64 `[samples]`.
+            int64 `[samples]`, or `[samples, columns]` with the columns of `get_workloads`.
         """
         raise NotImplementedError
 
     def _checked_prefix_cost(self) -> PrefixCost:
-        if self._measured_cost is not None:
-            raise ValueError(
-                "split=True: a measured cost does not tell what a part of a sample costs; cut by FLOPs, "
-                "without cost="
-            )
         if type(self).prefix_cost is BatchShuffler.prefix_cost:
             raise ValueError(
                 f"split=True: {type(self).__name__} has no prefix_cost, which tells where to cut a sample"
@@ -228,17 +226,14 @@ class BatchShuffler(ABC):
         return self.prefix_cost
 
     def _counts_of_rows(self, batch: Any) -> RowCounts:
-        """Returns the functions for workload, tokens and loss tokens, by the names in messages."""
+        """Returns the functions for workloads, tokens and loss tokens, by the names in messages."""
 
         def named(method: str, of_batch: str) -> str:
             mine = getattr(type(self), method) is not getattr(BatchShuffler, method)
             return f"{type(self).__name__}.{method}" if mine else f"{type(batch).__name__}.{of_batch}"
 
-        cost = self._measured_cost
         return {
-            f"{type(self).__name__}.get_workloads": self.get_workloads
-            if cost is None
-            else lambda batch: cost.per_sample_ns(self.get_tokens(batch)),
+            f"{type(self).__name__}.get_workloads": self.get_workloads,
             named("get_tokens", "num_tokens"): self.get_tokens,
             named("get_loss_tokens", "num_loss_tokens"): self.get_loss_tokens,
         }
@@ -353,7 +348,7 @@ class BatchShuffler(ABC):
         self._unread = None
         if plan.pieces is None or not isinstance(placed, BaseBatch):
             return placed
-        pieces = PlacedPieces(plan, self.group, self._agreed.count_names)
+        pieces = PlacedPieces(plan, self.group, self._agreed.columns.count_names)
         self._unread = plan, pieces
         return placed.with_pieces(pieces)
 
@@ -453,10 +448,9 @@ class BatchShuffler(ABC):
             raise ValueError(f"record got {seconds} seconds; expected a finite number above 0")
         self.learning.record(plan, float(seconds))
 
-    def measured_cost(self) -> MeasuredCost | None:
-        """Returns the learned cost by tokens, for `MeasuredCost.save`; None without `cost="learned"`, or
-        before anything was learned."""
-        return None if self.learning is None else self.learning.measured_cost()
+    def learned_cost(self) -> Cost | None:
+        """Returns what `cost="learned"` has learned, to save and to balance by; None before it has."""
+        return None if self.learning is None else self.learning.learned_cost()
 
     def learning_state(self, last: ShufflePlan) -> dict[str, bytes]:
         """Returns what `cost="learned"` has learned, for this rank's part of a checkpoint; empty otherwise.
@@ -635,7 +629,7 @@ class BatchShuffler(ABC):
     def _with_row_counts(self, batch: Batch, row_counts: np.ndarray) -> Batch:
         """Returns the batch with the row counts that the plan has of its real rows, int64
         `[samples, names]`."""
-        names = () if self._agreed is None else self._agreed.count_names
+        names = () if self._agreed is None else self._agreed.columns.count_names
         if not names or not isinstance(batch, BaseBatch):
             return batch
         padded = np.zeros((len(names), batch.batch_size), dtype=np.int64)
@@ -667,6 +661,7 @@ class IdentityShuffler(BatchShuffler):
         process_group, settings: as `BatchShuffler` takes them, so that it can stand in for any other.
         get_workloads: the cost of each row, as `BatchShuffler.get_workloads`, for the reported imbalance; by
             default the row's tokens.
+        unit: of these, as `BatchShuffler.unit`.
         get_loss_tokens: loss tokens of each row, as `BatchShuffler.get_loss_tokens`.
         shared_fields: as `BatchShuffler.shared_fields`; None for those of the class.
     """
@@ -676,6 +671,7 @@ class IdentityShuffler(BatchShuffler):
         process_group: dist.ProcessGroup | None = None,
         *,
         get_workloads: Callable[[Any], torch.Tensor] | None = None,
+        unit: str = WORKLOAD_UNITS,
         get_loss_tokens: Callable[[Any], torch.Tensor] | None = None,
         shared_fields: Sequence[str] | None = None,
         **settings: Any,
@@ -688,6 +684,7 @@ class IdentityShuffler(BatchShuffler):
             )
         super().__init__(process_group, **settings)
         self._get_workloads = get_workloads
+        self.unit = "tokens" if get_workloads is None else unit
         self._get_loss_tokens = get_loss_tokens
 
     def _make_group(self, process_group: dist.ProcessGroup | None) -> RankGroup:

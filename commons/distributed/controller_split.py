@@ -16,9 +16,10 @@ import torch
 from numpy.typing import ArrayLike
 
 from commons.distributed.batch_shuffler import BatchShuffler
-from commons.distributed.sample_facts import checked_counts, checked_groups
+from commons.distributed.sample_facts import checked_groups, checked_work
 from commons.partition import refined
 from commons.partition.workloads import as_workloads, check_count
+from commons.perf_model.cost import Cost
 from commons.sequence_batch import containers
 from commons.sequence_batch.packed_rows import (
     PackedRows,
@@ -164,9 +165,10 @@ def merge(batches: Sequence[Batch], order: SplitOrder) -> Batch:
 
 
 def _costs_of(shuffler: BatchShuffler, batch: Any, num_rows: int, num_real: int) -> np.ndarray:
-    """Returns int64 `[samples]`; `batch` is on the host."""
+    """Returns the sums of the workloads' columns, int64 `[samples]`; `batch` is on the host."""
     whose = f"{type(shuffler).__name__}.get_workloads"
-    return checked_counts(shuffler.get_workloads(batch), num_rows, num_real, whose)[:num_real].numpy()
+    work = checked_work(shuffler.get_workloads(batch), num_rows, num_real, whose)[:num_real].numpy()
+    return Cost.sum_of_columns(work.shape[1]).of(0, np.zeros(len(work)), work)
 
 
 def _groups_of(shuffler: BatchShuffler, batch: Any, num_rows: int) -> np.ndarray:

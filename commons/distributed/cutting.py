@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from commons.distributed.loaded_samples import LoadedSamples
+from commons.perf_model.cost import Cost
 from commons.sequence_batch.cut_rules import PIECE, CutRules, FieldRules
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ MIN_TOKENS = 32
 # Shares of a sample's items at which the costs before them are known; between them they are interpolated.
 GRID = 128
 SHARES = np.linspace(0, 1, GRID + 1)
+_WORKLOADS = Cost.sum_of_columns(1)
 
 Counts = Mapping[str, np.ndarray]
 PrefixCost = Callable[[np.ndarray, Counts], np.ndarray]
@@ -34,12 +36,14 @@ class Cutting:
         schema: fields of the batches; None where only tokens are known, as to the advisor.
         count_names: names of the batches' `row_counts`.
         prefix_cost: as `BatchShuffler.prefix_cost`.
+        cost: of rows, by their counts.
     """
 
     rules: CutRules
     schema: RowSchema | None
     count_names: tuple[str, ...]
     prefix_cost: PrefixCost
+    cost: Cost = _WORKLOADS
 
     def counts(self, samples: LoadedSamples) -> dict[str, np.ndarray]:
         """Returns what planning knows of each sample by name, int64 `[samples]` each."""
@@ -71,14 +75,16 @@ class Cutting:
         items = np.concatenate([*self._useful_cuts(counts), self.rules.num_items(counts)])
         tokens = self.rules.tokens_before(items, thrice)
         tokens[2 * len(numbers) :] = counts["tokens"]
-        through_first, before_last, whole = np.split(self._prefix_costs(tokens, thrice), 3)
-        workloads = samples.workloads[numbers]
-        for number in np.flatnonzero(whole != workloads)[:1]:
+        work = self._prefix_work(tokens, thrice)
+        at_end, expected = work[2 * len(numbers) :], samples.work[numbers]
+        for number in np.flatnonzero((at_end != expected).any(1))[:1]:
             raise ValueError(
-                f"prefix_cost is {whole[number]} at the end of a sample of {counts['tokens'][number]} "
-                f"tokens, and get_workloads {workloads[number]}; expected the same"
+                f"prefix_cost is {_text(at_end[number])} at the end of a sample of "
+                f"{counts['tokens'][number]} tokens, and get_workloads {_text(expected[number])}; expected "
+                "the same"
             )
-        return through_first, workloads - before_last
+        through_first, before_last, _ = np.split(self.cost.of(tokens > 0, tokens, work), 3)
+        return through_first, samples.workloads[numbers] - before_last
 
     def _useful_cuts(self, counts: Counts) -> tuple[np.ndarray, np.ndarray]:
         """Returns the items before the first and the last cut that leave `MIN_TOKENS` on either side.
@@ -130,12 +136,15 @@ class Cutting:
         to_points = np.arange(len(chosen)).repeat(GRID + 1)
         counts = _of(counts, to_points)
         tokens = self.rules.tokens_before(points.astype(np.int64), counts)
-        known = self._prefix_costs(tokens, counts | _of(fixed, to_points))
-        for point in np.flatnonzero((known[1:] < known[:-1]) & (to_points[1:] == to_points[:-1]))[:1]:
+        work = self._prefix_work(tokens, counts | _of(fixed, to_points))
+        decreases = (work[1:] < work[:-1]).any(1) & (to_points[1:] == to_points[:-1])
+        for point in np.flatnonzero(decreases)[:1]:
             raise ValueError(
-                f"prefix_cost decreases from {known[point]} at {tokens[point]} tokens to {known[point + 1]} "
-                f"at {tokens[point + 1]}; expected the cost of the first tokens' queries"
+                f"prefix_cost decreases from {_text(work[point])} at {tokens[point]} tokens to "
+                f"{_text(work[point + 1])} at {tokens[point + 1]}; expected the cost of the first tokens' "
+                "queries"
             )
+        known = self.cost.of(tokens > 0, tokens, work)
         # One ascending row of numbers for all samples: sample k has those from k to k + 1.
         whole = np.maximum(samples.workloads[chosen], 1)
         ascending = to_points + known / whole[to_points]
@@ -168,8 +177,10 @@ class Cutting:
         counts = np.concatenate([of_all.take(chosen, axis=0) for of_all in columns], 1)
         begin, end = self._rules_of_columns.spans(counts, of_cut)
         lengths = end - begin
+        work, workloads = self._work(whole, chosen, of_cut)
         changed = {
-            "workloads": self._workloads(whole, chosen, of_cut),
+            "work": work,
+            "workloads": workloads,
             "tokens": of_cut["last_token"] - of_cut["first_token"],
             "row_counts": lengths[:, : len(self.count_names)],
             "num_elements": lengths @ self._counts_of_elements,
@@ -235,35 +246,44 @@ class Cutting:
             pieces[f"last_{unit}"][follows - 1] = of_cut
         return pieces
 
-    def _workloads(self, whole: LoadedSamples, chosen: np.ndarray, pieces: np.ndarray) -> np.ndarray:
-        """Returns the cost of each chosen row, int64; `whole` has the numbers of its sample for each row."""
-        through = whole.workloads[chosen]
-        before = np.zeros_like(through)
+    def _work(
+        self, whole: LoadedSamples, chosen: np.ndarray, pieces: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the columns of `get_workloads` of each chosen row, int64 `[rows, columns]`, and its cost.
+
+        Both are differences, so that those of a sample's pieces add up to the sample's. `whole` has the
+        numbers of its sample for each row.
+        """
         later = np.flatnonzero(pieces["first_item"])
         counts = _of(self.counts(whole), chosen[later])
         tokens = pieces["first_token"][later]
-        before[later] = self._prefix_costs(tokens, counts | self.rules.fixed_tokens(counts))
-        through[later - 1] = before[later]
-        for piece in np.flatnonzero(through < before)[:1]:
+        before = self._prefix_work(tokens, counts | self.rules.fixed_tokens(counts))
+        work = _differences(whole.work[chosen], before, later)
+        for piece in np.flatnonzero((work < 0).any(1))[:1]:
             raise ValueError(
-                f"prefix_cost decreases: {before[piece]} at {pieces['first_token'][piece]} tokens and "
-                f"{through[piece]} at {pieces['last_token'][piece]} of {pieces['num_tokens'][piece]}; "
-                "expected the cost of the first tokens' queries, and that of get_workloads at a sample's end"
+                f"prefix_cost decreases by {_text(-work[piece])} from {pieces['first_token'][piece]} to "
+                f"{pieces['last_token'][piece]} of {pieces['num_tokens'][piece]} tokens; expected the cost "
+                "of the first tokens' queries, and that of get_workloads at a sample's end"
             )
-        return through - before
+        costs = self.cost.of(tokens > 0, tokens, before)
+        return work, _differences(whole.workloads[chosen], costs, later)
 
-    def _prefix_costs(self, tokens: np.ndarray, counts: Counts) -> np.ndarray:
-        costs = np.asarray(self.prefix_cost(tokens, counts))
-        if costs.shape != tokens.shape or not np.issubdtype(costs.dtype, np.integer):
+    def _prefix_work(self, tokens: np.ndarray, counts: Counts) -> np.ndarray:
+        """Returns the columns of the first tokens of samples, int64 `[cuts, columns]`."""
+        work = np.asarray(self.prefix_cost(tokens, counts))
+        columns = work[:, None] if work.ndim == 1 else work
+        expected = (len(tokens), self.cost.num_columns)
+        if columns.shape != expected or not np.issubdtype(work.dtype, np.integer):
             raise ValueError(
-                f"prefix_cost returned {costs.dtype} of shape {costs.shape}, expected integers of shape "
-                f"{tokens.shape}"
+                f"prefix_cost returned {work.dtype} of shape {work.shape}, expected integers of shape "
+                f"{expected}, with as many columns as get_workloads"
             )
-        for place in np.flatnonzero(costs < 0)[:1]:
+        for place in np.flatnonzero((columns < 0).any(1))[:1]:
             raise ValueError(
-                f"prefix_cost returned {costs[place]} for {tokens[place]} tokens; expected at least 0"
+                f"prefix_cost returned {_text(columns[place])} for {tokens[place]} tokens; expected at "
+                "least 0"
             )
-        return np.where(tokens == 0, 0, costs.astype(np.int64))
+        return np.where(tokens[:, None] == 0, 0, columns.astype(np.int64))
 
     @property
     def _jagged_fields(self) -> tuple[FieldSchema, ...]:
@@ -296,3 +316,21 @@ def _with_rows(array: np.ndarray, rows: np.ndarray, values: np.ndarray) -> np.nd
     copied = array.copy()
     copied[rows] = values
     return copied
+
+
+def _differences(through: np.ndarray, before: np.ndarray, later: np.ndarray) -> np.ndarray:
+    """Returns the parts of samples between cuts.
+
+    Args:
+        through: `[rows, ...]`, of the row's whole sample.
+        before: `[cuts, ...]`, of what comes before each cut.
+        later: int64 `[cuts]`, the row after each cut.
+    """
+    start, end = np.zeros_like(through), through.copy()
+    start[later] = end[later - 1] = before
+    return end - start
+
+
+def _text(work: np.ndarray) -> str:
+    """Returns the columns of one row, as its user wrote them."""
+    return str(work[0] if len(work) == 1 else work.tolist())

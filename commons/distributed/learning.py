@@ -18,10 +18,9 @@ from typing import Protocol
 
 import numpy as np
 
-from commons.distributed.loaded_samples import LoadedSamples
 from commons.distributed.shuffle_plan import ShufflePlan
-from commons.perf_model import MeasuredCost
-from commons.perf_model.learned_cost import NUM_COLUMNS, LearnedCost, followed_speed, rank_work, refitted
+from commons.perf_model.cost import LINEAR, NUM_OTHERS, Cost, is_linear, median_error
+from commons.perf_model.learned_cost import LEAST_TIMES, followed_speed, refitted, speeds_then
 
 logger = logging.getLogger(__name__)
 # Plans from one to the one that its times enter: its own step, up to six that a pipeline plans before it runs
@@ -31,8 +30,8 @@ _DELAY = 8
 _STEPS_OF_SPEED, _PLANS_PER_FIT = 16, 4
 # Steps that costs are fitted to: this many times of ranks, but neither fewer nor more steps than these.
 _TIMES, _FEWEST_STEPS, _MOST_STEPS = 1024, _STEPS_OF_SPEED, 64
-# Of what a rank posts: its speed, and a hash.
-_NUM_OF_STATE = 2
+# Of what a rank posts: its speed, a hash, and a time.
+_NUM_OF_STATE = 3
 # Speeds are posted as integers of this unit.
 _SPEED_UNIT = 2.0**-20
 # A rank this much slower or faster than the others for this many plans is named; so are missing times.
@@ -51,35 +50,34 @@ class Learned:
     """All that learning knows before a plan; equal on every rank. Arrays are float64.
 
     Attributes:
-        cost: what samples cost.
+        cost: of samples, in nanoseconds; None before anything was learned.
         speeds: `[ranks]`, as measured, whatever the limit.
-        work: `[steps, ranks, NUM_COLUMNS]`, what ranks computed in steps that were timed, the oldest first.
+        counts: `[steps, ranks, 2 + columns]`, what ranks computed in steps that were timed, the oldest first.
         seconds: `[steps, ranks]`, how long it took.
-        in_flight: `[plans, ranks, NUM_COLUMNS]`, of plans whose times are not known yet.
+        in_flight: `[plans, ranks, 2 + columns]`, of plans whose times are not known yet.
         plans: planned so far.
         slow_since: `[ranks]`, the plan since which a rank has been much slower or faster; −1 if it is not.
     """
 
-    cost: LearnedCost
+    cost: Cost | None
     speeds: np.ndarray
-    work: np.ndarray
+    counts: np.ndarray
     seconds: np.ndarray
     in_flight: np.ndarray
     plans: int
     slow_since: np.ndarray
 
     @staticmethod
-    def nothing(num_ranks: int) -> Learned:
-        """Returns the state before the first plan."""
-        return Learned(
-            LearnedCost.unknown(),
-            np.ones(num_ranks),
-            np.zeros((0, num_ranks, NUM_COLUMNS)),
-            np.zeros((0, num_ranks)),
-            np.zeros((0, num_ranks, NUM_COLUMNS)),
-            0,
-            np.full(num_ranks, -1),
-        )
+    def nothing(num_ranks: int, num_columns: int, cost: Cost | None = None, plans: int = 0) -> Learned:
+        """Returns a state without times, for so many columns of `get_workloads`."""
+        none = np.zeros((0, num_ranks, NUM_OTHERS + num_columns))
+        speeds, slow_since = np.ones(num_ranks), np.full(num_ranks, -1)
+        return Learned(cost, speeds, none, np.zeros((0, num_ranks)), none, plans, slow_since)
+
+    @property
+    def num_columns(self) -> int:
+        """Columns of `get_workloads`; 0 before the first plan."""
+        return self.in_flight.shape[-1] - NUM_OTHERS
 
 
 class Learning:
@@ -90,7 +88,6 @@ class Learning:
         speed_limit: loads follow speeds within 1 / this and this.
         hosts: of the ranks.
         names: of the ranks in messages.
-        by_workload_alone: whether costs of samples stay in proportion to workloads.
 
     Attributes:
         state: before the next plan.
@@ -103,14 +100,12 @@ class Learning:
         speed_limit: float,
         hosts: Sequence[str],
         names: Sequence[int],
-        by_workload_alone: bool = False,
     ) -> None:
-        self._by_workload_alone = by_workload_alone
         self._num_ranks, self._rank = num_ranks, rank
         self._hosts, self._names = hosts, names
         self._speed_limit = speed_limit
         self._most_steps = min(max(_TIMES // num_ranks, _FEWEST_STEPS), _MOST_STEPS)
-        self.state = Learned.nothing(num_ranks)
+        self.state = Learned.nothing(num_ranks, 0)
         # This rank's times of the steps of plans, as far as a checkpoint may need them.
         self._times: dict[int, Span | float] = {}
         self._number_of: deque[tuple[ShufflePlan, int]] = deque(maxlen=_DELAY)
@@ -118,11 +113,7 @@ class Learning:
         self._states: dict[int, Learned] = {}
         self._named: set[int] = set()
         self._last_timed, self._named_times = 0, False  # the plan that times last entered
-
-    @property
-    def num_posted(self) -> int:
-        """Numbers that each rank posts with a gather."""
-        return _NUM_OF_STATE + NUM_COLUMNS + 1
+        self._looked_for_linear = False
 
     def record(self, plan: ShufflePlan, span: Span | float) -> None:
         """Takes this rank's time of a plan's step.
@@ -135,22 +126,37 @@ class Learning:
             raise ValueError("the plan's step has a time: record each step once, with the sum of its times")
         self._times[number] = span
 
+    @property
+    def num_posted(self) -> int:
+        """Numbers that each rank posts with the next gather."""
+        return _NUM_OF_STATE + NUM_OTHERS + self._before_plan().num_columns
+
+    def _before_plan(self) -> Learned:
+        """Returns the state before the next plan: as it was, if that failed and is made again."""
+        return self._states.get(self.state.plans, self.state)
+
     def to_post(self) -> np.ndarray:
-        """Returns int64 `[num_posted]`: this rank's speed, a hash of all ranks' last speeds, rank 0's
-        coefficients, and the time of a step."""
-        state = self.state
-        state = self._states.setdefault(state.plans, state)  # as it was, if the plan failed and is made again
+        """Returns int64 `[num_posted]`: this rank's speed, a hash of all ranks' last speeds, the time of a
+        step, and rank 0's coefficients; without columns before the first plan, which tells their number."""
+        state = self._states[self.state.plans] = self._before_plan()
         self._states.pop(state.plans - 2 * _DELAY, None)
         speed = followed_speed(float(state.speeds[self._rank]), self._own_ratios())
         cost = state.cost
         if self._rank == 0 and state.plans % _PLANS_PER_FIT == 0:
-            cost = refitted(cost, state.work, state.seconds, self._by_workload_alone)
-        time = np.array([round(self._seconds(state.plans - _DELAY) * 1e9)], dtype=np.int64)
-        of_state = np.array([round(speed / _SPEED_UNIT), zlib.crc32(state.speeds.tobytes())], dtype=np.int64)
-        return np.concatenate([of_state, cost.coefficients.view(np.int64), time])
+            cost = refitted(cost, state.counts, state.seconds)
+            self._say_if_linear(cost)
+        time, hashed = round(self._seconds(state.plans - _DELAY) * 1e9), zlib.crc32(state.speeds.tobytes())
+        of_state = np.array([round(speed / _SPEED_UNIT), hashed, time], dtype=np.int64)
+        coefficients = np.zeros(NUM_OTHERS + state.num_columns)
+        coefficients[:] = 0.0 if cost is None else cost.coefficients
+        return np.concatenate([of_state, coefficients.view(np.int64)])
 
-    def take(self, posted: np.ndarray) -> None:
-        """Takes what all ranks posted, int64 `[ranks, num_posted]`.
+    def take(self, posted: np.ndarray, num_columns: int) -> None:
+        """Takes what all ranks posted.
+
+        Args:
+            posted: int64 `[ranks, numbers]`, of `to_post`.
+            num_columns: of `get_workloads` now; from another number, nothing that was learned is of use.
 
         Raises:
             ValueError: ranks have restored different states; on every rank.
@@ -161,58 +167,47 @@ class Learning:
                 'itself, or on all of them "learned" alone'
             )
         state = self._states[self.state.plans]
-        cost = LearnedCost(np.ascontiguousarray(posted[0, _NUM_OF_STATE:-1]).view(np.float64))
-        seconds = posted[:, -1] * 1e-9
+        coefficients = np.ascontiguousarray(posted[0, _NUM_OF_STATE:]).view(np.float64).tolist()
+        cost = Cost(tuple(coefficients)) if any(coefficients) else None
+        seconds = posted[:, _NUM_OF_STATE - 1] * 1e-9
         speeds = posted[:, 0] * _SPEED_UNIT
         state = replace(state, cost=cost, speeds=speeds)
+        if state.num_columns != num_columns:
+            if cost is not None:
+                self._warn(f"costs of {state.num_columns} columns were learned, and there are {num_columns}")
+            state = Learned.nothing(self._num_ranks, num_columns, plans=state.plans)
         if len(state.in_flight) == _DELAY:
-            work = state.in_flight[0]
+            counts = state.in_flight[0]
             if (seconds > 0).all():
                 self._last_timed = state.plans
-                if (work[:, 0] > 0).all():  # a rank without samples tells nothing
-                    state = self._with_step(state, work, seconds)
+                if counts.any(1).all():  # a rank without samples tells nothing
+                    state = self._with_step(state, counts, seconds)
             state = replace(state, in_flight=state.in_flight[1:])
         if state.plans - self._last_timed == _NAMED_PLANS:
             self._name_missing(np.flatnonzero(seconds == 0))
         self.state = self._with_slow_ranks(state)
-
-    def costed(self, samples: LoadedSamples) -> LoadedSamples:
-        """Returns the samples with the times that they take as their workloads, in nanoseconds; as they are
-        before anything was learned."""
-        cost = self.state.cost
-        if self._by_workload_alone or not cost.is_known:
-            return samples
-        seconds = cost.sample_seconds(samples.tokens, samples.workloads)
-        return replace(samples, workloads=np.rint(seconds * 1e9).astype(np.int64))
 
     def speeds(self) -> np.ndarray | None:
         """Returns the speeds for loads to be proportional to, float64 `[ranks]`; None if all are equal."""
         speeds = np.clip(self.state.speeds, 1 / self._speed_limit, self._speed_limit)
         return None if (speeds == speeds[0]).all() else speeds
 
-    def planned(self, plan: ShufflePlan, samples: LoadedSamples) -> ShufflePlan:
-        """Takes a plan of `samples`, which have the shuffler's workloads; returns it with predicted times."""
-        # Of pieces, the plan alone has workloads; these are the shuffler's, too.
-        workloads = plan.workloads if self._by_workload_alone else samples.workloads
-        work = rank_work(plan.tokens, workloads, plan.destination, plan.num_ranks)
+    def planned(self, plan: ShufflePlan) -> None:
+        """Takes a plan, whose time `record` takes later."""
         state = self.state
-        in_flight = np.concatenate([state.in_flight, work[None]])
+        in_flight = np.concatenate([state.in_flight, plan.counts[None]])
         self.state = replace(state, in_flight=in_flight, plans=state.plans + 1)
-        cost = state.cost
-        if cost.is_known:
-            unit = cost.coefficients[-1] if self._by_workload_alone else 1e-9
-            plan = replace(plan, predicted_seconds=plan.loads * unit / state.speeds)
         self._number_of.append((plan, state.plans))
         self._times.pop(state.plans - 3 * _DELAY, None)
-        return plan
 
-    def measured_cost(self) -> MeasuredCost | None:
-        """Returns the learned cost by tokens, for a calibration file; None before anything was learned, or
+    def learned_cost(self) -> Cost | None:
+        """Returns the learned cost with its error in the last steps; None before anything was learned, or
         while a resumed run has not measured any step."""
-        state = self.state
-        if not state.cost.is_known or not len(state.work):
+        cost, counts, seconds = self.state.cost, self.state.counts, self.state.seconds
+        if cost is None or not len(counts):
             return None
-        return state.cost.as_measured(state.work, state.seconds)
+        at_speed_1 = seconds * speeds_then(cost, counts, seconds)
+        return replace(cost, median_error=median_error(cost.step_seconds(counts), at_speed_1))
 
     def number_of(self, plan: ShufflePlan) -> int:
         """Returns the number of one of the last plans, from 0.
@@ -240,7 +235,7 @@ class Learning:
         times = np.array([self._seconds(number) for number in before])
         arrays = {name: getattr(state, name) for name in _ARRAYS}
         learned = _to_bytes(
-            coefficients=state.cost.coefficients,
+            nanoseconds=np.array([] if state.cost is None else state.cost.coefficients),
             hosts=np.array(self._hosts),
             plans=np.array(state.plans),
             **arrays,
@@ -249,7 +244,8 @@ class Learning:
 
     def restore(self, saved: dict[str, bytes]) -> None:
         """Restores what `saved` returned. Another number of ranks, or another host, drops the speeds, and all
-        times with them; so do missing "times", and a state saved before every step had a plan of its own.
+        times with them; so do missing "times". Nothing is kept of what an older version learned, by squared
+        tokens.
 
         Raises:
             ValueError: "learned" is missing.
@@ -265,12 +261,15 @@ class Learning:
         self._times.clear()
         self._states.clear()  # of a first plan that failed
         arrays, times = _from_bytes(saved["learned"]), saved.get("times")
-        cost = LearnedCost(arrays["coefficients"])
+        if "nanoseconds" not in arrays:
+            self._warn("the checkpoint has costs by squared tokens, as older versions learned them")
+            return
+        coefficients = tuple(arrays["nanoseconds"].tolist())
+        cost = Cost(coefficients) if coefficients else None
         self._last_timed = int(arrays["plans"])
-        fits = arrays["in_flight"].shape[1:] == (self._num_ranks, NUM_COLUMNS)
-        if times is None or not fits or arrays["hosts"].tolist() != list(self._hosts):
-            nothing = Learned.nothing(self._num_ranks)
-            self.state = replace(nothing, cost=cost, plans=self._last_timed)
+        if times is None or arrays["hosts"].tolist() != list(self._hosts):
+            num_columns = arrays["in_flight"].shape[-1] - NUM_OTHERS
+            self.state = Learned.nothing(self._num_ranks, num_columns, cost, self._last_timed)
             return
         self.state = Learned(cost=cost, plans=self._last_timed, **{name: arrays[name] for name in _ARRAYS})
         of_plans = _from_bytes(times)["times"].tolist()
@@ -282,27 +281,39 @@ class Learning:
         span = self._times.get(number, 0.0)
         return span if isinstance(span, float) else max(span.seconds(), 0.0)
 
-    def _with_step(self, state: Learned, work: np.ndarray, seconds: np.ndarray) -> Learned:
-        """Adds a step: what ranks computed, `[ranks, NUM_COLUMNS]`, and how long it took, `[ranks]`."""
+    def _with_step(self, state: Learned, counts: np.ndarray, seconds: np.ndarray) -> Learned:
+        """Adds a step: what ranks computed, `[ranks, 2 + columns]`, and how long it took, `[ranks]`."""
         keep = self._most_steps
         return replace(
             state,
-            work=np.concatenate([state.work, work[None]])[-keep:],
+            counts=np.concatenate([state.counts, counts[None]])[-keep:],
             seconds=np.concatenate([state.seconds, seconds[None]])[-keep:],
         )
 
     def _own_ratios(self) -> np.ndarray:
         """float64 `[steps]`: predicted ÷ measured time at speed 1, relative to the median rank."""
         state = self.state
-        if len(state.in_flight) == _DELAY and not state.in_flight[:, self._rank, 0].any():
+        if len(state.in_flight) == _DELAY and not state.in_flight[:, self._rank].any():
             return np.ones(1)  # too slow for a sample: only with one can it show that it is not
-        if not state.cost.is_known:
+        if state.cost is None:
             return np.zeros(0)
-        ratios = state.cost.rank_seconds(state.work) / state.seconds
+        ratios = state.cost.step_seconds(state.counts) / state.seconds
         ratios = ratios[(ratios > 0).all(1)][-_STEPS_OF_SPEED:]  # samples may cost nothing
         if len(ratios) < _STEPS_OF_SPEED:
             return np.zeros(0)
         return ratios[:, self._rank] / np.median(ratios, axis=1)
+
+    def _warn(self, reason: str) -> None:
+        if self._rank == 0:
+            logger.warning(f"{reason}: costs and speeds are learned anew")
+
+    def _say_if_linear(self, cost: Cost | None) -> None:
+        """Says at the first fit that nothing quadratic can be learned, where that is so."""
+        counts = self.state.counts
+        if cost is not None and self.state.seconds.size >= LEAST_TIMES and not self._looked_for_linear:
+            self._looked_for_linear = True
+            if is_linear(counts.reshape(-1, counts.shape[-1])):
+                logger.warning(LINEAR)
 
     def _name_missing(self, ranks: np.ndarray) -> None:
         """Warns once that ranks have not recorded times."""
@@ -340,7 +351,7 @@ class Learning:
         return replace(state, slow_since=since)
 
 
-_ARRAYS = ("speeds", "work", "seconds", "in_flight", "slow_since")
+_ARRAYS = ("speeds", "counts", "seconds", "in_flight", "slow_since")
 
 
 def _to_bytes(**arrays: np.ndarray) -> bytes:

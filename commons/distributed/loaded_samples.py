@@ -9,6 +9,8 @@ from typing import ClassVar, Self
 
 import numpy as np
 
+from commons.perf_model.cost import Cost
+
 
 @dataclass(frozen=True, eq=False)
 class LoadedSamples:
@@ -23,12 +25,13 @@ class LoadedSamples:
     Attributes:
         batch_sizes: int64 `[ranks]`, rows that each rank brings; 0 where it has no batch.
         num_loaded: int64 `[ranks]`, real rows that each rank brings.
-        workloads: int64 `[samples]`, in the shuffler's own unit.
+        workloads: int64 `[samples]`, the cost of each.
         tokens, loss_tokens: int64 `[samples]`.
         num_elements: int64 `[samples, jagged fields]`, elements of each sample in each jagged field.
         sample_bytes: int64 `[samples]`, bytes of a sample on the wire.
         row_counts: int64 `[samples, names]`, what `BaseBatch.row_counts` says of each.
         pieces: `[samples]` of dtype `PIECE`, the place of each row in its sample; None where none is cut.
+        work: int64 `[samples, columns]`, what `get_workloads` says of each; None for `workloads`.
         groups: int64 `[samples]`, equal for samples that belong together, negative for one that belongs to
             none; None where none do.
     """
@@ -43,6 +46,7 @@ class LoadedSamples:
     row_counts: np.ndarray
     pieces: np.ndarray | None = field(default=None, kw_only=True)
     groups: np.ndarray | None = field(default=None, kw_only=True)
+    work: np.ndarray = field(default=None, kw_only=True)  # type: ignore[arg-type]  # see __post_init__
 
     _per_sample: ClassVar[Sequence[str]] = (
         "workloads",
@@ -51,9 +55,12 @@ class LoadedSamples:
         "num_elements",
         "sample_bytes",
         "row_counts",
+        "work",
     )
 
     def __post_init__(self) -> None:
+        if self.work is None:
+            object.__setattr__(self, "work", self.workloads[:, None])
         for spec in fields(self):
             value = getattr(self, spec.name)
             if isinstance(value, np.ndarray):
@@ -72,6 +79,10 @@ class LoadedSamples:
     def sample_of(self) -> np.ndarray:
         """int64 `[samples]`, the number that the sample of each row has among whole samples."""
         return np.cumsum(self.starts_sample) - 1
+
+    def with_cost(self, cost: Cost) -> Self:
+        """Returns whole samples with this cost of each."""
+        return replace(self, workloads=cost.of(1, self.tokens, self.work))
 
     @property
     def num_ranks(self) -> int:

@@ -12,8 +12,9 @@ import torch.distributed as dist
 from commons.distributed.channel import Channel
 from commons.distributed.failures import portable, raise_first, sent_by
 from commons.distributed.loaded_samples import LoadedSamples
-from commons.distributed.sample_facts import SampleFacts, loaded_samples, num_columns
+from commons.distributed.sample_facts import SampleColumns, SampleFacts, loaded_samples
 from commons.distributed.shuffler_settings import ShufflerSettings
+from commons.perf_model.cost import Cost
 from commons.sequence_batch import BaseBatch, containers
 from commons.sequence_batch.cut_rules import CutRules
 from commons.sequence_batch.row_schema import FieldValue, RowSchema
@@ -21,6 +22,9 @@ from commons.sequence_batch.sample_rows import SampleRows, knows_padding
 
 logger = logging.getLogger(__name__)
 _OK, _NO_BATCH, _FAILED = range(3)
+# What a rank gathers begins with its status and the schema's fingerprint, then its rows and real rows. Posts
+# and samples follow.
+_FIRST, _SIZES = 2, 2
 
 
 @dataclass(frozen=True)
@@ -29,8 +33,7 @@ class _Offer:
 
     Attributes:
         schema: fields of its first batch.
-        count_names: names of its `row_counts`.
-        has_groups: whether its samples have groups.
+        columns: what is known of its samples besides.
         capacity: rows that a gather carries per rank.
         real_row: fields of one of its samples; None where batches know their padding.
         notes: lines for the user about its first batch.
@@ -38,8 +41,7 @@ class _Offer:
     """
 
     schema: RowSchema
-    count_names: tuple[str, ...]
-    has_groups: bool
+    columns: SampleColumns
     capacity: int
     real_row: dict[str, FieldValue] | None
     notes: list[str]
@@ -51,8 +53,7 @@ class BatchFormat:
 
     Attributes:
         schema: fields of every batch.
-        count_names: names of every batch's `row_counts`.
-        has_groups: whether samples have groups.
+        columns: what is known of every sample besides.
         pads: whether batches know their padding rows, and so may be padded.
         cut_rules: how samples are cut; None where they stay whole.
     """
@@ -60,8 +61,7 @@ class BatchFormat:
     def __init__(
         self,
         schema: RowSchema,
-        count_names: tuple[str, ...],
-        has_groups: bool,
+        columns: SampleColumns,
         padding_batch: Any,
         sample_rows: SampleRows,
         pinned: bool,
@@ -69,8 +69,7 @@ class BatchFormat:
     ) -> None:
         self.cut_rules = cut_rules
         self.schema = schema
-        self.count_names = count_names
-        self.has_groups = has_groups
+        self.columns = columns
         self.pads = knows_padding(padding_batch)
         self._padding_batch, self._sample_rows, self._pinned = padding_batch, sample_rows, pinned
 
@@ -92,21 +91,18 @@ class PlanGather:
         channel: of the ranks; used by one thread at a time.
         settings: how to place samples; the same on all ranks.
         sample_rows: reads the rows of batches.
-        num_posted: numbers that each rank sends along; the same on all ranks.
+        cost: as `BatchShuffler` takes it; the same on all ranks.
 
     Attributes:
         agreed: the outcome of the first batch; None before it.
     """
 
     def __init__(
-        self, channel: Channel, settings: ShufflerSettings, sample_rows: SampleRows, num_posted: int
+        self, channel: Channel, settings: ShufflerSettings, sample_rows: SampleRows, cost: Cost | str | None
     ) -> None:
         self._channel = channel
         self._sample_rows = sample_rows
-        self._settings = settings
-        # Status, schema fingerprint, posts; then rows and real rows.
-        self._sizes = 2 + num_posted
-        self._header = self._sizes + 2
+        self._settings, self._cost = settings, cost
         self._capacity = 0  # rows that a gather carries per rank
         self.agreed: BatchFormat | None = None
 
@@ -119,7 +115,7 @@ class PlanGather:
             facts: of this rank's batch; None if its loader has ended, or if `failure` is given.
             failure: the error that kept this rank from giving facts.
             first_batch: this rank's first batch, for the agreement.
-            post: int64 `[num_posted]`, for the other ranks.
+            post: int64 `[num_posted]`, for the other ranks; as long on all of them.
 
         Returns:
             The samples of all ranks; int64 `[ranks, num_posted]`, what each rank posted.
@@ -130,48 +126,49 @@ class PlanGather:
             Exception: the failure of the first rank that has one, on every rank.
         """
         if self.agreed is None:
-            self._agree(facts, failure, first_batch)
+            self._agree(facts, failure, first_batch, len(post))
         if self.agreed is None:  # no rank has ever had a batch
             return _nothing(self._channel.num_ranks, len(post))
         schema = self.agreed.schema
-        if facts is not None and facts.count_names != self.agreed.count_names:
+        if facts is not None and facts.columns != self.agreed.columns:
             failure = failure or ValueError(
-                f"a batch has row_counts of {facts.count_names}, the first one had {self.agreed.count_names}"
+                f"a batch has {facts.columns}; the first one had {self.agreed.columns}"
             )
             facts = None
         table = self._channel.all_gather(self._encode(facts, failure, schema, post))
-        most = int(table[:, self._sizes].max())
+        most = int(table[:, _FIRST].max())
         if most > self._capacity:
             self._capacity = most
             table = self._channel.all_gather(self._encode(facts, failure, schema, post))
         self._raise_if_any_failed(table, facts, failure, schema)
-        batch_sizes, num_loaded = table[:, self._sizes : self._header].T.copy()
-        per_rank = table[:, self._header :].reshape(self._channel.num_ranks, self._capacity, -1)
+        header = _FIRST + _SIZES + len(post)
+        batch_sizes, num_loaded = table[:, _FIRST : _FIRST + _SIZES].T.copy()
+        per_rank = table[:, header:].reshape(self._channel.num_ranks, self._capacity, -1)
         per_sample = np.concatenate([rows[:real] for rows, real in zip(per_rank, num_loaded, strict=True)])
-        agreed = self.agreed.count_names, self.agreed.has_groups
-        samples = loaded_samples(per_sample, batch_sizes, num_loaded, schema, *agreed)
-        return samples, table[:, 2 : self._sizes].copy()
+        samples = loaded_samples(per_sample, batch_sizes, num_loaded, schema, self.agreed.columns)
+        return samples, table[:, _FIRST + _SIZES : header].copy()
 
     def _encode(
         self, facts: SampleFacts | None, failure: Exception | None, schema: RowSchema, post: np.ndarray
     ) -> np.ndarray:
         """Returns this rank's part of the gather. It leaves out samples beyond the agreed rows, which the
         others see from the header."""
-        columns = 0
-        if self.agreed is not None:
-            columns = num_columns(schema, self.agreed.count_names, self.agreed.has_groups)
-        row = np.zeros(self._header + self._capacity * columns, dtype=np.int64)
-        row[2 : self._sizes] = post
+        columns = 0 if self.agreed is None else self.agreed.columns.width(schema)
+        header = _FIRST + _SIZES + len(post)
+        row = np.zeros(header + self._capacity * columns, dtype=np.int64)
+        row[_FIRST + _SIZES : header] = post
         if facts is None:
             row[0] = _NO_BATCH if failure is None else _FAILED
             return row
         row[:2] = _OK, facts.schema.fingerprint
-        row[self._sizes : self._header] = facts.batch_size, len(facts.per_sample)
+        row[_FIRST : _FIRST + _SIZES] = facts.batch_size, len(facts.per_sample)
         if facts.batch_size <= self._capacity and facts.schema == schema:
-            row[self._header : self._header + facts.per_sample.size] = facts.per_sample.ravel()
+            row[header : header + facts.per_sample.size] = facts.per_sample.ravel()
         return row
 
-    def _agree(self, facts: SampleFacts | None, failure: Exception | None, first_batch: Any) -> None:
+    def _agree(
+        self, facts: SampleFacts | None, failure: Exception | None, first_batch: Any, num_posted: int
+    ) -> None:
         """Sets `agreed`, unless no rank has a batch."""
         mine, padding_batch, pinned = None, None, False
         if facts is not None and failure is None:
@@ -182,16 +179,19 @@ class PlanGather:
                 mine = self._offer(facts, on_host, padding_batch)
             except Exception as error:
                 failure = error
-        gathered = self._channel.all_gather_objects((mine, portable(failure), self._settings, self._sizes))
-        for rank, (_, _, settings, sizes) in enumerate(gathered):
-            if settings != gathered[0][2]:
+        same = {"settings": repr(self._settings), "cost": f"cost={self._cost!r}"}
+        gathered = self._channel.all_gather_objects((mine, portable(failure), same, num_posted))
+        for rank, (_, _, of_rank, posts) in enumerate(gathered):
+            for name, of_first in gathered[0][2].items():
+                if of_rank[name] != of_first:
+                    raise ValueError(
+                        f"rank {rank}'s shuffler has {of_rank[name]}, that of rank 0 {of_first}; all ranks "
+                        f"need the same {name}"
+                    )
+            if posts != gathered[0][3]:
                 raise ValueError(
-                    f"rank {rank}'s shuffler has {settings}, that of rank 0 {gathered[0][2]}; all ranks need "
-                    "the same settings"
-                )
-            if sizes != gathered[0][3]:
-                raise ValueError(
-                    f'only one of the ranks 0 and {rank} has cost="learned"; all ranks need the same cost'
+                    f"only one of the ranks 0 and {rank} has restored what was learned; "
+                    "load_learning_state on every rank"
                 )
         raise_first([failed for _, failed, _, _ in gathered], failure, self._channel.rank)
         offers = [offer for offer, _, _, _ in gathered]
@@ -207,16 +207,10 @@ class PlanGather:
                     f"rank {rank}'s batch has cut_rules {offers[rank].cut_rules}, that of rank {first} "
                     f"{agreed.cut_rules}; all ranks must cut samples alike"
                 )
-            if offers[rank].count_names != agreed.count_names:
+            if offers[rank].columns != agreed.columns:
                 raise ValueError(
-                    f"rank {rank} has a batch with row_counts of {offers[rank].count_names}, rank {first} of "
-                    f"{agreed.count_names}; batches of all ranks must have the same"
-                )
-            if offers[rank].has_groups != agreed.has_groups:
-                has, has_not = (rank, first) if offers[rank].has_groups else (first, rank)
-                raise ValueError(
-                    f"rank {has}'s shuffler has get_groups, and rank {has_not}'s has not; all ranks need the "
-                    "same shuffler"
+                    f"rank {rank} has a batch with {offers[rank].columns}; rank {first} with "
+                    f"{agreed.columns}. All ranks need the same shuffler and row_counts"
                 )
             if (offers[rank].real_row is None) != (agreed.real_row is None):
                 raise ValueError(
@@ -234,8 +228,7 @@ class PlanGather:
         self._capacity = max(offers[rank].capacity for rank in ranks_with_batch)
         self.agreed = BatchFormat(
             agreed.schema,
-            agreed.count_names,
-            agreed.has_groups,
+            agreed.columns,
             padding_batch,
             self._sample_rows,
             pinned,
@@ -246,8 +239,7 @@ class PlanGather:
         knows = knows_padding(padding_batch)
         return _Offer(
             schema=facts.schema,
-            count_names=facts.count_names,
-            has_groups=facts.has_groups,
+            columns=facts.columns,
             capacity=facts.batch_size,
             real_row=None if knows else self._sample_rows.per_sample_fields(padding_batch),
             notes=self._sample_rows.stale_numbers(first_batch),
@@ -261,7 +253,7 @@ class PlanGather:
                 f"split=True: a {containers.type_name(first_batch)} cannot be cut; give it cut_rules, as a "
                 "BaseBatch has them"
             )
-        rules.check(facts.schema, facts.count_names)
+        rules.check(facts.schema, facts.columns.count_names)
         return rules
 
     def _raise_if_any_failed(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,10 +19,11 @@ from commons.distributed.plan_gather import BatchFormat, PlanGather
 from commons.distributed.rank_group import RankGroup
 from commons.distributed.sample_facts import Counter, SampleFacts
 from commons.distributed.shuffle_plan import ShufflePlan
-from commons.distributed.shuffler_settings import ShufflerSettings
+from commons.distributed.shuffler_settings import LEARNED, ShufflerSettings
 from commons.distributed.unfollowed_speeds import falls_behind, speed_ratio, what_keeps_loads
 from commons.distributed.verify import check_plans
 from commons.named_ranges import named_range
+from commons.perf_model.cost import Cost
 from commons.sequence_batch import containers
 from commons.sequence_batch.sample_rows import SampleRows
 
@@ -47,7 +49,8 @@ class Planner:
             by the names that messages call them.
         prefix_cost: as `BatchShuffler.prefix_cost`, to cut samples by; None to keep them whole.
         groups_of_rows: the name and the function of the rows' groups; None if samples have none.
-        learns: whether costs and speeds are learned.
+        cost: of rows, in nanoseconds; "learned" for costs and speeds that follow the steps' times; None for
+            the sum of the workloads' columns.
 
     Attributes:
         learning: of costs and speeds; None if they are not learned.
@@ -66,27 +69,20 @@ class Planner:
         counts_of_rows: Callable[[Any], RowCounts],
         prefix_cost: PrefixCost | None = None,
         groups_of_rows: tuple[str, Counter] | None = None,
-        learns: bool = False,
+        cost: Cost | str | None = None,
     ) -> None:
         self._over, self._groups, self._settings = over, groups, settings
         self._sample_rows, self._counts_of_rows = sample_rows, counts_of_rows
         self._prefix_cost, self._groups_of_rows = prefix_cost, groups_of_rows
+        self._cost = cost
         self._cutting: Cutting | None = None
         self._channel = over.channel()
         self.learning = (
-            Learning(
-                over.num_ranks,
-                over.rank,
-                settings.speed_limit,
-                over.hosts,
-                over.ranks,
-                by_workload_alone=settings.split,  # prefix_cost tells where to cut, in workloads
-            )
-            if learns
+            Learning(over.num_ranks, over.rank, settings.speed_limit, over.hosts, over.ranks)
+            if cost == LEARNED
             else None
         )
-        num_posted = 1 + (0 if self.learning is None else self.learning.num_posted)
-        self._gather = PlanGather(self._channel, settings, sample_rows, num_posted)
+        self._gather = PlanGather(self._channel, settings, sample_rows, cost)
         self._batch_type: type | None = None
         self._explained_speeds, self._plans_behind = False, 0
         self._longest_named = settings.max_tokens_per_micro_batch or 0
@@ -135,7 +131,7 @@ class Planner:
             self._counts_of_rows,
             self._prefix_cost,
             self._groups_of_rows,
-            self.learning is not None,
+            self._cost,
         )
 
     def plan(
@@ -178,7 +174,7 @@ class Planner:
         if not samples.batch_sizes.any():  # loaders ended: a run resumed here does not plan this
             learning = None
         if learning is not None:
-            learning.take(table[:, 1:])
+            learning.take(table[:, 1:], samples.work.shape[1])
         start = time.perf_counter()
         if self._settings.verify:
             plan = check_plans(self._channel, lambda: self._placed(samples))
@@ -186,34 +182,57 @@ class Planner:
             plan = self._placed(samples)
         self.seconds = counted, time.perf_counter() - start
         if learning is not None:
-            plan = learning.planned(plan, samples)
+            learning.planned(plan)
             self._explain_speeds_without_effect(plan)
         self._name_sample_above_cap(plan)
         return plan
 
     def _placed(self, loaded: LoadedSamples) -> ShufflePlan:
-        samples, learning = loaded, self.learning
+        timed, learning, agreed = self._cost_in_time(), self.learning, self.agreed
+        samples = loaded if timed is None else loaded.with_cost(timed)
         cap = self._settings.max_tokens_per_micro_batch
-        pads = self.agreed is None or self.agreed.pads
+        pads = agreed is None or agreed.pads
         with named_range("## plan: placement ##"):
-            cutting = self._how_to_cut()
+            cutting = self._how_to_cut(timed)
             if self.cuts is not None and cutting is not None:
-                return placed_by_hand(samples, cutting, *self.cuts(samples, cutting))
-            speeds = None
-            if learning is not None:
-                samples = learning.costed(loaded)
-                speeds = learning.speeds()
-            plan = place_within(samples, self._groups, self._settings, pads, cutting, speeds)
-            return plan if cap is None else divide(plan, cap)
+                plan = placed_by_hand(samples, cutting, *self.cuts(samples, cutting))
+            else:
+                speeds = None if learning is None else learning.speeds()
+                plan = place_within(samples, self._groups, self._settings, pads, cutting, speeds)
+            plan = plan if cap is None else divide(plan, cap)
+        if timed is None:
+            return plan
+        measured = np.ones(plan.num_ranks) if learning is None else learning.state.speeds
+        return replace(plan, predicted_seconds=(timed.per_step + plan.loads) * 1e-9 / measured)
 
-    def _how_to_cut(self) -> Cutting | None:
-        """Returns how to cut samples, once the ranks have agreed on a batch."""
-        if self._cutting is None and self._prefix_cost is not None and self.agreed is not None:
-            agreed = self.agreed
-            if agreed.cut_rules is not None:
-                self._cutting = Cutting(
-                    agreed.cut_rules, agreed.schema, agreed.count_names, self._prefix_cost
-                )
+    def _cost_in_time(self) -> Cost | None:
+        """Returns the cost in nanoseconds, if there is one.
+
+        Raises:
+            ValueError: it was fitted to another number of columns; on every rank.
+        """
+        if self.agreed is None:
+            return None
+        cost, columns = self._cost, self.agreed.columns.work
+        if isinstance(cost, Cost) and cost.num_columns != columns:
+            raise ValueError(
+                f"cost={cost} is of {cost.num_columns} columns of get_workloads, which returns {columns}; "
+                "calibrate this model"
+            )
+        if self.learning is not None:
+            return self.learning.state.cost
+        return cost if isinstance(cost, Cost) else None
+
+    def _how_to_cut(self, timed: Cost | None) -> Cutting | None:
+        """Returns how to cut samples by a cost, or by workloads; None if they stay whole."""
+        agreed = self.agreed
+        if self._prefix_cost is None or agreed is None or agreed.cut_rules is None:
+            return None
+        cost = timed or Cost.sum_of_columns(agreed.columns.work)
+        if self._cutting is None or self._cutting.cost != cost:
+            self._cutting = Cutting(
+                agreed.cut_rules, agreed.schema, agreed.columns.count_names, self._prefix_cost, cost
+            )
         return self._cutting
 
     def _facts(self, batch: Any) -> SampleFacts:

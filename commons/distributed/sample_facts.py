@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,12 +10,37 @@ import numpy as np
 import torch
 
 from commons.distributed.loaded_samples import LoadedSamples
+from commons.perf_model.cost import Cost
 from commons.sequence_batch.packed_rows import check_jagged_fields, key_lengths, row_elements
 from commons.sequence_batch.row_schema import FieldValue, RowSchema
 from commons.sequence_batch.sample_rows import NARROW_INTEGERS, SampleRows
 
-NUM_COUNTS = 3  # per sample: workload, tokens, loss tokens
+_NUM_TOKENS = 2  # after the workloads of a sample: its tokens and loss tokens
 Counter = Callable[[Any], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class SampleColumns:
+    """What is known of each sample besides the elements of its jagged fields; the same on all ranks.
+
+    Attributes:
+        work: columns of `get_workloads`.
+        count_names: names of the batch's `row_counts`.
+        has_groups: whether samples have groups.
+    """
+
+    work: int
+    count_names: tuple[str, ...]
+    has_groups: bool
+
+    def __str__(self) -> str:
+        groups = "groups" if self.has_groups else "no groups"
+        return f"{self.work} columns of get_workloads, row_counts of {self.count_names}, and {groups}"
+
+    def width(self, schema: RowSchema) -> int:
+        """Returns how many numbers of each sample `SampleFacts.per_sample` has."""
+        words = _num_words(self.count_names)
+        return self.work + _NUM_TOKENS + self.has_groups + len(schema.jagged_fields) + words
 
 
 @dataclass(frozen=True)
@@ -24,16 +49,14 @@ class SampleFacts:
 
     Attributes:
         schema: the fields of the batch.
-        count_names: names of its `row_counts`.
-        has_groups: whether samples have groups.
-        per_sample: int64 `[samples, columns]`: workload, tokens, loss tokens, the group if there are any,
-            elements of each jagged field, and `row_counts`, two to a word.
+        columns: what is known of each sample besides.
+        per_sample: int64 `[samples, columns]`: columns of `get_workloads`, tokens, loss tokens, the group if
+            there are any, elements of each jagged field, and `row_counts`, two to a word.
         batch_size: rows with padding; `per_sample` has the real ones.
     """
 
     schema: RowSchema
-    count_names: tuple[str, ...]
-    has_groups: bool
+    columns: SampleColumns
     per_sample: np.ndarray
     batch_size: int
 
@@ -49,8 +72,9 @@ class SampleFacts:
         Args:
             batch: this rank's.
             sample_rows: reads its rows.
-            counts_of_rows: functions that return workload, tokens, and loss tokens of each row, all
-                `[batch_size]`, in this order, by the names that messages call them. They see int64 lengths.
+            counts_of_rows: functions that return workloads, tokens, and loss tokens of each row, all
+                `[batch_size]`, in this order, by the names that messages call them. Workloads may be
+                `[batch_size, columns]`. They see int64 lengths.
             groups_of_rows: likewise the group of each row; None if samples have none.
 
         Raises:
@@ -68,19 +92,19 @@ class SampleFacts:
                 "a batch of this rank has no rows: skip it in the loader; ranks may have fewer batches"
             )
         shown = sample_rows.with_long_lengths(batch)
-        counts = [
-            checked_counts(_called(count, shown, whose), num_rows, num_real, whose)
-            for whose, count in counts_of_rows.items()
-        ]
+        counts: list[torch.Tensor] = []
+        for whose, count in counts_of_rows.items():
+            checks = checked_counts if counts else checked_work  # workloads come first
+            counts.append(checks(_called(count, shown, whose), num_rows, num_real, whose))
         if groups_of_rows is not None:
             whose, count = groups_of_rows
             counts.append(checked_groups(_called(count, shown, whose), num_rows, whose))
         elements = row_elements(key_lengths(fields, schema, num_rows), schema)
-        columns = torch.stack([*counts, *elements.unbind(1)], 1)[:num_real]
+        numbers = torch.cat([torch.column_stack(counts), elements], 1)[:num_real]
         row_counts = sample_rows.row_counts(shown)
+        columns = SampleColumns(counts[0].shape[1], tuple(row_counts), groups_of_rows is not None)
         words = _words_of(row_counts, num_rows, num_real, type(batch).__name__)
-        per_sample = np.concatenate([columns.numpy(), words], 1)
-        return SampleFacts(schema, tuple(row_counts), groups_of_rows is not None, per_sample, num_rows)
+        return SampleFacts(schema, columns, np.concatenate([numbers.numpy(), words], 1), num_rows)
 
 
 def _check_detached(fields: Mapping[str, FieldValue]) -> None:
@@ -94,13 +118,9 @@ def _check_detached(fields: Mapping[str, FieldValue]) -> None:
             )
 
 
-def num_columns(schema: RowSchema, count_names: Sequence[str], has_groups: bool) -> int:
-    """Returns how many numbers of each sample `SampleFacts.per_sample` has."""
-    return NUM_COUNTS + has_groups + len(schema.jagged_fields) + _num_words(count_names)
-
-
-def _num_words(count_names: Sequence[str]) -> int:
-    return -(-len(count_names) // 2)
+def _num_words(count_names: Iterable[str]) -> int:
+    """Returns the words that row counts take, two to each."""
+    return -(-len(tuple(count_names)) // 2)
 
 
 def loaded_samples(
@@ -108,31 +128,33 @@ def loaded_samples(
     batch_sizes: np.ndarray,
     num_loaded: np.ndarray,
     schema: RowSchema,
-    count_names: Sequence[str],
-    has_groups: bool = False,
+    columns: SampleColumns,
 ) -> LoadedSamples:
-    """Returns the samples of all ranks.
+    """Returns the samples of all ranks; the cost of each is the sum of its workloads' columns.
 
     Args:
         per_sample: as `SampleFacts` has it, of all ranks, one after another.
         batch_sizes, num_loaded: int64 `[ranks]`.
-        schema, count_names, has_groups: of all batches.
+        schema, columns: of all batches.
     """
-    workloads, tokens, loss_tokens = per_sample[:, :NUM_COUNTS].T.copy()
-    first_element = NUM_COUNTS + has_groups
+    group = columns.work + _NUM_TOKENS
+    tokens, loss_tokens = per_sample[:, columns.work : group].T.copy()
+    work = per_sample[:, : columns.work].copy()
+    first_element = group + columns.has_groups
     first_word = first_element + len(schema.jagged_fields)
     num_elements = per_sample[:, first_element:first_word].copy()
     pairs = np.ascontiguousarray(per_sample[:, first_word:]).view(np.int32)
     return LoadedSamples(
         batch_sizes=batch_sizes,
         num_loaded=num_loaded,
-        workloads=workloads,
+        workloads=Cost.sum_of_columns(columns.work).of(1, tokens, work),
         tokens=tokens,
         loss_tokens=loss_tokens,
         num_elements=num_elements,
         sample_bytes=schema.row_bytes(num_elements),
-        row_counts=pairs[:, : len(count_names)].astype(np.int64),
-        groups=per_sample[:, NUM_COUNTS].copy() if has_groups else None,
+        row_counts=pairs[:, : len(columns.count_names)].astype(np.int64),
+        groups=per_sample[:, group].copy() if columns.has_groups else None,
+        work=work,
     )
 
 
@@ -140,7 +162,7 @@ def _words_of(
     row_counts: Mapping[str, torch.Tensor], num_rows: int, num_real: int, batch_type: str
 ) -> np.ndarray:
     """Checks row counts, and packs those of real rows two to an int64, `[samples, words]`."""
-    pairs = np.zeros((num_real, 2 * _num_words(tuple(row_counts))), dtype=np.int32)
+    pairs = np.zeros((num_real, 2 * _num_words(row_counts)), dtype=np.int32)
     for column, (name, counts) in enumerate(row_counts.items()):
         if counts.shape != (num_rows,):
             raise ValueError(
@@ -164,6 +186,18 @@ def _called(count: Counter, batch: Any, whose: str) -> Any:
         return count(batch)
     except StopIteration as error:  # further up it would look like the end of the data
         raise RuntimeError(f"{whose} raised {error!r}") from error
+
+
+def checked_work(returned: Any, num_rows: int, num_real: int, whose: str) -> torch.Tensor:
+    """Returns int64 `[rows, columns]` from a user's workloads, `[rows]` or `[rows, columns]`.
+
+    Raises:
+        ValueError: as `checked_counts`, for the first column that is at fault.
+    """
+    if not isinstance(returned, torch.Tensor | np.ndarray) or returned.ndim != 2 or not returned.shape[1]:
+        return checked_counts(returned, num_rows, num_real, whose)[:, None]
+    columns = [returned[:, column] for column in range(returned.shape[1])]
+    return torch.stack([checked_counts(column, num_rows, num_real, whose) for column in columns], 1)
 
 
 def checked_counts(returned: Any, num_rows: int, num_real: int, whose: str) -> torch.Tensor:

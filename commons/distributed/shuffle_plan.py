@@ -10,6 +10,7 @@ import numpy as np
 
 from commons.distributed.loaded_samples import LoadedSamples
 from commons.partition.problem import indices_of_parts
+from commons.perf_model.learned_cost import rank_counts
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ class ShufflePlan(LoadedSamples):
         rows: int64 `[ranks]`, rows that each rank's batch will have, padding included; at least 1.
         num_micro_batches: micro-batches of every rank; 0 where batches run whole.
         speeds: float64 `[ranks]`, that loads were made proportional to; None if all ranks are equally fast.
-        predicted_seconds: float64 `[ranks]`, compute time by learned costs; None without these.
+        predicted_seconds: float64 `[ranks]`, compute time by costs that were fitted to times; None without.
     """
 
     destination: np.ndarray
@@ -107,6 +108,12 @@ class ShufflePlan(LoadedSamples):
     def loads(self) -> np.ndarray:
         """float64 `[ranks]`, sums of workloads."""
         return np.bincount(self.destination, self.workloads, minlength=self.num_ranks)
+
+    @cached_property
+    def counts(self) -> np.ndarray:
+        """float64 `[ranks, 2 + columns]`, what costs are of: sums of samples, tokens, and `work`."""
+        rows = self.starts_sample, self.tokens, self.work
+        return rank_counts(*rows, self.destination, self.num_ranks)
 
     def computed_by(self, rank: int) -> np.ndarray:
         """int64, the ascending numbers of the samples that a rank computes."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from commons.perf_model.token_counts import ATTENTION_TILE, Tokens, as_token_counts, num_tiles
+from commons.perf_model.token_counts import ATTENTION_TILE, Tokens, as_columns, as_token_counts, num_tiles
 
 
 @dataclass(frozen=True)
@@ -37,14 +37,15 @@ class HSTUFlops:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; expected at least 1")
 
-    def per_sample(
+    def work(
         self, tokens: Tokens, contextual: Tokens | None = None, candidates: Tokens | None = None
     ) -> Tokens:
-        """Returns the forward FLOPs of each sample; a multiply-add counts as two.
+        """Returns the forward FLOPs of each sample in two columns; a multiply-add counts as two.
 
-        Per layer and sample of T tokens: `2·T·d·4·H·dh` for the projections to u, v, q and k, `2·T·H·dh·d`
-        for the output, and for attention `4·H·dh` per pair of tokens in whole tiles of 32 × 32. Where it is
-        causal, these are n·(n + 1)/2 tiles for n = ceil(T / 32); the masked half is not computed.
+        Per layer and sample of T tokens, the first has `2·T·d·4·H·dh` for the projections to u, v, q and k,
+        and `2·T·H·dh·d` for the output. The second has attention, `4·H·dh` per pair of tokens in whole tiles
+        of 32 × 32. Where it is causal, these are n·(n + 1)/2 tiles for n = ceil(T / 32); the masked half is
+        not computed.
 
         Args:
             tokens: `[batch_size]` integers, tokens of each sample.
@@ -52,7 +53,7 @@ class HSTUFlops:
             candidates: candidate tokens of each sample, which matter without causal attention; None for none.
 
         Returns:
-            `[batch_size]` int64, with the container type and device of `tokens`.
+            `[batch_size, 2]` int64, with the container type and device of `tokens`.
 
         Raises:
             TypeError: `tokens` are not integers.
@@ -61,9 +62,15 @@ class HSTUFlops:
         """
         as_int64 = as_token_counts(tokens)
         prefix = self._prefix(as_int64, contextual, candidates)
-        return self._flops(as_int64, self._tiles(num_tiles(as_int64), prefix))
+        return self._columns(as_int64, ATTENTION_TILE**2 * self._tiles(num_tiles(as_int64), prefix))
 
-    def per_prefix(
+    def per_sample(
+        self, tokens: Tokens, contextual: Tokens | None = None, candidates: Tokens | None = None
+    ) -> Tokens:
+        """Returns the forward FLOPs of each sample, `[batch_size]` int64: the sum of `work`'s columns."""
+        return self.work(tokens, contextual, candidates).sum(-1)
+
+    def prefix_work(
         self,
         first: Tokens,
         tokens: Tokens,
@@ -76,27 +83,24 @@ class HSTUFlops:
 
         Args:
             first: `[batch_size]` integers, the first tokens of each sample; at most all.
-            tokens, contextual, candidates: of whole samples, as `per_sample` takes them.
+            tokens, contextual, candidates: of whole samples, as `work` takes them.
 
         Returns:
-            `[batch_size]` int64; those of `per_sample` where `first` is all tokens.
+            `[batch_size, 2]` int64; those of `work` where `first` is all tokens.
         """
         as_int64 = as_token_counts(tokens)
         prefix = self._prefix(as_int64, contextual, candidates)
         whole_rows = first // ATTENTION_TILE
-        before = self._tiles(whole_rows, prefix)
         partial = (whole_rows + 1).clip(min=prefix)  # tiles of the row that `first` ends in
         in_row = as_int64 - whole_rows * ATTENTION_TILE
         in_row = in_row.clip(1, ATTENTION_TILE)  # tokens of that row
-        added = ATTENTION_TILE * ATTENTION_TILE * partial * (first - whole_rows * ATTENTION_TILE) // in_row
-        attention_size = self.num_heads * self.head_dim
-        return self._flops(first, before) + self.num_layers * 4 * attention_size * added
+        added = ATTENTION_TILE**2 * partial * (first - whole_rows * ATTENTION_TILE) // in_row
+        return self._columns(first, ATTENTION_TILE**2 * self._tiles(whole_rows, prefix) + added)
 
-    def _flops(self, tokens: Tokens, tiles: Tokens) -> Tokens:
+    def _columns(self, tokens: Tokens, pairs: Tokens) -> Tokens:
         attention_size = self.num_heads * self.head_dim
         per_token = 10 * self.hidden_size * attention_size  # 8 for the projections, 2 for the output
-        pairs = ATTENTION_TILE * ATTENTION_TILE * tiles
-        return self.num_layers * (tokens * per_token + 4 * attention_size * pairs)
+        return self.num_layers * as_columns(per_token * tokens, 4 * attention_size * pairs)
 
     def _prefix(self, tokens: Tokens, contextual: Tokens | None, candidates: Tokens | None) -> Tokens:
         """Returns the tiles at the start of a sample whose tokens all see each other."""

@@ -1,19 +1,12 @@
-"""Time of samples and speed of ranks, fitted to the steps of a training while it runs."""
+"""Cost of samples and speed of ranks, fitted to the steps of a training while it runs."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-
 import numpy as np
 
-from commons.perf_model.measured_cost import MeasuredCost
+from commons.perf_model.cost import NUM_OTHERS, Cost, median_error
 from commons.perf_model.nonnegative_fit import fitted
 
-# Numbers of a rank's step: samples, tokens, squared tokens, and workload. They add up over samples. There is
-# no constant: on a rank with less to compute, it could not be told from a lower speed.
-NUM_COLUMNS = 4
-_WORKLOAD = NUM_COLUMNS - 1
-_ALL = list(range(NUM_COLUMNS))
 # A fit takes at least this many times, of all ranks and steps together.
 LEAST_TIMES = 24
 # This share of the steps, the newest, judges what was fitted to the others.
@@ -33,122 +26,76 @@ _LEAST_CHANGE = 0.03
 MOST_CHANGE, _FARTHEST = 0.1, 100.0
 
 
-@dataclass(frozen=True)
-class LearnedCost:
-    """Time of a rank's step: a sum over its samples, divided by the rank's speed.
+def rank_counts(
+    samples: np.ndarray, tokens: np.ndarray, work: np.ndarray, rank_of: np.ndarray, num_ranks: int
+) -> np.ndarray:
+    """Returns float64 `[ranks, 2 + columns]`: what each rank computes in a step, to fit costs to.
 
-    Attributes:
-        coefficients: float64 `[NUM_COLUMNS]`, non-negative: seconds per sample, token, squared token, and
-            unit of workload. All 0 before anything was fitted.
+    There is no constant among the counts: on a rank with less to compute, it could not be told from a lower
+    speed.
+
+    Args:
+        samples, tokens, work: counts of each row, as `Cost.of` takes them.
+        rank_of: int64 `[rows]`.
     """
-
-    coefficients: np.ndarray
-
-    @staticmethod
-    def unknown() -> LearnedCost:
-        """Returns the cost before anything was fitted."""
-        return LearnedCost(np.zeros(NUM_COLUMNS))
-
-    @property
-    def is_known(self) -> bool:
-        """Whether it predicts times."""
-        return bool(self.coefficients.any())
-
-    @property
-    def follows_workloads(self) -> bool:
-        """Whether times are proportional to workloads."""
-        return not self.coefficients[:_WORKLOAD].any()
-
-    def sample_seconds(self, tokens: np.ndarray, workloads: np.ndarray) -> np.ndarray:
-        """Returns float64 `[samples]`, the time that each adds to a step.
-
-        Equal on every processor: multiplications and additions one by one, without sums over samples.
-        """
-        per_sample, per_token, per_squared_token, per_workload = self.coefficients
-        counts = tokens.astype(np.float64)
-        quadratic = counts * per_squared_token
-        return per_sample + counts * (per_token + quadratic) + workloads.astype(np.float64) * per_workload
-
-    def as_measured(self, work: np.ndarray, seconds: np.ndarray) -> MeasuredCost:
-        """Returns the cost by tokens alone, fitted to the same steps; for the advisor.
-
-        Args:
-            work, seconds: the last steps, as `refitted` takes them.
-
-        Raises:
-            ValueError: no sample costs anything.
-        """
-        normalized = seconds * speeds_then(self, work, seconds)
-        coefficients = _fitted_columns(work, normalized, self.coefficients, _ALL[:_WORKLOAD])
-        measured = MeasuredCost(0.0, *coefficients[:_WORKLOAD].tolist())
-        predicted = measured.step_seconds(*np.moveaxis(work[..., :_WORKLOAD], -1, 0))
-        return replace(measured, median_error=median_error(predicted, normalized))
-
-    def rank_seconds(self, work: np.ndarray) -> np.ndarray:
-        """Returns float64 `[...]`, times of steps at speed 1; `work` is `[..., NUM_COLUMNS]`."""
-        return work @ self.coefficients
+    of_rows = (samples, tokens, *work.T)
+    return np.stack([np.bincount(rank_of, count, minlength=num_ranks) for count in of_rows], 1)
 
 
-def rank_work(tokens: np.ndarray, workloads: np.ndarray, slot_of: np.ndarray, num_slots: int) -> np.ndarray:
-    """Returns float64 `[slots, NUM_COLUMNS]`, numbers of each rank and step, given each sample's slot."""
-    counts = tokens.astype(np.float64)
-
-    def per_slot(values: np.ndarray | None) -> np.ndarray:
-        return np.bincount(slot_of, values, minlength=num_slots)
-
-    columns = (per_slot(None), per_slot(counts), per_slot(counts * counts), per_slot(workloads))
-    return np.stack([column.astype(np.float64) for column in columns], 1)
-
-
-def refitted(
-    cost: LearnedCost, work: np.ndarray, seconds: np.ndarray, by_workload_alone: bool = False
-) -> LearnedCost:
-    """Returns the cost fitted anew: of samples if it predicts better than workloads do, else by workloads.
+def refitted(cost: Cost | None, counts: np.ndarray, seconds: np.ndarray) -> Cost | None:
+    """Returns the cost fitted anew: of all counts if it predicts better than workloads do, else by workloads.
 
     The better one is found on the newest steps, with fits to the ones before. The result differs in its last
     bits between processors: let one rank fit.
 
     Args:
-        cost: the last one. Where steps hold no evidence for a coefficient, as rows that are always equal, it
-            is kept.
-        work: float64 `[steps, ranks, NUM_COLUMNS]`, the oldest step first.
+        cost: the last one; None before the first. Where steps hold no evidence for a coefficient, as rows
+            that are always equal, it is kept.
+        counts: float64 `[steps, ranks, 2 + columns]`, the oldest step first.
         seconds: float64 `[steps, ranks]`, measured, above 0.
-        by_workload_alone: whether costs of samples stay in proportion to workloads.
     """
     if seconds.size < LEAST_TIMES:
         return cost
-    normalized = seconds * speeds_then(cost, work, seconds)
-    by_workload = _fitted_columns(work, normalized, cost.coefficients, [_WORKLOAD])
-    first_judged = len(work) - max(int(len(work) * _JUDGED), 1)
-    if by_workload_alone or first_judged < 2:
-        return LearnedCost(by_workload)
-    before, judged = slice(first_judged), slice(first_judged, None)
-    errors = [
-        median_error(
-            work[judged] @ _fitted_columns(work[before], normalized[before], cost.coefficients, columns),
-            normalized[judged],
-        )
-        for columns in (_ALL, [_WORKLOAD])
-    ]
-    share = _BETTER if cost.follows_workloads else 1 / _BETTER
-    if errors[0] > share * errors[1]:
-        return LearnedCost(by_workload)
-    return LearnedCost(_fitted_columns(work, normalized, cost.coefficients, _ALL))
+    last = _coefficients(cost, counts)
+    normalized = seconds * speeds_then(cost, counts, seconds)
+    found = _fitted_to_workloads(counts, normalized)
+    first_judged = len(counts) - max(int(len(counts) * _JUDGED), 1)
+    if first_judged >= 2:
+        before, judged = slice(first_judged), slice(first_judged, None)
+        by_all = _fitted_to_all(counts[before], normalized[before], last)
+        by_workloads = _fitted_to_workloads(counts[before], normalized[before])
+        errors = [median_error(counts[judged] @ fit, normalized[judged]) for fit in (by_all, by_workloads)]
+        if errors[0] <= (_BETTER if follows_workloads(cost) else 1 / _BETTER) * errors[1]:
+            found = _fitted_to_all(counts, normalized, last)
+    return Cost(tuple((found * 1e9).tolist())) if found.any() else cost
 
 
-def speeds_then(cost: LearnedCost, work: np.ndarray, seconds: np.ndarray) -> np.ndarray:
+def follows_workloads(cost: Cost | None) -> bool:
+    """Whether times are proportional to workloads, or unknown."""
+    if cost is None:
+        return True
+    of_columns = cost.coefficients[NUM_OTHERS:]
+    return not any(cost.coefficients[:NUM_OTHERS]) and len(set(of_columns)) == 1
+
+
+def speeds_then(cost: Cost | None, counts: np.ndarray, seconds: np.ndarray) -> np.ndarray:
     """Returns float64 `[steps, ranks]`, the speeds of ranks around each step; arguments as for `refitted`.
 
     In turns with the cost that explains most, so that neither passes for the other. A median of the steps
     around each keeps the step in which a speed changed.
     """
+    last = _coefficients(cost, counts)
     speeds = np.ones_like(seconds)
-    if cost.is_known:
-        speeds = _smoothed(cost.rank_seconds(work) / seconds)
+    if cost is not None:
+        speeds = _smoothed(cost.step_seconds(counts) / seconds)
     for _ in range(_TURNS):
-        of_parts = _fitted_columns(work, seconds * speeds, cost.coefficients, _ALL)
-        speeds = _smoothed(work @ of_parts / seconds)
+        speeds = _smoothed(counts @ _fitted_to_all(counts, seconds * speeds, last) / seconds)
     return speeds
+
+
+def _coefficients(cost: Cost | None, counts: np.ndarray) -> np.ndarray:
+    """float64 `[2 + columns]`, in seconds; 0 before anything was fitted."""
+    return np.zeros(counts.shape[-1]) if cost is None else np.array(cost.coefficients) * 1e-9
 
 
 def _smoothed(ratios: np.ndarray) -> np.ndarray:
@@ -160,29 +107,28 @@ def _smoothed(ratios: np.ndarray) -> np.ndarray:
     return np.median(np.lib.stride_tricks.sliding_window_view(around, 2 * _AROUND + 1, axis=0), axis=-1)
 
 
-def median_error(predicted: np.ndarray, measured: np.ndarray) -> float:
-    """Returns the median of the relative errors."""
-    return float(np.median(np.abs(predicted / measured - 1)))
+def _fitted_to_workloads(counts: np.ndarray, seconds: np.ndarray) -> np.ndarray:
+    """float64 `[2 + columns]`: seconds per unit of workload, the columns' sum; 0 for samples and tokens."""
+    load = counts[..., NUM_OTHERS:].sum(-1).reshape(-1, 1)
+    coefficients = np.zeros(counts.shape[-1])
+    coefficients[NUM_OTHERS:] = fitted(load, seconds.reshape(-1), _REWEIGHTINGS)[0]
+    return coefficients
 
 
-def _fitted_columns(
-    work: np.ndarray, seconds: np.ndarray, last: np.ndarray, columns: list[int]
-) -> np.ndarray:
-    """float64 `[NUM_COLUMNS]`: coefficients of some columns, the others 0.
+def _fitted_to_all(counts: np.ndarray, seconds: np.ndarray, last: np.ndarray) -> np.ndarray:
+    """float64 `[2 + columns]`: seconds per sample, per token, and per unit of each column.
 
-    `work` is `[..., NUM_COLUMNS]`, `seconds` `[...]`, `last` `[NUM_COLUMNS]`.
+    `counts` is `[..., 2 + columns]`, `seconds` `[...]`, `last` `[2 + columns]`.
     """
-    work, seconds = work.reshape(-1, NUM_COLUMNS), seconds.reshape(-1)
-    coefficients = last.copy() if columns == _ALL else np.zeros(NUM_COLUMNS)
-    columns = [column for column in columns if work[:, column].any()]
-    if not columns:
-        return coefficients
-    parts = (work[:, columns] / seconds[:, None]).mean(0)
-    prior = last[columns]
-    if not prior.any():
-        prior = np.eye(len(columns))[-1] / parts[-1]
-    prior = prior / (prior @ parts)  # how times divide among the columns, whatever their level
-    coefficients[columns] = fitted(work[:, columns], seconds, _REWEIGHTINGS, prior, _PRIOR)
+    counts, seconds = counts.reshape(-1, counts.shape[-1]), seconds.reshape(-1)
+    coefficients = last.copy()
+    counted = np.flatnonzero(counts.any(0))
+    parts = (counts[:, counted] / seconds[:, None]).mean(0)
+    prior = last[counted]
+    if not prior.any():  # by workloads, if there are any
+        prior = (counted >= min(NUM_OTHERS, counted[-1])).astype(np.float64)
+    prior = prior / (prior @ parts)  # how times divide among the counts, whatever their level
+    coefficients[counted] = fitted(counts[:, counted], seconds, _REWEIGHTINGS, prior, _PRIOR)
     return coefficients
 
 

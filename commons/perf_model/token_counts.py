@@ -1,4 +1,4 @@
-"""Numbers of tokens, and of tiles of tokens, for the cost models."""
+"""Numbers of tokens, of tiles of tokens, and columns of FLOPs, for the cost models."""
 
 from __future__ import annotations
 
@@ -45,3 +45,12 @@ def as_token_counts(tokens: Tokens) -> Tokens:
 def num_tiles(tokens: Tokens) -> Tokens:
     """Returns the number of tiles that cover each number of tokens, in the same container type."""
     return (tokens + (ATTENTION_TILE - 1)) // ATTENTION_TILE
+
+
+def as_columns(linear: Tokens, attention: Tokens) -> Tokens:
+    """Returns `[batch_size, 2]` from two `[batch_size]`, in the same container type."""
+    if isinstance(linear, np.ndarray):
+        return np.stack([linear, attention], -1)
+    import torch
+
+    return torch.stack([linear, attention], -1)

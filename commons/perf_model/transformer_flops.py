@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from commons.perf_model.token_counts import ATTENTION_TILE, Tokens, as_token_counts, num_tiles
+from commons.perf_model.token_counts import ATTENTION_TILE, Tokens, as_columns, as_token_counts, num_tiles
 
 
 @dataclass(frozen=True)
@@ -63,17 +63,17 @@ class TransformerConfig:
                 raise ValueError(f"{name} is {getattr(self, name)}; expected 0, as num_experts is 0")
 
 
-def transformer_flops(config: TransformerConfig, tokens: Tokens) -> Tokens:
-    """Returns the forward FLOPs of each sample; a multiply-add counts as two.
+def transformer_work(config: TransformerConfig, tokens: Tokens) -> Tokens:
+    """Returns the forward FLOPs of each sample in two columns; a multiply-add counts as two.
 
-    Per layer and sample of T tokens, `2·T·d·(H + 2·Hkv)·dh` (projections to q, k, v) + `2·T·H·dh·d` (output)
-    + `4·T·d·f` (MLP; 6 if gated), or with experts `2·T·d·E` (router) and `k + s` times the MLP. Once
-    `2·T·d·V` (language-model head). Only matrix products count: no norms, softmax, biases or embedding
-    lookups.
+    The first column is linear in tokens. Per layer and sample of T tokens it has `2·T·d·(H + 2·Hkv)·dh`
+    (projections to q, k, v) + `2·T·H·dh·d` (output) + `4·T·d·f` (MLP; 6 if gated), or with experts `2·T·d·E`
+    (router) and `k + s` times the MLP. Once `2·T·d·V` (language-model head). Only matrix products count: no
+    norms, softmax, biases or embedding lookups.
 
-    Causal attention (q kᵀ and A v) adds `4·H·dh` per pair of tokens in whole tiles of 32 × 32 that are not
-    all masked: n·(n + 1)/2 tiles for n = ceil(T / 32). So a sample's FLOPs do not depend on the device. Fused
-    kernels, which skip the masked half too, have tiles of their own.
+    The second is causal attention (q kᵀ and A v): `4·H·dh` per pair of tokens in whole tiles of 32 × 32 that
+    are not all masked, n·(n + 1)/2 tiles for n = ceil(T / 32). So a sample's FLOPs do not depend on the
+    device. Fused kernels, which skip the masked half too, have tiles of their own.
 
     Sources: Kaplan et al., "Scaling Laws for Neural Language Models", 2020, for the counting; Ainslie et
     al., "GQA", 2023, for grouped heads; Shazeer, "GLU Variants Improve Transformer", 2020, for the gated
@@ -85,7 +85,7 @@ def transformer_flops(config: TransformerConfig, tokens: Tokens) -> Tokens:
         tokens: `[batch_size]` integers, tokens of each sample.
 
     Returns:
-        `[batch_size]` int64, with the container type and device of `tokens`.
+        `[batch_size, 2]` int64, with the container type and device of `tokens`.
 
     Raises:
         TypeError: `tokens` are not integers.
@@ -98,8 +98,13 @@ def transformer_flops(config: TransformerConfig, tokens: Tokens) -> Tokens:
     mlp_matrices = mlps * (3 if config.gated_mlp else 2)
     # The router is a matrix with a column for each expert.
     columns = projected + attention_size + config.num_experts + mlp_matrices * config.mlp_size
-    per_token = 2 * d * columns
     tiles = num_tiles(as_int64)
     pairs = ATTENTION_TILE * ATTENTION_TILE * (tiles * (tiles + 1) // 2)
-    per_layer = as_int64 * per_token + 4 * attention_size * pairs
-    return config.num_layers * per_layer + 2 * d * config.vocab_size * as_int64
+    linear = config.num_layers * (2 * d * columns * as_int64) + 2 * d * config.vocab_size * as_int64
+    return as_columns(linear, config.num_layers * (4 * attention_size * pairs))
+
+
+def transformer_flops(config: TransformerConfig, tokens: Tokens) -> Tokens:
+    """Returns the forward FLOPs of each sample, `[batch_size]` int64: the columns of `transformer_work` added
+    up; arguments and errors as there."""
+    return transformer_work(config, tokens).sum(-1)

@@ -142,8 +142,8 @@ def check_waits(
             )
     if reason is not None:
         raise ValueError(
-            f'cost="learned": {reason}, and that cannot be told from computation; use workloads, or a '
-            "measured cost"
+            f'cost="learned": {reason}, and that cannot be told from computation; use workloads, or the cost '
+            "that a calibration measured"
         )
 
 

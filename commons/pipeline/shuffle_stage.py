@@ -196,6 +196,7 @@ class ShuffleStage:
             step.plan_wait_seconds,
             step.exchange_seconds,
             step.pieces,
+            self._shuffler.unit,
         )
 
     @property

@@ -17,7 +17,7 @@ from torchrec.distributed.types import ShardedModule
 
 from commons.distributed import BalanceReport, BatchShuffler, ShufflePlan
 from commons.named_ranges import named_range
-from commons.perf_model import MeasuredCost
+from commons.perf_model.cost import Cost
 from commons.pipeline.compute_clock import ComputeClock, ComputeSpan, check_waits
 from commons.pipeline.in_flight import in_flight, landed
 from commons.pipeline.shuffle_stage import ShuffleStage, StepOutput
@@ -66,10 +66,9 @@ class _WithStage:
         if self._stage.learning is not None and state:
             self._stage.learning.restore(state)
 
-    def measured_cost(self) -> MeasuredCost | None:
-        """Returns the learned cost by tokens, for `MeasuredCost.save`; None without `cost="learned"`, or
-        before anything was learned."""
-        return None if self._stage.learning is None else self._stage.learning.measured_cost()
+    def learned_cost(self) -> Cost | None:
+        """Returns what `cost="learned"` has learned, to save and to balance by; None before it has."""
+        return None if self._stage.learning is None else self._stage.learning.learned_cost()
 
     def _learn(self) -> None:
         """Times steps if costs are learned from them; construction ends with it."""
@@ -89,12 +88,6 @@ class _WithStage:
     def report(self) -> BalanceReport:
         """The balance of the last step on all ranks, and what balancing cost; computed when asked for."""
         return self._stage.report()
-
-    @property
-    def computed_tokens(self) -> np.ndarray:
-        """int64 `[samples]`, tokens of each sample that this rank computed."""
-        plan = self.plan
-        return plan.tokens[plan.computed_by(self._stage.rank)]
 
     @property
     def num_samples(self) -> int:

@@ -45,6 +45,9 @@ def measure_steps(
         )
     task.check_datasets()
     name = "native" if args.pipeline_type == "prefetch" else args.pipeline_type
+    if args.batch_shuffler not in ("", task.shuffler_name):  # of the user's own, with columns of its own
+        shuffler = task.make_shuffler(replace(args, enable_balanced_shuffler=True))
+        task = replace(task, flops=shuffler.get_workloads)
     args = replace(args, enable_balanced_shuffler=False, pipeline_type=name)
     model, optimizer = shard_model(task.model, optimizer_args, device)
     pipeline = task.make_pipeline(args, model, optimizer, device)
@@ -65,10 +68,9 @@ def measure_steps(
                 break
             num_steps += 1
             pipeline.progress(batches)
-            span, tokens = pipeline.compute_span, pipeline.computed_tokens.astype(np.float64)
+            span = pipeline.compute_span
             if span is not None:
-                load = float(pipeline.report.loads_after[dist.get_rank()])
-                rows.append((len(tokens), tokens.sum(), np.square(tokens).sum(), load, span.seconds()))
+                rows.append((*pipeline.report.counts_after[dist.get_rank()].tolist(), span.seconds()))
     pipeline.reset()
     of_ranks = channel.all_gather_objects(rows[WARM_UP_STEPS:])
     return MeasuredSteps.of([row for of_rank in of_ranks for row in of_rank])

@@ -115,7 +115,7 @@ class RunRecord:
     def _write_scalars(self, kind: str, step: int, figures: dict[str, Any]) -> None:
         for name, value in figures.items():
             scalars = {}
-            if isinstance(value, list):
+            if isinstance(value, list) and not isinstance(value[0], list):
                 scalars = {f"{name}/largest": max(value), f"{name}/mean": sum(value) / len(value)}
                 if name in _SHOWN_BY_RANK and len(value) <= _MOST_SHOWN_RANKS:
                     scalars |= {f"{name}/rank_{rank}": of_rank for rank, of_rank in enumerate(value)}
@@ -136,11 +136,9 @@ class _Interval:
     forward_flops: float = 0.0
     reports: list[BalanceReport] = field(default_factory=list)
     spans: list[ComputeSpan | None] = field(default_factory=list)
-    computed_tokens: list[np.ndarray] = field(default_factory=list)
 
     def of_this_rank(self) -> dict[str, Any]:
         """The figures that differ by rank, for `interval_figures`; waits for the device."""
-        tokens = np.concatenate(self.computed_tokens).astype(np.float64)
         return {
             "loss": float(self.loss_sum),
             "forward_flops": self.forward_flops,
@@ -150,8 +148,6 @@ class _Interval:
             "exchange_seconds": sum(report.exchange_seconds for report in self.reports),
             "bytes_fetched": sum(report.bytes_fetched for report in self.reports),
             "fetch_seconds": sum(report.fetch_seconds for report in self.reports),
-            "samples": len(tokens),
-            "squared_tokens": float(np.square(tokens).sum()),
             "peak_memory_bytes": _peak_memory_bytes(),
             "compute_seconds": [
                 0.0 if span is None else span.seconds() - report.fetch_seconds
@@ -197,7 +193,6 @@ class StepLog:
         forward_flops: float,
         report: BalanceReport,
         span: ComputeSpan | None,
-        computed_tokens: np.ndarray,
     ) -> None:
         """Takes the figures of one step. Collective at the end of an interval.
 
@@ -207,7 +202,6 @@ class StepLog:
             forward_flops: forward FLOPs of the samples that this rank loaded.
             report: balance of the step.
             span: this rank's computation; None if not measured.
-            computed_tokens: int64 `[samples]`, tokens of each sample that this rank computed.
         """
         self._step += 1
         interval = self._interval
@@ -216,7 +210,6 @@ class StepLog:
         interval.forward_flops += forward_flops
         interval.reports.append(report)
         interval.spans.append(span)
-        interval.computed_tokens.append(computed_tokens)
         self._record.advance()
         if self._step % self._interval_steps == 0 or self._step == self._num_steps:
             of_ranks = self._channel.all_gather_objects(interval.of_this_rank())
@@ -248,9 +241,10 @@ def interval_figures(
 ) -> dict[str, Any]:
     """Returns the figures of an interval by name; lists have one entry per rank.
 
-    `imbalance_*` is the largest load ÷ the mean load: as loaded, as planned, and as measured in compute time.
-    Where speeds differ, loads are divided by them. `token_imbalance_*` are tokens of the fullest rank ÷ the
-    mean, as loaded and as planned.
+    `loads_after` are in `unit`. `counts_after` has each rank's samples, tokens, and columns of
+    `get_workloads`, to calibrate by. `imbalance_*` is the largest load ÷ the mean load: as loaded, as
+    planned, and as measured in compute time. Where speeds differ, loads are divided by them.
+    `token_imbalance_*` are tokens of the fullest rank ÷ the mean, as loaded and as planned.
     Where samples are cut, `imbalance_bound` is what no placement of whole ones beats. Where the measured one
     exceeds the planned one, the costs did not predict it. A rank's `waiting_ms` is how much
     the slowest rank's compute time exceeds its own. `other_ms` is the rest of a step beyond the slowest
@@ -274,7 +268,7 @@ def interval_figures(
     def of_each_rank(name: str, scale: float) -> list[float]:
         return _rounded(np.array([of_rank[name] for of_rank in of_ranks]) * scale)
 
-    def of_reports(name: str) -> list[float]:
+    def of_reports(name: str) -> list[Any]:
         return _rounded(np.mean([getattr(report, name) for report in reports], 0))
 
     flops_per_second = TRAINING_FLOPS_PER_FORWARD * total("forward_flops") / seconds
@@ -305,8 +299,9 @@ def interval_figures(
         "tokens_before": of_reports("tokens_before"),
         "tokens_after": of_reports("tokens_after"),
         "loads_after": of_reports("loads_after"),
-        "samples_after": of_each_rank("samples", 1 / num_steps),
-        "squared_tokens_after": of_each_rank("squared_tokens", 1 / num_steps),
+        "unit": reports[-1].unit,
+        "samples_after": [of_rank[0] for of_rank in of_reports("counts_after")],
+        "counts_after": of_reports("counts_after"),
         "peak_memory_mb": of_each_rank("peak_memory_bytes", 1e-6),
     }
     predicted = [report.predicted_seconds for report in reports if report.predicted_seconds is not None]
@@ -326,8 +321,8 @@ def text_of(step: int, figures: dict[str, Any]) -> str:
     text = (
         f"step {step}  loss {figures['loss']:.4f}  {figures['samples_per_second']:.0f} samples/s  "
         f"{figures['tokens_per_second']:.0f} tokens/s  {figures['tflops']:.3g} TFLOP/s{utilization}  "
-        f"imbalance {figures['imbalance_before']:.3f} → {figures['imbalance_after']:.3f}, "
-        f"measured {figures['imbalance_measured']:.3f}  "
+        f"imbalance {figures['imbalance_before']:.3f} → {figures['imbalance_after']:.3f} in "
+        f"{figures['unit']}, measured {figures['imbalance_measured']:.3f}  "
         f"tokens {figures['token_imbalance_before']:.2f} → {figures['token_imbalance_after']:.2f}"
     )
     if "predicted_ms" in figures:
@@ -384,7 +379,7 @@ class FlopsCounter:
     Pipelines load batches several steps before they compute them.
 
     Args:
-        flops: host batch to forward FLOPs `[batch_size]`.
+        flops: host batch to forward FLOPs, `[batch_size]` or `[batch_size, columns]`.
     """
 
     def __init__(self, flops: Callable[[Any], torch.Tensor]) -> None:

@@ -136,7 +136,7 @@ class _Trainer:
                     break
             self._vote.finish()
         self._watch.begins("the end")
-        learned = self._pipeline.measured_cost()
+        learned = self._pipeline.learned_cost()
         if learned is not None and dist.get_rank() == 0:
             learned.save(Path(args.log_dir) / LEARNED_COST_FILE)
         elif learned is None and args.enable_balanced_shuffler and args.balance_cost == LEARNED:
@@ -152,9 +152,7 @@ class _Trainer:
         self._state.progress = self._state.progress.after_step(self._task.train_dataset)
         stop_requested = self._vote.after_step(step, loss_sum, pipeline.posted)
         flops = self._counter.next_step()
-        log.step(
-            loss_sum, loss_tokens, flops, pipeline.report, pipeline.compute_span, pipeline.computed_tokens
-        )
+        log.step(loss_sum, loss_tokens, flops, pipeline.report, pipeline.compute_span)
         return stop_requested
 
     def _evaluate(self, step: int, log: StepLog) -> None:

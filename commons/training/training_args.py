@@ -11,7 +11,7 @@ import gin
 
 from commons.checks import check_types, require, require_at_least
 from commons.distributed.shuffler_settings import LEARNED, ShufflerSettings
-from commons.perf_model import MeasuredCost
+from commons.perf_model.cost import Cost
 
 # A value of `balance_cost` that names no file, as LEARNED does not.
 FLOPS = "flops"
@@ -52,8 +52,8 @@ class TrainerArgs:
             balance_verify, balance_split, balance_speed_limit, balance_window,
             balance_window_max_step_ratio, max_tokens_per_micro_batch: see `ShufflerSettings`.
         balance_cost: cost of a sample: "flops" for the shuffler's workloads; "learned" for times that follow
-            the training's steps, and ranks of unequal speed; or a file of measured costs as written by a
-            calibration.
+            the training's steps, and ranks of unequal speed; or the file that a calibration of the model
+            wrote.
         single_rank_load: whether rank 0 loads the samples of all ranks, and the shuffler spreads them.
         log_dir: folder of the figures, as JSON lines and for TensorBoard.
         peak_tflops: peak TFLOP/s of one device at the model's precision, to report MFU; None if unknown.
@@ -148,7 +148,7 @@ class TrainerArgs:
                     f'TrainerArgs.balance_cost = {self.balance_cost!r}: expected "{FLOPS}", "{LEARNED}", or '
                     "a file written by a calibration"
                 )
-            MeasuredCost.load(Path(self.balance_cost))
+            Cost.load(Path(self.balance_cost))
         _check_shuffler_settings(self, balance_window, balance_window_max_step_ratio)
 
     def saves_within(self, num_steps: int) -> bool:
@@ -179,7 +179,7 @@ class TrainerArgs:
             if name.startswith("balance_")
         }
         if self.balance_cost not in (FLOPS, LEARNED):
-            settings["cost"] = MeasuredCost.load(Path(self.balance_cost))
+            settings["cost"] = Cost.load(Path(self.balance_cost))
         return settings
 
     @property

@@ -32,7 +32,8 @@ class TrainingTask:
         train_dataset: this rank's training batches.
         eval_dataset: this rank's evaluation batches.
         metrics: metrics of the model's outputs in evaluation, on the device.
-        flops: host batch to forward FLOPs `[batch_size]`.
+        flops: host batch to forward FLOPs, `[batch_size]`, or `[batch_size, columns]` with those of the
+            model's own shuffler.
         shuffler_name: registered name of the model's own shuffler.
         shuffler_settings: keyword arguments of that shuffler.
         check_batch: raises if a host batch cannot be trained on.
@@ -74,7 +75,7 @@ class TrainingTask:
         """
         if not args.enable_balanced_shuffler:
             return BatchShufflerFactory.create(
-                "identity", get_workloads=self.flops, **args.micro_batch_settings
+                "identity", get_workloads=self.flops, unit="FLOPs", **args.micro_batch_settings
             )
         name = args.batch_shuffler or self.shuffler_name
         settings = self.shuffler_settings if name == self.shuffler_name else {}

@@ -25,14 +25,14 @@ def configured_model() -> ConfiguredModel:
         network.is_causal,
     )
     pieces = PieceCosts(
-        flops.per_prefix,
+        flops.prefix_work,
         network.num_layers,
         network.num_attention_heads,
         network.kv_channels,
         network.dtype.itemsize,
         network.is_causal,
     )
-    return ConfiguredModel(flops.per_sample, _described(network), TOKEN_RULES["hstu"], pieces)
+    return ConfiguredModel(flops.work, _described(network), TOKEN_RULES["hstu"], pieces)
 
 
 def configured_lengths(num_random: int) -> SampleLengths | None:

@@ -12,7 +12,7 @@ from commons.advisor.samples import ConfiguredModel, SampleLengths, TokenRule, r
 from commons.datasets import random_history_lengths
 from commons.datasets.sid_sequences import SEQUENCE_COLUMN
 from commons.gin_values import from_gin, is_bound
-from commons.perf_model import transformer_flops
+from commons.perf_model import transformer_work
 from sid_gr.training.model_args import RANDOM, DatasetArgs, NetworkArgs
 from sid_gr.training.sid_gr_task import transformer_config
 
@@ -25,16 +25,16 @@ def configured_model() -> ConfiguredModel:
         f"SID-GR, {decoder.num_layers} layers of width {decoder.hidden_size}, {decoder.num_heads} heads of "
         f"{decoder.head_dim}"
     )
-    flops = partial(transformer_flops, transformer_config(decoder))
+    work = partial(transformer_work, transformer_config(decoder))
     pieces = PieceCosts(
-        lambda first, _: flops(first),
+        lambda first, _: work(first),
         decoder.num_layers,
         decoder.num_kv_heads,
         decoder.head_dim,
         network.dtype.itemsize,
     )
     tokens = TokenRule(from_gin(DatasetArgs).num_hierarchies, 0)
-    return ConfiguredModel(flops, description, tokens, pieces)
+    return ConfiguredModel(work, description, tokens, pieces)
 
 
 def configured_lengths(num_random: int) -> SampleLengths | None:

@@ -19,7 +19,7 @@ from commons.datasets import (
     random_item_sids,
 )
 from commons.gin_values import from_gin
-from commons.perf_model import TransformerConfig, transformer_flops
+from commons.perf_model import TransformerConfig, transformer_work
 from commons.training import RetrievalMetrics, TrainerArgs, TrainingTask
 from commons.training.run_log import warn_once
 from commons.training.trained_settings import settings_of
@@ -61,7 +61,7 @@ def sid_gr_task(trainer: TrainerArgs, device: torch.device) -> TrainingTask:
         dtype=network.dtype,
     )
     torch.manual_seed(trainer.seed)
-    flops = partial(transformer_flops, transformer_config(config.decoder))
+    flops = partial(transformer_work, transformer_config(config.decoder))
     train_dataset, eval_dataset = rank_datasets(train_source, eval_source, trainer, dataset.shuffle)
     return TrainingTask(
         model=SIDGR(config, CodeTree(sids, dataset.codebook_sizes)),

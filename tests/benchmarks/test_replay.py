@@ -46,7 +46,7 @@ def _replayed_and_shuffled(arm: str) -> tuple[list[int], list[int]]:
     shuffler = BatchShufflerFactory.create("hstu", flops=HSTUFlops(2, 128, 2, 64), **settings)
     rank = dist.get_rank()
     mine = history_batch(LENGTHS[rank * ROWS :][:ROWS], seed=rank)
-    replayed = place_rows(history_batch(LENGTHS, seed=0), shuffler, RANKS)[rank]
+    replayed = place_rows(history_batch(LENGTHS, seed=0), shuffler, RANKS).batches[rank]
     return _histories(replayed), _histories(shuffler.shuffle(mine))
 
 

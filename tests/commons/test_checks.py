@@ -73,7 +73,7 @@ def test_a_setting_of_another_type_is_named_with_what_was_expected(valid, settin
 
 @pytest.mark.parametrize("cost", [Path("cost.json"), 3, True])
 def test_a_cost_that_is_none_is_refused(cost):
-    with pytest.raises(TypeError, match=r"^FieldShuffler.cost = .*: expected MeasuredCost or str or None"):
+    with pytest.raises(TypeError, match=r"^FieldShuffler.cost = .*: expected Cost or str or None"):
         FieldShuffler(cost=cost)
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from commons.advisor.command_line import parser as advisor_parser
-from commons.perf_model import MeasuredCost
+from commons.perf_model import Cost
 from tests.docs.gin_checks import (
     ENTRY_POINTS,
     in_folder,
@@ -54,7 +54,7 @@ def processes() -> Iterator[Callable[[str], ProcessPool]]:
 
 @pytest.mark.parametrize("block", blocks("gin"), ids=lambda block: block.where)
 def test_gin_blocks_are_valid_settings(processes, block, tmp_path):
-    MeasuredCost(1e-3, 0.0, 1e-6, 1e-9).save(tmp_path / "cost.json")
+    Cost((1e3, 1.0, 1.0), 1e6).save(tmp_path / "cost.json")
     problems = []
     for model in ("sid_gr", "hstu"):
         [of_model] = processes(model).run(in_folder, tmp_path, problems_of_gin_text, model, block.code)

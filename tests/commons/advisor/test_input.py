@@ -12,7 +12,7 @@ from benchmarks.demo.training import DEFAULT
 from commons.advisor.__main__ import main
 from commons.advisor.columns import read_groups, read_ids
 from commons.advisor.samples import TokenRule, read_lengths
-from commons.perf_model import MeasuredCost
+from commons.perf_model import Cost
 from tests.commons.advisor.command import MODEL, REPOSITORY, advise_on_gin_file, by_name
 from tests.process_pool import ProcessPool
 
@@ -107,7 +107,7 @@ def _run_that_learns(config: Path, log_dir: Path) -> None:
         f'{config.read_text()}\nTrainerArgs.balance_cost = "learned"\nTrainerArgs.log_dir = "{log_dir}"\n'
         "TrainerArgs.enable_balanced_shuffler = True\n"
     )
-    MeasuredCost(0.0, 1e-3, 1e-9, 0.0).save(log_dir / "learned_cost.json")
+    Cost((1e6, 1.0, 0.0, 0.0)).save(log_dir / "learned_cost.json")
 
 
 @pytest.fixture
@@ -144,8 +144,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     Path("wide.csv").write_text(f"n\n{2**70}\n")
     pl.DataFrame({"n": pl.Series([1, 2**70], dtype=pl.Int128)}).write_parquet("wide.parquet")
     Path("typing.json").write_text(
-        '{"kind": "measured cost", "per_step": true, "per_sample": 1, "per_token": 0, "per_squared_token": 0}'
+        '{"kind": "cost of samples, tokens and workloads", "coefficients": [1, 0, 0, 0], "per_step": true}'
     )
+    Cost((1.0, 0.0, 0.0)).save("one_column.json")
     Path("digits.json").write_text(Path("typing.json").read_text().replace("true", "9" * 400))
     Path("typo.gin").write_text("NetworkArgs.num_layers = (\n")
     Path("missing.gin").write_text("include 'none.gin'\n")
@@ -200,7 +201,12 @@ CASES = {
         "399 samples",
         "64 ranks × 32 rows needs 2048",
     ),
-    "no model": (["good.npy"], "no model", "--model", "--cost"),
+    "no model": (["good.npy"], "no model", "--model"),
+    "a cost without a model": (["good.npy", "--cost", "one_column.json"], "no model", "--model"),
+    "a cost of other columns": (
+        ["good.npy", *MODEL, "--cost", "one_column.json"],
+        "--cost one_column.json is of a get_workloads with 1 columns; expected 2",
+    ),
     "unknown model": (["good.npy", "--model", "bert"], "--model bert", "hstu"),
     "missing dimensions": (
         ["good.npy", "--model", "hstu", "--hidden-size", "8"],
@@ -209,9 +215,9 @@ CASES = {
     "heads that do not divide": ([*["good.npy", *MODEL], "--num-heads", "3"], "--num-heads 3", "--head-dim"),
     "an MLP for HSTU": (["good.npy", *MODEL, "--mlp-size", "8"], "--mlp-size 8 has no effect"),
     "dimensions without a model": (["good.npy", "--num-layers", "2"], "--num-layers 2 has no effect"),
-    "no cost file": (["good.npy", "--cost", "none.json"], "none.json does not exist"),
-    "malformed cost file": (["good.npy", "--cost", "broken.json"], "broken.json"),
-    "another cost file": (["good.npy", "--cost", "other.json"], "other.json", "another kind"),
+    "no cost file": (["good.npy", *MODEL, "--cost", "none.json"], "none.json does not exist"),
+    "malformed cost file": (["good.npy", *MODEL, "--cost", "broken.json"], "broken.json"),
+    "another cost file": (["good.npy", *MODEL, "--cost", "other.json"], "other.json", "another kind"),
     "times twice": (["good.npy", "--cost", "other.json", "--tflops", "3"], "--tflops 3 has no effect"),
     "no gin file": (["none.gin"], "none.gin does not exist"),
     "unknown configurable": (["unknown.gin"], "unknown.gin", "NoSuchArgs"),
@@ -225,8 +231,8 @@ CASES = {
     "a first line that is no header": (["no_header.csv", *MODEL], "begins with 3", "header"),
     "a wide integer in a CSV": (["wide.csv", *MODEL], "wide.csv"),
     "a wide integer in Parquet": (["wide.parquet", *MODEL], "row 1"),
-    "a cost of another type": (["good.npy", "--cost", "typing.json"], "per_step is True"),
-    "a cost of many digits": (["good.npy", "--cost", "digits.json"], "digits.json"),
+    "a cost of another type": (["good.npy", *MODEL, "--cost", "typing.json"], "has True; expected"),
+    "a cost of many digits": (["good.npy", *MODEL, "--cost", "digits.json"], "digits.json"),
     "a typing error in a gin file": (["typo.gin"], "typo.gin"),
     "a missing include": (["missing.gin"], "missing.gin", "none.gin"),
     "includes in a circle": (["first.gin"], "first.gin"),

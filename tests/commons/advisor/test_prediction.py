@@ -19,10 +19,9 @@ from commons.distributed.placement import place, placed_by_hand
 from commons.distributed.shuffle_plan import ShufflePlan
 from commons.distributed.shuffler_settings import ShufflerSettings
 from commons.partition import lower_bound
-from commons.perf_model import HSTUFlops
-from commons.perf_model.measured_cost import MeasuredCost
+from commons.perf_model import Cost, HSTUFlops
 from commons.sequence_batch.row_schema import RowSchema
-from tests.commons.advisor.command import advise, by_name, heavy_tailed
+from tests.commons.advisor.command import MODEL, advise, by_name, heavy_tailed
 
 RANKS, ROWS = 8, 64
 LENGTHS = heavy_tailed(30_000)
@@ -104,7 +103,7 @@ def hstu_cutting(flops: HSTUFlops) -> Cutting:
         batch.cut_rules(),
         RowSchema.of(fields),
         tuple(batch.row_counts()),
-        lambda first, counts: flops.per_prefix(first, counts["tokens"]),
+        lambda first, counts: flops.prefix_work(first, counts["tokens"]).sum(1),
     )
 
 
@@ -164,7 +163,7 @@ def test_pieces_are_those_of_training(tmp_path: Path):
 def test_ranks_fetch_what_their_pieces_see_and_they_do_not_hold(is_causal: bool):
     rng = np.random.default_rng(0)
     flops = HSTUFlops(1, 8, 1, 8, is_causal=is_causal)
-    costs = PieceCosts(flops.per_prefix, 1, 1, 8, is_causal=is_causal)
+    costs = PieceCosts(flops.prefix_work, 1, 1, 8, is_causal=is_causal)
     tokens = np.array([70, 400, 30, 500, 90, 300])
     loaded = np.full(3, 2)
     samples = LoadedSamples(
@@ -263,8 +262,8 @@ def test_bytes_within_a_node_take_no_time(tmp_path: Path):
 def test_a_measured_cost_has_a_part_that_does_not_shrink(tmp_path: Path):
     seconds = {}
     for per_step in (0.0, 0.05):
-        MeasuredCost(per_step, 1e-6, 2e-6, 1e-9).save(tmp_path / "cost.json")
-        model = ["--cost", str(tmp_path / "cost.json"), "--tokens-per-item", "2"]
+        Cost((1e3, 2e3, 0.1, 0.1), per_step * 1e9).save(tmp_path / "cost.json")
+        model = [*MODEL, "--cost", str(tmp_path / "cost.json")]
         (case,) = advise(tmp_path, heavy_tailed(2000), "--ranks", "4", model=model)["cases"]
         seconds[per_step] = by_name(case)
     for name in ("as_loaded", "refined"):

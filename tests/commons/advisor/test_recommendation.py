@@ -9,9 +9,9 @@ import pytest
 from commons.advisor.strategies import strategies
 from commons.distributed import ShufflerSettings
 from commons.gin_values import from_gin
-from commons.perf_model import MeasuredCost
+from commons.perf_model import Cost
 from commons.training.training_args import TrainerArgs
-from tests.commons.advisor.command import advise, by_name, heavy_tailed
+from tests.commons.advisor.command import MODEL, advise, by_name, heavy_tailed
 
 
 def trainer_args(lines: list[str]) -> TrainerArgs:
@@ -106,7 +106,7 @@ def test_the_lines_to_paste_are_valid(tmp_path: Path):
 )
 def test_lines_undo_what_the_gin_file_has(present: dict[str, object]):
     file = [f"TrainerArgs.{name} = {value!r}" for name, value in present.items()]
-    for strategy in strategies(None, splits=True)[1:]:
+    for strategy in strategies(None)[1:]:
         lines = strategy.gin_lines(present)
         trainer = trainer_args([*file, *lines])
         assert trainer.enable_balanced_shuffler
@@ -131,14 +131,14 @@ def test_pieces_where_the_network_is_fast(tmp_path: Path):
 
 
 def test_a_strategy_on_measured_times_trains_on_them(tmp_path: Path):
-    cost = MeasuredCost(0.01, 1e-4, 1e-6, 1e-9)
+    cost = Cost((1e5, 1e3, 0.1, 0.1), per_step=1e7)
     cost.save(tmp_path / "cost.json")
     file = str(tmp_path / "cost.json")
-    model = ["--cost", file, "--model", "hstu"]
+    model = [*MODEL, "--cost", file]
     report = advise(tmp_path, heavy_tailed(1000), "--ranks", "4", model=model)
     (case,) = report["cases"]
     rebalance = by_name(case)["rebalance"]
     assert trainer_args(rebalance["gin"]).balance_settings == {"cost": cost}
-    assert rebalance["python"] == f"batch_shuffler=MyShuffler(cost=MeasuredCost.load({file!r}))"
-    assert "split" not in by_name(case)
-    assert any("Pieces of samples are not compared" in line for line in report["assumptions"])
+    assert rebalance["python"] == f"batch_shuffler=MyShuffler(cost=Cost.load({file!r}))"
+    assert report["load_unit"] == "predicted ns"
+    assert by_name(case)["split"]["imbalance"]["mean"] < by_name(case)["refined"]["imbalance"]["mean"]

@@ -10,7 +10,7 @@ import pytest
 from commons.advisor.__main__ import main
 from tests.commons.advisor.command import MODEL, advise, heavy_tailed
 
-REPORT_KEYS = "version data model assumptions cases"
+REPORT_KEYS = "version data model load_unit assumptions cases"
 CASE_KEYS = (
     "ranks rows_per_rank steps_drawn epochs_drawn lower_bound mean_tokens_per_rank bytes_loaded_per_rank "
     "all_gather_bytes_per_rank strategies recommendation"

@@ -75,7 +75,8 @@ def quadratic(tokens: np.ndarray, counts: Mapping[str, np.ndarray]) -> np.ndarra
 
 def flops(tokens: np.ndarray, counts: Mapping[str, np.ndarray]) -> np.ndarray:
     """Returns the FLOPs of an HSTU layer for the first tokens."""
-    return FLOPS.per_prefix(tokens, counts["tokens"], counts["head_tokens"], counts["kept_tokens"])
+    of_samples = counts["tokens"], counts["head_tokens"], counts["kept_tokens"]
+    return FLOPS.prefix_work(tokens, *of_samples).sum(1)
 
 
 def loaded_by(ranks: Sequence[int], batch: BaseBatch) -> tuple[LoadedSamples, Cutting]:
@@ -102,7 +103,7 @@ def loaded_by(ranks: Sequence[int], batch: BaseBatch) -> tuple[LoadedSamples, Cu
     cutting = Cutting(rules, schema, names, quadratic if isinstance(batch, SIDBatch) else flops)
     known = cutting.counts(samples)
     costs = cutting.prefix_cost(samples.tokens, known | rules.fixed_tokens(known))
-    return replace(samples, workloads=costs), cutting
+    return replace(samples, workloads=costs, work=costs[:, None]), cutting
 
 
 def _elements(value: KeyedJaggedTensor, num_rows: int) -> np.ndarray:

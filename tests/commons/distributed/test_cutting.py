@@ -204,7 +204,7 @@ def test_few_samples_are_cut_as_far_as_pieces_are_of_use(lengths, num_ranks, mos
 
 def test_samples_without_cost_stay_whole():
     samples, cutting = loaded_by([3, 2], batch_of("hstu", np.array([500, 9, 9, 9, 9])))
-    samples = replace(samples, workloads=np.zeros_like(samples.workloads))
+    samples = replace(samples, workloads=0 * samples.workloads, work=0 * samples.work)
     assert _placed(samples, cutting).pieces is None
 
 

@@ -158,7 +158,9 @@ def test_errors(pools):
         assert "_Wrong.get_groups returned torch.int64 of (3,); expected an int64 or int32 tensor" in shape
         assert "_Wrong.get_groups returned torch.float32" in dtype
         assert "_Wrong.get_groups returned list" in kind
-        assert "rank 1's shuffler has get_groups, and rank 0's has not" in differs
+        assert (
+            "and groups; rank 0 with 1 columns of get_workloads, row_counts of (), and no groups" in differs
+        )
         assert "group_feature='user' has no effect, because UserShuffler.get_groups" in both
         assert "group_feature='user': 'karmarkar_karp' has no argument groups" in no_effect
         assert "ShufflerSettings.group_feature = 3 (int): expected str or None" in name

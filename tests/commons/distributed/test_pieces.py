@@ -14,7 +14,6 @@ import torch.distributed as dist
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
 from commons.distributed import BatchShuffler
-from commons.perf_model import MeasuredCost
 from commons.sequence_batch import BaseBatch, moved_to
 from commons.sequence_batch.cut_rules import (
     ALONG_ITEMS,
@@ -215,7 +214,6 @@ def _refusals() -> list[str]:
         partial(WithoutCost, **SETTINGS),
         partial(HistoryShuffler, split=True),
         partial(HistoryShuffler, **SETTINGS, max_tokens_per_micro_batch=8),
-        partial(HistoryShuffler, **SETTINGS, cost=MeasuredCost(0, 0, 1, 1)),
     ]
     errors = [error_of(maker) for maker in makers]
     for kind in (Uncuttable, OfUnknownLengths):
@@ -230,7 +228,6 @@ def test_what_cannot_be_cut_is_refused_with_one_sentence(pools):
         "split=True: WithoutCost has no prefix_cost",
         "split=True: a piece takes a row, and rows follow the load; set equal_rows=False",
         "split=True: pieces of a sample are computed at once, and max_tokens_per_micro_batch=8",
-        "split=True: a measured cost does not tell what a part of a sample costs",
         "split=True: a tests.commons.distributed.test_pieces.Uncuttable cannot be cut; give it cut_rules",
         "planning does not know the lengths of key 'user' of 'features'",
     ]

@@ -174,7 +174,8 @@ def test_prefixes_cost_more_from_token_to_token_until_the_sample_ends(is_causal,
     for tokens in (110, 128, 129):
         first = np.arange(tokens + 1)
         whole, head, kept = (np.full_like(first, count) for count in (tokens, contextual, candidates))
-        costs = flops.per_prefix(first, whole, head, kept)
-        assert costs[0] == 0
-        assert (np.diff(costs) > 0).all()
-        assert costs[-1] == flops.per_sample(whole, head, kept)[-1]
+        work = flops.prefix_work(first, whole, head, kept)
+        assert work.shape == (tokens + 1, 2) and (work[0] == 0).all()
+        assert (np.diff(work, axis=0) >= 0).all() and (np.diff(work.sum(1)) > 0).all()
+        assert (work[-1] == flops.work(whole, head, kept)[-1]).all()
+        assert flops.work(whole, head, kept).sum(1).tolist() == flops.per_sample(whole, head, kept).tolist()

@@ -5,60 +5,63 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from commons.perf_model import Cost
+from commons.perf_model.cost import median_error
 from commons.perf_model.learned_cost import (
     LEAST_TIMES,
     MOST_CHANGE,
-    NUM_COLUMNS,
-    LearnedCost,
     followed_speed,
-    median_error,
-    rank_work,
+    follows_workloads,
+    rank_counts,
     refitted,
     speeds_then,
 )
+from commons.perf_model.nonnegative_fit import fitted
 
 RANKS, ROWS, STEPS = 4, 8, 48
+# Seconds per sample, token, and unit of a linear and a quadratic column.
 TRUE = {
-    "by workload": [0, 0, 0, 1e-9],
-    "per sample": [0.004, 0, 0, 1e-9],
-    "quadratic": [0, 2e-6, 4e-8, 0],
+    "by workload": [0, 0, 1e-9, 1e-9],
+    "per sample": [0.004, 0, 1e-9, 1e-9],
+    "slow attention": [0, 0, 1e-9, 8e-9],
+    "slow products": [0, 0, 8e-9, 1e-9],
 }
 
 
 def drawn(rng: np.random.Generator, coefficients, noise=0.02, steps=STEPS, lengths=None, speeds=None):
-    """(work, seconds) of some steps, with as many rows on each rank as a draw says."""
-    work = np.zeros((steps, RANKS, NUM_COLUMNS))
+    """(counts, seconds) of some steps, with as many rows on each rank as a draw says."""
+    counts = np.zeros((steps, RANKS, 4))
     for step in range(steps):
         rank_of = rng.integers(0, RANKS, RANKS * ROWS)
         tokens = rng.lognormal(5, 1.2, RANKS * ROWS).clip(1, 2048).astype(np.int64)
         if lengths is not None:
             tokens[:] = lengths
             rank_of = np.repeat(np.arange(RANKS), ROWS)
-        work[step] = rank_work(tokens, 1000 * tokens + 4 * tokens**2, rank_of, RANKS)
+        work = np.stack([1000 * tokens, 4 * tokens**2], 1)
+        counts[step] = rank_counts(np.ones(RANKS * ROWS), tokens, work, rank_of, RANKS)
     speeds = np.ones(RANKS) if speeds is None else speeds
-    seconds = work @ np.array(coefficients, dtype=float) / speeds
-    return work, seconds * rng.lognormal(0, noise, seconds.shape)
+    seconds = counts @ np.array(coefficients, dtype=float) / speeds
+    return counts, seconds * rng.lognormal(0, noise, seconds.shape)
 
 
 @pytest.mark.parametrize("name", TRUE)
 def test_predicts_steps_it_was_not_fitted_to(name):
     rng = np.random.default_rng(0)
-    cost = LearnedCost.unknown()
+    cost = None
     for _ in range(3):
         cost = refitted(cost, *drawn(rng, TRUE[name], speeds=np.array([1, 0.5, 1, 1.3])))
     work, seconds = drawn(rng, TRUE[name])
-    assert median_error(cost.rank_seconds(work), seconds) < 1.5 * 0.02
-    assert cost.follows_workloads == (name == "by workload")
-    assert (cost.coefficients >= 0).all()
+    assert median_error(cost.step_seconds(work), seconds) < 1.5 * 0.02
+    assert follows_workloads(cost) == (name == "by workload")
 
 
 def test_steps_that_stand_out_hardly_matter():
     rng = np.random.default_rng(1)
     work, seconds = drawn(rng, TRUE["per sample"])
     seconds[rng.integers(0, STEPS, 6)] *= 4  # a checkpoint, or a collection of garbage
-    cost = refitted(LearnedCost.unknown(), work, seconds)
+    cost = refitted(None, work, seconds)
     new_work, new_seconds = drawn(rng, TRUE["per sample"])
-    assert median_error(cost.rank_seconds(new_work), new_seconds) < 2 * 0.02
+    assert median_error(cost.step_seconds(new_work), new_seconds) < 2 * 0.02
 
 
 @pytest.mark.parametrize("speed", [0.4, 1.5])
@@ -69,50 +72,53 @@ def test_a_change_of_speed_does_not_pass_for_cost(speed):
         for of_rank in (1, speed)
     )
     work, seconds = (np.concatenate(parts) for parts in zip(before, after, strict=True))
-    speeds = speeds_then(LearnedCost.unknown(), work, seconds)
+    speeds = speeds_then(None, work, seconds)
     np.testing.assert_allclose(speeds[: STEPS // 2 - 2], 1, atol=0.1)
     np.testing.assert_allclose(speeds[STEPS // 2 + 2 :, 1], speed, rtol=0.1)
-    cost = refitted(LearnedCost.unknown(), work, seconds)
+    cost = refitted(None, work, seconds)
     new_work, new_seconds = drawn(rng, TRUE["per sample"])
-    assert median_error(cost.rank_seconds(new_work), new_seconds) < 2 * 0.02
+    assert median_error(cost.step_seconds(new_work), new_seconds) < 2 * 0.02
 
 
 def test_coefficients_without_evidence_are_kept():
     rng = np.random.default_rng(2)
     work, seconds = drawn(rng, TRUE["per sample"])
-    known = kept = refitted(LearnedCost.unknown(), work, seconds)
-    assert not known.follows_workloads
+    known = kept = refitted(None, work, seconds)
+    assert not follows_workloads(known)
     for _ in range(10):  # all rows and lengths equal: only the sum of all parts can be seen
         kept = refitted(kept, *drawn(rng, TRUE["per sample"], lengths=200))
     shares = [
-        cost.coefficients * work.mean((0, 1)) / cost.rank_seconds(work).mean() for cost in (kept, known)
+        np.array(cost.coefficients) * work.mean((0, 1)) * 1e-9 / cost.step_seconds(work).mean()
+        for cost in (kept, known)
     ]
     np.testing.assert_allclose(*shares, atol=0.05)
 
 
 def test_leaves_for_workloads_when_these_predict_better():
     rng = np.random.default_rng(3)
-    work = rng.lognormal(0, 0.5, (64, RANKS, NUM_COLUMNS))  # nothing follows from anything else
+    work = rng.lognormal(0, 0.5, (64, RANKS, 4))  # nothing follows from anything else
     seconds = work[:, :, 0].copy()
-    cost = refitted(LearnedCost.unknown(), work, seconds)
-    assert not cost.follows_workloads
-    by_workload = refitted(cost, work[:48], seconds[:48], by_workload_alone=True)
-    seconds[48:] = by_workload.rank_seconds(work[48:])  # from here on, workloads tell the times
-    assert refitted(cost, work, seconds).follows_workloads
+    cost = refitted(None, work, seconds)
+    assert not follows_workloads(cost)
+    load = work[..., 2:].sum(-1)
+    per_load = fitted(load[:48].reshape(-1, 1), seconds[:48].ravel(), 5)
+    seconds[48:] = load[48:] * per_load  # from here on, workloads tell the times
+    assert follows_workloads(refitted(cost, work, seconds))
 
 
 def test_too_few_steps_change_nothing():
-    work, seconds = drawn(np.random.default_rng(4), TRUE["quadratic"], steps=LEAST_TIMES // RANKS - 1)
-    assert not refitted(LearnedCost.unknown(), work, seconds).is_known
+    work, seconds = drawn(np.random.default_rng(4), TRUE["slow attention"], steps=LEAST_TIMES // RANKS - 1)
+    assert refitted(None, work, seconds) is None
 
 
 def test_costs_of_samples_add_up_to_those_of_ranks():
     rng = np.random.default_rng(5)
     tokens, rank_of = rng.integers(0, 5000, 64), rng.integers(0, RANKS, 64)
-    cost = LearnedCost(np.array([0.01, 1e-5, 1e-8, 1e-12]))
-    seconds = cost.sample_seconds(tokens, 7 * tokens)
-    of_ranks = np.bincount(rank_of, seconds, minlength=RANKS)
-    np.testing.assert_allclose(cost.rank_seconds(rank_work(tokens, 7 * tokens, rank_of, RANKS)), of_ranks)
+    starts, work = rng.integers(0, 2, 64), np.stack([7 * tokens, tokens**2], 1)
+    cost = Cost((1e7, 1e4, 1.0, 1e-3))
+    of_ranks = np.bincount(rank_of, cost.of(starts, tokens, work), minlength=RANKS)
+    counts = rank_counts(starts, tokens, work, rank_of, RANKS)
+    np.testing.assert_allclose(cost.step_seconds(counts), of_ranks * 1e-9)
 
 
 @pytest.mark.parametrize(("ratio", "expected"), [(1.0, 1.0), (0.5, 0.5), (1.3, 1.3), (0.2, 0.2), (5.0, 5.0)])

@@ -79,7 +79,7 @@ def _resumed(name: str, settings: dict[str, Any]) -> tuple[int, int, bool]:
 
 @pytest.mark.parametrize(
     ("name", "settings"),
-    [("none", {}), ("native", {}), ("native", {"split": True})],
+    [("none", {}), ("native", {}), ("native", {"split": True, "verify": True})],
 )
 def test_a_resumed_pipeline_plans_as_the_one_that_went_on(pools, name, settings):
     for same, delay, had_learned in pools(2).run(_resumed, name, settings):
@@ -158,8 +158,8 @@ def _learning_among_some_ranks() -> tuple[list[Any], str]:
     resumed.progress(_scored_batches())
     resumed.reset()
     facts = [
-        shuffler.measured_cost() is not None,
-        shuffler.measured_cost() == pipeline.measured_cost(),
+        shuffler.learned_cost() is not None,
+        shuffler.learned_cost() == pipeline.learned_cost(),
         pipeline.plan.predicted_seconds is not None,
         resumed.plan.predicted_seconds is not None,  # from its first step on
     ]

@@ -52,7 +52,7 @@ TIMES = r", waited \d+\.\d ms for the plan, exchange \d+\.\d ms"
 )
 def test_a_report_is_one_line(pools, settings, more):
     for line, shown, of_plan in pools(2).run(_printed, settings):
-        balance = "imbalance 1.50 → 1.00 (bound 1.00), tokens 1.50 → 1.00"
+        balance = "imbalance 1.50 → 1.00 in workload units (bound 1.00), tokens 1.50 → 1.00"
         expected = f"{balance}, 2 of 6 samples moved (8 kB){more}"
         assert re.fullmatch(re.escape(expected) + TIMES, line)
         assert shown == f"<BalanceReport: {line}>"

@@ -56,7 +56,7 @@ def small_task(
         train_dataset=train_dataset,
         eval_dataset=eval_dataset,
         metrics=CountedLabels(),
-        flops=lambda batch: FLOPS.per_sample(batch.num_tokens()),
+        flops=lambda batch: FLOPS.work(batch.num_tokens()),
         shuffler_name="hstu",
         shuffler_settings={"flops": FLOPS},
     )

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch.distributed as dist
 
-from commons.perf_model import MeasuredCost
+from commons.perf_model import Cost
 from commons.perf_model.calibrate import MeasuredSteps
 from commons.training import OptimizerArgs, TrainerArgs
 from commons.training.calibration import LEAST_STEPS, measure_steps
@@ -29,19 +29,22 @@ def test_all_ranks_have_the_steps_of_all(pools):
     (steps, first), (_, second) = pools(2).run(_measured)
     assert steps.seconds.tolist() == first + second and min(first + second) > 0
     assert len(first) == len(second) == LEAST_STEPS
-    assert set(steps.samples.tolist()) == {1.0, 2.0, 4.0}  # 27 in steps of 8
-    assert (steps.squared_tokens >= steps.tokens).all() and (steps.loads > 0).all()
+    samples, tokens, linear, attention = steps.counts.T
+    assert set(samples.tolist()) == {1.0, 2.0, 4.0}  # 27 in steps of 8
+    assert (linear % tokens == 0).all() and (attention > 0).all()
     assert steps.fit().median_error < 1
 
 
 def test_training_is_balanced_by_the_measured_cost(pools, tmp_path):
-    MeasuredCost(0.0, 1e-3, 0.0, 0.0).save(tmp_path / "cost.json")
+    Cost((1e6, 0.0, 0.0, 0.0), per_step=1e7).save(tmp_path / "cost.json")
     settings = {"enable_balanced_shuffler": True, "balance_cost": str(tmp_path / "cost.json")}
     pools(2).run(partial(small_run, str(tmp_path), **settings))
     lines = lines_in(tmp_path, "train")
     assert len(lines) == 4
     for line in lines:
         assert line["loads_after"] == pytest.approx([1e6 * samples for samples in line["samples_after"]])
+        assert line["unit"] == "predicted ns"
+        assert line["predicted_ms"] == pytest.approx([10 + samples for samples in line["samples_after"]])
 
 
 def test_a_missing_cost_file_is_named_at_once(tmp_path):

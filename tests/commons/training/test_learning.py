@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
-from commons.perf_model import MeasuredCost
+from commons.perf_model import Cost
 from tests.commons.training.small_task import lines_in, small_run
 
 STEPS, STOP = 500, 260
@@ -36,4 +36,4 @@ def test_ranks_plan_alike_through_evaluations_checkpoints_and_a_resume(pools, tm
     # Not while the first times are on their way; and from the first step after the resume.
     assert [line["step"] for line in learned] == list(range(30, STEPS + 1, 10))
     assert all(len(line["predicted_ms"]) == len(line["speeds"]) == 2 for line in learned)
-    assert MeasuredCost.load(tmp_path / "logs" / "learned_cost.json").median_error > 0
+    assert Cost.load(tmp_path / "logs" / "learned_cost.json").median_error > 0

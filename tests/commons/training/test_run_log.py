@@ -20,10 +20,12 @@ def _report(before: list[float], after: list[float]) -> BalanceReport:
         loads_after=np.array(after),
         tokens_before=np.array(before, dtype=np.int64) // 10,
         tokens_after=np.array(after, dtype=np.int64) // 10,
+        counts_after=np.stack([[7, 5], after, [50, 90]], 1),
         samples_moved=1,
         bytes_moved=10,
         bytes_loaded=100,
         workloads=np.array(after),
+        unit="FLOPs",
         equal_rows=True,
     )
 
@@ -37,8 +39,6 @@ SUMS = {
     "exchange_seconds": (0.4, 0.0),
     "bytes_fetched": (0, 0),
     "fetch_seconds": (0.0, 0.0),
-    "samples": (7, 5),
-    "squared_tokens": (50, 90),
     "peak_memory_bytes": (5e6, 7e6),
     "compute_seconds": ([0.5, 1.0], [1.5, 0.8]),
 }
@@ -79,10 +79,11 @@ def test_figures_add_up_over_ranks_and_steps():
         "tokens_before": [30.0, 20.0],
         "tokens_after": [25.0, 25.0],
         "loads_after": [250.0, 250.0],
-        "samples_after": [3.5, 2.5],
-        "squared_tokens_after": [25.0, 45.0],
+        "unit": "FLOPs",
+        "samples_after": [7.0, 5.0],
         "peak_memory_mb": [5.0, 7.0],
     }
+    assert figures.pop("counts_after") == [[7.0, 250.0, 50.0], [5.0, 250.0, 90.0]]
     assert figures.keys() == expected.keys()
     for name, value in expected.items():
         assert figures[name] == pytest.approx(value), name
@@ -94,7 +95,7 @@ def test_figures_add_up_over_ranks_and_steps():
 def test_the_line_has_utilization_only_where_the_peak_is_known():
     assert "3 TFLOP/s (50.0% MFU)" in text_of(7, interval_figures(**INTERVAL, peak_flops=3e12))
     line = text_of(7, interval_figures(**INTERVAL, peak_flops=None))
-    assert "MFU" not in line and "imbalance 1.600 → 1.000, measured 1.316" in line
+    assert "MFU" not in line and "imbalance 1.600 → 1.000 in FLOPs, measured 1.316" in line
     assert "tokens 1.60 → 1.00" in line
 
 
@@ -113,6 +114,8 @@ def test_tensorboard_has_what_the_json_lines_have(pools, tmp_path):
     assert [line["step"] for line in lines] == [2, 4]
     for line in (*lines, evaluation):
         kind, step = line.pop("kind"), line.pop("step")
+        for alone in {"unit", "counts_after"} & line.keys():  # no scalars
+            del line[alone]
         for name, value in line.items():
             expected = {name: value}
             if isinstance(value, list):

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from commons.perf_model import MeasuredCost
+from commons.perf_model import Cost
 from commons.training import OptimizerArgs, TensorModelParallelArgs, TrainerArgs, TrainingTask
 from tests.commons.training.small_task import small_task
 from tests.hstu.hstu_samples import Sample, hstu_batch
@@ -114,7 +114,7 @@ def test_costs_that_a_run_has_learned_have_a_file(tmp_path):
     )
     assert args.cost_file() is None
     learned = tmp_path / "learned_cost.json"
-    MeasuredCost(0.0, 1.0, 2.0, 3.0).save(learned)
+    Cost((1.0, 2.0, 3.0)).save(learned)
     assert args.cost_file() == learned
     assert replace(args, balance_cost=str(learned), log_dir="elsewhere").cost_file() == learned
     assert replace(args, balance_cost="flops").cost_file() is None

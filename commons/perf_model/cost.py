@@ -1,0 +1,170 @@
+"""Cost of samples: a nonnegative sum over what is counted of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from commons.perf_model.nonnegative_fit import fitted
+
+_KIND = "cost of samples, tokens and workloads"
+_KIND_BEFORE = "measured cost"  # of samples, tokens and squared tokens
+# Counts before the columns of `get_workloads`: samples and tokens.
+NUM_OTHERS = 2
+# Enough to converge to the smallest sum of absolute errors.
+_REWEIGHTINGS = 30
+# The largest float64 below 2^63.
+_LARGEST = float(2**63 - 1024)
+LINEAR = (
+    "get_workloads is linear in tokens, so nothing that grows faster, such as attention, can be learned from "
+    "times: return it as a second column, as in torch.stack([tokens, tokens**2], 1)"
+)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Cost of a row: a nonnegative sum over its counts.
+
+    The counts are samples (1 for a whole sample or its first piece, 0 for a later piece), tokens, and the
+    columns of `get_workloads`. "flops" adds the columns up. Other coefficients are nanoseconds of forward and
+    backward, fitted to measured steps.
+
+    Attributes:
+        coefficients: cost per sample, per token, and per unit of each column.
+        per_step: nanoseconds that a step takes whatever its samples. No placement changes them, so they are
+            part of no load.
+        median_error: median relative error of the fit over the steps.
+
+    Raises:
+        ValueError: a value is negative or not finite, a column is missing, or all coefficients are 0.
+    """
+
+    coefficients: tuple[float, ...]
+    per_step: float = 0.0
+    median_error: float = 0.0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "coefficients", tuple(self.coefficients))
+        for value in (*self.coefficients, self.per_step, self.median_error):
+            if isinstance(value, bool) or not (math.isfinite(value) and value >= 0):
+                raise ValueError(f"{self} has {value}; expected finite numbers of at least 0")
+        if self.num_columns < 1:
+            raise ValueError(f"{self} has no coefficient of a column of get_workloads; expected one")
+        if not any(self.coefficients):
+            raise ValueError(f"no sample costs anything in {self}; expected a coefficient above 0")
+
+    @staticmethod
+    def sum_of_columns(num_columns: int) -> Cost:
+        """Returns the cost that adds up the columns of `get_workloads`, in their unit."""
+        return Cost((0.0,) * NUM_OTHERS + (1.0,) * num_columns)
+
+    @property
+    def num_columns(self) -> int:
+        """Columns of `get_workloads` that it is a cost of."""
+        return len(self.coefficients) - NUM_OTHERS
+
+    def of(self, samples: np.ndarray | int, tokens: np.ndarray, work: np.ndarray) -> np.ndarray:
+        """Returns the cost of each row, int64 `[rows]`; what exceeds int64 counts as its largest number.
+
+        Equal on every processor: multiplications and additions one by one, without sums over rows.
+
+        Args:
+            samples: `[rows]`, 1 for a whole sample or its first piece, else 0; or one number for all.
+            tokens: int64 `[rows]`.
+            work: int64 `[rows, columns]`, of `get_workloads`.
+        """
+        cost = np.zeros(len(tokens))
+        for coefficient, count in zip(self.coefficients, (samples, tokens, *work.T), strict=True):
+            if coefficient:
+                cost += coefficient * count
+        return np.rint(np.minimum(cost, _LARGEST)).astype(np.int64)
+
+    def step_seconds(self, counts: np.ndarray) -> np.ndarray:
+        """Returns the time of ranks' steps, float64 `[...]`, given sums of counts, `[..., 2 + columns]`."""
+        return (self.per_step + counts @ np.array(self.coefficients)) * 1e-9
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the cost as JSON."""
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps({"kind": _KIND, **dataclasses.asdict(self)}, indent=1) + "\n")
+
+    @staticmethod
+    def load(path: str | os.PathLike[str]) -> Cost:
+        """Reads a file written by `save`.
+
+        Raises:
+            FileNotFoundError: the file does not exist.
+            ValueError: the file has no cost, or one by squared tokens, as older versions wrote.
+        """
+        path = Path(path)
+        if not path.exists():
+            raise FileNotFoundError(f"{path} does not exist; expected a file written by a calibration")
+        try:
+            read = json.loads(path.read_text())
+            kind = read.pop("kind")
+            if kind == _KIND_BEFORE:
+                raise ValueError(
+                    "it is by squared tokens, and costs are by the model's FLOPs now; calibrate again"
+                )
+            if kind != _KIND:
+                raise ValueError(f"it is of another kind; expected {_KIND!r}")
+            return Cost(**read)
+        except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+            raise ValueError(f"{path} is not a cost written by a calibration: {error}") from error
+
+    @staticmethod
+    def fit(counts: np.ndarray, seconds: np.ndarray) -> Cost:
+        """Fits nonnegative coefficients with the smallest sum of absolute relative errors.
+
+        If all steps have the same number of samples, the cost per step and per sample cannot be separated.
+        Then `per_step` takes all of it, and the coefficient of samples is 0.
+
+        Args:
+            counts: float64 `[steps, 2 + columns]`, sums over the samples of one rank's step.
+            seconds: float64 `[steps]`, measured times; 0 where there is none.
+
+        Raises:
+            ValueError: fewer steps took any time than there are coefficients, or times do not grow with the
+                samples.
+        """
+        counts, seconds = counts[seconds > 0], seconds[seconds > 0]
+        least = counts.shape[1] + 1  # one per coefficient, and one for the step
+        if len(seconds) < least:
+            raise ValueError(f"{len(seconds)} measured steps; expected at least {least}")
+        of_samples = counts.copy()
+        if (counts[:, 0] == counts[0, 0]).all():
+            of_samples[:, 0] = 0
+        with_step = np.concatenate([np.ones((len(seconds), 1)), of_samples], 1)
+        per_step, *coefficients = (1e9 * fitted(with_step, seconds, _REWEIGHTINGS)).tolist()
+        if not any(coefficients):
+            raise ValueError(
+                f"in {len(seconds)} steps the time of one, near {per_step / 1e6:.3g} ms, does not "
+                "grow with its samples or their tokens; expected steps that compute more, or more of them"
+            )
+        cost = Cost(tuple(coefficients), per_step)
+        return dataclasses.replace(cost, median_error=median_error(cost.step_seconds(counts), seconds))
+
+
+def median_error(predicted: np.ndarray, measured: np.ndarray) -> float:
+    """Returns the median of the relative errors."""
+    return float(np.median(np.abs(predicted / measured - 1)))
+
+
+def is_linear(counts: np.ndarray) -> bool:
+    """Whether all columns follow from samples and tokens alone, in steps whose samples differ in length.
+
+    Args:
+        counts: float64 `[steps, 2 + columns]`, sums over samples.
+    """
+    others, work = counts[:, :NUM_OTHERS], counts[:, NUM_OTHERS:]
+    if np.linalg.matrix_rank(others) < NUM_OTHERS:
+        return False
+    found = others @ np.linalg.lstsq(others, work, rcond=None)[0]
+    return bool(np.allclose(found, work, rtol=1e-6, atol=0))

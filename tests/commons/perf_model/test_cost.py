@@ -1,0 +1,210 @@
+"""Costs: sums over counts, fits to steps, and their files."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from commons.perf_model import Cost
+from commons.perf_model.calibrate import WARM_UP_STEPS, MeasuredSteps, main, summary
+from commons.perf_model.cost import LINEAR, is_linear
+
+# Of a sample, a token, and two columns, in nanoseconds.
+COST = Cost((1e5, 1e3, 0.5, 2.0), per_step=2e6)
+
+
+def _counts(num_steps: int, seed: int = 0, columns: int = 2) -> np.ndarray:
+    """Sums over samples with a linear column, a quadratic one, or both; float64 `[steps, 2 + columns]`."""
+    rng = np.random.default_rng(seed)
+    rows = []
+    for _ in range(num_steps):
+        tokens = rng.lognormal(5, 1.2, rng.integers(4, 40)).round()
+        of_columns = (5 * tokens, np.square(tokens))[2 - columns :]
+        rows.append((len(tokens), tokens.sum(), *(column.sum() for column in of_columns)))
+    return np.array(rows, dtype=np.float64)
+
+
+def _steps(cost: Cost, num_steps: int, seed: int = 0) -> MeasuredSteps:
+    counts = _counts(num_steps, seed, cost.num_columns)
+    return MeasuredSteps(counts, cost.step_seconds(counts))
+
+
+@settings(deadline=None, max_examples=50)
+@given(
+    st.lists(st.floats(0, 1e6), min_size=3, max_size=5).filter(any),
+    st.lists(st.tuples(*[st.integers(0, 10**6)] * 5), min_size=1, max_size=9),
+)
+def test_a_row_costs_the_sum_of_its_counts_and_more_counts_never_cost_less(coefficients, rows):
+    cost, counts = Cost(tuple(coefficients)), np.array(rows)[:, : len(coefficients)]
+
+    def of(counts: np.ndarray) -> np.ndarray:
+        return cost.of(counts[:, 0], counts[:, 1], counts[:, 2:])
+
+    np.testing.assert_allclose(of(counts), counts @ np.array(coefficients), rtol=1e-12, atol=0.5)
+    assert (of(counts + 1) >= of(counts)).all()
+    np.testing.assert_allclose(cost.step_seconds(counts), of(counts) * 1e-9, rtol=1e-9, atol=1e-9)
+
+
+def test_the_sum_of_columns_is_exact_and_ends_where_integers_do():
+    work = np.array([[2**53 - 1, 0], [3, 4], [2**62, 2**62], [2**63 - 1, 0]])
+    cost = Cost.sum_of_columns(2).of(1, np.ones(4, dtype=np.int64), work)
+    assert cost.dtype == np.int64 and cost[:2].tolist() == [2**53 - 1, 7]
+    assert (cost[2:] > 2**63 - 2**12).all()
+
+
+seconds = st.floats(0, 1e9, allow_nan=False)
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.tuples(*[seconds] * 5).filter(lambda parts: sum(parts[:4]) > 1e6))
+def test_a_fit_to_what_a_cost_predicts_predicts_the_same(parts):
+    true = Cost(parts[:4], per_step=parts[4])
+    steps = _steps(true, 60)
+    cost = steps.fit()
+    assert float(steps.errors(cost).max()) < 1e-6 and cost.median_error < 1e-6
+    others = _steps(true, 60, seed=1)
+    assert float(others.errors(cost).max()) < 1e-4
+
+
+def test_steps_that_something_else_slowed_do_not_bend_the_fit():
+    steps = _steps(COST, 200)
+    slowed = steps.seconds * np.random.default_rng(0).lognormal(0, 0.03, 200)
+    slowed[::10] *= 5
+    cost = Cost.fit(steps.counts, slowed)
+    assert float(np.median(steps.errors(cost))) < 0.02
+
+
+@pytest.mark.parametrize("per_step, per_sample", [(2e7, 0.0), (0.0, 2e7 / 16), (1e7, 1e7 / 16)])
+def test_what_steps_of_as_many_samples_take_anyway_is_the_steps(per_step, per_sample):
+    rng = np.random.default_rng(0)
+    tokens = rng.lognormal(5, 1.2, (200, 16)).round()
+    counts = np.stack([np.full(200, 16.0), tokens.sum(1), np.square(tokens).sum(1)], 1)
+    true = Cost((per_sample, 1e3, 2.0), per_step)
+    cost = Cost.fit(counts, true.step_seconds(counts) * rng.lognormal(0, 0.03, 200))
+    assert cost.coefficients[0] == 0 and cost.per_step == pytest.approx(2e7, rel=0.05)
+
+
+def test_a_line_that_has_the_first_steps_in_it_is_left_out(tmp_path):
+    lines = [line for line in _log_lines(_steps(COST, 30)) if json.loads(line)["step"] % 3 == 0]
+    (tmp_path / "train.jsonl").write_text("\n".join(lines))
+    # Each line is of three steps; that at step 6 has the fourth and the fifth in it.
+    assert len(MeasuredSteps.read(tmp_path / "train.jsonl")) == 8
+
+
+def test_workloads_that_are_linear_in_tokens_are_told_from_others():
+    counts = _counts(40)
+    linear = counts[:, :3]
+    affine = np.concatenate([linear, linear[:, :1] + 3 * linear[:, 1:2]], 1)
+    same_length = counts * 0 + counts[:, :1] * counts[0]
+    assert is_linear(linear) and is_linear(affine)
+    assert not is_linear(counts) and not is_linear(counts[:, [0, 1, 3]]) and not is_linear(same_length)
+    steps = MeasuredSteps(linear, linear @ [1e-4, 1e-6, 1e-6])
+    assert LINEAR in summary(steps.fit(), steps)
+    assert LINEAR not in summary(COST, _steps(COST, 40))
+
+
+def test_written_and_read_it_is_the_same(tmp_path):
+    path = tmp_path / "made" / "cost.json"
+    COST.save(path)
+    assert Cost.load(path) == COST
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"kind": "other"}',
+        '{"kind": "cost of samples, tokens and workloads", "coefficients": [1, -1, 0]}',
+        '{"kind": "cost of samples, tokens and workloads", "coefficients": [1, 1]}',
+    ],
+)
+def test_another_file_is_named(tmp_path, content):
+    path = tmp_path / "cost.json"
+    path.write_text(content)
+    with pytest.raises(ValueError, match=r"cost\.json is not a cost written by a calibration"):
+        Cost.load(path)
+    with pytest.raises(FileNotFoundError, match=r"none\.json does not exist"):
+        Cost.load(tmp_path / "none.json")
+
+
+def test_a_file_by_squared_tokens_says_to_calibrate_again(tmp_path):
+    path = tmp_path / "cost.json"
+    before = {"per_step": 0.0, "per_sample": 0.0, "per_token": 1e-6, "per_squared_token": 1e-9}
+    path.write_text(json.dumps({"kind": "measured cost", **before, "median_error": 0.01}))
+    with pytest.raises(ValueError, match=r"by squared tokens.*; calibrate again$"):
+        Cost.load(path)
+
+
+def test_times_that_no_sample_changes_are_no_cost():
+    samples = np.array([4.0, 4.0, 4.0, 4.0, 8.0])
+    counts = np.stack([samples, 10 * samples, 100 * samples], 1)
+    with pytest.raises(
+        ValueError, match=r"in 5 steps the time of one, near 2 ms, does not grow with its samp"
+    ):
+        Cost.fit(counts, np.full(5, 0.002))
+
+
+@pytest.mark.parametrize(
+    ("coefficients", "message"),
+    [
+        ((0.0, -1.0, 0.0, 1.0), "has -1.0; expected finite numbers of at least 0"),
+        ((float("nan"), 1.0, 1.0, 1.0), "has nan"),
+        ((0.0, 0.0, 0.0), "no sample costs anything"),
+        ((1.0, 1.0), "has no coefficient of a column"),
+    ],
+)
+def test_a_cost_that_cannot_be_is_refused(coefficients, message):
+    with pytest.raises(ValueError, match=message):
+        Cost(coefficients)
+
+
+def _log_lines(steps: MeasuredSteps) -> list[str]:
+    """A log of one rank, some lines of which are not about training."""
+    lines = [json.dumps({"kind": "start", "step": 0})]
+    for step, (counts, time) in enumerate(zip(steps.counts.tolist(), steps.seconds.tolist(), strict=True)):
+        # What comes first has one-off costs in it.
+        figures = {
+            "counts_after": [counts],
+            "compute_ms": [time * 1e3 * (50 if step < WARM_UP_STEPS else 1)],
+        }
+        lines.append(json.dumps({"kind": "train", "step": step + 1, **figures}))
+    return lines
+
+
+def test_logged_steps_are_fitted(tmp_path, capsys):
+    log, out = tmp_path / "train.jsonl", tmp_path / "cost.json"
+    log.write_text("\n".join(_log_lines(_steps(COST, 60))))
+    main([str(out), str(log)])
+    assert float(_steps(COST, 60).errors(Cost.load(out)).max()) < 1e-6
+    assert "2 ns · w1" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "0 measured steps; expected at least 4"),
+        ("no json", "line 1: not a line of a training log"),
+        (
+            '{"kind": "train", "step": 9}\n{"kind": "train", "step": 10}',
+            "line 2: not a line of a training log",
+        ),
+        (
+            '{"kind": "train", "step": 9, "counts_after": [[1, 2, 3]], "compute_ms": [1]}\n' * 2
+            + '{"kind": "train", "step": 9, "counts_after": [[1, 2, 3, 4]], "compute_ms": [1]}',
+            "steps differ in their columns of get_workloads",
+        ),
+    ],
+)
+def test_a_log_that_cannot_be_fitted_is_an_error_of_one_line(tmp_path, capsys, text, message):
+    log = tmp_path / "train.jsonl"
+    log.write_text(text)
+    with pytest.raises(SystemExit) as exit_:
+        main([str(tmp_path / "cost.json"), str(log)])
+    error = capsys.readouterr().err
+    assert exit_.value.code == 2 and message in error and error.count("\n") == 1
