@@ -148,13 +148,13 @@ def _cut_between(
 def _with_even_tokens(
     samples: LoadedSamples, rank: np.ndarray, partitioning: Partitioning, mean: float
 ) -> np.ndarray:
-    """Returns int64 `[rows]`, the ranks after a few moves that even out tokens, and keep to the highest load.
+    """Returns int64 `[rows]`, the ranks after a few moves that even out tokens, and keep the longest time.
 
     Groups stay as they are.
     """
     if partitioning.excess_tokens(samples, rank) == 0 or samples.groups is not None:
         return rank
-    longest = max(1 + TOLERANCE, partitioning.longest_time(samples, rank) / mean)
+    longest = partitioning.longest_time(samples, rank) / mean
     bound = lower_bound(samples.workloads, samples.num_ranks, equal_size=False, speeds=partitioning.speeds)
     partition = rebalance(
         samples.workloads,

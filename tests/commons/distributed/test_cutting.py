@@ -168,6 +168,23 @@ def test_rebalancing_with_pieces_moves_few_samples_and_keeps_its_tolerance():
     assert moved["rebalance", 0.1] <= moved["rebalance", None] < moved["refined", None] / 2
 
 
+@pytest.mark.parametrize("partitioner", ["refined", "rebalance"])
+def test_tokens_of_pieces_are_evened_out_at_no_cost_in_load(partitioner):
+    fewer = 0
+    for seed in range(5):
+        lengths = np.random.default_rng(seed).lognormal(5, 1.4, 128).clip(1, 4096).astype(np.int64)
+        samples, cutting = loaded_by([16] * 8, batch_of("hstu", lengths))
+        plans = [
+            _placed(samples, cutting, partitioner=partitioner, token_tolerance=each) for each in (None, 0.1)
+        ]
+        loads = [plan.loads.max() for plan in plans]
+        tokens = [np.bincount(plan.destination, plan.tokens).max() for plan in plans]
+        if plans[0].pieces is not None:
+            assert loads[1] <= loads[0] and tokens[1] <= tokens[0]
+            fewer += tokens[1] < tokens[0]
+    assert fewer >= 3
+
+
 def test_samples_are_cut_within_their_groups():
     _, samples, cutting = _drawn(3, "hstu", 8, 6)
     groups = [(np.array([0, 2, 4]), None), (np.array([1, 3]), None), (np.array([5]), None)]
