@@ -11,7 +11,6 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
 from commons.partition.compiled import compiled, inner
 from commons.partition.copies import Copies, copies_added, swap_counted
@@ -308,7 +307,7 @@ def _best_swap(
     return gives, partner, returns
 
 
-@njit(inline="always")
+@inner
 def moving_cost(costs: Costs, sample: int, source: int, to: int) -> int:
     """The cost of moving the sample from one part to another; negative on the way home, 0 for NONE."""
     if sample == NONE:
@@ -316,7 +315,7 @@ def moving_cost(costs: Costs, sample: int, source: int, to: int) -> int:
     return _cost_of_being_in(costs, sample, to) - _cost_of_being_in(costs, sample, source)
 
 
-@njit(inline="always")
+@inner
 def _cost_of_being_in(costs: Costs, sample: int, part: int) -> int:
     home = costs.home[sample]
     if part == home:
@@ -324,7 +323,7 @@ def _cost_of_being_in(costs: Costs, sample: int, part: int) -> int:
     return costs.of_move[sample] * (1 if costs.node_of[part] == costs.node_of[home] else ACROSS_NODES)
 
 
-@njit(inline="always")
+@inner
 def cost_of_return(costs: Costs, sample: int, copied: int, giver: int, taker: int, returned: int) -> int:
     """The cost of copies of a swap, and of moving the sample returned; `copied` is that of the other."""
     if returned == NONE:
@@ -343,28 +342,28 @@ def send_home(parts: Parts, limits: Limits, costs: Costs, target: int) -> None:
     One that is on another node may go to any part of its own, any other one only home; and one whose group
     is in several parts to each of these.
     """
-    node_of, copies = costs.node_of, costs.copies
-    goals = np.empty(len(node_of) + MOST_TO_JOIN, dtype=np.int64)
     for i in range(len(parts.work)):
         if costs.looks[0] > costs.looks[1]:
             break
-        part, home, num_goals = parts.part_of[i], costs.home[i], 0
-        if part != home:
-            for to in range(len(node_of)) if node_of[part] != node_of[home] else range(home, home + 1):
-                if node_of[to] == node_of[home]:
-                    goals[num_goals] = to
-                    num_goals += 1
-        group = copies.group_of[i]
-        if group != NONE:
-            first = copies.start[group]
-            for slot in range(first, first + min(copies.used[group], MOST_TO_JOIN)):
-                goals[num_goals] = copies.part[slot]
-                num_goals += copies.part[slot] != part
+        part, home, group = parts.part_of[i], costs.home[i], costs.copies.group_of[i]
         cheapest, goes_to, returns = 0, NONE, NONE
-        for to in goals[:num_goals]:
-            cost, returned = _cheapest_return(parts, limits, costs, target, i, to)
-            if cost < cheapest:
-                cheapest, goes_to, returns = cost, to, returned
+        first, end = home, home + 1
+        if part == home:
+            end = home
+        elif costs.node_of[part] != costs.node_of[home]:
+            while first > 0 and costs.node_of[first - 1] == costs.node_of[home]:
+                first -= 1
+            while end < len(costs.node_of) and costs.node_of[end] == costs.node_of[home]:
+                end += 1
+        slot, joins = 0, 0
+        if group != NONE:
+            slot, joins = costs.copies.start[group], min(costs.copies.used[group], MOST_TO_JOIN)
+        for goal in range(end - first + joins):
+            to = first + goal if goal < end - first else costs.copies.part[slot + goal - (end - first)]
+            if to != part:
+                cost, returned = _cheapest_return(parts, limits, costs, target, i, to)
+                if cost < cheapest:
+                    cheapest, goes_to, returns = cost, to, returned
         if goes_to != NONE:
             swap_counted(parts, costs.copies, part, i, goes_to, returns)
 

@@ -13,11 +13,12 @@ from commons.partition.copies import copies_added, swap_counted
 from commons.partition.problem import Problem
 from commons.partition.search import NONE, Limits, Parts, base_of, make_parts, time_of
 from commons.partition.search_from_home import (
+    NO_SWAPS,
     Costs,
     cost_of_return,
     costs_of_moves,
     moving_cost,
-    send_home,
+    search_to,
 )
 
 # Of 100 samples, this many more may leave home.
@@ -44,9 +45,14 @@ def level_tokens(problem: Problem, costs: Costs, part_of: np.ndarray, target: in
     most_moved = MORE_MOVED * len(work) // 100
     most_looks = LOOKS * len(work) * len(work).bit_length()
     target = max(target, int(time_of(work, part_of, speeds)))
-    goal = problem.token_goal
-    base = base_of(speeds, target)
-    relieve(work, tokens, part_of, base, limits, costs, target, goal, most_moved, most_looks)
+    goal, base, relieved = problem.token_goal, base_of(speeds, target), part_of.copy()
+    most = relieve(work, tokens, relieved, base, limits, costs, target, goal, most_moved, most_looks)
+    if most == amounts.max():
+        return
+    part_of[:] = relieved
+    if costs.home[0] != NONE:
+        limits = limits._replace(max_tokens=max(most, goal))
+        search_to(work, tokens, part_of, base, limits, costs, target, NO_SWAPS)
 
 
 def free_moves(problem: Problem) -> Costs:
@@ -67,12 +73,13 @@ def relieve(
     goal: int,
     most_moved: int,
     most_looks: int,
-) -> None:
-    """`level_tokens`, with at most `most_moved` more samples away from home, and at most `most_looks`."""
-    given = part_of.copy()
+) -> int:
+    """`level_tokens`, with at most `most_moved` more samples away from home, and at most `most_looks`.
+
+    Returns the tokens of the fullest part.
+    """
     parts = make_parts(work, tokens, part_of, base)
     full = _fullest(parts)
-    at_first = parts.amount[full]
     while parts.amount[full] > goal and most_looks > 0:
         gives, taker, returns, looks = _relieving_swap(parts, limits, costs, full, target, goal)
         most_looks -= looks
@@ -83,10 +90,7 @@ def relieve(
             break
         swap_counted(parts, costs.copies, full, gives, taker, returns)
         full = _fullest(parts)
-    if parts.amount[full] == at_first:
-        part_of[:] = given
-    elif costs.home[0] != NONE:
-        send_home(parts, Limits(limits.fewest, limits.most, max(parts.amount[full], goal)), costs, target)
+    return parts.amount[full]
 
 
 @inner
