@@ -59,7 +59,8 @@ def _announcement(model: str) -> str:
     training, replayed = (duration(before["seconds"][part]) for part in ("training", "replay"))
     return (
         f"{TITLES[model]} on random histories, in {len(ARMS)} ways: {'; '.join(ARMS)}. On 2 CPU cores,\n"
-        f"- training on {RANKS} ranks takes {training}, and about a minute more the first time, to compile;\n"
+        f"- training on {RANKS} ranks takes {training}, and about 20 seconds more the first time, to "
+        "compile;\n"
         f"- replaying {RANKS_OF_REPLAY} ranks, one after another, takes {replayed}."
     )
 

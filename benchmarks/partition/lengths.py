@@ -16,6 +16,13 @@ LOGNORMAL, ZIPF = "lognormal(5, 1.2)", "zipf(1.2)"
 PARETO_1_6, PARETO_1_1 = "Pareto(1.6) to 4096", "Pareto(1.1) to 16384"
 LONG = "lognormal, median 8591"
 LONGEST, NEWEST = 4096, 200
+# Public data sets' mean and median events of a user, and the most; KuaiRand-27K has at least 100 of each.
+YAMBDA, KUAIRAND, TAOBAO = "Yambda-5B", "KuaiRand-27K", "Taobao"
+PUBLISHED = {
+    YAMBDA: (4763, 2695, 1, 27_738),
+    KUAIRAND: (11_796, 8591, 100, 228_000),
+    TAOBAO: (101.4, 75, 1, 848),
+}
 
 
 def movielens_folder(given: Path | None) -> Path | None:
@@ -43,13 +50,18 @@ def all_lengths(movielens: Path | None) -> dict[str, Lengths]:
     lengths[LOGNORMAL] = lognormal
     lengths[ZIPF] = lambda rng, n: rng.zipf(1.2, n).clip(1, LONGEST)
     lengths["uniform in [1, 200]"] = lambda rng, n: rng.integers(1, NEWEST + 1, n)
-    lengths["all 200"] = lambda rng, n: np.full(n, NEWEST)
-    return lengths
+    return lengths | {name: _lognormal_of(*figures) for name, figures in PUBLISHED.items()}
 
 
 def lognormal(rng: np.random.Generator, count: int) -> np.ndarray:
     """Heavy-tailed, as histories are that nobody caps."""
     return rng.lognormal(5, 1.2, count).clip(1, LONGEST).astype(np.int64)
+
+
+def _lognormal_of(mean: float, median: float, least: int, most: int) -> Lengths:
+    """Returns lognormal lengths with this mean and median, before they are clipped to `least` and `most`."""
+    of_log, spread = np.log(median), np.sqrt(2 * np.log(mean / median))
+    return lambda rng, n: rng.lognormal(of_log, spread, n).clip(least, most).astype(np.int64)
 
 
 def long_tailed_lengths() -> dict[str, Lengths]:

@@ -68,7 +68,7 @@ def _warn_once(reason: str) -> None:
     global _warned
     if not _warned and os.environ.get("LOCAL_RANK", "0") == "0":
         logging.getLogger(__name__).warning(
-            f"numba's cache cannot be used ({reason}): functions are compiled in memory, for 20 seconds. "
-            "If that comes at every start, set NUMBA_CACHE_DIR to a folder that can be written"
+            f"numba's cache cannot be used ({reason}): functions are compiled in memory, for about 20 "
+            "seconds. If that comes at every start, set NUMBA_CACHE_DIR to a folder that can be written"
         )
     _warned = True
