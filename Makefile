@@ -7,6 +7,7 @@
 # SETS             for versions: versions of torch, as in 2.14.1, or 2.13.0/3.12 for one Python of several; unset: all.
 # DATA             a folder with MovieLens 100K's u.data, for bench-loading, bench-partition and bench-shuffle;
 #                  without, they only print.
+# CHECKOUT         for bench-first-plan: a folder with an older state of this repository, to compare with.
 # GPU_PYTHON       for gpu-check: the Python of an environment with torch for CUDA, into which nothing is installed;
 #                  unset: .venv, whose fbgemm is for CPUs.
 
@@ -15,13 +16,19 @@ TORCH_INDEX_URL ?=
 MODEL ?= hstu
 SETS ?=
 DATA ?=
+CHECKOUT ?=
 GPU_PYTHON ?=
 VENV := .venv
 RUN := OMP_NUM_THREADS=1 $(VENV)/bin/python
 INSTALLED := $(VENV)/.installed
 
+<<<<<<< ours
 .PHONY: help demo test lint format tables bench-attention bench-calibration bench-checkpoint bench-gather bench-groups bench-kuairand bench-learning bench-loading bench-lookups bench-micro-batch bench-padding bench-partition \
 	bench-recompute bench-shuffle bench-split bench-split-samples bench-tokens check-kernels cluster-check gpu-check soak versions clean
+=======
+.PHONY: help demo test lint format tables bench-attention bench-calibration bench-checkpoint bench-first-plan bench-gather bench-kuairand bench-learning bench-loading bench-lookups bench-micro-batch bench-padding bench-partition \
+	bench-recompute bench-shuffle bench-split bench-split-samples check-kernels cluster-check gpu-check soak versions clean
+>>>>>>> theirs
 
 help:  ## print this list
 	@echo "make TARGET first installs into $(VENV) what the target needs:"
@@ -53,6 +60,9 @@ bench-calibration: $(INSTALLED)  ## balance by measured costs against FLOPs
 
 bench-checkpoint: $(INSTALLED)  ## what a checkpoint costs a step
 	$(RUN) -m benchmarks.checkpoint_stall
+
+bench-first-plan: $(INSTALLED)  ## CPU time of compiling, until the first plan of a new process
+	$(RUN) -m benchmarks.first_plan $(CHECKOUT)
 
 bench-gather: $(INSTALLED)  ## time of the planning gather by number of processes
 	$(RUN) -m benchmarks.plan_gather

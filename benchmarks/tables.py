@@ -11,6 +11,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+<<<<<<< ours
 from benchmarks import (
     attention,
     bucket_loading,
@@ -19,6 +20,9 @@ from benchmarks import (
     recompute,
     token_tolerance,
 )
+=======
+from benchmarks import attention, bucket_loading, first_plan, movielens_equivalence, plan_gather, recompute
+>>>>>>> theirs
 from benchmarks.demo import table as demo
 from benchmarks.learning import table as learning
 from benchmarks.lookups import table as lookups
@@ -65,6 +69,7 @@ def all_tables() -> dict[str, str]:
         "shuffle": shuffle.all_tables(_result("shuffle")),
         "lookups": lookups.all_tables(_result("lookups")),
         "learning": learning.all_tables(_result("learning")),
+        "first-plan": {"seconds": first_plan.make_table(_result("first_plan"))},
         "plan-gather": plan_gather.make_tables(_result("plan_gather")),
         "loading": {"balance": bucket_loading.make_table(_result("bucket_loading")["records"])},
         "attention": {"shares": attention.make_table(_result("attention")["records"])},

@@ -146,7 +146,7 @@ class SampleCost:
 
     @property
     def unit(self) -> str:
-        """Of loads."""
+        """Unit of the loads."""
         return "FLOPs" if self.cost == FLOPS else "predicted ns"
 
     @property

@@ -133,7 +133,7 @@ class BatchShuffler(ABC):
             if self.settings.split:
                 self.group.fetch_group(job_device())
         if self.group.num_ranks > 1 or self.settings.max_tokens_per_micro_batch is not None:
-            warm_up(self.settings, self.has_groups)
+            warm_up(self.settings, self.has_groups and self.settings.takes("groups"))
 
     def _make_group(self, process_group: dist.ProcessGroup | None) -> RankGroup:
         return RankGroup.of(process_group)

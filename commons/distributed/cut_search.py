@@ -160,7 +160,7 @@ def _with_even_tokens(
         samples.workloads,
         rank,
         samples.num_ranks,
-        max(longest / bound - 1, 0.0),
+        max(longest / bound - 1, 0.0) + 1e-9,  # no lower, although it is rounded
         samples.sample_bytes,
         partitioning.ranks_per_node,
         equal_size=False,

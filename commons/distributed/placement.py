@@ -148,7 +148,7 @@ def compile_all(settings: ShufflerSettings, has_groups: bool = False) -> None:
         for speeds in (None, [1.0, 0.5]):
             refine(work, [np.flatnonzero(home == rank) for rank in range(2)], equal_size=False, speeds=speeds)
         refined(work, 2)
-    if settings.partitioner not in ("karmarkar_karp", "longest_processing_time", "refined"):
+    if settings.split or settings.partitioner not in ("karmarkar_karp", "longest_processing_time", "refined"):
         rebalance(work, home, 2, tolerance=0.0)
     if has_groups or settings.group_feature is not None:
         rebalance(work, home, 2, tolerance=0.0, groups=0 * home)

@@ -11,7 +11,7 @@ import numpy as np
 
 from commons.checks import check_types
 from commons.partition import karmarkar_karp, longest_processing_time, rebalance, refined
-from commons.partition.groups import MOST_MOVES_PER_COPY, MOVES_PER_COPY
+from commons.partition.groups import MOVES_PER_COPY, checked_moves_per_copy
 
 # To add a partitioner, add a row, here or from your own module. It returns int64 index arrays, one per rank.
 # It is called with those of these arguments that its signature names: workloads, num_partitions, home (the
@@ -131,10 +131,7 @@ class ShufflerSettings:
             cap = getattr(self, name)
             if cap is not None and cap < 1:
                 raise ValueError(f"{name}={cap}: expected an integer of at least 1, or None for no limit")
-        if not 0 <= self.moves_per_copy <= MOST_MOVES_PER_COPY:
-            raise ValueError(
-                f"moves_per_copy={self.moves_per_copy}: expected a number from 0 to {MOST_MOVES_PER_COPY:g}"
-            )
+        checked_moves_per_copy(self.moves_per_copy)
         if not 1 <= self.speed_limit <= MAX_SPEED_LIMIT:
             raise ValueError(
                 f"speed_limit={self.speed_limit}: expected 1 to {MAX_SPEED_LIMIT}, times as fast as the "
@@ -153,6 +150,11 @@ class ShufflerSettings:
                     f"{name}={getattr(self, name)!r}: {self.partitioner!r} has no argument {argument}; "
                     'choose another partitioner, such as "rebalance"'
                 )
+        if self.moves_per_copy != MOVES_PER_COPY and not self.takes("moves_per_copy"):
+            raise ValueError(
+                f"moves_per_copy={self.moves_per_copy} has no effect on {self.partitioner!r}: leave it "
+                f"{MOVES_PER_COPY:g}"
+            )
         if self.equal_rows and not self.takes("equal_size"):
             raise ValueError(
                 f"equal_rows=True: {self.partitioner!r} has no argument equal_size to make rows equal; set "

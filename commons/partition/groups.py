@@ -22,7 +22,7 @@ from commons.partition.compiled import compiled, inner
 from commons.partition.copies import copies_of
 from commons.partition.from_scratch import refine_within
 from commons.partition.problem import Problem
-from commons.partition.search import NONE, Limits, base_of, grouped, time_of
+from commons.partition.search import NONE, Limits, base_of, grouped, sum_per_part, time_of
 from commons.partition.search_from_home import (
     ACROSS_NODES,
     ALL_SWAPS,
@@ -44,7 +44,7 @@ FEW_COPIES = 0.05
 # Units are placed up to this share above the target first; what then moves is cut. The search tries all where
 # samples are few.
 OVERFULL = (1.25, 1.0, 1.5, 1.1, 2.0)
-FEW_SAMPLES, TRIES = 1024, 2
+FEW_SAMPLES, STARTS_OF_MANY = 1024, 2
 
 
 def numbered_groups(groups: ArrayLike, num_samples: int) -> np.ndarray:
@@ -71,6 +71,15 @@ def numbered_groups(groups: ArrayLike, num_samples: int) -> np.ndarray:
     return (np.cumsum(first == np.arange(num_samples)) - 1)[first]
 
 
+def checked_moves_per_copy(moves_per_copy: float) -> float:
+    """Returns `moves_per_copy`; raises ValueError unless it is a number from 0 to MOST_MOVES_PER_COPY."""
+    if not 0 <= moves_per_copy <= MOST_MOVES_PER_COPY:
+        raise ValueError(
+            f"moves_per_copy is {moves_per_copy}, expected a number from 0 to {MOST_MOVES_PER_COPY:g}"
+        )
+    return float(moves_per_copy)
+
+
 @dataclass(frozen=True)
 class Grouped:
     """Samples of a problem that belong together, in its order.
@@ -92,10 +101,6 @@ class Grouped:
     @staticmethod
     def of(problem: Problem, costs: Costs, groups: ArrayLike, moves_per_copy: float) -> Grouped | None:
         """Checks the groups, and what a copy is worth; None if no two samples belong together."""
-        if not 0 <= moves_per_copy <= MOST_MOVES_PER_COPY:
-            raise ValueError(
-                f"moves_per_copy is {moves_per_copy}, expected a number from 0 to {MOST_MOVES_PER_COPY:g}"
-            )
         numbers = numbered_groups(groups, len(problem.work))
         sizes = np.bincount(numbers)
         is_shared = sizes > 1
@@ -106,7 +111,7 @@ class Grouped:
         largest = np.zeros(int(is_shared.sum()), dtype=np.int64)
         together = group_of != NONE
         np.maximum.at(largest, group_of[together], costs.of_move[together])
-        of_copy = np.rint(moves_per_copy * largest).astype(np.int64)
+        of_copy = np.rint(checked_moves_per_copy(moves_per_copy) * largest).astype(np.int64)
         by_home, _ = grouped(costs.home, problem.num_parts)
         return Grouped(problem, costs, group_of, of_copy, by_home)
 
@@ -118,7 +123,7 @@ class Grouped:
         return has_some.reshape(-1, num_parts).sum(1) - 1
 
     def has_few_copies(self, part_of: np.ndarray) -> bool:
-        """Whether little is left to gain."""
+        """Returns whether groups have at most FEW_COPIES copies each, on average."""
         return bool(self.copies(part_of).mean() <= FEW_COPIES)
 
     def cost(self, part_of: np.ndarray) -> int:
@@ -177,7 +182,7 @@ class Grouped:
     def search(self, part_of: np.ndarray, run_of: np.ndarray, target: int, swaps: int) -> None:
         """Changes `part_of` by the search from home, with runs in place of samples."""
         problem, num_runs = self.problem, int(run_of.max()) + 1
-        work = np.bincount(run_of, problem.work).astype(np.int64)
+        work = sum_per_part(problem.work, run_of, num_runs)
         order = np.argsort(-work, kind="stable")
         place = np.empty_like(order)
         place[order] = np.arange(num_runs)
@@ -212,7 +217,8 @@ class Grouped:
         for length in [] if self.has_few_copies(part_of) else self.lengths():
             joined = part_of.copy()
             self.search(joined, self.runs(joined, length), attained, NO_SWAPS)
-            if problem.beyond_limits(joined) is None:  # runs know no fewest samples, and no tokens
+            # Runs know no fewest samples, and no tokens.
+            if problem.beyond_limits(joined) is None and self.time(joined) <= attained:
                 part_of = joined
         return part_of
 
@@ -237,10 +243,11 @@ def together(samples: Grouped, target: int) -> np.ndarray:
             samples.search(part_of, samples.runs(part_of, length), target, CHEAP_SWAPS)
         return samples.finish(part_of, target)
 
-    def rated(part_of: np.ndarray) -> tuple[int, int]:
-        return max(samples.time(part_of), target), samples.cost(part_of)
+    def rated(part_of: np.ndarray) -> tuple[bool, int, int]:
+        is_beyond = samples.problem.beyond_limits(part_of) is not None
+        return is_beyond, max(samples.time(part_of), target), samples.cost(part_of)
 
-    tried = OVERFULL[: TRIES if len(samples.group_of) > FEW_SAMPLES else None]
+    tried = OVERFULL[: STARTS_OF_MANY if len(samples.group_of) > FEW_SAMPLES else None]
     starts: list[Callable[[], np.ndarray]] = [partial(from_units, overfull) for overfull in tried]
     are_together = samples.copies(samples.costs.home).mean() < 1
     if are_together:
@@ -248,10 +255,10 @@ def together(samples: Grouped, target: int) -> np.ndarray:
     found = []
     for start in starts:
         found.append(start())
-        if samples.time(found[-1]) <= target and samples.has_few_copies(found[-1]):
+        if rated(found[-1])[:2] == (False, target) and samples.has_few_copies(found[-1]):
             return found[-1]
     best = min(found, key=rated)
-    if are_together or samples.time(best) <= target:
+    if are_together or rated(best)[:2] == (False, target):
         return best
     return min(best, from_home(), key=rated)
 

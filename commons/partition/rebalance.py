@@ -86,7 +86,9 @@ def rebalance(
     target = target_time(problem.work, problem.speeds, problem.limits, tolerance)
     samples = None if groups is None else Grouped.of(problem, costs, groups, moves_per_copy)
     if samples is None:  # no two belong together
-        return problem.partition(_moved(problem, costs, target, tolerance))
+        part_of = _moved(problem, costs, target, tolerance)
+        level_tokens(problem, costs, part_of, target)
+        return problem.partition(part_of)
     part_of = _together(samples, target, tolerance)
     samples.level_tokens(part_of, target)
     return problem.partition(part_of)
@@ -112,7 +114,6 @@ def _moved(problem: Problem, costs: Costs, target: int, tolerance: float) -> np.
     """int64 `[samples]`: a partition near home that keeps to the limits, and to the target if that can be."""
     part_of = _within_limits(problem, costs, target)
     move(problem.work, problem.tokens, part_of, problem.speeds, problem.limits, costs, target, tolerance)
-    level_tokens(problem, costs, part_of, target)
     return part_of
 
 
@@ -175,7 +176,9 @@ def _relieve(work: np.ndarray, part_of: np.ndarray, base: np.ndarray, target: in
     size = np.bincount(part_of, minlength=len(base))
     leaves = np.zeros(len(work), dtype=np.bool_)
     # Samples that leave are no lighter than a part's mean, so that MANY need this much above the target.
-    for part in np.flatnonzero((load - target) * size.astype(np.float64) > MANY * (load - base)):
+    for part in np.flatnonzero(
+        (load - target) * size.astype(np.float64) > MANY * (load - base).astype(np.float64)
+    ):
         members = np.flatnonzero(part_of == part)
         lighter = load[part] - np.cumsum(work[members])
         of_part = members[lighter + work[members] > target]

@@ -32,7 +32,8 @@ for num_loaded in ([8] * 8, [40, 0, 3], [9, 8, 8], [600, 0, 0, 0, 0]):
         rows = np.array(num_loaded)
         tokens = rng.lognormal(3, spread, rows.sum()).clip(1, 99).astype(np.int64)
         each = tokens[:, None]
-        samples = LoadedSamples(rows, rows, tokens**2, tokens, tokens, each, tokens, each)
+        groups = None if settings.group_feature is None else tokens % 9
+        samples = LoadedSamples(rows, rows, tokens**2, tokens, tokens, each, tokens, each, groups=groups)
         for speeds in (None, 1 + rng.random(len(rows))):
             plan = place(samples, settings, 2, speeds=speeds)
             if settings.max_tokens_per_micro_batch is not None:
@@ -61,11 +62,12 @@ def _before_and_after_placing(**settings) -> list[list[str]]:
         {"partitioner": "refined", "max_tokens_per_micro_batch": 100},
         {"partitioner": "longest_processing_time", "max_tokens": 20_000},
         {"partitioner": "karmarkar_karp"},
+        {"group_feature": "user"},
     ],
 )
 def test_no_step_compiles(settings):
     before, after = _before_and_after_placing(**settings)
     assert before == after and len(before) > 4
     assert "_level" not in before  # pieces
-    assert "join_groups" not in before
-    assert ("_move_to" in before) == ("partitioner" not in settings)
+    assert ("_placed" in before) == ("group_feature" in settings)
+    assert ("search_to" in before) == ("partitioner" not in settings)
