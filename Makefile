@@ -22,13 +22,8 @@ VENV := .venv
 RUN := OMP_NUM_THREADS=1 $(VENV)/bin/python
 INSTALLED := $(VENV)/.installed
 
-<<<<<<< ours
-.PHONY: help demo test lint format tables bench-attention bench-calibration bench-checkpoint bench-gather bench-groups bench-kuairand bench-learning bench-loading bench-lookups bench-micro-batch bench-padding bench-partition \
+.PHONY: help demo test lint format tables bench-attention bench-calibration bench-checkpoint bench-first-plan bench-gather bench-groups bench-kuairand bench-learning bench-loading bench-lookups bench-micro-batch bench-padding bench-partition \
 	bench-recompute bench-shuffle bench-split bench-split-samples bench-tokens check-kernels cluster-check gpu-check soak versions clean
-=======
-.PHONY: help demo test lint format tables bench-attention bench-calibration bench-checkpoint bench-first-plan bench-gather bench-kuairand bench-learning bench-loading bench-lookups bench-micro-batch bench-padding bench-partition \
-	bench-recompute bench-shuffle bench-split bench-split-samples check-kernels cluster-check gpu-check soak versions clean
->>>>>>> theirs
 
 help:  ## print this list
 	@echo "make TARGET first installs into $(VENV) what the target needs:"

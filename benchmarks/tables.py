@@ -11,18 +11,15 @@ import json
 from pathlib import Path
 from typing import Any
 
-<<<<<<< ours
 from benchmarks import (
     attention,
     bucket_loading,
+    first_plan,
     movielens_equivalence,
     plan_gather,
     recompute,
     token_tolerance,
 )
-=======
-from benchmarks import attention, bucket_loading, first_plan, movielens_equivalence, plan_gather, recompute
->>>>>>> theirs
 from benchmarks.demo import table as demo
 from benchmarks.learning import table as learning
 from benchmarks.lookups import table as lookups
