@@ -662,7 +662,7 @@ class IdentityShuffler(BatchShuffler):
         get_workloads: the cost of each row, as `BatchShuffler.get_workloads`, for the reported imbalance; by
             default the row's tokens.
         unit: of these, as `BatchShuffler.unit`.
-        get_loss_tokens: loss tokens of each row, as `BatchShuffler.get_loss_tokens`.
+        get_tokens, get_loss_tokens: tokens and loss tokens of each row, as `BatchShuffler` has them.
         shared_fields: as `BatchShuffler.shared_fields`; None for those of the class.
     """
 
@@ -672,6 +672,7 @@ class IdentityShuffler(BatchShuffler):
         *,
         get_workloads: Callable[[Any], torch.Tensor] | None = None,
         unit: str = WORKLOAD_UNITS,
+        get_tokens: Callable[[Any], torch.Tensor] | None = None,
         get_loss_tokens: Callable[[Any], torch.Tensor] | None = None,
         shared_fields: Sequence[str] | None = None,
         **settings: Any,
@@ -685,7 +686,7 @@ class IdentityShuffler(BatchShuffler):
         super().__init__(process_group, **settings)
         self._get_workloads = get_workloads
         self.unit = "tokens" if get_workloads is None else unit
-        self._get_loss_tokens = get_loss_tokens
+        self._get_tokens, self._get_loss_tokens = get_tokens, get_loss_tokens
 
     def _make_group(self, process_group: dist.ProcessGroup | None) -> RankGroup:
         return RankGroup.alone()
@@ -693,6 +694,11 @@ class IdentityShuffler(BatchShuffler):
     def get_workloads(self, batch: Any) -> torch.Tensor:
         """Returns the given function's costs, or the tokens of each row."""
         return self.get_tokens(batch) if self._get_workloads is None else self._get_workloads(batch)
+
+    def get_tokens(self, batch: Any) -> torch.Tensor:
+        """Returns the given function's tokens, or those that `BatchShuffler` counts."""
+        given = self._get_tokens
+        return super().get_tokens(batch) if given is None else given(batch)
 
     def get_loss_tokens(self, batch: Any) -> torch.Tensor:
         """Returns the given function's loss tokens, or those that `BatchShuffler` counts."""

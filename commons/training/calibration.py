@@ -47,7 +47,7 @@ def measure_steps(
     name = "native" if args.pipeline_type == "prefetch" else args.pipeline_type
     if args.batch_shuffler not in ("", task.shuffler_name):  # of the user's own, with columns of its own
         shuffler = task.make_shuffler(replace(args, enable_balanced_shuffler=True))
-        task = replace(task, flops=shuffler.get_workloads)
+        task = replace(task, flops=shuffler.get_workloads, get_tokens=shuffler.get_tokens)
     args = replace(args, enable_balanced_shuffler=False, pipeline_type=name)
     model, optimizer = shard_model(task.model, optimizer_args, device)
     pipeline = task.make_pipeline(args, model, optimizer, device)

@@ -34,6 +34,7 @@ class TrainingTask:
         metrics: metrics of the model's outputs in evaluation, on the device.
         flops: host batch to forward FLOPs, `[batch_size]`, or `[batch_size, columns]` with those of the
             model's own shuffler.
+        get_tokens: host batch to tokens, `[batch_size]`; None if the batch counts them.
         shuffler_name: registered name of the model's own shuffler.
         shuffler_settings: keyword arguments of that shuffler.
         check_batch: raises if a host batch cannot be trained on.
@@ -52,6 +53,7 @@ class TrainingTask:
     flops: Callable[[Any], torch.Tensor]
     shuffler_name: str
     shuffler_settings: dict[str, Any]
+    get_tokens: Callable[[Any], torch.Tensor] | None = None
     check_batch: Callable[[Any], None] = lambda batch: None
     has_sharded_tables: bool = True
     has_cacheable_tables: bool = True
@@ -75,7 +77,11 @@ class TrainingTask:
         """
         if not args.enable_balanced_shuffler:
             return BatchShufflerFactory.create(
-                "identity", get_workloads=self.flops, unit="FLOPs", **args.micro_batch_settings
+                "identity",
+                get_workloads=self.flops,
+                unit="FLOPs",
+                get_tokens=self.get_tokens,
+                **args.micro_batch_settings,
             )
         name = args.batch_shuffler or self.shuffler_name
         settings = self.shuffler_settings if name == self.shuffler_name else {}
