@@ -107,8 +107,9 @@ def refined(
         workloads, num_partitions, equal_size, max_rows, tokens, max_tokens, speeds, token_tolerance
     )
     part_of = place_from_scratch(problem, tolerance)
-    target = target_time(problem.work, problem.speeds, problem.limits, tolerance)
-    level_tokens(problem, free_moves(problem), part_of, target)
+    if problem.token_goal < NO_CAP:
+        target = target_time(problem.work, problem.speeds, problem.limits, tolerance)
+        level_tokens(problem, free_moves(problem), part_of, target)
     return problem.partition(part_of)
 
 

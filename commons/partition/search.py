@@ -12,6 +12,7 @@ import math
 from typing import NamedTuple, cast
 
 import numpy as np
+from numba import njit
 
 from commons.partition.compiled import compiled, inner
 
@@ -261,7 +262,7 @@ def swap(parts: Parts, giver: int, gives: int, taker: int, returns: int) -> None
     _reorder(parts, taker)
 
 
-@inner
+@njit(inline="always")
 def fits(parts: Parts, limits: Limits, giver: int, gives: int, taker: int, returns: int) -> bool:
     """Whether that swap keeps both parts within `limits.max_tokens`."""
     change = parts.tokens[gives] - (parts.tokens[returns] if returns != NONE else 0)
@@ -308,7 +309,7 @@ def lightening_swap(parts: Parts, limits: Limits, heavy: int, least: int) -> tup
     return gives, partner, returns
 
 
-@inner
+@njit(inline="always")
 def first_below(work: np.ndarray, members: np.ndarray, start: int, end: int, value: int) -> int:
     """The first position from `start` to `end` whose sample has less work than `value`."""
     while start < end:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+from numba import njit
 
 from commons.partition.compiled import compiled, inner
 from commons.partition.copies import Copies, copies_added, swap_counted
@@ -260,7 +261,9 @@ def _best_swap(
     needed = load[heavy] - target
     first, end = parts.start[heavy], parts.start[heavy] + parts.size[heavy]
     step = max(parts.size[heavy] // MOST_TRIED, 1)
-    most_returned = max(RETURNS // step, 1) if len(costs.copies.of_copy) > 0 else 1
+    has_groups = len(costs.copies.of_copy) > 0
+    most_returned = max(RETURNS // step, 1) if has_groups else 1
+    looks = 0  # written once, because in the loop that would slow it
     gives, partner, returns, best = NONE, NONE, NONE, 0.0
     partners, most_partners = 0, max(PARTNERS // step, 1)
     if len(work) > MANY_SAMPLES:
@@ -281,8 +284,8 @@ def _best_swap(
             i = members[at]
             if work[i] - lightest < least:
                 break
-            costs.looks[0] += 1
-            moved, copied = moving_cost(costs, i, heavy, taker), copies_added(costs.copies, i, heavy, taker)
+            looks += 1
+            copied = copies_added(costs.copies, i, heavy, taker) if has_groups else 0
             # A swap costs this at least, unless the sample that comes back goes home, or to its group.
             price = max((costs.of_move[i] if home[i] == heavy else 0) + copied, 1)
             if min(needed, headroom, work[i] - lightest) <= best * price:
@@ -291,6 +294,7 @@ def _best_swap(
             j = first_below(work, members, start, stop, work[i] - most)
             if j == start and not may_give:
                 continue
+            moved = moving_cost(costs, i, heavy, taker)
             for option in range(min(most_returned, j - start) + may_give):
                 returned = members[j - 1 - option] if option < min(most_returned, j - start) else NONE
                 difference = work[i] - (work[returned] if returned != NONE else 0)
@@ -298,16 +302,20 @@ def _best_swap(
                 if relief < least:
                     continue
                 helps = True
-                costs.looks[0] += 1
-                cost = moved + cost_of_return(costs, i, copied, heavy, taker, returned)
+                looks += 1
+                if has_groups:
+                    cost = moved + cost_of_return(costs, i, copied, heavy, taker, returned)
+                else:
+                    cost = moved + moving_cost(costs, returned, taker, heavy)
                 value = relief / max(cost, 1)
                 if value > best and fits(parts, limits, heavy, i, taker, returned):
                     gives, partner, returns, best = i, taker, returned, value
         partners += helps
+    costs.looks[0] += looks
     return gives, partner, returns
 
 
-@inner
+@njit(inline="always")
 def moving_cost(costs: Costs, sample: int, source: int, to: int) -> int:
     """The cost of moving the sample from one part to another; negative on the way home, 0 for NONE."""
     if sample == NONE:
@@ -315,7 +323,7 @@ def moving_cost(costs: Costs, sample: int, source: int, to: int) -> int:
     return _cost_of_being_in(costs, sample, to) - _cost_of_being_in(costs, sample, source)
 
 
-@inner
+@njit(inline="always")
 def _cost_of_being_in(costs: Costs, sample: int, part: int) -> int:
     home = costs.home[sample]
     if part == home:
