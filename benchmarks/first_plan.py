@@ -25,7 +25,6 @@ from benchmarks.markdown import markdown_table, publish
 
 BENCHMARKS = Path(__file__).parent
 RESULT, README = BENCHMARKS / "results" / "first_plan.json", BENCHMARKS / "README.md"
-ROUNDS = 1
 
 # By title: settings of the shuffler, and what its partitioner gets besides.
 CASES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
@@ -85,26 +84,20 @@ def main() -> None:
 
 
 def _measure(checkouts: dict[str, Path]) -> dict[str, list[dict[str, Any]]]:
-    """Returns a record for each case of every checkout.
-
-    Of several rounds the shortest counts: it is nearest to that of a quiet machine.
-    """
-    measured: dict[str, dict[str, list[list[float]]]] = {name: {} for name in checkouts}
-    for _, title in tqdm([(number, title) for number in range(ROUNDS) for title in CASES], desc="cases"):
+    """Returns a record for each case of every checkout, which take turns."""
+    records: dict[str, list[dict[str, Any]]] = {name: [] for name in checkouts}
+    for title, case in tqdm(CASES.items(), desc="cases"):
         for name, folder in checkouts.items():
-            measured[name].setdefault(title, []).append(_first_plan(folder, *CASES[title]))
-    return {
-        name: [
-            {
-                "case": title,
-                "cpu_seconds": round(min(start + plan for start, plan, _, _ in rounds), 1),
-                "compilations": int(rounds[0][2]),
-                "compilations_in_the_plan": int(rounds[0][3]),
-            }
-            for title, rounds in of_checkout.items()
-        ]
-        for name, of_checkout in measured.items()
-    }
+            start, plan, compilations, in_the_plan = _first_plan(folder, *case)
+            records[name].append(
+                {
+                    "case": title,
+                    "cpu_seconds": round(start + plan, 1),
+                    "compilations": int(compilations),
+                    "compilations_in_the_plan": int(in_the_plan),
+                }
+            )
+    return records
 
 
 def _first_plan(folder: Path, settings: dict[str, Any], arguments: tuple[str, ...]) -> list[float]:

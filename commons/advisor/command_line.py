@@ -18,8 +18,8 @@ from commons.advisor.samples import (
     SampleCost,
     SampleLengths,
     TokenRule,
+    cost_from_file,
     flops_cost,
-    measured_cost,
     read_lengths,
 )
 from commons.distributed.shuffler_settings import LEARNED
@@ -303,7 +303,7 @@ def _cost(model: ConfiguredModel | None, cost_file: Path | None, tflops: float |
         raise InputError(
             f"no model; expected --model {'|'.join(TOKEN_RULES)} with its dimensions, or --model FILE.gin"
         )
-    return flops_cost(model, tflops) if cost_file is None else measured_cost(cost_file, model)
+    return flops_cost(model, tflops) if cost_file is None else cost_from_file(cost_file, model)
 
 
 def _samples_of_file(given: argparse.Namespace, model: ConfiguredModel | None) -> SampleLengths:

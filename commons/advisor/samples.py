@@ -201,7 +201,7 @@ def flops_cost(model: ConfiguredModel, tflops: float | None) -> SampleCost:
     return SampleCost(model, FLOPS, assumption, per_unit)
 
 
-def measured_cost(path: Path, model: ConfiguredModel) -> SampleCost:
+def cost_from_file(path: Path, model: ConfiguredModel) -> SampleCost:
     """Reads the cost that a calibration measured, or a run learned, of a model.
 
     Raises:

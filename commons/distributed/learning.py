@@ -308,7 +308,7 @@ class Learning:
             logger.warning(f"{reason}: costs and speeds are learned anew")
 
     def _say_if_linear(self, cost: Cost | None) -> None:
-        """Says at the first fit that nothing quadratic can be learned, where that is so."""
+        """Logs at the first fit if workloads are linear in tokens: nothing quadratic can be learned then."""
         counts = self.state.counts
         if cost is not None and self.state.seconds.size >= LEAST_TIMES and not self._looked_for_linear:
             self._looked_for_linear = True

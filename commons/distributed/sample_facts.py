@@ -21,7 +21,7 @@ Counter = Callable[[Any], torch.Tensor]
 
 @dataclass(frozen=True)
 class SampleColumns:
-    """What is known of each sample besides the elements of its jagged fields; the same on all ranks.
+    """Columns of numbers per sample besides the elements of its jagged fields; the same on all ranks.
 
     Attributes:
         work: columns of `get_workloads`.

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from operator import itemgetter
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -41,8 +42,7 @@ MOVES_PER_COPY = 64.0
 MOST_MOVES_PER_COPY = float(ACROSS_NODES)
 # Where groups have at most this many copies each, on average, no other start is tried.
 FEW_COPIES = 0.05
-# Units are placed up to this share above the target first; what then moves is cut. The search tries all where
-# samples are few.
+# Units are placed whole up to this many times the target; more is cut. All are tried where samples are few.
 OVERFULL = (1.25, 1.0, 1.5, 1.1, 2.0)
 FEW_SAMPLES, STARTS_OF_MANY = 1024, 2
 
@@ -234,8 +234,10 @@ def together(samples: Grouped, target: int) -> np.ndarray:
     def from_home() -> np.ndarray:
         return samples.finish(samples.costs.home.copy(), target)
 
+    units = samples.units()
+
     def from_units(overfull: float) -> np.ndarray:
-        part_of = samples.placed(samples.units(), target, int(overfull * target))
+        part_of = samples.placed(units, target, int(overfull * target))
         samples.search(part_of, samples.runs(part_of, len(part_of)), target, ALL_SWAPS)
         for length in samples.lengths():
             if samples.time(part_of) <= target:
@@ -254,11 +256,12 @@ def together(samples: Grouped, target: int) -> np.ndarray:
         starts.insert(0, from_home)
     found = []
     for start in starts:
-        found.append(start())
-        if rated(found[-1])[:2] == (False, target) and samples.has_few_copies(found[-1]):
-            return found[-1]
-    best = min(found, key=rated)
-    if are_together or rated(best)[:2] == (False, target):
+        part_of = start()
+        found.append((rated(part_of), part_of))
+        if found[-1][0][:2] == (False, target) and samples.has_few_copies(part_of):
+            return part_of
+    rating, best = min(found, key=itemgetter(0))
+    if are_together or rating[:2] == (False, target):
         return best
     return min(best, from_home(), key=rated)
 

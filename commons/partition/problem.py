@@ -82,11 +82,11 @@ class Problem:
         """Values per sample in the caller's order, as int64 in the order of `work`."""
         return np.ascontiguousarray(per_sample, dtype=np.int64)[self.order]
 
-    def partition(self, part_of: np.ndarray, num_parts: int | None = None) -> list[np.ndarray]:
+    def partition(self, part_of: np.ndarray) -> list[np.ndarray]:
         """For each part the caller's ascending indices; `part_of` is in the order of `work`."""
         part_of_index = np.empty_like(part_of)
         part_of_index[self.order] = part_of
-        return indices_of_parts(part_of_index, num_parts or self.num_parts)
+        return indices_of_parts(part_of_index, self.num_parts)
 
     def beyond_limits(self, part_of: np.ndarray) -> str | None:
         """The first part that does not keep to the limits, in words; None if all do. Order as of `work`."""

@@ -59,7 +59,7 @@ class Costs(NamedTuple):
         of_move: `[samples]`, the cost of each when it moves.
         node_of: `[parts]`, ascending.
         copies: of groups; there are none where all samples may move alone.
-        looks: `[2]`, swaps looked at so far, and how many may be.
+        looks: `[2]`, swaps looked at so far, and how many may be; all searches of a plan share it.
     """
 
     home: np.ndarray

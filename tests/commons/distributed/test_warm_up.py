@@ -1,4 +1,4 @@
-"""What the start of a shuffler compiles: all that its settings reach, and nothing that only others do."""
+"""A shuffler compiles at its start all that its settings reach, and nothing that only others do."""
 
 from __future__ import annotations
 

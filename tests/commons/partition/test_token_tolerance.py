@@ -46,7 +46,7 @@ def fullest(tokens, partition):
 
 
 def allowed_imbalance(workloads, parts, tolerance, options):
-    """What the tolerance allows under limits on rows, which the lower bound alone does not know."""
+    """The time that the tolerance allows under limits on rows, which the lower bound alone does not know."""
     limits = {name: options.get(name) for name in ("equal_size", "max_rows", "speeds")}
     problem = Problem.of(workloads, parts, **limits)
     target = target_time(problem.work, problem.speeds, problem.limits, tolerance)
