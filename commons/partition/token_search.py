@@ -13,6 +13,7 @@ from commons.partition.copies import copies_added, swap_counted
 from commons.partition.problem import Problem
 from commons.partition.search import NONE, Limits, Parts, base_of, make_parts, time_of
 from commons.partition.search_from_home import (
+    MOST_TRIED,
     NO_SWAPS,
     Costs,
     cost_of_return,
@@ -127,6 +128,8 @@ def _relieving_swap(
     work, tokens, members = parts.work, parts.tokens, parts.members
     needed, slack = parts.amount[full] - goal, target - parts.load[full]
     first, end = parts.start[full], parts.start[full] + parts.size[full]
+    step = max(parts.size[full] // MOST_TRIED, 1)
+    has_groups = len(costs.copies.of_copy) > 0
     gives, partner, returns, best = NONE, NONE, NONE, 0.0
     looks = candidates = 0
     for taker in parts.by_load:
@@ -137,14 +140,15 @@ def _relieving_swap(
             break
         candidates += 1
         start, stop = parts.start[taker], parts.start[taker] + parts.size[taker]
-        looks += end - first + stop - start
+        looks += (end - first) // step + stop - start
         may_give = parts.size[full] > limits.fewest and parts.size[taker] < limits.most
         last = start  # behind the lightest sample that may come back
-        for at in range(first, end):
+        for at in range(first, end, step):
             i = members[at]
             while last < stop and work[i] - work[members[last]] <= headroom:
                 last += 1
-            moved, copied = moving_cost(costs, i, full, taker), copies_added(costs.copies, i, full, taker)
+            moved = moving_cost(costs, i, full, taker)
+            copied = copies_added(costs.copies, i, full, taker) if has_groups else 0
             # A move costs this at least, unless the sample that comes back goes home, or to its group.
             price = max((costs.of_move[i] if costs.home[i] == full else 0) + copied, 1)
             if min(needed, tokens[i]) <= best * price:
