@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 
@@ -18,6 +19,8 @@ from commons.partition.search import base_of
 TOLERANCE = 0.01
 # Attempts to keep limits of rows and tokens; each cuts further what was too large in the one before.
 MAX_ATTEMPTS = 8
+# Attempts that also bring groups together; one, where more than this many samples would take too long.
+GROUP_ATTEMPTS, FEW_SAMPLES = 3, 8192
 
 
 def cut_and_placed(
@@ -196,26 +199,54 @@ def _cut_where_ranks_change(
 def _cut_by_tokens(
     samples: LoadedSamples, partitioning: Partitioning, cutting: Cutting, highest: float
 ) -> tuple[LoadedSamples, np.ndarray]:
-    """Cuts for balance and limits, more often than for balance alone.
+    """Cuts for balance and limits, more often than for balance alone; then brings groups together.
 
     Pieces of a sample have equally many tokens, and there are two for every rank that it needs. Costs grow
     along a sample. So an early and a late piece cost as much as two from its middle, and a rank may have
     both. Where ranks are still above the highest load, the largest piece on each is cut further.
     """
-    most = cutting.most_pieces(samples, np.arange(len(samples.workloads)))
     cap = partitioning.settings.max_tokens or np.inf
     needed = np.maximum(samples.workloads / max(highest, 1), samples.tokens / cap)
     num_pieces = np.where(needed > 1, 2 * np.ceil(needed), 1).astype(np.int64)
-    num_pieces = np.minimum(num_pieces, most)
-    whole = _rank_of_whole(samples, partitioning)
+    # Groups come last: every attempt to keep the limits would search for their places.
+    alone = replace(samples, groups=None)
+    whole = _rank_of_whole(alone, partitioning)
+    found = _cut_within_limits(alone, partitioning, cutting, highest, num_pieces, MAX_ATTEMPTS, whole)
+    if samples.groups is None:
+        return found
+    attempts = GROUP_ATTEMPTS if len(num_pieces) <= FEW_SAMPLES else 1
+    try:
+        together = _cut_within_limits(samples, partitioning, cutting, highest, num_pieces, attempts)
+    except ValueError:
+        return found
+    longest = max(partitioning.longest_time(*found), highest)
+    return together if partitioning.longest_time(*together) <= longest else found
+
+
+def _cut_within_limits(
+    samples: LoadedSamples,
+    partitioning: Partitioning,
+    cutting: Cutting,
+    highest: float,
+    num_pieces: np.ndarray,
+    attempts: int,
+    whole: np.ndarray | None = None,
+) -> tuple[LoadedSamples, np.ndarray]:
+    """Cuts samples into these many pieces, int64 `[samples]`, and into more where that does not do.
+
+    `num_pieces` becomes that of the last attempt. `whole` is the rank of each sample if none is cut, int64
+    `[samples]`, where that is known.
+    """
+    most = cutting.most_pieces(samples, np.arange(len(samples.workloads)))
+    np.minimum(num_pieces, most, out=num_pieces)
     best = None if whole is None else (samples, whole)
-    for attempt in range(MAX_ATTEMPTS):
+    for attempt in range(attempts):
         numbers, items = cutting.even_cuts(samples, num_pieces)
         made = cutting.cut(samples, numbers, items) if len(numbers) else samples
         sample_of = made.sample_of
-        is_last = attempt == MAX_ATTEMPTS - 1
+        is_last = attempt == attempts - 1
         try:
-            rank = partitioning.rank_of(made)
+            rank = partitioning.rank_of(made) if whole is None or made is not samples else whole
         except ValueError:
             further = np.unique(sample_of[made.tokens > made.tokens.max() / 2])
             if best is not None:  # finer pieces do not fit the limits

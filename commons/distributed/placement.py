@@ -48,9 +48,21 @@ def place(
     Raises:
         ValueError: `max_rows` or `max_tokens` cannot be kept, or no placement that keeps them was found.
     """
+    return _planned(*_placed(samples, settings, ranks_per_node, pads, cutting, speeds), speeds)
+
+
+def _placed(
+    samples: LoadedSamples,
+    settings: ShufflerSettings,
+    ranks_per_node: int | None,
+    pads: bool,
+    cutting: Cutting | None,
+    speeds: np.ndarray | None,
+) -> tuple[LoadedSamples, np.ndarray, np.ndarray]:
+    """Returns the samples after cuts, the rank of each, and the rows of each rank, int64 both."""
     num_ranks = samples.num_ranks
     if num_ranks == 1:
-        return _planned(samples, samples.home, _rows_as_loaded(samples))
+        return samples, samples.home, _rows_as_loaded(samples)
     relative = None
     if speeds is not None and (speeds != speeds[0]).any():
         relative = speeds / speeds.max()
@@ -63,7 +75,7 @@ def place(
         rows = np.full(num_ranks, max(-(-int(samples.batch_sizes.sum()) // num_ranks), 1))
     else:
         rows = _rows_of(rank, num_ranks)
-    return _planned(samples, rank, rows, speeds)
+    return samples, rank, rows
 
 
 def place_within(
@@ -84,21 +96,18 @@ def place_within(
     if len(groups) == 1:
         return place(samples, settings, groups[0][1], pads, cutting, speeds)
 
-    def place_among(ranks: np.ndarray, ranks_per_node: int | None) -> ShufflePlan:
-        of_group = None if speeds is None else speeds[ranks]
-        return place(samples.within(ranks), settings, ranks_per_node, pads, cutting, of_group)
-
-    placed = [
-        (ranks, place_among(ranks, ranks_per_node))
-        for ranks, ranks_per_node in groups
-        if len(ranks) > 1  # a rank of its own keeps what it loaded
-    ]
+    placed = []
+    for ranks, ranks_per_node in groups:
+        if len(ranks) > 1:  # a rank of its own keeps what it loaded
+            of_group = None if speeds is None else speeds[ranks]
+            among = samples.within(ranks)
+            placed.append((ranks, *_placed(among, settings, ranks_per_node, pads, cutting, of_group)))
     if cutting is not None:
-        samples = _with_cuts_of(placed, samples, cutting)
+        samples = _with_cuts_of([(ranks, among) for ranks, among, _, _ in placed], samples, cutting)
     destination, rows = samples.home.copy(), _rows_as_loaded(samples)
-    for ranks, of_group in placed:
-        destination[samples.loaded_by(ranks)] = ranks[of_group.destination]
-        rows[ranks] = of_group.rows
+    for ranks, _, rank, rows_of_group in placed:
+        destination[samples.loaded_by(ranks)] = ranks[rank]
+        rows[ranks] = rows_of_group
     return _planned(samples, destination, rows, speeds)
 
 
@@ -183,15 +192,15 @@ def _planned(
 
 
 def _with_cuts_of(
-    placed: Sequence[tuple[np.ndarray, ShufflePlan]], samples: LoadedSamples, cutting: Cutting
+    placed: Sequence[tuple[np.ndarray, LoadedSamples]], samples: LoadedSamples, cutting: Cutting
 ) -> LoadedSamples:
-    """Returns the samples of all ranks in the pieces of their groups' plans."""
+    """Returns the samples of all ranks in the pieces of their groups'."""
     numbers, items = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=np.int64)]
-    for ranks, plan in placed:
-        if plan.pieces is not None:
-            later = np.flatnonzero(~plan.starts_sample)
-            numbers.append(samples.loaded_by(ranks)[plan.sample_of[later]])
-            items.append(plan.pieces["first_item"][later])
+    for ranks, among in placed:
+        if among.pieces is not None:
+            later = np.flatnonzero(~among.starts_sample)
+            numbers.append(samples.loaded_by(ranks)[among.sample_of[later]])
+            items.append(among.pieces["first_item"][later])
     order = np.argsort(np.concatenate(numbers), kind="stable")
     if not len(order):
         return samples

@@ -11,6 +11,8 @@ from commons.partition.problem import Problem, checked_tolerance
 from commons.partition.refine import place_from_scratch
 from commons.partition.search import NO_CAP, Limits, base_of, sum_per_part, target_time
 from commons.partition.search_from_home import (
+    LOOKS,
+    LOOKS_FOR_GROUPS,
     Costs,
     allow_more_looks,
     costs_of_moves,
@@ -97,14 +99,15 @@ def rebalance(
 def _together(samples: Grouped, target: int, tolerance: float) -> np.ndarray:
     """int64 `[samples]`: as `_moved`, with few groups in more than one part."""
     problem, costs = samples.problem, samples.costs
+    allow_more_looks(costs, LOOKS_FOR_GROUPS)
     part_of = together(samples, target)
     if problem.beyond_limits(part_of) is None and samples.time(part_of) <= target:
         return part_of
-    allow_more_looks(costs)
+    allow_more_looks(costs, LOOKS)
     alone = _moved(problem, costs, target, tolerance)
     attained = max(target, samples.time(alone))  # the target may be out of reach
     if attained > target:
-        allow_more_looks(costs)
+        allow_more_looks(costs, LOOKS_FOR_GROUPS)
         part_of = together(samples, attained)
     is_allowed = problem.beyond_limits(part_of) is None and samples.time(part_of) <= attained
     return part_of if is_allowed else samples.finish(alone, attained)

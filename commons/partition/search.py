@@ -26,6 +26,9 @@ RESOLUTION = 3e-5
 # of their distance. Until then, this many partners are tried in either direction after the first swap.
 NEAR_ENOUGH = 8
 TRIES = 16
+# Partners that the search looks at: at most this many × samples × the logarithm of their number. Under tight
+# caps hardly any swap is allowed, and it would look at all of them again and again.
+LOOKS = 16
 # Runs of a merge sort that insertion sorts.
 SHORT_RUN = 16
 
@@ -204,14 +207,25 @@ def refine_to(
     for each in work:
         total += each
     least = max(int(RESOLUTION * total / len(base)), 1)
+    most_looks = most_looks_at(len(work))
     while len(base) > 1:
         heavy = parts.by_load[-1]
         if parts.load[heavy] <= target:
             break
-        gives, partner, returns = lightening_swap(parts, limits, heavy, least)
+        gives, partner, returns, looks = lightening_swap(parts, limits, heavy, least, most_looks)
+        most_looks -= looks
         if partner == NONE:
             break
         swap(parts, heavy, gives, partner, returns)
+
+
+@inner
+def most_looks_at(count: int) -> int:
+    """LOOKS × n × log2(n) for n samples."""
+    bits = 1
+    while count >> bits:
+        bits += 1
+    return LOOKS * count * bits
 
 
 @compiled
@@ -272,12 +286,14 @@ def fits(parts: Parts, limits: Limits, giver: int, gives: int, taker: int, retur
 
 
 @inner
-def lightening_swap(parts: Parts, limits: Limits, heavy: int, least: int) -> tuple[int, int, int]:
+def lightening_swap(
+    parts: Parts, limits: Limits, heavy: int, least: int, most_looks: int
+) -> tuple[int, int, int, int]:
     """Finds the swap that most lowers the larger of two loads, by at least `least`.
 
-    Returns (sample given, partner, sample returned).
+    Returns (sample given, partner, sample returned, partners looked at).
 
-    The partner is NONE if there is no such swap. The best sample to get in return for one of the heavy part
+    The partner is NONE if there is no such swap among the first `most_looks`. The best sample to get in return for one of the heavy part
     takes half the distance to the lightest part. From there, samples are tried in both directions for as long
     as they can be better than the swap found so far.
     """
@@ -285,7 +301,7 @@ def lightening_swap(parts: Parts, limits: Limits, heavy: int, least: int) -> tup
     load, lightest = loads[heavy], loads[parts.by_load[0]]
     below = load - least + 1
     enough = load - (load - lightest) // 2 + (load - lightest) // NEAR_ENOUGH
-    gives, partner, returns = NONE, NONE, NONE
+    gives, partner, returns, looks = NONE, NONE, NONE, 0
     taker = NONE if parts.size[heavy] == limits.fewest else _lightest_taker(parts, limits, heavy, NONE)
     for at in range(parts.start[heavy], parts.start[heavy] + parts.size[heavy]):
         i = parts.members[at]
@@ -300,13 +316,14 @@ def lightening_swap(parts: Parts, limits: Limits, heavy: int, least: int) -> tup
                 if larger < below and part_of[j] != heavy and fits(parts, limits, heavy, i, part_of[j], j):
                     below, gives, partner, returns = larger, i, part_of[j], j
                 j += step
+                looks += 1
         if taker != NONE and max(load - work[i], loads[taker] + work[i]) < below:
             other = _lightest_taker(parts, limits, heavy, i)  # the same, unless it has no room for its tokens
             if other != NONE and max(load - work[i], loads[other] + work[i]) < below:
                 below, gives, partner, returns = max(load - work[i], loads[other] + work[i]), i, other, NONE
-        if partner != NONE and below <= enough:
+        if looks > most_looks or (partner != NONE and below <= enough):
             break
-    return gives, partner, returns
+    return gives, partner, returns, looks
 
 
 @njit(inline="always")

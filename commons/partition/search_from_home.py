@@ -46,7 +46,7 @@ RETURNS = 6
 # Parts considered for a sample to join others of its group.
 MOST_TO_JOIN = 8
 # Swaps looked at: this many × samples × the logarithm of their number. Then the search takes what it has.
-LOOKS = 64
+LOOKS, LOOKS_FOR_GROUPS = 16, 64
 # Swaps to make: none, those at a price for each move, and where there is no such swap any other.
 NO_SWAPS, CHEAP_SWAPS, ALL_SWAPS = 0, 1, 2
 
@@ -74,14 +74,14 @@ def costs_of_moves(home: np.ndarray, of_move: np.ndarray, node_of: np.ndarray) -
     none = np.zeros(0, dtype=np.int64)
     copies = Copies(np.full(len(home), NONE), none, none, none, none, none)
     costs = Costs(home, of_move, node_of, copies, np.zeros(2, dtype=np.int64))
-    allow_more_looks(costs)
+    allow_more_looks(costs, LOOKS)
     return costs
 
 
-def allow_more_looks(costs: Costs) -> None:
-    """Lets the search look at LOOKS · n · log2(n) more swaps of n samples."""
+def allow_more_looks(costs: Costs, looks: int) -> None:
+    """Lets the search look at `looks` × n × log2(n) more swaps of n samples."""
     count = len(costs.home)
-    costs.looks[1] = costs.looks[0] + LOOKS * count * max(count.bit_length(), 1)
+    costs.looks[1] = costs.looks[0] + looks * count * max(count.bit_length(), 1)
 
 
 @compiled
@@ -210,7 +210,9 @@ def _lighten(parts: Parts, limits: Limits, costs: Costs, target: int, at_any_pri
         heavy = parts.by_load[-1]
         gives, partner, returns = _cheapest_swap(parts, limits, costs, heavy, target, least)
         if partner == NONE and at_any_price:
-            gives, partner, returns = lightening_swap(parts, limits, heavy, least)
+            most_looks = costs.looks[1] - costs.looks[0]
+            gives, partner, returns, looks = lightening_swap(parts, limits, heavy, least, most_looks)
+            costs.looks[0] += looks
         if partner == NONE or costs.looks[0] > costs.looks[1]:
             return False
         swap_counted(parts, costs.copies, heavy, gives, partner, returns)

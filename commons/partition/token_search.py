@@ -53,7 +53,10 @@ def level_tokens(problem: Problem, costs: Costs, part_of: np.ndarray, target: in
     part_of[:] = relieved
     if costs.home[0] != NONE:
         limits = limits._replace(max_tokens=max(most, goal))
-        search_to(work, tokens, part_of, base, limits, costs, target, NO_SWAPS)
+        search_to(work, tokens, relieved, base, limits, costs, target, NO_SWAPS)
+        # Samples that cost nothing to move may have left home for others that did.
+        if np.count_nonzero(relieved != costs.home) <= np.count_nonzero(part_of != costs.home):
+            part_of[:] = relieved
 
 
 def free_moves(problem: Problem) -> Costs:
