@@ -13,6 +13,7 @@ from commons.partition.copies import copies_added, swap_counted
 from commons.partition.problem import Problem
 from commons.partition.search import NONE, Limits, Parts, base_of, make_parts, time_of
 from commons.partition.search_from_home import (
+    MANY_SAMPLES,
     MOST_TRIED,
     NO_SWAPS,
     Costs,
@@ -51,7 +52,7 @@ def level_tokens(problem: Problem, costs: Costs, part_of: np.ndarray, target: in
     if most == amounts.max():
         return
     part_of[:] = relieved
-    if costs.home[0] != NONE:
+    if costs.home[0] != NONE and len(work) <= MANY_SAMPLES:  # with more, it takes long and sends few home
         limits = limits._replace(max_tokens=max(most, goal))
         search_to(work, tokens, relieved, base, limits, costs, target, NO_SWAPS)
         # Samples that cost nothing to move may have left home for others that did.
