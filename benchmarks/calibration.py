@@ -136,7 +136,9 @@ def _differences(
 def _shares(task: TrainingTask, args: TrainerArgs, loaded: list[Any]) -> list[list[Any]]:
     """Returns each rank's batches after the exchange, `[ranks][steps]`."""
     shuffler = task.make_shuffler(args)
-    return RankGroup.of().channel().all_gather_objects([shuffler.shuffle(batch) for batch in loaded])
+    with torch.no_grad():  # their losses are not scaled, because only times count
+        shuffled = [shuffler.shuffle(batch) for batch in loaded]
+    return RankGroup.of().channel().all_gather_objects(shuffled)
 
 
 def _apart(seconds: np.ndarray) -> dict[str, float]:
