@@ -293,9 +293,9 @@ def lightening_swap(
 
     Returns (sample given, partner, sample returned, partners looked at).
 
-    The partner is NONE if there is no such swap among the first `most_looks`. The best sample to get in return for one of the heavy part
-    takes half the distance to the lightest part. From there, samples are tried in both directions for as long
-    as they can be better than the swap found so far.
+    The partner is NONE if there is no such swap among the first `most_looks`. The best sample to get in
+    return for one of the heavy part takes half the distance to the lightest part. From there, samples are
+    tried in both directions for as long as they can be better than the swap found so far.
     """
     work, part_of, loads = parts.work, parts.part_of, parts.load
     load, lightest = loads[heavy], loads[parts.by_load[0]]
