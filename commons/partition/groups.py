@@ -262,14 +262,14 @@ def together(samples: Grouped, target: int) -> np.ndarray:
         return is_beyond, max(samples.time(part_of), target), samples.cost(part_of)
 
     home = samples.costs.home
-    starts_at_home = samples.copies(home).mean() < 1 or samples.reaches(home, target)
-    found = []
-    for part_of in chain([from_home()] if starts_at_home else [], from_all_units()):
+    are_together = samples.copies(home).mean() < 1
+    found = [home.copy()] if samples.reaches(home, target) else []
+    for part_of in chain([from_home()] if are_together else [], from_all_units()):
         found.append(part_of)
         if samples.reaches(part_of, target) and samples.has_few_copies(part_of):
             return part_of
     best = min(found, key=rated)
-    if starts_at_home or samples.reaches(best, target):
+    if are_together or samples.reaches(best, target):
         return best
     return min(best, from_home(), key=rated)
 
