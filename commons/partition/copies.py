@@ -46,7 +46,7 @@ def copies_of(group_of: np.ndarray, of_copy: np.ndarray, part_of: np.ndarray) ->
 @compiled
 def _add_all(copies: Copies, part_of: np.ndarray) -> None:
     for sample in range(len(part_of)):
-        _add_to_group(copies, sample, part_of[sample])
+        add_to_group(copies, sample, part_of[sample])
 
 
 @inner
@@ -63,14 +63,16 @@ def _slot_of(copies: Copies, group: int, part: int) -> int:
 
 
 @inner
-def _samples_in(copies: Copies, group: int, part: int) -> int:
+def samples_in(copies: Copies, group: int, part: int) -> int:
+    """How many samples of the group the part has."""
     slot = _slot_of(copies, group, part)
     has_some = slot < copies.start[group] + copies.used[group] and copies.part[slot] == part
     return copies.samples[slot] if has_some else 0
 
 
 @inner
-def _add_to_group(copies: Copies, sample: int, part: int) -> None:
+def add_to_group(copies: Copies, sample: int, part: int) -> None:
+    """Counts a sample that the part gets."""
     group = copies.group_of[sample]
     if group == NONE:
         return
@@ -84,7 +86,8 @@ def _add_to_group(copies: Copies, sample: int, part: int) -> None:
 
 
 @inner
-def _remove_from_group(copies: Copies, sample: int, part: int) -> None:
+def remove_from_group(copies: Copies, sample: int, part: int) -> None:
+    """Counts a sample that the part gives away."""
     group = copies.group_of[sample]
     if group == NONE:
         return
@@ -100,11 +103,11 @@ def _remove_from_group(copies: Copies, sample: int, part: int) -> None:
 def swap_counted(parts: Parts, copies: Copies, giver: int, gives: int, taker: int, returns: int) -> None:
     """`swap`, which also counts the samples of groups in parts."""
     swap(parts, giver, gives, taker, returns)
-    _remove_from_group(copies, gives, giver)
+    remove_from_group(copies, gives, giver)
     if returns != NONE:
-        _remove_from_group(copies, returns, taker)
-        _add_to_group(copies, returns, giver)
-    _add_to_group(copies, gives, taker)
+        remove_from_group(copies, returns, taker)
+        add_to_group(copies, returns, giver)
+    add_to_group(copies, gives, taker)
 
 
 @inner
@@ -113,6 +116,6 @@ def copies_added(copies: Copies, sample: int, source: int, to: int) -> int:
     group = copies.group_of[sample]
     if group == NONE:
         return 0
-    is_first = _samples_in(copies, group, to) == 0
-    is_last = _samples_in(copies, group, source) == 1
+    is_first = samples_in(copies, group, to) == 0
+    is_last = samples_in(copies, group, source) == 1
     return copies.of_copy[group] * (int(is_first) - int(is_last))

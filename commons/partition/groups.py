@@ -3,7 +3,7 @@
 1. Divide groups into units: what is worth bringing together. Place them, the heaviest first.
 2. Run the search from home with units in place of samples; then with runs of half as many samples, and so on,
    until the target is reached. Every run that leaves the others of its group pays for a copy.
-3. Run it with samples. Last, let runs join others of their group, long ones first.
+3. Run it with samples. Last, trade all that a part has of a group, as long as that saves costs.
 
 Other starts do better where few units make up a part, or where groups are together already: units that are
 cut to fit, and home. The cheapest result is taken.
@@ -11,10 +11,9 @@ cut to fit, and home. The cheapest result is taken.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
-from operator import itemgetter
+from itertools import chain
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -28,12 +27,12 @@ from commons.partition.search_from_home import (
     ACROSS_NODES,
     ALL_SWAPS,
     CHEAP_SWAPS,
-    NO_SWAPS,
     Costs,
     even_out,
     search_to,
 )
 from commons.partition.token_search import level_tokens
+from commons.partition.trades import trade
 
 # Embeddings of 128 float32 travel once as values and once as gradients: 1,024 bytes for an id, where moving a
 # sample sends 16, its item and action.
@@ -41,10 +40,12 @@ MOVES_PER_COPY = 64.0
 # More could overflow.
 MOST_MOVES_PER_COPY = float(ACROSS_NODES)
 # Where groups have at most this many copies each, on average, no other start is tried.
-FEW_COPIES = 0.05
+FEW_COPIES = 0.025
 # Units are placed whole up to this many times the target; more is cut. All are tried where samples are few.
+# With more, the next is tried only if the one before misses the target. Parts that may differ in rows need
+# no more room than the target.
 OVERFULL = (1.25, 1.0, 1.5, 1.1, 2.0)
-FEW_SAMPLES, STARTS_OF_MANY = 1024, 2
+FEW_SAMPLES, OF_EQUAL_ROWS, OF_FREE_ROWS = 1024, (1.25, 1.0), (1.0, 1.25)
 
 
 def numbered_groups(groups: ArrayLike, num_samples: int) -> np.ndarray:
@@ -136,6 +137,10 @@ class Grouped:
         """The time of the slowest part."""
         return int(time_of(self.problem.work, part_of, self.problem.speeds))
 
+    def reaches(self, part_of: np.ndarray, target: int) -> bool:
+        """Returns whether all parts keep to the limits, and none takes longer than the target."""
+        return self.problem.beyond_limits(part_of) is None and self.time(part_of) <= target
+
     def units(self) -> np.ndarray:
         """int64 `[samples]`, the unit of each: a group, without samples that had better stay at home."""
         by_group, ends = grouped(self.group_of[self.by_home] + 1, len(self.of_copy) + 1)
@@ -213,13 +218,9 @@ class Grouped:
         priced = costs._replace(copies=copies_of(self.group_of, self.of_copy, part_of))
         if not search_to(work, tokens, part_of, base, limits, priced, target, ALL_SWAPS):
             refine_within(work, tokens, part_of, problem.speeds, limits, target)
+            priced = costs._replace(copies=copies_of(self.group_of, self.of_copy, part_of))
         attained = max(target, self.time(part_of))
-        for length in [] if self.has_few_copies(part_of) else self.lengths():
-            joined = part_of.copy()
-            self.search(joined, self.runs(joined, length), attained, NO_SWAPS)
-            # Runs know no fewest samples, and no tokens.
-            if problem.beyond_limits(joined) is None and self.time(joined) <= attained:
-                part_of = joined
+        trade(work, tokens, part_of, base_of(problem.speeds, attained), limits, priced, attained)
         return part_of
 
     def level_tokens(self, part_of: np.ndarray, target: int) -> None:
@@ -234,10 +235,7 @@ def together(samples: Grouped, target: int) -> np.ndarray:
     def from_home() -> np.ndarray:
         return samples.finish(samples.costs.home.copy(), target)
 
-    units = samples.units()
-
-    def from_units(overfull: float) -> np.ndarray:
-        part_of = samples.placed(units, target, int(overfull * target))
+    def from_units(part_of: np.ndarray) -> np.ndarray:
         samples.search(part_of, samples.runs(part_of, len(part_of)), target, ALL_SWAPS)
         for length in samples.lengths():
             if samples.time(part_of) <= target:
@@ -245,23 +243,33 @@ def together(samples: Grouped, target: int) -> np.ndarray:
             samples.search(part_of, samples.runs(part_of, length), target, CHEAP_SWAPS)
         return samples.finish(part_of, target)
 
+    def from_all_units() -> Iterator[np.ndarray]:
+        units, starts = samples.units(), list[np.ndarray]()
+        are_many = len(units) > FEW_SAMPLES
+        of_many = OF_EQUAL_ROWS if samples.problem.limits.fewest > 0 else OF_FREE_ROWS
+        for overfull in of_many if are_many else OVERFULL:
+            start = samples.placed(units, target, int(overfull * target))
+            if any(np.array_equal(start, other) for other in starts):
+                continue
+            starts.append(start)
+            part_of = from_units(start.copy())
+            yield part_of
+            if are_many and samples.reaches(part_of, target):
+                return
+
     def rated(part_of: np.ndarray) -> tuple[bool, int, int]:
         is_beyond = samples.problem.beyond_limits(part_of) is not None
         return is_beyond, max(samples.time(part_of), target), samples.cost(part_of)
 
-    tried = OVERFULL[: STARTS_OF_MANY if len(samples.group_of) > FEW_SAMPLES else None]
-    starts: list[Callable[[], np.ndarray]] = [partial(from_units, overfull) for overfull in tried]
-    are_together = samples.copies(samples.costs.home).mean() < 1
-    if are_together:
-        starts.insert(0, from_home)
-    found = []
-    for start in starts:
-        part_of = start()
-        found.append((rated(part_of), part_of))
-        if found[-1][0][:2] == (False, target) and samples.has_few_copies(part_of):
+    home = samples.costs.home
+    are_together = samples.copies(home).mean() < 1
+    found = [home.copy()] if samples.reaches(home, target) else []
+    for part_of in chain([from_home()] if are_together else [], from_all_units()):
+        found.append(part_of)
+        if samples.reaches(part_of, target) and samples.has_few_copies(part_of):
             return part_of
-    rating, best = min(found, key=itemgetter(0))
-    if are_together or rating[:2] == (False, target):
+    best = min(found, key=rated)
+    if are_together or samples.reaches(best, target):
         return best
     return min(best, from_home(), key=rated)
 

@@ -101,7 +101,7 @@ def _together(samples: Grouped, target: int, tolerance: float) -> np.ndarray:
     problem, costs = samples.problem, samples.costs
     allow_more_looks(costs, LOOKS_FOR_GROUPS)
     part_of = together(samples, target)
-    if problem.beyond_limits(part_of) is None and samples.time(part_of) <= target:
+    if samples.reaches(part_of, target):
         return part_of
     allow_more_looks(costs, LOOKS)
     alone = _moved(problem, costs, target, tolerance)
@@ -109,8 +109,7 @@ def _together(samples: Grouped, target: int, tolerance: float) -> np.ndarray:
     if attained > target:
         allow_more_looks(costs, LOOKS_FOR_GROUPS)
         part_of = together(samples, attained)
-    is_allowed = problem.beyond_limits(part_of) is None and samples.time(part_of) <= attained
-    return part_of if is_allowed else samples.finish(alone, attained)
+    return part_of if samples.reaches(part_of, attained) else samples.finish(alone, attained)
 
 
 def _moved(problem: Problem, costs: Costs, target: int, tolerance: float) -> np.ndarray:

@@ -36,7 +36,8 @@ ACROSS_NODES = 1000
 # Parts considered for a swap: this many that can help, among this many of the lightest; more for a swap that
 # is all a part needs. Still more hardly save movement, and take time.
 PARTNERS = 16
-# With more samples than this, the lightest parts are much alike, and fewer will do.
+# With more samples than this, the lightest parts are much alike, and fewer will do; or with groups, which are
+# brought together again after the search.
 MANY_SAMPLES, FEW_PARTNERS = 8192, 4
 CANDIDATES_FOR_ALL, CANDIDATES_FOR_PART = 200, 48
 # Samples of a part considered for a swap, evenly spaced by load. Those in between would do little better.
@@ -268,7 +269,7 @@ def _best_swap(
     looks = 0  # written once, because in the loop that would slow it
     gives, partner, returns, best = NONE, NONE, NONE, 0.0
     partners, most_partners = 0, max(PARTNERS // step, 1)
-    if len(work) > MANY_SAMPLES:
+    if len(work) > MANY_SAMPLES or has_groups:
         most_partners = min(most_partners, FEW_PARTNERS)
     for taker in parts.by_load:
         headroom = target - load[taker]
