@@ -7,10 +7,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from commons.advisor import InputError
-from commons.advisor.advice import advise
-from commons.advisor.command_line import parse_request
-from commons.advisor.report import json_report, text_report
+from . import InputError
+from .advice import advise
+from .command_line import parse_request
+from .report import json_report, text_report
 
 # What the advisor can do without: Parquet and CSV need polars, a page needs jinja2, a gin file needs all.
 _FROM_TRAIN = ("gin", "jinja2", "polars", "tensorboard", "tqdm")
@@ -43,7 +43,7 @@ def _run(argv: Sequence[str] | None) -> None:
     if request.html is None:
         advice = advise(request)
     else:
-        from commons.advisor.page import html_page  # before the work, because jinja2 may be missing
+        from .page import html_page  # before the work, because jinja2 may be missing
 
         advice = advise(request)
         _write(request.html, html_page(advice))

@@ -7,11 +7,13 @@ from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 
-from commons.advisor.command_line import CHART_RANKS, Request
-from commons.advisor.figures import duration
-from commons.advisor.prediction import Case, Outcome, draw_steps, predict
-from commons.advisor.samples import TRAINING_FLOPS_PER_FORWARD, SampleLengths
-from commons.advisor.strategies import (
+from ..distributed.placement import compile_all
+from ..distributed.slow_start import shown_if_slow
+from .command_line import CHART_RANKS, Request
+from .figures import duration
+from .prediction import Case, Outcome, draw_steps, predict
+from .samples import TRAINING_FLOPS_PER_FORWARD, SampleLengths
+from .strategies import (
     AS_LOADED,
     KARMARKAR_KARP,
     REBALANCE,
@@ -21,8 +23,6 @@ from commons.advisor.strategies import (
     Strategy,
     strategies,
 )
-from commons.distributed.placement import compile_all
-from commons.distributed.slow_start import shown_if_slow
 
 LEAST_GAIN = 0.02  # below it, what the prediction leaves out decides
 HIGH_BOUND = 1.05

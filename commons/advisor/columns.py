@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
-from commons.advisor import InputError
-from commons.advisor.samples import SampleIds, example_of
+from . import InputError
+from .samples import SampleIds, example_of
 
 _INTEGER = r"^\s*[+-]?\d+\s*$"
 

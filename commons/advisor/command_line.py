@@ -9,10 +9,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from commons.advisor import InputError
-from commons.advisor.pieces import PieceCosts
-from commons.advisor.prediction import FEWEST_STEPS, SAMPLES_TO_DRAW, Network
-from commons.advisor.samples import (
+from ..distributed.shuffler_settings import LEARNED
+from ..perf_model import HSTUFlops, TransformerConfig, transformer_work
+from . import InputError
+from .pieces import PieceCosts
+from .prediction import FEWEST_STEPS, SAMPLES_TO_DRAW, Network
+from .samples import (
     TOKEN_RULES,
     ConfiguredModel,
     SampleCost,
@@ -22,11 +24,9 @@ from commons.advisor.samples import (
     flops_cost,
     read_lengths,
 )
-from commons.distributed.shuffler_settings import LEARNED
-from commons.perf_model import HSTUFlops, TransformerConfig, transformer_work
 
 if TYPE_CHECKING:
-    from commons.advisor.gin_file import GinRun
+    from .gin_file import GinRun
 
 # Numbers of ranks in the page's chart, as far as the data has samples for them.
 CHART_RANKS = [2**power for power in range(1, 11)]
@@ -245,7 +245,7 @@ def _is_same_file(first: Path, second: Path) -> bool:
 def _gin_run(given: argparse.Namespace) -> GinRun | None:
     for path in (given.data, Path(given.model or "")):
         if path.suffix == _GIN:
-            from commons.advisor.gin_file import GinRun  # imports gin, and to parse also TorchRec
+            from .gin_file import GinRun  # imports gin, and to parse also TorchRec
 
             return GinRun.parse(path, given.gin_bindings)
     if given.gin_bindings:
@@ -312,7 +312,7 @@ def _samples_of_file(given: argparse.Namespace, model: ConfiguredModel | None) -
     items = read_lengths(given.data, given.column or given.ids, option)
     ids = groups = None
     if given.ids is not None or given.groups is not None:
-        from commons.advisor.columns import read_groups, read_ids  # imports polars
+        from .columns import read_groups, read_ids  # imports polars
 
         ids = None if given.ids is None else read_ids(given.data, given.ids)
         groups = None if given.groups is None else read_groups(given.data, given.groups)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from commons.advisor.prediction import Case, Outcome
-from commons.advisor.samples import SampleLengths
-from commons.advisor.strategies import AS_LOADED, REBALANCE, SPLIT
+from .prediction import Case, Outcome
+from .samples import SampleLengths
+from .strategies import AS_LOADED, REBALANCE, SPLIT
 
 _MEANINGS = {
     "imbalance": "largest ÷ mean load of a step",

@@ -20,14 +20,14 @@ from typing import TYPE_CHECKING
 
 import gin
 
-from commons.advisor import InputError
-from commons.advisor.samples import ConfiguredModel, SampleLengths
-from commons.advisor.strategies import CHOSEN
-from commons.distributed.shuffler_settings import LEARNED
-from commons.gin_values import from_gin, is_bound
+from ..distributed.shuffler_settings import LEARNED
+from ..gin_values import from_gin, is_bound
+from . import InputError
+from .samples import ConfiguredModel, SampleLengths
+from .strategies import CHOSEN
 
 if TYPE_CHECKING:
-    from commons.training import TrainerArgs
+    from ..training import TrainerArgs
 
 # By gin, by what gin files import, and by the settings' own checks.
 _RAISED = (
@@ -95,7 +95,7 @@ class GinRun:
         return is_bound("TrainerArgs.balance_cost") and self._trainer().balance_cost == LEARNED
 
     def _trainer(self) -> TrainerArgs:
-        from commons.training import TrainerArgs  # imports TorchRec, which takes seconds
+        from ..training import TrainerArgs  # imports TorchRec, which takes seconds
 
         with _naming(self.path):
             return from_gin(TrainerArgs)
@@ -120,7 +120,7 @@ def _application(path: Path) -> ModuleType:
     # A console command, unlike `python -m`, does not look for packages in the working directory.
     if str(Path.cwd()) not in sys.path:
         sys.path.append(str(Path.cwd()))
-    import commons.quiet_logs  # noqa: F401
+    from .. import quiet_logs  # noqa: F401
 
     try:
         return importlib.import_module(f"{package}.training.advisor_inputs")

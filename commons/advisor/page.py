@@ -10,12 +10,12 @@ from importlib.resources import files
 import jinja2
 import numpy as np
 
-from commons.advisor import figures
-from commons.advisor.advice import Advice, Recommendation
-from commons.advisor.command_line import CHART_RANKS
-from commons.advisor.prediction import Case
-from commons.advisor.samples import SampleLengths
-from commons.advisor.strategies import AS_LOADED, REBALANCE
+from . import figures
+from .advice import Advice, Recommendation
+from .command_line import CHART_RANKS
+from .prediction import Case
+from .samples import SampleLengths
+from .strategies import AS_LOADED, REBALANCE
 
 WIDTH, HEIGHT = 400, 240
 LEFT, RIGHT, TOP, BOTTOM = 40, 390, 12, 202  # of the area between the axes
@@ -77,7 +77,7 @@ def html_page(advice: Advice) -> str:
     if advice.over_ranks:
         charts.append(_speedups(advice.over_ranks))
     charts += [_rank_loads(*each) for each in advice.cases if each[0].ranks > 1]
-    template = files("commons.advisor").joinpath("page.html").read_text(encoding="utf-8")
+    template = files(__package__).joinpath("page.html").read_text(encoding="utf-8")
     environment = jinja2.Environment(
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from commons.distributed.cutting import Cutting
-from commons.distributed.shuffle_plan import ShufflePlan
-from commons.perf_model.cost import Cost
-from commons.sequence_batch.cut_rules import ALONG_ITEMS, CutRules, ItemGroup
+from ..distributed.cutting import Cutting
+from ..distributed.shuffle_plan import ShufflePlan
+from ..perf_model.cost import Cost
+from ..sequence_batch.cut_rules import ALONG_ITEMS, CutRules, ItemGroup
 
 # Samples as the advisor knows them: a row of tokens, each with a loss. A cut may be before any token.
 RULES = CutRules(items=(ItemGroup("tokens"),), fields={"loss_tokens": ALONG_ITEMS})

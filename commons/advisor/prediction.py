@@ -8,14 +8,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from commons.advisor import InputError
-from commons.advisor.pieces import Cuts, PieceCosts, bytes_of_rows
-from commons.advisor.samples import SampleCost, SampleIds
-from commons.advisor.strategies import AS_LOADED, Strategy
-from commons.distributed.loaded_samples import LoadedSamples
-from commons.distributed.placement import place
-from commons.partition import lower_bound
-from commons.partition.problem import indices_of_parts
+from ..distributed.loaded_samples import LoadedSamples
+from ..distributed.placement import place
+from ..partition import lower_bound
+from ..partition.problem import indices_of_parts
+from . import InputError
+from .pieces import Cuts, PieceCosts, bytes_of_rows
+from .samples import SampleCost, SampleIds
+from .strategies import AS_LOADED, Strategy
 
 SEED = 0
 # Fewer ranks get more steps: their steps differ more from one another, and take less time to plan.

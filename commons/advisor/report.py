@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from commons.advisor import figures
-from commons.advisor.advice import NOT_PREDICTED, Advice, Recommendation
-from commons.advisor.prediction import Case
+from . import figures
+from .advice import NOT_PREDICTED, Advice, Recommendation
+from .prediction import Case
 
 WIDTH = 110
 VERSION = 2  # of the JSON format: under one version entries may be added, and none changes its meaning

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from commons.advisor import InputError
-from commons.advisor.pieces import FLOPS, PieceCosts
-from commons.perf_model.cost import Cost
+from ..perf_model.cost import Cost
+from . import InputError
+from .pieces import FLOPS, PieceCosts
 
 if TYPE_CHECKING:
     import polars as pl
@@ -246,7 +246,7 @@ def read_lengths(path: Path, column: str | None, option: str = "--column") -> np
             raise InputError(f"{option} {column} has no effect on {path}; expected it with .csv or .parquet")
         lengths = _read_array(path)
     else:
-        from commons.advisor.columns import lengths_in, read_column  # polars is not needed for arrays
+        from .columns import lengths_in, read_column  # polars is not needed for arrays
 
         lengths = lengths_in(path, read_column(path, option, column))
     if len(lengths) == 0:

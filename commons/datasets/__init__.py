@@ -1,10 +1,10 @@
 """Samples, batches and datasets: random, MovieLens, KuaiRand, semantic IDs, and your own."""
 
-from commons.datasets import kuairand, movielens  # noqa: F401  registers their names
-from commons.datasets.benchmark_args import BenchmarkDatasetArgs, FeatureArgs
-from commons.datasets.bucket_sampler import BucketSampler
-from commons.datasets.embedding_args import DynamicEmbeddingArgs, EmbeddingArgs
-from commons.datasets.hstu_batch import (
+from . import kuairand, movielens  # noqa: F401  registers their names
+from .benchmark_args import BenchmarkDatasetArgs, FeatureArgs
+from .bucket_sampler import BucketSampler
+from .embedding_args import DynamicEmbeddingArgs, EmbeddingArgs
+from .hstu_batch import (
     HSTUBatch,
     HSTUSample,
     HSTUSource,
@@ -12,17 +12,17 @@ from commons.datasets.hstu_batch import (
     check_ids,
     collate_hstu_batch,
 )
-from commons.datasets.item_sids import ItemSIDs
-from commons.datasets.random_distribution import RandomDistribution
-from commons.datasets.random_source import RandomSource
-from commons.datasets.retrieval_source import RetrievalSource
-from commons.datasets.sample_source import PerEpochSource, SampleSource
-from commons.datasets.sequence_dataset import SequenceDataset
-from commons.datasets.sid_batch import SIDBatch, SIDDatasetSpec, SIDSample, SIDSource
-from commons.datasets.sid_random_source import RandomSIDSource, random_history_lengths, random_item_sids
-from commons.datasets.sid_sequences import SIDSequenceSource
-from commons.datasets.user_sequence_source import UserSequenceSource
-from commons.datasets.user_sequences import (
+from .item_sids import ItemSIDs
+from .random_distribution import RandomDistribution
+from .random_source import RandomSource
+from .retrieval_source import RetrievalSource
+from .sample_source import PerEpochSource, SampleSource
+from .sequence_dataset import SequenceDataset
+from .sid_batch import SIDBatch, SIDDatasetSpec, SIDSample, SIDSource
+from .sid_random_source import RandomSIDSource, random_history_lengths, random_item_sids
+from .sid_sequences import SIDSequenceSource
+from .user_sequence_source import UserSequenceSource
+from .user_sequences import (
     DatasetFactory,
     SequencesMeta,
     UserDataset,

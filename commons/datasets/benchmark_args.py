@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 import gin
 import numpy as np
 
-from commons.checks import check_types, require, require_at_least
-from commons.datasets.embedding_args import EmbeddingArgs
-from commons.datasets.hstu_batch import SequenceDatasetSpec
-from commons.datasets.random_distribution import RandomDistribution
+from ..checks import check_types, require, require_at_least
+from .embedding_args import EmbeddingArgs
+from .hstu_batch import SequenceDatasetSpec
+from .random_distribution import RandomDistribution
 
 
 @gin.configurable

@@ -8,10 +8,10 @@ import numpy as np
 from numpy.typing import ArrayLike
 from torch.utils.data import Sampler
 
-from commons.checks import require, require_at_least
-from commons.partition import rebalance, refined
-from commons.partition.groups import numbered_groups
-from commons.partition.workloads import as_workloads, check_count
+from ..checks import require, require_at_least
+from ..partition import rebalance, refined
+from ..partition.groups import numbered_groups
+from ..partition.workloads import as_workloads, check_count
 
 
 class BucketSampler(Sampler[list[int]]):

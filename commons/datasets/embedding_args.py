@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import gin
 
-from commons.checks import check_types, require
+from ..checks import check_types, require
 
 _SHARDING_TYPES = ("data_parallel", "model_parallel")
 _EVICT_STRATEGIES = ("lru", "lfu")

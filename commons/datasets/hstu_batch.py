@@ -10,10 +10,8 @@ import numpy as np
 import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from commons.datasets.embedding_args import DynamicEmbeddingArgs, EmbeddingArgs
-from commons.datasets.sample_source import SampleSource, keyed_rows
-from commons.sequence_batch import BaseBatch
-from commons.sequence_batch.cut_rules import (
+from ..sequence_batch import BaseBatch
+from ..sequence_batch.cut_rules import (
     ALONG_ITEMS,
     TO_EVERY,
     WITH_FIRST,
@@ -22,7 +20,9 @@ from commons.sequence_batch.cut_rules import (
     FieldRule,
     ItemGroup,
 )
-from commons.unbounded_ids import NO_ID
+from ..unbounded_ids import NO_ID
+from .embedding_args import DynamicEmbeddingArgs, EmbeddingArgs
+from .sample_source import SampleSource, keyed_rows
 
 
 @dataclass(frozen=True)

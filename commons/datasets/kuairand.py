@@ -17,8 +17,9 @@ import polars as pl
 from polars.io.plugins import register_io_source
 from tqdm import tqdm
 
-from commons.datasets.prepared_files import replaced_files
-from commons.datasets.user_sequences import (
+from .. import NAME
+from .prepared_files import replaced_files
+from .user_sequences import (
     META_FILE,
     SEQUENCES_FILE,
     DatasetFactory,
@@ -83,7 +84,7 @@ class KuaiRand(PreparedDataset):
         log_parts: suffixes of the files that each period's log is split into.
     """
 
-    preprocessor = "commons.datasets.kuairand_preprocess"
+    preprocessor = f"{NAME}.datasets.kuairand_preprocess"
     log_parts: ClassVar[tuple[str, ...]] = ("",)
 
     def prepare(

@@ -22,13 +22,14 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from commons.datasets.kuairand import KUAIRAND
+from .. import NAME
+from .kuairand import KUAIRAND
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the command line. Errors print one line and exit with code 1."""
     parser = argparse.ArgumentParser(
-        prog="python -m commons.datasets.kuairand_preprocess",
+        prog=f"python -m {NAME}.datasets.kuairand_preprocess",
         description="Prepares a KuaiRand dataset for training.",
     )
     parser.add_argument("--dataset", required=True, choices=list(KUAIRAND))

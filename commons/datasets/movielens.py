@@ -13,8 +13,9 @@ from typing import ClassVar
 import polars as pl
 from tqdm import tqdm
 
-from commons.datasets.prepared_files import replaced_files
-from commons.datasets.user_sequences import (
+from .. import NAME
+from .prepared_files import replaced_files
+from .user_sequences import (
     META_FILE,
     SEQUENCES_FILE,
     DatasetFactory,
@@ -42,7 +43,7 @@ class MovieLens(PreparedDataset):
         user_columns: columns of `users_file`, the user id among them.
     """
 
-    preprocessor = "commons.datasets.movielens_preprocess"
+    preprocessor = f"{NAME}.datasets.movielens_preprocess"
     ratings_file: ClassVar[str]
     ratings_separator: ClassVar[str]
     ratings_header: ClassVar[str | None] = None

@@ -15,13 +15,14 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from commons.datasets.movielens import MOVIELENS
+from .. import NAME
+from .movielens import MOVIELENS
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the command line. Errors print one line and exit with code 1."""
     parser = argparse.ArgumentParser(
-        prog="python -m commons.datasets.movielens_preprocess",
+        prog=f"python -m {NAME}.datasets.movielens_preprocess",
         description="Prepares a MovieLens dataset for training; downloads it if absent.",
     )
     parser.add_argument("--dataset", required=True, choices=list(MOVIELENS))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import gin
 import numpy as np
 
-from commons.checks import check_types, require
+from ..checks import check_types, require
 
 _NEEDED_PARAMETERS = {
     "uniform": ("low", "high"),

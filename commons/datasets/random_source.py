@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from commons.datasets.benchmark_args import BenchmarkDatasetArgs, FeatureArgs
-from commons.datasets.hstu_batch import HSTUSample, HSTUSource
+from .benchmark_args import BenchmarkDatasetArgs, FeatureArgs
+from .hstu_batch import HSTUSample, HSTUSource
 
 
 class RandomSource(HSTUSource):

@@ -8,8 +8,8 @@ from typing import Literal
 
 import numpy as np
 
-from commons.checks import require
-from commons.datasets.hstu_batch import HSTUSample, HSTUSource, SequenceDatasetSpec
+from ..checks import require
+from .hstu_batch import HSTUSample, HSTUSource, SequenceDatasetSpec
 
 NEGATIVES = "negative_items"
 

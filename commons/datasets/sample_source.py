@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from commons.sequence_batch import BaseBatch
+from ..sequence_batch import BaseBatch
 
 
 class SampleSource(Protocol):

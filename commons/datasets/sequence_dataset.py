@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import numpy as np
 from torch.utils.data import IterableDataset, get_worker_info
 
-from commons.checks import require, require_at_least
-from commons.datasets.sample_source import PerEpochSource, SampleSource
-from commons.sequence_batch import BaseBatch
+from ..checks import require, require_at_least
+from ..sequence_batch import BaseBatch
+from .sample_source import PerEpochSource, SampleSource
 
 
 class SequenceDataset(IterableDataset[BaseBatch]):

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from commons.checks import require, require_at_least
-from commons.datasets.sample_source import SampleSource, keyed_rows
-from commons.sequence_batch import BaseBatch
-from commons.sequence_batch.cut_rules import WITH_FIRST, WITH_LAST, CutRules, FieldRule, ItemGroup
+from ..checks import require, require_at_least
+from ..sequence_batch import BaseBatch
+from ..sequence_batch.cut_rules import WITH_FIRST, WITH_LAST, CutRules, FieldRule, ItemGroup
+from .sample_source import SampleSource, keyed_rows
 
 HISTORY, CANDIDATE = "history", "candidate"
 

@@ -23,9 +23,10 @@ import numpy as np
 import polars as pl
 from tqdm import tqdm
 
-from commons.checks import require, require_at_least
-from commons.datasets.prepared_files import replaced_files
-from commons.datasets.sid_sequences import SEQUENCE_COLUMN
+from .. import NAME
+from ..checks import require, require_at_least
+from .prepared_files import replaced_files
+from .sid_sequences import SEQUENCE_COLUMN
 
 PART_FILES = ("training.parquet", "validation.parquet", "testing.parquet")
 USER_COLUMN = "user_id"
@@ -129,7 +130,7 @@ def _parts(user_of_row: pl.Series, seed: int, split: Sequence[int]) -> pl.Series
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the command line. Errors print one line and exit with code 1."""
     parser = argparse.ArgumentParser(
-        prog="python -m commons.datasets.sid_preprocess",
+        prog=f"python -m {NAME}.datasets.sid_preprocess",
         description="Splits interactions by user into files for training, validation and testing.",
     )
     parser.add_argument(

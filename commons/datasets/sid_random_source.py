@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from commons.checks import require
-from commons.datasets.item_sids import ItemSIDs
-from commons.datasets.random_distribution import RandomDistribution
-from commons.datasets.sid_batch import SIDDatasetSpec, SIDSample, SIDSource
+from ..checks import require
+from .item_sids import ItemSIDs
+from .random_distribution import RandomDistribution
+from .sid_batch import SIDDatasetSpec, SIDSample, SIDSource
 
 
 class RandomSIDSource(SIDSource):

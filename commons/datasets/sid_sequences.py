@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
-from commons.datasets.item_sids import ItemSIDs
-from commons.datasets.sid_batch import SIDDatasetSpec, SIDSample, SIDSource
+from .item_sids import ItemSIDs
+from .sid_batch import SIDDatasetSpec, SIDSample, SIDSource
 
 SEQUENCE_COLUMN = "sequence_data"
 

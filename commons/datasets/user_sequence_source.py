@@ -7,10 +7,10 @@ from typing import Literal
 
 import numpy as np
 
-from commons.checks import require, require_at_least
-from commons.datasets.embedding_args import EmbeddingArgs
-from commons.datasets.hstu_batch import HSTUSample, HSTUSource, SequenceDatasetSpec
-from commons.datasets.user_sequences import SequencesMeta, UserSequences
+from ..checks import require, require_at_least
+from .embedding_args import EmbeddingArgs
+from .hstu_batch import HSTUSample, HSTUSource, SequenceDatasetSpec
+from .user_sequences import SequencesMeta, UserSequences
 
 
 class UserSequenceSource(HSTUSource):

@@ -13,7 +13,7 @@ from typing import ClassVar, TypeVar
 import numpy as np
 import polars as pl
 
-from commons.registry import NamedFactory
+from ..registry import NamedFactory
 
 SEQUENCES_FILE = "sequences.parquet"
 META_FILE = "meta.json"

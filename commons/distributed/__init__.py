@@ -2,15 +2,15 @@
 
 from typing import TYPE_CHECKING
 
-from commons.lazy_names import imported_on_use
+from ..lazy_names import imported_on_use
 
 if TYPE_CHECKING:
-    from commons.distributed.balance_report import BalanceReport
-    from commons.distributed.batch_shuffler import BatchShuffler, IdentityShuffler
-    from commons.distributed.batch_shuffler_factory import BatchShufflerFactory, register_batch_shuffler
-    from commons.distributed.controller_split import SplitOrder, merge, split_balanced
-    from commons.distributed.shuffle_plan import ShufflePlan
-    from commons.distributed.shuffler_settings import PARTITIONERS, ShufflerSettings
+    from .balance_report import BalanceReport
+    from .batch_shuffler import BatchShuffler, IdentityShuffler
+    from .batch_shuffler_factory import BatchShufflerFactory, register_batch_shuffler
+    from .controller_split import SplitOrder, merge, split_balanced
+    from .shuffle_plan import ShufflePlan
+    from .shuffler_settings import PARTITIONERS, ShufflerSettings
 
 __all__ = [
     "PARTITIONERS",

@@ -7,12 +7,12 @@ from functools import cached_property
 
 import numpy as np
 
-from commons.distributed.exchange import Traffic
-from commons.distributed.key_fetch import PlacedPieces
-from commons.distributed.shuffle_plan import ShufflePlan
-from commons.partition import lower_bound
-from commons.partition.balance import relative_to_mean
-from commons.partition.micro_batches import time_relative_to_mean
+from ..partition import lower_bound
+from ..partition.balance import relative_to_mean
+from ..partition.micro_batches import time_relative_to_mean
+from .exchange import Traffic
+from .key_fetch import PlacedPieces
+from .shuffle_plan import ShufflePlan
 
 # The unit of costs of which nothing is known.
 WORKLOAD_UNITS = "workload units"

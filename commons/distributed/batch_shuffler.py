@@ -12,30 +12,30 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from commons.checks import require_type
-from commons.distributed.balance_report import WORKLOAD_UNITS
-from commons.distributed.cutting import PrefixCost
-from commons.distributed.exchange import EXCHANGES, Traffic
-from commons.distributed.key_fetch import PlacedPieces
-from commons.distributed.learning import Learning
-from commons.distributed.loaded_memory import LoadedMemory
-from commons.distributed.loss_reduction import LossScale, check_global_mean
-from commons.distributed.placement import warm_up
-from commons.distributed.plan_ahead import PlanAhead
-from commons.distributed.plan_gather import BatchFormat
-from commons.distributed.planner import Planner, RowCounts
-from commons.distributed.rank_group import RankGroup, job_device
-from commons.distributed.sample_facts import Counter
-from commons.distributed.shuffle_plan import ShufflePlan
-from commons.distributed.shuffler_settings import LEARNED, ShufflerSettings
-from commons.distributed.slow_plans import SlowPlans
-from commons.distributed.unshuffle import KindsOfValues, return_values
-from commons.distributed.verify import check_cut, check_placed_samples, check_same_plan
-from commons.perf_model.cost import Cost
-from commons.sequence_batch import BaseBatch, containers
-from commons.sequence_batch.jagged_indices import first_values
-from commons.sequence_batch.packed_rows import PackedRows, gather_rows, select_from
-from commons.sequence_batch.sample_rows import SampleRows, knows_padding
+from ..checks import require_type
+from ..perf_model.cost import Cost
+from ..sequence_batch import BaseBatch, containers
+from ..sequence_batch.jagged_indices import first_values
+from ..sequence_batch.packed_rows import PackedRows, gather_rows, select_from
+from ..sequence_batch.sample_rows import SampleRows, knows_padding
+from .balance_report import WORKLOAD_UNITS
+from .cutting import PrefixCost
+from .exchange import EXCHANGES, Traffic
+from .key_fetch import PlacedPieces
+from .learning import Learning
+from .loaded_memory import LoadedMemory
+from .loss_reduction import LossScale, check_global_mean
+from .placement import warm_up
+from .plan_ahead import PlanAhead
+from .plan_gather import BatchFormat
+from .planner import Planner, RowCounts
+from .rank_group import RankGroup, job_device
+from .sample_facts import Counter
+from .shuffle_plan import ShufflePlan
+from .shuffler_settings import LEARNED, ShufflerSettings
+from .slow_plans import SlowPlans
+from .unshuffle import KindsOfValues, return_values
+from .verify import check_cut, check_placed_samples, check_same_plan
 
 logger = logging.getLogger(__name__)
 Batch = TypeVar("Batch")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from commons.distributed.batch_shuffler import BatchShuffler, IdentityShuffler
-from commons.registry import NamedFactory
+from ..registry import NamedFactory
+from .batch_shuffler import BatchShuffler, IdentityShuffler
 
 Shuffler = TypeVar("Shuffler", bound=type[BatchShuffler])
 

@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from commons.distributed.cutting import MIN_TOKENS, Cutting
-from commons.distributed.loaded_samples import LoadedSamples
-from commons.distributed.partitioning import Partitioning
-from commons.partition import lower_bound, rebalance
-from commons.partition.pieces import Pieces, divided, leveled
-from commons.partition.problem import number_of_part
-from commons.partition.search import base_of
+from ..partition import lower_bound, rebalance
+from ..partition.pieces import Pieces, divided, leveled
+from ..partition.problem import number_of_part
+from ..partition.search import base_of
+from .cutting import MIN_TOKENS, Cutting
+from .loaded_samples import LoadedSamples
+from .partitioning import Partitioning
 
 # Samples are cut where whole ones cannot come this close to the mean load, whatever the settings' tolerance.
 TOLERANCE = 0.01

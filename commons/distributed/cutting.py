@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from commons.distributed.loaded_samples import LoadedSamples
-from commons.perf_model.cost import Cost
-from commons.sequence_batch.cut_rules import PIECE, CutRules, FieldRules
+from ..perf_model.cost import Cost
+from ..sequence_batch.cut_rules import PIECE, CutRules, FieldRules
+from .loaded_samples import LoadedSamples
 
 if TYPE_CHECKING:
-    from commons.sequence_batch.row_schema import FieldSchema, RowSchema
+    from ..sequence_batch.row_schema import FieldSchema, RowSchema
 
 # A piece is worth its row from this many tokens on: a tile of attention.
 MIN_TOKENS = 32

@@ -11,10 +11,10 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-from commons.distributed.rank_group import RankGroup
-from commons.distributed.shuffle_plan import Route, RouteEnd, ShufflePlan
-from commons.sequence_batch.packed_rows import PackedRows, gather_rows
-from commons.sequence_batch.row_schema import aligned
+from ..sequence_batch.packed_rows import PackedRows, gather_rows
+from ..sequence_batch.row_schema import aligned
+from .rank_group import RankGroup
+from .shuffle_plan import Route, RouteEnd, ShufflePlan
 
 
 class Traffic(NamedTuple):

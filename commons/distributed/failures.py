@@ -14,7 +14,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from commons.distributed.channel import to_bytes
+from .channel import to_bytes
 
 # A rank that fails because of another one ends so much later. Torchrun, which looks ten times a second, then
 # ends it, and names the other one as the cause.

@@ -18,11 +18,11 @@ import torch
 import torch.distributed as dist
 from torch.autograd.function import once_differentiable
 
-from commons.distributed.rank_group import RankGroup
-from commons.distributed.shuffle_plan import ShufflePlan
-from commons.named_ranges import named_range
-from commons.sequence_batch.cut_rules import PIECE
-from commons.sequence_batch.packed_rows import to_device_together
+from ..named_ranges import named_range
+from ..sequence_batch.cut_rules import PIECE
+from ..sequence_batch.packed_rows import to_device_together
+from .rank_group import RankGroup
+from .shuffle_plan import ShufflePlan
 
 
 class PlacedPieces:

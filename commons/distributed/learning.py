@@ -18,9 +18,9 @@ from typing import Protocol
 
 import numpy as np
 
-from commons.distributed.shuffle_plan import ShufflePlan
-from commons.perf_model.cost import LINEAR, NUM_OTHERS, Cost, is_linear, median_error
-from commons.perf_model.learned_cost import LEAST_TIMES, followed_speed, refitted, speeds_then
+from ..perf_model.cost import LINEAR, NUM_OTHERS, Cost, is_linear, median_error
+from ..perf_model.learned_cost import LEAST_TIMES, followed_speed, refitted, speeds_then
+from .shuffle_plan import ShufflePlan
 
 logger = logging.getLogger(__name__)
 # Plans from one to the one that its times enter: its own step, up to six that a pipeline plans before it runs

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from commons.sequence_batch.row_schema import FieldValue
-from commons.sequence_batch.sample_rows import SampleRows
+from ..sequence_batch.row_schema import FieldValue
+from ..sequence_batch.sample_rows import SampleRows
 
 _SAMPLED = 64  # elements of each tensor, evenly spread
 

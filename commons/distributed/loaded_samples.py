@@ -9,7 +9,7 @@ from typing import ClassVar, Self
 
 import numpy as np
 
-from commons.perf_model.cost import Cost
+from ..perf_model.cost import Cost
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from commons.distributed.rank_group import RankGroup
-from commons.distributed.shuffle_plan import ShufflePlan
+from .rank_group import RankGroup
+from .shuffle_plan import ShufflePlan
 
 logger = logging.getLogger(__name__)
 

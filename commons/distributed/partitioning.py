@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from commons.distributed.loaded_samples import LoadedSamples
-from commons.distributed.shuffler_settings import PARTITIONERS, ShufflerSettings
-from commons.partition.problem import MOST_TOKENS, number_of_part, token_goal
+from ..partition.problem import MOST_TOKENS, number_of_part, token_goal
+from .loaded_samples import LoadedSamples
+from .shuffler_settings import PARTITIONERS, ShufflerSettings
 
 
 @dataclass(frozen=True)

@@ -7,22 +7,22 @@ from dataclasses import fields, replace
 
 import numpy as np
 
-from commons.distributed.cut_search import cut_and_placed
-from commons.distributed.cutting import Cutting
-from commons.distributed.loaded_samples import LoadedSamples
-from commons.distributed.partitioning import Partitioning
-from commons.distributed.shuffle_plan import ShufflePlan
-from commons.distributed.shuffler_settings import ShufflerSettings
-from commons.distributed.slow_start import shown_if_slow
-from commons.partition import (
+from ..partition import (
     divide_into_micro_batches,
     lower_bound,
     rebalance,
     refine,
     refined,
 )
-from commons.partition.pieces import divided, leveled
-from commons.partition.problem import number_of_part
+from ..partition.pieces import divided, leveled
+from ..partition.problem import number_of_part
+from .cut_search import cut_and_placed
+from .cutting import Cutting
+from .loaded_samples import LoadedSamples
+from .partitioning import Partitioning
+from .shuffle_plan import ShufflePlan
+from .shuffler_settings import ShufflerSettings
+from .slow_start import shown_if_slow
 
 
 def place(

@@ -14,8 +14,8 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
-from commons.distributed.rank_group import close_connections
-from commons.named_ranges import named_range
+from ..named_ranges import named_range
+from .rank_group import close_connections
 
 Step = TypeVar("Step")
 _ENDED = object()

@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 import torch.distributed as dist
 
-from commons.distributed.channel import Channel
-from commons.distributed.failures import portable, raise_first, sent_by
-from commons.distributed.loaded_samples import LoadedSamples
-from commons.distributed.sample_facts import SampleColumns, SampleFacts, loaded_samples
-from commons.distributed.shuffler_settings import ShufflerSettings
-from commons.perf_model.cost import Cost
-from commons.sequence_batch import BaseBatch, containers
-from commons.sequence_batch.cut_rules import CutRules
-from commons.sequence_batch.row_schema import FieldValue, RowSchema
-from commons.sequence_batch.sample_rows import SampleRows, knows_padding
+from ..perf_model.cost import Cost
+from ..sequence_batch import BaseBatch, containers
+from ..sequence_batch.cut_rules import CutRules
+from ..sequence_batch.row_schema import FieldValue, RowSchema
+from ..sequence_batch.sample_rows import SampleRows, knows_padding
+from .channel import Channel
+from .failures import portable, raise_first, sent_by
+from .loaded_samples import LoadedSamples
+from .sample_facts import SampleColumns, SampleFacts, loaded_samples
+from .shuffler_settings import ShufflerSettings
 
 logger = logging.getLogger(__name__)
 _OK, _NO_BATCH, _FAILED = range(3)

@@ -11,21 +11,21 @@ from typing import Any
 import numpy as np
 import torch.distributed as dist
 
-from commons.distributed.cutting import Cutting, PrefixCost
-from commons.distributed.learning import Learning
-from commons.distributed.loaded_samples import LoadedSamples
-from commons.distributed.placement import divide, place_within, placed_by_hand, warm_up
-from commons.distributed.plan_gather import BatchFormat, PlanGather
-from commons.distributed.rank_group import RankGroup
-from commons.distributed.sample_facts import Counter, SampleFacts
-from commons.distributed.shuffle_plan import ShufflePlan
-from commons.distributed.shuffler_settings import LEARNED, ShufflerSettings
-from commons.distributed.unfollowed_speeds import falls_behind, speed_ratio, what_keeps_loads
-from commons.distributed.verify import check_plans
-from commons.named_ranges import named_range
-from commons.perf_model.cost import Cost
-from commons.sequence_batch import containers
-from commons.sequence_batch.sample_rows import SampleRows
+from ..named_ranges import named_range
+from ..perf_model.cost import Cost
+from ..sequence_batch import containers
+from ..sequence_batch.sample_rows import SampleRows
+from .cutting import Cutting, PrefixCost
+from .learning import Learning
+from .loaded_samples import LoadedSamples
+from .placement import divide, place_within, placed_by_hand, warm_up
+from .plan_gather import BatchFormat, PlanGather
+from .rank_group import RankGroup
+from .sample_facts import Counter, SampleFacts
+from .shuffle_plan import ShufflePlan
+from .shuffler_settings import LEARNED, ShufflerSettings
+from .unfollowed_speeds import falls_behind, speed_ratio, what_keeps_loads
+from .verify import check_plans
 
 logger = logging.getLogger(__name__)
 RowCounts = Mapping[str, Counter]

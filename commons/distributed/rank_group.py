@@ -29,10 +29,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed.constants import default_pg_timeout
 
-from commons.distributed.channel import Channel
-from commons.distributed.failures import show_first_cause_only
-from commons.distributed.slow_start import shown_if_slow
-from commons.tried_versions import warn_of_untried
+from ..tried_versions import warn_of_untried
+from .channel import Channel
+from .failures import show_first_cause_only
+from .slow_start import shown_if_slow
 
 logger = logging.getLogger(__name__)
 _NEVER_SENT = 2**31 - 1  # a tag that no channel has

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from commons.distributed.loaded_samples import LoadedSamples
-from commons.perf_model.cost import Cost
-from commons.sequence_batch.packed_rows import check_jagged_fields, key_lengths, row_elements
-from commons.sequence_batch.row_schema import FieldValue, RowSchema
-from commons.sequence_batch.sample_rows import NARROW_INTEGERS, SampleRows
+from ..perf_model.cost import Cost
+from ..sequence_batch.packed_rows import check_jagged_fields, key_lengths, row_elements
+from ..sequence_batch.row_schema import FieldValue, RowSchema
+from ..sequence_batch.sample_rows import NARROW_INTEGERS, SampleRows
+from .loaded_samples import LoadedSamples
 
 _NUM_TOKENS = 2  # after the workloads of a sample: its tokens and loss tokens
 Counter = Callable[[Any], torch.Tensor]

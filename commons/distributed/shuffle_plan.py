@@ -8,9 +8,9 @@ from functools import cached_property
 
 import numpy as np
 
-from commons.distributed.loaded_samples import LoadedSamples
-from commons.partition.problem import indices_of_parts
-from commons.perf_model.learned_cost import rank_counts
+from ..partition.problem import indices_of_parts
+from ..perf_model.learned_cost import rank_counts
+from .loaded_samples import LoadedSamples
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class RouteEnd:
         ranks: np.ndarray, elements: np.ndarray, row_bytes: np.ndarray, rank: int, num_ranks: int
     ) -> RouteEnd:
         """Makes the end at `rank`, one of `num_ranks`; `row_bytes` is int64 `[samples]`."""
-        from commons.sequence_batch.row_schema import aligned  # only exchanges need it, and with it torch
+        from ..sequence_batch.row_schema import aligned  # only exchanges need it, and with it torch
 
         num_bytes = np.zeros(num_ranks, dtype=np.int64)
         np.add.at(num_bytes, ranks, row_bytes)

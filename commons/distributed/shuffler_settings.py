@@ -9,9 +9,10 @@ from dataclasses import InitVar, dataclass
 
 import numpy as np
 
-from commons.checks import check_types
-from commons.partition import karmarkar_karp, longest_processing_time, rebalance, refined
-from commons.partition.groups import MOVES_PER_COPY, checked_moves_per_copy
+from .. import NAME
+from ..checks import check_types
+from ..partition import karmarkar_karp, longest_processing_time, rebalance, refined
+from ..partition.groups import MOVES_PER_COPY, checked_moves_per_copy
 
 # To add a partitioner, add a row, here or from your own module. It returns int64 index arrays, one per rank.
 # It is called with those of these arguments that its signature names: workloads, num_partitions, home (the
@@ -185,8 +186,8 @@ def _check_no_window(window: int, max_step_ratio: float | None) -> None:
     raise ValueError(
         f"{given}: each step is planned by itself; leave it out. Where steps stay unbalanced, cut long "
         "samples into pieces (split=True), give each rank more rows, or load samples of similar length "
-        "together (commons.datasets.BucketSampler). Code that holds several batches can divide them by "
-        "commons.partition.balance_window over steps, and commons.distributed.split_balanced over ranks"
+        f"together ({NAME}.datasets.BucketSampler). Code that holds several batches can divide them by "
+        f"{NAME}.partition.balance_window over steps, and {NAME}.distributed.split_balanced over ranks"
     )
 
 

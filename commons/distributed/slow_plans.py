@@ -6,8 +6,8 @@ import logging
 
 import numpy as np
 
-from commons.distributed.planner import Planner
-from commons.distributed.shuffler_settings import ShufflerSettings
+from .planner import Planner
+from .shuffler_settings import ShufflerSettings
 
 logger = logging.getLogger(__name__)
 _WARM_UP = 10  # steps

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from commons.distributed.shuffle_plan import ShufflePlan
-from commons.distributed.shuffler_settings import ShufflerSettings
-from commons.partition import imbalance, refined
-from commons.partition.balance import relative_to_mean
+from ..partition import imbalance, refined
+from ..partition.balance import relative_to_mean
+from .shuffle_plan import ShufflePlan
+from .shuffler_settings import ShufflerSettings
 
 # Ranks differ in speed if the fastest is this many times as fast as the slowest.
 _DIFFERENT = 1.25

@@ -9,21 +9,21 @@ from typing import Any
 import numpy as np
 import torch
 
-from commons.distributed.channel import Channel
-from commons.distributed.exchange import transfer
-from commons.distributed.rank_group import RankGroup
-from commons.distributed.shuffle_plan import Route, RouteEnd, ShufflePlan
-from commons.distributed.verify import check_same_schema
-from commons.sequence_batch.base_batch import num_rows
-from commons.sequence_batch.packed_rows import (
+from ..sequence_batch.base_batch import num_rows
+from ..sequence_batch.packed_rows import (
     PackedRows,
     gather_rows,
     row_elements,
     select_from,
     to_device_together,
 )
-from commons.sequence_batch.row_schema import FieldValue, RowSchema
-from commons.sequence_batch.sample_rows import SampleRows
+from ..sequence_batch.row_schema import FieldValue, RowSchema
+from ..sequence_batch.sample_rows import SampleRows
+from .channel import Channel
+from .exchange import transfer
+from .rank_group import RankGroup
+from .shuffle_plan import Route, RouteEnd, ShufflePlan
+from .verify import check_same_schema
 
 _COUNTS = "elements"
 

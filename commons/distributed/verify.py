@@ -9,14 +9,14 @@ import numpy as np
 import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from commons.distributed.channel import Channel
-from commons.distributed.failures import portable, raise_first
-from commons.distributed.shuffle_plan import ShufflePlan
-from commons.sequence_batch.base_batch import BaseBatch
-from commons.sequence_batch.cut_rules import PIECE, CutRules
-from commons.sequence_batch.jagged_indices import spread
-from commons.sequence_batch.packed_rows import PackedRows, gather_rows, row_elements
-from commons.sequence_batch.row_schema import FieldValue, RowSchema
+from ..sequence_batch.base_batch import BaseBatch
+from ..sequence_batch.cut_rules import PIECE, CutRules
+from ..sequence_batch.jagged_indices import spread
+from ..sequence_batch.packed_rows import PackedRows, gather_rows, row_elements
+from ..sequence_batch.row_schema import FieldValue, RowSchema
+from .channel import Channel
+from .failures import portable, raise_first
+from .shuffle_plan import ShufflePlan
 
 
 def check_plans(channel: Channel, place: Callable[[], ShufflePlan]) -> ShufflePlan:

@@ -1,15 +1,15 @@
 """Which part computes which sample: pure host functions of numbers, deterministic on every machine."""
 
-from commons.partition.balance import imbalance, loads, lower_bound
-from commons.partition.micro_batches import (
+from .balance import imbalance, loads, lower_bound
+from .micro_batches import (
     balance_micro_batches,
     divide_into_micro_batches,
     micro_batch_imbalance,
     pack_micro_batches,
 )
-from commons.partition.rebalance import rebalance
-from commons.partition.refine import karmarkar_karp, longest_processing_time, refine, refined
-from commons.partition.window import balance_window, step_ratios
+from .rebalance import rebalance
+from .refine import karmarkar_karp, longest_processing_time, refine, refined
+from .window import balance_window, step_ratios
 
 __all__ = [
     "balance_micro_batches",

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
-from commons.partition.problem import Problem, relative_speeds
-from commons.partition.search import shortest_time
-from commons.partition.workloads import as_workloads, check_count
+from .problem import Problem, relative_speeds
+from .search import shortest_time
+from .workloads import as_workloads, check_count
 
 
 def loads(workloads: ArrayLike, partition: Sequence[np.ndarray]) -> np.ndarray:

@@ -11,6 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from numba import njit
+from numba.core.caching import IndexDataCacheFile
+
+from .. import NAME
 
 _SOURCES = hashlib.sha256(
     b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py")))
@@ -30,14 +33,17 @@ def compiled(function: Callable[..., Any]) -> Any:
     try:
         dispatcher: Any = njit(cache=True, **_WITHOUT_C)(function)
     except RuntimeError:  # numba finds no folder for its cache
-        _warn_once("it can be written neither next to commons.partition nor in the home directory")
+        _warn_once("it can be written neither next to the sources nor in the home directory")
         return njit(**_WITHOUT_C)(function)
     if dispatcher is function:  # NUMBA_DISABLE_JIT, for a debugger
         return function
     # Numba notices a change in the file of a cached function, but not in those of the functions it calls. The
     # attributes are private: pyproject.toml pins the numba versions that were tried, and a test covers this.
     cache = dispatcher._cache
-    cache._cache_file._source_stamp = (cache._cache_file._source_stamp, _SOURCES)
+    implementation = cache._impl
+    stamp = implementation.locator.get_source_stamp(), _SOURCES
+    # In a checkout, the same files may be imported by two names, and cached types refer to theirs.
+    cache._cache_file = IndexDataCacheFile(cache.cache_path, f"{NAME}.{implementation.filename_base}", stamp)
     cache.load_overload = _or_compile(cache.load_overload, cache)
     cache.save_overload = _or_compile(cache.save_overload, cache)
     return dispatcher

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from commons.partition.compiled import compiled, inner
-from commons.partition.search import NONE, Parts, swap
+from .compiled import compiled, inner
+from .search import NONE, Parts, swap
 
 
 class Copies(NamedTuple):

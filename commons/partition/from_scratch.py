@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from commons.partition.compiled import compiled, inner
-from commons.partition.search import (
+from .compiled import compiled, inner
+from .search import (
     NO_CAP,
     NONE,
     RESOLUTION,

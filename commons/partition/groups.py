@@ -18,12 +18,12 @@ from itertools import chain
 import numpy as np
 from numpy.typing import ArrayLike
 
-from commons.partition.compiled import compiled, inner
-from commons.partition.copies import copies_of
-from commons.partition.from_scratch import refine_within
-from commons.partition.problem import Problem
-from commons.partition.search import NONE, Limits, base_of, grouped, sum_per_part, time_of
-from commons.partition.search_from_home import (
+from .compiled import compiled, inner
+from .copies import copies_of
+from .from_scratch import refine_within
+from .problem import Problem
+from .search import NONE, Limits, base_of, grouped, sum_per_part, time_of
+from .search_from_home import (
     ACROSS_NODES,
     ALL_SWAPS,
     CHEAP_SWAPS,
@@ -31,8 +31,8 @@ from commons.partition.search_from_home import (
     even_out,
     search_to,
 )
-from commons.partition.token_search import level_tokens
-from commons.partition.trades import trade
+from .token_search import level_tokens
+from .trades import trade
 
 # Embeddings of 128 float32 travel once as values and once as gradients: 1,024 bytes for an id, where moving a
 # sample sends 16, its item and action.

@@ -10,10 +10,10 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import ArrayLike
 
-from commons.partition.balance import imbalance
-from commons.partition.problem import indices_of_parts, number_of_part, whole_tokens
-from commons.partition.refine import refine, refined
-from commons.partition.workloads import as_integers, as_workloads, check_count
+from .balance import imbalance
+from .problem import indices_of_parts, number_of_part, whole_tokens
+from .refine import refine, refined
+from .workloads import as_integers, as_workloads, check_count
 
 # No cap holds more: all tokens together are fewer.
 MAX_TOKENS = 2**53

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from commons.partition.compiled import compiled
-from commons.partition.search import NONE, grouped
+from .compiled import compiled
+from .search import NONE, grouped
 
 
 @dataclass(frozen=True)

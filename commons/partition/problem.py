@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from commons.partition.compiled import compiled
-from commons.partition.search import NO_CAP, Limits, grouped
-from commons.partition.workloads import LOAD_BITS, SPEED_BITS, as_integers, as_workloads, check_count
+from .compiled import compiled
+from .search import NO_CAP, Limits, grouped
+from .workloads import LOAD_BITS, SPEED_BITS, as_integers, as_workloads, check_count
 
 # Times of slower parts would overflow.
 MAX_SPEED_RATIO = 1000

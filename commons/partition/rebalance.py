@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
-from commons.partition.from_scratch import place_longest_first
-from commons.partition.groups import MOVES_PER_COPY, Grouped, together
-from commons.partition.problem import Problem, checked_tolerance
-from commons.partition.refine import place_from_scratch
-from commons.partition.search import NO_CAP, Limits, base_of, sum_per_part, target_time
-from commons.partition.search_from_home import (
+from .from_scratch import place_longest_first
+from .groups import MOVES_PER_COPY, Grouped, together
+from .problem import Problem, checked_tolerance
+from .refine import place_from_scratch
+from .search import NO_CAP, Limits, base_of, sum_per_part, target_time
+from .search_from_home import (
     LOOKS,
     LOOKS_FOR_GROUPS,
     Costs,
@@ -20,8 +20,8 @@ from commons.partition.search_from_home import (
     move,
     nearest_home,
 )
-from commons.partition.token_search import level_tokens
-from commons.partition.workloads import as_integers, as_workloads, check_count
+from .token_search import level_tokens
+from .workloads import as_integers, as_workloads, check_count
 
 # Bits of the sum of all sizes: this many bytes times ACROSS_NODES are still below 2**63.
 SIZE_BITS = 50

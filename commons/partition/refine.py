@@ -7,15 +7,15 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
-from commons.partition.from_scratch import (
+from .from_scratch import (
     differenced,
     place_longest_first,
     refine_within,
     refined_from_scratch,
 )
-from commons.partition.problem import Problem, checked_tolerance, number_of_part
-from commons.partition.search import NO_CAP, NONE, Limits, base_of, target_time
-from commons.partition.token_search import free_moves, level_tokens
+from .problem import Problem, checked_tolerance, number_of_part
+from .search import NO_CAP, NONE, Limits, base_of, target_time
+from .token_search import free_moves, level_tokens
 
 
 def karmarkar_karp(

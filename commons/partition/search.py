@@ -14,7 +14,7 @@ from typing import NamedTuple, cast
 import numpy as np
 from numba import njit
 
-from commons.partition.compiled import compiled, inner
+from .compiled import compiled, inner
 
 # In place of a sample, a part, or a position. Numba compiles functions anew for literals such as -1.
 NONE = cast(int, np.int64(-1))

@@ -13,10 +13,10 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from commons.partition.compiled import compiled, inner
-from commons.partition.copies import Copies, copies_added, swap_counted
-from commons.partition.from_scratch import refined_from_scratch, time_by_differencing
-from commons.partition.search import (
+from .compiled import compiled, inner
+from .copies import Copies, copies_added, swap_counted
+from .from_scratch import refined_from_scratch, time_by_differencing
+from .search import (
     NONE,
     RESOLUTION,
     Limits,

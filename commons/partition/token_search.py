@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from commons.partition.compiled import compiled, inner
-from commons.partition.copies import copies_added, swap_counted
-from commons.partition.problem import Problem
-from commons.partition.search import NONE, Limits, Parts, base_of, make_parts, time_of
-from commons.partition.search_from_home import (
+from .compiled import compiled, inner
+from .copies import copies_added, swap_counted
+from .problem import Problem
+from .search import NONE, Limits, Parts, base_of, make_parts, time_of
+from .search_from_home import (
     MANY_SAMPLES,
     MOST_TRIED,
     NO_SWAPS,

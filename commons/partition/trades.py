@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from commons.partition.compiled import compiled, inner
-from commons.partition.copies import add_to_group, remove_from_group, samples_in
-from commons.partition.search import NONE, Limits, Parts, grouped, make_parts, swap
-from commons.partition.search_from_home import MOST_TO_JOIN, MOST_TRIED, Costs, moving_cost
+from .compiled import compiled, inner
+from .copies import add_to_group, remove_from_group, samples_in
+from .search import NONE, Limits, Parts, grouped, make_parts, swap
+from .search_from_home import MOST_TO_JOIN, MOST_TRIED, Costs, moving_cost
 
 # Passes over all groups; each saves less than the one before.
 PASSES = 3

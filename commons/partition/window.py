@@ -8,10 +8,10 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
-from commons.partition.from_scratch import place_longest_first, refined_from_scratch
-from commons.partition.problem import Problem, relative_speeds
-from commons.partition.search import longest_time, refine_to, sum_per_part
-from commons.partition.workloads import as_workloads, check_count
+from .from_scratch import place_longest_first, refined_from_scratch
+from .problem import Problem, relative_speeds
+from .search import longest_time, refine_to, sum_per_part
+from .workloads import as_workloads, check_count
 
 # A step with giants leaves its other parts at least this share of the mean load. Less would take the lightest
 # samples, which are also wanted next to the giants.

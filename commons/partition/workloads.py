@@ -8,7 +8,7 @@ from numbers import Integral
 import numpy as np
 from numpy.typing import ArrayLike
 
-from commons.partition.compiled import compiled
+from .compiled import compiled
 
 # Loads are sums of int64: exact in any order, so no machine's way of adding decides a tie. Two bits are left
 # for differences and doubled gaps.

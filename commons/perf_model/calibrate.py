@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from commons.perf_model.cost import LINEAR, NUM_OTHERS, Cost, is_linear
+from .cost import LINEAR, NUM_OTHERS, Cost, is_linear
 
 # First steps of a run. Their times include one-off costs: first allocations, compilation of kernels.
 WARM_UP_STEPS = 5

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from commons.perf_model.nonnegative_fit import fitted
+from .nonnegative_fit import fitted
 
 _KIND = "cost of samples, tokens and workloads"
 _KIND_BEFORE = "measured cost"  # of samples, tokens and squared tokens

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from commons.perf_model.cost import NUM_OTHERS, Cost, median_error
-from commons.perf_model.nonnegative_fit import fitted
+from .cost import NUM_OTHERS, Cost, median_error
+from .nonnegative_fit import fitted
 
 # A fit takes at least this many times, of all ranks and steps together.
 LEAST_TIMES = 24

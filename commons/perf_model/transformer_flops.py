@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from commons.perf_model.token_counts import ATTENTION_TILE, Tokens, as_columns, as_token_counts, num_tiles
+from .token_counts import ATTENTION_TILE, Tokens, as_columns, as_token_counts, num_tiles
 
 
 @dataclass(frozen=True)

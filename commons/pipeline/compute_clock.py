@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torchrec.distributed.types import LazyAwaitable
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedTensor
 
-from commons.pipeline.sharded_modules import outermost_sharded
+from .sharded_modules import outermost_sharded
 
 # A moment on the device's stream, or on the host's clock in seconds.
 _Mark = torch.cuda.Event | float

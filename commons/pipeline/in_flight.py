@@ -7,7 +7,7 @@ from typing import Any, Self
 import torch
 from torchrec.streamable import Pipelineable
 
-from commons.sequence_batch import containers
+from ..sequence_batch import containers
 
 
 class InFlightBatch(Pipelineable):

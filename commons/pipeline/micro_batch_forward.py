@@ -15,13 +15,13 @@ from torchrec.distributed.train_pipeline.runtime_forwards import BaseForward
 from torchrec.distributed.types import LazyAwaitable, ShardedModule
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedTensor
 
-from commons.distributed import BatchShuffler, ShufflePlan
-from commons.distributed.loss_reduction import check_reduction, loss_sum
-from commons.named_ranges import named_range
-from commons.pipeline.sharded_modules import outermost_sharded
-from commons.sequence_batch.jagged_indices import spread
-from commons.sequence_batch.packed_rows import to_device_together
-from commons.sequence_batch.sample_rows import SampleRows, knows_padding, without_copied_row
+from ..distributed import BatchShuffler, ShufflePlan
+from ..distributed.loss_reduction import check_reduction, loss_sum
+from ..named_ranges import named_range
+from ..sequence_batch.jagged_indices import spread
+from ..sequence_batch.packed_rows import to_device_together
+from ..sequence_batch.sample_rows import SampleRows, knows_padding, without_copied_row
+from .sharded_modules import outermost_sharded
 
 
 def run_micro_batches(

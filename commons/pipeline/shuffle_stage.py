@@ -14,17 +14,17 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from commons.distributed import BalanceReport, BatchShuffler, ShufflePlan
-from commons.distributed.key_fetch import PlacedPieces
-from commons.distributed.learning import Learning
-from commons.distributed.loaded_memory import LoadedMemory
-from commons.distributed.loss_reduction import check_global_mean, check_reduction, loss_sum
-from commons.distributed.plan_ahead import PlanAhead
-from commons.distributed.slow_plans import SlowPlans
-from commons.named_ranges import named_range
-from commons.pipeline.compute_clock import ComputeSpan
-from commons.pipeline.micro_batch_forward import losses_and_output, run_micro_batches
-from commons.sequence_batch.sample_rows import knows_padding, without_copied_row
+from ..distributed import BalanceReport, BatchShuffler, ShufflePlan
+from ..distributed.key_fetch import PlacedPieces
+from ..distributed.learning import Learning
+from ..distributed.loaded_memory import LoadedMemory
+from ..distributed.loss_reduction import check_global_mean, check_reduction, loss_sum
+from ..distributed.plan_ahead import PlanAhead
+from ..distributed.slow_plans import SlowPlans
+from ..named_ranges import named_range
+from ..sequence_batch.sample_rows import knows_padding, without_copied_row
+from .compute_clock import ComputeSpan
+from .micro_batch_forward import losses_and_output, run_micro_batches
 
 logger = logging.getLogger(__name__)
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from torchrec.distributed.train_pipeline.train_pipelines import TrainPipeline
 
-from commons.pipeline.train_pipelines import (
+from ..registry import NamedFactory
+from .train_pipelines import (
     PrefetchTrainPipeline,
     SequentialTrainPipeline,
     SparseDistTrainPipeline,
 )
-from commons.registry import NamedFactory
 
 
 class TrainPipelineFactory(NamedFactory[TrainPipeline]):

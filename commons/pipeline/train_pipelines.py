@@ -15,12 +15,12 @@ from torchrec.distributed.train_pipeline import PrefetchTrainPipelineSparseDist,
 from torchrec.distributed.train_pipeline.train_pipelines import TrainPipeline
 from torchrec.distributed.types import ShardedModule
 
-from commons.distributed import BalanceReport, BatchShuffler, ShufflePlan
-from commons.named_ranges import named_range
-from commons.perf_model.cost import Cost
-from commons.pipeline.compute_clock import ComputeClock, ComputeSpan, check_waits
-from commons.pipeline.in_flight import in_flight, landed
-from commons.pipeline.shuffle_stage import ShuffleStage, StepOutput
+from ..distributed import BalanceReport, BatchShuffler, ShufflePlan
+from ..named_ranges import named_range
+from ..perf_model.cost import Cost
+from .compute_clock import ComputeClock, ComputeSpan, check_waits
+from .in_flight import in_flight, landed
+from .shuffle_stage import ShuffleStage, StepOutput
 
 _CACHED_KERNEL = EmbeddingComputeKernel.FUSED_UVM_CACHING.value
 # Arguments of TorchRec's pipelines that would bypass the stage.

@@ -2,11 +2,11 @@
 
 from typing import TYPE_CHECKING
 
-from commons.lazy_names import imported_on_use
+from ..lazy_names import imported_on_use
 
 if TYPE_CHECKING:
-    from commons.sequence_batch.base_batch import BaseBatch
-    from commons.sequence_batch.containers import moved_to, register_batch_type
+    from .base_batch import BaseBatch
+    from .containers import moved_to, register_batch_type
 
 __all__ = ["BaseBatch", "moved_to", "register_batch_type"]
 

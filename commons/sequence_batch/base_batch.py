@@ -12,10 +12,10 @@ import torch
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 from torchrec.streamable import Pipelineable
 
-from commons.sequence_batch import containers
-from commons.sequence_batch.cut_rules import PIECE, CutRules, cut_fields
-from commons.sequence_batch.packed_rows import PackedRows, check_jagged_fields, select_from
-from commons.sequence_batch.row_schema import FieldValue, RowSchema
+from . import containers
+from .cut_rules import PIECE, CutRules, cut_fields
+from .packed_rows import PackedRows, check_jagged_fields, select_from
+from .row_schema import FieldValue, RowSchema
 
 
 @dataclass(eq=False)

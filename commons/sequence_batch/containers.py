@@ -30,7 +30,7 @@ from tensordict import (
 )
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
-from commons.sequence_batch.row_schema import FieldValue, with_parts
+from .row_schema import FieldValue, with_parts
 
 Batch = TypeVar("Batch")
 Leaf: TypeAlias = torch.Tensor | JaggedTensor | KeyedJaggedTensor | KeyedTensor

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    from commons.sequence_batch.row_schema import FieldValue, RowSchema
+    from .row_schema import FieldValue, RowSchema
 
 # The place of a row in its sample: items and tokens from the first to the last, exclusive, and those of the
 # whole sample. A whole sample is a single piece.
@@ -271,7 +271,7 @@ def cut_fields(
     import torch
     from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
-    from commons.sequence_batch.jagged_indices import spread
+    from .jagged_indices import spread
 
     rows = torch.from_numpy(row_of)
     cut: dict[str, FieldValue] = {}

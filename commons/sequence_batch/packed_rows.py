@@ -20,8 +20,8 @@ import torch
 import torch.nn.functional as F
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
-from commons.sequence_batch.jagged_indices import spread
-from commons.sequence_batch.row_schema import (
+from .jagged_indices import spread
+from .row_schema import (
     BUFFER_ALIGNMENT,
     LENGTH_WIDTH,
     WORD_DTYPES,

@@ -8,10 +8,11 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from commons.sequence_batch import containers
-from commons.sequence_batch.base_batch import BaseBatch, num_rows
-from commons.sequence_batch.packed_rows import PackedRows, select_from
-from commons.sequence_batch.row_schema import FieldValue, RowSchema, with_parts
+from .. import NAME
+from . import containers
+from .base_batch import BaseBatch, num_rows
+from .packed_rows import PackedRows, select_from
+from .row_schema import FieldValue, RowSchema, with_parts
 
 Batch = TypeVar("Batch")
 # Integers in which squares and FLOPs of lengths wrap.
@@ -73,7 +74,7 @@ class SampleRows:
             f"{containers.type_name(batch)} has no rows to place; expected a BaseBatch, or tensors, "
             "KeyedJaggedTensors, JaggedTensors and KeyedTensors with one row per sample, in any nesting of "
             "dataclasses, dicts, TensorDicts, lists and (named) tuples. Take another type apart with "
-            "commons.sequence_batch.register_batch_type"
+            f"{NAME}.sequence_batch.register_batch_type"
         )
 
     def batch_rows(self, batch: Any) -> tuple[int, int]:

@@ -1,14 +1,14 @@
 """The training run: its arguments, its loop, its figures."""
 
-from commons.training.catalogue_metrics import CatalogueMetrics
-from commons.training.entry_point import train_from_gin
-from commons.training.metrics import EvaluationMetrics, RankingMetrics, RetrievalMetrics
-from commons.training.rank_process import rank_process, run_rank
-from commons.training.sharded_model import shard_model
-from commons.training.step_vote import NonFiniteLossError
-from commons.training.trainer import train
-from commons.training.training_args import OptimizerArgs, TensorModelParallelArgs, TrainerArgs
-from commons.training.training_task import TrainingTask
+from .catalogue_metrics import CatalogueMetrics
+from .entry_point import train_from_gin
+from .metrics import EvaluationMetrics, RankingMetrics, RetrievalMetrics
+from .rank_process import rank_process, run_rank
+from .sharded_model import shard_model
+from .step_vote import NonFiniteLossError
+from .trainer import train
+from .training_args import OptimizerArgs, TensorModelParallelArgs, TrainerArgs
+from .training_task import TrainingTask
 
 __all__ = [
     "CatalogueMetrics",

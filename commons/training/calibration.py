@@ -10,12 +10,12 @@ import torch
 import torch.distributed as dist
 from tqdm import tqdm
 
-from commons.distributed.rank_group import RankGroup
-from commons.perf_model.calibrate import WARM_UP_STEPS, MeasuredSteps
-from commons.training.sharded_model import shard_model
-from commons.training.training_args import OptimizerArgs, TrainerArgs
-from commons.training.training_state import Progress, training_batches
-from commons.training.training_task import TrainingTask
+from ..distributed.rank_group import RankGroup
+from ..perf_model.calibrate import WARM_UP_STEPS, MeasuredSteps
+from .sharded_model import shard_model
+from .training_args import OptimizerArgs, TrainerArgs
+from .training_state import Progress, training_batches
+from .training_task import TrainingTask
 
 # Fewer steps say too little, however long they take.
 LEAST_STEPS = 20

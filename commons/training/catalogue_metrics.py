@@ -11,8 +11,8 @@ import torch.distributed as dist
 from torch.nn import functional
 from torchrec.distributed.types import ShardedModule
 
-from commons.training.metrics import EvaluationMetrics, RetrievalMetrics, parsed_names
-from commons.unbounded_ids import NO_ID, ShardedUnboundedEmbeddingCollection
+from ..unbounded_ids import NO_ID, ShardedUnboundedEmbeddingCollection
+from .metrics import EvaluationMetrics, RetrievalMetrics, parsed_names
 
 # Queries of all ranks scored together, and rows of a table: 64 MiB of scores.
 QUERIES_PER_CHUNK = 512

@@ -24,10 +24,10 @@ from torch.distributed._shard.sharded_tensor import ShardedTensor
 from torch.distributed.checkpoint import CheckpointException, FileSystemWriter, SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import WriteResult
 
-from commons.distributed.failures import portable, raise_first
-from commons.distributed.rank_group import RankGroup
-from commons.training.host_copies import HostCopies
-from commons.training.plain_reader import METADATA_FILE, PlainPlanner, PlainReader
+from ..distributed.failures import portable, raise_first
+from ..distributed.rank_group import RankGroup
+from .host_copies import HostCopies
+from .plain_reader import METADATA_FILE, PlainPlanner, PlainReader
 
 # Lists the other files with their sizes and checksums; written after all of them.
 CONTENTS_FILE = "contents.json"

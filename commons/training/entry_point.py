@@ -10,14 +10,14 @@ import gin
 import torch
 import torch.distributed as dist
 
-from commons.gin_values import from_gin, is_bound
-from commons.perf_model.calibrate import summary
-from commons.training.calibration import measure_steps
-from commons.training.evaluation import evaluate_checkpoint
-from commons.training.rank_process import rank_process
-from commons.training.trainer import train
-from commons.training.training_args import OptimizerArgs, TensorModelParallelArgs, TrainerArgs
-from commons.training.training_task import TrainingTask
+from ..gin_values import from_gin, is_bound
+from ..perf_model.calibrate import summary
+from .calibration import measure_steps
+from .evaluation import evaluate_checkpoint
+from .rank_process import rank_process
+from .trainer import train
+from .training_args import OptimizerArgs, TensorModelParallelArgs, TrainerArgs
+from .training_task import TrainingTask
 
 # A calibration overrides these: loads should differ, and the cost file may not exist yet.
 UNBALANCED = [

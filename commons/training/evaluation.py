@@ -10,17 +10,17 @@ import torch
 import torch.distributed as dist
 from tqdm import tqdm
 
-from commons.distributed.shuffler_settings import LEARNED, ShufflerSettings
-from commons.training.hang_watch import HangWatch
-from commons.training.recovery import Recovery
-from commons.training.run_lock import locked
-from commons.training.run_log import RunRecord, warn_once
-from commons.training.sharded_model import shard_model
-from commons.training.step_vote import StepVote
-from commons.training.synchronized_gc import SynchronizedGC
-from commons.training.training_args import FLOPS, OptimizerArgs, TrainerArgs
-from commons.training.training_state import TrainingState, host_batches
-from commons.training.training_task import TrainingTask
+from ..distributed.shuffler_settings import LEARNED, ShufflerSettings
+from .hang_watch import HangWatch
+from .recovery import Recovery
+from .run_lock import locked
+from .run_log import RunRecord, warn_once
+from .sharded_model import shard_model
+from .step_vote import StepVote
+from .synchronized_gc import SynchronizedGC
+from .training_args import FLOPS, OptimizerArgs, TrainerArgs
+from .training_state import TrainingState, host_batches
+from .training_task import TrainingTask
 
 
 def evaluation_text(step: int, figures: dict[str, float]) -> str:

@@ -13,8 +13,8 @@ import torch.distributed as dist
 from torchmetrics.classification import BinaryAUROC
 from torchmetrics.utilities.data import dim_zero_cat
 
-from commons.checks import require
-from commons.training.run_log import warn_once
+from ..checks import require
+from .run_log import warn_once
 
 # Gain of a sample's right item by its place in the ranking, 0 for the first. There is one right item, so
 # recall, the share of right items found, is 1 if it is found.

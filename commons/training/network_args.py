@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from commons.checks import check_types, require, require_at_least
+from ..checks import check_types, require, require_at_least
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 

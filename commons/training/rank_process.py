@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.constants import default_pg_timeout
 
-from commons.distributed.failures import GRACE_S, cause_elsewhere
+from ..distributed.failures import GRACE_S, cause_elsewhere
 
 
 @contextmanager

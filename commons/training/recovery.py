@@ -10,11 +10,11 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from commons.training.checkpoints import Checkpoints, step_of
-from commons.training.run_log import StepLog, warn_once
-from commons.training.step_vote import NonFiniteLossError, StepVote
-from commons.training.training_args import TrainerArgs
-from commons.training.training_state import TrainingState
+from .checkpoints import Checkpoints, step_of
+from .run_log import StepLog, warn_once
+from .step_vote import NonFiniteLossError, StepVote
+from .training_args import TrainerArgs
+from .training_state import TrainingState
 
 logger = logging.getLogger(__name__)
 

@@ -12,9 +12,9 @@ from typing import IO
 
 import torch.distributed as dist
 
-from commons.distributed.failures import portable, raise_first
-from commons.distributed.rank_group import RankGroup
-from commons.training.run_log import warn_once
+from ..distributed.failures import portable, raise_first
+from ..distributed.rank_group import RankGroup
+from .run_log import warn_once
 
 LOCK_FILE = ".lock"
 _WAIT_S = 5.0  # a run that was killed may be ending on another node

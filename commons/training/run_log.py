@@ -20,9 +20,9 @@ import torch.distributed as dist
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
-from commons.distributed import BalanceReport
-from commons.distributed.rank_group import RankGroup
-from commons.pipeline.compute_clock import ComputeSpan
+from ..distributed import BalanceReport
+from ..distributed.rank_group import RankGroup
+from ..pipeline.compute_clock import ComputeSpan
 
 logger = logging.getLogger(__name__)
 _warned: set[str] = set()

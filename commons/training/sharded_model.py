@@ -16,10 +16,10 @@ from torchrec.distributed.types import EmbeddingModuleShardingPlan, ModuleSharde
 from torchrec.modules.embedding_configs import EmbeddingConfig
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 
-from commons.training.initial_rows import check_init_fn, initialize_rows
-from commons.training.run_log import warn_once
-from commons.training.training_args import OptimizerArgs
-from commons.unbounded_ids import UnboundedEmbeddingCollection, UnboundedEmbeddingCollectionSharder
+from ..unbounded_ids import UnboundedEmbeddingCollection, UnboundedEmbeddingCollectionSharder
+from .initial_rows import check_init_fn, initialize_rows
+from .run_log import warn_once
+from .training_args import OptimizerArgs
 
 
 def shard_model(

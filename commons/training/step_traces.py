@@ -16,9 +16,9 @@ import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile, record_function
 from tqdm import tqdm
 
-from commons.named_ranges import NotedRanges, RangeOfThread, unfollowed_threads_through
-from commons.training.run_log import warn_once
-from commons.training.training_args import TrainerArgs
+from ..named_ranges import NotedRanges, RangeOfThread, unfollowed_threads_through
+from .run_log import warn_once
+from .training_args import TrainerArgs
 
 logger = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from types import FrameType
 import numpy as np
 import torch
 
-from commons.distributed.rank_group import RankGroup
+from ..distributed.rank_group import RankGroup
 
 # A scheduler that signals all processes of a job also signals torchrun, which passes the signal on.
 _ONE_REQUEST_S = 5.0

@@ -12,22 +12,22 @@ import torch
 import torch.distributed as dist
 from tqdm import tqdm
 
-from commons.distributed.shuffler_settings import LEARNED
-from commons.named_ranges import named_range
-from commons.sequence_batch import BaseBatch
-from commons.training.evaluation import Evaluator, evaluation_text
-from commons.training.hang_watch import HangWatch
-from commons.training.recovery import Recovery
-from commons.training.run_lock import locked
-from commons.training.run_log import FlopsCounter, RunRecord, StepLog, warn_once
-from commons.training.sharded_model import shard_model
-from commons.training.step_traces import StepTraces
-from commons.training.step_vote import StepVote
-from commons.training.synchronized_gc import SynchronizedGC
-from commons.training.trained_settings import SAMPLES, settings_of
-from commons.training.training_args import LEARNED_COST_FILE, OptimizerArgs, TrainerArgs
-from commons.training.training_state import Progress, TrainingState, training_batches
-from commons.training.training_task import TrainingTask
+from ..distributed.shuffler_settings import LEARNED
+from ..named_ranges import named_range
+from ..sequence_batch import BaseBatch
+from .evaluation import Evaluator, evaluation_text
+from .hang_watch import HangWatch
+from .recovery import Recovery
+from .run_lock import locked
+from .run_log import FlopsCounter, RunRecord, StepLog, warn_once
+from .sharded_model import shard_model
+from .step_traces import StepTraces
+from .step_vote import StepVote
+from .synchronized_gc import SynchronizedGC
+from .trained_settings import SAMPLES, settings_of
+from .training_args import LEARNED_COST_FILE, OptimizerArgs, TrainerArgs
+from .training_state import Progress, TrainingState, training_batches
+from .training_task import TrainingTask
 
 logger = logging.getLogger(__name__)
 

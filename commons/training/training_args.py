@@ -9,9 +9,9 @@ from typing import Any
 
 import gin
 
-from commons.checks import check_types, require, require_at_least
-from commons.distributed.shuffler_settings import LEARNED, ShufflerSettings
-from commons.perf_model.cost import Cost
+from ..checks import check_types, require, require_at_least
+from ..distributed.shuffler_settings import LEARNED, ShufflerSettings
+from ..perf_model.cost import Cost
 
 # A value of `balance_cost` that names no file, as LEARNED does not.
 FLOPS = "flops"

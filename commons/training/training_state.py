@@ -12,12 +12,12 @@ import torch
 import torch.distributed as dist
 from torchrec.optim.keyed import CombinedOptimizer
 
-from commons.datasets import SequenceDataset
-from commons.sequence_batch import BaseBatch
-from commons.training.checkpoints import Checkpoints
-from commons.training.trained_settings import as_saved, changes
-from commons.training.training_task import TrainingTask
-from commons.unbounded_ids import ShardedUnboundedEmbeddingCollection
+from ..datasets import SequenceDataset
+from ..sequence_batch import BaseBatch
+from ..unbounded_ids import ShardedUnboundedEmbeddingCollection
+from .checkpoints import Checkpoints
+from .trained_settings import as_saved, changes
+from .training_task import TrainingTask
 
 
 @dataclass(frozen=True)

@@ -9,13 +9,13 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from commons.checks import require
-from commons.datasets import SampleSource, SequenceDataset
-from commons.distributed import BatchShuffler, BatchShufflerFactory
-from commons.pipeline import TrainPipelineFactory
-from commons.training.metrics import EvaluationMetrics
-from commons.training.run_log import warn_once
-from commons.training.training_args import TrainerArgs
+from ..checks import require
+from ..datasets import SampleSource, SequenceDataset
+from ..distributed import BatchShuffler, BatchShufflerFactory
+from ..pipeline import TrainPipelineFactory
+from .metrics import EvaluationMetrics
+from .run_log import warn_once
+from .training_args import TrainerArgs
 
 Source = TypeVar("Source", bound=SampleSource)
 

@@ -21,9 +21,9 @@ from torchrec.modules.mc_embedding_modules import ManagedCollisionEmbeddingColle
 from torchrec.modules.mc_modules import ManagedCollisionCollection
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
-from commons.unbounded_ids.id_mix import MARK_OF_FREE_ROW, fresh_rows, unmixed
-from commons.unbounded_ids.id_placement import place_ids
-from commons.unbounded_ids.id_rows import IdRows, id_rows
+from .id_mix import MARK_OF_FREE_ROW, fresh_rows, unmixed
+from .id_placement import place_ids
+from .id_rows import IdRows, id_rows
 
 
 class UnboundedEmbeddingCollection(ManagedCollisionEmbeddingCollection):

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 
-from commons.unbounded_ids.id_mix import MARK_OF_FREE_ROW, owners
-from commons.unbounded_ids.id_rows import IdRows
+from .id_mix import MARK_OF_FREE_ROW, owners
+from .id_rows import IdRows
 
 
 def place_ids(rows: IdRows, states: Sequence[torch.Tensor], group: dist.ProcessGroup) -> None:

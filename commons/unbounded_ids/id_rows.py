@@ -9,7 +9,7 @@ import torch
 from torchrec.modules.mc_modules import LFU_EvictionPolicy, LRU_EvictionPolicy, MCHManagedCollisionModule
 from torchrec.sparse.jagged_tensor import JaggedTensor
 
-from commons.unbounded_ids.id_mix import MARK_OF_FREE_ROW, mixed
+from .id_mix import MARK_OF_FREE_ROW, mixed
 
 logger = logging.getLogger(__name__)
 

@@ -120,8 +120,7 @@ READ: dict[str, tuple[Callable[[Table], Any], list[str]]] = {
         ["_e_sharder", "_mc_sharder"],
     ),
     "numba's dispatcher": (_dispatcher, ["_cache"]),
-    "numba's cache": (lambda table: _dispatcher(table)._cache, ["_cache_file"]),
-    "numba's cache file": (lambda table: _dispatcher(table)._cache._cache_file, ["_source_stamp"]),
+    "numba's cache": (lambda table: _dispatcher(table)._cache, ["_cache_file", "_impl"]),
 }
 NAMES = [(owner, name) for owner, (_, names) in READ.items() for name in names]
 

@@ -1,0 +1,68 @@
+"""The wheel installs the library by a name of its own, beside any other package that is called commons."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from zipfile import ZipFile
+
+import pytest
+
+from tests.e2e.torchrun import ENVIRONMENT, REPOSITORY, torchrun
+
+FOREIGN = '"""Another project\'s package."""\n'
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with what the wheel holds, and a foreign commons."""
+    source, site = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("site")
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(REPOSITORY / name, source)
+    shutil.copytree(REPOSITORY / "commons", source / "commons", ignore=shutil.ignore_patterns("__pycache__"))
+    build = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--quiet"]
+    subprocess.run([*build, "--wheel-dir", source, source], check=True, timeout=240)
+    (wheel,) = source.glob("*.whl")
+    with ZipFile(wheel) as archive:
+        archive.extractall(site)
+    (site / "commons").mkdir()
+    (site / "commons" / "__init__.py").write_text(FOREIGN)
+    return site
+
+
+def test_every_package_is_installed(site: Path):
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
+    folders = {path.parent for path in (REPOSITORY / "commons").rglob("__init__.py")}
+    names = {".".join(("workload_balancer", *each.relative_to(REPOSITORY).parts[1:])) for each in folders}
+    assert set(project["tool"]["setuptools"]["packages"]) == names
+    installed = {path.name for path in site.iterdir() if not path.name.endswith(".dist-info")}
+    assert installed == {"workload_balancer", "commons"}
+    assert (site / "workload_balancer" / "advisor" / "page.html").exists()
+
+
+def test_two_ranks_exchange_batches_beside_a_foreign_commons(
+    site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    program = (REPOSITORY / "tests" / "e2e" / "plain_program.py").read_text()
+    assert "from commons.pipeline import" in program
+    program = program.replace("from commons.", "from workload_balancer.")
+    (tmp_path / "program.py").write_text(f"{program}    import commons\n    print(commons.__doc__)\n")
+    monkeypatch.setitem(ENVIRONMENT, "PYTHONPATH", str(site))
+    out = torchrun(tmp_path, "program.py", "none", fresh=True)
+    assert out.count("trained") == 2 and out.count("Another project's package.") == 2
+
+
+def test_one_process_imports_the_library_by_one_name(site: Path, tmp_path: Path):
+    result = subprocess.run(
+        [sys.executable, "-c", "import workload_balancer, commons"],
+        cwd=tmp_path,
+        env=ENVIRONMENT | {"PYTHONPATH": f"{REPOSITORY}:{site}"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    last = result.stderr.strip().splitlines()[-1]
+    assert last.startswith("ImportError: this process has imported the library as workload_balancer, and now")
