@@ -12,8 +12,8 @@ from torchrec.distributed.sharding_plan import construct_module_sharding_plan, r
 from torchrec.distributed.types import ShardingPlan
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 
-from commons.distributed import BatchShuffler  # balancing
-from commons.pipeline import TrainPipelineFactory  # balancing
+from workload_balancer.distributed import BatchShuffler  # balancing
+from workload_balancer.pipeline import TrainPipelineFactory  # balancing
 
 LONGEST, MASK = 100, 300  # ids of items are below MASK
 

@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 from torchrec import JaggedTensor
 
-from commons.distributed import BatchShuffler  # balancing
+from workload_balancer.distributed import BatchShuffler  # balancing
 
 ACCUMULATED = 2  # batches per optimizer step
 

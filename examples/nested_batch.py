@@ -14,8 +14,8 @@ from torchrec.distributed.sharding_plan import construct_module_sharding_plan, r
 from torchrec.distributed.types import ShardingPlan
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 
-from commons.distributed import BatchShuffler  # balancing
-from commons.pipeline import TrainPipelineFactory  # balancing
+from workload_balancer.distributed import BatchShuffler  # balancing
+from workload_balancer.pipeline import TrainPipelineFactory  # balancing
 
 FEATURES = ["viewed", "bought", "shown"]
 

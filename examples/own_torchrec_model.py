@@ -1,6 +1,6 @@
 """Balances your own TorchRec model: torchrun --nproc_per_node 2 examples/own_torchrec_model.py"""
 
-import commons.quiet_logs  # noqa: F401  isort: skip
+import workload_balancer.quiet_logs  # noqa: F401  isort: skip
 import os
 from dataclasses import dataclass
 
@@ -13,8 +13,8 @@ from torchrec.distributed.sharding_plan import construct_module_sharding_plan, r
 from torchrec.distributed.types import ShardingPlan
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 
-from commons.distributed import BalanceReport, BatchShuffler, BatchShufflerFactory, register_batch_shuffler
-from commons.sequence_batch import BaseBatch
+from workload_balancer.distributed import BalanceReport, BatchShuffler, BatchShufflerFactory, register_batch_shuffler
+from workload_balancer.sequence_batch import BaseBatch
 
 
 @dataclass(kw_only=True)

@@ -17,8 +17,8 @@ from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backwa
 from torchrec.optim.optimizers import in_backward_optimizer_filter
 
 # before: from torchrec.distributed import TrainPipelineSparseDist
-from commons.distributed import BatchShuffler  # balancing
-from commons.pipeline import TrainPipelineFactory  # balancing
+from workload_balancer.distributed import BatchShuffler  # balancing
+from workload_balancer.pipeline import TrainPipelineFactory  # balancing
 
 LEARNING_RATE = 0.5
 FEATURES = {"user": 1, "page": 1, "viewed": 60}  # most ids per row

@@ -95,8 +95,8 @@ def test_a_program_is_balanced(pools, name):
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_program_is_short_and_says_what_is_new(name):
     assert len(source(name).splitlines()) < 105
-    assert "commons" in source(name)
-    assert "commons" not in source_before(name)
+    assert "workload_balancer" in source(name)
+    assert "workload_balancer" not in source_before(name)
     assert "shuffler" not in source_before(name).lower()
 
 
