@@ -1,4 +1,4 @@
-"""A model and a loader for the README's Python block."""
+"""A model and a loader for the Python blocks of the README and of the page about your own model."""
 
 from __future__ import annotations
 
