@@ -34,8 +34,9 @@ def run_page(prelude: str | None, blocks: Sequence[Block]) -> str:
             given = importlib.import_module(name)
             names.update({name: value for name, value in vars(given).items() if not name.startswith("__")})
         for block in blocks:
-            # Line numbers in tracebacks are those of the page.
-            exec(compile("\n" * block.line + block.code, block.page, "exec"), names)
+            # This process has imported a checkout. Line numbers in tracebacks are those of the page.
+            code = block.code.replace("workload_balancer", "commons")
+            exec(compile("\n" * block.line + code, block.page, "exec"), names)
     except Exception:
         return traceback.format_exc()
     finally:
