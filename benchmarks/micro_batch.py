@@ -11,8 +11,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from benchmarks.demo.models import parse_config
-from benchmarks.demo.training import Arm
+from benchmarks.demo.training import Arm, parse_config
 from benchmarks.harness import (
     Record,
     cases,
@@ -178,6 +177,9 @@ def tables(figures: Record) -> dict[str, str]:
         "micro-batch balance": table(figures["balance"]["divisions"], balance),
         "micro-batch planning": planning,
         "micro-batch memory": _memory_table(figures["memory"]["peaks"]),
+        "micro-batch time": "{speedup:.2f}× ({speedup_interval[0]:.2f} to {speedup_interval[1]:.2f})".format(
+            **figures["memory"]["time"]
+        ),
     }
 
 
