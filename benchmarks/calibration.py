@@ -19,7 +19,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from benchmarks.demo.models import parse_config
+from benchmarks.demo.training import parse_config
 from benchmarks.harness import Record, machine, on_ranks, progress
 from commons.distributed.rank_group import RankGroup
 from commons.gin_values import from_gin

@@ -18,8 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from benchmarks.demo.models import parse_config
-from benchmarks.demo.training import Arm
+from benchmarks.demo.training import Arm, parse_config
 from benchmarks.harness import Record, in_turn, machine, on_ranks
 from benchmarks.markdown import Cell, table
 from commons.training import TrainingTask

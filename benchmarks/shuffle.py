@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from benchmarks.demo.models import parse_config
+from benchmarks.demo.training import Arm, parse_config
 from benchmarks.harness import (
     Record,
     cases,
@@ -36,9 +35,8 @@ from commons.distributed.loaded_samples import LoadedSamples
 from commons.distributed.placement import place, warm_up
 from commons.gin_values import from_gin
 from commons.perf_model import HSTUFlops
-from commons.pipeline import TrainPipelineFactory
 from commons.pipeline.shuffle_stage import ShuffleStage
-from commons.training import OptimizerArgs, TrainerArgs, TrainingTask, shard_model
+from commons.training import TrainerArgs
 
 # By name, the settings of a shuffler; the first moves everything everywhere.
 ARMS: dict[str, Record] = {
@@ -73,36 +71,24 @@ def measure(movielens: Path | None = None) -> Record:
     }
 
 
-class _TrainingArm:
-    """A model of its own, trained with the settings of one arm."""
+class _TrainingArm(Arm):
+    """A model of its own, trained with the settings of one arm; each step is timed by itself."""
 
-    def __init__(self, task: TrainingTask, args: TrainerArgs, device: torch.device) -> None:
-        model, optimizer = shard_model(task.model, from_gin(OptimizerArgs), device)
-        shuffler = task.make_shuffler(args)
-        self._pipeline = TrainPipelineFactory.create(
-            args.pipeline_type,
-            model=model,
-            optimizer=optimizer,
-            device=device,
-            batch_shuffler=shuffler,
-            loss_reduction="sum",
-        )
-        self._clock = StageClock(self._pipeline._stage, shuffler)
-        self._batches = self._clock.watch(iter(task.train_dataset))
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._clock = StageClock(self.pipeline._stage)
+        self._batches = self._clock.watch(self._batches)
         self._step_ms: list[float] = []
         self._reports: list[Any] = []
 
-    def run(self, steps: int) -> None:
-        """Trains some steps."""
+    def run(self, steps: int, timed: bool = True) -> None:
+        """Trains some steps, which count if they are timed."""
         for _ in range(steps):
-            self._step_ms.append(milliseconds(partial(self._pipeline.progress, self._batches)))
-            self._reports.append(self._pipeline.report)
-
-    def clear(self) -> None:
-        """Forgets what was measured so far."""
-        self._clock.clear()
-        self._step_ms.clear()
-        self._reports.clear()
+            self._step_ms.append(milliseconds(partial(self.pipeline.progress, self._batches)))
+            self._reports.append(self.pipeline.report)
+        if not timed:
+            for so_far in (self._clock, self._step_ms, self._reports):
+                so_far.clear()
 
     def figures(self) -> Record:
         """Returns medians and spread; a share is of the same step's time."""
@@ -125,11 +111,9 @@ def train(device: torch.device) -> Record:
     arms = {}
     for name, settings in ARMS.items():
         balanced = {f"balance_{key}": value for key, value in settings.items()}
-        args = replace(from_gin(TrainerArgs), enable_balanced_shuffler=True, **balanced)
-        arms[name] = _TrainingArm(make_task(args, device), args, device)
+        arms[name] = _TrainingArm(make_task, {"enable_balanced_shuffler": True, **balanced}, device)
     for arm in arms.values():
-        arm.run(WARM_UP_STEPS)
-        arm.clear()
+        arm.run(WARM_UP_STEPS, timed=False)
     for arm in in_turn(arms.values(), BLOCKS, "train"):
         arm.run(STEPS_PER_BLOCK)
     return {
@@ -173,9 +157,8 @@ class _StageArm:
     """A stage of its own, fed with batches of its own, beside a stand-in for training."""
 
     def __init__(self, settings: Record, num_features: int) -> None:
-        shuffler = FlopsShuffler(**settings)
-        self._stage = ShuffleStage(shuffler, torch.device("cpu"), "sum")
-        self._clock = StageClock(self._stage, shuffler)
+        self._stage = ShuffleStage(FlopsShuffler(**settings), torch.device("cpu"), "sum")
+        self._clock = StageClock(self._stage)
         self._batches = self._clock.watch(_loader(num_features))
         self._matrix = torch.randn(MATRIX, MATRIX)
         self._reports: list[Any] = []

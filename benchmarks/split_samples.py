@@ -21,8 +21,7 @@ import torch
 import torch.distributed as dist
 
 import hstu.batch_shuffler  # noqa: F401  registers "hstu"
-from benchmarks.demo.models import parse_config
-from benchmarks.demo.training import Arm
+from benchmarks.demo.training import Arm, parse_config
 from benchmarks.harness import (
     Record,
     in_turn,
@@ -154,6 +153,8 @@ def _compared(whole: Arm, pieces: Arm) -> Record:
     """Returns the figures of steps on whole samples and on pieces."""
     reports = [arm.block_reports[0][0] for arm in (whole, pieces)]
     fetched = [report for block in pieces.block_reports for report in block]
+    predicted = reports[0].imbalance_after / reports[1].imbalance_after
+    speedup = sum(whole.block_seconds) / sum(pieces.block_seconds)
     return {
         "imbalance_whole": reports[0].imbalance_after,
         "imbalance_pieces": reports[1].imbalance_after,
@@ -162,9 +163,10 @@ def _compared(whole: Arm, pieces: Arm) -> Record:
         "fetch_seconds": float(np.median([report.fetch_seconds for report in fetched])),
         "seconds_whole": spread(whole.block_seconds, 4),
         "seconds_pieces": spread(pieces.block_seconds, 4),
-        "speedup_predicted": reports[0].imbalance_after / reports[1].imbalance_after,
-        "speedup": sum(whole.block_seconds) / sum(pieces.block_seconds),
+        "speedup_predicted": predicted,
+        "speedup": speedup,
         "speedup_interval": speedup_interval(whole.block_seconds, pieces.block_seconds),
+        "share_of_gain": (speedup - 1) / (predicted - 1) if predicted > 1 else None,
     }
 
 

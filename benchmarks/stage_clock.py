@@ -8,7 +8,6 @@ from typing import Any
 
 import torch.distributed as dist
 
-from commons.distributed import BatchShuffler
 from commons.pipeline.shuffle_stage import ShuffleStage
 
 
@@ -20,12 +19,13 @@ class StageClock:
             "wait" (for the plan); and of each plan "planning", in its thread.
     """
 
-    def __init__(self, stage: ShuffleStage, shuffler: BatchShuffler) -> None:
+    def __init__(self, stage: ShuffleStage) -> None:
         self.milliseconds: dict[str, list[float]] = {
             name: [] for name in ("exposed", "exchange", "wait", "planning")
         }
         self._stage = stage
         self._next_batch, self._exchange = stage.next_batch, stage.exchange
+        shuffler = stage._shuffler
         self._plan_with = shuffler.plan_with
         stage.next_batch = self._timed_next_batch  # type: ignore[method-assign]
         stage.exchange = self._timed_exchange  # type: ignore[method-assign]

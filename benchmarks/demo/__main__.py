@@ -13,12 +13,11 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.demo.models import TASKS
 from benchmarks.demo.picture import draw
 from benchmarks.demo.replay import RANKS as RANKS_OF_REPLAY
 from benchmarks.demo.replay import replay
 from benchmarks.demo.table import TITLES, duration, model_table
-from benchmarks.demo.training import ARMS, train
+from benchmarks.demo.training import ARMS, TASKS, train
 from benchmarks.harness import machine, on_ranks, read_result
 from commons.perf_model import Cost
 

@@ -17,8 +17,7 @@ from unittest import mock
 import numpy as np
 import torch
 
-from benchmarks.demo.models import parse_config
-from benchmarks.demo.training import ARMS, AS_LOADED, LEARNED_PIECES, PIECES
+from benchmarks.demo.training import ARMS, AS_LOADED, LEARNED_PIECES, PIECES, parse_config
 from benchmarks.harness import Record, progress
 from commons.distributed import BatchShuffler, ShufflePlan
 from commons.distributed.cutting import Cutting

@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import importlib
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
+import gin
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from benchmarks.demo.models import parse_config
 from benchmarks.harness import Record, in_turn, speedup_interval
 from commons.distributed import BalanceReport
 from commons.gin_values import from_gin
 from commons.perf_model import Cost
 from commons.training import OptimizerArgs, TrainerArgs, TrainingTask, shard_model
 
+# Modules, not functions: two models' gin configurables of one name cannot be configured in one process.
+TASKS = {
+    "hstu": ("hstu.training.ranking_task", "ranking_task"),
+    "sid_gr": ("sid_gr.training.sid_gr_task", "sid_gr_task"),
+}
 AS_LOADED, DEFAULT = "as loaded", "balanced (default)"
 PIECES, LEARNED_PIECES = "split, unequal rows", "split by learned costs, unequal rows"
 # By name, what differs from the gin files. A name lists the settings that differ from the defaults.
@@ -45,6 +52,20 @@ STEPS = 52
 TRIMMED_STEPS = 7
 # Costs are known from the 20th step on.
 STEPS_TO_LEARN = 28
+
+
+def parse_config(model: str, long_histories: bool = False) -> Callable[..., TrainingTask]:
+    """Parses the model's gin file; returns what makes its task.
+
+    Args:
+        model: a key of `TASKS`.
+        long_histories: whether to parse that of histories that no placement of whole samples balances, too.
+    """
+    module, function = TASKS[model]
+    make_task = getattr(importlib.import_module(module), function)
+    for name in [model] + [f"{model}_long"] * long_histories:
+        gin.parse_config_file(str(Path(__file__).parent / f"{name}.gin"))
+    return make_task
 
 
 class Arm:
