@@ -138,10 +138,6 @@ def _model(measured: list[Record]) -> Record:
     }
 
 
-def _spread(name: str, record: Record) -> str:
-    return "{median:.1f} ({min:.1f} to {max:.1f})".format(**record["ms"][name])
-
-
 def tables(figures: Record) -> dict[str, str]:
     """Returns Markdown by marker."""
     measured: dict[str, Cell] = {
