@@ -1,91 +1,74 @@
 """Trains SID-GR on Amazon data with and without the shuffler, and compares it with the most popular items.
 
-Trains on two ranks with `sid_amazon.gin`, for five splits by user, 80% for training and 10% for testing:
-
-    python -m benchmarks.amazon_retrieval FOLDER_WITH_interactions.jsonl_AND_item_to_sid.json
-
-Prints HitRate@10 over all items on the test users, that of the most frequent training items, and the
-fraction of the exhaustive top 10 that beam search finds.
+Trains on two ranks with `sid_amazon.gin`, for five splits by user, 80% for training and 10% for testing.
+Needs a folder with `interactions.jsonl` and `item_to_sid.json`. Measures HitRate@10 over all items on the
+test users, that of the most frequent training items, and the fraction of the exhaustive top 10 that beam
+search finds.
 """
 
 from __future__ import annotations
 
-import commons.quiet_logs  # noqa: F401  isort: skip
-import json
-import os
 import statistics
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import gin
 import polars as pl
 import torch
 import torch.distributed as dist
 
-from benchmarks.command_line import parse_arguments
-from benchmarks.machine import machine
-from benchmarks.torchrun import torchrun
+from benchmarks.harness import Record, machine, on_ranks, progress
 from commons.datasets import SIDBatch
 from commons.datasets.sid_preprocess import convert
 from commons.gin_values import from_gin
-from commons.training import OptimizerArgs, TrainerArgs, rank_process, run_rank, train
+from commons.training import OptimizerArgs, TrainerArgs, train
 from sid_gr.models import SIDGR
 from sid_gr.training.sid_gr_task import sid_gr_task
 
-RESULT = Path(__file__).parent / "results" / "amazon_retrieval.json"
 CONFIG = "sid_gr/training/configs/sid_amazon.gin"
-SEEDS = (1, 2, 3, 4, 5)
-RANKS = 2
-SHUFFLER = "TrainerArgs.enable_balanced_shuffler"
-K = 10
+SEEDS, RANKS, K = (1, 2, 3, 4, 5), 2, 10
 METRIC = f"HitRate@{K}"
+# By name, settings beside those of the file.
+ARMS = {
+    "configured": (),
+    "without_dropout": (
+        "NetworkArgs.hidden_dropout = 0.0",
+        "TrainerArgs.enable_balanced_shuffler = False",
+    ),
+    "without_dropout_balanced": (
+        "NetworkArgs.hidden_dropout = 0.0",
+        "TrainerArgs.enable_balanced_shuffler = True",
+    ),
+}
 # Samples per rank to compare with an exhaustive search, which is slow.
 COMPARED_SAMPLES = 50
 
 
-def main() -> None:
-    """Runs the benchmark, prints its figures and writes them to `RESULT`."""
-    raw: Path = parse_arguments(__doc__, folder={"type": Path}).folder
-    rows = []
-    for seed in SEEDS:
-        with TemporaryDirectory() as folder:
-            prepared = Path(folder)
+def measure(folder: str) -> Record:
+    """Returns the metrics of each split, and their means."""
+    raw, splits = Path(folder), []
+    for seed in progress(SEEDS, "splits"):
+        with TemporaryDirectory() as made:
+            prepared = Path(made)
             convert(raw / "interactions.jsonl", prepared, seed, (80, 10, 10))
             (prepared / "item_to_sid.json").write_bytes((raw / "item_to_sid.json").read_bytes())
-            configured = _run(prepared, seed)
-            as_loaded, balanced = (
-                _run(prepared, seed, ["NetworkArgs.hidden_dropout = 0.0", f"{SHUFFLER} = {enable}"])
-                for enable in (False, True)
-            )
-            popular = _hit_rate_of_popular(prepared)
-        rows.append(
-            {
-                "split_seed": seed,
-                "most_popular": popular,
-                "configured": configured[METRIC],
-                "beam_recall": configured["beam_recall"],
-                "without_dropout": as_loaded[METRIC],
-                "without_dropout_balanced": balanced[METRIC],
-            }
-        )
-        print(json.dumps(rows[-1]), flush=True)
-    figures = {"ranks": RANKS, "config": CONFIG, **_summary(rows), "splits": rows, "machine": machine()}
-    print(json.dumps(_summary(rows), indent=1))
-    RESULT.write_text(json.dumps(figures, indent=1) + "\n")
-
-
-def _summary(rows: list[dict[str, Any]]) -> dict[str, float]:
-    means = {name: statistics.mean(row[name] for row in rows) for name in rows[0] if name != "split_seed"}
-    differences = [abs(row["without_dropout"] - row["without_dropout_balanced"]) for row in rows]
+            arms = {arm: on_ranks(RANKS, train_arm, prepared, str(seed), *ARMS[arm]) for arm in ARMS}
+            figures = {arm: of_arm[METRIC] for arm, of_arm in arms.items()}
+            figures["beam_recall"] = arms["configured"]["beam_recall"]
+            splits.append({"split_seed": seed, "most_popular": _hit_rate_of_popular(prepared), **figures})
+    means = {name: statistics.mean(split[name] for split in splits) for name in list(splits[0])[1:]}
+    differences = [abs(split["without_dropout"] - split["without_dropout_balanced"]) for split in splits]
     return {
+        "ranks": RANKS,
+        "config": CONFIG,
         **{f"mean_{name}": mean for name, mean in means.items()},
         "configured_over_most_popular": means["configured"] / means["most_popular"],
         "largest_difference_balanced": max(differences),
+        "splits": splits,
+        "machine": machine(),
     }
 
 
@@ -98,16 +81,8 @@ def _hit_rate_of_popular(prepared: Path) -> float:
     return float(test_items.list.last().is_in(counts["sequence_data"][:K].to_list()).mean())
 
 
-def _run(prepared: Path, seed: int, bindings: Sequence[str] = ()) -> dict[str, float]:
-    """Runs one training in new processes and returns its last evaluation and the beam's recall."""
-    result = prepared / "result.json"
-    torchrun(RANKS, "benchmarks.amazon_retrieval", prepared, str(seed), result, *bindings)
-    return json.loads(result.read_text())
-
-
-def run_on_rank() -> None:
-    """Trains; rank 0 writes the figures."""
-    prepared, seed, result, *overrides = sys.argv[1:]
+def train_arm(device: torch.device, prepared: str, seed: str, *overrides: str) -> dict[str, float]:
+    """Trains on a rank; returns the last evaluation and, with the file's settings, the beam's recall."""
     paths = {
         "sequence_features_training_data_path": "training.parquet",
         "sequence_features_testing_data_path": "testing.parquet",
@@ -117,16 +92,14 @@ def run_on_rank() -> None:
     bindings += [f"TrainerArgs.seed = {seed}", f"TrainerArgs.log_dir = '{prepared}/logs'", *overrides]
     gin.parse_config_files_and_bindings([CONFIG], bindings)
     args = from_gin(TrainerArgs)
-    with rank_process() as device:
-        task = sid_gr_task(args, device)
-        figures = train(task, args, from_gin(OptimizerArgs), device)[-1]
-        if not overrides:
-            batches = (batch.to(device) for batch in task.eval_dataset)
-            found_and_samples = torch.tensor(_found(task.model, batches))
-            dist.all_reduce(found_and_samples)
-            figures["beam_recall"] = float(found_and_samples[0] / found_and_samples[1])
-        if dist.get_rank() == 0:
-            Path(result).write_text(json.dumps(figures))
+    task = sid_gr_task(args, device)
+    figures = train(task, args, from_gin(OptimizerArgs), device)[-1]
+    if not overrides:
+        batches = (batch.to(device) for batch in task.eval_dataset)
+        found_and_samples = torch.tensor(_found(task.model, batches))
+        dist.all_reduce(found_and_samples)
+        figures["beam_recall"] = float(found_and_samples[0] / found_and_samples[1])
+    return figures
 
 
 @torch.no_grad()
@@ -149,10 +122,3 @@ def _found(model: SIDGR, batches: Iterator[SIDBatch]) -> list[float]:
         count += 1
     model.config = narrow
     return [total, count]
-
-
-if __name__ == "__main__":
-    if "RANK" in os.environ:
-        run_rank(run_on_rank)
-    else:
-        main()

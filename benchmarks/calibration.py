@@ -4,18 +4,12 @@ Runs the demo's model on two ranks, each on its own core. Costs are fitted to ev
 on the rest. Then steps are balanced in each way, and the two shares of a step are computed four times, with
 the ranks trading places: the cores of a shared machine differ from each other, and from second to second, by
 more than balanced shares do. The difference for identical samples on both ranks is the machine's own noise,
-which no balancing removes:
-
-    python -m benchmarks.calibration
+which no balancing removes.
 """
 
 from __future__ import annotations
 
-import commons.quiet_logs  # noqa: F401  isort: skip
 import itertools
-import json
-import os
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -24,21 +18,15 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from tqdm import tqdm
 
-from benchmarks.command_line import parse_arguments
-from benchmarks.demo.models import parse_config
-from benchmarks.machine import machine
-from benchmarks.torchrun import torchrun
+from benchmarks.demo.training import parse_config
+from benchmarks.harness import Record, machine, on_ranks, progress
 from commons.distributed.rank_group import RankGroup
 from commons.gin_values import from_gin
-from commons.perf_model import Cost
-from commons.perf_model.calibrate import MeasuredSteps
 from commons.pipeline.compute_clock import ComputeClock
-from commons.training import OptimizerArgs, TrainerArgs, TrainingTask, rank_process, run_rank, shard_model
+from commons.training import OptimizerArgs, TrainerArgs, TrainingTask, shard_model
 from commons.training.calibration import measure_steps
 
-RESULT = Path(__file__).parent / "results" / "calibration.json"
 RANKS = 2
 SECONDS = 120.0
 STEPS, WARM_UP_STEPS = 20, 4
@@ -47,60 +35,44 @@ TURNS = (0, 1, 1, 0)
 SEED_OF_COSTS, SEED_OF_SHARES = 1, 2
 
 
-def main() -> None:
-    """Measures, prints the figures and writes them to `RESULT`."""
-    folder_of_ranks = parse_arguments(__doc__, folder_of_ranks={"type": Path, "nargs": "?"}).folder_of_ranks
-    if folder_of_ranks is None:
-        with TemporaryDirectory() as folder:
-            torchrun(RANKS, "benchmarks.calibration", folder)
-            figures = json.loads((Path(folder) / "figures.json").read_text())
-        figures = {"ranks": RANKS, **figures, "machine": machine()}
-        print(json.dumps(figures, indent=1))
-        RESULT.write_text(json.dumps(figures, indent=1) + "\n")
-        return
-    run_rank(lambda: _on_a_rank(folder_of_ranks))
+def measure() -> Record:
+    """Returns errors of predicted times, and how far the two ranks' times are apart, by way of balancing."""
+    with TemporaryDirectory() as folder:
+        figures = on_ranks(RANKS, measure_on_rank, Path(folder) / "cost.json", pinned=True)
+    return {"ranks": RANKS, **figures, "machine": machine()}
 
 
-def _on_a_rank(folder: Path) -> None:
+def measure_on_rank(device: torch.device, cost_file: str) -> Record:
+    """Measures costs, then steps that are balanced by them."""
     make_task = parse_config("hstu")
-    os.sched_setaffinity(0, {int(os.environ["LOCAL_RANK"])})
-    with rank_process() as device:
-        args = replace(from_gin(TrainerArgs), seed=SEED_OF_COSTS)
-        steps = measure_steps(make_task(args, device), args, from_gin(OptimizerArgs), device, SECONDS)
-        fitted, tried = steps.every_other(0), steps.every_other(1)
-        cost = fitted.fit()
-        if dist.get_rank() == 0:
-            cost.save(folder / "cost.json")
-        dist.barrier()
-        differences = _differences(make_task, str(folder / "cost.json"), device)
-        if dist.get_rank() == 0:
-            figures = {"prediction": _prediction(cost, fitted, tried), "rank_times": differences}
-            (folder / "figures.json").write_text(json.dumps(figures))
-
-
-def _prediction(cost: Cost, fitted: MeasuredSteps, tried: MeasuredSteps) -> dict[str, Any]:
-    """Returns relative errors of predicted times, on steps that were not fitted."""
+    args = replace(from_gin(TrainerArgs), seed=SEED_OF_COSTS)
+    steps = measure_steps(make_task(args, device), args, from_gin(OptimizerArgs), device, SECONDS)
+    fitted, tried = steps.every_other(0), steps.every_other(1)
+    cost = fitted.fit()
+    if dist.get_rank() == 0:
+        cost.save(Path(cost_file))
+    dist.barrier()
     errors = {"measured_cost": tried.errors(cost), "flops_alone": tried.errors_of_loads(fitted)}
+    args = replace(from_gin(TrainerArgs), seed=SEED_OF_SHARES, enable_balanced_shuffler=False)
     return {
-        "steps_fitted": len(fitted.seconds),
-        "steps_tried": len(tried.seconds),
-        "error_of_the_fit": round(cost.median_error, 4),
-        **{
-            name: {
-                "median": round(float(np.median(of_one)), 4),
-                "p90": round(float(np.quantile(of_one, 0.9)), 4),
-            }
-            for name, of_one in errors.items()
+        "prediction": {
+            "steps_fitted": len(fitted.seconds),
+            "steps_tried": len(tried.seconds),
+            "error_of_the_fit": round(cost.median_error, 4),
+            **{
+                name: {
+                    "median": round(float(np.median(of_one)), 4),
+                    "p90": round(float(np.quantile(of_one, 0.9)), 4),
+                }
+                for name, of_one in errors.items()
+            },
         },
+        "rank_times": _differences(make_task(args, device), args, cost_file, device),
     }
 
 
-def _differences(
-    make_task: Callable[..., TrainingTask], cost: str, device: torch.device
-) -> dict[str, dict[str, float]]:
+def _differences(task: TrainingTask, args: TrainerArgs, cost: str, device: torch.device) -> Record:
     """Returns relative differences between the times of a step's two shares, by way of balancing."""
-    args = replace(from_gin(TrainerArgs), seed=SEED_OF_SHARES, enable_balanced_shuffler=False)
-    task = make_task(args, device)
     model, optimizer = shard_model(task.model, from_gin(OptimizerArgs), device)
     pipeline = task.make_pipeline(args, model, optimizer, device)
     clock = ComputeClock(model, device)
@@ -120,7 +92,7 @@ def _differences(
     batches = iter([batch for _, batch in order[:WARM_UP_STEPS] + order])
     for _ in range(WARM_UP_STEPS):
         pipeline.progress(batches)
-    for name, _ in tqdm(order, desc="balanced each way", disable=dist.get_rank() != 0):
+    for name, _ in progress(order, "balanced each way"):
         clock.begin()
         pipeline.progress(batches)
         span = clock.span()
@@ -155,7 +127,3 @@ def _apart(seconds: np.ndarray) -> dict[str, float]:
         "largest_over_mean": round(float(changing_places.max(0).sum() / changing_places.mean(0).sum()), 4),
         "median_difference_of_single_runs": median_difference(seconds),
     }
-
-
-if __name__ == "__main__":
-    main()

@@ -1,8 +1,6 @@
 """Measures how long training stalls for a checkpoint, compared with the time to write it.
 
-Runs an HSTU model on two ranks, with a sharded table of a million rows of 128 numbers:
-
-    python -m benchmarks.checkpoint_stall
+Runs an HSTU model on two ranks, with a sharded table of a million rows of 128 numbers.
 """
 
 from __future__ import annotations
@@ -11,21 +9,15 @@ import json
 import statistics
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
-from benchmarks.command_line import parse_arguments
-from benchmarks.machine import machine, spread
-from benchmarks.torchrun import torchrun
+from benchmarks.harness import Record, machine, spread, torchrun
 
-BENCHMARKS = Path(__file__).parent
-RESULT = BENCHMARKS / "results" / "checkpoint_stall.json"
 RANKS, ROWS, DIM = 2, 1_000_000, 128
 CHECKPOINTS, STEPS_BETWEEN = 8, 60
 
 
-def main() -> None:
-    """Runs the benchmark, prints its figures and writes them to `RESULT`."""
-    parse_arguments(__doc__)
+def measure() -> Record:
+    """Returns the size of a checkpoint, and times."""
     with TemporaryDirectory() as folder:
         bindings = {
             "train_batch_size": 32,
@@ -37,18 +29,15 @@ def main() -> None:
         settings = [f"TrainerArgs.{name} = {value}" for name, value in bindings.items()]
         settings += [f"item/EmbeddingArgs.item_vocab_size_or_capacity = {ROWS}"]
         settings += [f"NetworkArgs.item_embedding_dim = {DIM}"]
-        config = str(BENCHMARKS / "soak.gin")
-        module = "hstu.training.pretrain_gr_ranking"
-        torchrun(RANKS, module, "--gin-config-file", config, "--gin-bindings", *settings)
+        arguments = ["--gin-config-file", Path(__file__).with_name("soak.gin"), "--gin-bindings", *settings]
+        torchrun(RANKS, "hstu.training.pretrain_gr_ranking", *arguments)
         checkpoints = sorted((Path(folder) / "checkpoints").iterdir())
         size = sum(path.stat().st_size for path in checkpoints[-1].iterdir())
         lines = [json.loads(line) for line in (Path(folder) / "logs/train.jsonl").read_text().splitlines()]
-    figures = {"ranks": RANKS, "checkpoint_mb": round(size / 1e6), **_figures(lines), "machine": machine()}
-    print(json.dumps(figures, indent=1))
-    RESULT.write_text(json.dumps(figures, indent=1) + "\n")
+    return {"ranks": RANKS, "checkpoint_mb": round(size / 1e6), **_figures(lines), "machine": machine()}
 
 
-def _figures(lines: list[dict[str, Any]]) -> dict[str, Any]:
+def _figures(lines: list[Record]) -> Record:
     """Summarizes all checkpoints but the last, which no steps follow."""
     saved = {line["step"]: line for line in lines if line["kind"] == "checkpoint"}
     saved = {step: line for step, line in saved.items() if step % STEPS_BETWEEN == 0}
@@ -67,7 +56,3 @@ def _figures(lines: list[dict[str, Any]]) -> dict[str, Any]:
         "step_ms": round(statistics.median(else_) * 1e3, 1),
         "step_while_writing_ms": round(statistics.median(while_writing) * 1e3, 1),
     }
-
-
-if __name__ == "__main__":
-    main()

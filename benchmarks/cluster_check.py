@@ -2,13 +2,12 @@
 
 Three runs of gloo processes on this machine: one over all steps, with loaders of different lengths; one in
 which a process is killed while it plans; and one in which a process is killed in the exchange.
-
-    python -m benchmarks.cluster_check [PROCESSES [STEPS]]
 """
 
 from __future__ import annotations
 
 import commons.quiet_logs  # noqa: F401  isort: skip
+import argparse
 import gc
 import json
 import logging
@@ -28,7 +27,6 @@ import torch
 import torch.distributed as dist
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from benchmarks.command_line import parse_arguments
 from commons.distributed import BatchShuffler
 from commons.distributed.exchange import Exchange
 from commons.distributed.placement import warm_up
@@ -50,11 +48,10 @@ class _Shuffler(BatchShuffler):
 
 def main() -> None:
     """Prints a line for each run; exits with 1 if something was lost or hung."""
-    given = parse_arguments(
-        __doc__,
-        processes={"type": int, "nargs": "?", "default": PROCESSES},
-        steps={"type": int, "nargs": "?", "default": STEPS},
-    )
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.cluster_check", description=__doc__)
+    parser.add_argument("processes", type=int, nargs="?", default=PROCESSES)
+    parser.add_argument("steps", type=int, nargs="?", default=STEPS)
+    given = parser.parse_args()
     torch.set_num_threads(1)
     warm_up(_Shuffler().settings)
     gc.collect()

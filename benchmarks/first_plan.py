@@ -1,9 +1,7 @@
 """Measures what a shuffler compiles before its first plan, where numba's cache is empty.
 
-    python -m benchmarks.first_plan [CHECKOUT]
-
-CHECKOUT is a folder with an older state of this repository, measured in turns with this one. Without it, the
-figures of the older state stay as they are.
+A folder with an older state of this repository is measured in turns with this one. Without it, the figures of
+the older state stay as they are.
 """
 
 from __future__ import annotations
@@ -17,14 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import numba
-from tqdm import tqdm
 
-from benchmarks.command_line import parse_arguments
-from benchmarks.machine import machine
-from benchmarks.markdown import markdown_table, publish
-
-BENCHMARKS = Path(__file__).parent
-RESULT, README = BENCHMARKS / "results" / "first_plan.json", BENCHMARKS / "README.md"
+from benchmarks.harness import Record, machine, progress, read_result
+from benchmarks.markdown import REPOSITORY, Cell, table
 
 # By title: settings of the shuffler, and what its partitioner gets besides.
 CASES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
@@ -73,20 +66,11 @@ print(json.dumps([*seconds, *compilations]))
 """
 
 
-def main() -> None:
-    """Runs the benchmark, prints its figures and writes them to `RESULT` and `README`."""
-    settings = {"type": Path, "nargs": "?", "help": "a folder with an older state of this repository"}
-    older: Path | None = parse_arguments(__doc__, checkout=settings).checkout
-    checkouts = {"after": BENCHMARKS.parent} | ({} if older is None else {"before": older.resolve()})
-    figures = json.loads(RESULT.read_text()) if RESULT.exists() else {}
-    figures |= _measure(checkouts) | {"machine": {**machine(), "numba": numba.__version__}}
-    publish(figures, {"seconds": make_table(figures)}, RESULT, README, "first-plan")
-
-
-def _measure(checkouts: dict[str, Path]) -> dict[str, list[dict[str, Any]]]:
-    """Returns a record for each case of every checkout, which take turns."""
-    records: dict[str, list[dict[str, Any]]] = {name: [] for name in checkouts}
-    for title, case in tqdm(CASES.items(), desc="cases"):
+def measure(checkout: str | None = None) -> Record:
+    """Returns a record for each case, of this state and of the older one, which take turns."""
+    checkouts = {"after": REPOSITORY} | ({} if checkout is None else {"before": Path(checkout).resolve()})
+    records: dict[str, list[Record]] = {name: [] for name in checkouts}
+    for title, case in progress(CASES.items(), "cases"):
         for name, folder in checkouts.items():
             start, plan, compilations, in_the_plan = _first_plan(folder, *case)
             records[name].append(
@@ -97,7 +81,7 @@ def _measure(checkouts: dict[str, Path]) -> dict[str, list[dict[str, Any]]]:
                     "compilations_in_the_plan": int(in_the_plan),
                 }
             )
-    return records
+    return read_result("first_plan") | records | {"machine": {**machine(), "numba": numba.__version__}}
 
 
 def _first_plan(folder: Path, settings: dict[str, Any], arguments: tuple[str, ...]) -> list[float]:
@@ -115,20 +99,14 @@ def _first_plan(folder: Path, settings: dict[str, Any], arguments: tuple[str, ..
     return json.loads(output)
 
 
-def make_table(figures: dict[str, Any]) -> str:
-    """Returns the figures as Markdown."""
+def tables(figures: Record) -> dict[str, str]:
+    """Returns Markdown by marker."""
     before = {record["case"]: record for record in figures["before"]}
-    rows = []
-    for after in figures["after"]:
-        of_both = [before[after["case"]], after]
-        seconds = [f"{record['cpu_seconds']:.1f}" for record in of_both]
-        compilations = [
-            f"{record['compilations']} + {record['compilations_in_the_plan']}" for record in of_both
-        ]
-        rows.append([after["case"], *seconds, *compilations])
-    titles = ["settings", "before: CPU s", "now: CPU s", "before: compilations", "now: compilations"]
-    return markdown_table(titles, rows)
-
-
-if __name__ == "__main__":
-    main()
+    pairs = [{"before": before[record["case"]], "now": record} for record in figures["after"]]
+    columns: dict[str, Cell] = {"settings": "{now[case]}"}
+    columns |= {f"{when}: CPU s": f"{{{when}[cpu_seconds]:.1f}}" for when in ("before", "now")}
+    columns |= {
+        f"{when}: compilations": f"{{{when}[compilations]}} + {{{when}[compilations_in_the_plan]}}"
+        for when in ("before", "now")
+    }
+    return {"first-plan seconds": table(pairs, columns)}

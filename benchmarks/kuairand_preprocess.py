@@ -1,48 +1,38 @@
 """Measures memory and time of preparing KuaiRand, on synthetic logs in the format of kuairand-1k.
 
-    python -m benchmarks.kuairand_preprocess
-
 The number of events per user is heavy-tailed. The second size shows how memory grows with the files.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import polars as pl
 
-from benchmarks.command_line import parse_arguments
-from benchmarks.machine import machine
+from benchmarks.harness import Record, machine
 
-RESULT = Path(__file__).parent / "results" / "kuairand_preprocess.json"
 EVENTS, USERS, VIDEOS = (10_000_000, 40_000_000), 1_000, 4_000_000
 
 
-def main() -> None:
-    """Runs the benchmark, prints its figures and writes them to `RESULT`."""
-    parse_arguments(__doc__)
+def measure() -> Record:
+    """Returns a record for each number of events."""
     records = []
     for num_events in EVENTS:
-        with tempfile.TemporaryDirectory() as directory:
+        with TemporaryDirectory() as directory:
             records.append(_measure(Path(directory), num_events))
-    figures = {"users": USERS, "videos_at_most": VIDEOS, "records": records, "machine": machine()}
-    print(json.dumps(figures, indent=1))
-    RESULT.write_text(json.dumps(figures, indent=1) + "\n")
+    return {"users": USERS, "videos_at_most": VIDEOS, "records": records, "machine": machine()}
 
 
-def _measure(directory: Path, num_events: int) -> dict[str, float]:
+def _measure(directory: Path, num_events: int) -> Record:
     raw, out = directory / "raw", directory / "out"
     # In a child process, because a child's peak memory includes what its parent held at the fork.
-    sizes = map(str, (num_events, USERS, VIDEOS))
-    subprocess.run(
-        [sys.executable, "-m", "tests.commons.datasets.kuairand_files", str(raw), *sizes], check=True
-    )
+    files = ["tests.commons.datasets.kuairand_files", str(raw), str(num_events), str(USERS), str(VIDEOS)]
+    subprocess.run([sys.executable, "-m", *files], check=True)
     start = time.perf_counter()
     prepare = [sys.executable, "-m", "commons.datasets.kuairand_preprocess", "--dataset", "kuairand-1k"]
     process = subprocess.Popen([*prepare, "--raw", str(raw), "--out", str(out)])
@@ -61,7 +51,3 @@ def _measure(directory: Path, num_events: int) -> dict[str, float]:
         "peak_resident_mb": round(usage.ru_maxrss * 1024 / 1e6),
         "seconds": round(seconds, 1),
     }
-
-
-if __name__ == "__main__":
-    main()

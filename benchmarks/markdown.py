@@ -1,13 +1,22 @@
-"""Writes Markdown tables into pages, and the figures that they show."""
+"""Writes Markdown tables into pages."""
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+Record = Mapping[str, Any]
+# A format of a record's figures, as "{step_ms[median]:.0f}", or a function of the record.
+Cell = str | Callable[[Any], str]
+
+REPOSITORY = Path(__file__).parents[1]
+PAGES = [
+    REPOSITORY / "README.md",
+    REPOSITORY / "benchmarks" / "README.md",
+    *(REPOSITORY / "docs").glob("*.md"),
+]
 _MARKED = re.compile(
     r"(?P<begin><!-- (?P<name>[^>]+): begin -->)(?P<newline>\n?)(?P<inner>.*?)"
     r"(?P<end><!-- (?P=name): end -->)",
@@ -25,20 +34,33 @@ def markdown_table(titles: list[str], rows: list[list[str]]) -> str:
     )
 
 
-def write_tables(page: Path, benchmark: str, tables: dict[str, str]) -> None:
-    """Writes each table between its markers, `<!-- BENCHMARK NAME: begin -->` and `… end -->`.
+def table(records: Iterable[Any], columns: Mapping[str, Cell]) -> str:
+    """Returns a table with a row for each record."""
+    return markdown_table(
+        list(columns), [[shown(record, cell) for cell in columns.values()] for record in records]
+    )
 
-    Raises:
-        ValueError: markers are missing.
+
+def pivot(records: Iterable[Any], rows: Mapping[str, Cell], column: Cell, cell: Cell) -> str:
+    """Returns a table with a row for each different `rows`, and a column for each different title `column`.
+
+    A cell has those of all its records, with " / " between them; it is "–" without any.
     """
-    text = page.read_text()
-    for name in tables:
-        if f"{benchmark} {name}" not in marked(text):
-            raise ValueError(
-                f"{page.name} has no place for the table {name!r}: expected a line "
-                f"<!-- {benchmark} {name}: begin --> and one <!-- {benchmark} {name}: end -->"
-            )
-    page.write_text(filled(text, {f"{benchmark} {name}": table for name, table in tables.items()}))
+    cells: dict[tuple[str, ...], dict[str, list[str]]] = {}
+    titles: dict[str, None] = {}
+    for record in records:
+        row, title = tuple(shown(record, each) for each in rows.values()), shown(record, column)
+        titles[title] = None
+        cells.setdefault(row, {}).setdefault(title, []).append(shown(record, cell))
+    return markdown_table(
+        [*rows, *titles],
+        [[*row, *(" / ".join(of_row.get(each, ["–"])) for each in titles)] for row, of_row in cells.items()],
+    )
+
+
+def shown(record: Any, cell: Cell) -> str:
+    """Returns what a cell shows of a record."""
+    return cell.format_map(record) if isinstance(cell, str) else cell(record)
 
 
 def marked(text: str) -> dict[str, str]:
@@ -63,15 +85,23 @@ def filled(text: str, inner: Mapping[str, str]) -> str:
     return _MARKED.sub(with_new, text)
 
 
-def publish(
-    figures: dict[str, Any], tables: dict[str, str], result: Path, page: Path, benchmark: str
-) -> None:
-    """Prints the tables, saves the figures as JSON, and writes the tables as `write_tables` does.
+def write_pages(tables: Mapping[str, str]) -> None:
+    """Writes each table between its markers, `<!-- NAME: begin -->` and `… end -->`; prints which changed.
 
     Raises:
-        ValueError: markers are missing.
+        ValueError: no page has markers of that name.
     """
-    for name, table in tables.items():
-        print(f"\n{name}\n\n{table}")
-    result.write_text(json.dumps(figures, indent=1) + "\n")
-    write_tables(page, benchmark, tables)
+    pages = {page: page.read_text() for page in PAGES}
+    before = {page: marked(text) for page, text in pages.items()}
+    for name in tables:
+        if not any(name in on_page for on_page in before.values()):
+            raise ValueError(
+                f"no page has a place for the table {name!r}: expected a line <!-- {name}: begin --> and one "
+                f"<!-- {name}: end -->"
+            )
+    for page, text in pages.items():
+        changed = [name for name, old in before[page].items() if tables.get(name, old) != old]
+        for name in changed:
+            print(f"{page.relative_to(REPOSITORY)}: {name}")
+        if changed:
+            page.write_text(filled(text, tables))

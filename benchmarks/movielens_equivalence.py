@@ -1,8 +1,6 @@
 """Trains on MovieLens 100K without the shuffler, with it, and with pieces, and compares the AUC.
 
-Runs the entry point on two ranks for three seeds, without dropout:
-
-    python -m benchmarks.movielens_equivalence FOLDER_WITH_u.data_AND_u.user
+Runs the entry point on two ranks for three seeds, without dropout. Needs a folder with `u.data` and `u.user`.
 """
 
 from __future__ import annotations
@@ -10,88 +8,87 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from benchmarks.command_line import parse_arguments
-from benchmarks.machine import machine
-from benchmarks.markdown import markdown_table, write_tables
-from benchmarks.torchrun import torchrun
+import numpy as np
 
-RESULT = Path(__file__).parent / "results" / "movielens_equivalence.json"
-README = Path(__file__).parent / "README.md"
+from benchmarks.harness import Record, machine, torchrun
+from benchmarks.markdown import Cell, table
+
 CONFIG = "hstu/training/configs/movielens_100k_ranking.gin"
-SEEDS = (1, 2, 3)
-RANKS = 2
+SEEDS, RANKS = (1, 2, 3), 2
 BALANCED = "TrainerArgs.enable_balanced_shuffler=True"
 # Whole samples balance 32 rows well enough that none is cut.
-FEW_ROWS = ["TrainerArgs.train_batch_size=4", "TrainerArgs.eval_batch_size=4"]
+FEW_ROWS = ("TrainerArgs.train_batch_size=4", "TrainerArgs.eval_batch_size=4")
 PIECES = "4 rows, in pieces"
 ARMS = {
-    "as loaded": [],
-    "balanced": [BALANCED],
+    "as loaded": (),
+    "balanced": (BALANCED,),
     "4 rows, as loaded": FEW_ROWS,
-    PIECES: [
+    PIECES: (
         *FEW_ROWS,
         BALANCED,
         "TrainerArgs.balance_split=True",
         "TrainerArgs.balance_equal_rows=False",
-    ],
+    ),
 }
 
 
-def main() -> None:
-    """Runs the benchmark, prints its figures and writes them to `RESULT`."""
-    raw: Path = parse_arguments(__doc__, folder={"type": Path}).folder
+def measure(folder: str) -> Record:
+    """Returns the AUC of every evaluation, and how many samples were cut."""
     rows, cut = [], []
-    with TemporaryDirectory() as folder:
-        prepared = Path(folder) / "ml-100k"
-        preprocess = ["-m", "commons.datasets.movielens_preprocess", "--dataset", "ml-100k"]
-        subprocess.run([sys.executable, *preprocess, "--raw", raw, "--out", prepared], check=True)
+    with TemporaryDirectory() as made:
+        prepared = prepare(Path(folder), Path(made))
         for seed in SEEDS:
-            logs = {
-                arm: _log(prepared, Path(folder) / f"{seed}-{arm}", seed, bindings)
-                for arm, bindings in ARMS.items()
-            }
+            logs = training_logs("hstu.training.pretrain_gr_ranking", CONFIG, ARMS, prepared, seed)
             aucs = {arm: [line["AUC"] for line in log if line["kind"] == "eval"] for arm, log in logs.items()}
             rows.append({"seed": seed, **aucs})
-            of_pieces = [line["samples_cut"] for line in logs[PIECES] if line["kind"] == "train"]
-            cut.append(sum(of_pieces) / len(of_pieces))
-    figures = {
+            cut.append(np.mean([line["samples_cut"] for line in logs[PIECES] if line["kind"] == "train"]))
+    return {
         "ranks": RANKS,
         "config": CONFIG,
         "auc_of_evaluations": rows,
         "samples_cut_per_step": cut,
         "machine": machine(),
     }
-    RESULT.write_text(json.dumps(figures, indent=1) + "\n")
-    table = make_table(rows)
-    write_tables(README, "movielens", {"AUC": table})
-    print(table)
 
 
-def make_table(rows: list[dict]) -> str:
-    """Returns a table with the final AUC of each arm per seed, and the means."""
-    at_end = [[of_seed[arm][-1] for arm in ARMS] for of_seed in rows]
-    means = [sum(column) / len(column) for column in zip(*at_end, strict=True)]
-    names = [*(f"{of_seed['seed']}" for of_seed in rows), "mean"]
-    cells = [[f"{auc:.4f}" for auc in line] for line in (*at_end, means)]
-    return markdown_table(["seed", *ARMS], [[name, *line] for name, line in zip(names, cells, strict=True)])
+def prepare(raw: Path, folder: Path) -> Path:
+    """Preprocesses MovieLens 100K; returns the dataset's folder."""
+    prepared = folder / "ml-100k"
+    preprocess = ["-m", "commons.datasets.movielens_preprocess", "--dataset", "ml-100k"]
+    subprocess.run([sys.executable, *preprocess, "--raw", raw, "--out", prepared], check=True)
+    return prepared
 
 
-def _log(dataset: Path, log_dir: Path, seed: int, settings: list[str]) -> list[dict]:
-    """Runs one training and returns the lines of its log."""
-    bindings = [
-        f"DatasetArgs.dataset_path='{dataset}'",
-        f"TrainerArgs.log_dir='{log_dir}'",
-        f"TrainerArgs.seed={seed}",
-        "NetworkArgs.hidden_dropout=0.0",
-        *settings,
+def training_logs(
+    module: str, config: str, arms: Mapping[str, Sequence[str]], dataset: Path, seed: int
+) -> dict[str, list[Record]]:
+    """Runs a training for each of `arms`, which are settings by name; returns the lines of their logs."""
+    logs = {}
+    for arm, settings in arms.items():
+        with TemporaryDirectory() as log_dir:
+            bindings = [
+                f"DatasetArgs.dataset_path='{dataset}'",
+                f"TrainerArgs.log_dir='{log_dir}'",
+                f"TrainerArgs.seed={seed}",
+                "NetworkArgs.hidden_dropout=0.0",
+                *settings,
+            ]
+            torchrun(RANKS, module, "--gin-config-file", config, "--gin-bindings", *bindings)
+            lines = (Path(log_dir) / "train.jsonl").read_text().splitlines()
+            logs[arm] = [json.loads(line) for line in lines]
+    return logs
+
+
+def tables(figures: Record) -> dict[str, str]:
+    """Returns Markdown by marker: the final AUC of each arm per seed, and the means."""
+    rows = [
+        {"seed": of_seed["seed"], **{arm: of_seed[arm][-1] for arm in ARMS}}
+        for of_seed in figures["auc_of_evaluations"]
     ]
-    module = "hstu.training.pretrain_gr_ranking"
-    torchrun(RANKS, module, "--gin-config-file", CONFIG, "--gin-bindings", *bindings)
-    return [json.loads(line) for line in (log_dir / "train.jsonl").read_text().splitlines()]
-
-
-if __name__ == "__main__":
-    main()
+    rows.append({"seed": "mean", **{arm: sum(row[arm] for row in rows) / len(rows) for arm in ARMS}})
+    columns: dict[str, Cell] = {"seed": "{seed}"}
+    return {"movielens AUC": table(rows, columns | {arm: f"{{{arm}:.4f}}" for arm in ARMS})}

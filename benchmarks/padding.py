@@ -2,59 +2,37 @@
 
 Times forward and backward of each model's layers on one long sample and many short ones: in one batch, and
 each sample alone. Padded attention would cost rows × longest², many times the sum.
-
-    python -m benchmarks.padding
 """
 
 from __future__ import annotations
 
-import json
-import statistics
-import time
 from collections.abc import Callable
-from pathlib import Path
 
+import numpy as np
 import torch
 from torch import nn
 
-from benchmarks.command_line import parse_arguments
-from benchmarks.machine import machine, spread
+from benchmarks.harness import Record, machine, spread, times_in_turn
 from hstu.modules import HSTULayer, SampleMask, batch_attention
 from sid_gr.modules import Decoder, DecoderConfig, JaggedCausalAttention
 
-RESULT = Path(__file__).parent / "results" / "padding.json"
 LONG, SHORT, NUM_SHORT = 2049, 65, 31
 NUM_LAYERS, HIDDEN_SIZE, NUM_HEADS, HEAD_DIM = 2, 128, 2, 64
 ROUNDS = 15
-TARGET_RATIO = 1.25
 
 # Maps tokens `[total, HIDDEN_SIZE]` of concatenated samples with these lengths to their states.
 Stack = Callable[[torch.Tensor, list[int]], torch.Tensor]
 
 
-def main() -> None:
-    """Runs the benchmark, prints its figures and writes them to `RESULT`."""
-    parse_arguments(__doc__)
-    torch.set_num_threads(1)
+def measure() -> Record:
+    """Returns the times of each model."""
     torch.manual_seed(0)
-    lengths = [LONG] + [SHORT] * NUM_SHORT
-    figures = {
+    return {
         "tokens_per_sample": {"long": LONG, "short": SHORT, "num_short": NUM_SHORT},
-        "model": {
-            "num_layers": NUM_LAYERS,
-            "hidden_size": HIDDEN_SIZE,
-            "num_heads": NUM_HEADS,
-            "head_dim": HEAD_DIM,
-        },
-        "attention_flops_ratio_if_padded": round(
-            len(lengths) * LONG**2 / sum(length**2 for length in lengths), 1
-        ),
-        "hstu": _measure(_hstu(), lengths),
-        "sid_gr": _measure(_sid_gr(), lengths),
+        "hstu": _measure(_hstu()),
+        "sid_gr": _measure(_sid_gr()),
         "machine": machine(),
     }
-    print(json.dumps(figures, indent=2))
-    RESULT.write_text(json.dumps(figures, indent=2) + "\n")
 
 
 def _hstu() -> Stack:
@@ -77,33 +55,21 @@ def _sid_gr() -> Stack:
     return lambda x, lengths: decoder(x, JaggedCausalAttention(lengths))
 
 
-def _measure(stack: Stack, lengths: list[int]) -> dict[str, object]:
-    samples = [torch.randn(length, HIDDEN_SIZE) for length in lengths]
-    in_batch, alone = [], []
-    for round_ in range(ROUNDS + 1):
-        batch_seconds = _seconds(stack, samples)
-        alone_seconds = sum(_seconds(stack, [sample]) for sample in samples)
-        if round_:  # the first round warms up
-            in_batch.append(batch_seconds)
-            alone.append(alone_seconds)
-    ratios = [batch / own for batch, own in zip(in_batch, alone, strict=True)]
+def _measure(stack: Stack) -> Record:
+    samples = [torch.randn(length, HIDDEN_SIZE) for length in [LONG] + [SHORT] * NUM_SHORT]
+
+    def step(batch: list[torch.Tensor]) -> None:
+        x = torch.cat(batch).requires_grad_()
+        stack(x, [len(sample) for sample in batch]).sum().backward()
+
+    calls = {
+        "batch": lambda: step(samples),
+        "alone": lambda: [step([sample]) for sample in samples],
+    }
+    times = times_in_turn(calls, ROUNDS, "batch and samples")
     return {
-        "batch_ms": spread([seconds * 1e3 for seconds in in_batch]),
-        "sum_of_own_ms": spread([seconds * 1e3 for seconds in alone]),
-        "ratio": spread(ratios),
-        "target_ratio": TARGET_RATIO,
-        "reached": statistics.median(ratios) <= TARGET_RATIO,
+        "batch_ms": spread(times["batch"]),
+        "sum_of_own_ms": spread(times["alone"]),
+        "ratio": spread(np.divide(times["batch"], times["alone"]).tolist()),
         "rounds": ROUNDS,
     }
-
-
-def _seconds(stack: Stack, samples: list[torch.Tensor]) -> float:
-    """Times one forward and backward pass on these samples as one batch."""
-    x = torch.cat(samples).requires_grad_()
-    start = time.perf_counter()
-    stack(x, [len(sample) for sample in samples]).sum().backward()
-    return time.perf_counter() - start
-
-
-if __name__ == "__main__":
-    main()

@@ -4,13 +4,10 @@ Processes share this machine's cores, so that their times are mostly waits for a
 in one run, for a fair ratio. A model tells what many ranks would take: delays are injected into every hop of
 a channel's gather, which finds how many hops one after another it has; the software of a hop is measured
 among few processes, which have a core each.
-
-    python -m benchmarks.plan_gather
 """
 
 from __future__ import annotations
 
-import commons.quiet_logs  # noqa: F401  isort: skip
 import json
 import multiprocessing
 import os
@@ -26,34 +23,27 @@ from unittest import mock
 import numpy as np
 import torch
 import torch.distributed as dist
-from tqdm import tqdm
 
-from benchmarks.command_line import parse_arguments
-from benchmarks.machine import machine, spread
-from benchmarks.markdown import markdown_table, publish
+from benchmarks.harness import Record, in_turn, machine, milliseconds, progress, spread
+from benchmarks.markdown import Cell, pivot, table
 from commons.distributed.channel import Channel
 
-BENCHMARKS = Path(__file__).parent
-RESULT, README = BENCHMARKS / "results" / "plan_gather.json", BENCHMARKS / "README.md"
 RANKS = (2, 8, 16, 32, 64)
 COLUMNS = 8  # int64 of a sample of HSTU
 ROWS = 32  # samples per rank
 ROUNDS, WARM_UP = 30, 3
-DELAYS_MS = (0.0, 20.0, 40.0)
-DELAYED_ROUNDS = 6
+DELAYS_MS, DELAYED_ROUNDS = (0.0, 20.0, 40.0), 6
 MODELED_RANKS, MODELED_DELAYS_US = (64, 256, 1024), (20.0, 100.0, 500.0)
 MODELED_BYTES_PER_MS = 1.25e6  # 10 Gbit/s
 
 
-def main() -> None:
-    """Prints the tables and writes them to `README`, with `RESULT`."""
-    parse_arguments(__doc__)
-    measured = [_on_processes(ranks) for ranks in tqdm(RANKS, desc="gathers")]
-    figures = {"measured": measured, "model": _model(measured), "machine": machine()}
-    publish(figures, make_tables(figures), RESULT, README, "plan-gather")
+def measure() -> Record:
+    """Returns what was measured, and the model."""
+    measured = [_on_processes(ranks) for ranks in progress(RANKS, "gathers")]
+    return {"measured": measured, "model": _model(measured), "machine": machine()}
 
 
-def _on_processes(ranks: int) -> dict[str, Any]:
+def _on_processes(ranks: int) -> Record:
     """Runs `_measure` in forks of this process, which share its imports."""
     with tempfile.TemporaryDirectory() as folder:
         context = multiprocessing.get_context("fork")
@@ -66,7 +56,6 @@ def _on_processes(ranks: int) -> dict[str, Any]:
 
 
 def _rank(rank: int, ranks: int, folder: str) -> None:
-    torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=ranks)
     figures = _measure(rank, ranks)
     if rank == 0:
@@ -75,22 +64,20 @@ def _rank(rank: int, ranks: int, folder: str) -> None:
     os._exit(0)  # gloo's threads may abort in the interpreter's cleanup
 
 
-def _measure(rank: int, ranks: int) -> dict[str, Any]:
+def _measure(rank: int, ranks: int) -> Record:
     channel = Channel(rank, ranks, dist.group.WORLD, tag=1)
     row = np.arange(ROWS * COLUMNS) + rank
-    mine, table = torch.from_numpy(row), torch.empty(ranks * len(row), dtype=torch.int64)
+    mine, gathered = torch.from_numpy(row), torch.empty(ranks * len(row), dtype=torch.int64)
     gathers: dict[str, Callable[[], Any]] = {
         "channel": lambda: channel.all_gather(row),
-        "gloo": lambda: dist.all_gather_into_tensor(table, mine),
+        "gloo": lambda: dist.all_gather_into_tensor(gathered, mine),
     }
     if not np.array_equal(channel.all_gather(row), row - rank + np.arange(ranks)[:, None]):
         raise RuntimeError("the channel gathered something else than the rows")
-    milliseconds: dict[str, list[float]] = {name: [] for name in gathers}
-    for turn in range(WARM_UP + ROUNDS):
-        for name, gather in gathers.items():
-            passed = _timed(gather)
-            if turn >= WARM_UP:
-                milliseconds[name].append(passed)
+    times: dict[str, list[float]] = {name: [] for name in gathers}
+    for name in in_turn(gathers, WARM_UP + ROUNDS):
+        times[name].append(_timed(gathers[name]))
+    times = {name: of_gather[WARM_UP:] for name, of_gather in times.items()}
     delayed = {}
     for delay in DELAYS_MS:
         with _delayed_hops(delay):
@@ -98,10 +85,8 @@ def _measure(rank: int, ranks: int) -> dict[str, Any]:
     return {
         "ranks": ranks,
         "kilobytes_per_rank": row.nbytes / 1e3,
-        "ms": {name: spread(values) for name, values in milliseconds.items()},
-        "median_ratio": statistics.median(
-            ours / of_gloo for ours, of_gloo in zip(*milliseconds.values(), strict=True)
-        ),
+        "ms": {name: spread(values) for name, values in times.items()},
+        "median_ratio": float(np.median(np.divide(times["channel"], times["gloo"]))),
         "delayed_ms": delayed,
         # Milliseconds per millisecond of delay: the hops that follow one another.
         "hops_in_a_row": float(np.polyfit(list(delayed), list(delayed.values()), 1)[0]),
@@ -110,13 +95,11 @@ def _measure(rank: int, ranks: int) -> dict[str, Any]:
 
 def _timed(gather: Callable[[], Any]) -> float:
     dist.barrier()
-    start = time.perf_counter()
-    gather()
-    return (time.perf_counter() - start) * 1e3
+    return milliseconds(gather)
 
 
 @contextmanager
-def _delayed_hops(milliseconds: float) -> Iterator[None]:
+def _delayed_hops(delay_ms: float) -> Iterator[None]:
     """While active, each message of a channel arrives so much later."""
     receive = dist.irecv
 
@@ -126,64 +109,52 @@ def _delayed_hops(milliseconds: float) -> Iterator[None]:
 
         def wait(self) -> None:
             self._message.wait()
-            time.sleep(milliseconds / 1e3)
+            time.sleep(delay_ms / 1e3)
 
-    with mock.patch.object(dist, "irecv", Delayed if milliseconds else receive):
+    with mock.patch.object(dist, "irecv", Delayed if delay_ms else receive):
         yield
 
 
-def _model(measured: list[dict[str, Any]]) -> dict[str, Any]:
+def _model(measured: list[Record]) -> Record:
     """Milliseconds among many ranks on hosts of their own: hops in a row × (delay + software of a hop), and
     the time that the rows of all other ranks take to arrive."""
     row_bytes = measured[0]["kilobytes_per_rank"] * 1e3
-    arriving = {ranks: (ranks - 1) * row_bytes / MODELED_BYTES_PER_MS for ranks in MODELED_RANKS}
-    software = measured[0]["ms"]["channel"]["median"]  # among two ranks one hop
-    ring = measured[0]["ms"]["gloo"]["median"]
+    # Among two ranks, either gather is one hop.
+    software, ring = (measured[0]["ms"][name]["median"] for name in ("channel", "gloo"))
+
+    def gathers(ranks: int, delay_us: float) -> dict[str, float]:
+        arriving = (ranks - 1) * row_bytes / MODELED_BYTES_PER_MS
+        return {
+            "channel": (ranks - 1).bit_length() * (software + delay_us / 1e3) + arriving,
+            "gloo": (ranks - 1) * (ring + delay_us / 1e3) + arriving,
+        }
+
     return {
         "software_ms_per_hop": software,
         "software_ms_per_hop_of_gloo": ring,
         "ms": {
-            ranks: {
-                delay: {
-                    "channel": (ranks - 1).bit_length() * (software + delay / 1e3) + of_bytes,
-                    "gloo": (ranks - 1) * (ring + delay / 1e3) + of_bytes,
-                }
-                for delay in MODELED_DELAYS_US
-            }
-            for ranks, of_bytes in arriving.items()
+            ranks: {delay: gathers(ranks, delay) for delay in MODELED_DELAYS_US} for ranks in MODELED_RANKS
         },
     }
 
 
-def make_tables(figures: dict[str, Any]) -> dict[str, str]:
-    """Returns Markdown by table."""
-    return {"gloo": _measured_table(figures["measured"]), "model": _model_table(figures["model"])}
-
-
-def _measured_table(measured: list[dict[str, Any]]) -> str:
-    def cell(ms: dict[str, float]) -> str:
-        return f"{ms['median']:.1f} ({ms['min']:.1f} to {ms['max']:.1f})"
-
-    rows = [
-        [
-            str(of["ranks"]),
-            cell(of["ms"]["gloo"]),
-            cell(of["ms"]["channel"]),
-            f"{of['median_ratio']:.2f}",
-            f"{of['hops_in_a_row']:.1f}",
-        ]
-        for of in measured
+def tables(figures: Record) -> dict[str, str]:
+    """Returns Markdown by marker."""
+    measured: dict[str, Cell] = {
+        "processes": "{ranks}",
+        "gloo, ms": "{ms[gloo][median]:.1f} ({ms[gloo][min]:.1f} to {ms[gloo][max]:.1f})",
+        "channel, ms": "{ms[channel][median]:.1f} ({ms[channel][min]:.1f} to {ms[channel][max]:.1f})",
+        "median ratio": "{median_ratio:.2f}",
+        "hops in a row": "{hops_in_a_row:.1f}",
+    }
+    modeled = [
+        {"ranks": ranks, "delay": float(delay), **ms}
+        for ranks, of_delays in figures["model"]["ms"].items()
+        for delay, ms in of_delays.items()
     ]
-    return markdown_table(["processes", "gloo, ms", "channel, ms", "median ratio", "hops in a row"], rows)
-
-
-def _model_table(model: dict[str, Any]) -> str:
-    rows = [
-        [str(ranks), *(f"{of['gloo']:.1f} / {of['channel']:.1f}" for of in of_delays.values())]
-        for ranks, of_delays in model["ms"].items()
-    ]
-    return markdown_table(["ranks", *(f"{delay:.0f} µs" for delay in MODELED_DELAYS_US)], rows)
-
-
-if __name__ == "__main__":
-    main()
+    return {
+        "plan-gather gloo": table(figures["measured"], measured),
+        "plan-gather model": pivot(
+            modeled, {"ranks": "{ranks}"}, "{delay:.0f} µs", "{gloo:.1f} / {channel:.1f}"
+        ),
+    }

@@ -1,14 +1,13 @@
 """Kills a training run again and again, and checks that its losses match an undisturbed run.
 
 Kills two ranks at drawn moments: at their start, in steps, in evaluations, and while they write checkpoints.
-Then starts them again, as torchrun would, but as forks of a process that has imported TorchRec:
-
-    python -m benchmarks.soak [KILLS]
+Then starts them again, as torchrun would, but as forks of a process that has imported TorchRec.
 """
 
 from __future__ import annotations
 
 import commons.quiet_logs  # noqa: F401  isort: skip
+import argparse
 import json
 import multiprocessing
 import os
@@ -20,21 +19,17 @@ from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import numpy as np
 import torch
 from tqdm import tqdm
 
-from benchmarks.command_line import parse_arguments
-from benchmarks.machine import machine
+from benchmarks.harness import Record, machine, progress, write_result
 from commons.distributed.placement import warm_up
 from commons.distributed.shuffler_settings import ShufflerSettings
 from commons.training import run_rank
 from hstu.training.pretrain_gr_ranking import main as train
 
-BENCHMARKS = Path(__file__).parent
-RESULT = BENCHMARKS / "results" / "soak.json"
 KILLS, STEPS_PER_KILL, RANKS = 100, 12, 2
 EVAL_INTERVAL = 7
 LONGEST_WAIT_S = 120.0
@@ -46,8 +41,10 @@ _fork = multiprocessing.get_context("fork")
 
 
 def main() -> None:
-    """Runs undisturbed and disturbed, compares both, prints the figures and writes them to `RESULT`."""
-    kills: int = parse_arguments(__doc__, kills={"type": int, "nargs": "?", "default": KILLS}).kills
+    """Runs undisturbed and disturbed, compares both, prints the figures and writes them to `results`."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.soak", description=__doc__)
+    parser.add_argument("kills", type=int, nargs="?", default=KILLS)
+    kills: int = parser.parse_args().kills
     num_steps = STEPS_PER_KILL * (kills + 2)
     _prepare_to_fork()
     with TemporaryDirectory() as folder:
@@ -57,7 +54,7 @@ def main() -> None:
         figures = {"kills": kills, "interrupted": interrupted, **_compare(undisturbed, disturbed, num_steps)}
     figures |= {"ranks": RANKS, "machine": machine()}
     print(json.dumps(figures, indent=1))
-    RESULT.write_text(json.dumps(figures, indent=1) + "\n")
+    write_result("soak", figures)
 
 
 def _prepare_to_fork() -> None:
@@ -127,7 +124,13 @@ def _run_rank(folder: Path, num_steps: int, rank: int, port: int) -> None:
     )
     settings = {"max_train_iters": num_steps, "eval_interval": EVAL_INTERVAL, "max_eval_iters": 3}
     bindings = [f"TrainerArgs.{name} = {value}" for name, value in settings.items()]
-    sys.argv = ["soak", "--gin-config-file", str(BENCHMARKS / "soak.gin"), "--gin-bindings", *bindings]
+    sys.argv = [
+        "soak",
+        "--gin-config-file",
+        str(Path(__file__).with_name("soak.gin")),
+        "--gin-bindings",
+        *bindings,
+    ]
     run_rank(train)
 
 
@@ -135,7 +138,7 @@ def _disturb(folder: Path, num_steps: int, kills: int) -> dict[str, int]:
     """Kills a run at drawn moments, lets it end, and returns how many kills interrupted what."""
     rng = np.random.default_rng(0)
     interrupted: Counter[str] = Counter()
-    for _ in tqdm(range(kills), desc="kill"):
+    for _ in progress(range(kills), "kill"):
         known = len(_lines(folder))
         job = _Job(folder, num_steps)
         wanted = rng.choice(list(LONGEST_DELAY_S), p=[0.1, 0.3, 0.3, 0.3])
@@ -165,7 +168,7 @@ def _doing(folder: Path, known: int) -> str:
     return "evaluation" if last["kind"] == "train" and last["step"] % EVAL_INTERVAL == 0 else "step"
 
 
-def _lines(folder: Path) -> list[dict[str, Any]]:
+def _lines(folder: Path) -> list[Record]:
     """Returns the whole lines of a run's log; those of steps after the last checkpoint occur twice."""
     log = folder / "logs" / "train.jsonl"
     lines = log.read_text().splitlines(keepends=True) if log.exists() else []
@@ -182,7 +185,7 @@ def _results(folder: Path) -> list[tuple[str, int, float]]:
     ]
 
 
-def _compare(undisturbed: Path, disturbed: Path, num_steps: int) -> dict[str, Any]:
+def _compare(undisturbed: Path, disturbed: Path, num_steps: int) -> Record:
     """Compares both runs.
 
     Raises:

@@ -2,8 +2,6 @@
 
 Computed loads and tokens of random histories; drawn cases of any shape, which must not fail; and the bytes
 that layers save for backward on the fullest of 8 ranks, whose batches run one after the other.
-
-    python -m benchmarks.token_tolerance
 """
 
 from __future__ import annotations
@@ -11,17 +9,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from tqdm import tqdm
 
-from benchmarks.command_line import parse_arguments
-from benchmarks.machine import machine
-from benchmarks.markdown import markdown_table, publish
-from benchmarks.partition.lengths import Lengths, all_lengths
+from benchmarks.harness import Record, cases, machine, means, measured, progress, timed
+from benchmarks.markdown import table
+from benchmarks.partition.lengths import PUBLISHED, Lengths, all_lengths
 from benchmarks.partition.placements import BYTES_PER_TOKEN, ROWS_PER_RANK, GlobalBatch, draw_batches
 from commons.distributed import ShufflerSettings
 from commons.partition import imbalance, rebalance, refined
@@ -29,8 +24,6 @@ from commons.partition.problem import Problem, number_of_part
 from commons.partition.search import target_time
 from hstu.modules import HSTULayer, SampleMask, batch_attention
 
-BENCHMARKS = Path(__file__).parent
-RESULT, README = BENCHMARKS / "results" / "token_tolerance.json", BENCHMARKS / "README.md"
 TOLERANCE = ShufflerSettings.token_tolerance
 HIDDEN_SIZES, RANKS = (256, 1024), (8, 64, 1024)
 DRAWS, FEWER_DRAWS, TIMED_CALLS = 20, 5, 5
@@ -41,34 +34,22 @@ REPLAYED_RANKS, REPLAYED_STEPS, SHORTER, WIDTH, LAYERS, HEADS = 8, 5, 16, 16, 2,
 CPU = torch.device("cpu")
 
 
-def main() -> None:
-    """Prints the tables and writes them to `README`, with `RESULT`."""
-    parse_arguments(__doc__)
-    torch.set_num_threads(1)
-    cases = [(name, size, ranks) for name in histories() for size in HIDDEN_SIZES for ranks in RANKS]
-    figures = {
+def measure() -> Record:
+    """Returns records of computed placements, counts of drawn cases, and the memory of replayed ones."""
+    of_all = cases(lengths=histories(), hidden_size=HIDDEN_SIZES, ranks=RANKS)
+    return {
         "token_tolerance": TOLERANCE,
-        "placements": [_compare(*case) for case in tqdm(cases, desc="placements")],
+        "placements": measured(of_all, _compare, "placements"),
         "drawn_cases": _drawn_cases(),
         "memory": _replay(),
         "machine": machine(),
     }
-    publish(figures, all_tables(figures), RESULT, README, "token-tolerance")
 
 
 def histories() -> dict[str, Lengths]:
-    """Lengths by name; the first three have the mean, median and limits that were published."""
-    published = {
-        "Yambda-5B": _lognormal(4763, 2695, 1, 27_738),
-        "KuaiRand-27K": _lognormal(11_796, 8591, 100, 228_000),
-        "Taobao": _lognormal(101.4, 75, 1, 848),
-    }
-    return published | all_lengths(None)
-
-
-def _lognormal(mean: float, median: float, fewest: int, most: int) -> Lengths:
-    sigma = np.sqrt(2 * np.log(mean / median))
-    return lambda rng, n: rng.lognormal(np.log(median), sigma, n).clip(fewest, most).astype(np.int64)
+    """Returns lengths by name, those of public data sets first."""
+    lengths = all_lengths(None)
+    return {name: lengths[name] for name in (*PUBLISHED, *lengths)}
 
 
 def _placed(batch: GlobalBatch, token_tolerance: float | None) -> list[np.ndarray]:
@@ -83,7 +64,7 @@ def _placed(batch: GlobalBatch, token_tolerance: float | None) -> list[np.ndarra
     )
 
 
-def _compare(lengths: str, hidden_size: int, ranks: int) -> dict[str, Any]:
+def _compare(lengths: str, hidden_size: int, ranks: int) -> Record:
     """Means over draws of `rebalance` without and with the tolerance, and the extremes that must hold."""
     batches = draw_batches(histories()[lengths], hidden_size, ranks, DRAWS if ranks < 1000 else FEWER_DRAWS)
     arms = {
@@ -92,14 +73,8 @@ def _compare(lengths: str, hidden_size: int, ranks: int) -> dict[str, Any]:
     }
     of_draws = list(zip(arms["without"], arms["with"], strict=True))
     return {
-        "lengths": lengths,
-        "hidden_size": hidden_size,
-        "ranks": ranks,
         "draws": len(batches),
-        **{
-            name: {key: round(float(np.mean([each[key] for each in arm])), 5) for key in arm[0]}
-            for name, arm in arms.items()
-        },
+        **{name: means(arm) for name, arm in arms.items()},
         "largest_load_ratio": round(max(new["load"] / old["load"] for old, new in of_draws), 5),
         "largest_token_growth": round(max(new["tokens"] - old["tokens"] for old, new in of_draws), 5),
     }
@@ -107,17 +82,14 @@ def _compare(lengths: str, hidden_size: int, ranks: int) -> dict[str, Any]:
 
 def _quality(batch: GlobalBatch, place: Callable[[], list[np.ndarray]]) -> dict[str, float]:
     """Largest ÷ mean load and tokens, percent of samples that left home, and milliseconds of CPU."""
-    times = []
-    for _ in range(TIMED_CALLS):
-        start = time.process_time()
-        partition = place()
-        times.append(1e3 * (time.process_time() - start))
+    calls = [timed(place, time.process_time) for _ in range(TIMED_CALLS)]
+    partition = calls[0][0]
     moved = number_of_part(partition, len(batch.home)) != batch.home
     return {
         "load": imbalance(batch.workloads, partition),
         "tokens": imbalance(batch.tokens, partition),
         "percent_moved": 100 * float(moved.mean()),
-        "ms": min(times),
+        "ms": min(taken for _, taken in calls),
     }
 
 
@@ -125,7 +97,7 @@ def _drawn_cases() -> dict[str, int]:
     """Counts what differs for the worse in cases of any sizes, limits, speeds, nodes and homes."""
     counts = {"cases": CASES, "changed": 0, "new_errors": 0, "fuller": 0, "slower": 0, "no_placement": 0}
     rng = np.random.default_rng(0)
-    for _ in tqdm(range(CASES), desc="drawn cases"):
+    for _ in progress(range(CASES), "drawn cases"):
         function, work, tokens, options = _drawn(rng)
         speeds = options.get("speeds")
         try:
@@ -184,7 +156,7 @@ def _drawn(
     return rebalance, work, tokens, options
 
 
-def _replay() -> list[dict[str, Any]]:
+def _replay() -> list[Record]:
     """Bytes that forward saves for backward on the fullest rank, means over steps."""
     torch.manual_seed(0)
     layers = torch.nn.ModuleList(
@@ -199,13 +171,14 @@ def _replay() -> list[dict[str, Any]]:
         "balanced, with": lambda batch: _placed(batch, TOLERANCE),
     }
     records = []
-    for name, place in arms.items():
-        saved, tokens, loads = [], [], []
-        for batch in tqdm(batches, desc=f"replay {name}"):
-            partition = place(batch)
-            saved.append([_saved_bytes(layers, batch.tokens[rows]) for rows in partition])
-            tokens.append(imbalance(batch.tokens, partition))
-            loads.append(imbalance(batch.workloads, partition))
+    for name, place in progress(arms.items(), "replay"):
+        partitions = [place(batch) for batch in batches]
+        placed = list(zip(batches, partitions, strict=True))
+        saved = [[_saved_bytes(layers, batch.tokens[rows]) for rows in ranks] for batch, ranks in placed]
+        tokens, loads = (
+            [imbalance(of_batch, ranks) for of_batch, ranks in zip(figures, partitions, strict=True)]
+            for figures in ([batch.tokens for batch in batches], [batch.workloads for batch in batches])
+        )
         records.append(
             {
                 "placement": name,
@@ -236,47 +209,28 @@ def _saved_bytes(layers: torch.nn.ModuleList, tokens: np.ndarray) -> int:
     return sum(storage.nbytes() for address, storage in storages.items() if address not in weights)
 
 
-def all_tables(figures: dict[str, Any]) -> dict[str, str]:
-    """By name; lines of Markdown."""
-    return {
-        "placements": _placements_table(figures["placements"]),
-        "memory": _memory_table(figures["memory"]),
-    }
-
-
-def _placements_table(placements: list[dict[str, Any]]) -> str:
-    rows = []
-    for record in placements:
-        before, after = record["without"], record["with"]
-        rows.append(
-            [
-                record["lengths"],
-                str(record["hidden_size"]),
-                str(record["ranks"]),
-                f"{before['load']:.3f} → {after['load']:.3f}",
-                f"{before['tokens']:.3f} → {after['tokens']:.3f}",
-                f"{before['percent_moved']:.1f}% → {after['percent_moved']:.1f}%",
-                f"{before['ms']:.2f} → {after['ms']:.2f}",
-            ]
-        )
-    titles = ["lengths", "d", "ranks", "largest ÷ mean load", "fullest ÷ mean tokens", "samples moved"]
-    return markdown_table([*titles, "ms"], rows)
-
-
-def _memory_table(memory: list[dict[str, Any]]) -> str:
-    rows = [
-        [
-            record["placement"],
-            f"{record['fullest_rank_mb']:.1f} MB",
-            f"{record['fullest_rank_mb'] / record['mean_rank_mb']:.3f}",
-            f"{record['tokens']:.3f}",
-            f"{record['load']:.3f}",
-        ]
-        for record in memory
-    ]
-    titles = ["placement", "saved on the fullest rank", "÷ mean", "tokens ÷ mean", "load ÷ mean"]
-    return markdown_table(titles, rows)
-
-
-if __name__ == "__main__":
-    main()
+def tables(figures: Record) -> dict[str, str]:
+    """Returns Markdown by marker."""
+    placements = table(
+        figures["placements"],
+        {
+            "lengths": "{lengths}",
+            "d": "{hidden_size}",
+            "ranks": "{ranks}",
+            "largest ÷ mean load": "{without[load]:.3f} → {with[load]:.3f}",
+            "fullest ÷ mean tokens": "{without[tokens]:.3f} → {with[tokens]:.3f}",
+            "samples moved": "{without[percent_moved]:.1f}% → {with[percent_moved]:.1f}%",
+            "ms": "{without[ms]:.2f} → {with[ms]:.2f}",
+        },
+    )
+    memory = table(
+        figures["memory"],
+        {
+            "placement": "{placement}",
+            "saved on the fullest rank": "{fullest_rank_mb:.1f} MB",
+            "÷ mean": lambda record: f"{record['fullest_rank_mb'] / record['mean_rank_mb']:.3f}",
+            "tokens ÷ mean": "{tokens:.3f}",
+            "load ÷ mean": "{load:.3f}",
+        },
+    )
+    return {"token-tolerance placements": placements, "token-tolerance memory": memory}

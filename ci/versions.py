@@ -23,14 +23,12 @@ from xml.etree import ElementTree
 
 from packaging.requirements import Requirement
 
-from benchmarks.machine import machine
-from benchmarks.markdown import markdown_table, write_tables
+from benchmarks.harness import machine, read_result, write_result
+from benchmarks.markdown import markdown_table, write_pages
 from commons.tried_versions import TRIED, TriedSet
 
 REPOSITORY = Path(__file__).parents[1]
 FOLDER = REPOSITORY / "out" / "versions"
-RESULT = REPOSITORY / "benchmarks" / "results" / "versions.json"
-PAGE = REPOSITORY / "docs" / "installing.md"
 PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
 OF_JOB = ("torch", "torchrec", "fbgemm_gpu-cpu")
@@ -135,8 +133,8 @@ def main() -> None:
         print(table(outcomes), flush=True)
         if not arguments.tests:
             sets = [asdict(each) for each in outcomes]
-            RESULT.write_text(json.dumps({"sets": sets, "machine": machine()}, indent=1) + "\n")
-            write_tables(PAGE, "VERSIONS", {"sets": table(outcomes)})
+            write_result("versions", {"sets": sets, "machine": machine()})
+            write_pages({"VERSIONS sets": table(outcomes)})
 
 
 def try_set(each: TriedSet, python: str, tests: Iterable[str], torch_index_url: str) -> Outcome:
@@ -221,7 +219,7 @@ def _run_tests(environment: Environment, each: TriedSet, tests: Iterable[str]) -
 
 
 def table(outcomes: Iterable[Outcome]) -> str:
-    """Formats the table of `PAGE`."""
+    """Formats the table of docs/installing.md."""
     rows = [
         [
             *(
@@ -241,7 +239,7 @@ def table(outcomes: Iterable[Outcome]) -> str:
 
 
 def _outcomes_before() -> list[Outcome]:
-    return [Outcome(**each) for each in json.loads(RESULT.read_text())["sets"]] if RESULT.exists() else []
+    return [Outcome(**each) for each in read_result("versions")["sets"]]
 
 
 def _name(outcome: Outcome) -> str:

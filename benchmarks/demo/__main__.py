@@ -13,17 +13,14 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.demo.models import TASKS
 from benchmarks.demo.picture import draw
 from benchmarks.demo.replay import RANKS as RANKS_OF_REPLAY
 from benchmarks.demo.replay import replay
 from benchmarks.demo.table import TITLES, duration, model_table
-from benchmarks.demo.training import ARMS
-from benchmarks.machine import machine
-from benchmarks.torchrun import torchrun
+from benchmarks.demo.training import ARMS, TASKS, train
+from benchmarks.harness import machine, on_ranks, read_result
 from commons.perf_model import Cost
 
-RESULTS = Path(__file__).parents[1] / "results" / "demo"
 RANKS = 2
 
 
@@ -40,7 +37,7 @@ def main() -> None:
     out.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)
     start = time.perf_counter()
-    summary = {"model": model, "arms": ARMS, **_train(model, out)}
+    summary = {"model": model, "arms": ARMS, **on_ranks(RANKS, train, model)}
     trained = time.perf_counter()
     cost = Cost(**summary["learned_cost"])
     cost.save(out / "learned_cost.json")
@@ -55,7 +52,7 @@ def main() -> None:
 
 def _announcement(model: str) -> str:
     """Returns what the demo will do, and how long that took when the committed results were measured."""
-    before = json.loads((RESULTS / model / "summary.json").read_text())
+    before = read_result(f"demo/{model}/summary")
     training, replayed = (duration(before["seconds"][part]) for part in ("training", "replay"))
     return (
         f"{TITLES[model]} on random histories, in {len(ARMS)} ways: {'; '.join(ARMS)}. On 2 CPU cores,\n"
@@ -63,15 +60,6 @@ def _announcement(model: str) -> str:
         "compile;\n"
         f"- replaying {RANKS_OF_REPLAY} ranks, one after another, takes {replayed}."
     )
-
-
-def _train(model: str, out: Path) -> dict:
-    """The training run, in processes of its own: one rank per process, one thread per rank."""
-    result = out / "training.json"
-    torchrun(RANKS, "benchmarks.demo.training", model, result)
-    summary = json.loads(result.read_text())
-    result.unlink()
-    return summary
 
 
 if __name__ == "__main__":

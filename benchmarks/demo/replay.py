@@ -16,10 +16,9 @@ from unittest import mock
 
 import numpy as np
 import torch
-from tqdm import tqdm
 
-from benchmarks.demo.models import parse_config
-from benchmarks.demo.training import ARMS, AS_LOADED, LEARNED_PIECES, PIECES
+from benchmarks.demo.training import ARMS, AS_LOADED, LEARNED_PIECES, PIECES, parse_config
+from benchmarks.harness import Record, progress
 from commons.distributed import BatchShuffler, ShufflePlan
 from commons.distributed.cutting import Cutting
 from commons.distributed.key_fetch import KeyFetch, PlacedPieces
@@ -33,7 +32,7 @@ from commons.training import OptimizerArgs, TrainerArgs, TrainingTask, rank_proc
 RANKS, STEPS = 8, 5
 
 
-def replay(name: str, learned_cost: Path) -> dict[str, Any]:
+def replay(name: str, learned_cost: Path) -> Record:
     """Times the batches of all arms, and pieces by themselves.
 
     Args:
@@ -55,7 +54,7 @@ def replay(name: str, learned_cost: Path) -> dict[str, Any]:
         _seconds(model, steps[0][1].batches[0].to(device))  # warms up
         seconds: dict[str, list[float]] = {arm: [] for arm in ARMS}
         with mock.patch.object(KeyFetch, "all_to_all", _zeros):
-            for arm, step in tqdm(steps, desc=f"replay {RANKS} ranks", unit="step"):
+            for arm, step in progress(steps, f"replay {RANKS} ranks"):
                 seconds[arm] += [_seconds(model, batch.to(device)) for batch in step.batches]
             pieces = {
                 arm: _piece_figures(model, device, steps, arm, seconds[arm])

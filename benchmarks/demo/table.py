@@ -3,57 +3,63 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 from benchmarks.demo.training import AS_LOADED, DEFAULT
-from benchmarks.markdown import markdown_table
+from benchmarks.harness import Record
+from benchmarks.markdown import Cell, markdown_table, shown
 
-Record = dict[str, Any]
 TITLES = {"hstu": "HSTU", "sid_gr": "SID-GR"}
+_INTERVAL = "({speedup_interval[0]:.2f}–{speedup_interval[1]:.2f})"
 # Of an arm, over all steps.
-ROWS: dict[str, Callable[[Record], str]] = {
-    "imbalance": lambda arm: f"{arm['untrimmed']['imbalance_after']:.3f}",
-    "step": lambda arm: f"{arm['untrimmed']['seconds_per_step'] * 1e3:.0f} ms",
-    "speedup (95% of resampled runs)": lambda arm: _speedup(arm, 3),
-    "speedup predicted from the loads": lambda arm: f"{arm['untrimmed']['speedup_predicted']:.3f}",
-    "speedup, trimmed mean": lambda arm: f"{arm['speedup']:.3f}",
-    "bytes moved": lambda arm: f"{arm['untrimmed']['share_of_bytes_moved']:.0%}",
-    "sent per rank and step": lambda arm: f"{arm['untrimmed']['bytes_sent_per_step'] / 1e3:.0f} kB",
-    "wait for the plan": lambda arm: f"{arm['untrimmed']['plan_wait_seconds_per_step'] * 1e3:.2f} ms",
-    "samples cut per step": lambda arm: f"{arm['untrimmed']['samples_cut_per_step']:.2f}",
-    "keys and values fetched per rank and step": lambda arm: (
-        f"{arm['untrimmed']['bytes_fetched_per_step'] / 1e6:.1f} MB"
-    ),
-    "largest relative difference of a step's loss": lambda arm: f"{arm['max_relative_loss_difference']:.0e}",
+ROWS: dict[str, Cell] = {
+    "imbalance": "{imbalance_after:.3f}",
+    "step": lambda of: f"{of['seconds_per_step'] * 1e3:.0f} ms",
+    "speedup (95% of resampled runs)": "{speedup:.3f} " + _INTERVAL,
+    "speedup predicted from the loads": "{speedup_predicted:.3f}",
+    "speedup, trimmed mean": "{trimmed:.3f}",
+    "bytes moved": "{share_of_bytes_moved:.0%}",
+    "sent per rank and step": lambda of: f"{of['bytes_sent_per_step'] / 1e3:.0f} kB",
+    "wait for the plan": lambda of: f"{of['plan_wait_seconds_per_step'] * 1e3:.2f} ms",
+    "samples cut per step": "{samples_cut_per_step:.2f}",
+    "keys and values fetched per rank and step": lambda of: f"{of['bytes_fetched_per_step'] / 1e6:.1f} MB",
+    "largest relative difference of a step's loss": "{difference:.0e}",
 }
 
 
-def all_tables(summaries: Mapping[str, Record]) -> dict[str, str]:
-    """Returns Markdown by table: one of each model, and those of the README.
+def tables(summaries: Mapping[str, Record]) -> dict[str, str]:
+    """Returns Markdown by marker: a table of each model, and those of the README.
 
     Args:
         summaries: `summary.json` of each model of `TITLES`.
     """
     return {
-        **{model: model_table(summary) for model, summary in summaries.items()},
-        "speedup": _speedup_table(summaries),
-        "prediction": "; ".join(_prediction(TITLES[model], summary) for model, summary in summaries.items()),
-        "machine": _machine(summaries),
-        "duration": duration(sum(summaries["hstu"]["seconds"].values())),
+        **{f"demo {model}": model_table(summary) for model, summary in summaries.items()},
+        "demo speedup": _speedup_table(summaries),
+        "demo prediction": "; ".join(_prediction(*each) for each in summaries.items()),
+        "demo machine": _machine(summaries),
+        "demo duration": duration(sum(summaries["hstu"]["seconds"].values())),
     }
 
 
 def model_table(summary: Record) -> str:
     """Returns a row for each figure of one model, and a column for each arm."""
     arms = summary["balanced"]
-    first = next(iter(arms.values()))["untrimmed"]
+    over_all = [
+        arm["untrimmed"] | {"trimmed": arm["speedup"], "difference": arm["max_relative_loss_difference"]}
+        for arm in arms.values()
+    ]
     as_loaded = {
-        "imbalance": f"{first['imbalance_before']:.3f}",
-        "step": f"{first['seconds_per_step_as_loaded'] * 1e3:.0f} ms",
+        "imbalance": f"{over_all[0]['imbalance_before']:.3f}",
+        "step": f"{over_all[0]['seconds_per_step_as_loaded'] * 1e3:.0f} ms",
     }
-    rows = [[name, as_loaded.get(name, ""), *map(cell, arms.values())] for name, cell in ROWS.items()]
-    rows.append(["speedup over pieces by FLOPs", "", *(_over_pieces_by_flops(arm) for arm in arms.values())])
+    rows = [
+        [name, as_loaded.get(name, ""), *(shown(of, cell) for of in over_all)] for name, cell in ROWS.items()
+    ]
+    interval = "{speedup:.3f} " + _INTERVAL
+    of_pieces = (arm.get("over_pieces_by_flops") for arm in arms.values())
+    speedups = [interval.format(**of) if of else "" for of in of_pieces]
+    rows.append(["speedup over pieces by FLOPs", "", *speedups])
     replays = [summary["replay"][name] for name in (AS_LOADED, *arms)]
     ends, ranks = list(map(_seconds, replays)), len(replays[0][0])
     waiting = [1 - sum(map(sum, steps)) / (end * ranks) for steps, end in zip(replays, ends, strict=True)]
@@ -64,7 +70,7 @@ def model_table(summary: Record) -> str:
     ]
     for name in ("early", "late"):
         of_arms = [summary["pieces"].get(arm, {}).get(name) for arm in arms]
-        ratios = [f"{of['predicted_over_measured']:.2f} ({of['pieces']})" if of else "" for of in of_arms]
+        ratios = ["{predicted_over_measured:.2f} ({pieces})".format(**of) if of else "" for of in of_arms]
         rows.append([f"predicted ÷ measured time, {name} pieces (their number)", "", *ratios])
     return markdown_table(["", AS_LOADED, *arms], rows)
 
@@ -78,38 +84,37 @@ def duration(seconds: float) -> str:
 def _speedup_table(summaries: Mapping[str, Record]) -> str:
     """Step times of the default, and the speedups of all arms."""
     others = [name for name in summaries["hstu"]["balanced"] if name != DEFAULT]
-    rows = []
+    trained, replayed = [], []
     for model, summary in summaries.items():
-        arms = summary["balanced"]
-        of_default = arms[DEFAULT]["untrimmed"]
-        milliseconds = [of_default[f"seconds_per_step{when}"] * 1e3 for when in ("_as_loaded", "")]
-        speedups = [f"{arms[name]['untrimmed']['speedup']:.2f}×" for name in others]
-        rows.append(
+        measured = {name: arm["untrimmed"] for name, arm in summary["balanced"].items()}
+        seconds = [measured[DEFAULT][f"seconds_per_step{when}"] for when in ("_as_loaded", "")]
+        trained.append(
             [
                 f"{TITLES[model]}, {summary['ranks']} ranks, step",
-                *(f"{time:.0f} ms" for time in milliseconds),
-                f"**{_speedup(arms[DEFAULT], 2)}**",
-                *speedups,
+                *(f"{each * 1e3:.0f} ms" for each in seconds),
+                f"**{('{speedup:.2f}× ' + _INTERVAL).format(**measured[DEFAULT])}**",
+                *(f"{measured[name]['speedup']:.2f}×" for name in others),
             ]
         )
-    for model, summary in summaries.items():
         ends = {name: _seconds(steps) for name, steps in summary["replay"].items()}
         steps = summary["replay"][DEFAULT]
-        speedups = [f"{ends[AS_LOADED] / ends[name]:.2f}×" for name in (DEFAULT, *others)]
-        rows.append(
+        first, *rest = (f"{ends[AS_LOADED] / ends[name]:.2f}×" for name in (DEFAULT, *others))
+        replayed.append(
             [
                 f"{TITLES[model]}, {len(steps[0])} ranks, simulated: {len(steps)} steps",
                 *(f"{ends[name]:.1f} s" for name in (AS_LOADED, DEFAULT)),
-                f"**{speedups[0]}**",
-                *speedups[1:],
+                f"**{first}**",
+                *rest,
             ]
         )
-    return markdown_table(["", AS_LOADED, DEFAULT, "speedup (95% CI)", *others], rows)
+    return markdown_table(["", AS_LOADED, DEFAULT, "speedup (95% CI)", *others], trained + replayed)
 
 
-def _prediction(title: str, summary: Record) -> str:
-    measured = summary["balanced"][DEFAULT]["untrimmed"]
-    return f"{title} {measured['speedup_predicted']:.2f} × and {measured['speedup']:.2f} ×"
+def _prediction(model: str, summary: Record) -> str:
+    speedups = "{speedup_predicted:.2f} × and {speedup:.2f} ×".format(
+        **summary["balanced"][DEFAULT]["untrimmed"]
+    )
+    return f"{TITLES[model]} {speedups}"
 
 
 def _machine(summaries: Mapping[str, Record]) -> str:
@@ -124,19 +129,3 @@ def _machine(summaries: Mapping[str, Record]) -> str:
 def _seconds(steps: list[list[float]]) -> float:
     """Each step lasts as long as its slowest rank."""
     return sum(map(max, steps))
-
-
-def _over_pieces_by_flops(arm: Record) -> str:
-    """The speedup of the arm that has one, in the same steps."""
-    measured = arm.get("over_pieces_by_flops")
-    return "" if measured is None else _with_interval(measured, 3)
-
-
-def _speedup(arm: Record, digits: int) -> str:
-    return _with_interval(arm["untrimmed"], digits)
-
-
-def _with_interval(measured: Record, digits: int) -> str:
-    low, high = measured["speedup_interval"]
-    times = "×" if digits < 3 else ""
-    return f"{measured['speedup']:.{digits}f}{times} ({low:.2f}–{high:.2f})"

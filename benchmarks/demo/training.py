@@ -1,31 +1,31 @@
-"""Trains one model without the shuffler and with it, step by step in turn, and times all arms.
-
-torchrun --nproc_per_node 2 -m benchmarks.demo.training MODEL OUTPUT.json
-"""
+"""Trains one model without the shuffler and with it, step by step in turn, and times all arms."""
 
 from __future__ import annotations
 
-import commons.quiet_logs  # noqa: F401  isort: skip
-import json
+import importlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import gin
 import numpy as np
 import torch
 import torch.distributed as dist
-from tqdm import tqdm
+from torch import nn
 
-from benchmarks.command_line import parse_arguments
-from benchmarks.demo.models import parse_config
-from benchmarks.machine import speedup_interval
+from benchmarks.harness import Record, in_turn, speedup_interval
 from commons.distributed import BalanceReport
 from commons.gin_values import from_gin
 from commons.perf_model import Cost
-from commons.training import OptimizerArgs, TrainerArgs, TrainingTask, rank_process, run_rank, shard_model
+from commons.training import OptimizerArgs, TrainerArgs, TrainingTask, shard_model
 
+# Modules, not functions: two models' gin configurables of one name cannot be configured in one process.
+TASKS = {
+    "hstu": ("hstu.training.ranking_task", "ranking_task"),
+    "sid_gr": ("sid_gr.training.sid_gr_task", "sid_gr_task"),
+}
 AS_LOADED, DEFAULT = "as loaded", "balanced (default)"
 PIECES, LEARNED_PIECES = "split, unequal rows", "split by learned costs, unequal rows"
 # By name, what differs from the gin files. A name lists the settings that differ from the defaults.
@@ -37,11 +37,7 @@ ARMS: dict[str, dict[str, Any]] = {
         "balance_partitioner": "karmarkar_karp",
         "balance_exchange": "all_gather",
     },
-    PIECES: {
-        "enable_balanced_shuffler": True,
-        "balance_split": True,
-        "balance_equal_rows": False,
-    },
+    PIECES: {"enable_balanced_shuffler": True, "balance_split": True, "balance_equal_rows": False},
     LEARNED_PIECES: {
         "enable_balanced_shuffler": True,
         "balance_split": True,
@@ -58,6 +54,20 @@ TRIMMED_STEPS = 7
 STEPS_TO_LEARN = 28
 
 
+def parse_config(model: str, long_histories: bool = False) -> Callable[..., TrainingTask]:
+    """Parses the model's gin file; returns what makes its task.
+
+    Args:
+        model: a key of `TASKS`.
+        long_histories: whether to parse that of histories that no placement of whole samples balances, too.
+    """
+    module, function = TASKS[model]
+    make_task = getattr(importlib.import_module(module), function)
+    for name in [model] + [f"{model}_long"] * long_histories:
+        gin.parse_config_file(str(Path(__file__).parent / f"{name}.gin"))
+    return make_task
+
+
 class Arm:
     """One of the runs: a model of its own, trained on the same batches as the others'.
 
@@ -65,43 +75,44 @@ class Arm:
         make_task: makes the model, and its data.
         settings: what differs from the gin file.
         device: of this rank.
-        batches: in place of the task's data.
+        batches: of a task's data.
+        with_part: adds a part to the model.
+
+    Attributes:
+        losses: of each step, over all ranks.
+        block_seconds: of each timed block, per step.
+        block_reports: of the steps of each timed block.
     """
 
     def __init__(
         self,
         make_task: Callable[..., TrainingTask],
-        settings: dict[str, Any],
+        settings: Record,
         device: torch.device,
-        batches: Iterator[Any] | None = None,
+        batches: Callable[[TrainingTask], Iterable[Any]] = lambda task: task.train_dataset,
+        with_part: Callable[[nn.Module], nn.Module] = lambda model: model,
     ) -> None:
         args = replace(from_gin(TrainerArgs), **settings)
         task = make_task(args, device)
+        task = replace(task, model=with_part(task.model))
         model, optimizer = shard_model(task.model, from_gin(OptimizerArgs), device)
-        self._pipeline = task.make_pipeline(args, model, optimizer, device)
-        self._batches = iter(task.train_dataset) if batches is None else batches
+        self.pipeline = task.make_pipeline(args, model, optimizer, device)
+        self._batches = iter(batches(task))
         self.losses: list[float] = []
-        self.block_seconds: list[float] = []  # per step
+        self.block_seconds: list[float] = []
         self.block_reports: list[list[BalanceReport]] = []
 
-    def learn_from(self, other: Arm) -> None:
-        """Starts with the costs that another arm has learned; before the first step."""
-        self._pipeline.load_learning_state(other._pipeline.learning_state())
-
-    def learned_cost(self) -> Cost | None:
-        """Returns what costs this arm has learned."""
-        return self._pipeline.learned_cost()
-
-    def run(self, steps: int, timed: bool) -> None:
+    def run(self, steps: int, timed: bool = True) -> None:
         """Trains some steps; timed from when all ranks are ready to when all are done."""
         sums, tokens, reports = [], [], []
         dist.barrier()
         start = time.perf_counter()
         for _ in range(steps):
-            loss_sum, loss_tokens, _ = self._pipeline.progress(self._batches)
+            loss_sum, loss_tokens, _ = self.pipeline.progress(self._batches)
             sums.append(loss_sum)
             tokens.append(loss_tokens)
-            reports.append(self._pipeline.report)
+            reports.append(self.pipeline.report)
+            self.after_step()
         dist.barrier()
         seconds = time.perf_counter() - start
         totals = torch.stack(sums).double()
@@ -111,29 +122,25 @@ class Arm:
             self.block_seconds.append(seconds / steps)
             self.block_reports.append(reports)
 
+    def after_step(self) -> None:
+        """Does nothing; for figures that the report lacks."""
 
-def main() -> None:
-    """Runs all arms and writes what was measured."""
-    arguments = parse_arguments(__doc__, model={}, output={"type": Path})
-    model, output = arguments.model, arguments.output
+
+def train(device: torch.device, model: str) -> Record:
+    """Trains all arms on a rank."""
     make_task = parse_config(model, long_histories=True)
-    with rank_process() as device:
-        arms = {name: Arm(make_task, settings, device) for name, settings in ARMS.items()}
-        learning = Arm(make_task, ARMS[LEARNED_PIECES], device)
-        learning.run(STEPS_TO_LEARN, timed=False)
-        arms[LEARNED_PIECES].learn_from(learning)
-        for arm in arms.values():
-            arm.run(WARM_UP_STEPS, timed=False)
-        in_turn = list(arms.values())
-        for _ in tqdm(range(STEPS), desc="train each way", unit="step", disable=dist.get_rank() != 0):
-            for arm in in_turn:
-                arm.run(1, timed=True)
-            in_turn.append(in_turn.pop(0))  # another is first next time: none has the better half of a drift
-        if dist.get_rank() == 0:
-            output.write_text(json.dumps(_figures(arms)))
+    arms = {name: Arm(make_task, settings, device) for name, settings in ARMS.items()}
+    learning = Arm(make_task, ARMS[LEARNED_PIECES], device)
+    learning.run(STEPS_TO_LEARN, timed=False)
+    arms[LEARNED_PIECES].pipeline.load_learning_state(learning.pipeline.learning_state())
+    for arm in arms.values():
+        arm.run(WARM_UP_STEPS, timed=False)
+    for arm in in_turn(arms.values(), STEPS, "train each way"):
+        arm.run(1)
+    return _figures(arms)
 
 
-def _figures(arms: dict[str, Arm]) -> dict[str, Any]:
+def _figures(arms: dict[str, Arm]) -> Record:
     base = arms[AS_LOADED]
     balanced = {name: arm for name, arm in arms.items() if arm is not base}
     mean_seconds = np.mean([arm.block_seconds for arm in balanced.values()], axis=0)
@@ -145,7 +152,7 @@ def _figures(arms: dict[str, Arm]) -> dict[str, Any]:
         "speedup": sum(by_flops.block_seconds) / sum(learned.block_seconds),
         "speedup_interval": speedup_interval(by_flops.block_seconds, learned.block_seconds),
     }
-    cost = learned.learned_cost()
+    cost: Cost | None = learned.pipeline.learned_cost()
     return {
         "ranks": dist.get_world_size(),
         "as_loaded": AS_LOADED,
@@ -156,17 +163,17 @@ def _figures(arms: dict[str, Arm]) -> dict[str, Any]:
     }
 
 
-def _comparison(base: Arm, arm: Arm, trimmed: np.ndarray) -> dict[str, Any]:
+def _comparison(base: Arm, arm: Arm, trimmed: np.ndarray) -> Record:
     losses = np.array([base.losses, arm.losses])
     interval = speedup_interval(base.block_seconds, arm.block_seconds)
     return {
-        **_speedup(base, arm, trimmed),
+        "speedup": _speedup(base, arm, trimmed)["speedup"],
         "max_relative_loss_difference": float((np.abs(losses[0] - losses[1]) / losses[0]).max()),
         "untrimmed": {**_speedup(base, arm, np.arange(STEPS)), "speedup_interval": interval},
     }
 
 
-def _speedup(base: Arm, arm: Arm, blocks: np.ndarray) -> dict[str, Any]:
+def _speedup(base: Arm, arm: Arm, blocks: np.ndarray) -> Record:
     """Imbalance, step times and speedup over some of the blocks."""
     reports = [report for block in blocks for report in arm.block_reports[block]]
     before, after = (
@@ -174,21 +181,18 @@ def _speedup(base: Arm, arm: Arm, blocks: np.ndarray) -> dict[str, Any]:
     )
     mean = sum(report.loads_before.mean() for report in reports)
     seconds = [float(np.mean([run.block_seconds[block] for block in blocks])) for run in (base, arm)]
+    per_step = ("samples_cut", "bytes_fetched", "bytes_sent", "plan_wait_seconds")
     return {
         "steps": len(blocks),
         "imbalance_before": before / mean,
         "imbalance_after": after / mean,
         "share_of_bytes_moved": sum(r.bytes_moved for r in reports) / sum(r.bytes_loaded for r in reports),
-        "samples_cut_per_step": float(np.mean([report.samples_cut for report in reports])),
-        "bytes_fetched_per_step": float(np.mean([report.bytes_fetched for report in reports])),
-        "bytes_sent_per_step": float(np.mean([report.bytes_sent for report in reports])),
-        "plan_wait_seconds_per_step": float(np.mean([report.plan_wait_seconds for report in reports])),
+        **{
+            f"{name}_per_step": float(np.mean([getattr(report, name) for report in reports]))
+            for name in per_step
+        },
         "seconds_per_step_as_loaded": seconds[0],
         "seconds_per_step": seconds[1],
         "speedup": seconds[0] / seconds[1],
         "speedup_predicted": before / after,
     }
-
-
-if __name__ == "__main__":
-    run_rank(main)

@@ -1,7 +1,5 @@
 """Runs on this machine's GPUs what the tests run on CPUs, and prints a report to paste into an issue.
 
-python -m benchmarks.gpu_check
-
 Each part passes, fails, or is not run for a reason that the report gives. Nothing is installed. Where
 TorchRec or tensordict is missing, packing and attention run with stand-ins for their classes, as the report
 says. The exit code is 1 if a part failed, else 0.
@@ -10,11 +8,11 @@ says. The exit code is 1 if a part failed, else 0.
 from __future__ import annotations
 
 import commons.quiet_logs  # noqa: F401  isort: skip
+import argparse
 import sys
 
 import torch
 
-from benchmarks.command_line import parse_arguments
 from benchmarks.gpu_check.parts import PARTS, Result, is_broken, run, without_gpu
 from benchmarks.gpu_check.report import report
 from benchmarks.gpu_check.stand_in import install_where_missing
@@ -22,7 +20,7 @@ from benchmarks.gpu_check.stand_in import install_where_missing
 
 def main() -> int:
     """Prints the report on stdout, and the progress on stderr; returns the exit code."""
-    parse_arguments(__doc__)
+    argparse.ArgumentParser("python -m benchmarks.gpu_check", description=__doc__).parse_args()
     stand_ins = install_where_missing()
     num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     results: list[Result] = []

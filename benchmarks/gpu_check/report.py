@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.gpu_check.parts import REPOSITORY, Result
-from benchmarks.machine import machine
+from benchmarks.harness import machine
 from benchmarks.markdown import markdown_table
 
 _PACKAGES = ("triton", "torchrec", "fbgemm-gpu", "fbgemm-gpu-cpu", "tensordict", "numba", "numpy")

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from benchmarks.demo.models import parse_config
+from benchmarks.demo.training import parse_config
 from benchmarks.gpu_check.parts import REPOSITORY, NotRun
 from benchmarks.gpu_check.rows import DELAY_CYCLES
 from commons.gin_values import from_gin

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 
+from benchmarks.harness import Record, cases, means, measured, timed
+from benchmarks.markdown import pivot, table
 from benchmarks.partition.lengths import LOGNORMAL, Lengths, lognormal
 from benchmarks.partition.placements import BYTES_PER_TOKEN, ROWS_PER_RANK, workloads_of
 from commons.partition import imbalance, karmarkar_karp, lower_bound, rebalance, refined
@@ -17,7 +18,7 @@ from commons.partition import imbalance, karmarkar_karp, lower_bound, rebalance,
 LENGTHS: dict[str, Lengths] = {"20 to 200": lambda rng, n: rng.integers(20, 201, n), LOGNORMAL: lognormal}
 SAMPLES_PER_USER, RANKS, HIDDEN_SIZE = (4, 16), (8, 64), 128
 SHARED = 0.9  # of a sample's ids, with all other samples of its user
-TOLERANCES = (0.005, 0.01, 0.02, 0.05, 0.1)
+TOLERANCES, DEFAULT_TOLERANCE = (0.005, 0.01, 0.02, 0.05, 0.1), 0.01
 
 
 @dataclass(frozen=True)
@@ -64,21 +65,24 @@ PLACEMENTS: dict[str, Place] = {
 WITH_TOLERANCE = ("rebalance", "rebalance, groups")
 
 
-def measure_groups(draws: int) -> list[dict[str, Any]]:
+def measure_groups(draws: int) -> list[Record]:
     """A record for each lengths, samples per user, ranks, placement and tolerance."""
-    cases = [(name, per_user, ranks) for name in LENGTHS for per_user in SAMPLES_PER_USER for ranks in RANKS]
-    records = []
-    for name, per_user, ranks in tqdm(cases, desc="groups"):
-        rng = np.random.default_rng([0, ranks])
-        batches = [draw_users(LENGTHS[name], per_user, ranks, rng) for _ in range(draws)]
-        case = {"lengths": name, "samples_per_user": per_user, "ranks": ranks, "draws": draws}
-        for placement, place in PLACEMENTS.items():
-            for tolerance in TOLERANCES if placement in WITH_TOLERANCE else (None,):
-                figures = [_figures(batch, place, tolerance or 0.0) for batch in batches]
-                means = {key: round(float(np.mean([of[key] for of in figures])), 4) for key in figures[0]}
-                means["ms"] = round(float(np.median([of["ms"] for of in figures])), 4)
-                records.append({**case, "placement": placement, "tolerance": tolerance, **means})
-    return records
+    streams: dict[str, Any] = {"lengths": LENGTHS, "samples_per_user": SAMPLES_PER_USER, "ranks": RANKS}
+    of_all = [
+        case
+        for case in cases(**streams, draws=[draws], placement=PLACEMENTS, tolerance=(None, *TOLERANCES))
+        if (case["placement"] in WITH_TOLERANCE) == (case["tolerance"] is not None)
+    ]
+    return measured(of_all, _measure, "groups")
+
+
+def _measure(
+    lengths: str, samples_per_user: int, ranks: int, draws: int, placement: str, tolerance: float | None
+) -> Record:
+    rng = np.random.default_rng([0, ranks])
+    batches = [draw_users(LENGTHS[lengths], samples_per_user, ranks, rng) for _ in range(draws)]
+    figures = [_figures(batch, PLACEMENTS[placement], tolerance or 0.0) for batch in batches]
+    return means(figures, 4) | {"ms": round(float(np.median([of["ms"] for of in figures])), 4)}
 
 
 def draw_users(lengths: Lengths, per_user: int, ranks: int, rng: np.random.Generator) -> UserMajorBatch:
@@ -93,9 +97,7 @@ def draw_users(lengths: Lengths, per_user: int, ranks: int, rng: np.random.Gener
 
 def _figures(batch: UserMajorBatch, place: Place, tolerance: float) -> dict[str, float]:
     """Unique ids are relative to those as loaded, in the mean, and on the rank with most of each."""
-    start = time.perf_counter()
-    partition = place(batch, tolerance)
-    milliseconds = (time.perf_counter() - start) * 1e3
+    partition, taken = timed(partial(place, batch, tolerance))
     before = batch.unique_ids(np.split(np.arange(len(batch.user)), batch.ranks))
     after = batch.unique_ids(partition)
     bound = lower_bound(batch.workloads, batch.ranks)
@@ -103,8 +105,31 @@ def _figures(batch: UserMajorBatch, place: Place, tolerance: float) -> dict[str,
     return {
         "unique_ids": after.mean() / before.mean(),
         "unique_ids_of_most": after.max() / before.max(),
-        "unique_share_of_ids": after.sum() / (batch.ids + batch.own)[batch.user].sum(),
         "percent_above_bound": 100 * (imbalance(batch.workloads, partition) / bound - 1),
         "percent_of_bytes_moved": 100 * (1 - batch.sizes[np.concatenate(stayed)].sum() / batch.sizes.sum()),
-        "ms": milliseconds,
+        "ms": taken,
     }
+
+
+def groups_table(groups: list[Record]) -> str:
+    """Returns Markdown: placements at their default tolerances."""
+    columns = {
+        "lengths": "{lengths}",
+        "samples per user": "{samples_per_user}",
+        "ranks": "{ranks}",
+        "placement": "{placement}",
+        "unique ids": "{unique_ids:.2f}",
+        "on the rank with most": "{unique_ids_of_most:.2f}",
+        "above the bound": "{percent_above_bound:.2f}%",
+        "bytes moved": "{percent_of_bytes_moved:.0f}%",
+        "ms": "{ms:.2f}",
+    }
+    return table([record for record in groups if record["tolerance"] in (None, DEFAULT_TOLERANCE)], columns)
+
+
+def tolerances_table(groups: list[Record]) -> str:
+    """Returns Markdown: mean unique ids with many samples per user, by tolerance."""
+    most = max(record["samples_per_user"] for record in groups)
+    records = [each for each in groups if each["tolerance"] is not None and each["samples_per_user"] == most]
+    rows = {"lengths": "{lengths}", "ranks": "{ranks}", "placement": "{placement}"}
+    return pivot(records, rows, "{tolerance:.1%}", "{unique_ids:.2f}")

@@ -6,16 +6,17 @@ import statistics
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-from tqdm import tqdm
-
-from benchmarks.machine import spread
+from benchmarks.harness import Record, cases, measured, milliseconds, spread
+from benchmarks.markdown import table
 from benchmarks.partition.lengths import lognormal
 from benchmarks.partition.placements import PLACEMENTS, draw_batches
 
 RANKS, HIDDEN_SIZE = (64, 1024), 1024
 NAMES = ("refined", "rebalance")
+ROUNDS, SECONDS = 7, 1.0
 
 
 class _Counter(threading.Thread):
@@ -33,27 +34,24 @@ class _Counter(threading.Thread):
         self.per_second = count / (time.perf_counter() - start)
 
 
-def measure_interpreter(rounds: int, seconds: float) -> list[dict[str, Any]]:
-    """A record for each number of ranks and placement: alone and together in turns, so long each time."""
-    cases = [(ranks, name) for ranks in RANKS for name in NAMES]
-    return [_measure(ranks, name, rounds, seconds) for ranks, name in tqdm(cases, desc="threads")]
+def measure_interpreter() -> list[Record]:
+    """A record for each number of ranks and placement: alone and together in turns, `SECONDS` each time."""
+    return measured(cases(ranks=RANKS, placement=NAMES), _measure, "threads")
 
 
-def _measure(ranks: int, name: str, rounds: int, seconds: float) -> dict[str, Any]:
+def _measure(ranks: int, placement: str) -> Record:
     (batch,) = draw_batches(lognormal, HIDDEN_SIZE, ranks, draws=1)
-    place = PLACEMENTS[name].place
-    place(batch)  # compiles
+    place = partial(PLACEMENTS[placement].place, batch)
+    place()  # compiles
     speeds, alone, together = [], [], []
-    for _ in range(rounds):
-        loop_alone, _ = _counting(lambda: time.sleep(seconds))
-        alone += _call_for(seconds, lambda: place(batch))
-        loop_together, calls = _counting(lambda: _call_for(seconds, lambda: place(batch)))
+    for _ in range(ROUNDS):
+        loop_alone, _ = _counting(lambda: time.sleep(SECONDS))
+        alone += _call_for(SECONDS, place)
+        loop_together, calls = _counting(lambda: _call_for(SECONDS, place))
         speeds.append(loop_together / loop_alone)
         together += calls
     return {
-        "ranks": ranks,
-        "placement": name,
-        "rounds": rounds,
+        "rounds": ROUNDS,
         "loop_speed_relative_to_alone": spread(speeds),
         "ms_per_call_alone": round(statistics.fmean(alone), 4),
         "ms_per_call_beside_the_loop": round(statistics.fmean(together), 4),
@@ -72,11 +70,22 @@ def _counting(work: Callable[[], Any]) -> tuple[float, Any]:
     return counter.per_second, result
 
 
-def _call_for(seconds: float, call: Callable[[], Any]) -> list[float]:
+def _call_for(seconds: float, call: Callable[[], object]) -> list[float]:
     """Calls until so many seconds have passed: the milliseconds of each call."""
-    end = time.perf_counter() + seconds
-    milliseconds = []
-    while (start := time.perf_counter()) < end:
-        call()
-        milliseconds.append((time.perf_counter() - start) * 1e3)
-    return milliseconds
+    end, times = time.perf_counter() + seconds, []
+    while time.perf_counter() < end:
+        times.append(milliseconds(call))
+    return times
+
+
+def threads_table(threads: list[Record]) -> str:
+    """Returns Markdown."""
+    speed = "loop_speed_relative_to_alone"
+    columns = {
+        "partitioner": "{placement}",
+        "ranks": "{ranks}",
+        "speed of the loop": f"{{{speed}[median]:.0%}} ({{{speed}[min]:.0%}} to {{{speed}[max]:.0%}})",
+        "ms alone": "{ms_per_call_alone:.2f}",
+        "ms beside the loop": "{ms_per_call_beside_the_loop:.2f}",
+    }
+    return table(threads, columns)

@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from functools import partial
 
 import numpy as np
 import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
-from tqdm import tqdm
 
-from benchmarks.partition.lengths import (
-    LOGNORMAL,
-    LONG,
-    PARETO_1_1,
-    PARETO_1_6,
-    Lengths,
-    long_tailed_lengths,
-)
+from benchmarks.harness import Record, cases, means, measured, milliseconds
+from benchmarks.markdown import pivot
+from benchmarks.partition.lengths import LOGNORMAL, LONG, PARETO_1_1, PARETO_1_6, Lengths, long_tailed_lengths
 from benchmarks.partition.placements import ROWS_PER_RANK, hstu_flops
 from commons.datasets import HSTUBatch
 from commons.distributed.cutting import Cutting
@@ -29,35 +23,34 @@ from commons.partition.balance import relative_to_mean
 from commons.sequence_batch.row_schema import RowSchema
 
 RANKS, HIDDEN_SIZES = (2, 8, 64, 1024), (128, 1024)
-# Lengths, hidden size and rows per rank, where histories are long.
+# Where histories are long.
 LONG_CASES = (
-    (LOGNORMAL, 256, ROWS_PER_RANK),
-    (PARETO_1_6, 128, ROWS_PER_RANK),
-    (PARETO_1_6, 1024, ROWS_PER_RANK),
-    (PARETO_1_1, 1024, ROWS_PER_RANK),
-    (LONG, 1024, 2),
+    *cases(lengths=[LOGNORMAL], hidden_size=[256], rows_per_rank=[ROWS_PER_RANK], ranks=RANKS),
+    *cases(lengths=[PARETO_1_6], hidden_size=HIDDEN_SIZES, rows_per_rank=[ROWS_PER_RANK], ranks=RANKS),
+    *cases(lengths=[PARETO_1_1], hidden_size=[1024], rows_per_rank=[ROWS_PER_RANK], ranks=RANKS),
+    *cases(lengths=[LONG], hidden_size=[1024], rows_per_rank=[2], ranks=RANKS),
 )
 BYTES_PER_NUMBER = 2  # of keys and values, in bfloat16
 CALLS = 3  # of a draw, with and without pieces in turns
 SETTINGS = ShufflerSettings(equal_rows=False)
 
 
-def measure_pieces(lengths: dict[str, Lengths], draws: int) -> list[dict[str, Any]]:
+def measure_pieces(lengths: dict[str, Lengths], draws: int) -> list[Record]:
     """Returns a record for each lengths, hidden size, and ranks."""
-    cases = [(name, size, ROWS_PER_RANK) for name in lengths for size in HIDDEN_SIZES]
+    usual = cases(lengths=lengths, hidden_size=HIDDEN_SIZES, rows_per_rank=[ROWS_PER_RANK], ranks=RANKS)
     known = {**lengths, **long_tailed_lengths()}
-    each = [(*case, ranks) for case in (*cases, *LONG_CASES) for ranks in RANKS]
-    return [_measure(known[case[0]], *case, draws) for case in tqdm(each, desc="pieces")]
+    return measured([*usual, *LONG_CASES], partial(_measure, known, draws), "pieces")
 
 
 def _measure(
-    lengths: Lengths, name: str, hidden_size: int, rows: int, ranks: int, draws: int
-) -> dict[str, Any]:
+    known: dict[str, Lengths], draws: int, lengths: str, hidden_size: int, rows_per_rank: int, ranks: int
+) -> Record:
     rng = np.random.default_rng([0, ranks])
-    figures, milliseconds = [], []
+    figures, times = [], []
     for _ in range(draws):
-        samples, cutting = _loaded(lengths(rng, rows * ranks), hidden_size, ranks)
-        whole, plan = place(samples, SETTINGS), place(samples, SETTINGS, cutting=cutting)
+        samples, cutting = _loaded(known[lengths](rng, rows_per_rank * ranks), hidden_size, ranks)
+        calls = [partial(place, samples, SETTINGS), partial(place, samples, SETTINGS, cutting=cutting)]
+        whole, plan = (call() for call in calls)
         figures.append(
             {
                 "imbalance_of_whole_samples": _imbalance(whole),
@@ -66,27 +59,16 @@ def _measure(
                 "mb_fetched": tokens_fetched(plan) * 2 * hidden_size * BYTES_PER_NUMBER / ranks / 1e6,
             }
         )
-        calls = [_milliseconds(samples, each) for _ in range(CALLS) for each in (None, cutting)]
+        of_calls = [[milliseconds(call, time.thread_time) for call in calls] for _ in range(CALLS)]
         if plan.pieces is not None:
-            milliseconds.append(calls)
-    means = {key: round(float(np.mean([each[key] for each in figures])), 4) for key in figures[0]}
-    of_draws_with_pieces = np.reshape(milliseconds, (-1, 2))
+            times += of_calls
+    medians = np.median(times, 0).round(4).tolist() if times else (None, None)
     return {
-        "lengths": name,
-        "hidden_size": hidden_size,
-        "rows_per_rank": rows,
-        "ranks": ranks,
         "draws": draws,
-        **means,
+        **means(figures, 4),
         "largest_imbalance": round(max(each["imbalance"] for each in figures), 4),
-        **_medians(of_draws_with_pieces),
+        **dict(zip(("ms_of_whole_samples", "ms"), medians, strict=True)),
     }
-
-
-def _medians(milliseconds: np.ndarray) -> dict[str, float | None]:
-    """Returns the medians of calls `[calls, 2]`, of whole samples and with pieces; None without calls."""
-    medians = np.median(milliseconds, 0).round(4).tolist() if len(milliseconds) else [None, None]
-    return dict(zip(("ms_of_whole_samples", "ms"), medians, strict=True))
 
 
 def _imbalance(plan: ShufflePlan) -> float:
@@ -112,12 +94,6 @@ def tokens_fetched(plan: ShufflePlan) -> int:
     np.maximum.at(last, index, plan.pieces["last_token"])
     np.add.at(own, index, plan.tokens)
     return int((last - own).sum())
-
-
-def _milliseconds(samples: LoadedSamples, cutting: Cutting | None) -> float:
-    start = time.thread_time()
-    place(samples, SETTINGS, cutting=cutting)
-    return (time.thread_time() - start) * 1e3
 
 
 def _loaded(lengths: np.ndarray, hidden_size: int, ranks: int) -> tuple[LoadedSamples, Cutting]:
@@ -151,4 +127,37 @@ def _batch() -> HSTUBatch:
         contextual_feature_names=["user"],
         action_feature_name="action",
         labels=KeyedJaggedTensor(["label"], one[:1], lengths=one[:1]),
+    )
+
+
+# By title, the figure and its digits.
+_COLUMNS = {
+    "whole": ("imbalance_of_whole_samples", 2),
+    "pieces": ("imbalance", 3),
+    "worst draw": ("largest_imbalance", 3),
+    "samples cut": ("samples_cut", 1),
+    "their pieces": ("pieces", 1),
+    "MB fetched": ("mb_fetched", 1),
+    "ms, whole": ("ms_of_whole_samples", 2),
+    "ms, pieces": ("ms", 2),
+}
+
+
+def pieces_table(pieces: list[Record], sizes: tuple[int, ...]) -> str:
+    """Returns Markdown at these numbers of ranks, of the cases in which something is cut."""
+    case = ("lengths", "hidden_size", "rows_per_rank")
+    shown = [record for record in pieces if record["ranks"] in sizes]
+    cut = {tuple(record[key] for key in case) for record in shown if record["pieces"]}
+    cells = [
+        record | {"title": title, "value": record[key], "digits": digits}
+        for record in shown
+        if tuple(record[key] for key in case) in cut
+        for title, (key, digits) in _COLUMNS.items()
+    ]
+    rows = {"lengths": "{lengths}", "d": "{hidden_size}", "rows": "{rows_per_rank}"}
+    return pivot(
+        cells,
+        rows,
+        "{title}",
+        lambda cell: "–" if cell["value"] is None else f"{cell['value']:.{cell['digits']}f}",
     )

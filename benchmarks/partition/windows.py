@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
-from typing import Any
+from functools import partial
 
 import numpy as np
-from tqdm import tqdm
 
+from benchmarks.harness import Record, cases, measured, timed
+from benchmarks.markdown import pivot
 from benchmarks.partition.lengths import lognormal
 from benchmarks.partition.placements import ROWS_PER_RANK, workloads_of
 from commons.partition import balance_window, loads, step_ratios
@@ -17,40 +17,50 @@ NUM_STEPS = (1, 2, 4, 8)
 STEP_RATIOS = (None, 1.25, 1.5, 2.0)
 
 
-def measure_windows(draws: int) -> list[dict[str, Any]]:
+def measure_windows(draws: int) -> list[Record]:
     """A record for each number of ranks, steps and limit. A draw is as many global batches as the longest
     window has, divided into windows, so that all lengths of window plan the same samples."""
-    cases = [(ranks, steps, limit) for ranks in RANKS for steps in NUM_STEPS for limit in STEP_RATIOS]
-    return [
-        _measure(ranks, steps, limit, draws)
-        for ranks, steps, limit in tqdm(cases, desc="windows")
-        if steps > 1 or limit is None  # a single step is the mean step
-    ]
+    of_all = cases(ranks=RANKS, num_steps=NUM_STEPS, max_step_ratio=STEP_RATIOS)
+    # A single step is the mean step.
+    limited = [case for case in of_all if case["num_steps"] > 1 or case["max_step_ratio"] is None]
+    return measured(limited, partial(_measure, draws), "windows")
 
 
-def _measure(ranks: int, num_steps: int, limit: float | None, draws: int) -> dict[str, Any]:
+def _measure(draws: int, ranks: int, num_steps: int, max_step_ratio: float | None) -> Record:
     rng = np.random.default_rng([0, ranks])
-    over_ideal, largest_ratios, milliseconds = [], [], []
+    over_ideal, largest_ratios, times = [], [], []
     for _ in range(draws):
         lengths = lognormal(rng, ROWS_PER_RANK * ranks * max(NUM_STEPS))
         workloads = workloads_of(lengths, HIDDEN_SIZE)[0]
         sum_of_largest = 0.0
-        for window_workloads in np.split(workloads, max(NUM_STEPS) // num_steps):
-            start = time.perf_counter()
-            window = balance_window(window_workloads, ranks, num_steps, limit)
-            milliseconds.append((time.perf_counter() - start) * 1e3)
-            sum_of_largest += sum(loads(window_workloads, step).max() for step in window)
-            largest_ratios.append(step_ratios(window_workloads, window).max())
+        for of_window in np.split(workloads, max(NUM_STEPS) // num_steps):
+            window, taken = timed(partial(balance_window, of_window, ranks, num_steps, max_step_ratio))
+            times.append(taken)
+            sum_of_largest += sum(loads(of_window, step).max() for step in window)
+            largest_ratios.append(step_ratios(of_window, window).max())
         over_ideal.append(sum_of_largest / (workloads.sum() / ranks))
     return {
-        "ranks": ranks,
-        "num_steps": num_steps,
-        "max_step_ratio": limit,
         "draws": draws,
         "largest_loads_over_ideal": round(float(np.mean(over_ideal)), 6),
         "largest_step_ratio": {
             "mean": round(float(np.mean(largest_ratios)), 4),
             "max": round(float(max(largest_ratios)), 4),
         },
-        "ms_median": round(float(np.median(milliseconds)), 4),
+        "ms_median": round(float(np.median(times)), 4),
     }
+
+
+def windows_table(windows: list[Record]) -> str:
+    """Returns Markdown with a column for each limit, and the slowest of them."""
+    slowest: dict[tuple[int, int], float] = {}
+    for record in windows:
+        case = record["ranks"], record["num_steps"]
+        slowest[case] = max(slowest.get(case, 0.0), record["ms_median"])
+    cells = []
+    for record in windows:
+        limit, ratio = record["max_step_ratio"], record["largest_step_ratio"]["mean"]
+        title, text = f"limit {limit}", f"{record['largest_loads_over_ideal']:.3f} ({ratio:.2f})"
+        cells.append(record | {"title": "no limit" if limit is None else title, "text": text})
+    for (ranks, steps), ms in slowest.items():
+        cells.append({"ranks": ranks, "num_steps": steps, "title": "ms", "text": f"{ms:.2f}"})
+    return pivot(cells, {"ranks": "{ranks}", "steps": "{num_steps}"}, "{title}", "{text}")

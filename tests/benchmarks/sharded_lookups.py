@@ -9,7 +9,7 @@ from torchrec import EmbeddingCollection
 from torchrec.modules.embedding_configs import EmbeddingConfig
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from benchmarks.lookups.unique_lookups import UniqueLookups
+from benchmarks.lookup_model import UniqueLookups
 from commons.training import OptimizerArgs, shard_model
 
 NUM_IDS, WIDTH, FEATURES = 11, 4, ["item", "user_id"]

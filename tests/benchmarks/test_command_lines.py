@@ -1,4 +1,4 @@
-"""`--help` of every benchmark prints its help and runs nothing; so does an argument that it does not know."""
+"""`--help` of every module that runs prints its help and runs nothing; so does an unknown argument."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _outputs() -> dict[Path, int]:
 
 @pytest.mark.parametrize(("argument", "code"), [("--help", 0), ("--unknown", 2)])
 def test_a_benchmark_prints_its_usage_and_writes_nothing(tmp_path, argument, code):
-    assert len(MODULES) > 25
+    assert len(MODULES) > 5
     before = _outputs()
     result = tmp_path / "ended.json"
     python(tmp_path, Path(__file__).with_name("command_lines.py"), result, argument, *MODULES)

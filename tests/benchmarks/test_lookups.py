@@ -7,7 +7,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from benchmarks.lookups.streams import LENGTHS, ROWS, SHARED, STREAMS, batches
+from benchmarks.lookup_streams import LENGTHS, ROWS, SHARED, STREAMS, batches
 from tests.benchmarks.sharded_lookups import lookups_and_trained_tables
 
 

@@ -9,7 +9,7 @@ import torch.distributed as dist
 import hstu.batch_shuffler  # noqa: F401  registers "hstu"
 from benchmarks.demo.replay import place_rows
 from benchmarks.demo.training import ARMS, AS_LOADED, DEFAULT
-from benchmarks.split_samples.batches import history_batch
+from benchmarks.split_samples import history_batch
 from commons.datasets import HSTUBatch
 from commons.distributed import BatchShufflerFactory
 from commons.perf_model import HSTUFlops

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from typing import Any
 
@@ -10,9 +9,10 @@ import pytest
 
 from benchmarks.demo.table import TITLES
 from benchmarks.demo.training import ARMS, AS_LOADED, DEFAULT
-from benchmarks.markdown import filled, marked
+from benchmarks.harness import read_result
+from benchmarks.markdown import PAGES, filled, marked
 from benchmarks.partition.lengths import LOGNORMAL
-from benchmarks.tables import PAGES, RESULTS, all_tables
+from benchmarks.tables import all_tables
 from tests.docs.pages import REPOSITORY
 
 WITH_TABLES = {
@@ -75,7 +75,7 @@ def test_the_readme_has_the_demo_arm_by_arm(model):
     [("as loaded", "as loaded"), ("Karmarkar–Karp", "karmarkar_karp"), ("balanced (default)", "rebalance")],
 )
 def test_the_readme_has_the_imbalance_of_each_placement(column, placement):
-    records = json.loads((RESULTS / "partition.json").read_text())["placements"]
+    records = read_result("partition")["placements"]
     of_case = {
         record["ranks"]: record["imbalance"]
         for record in records
@@ -85,7 +85,7 @@ def test_the_readme_has_the_imbalance_of_each_placement(column, placement):
 
 
 def _summary(model: str) -> Any:
-    return json.loads((RESULTS / "demo" / model / "summary.json").read_text())
+    return read_result(f"demo/{model}/summary")
 
 
 def _cells(table: str, row: str) -> dict[str, str]:

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.micro_batch.bound import micro_batch_lower_bound
+from benchmarks.micro_batch_divisions import micro_batch_lower_bound
 from commons.partition import (
     balance_micro_batches,
     divide_into_micro_batches,

@@ -8,8 +8,7 @@ from torchrec import EmbeddingCollection
 from torchrec.modules.embedding_configs import EmbeddingConfig
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
-from benchmarks.lookups.streams import NUM_ACTIONS, NUM_ITEMS, NUM_USERS
-from benchmarks.lookups.unique_lookups import UniqueLookups
+from benchmarks.lookup_streams import NUM_ACTIONS, NUM_ITEMS, NUM_USERS
 from commons.perf_model import HSTUFlops
 from hstu.models.embedding_tables import EmbeddingTable
 from hstu.models.hstu_config import HSTUConfig
@@ -20,6 +19,46 @@ LAYERS, WIDTH, HEADS = 1, 64, 2
 FLOPS = HSTUFlops(LAYERS, WIDTH, HEADS, WIDTH // HEADS)
 PARTS_PER_ROW = 16
 ROW_WIDTH = PARTS_PER_ROW * WIDTH
+
+
+class UniqueLookups(nn.Module):
+    """Looks up the unique ids of each feature in a collection, then copies the rows to all their places.
+
+    Stands in for TorchRec's `use_index_dedup`, which has no CPU kernel. Embeddings and gradients are those of
+    the collection alone, but ranks exchange one row per unique id.
+
+    Args:
+        collection: the tables; may be sharded later, in place.
+
+    Attributes:
+        collection: the tables.
+        unique_ids: int64 `[unique ids]` of each feature in the last batch, ascending.
+    """
+
+    def __init__(self, collection: EmbeddingCollection) -> None:
+        super().__init__()
+        self.collection: nn.Module = collection
+        self._features = [name for table in collection.embedding_configs() for name in table.feature_names]
+        self.unique_ids: dict[str, torch.Tensor] = {}
+
+    def forward(self, features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
+        """Returns the embeddings of each feature's ids, `[ids, embedding_dim]`, and its lengths."""
+        looked_up = {name: features[name] for name in self._features}
+        places: dict[str, torch.Tensor] = {}
+        for name, of_rows in looked_up.items():
+            self.unique_ids[name], places[name] = torch.unique(of_rows.values(), return_inverse=True)
+        as_one_row = KeyedJaggedTensor(
+            self._features,
+            torch.cat([self.unique_ids[name] for name in self._features]),
+            lengths=torch.tensor([len(self.unique_ids[name]) for name in self._features]),
+        )
+        embedded = self.collection(as_one_row)
+        return {
+            name: JaggedTensor(
+                embedded[name].values().index_select(0, places[name]), lengths=of_rows.lengths()
+            )
+            for name, of_rows in looked_up.items()
+        }
 
 
 class SummedParts(nn.Module):

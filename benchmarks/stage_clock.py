@@ -8,7 +8,6 @@ from typing import Any
 
 import torch.distributed as dist
 
-from commons.distributed import BatchShuffler
 from commons.pipeline.shuffle_stage import ShuffleStage
 
 
@@ -17,20 +16,21 @@ class StageClock:
 
     Attributes:
         milliseconds: of each step "exposed" (main thread in the stage, loading not counted), "exchange",
-            "wait" (for the plan), "skew" (at the barriers); and of each plan "planning", in its thread.
+            "wait" (for the plan); and of each plan "planning", in its thread.
     """
 
-    def __init__(self, stage: ShuffleStage, shuffler: BatchShuffler) -> None:
+    def __init__(self, stage: ShuffleStage) -> None:
         self.milliseconds: dict[str, list[float]] = {
-            name: [] for name in ("exposed", "exchange", "wait", "skew", "planning")
+            name: [] for name in ("exposed", "exchange", "wait", "planning")
         }
         self._stage = stage
         self._next_batch, self._exchange = stage.next_batch, stage.exchange
+        shuffler = stage._shuffler
         self._plan_with = shuffler.plan_with
         stage.next_batch = self._timed_next_batch  # type: ignore[method-assign]
         stage.exchange = self._timed_exchange  # type: ignore[method-assign]
         shuffler.plan_with = self._timed_plan  # type: ignore[method-assign]
-        self._loading = self._before_exchange = self._skew = 0.0
+        self._loading = self._before_exchange = 0.0
 
     def clear(self) -> None:
         """Forgets what was measured so far."""
@@ -48,14 +48,14 @@ class StageClock:
             yield batch
 
     def _timed_next_batch(self, loader: Iterator[Any]) -> Any:
-        self._skew = _barrier()
+        dist.barrier()
         self._loading, start = 0.0, time.perf_counter()
         batch = self._next_batch(loader)
         self._before_exchange = _milliseconds_since(start) - self._loading
         return batch
 
     def _timed_exchange(self, batch: Any) -> Any:
-        self._skew += _barrier()
+        dist.barrier()
         start = time.perf_counter()
         exchanged = self._exchange(batch)
         exchange = _milliseconds_since(start)
@@ -63,7 +63,6 @@ class StageClock:
             ("exposed", self._before_exchange + exchange),
             ("exchange", exchange),
             ("wait", self._stage._exchanged[-1].plan_wait_seconds * 1e3),
-            ("skew", self._skew),
         ):
             self.milliseconds[name].append(value)
         return exchanged
@@ -102,10 +101,3 @@ class CollectiveCounter:
 
 def _milliseconds_since(start: float) -> float:
     return (time.perf_counter() - start) * 1e3
-
-
-def _barrier() -> float:
-    """Milliseconds at a barrier."""
-    start = time.perf_counter()
-    dist.barrier()
-    return _milliseconds_since(start)

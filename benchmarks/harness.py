@@ -1,0 +1,257 @@
+"""What all benchmarks share: their names, clocks, turns, statistics, ranks and results.
+
+A benchmark is a module with a function `measure`, which returns its figures, and mostly a function `tables`,
+which returns the Markdown between the markers of pages. `python -m benchmarks NAME` runs it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import importlib
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import product
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+
+Record = dict[str, Any]
+T = TypeVar("T")
+
+RESULTS = Path(__file__).parent / "results"
+# Modules by the names that `make bench NAME=…` takes; the last part of one names its file in `RESULTS`. The
+# Makefile has a line about each.
+BENCHMARKS = {
+    "amazon": "amazon_retrieval",
+    "attention": "attention",
+    "calibration": "calibration",
+    "checkpoint": "checkpoint_stall",
+    "first-plan": "first_plan",
+    "gather": "plan_gather",
+    "groups": "partition.groups_at_size",
+    "kuairand": "kuairand_preprocess",
+    "learning": "learning",
+    "loading": "bucket_loading",
+    "lookups": "lookups",
+    "micro-batch": "micro_batch",
+    "movielens": "movielens_equivalence",
+    "padding": "padding",
+    "partition": "partition.partition",
+    "recompute": "recompute",
+    "retrieval": "movielens_retrieval",
+    "shuffle": "shuffle",
+    "split": "controller_split",
+    "split-samples": "split_samples",
+    "tokens": "token_tolerance",
+}
+_RESAMPLES = 2000
+
+
+def machine() -> Record:
+    """Returns the machine's properties that matter to a reader."""
+    return {
+        "cpu": _cpu_model(),
+        "cores": os.cpu_count(),
+        "threads_per_process": torch.get_num_threads(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+    }
+
+
+def progress(items: Iterable[T], what: str) -> Iterable[T]:
+    """Yields the items, and shows on rank 0's stderr how far they are, if `what` says what they are."""
+    from tqdm import tqdm  # the GPU check may run without it
+
+    return tqdm(items, desc=what, disable=not what or os.environ.get("RANK", "0") != "0")
+
+
+def cases(**values: Iterable[Any]) -> list[Record]:
+    """Returns all combinations of values by name; the last name's vary fastest."""
+    return [dict(zip(values, case, strict=True)) for case in product(*values.values())]
+
+
+def measured(cases: Sequence[Record], measure: Callable[..., Record], what: str) -> list[Record]:
+    """Returns a record for each case: its values, and what `measure` finds given them."""
+    return [{**case, **measure(**case)} for case in progress(cases, what)]
+
+
+def timed(call: Callable[[], T], clock: Callable[[], float] = time.perf_counter) -> tuple[T, float]:
+    """Returns what a call returns, and its milliseconds."""
+    start = clock()
+    result = call()
+    return result, (clock() - start) * 1e3
+
+
+def milliseconds(call: Callable[[], object], clock: Callable[[], float] = time.perf_counter) -> float:
+    """Returns the time of a call."""
+    return timed(call, clock)[1]
+
+
+def in_turn(arms: Collection[T], rounds: int, what: str = "") -> Iterator[T]:
+    """Yields all arms in each round; another is first in the next, so none has the better half of a drift."""
+    order = list(arms)
+    for _ in progress(range(rounds), what):
+        yield from order
+        order.append(order.pop(0))
+
+
+def times_in_turn(
+    calls: Mapping[Any, Callable[[], object]], rounds: int, what: str = ""
+) -> dict[Any, list[float]]:
+    """Returns the milliseconds of each call in `rounds` rounds, after one that warms up."""
+    times: dict[Any, list[float]] = {name: [] for name in calls}
+    for name in in_turn(calls, rounds + 1, what):
+        times[name].append(milliseconds(calls[name]))
+    return {name: of_call[1:] for name, of_call in times.items()}
+
+
+def spread(values: Sequence[float], digits: int = 3) -> Record:
+    """Returns median, minimum and maximum."""
+    found = {"median": statistics.median(values), "min": min(values), "max": max(values)}
+    return {name: round(value, digits) for name, value in found.items()}
+
+
+def quartiles(values: Sequence[float] | np.ndarray, digits: int = 3) -> Record:
+    """Returns the quartiles."""
+    found = np.quantile(values, [0.25, 0.5, 0.75]).round(digits).tolist()
+    return dict(zip(("lower", "median", "upper"), found, strict=True))
+
+
+def means(records: Sequence[Record], digits: int = 5) -> Record:
+    """Returns the mean of each figure of equal records."""
+    return {key: round(float(np.mean([each[key] for each in records])), digits) for key in records[0]}
+
+
+def speedup_interval(before: Sequence[float], after: Sequence[float]) -> list[float]:
+    """Returns the bootstrapped 95% confidence interval of a speedup.
+
+    Args:
+        before, after: seconds of the same blocks.
+    """
+    draws = np.random.default_rng(0).integers(0, len(before), (_RESAMPLES, len(before)))
+    sums = np.array([before, after])[:, draws].sum(-1)
+    return [round(bound, 4) for bound in np.percentile(sums[0] / sums[1], [2.5, 97.5]).tolist()]
+
+
+def step_memory(step: Callable[[], object], device: torch.device) -> tuple[int, int]:
+    """Returns the bytes that torch had allocated when a step's backward began, and the most in the step.
+
+    Both are beyond what it had before. Backward begins where the profiler sees "## backward", as in
+    TorchRec's pipelines.
+    """
+    gc.collect()
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
+    ) as profiled:
+        step()
+    allocated = peak = kept = 0
+    for event in sorted(profiled.profiler.kineto_results.events(), key=lambda event: event.start_ns()):
+        if event.name().startswith("## backward"):
+            kept = allocated
+        elif event.name() == "[memory]" and (event.device_type().name == "CUDA") == (device.type == "cuda"):
+            allocated += event.nbytes()
+            peak = max(peak, allocated)
+    return kept, peak
+
+
+def torchrun(num_ranks: int, module: str, *arguments: str | Path) -> None:
+    """Runs `torchrun --nproc_per_node NUM_RANKS -m MODULE ARGUMENTS`, one thread per rank.
+
+    Raises:
+        subprocess.CalledProcessError: the run fails.
+    """
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={num_ranks}"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    subprocess.run([*command, "-m", module, *map(str, arguments)], check=True, env=environment)
+
+
+def on_ranks(
+    num_ranks: int, function: Callable[..., Any], *arguments: str | Path, pinned: bool = False
+) -> Any:
+    """Calls a function of a module on new ranks of this machine, and returns what it returns on rank 0.
+
+    Args:
+        num_ranks: processes, of one thread each.
+        function: takes the rank's device, and `arguments` as strings; returns what JSON can hold.
+        arguments: for the function.
+        pinned: whether each rank has a core of its own.
+    """
+    with TemporaryDirectory() as folder:
+        result = Path(folder) / "result.json"
+        name = f"{function.__module__}:{function.__name__}"
+        torchrun(num_ranks, __name__, *["--pinned"] * pinned, name, result, *arguments)
+        return json.loads(result.read_text())
+
+
+def result_of(name: str) -> str:
+    """Returns the result's name of one of `BENCHMARKS`."""
+    return BENCHMARKS[name].rpartition(".")[2]
+
+
+def read_result(name: str) -> Any:
+    """Returns the figures of `results/NAME.json`."""
+    return json.loads((RESULTS / f"{name}.json").read_text())
+
+
+def write_result(name: str, figures: Record) -> None:
+    """Writes `results/NAME.json`, with a line for each item of a list: a difference shows where it is."""
+    lines = []
+    for key, value in figures.items():
+        text = json.dumps(value, indent=1).replace("\n", "\n ")
+        if isinstance(value, list):
+            text = "[\n  " + ",\n  ".join(map(json.dumps, value)) + "\n ]"
+        lines.append(f" {json.dumps(key)}: {text}")
+    (RESULTS / f"{name}.json").write_text("{\n" + ",\n".join(lines) + "\n}\n")
+
+
+def _cpu_model() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        for line in cpuinfo.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def _rank(function: str, result: Path, arguments: Sequence[str], pinned: bool) -> None:
+    """One of the processes of `on_ranks`."""
+    from commons.training import rank_process
+
+    if pinned:  # before there are other threads
+        cores = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {cores[int(os.environ["LOCAL_RANK"])]})
+    module, _, name = function.partition(":")
+    call = getattr(importlib.import_module(module), name)
+    with rank_process() as device:
+        figures = call(device, *arguments)
+        if os.environ["RANK"] == "0":
+            result.write_text(json.dumps(figures))
+
+
+def _main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.harness", description="A rank of `on_ranks`, under torchrun."
+    )
+    parser.add_argument("function", help="MODULE:FUNCTION")
+    parser.add_argument("result", type=Path, help="where rank 0 writes what the function returns")
+    parser.add_argument("arguments", nargs="*")
+    parser.add_argument("--pinned", action="store_true", help="each rank has a core of its own")
+    given = parser.parse_args()
+    import commons.quiet_logs  # noqa: F401  before torchrec
+    from commons.training import run_rank
+
+    run_rank(lambda: _rank(given.function, given.result, given.arguments, given.pinned))
+
+
+if __name__ == "__main__":
+    _main()

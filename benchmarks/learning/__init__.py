@@ -1,1 +1,0 @@
-"""Costs and speeds that are learned, measured."""

@@ -1,1 +1,0 @@
-"""`make bench-shuffle`: what the shuffle stage costs, and what it moves."""

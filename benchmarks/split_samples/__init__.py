@@ -1,1 +1,0 @@
-"""Steps in which samples are cut into pieces."""
