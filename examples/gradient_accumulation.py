@@ -12,7 +12,6 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 from torchrec import JaggedTensor
-
 from workload_balancer.distributed import BatchShuffler  # balancing
 
 ACCUMULATED = 2  # batches per optimizer step

@@ -12,8 +12,12 @@ from torchrec.distributed import DistributedModelParallel
 from torchrec.distributed.sharding_plan import construct_module_sharding_plan, row_wise
 from torchrec.distributed.types import ShardingPlan
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
-
-from workload_balancer.distributed import BalanceReport, BatchShuffler, BatchShufflerFactory, register_batch_shuffler
+from workload_balancer.distributed import (
+    BalanceReport,
+    BatchShuffler,
+    BatchShufflerFactory,
+    register_batch_shuffler,
+)
 from workload_balancer.sequence_batch import BaseBatch
 
 
