@@ -12,12 +12,7 @@ from torchrec.distributed import DistributedModelParallel
 from torchrec.distributed.sharding_plan import construct_module_sharding_plan, row_wise
 from torchrec.distributed.types import ShardingPlan
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
-from workload_balancer.distributed import (
-    BalanceReport,
-    BatchShuffler,
-    BatchShufflerFactory,
-    register_batch_shuffler,
-)
+from workload_balancer.distributed import BalanceReport, BatchShuffler
 from workload_balancer.sequence_batch import BaseBatch
 
 
@@ -26,7 +21,6 @@ class Sessions(BaseBatch):
     prices: torch.Tensor  # [batch_size, 1]; tensor fields travel with their samples
 
 
-@register_batch_shuffler("sessions")
 class SessionShuffler(BatchShuffler):
     def get_workloads(self, batch: Sessions) -> torch.Tensor:
         return batch.num_tokens() ** 2  # the cost of attention
@@ -65,7 +59,7 @@ if __name__ == "__main__":
     # Without "fused", the default kernel on CPU sums the embeddings of a row.
     table_plan = construct_module_sharding_plan(model.embeddings, {"shop": row_wise(compute_kernel="fused")})
     model = DistributedModelParallel(model, device=device, plan=ShardingPlan({"embeddings": table_plan}))
-    shuffler = BatchShufflerFactory.create("sessions")
+    shuffler = SessionShuffler()
     torch.manual_seed(dist.get_rank())  # each rank loads its own sessions
     for batch, plan in shuffler.plan_ahead(load_batch() for _ in range(10)):  # on the host, a step ahead
         loss_sum = model(shuffler.exchange(batch.to(device), plan))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import tomllib
 from importlib import metadata
@@ -13,7 +12,8 @@ import torch
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
-from ci.versions import PAGE, RESULT, Outcome, table
+from benchmarks.harness import read_result
+from ci.versions import Outcome, table
 from commons.distributed.rank_group import RankGroup
 from commons.tried_versions import TRIED, note_on_untried, warn_of_untried
 
@@ -62,14 +62,14 @@ def test_the_tests_are_pinned_to_a_tried_set():
 
 
 def test_the_page_has_the_results_of_each_set():
-    found = json.loads(RESULT.read_text())["sets"]
+    found = read_result("versions")["sets"]
     assert [(each["torch"], each["torchrec"], each["fbgemm"]) for each in found] == [
         (each.torch, each.torchrec, each.fbgemm) for each in TRIED for _ in each.pythons
     ]
     pythons = [python for each in TRIED for python in each.pythons]
     assert [each["python"].rpartition(".")[0] for each in found] == pythons
     assert all(each["passed"] > 1000 and not each["failed"] for each in found)
-    assert table([Outcome(**each) for each in found]) in PAGE.read_text()
+    assert table([Outcome(**each) for each in found]) in (REPOSITORY / "docs" / "installing.md").read_text()
 
 
 def _same_name(first: str, second: str) -> bool:
