@@ -190,12 +190,6 @@ class BalanceReport:
             return self.imbalance_after
         return time_relative_to_mean(self.micro_batch_loads)
 
-    @property
-    def coefficient_of_variation(self) -> float:
-        """Standard deviation ÷ mean of the balanced loads."""
-        mean = self.loads_after.mean()
-        return float(self.loads_after.std() / mean) if mean > 0 else 0.0
-
 
 def _bytes_text(num_bytes: int) -> str:
     return f"{num_bytes / 1e3:.0f} kB" if num_bytes < 1e6 else f"{num_bytes / 1e6:.1f} MB"

@@ -12,6 +12,7 @@ import numpy as np
 import torch.distributed as dist
 
 from ..named_ranges import named_range
+from ..partition.balance import relative_to_mean
 from ..perf_model.cost import Cost
 from ..sequence_batch import containers
 from ..sequence_batch.sample_rows import SampleRows
@@ -24,13 +25,13 @@ from .rank_group import RankGroup
 from .sample_facts import Counter, SampleFacts
 from .shuffle_plan import ShufflePlan
 from .shuffler_settings import LEARNED, ShufflerSettings
-from .unfollowed_speeds import falls_behind, speed_ratio, what_keeps_loads
 from .verify import check_plans
 
 logger = logging.getLogger(__name__)
 RowCounts = Mapping[str, Counter]
-# After this many plans in a row in which loads do not follow speeds, the reason is looked for.
-_PLANS_BEHIND = 20
+# Ranks differ in speed if the fastest is this many times as fast as the slowest. Loads follow if the slowest
+# takes at most this share longer than the mean. A warning comes after so many plans in which they do not.
+_DIFFERENT_SPEEDS, _FOLLOWED, _PLANS_BEHIND = 1.25, 0.05, 20
 
 
 class Planner:
@@ -84,7 +85,7 @@ class Planner:
         )
         self._gather = PlanGather(self._channel, settings, sample_rows, cost)
         self._batch_type: type | None = None
-        self._explained_speeds, self._plans_behind = False, 0
+        self._plans_behind = 0
         self._longest_named = settings.max_tokens_per_micro_batch or 0
         self.posted = np.zeros(over.num_ranks, dtype=np.int64)
         self.seconds = 0.0, 0.0
@@ -183,7 +184,7 @@ class Planner:
         self.seconds = counted, time.perf_counter() - start
         if learning is not None:
             learning.planned(plan)
-            self._explain_speeds_without_effect(plan)
+            self._warn_of_unfollowed_speeds(plan)
         self._name_sample_above_cap(plan)
         return plan
 
@@ -253,22 +254,22 @@ class Planner:
                 f"{self._batch_type.__qualname__}; all must be of one type"
             )
 
-    def _explain_speeds_without_effect(self, plan: ShufflePlan) -> None:
-        """Warns once where ranks differ in speed, and the settings have long kept loads from following."""
-        speeds = plan.speeds
-        if self._explained_speeds or speeds is None or self._over.rank != 0:
+    def _warn_of_unfollowed_speeds(self, plan: ShufflePlan) -> None:
+        """Warns once where ranks differ in speed, and loads have long not followed."""
+        speeds, loads = plan.speeds, plan.loads
+        if speeds is None or self._over.rank != 0 or self._plans_behind == _PLANS_BEHIND:
             return
-        loads = plan.loads
-        behind = next((ranks for ranks, _ in self._groups if falls_behind(loads[ranks], speeds[ranks])), None)
-        self._plans_behind = 0 if behind is None else self._plans_behind + 1
-        if behind is None or self._plans_behind % _PLANS_BEHIND:
-            return
-        reason = what_keeps_loads(plan.within(behind), self._settings)
-        if reason is not None:
-            self._explained_speeds = True
+        ratio = 1.0
+        for ranks, _ in self._groups:
+            fastest = float(speeds[ranks].max() / speeds[ranks].min())
+            if fastest > _DIFFERENT_SPEEDS and relative_to_mean(loads[ranks], speeds[ranks]) > 1 + _FOLLOWED:
+                ratio = max(ratio, fastest)
+        self._plans_behind = 0 if ratio == 1.0 else self._plans_behind + 1
+        if self._plans_behind == _PLANS_BEHIND:
             logger.warning(
-                f"ranks differ in speed by {speed_ratio(speeds[behind]):.2f} times, and loads do not follow: "
-                f"{reason}"
+                f"ranks differ in speed by {ratio:.2f} times, and loads do not follow: equal_rows=True, a "
+                "high tolerance, tight max_rows or max_tokens, a partitioner without speeds, such as "
+                '"karmarkar_karp", or samples too heavy for a slow rank keep them from it'
             )
 
     def _name_sample_above_cap(self, plan: ShufflePlan) -> None:
