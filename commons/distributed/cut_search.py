@@ -19,7 +19,8 @@ from .partitioning import Partitioning
 TOLERANCE = 0.01
 # Attempts to keep limits of rows and tokens; each cuts further what was too large in the one before.
 MAX_ATTEMPTS = 8
-# Attempts that also bring groups together; one, where more than this many samples would take too long.
+# Attempts that also bring groups together; one where samples are more than this, because each takes up to
+# half a second at 32,768.
 GROUP_ATTEMPTS, FEW_SAMPLES = 3, 8192
 
 
@@ -211,16 +212,16 @@ def _cut_by_tokens(
     # Groups come last: every attempt to keep the limits would search for their places.
     alone = replace(samples, groups=None)
     whole = _rank_of_whole(alone, partitioning)
-    found = _cut_within_limits(alone, partitioning, cutting, highest, num_pieces, MAX_ATTEMPTS, whole)
+    best = None if whole is None else (alone, whole)
+    made, rank = _cut_within_limits(alone, partitioning, cutting, highest, num_pieces, MAX_ATTEMPTS, best)
     if samples.groups is None:
-        return found
+        return made, rank
+    made = replace(made, groups=samples.groups[made.sample_of])
+    if not partitioning.settings.takes("groups"):
+        return made, rank
+    num_pieces = np.bincount(made.sample_of, minlength=len(num_pieces))
     attempts = GROUP_ATTEMPTS if len(num_pieces) <= FEW_SAMPLES else 1
-    try:
-        together = _cut_within_limits(samples, partitioning, cutting, highest, num_pieces, attempts)
-    except ValueError:
-        return found
-    longest = max(partitioning.longest_time(*found), highest)
-    return together if partitioning.longest_time(*together) <= longest else found
+    return _cut_within_limits(samples, partitioning, cutting, highest, num_pieces, attempts, (made, rank))
 
 
 def _cut_within_limits(
@@ -230,23 +231,23 @@ def _cut_within_limits(
     highest: float,
     num_pieces: np.ndarray,
     attempts: int,
-    whole: np.ndarray | None = None,
+    best: tuple[LoadedSamples, np.ndarray] | None,
 ) -> tuple[LoadedSamples, np.ndarray]:
     """Cuts samples into these many pieces, int64 `[samples]`, and into more where that does not do.
 
-    `num_pieces` becomes that of the last attempt. `whole` is the rank of each sample if none is cut, int64
-    `[samples]`, where that is known.
+    Returns `best`, samples and the rank of each, if no attempt keeps the limits and either the highest load
+    or that of `best`. A result may have more pieces than `best`.
     """
     most = cutting.most_pieces(samples, np.arange(len(samples.workloads)))
-    np.minimum(num_pieces, most, out=num_pieces)
-    best = None if whole is None else (samples, whole)
+    num_pieces = np.minimum(num_pieces, most)
     for attempt in range(attempts):
         numbers, items = cutting.even_cuts(samples, num_pieces)
         made = cutting.cut(samples, numbers, items) if len(numbers) else samples
         sample_of = made.sample_of
         is_last = attempt == attempts - 1
         try:
-            rank = partitioning.rank_of(made) if whole is None or made is not samples else whole
+            # Where nothing is cut, `best` may be that very placement.
+            rank = best[1] if best is not None and best[0] is made else partitioning.rank_of(made)
         except ValueError:
             further = np.unique(sample_of[made.tokens > made.tokens.max() / 2])
             if best is not None:  # finer pieces do not fit the limits
@@ -257,7 +258,7 @@ def _cut_within_limits(
             times = partitioning.times(np.bincount(rank, made.workloads, minlength=samples.num_ranks))
             further = _largest_on(np.flatnonzero(times > highest), made.workloads, rank, sample_of)
             further = further[num_pieces[further] < most[further]]
-            if best is None or times.max() <= partitioning.longest_time(*best):
+            if best is None or times.max() <= max(partitioning.longest_time(*best), highest):
                 best = _cut_where_ranks_change(samples, cutting, numbers, items, rank)
             if is_last or not further.size:
                 return best

@@ -26,8 +26,8 @@ RESOLUTION = 3e-5
 # of their distance. Until then, this many partners are tried in either direction after the first swap.
 NEAR_ENOUGH = 8
 TRIES = 16
-# Partners that the search looks at: at most this many × samples × the logarithm of their number. Under tight
-# caps hardly any swap is allowed, and it would look at all of them again and again.
+# Partners that the search looks at: this many × samples × the logarithm of their number. Then it takes what
+# it has. Under tight caps hardly any swap is allowed, and it would look at all of them again and again.
 LOOKS = 16
 # Runs of a merge sort that insertion sorts.
 SHORT_RUN = 16
@@ -214,7 +214,7 @@ def refine_to(
             break
         gives, partner, returns, looks = lightening_swap(parts, limits, heavy, least, most_looks)
         most_looks -= looks
-        if partner == NONE:
+        if partner == NONE or most_looks < 0:
             break
         swap(parts, heavy, gives, partner, returns)
 

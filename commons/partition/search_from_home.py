@@ -47,6 +47,7 @@ RETURNS = 6
 # Parts considered for a sample to join others of its group.
 MOST_TO_JOIN = 8
 # Swaps looked at: this many × samples × the logarithm of their number. Then the search takes what it has.
+# For groups it starts several times.
 LOOKS, LOOKS_FOR_GROUPS = 16, 64
 # Swaps to make: none, those at a price for each move, and where there is no such swap any other.
 NO_SWAPS, CHEAP_SWAPS, ALL_SWAPS = 0, 1, 2

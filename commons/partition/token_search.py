@@ -51,12 +51,13 @@ def level_tokens(problem: Problem, costs: Costs, part_of: np.ndarray, target: in
     most = relieve(work, tokens, relieved, base, limits, costs, target, goal, most_moved, most_looks)
     if most == amounts.max():
         return
+    away = np.count_nonzero(part_of != costs.home)
     part_of[:] = relieved
     if costs.home[0] != NONE and len(work) <= MANY_SAMPLES:  # with more, it takes long and sends few home
         limits = limits._replace(max_tokens=max(most, goal))
         search_to(work, tokens, relieved, base, limits, costs, target, NO_SWAPS)
-        # Samples that cost nothing to move may have left home for others that did.
-        if np.count_nonzero(relieved != costs.home) <= np.count_nonzero(part_of != costs.home):
+        # Samples that cost nothing to move, or join their group, may have left home for others.
+        if np.count_nonzero(relieved != costs.home) <= away + most_moved:
             part_of[:] = relieved
 
 

@@ -34,7 +34,7 @@ class Held(NamedTuple):
         thirds: int64 `[thirds]`, groups.
         sample: int64 `[samples]`, by group, first those that cost nothing to move.
         work, tokens, cost: int64 `[samples + 1]`, sums over the samples before; costs are those of moves.
-        spare: int64 `[2, samples]`.
+        spare: int64 `[2, samples]`, for the group of each member, and the next free place of each group.
     """
 
     counts: np.ndarray

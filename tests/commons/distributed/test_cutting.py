@@ -147,6 +147,32 @@ def test_max_tokens_gives_a_rank_an_early_and_a_late_piece(partitioner):
     assert len(plan.workloads) == 3
 
 
+def _groups_per_rank(samples: LoadedSamples, plan: ShufflePlan) -> int:
+    return len(set(zip(samples.groups[plan.sample_of].tolist(), plan.destination.tolist(), strict=True)))
+
+
+def test_pieces_under_max_tokens_keep_groups_together():
+    """With groups nothing is refused that has a place without, and ranks share fewer groups."""
+    apart = together = 0
+    for seed in range(40):
+        rng = np.random.default_rng(seed)
+        _, samples, cutting = _drawn(seed, "hstu", int(rng.integers(2, 9)), int(rng.integers(2, 9)))
+        num_samples = len(samples.workloads)
+        with_groups = replace(samples, groups=rng.integers(0, max(num_samples // 3, 1), num_samples))
+        cap = int(samples.tokens.sum() / samples.num_ranks * rng.choice([1.02, 1.1, 1.3]))
+        try:
+            alone = _placed(samples, cutting, max_tokens=cap, split=True)
+        except ValueError:
+            continue
+        plan = _placed(with_groups, cutting, max_tokens=cap, split=True)
+        assert np.array_equal(plan.groups, with_groups.groups[plan.sample_of])
+        assert np.bincount(plan.destination, plan.tokens).max() <= cap
+        assert _imbalance(plan) <= max(_imbalance(alone), 1.011)
+        apart += _groups_per_rank(with_groups, alone)
+        together += _groups_per_rank(with_groups, plan)
+    assert 0 < together < 0.9 * apart
+
+
 def test_max_rows_holds_for_pieces():
     samples, cutting = loaded_by([4] * 4, batch_of("hstu", np.array([8000] + [100] * 15)))
     free = _placed(samples, cutting)
