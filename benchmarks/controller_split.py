@@ -10,7 +10,7 @@ import numpy as np
 from benchmarks.harness import Record, machine, quartiles, spread, times_in_turn
 from benchmarks.shuffle import ROWS, FlopsShuffler, hstu_batch
 from commons.datasets import HSTUBatch
-from commons.distributed import SplitOrder, split_balanced
+from commons.features.controller import SplitOrder, split_balanced
 from commons.sequence_batch.packed_rows import PackedRows, gather_rows, row_elements
 from commons.sequence_batch.row_schema import RowSchema
 from commons.sequence_batch.sample_rows import SampleRows

@@ -8,7 +8,6 @@ if TYPE_CHECKING:
     from .balance_report import BalanceReport
     from .batch_shuffler import BatchShuffler, IdentityShuffler
     from .batch_shuffler_factory import BatchShufflerFactory, register_batch_shuffler
-    from .controller_split import SplitOrder, merge, split_balanced
     from .shuffle_plan import ShufflePlan
     from .shuffler_settings import PARTITIONERS, ShufflerSettings
 
@@ -20,10 +19,7 @@ __all__ = [
     "IdentityShuffler",
     "ShufflePlan",
     "ShufflerSettings",
-    "SplitOrder",
-    "merge",
     "register_batch_shuffler",
-    "split_balanced",
 ]
 
 __getattr__ = imported_on_use(
@@ -32,7 +28,6 @@ __getattr__ = imported_on_use(
         "balance_report": ["BalanceReport"],
         "batch_shuffler": ["BatchShuffler", "IdentityShuffler"],
         "batch_shuffler_factory": ["BatchShufflerFactory", "register_batch_shuffler"],
-        "controller_split": ["SplitOrder", "merge", "split_balanced"],
         "shuffle_plan": ["ShufflePlan"],
         "shuffler_settings": ["PARTITIONERS", "ShufflerSettings"],
     },

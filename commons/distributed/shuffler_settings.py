@@ -186,8 +186,8 @@ def _check_no_window(window: int, max_step_ratio: float | None) -> None:
     raise ValueError(
         f"{given}: each step is planned by itself; leave it out. Where steps stay unbalanced, cut long "
         "samples into pieces (split=True), give each rank more rows, or load samples of similar length "
-        f"together ({NAME}.datasets.BucketSampler). Code that holds several batches can divide them by "
-        f"{NAME}.partition.balance_window over steps, and {NAME}.distributed.split_balanced over ranks"
+        f"together ({NAME}.datasets.BucketSampler). Code that holds several batches can divide them over "
+        f"steps by {NAME}.partition.balance_window"
     )
 
 

@@ -27,6 +27,28 @@ def imported(path: Path) -> set[str]:
     return packages
 
 
+@pytest.mark.parametrize("package", [*CORE, "perf_model", "datasets"])
+def test_the_core_imports_no_feature(package):
+    for path in (COMMONS / package).glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = (
+                [name.name for name in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
+            )
+            module = str(node.module) if isinstance(node, ast.ImportFrom) else ""
+            assert "features" not in {part for name in (*names, module) for part in name.split(".")}, path
+
+
+def test_no_feature_imports_another():
+    features = {path.name for path in (COMMONS / "features").iterdir() if (path / "__init__.py").exists()}
+    assert "controller" in features
+    for feature in features:
+        for path in (COMMONS / "features" / feature).glob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.ImportFrom) and node.level > 1:
+                    others = {"features", *features} if node.level == 3 else features
+                    assert str(node.module).partition(".")[0] not in others, path
+
+
 def test_the_library_imports_no_model():
     files = list(COMMONS.rglob("*.py"))
     assert len(files) > 50

@@ -65,7 +65,7 @@ def test_the_error_of_a_window_names_the_ways_left(settings):
     with pytest.raises(ValueError) as error:
         ShufflerSettings(**settings)
     (sentence,) = error.value.args
-    for way in ("split=True", "more rows", "datasets.BucketSampler", "balance_window", "split_balanced"):
+    for way in ("split=True", "more rows", "datasets.BucketSampler", "partition.balance_window"):
         assert way in sentence
 
 

@@ -15,21 +15,21 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike
 
-from ..partition import refined
-from ..partition.workloads import as_workloads, check_count
-from ..perf_model.cost import Cost
-from ..sequence_batch import containers
-from ..sequence_batch.packed_rows import (
+from ...distributed.batch_shuffler import BatchShuffler
+from ...distributed.sample_facts import checked_groups, checked_work
+from ...partition import refined
+from ...partition.workloads import as_workloads, check_count
+from ...perf_model.cost import Cost
+from ...sequence_batch import containers
+from ...sequence_batch.packed_rows import (
     PackedRows,
     check_jagged_fields,
     gather_rows,
     row_elements,
     select_from,
 )
-from ..sequence_batch.row_schema import FieldValue, with_parts
-from ..sequence_batch.sample_rows import SampleRows, knows_padding
-from .batch_shuffler import BatchShuffler
-from .sample_facts import checked_groups, checked_work
+from ...sequence_batch.row_schema import FieldValue, with_parts
+from ...sequence_batch.sample_rows import SampleRows, knows_padding
 
 Batch = TypeVar("Batch")
 

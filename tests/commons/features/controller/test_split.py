@@ -17,14 +17,8 @@ from tensordict import TensorDict
 from torchrec.datasets.utils import Batch as TorchRecBatch
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
-from commons.distributed import (
-    BatchShuffler,
-    BatchShufflerFactory,
-    SplitOrder,
-    merge,
-    register_batch_shuffler,
-    split_balanced,
-)
+from commons.distributed import BatchShuffler, BatchShufflerFactory, register_batch_shuffler
+from commons.features.controller import SplitOrder, merge, split_balanced
 from commons.partition import imbalance, loads, refined
 from commons.sequence_batch import BaseBatch
 from commons.sequence_batch.sample_rows import SampleRows
