@@ -1,4 +1,4 @@
-"""What all benchmarks share: their names, clocks, turns, statistics, ranks and results.
+"""The harness of all benchmarks: their names, clocks, turns, statistics, ranks and results.
 
 A benchmark is a module with a function `measure`, which returns its figures, and mostly a function `tables`,
 which returns the Markdown between the markers of pages. `python -m benchmarks NAME` runs it.

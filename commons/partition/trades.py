@@ -51,7 +51,7 @@ class Held(NamedTuple):
 
 
 class Trade(NamedTuple):
-    """What changes places with all samples of a group in part `source`.
+    """Samples that change places with all of a group in part `source`.
 
     Attributes:
         cost: negative if it saves any.
