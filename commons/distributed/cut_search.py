@@ -19,8 +19,8 @@ from .partitioning import Partitioning
 TOLERANCE = 0.01
 # Attempts to keep limits of rows and tokens; each cuts further what was too large in the one before.
 MAX_ATTEMPTS = 8
-# Attempts that also bring groups together; one where samples are more than this, because each takes up to
-# half a second at 32,768.
+# Attempts that also bring groups together; one where samples are more than this, because each may take most
+# of a second at 32,768.
 GROUP_ATTEMPTS, FEW_SAMPLES = 3, 8192
 
 

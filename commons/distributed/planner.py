@@ -268,8 +268,8 @@ class Planner:
         if self._plans_behind == _PLANS_BEHIND:
             logger.warning(
                 f"ranks differ in speed by {ratio:.2f} times, and loads do not follow: equal_rows=True, a "
-                "high tolerance, tight max_rows or max_tokens, a partitioner without speeds, such as "
-                '"karmarkar_karp", or samples too heavy for a slow rank keep them from it'
+                "high tolerance, tight max_rows or max_tokens, a partitioner that hardly heeds speeds, such "
+                'as "karmarkar_karp", or samples too heavy for a slow rank keep them from it'
             )
 
     def _name_sample_above_cap(self, plan: ShufflePlan) -> None:
