@@ -4,12 +4,38 @@ from __future__ import annotations
 
 import inspect
 import re
+from collections.abc import Callable
 from dataclasses import fields
 from numbers import Integral, Real
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
 import numpy as np
+
+
+class SettingError(ValueError):
+    """A setting is out of range, or has no effect with others.
+
+    Args:
+        text: the message, with each setting's name in braces where name and value belong.
+        settings: their values by name.
+    """
+
+    def __init__(self, text: str, **settings: object) -> None:
+        self._text, self._settings = text, settings
+        super().__init__(self.show(lambda name, value: f"{name}={value!r}"))
+
+    def show(self, setting: Callable[[str, object], str]) -> str:
+        """Returns the message, with what `setting` makes of each name and value."""
+        shown = {name: setting(name, value) for name, value in self._settings.items()}
+        return self._text.format(**shown)
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class UnknownSettingError(SettingError, KeyError):
+    """A setting is none of the known names."""
 
 
 def require(is_valid: bool, name: str, value: object, expected: str) -> None:

@@ -6,8 +6,10 @@ from ..lazy_names import imported_on_use
 
 if TYPE_CHECKING:
     from .balance_report import BalanceReport
-    from .batch_shuffler import BatchShuffler, IdentityShuffler
+    from .batch_shuffler import BatchShuffler
     from .batch_shuffler_factory import BatchShufflerFactory, register_batch_shuffler
+    from .feature import Feature
+    from .identity_shuffler import IdentityShuffler
     from .shuffle_plan import ShufflePlan
     from .shuffler_settings import PARTITIONERS, ShufflerSettings
 
@@ -16,6 +18,7 @@ __all__ = [
     "BalanceReport",
     "BatchShuffler",
     "BatchShufflerFactory",
+    "Feature",
     "IdentityShuffler",
     "ShufflePlan",
     "ShufflerSettings",
@@ -26,8 +29,10 @@ __getattr__ = imported_on_use(
     __name__,
     {
         "balance_report": ["BalanceReport"],
-        "batch_shuffler": ["BatchShuffler", "IdentityShuffler"],
+        "batch_shuffler": ["BatchShuffler"],
         "batch_shuffler_factory": ["BatchShufflerFactory", "register_batch_shuffler"],
+        "feature": ["Feature"],
+        "identity_shuffler": ["IdentityShuffler"],
         "shuffle_plan": ["ShufflePlan"],
         "shuffler_settings": ["PARTITIONERS", "ShufflerSettings"],
     },

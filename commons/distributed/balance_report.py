@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
 from ..partition import lower_bound
 from ..partition.balance import relative_to_mean
-from ..partition.micro_batches import time_relative_to_mean
 from .exchange import Traffic
-from .key_fetch import PlacedPieces
 from .shuffle_plan import ShufflePlan
 
 # The unit of costs of which nothing is known.
@@ -32,16 +32,12 @@ class BalanceReport:
         workloads: int64 `[samples]`, costs of the step's whole samples.
         unit: of loads: that of the shuffler's workloads, or nanoseconds that a cost predicts.
         equal_rows: whether the lower bound is that of equal rows.
-        micro_batch_loads: float64 `[ranks, micro-batches]`, sums of workloads; None where batches run whole.
         bytes_sent, bytes_received: by this rank in the exchange.
         plan_wait_seconds: time that this rank waited for the plan.
         exchange_seconds: host time of the exchange; on CUDA the device may still be at work.
-        samples_cut: samples that were cut into pieces, each of which counts as one in `samples_moved`.
-        pieces: pieces of these samples.
-        bytes_fetched: keys, values and their gradients that this rank received for pieces.
-        fetch_seconds: host time that this rank waited for them.
         speeds: float64 `[ranks]`; None if all ranks are equally fast.
         predicted_seconds: float64 `[ranks]`, compute time by costs that were fitted to times; None without.
+        features: what features report of the step, by name.
     """
 
     loads_before: np.ndarray
@@ -55,17 +51,13 @@ class BalanceReport:
     workloads: np.ndarray
     unit: str
     equal_rows: bool
-    micro_batch_loads: np.ndarray | None = None
     bytes_sent: int = 0
     bytes_received: int = 0
     plan_wait_seconds: float = 0.0
     exchange_seconds: float = 0.0
-    samples_cut: int = 0
-    pieces: int = 0
-    bytes_fetched: int = 0
-    fetch_seconds: float = 0.0
     speeds: np.ndarray | None = None
     predicted_seconds: np.ndarray | None = None
+    features: Mapping[str, Any] = field(default_factory=dict)
 
     @staticmethod
     def of(
@@ -74,8 +66,8 @@ class BalanceReport:
         traffic: Traffic | None = None,
         plan_wait_seconds: float = 0.0,
         exchange_seconds: float = 0.0,
-        fetched: PlacedPieces | None = None,
         unit: str = WORKLOAD_UNITS,
+        features: Mapping[str, Any] | None = None,
     ) -> BalanceReport:
         """Reports on the step of a plan.
 
@@ -83,40 +75,34 @@ class BalanceReport:
             plan: the placement of the step.
             equal_rows: whether the lower bound is that of equal rows.
             traffic: this rank's, from `BatchShuffler.traffic`.
-            plan_wait_seconds, exchange_seconds: as in the report.
-            fetched: this rank's, where samples were cut.
+            plan_wait_seconds, exchange_seconds, features: as in the report.
             unit: of the workloads, `BatchShuffler.unit`.
         """
+        rows = plan.rows
 
         def per_rank(amounts: np.ndarray, rank_of: np.ndarray) -> np.ndarray:
             return np.bincount(rank_of, weights=amounts, minlength=plan.num_ranks)
 
-        moved = plan.home != plan.destination
-        starts = np.flatnonzero(plan.starts_sample)
-        pieces_of_each = np.diff(np.append(starts, len(plan.workloads)))
+        moved, starts = rows.home != plan.destination, np.flatnonzero(rows.starts_sample)
         return BalanceReport(
-            loads_before=per_rank(plan.workloads, plan.home),
+            loads_before=per_rank(rows.workloads, rows.home),
             loads_after=plan.loads,
-            tokens_before=per_rank(plan.tokens, plan.home).astype(np.int64),
-            tokens_after=per_rank(plan.tokens, plan.destination).astype(np.int64),
+            tokens_before=per_rank(rows.tokens, rows.home).astype(np.int64),
+            tokens_after=per_rank(rows.tokens, plan.destination).astype(np.int64),
             counts_after=plan.counts,
             samples_moved=int(moved.sum()),
-            bytes_moved=int(plan.sample_bytes[moved].sum()),
-            bytes_loaded=int(plan.sample_bytes.sum()),
-            workloads=np.add.reduceat(plan.workloads, starts) if len(starts) else plan.workloads,
+            bytes_moved=int(rows.sample_bytes[moved].sum()),
+            bytes_loaded=int(rows.sample_bytes.sum()),
+            workloads=np.add.reduceat(rows.workloads, starts) if len(starts) else rows.workloads,
             unit=unit if plan.predicted_seconds is None else "predicted ns",
             equal_rows=equal_rows,
-            micro_batch_loads=_micro_batch_loads(plan),
             bytes_sent=0 if traffic is None else traffic.sent,
             bytes_received=0 if traffic is None else traffic.received,
             plan_wait_seconds=plan_wait_seconds,
             exchange_seconds=exchange_seconds,
-            samples_cut=int((pieces_of_each > 1).sum()),
-            pieces=int(pieces_of_each[pieces_of_each > 1].sum()),
-            bytes_fetched=0 if fetched is None else fetched.bytes_fetched,
-            fetch_seconds=0.0 if fetched is None else fetched.seconds,
-            speeds=plan.speeds,
+            speeds=rows.speeds,
             predicted_seconds=plan.predicted_seconds,
+            features=features or {},
         )
 
     def __str__(self) -> str:
@@ -126,10 +112,9 @@ class BalanceReport:
             f"{self.token_imbalance_after:.2f}, {self.samples_moved} of {len(self.workloads)} samples moved "
             f"({_bytes_text(self.bytes_moved)})"
         )
-        if self.samples_cut:
-            text += f", {self.samples_cut} cut into {self.pieces} pieces"
-        if self.micro_batch_loads is not None:
-            text += f", {self.num_micro_batches} micro-batches"
+        for name, value in self.features.items():
+            if isinstance(value, int) and value:
+                text += f", {value} {name.replace('_', ' ')}"
         if self.plan_wait_seconds or self.exchange_seconds:  # known to pipelines alone
             text += (
                 f", waited {self.plan_wait_seconds * 1e3:.1f} ms for the plan, exchange "
@@ -174,30 +159,6 @@ class BalanceReport:
             return np.ones(len(self.loads_after))
         return self.speeds / np.exp(np.log(self.speeds).mean())
 
-    @property
-    def num_micro_batches(self) -> int:
-        """Micro-batches that every rank runs; 1 where batches run whole."""
-        return 1 if self.micro_batch_loads is None else self.micro_batch_loads.shape[1]
-
-    @property
-    def micro_batch_imbalance(self) -> float:
-        """Sum over k of the largest k-th micro-batch's load ÷ a rank's mean load.
-
-        It takes the place of `imbalance_after` where ranks wait for each other after every micro-batch. The
-        pipelines here wait once per step.
-        """
-        if self.micro_batch_loads is None:
-            return self.imbalance_after
-        return time_relative_to_mean(self.micro_batch_loads)
-
 
 def _bytes_text(num_bytes: int) -> str:
     return f"{num_bytes / 1e3:.0f} kB" if num_bytes < 1e6 else f"{num_bytes / 1e6:.1f} MB"
-
-
-def _micro_batch_loads(plan: ShufflePlan) -> np.ndarray | None:
-    if not plan.in_micro_batches:
-        return None
-    count = plan.num_micro_batches
-    slots = plan.destination * count + plan.micro_batch
-    return np.bincount(slots, plan.workloads, minlength=plan.num_ranks * count).reshape(-1, count)

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from ..registry import NamedFactory
-from .batch_shuffler import BatchShuffler, IdentityShuffler
+from .batch_shuffler import BatchShuffler
+from .identity_shuffler import IdentityShuffler
 
 Shuffler = TypeVar("Shuffler", bound=type[BatchShuffler])
 

@@ -79,7 +79,7 @@ def transfer(rows: PackedRows, route: Route, rank: int, group: dist.ProcessGroup
 
 
 def _all_to_all(rows: PackedRows, plan: ShufflePlan, group: RankGroup) -> PackedRows:
-    of_device = group.exchange_group(rows.lengths.device)
+    of_device = group.group_for("exchange", rows.lengths.device)
     return transfer(rows, plan.route(group.rank), group.rank, of_device)
 
 
@@ -90,19 +90,20 @@ def _all_to_all_traffic(plan: ShufflePlan, rank: int) -> Traffic:
 
 def _all_gather(rows: PackedRows, plan: ShufflePlan, group: RankGroup) -> PackedRows:
     """Sends every sample to every rank; each rank sends as many bytes as the one with most."""
-    elements = np.stack([of_rank.sum(0) for of_rank in np.split(plan.num_elements, plan.home_start[1:])])
+    by_rank = np.split(plan.rows.num_elements, plan.rows.home_start[1:])
+    elements = np.stack([of_rank.sum(0) for of_rank in by_rank])
     size = _all_gather_size(plan)
-    mine = np.arange(plan.num_loaded[group.rank])
+    mine = np.arange(plan.rows.num_loaded[group.rank])
     packed = rows.to_chunks([mine], elements[group.rank : group.rank + 1])
     received = packed.new_empty(group.num_ranks, size)
     send = F.pad(packed, (0, size - len(packed)))
-    dist.all_gather_into_tensor(received.view(-1), send, group=group.exchange_group(send.device))
+    dist.all_gather_into_tensor(received.view(-1), send, group=group.group_for("exchange", send.device))
     sources = [
         PackedRows.from_bytes(buffer, rows.schema, int(loaded), of_rank.tolist())
-        for buffer, loaded, of_rank in zip(received, plan.num_loaded, elements, strict=True)
+        for buffer, loaded, of_rank in zip(received, plan.rows.num_loaded, elements, strict=True)
     ]
     samples = plan.partition[group.rank]
-    return gather_rows(sources, samples, plan.num_elements[samples].sum(0).tolist())
+    return gather_rows(sources, samples, plan.rows.num_elements[samples].sum(0).tolist())
 
 
 def _all_gather_traffic(plan: ShufflePlan, rank: int) -> Traffic:
@@ -112,7 +113,7 @@ def _all_gather_traffic(plan: ShufflePlan, rank: int) -> Traffic:
 
 def _all_gather_size(plan: ShufflePlan) -> int:
     num_bytes = np.zeros(plan.num_ranks, dtype=np.int64)
-    np.add.at(num_bytes, plan.home, plan.sample_bytes)
+    np.add.at(num_bytes, plan.rows.home, plan.rows.sample_bytes)
     return int(aligned(num_bytes).max())
 
 

@@ -1,207 +1,256 @@
-"""Places samples: which rank computes each sample, and in which micro-batch."""
+"""Places rows: which rank computes each of them, by the partitioner that the settings name."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import fields, replace
+import reprlib
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
-from ..partition import (
-    divide_into_micro_batches,
-    lower_bound,
-    rebalance,
-    refine,
-    refined,
-)
-from ..partition.pieces import divided, leveled
-from ..partition.problem import number_of_part
-from .cut_search import cut_and_placed
-from .cutting import Cutting
-from .loaded_samples import LoadedSamples
-from .partitioning import Partitioning
-from .shuffle_plan import ShufflePlan
-from .shuffler_settings import ShufflerSettings
+from ..partition import lower_bound, rebalance, refine, refined
+from ..partition.problem import MOST_TOKENS, number_of_part, token_goal
+from .feature import Feature
+from .row_table import RowTable
+from .shuffle_plan import ShufflePlan, join_plans
+from .shuffler_settings import PARTITIONERS, ShufflerSettings
 from .slow_start import shown_if_slow
 
 
-def place(
-    samples: LoadedSamples,
-    settings: ShufflerSettings,
-    ranks_per_node: int | None = None,
-    pads: bool = True,
-    cutting: Cutting | None = None,
-    speeds: np.ndarray | None = None,
-) -> ShufflePlan:
-    """Places the samples of a step on the ranks that loaded them.
+class Partitioning:
+    """Calls the partitioner that the settings name, and checks what it returns.
+
+    Args:
+        settings: of the shuffler.
+        features: which may have arguments for the partitioner.
+    """
+
+    def __init__(self, settings: ShufflerSettings, features: Sequence[Feature] = ()) -> None:
+        self.settings = settings
+        self._arguments: dict[str, Any] = {
+            "equal_size": settings.equal_rows,
+            "tolerance": settings.tolerance,
+            "max_tokens": settings.max_tokens,
+            "token_tolerance": settings.token_tolerance,
+        }
+        for feature in features:
+            self._arguments |= feature.partitioner_arguments
+
+    def rank_of(self, rows: RowTable) -> np.ndarray:
+        """Returns int64 `[rows]`, the rank of each.
+
+        Keeps rows as loaded if the partitioner does no better, in load or in tokens above their tolerance,
+        unless it also heeds a feature's column.
+
+        Raises:
+            ValueError: `max_tokens` cannot be kept, or no placement that keeps it was found.
+            RuntimeError: as `partition`.
+        """
+        max_tokens, token_tolerance = self.settings.max_tokens, self.token_tolerance(rows)
+        _check_tokens(rows, max_tokens)
+        heeds_tokens = max_tokens is not None or token_tolerance is not None
+        rank_of = self.partition(
+            rows, tokens=rows.tokens if heeds_tokens else None, token_tolerance=token_tolerance
+        )
+        if any(self.settings.takes(name) for name in rows.columns):
+            return rank_of
+        home = rows.home
+        stays = (
+            self.allows(rows, home)
+            and self.longest_time(rows, home) <= self.longest_time(rows, rank_of)
+            and self.excess_tokens(rows, home) <= self.excess_tokens(rows, rank_of)
+        )
+        return home.copy() if stays else rank_of
+
+    def partition(self, rows: RowTable, **arguments: Any) -> np.ndarray:
+        """Returns int64 `[rows]`, the rank of each.
+
+        Args:
+            rows: of ranks that exchange.
+            arguments: of the partitioner, in place of those from rows and settings; it gets those that it
+                takes, and that are not None.
+
+        Raises:
+            RuntimeError: the partitioner, which may be a user's, did not return one array of indices per
+                rank, with each row once, within the limits that it was given.
+        """
+        arguments = {
+            "workloads": rows.workloads,
+            "num_partitions": rows.num_ranks,
+            "home": rows.home,
+            "sizes": rows.sample_bytes,
+            "ranks_per_node": rows.ranks_per_node,
+            "speeds": relative_speeds(rows),
+            **rows.columns,
+            **self._arguments,
+            **arguments,
+        }
+        takes = self.settings.takes
+        given = {name: value for name, value in arguments.items() if value is not None and takes(name)}
+        partition = PARTITIONERS[self.settings.partitioner](**given)
+        try:
+            parts = list(partition)
+            rank_of = number_of_part(parts, len(rows.workloads))
+            fault = self._fault(rank_of, len(parts), rows.num_ranks, given.get("tokens"))
+        except (TypeError, ValueError) as error:
+            fault = str(error)
+        if fault:
+            raise RuntimeError(
+                f"partitioner {self.settings.partitioner!r} returned {reprlib.repr(partition)}: {fault}"
+            )
+        return rank_of
+
+    def allows(self, rows: RowTable, rank_of: np.ndarray) -> bool:
+        """Whether the limits allow the rows on these ranks, int64 `[rows]`."""
+        return not self._fault(rank_of, rows.num_ranks, rows.num_ranks, rows.tokens)
+
+    def longest_time(self, rows: RowTable, rank_of: np.ndarray) -> float:
+        """Returns the largest load ÷ speed, where the rows are on these ranks, int64 `[rows]`."""
+        return float(self.times(rows, rank_of).max())
+
+    def times(self, rows: RowTable, rank_of: np.ndarray) -> np.ndarray:
+        """Returns loads ÷ speeds, float64 `[ranks]`.
+
+        It adds one by one, as bincount does, so that all processors get the same last bit.
+        """
+        loads, speeds = np.bincount(rank_of, rows.workloads, minlength=rows.num_ranks), relative_speeds(rows)
+        return loads if speeds is None else loads / speeds
+
+    def token_tolerance(self, rows: RowTable) -> float | None:
+        """Returns the tolerance; None where nothing heeds it, or tokens are too many to be added."""
+        most = int(rows.tokens.max(initial=0)) * len(rows.tokens)
+        heeded = self.settings.takes("token_tolerance") and most < MOST_TOKENS
+        return self._arguments["token_tolerance"] if heeded else None
+
+    def excess_tokens(self, rows: RowTable, rank_of: np.ndarray) -> int:
+        """Returns the fullest rank's tokens above the tolerated ones, with `rank_of` int64 `[rows]`."""
+        tolerance = self.token_tolerance(rows)
+        if tolerance is None:
+            return 0
+        goal = token_goal(int(rows.tokens.sum()), rows.num_ranks, tolerance)
+        return max(int(np.bincount(rank_of, rows.tokens, minlength=1).max()) - goal, 0)
+
+    def _fault(self, rank_of: np.ndarray, num_parts: int, num_ranks: int, tokens: np.ndarray | None) -> str:
+        """Returns what keeps rows from being on these ranks, int64 `[rows]`; empty if nothing does."""
+        max_tokens, sizes = self.settings.max_tokens, np.bincount(rank_of, minlength=num_parts)
+        if num_parts != num_ranks:
+            return f"{num_parts} parts, expected one for each of {num_ranks} ranks"
+        if self.settings.equal_rows and np.ptp(sizes) > 1:
+            found = f"{sizes.min()} to {sizes.max()}"
+            return f"parts of {found} samples, expected equal_size=True to make them differ by one at most"
+        if max_tokens is not None and tokens is not None:
+            most = int(np.bincount(rank_of, tokens, 1).max())
+            if most > max_tokens:
+                return f"a part of {most} tokens, above max_tokens={max_tokens}"
+        return ""
+
+
+def relative_speeds(rows: RowTable) -> np.ndarray | None:
+    """Returns speeds relative to the fastest rank, float64 `[ranks]`; None if all are equally fast."""
+    speeds = rows.speeds
+    return None if speeds is None or (speeds == speeds[0]).all() else speeds / speeds.max()
+
+
+def place(rows: RowTable, partitioning: Partitioning, pads: bool = True) -> ShufflePlan:
+    """Places the rows of a step on the ranks that loaded them.
 
     They stay as loaded if the partitioner does no better and the limits allow it.
 
     Args:
-        samples: as loaded.
-        settings: how to place them.
-        ranks_per_node: consecutive ranks per node, where moves across nodes cost more.
+        rows: as loaded.
+        partitioning: by which to place them.
         pads: whether batches may get padding rows, to make rows equal.
-        cutting: cuts samples that stand in the way of balance; None to keep them whole.
-        speeds: float64 `[ranks]`; None if all ranks are equally fast.
 
     Raises:
-        ValueError: `max_rows` or `max_tokens` cannot be kept, or no placement that keeps them was found.
+        ValueError: `max_tokens` cannot be kept, or no placement that keeps it was found.
     """
-    return _planned(*_placed(samples, settings, ranks_per_node, pads, cutting, speeds), speeds)
+    if rows.num_ranks == 1:
+        return place_at_home(rows)
+    plan = make_plan(rows, partitioning.rank_of(rows))
+    if not (partitioning.settings.equal_rows and pads):
+        return plan
+    most = max(-(-int(rows.batch_sizes.sum()) // rows.num_ranks), 1)
+    return replace(plan, num_rows=np.full(rows.num_ranks, most))
 
 
-def _placed(
-    samples: LoadedSamples,
-    settings: ShufflerSettings,
-    ranks_per_node: int | None,
-    pads: bool,
-    cutting: Cutting | None,
-    speeds: np.ndarray | None,
-) -> tuple[LoadedSamples, np.ndarray, np.ndarray]:
-    """Returns the samples after cuts, the rank of each, and the rows of each rank, int64 both."""
-    num_ranks = samples.num_ranks
-    if num_ranks == 1:
-        return samples, samples.home, _rows_as_loaded(samples)
-    relative = None
-    if speeds is not None and (speeds != speeds[0]).any():
-        relative = speeds / speeds.max()
-    partitioning = Partitioning(settings, ranks_per_node, relative)
-    if cutting is None:
-        rank = partitioning.rank_of(samples)
-    else:
-        samples, rank = cut_and_placed(samples, partitioning, cutting)
-    if settings.equal_rows and pads:
-        rows = np.full(num_ranks, max(-(-int(samples.batch_sizes.sum()) // num_ranks), 1))
-    else:
-        rows = _rows_of(rank, num_ranks)
-    return samples, rank, rows
+def place_at_home(rows: RowTable) -> ShufflePlan:
+    """Leaves the rows of a step where they were loaded."""
+    return ShufflePlan(rows, rows.home, np.maximum(rows.batch_sizes, 1))
 
 
-def place_within(
-    samples: LoadedSamples,
-    groups: Sequence[tuple[np.ndarray, int | None]],
-    settings: ShufflerSettings,
-    pads: bool,
-    cutting: Cutting | None = None,
-    speeds: np.ndarray | None = None,
+def make_plan(rows: RowTable, rank_of: np.ndarray) -> ShufflePlan:
+    """Makes the plan of rows on these ranks, int64 `[rows]`, without padding unless a rank has none."""
+    return ShufflePlan(rows, rank_of, np.maximum(np.bincount(rank_of, minlength=rows.num_ranks), 1))
+
+
+def place_sets(
+    rows: RowTable,
+    sets: Sequence[tuple[np.ndarray, int | None]],
+    place_set: Callable[[RowTable], ShufflePlan],
 ) -> ShufflePlan:
-    """`place`, with every sample kept among the ranks of its group.
+    """Places the rows of all ranks, each within the set of ranks that exchange with its own.
 
     Args:
-        samples: of all ranks.
-        groups: the ascending ranks of each group, each rank in one of them, and its ranks per node.
-        settings, pads, cutting, speeds: as `place` takes them.
+        rows: of all ranks.
+        sets: the ascending ranks of each set, each rank in one of them, and their ranks per node.
+        place_set: places the rows of a set.
     """
-    if len(groups) == 1:
-        return place(samples, settings, groups[0][1], pads, cutting, speeds)
-
-    placed = []
-    for ranks, ranks_per_node in groups:
-        if len(ranks) > 1:  # a rank of its own keeps what it loaded
-            of_group = None if speeds is None else speeds[ranks]
-            among = samples.within(ranks)
-            placed.append((ranks, *_placed(among, settings, ranks_per_node, pads, cutting, of_group)))
-    if cutting is not None:
-        samples = _with_cuts_of([(ranks, among) for ranks, among, _, _ in placed], samples, cutting)
-    destination, rows = samples.home.copy(), _rows_as_loaded(samples)
-    for ranks, _, rank, rows_of_group in placed:
-        destination[samples.loaded_by(ranks)] = ranks[rank]
-        rows[ranks] = rows_of_group
-    return _planned(samples, destination, rows, speeds)
+    if len(sets) == 1:
+        return place_set(replace(rows, ranks_per_node=sets[0][1]))
+    alone = np.array([ranks[0] for ranks, _ in sets if len(ranks) == 1], dtype=np.int64)
+    if len(alone) == rows.num_ranks:
+        return place_at_home(rows)
+    plans = [
+        (ranks, place_set(replace(rows.within(ranks), ranks_per_node=ranks_per_node)))
+        for ranks, ranks_per_node in sets
+        if len(ranks) > 1
+    ]
+    if len(alone):
+        plans.append((alone, place_at_home(rows.within(alone))))
+    return join_plans(plans)
 
 
-def divide(plan: ShufflePlan, max_tokens: int) -> ShufflePlan:
-    """Returns the plan with the samples of every rank in micro-batches of at most `max_tokens`."""
-    of_ranks = divide_into_micro_batches(plan.workloads, plan.tokens, plan.partition, max_tokens)
-    count = len(of_ranks[0])
-    parts = [part for of_rank in of_ranks for part in of_rank]
-    micro_batch = number_of_part(parts, len(plan.workloads)) % count
-    return replace(plan, micro_batch=micro_batch, num_micro_batches=count)
+def warm_up(settings: ShufflerSettings, features: Sequence[Feature] = ()) -> None:
+    """Compiles, or loads from numba's cache, all that placing may call, so that no step does.
 
-
-def placed_by_hand(
-    samples: LoadedSamples, cutting: Cutting, numbers: np.ndarray, items: np.ndarray, ranks: np.ndarray
-) -> ShufflePlan:
-    """Returns the plan of given cuts and places.
-
-    Args:
-        samples: as loaded.
-        cutting, numbers, items: as `Cutting.cut` takes them.
-        ranks: int64 `[rows]`, the rank of each row after the cuts.
+    Shows that it runs if it takes long. What only other settings reach is left out.
     """
-    samples = cutting.cut(samples, numbers, items) if len(numbers) else samples
-    return _planned(samples, ranks, _rows_of(ranks, samples.num_ranks))
-
-
-def warm_up(settings: ShufflerSettings, has_groups: bool = False) -> None:
-    """`compile_all`, and shows that it runs if it takes long."""
     with shown_if_slow("compiling the partition functions, once per machine and version"):
-        compile_all(settings, has_groups)
+        _compile(settings)
+        for feature in features:
+            feature.warm_up()
 
 
-def compile_all(settings: ShufflerSettings, has_groups: bool = False) -> None:
-    """Compiles, or loads from numba's cache, all that `place` and `divide` may call, so that no step does.
-
-    Args:
-        settings: of the shuffler; what only other settings reach is left out.
-        has_groups: whether samples have groups; they have if the settings name a feature for them.
-    """
+def _compile(settings: ShufflerSettings) -> None:
     # Rows have to be made equal, and then no single swap reaches the target: rebalancing needs every search.
     work, home = np.array([2, 5, 7, 2, 5, 1, 5]), np.array([1, 0, 0, 1, 0, 0, 0])
     ones, each = np.ones(2, dtype=np.int64), np.ones((2, 1), dtype=np.int64)
-    samples = LoadedSamples(ones, ones, ones, ones, ones, each, ones, each)
-    Partitioning(replace(settings, max_tokens=None)).rank_of(samples)  # it may compile functions of its own
-    in_micro_batches = settings.max_tokens_per_micro_batch is not None
-    if settings.partitioner in ("longest_processing_time", "refined") or in_micro_batches:
-        for speeds in (None, [1.0, 0.5]):
-            refine(work, [np.flatnonzero(home == rank) for rank in range(2)], equal_size=False, speeds=speeds)
-        refined(work, 2)
-    if settings.split or settings.partitioner not in ("karmarkar_karp", "longest_processing_time", "refined"):
+    rows = RowTable(ones, ones, ones, ones, ones, each, ones, each)
+    Partitioning(replace(settings, max_tokens=None)).rank_of(rows)  # it may compile functions of its own
+    if settings.partitioner in ("longest_processing_time", "refined"):
+        compile_refine()
+    elif settings.partitioner != "karmarkar_karp":
         rebalance(work, home, 2, tolerance=0.0)
-    if has_groups or settings.group_feature is not None:
-        rebalance(work, home, 2, tolerance=0.0, groups=0 * home)
-    if settings.heeded_token_tolerance is not None:
+    if settings.token_tolerance is not None and settings.takes("token_tolerance"):
         rebalance(ones, np.arange(2), 2, tokens=3 * np.arange(2), token_tolerance=0.0)
     lower_bound(ones, 2)  # for reports
-    if settings.split:
-        whole = divided(ones, 1, home[:0], home[:0], home[:0])
-        leveled(whole, 0 * ones, 2 * ones, ones, ones, np.arange(2), 1, 1)
-    if in_micro_batches:
-        divide_into_micro_batches(ones, ones, [np.arange(2)], 1)
 
 
-def _rows_as_loaded(samples: LoadedSamples) -> np.ndarray:
-    return np.maximum(samples.batch_sizes, 1)
+def compile_refine() -> None:
+    """Compiles what places samples from scratch, with speeds and without."""
+    work, parts = np.array([2, 5, 7, 2, 5, 1, 5]), [np.array([1, 2, 4, 5, 6]), np.array([0, 3])]
+    for speeds in (None, [1.0, 0.5]):
+        refine(work, parts, equal_size=False, speeds=speeds)
+    refined(work, 2)
 
 
-def _rows_of(rank_of: np.ndarray, num_ranks: int) -> np.ndarray:
-    """Returns int64 `[ranks]`, rows without padding, but at least one."""
-    return np.maximum(np.bincount(rank_of, minlength=num_ranks), 1)
-
-
-def _planned(
-    samples: LoadedSamples, destination: np.ndarray, rows: np.ndarray, speeds: np.ndarray | None = None
-) -> ShufflePlan:
-    """Makes the plan of a placement, in which batches run whole."""
-    of_samples = {spec.name: getattr(samples, spec.name) for spec in fields(LoadedSamples)}
-    micro_batch = np.zeros_like(destination)
-    return ShufflePlan(
-        **of_samples, destination=destination, micro_batch=micro_batch, rows=rows, speeds=speeds
-    )
-
-
-def _with_cuts_of(
-    placed: Sequence[tuple[np.ndarray, LoadedSamples]], samples: LoadedSamples, cutting: Cutting
-) -> LoadedSamples:
-    """Returns the samples of all ranks in the pieces of their groups'."""
-    numbers, items = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=np.int64)]
-    for ranks, among in placed:
-        if among.pieces is not None:
-            later = np.flatnonzero(~among.starts_sample)
-            numbers.append(samples.loaded_by(ranks)[among.sample_of[later]])
-            items.append(among.pieces["first_item"][later])
-    order = np.argsort(np.concatenate(numbers), kind="stable")
-    if not len(order):
-        return samples
-    return cutting.cut(samples, np.concatenate(numbers)[order], np.concatenate(items)[order])
+def _check_tokens(rows: RowTable, max_tokens: int | None) -> None:
+    """Raises what the partitioner would, with the rank and row of the sample."""
+    over = np.flatnonzero(rows.tokens > (max_tokens or np.inf))
+    if over.size:
+        rank, row = rows.where_loaded(over[0])
+        raise ValueError(
+            f"row {row} of rank {rank} has {rows.tokens[over[0]]} tokens, above "
+            f"max_tokens={max_tokens}: truncate histories or raise the limit"
+        )

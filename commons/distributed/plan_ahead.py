@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import atexit
+import functools
+import logging
 import queue
 import threading
 import time
@@ -10,79 +12,124 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from typing import Any, Generic, TypeVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from ..named_ranges import named_range
+from .loaded_memory import LoadedMemory
 from .rank_group import close_connections
+from .shuffle_plan import ShufflePlan
+from .slow_plans import SlowPlans
 
-Step = TypeVar("Step")
+if TYPE_CHECKING:
+    from .batch_shuffler import BatchShuffler
+
+logger = logging.getLogger(__name__)
 _ENDED = object()
 _PATIENCE_S = 0.5
 
 
-class PlanAhead(Generic[Step]):
+@dataclass
+class PlannedStep:
+    """A step on its way.
+
+    Attributes:
+        batch: this rank's, as loaded or prepared on the host.
+        everyone: the placement of all ranks that plan together.
+        plan: the same among the ranks that exchange with this one.
+        posted: int64 `[ranks]`, what ranks posted when this was planned.
+        wait_seconds: that this rank waited for the plan.
+        exchange_seconds: host time of the exchange.
+    """
+
+    batch: Any
+    everyone: ShufflePlan
+    plan: ShufflePlan
+    posted: np.ndarray
+    wait_seconds: float = 0.0
+    exchange_seconds: float = 0.0
+
+
+class PlanAhead:
     """Takes batches from a loader one step ahead, and hands out planned steps in the loader's order.
 
     Every rank calls `next_step` in lockstep, and hands over a new iterator in the same call. All ranks then
     load and plan the same number of steps, even if some loaders end early. They learn of the end, or of an
     error on any rank, in the same call.
 
+    Until the loaders have ended, or `drop`, no other thread plans with the shuffler.
+
     Args:
-        plan: takes the batch of a step, None after the loader's end, and the error that kept this rank from
-            loading it; returns the step, None if no rank has loaded a batch. Collective; the thread calls it
-            for one step after another.
-        prepare: called with each loaded batch, in the caller's thread.
+        shuffler: makes the plans.
         device: device of the steps, which becomes the thread's current one; None for the caller's.
+        check: called with each planned step, in the planning thread.
 
     Attributes:
-        busy_seconds: from the last step that was handed out to the call for the next one.
+        post: returns a number for all ranks, int64; called in the planning thread before each plan. None
+            for 0.
     """
 
     def __init__(
         self,
-        plan: Callable[[Any, Exception | None], Step | None],
-        prepare: Callable[[Any], Any],
+        shuffler: BatchShuffler,
         device: torch.device | None = None,
+        check: Callable[[PlannedStep], None] | None = None,
     ) -> None:
-        self._plan = plan
-        self._prepare = prepare
+        self._shuffler, self._planner, self._check = shuffler, shuffler.planner, check
         self._thread = _Thread(device)
+        self._memory = LoadedMemory(shuffler.sample_rows)
+        self._slow_plans = SlowPlans(shuffler)
         self._loader: Iterator[Any] | None = None
         self._this_rank_ended = self._all_ended = False
-        self._planned: deque[tuple[Iterator[Any], Future[Step | None]]] = deque()
+        self._planned: deque[tuple[Iterator[Any], Future[PlannedStep | None]]] = deque()
         self._dropped_error: BaseException | None = None
-        self.busy_seconds, self._handed_out_at = 0.0, time.perf_counter()
+        self._handed_out_at = time.perf_counter()
+        self.post: Callable[[], int] | None = None
 
-    def next_step(self, loader: Iterator[Any]) -> tuple[Step, float] | None:
-        """Returns the next step, and the seconds waited for it; None once the loaders have ended.
+    def next_step(self, loader: Iterator[Any]) -> PlannedStep | None:
+        """Returns the next step; None once the loaders have ended.
 
         Raises:
             Exception: the error of any rank's loader, or of planning; on every rank. The batches of its step
                 are lost on all ranks. The next call goes on with those that follow.
         """
-        self.busy_seconds = time.perf_counter() - self._handed_out_at
+        busy_seconds = time.perf_counter() - self._handed_out_at
         if loader is not self._loader:
             self._loader, self._this_rank_ended, self._all_ended = loader, False, False
         if self._dropped_error is not None:
             error, self._dropped_error = self._dropped_error, None
             raise error
-        if self._all_ended:
+        step = None if self._all_ended else self._next_planned(loader)
+        if step is None:
+            self._forget()
             return None
+        self._memory.handed_out()
+        self._slow_plans.after(busy_seconds)
+        self._handed_out_at = time.perf_counter()
+        return step
+
+    def _next_planned(self, loader: Iterator[Any]) -> PlannedStep | None:
         seconds = 0.0
         while True:
             while len(self._planned) < 2:  # the step after this one is planned while this one trains
-                self._planned.append((loader, self._thread.submit(self._plan, *self._load(loader))))
-            of_loader, planned = self._planned.popleft()
+                loaded, failure = self._load(loader)
+                self._planned.append((loader, self._thread.submit(self._plan, loaded, failure)))
+            from_loader, planned = self._planned.popleft()
             start = time.perf_counter()
-            with named_range("## wait for plan ##"):
-                step = planned.result()
+            try:
+                with named_range("## wait for plan ##"):
+                    step = planned.result()
+            except Exception:
+                self._memory.forget()  # some of its batches will never be handed out
+                raise
             seconds += time.perf_counter() - start
             if step is not None:
-                self._handed_out_at = time.perf_counter()
-                return step, seconds
-            if of_loader is loader:
+                step.wait_seconds = seconds
+                return step
+            if from_loader is loader:
                 self.drop()
                 self._all_ended = True
                 return None
@@ -96,9 +143,15 @@ class PlanAhead(Generic[Step]):
             error = planned.exception()  # waits for the plan, in which other ranks wait for this one
             self._dropped_error = self._dropped_error or error
         self._planned.clear()
+        self._forget()
 
-    def _load(self, loader: Iterator[Any]) -> tuple[Any, Exception | None]:
-        """Returns the next batch, None after the end; and the error that kept this rank from loading it."""
+    def _forget(self) -> None:
+        self._memory.forget()
+        self._planner.release()
+
+    def _load(self, loader: Iterator[Any]) -> tuple[tuple[Any, Any] | None, Exception | None]:
+        """Returns the next batch on the host and as it came, None after the end; and the error that kept this
+        rank from loading it."""
         if self._this_rank_ended:  # some loaders hang if asked again after their end
             return None, None
         try:
@@ -110,9 +163,40 @@ class PlanAhead(Generic[Step]):
                         "without rows for a step goes on to its next batch"
                     )
                 self._this_rank_ended = batch is _ENDED
-                return (None if batch is _ENDED else self._prepare(batch)), None
+                if batch is _ENDED:
+                    return None, None
+                self._memory.loaded(batch)
+                on_host = self._shuffler.sample_rows.to_host(batch)
+                if on_host is not batch and self._planner.over.rank == 0:
+                    _warn_of_device_batches()
+                return (on_host, batch), None
         except Exception as error:  # the other ranks are told when this step is planned
             return None, error
+
+    def _plan(self, loaded: tuple[Any, Any] | None, failure: Exception | None) -> PlannedStep | None:
+        """Plans a step, in the planning thread; None if no rank has loaded a batch. Collective."""
+        self._planner.reserve()
+        on_host, given = loaded or (None, None)
+        everyone = self._planner.plan(on_host, failure, self.post)
+        if not everyone.has_batch:
+            return None
+        plan = self._shuffler.plan_here(everyone)
+        batch = self._shuffler.prepare(on_host, plan)
+        if batch is on_host:
+            batch = given  # what came on the device stays there
+        step = PlannedStep(batch, everyone, plan, self._planner.posted)
+        if self._check is not None:
+            self._check(step)
+        return step
+
+
+@functools.cache
+def _warn_of_device_batches() -> None:
+    """Warns once per process, however many loops there are."""
+    logger.warning(
+        "the loader gives batches on the device: each is copied back to plan with, which waits for the "
+        "device. Give batches on the host, pinned, for planning to cost the step nothing"
+    )
 
 
 class _Thread:

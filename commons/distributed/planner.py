@@ -2,146 +2,88 @@
 
 from __future__ import annotations
 
-import logging
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch.distributed as dist
 
 from ..named_ranges import named_range
-from ..partition.balance import relative_to_mean
 from ..perf_model.cost import Cost
 from ..sequence_batch import containers
-from ..sequence_batch.sample_rows import SampleRows
-from .cutting import Cutting, PrefixCost
-from .learning import Learning
-from .loaded_samples import LoadedSamples
-from .placement import divide, place_within, placed_by_hand, warm_up
-from .plan_gather import BatchFormat, PlanGather
+from .batch_format import BatchFormat
+from .count_rows import RowFormat, count_rows
+from .feature import chain
+from .placement import place, place_sets
+from .plan_gather import PlanGather
 from .rank_group import RankGroup
-from .sample_facts import Counter, SampleFacts
+from .row_table import RowTable
 from .shuffle_plan import ShufflePlan
-from .shuffler_settings import LEARNED, ShufflerSettings
-from .verify import check_plans
 
-logger = logging.getLogger(__name__)
-RowCounts = Mapping[str, Counter]
-# Ranks differ in speed if the fastest is this many times as fast as the slowest. Loads follow if the slowest
-# takes at most this share longer than the mean. A warning comes after so many plans in which they do not.
-_DIFFERENT_SPEEDS, _FOLLOWED, _PLANS_BEHIND = 1.25, 0.05, 20
+if TYPE_CHECKING:
+    from .batch_shuffler import BatchShuffler
 
 
 class Planner:
-    """Makes plans for the ranks of a group, whose samples stay within sub-groups of it.
+    """Makes plans for ranks, whose rows stay within the ranks that they exchange with.
 
     Collectives of a plan: one all-gather of host numbers, over a channel of its own. The first one, and one
-    that meets more rows than any before, take a few.
+    that meets more rows than any before, take a few. Construction is collective.
 
     Args:
-        over: the ranks that plan together.
-        groups: ascending ranks (of `over`) that exchange samples, and their ranks per node; each rank is in
-            one of them.
-        settings: how to place samples.
-        sample_rows: reads the rows of batches.
-        counts_of_rows: returns the functions that count workload, tokens, and loss tokens of a batch's rows,
-            by the names that messages call them.
-        prefix_cost: as `BatchShuffler.prefix_cost`, to cut samples by; None to keep them whole.
-        groups_of_rows: the name and the function of the rows' groups; None if samples have none.
-        cost: of rows, in nanoseconds; "learned" for costs and speeds that follow the steps' times; None for
-            the sum of the workloads' columns.
+        shuffler: knows costs, settings and features.
+        over: the ranks that plan together: those that exchange, or all ranks of the job.
 
     Attributes:
-        learning: of costs and speeds; None if they are not learned.
+        over: as given.
+        sets: int64, the ascending ranks of each set that exchanges, each rank in one of them.
         posted: int64 `[ranks]`, what each rank posted with the last plan.
-        seconds: that this rank counted and placed samples for the last plan, without the wait for others.
-        cuts: returns cuts and the rank of each row, as `placed_by_hand` takes them, for tests; None to work
-            them out.
+        seconds: that this rank counted and placed rows for the last plan, without the wait for others.
+
+    Raises:
+        ValueError: ranks are not each in one set of ranks that exchange; on all ranks.
     """
 
-    def __init__(
-        self,
-        over: RankGroup,
-        groups: Sequence[tuple[np.ndarray, int | None]],
-        settings: ShufflerSettings,
-        sample_rows: SampleRows,
-        counts_of_rows: Callable[[Any], RowCounts],
-        prefix_cost: PrefixCost | None = None,
-        groups_of_rows: tuple[str, Counter] | None = None,
-        cost: Cost | str | None = None,
-    ) -> None:
-        self._over, self._groups, self._settings = over, groups, settings
-        self._sample_rows, self._counts_of_rows = sample_rows, counts_of_rows
-        self._prefix_cost, self._groups_of_rows = prefix_cost, groups_of_rows
-        self._cost = cost
-        self._cutting: Cutting | None = None
-        self._channel = over.channel()
-        self.learning = (
-            Learning(over.num_ranks, over.rank, settings.speed_limit, over.hosts, over.ranks)
-            if cost == LEARNED
-            else None
+    def __init__(self, shuffler: BatchShuffler, over: RankGroup) -> None:
+        self.over = over
+        self._shuffler, self._features = shuffler, shuffler.features
+        self._sets = _sets_that_exchange(shuffler.group, over)
+        self.sets = [ranks for ranks, _ in self._sets]
+        for feature in self._features:
+            feature.setup(shuffler, over)
+        self._gather = PlanGather(
+            over.channel(), shuffler.described_settings(), shuffler.sample_rows, self._features
         )
-        self._gather = PlanGather(self._channel, settings, sample_rows, cost)
+        of_set = [feature for feature in self._features if feature.places_each_set]
+        of_all = [feature for feature in self._features if not feature.places_each_set]
+        self._place_set = chain(of_set, "place", self._place_whole)
+        self._place = chain(of_all, "place", self._place_sets)
         self._batch_type: type | None = None
-        self._plans_behind = 0
-        self._longest_named = settings.max_tokens_per_micro_batch or 0
+        self._reserved_by: int | None = None
         self.posted = np.zeros(over.num_ranks, dtype=np.int64)
         self.seconds = 0.0, 0.0
-        self.cuts: Callable[[LoadedSamples, Cutting], tuple[np.ndarray, np.ndarray, np.ndarray]] | None = None
 
     @property
-    def rank(self) -> int:
-        """This rank's place among those that plan together."""
-        return self._over.rank
+    def format(self) -> BatchFormat | None:
+        """The batch format that the ranks have agreed on; None before the first batch."""
+        return self._gather.format
 
-    @property
-    def agreed(self) -> BatchFormat | None:
-        """The fields that the ranks have agreed on; None before the first batch."""
-        return self._gather.agreed
+    def reserve(self) -> None:
+        """Lets only the calling thread plan, until `release`: concurrent plans would interleave their
+        collectives."""
+        if self._reserved_by is None:
+            self._reserved_by = threading.get_ident()
 
-    def of_all_ranks(self) -> Planner:
-        """Makes a planner for all ranks of the job, whose samples stay within the groups of their planners.
-
-        Collective over all ranks of the job. For pipelines, which need the loss tokens of all ranks.
-
-        Raises:
-            ValueError: ranks are not each in one group; on all ranks.
-        """
-        if not dist.is_initialized() or self._over.num_ranks == dist.get_world_size():
-            return self
-        # Also on a rank that is alone in its group: it places the others', too.
-        warm_up(self._settings, self._groups_of_rows is not None)
-        everyone = RankGroup.of()
-        mine = self._over.ranks, self._over.ranks_per_node
-        gathered = everyone.all_gather_objects(mine)
-        groups = list(dict.fromkeys(gathered))
-        for ranks, _ in groups:
-            if any(gathered[rank][0] != ranks for rank in ranks):
-                raise ValueError(
-                    f"a rank balances among ranks {list(ranks)}, and one of these among others; give the "
-                    "shufflers of a group the same process_group"
-                )
-        of_arrays = [(np.array(ranks), ranks_per_node) for ranks, ranks_per_node in groups]
-        return Planner(
-            everyone,
-            of_arrays,
-            self._settings,
-            self._sample_rows,
-            self._counts_of_rows,
-            self._prefix_cost,
-            self._groups_of_rows,
-            self._cost,
-        )
+    def release(self) -> None:
+        """Lets any thread plan again."""
+        self._reserved_by = None
 
     def plan(
-        self,
-        batch: Any,
-        failure: Exception | None,
-        post: Callable[[], int] | None = None,
+        self, batch: Any, failure: Exception | None = None, post: Callable[[], int] | None = None
     ) -> ShufflePlan:
-        """Plans a step. Collective over the ranks.
+        """Plans a step of all ranks. Collective over them.
 
         Args:
             batch: this rank's; None if its loader has ended.
@@ -149,103 +91,85 @@ class Planner:
             post: returns a number for the other ranks, int64; its errors are raised on every rank.
 
         Returns:
-            The plan; without a batch on any rank, one without samples.
+            The plan; without a batch on any rank, one without rows.
         """
-        facts, example, learning = None, None, self.learning
-        start = time.perf_counter()
-        posted = np.zeros(1 + (0 if learning is None else learning.num_posted), dtype=np.int64)
+        if self._reserved_by not in (None, threading.get_ident()):
+            raise RuntimeError(
+                f"this {type(self._shuffler).__name__} plans for a pipeline, or a loop over plan_ahead, in a "
+                "thread of its own: create another shuffler, or exhaust the loaders or reset the pipeline "
+                "first"
+            )
+        counted, start = None, time.perf_counter()
+        ends = np.cumsum([1] + [feature.num_posted for feature in self._features])
+        posted = np.zeros(ends[-1], dtype=np.int64)
         try:
             posted[0] = 0 if post is None else post()
-            if learning is not None:
-                posted[1:] = learning.to_post()
+            for feature, numbers in zip(self._features, np.split(posted, ends)[1:], strict=False):
+                numbers[:] = feature.post()
         except Exception as error:  # raised on every rank below
             failure = failure or error
         if batch is not None and failure is None:
             try:
                 with named_range("## plan: workloads ##"):
-                    facts = self._facts(batch)
-                if self.agreed is None:
-                    example = batch
+                    counted = self._count(batch)
             except Exception as error:  # whatever a user's get_workloads raises must reach all ranks
                 failure = error
-        counted = time.perf_counter() - start
+        counting = time.perf_counter() - start
         with named_range("## plan: gather ##"):
-            samples, table = self._gather.gather(facts, failure, example, posted)
+            rows, table = self._gather.gather(counted, failure, batch, posted)
         self.posted = table[:, 0]
-        if not samples.batch_sizes.any():  # loaders ended: a run resumed here does not plan this
-            learning = None
-        if learning is not None:
-            learning.take(table[:, 1:], samples.work.shape[1])
         start = time.perf_counter()
-        if self._settings.verify:
-            plan = check_plans(self._channel, lambda: self._placed(samples))
-        else:
-            plan = self._placed(samples)
-        self.seconds = counted, time.perf_counter() - start
-        if learning is not None:
-            learning.planned(plan)
-            self._warn_of_unfollowed_speeds(plan)
-        self._name_sample_above_cap(plan)
+        if rows.batch_sizes.any():
+            for feature, numbers in zip(self._features, np.split(table, ends, 1)[1:], strict=False):
+                feature.take(numbers, rows)
+            with named_range("## plan: placement ##"):
+                plan = self._place(self._with_cost(rows))
+        else:  # loaders ended: a run resumed here does not plan this
+            plan = ShufflePlan(rows, rows.home, np.ones_like(rows.batch_sizes))
+        self.seconds = counting, time.perf_counter() - start
         return plan
 
-    def _placed(self, loaded: LoadedSamples) -> ShufflePlan:
-        timed, learning, agreed = self._cost_in_time(), self.learning, self.agreed
-        samples = loaded if timed is None else loaded.with_cost(timed)
-        cap = self._settings.max_tokens_per_micro_batch
-        pads = agreed is None or agreed.pads
-        with named_range("## plan: placement ##"):
-            cutting = self._how_to_cut(timed)
-            if self.cuts is not None and cutting is not None:
-                plan = placed_by_hand(samples, cutting, *self.cuts(samples, cutting))
-            else:
-                speeds = None if learning is None else learning.speeds()
-                plan = place_within(samples, self._groups, self._settings, pads, cutting, speeds)
-            plan = plan if cap is None else divide(plan, cap)
-        if timed is None:
-            return plan
-        measured = np.ones(plan.num_ranks) if learning is None else learning.state.speeds
-        return replace(plan, predicted_seconds=(timed.per_step + plan.loads) * 1e-9 / measured)
+    def _count(self, batch: Any) -> tuple[RowTable, RowFormat]:
+        shuffler = self._shuffler
+        on_host = shuffler.sample_rows.to_host(batch)
+        self._check_type(on_host)
 
-    def _cost_in_time(self) -> Cost | None:
-        """Returns the cost in nanoseconds, if there is one.
+        def columns(shown: Any) -> dict[str, Any]:
+            return {name: of for feature in self._features for name, of in feature.columns(shown).items()}
+
+        return count_rows(on_host, shuffler.sample_rows, shuffler.counters(on_host), columns)
+
+    def _with_cost(self, rows: RowTable) -> RowTable:
+        """Returns rows with the shuffler's cost in nanoseconds, if it has one.
 
         Raises:
             ValueError: it was fitted to another number of columns; on every rank.
         """
-        if self.agreed is None:
-            return None
-        cost, columns = self._cost, self.agreed.columns.work
-        if isinstance(cost, Cost) and cost.num_columns != columns:
+        cost, columns = self._shuffler.cost, rows.work.shape[1]
+        if cost is None:
+            return rows
+        if cost.num_columns != columns:
             raise ValueError(
                 f"cost={cost} is of {cost.num_columns} columns of get_workloads, which returns {columns}; "
                 "calibrate this model"
             )
-        if self.learning is not None:
-            return self.learning.state.cost
-        return cost if isinstance(cost, Cost) else None
+        return rows.with_cost(cost)
 
-    def _how_to_cut(self, timed: Cost | None) -> Cutting | None:
-        """Returns how to cut samples by a cost, or by workloads; None if they stay whole."""
-        agreed = self.agreed
-        if self._prefix_cost is None or agreed is None or agreed.cut_rules is None:
-            return None
-        cost = timed or Cost.sum_of_columns(agreed.columns.work)
-        if self._cutting is None or self._cutting.cost != cost:
-            self._cutting = Cutting(
-                agreed.cut_rules, agreed.schema, agreed.columns.count_names, self._prefix_cost, cost
-            )
-        return self._cutting
+    def _place_sets(self, rows: RowTable) -> ShufflePlan:
+        plan = place_sets(rows, self._sets, self._place_set)
+        cost: Cost | None = self._shuffler.cost
+        if cost is None:
+            return plan
+        return replace(plan, predicted_seconds=predict_seconds(plan, cost))
 
-    def _facts(self, batch: Any) -> SampleFacts:
-        on_host = self._sample_rows.to_host(batch)
-        self._check_type(on_host)
-        counts = self._counts_of_rows(on_host)
-        return SampleFacts.of(on_host, self._sample_rows, counts, self._groups_of_rows)
+    def _place_whole(self, rows: RowTable) -> ShufflePlan:
+        pads = self.format is None or self.format.pads
+        return place(rows, self._shuffler.partitioning, pads)
 
     def _check_type(self, batch: Any) -> None:
         """Checks that this rank's batches are of one type, and whether the first can be exchanged."""
         if self._batch_type is None:
-            self._sample_rows.check_shared(batch)
+            self._shuffler.sample_rows.check_shared(batch)
             containers.check_replaceable(batch)
             self._batch_type = type(batch)
         if type(batch) is not self._batch_type:
@@ -254,34 +178,22 @@ class Planner:
                 f"{self._batch_type.__qualname__}; all must be of one type"
             )
 
-    def _warn_of_unfollowed_speeds(self, plan: ShufflePlan) -> None:
-        """Warns once where ranks differ in speed, and loads have long not followed."""
-        speeds, loads = plan.speeds, plan.loads
-        if speeds is None or self._over.rank != 0 or self._plans_behind == _PLANS_BEHIND:
-            return
-        ratio = 1.0
-        for ranks, _ in self._groups:
-            fastest = float(speeds[ranks].max() / speeds[ranks].min())
-            if fastest > _DIFFERENT_SPEEDS and relative_to_mean(loads[ranks], speeds[ranks]) > 1 + _FOLLOWED:
-                ratio = max(ratio, fastest)
-        self._plans_behind = 0 if ratio == 1.0 else self._plans_behind + 1
-        if self._plans_behind == _PLANS_BEHIND:
-            logger.warning(
-                f"ranks differ in speed by {ratio:.2f} times, and loads do not follow: equal_rows=True, a "
-                "high tolerance, tight max_rows or max_tokens, a partitioner that hardly heeds speeds, such "
-                'as "karmarkar_karp", or samples too heavy for a slow rank keep them from it'
-            )
 
-    def _name_sample_above_cap(self, plan: ShufflePlan) -> None:
-        """Warns of a sample that takes a micro-batch of its own, if it is longer than all named before."""
-        cap = self._settings.max_tokens_per_micro_batch
-        if cap is None or self._over.rank != 0 or plan.tokens.max(initial=0) <= self._longest_named:
-            return
-        longest = int(plan.tokens.argmax())
-        rank, row = plan.where_loaded(longest)
-        self._longest_named = int(plan.tokens[longest])
-        logger.warning(
-            f"row {row} of a batch of rank {self._over.ranks[rank]} has {self._longest_named} tokens, above "
-            f"max_tokens_per_micro_batch={cap}: it gets a micro-batch of its own, which takes more memory "
-            "than the cap allows; truncate histories or raise the cap. Shorter ones will not be named"
-        )
+def predict_seconds(plan: ShufflePlan, cost: Cost, speeds: np.ndarray | float = 1.0) -> np.ndarray:
+    """Returns the compute time of each rank, float64 `[ranks]`, given their speeds."""
+    return (cost.per_step + plan.loads) * 1e-9 / speeds
+
+
+def _sets_that_exchange(mine: RankGroup, over: RankGroup) -> list[tuple[np.ndarray, int | None]]:
+    """Returns the sets of ranks that exchange, as places in `over`, and their ranks per node."""
+    if mine.ranks == over.ranks:
+        return [(np.arange(mine.num_ranks), mine.ranks_per_node)]
+    gathered = over.all_gather_objects((mine.ranks, mine.ranks_per_node))
+    sets = list(dict.fromkeys(gathered))
+    for ranks, _ in sets:
+        if any(gathered[over.ranks.index(rank)][0] != ranks for rank in ranks):
+            raise ValueError(
+                f"a rank balances among ranks {list(ranks)}, and one of these among others; give the "
+                "shufflers of a group the same process_group"
+            )
+    return [(np.searchsorted(over.ranks, ranks), ranks_per_node) for ranks, ranks_per_node in sets]

@@ -2,8 +2,7 @@
 
 All shufflers, pipelines, logs and checkpoints of a process share one gloo group and one exchange group per
 set of ranks. A gloo group of N ranks holds N + 3 descriptors and 3 threads, and an NCCL communicator holds
-device memory. In the gloo group, each user has a `Channel`. On GPUs, `unshuffle` creates a third group on
-first use.
+device memory. In the gloo group, each user has a `Channel`.
 
 Order of launches: the main thread launches every exchange and unshuffle, and TorchRec's collectives of a
 forward. Autograd's thread launches those of a backward, DDP's among them, while the main thread waits for it.
@@ -48,6 +47,7 @@ class RankGroup:
         hosts: names of the hosts of all its ranks.
         ranks_per_node: if each node has this many consecutive ranks of the group; None if nodes do not
             matter, as on one machine, or have different numbers of ranks.
+        wait_seconds: host time that this rank has waited for others within forward and backward.
     """
 
     def __init__(self, ranks: tuple[int, ...], rank: int, control: dist.ProcessGroup | None = None) -> None:
@@ -57,6 +57,7 @@ class RankGroup:
         self._base = Channel(rank, len(ranks), control, tag=0)
         self.hosts: list[str] = self._base.all_gather_objects(socket.gethostname())
         self.ranks_per_node = ranks_per_node(self.hosts)
+        self.wait_seconds = 0.0
 
     @staticmethod
     def of(process_group: dist.ProcessGroup | None = None) -> RankGroup:
@@ -108,24 +109,12 @@ class RankGroup:
         """Gathers anything that pickles, while something is constructed."""
         return self._base.all_gather_objects(value)
 
-    def exchange_group(self, device: torch.device) -> dist.ProcessGroup:
-        """Returns the group that moves samples on a device; the first call is collective."""
-        return self._group_for("exchange", device)
+    def group_for(self, use: str, device: torch.device) -> dist.ProcessGroup:
+        """Returns the process group of these ranks for one use, such as "exchange", on a device.
 
-    def unshuffle_group(self, device: torch.device) -> dist.ProcessGroup:
-        """Returns the group that moves results back; the first call is collective.
-
-        On GPUs it is another than the exchange's: it is called on another stream, and would wait for the
-        exchange of a later step.
+        The first call for a use is collective. On GPUs, what runs on another stream needs another use, or it
+        would wait for the exchange of a later step.
         """
-        return self._group_for("exchange" if device.type == "cpu" else "unshuffle", device)
-
-    def fetch_group(self, device: torch.device) -> dist.ProcessGroup:
-        """Returns the group that pieces of samples fetch keys and values over; the first call is
-        collective."""
-        return self._group_for("fetch", device)
-
-    def _group_for(self, use: str, device: torch.device) -> dist.ProcessGroup:
         key = use, job_backend(device)
         if key not in self._groups:
             if key[1] == "nccl":

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .planner import Planner
-from .shuffler_settings import ShufflerSettings
+if TYPE_CHECKING:
+    from .batch_shuffler import BatchShuffler
 
 logger = logging.getLogger(__name__)
 _WARM_UP = 10  # steps
@@ -20,14 +21,12 @@ class SlowPlans:
     The times are used for nothing else.
 
     Args:
-        planner: makes the plans.
-        settings: by which it makes them.
-        shuffler: name of the class that counts workloads.
+        shuffler: counts workloads, and makes the plans.
     """
 
-    def __init__(self, planner: Planner, settings: ShufflerSettings, shuffler: str) -> None:
-        self._planner, self._settings, self._shuffler = planner, settings, shuffler
-        self._steps_to_skip: float = _WARM_UP if planner.rank == 0 else np.inf
+    def __init__(self, shuffler: BatchShuffler) -> None:
+        self._shuffler, self._planner = shuffler, shuffler.planner
+        self._steps_to_skip: float = _WARM_UP if self._planner.over.rank == 0 else np.inf
         self._times: list[tuple[float, float, float]] = []
 
     def after(self, busy_seconds: float) -> None:
@@ -43,17 +42,19 @@ class SlowPlans:
         planning = counting + placing
         if planning > busy:
             self._steps_to_skip = np.inf
-            slow = f"make {self._shuffler}.get_workloads faster"
+            slow = f"make {type(self._shuffler).__name__}.get_workloads faster"
             logger.warning(
                 f"planning takes {planning:.1f} ms per step, and a step that should hide it {busy:.1f} ms: "
-                f"every step waits for its plan; {slow if counting > placing else _faster(self._settings)}"
+                f"every step waits for its plan; {slow if counting > placing else _faster(self._shuffler)}"
             )
 
 
-def _faster(settings: ShufflerSettings) -> str:
+def _faster(shuffler: BatchShuffler) -> str:
     """Returns what to set, for a faster placement."""
-    if settings.split:
-        return "set split=False (TrainerArgs.balance_split)"
+    for feature in shuffler.features:
+        if feature.faster_without:
+            return feature.faster_without
+    settings = shuffler.settings
     if settings.partitioner == "longest_processing_time":
         return "balance among fewer ranks, as those of one node, with process_group="
     remedy = 'set partitioner="longest_processing_time" (TrainerArgs.balance_partitioner)'

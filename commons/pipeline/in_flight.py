@@ -1,4 +1,4 @@
-"""Wraps batches of any type for TorchRec's pipelines."""
+"""Batches on their way through TorchRec's pipelines, with the plans of their steps."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any, Self
 import torch
 from torchrec.streamable import Pipelineable
 
+from ..distributed.plan_ahead import PlannedStep
 from ..sequence_batch import containers
 
 
@@ -15,25 +16,34 @@ class InFlightBatch(Pipelineable):
 
     Args:
         batch: of any type that the stage can exchange.
+        step: that the batch belongs to.
     """
 
-    def __init__(self, batch: Any) -> None:
-        self._landed = batch
+    def __init__(self, batch: Any, step: PlannedStep) -> None:
+        self._landed, self._step = batch, step
 
     def to(self, device: torch.device, non_blocking: bool = False) -> Self:
-        """The batch with every tensor on `device`."""
-        return type(self)(containers.moved_to(self._landed, device, non_blocking))
+        """Returns the batch with every tensor on `device`."""
+        batch = self._landed
+        if isinstance(batch, Pipelineable):
+            return type(self)(batch.to(device, non_blocking), self._step)
+        return type(self)(containers.moved_to(batch, device, non_blocking), self._step)
 
     def pin_memory(self) -> Self:
-        """The batch with every tensor in pinned host memory."""
-        return type(self)(containers.pinned(self._landed))
+        """Returns the batch with every tensor in pinned host memory."""
+        batch = self._landed
+        pinned = batch.pin_memory() if isinstance(batch, Pipelineable) else containers.pinned(batch)
+        return type(self)(pinned, self._step)
 
     def record_stream(self, stream: torch.Stream) -> None:
         """Tells the allocator that `stream` uses the batch's tensors."""
-        containers.record_stream(self._landed, stream)
+        if isinstance(self._landed, Pipelineable):
+            self._landed.record_stream(stream)
+        else:
+            containers.record_stream(self._landed, stream)
 
     def __getattr__(self, name: str) -> Any:
-        if name == "_landed":  # not there yet, as in copy.copy
+        if name in ("_landed", "_step"):  # not there yet, as in copy.copy
             raise AttributeError(name)
         return getattr(self._landed, name)
 
@@ -41,11 +51,6 @@ class InFlightBatch(Pipelineable):
         return self._landed[key]
 
 
-def in_flight(batch: Any) -> Any:
-    """Wraps a batch for TorchRec's pipelines, unless it is a `Pipelineable` or None."""
-    return batch if batch is None or isinstance(batch, Pipelineable) else InFlightBatch(batch)
-
-
-def landed(batch: Any) -> Any:
-    """Unwraps a batch of `in_flight`."""
-    return batch._landed if isinstance(batch, InFlightBatch) else batch
+def land(batch: InFlightBatch) -> tuple[Any, PlannedStep]:
+    """Unwraps a batch, and returns its step with it."""
+    return batch._landed, batch._step

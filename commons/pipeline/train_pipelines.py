@@ -17,9 +17,6 @@ from torchrec.distributed.types import ShardedModule
 
 from ..distributed import BalanceReport, BatchShuffler, ShufflePlan
 from ..named_ranges import named_range
-from ..perf_model.cost import Cost
-from .compute_clock import ComputeClock, ComputeSpan, check_waits
-from .in_flight import in_flight, landed
 from .shuffle_stage import ShuffleStage, StepOutput
 
 _CACHED_KERNEL = EmbeddingComputeKernel.FUSED_UVM_CACHING.value
@@ -35,54 +32,6 @@ class _WithStage:
 
     _stage: ShuffleStage
     _model: torch.nn.Module
-    _device: torch.device
-    _clock: ComputeClock | None = None
-
-    def time_steps(self) -> None:
-        """Measures the computation of every step from now on, for `compute_span`; by hooks that stay on the
-        model, without waits for the device. Pipelines that learn costs do so from the start."""
-        self._clock = self._clock or ComputeClock(self._model, self._device)
-
-    @property
-    def compute_span(self) -> ComputeSpan | None:
-        """This rank's computation in the last step; None before `time_steps`, or without a backward."""
-        return None if self._clock is None else self._clock.span()
-
-    def learning_state(self) -> dict[str, bytes]:
-        """Returns what `cost="learned"` has learned, for this rank's part of a checkpoint; empty without."""
-        return self._stage.learning_state()
-
-    def load_learning_state(self, state: dict[str, bytes]) -> None:
-        """Restores `learning_state`, before the first step: further plans are those of the run that saved it.
-
-        On other hosts, or another number of ranks, speeds are learned anew.
-
-        Args:
-            state: what this rank saved, or without "times" what another rank saved.
-
-        Raises:
-            ValueError, RuntimeError: see `BatchShuffler.load_learning_state`.
-        """
-        if self._stage.learning is not None and state:
-            self._stage.learning.restore(state)
-
-    def learned_cost(self) -> Cost | None:
-        """Returns what `cost="learned"` has learned, to save and to balance by; None before it has."""
-        return None if self._stage.learning is None else self._stage.learning.learned_cost()
-
-    def _learn(self) -> None:
-        """Times steps if costs are learned from them; construction ends with it."""
-        if self._stage.learning is not None:
-            check_waits(self._model, self._device, self._stage.cuts_samples, self._stage.loss_reduction)
-            self.time_steps()
-
-    def _begin_step(self) -> None:
-        if self._clock is not None:
-            self._clock.begin()
-
-    def _end_step(self) -> None:
-        if self._stage.learning is not None:
-            self._stage.record(self.compute_span)
 
     @property
     def report(self) -> BalanceReport:
@@ -105,7 +54,7 @@ class _WithStage:
         Args:
             read: returns the number, int64. The planning thread calls it once per plan; it may wait.
         """
-        self._stage.post = read
+        self._stage.ahead.post = read
 
     @property
     def posted(self) -> np.ndarray:
@@ -152,9 +101,8 @@ class SequentialTrainPipeline(_WithStage, TrainPipeline):
         self._model = model
         self._optimizer = optimizer
         self._device = torch.device(device)
-        self._stage = ShuffleStage(batch_shuffler, self._device, loss_reduction)
+        self._stage = ShuffleStage(batch_shuffler, model, self._device, loss_reduction)
         self._batch: Any = None  # exchanged, not computed: a step that raises may be tried again
-        self._learn()
 
     def reset(self) -> None:
         """Drops the batches on their way."""
@@ -171,19 +119,18 @@ class SequentialTrainPipeline(_WithStage, TrainPipeline):
         Raises:
             StopIteration: the loaders of all ranks have ended; on every rank in the same call.
         """
-        self._begin_step()
         if self._batch is None:
             batch = self._stage.next_batch(dataloader_iter)
             if batch is None:
                 raise StopIteration
             with named_range("## copy_batch_to_gpu ##"):  # TorchRec's name for it, on any device
-                batch = landed(in_flight(batch).to(self._device, non_blocking=True))
+                batch = batch.to(self._device, non_blocking=True)
             self._batch = self._stage.exchange(batch)
         if self._model.training:
             with named_range("## zero_grad ##"):
                 self._optimizer.zero_grad()
         with named_range("## forward ##"):
-            loss, output = self._stage.forward(self._model, self._batch)
+            loss, output = self._stage.forward(self._batch)
         self._batch = None
         if self._model.training:
             with named_range("## backward ##"):
@@ -192,7 +139,6 @@ class SequentialTrainPipeline(_WithStage, TrainPipeline):
                 self._model.sync()  # TorchRec's pipelines do so, and otherwise the tables' replicas diverge
             with named_range("## optimizer ##"):
                 self._optimizer.step()
-        self._end_step()
         return output
 
 
@@ -215,19 +161,11 @@ class _SparseDistWithStage(_WithStage):
         # The next class is one of TorchRec's.
         device = torch.device(device)
         super().__init__(model, optimizer, device, custom_model_fwd=self._forward, **torchrec_arguments)  # type: ignore[call-arg]
-        self._stage = ShuffleStage(batch_shuffler, device, loss_reduction)
+        self._stage = ShuffleStage(batch_shuffler, model, device, loss_reduction)
         if device.type == "cuda":
             # A second pipeline on a model, for evaluation, takes over its lookups, and the stream they wait
             # on. With streams of its own, it would read the first one's batches unsynchronized.
             self._memcpy_stream, self._data_dist_stream = (_stream(device, use) for use in ("memcpy", "dist"))
-        self._learn()
-
-    def progress(self, dataloader_iter: Iterator[Any]) -> StepOutput:
-        """Runs one step as TorchRec's pipeline does; returns what `SequentialTrainPipeline.progress` does."""
-        self._begin_step()
-        output: StepOutput = super().progress(dataloader_iter)  # type: ignore[misc]
-        self._end_step()
-        return output
 
     def reset(self) -> None:
         """Drops the batches on their way."""
@@ -239,14 +177,14 @@ class _SparseDistWithStage(_WithStage):
         batch, context = super().copy_batch_to_gpu(dataloader_iter)  # type: ignore[misc]
         if batch is not None:
             with self._stream_context(self._memcpy_stream):  # type: ignore[attr-defined]
-                batch = in_flight(self._stage.exchange(landed(batch)))
+                batch = self._stage.exchange(batch)
         return batch, context
 
     def _next_batch(self, dataloader_iter: Iterator[Any]) -> Any | None:
-        return in_flight(self._stage.next_batch(dataloader_iter))
+        return self._stage.next_batch(dataloader_iter)
 
     def _forward(self, batch: Any) -> tuple[torch.Tensor, StepOutput]:
-        return self._stage.forward(self._model, landed(batch))
+        return self._stage.forward(batch)
 
     def _pipeline_model(self, *args: Any, **kwargs: Any) -> None:
         # Without a sharded module, TorchRec would trace into all others and fail at a branch on data.

@@ -11,7 +11,7 @@ from torch import nn
 from torchrec.sparse.jagged_tensor import JaggedTensor
 
 from commons.datasets import HSTUBatch
-from commons.distributed.key_fetch import PlacedPieces
+from commons.features.sample_splitting import PlacedPieces
 from hstu.models.embedding_tables import EmbeddingTable, SmallTables, collection_groups, table_dims
 from hstu.models.hstu_config import HSTUConfig
 from hstu.modules.attention_backend import Attention, batch_attention

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from commons.distributed.key_fetch import PlacedPieces
+from commons.features.sample_splitting import PlacedPieces
 from hstu.modules.attention_backend import batch_attention, piece_attention
 from hstu.modules.attention_mask import SampleMask
 

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import ArrayLike
 
 from ...distributed.batch_shuffler import BatchShuffler
-from ...distributed.sample_facts import checked_groups, checked_work
+from ...distributed.count_rows import check_work
 from ...partition import refined
 from ...partition.workloads import as_workloads, check_count
 from ...perf_model.cost import Cost
@@ -167,7 +167,7 @@ def merge(batches: Sequence[Batch], order: SplitOrder) -> Batch:
 def _costs_of(shuffler: BatchShuffler, batch: Any, num_rows: int, num_real: int) -> np.ndarray:
     """Returns the sums of the workloads' columns, int64 `[samples]`; `batch` is on the host."""
     whose = f"{type(shuffler).__name__}.get_workloads"
-    work = checked_work(shuffler.get_workloads(batch), num_rows, num_real, whose)[:num_real].numpy()
+    work = check_work(shuffler.get_workloads(batch), num_rows, num_real, whose)[:num_real].numpy()
     return Cost.sum_of_columns(work.shape[1]).of(0, np.zeros(len(work)), work)
 
 

@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..perf_model.cost import Cost
-from ..sequence_batch.cut_rules import PIECE, CutRules, FieldRules
-from .loaded_samples import LoadedSamples
+from ...distributed.row_table import RowTable
+from ...perf_model.cost import Cost
+from ...sequence_batch.cut_rules import PIECE, CutRules, FieldRules
 
 if TYPE_CHECKING:
-    from ..sequence_batch.row_schema import FieldSchema, RowSchema
+    from ...sequence_batch.row_schema import FieldSchema, RowSchema
 
+# The column of a plan's rows with the place of each in its sample, of dtype `PIECE`.
+COLUMN = "pieces"
 # A piece is worth its row from this many tokens on: a tile of attention.
 MIN_TOKENS = 32
 # Shares of a sample's items at which the costs before them are known; between them they are interpolated.
@@ -29,13 +31,13 @@ PrefixCost = Callable[[np.ndarray, Counts], np.ndarray]
 
 @dataclass(frozen=True)
 class Cutting:
-    """How the ranks of a planner cut samples; the same on all of them.
+    """How the ranks cut samples; the same on all of them.
 
     Attributes:
         rules: rules of the batches.
         schema: fields of the batches; None where only tokens are known, as to the advisor.
         count_names: names of the batches' `row_counts`.
-        prefix_cost: as `BatchShuffler.prefix_cost`.
+        prefix_cost: as `SplitSamples` takes it.
         cost: of rows, by their counts.
     """
 
@@ -45,14 +47,14 @@ class Cutting:
     prefix_cost: PrefixCost
     cost: Cost = _WORKLOADS
 
-    def counts(self, samples: LoadedSamples) -> dict[str, np.ndarray]:
+    def counts(self, samples: RowTable) -> dict[str, np.ndarray]:
         """Returns what planning knows of each sample by name, int64 `[samples]` each."""
         elements = zip(self._jagged_fields, samples.num_elements.T, strict=True)
         named = {field.name: of_field for field, of_field in elements}
         named |= dict(zip(self.count_names, samples.row_counts.T, strict=True))
         return named | {"tokens": samples.tokens, "loss_tokens": samples.loss_tokens}
 
-    def most_pieces(self, samples: LoadedSamples, numbers: np.ndarray) -> np.ndarray:
+    def most_pieces(self, samples: RowTable, numbers: np.ndarray) -> np.ndarray:
         """Returns how many pieces samples of these numbers may be cut into, int64 `[numbers]`; at least 1."""
         counts = _of(self.counts(samples), numbers)
         last_cut = self.rules.last_cut(counts)
@@ -60,7 +62,7 @@ class Cutting:
         most = counts["tokens"] // np.maximum(kept, MIN_TOKENS)
         return np.minimum(np.maximum(most, 1), last_cut + 1)
 
-    def least_costs(self, samples: LoadedSamples, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def least_costs(self, samples: RowTable, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Returns the costs that pieces of samples of these numbers have at least, to have `MIN_TOKENS`.
 
         Costs of tokens grow along a sample, so that those of the last tokens are enough anywhere.
@@ -96,7 +98,7 @@ class Cutting:
         few = np.minimum(-(-MIN_TOKENS * num_items // np.maximum(counts["tokens"] - head, 1)), num_items)
         return few, np.minimum(num_items - few, last_cut)
 
-    def even_cuts(self, samples: LoadedSamples, num_pieces: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def even_cuts(self, samples: RowTable, num_pieces: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Divides samples into pieces of as many items each.
 
         Args:
@@ -115,7 +117,7 @@ class Cutting:
         is_new = np.append(True, (numbers[1:] != numbers[:-1]) | (items[1:] > items[:-1]))[: len(items)]
         return numbers[is_new], items[is_new]
 
-    def items_before(self, samples: LoadedSamples, numbers: np.ndarray, costs: np.ndarray) -> np.ndarray:
+    def items_before(self, samples: RowTable, numbers: np.ndarray, costs: np.ndarray) -> np.ndarray:
         """Finds the cuts that have given costs before them, as far as whole items allow.
 
         Args:
@@ -156,7 +158,7 @@ class Cutting:
         items = np.rint(points[after - 1] + part * (points[after] - points[after - 1])).astype(np.int64)
         return np.minimum(np.maximum(items, first[owner]), last[owner])
 
-    def cut(self, samples: LoadedSamples, numbers: np.ndarray, items: np.ndarray) -> LoadedSamples:
+    def cut(self, samples: RowTable, numbers: np.ndarray, items: np.ndarray) -> RowTable:
         """Returns the samples with the pieces of cut ones in their places.
 
         Args:
@@ -170,7 +172,7 @@ class Cutting:
         num_pieces = 1 + np.bincount(numbers, minlength=len(samples.workloads))
         sample_of = np.arange(len(num_pieces)).repeat(num_pieces)
         pieces = self._pieces(samples, sample_of, numbers, items)
-        whole = samples._of_samples(sample_of)  # each row still has the numbers of its sample
+        whole = samples.take(sample_of)  # each row still has the numbers of its sample
         chosen = np.flatnonzero(num_pieces.take(sample_of) > 1)
         of_cut = pieces[chosen]
         columns = (whole.row_counts, whole.num_elements, whole.loss_tokens[:, None])
@@ -178,7 +180,7 @@ class Cutting:
         begin, end = self._rules_of_columns.spans(counts, of_cut)
         lengths = end - begin
         work, workloads = self._work(whole, chosen, of_cut)
-        changed = {
+        changed: dict[str, Any] = {
             "work": work,
             "workloads": workloads,
             "tokens": of_cut["last_token"] - of_cut["first_token"],
@@ -189,17 +191,14 @@ class Cutting:
         self._check_sums(samples, numbers, changed["loss_tokens"])
         if self.schema is not None:
             changed["sample_bytes"] = self.schema.row_bytes(changed["num_elements"])
-        more = np.zeros_like(samples.num_loaded)
-        np.add.at(more, samples.home[numbers], 1)
         return replace(
             whole,
             **{name: _with_rows(getattr(whole, name), chosen, rows) for name, rows in changed.items()},
-            batch_sizes=samples.batch_sizes + more,
-            num_loaded=samples.num_loaded + more,
-            pieces=pieces,
+            starts_sample=pieces["first_item"] == 0,
+            columns={**whole.columns, COLUMN: pieces},
         )
 
-    def _check_sums(self, samples: LoadedSamples, numbers: np.ndarray, loss_tokens: np.ndarray) -> None:
+    def _check_sums(self, samples: RowTable, numbers: np.ndarray, loss_tokens: np.ndarray) -> None:
         """Checks that the rules account for the tokens of samples that are cut, and for their loss tokens.
 
         Args:
@@ -227,7 +226,7 @@ class Cutting:
             )
 
     def _pieces(
-        self, samples: LoadedSamples, sample_of: np.ndarray, numbers: np.ndarray, items: np.ndarray
+        self, samples: RowTable, sample_of: np.ndarray, numbers: np.ndarray, items: np.ndarray
     ) -> np.ndarray:
         """Returns the place of each piece in its sample, `[pieces]` of dtype `PIECE`."""
         counts = self.counts(samples)
@@ -246,9 +245,7 @@ class Cutting:
             pieces[f"last_{unit}"][follows - 1] = of_cut
         return pieces
 
-    def _work(
-        self, whole: LoadedSamples, chosen: np.ndarray, pieces: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
+    def _work(self, whole: RowTable, chosen: np.ndarray, pieces: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Returns the columns of `get_workloads` of each chosen row, int64 `[rows, columns]`, and its cost.
 
         Both are differences, so that those of a sample's pieces add up to the sample's. `whole` has the

@@ -15,13 +15,15 @@ from torchrec.distributed.train_pipeline.runtime_forwards import BaseForward
 from torchrec.distributed.types import LazyAwaitable, ShardedModule
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedTensor
 
-from ..distributed import BatchShuffler, ShufflePlan
-from ..distributed.loss_reduction import check_reduction, loss_sum
-from ..named_ranges import named_range
-from ..sequence_batch.jagged_indices import spread
-from ..sequence_batch.packed_rows import to_device_together
-from ..sequence_batch.sample_rows import SampleRows, knows_padding, without_copied_row
-from .sharded_modules import outermost_sharded
+from ...distributed import BatchShuffler, ShufflePlan
+from ...distributed.loss_reduction import check_reduction, loss_sum
+from ...named_ranges import named_range
+from ...pipeline.shuffle_stage import losses_and_output
+from ...sequence_batch.jagged_indices import spread
+from ...sequence_batch.packed_rows import to_device_together
+from ...sequence_batch.sample_rows import SampleRows, knows_padding, without_copied_row
+from ...sharded_modules import outermost_sharded
+from .divided_batch import micro_batch_rows, micro_batches, rows_of_micro_batches
 
 
 def run_micro_batches(
@@ -70,21 +72,21 @@ def run_micro_batches(
     device = sample_rows.device_of(batch)
     if loss_scale is None:
         loss_scale = shuffler.scale(torch.ones((), device=device), plan, "sum")
-    micro_batches, rows = shuffler.micro_batches(batch, plan), shuffler.micro_batch_rows(batch, plan)
+    parts, rows = micro_batches(shuffler, batch, plan), micro_batch_rows(shuffler, batch, plan)
     rank = shuffler.group.rank
-    own = plan.loss_tokens[plan.computed_by(rank)]
-    samples = plan.micro_batches_on(rank)
+    own = plan.rows.loss_tokens[plan.computed_by(rank)]
+    samples = rows_of_micro_batches(plan, rank)
     loss_tokens = [int(own[of_one].sum()) for of_one in samples]
     trains = model.training and torch.is_grad_enabled()
     replicated = _replicated(model) if trains else []
     dense = _DenseGradients(model if trains else None)
-    lookups = _Lookups(model, batch, micro_batches, rows, sample_rows)
+    lookups = _Lookups(model, batch, parts, rows, sample_rows)
     total = torch.zeros((), device=device)
     outputs = []
     with lookups.in_place():
-        for number, micro_batch in enumerate(micro_batches):
+        for number, micro_batch in enumerate(parts):
             lookups.turn_to(number)
-            is_last = number == len(micro_batches) - 1
+            is_last = number == len(parts) - 1
             with contextlib.ExitStack() as stack:
                 for module in [] if is_last else replicated:
                     if not module.static_graph or module in _has_learnt_graph:
@@ -101,25 +103,6 @@ def run_micro_batches(
             outputs.append(without_copied_row(output) if is_copy and not model.training else output)
     scaled = total * loss_scale
     return (lookups.backward_from(scaled, dense) if trains else scaled), total, outputs
-
-
-def losses_and_output(returned: Any) -> tuple[torch.Tensor, Any]:
-    """Takes apart the return value of a model.
-
-    Raises:
-        TypeError: it is not a pair of a tensor of losses and anything else.
-    """
-    if isinstance(returned, tuple | list) and len(returned) == 2 and isinstance(returned[0], torch.Tensor):
-        return returned[0], returned[1]
-    if isinstance(returned, tuple | list):
-        got = f"{type(returned).__name__} of {', '.join(type(value).__name__ for value in returned)}"
-    else:
-        shape = f" of shape {tuple(returned.shape)}" if isinstance(returned, torch.Tensor) else ""
-        got = f"{type(returned).__name__}{shape}"
-    raise TypeError(
-        f"the model returned a {got}; a pipeline expects (losses, output), losses a tensor and output "
-        "whatever metrics need, or None: return loss, None for a loss alone, and add up a dict of losses"
-    )
 
 
 # With a static graph, DistributedDataParallel learns it in a first backward, which has to reduce gradients.

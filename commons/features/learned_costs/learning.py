@@ -18,9 +18,9 @@ from typing import Protocol
 
 import numpy as np
 
-from ..perf_model.cost import LINEAR, NUM_OTHERS, Cost, is_linear, median_error
-from ..perf_model.learned_cost import LEAST_TIMES, followed_speed, refitted, speeds_then
-from .shuffle_plan import ShufflePlan
+from ...distributed.shuffle_plan import ShufflePlan
+from ...perf_model.cost import LINEAR, NUM_OTHERS, Cost, is_linear, median_error
+from ...perf_model.learned_cost import LEAST_TIMES, followed_speed, refitted, speeds_then
 
 logger = logging.getLogger(__name__)
 # Plans from one to the one that its times enter: its own step, up to six that a pipeline plans before it runs
@@ -163,8 +163,8 @@ class Learning:
         """
         if (posted[:, 1] != posted[0, 1]).any():
             raise ValueError(
-                "ranks have restored different speeds: load_learning_state on every rank what it saved "
-                'itself, or on all of them "learned" alone'
+                "ranks have restored different speeds: load_state on every rank what it saved itself, or "
+                'on all of them "learned" alone'
             )
         state = self._states[self.state.plans]
         coefficients = np.ascontiguousarray(posted[0, _NUM_OF_STATE:]).view(np.float64).tolist()
@@ -253,11 +253,11 @@ class Learning:
         """
         if "learned" not in saved:
             raise ValueError(
-                f'what was learned has the keys {sorted(saved)}; expected "learned" and "times", as '
-                "learning_state returned them"
+                f'what was learned has the keys {sorted(saved)}; expected "learned" and "times", as state '
+                "returned them"
             )
         if self._number_of:
-            raise RuntimeError("load_learning_state came after the first plan; call it before")
+            raise RuntimeError("load_state came after the first plan; call it before")
         self._times.clear()
         self._states.clear()  # of a first plan that failed
         arrays, times = _from_bytes(saved["learned"]), saved.get("times")
@@ -321,7 +321,7 @@ class Learning:
             return
         self._named_times = True
         logger.warning(
-            f'cost="learned" has not got the times of all ranks for {_NAMED_PLANS} plans, and learns nothing '
+            f"LearnedCosts has not got the times of all ranks for {_NAMED_PLANS} plans, and learns nothing "
             f"from them; they are missing from ranks {[self._names[rank] for rank in ranks.tolist()]}. In a "
             "loop of your own, call record(plan, seconds) on every rank after each step. Pipelines time no "
             "step without a backward"

@@ -18,11 +18,12 @@ import torch
 import torch.distributed as dist
 from torch.autograd.function import once_differentiable
 
-from ..named_ranges import named_range
-from ..sequence_batch.cut_rules import PIECE
-from ..sequence_batch.packed_rows import to_device_together
-from .rank_group import RankGroup
-from .shuffle_plan import ShufflePlan
+from ...distributed.rank_group import RankGroup
+from ...distributed.shuffle_plan import ShufflePlan
+from ...named_ranges import named_range
+from ...sequence_batch.cut_rules import PIECE
+from ...sequence_batch.packed_rows import to_device_together
+from .cutting import COLUMN
 
 
 class PlacedPieces:
@@ -43,12 +44,10 @@ class PlacedPieces:
     """
 
     def __init__(self, plan: ShufflePlan, group: RankGroup, count_names: tuple[str, ...]) -> None:
-        if plan.pieces is None:
-            raise ValueError("the plan has no pieces")
         self._plan, self._group, self._count_names = plan, group, count_names
-        self._all = plan.pieces
+        self._all = plan.rows.columns[COLUMN]
         own = plan.computed_by(group.rank)
-        self.rows = np.zeros(int(plan.rows[group.rank]), dtype=PIECE)
+        self.rows = np.zeros(int(plan.num_rows[group.rank]), dtype=PIECE)
         self.rows[: len(own)] = self._all[own]
         self.bytes_fetched, self.seconds = 0, 0.0
         self.num_started = self.num_landed = 0
@@ -67,10 +66,11 @@ class PlacedPieces:
         not have it."""
         if count not in self._count_names:
             return np.zeros(len(self._all), dtype=np.int64)
-        of_rows = self._plan.row_counts[:, self._count_names.index(count)]
-        starts = np.flatnonzero(self._plan.starts_sample)
+        rows = self._plan.rows
+        of_rows = rows.row_counts[:, self._count_names.index(count)]
+        starts = np.flatnonzero(rows.starts_sample)
         last = np.append(starts[1:], len(of_rows)) - 1
-        return of_rows[last][self._plan.sample_of]
+        return of_rows[last][rows.sample_of]
 
     def check_read(self) -> None:
         """Checks that a model that has run on the batch has fetched for its pieces.
@@ -86,7 +86,8 @@ class PlacedPieces:
         if not self.num_landed:
             raise RuntimeError(
                 "samples of this batch are cut, and the model did not read batch.pieces: it took each piece "
-                "for a whole sample. Set split=False (TrainerArgs.balance_split), or fetch keys and values"
+                "for a whole sample. Leave SplitSamples out (TrainerArgs.balance_split = False), or fetch "
+                "keys and values"
             )
 
     def fetch(self, num_seen: np.ndarray, device: torch.device) -> KeyFetch:
@@ -124,10 +125,9 @@ class _Route:
     @staticmethod
     def of(plan: ShufflePlan, group: RankGroup, num_seen: np.ndarray) -> _Route:
         """Works out the route of this rank; each looks at the samples that it has a piece of."""
-        if plan.pieces is None:
-            raise ValueError("the plan has no pieces")
         rank, own = group.rank, plan.computed_by(group.rank)
-        first, last = plan.pieces["first_token"], plan.pieces["last_token"]
+        pieces_of_all = plan.rows.columns[COLUMN]
+        first, last = pieces_of_all["first_token"], pieces_of_all["last_token"]
         own_starts = np.cumsum(last[own] - first[own]) - (last[own] - first[own])
         start_of = dict(zip(own.tolist(), own_starts.tolist(), strict=True))
         mine = [pieces for pieces in _cut_samples(plan) if (plan.destination[pieces] == rank).any()]
@@ -169,8 +169,8 @@ _NOTHING = np.zeros(0, dtype=np.int64)
 
 def _cut_samples(plan: ShufflePlan) -> list[np.ndarray]:
     """Returns for each cut sample the ascending numbers of its pieces."""
-    starts = np.flatnonzero(plan.starts_sample)
-    ends = np.append(starts[1:], len(plan.workloads))
+    starts = np.flatnonzero(plan.rows.starts_sample)
+    ends = np.append(starts[1:], len(plan.rows.workloads))
     is_cut = ends - starts > 1
     return [np.arange(start, end) for start, end in zip(starts[is_cut], ends[is_cut], strict=True)]
 
@@ -191,13 +191,15 @@ class KeyFetch:
 
     Attributes:
         piece_rows, piece_starts, piece_keys, key_tokens: as in `_Route`.
+        ranks: that fetch from each other.
     """
 
     def __init__(self, pieces: PlacedPieces, route: _Route, group: RankGroup, device: torch.device) -> None:
         self.pieces = pieces
         self.piece_rows, self.piece_starts = route.piece_rows, route.piece_starts
         self.piece_keys, self.key_tokens = route.piece_keys, route.key_tokens
-        self.group = group.fetch_group(device)
+        self.ranks = group
+        self.group = group.group_for("fetch", device)
         self.sent_counts, self.received_counts = [len(tokens) for tokens in route.sent], route.received
         self.sent_tokens = to_device_together(route.sent, device)
         self.all_sent = torch.cat(self.sent_tokens)
@@ -259,7 +261,9 @@ class InFlight:
                 "this rank could not exchange keys and values of pieces, or their gradients, with ranks "
                 f"{peers} of the ranks to balance among; one has failed, or is slow: {error}"
             ) from None
-        self.fetch.pieces.seconds += time.perf_counter() - start
+        waited = time.perf_counter() - start
+        self.fetch.pieces.seconds += waited
+        self.fetch.ranks.wait_seconds += waited
         self._work = self._sending = None
 
 

@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from ..partition import lower_bound, rebalance
-from ..partition.pieces import Pieces, divided, leveled
-from ..partition.problem import number_of_part
-from ..partition.search import base_of
+from ...distributed.placement import Partitioning, relative_speeds
+from ...distributed.row_table import RowTable
+from ...partition import lower_bound, rebalance
+from ...partition.pieces import Pieces, divided, leveled
+from ...partition.problem import number_of_part
+from ...partition.search import base_of
 from .cutting import MIN_TOKENS, Cutting
-from .loaded_samples import LoadedSamples
-from .partitioning import Partitioning
 
 # Samples are cut where whole ones cannot come this close to the mean load, whatever the settings' tolerance.
 TOLERANCE = 0.01
@@ -24,9 +24,9 @@ MAX_ATTEMPTS = 8
 GROUP_ATTEMPTS, FEW_SAMPLES = 3, 8192
 
 
-def cut_and_placed(
-    samples: LoadedSamples, partitioning: Partitioning, cutting: Cutting
-) -> tuple[LoadedSamples, np.ndarray]:
+def cut_and_place(
+    samples: RowTable, partitioning: Partitioning, cutting: Cutting
+) -> tuple[RowTable, np.ndarray]:
     """Cuts samples that stand in the way of balance, or of `max_tokens`, and places all.
 
     Args:
@@ -42,7 +42,7 @@ def cut_and_placed(
     """
     # Added one by one, so that all processors get the same last bit.
     total = np.bincount(np.zeros_like(samples.home), samples.workloads, minlength=1)[0]
-    speeds = partitioning.speeds
+    speeds = relative_speeds(samples)
     mean = float(total) / (samples.num_ranks if speeds is None else math.fsum(speeds.tolist()))
     highest = mean * (1 + TOLERANCE)
     has_giant = samples.workloads.max(initial=0) > highest
@@ -53,9 +53,7 @@ def cut_and_placed(
             return samples, rank
     if has_giant or rank is not None:
         pieces, rank_of_piece = _pieces_of_equal_loads(samples, partitioning, cutting, mean, rank)
-        if rank_of_piece is None:
-            pass  # more pieces than max_rows allows
-        elif pieces.begin.any():
+        if pieces.begin.any():
             made, rank = _cut_between(samples, cutting, pieces, rank_of_piece)
             if partitioning.allows(made, rank):
                 return made, _with_even_tokens(made, rank, partitioning, mean)
@@ -66,7 +64,7 @@ def cut_and_placed(
     return _cut_by_tokens(samples, partitioning, cutting, highest)
 
 
-def _rank_of_whole(samples: LoadedSamples, partitioning: Partitioning) -> np.ndarray | None:
+def _rank_of_whole(samples: RowTable, partitioning: Partitioning) -> np.ndarray | None:
     """Returns the rank of each sample; None if whole samples have no place under `max_tokens`."""
     try:
         return partitioning.rank_of(samples)
@@ -76,29 +74,26 @@ def _rank_of_whole(samples: LoadedSamples, partitioning: Partitioning) -> np.nda
         return None
 
 
-def _is_balanced(
-    samples: LoadedSamples, partitioning: Partitioning, rank: np.ndarray, highest: float
-) -> bool:
+def _is_balanced(samples: RowTable, partitioning: Partitioning, rank: np.ndarray, highest: float) -> bool:
     """Whether no rank is above the highest load, or whole samples can be balanced.
 
     That the lower bound tells only for equal speeds: with others, it is well below what can be reached.
     """
     if partitioning.longest_time(samples, rank) <= highest:
         return True
-    if partitioning.speeds is not None:
+    if relative_speeds(samples) is not None:
         return False
     return lower_bound(samples.workloads, samples.num_ranks, equal_size=False) <= 1 + TOLERANCE
 
 
 def _pieces_of_equal_loads(
-    samples: LoadedSamples,
+    samples: RowTable,
     partitioning: Partitioning,
     cutting: Cutting,
     mean: float,
     rank: np.ndarray | None,
-) -> tuple[Pieces, np.ndarray | None]:
-    """Returns as few pieces as balance takes, whatever `max_tokens` is, and int64 `[pieces]`, their ranks;
-    None for these if `max_rows` does not allow so many.
+) -> tuple[Pieces, np.ndarray]:
+    """Returns as few pieces as balance takes, whatever `max_tokens` is, and int64 `[pieces]`, their ranks.
 
     Samples that are too heavy for one rank fill whole ranks, and the rest of them is placed like any other
     sample. Then ranks that have too much give a part of one sample to another rank.
@@ -107,29 +102,23 @@ def _pieces_of_equal_loads(
     for what it leaves. The last is for cuts, which have to be between items.
 
     Args:
-        samples, partitioning, cutting: as `cut_and_placed` takes them.
+        samples, partitioning, cutting: as `cut_and_place` takes them.
         mean: load of a rank of speed 1.
         rank: of whole samples, if none of them is too heavy for one rank.
     """
     full, most = int(mean * (1 + TOLERANCE / 4)), int(mean * (1 + TOLERANCE * 3 / 4))
     giants = np.flatnonzero(samples.workloads > mean * (1 + TOLERANCE))
     pieces = divided(samples.workloads, full, giants, *cutting.least_costs(samples, giants))
-    max_rows = partitioning.settings.max_rows
-    if max_rows is not None and len(pieces.costs) > max_rows * samples.num_ranks:
-        return pieces, None
     if rank is None:
         share = pieces.costs / np.maximum(samples.workloads, 1)[pieces.sample]
-        rank = partitioning.partition(
-            workloads=pieces.costs,
-            num_partitions=samples.num_ranks,
-            home=samples.home[pieces.sample],
-            sizes=np.ceil(samples.sample_bytes[pieces.sample] * share),
-            groups=None if samples.groups is None else samples.groups[pieces.sample],
-            tolerance=TOLERANCE / 4,
-        )
+        rows = samples.take(pieces.sample)
+        rows = replace(rows, workloads=pieces.costs, sample_bytes=np.ceil(rows.sample_bytes * share))
+        without_tokens = {"tokens": None, "max_tokens": None, "token_tolerance": None}
+        rank = partitioning.partition(rows, tolerance=TOLERANCE / 4, **without_tokens)
     loads = np.bincount(rank, pieces.costs, minlength=samples.num_ranks).astype(np.int64)
-    if partitioning.speeds is not None:
-        loads += base_of(partitioning.speeds, full)
+    speeds = relative_speeds(samples)
+    if speeds is not None:
+        loads += base_of(speeds, full)
     is_long = samples.tokens >= 2 * MIN_TOKENS  # the others cannot be cut
     on_heavy = np.flatnonzero((loads > most)[rank] & is_long[pieces.sample])
     if on_heavy.size:
@@ -139,8 +128,8 @@ def _pieces_of_equal_loads(
 
 
 def _cut_between(
-    samples: LoadedSamples, cutting: Cutting, pieces: Pieces, rank: np.ndarray
-) -> tuple[LoadedSamples, np.ndarray]:
+    samples: RowTable, cutting: Cutting, pieces: Pieces, rank: np.ndarray
+) -> tuple[RowTable, np.ndarray]:
     """Cuts between pieces, as far as there are items; returns the samples and the rank of each row."""
     later = np.flatnonzero(pieces.begin)
     numbers = pieces.sample[later]
@@ -150,28 +139,27 @@ def _cut_between(
 
 
 def _with_even_tokens(
-    samples: LoadedSamples, rank: np.ndarray, partitioning: Partitioning, mean: float
+    samples: RowTable, rank: np.ndarray, partitioning: Partitioning, mean: float
 ) -> np.ndarray:
     """Returns int64 `[rows]`, the ranks after a few moves that even out tokens, and keep the longest time.
 
     Groups stay as they are.
     """
-    if partitioning.excess_tokens(samples, rank) == 0 or samples.groups is not None:
+    if partitioning.excess_tokens(samples, rank) == 0 or _heeds_columns(samples, partitioning):
         return rank
-    longest = partitioning.longest_time(samples, rank) / mean
-    bound = lower_bound(samples.workloads, samples.num_ranks, equal_size=False, speeds=partitioning.speeds)
+    longest, speeds = partitioning.longest_time(samples, rank) / mean, relative_speeds(samples)
+    bound = lower_bound(samples.workloads, samples.num_ranks, equal_size=False, speeds=speeds)
     partition = rebalance(
         samples.workloads,
         rank,
         samples.num_ranks,
         max(longest / bound - 1, 0.0) + 1e-9,  # no lower, although it is rounded
         samples.sample_bytes,
-        partitioning.ranks_per_node,
+        samples.ranks_per_node,
         equal_size=False,
-        max_rows=partitioning.settings.max_rows,
         tokens=samples.tokens,
         max_tokens=partitioning.settings.max_tokens,
-        speeds=partitioning.speeds,
+        speeds=speeds,
         token_tolerance=partitioning.token_tolerance(samples),
     )
     return number_of_part(partition, len(rank))
@@ -189,8 +177,8 @@ def _without(
 
 
 def _cut_where_ranks_change(
-    samples: LoadedSamples, cutting: Cutting, numbers: np.ndarray, items: np.ndarray, rank: np.ndarray
-) -> tuple[LoadedSamples, np.ndarray]:
+    samples: RowTable, cutting: Cutting, numbers: np.ndarray, items: np.ndarray, rank: np.ndarray
+) -> tuple[RowTable, np.ndarray]:
     """Makes those cuts that have different ranks before and after them; `rank` is of the rows after all."""
     rows_before = numbers + np.arange(len(numbers))
     numbers, items, rank = _without(numbers, items, rank, rank[rows_before] == rank[rows_before + 1])
@@ -198,8 +186,8 @@ def _cut_where_ranks_change(
 
 
 def _cut_by_tokens(
-    samples: LoadedSamples, partitioning: Partitioning, cutting: Cutting, highest: float
-) -> tuple[LoadedSamples, np.ndarray]:
+    samples: RowTable, partitioning: Partitioning, cutting: Cutting, highest: float
+) -> tuple[RowTable, np.ndarray]:
     """Cuts for balance and limits, more often than for balance alone; then brings groups together.
 
     Pieces of a sample have equally many tokens, and there are two for every rank that it needs. Costs grow
@@ -210,14 +198,13 @@ def _cut_by_tokens(
     needed = np.maximum(samples.workloads / max(highest, 1), samples.tokens / cap)
     num_pieces = np.where(needed > 1, 2 * np.ceil(needed), 1).astype(np.int64)
     # Groups come last: every attempt to keep the limits would search for their places.
-    alone = replace(samples, groups=None)
+    alone = replace(samples, columns={})
     whole = _rank_of_whole(alone, partitioning)
     best = None if whole is None else (alone, whole)
     made, rank = _cut_within_limits(alone, partitioning, cutting, highest, num_pieces, MAX_ATTEMPTS, best)
-    if samples.groups is None:
-        return made, rank
-    made = replace(made, groups=samples.groups[made.sample_of])
-    if not partitioning.settings.takes("groups"):
+    columns = {name: column[made.sample_of] for name, column in samples.columns.items()}
+    made = replace(made, columns={**columns, **made.columns})
+    if not _heeds_columns(samples, partitioning):
         return made, rank
     num_pieces = np.bincount(made.sample_of, minlength=len(num_pieces))
     attempts = GROUP_ATTEMPTS if len(num_pieces) <= FEW_SAMPLES else 1
@@ -225,14 +212,14 @@ def _cut_by_tokens(
 
 
 def _cut_within_limits(
-    samples: LoadedSamples,
+    samples: RowTable,
     partitioning: Partitioning,
     cutting: Cutting,
     highest: float,
     num_pieces: np.ndarray,
     attempts: int,
-    best: tuple[LoadedSamples, np.ndarray] | None,
-) -> tuple[LoadedSamples, np.ndarray]:
+    best: tuple[RowTable, np.ndarray] | None,
+) -> tuple[RowTable, np.ndarray]:
     """Cuts samples into these many pieces, int64 `[samples]`, and into more where that does not do.
 
     Returns `best`, samples and the rank of each, if no attempt keeps the limits and either the highest load
@@ -255,7 +242,7 @@ def _cut_within_limits(
             if is_last or not (num_pieces < most)[further].any():
                 raise
         else:
-            times = partitioning.times(np.bincount(rank, made.workloads, minlength=samples.num_ranks))
+            times = partitioning.times(made, rank)
             further = _largest_on(np.flatnonzero(times > highest), made.workloads, rank, sample_of)
             further = further[num_pieces[further] < most[further]]
             if best is None or times.max() <= max(partitioning.longest_time(*best), highest):
@@ -265,6 +252,11 @@ def _cut_within_limits(
         more = num_pieces[further] + np.maximum(num_pieces[further] // 2, 1)
         num_pieces[further] = np.minimum(more, most[further])
     raise AssertionError("the last attempt returns or raises")
+
+
+def _heeds_columns(samples: RowTable, partitioning: Partitioning) -> bool:
+    """Whether the partitioner takes a feature's column, such as groups."""
+    return any(partitioning.settings.takes(name) for name in samples.columns)
 
 
 def _largest_on(

@@ -1,0 +1,224 @@
+"""Counts the rows of one rank's batch on the host: all that planning needs to know of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..perf_model.cost import Cost
+from ..sequence_batch.packed_rows import check_jagged_fields, key_lengths, row_elements
+from ..sequence_batch.row_schema import FieldValue, RowSchema
+from ..sequence_batch.sample_rows import NARROW_INTEGERS, SampleRows
+from .row_table import RowTable
+
+_NUM_TOKENS = 2  # after the workloads of a row: its tokens and loss tokens
+Counter = Callable[[Any], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class RowFormat:
+    """What is known of each row; the same on all ranks and in all steps.
+
+    Attributes:
+        schema: fields of the batch.
+        num_work: columns of `get_workloads`.
+        count_names: names of the batch's `row_counts`.
+        column_names: names of the features' columns, each one number per row.
+    """
+
+    schema: RowSchema
+    num_work: int
+    count_names: tuple[str, ...]
+    column_names: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        others = f", and {', '.join(self.column_names)}" if self.column_names else ""
+        return f"{self.num_work} columns of get_workloads, row_counts of {self.count_names}{others}"
+
+    @property
+    def width(self) -> int:
+        """Numbers of each row on the wire."""
+        words = -(-len(self.count_names) // 2)  # row counts take two to a word
+        fields = len(self.schema.jagged_fields)
+        return self.num_work + _NUM_TOKENS + len(self.column_names) + fields + words
+
+    def encode(self, rows: RowTable) -> np.ndarray:
+        """Returns the rows as int64 `[rows, width]`."""
+        pairs = np.zeros((len(rows.tokens), len(self.count_names) + len(self.count_names) % 2), np.int32)
+        pairs[:, : len(self.count_names)] = rows.row_counts
+        columns = [rows.columns[name][:, None] for name in self.column_names]
+        tokens = rows.tokens[:, None], rows.loss_tokens[:, None]
+        words = pairs.view(np.int64)
+        return np.concatenate([rows.work, *tokens, *columns, rows.num_elements, words], 1)
+
+    def decode(self, numbers: np.ndarray, batch_sizes: np.ndarray, num_loaded: np.ndarray) -> RowTable:
+        """Returns the rows of all ranks; the cost of each is the sum of its workloads' columns.
+
+        Args:
+            numbers: as `encode` returns them, of all ranks, one after another.
+            batch_sizes, num_loaded: int64 `[ranks]`.
+        """
+        widths = [self.num_work, 1, 1, len(self.column_names), len(self.schema.jagged_fields)]
+        work, tokens, loss_tokens, columns, num_elements, words = (
+            np.ascontiguousarray(part) for part in np.split(numbers, np.cumsum(widths), axis=1)
+        )
+        counts = words.view(np.int32)[:, : len(self.count_names)]
+        return RowTable(
+            batch_sizes=batch_sizes,
+            num_loaded=num_loaded,
+            workloads=Cost.sum_of_columns(self.num_work).of(1, tokens[:, 0], work),
+            tokens=tokens[:, 0],
+            loss_tokens=loss_tokens[:, 0],
+            num_elements=num_elements,
+            sample_bytes=self.schema.row_bytes(num_elements),
+            row_counts=counts.astype(np.int64),
+            work=work,
+            columns=dict(zip(self.column_names, columns.T, strict=True)),
+        )
+
+
+def count_rows(
+    batch: Any,
+    sample_rows: SampleRows,
+    counters: Mapping[str, Counter],
+    columns: Callable[[Any], Mapping[str, torch.Tensor]],
+) -> tuple[RowTable, RowFormat]:
+    """Counts the real rows of a batch on the host.
+
+    Args:
+        batch: this rank's.
+        sample_rows: reads its rows.
+        counters: functions that return workloads, tokens, and loss tokens of each row, all `[batch_size]`, in
+            this order, by the names that messages call them. Workloads may be `[batch_size, columns]`. They
+            see int64 lengths.
+        columns: likewise the columns of features by name, int64 `[batch_size]` each.
+
+    Raises:
+        ValueError: counts of the wrong length, in a dtype that wraps, negative, NaN or infinite; lengths that
+            do not account for the batch's values; or a field that requires a gradient.
+    """
+    fields = sample_rows.per_sample_fields(batch)
+    check_jagged_fields(fields)
+    _check_detached(fields)
+    schema = RowSchema.of(fields)
+    num_rows, num_real = sample_rows.batch_rows(batch)
+    if num_rows == 0:
+        raise ValueError(
+            "a batch of this rank has no rows: skip it in the loader; ranks may have fewer batches"
+        )
+    shown = sample_rows.with_long_lengths(batch)
+    counts: list[torch.Tensor] = []
+    for whose, count in counters.items():
+        check = check_counts if counts else check_work  # workloads come first
+        counts.append(check(_call(count, shown, whose), num_rows, num_real, whose))
+    work, tokens, loss_tokens = (of_rows[:num_real].numpy() for of_rows in counts)
+    row_counts = sample_rows.row_counts(shown)
+    elements = row_elements(key_lengths(fields, schema, num_rows), schema)[:num_real].numpy()
+    of_features = {name: column[:num_real].numpy() for name, column in columns(shown).items()}
+    table = RowTable(
+        batch_sizes=np.array([num_rows]),
+        num_loaded=np.array([num_real]),
+        workloads=tokens,  # known once all ranks agree on what rows cost
+        tokens=tokens,
+        loss_tokens=loss_tokens,
+        num_elements=elements,
+        sample_bytes=tokens,
+        row_counts=_check_row_counts(row_counts, num_rows, num_real, type(batch).__name__),
+        work=work,
+        columns=of_features,
+    )
+    return table, RowFormat(schema, work.shape[1], tuple(row_counts), tuple(of_features))
+
+
+def _check_detached(fields: Mapping[str, FieldValue]) -> None:
+    """Refuses fields that require a gradient, which would end where their samples are sent."""
+    for name, value in fields.items():
+        parts = (value,) if isinstance(value, torch.Tensor) else (value.values(), value.weights_or_none())
+        if any(part is not None and part.requires_grad for part in parts):
+            raise ValueError(
+                f"field {name!r} requires a gradient, which does not travel with its samples: detach it in "
+                "the loader, and call requires_grad_ after the exchange if the model needs it"
+            )
+
+
+def _check_row_counts(
+    row_counts: Mapping[str, torch.Tensor], num_rows: int, num_real: int, batch_type: str
+) -> np.ndarray:
+    """Returns the row counts of real rows, int64 `[samples, names]`, once each fits an int32."""
+    checked = np.zeros((num_real, len(row_counts)), dtype=np.int64)
+    for column, (name, counts) in enumerate(row_counts.items()):
+        whose = f"{batch_type}.row_counts()[{name!r}]"
+        if counts.shape != (num_rows,):
+            raise ValueError(
+                f"{whose} has shape {tuple(counts.shape)}, expected one number per row: ({num_rows},)"
+            )
+        given = counts[:num_real].numpy()
+        fits = (given >= 0) & (given < 2**31) & (given == np.rint(given))
+        for row in np.flatnonzero(~fits)[:1]:
+            raise ValueError(
+                f"{whose} has {given[row]} for row {row}; expected an integer from 0 to 2**31 - 1"
+            )
+        checked[:, column] = given
+    return checked
+
+
+def _call(count: Counter, batch: Any, whose: str) -> Any:
+    try:
+        return count(batch)
+    except StopIteration as error:  # further up it would look like the end of the data
+        raise RuntimeError(f"{whose} raised {error!r}") from error
+
+
+def check_work(returned: Any, num_rows: int, num_real: int, whose: str) -> torch.Tensor:
+    """Returns int64 `[rows, columns]` from a user's workloads, `[rows]` or `[rows, columns]`.
+
+    Raises:
+        ValueError: as `check_counts`, for the first column that is at fault.
+    """
+    if not isinstance(returned, torch.Tensor | np.ndarray) or returned.ndim != 2 or not returned.shape[1]:
+        return check_counts(returned, num_rows, num_real, whose)[:, None]
+    columns = [returned[:, column] for column in range(returned.shape[1])]
+    return torch.stack([check_counts(column, num_rows, num_real, whose) for column in columns], 1)
+
+
+def check_counts(returned: Any, num_rows: int, num_real: int, whose: str) -> torch.Tensor:
+    """Returns int64 `[rows]` from a user's counts, with 0 for padding rows.
+
+    Raises:
+        ValueError: not a non-negative integer for each row; the message calls the counts `whose`.
+    """
+    try:
+        values = torch.as_tensor(returned).detach().cpu()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(f"{whose} returned {type(returned).__name__}, expected integers") from error
+    if values.is_complex() or values.dtype == torch.uint64:
+        raise ValueError(f"{whose} returned {values.dtype}, expected integers")
+    if values.dtype in NARROW_INTEGERS:
+        raise ValueError(
+            f"{whose} returned {values.dtype}, in which squares and FLOPs wrap without a word; compute in "
+            "int64, as in tokens.long() ** 2"
+        )
+    if values.shape != (num_rows,):
+        of_keys = values.dim() == 1 and num_rows and len(values) % num_rows == 0
+        raise ValueError(
+            f"{whose} returned shape {tuple(values.shape)}, expected one number per row: ({num_rows},)"
+            + ("; lengths() of a KeyedJaggedTensor has all keys, one after the other" if of_keys else "")
+        )
+    real = values[:num_real]
+    whole = torch.ones_like(real, dtype=torch.bool)
+    if real.is_floating_point():  # NaN equals nothing; infinity is too large
+        whole = (real == real.round()) & (real < 2.0**63)
+    bad = torch.nonzero(~(whole & (real >= 0)))
+    if len(bad):
+        row = int(bad[0])
+        raise ValueError(
+            f"{whose} returned {real[row].item()} for row {row}, "
+            "expected an integer of at least 0, below 2**63; scale fractions up and round them"
+        )
+    checked = torch.zeros(num_rows, dtype=torch.int64)
+    checked[:num_real] = real
+    return checked

@@ -1,0 +1,169 @@
+"""Features: optional parts of a shuffler, each in a folder of its own, and where they hook into a step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import torch
+
+    from ..sequence_batch.packed_rows import PackedRows
+    from .batch_shuffler import BatchShuffler
+    from .count_rows import RowFormat
+    from .rank_group import RankGroup
+    from .row_table import RowTable
+    from .shuffle_plan import ShufflePlan
+
+Place = Callable[["RowTable"], "ShufflePlan"]
+
+
+@dataclass(frozen=True)
+class ModelCall:
+    """The forward of one step in a pipeline.
+
+    Attributes:
+        model: takes a batch, returns `(losses, output)`.
+        batch: as exchanged, on the device.
+        plan: among the ranks that exchange with this one.
+        everyone: the plan of all ranks of the job.
+        loss_reduction: as pipelines take it.
+        scale: factor of the loss sum, for the gradient of the mean over all loss tokens.
+    """
+
+    model: torch.nn.Module
+    batch: Any
+    plan: ShufflePlan
+    everyone: ShufflePlan
+    loss_reduction: str
+    scale: float
+
+
+# The loss to call backward on, the loss sum of this rank, and the model's output.
+Forward = Callable[[ModelCall], "tuple[torch.Tensor, torch.Tensor, Any]"]
+
+
+class Feature:
+    """An optional part of a shuffler; each method is a place where it can hook into a step.
+
+    A shuffler takes features in any order; `order` decides which wraps which. The core imports none of them,
+    and none imports another.
+
+    Attributes:
+        name: of the feature, for messages and `excludes`.
+        order: a feature wraps those of a larger order.
+        excludes: names of features that it does not work with, and why.
+        places_each_set: whether `place` is called for each set of ranks that exchange, instead of all ranks.
+        partitioner_arguments: what partitioners get that take it, by name.
+        waits_on_device: why the device waits for other ranks between forward and backward; empty if it does
+            not.
+        verifies: whether it has the ranks compare what they do; others then compare more, too.
+        faster_without: what to set where planning is too slow; empty if the feature hardly slows it.
+    """
+
+    name: ClassVar[str]
+    order: ClassVar[int]
+    excludes: ClassVar[Mapping[str, str]] = {}
+    places_each_set: ClassVar[bool] = False
+    partitioner_arguments: Mapping[str, Any] = {}
+    waits_on_device: str = ""
+    verifies: bool = False
+    faster_without: str = ""
+
+    def settings(self) -> Mapping[str, Any]:
+        """Returns the settings by name, which all ranks must have alike."""
+        return {}
+
+    def setup(self, shuffler: BatchShuffler, ranks: RankGroup) -> None:
+        """Prepares for plans of these ranks; called again when a pipeline plans for more. Collective."""
+
+    def warm_up(self) -> None:
+        """Compiles what plans need, so that no step waits for it."""
+
+    def agree(self, batch: Any, row_format: RowFormat) -> Any:
+        """Returns plain data about the first batch that must be equal on all ranks; see `BatchFormat`."""
+
+    def columns(self, batch: Any) -> Mapping[str, torch.Tensor]:
+        """Returns int64 `[batch_size]` by name, for the planning gather; in the planning thread."""
+        return {}
+
+    @property
+    def num_posted(self) -> int:
+        """How many numbers `post` returns; the same on all ranks."""
+        return 0
+
+    def post(self) -> np.ndarray:
+        """Returns int64 numbers for all ranks, for the planning gather; in the planning thread."""
+        return np.zeros(0, dtype=np.int64)
+
+    def take(self, posted: np.ndarray, rows: RowTable) -> None:
+        """Takes what ranks posted, int64 `[ranks, numbers]`; errors have to be raised on all ranks alike."""
+
+    def place(self, rows: RowTable, place: Place) -> ShufflePlan:
+        """Places rows, by calling `place` once, several times, or not at all; in the planning thread."""
+        return place(rows)
+
+    def before_copy(self, batch: Any, plan: ShufflePlan) -> Any:
+        """Returns the batch to copy to the device and exchange, from the one that was planned."""
+        return batch
+
+    def around_exchange(
+        self, rows: PackedRows, plan: ShufflePlan, exchange: Callable[[PackedRows, ShufflePlan], PackedRows]
+    ) -> PackedRows:
+        """Exchanges packed rows by calling `exchange`."""
+        return exchange(rows, plan)
+
+    def after_exchange(self, batch: Any, plan: ShufflePlan) -> Any:
+        """Returns the batch for the model, from the exchanged one."""
+        return batch
+
+    def join(self, model: torch.nn.Module, device: torch.device, loss_reduction: str) -> None:
+        """Prepares for a pipeline of the model."""
+
+    def forward(self, call: ModelCall, forward: Forward) -> tuple[torch.Tensor, torch.Tensor, Any]:
+        """Runs the model in a pipeline, by calling `forward` or in another way."""
+        return forward(call)
+
+    def check_ran(self, plan: ShufflePlan) -> None:
+        """Checks that the model has run on the batch of a plan as this feature needs it."""
+
+    def report(self, plan: ShufflePlan) -> Mapping[str, Any]:
+        """Returns figures of a step for its report, by name; integers also stand in the log line."""
+        return {}
+
+
+def in_order(features: Sequence[Feature]) -> tuple[Feature, ...]:
+    """Returns the features, outermost first.
+
+    Raises:
+        TypeError: one is no `Feature`.
+        ValueError: one is given twice, or excludes another.
+    """
+    for feature in features:
+        if not isinstance(feature, Feature):
+            raise TypeError(f"features has {feature!r}; expected objects such as SplitSamples()")
+    ordered = tuple(sorted(features, key=lambda feature: (feature.order, feature.name)))
+    names = [feature.name for feature in ordered]
+    for feature in ordered:
+        if names.count(feature.name) > 1:
+            raise ValueError(f"features has {feature.name} twice; expected one of each")
+        for other in names:
+            if other in feature.excludes:
+                raise ValueError(f"{feature.name} excludes {other}: {feature.excludes[other]}")
+    return ordered
+
+
+def chain(features: Sequence[Feature], hook: str, innermost: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps a function in a method of each feature that has one of its own, the first outermost."""
+    wrapped = innermost
+    for feature in reversed(features):
+        if getattr(type(feature), hook) is not getattr(Feature, hook):
+            wrapped = _wrap(getattr(feature, hook), wrapped)
+    return wrapped
+
+
+def _wrap(method: Callable[..., Any], inner: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *arguments: method(*arguments, inner)

@@ -1,0 +1,188 @@
+"""The rows of one step as numbers: all that planning knows of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
+from typing import Any, ClassVar
+
+import numpy as np
+
+from ..perf_model.cost import Cost
+
+
+@dataclass(frozen=True, eq=False)
+class RowTable:
+    """The rows that ranks loaded for one step, a column for each thing that is known of them.
+
+    Rows are numbered over the ranks: the real rows of rank 0's batch, then those of rank 1's, and so on. A
+    row is a whole sample, or a piece of one; pieces of a sample follow one another.
+
+    Arrays are read-only here: views of those that were given.
+
+    Attributes:
+        batch_sizes: int64 `[ranks]`, rows that each rank brings, padding included; 0 where it has no batch.
+        num_loaded: int64 `[ranks]`, real rows that each rank brings.
+        workloads: int64 `[rows]`, the cost of each.
+        tokens, loss_tokens: int64 `[rows]`.
+        num_elements: int64 `[rows, jagged fields]`, elements of each row in each jagged field.
+        sample_bytes: int64 `[rows]`, bytes of a row on the wire.
+        row_counts: int64 `[rows, names]`, what `BaseBatch.row_counts` says of each.
+        work: int64 `[rows, columns]`, what `get_workloads` says of each; None for `workloads`.
+        starts_sample: bool `[rows]`, False for the second and later pieces of a sample; None if there are
+            none.
+        columns: `[rows, ...]` each, what features know of the rows, by name. A partitioner gets those that
+            its signature names.
+        cost: of rows by their counts; None for the sum of the columns of `work`.
+        speeds: float64 `[ranks]`, for loads to be proportional to; None if all ranks are equally fast.
+        ranks_per_node: consecutive ranks per node, where moves across nodes cost more; None if they do not.
+    """
+
+    batch_sizes: np.ndarray
+    num_loaded: np.ndarray
+    workloads: np.ndarray
+    tokens: np.ndarray
+    loss_tokens: np.ndarray
+    num_elements: np.ndarray
+    sample_bytes: np.ndarray
+    row_counts: np.ndarray
+    work: np.ndarray = None  # type: ignore[assignment]  # see __post_init__
+    starts_sample: np.ndarray = None  # type: ignore[assignment]
+    columns: Mapping[str, np.ndarray] = field(default_factory=dict)
+    cost: Cost = None  # type: ignore[assignment]
+    speeds: np.ndarray | None = None
+    ranks_per_node: int | None = None
+
+    _per_rank: ClassVar = ("batch_sizes", "num_loaded", "speeds")
+
+    def __post_init__(self) -> None:
+        if self.work is None:
+            object.__setattr__(self, "work", self.workloads[:, None])
+        if self.starts_sample is None:
+            object.__setattr__(self, "starts_sample", np.ones(len(self.workloads), dtype=bool))
+        if self.cost is None:
+            object.__setattr__(self, "cost", Cost.sum_of_columns(max(self.work.shape[1], 1)))
+        for spec in fields(self):
+            value = getattr(self, spec.name)
+            if isinstance(value, np.ndarray):
+                object.__setattr__(self, spec.name, _read_only(value))
+        columns = {name: _read_only(column) for name, column in self.columns.items()}
+        object.__setattr__(self, "columns", columns)
+
+    @staticmethod
+    def empty(num_ranks: int) -> RowTable:
+        """Returns the table of a step without rows."""
+        none, no_batch = np.zeros(0, dtype=np.int64), np.zeros(num_ranks, dtype=np.int64)
+        return RowTable(no_batch, no_batch, none, none, none, none.reshape(0, 0), none, none.reshape(0, 0))
+
+    @property
+    def num_ranks(self) -> int:
+        """Ranks that loaded the rows."""
+        return len(self.batch_sizes)
+
+    @cached_property
+    def home(self) -> np.ndarray:
+        """int64 `[rows]`, the rank that loaded each row."""
+        return np.repeat(np.arange(self.num_ranks), self.num_loaded)
+
+    @cached_property
+    def home_start(self) -> np.ndarray:
+        """int64 `[ranks]`, number of the first row that each rank loaded."""
+        return np.cumsum(self.num_loaded) - self.num_loaded
+
+    @cached_property
+    def sample_of(self) -> np.ndarray:
+        """int64 `[rows]`, the number that the sample of each row has among whole samples."""
+        return np.cumsum(self.starts_sample) - 1
+
+    def loaded_by(self, ranks: int | np.ndarray) -> np.ndarray:
+        """int64, the numbers of the rows that a rank brings, or several, one rank after another."""
+        start, count = self.home_start[ranks], self.num_loaded[ranks]
+        before = np.cumsum(count) - count  # rows of the ranks before
+        return np.repeat(start - before, count) + np.arange(count.sum())
+
+    def where_loaded(self, number: int) -> tuple[int, int]:
+        """Returns the rank that loaded a row, and the row in its batch.
+
+        The row of a piece is that of its sample, in the batch as it was before the cut.
+        """
+        rank = int(self.home[number])
+        return rank, int(self.starts_sample[self.home_start[rank] : number + 1].sum()) - 1
+
+    def with_cost(self, cost: Cost) -> RowTable:
+        """Returns whole samples with this cost of each."""
+        return replace(self, workloads=cost.of(1, self.tokens, self.work), cost=cost)
+
+    def take(self, numbers: np.ndarray) -> RowTable:
+        """Returns the rows of these ascending numbers, which may repeat, with the ranks that loaded them."""
+        taken: dict[str, Any] = {name: getattr(self, name).take(numbers, axis=0) for name in self._row_columns()}
+        num_loaded = np.bincount(self.home.take(numbers), minlength=self.num_ranks)
+        return replace(
+            self,
+            **taken,
+            columns={name: column[numbers] for name, column in self.columns.items()},
+            batch_sizes=self.batch_sizes + num_loaded - self.num_loaded,
+            num_loaded=num_loaded,
+        )
+
+    def within(self, ranks: np.ndarray) -> RowTable:
+        """Returns what `ranks`, int64 and ascending, loaded, numbered anew; no node is known of them."""
+        if len(ranks) == self.num_ranks:
+            return self
+        taken = self.take(self.loaded_by(ranks))
+        of_ranks = {name: getattr(taken, name) for name in self._per_rank}
+        of_ranks = {name: None if values is None else values[ranks] for name, values in of_ranks.items()}
+        return replace(taken, **of_ranks, ranks_per_node=None)
+
+    def arrays(self) -> list[np.ndarray]:
+        """Returns all that the table holds, without names, in one order on all ranks."""
+        values = [getattr(self, name) for name in (*self._per_rank, *self._row_columns())]
+        columns = [self.columns[name] for name in sorted(self.columns)]
+        return [np.asarray(value) for value in (*values, *columns) if value is not None]
+
+    def _row_columns(self) -> list[str]:
+        others = (*self._per_rank, "columns", "cost", "ranks_per_node")
+        return [spec.name for spec in fields(self) if spec.name not in others]
+
+
+def join_tables(tables: list[tuple[np.ndarray, RowTable]]) -> RowTable:
+    """Puts the rows of disjoint sets of ranks into one table.
+
+    A column of a feature that some tables lack is 0 in their rows.
+
+    Args:
+        tables: the ascending ranks of each set, each rank in one of them, and their rows.
+    """
+    ranks = np.concatenate([of_set for of_set, _ in tables])
+    home = np.concatenate([of_set[table.home] for of_set, table in tables])
+    order = np.argsort(home, kind="stable")
+    parts, first = [table for _, table in tables], tables[0][1]
+
+    def joined(name: str) -> np.ndarray:
+        return np.concatenate([getattr(part, name) for part in parts]).take(order, axis=0)
+
+    def by_rank(name: str) -> np.ndarray:
+        values = np.concatenate([getattr(part, name) for part in parts])
+        return values[np.argsort(ranks)]
+
+    examples = {name: column for part in parts for name, column in part.columns.items()}
+
+    def column_of(part: RowTable, name: str) -> np.ndarray:
+        absent = np.zeros(len(part.home), dtype=examples[name].dtype)
+        return part.columns.get(name, absent)
+
+    columns = {
+        name: np.concatenate([column_of(part, name) for part in parts]).take(order, axis=0)
+        for name in examples
+    }
+    changed: dict[str, Any] = {name: by_rank(name) for name in ("batch_sizes", "num_loaded")}
+    changed |= {name: joined(name) for name in first._row_columns()}
+    speeds = None if first.speeds is None else by_rank("speeds")
+    return replace(first, **changed, columns=columns, speeds=speeds, ranks_per_node=None)
+
+
+def _read_only(array: np.ndarray) -> np.ndarray:
+    view = array.view()
+    view.setflags(write=False)
+    return view

@@ -1,0 +1,149 @@
+"""Divides each rank's samples into micro-batches under a cap of tokens, and runs them in pipelines."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+import torch
+
+from ...checks import SettingError, require_type
+from ...distributed.feature import Feature, Forward, ModelCall, Place
+from ...distributed.placement import compile_refine
+from ...distributed.rank_group import RankGroup
+from ...distributed.row_table import RowTable
+from ...distributed.shuffle_plan import ShufflePlan
+from ...partition import divide_into_micro_batches
+from ...partition.micro_batches import time_relative_to_mean
+from ...partition.problem import number_of_part
+from .divided_batch import COLUMN, COUNT, join_values, micro_batches
+from .micro_batch_forward import run_micro_batches
+
+if TYPE_CHECKING:
+    from ...distributed.batch_shuffler import BatchShuffler
+
+logger = logging.getLogger(__name__)
+Batch = TypeVar("Batch")
+
+
+class MicroBatches(Feature):
+    """Divides each rank's samples into micro-batches, the same number on every rank.
+
+    Pipelines run them one after another: their output is a list with one for each. A sample longer than the
+    cap gets a micro-batch of its own, and a warning names it. The partitioner leaves tokens alone.
+
+    Args:
+        max_tokens: of a micro-batch.
+
+    Raises:
+        TypeError: `max_tokens` is no integer.
+        ValueError: it is below 1; or, when a pipeline is made, its loss is a mean over all ranks.
+    """
+
+    name = "micro_batches"
+    order = 20
+
+    def __init__(self, max_tokens: int) -> None:
+        require_type("MicroBatches.max_tokens", max_tokens, int)
+        if max_tokens < 1:
+            raise SettingError("{max_tokens}: expected an integer of at least 1", max_tokens=max_tokens)
+        self.max_tokens = max_tokens
+        self.partitioner_arguments = {"token_tolerance": None}
+        self._longest_named = max_tokens
+
+    def settings(self) -> Mapping[str, Any]:
+        """Returns the cap."""
+        return {"max_tokens": self.max_tokens}
+
+    def setup(self, shuffler: BatchShuffler, ranks: RankGroup) -> None:
+        """Keeps the shuffler."""
+        self._shuffler, self._ranks = shuffler, ranks
+
+    def warm_up(self) -> None:
+        """Compiles the division."""
+        compile_refine()
+        ones = np.ones(2, dtype=np.int64)
+        divide_into_micro_batches(ones, ones, [np.arange(2)], 1)
+
+    def place(self, rows: RowTable, place: Place) -> ShufflePlan:
+        """Divides the rows of every rank."""
+        plan = divide(place(rows), self.max_tokens)
+        self._name_sample_above_cap(plan)
+        return plan
+
+    def join(self, model: torch.nn.Module, device: torch.device, loss_reduction: str) -> None:
+        """Checks that a micro-batch can be reduced by itself."""
+        if loss_reduction == "global_mean":
+            raise ValueError(
+                'loss_reduction="global_mean" is for a whole step: with micro-batches return the mean over '
+                'the loss tokens that the model was given, and use "mean"'
+            )
+
+    def forward(self, call: ModelCall, forward: Forward) -> tuple[torch.Tensor, torch.Tensor, Any]:
+        """Runs the micro-batches; only the tables' backward is left to do."""
+        if COUNT not in call.plan.step:
+            return forward(call)
+        reduction, scale = call.loss_reduction, call.scale
+        return run_micro_batches(call.model, call.batch, self._shuffler, call.plan, reduction, scale)
+
+    def report(self, plan: ShufflePlan) -> Mapping[str, Any]:
+        """Returns the number of micro-batches, and their imbalance.
+
+        That is the sum over k of the largest k-th micro-batch's load ÷ a rank's mean load. It takes the place
+        of `imbalance_after` where ranks wait for each other after every micro-batch. The pipelines here wait
+        once per step.
+        """
+        loads = micro_batch_loads(plan)
+        return {"micro_batches": loads.shape[1], "micro_batch_imbalance": time_relative_to_mean(loads)}
+
+    def micro_batches(self, batch: Batch, plan: ShufflePlan) -> list[Batch]:
+        """Returns the micro-batches of an exchanged batch, in order; no host-device synchronization.
+
+        Each has its samples in the order of the batch, and no padding. One without samples has one row:
+        padding, or the first of the batch.
+
+        Args:
+            batch: as `exchange` returned it, on any device.
+            plan: the plan of that exchange.
+        """
+        return micro_batches(self._shuffler, batch, plan)
+
+    def join_values(self, values: Sequence[Any], plan: ShufflePlan) -> Any:
+        """Puts per-sample values of micro-batches in the order of their batch's samples, as if it had run
+        whole; see `divided_batch.join_values`."""
+        return join_values(self._shuffler, values, plan)
+
+    def _name_sample_above_cap(self, plan: ShufflePlan) -> None:
+        """Warns of a sample that takes a micro-batch of its own, if it is longer than all named before."""
+        tokens = plan.rows.tokens
+        if self._ranks.rank != 0 or tokens.max(initial=0) <= self._longest_named:
+            return
+        longest = int(tokens.argmax())
+        rank, row = plan.rows.where_loaded(longest)
+        self._longest_named = int(tokens[longest])
+        logger.warning(
+            f"row {row} of a batch of rank {self._ranks.ranks[rank]} has {self._longest_named} tokens, above "
+            f"MicroBatches.max_tokens={self.max_tokens}: it gets a micro-batch of its own, which takes more "
+            "memory than the cap allows; truncate histories or raise the cap. Shorter ones will not be named"
+        )
+
+
+def divide(plan: ShufflePlan, max_tokens: int) -> ShufflePlan:
+    """Returns the plan with the rows of every rank in micro-batches of at most `max_tokens`."""
+    rows = plan.rows
+    by_rank = divide_into_micro_batches(rows.workloads, rows.tokens, plan.partition, max_tokens)
+    count = len(by_rank[0])
+    parts = [part for of_rank in by_rank for part in of_rank]
+    micro_batch = number_of_part(parts, len(rows.workloads)) % count
+    columns = {**rows.columns, COLUMN: micro_batch}
+    return replace(plan, rows=replace(rows, columns=columns), step={**plan.step, COUNT: count})
+
+
+def micro_batch_loads(plan: ShufflePlan) -> np.ndarray:
+    """Returns float64 `[ranks, micro-batches]`, sums of workloads."""
+    count = plan.step[COUNT]
+    slots = plan.destination * count + plan.rows.columns[COLUMN]
+    return np.bincount(slots, plan.rows.workloads, minlength=plan.num_ranks * count).reshape(-1, count)

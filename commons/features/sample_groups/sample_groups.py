@@ -1,0 +1,150 @@
+"""Keeps samples together that belong together, so that their ids are looked up once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from ...checks import SettingError, require_type
+from ...distributed.feature import Feature
+from ...distributed.rank_group import RankGroup
+from ...partition import rebalance
+from ...partition.groups import MOVES_PER_COPY, checked_moves_per_copy
+from ...sequence_batch import BaseBatch, containers
+from ...sequence_batch.jagged_indices import first_values
+
+if TYPE_CHECKING:
+    from ...distributed.batch_shuffler import BatchShuffler
+
+GetGroups = Callable[[Any], torch.Tensor]
+
+
+class SampleGroups(Feature):
+    """Brings samples of one group to one rank, if balance and limits allow it.
+
+    Args:
+        feature: name of a feature of a `BaseBatch`, such as the user's id. Samples with the same first value
+            of it belong together: their ids are looked up once if one rank has them. An empty row belongs to
+            no group.
+        get_groups: returns the group of each row of a batch on the host, int64 or int32 `[batch_size]`;
+            negative for none. Without it and `feature`, the shuffler has a method of this name.
+        moves_per_copy: what it is worth to have a group on one rank fewer: as much as moving its largest
+            sample this many times. It is the bytes of embeddings and gradients that ranks exchange for an id
+            of all tables ÷ the bytes of a sample per id. 64 is one table of 128 float32, and an id with an
+            action.
+
+    Raises:
+        TypeError: an argument has the wrong type, or both `feature` and `get_groups` are given.
+        ValueError: `moves_per_copy` is out of range. When a shuffler is made: its partitioner takes no
+            groups, or nothing tells the groups.
+    """
+
+    name = "sample_groups"
+    order = 40
+
+    def __init__(
+        self,
+        feature: str | None = None,
+        *,
+        get_groups: GetGroups | None = None,
+        moves_per_copy: float = MOVES_PER_COPY,
+    ) -> None:
+        require_type("SampleGroups.feature", feature, str | None)
+        require_type("SampleGroups.moves_per_copy", moves_per_copy, float)
+        if feature is not None and get_groups is not None:
+            raise TypeError(f"SampleGroups got feature={feature!r} and get_groups; expected one of them")
+        try:
+            checked_moves_per_copy(moves_per_copy)
+        except ValueError:
+            raise SettingError(
+                "{moves_per_copy}: expected a finite number of at least 0", moves_per_copy=moves_per_copy
+            ) from None
+        self.feature, self.moves_per_copy, self._given = feature, moves_per_copy, get_groups
+        self.partitioner_arguments = {"moves_per_copy": moves_per_copy}
+
+    def settings(self) -> Mapping[str, Any]:
+        """Returns the arguments that are plain data."""
+        return {"feature": self.feature, "moves_per_copy": self.moves_per_copy}
+
+    def setup(self, shuffler: BatchShuffler, ranks: RankGroup) -> None:
+        """Checks that the partitioner takes groups, and finds what tells them."""
+        settings, self._sample_rows = shuffler.settings, shuffler.sample_rows
+        if not settings.takes("groups"):
+            raise SettingError(
+                '{partitioner} has no argument groups; choose another partitioner, such as "rebalance"',
+                partitioner=settings.partitioner,
+            )
+        if self.moves_per_copy != MOVES_PER_COPY and not settings.takes("moves_per_copy"):
+            raise SettingError(
+                f"{{moves_per_copy}} has no effect on {{partitioner}}: leave it {MOVES_PER_COPY:g}",
+                moves_per_copy=self.moves_per_copy,
+                partitioner=settings.partitioner,
+            )
+        own = getattr(shuffler, "get_groups", None)
+        self._whose = f"{type(shuffler).__name__}.get_groups"
+        if own is not None and self.feature is not None:
+            raise SettingError(
+                f"{{feature}} has no effect, because {self._whose} returns the groups; leave it out",
+                feature=self.feature,
+            )
+        if self._given is not None:
+            self._whose = "get_groups"
+        self._get_groups = self._given or own or self._read_feature
+        if self._get_groups == self._read_feature and self.feature is None:
+            raise ValueError(
+                f"SampleGroups() does not know the groups: give it feature= or get_groups=, or "
+                f"{type(shuffler).__name__} a method get_groups"
+            )
+
+    def warm_up(self) -> None:
+        """Compiles the search for groups' places."""
+        work, home = np.array([2, 5, 7, 2, 5, 1, 5]), np.array([1, 0, 0, 1, 0, 0, 0])
+        rebalance(work, home, 2, tolerance=0.0, groups=0 * home)
+
+    def columns(self, batch: Any) -> Mapping[str, torch.Tensor]:
+        """Returns the group of each row, int64 `[batch_size]`."""
+        try:
+            groups = self._get_groups(batch)
+        except StopIteration as error:  # further up it would look like the end of the data
+            raise RuntimeError(f"{self._whose} raised {error!r}") from error
+        num_rows, _ = self._sample_rows.batch_rows(batch)
+        return {"groups": check_groups(groups, num_rows, self._whose)}
+
+    def _read_feature(self, batch: Any) -> torch.Tensor:
+        name = self.feature
+        if not isinstance(batch, BaseBatch):
+            raise TypeError(
+                f"feature={name!r} is read from a BaseBatch, and this is a {containers.type_name(batch)}: "
+                "give SampleGroups get_groups"
+            )
+        names = batch.features.keys()
+        if name not in names:
+            raise ValueError(
+                f"feature={name!r} is not among the batch's features: {sorted(names)}. For groups from "
+                "elsewhere, give SampleGroups get_groups"
+            )
+        feature = batch.features[name]
+        groups = first_values(feature.values(), feature.lengths())
+        if groups.is_floating_point():
+            raise ValueError(f"feature={name!r} has {groups.dtype} values, expected integers")
+        # Hashes may be negative; a row without a value belongs to no group.
+        return torch.where(feature.lengths() > 0, groups.long() & torch.iinfo(torch.int64).max, -1)
+
+
+def check_groups(returned: Any, num_rows: int, whose: str) -> torch.Tensor:
+    """Returns int64 `[rows]` from a user's groups.
+
+    Raises:
+        ValueError: not one integer for each row; the message calls the groups `whose`.
+    """
+    is_tensor = isinstance(returned, torch.Tensor)
+    if not is_tensor or returned.shape != (num_rows,) or returned.dtype not in (torch.int32, torch.int64):
+        kind = f"{returned.dtype} of {tuple(returned.shape)}" if is_tensor else type(returned).__name__
+        raise ValueError(
+            f"{whose} returned {kind}; expected an int64 or int32 tensor with a group for each row, "
+            f"({num_rows},)"
+        )
+    return returned.detach().cpu().long()

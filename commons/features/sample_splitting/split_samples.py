@@ -1,0 +1,182 @@
+"""Cuts samples that are too long for balance into pieces on several ranks."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import torch
+
+from ...checks import SettingError
+from ...distributed.count_rows import RowFormat
+from ...distributed.feature import Feature, Place
+from ...distributed.placement import make_plan
+from ...distributed.rank_group import RankGroup, job_device
+from ...distributed.row_table import RowTable
+from ...distributed.shuffle_plan import ShufflePlan
+from ...partition import rebalance
+from ...partition.pieces import divided, leveled
+from ...perf_model.cost import Cost
+from ...sequence_batch import BaseBatch, containers
+from ...sequence_batch.cut_rules import CutRules
+from .check_cut import check_cut
+from .cut_search import cut_and_place
+from .cutting import COLUMN, Cutting, PrefixCost
+from .key_fetch import PlacedPieces
+
+if TYPE_CHECKING:
+    from ...distributed.batch_shuffler import BatchShuffler
+
+
+class SplitSamples(Feature):
+    """Cuts samples that are too long for balance, or for `max_tokens`, into pieces on several ranks.
+
+    The model and its batches have to support it: a `BaseBatch` has `cut_rules`, and the model fetches keys
+    and values over `batch.pieces`, a `PlacedPieces`.
+
+    Args:
+        prefix_cost: returns the cost of the first tokens of samples; None for the shuffler's method of this
+            name. It is called with `tokens`, int64 `[samples]`, from 0 to the sample's tokens, and `counts`,
+            what planning knows of the samples by name, int64 `[samples]` each: "tokens", "loss_tokens", the
+            batch's `row_counts`, "head_tokens" before a sample's first item, and "kept_tokens" of its last
+            items that are not cut apart. It returns int64 `[samples]`, or `[samples, columns]` with the
+            columns of `get_workloads`: the cost of these tokens' queries. No column decreases from token to
+            token, and all equal `get_workloads` at a sample's end. Every rank calls it, and must get the same
+            integers: compute in int64, because the last bits of floats may differ between processors.
+
+    Raises:
+        ValueError: when a shuffler is made, if its rows are equal or it has no `prefix_cost`; at the first
+            batch, if that cannot be cut.
+    """
+
+    name = "sample_splitting"
+    order = 30
+    places_each_set = True
+    excludes: ClassVar[Mapping[str, str]] = {
+        "micro_batches": "pieces of a sample are computed at once, and micro-batches divide a step"
+    }
+    waits_on_device = "SplitSamples makes the device wait for keys and values of other ranks within a step"
+    faster_without = "leave SplitSamples out (TrainerArgs.balance_split = False)"
+
+    def __init__(self, prefix_cost: PrefixCost | None = None) -> None:
+        self._given = prefix_cost
+        self._cutting: Cutting | None = None
+        # A pipeline exchanges a few batches before it runs the first of them.
+        self._exchanged: deque[tuple[ShufflePlan, PlacedPieces]] = deque(maxlen=8)
+        self._ran: PlacedPieces | None = None  # of the step that ran last
+
+    def setup(self, shuffler: BatchShuffler, ranks: RankGroup) -> None:
+        """Checks the shuffler, and connects the ranks for the fetch."""
+        if shuffler.settings.equal_rows:
+            raise SettingError(
+                "{equal_rows} with SplitSamples: a piece takes a row, and rows follow the load; set it False",
+                equal_rows=True,
+            )
+        prefix_cost = self._given or getattr(shuffler, "prefix_cost", None)
+        if prefix_cost is None:
+            raise ValueError(
+                "SplitSamples needs prefix_cost, which tells where to cut a sample: give it the argument, or "
+                f"{type(shuffler).__name__} a method of this name"
+            )
+        self._shuffler, self._prefix_cost = shuffler, prefix_cost
+        self._checks_cuts = any(feature.verifies for feature in shuffler.features)
+        if shuffler.group.num_ranks > 1:
+            shuffler.group.group_for("fetch", job_device())
+
+    def warm_up(self) -> None:
+        """Compiles the search for cuts."""
+        work, home = np.array([2, 5, 7, 2, 5, 1, 5]), np.array([1, 0, 0, 1, 0, 0, 0])
+        rebalance(work, home, 2, tolerance=0.0)
+        ones = np.ones(2, dtype=np.int64)
+        whole = divided(ones, 1, home[:0], home[:0], home[:0])
+        leveled(whole, 0 * ones, 2 * ones, ones, ones, np.arange(2), 1, 1)
+
+    def agree(self, batch: Any, row_format: RowFormat) -> CutRules:
+        """Returns the rules by which batches are cut."""
+        rules = batch.cut_rules() if isinstance(batch, BaseBatch) else None
+        if rules is None:
+            raise ValueError(
+                f"SplitSamples: a {containers.type_name(batch)} cannot be cut; give it cut_rules, as a "
+                "BaseBatch has them"
+            )
+        rules.check(row_format.schema, row_format.count_names)
+        return rules
+
+    def place(self, rows: RowTable, place: Place) -> ShufflePlan:
+        """Places whole samples and pieces."""
+        cutting = self._make_cutting(rows.cost)
+        return make_plan(*cut_and_place(rows, self._shuffler.partitioning, cutting))
+
+    def before_copy(self, batch: Any, plan: ShufflePlan) -> Any:
+        """Returns the batch with its samples cut as planned; itself if it is, or if none of them is cut.
+
+        A batch on the device is copied to the host for it, which waits for the device.
+        """
+        sample_rows, own = self._shuffler.sample_rows, plan.rows.loaded_by(self._shuffler.group.rank)
+        # Padding rows are not counted: a batch with a row for each piece has more samples than were loaded.
+        if plan.rows.starts_sample.all() or sample_rows.batch_rows(batch)[1] == len(own):
+            return batch
+        on_host, pieces = sample_rows.to_host(batch), plan.rows.columns[COLUMN][own]
+        row_of = np.cumsum(plan.rows.starts_sample[own]) - 1
+        cut = on_host.cut_by(pieces, row_of)
+        self._check_counts(cut, plan, own)
+        if self._checks_cuts:
+            check_cut(on_host, cut, pieces, row_of)
+        if on_host is not batch:
+            return cut.to(sample_rows.device_of(batch))
+        return cut.pin_memory() if sample_rows.is_pinned(batch) else cut
+
+    def after_exchange(self, batch: Any, plan: ShufflePlan) -> Any:
+        """Tells the batch the places of its rows in their samples."""
+        if plan.rows.starts_sample.all() or not isinstance(batch, BaseBatch):
+            return batch
+        batch_format = self._shuffler.format
+        names = () if batch_format is None else batch_format.rows.count_names
+        pieces = PlacedPieces(plan, self._shuffler.group, names)
+        self._exchanged.append((plan, pieces))
+        return batch.with_pieces(pieces)
+
+    def check_ran(self, plan: ShufflePlan) -> None:
+        """Checks that the model has fetched for its pieces."""
+        self._ran = next((pieces for known, pieces in reversed(self._exchanged) if known is plan), None)
+        if self._ran is not None:
+            self._ran.check_read()
+
+    def report(self, plan: ShufflePlan) -> Mapping[str, Any]:
+        """Returns the samples that are cut, their pieces, and what this rank fetched and waited for."""
+        rows_of_each = np.bincount(plan.rows.sample_of)
+        num_cut, pieces = int((rows_of_each > 1).sum()), int(rows_of_each[rows_of_each > 1].sum())
+        ran = self._ran
+        return {
+            "samples_cut": num_cut,
+            "pieces": pieces,
+            "bytes_fetched": 0.0 if ran is None else float(ran.bytes_fetched),
+            "fetch_seconds": 0.0 if ran is None else ran.seconds,
+        }
+
+    def _make_cutting(self, cost: Cost) -> Cutting:
+        if self._cutting is None or self._cutting.cost != cost:
+            agreed = self._shuffler.planner.format
+            if agreed is None:
+                raise RuntimeError("no rank of the group has had a batch yet")
+            rules, known = agreed.agreed[self.name], agreed.rows
+            self._cutting = Cutting(rules, known.schema, known.count_names, self._prefix_cost, cost)
+        return self._cutting
+
+    def _check_counts(self, cut: BaseBatch, plan: ShufflePlan, own: np.ndarray) -> None:
+        """Compares a cut batch's own counts with those that the rules gave planning."""
+        shuffler = self._shuffler
+        rules = cut.cut_rules()
+        if rules is None or rules.has_halo:  # a batch counts its halo, too
+            return
+        shown = shuffler.sample_rows.with_long_lengths(cut)
+        planned_counts = {"get_tokens": plan.rows.tokens, "get_loss_tokens": plan.rows.loss_tokens}
+        for name, planned in planned_counts.items():
+            counted = torch.as_tensor(getattr(shuffler, name)(shown))[: len(own)].cpu().numpy()
+            for row in np.flatnonzero(counted != planned[own])[:1]:
+                raise ValueError(
+                    f"{name} counts {counted[row]} in a piece, and cut_rules {planned[own][row]}; expected "
+                    f"the same: check the rules of the fields that {name} counts"
+                )

@@ -1,0 +1,165 @@
+"""Unshuffle: returns per-sample results to the rank and row that each sample was loaded on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from ...distributed.channel import Channel
+from ...distributed.exchange import transfer
+from ...distributed.feature import Feature
+from ...distributed.rank_group import RankGroup
+from ...distributed.shuffle_plan import Route, RouteEnd, ShufflePlan
+from ...sequence_batch.base_batch import num_rows
+from ...sequence_batch.packed_rows import PackedRows, gather_rows, row_elements, to_device_together
+from ...sequence_batch.row_schema import FieldValue, RowSchema
+from ...sequence_batch.sample_rows import SampleRows
+
+if TYPE_CHECKING:
+    from ...distributed.batch_shuffler import BatchShuffler
+
+_COUNTS = "elements"
+
+
+class Unshuffle(Feature):
+    """Returns per-sample results to the rank and row that each sample was loaded on."""
+
+    name = "unshuffle"
+    order = 50
+
+    def setup(self, shuffler: BatchShuffler, ranks: RankGroup) -> None:
+        """Makes a channel for the ranks to agree on what they return."""
+        self._group, self._sample_rows = shuffler.group, shuffler.sample_rows
+        self._channel = shuffler.group.channel()
+        self._every_call = any(feature.verifies for feature in shuffler.features)
+        self._agreed: set[RowSchema] = set()
+
+    def unshuffle(self, values: Any, plan: ShufflePlan) -> Any:
+        """Returns per-sample results to the rank and row that each sample was loaded on. Collective.
+
+        One all-to-all; jagged values take one more, and a host-device synchronization, for their lengths.
+        The first call for each kind of values (their names, keys, dtypes and trailing shapes) takes a gather
+        of host numbers more, in which ranks agree on it. The order of names does not matter.
+
+        A later call in which ranks return different kinds is not compared unless a feature verifies: a rank
+        whose kind is new to it waits for the others, and two known kinds are taken for each other.
+
+        Args:
+            values: a tensor, KeyedJaggedTensor or JaggedTensor, or a batch of such, with a row for each row
+                that the exchange gave this rank, or only for its `plan.num_placed[rank]` samples.
+            plan: the plan of the exchange.
+
+        Returns:
+            Values of the same kind in the order of the loaded batch, zero or empty in its padding rows. The
+            jagged values of a sample's pieces are joined, a dense value is that of the last piece.
+
+        Raises:
+            ValueError: `values` are of different kinds on the ranks, at the first call for one of them;
+                raised on every rank. Or they have another number of rows; raised on this rank alone, while
+                the others wait for it.
+        """
+        rows, rank = self._rows_at_home(values, plan), self._group.rank
+        starts = plan.rows.starts_sample[plan.rows.loaded_by(rank)]
+        num_rows = int(plan.rows.batch_sizes[rank]) - int((~starts).sum())
+        if not starts.all():
+            rows = _join_pieces(rows, starts)
+        return self._sample_rows.unpacked(values, rows, max(num_rows, 1))
+
+    def _rows_at_home(self, values: Any, plan: ShufflePlan) -> PackedRows:
+        """Returns the values of the real rows that this rank loaded, in their order."""
+        group, rank = self._group, self._group.rank
+        held, at_home = plan.computed_by(rank), plan.rows.loaded_by(rank)
+        packed = _pack(values, int(plan.num_placed[rank]), int(plan.num_rows[rank]), self._sample_rows)
+        elements = row_elements(packed.lengths[:, : len(held)].cpu(), packed.schema).numpy()
+        if group.num_ranks == 1:
+            return gather_rows([packed], np.arange(len(held)), elements.sum(0).tolist())
+        self._check_kind(packed.schema)
+        device = packed.lengths.device
+        # It is called on another stream than the exchange, and would wait for that of a later step.
+        carrier = group.group_for("exchange" if device.type == "cpu" else "unshuffle", device)
+        to, come_from = plan.rows.home[held], plan.destination[at_home]
+        elements_to_come = np.zeros((len(at_home), 0), dtype=np.int64)
+
+        def move(sent: PackedRows, elements: np.ndarray, elements_to_come: np.ndarray) -> PackedRows:
+            ends = (
+                RouteEnd.of(ranks, of_each, sent.schema.row_bytes(of_each), rank, group.num_ranks)
+                for ranks, of_each in ((to, elements), (come_from, elements_to_come))
+            )
+            return transfer(sent, Route(*ends), rank, carrier)
+
+        if elements.shape[1]:
+            # Only the ranks that computed them know how long they are.
+            counts = {_COUNTS: torch.from_numpy(elements).to(device)}
+            counted = PackedRows.pack(counts, RowSchema.of(counts), len(held))
+            counted = move(counted, elements[:, :0], elements_to_come)
+            elements_to_come = counted.unpack()[_COUNTS].cpu().numpy()
+        return move(packed, elements, elements_to_come)
+
+    def _check_kind(self, schema: RowSchema) -> None:
+        """Checks that all ranks return values of this kind. Collective where the kind is new.
+
+        Raises:
+            ValueError: they differ; on every rank.
+        """
+        if self._every_call or schema not in self._agreed:
+            check_same_schema(self._channel, schema)
+            self._agreed.add(schema)
+
+
+def check_same_schema(channel: Channel, schema: RowSchema) -> None:
+    """Compares the kinds of values that ranks are about to return. Collective; for the main thread.
+
+    Raises:
+        ValueError: they differ; on every rank.
+    """
+    fingerprints = channel.all_gather(np.array([schema.fingerprint]))[:, 0]
+    if (fingerprints == fingerprints[0]).all():
+        return
+    schemas = channel.all_gather_objects(schema)
+    rank = int(np.flatnonzero(fingerprints != fingerprints[0])[0])
+    raise ValueError(
+        f"unshuffle got other values on rank {rank} than on rank 0: {schemas[0].difference(schemas[rank])}; "
+        "give it the same names, keys, dtypes and trailing shapes on every rank"
+    )
+
+
+def _join_pieces(rows: PackedRows, starts: np.ndarray) -> PackedRows:
+    """Joins the rows of each sample's pieces: jagged values one after another, dense ones of the last piece.
+
+    Args:
+        rows: in the order of the pieces.
+        starts: bool `[rows]`, whether a row is the first of its sample.
+    """
+    first = np.flatnonzero(starts)
+    last = np.append(first[1:], len(starts))[: len(first)] - 1
+    sample_of, last_row = to_device_together([np.cumsum(starts) - 1, last], rows.lengths.device)
+    lengths = rows.lengths.new_zeros(rows.lengths.shape[0], len(first))
+    sections = [
+        words.index_select(0, last_row) if section.is_dense else words
+        for section, words in zip(rows.schema.sections, rows.sections, strict=True)
+    ]
+    return replace(
+        rows,
+        num_rows=len(first),
+        lengths=lengths.index_add_(1, sample_of, rows.lengths),
+        sections=sections,
+    )
+
+
+def _pack(values: Any, num_real: int, num_padded: int, sample_rows: SampleRows) -> PackedRows:
+    fields = dict(sorted(sample_rows.per_sample_fields(values).items()))  # the same order on every rank
+    return PackedRows.pack(fields, RowSchema.of(fields), _check_rows(fields, num_real, num_padded))
+
+
+def _check_rows(fields: dict[str, FieldValue], num_real: int, num_padded: int) -> int:
+    sizes = {name: num_rows(name, value) for name, value in fields.items()}
+    for name, rows in sizes.items():
+        if rows not in (num_real, num_padded) or rows != next(iter(sizes.values())):
+            raise ValueError(
+                f"unshuffle got {rows} rows in {name or 'values'!r}, expected {num_padded}, as the exchange "
+                f"gave this rank, or {num_real} without the padding"
+            )
+    return next(iter(sizes.values()))

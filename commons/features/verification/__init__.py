@@ -1,0 +1,5 @@
+"""Verification: ranks compare plans and samples, for debugging and tests."""
+
+from .verification import Verification
+
+__all__ = ["Verification"]

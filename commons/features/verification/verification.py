@@ -1,0 +1,132 @@
+"""Verification: ranks compare their plans, and what they exchanged; for debugging and tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ...distributed.channel import Channel
+from ...distributed.failures import portable, raise_first
+from ...distributed.feature import Feature, Place
+from ...distributed.rank_group import RankGroup
+from ...distributed.row_table import RowTable
+from ...distributed.shuffle_plan import ShufflePlan
+from ...sequence_batch.packed_rows import PackedRows, gather_rows, row_elements
+from ...sequence_batch.row_hashes import row_hashes
+
+if TYPE_CHECKING:
+    from ...distributed.batch_shuffler import BatchShuffler
+
+
+class Verification(Feature):
+    """Compares a hash of every plan on all ranks, and the samples of every exchanged batch.
+
+    It adds an all-gather of host numbers to `plan` and two to `exchange`, and host-device synchronizations.
+    """
+
+    name = "verification"
+    order = 0
+    verifies = True
+
+    def setup(self, shuffler: BatchShuffler, ranks: RankGroup) -> None:
+        """Makes a channel for each thread."""
+        self._planning, self._exchanging = ranks.channel(), shuffler.group.channel()
+
+    def place(self, rows: RowTable, place: Place) -> ShufflePlan:
+        """Compares the ranks' plans."""
+        return check_plans(self._planning, lambda: place(rows))
+
+    def around_exchange(
+        self, rows: PackedRows, plan: ShufflePlan, exchange: Callable[[PackedRows, ShufflePlan], PackedRows]
+    ) -> PackedRows:
+        """Compares the plans that ranks carry out, and each row before and after."""
+        check_same_plan(self._exchanging, plan)
+        placed = exchange(rows, plan)
+        check_placed_samples(self._exchanging, plan, rows, placed)
+        return placed
+
+
+def check_plans(channel: Channel, place: Callable[[], ShufflePlan]) -> ShufflePlan:
+    """Returns the plan of `place`, once all ranks have the same. Collective; for the planning thread.
+
+    Raises:
+        RuntimeError: the plans differ.
+        Exception: the error of `place` on the first rank that has one, on every rank.
+    """
+    plan: ShufflePlan | None = None
+    failure: Exception | None = None
+    try:
+        plan = place()
+    except Exception as error:  # raised again on all ranks below
+        failure = error
+    mine = -1 if plan is None else plan.fingerprint
+    fingerprints = channel.all_gather(np.array([mine]))[:, 0]
+    if (fingerprints < 0).any():
+        raise_first(channel.all_gather_objects(portable(failure)), failure, channel.rank)
+    if plan is None:
+        raise RuntimeError("planning failed on a rank that gave no cause")
+    _raise_if_different(fingerprints)
+    return plan
+
+
+def check_same_plan(channel: Channel, plan: ShufflePlan) -> None:
+    """Compares the plans that ranks are about to carry out. Collective; for the main thread.
+
+    Raises:
+        RuntimeError: the plans differ; on every rank.
+    """
+    _raise_if_different(channel.all_gather(np.array([plan.fingerprint]))[:, 0])
+
+
+def check_placed_samples(channel: Channel, plan: ShufflePlan, loaded: PackedRows, rows: PackedRows) -> None:
+    """Compares each rank's samples after the exchange with the plan and with the loaded ones.
+
+    Collective; for the main thread.
+
+    Args:
+        channel: of the ranks.
+        plan: the placement.
+        loaded: the rows that this rank brought.
+        rows: this rank's real rows.
+
+    Raises:
+        RuntimeError: a rank has more or fewer samples, of other lengths, or with other contents; on every
+            rank.
+    """
+    here, own = plan.computed_by(channel.rank), plan.rows.loaded_by(channel.rank)
+    elements = row_elements(rows.lengths.cpu(), rows.schema).numpy()
+    wrong = 0
+    brought = gather_rows([loaded], np.arange(len(own)), plan.rows.num_elements[own].sum(0).tolist())
+    changed = np.zeros(len(plan.rows.workloads), dtype=np.int64)
+    changed[own] = row_hashes(brought.unpack(), brought.num_rows)
+    if len(elements) == len(here):
+        wrong = len(here) - int((elements == plan.rows.num_elements[here]).all(1).sum())
+        changed[here] -= row_hashes(rows.unpack(), rows.num_rows)
+    table = channel.all_gather(np.concatenate([[rows.num_rows, wrong], changed]))
+    for rank in np.flatnonzero(table[:, 0] != plan.num_placed)[:1]:
+        raise RuntimeError(
+            f"rank {rank} of the ranks to balance among has {table[rank, 0]} samples after the exchange, "
+            f"expected {plan.num_placed[rank]}"
+        )
+    for rank in np.flatnonzero(table[:, 1])[:1]:
+        raise RuntimeError(
+            f"rank {rank} of the ranks to balance among has {table[rank, 1]} samples after the exchange that "
+            "are not as long as planned"
+        )
+    for number in np.flatnonzero(table[:, 2:].sum(0))[:1]:
+        home, row = plan.rows.where_loaded(number)
+        raise RuntimeError(
+            f"row {row} of rank {home} of the ranks to balance among has other contents after the exchange, "
+            f"on rank {plan.destination[number]} of them"
+        )
+
+
+def _raise_if_different(fingerprints: np.ndarray) -> None:
+    for rank in np.flatnonzero(fingerprints != fingerprints[0])[:1]:
+        raise RuntimeError(
+            f"ranks have different plans for one step: its hash is {fingerprints[0]:#x} on rank 0 and "
+            f"{fingerprints[rank]:#x} on rank {rank} of the ranks to balance among. Every rank must compute "
+            "the same from the same numbers: check that all run the same code and versions"
+        )

@@ -1,0 +1,54 @@
+"""Hashes of rows, for comparisons between ranks."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+
+from .jagged_indices import spread
+from .row_schema import FieldValue
+
+
+def row_hashes(fields: Mapping[str, FieldValue], num_rows: int) -> np.ndarray:
+    """Returns a hash of each row, int64 `[rows]`: a sum over its elements, wrapping around."""
+    total = torch.zeros(num_rows, dtype=torch.int64)
+    for name, value in fields.items():
+        rows, positions, hashes = hash_elements(name, value, num_rows)
+        key, row = rows // max(num_rows, 1), rows % max(num_rows, 1)
+        total.index_add_(0, row, mix(hashes, positions, key))
+    return total.numpy()
+
+
+def hash_elements(
+    name: str, value: FieldValue, num_rows: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Returns for each element key · rows + row, its position in the row, and its hash; int64 on the host."""
+    if isinstance(value, torch.Tensor):
+        rows, positions, parts = torch.arange(num_rows), torch.zeros(num_rows, dtype=torch.int64), [value]
+    else:
+        lengths = value.lengths().cpu().long()
+        rows = torch.arange(len(lengths)).repeat_interleave(lengths)
+        positions = spread(torch.zeros_like(lengths), lengths, len(rows))
+        parts = [part for part in (value.values(), value.weights_or_none()) if part is not None]
+    seed = torch.tensor(zlib.crc32(name.encode()))
+    hashes = seed.expand(len(rows))
+    for part in parts:
+        flat = part.detach().cpu().resolve_conj().resolve_neg().contiguous()
+        of_bytes = torch.zeros(len(rows), 0, dtype=torch.uint8)
+        if flat.numel():
+            of_bytes = flat.view(len(rows), -1).view(torch.uint8)
+        for byte in of_bytes.long().unbind(1):
+            hashes = mix(hashes, byte, seed)
+    return rows, positions, hashes
+
+
+def mix(*numbers: torch.Tensor) -> torch.Tensor:
+    """Returns a hash of int64 numbers, element by element."""
+    mixed = torch.zeros((), dtype=torch.int64)
+    for number in numbers:
+        mixed = (mixed ^ number) * -7046029254386353131
+        mixed = mixed ^ (mixed >> 29)
+    return mixed
