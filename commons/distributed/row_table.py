@@ -116,7 +116,9 @@ class RowTable:
 
     def take(self, numbers: np.ndarray) -> RowTable:
         """Returns the rows of these ascending numbers, which may repeat, with the ranks that loaded them."""
-        taken: dict[str, Any] = {name: getattr(self, name).take(numbers, axis=0) for name in self._row_columns()}
+        taken: dict[str, Any] = {
+            name: getattr(self, name).take(numbers, axis=0) for name in self._row_columns()
+        }
         num_loaded = np.bincount(self.home.take(numbers), minlength=self.num_ranks)
         return replace(
             self,

@@ -100,8 +100,8 @@ def split_balanced(
     batch_size, num_real = rows.batch_rows(batch)
     if isinstance(workloads, BatchShuffler):
         shown = rows.with_long_lengths(rows.to_host(batch))
-        if groups is None and workloads.has_groups:
-            groups = _groups_of(workloads, shown, batch_size)[:num_real]
+        if groups is None:
+            groups = _read_groups(workloads, shown, num_real)
         costs = _costs_of(workloads, shown, batch_size, num_real)
     else:
         costs = _checked_costs(workloads, batch_size, num_real)
@@ -171,10 +171,13 @@ def _costs_of(shuffler: BatchShuffler, batch: Any, num_rows: int, num_real: int)
     return Cost.sum_of_columns(work.shape[1]).of(0, np.zeros(len(work)), work)
 
 
-def _groups_of(shuffler: BatchShuffler, batch: Any, num_rows: int) -> np.ndarray:
-    """Returns int64 `[rows]`; `batch` is on the host."""
-    whose = f"{type(shuffler).__name__}.get_groups"
-    return checked_groups(shuffler.get_groups(batch), num_rows, whose).numpy()
+def _read_groups(shuffler: BatchShuffler, batch: Any, num_real: int) -> np.ndarray | None:
+    """Returns int64 `[samples]`, None if no feature of the shuffler tells groups; `batch` is on the host."""
+    for feature in shuffler.features:
+        groups = feature.columns(batch).get("groups")
+        if groups is not None:
+            return groups[:num_real].numpy()
+    return None
 
 
 def _checked_costs(workloads: Any, num_rows: int, num_real: int) -> np.ndarray:

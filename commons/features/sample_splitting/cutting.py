@@ -191,12 +191,10 @@ class Cutting:
         self._check_sums(samples, numbers, changed["loss_tokens"])
         if self.schema is not None:
             changed["sample_bytes"] = self.schema.row_bytes(changed["num_elements"])
-        return replace(
-            whole,
-            **{name: _with_rows(getattr(whole, name), chosen, rows) for name, rows in changed.items()},
-            starts_sample=pieces["first_item"] == 0,
-            columns={**whole.columns, COLUMN: pieces},
-        )
+        for name, rows in changed.items():
+            changed[name] = _with_rows(getattr(whole, name), chosen, rows)
+        changed["starts_sample"] = pieces["first_item"] == 0
+        return replace(whole, **changed, columns={**whole.columns, COLUMN: pieces})
 
     def _check_sums(self, samples: RowTable, numbers: np.ndarray, loss_tokens: np.ndarray) -> None:
         """Checks that the rules account for the tokens of samples that are cut, and for their loss tokens.
