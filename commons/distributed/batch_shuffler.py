@@ -13,8 +13,8 @@ import torch.distributed as dist
 
 from ..checks import require_type
 from ..perf_model.cost import Cost
+from ..sequence_batch.batch_view import BatchView, view_batch
 from ..sequence_batch.packed_rows import PackedRows, gather_rows
-from ..sequence_batch.sample_rows import SampleRows
 from .balance_report import WORKLOAD_UNITS
 from .batch_format import BatchFormat
 from .count_rows import Counter
@@ -63,7 +63,6 @@ class BatchShuffler(ABC):
         cost, settings: as given.
         features: as given, outermost first.
         group: the ranks to balance among.
-        sample_rows: reads the rows of batches.
         partitioning: calls the partitioner.
         planner: makes the plans: of the group, or of all ranks once `plan_over` was called.
         format: what the ranks agreed on at the first batch; None before it.
@@ -97,7 +96,9 @@ class BatchShuffler(ABC):
         self.cost, self.features = cost, in_order(features)
         self.partitioning = Partitioning(self.settings, self.features)
         self.group = self._make_group(process_group)
-        self.sample_rows = SampleRows(self.shared_fields)
+        shared = self.shared_fields
+        if isinstance(shared, str):
+            raise TypeError(f"shared_fields is {shared!r}; expected a tuple of paths, as in ({shared!r},)")
         self.format: BatchFormat | None = None
         self.planner = Planner(self, self.group)
         self._exchange = EXCHANGES[self.settings.exchange]
@@ -113,6 +114,10 @@ class BatchShuffler(ABC):
 
     def _make_group(self, process_group: dist.ProcessGroup | None) -> RankGroup:
         return RankGroup.of(process_group)
+
+    def view(self, batch: Any) -> BatchView:
+        """Returns the rows of a batch of any type, for those who count or move them."""
+        return view_batch(batch, self.shared_fields)
 
     @abstractmethod
     def get_workloads(self, batch: Any) -> torch.Tensor:
@@ -131,7 +136,7 @@ class BatchShuffler(ABC):
         Token caps, and costs that are fitted to times, count them. Defaults to `BaseBatch.num_tokens()`, or
         to the number of jagged elements of any other batch.
         """
-        return self.sample_rows.num_tokens(batch)
+        return self.view(batch).num_tokens()
 
     def get_loss_tokens(self, batch: Any) -> torch.Tensor:
         """Returns the loss tokens of each row, `[batch_size]` integers; `batch` is on the host.
@@ -139,7 +144,7 @@ class BatchShuffler(ABC):
         The loss is a mean over them. Defaults to `BaseBatch.num_loss_tokens()`, or to one per row
         of any other batch.
         """
-        return self.sample_rows.num_loss_tokens(batch)
+        return self.view(batch).num_loss_tokens()
 
     def counters(self, batch: Any) -> Mapping[str, Counter]:
         """Returns the functions for workloads, tokens and loss tokens, by the names in messages."""
@@ -210,13 +215,13 @@ class BatchShuffler(ABC):
             return batch
         rank = self.group.rank
         if self.group.num_ranks == 1:
-            return self.format.with_row_counts(batch, plan.rows.row_counts)
+            return self.format.with_row_counts(self.view(batch), plan.rows.row_counts)
         batch = self.prepare(batch, plan)
-        loaded = self.sample_rows.packed(batch)
+        loaded = self.view(batch).packed()
         self._check_planned(loaded, plan)
         rows = self._move(loaded, plan)
         own_counts = plan.rows.row_counts[plan.computed_by(rank)]
-        placed = self.format.make_batch(batch, rows, int(plan.num_rows[rank]), own_counts)
+        placed = self.format.make_batch(self.view(batch), rows, int(plan.num_rows[rank]), own_counts)
         for feature in self.features:
             placed = feature.after_exchange(placed, plan)
         return placed

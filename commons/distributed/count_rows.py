@@ -10,9 +10,9 @@ import numpy as np
 import torch
 
 from ..perf_model.cost import Cost
+from ..sequence_batch.batch_view import NARROW_INTEGERS, BatchView
 from ..sequence_batch.packed_rows import check_jagged_fields, key_lengths, row_elements
 from ..sequence_batch.row_schema import FieldValue, RowSchema
-from ..sequence_batch.sample_rows import NARROW_INTEGERS, SampleRows
 from .row_table import RowTable
 
 _NUM_TOKENS = 2  # after the workloads of a row: its tokens and loss tokens
@@ -82,8 +82,7 @@ class RowFormat:
 
 
 def count_rows(
-    batch: Any,
-    sample_rows: SampleRows,
+    batch: BatchView,
     counters: Mapping[str, Counter],
     columns: Callable[[Any], Mapping[str, torch.Tensor]],
 ) -> tuple[RowTable, RowFormat]:
@@ -91,7 +90,6 @@ def count_rows(
 
     Args:
         batch: this rank's.
-        sample_rows: reads its rows.
         counters: functions that return workloads, tokens, and loss tokens of each row, all `[batch_size]`, in
             this order, by the names that messages call them. Workloads may be `[batch_size, columns]`. They
             see int64 lengths.
@@ -101,22 +99,22 @@ def count_rows(
         ValueError: counts of the wrong length, in a dtype that wraps, negative, NaN or infinite; lengths that
             do not account for the batch's values; or a field that requires a gradient.
     """
-    fields = sample_rows.per_sample_fields(batch)
+    fields = batch.fields
     check_jagged_fields(fields)
     _check_detached(fields)
     schema = RowSchema.of(fields)
-    num_rows, num_real = sample_rows.batch_rows(batch)
+    num_rows, num_real = batch.num_rows, batch.num_samples
     if num_rows == 0:
         raise ValueError(
             "a batch of this rank has no rows: skip it in the loader; ranks may have fewer batches"
         )
-    shown = sample_rows.with_long_lengths(batch)
+    shown = batch.with_long_lengths()
     counts: list[torch.Tensor] = []
     for whose, count in counters.items():
         check = check_counts if counts else check_work  # workloads come first
         counts.append(check(_call(count, shown, whose), num_rows, num_real, whose))
     work, tokens, loss_tokens = (of_rows[:num_real].numpy() for of_rows in counts)
-    row_counts = sample_rows.row_counts(shown)
+    row_counts = batch.view(shown).row_counts()
     elements = row_elements(key_lengths(fields, schema, num_rows), schema)[:num_real].numpy()
     of_features = {name: column[:num_real].numpy() for name, column in columns(shown).items()}
     table = RowTable(
@@ -127,7 +125,7 @@ def count_rows(
         loss_tokens=loss_tokens,
         num_elements=elements,
         sample_bytes=tokens,
-        row_counts=_check_row_counts(row_counts, num_rows, num_real, type(batch).__name__),
+        row_counts=_check_row_counts(row_counts, num_rows, num_real, type(batch.batch).__name__),
         work=work,
         columns=of_features,
     )

@@ -80,7 +80,7 @@ class PlanAhead:
     ) -> None:
         self._shuffler, self._planner, self._check = shuffler, shuffler.planner, check
         self._thread = _Thread(device)
-        self._memory = LoadedMemory(shuffler.sample_rows)
+        self._memory = LoadedMemory(shuffler.view)
         self._slow_plans = SlowPlans(shuffler)
         self._loader: Iterator[Any] | None = None
         self._this_rank_ended = self._all_ended = False
@@ -166,7 +166,7 @@ class PlanAhead:
                 if batch is _ENDED:
                     return None, None
                 self._memory.loaded(batch)
-                on_host = self._shuffler.sample_rows.to_host(batch)
+                on_host = self._shuffler.view(batch).to_host()
                 if on_host is not batch and self._planner.over.rank == 0:
                     _warn_of_device_batches()
                 return (on_host, batch), None

@@ -13,6 +13,7 @@ import numpy as np
 from ..named_ranges import named_range
 from ..perf_model.cost import Cost
 from ..sequence_batch import containers
+from ..sequence_batch.batch_view import BatchView
 from .batch_format import BatchFormat
 from .count_rows import RowFormat, count_rows
 from .feature import chain
@@ -54,7 +55,7 @@ class Planner:
         for feature in self._features:
             feature.setup(shuffler, over)
         self._gather = PlanGather(
-            over.channel(), shuffler.described_settings(), shuffler.sample_rows, self._features
+            over.channel(), shuffler.described_settings(), shuffler.view, self._features
         )
         of_set = [feature for feature in self._features if feature.places_each_set]
         of_all = [feature for feature in self._features if not feature.places_each_set]
@@ -131,13 +132,13 @@ class Planner:
 
     def _count(self, batch: Any) -> tuple[RowTable, RowFormat]:
         shuffler = self._shuffler
-        on_host = shuffler.sample_rows.to_host(batch)
-        self._check_type(on_host)
+        batch = shuffler.view(shuffler.view(batch).to_host())
+        self._check_type(batch)
 
         def columns(shown: Any) -> dict[str, Any]:
             return {name: of for feature in self._features for name, of in feature.columns(shown).items()}
 
-        return count_rows(on_host, shuffler.sample_rows, shuffler.counters(on_host), columns)
+        return count_rows(batch, shuffler.counters(batch.batch), columns)
 
     def _with_cost(self, rows: RowTable) -> RowTable:
         """Returns rows with the shuffler's cost in nanoseconds, if it has one.
@@ -166,15 +167,14 @@ class Planner:
         pads = self.format is None or self.format.pads
         return place(rows, self._shuffler.partitioning, pads)
 
-    def _check_type(self, batch: Any) -> None:
+    def _check_type(self, batch: BatchView) -> None:
         """Checks that this rank's batches are of one type, and whether the first can be exchanged."""
         if self._batch_type is None:
-            self._shuffler.sample_rows.check_shared(batch)
-            containers.check_replaceable(batch)
-            self._batch_type = type(batch)
-        if type(batch) is not self._batch_type:
+            batch.check()
+            self._batch_type = type(batch.batch)
+        if type(batch.batch) is not self._batch_type:
             raise TypeError(
-                f"a batch is a {containers.type_name(batch)}, and the first was a "
+                f"a batch is a {containers.type_name(batch.batch)}, and the first was a "
                 f"{self._batch_type.__qualname__}; all must be of one type"
             )
 

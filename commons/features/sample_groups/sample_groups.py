@@ -71,7 +71,7 @@ class SampleGroups(Feature):
 
     def setup(self, shuffler: BatchShuffler, ranks: RankGroup) -> None:
         """Checks that the partitioner takes groups, and finds what tells them."""
-        settings, self._sample_rows = shuffler.settings, shuffler.sample_rows
+        settings, self._view = shuffler.settings, shuffler.view
         if not settings.takes("groups"):
             raise SettingError(
                 '{partitioner} has no argument groups; choose another partitioner, such as "rebalance"',
@@ -110,8 +110,7 @@ class SampleGroups(Feature):
             groups = self._get_groups(batch)
         except StopIteration as error:  # further up it would look like the end of the data
             raise RuntimeError(f"{self._whose} raised {error!r}") from error
-        num_rows, _ = self._sample_rows.batch_rows(batch)
-        return {"groups": check_groups(groups, num_rows, self._whose)}
+        return {"groups": check_groups(groups, self._view(batch).num_rows, self._whose)}
 
     def _read_feature(self, batch: Any) -> torch.Tensor:
         name = self.feature

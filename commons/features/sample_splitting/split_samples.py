@@ -114,19 +114,19 @@ class SplitSamples(Feature):
 
         A batch on the device is copied to the host for it, which waits for the device.
         """
-        sample_rows, own = self._shuffler.sample_rows, plan.rows.loaded_by(self._shuffler.group.rank)
+        view, own = self._shuffler.view(batch), plan.rows.loaded_by(self._shuffler.group.rank)
         # Padding rows are not counted: a batch with a row for each piece has more samples than were loaded.
-        if plan.rows.starts_sample.all() or sample_rows.batch_rows(batch)[1] == len(own):
+        if plan.rows.starts_sample.all() or view.num_samples == len(own):
             return batch
-        on_host, pieces = sample_rows.to_host(batch), plan.rows.columns[COLUMN][own]
+        on_host, pieces = view.to_host(), plan.rows.columns[COLUMN][own]
         row_of = np.cumsum(plan.rows.starts_sample[own]) - 1
         cut = on_host.cut_by(pieces, row_of)
         self._check_counts(cut, plan, own)
         if self._checks_cuts:
             check_cut(on_host, cut, pieces, row_of)
         if on_host is not batch:
-            return cut.to(sample_rows.device_of(batch))
-        return cut.pin_memory() if sample_rows.is_pinned(batch) else cut
+            return cut.to(view.device)
+        return cut.pin_memory() if view.is_pinned else cut
 
     def after_exchange(self, batch: Any, plan: ShufflePlan) -> Any:
         """Tells the batch the places of its rows in their samples."""
@@ -171,7 +171,7 @@ class SplitSamples(Feature):
         rules = cut.cut_rules()
         if rules is None or rules.has_halo:  # a batch counts its halo, too
             return
-        shown = shuffler.sample_rows.with_long_lengths(cut)
+        shown = shuffler.view(cut).with_long_lengths()
         planned_counts = {"get_tokens": plan.rows.tokens, "get_loss_tokens": plan.rows.loss_tokens}
         for name, planned in planned_counts.items():
             counted = torch.as_tensor(getattr(shuffler, name)(shown))[: len(own)].cpu().numpy()
