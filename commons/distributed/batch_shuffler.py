@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -17,7 +16,6 @@ from ..sequence_batch.batch_view import BatchView, view_batch
 from ..sequence_batch.packed_rows import PackedRows, gather_rows
 from .balance_report import WORKLOAD_UNITS
 from .batch_format import BatchFormat
-from .count_rows import Counter
 from .exchange import EXCHANGES, Traffic
 from .feature import Feature, chain, in_order
 from .loss_reduction import LossScale, check_global_mean
@@ -65,7 +63,6 @@ class BatchShuffler(ABC):
         group: the ranks to balance among.
         partitioning: calls the partitioner.
         planner: makes the plans: of the group, or of all ranks once `plan_over` was called.
-        format: what the ranks agreed on at the first batch; None before it.
         expects_scale: whether a training loop has to call `scale`. Pipelines scale the loss themselves, and
             set it to False.
 
@@ -99,7 +96,6 @@ class BatchShuffler(ABC):
         shared = self.shared_fields
         if isinstance(shared, str):
             raise TypeError(f"shared_fields is {shared!r}; expected a tuple of paths, as in ({shared!r},)")
-        self.format: BatchFormat | None = None
         self.planner = Planner(self, self.group)
         self._exchange = EXCHANGES[self.settings.exchange]
         self._move = chain(self.features, "around_exchange", self._move_rows)
@@ -111,6 +107,11 @@ class BatchShuffler(ABC):
         else:
             for feature in self.features:
                 feature.warm_up()
+
+    @property
+    def format(self) -> BatchFormat | None:
+        """What the ranks agreed on at the first batch; None before it."""
+        return self.planner.format
 
     def _make_group(self, process_group: dist.ProcessGroup | None) -> RankGroup:
         return RankGroup.of(process_group)
@@ -146,29 +147,9 @@ class BatchShuffler(ABC):
         """
         return self.view(batch).num_loss_tokens()
 
-    def counters(self, batch: Any) -> Mapping[str, Counter]:
-        """Returns the functions for workloads, tokens and loss tokens, by the names in messages."""
-
-        def named(method: str, default: str) -> str:
-            mine = getattr(type(self), method) is not getattr(BatchShuffler, method)
-            return f"{type(self).__name__}.{method}" if mine else f"{type(batch).__name__}.{default}"
-
-        return {
-            f"{type(self).__name__}.get_workloads": self.get_workloads,
-            named("get_tokens", "num_tokens"): self.get_tokens,
-            named("get_loss_tokens", "num_loss_tokens"): self.get_loss_tokens,
-        }
-
-    def described_settings(self) -> dict[str, str]:
-        """Returns all settings by name, which the ranks have to have alike."""
-        described = {field.name: repr(getattr(self.settings, field.name)) for field in fields(self.settings)}
-        for feature in self.features:
-            described[feature.name] = repr(dict(feature.settings()))
-        return described | {"cost": repr(self.cost)}
-
     def plan_over(self, ranks: RankGroup) -> None:
         """Plans for all of these ranks from now on, as pipelines need it; collective over them."""
-        if ranks.ranks != self.planner.over.ranks:
+        if ranks.ranks != self.planner.ranks.ranks:
             if self.group.num_ranks == 1:  # it places the others' rows, too
                 warm_up(self.settings, self.features)
             self.planner = Planner(self, ranks)
@@ -186,12 +167,7 @@ class BatchShuffler(ABC):
                 rank, as is any error of `get_workloads`. An error of one rank alone after the gather, such as
                 a lack of memory, is raised there only, unless a feature compares plans.
         """
-        return self.plan_here(self.planner.plan(batch))
-
-    def plan_here(self, everyone: ShufflePlan) -> ShufflePlan:
-        """Returns the part of the planner's new plan among the ranks to balance among."""
-        self.format = self.planner.format
-        return everyone.within(np.searchsorted(self.planner.over.ranks, self.group.ranks))
+        return self.planner.within_set(self.planner.plan(batch))
 
     def exchange(self, batch: Batch, plan: ShufflePlan) -> Batch:
         """Moves the samples as planned. Collective over the group, on the batch's device.
@@ -211,17 +187,17 @@ class BatchShuffler(ABC):
         """
         if self.expects_scale:
             self._loss_scale.expect()
-        if self.format is None:
+        batch_format, rank = self.format, self.group.rank
+        if batch_format is None or not plan.has_batch:
             return batch
-        rank = self.group.rank
         if self.group.num_ranks == 1:
-            return self.format.with_row_counts(self.view(batch), plan.rows.row_counts)
+            return batch_format.with_row_counts(self.view(batch), plan.rows.row_counts)
         batch = self.prepare(batch, plan)
         loaded = self.view(batch).packed()
         self._check_planned(loaded, plan)
         rows = self._move(loaded, plan)
         own_counts = plan.rows.row_counts[plan.computed_by(rank)]
-        placed = self.format.make_batch(self.view(batch), rows, int(plan.num_rows[rank]), own_counts)
+        placed = batch_format.make_batch(self.view(batch), rows, int(plan.num_rows[rank]), own_counts)
         for feature in self.features:
             placed = feature.after_exchange(placed, plan)
         return placed

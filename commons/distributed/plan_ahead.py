@@ -167,7 +167,7 @@ class PlanAhead:
                     return None, None
                 self._memory.loaded(batch)
                 on_host = self._shuffler.view(batch).to_host()
-                if on_host is not batch and self._planner.over.rank == 0:
+                if on_host is not batch and self._planner.ranks.rank == 0:
                     _warn_of_device_batches()
                 return (on_host, batch), None
         except Exception as error:  # the other ranks are told when this step is planned
@@ -180,7 +180,7 @@ class PlanAhead:
         everyone = self._planner.plan(on_host, failure, self.post)
         if not everyone.has_batch:
             return None
-        plan = self._shuffler.plan_here(everyone)
+        plan = self._planner.within_set(everyone)
         batch = self._shuffler.prepare(on_host, plan)
         if batch is on_host:
             batch = given  # what came on the device stays there
