@@ -16,8 +16,8 @@ from commons.distributed import BalanceReport, BatchShuffler, ShufflePlan
 from commons.perf_model import Cost, HSTUFlops
 from commons.perf_model.cost import LINEAR
 from hstu.batch_shuffler import HSTUBatchShuffler
-from tests.commons.distributed.cut_samples import batch_of, drawn_lengths
 from tests.commons.distributed.errors_and_warnings import error_of, warnings_of
+from tests.commons.features.sample_splitting.cut_samples import batch_of, drawn_lengths
 
 FLOPS = HSTUFlops(num_layers=1, hidden_size=128, num_heads=2, head_dim=64)
 SLOW_ATTENTION = Cost((1e5, 20.0, 1e-4, 1e-2))

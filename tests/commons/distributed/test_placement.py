@@ -18,9 +18,9 @@ from commons.distributed.placement import place
 from commons.distributed.rank_group import ranks_per_node
 from commons.distributed.shuffler_settings import PARTITIONERS, ShufflerSettings
 from commons.partition import imbalance, lower_bound, refined
-from tests.commons.distributed.cut_samples import batch_of, loaded_by
 from tests.commons.distributed.errors_and_warnings import error_of
 from tests.commons.distributed.shufflers import LIMITED, FieldShuffler
+from tests.commons.features.sample_splitting.cut_samples import batch_of, loaded_by
 from tests.drawn_batches import draw_batch
 from tests.process_pool import ProcessPool
 

@@ -27,7 +27,7 @@ from commons.sequence_batch.cut_rules import (
 )
 from tests.commons.distributed.errors_and_warnings import error_of
 from tests.commons.distributed.loaded_batches import BOTH
-from tests.drawn_cuts import drawn_cuts
+from tests.commons.features.sample_splitting.drawn_cuts import drawn_cuts
 
 SETTINGS = {"split": True, "equal_rows": False}
 RULES = CutRules(
@@ -228,7 +228,7 @@ def test_what_cannot_be_cut_is_refused_with_one_sentence(pools):
         "split=True: WithoutCost has no prefix_cost",
         "split=True: a piece takes a row, and rows follow the load; set equal_rows=False",
         "split=True: pieces of a sample are computed at once, and max_tokens_per_micro_batch=8",
-        "split=True: a tests.commons.distributed.test_pieces.Uncuttable cannot be cut; give it cut_rules",
+        f"split=True: a {__name__}.Uncuttable cannot be cut; give it cut_rules",
         "planning does not know the lengths of key 'user' of 'features'",
     ]
     for errors in pools(2).run(_refusals):

@@ -17,8 +17,14 @@ from commons.distributed.shuffler_settings import PARTITIONERS, ShufflerSettings
 from commons.partition import lower_bound
 from commons.sequence_batch import BaseBatch
 from commons.sequence_batch.row_schema import RowSchema
-from tests.commons.distributed.cut_samples import KINDS, batch_of, drawn_lengths, flops, loaded_by
 from tests.commons.distributed.shufflers import LIMITED
+from tests.commons.features.sample_splitting.cut_samples import (
+    KINDS,
+    batch_of,
+    drawn_lengths,
+    flops,
+    loaded_by,
+)
 
 
 def _placed(samples: LoadedSamples, cutting: Cutting | None, **options) -> ShufflePlan:
