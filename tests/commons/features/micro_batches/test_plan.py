@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import logging
 
+import pytest
 import torch
 import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from commons.distributed import BatchShufflerFactory
+from commons.distributed import BalanceReport, BatchShufflerFactory, ShufflePlan
 from tests.commons.distributed.container_batches import KINDS, ContainerShuffler, contents, make_batch
+from tests.commons.distributed.counted_collectives import no_synchronization, recorded_collectives
 from tests.commons.distributed.errors_and_warnings import error_of, warnings_of
-from tests.commons.distributed.loaded_batches import check_identical, lopsided_batch
-from tests.commons.distributed.shufflers import DictShuffler, FieldShuffler, check_divided
+from tests.commons.distributed.loaded_batches import BOTH, lopsided_batch, many_fields
+from tests.commons.distributed.shufflers import Case, DictShuffler, FieldShuffler, cases, exchanged
+from tests.commons.features.micro_batches.divided import check_divided
+from tests.drawn_batches import sample_contents
 
 
 def _error_of_another_cap() -> str:
@@ -28,15 +32,66 @@ def test_ranks_that_would_divide_differently_are_refused(pools):
     assert first.startswith("ValueError: rank 1's shuffler has") and "all ranks need the same" in first
 
 
+CAPS = [1, 6, 12, 13, 30, 10**6]
+
+
+def _divide(case: Case) -> tuple[ShufflePlan, BalanceReport] | None:
+    """Checks that micro-batches have the samples of the batch in its order, and no padding."""
+    step = exchanged(case)
+    if step is None:
+        return None
+    shuffler, plan, _, moved = step
+    every, of_rank = sample_contents(moved), plan.micro_batches_on(shuffler.group.rank)
+    for micro_batch, rows in zip(shuffler.micro_batches(moved, plan), of_rank, strict=True):
+        assert sample_contents(micro_batch) == [every[row] for row in rows]
+        assert (micro_batch.batch_size, micro_batch.num_samples) == (max(len(rows), 1), len(rows))
+        assert type(micro_batch) is type(moved) and micro_batch.shared is moved.shared
+        assert micro_batch.feature_to_max_seqlen == moved.feature_to_max_seqlen
+    return plan, BalanceReport.of(plan, case.equal_rows, shuffler.traffic(plan))
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    case=st.sampled_from([2, 3, 3, 4]).flatmap(lambda ranks: cases(ranks, max_tokens_per_micro_batch=CAPS))
+)
+def test_every_sample_is_in_one_micro_batch_and_the_lightest_come_first(pools, case):
+    results = pools(len(case.batches)).run(_divide, case)
+    if results[0] is None:
+        return
+    for plan, report in results:
+        assert plan == results[0][0]
+        check_divided(plan, case.settings["max_tokens_per_micro_batch"])
+        for rank, samples in enumerate(plan.partition):
+            loads = [plan.workloads[samples[rows]].sum() for rows in plan.micro_batches_on(rank)]
+            assert loads == sorted(loads) == report.micro_batch_loads[rank].tolist()
+        assert report.num_micro_batches == plan.num_micro_batches
+        assert report.micro_batch_imbalance >= report.imbalance_after - 1e-12
+
+
+def _whole() -> None:
+    shuffler, batch = FieldShuffler(), lopsided_batch()
+    plan = shuffler.plan(batch)
+    moved, report = shuffler.exchange(batch, plan), BalanceReport.of(plan, True)
+    assert (plan.micro_batches_on(dist.get_rank()), plan.num_micro_batches) == ([], 0)
+    (micro_batch,) = shuffler.micro_batches(moved, plan)
+    assert micro_batch is moved
+    assert (report.micro_batch_loads, report.num_micro_batches) == (None, 1)
+    assert report.micro_batch_imbalance == report.imbalance_after
+
+
+def test_without_a_cap_the_batch_is_the_only_micro_batch(pools):
+    pools(2).run(_whole)
+
+
 def _divide_container(kind: str, seed: int, rows: tuple[int, ...], cap: int) -> int:
-    shuffler = ContainerShuffler(verify=True, max_tokens_per_micro_batch=cap)
+    shuffler = ContainerShuffler(max_tokens_per_micro_batch=cap)
     rank = dist.get_rank()
     batch = make_batch(kind, seed, 1000 * (rank + 1), rows[rank])
     plan = shuffler.plan(batch)
     check_divided(plan, cap)
     moved = shuffler.exchange(batch, plan)
-    micro_batches = shuffler.micro_batches(moved, plan)
     every = contents(moved)
+    micro_batches = shuffler.micro_batches(moved, plan)
     for micro_batch, of_one in zip(micro_batches, plan.micro_batches_on(rank), strict=True):
         assert type(micro_batch) is type(batch)
         got = contents(micro_batch)
@@ -48,8 +103,6 @@ def _divide_container(kind: str, seed: int, rows: tuple[int, ...], cap: int) -> 
                 assert micro_batch[shared] is batch[shared]
         elif kind == "tensordict":
             assert micro_batch.batch_size == (len(got),)
-    back = shuffler.unshuffle(micro_batches, plan)
-    check_identical(*((vars(back), vars(batch)) if kind == "torchrec" else (back, batch)))
     return plan.num_micro_batches
 
 
@@ -60,9 +113,28 @@ def _divide_container(kind: str, seed: int, rows: tuple[int, ...], cap: int) -> 
     rows=st.tuples(*[st.integers(1, 6)] * 3),
     cap=st.sampled_from([4, 9, 10**6]),
 )
-def test_any_container_is_divided_and_comes_back(pools, kind, seed, rows, cap):
+def test_any_container_is_divided(pools, kind, seed, rows, cap):
     (count,) = set(pools(3).run(_divide_container, kind, seed, rows, cap))
     assert count == 1 or cap < 10**6
+
+
+def _collectives(exchange: str, cap: int | None) -> list[str]:
+    """Returns those of a step; to divide it takes none, and waits for no device."""
+    shuffler = DictShuffler(exchange=exchange, max_tokens_per_micro_batch=cap)
+    shuffler.shuffle(many_fields(0))
+    batch = many_fields(1)
+    with recorded_collectives() as calls:
+        plan = shuffler.plan(batch)
+        with no_synchronization():
+            micro_batches = shuffler.micro_batches(shuffler.exchange(batch, plan), plan)
+    assert plan.moves and (len(micro_batches) > 1) == (cap is not None)
+    return [name for name, _ in calls]
+
+
+@pytest.mark.parametrize("exchange", BOTH)
+def test_micro_batches_take_no_collective_and_never_wait_for_the_device(pools, exchange):
+    whole, divided = (pools(3).run(_collectives, exchange, cap) for cap in (None, 9))
+    assert divided == whole and all(map(len, whole))
 
 
 def _histories(lengths: list[int]) -> dict:
@@ -82,7 +154,8 @@ def test_a_sample_above_the_cap_is_named_once_until_a_longer_one_comes(caplog):
         with caplog.at_level(logging.WARNING):
             plan = shuffler.plan(_histories(lengths))
         check_divided(plan, 20)
-        named.append([record.getMessage() for record in caplog.records])
+        messages = [record.getMessage() for record in caplog.records]
+        named.append([message for message in messages if "above max_tokens" in message])
     assert [len(messages) for messages in named] == [0, 1, 0, 1, 0]
     assert named[1][0].startswith(NAMED.format(1, "rank 0", 50))
     assert named[3][0].startswith(NAMED.format(2, "rank 0", 51))
