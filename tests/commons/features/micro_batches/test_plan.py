@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -11,14 +12,32 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from commons.distributed import BalanceReport, BatchShufflerFactory, ShufflePlan
+from commons.distributed import BalanceReport, BatchShufflerFactory, IdentityShuffler, ShufflePlan
+from commons.distributed.shuffler_settings import ShufflerSettings
+from tests.commons.distributed.compiled_kernels import before_and_after_placing
 from tests.commons.distributed.container_batches import KINDS, ContainerShuffler, contents, make_batch
-from tests.commons.distributed.counted_collectives import no_synchronization, recorded_collectives
+from tests.commons.distributed.counted_collectives import (
+    no_synchronization,
+    recorded_collectives,
+    wrong_counts_on_host,
+)
 from tests.commons.distributed.errors_and_warnings import error_of, warnings_of
 from tests.commons.distributed.loaded_batches import BOTH, lopsided_batch, many_fields
 from tests.commons.distributed.shufflers import Case, DictShuffler, FieldShuffler, cases, exchanged
 from tests.commons.features.micro_batches.divided import check_divided
+from tests.commons.histories import TokenShuffler, draw_histories
 from tests.drawn_batches import sample_contents
+
+
+@pytest.mark.parametrize("cap", [0, -3])
+def test_a_cap_below_one_token_is_refused(cap):
+    with pytest.raises(ValueError, match=f"max_tokens_per_micro_batch={cap}: expected an integer"):
+        ShufflerSettings(max_tokens_per_micro_batch=cap)
+
+
+@pytest.mark.parametrize("partitioner", ["refined", "rebalance"])
+def test_a_token_tolerance_is_off_with_micro_batches(partitioner):
+    assert ShufflerSettings(partitioner, max_tokens_per_micro_batch=9).heeded_token_tolerance is None
 
 
 def _error_of_another_cap() -> str:
@@ -171,3 +190,57 @@ def test_rank_0_names_a_sample_above_the_cap_and_the_rank_that_loaded_it(pools):
     named, *nothing = pools(3).run(_named_samples, ([2, 30], [4, 5, 99, 7], [98]))
     assert [len(messages) for messages in (named, *nothing)] == [1, 0, 0]
     assert named[0].startswith(NAMED.format(2, "rank 1", 99))
+
+
+def _wrong_counts() -> list[str]:
+    rng, shuffler = np.random.default_rng(dist.get_rank()), TokenShuffler(max_tokens_per_micro_batch=20)
+    wrong, count = [], 0
+    for _ in range(4):
+        loaded = draw_histories(rng, 4)
+        plan = shuffler.plan(loaded)
+        micro_batches = shuffler.micro_batches(shuffler.exchange(loaded, plan), plan)
+        wrong += [name for one in micro_batches for name in wrong_counts_on_host(one)]
+        count = max(count, len(micro_batches))
+    return wrong if count > 1 else ["no micro-batches"]
+
+
+def test_counts_follow_samples_into_their_micro_batches(pools):
+    assert pools(3).run(_wrong_counts) == [[]] * 3
+
+
+def _counts_within_pairs(identity: bool) -> tuple[int, int, int]:
+    """Returns the micro-batches that a plan of all ranks has, those of it here, and those of a plan alone."""
+    pairs = [dist.new_group(ranks) for ranks in ([0, 2], [1])]
+    cap = {"max_tokens_per_micro_batch": 13}
+    shuffler = IdentityShuffler(**cap) if identity else FieldShuffler(pairs[dist.get_rank() % 2], **cap)
+    everyone = shuffler.plan_with(shuffler.planner.of_all_ranks(), lopsided_batch())
+    plans = (everyone, everyone.within(np.array(shuffler.group.ranks)), shuffler.plan(lopsided_batch()))
+    return tuple(plan.num_micro_batches for plan in plans)
+
+
+@pytest.mark.parametrize("identity", [False, True])
+def test_groups_of_ranks_have_as_many_micro_batches_as_the_largest_needs(pools, identity):
+    results = pools(3).run(_counts_within_pairs, identity)
+    assert len({everyone for everyone, *_ in results}) == 1
+    assert all(here == everyone >= alone > 0 for everyone, here, alone in results)
+
+
+def _micro_batches_where_rank_1_has_no_samples() -> list[int]:
+    shuffler = IdentityShuffler(max_tokens_per_micro_batch=9)
+    ids = KeyedJaggedTensor(["id"], torch.arange(12), lengths=torch.full((3,), 4))
+    loaded = {"ids": ids} if dist.get_rank() == 0 else None
+    everyone = shuffler.plan_with(shuffler.planner.of_all_ranks(), loaded)
+    plan = everyone.within(np.array(shuffler.group.ranks))
+    batch = shuffler.exchange(shuffler.batch_for_step(loaded, plan), plan)
+    return [one["ids"].stride() for one in shuffler.micro_batches(batch, plan)]
+
+
+def test_a_rank_without_samples_repeats_its_only_row_in_each_micro_batch(pools):
+    with_samples, without = pools(2).run(_micro_batches_where_rank_1_has_no_samples)
+    assert sum(with_samples) == 3 and without == [1] * len(with_samples) == [1, 1]
+
+
+def test_no_step_compiles():
+    settings = {"partitioner": "refined", "max_tokens_per_micro_batch": 100}
+    before, after = before_and_after_placing(then="divide(plan, 100)", **settings)
+    assert before == after and len(before) > 4
