@@ -101,6 +101,12 @@ def draw_histories(rng: np.random.Generator, rows: int) -> HistoryBatch:
     return histories(rng.lognormal(1.5, 1.0, rows).clip(max=30), rng, num_real=num_real)
 
 
+def drawn_lengths(rng: np.random.Generator, num_samples: int) -> np.ndarray:
+    """Returns int64 items of samples, at least 1; some samples are longer than all others together."""
+    spread = rng.choice([0.5, 1.2, 2.0])
+    return rng.lognormal(5, spread, num_samples).clip(1, 20_000).astype(np.int64)
+
+
 def contents(batch: HistoryBatch) -> list[tuple]:
     """Returns for each sample its user, items, actions and labels."""
     columns = [column.to_dense() for column in (*batch.features.to_dict().values(), batch.labels["label"])]
