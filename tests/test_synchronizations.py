@@ -14,6 +14,7 @@ import torch.distributed as dist
 from commons.distributed.batch_shuffler import IdentityShuffler
 from commons.sequence_batch import BaseBatch
 from tests.commons.distributed.counted_collectives import recorded_synchronizations
+from tests.commons.features.sample_splitting.drawn_cuts import drawn_cuts
 from tests.commons.pipeline.ranking_pipelines import (
     TokenShuffler,
     draw_histories,
@@ -22,7 +23,6 @@ from tests.commons.pipeline.ranking_pipelines import (
     steps_of,
 )
 from tests.conftest import Pools
-from tests.drawn_cuts import drawn_cuts
 from tests.hstu import hstu_samples, retrieval_samples
 from tests.hstu.hstu_samples import hstu_batch, ranking_model
 from tests.hstu.retrieval_samples import retrieval_batch, retrieval_model

@@ -11,13 +11,13 @@ import torch
 import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tests.commons.features.sample_splitting.drawn_cuts import drawn_cuts
 from tests.commons.pipeline.ranking_pipelines import (
     TokenShuffler,
     draw_histories,
     pipeline_of,
     sharded_ranking_model,
 )
-from tests.drawn_cuts import drawn_cuts
 
 ROWS = 3
 LOADED = (7, 2, 0)  # batches of each rank
