@@ -167,7 +167,7 @@ class BaseBatch(Pipelineable):
         """Returns the lengths of each key of `features`, `[batch_size]`, as "features.<key>" for
         `row_counts`."""
         lengths = self.features.lengths().view(-1, self.batch_size)
-        names = [f"features.{key}" for key in self.features.keys()]
+        names = [f"features.{key}" for key in list(self.features.keys())]
         return dict(zip(names, lengths, strict=True))
 
     def row_counts_on_host(self) -> Mapping[str, np.ndarray]:
