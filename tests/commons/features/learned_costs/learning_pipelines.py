@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import torch.distributed as dist
-
 from commons.distributed.learning import _DELAY
+
 from commons.sequence_batch import BaseBatch
 from tests.commons.histories import TokenShuffler, draw_histories
 from tests.commons.pipeline.ranking_pipelines import pipeline_of, sharded_ranking_model

@@ -7,12 +7,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from commons.distributed.cutting import MIN_TOKENS, Cutting
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
 from commons.distributed import ShufflePlan
-from commons.distributed.cutting import MIN_TOKENS, Cutting
 from commons.distributed.row_table import RowTable
 from commons.sequence_batch import BaseBatch
+from commons.sequence_batch.batch_view import SampleRows
 from commons.sequence_batch.cut_rules import (
     FROM_END,
     TO_EVERY,
@@ -23,7 +24,6 @@ from commons.sequence_batch.cut_rules import (
     ItemGroup,
 )
 from commons.sequence_batch.row_schema import RowSchema
-from commons.sequence_batch.batch_view import SampleRows
 from tests.commons.histories import FLOPS, histories, keyed
 
 CODES = 3  # of an item

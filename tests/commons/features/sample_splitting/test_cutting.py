@@ -6,12 +6,12 @@ from dataclasses import fields, replace
 
 import numpy as np
 import pytest
+from commons.distributed.cutting import MIN_TOKENS, Cutting
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from commons.distributed.cutting import MIN_TOKENS, Cutting
-from commons.distributed.row_table import RowTable
 from commons.distributed.placement import place, place_within
+from commons.distributed.row_table import RowTable
 from commons.distributed.shuffle_plan import ShufflePlan
 from commons.distributed.shuffler_settings import PARTITIONERS, ShufflerSettings
 from commons.distributed.slow_plans import _faster

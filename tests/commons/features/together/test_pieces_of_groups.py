@@ -8,8 +8,8 @@ from functools import partial
 import numpy as np
 
 from commons.distributed import ShufflePlan, ShufflerSettings
-from commons.distributed.row_table import RowTable
 from commons.distributed.placement import place
+from commons.distributed.row_table import RowTable
 from tests.commons.features.sample_splitting.cut_samples import batch_of, loaded_by
 from tests.commons.histories import drawn_lengths
 
