@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from commons.distributed import ShufflePlan
+from commons.features.micro_batches import MicroBatches
 from commons.features.micro_batches.divided_batch import rows_of_micro_batches
 
 
@@ -17,3 +18,8 @@ def check_divided(plan: ShufflePlan, cap: int) -> None:
         assert all((np.diff(rows) > 0).all() for rows in of_rank)
         assert sorted(np.concatenate(of_rank).tolist()) == list(range(len(samples)))
         assert all(len(rows) == 1 or plan.rows.tokens[samples[rows]].sum() <= cap for rows in of_rank)
+
+
+def in_micro_batches(cap: int | None) -> list[MicroBatches]:
+    """Returns the features of a shuffler; none without a cap."""
+    return [] if cap is None else [MicroBatches(cap)]

@@ -37,7 +37,7 @@ from tests.commons.distributed.counted_collectives import (
 from tests.commons.distributed.errors_and_warnings import error_of, warnings_of
 from tests.commons.distributed.loaded_batches import BOTH, lopsided_batch, many_fields
 from tests.commons.distributed.shufflers import Case, DictShuffler, FieldShuffler, cases, exchanged
-from tests.commons.features.micro_batches.divided import check_divided
+from tests.commons.features.micro_batches.divided import check_divided, in_micro_batches
 from tests.commons.histories import TokenShuffler, draw_histories
 from tests.drawn_batches import sample_contents
 
@@ -94,7 +94,9 @@ def _divide(case: Case) -> tuple[ShufflePlan, BalanceReport] | None:
 
 @settings(max_examples=40, deadline=None)
 @given(
-    case=st.sampled_from([2, 3, 3, 4]).flatmap(lambda ranks: cases(ranks, features=[[MicroBatches(cap)] for cap in CAPS]))
+    case=st.sampled_from([2, 3, 3, 4]).flatmap(
+        lambda ranks: cases(ranks, features=[[MicroBatches(cap)] for cap in CAPS])
+    )
 )
 def test_every_sample_is_in_one_micro_batch_and_the_lightest_come_first(pools, case):
     results = pools(len(case.batches)).run(_divide, case)
@@ -265,6 +267,6 @@ def test_a_rank_without_samples_repeats_its_only_row_in_each_micro_batch(pools):
 
 
 def test_no_step_compiles():
-    settings = {"partitioner": "refined", "max_tokens_per_micro_batch": 100}
+    settings = {"partitioner": "refined", "features": in_micro_batches(100)}
     before, after = before_and_after_placing(then="divide(plan, 100)", **settings)
     assert before == after and len(before) > 4

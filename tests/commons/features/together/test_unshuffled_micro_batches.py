@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from commons.distributed import ShufflePlan
+from tests.commons.features.micro_batches.divided import in_micro_batches
 from tests.commons.distributed.container_batches import KINDS, ContainerShuffler, make_batch
 from tests.commons.distributed.counted_collectives import recorded_collectives
 from tests.commons.distributed.errors_and_warnings import error_of
@@ -43,7 +44,7 @@ def _there_and_back(case: Case, padded: bool) -> None:
 
 @settings(max_examples=25, deadline=None)
 @given(
-    case=st.sampled_from([2, 3, 3, 4]).flatmap(lambda ranks: cases(ranks, max_tokens_per_micro_batch=CAPS)),
+    case=st.sampled_from([2, 3, 3, 4]).flatmap(lambda ranks: cases(ranks, features=in_micro_batches(CAPS))),
     padded=st.booleans(),
 )
 def test_results_come_back_to_their_rows(pools, case, padded):
@@ -51,7 +52,7 @@ def test_results_come_back_to_their_rows(pools, case, padded):
 
 
 def _container_there_and_back(kind: str, seed: int, rows: tuple[int, ...], cap: int) -> None:
-    shuffler, rank = ContainerShuffler(max_tokens_per_micro_batch=cap), dist.get_rank()
+    shuffler, rank = ContainerShuffler(features=in_micro_batches(cap)), dist.get_rank()
     batch = make_batch(kind, seed, 1000 * (rank + 1), rows[rank])
     plan = shuffler.plan(batch)
     back = shuffler.unshuffle(shuffler.micro_batches(shuffler.exchange(batch, plan), plan), plan)
@@ -71,7 +72,7 @@ def test_any_container_comes_back(pools, kind, seed, rows, cap):
 
 def _errors() -> tuple[list[str], int]:
     """Returns the errors of wrong values, and how many micro-batches the plan has."""
-    shuffler = agreed(FieldShuffler(max_tokens_per_micro_batch=13))
+    shuffler = agreed(FieldShuffler(features=in_micro_batches(13)))
     plan = shuffler.plan(lopsided_batch())
     values = [torch.zeros(len(rows)) for rows in plan.micro_batches_on(dist.get_rank())]
     assert plan.step["num_micro_batches"] == len(values) > 1
@@ -99,7 +100,7 @@ def test_values_of_other_micro_batches_are_refused(pools):
 
 
 def _collectives_back(exchange: str, cap: int | None) -> list[list[str]]:
-    shuffler = agreed(FieldShuffler(exchange=exchange, max_tokens_per_micro_batch=cap))
+    shuffler = agreed(FieldShuffler(exchange=exchange, features=in_micro_batches(cap)))
     batch = lopsided_batch()
     plan = shuffler.plan(batch)
     micro_batches = shuffler.micro_batches(shuffler.exchange(batch, plan), plan)
@@ -126,5 +127,5 @@ def unshuffled(shuffler: FieldShuffler, plan: ShufflePlan, output: list) -> tupl
 
 @pytest.mark.parametrize(("kind", "name"), [("dict", "native"), ("padded", "none")])
 def test_outputs_of_a_pipeline_come_back(pools, kind, name):
-    settings = {"max_tokens_per_micro_batch": 12, "verify": True}
+    settings = {"features": in_micro_batches(12), "verify": True}
     check_trained(pools(2).run(trained, kind, name, {}, settings, unshuffled))

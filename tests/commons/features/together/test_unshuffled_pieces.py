@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torchrec.sparse.jagged_tensor import JaggedTensor
 
 from commons.distributed import ShufflerSettings
+from tests.commons.features.micro_batches.divided import in_micro_batches
 from tests.commons.distributed.loaded_batches import BOTH
 from tests.commons.features.sample_splitting.cut_samples import AheadBatch, ahead_batch
 from tests.commons.features.sample_splitting.drawn_cuts import drawn_cuts
@@ -58,4 +59,4 @@ def test_results_of_pieces_come_back_as_those_of_samples(pools, exchange, num_re
 def test_pieces_are_not_divided_into_micro_batches():
     message = "split=True: pieces of a sample are computed at once, and max_tokens_per_micro_batch=8"
     with pytest.raises(ValueError, match=message):
-        ShufflerSettings(split=True, equal_rows=False, max_tokens_per_micro_batch=8)
+        ShufflerSettings(split=True, equal_rows=False, features=in_micro_batches(8))
