@@ -16,6 +16,7 @@ from commons.perf_model import HSTUFlops
 from commons.sequence_batch import BaseBatch, containers
 from tests.commons.distributed.errors_and_warnings import error_of, warnings_of
 from tests.commons.distributed.shufflers import FieldShuffler
+from tests.on_ranks import on_ranks
 
 LENGTHS = (50_000, 70_000, 3_000, 1)  # the squares of the first two wrap in int32
 
@@ -76,15 +77,12 @@ class Tokens(Costing):
         return batch["n"].long() - 1
 
 
-def _tokens():
+@on_ranks(2)
+def test_a_shuffler_counts_the_tokens_of_a_foreign_batch():
     plan = Tokens(squared).plan(_long_histories())
-    return plan.tokens.tolist(), plan.loss_tokens.tolist()
-
-
-def test_a_shuffler_counts_the_tokens_of_a_foreign_batch(pools):
     expected = [*LENGTHS, *LENGTHS[-1:], *LENGTHS[:-1]]
-    for tokens, loss_tokens in pools(2).run(_tokens):
-        assert tokens == expected and loss_tokens == [n - 1 for n in expected]
+    tokens, loss_tokens = plan.tokens.tolist(), plan.loss_tokens.tolist()
+    assert tokens == expected and loss_tokens == [n - 1 for n in expected]
 
 
 def _incomplete(labels: torch.Tensor, rows: int = 8, real: int = 4) -> BaseBatch:
@@ -165,27 +163,23 @@ def of_any(batch):
     return features.lengths()
 
 
-def _errors_of_types() -> list[str]:
-    """Returns the errors of types that differ between ranks, and between steps, and of an unknown type."""
+@on_ranks(2)
+def test_batches_of_other_types_are_refused_on_all_ranks():
     ids = KeyedJaggedTensor(["item"], torch.arange(2), lengths=torch.ones(2).int())
     # Rank 1's batch knows its padding rows, that of rank 0 does not.
     batch = {"features": ids} if dist.get_rank() == 0 else BaseBatch(ids, 2, {"item": 1})
     jagged = JaggedTensor(torch.arange(2), lengths=torch.ones(2).int())
     shuffler = Costing(lambda batch: next(iter(batch.values())).lengths())
     shuffler.plan({"x": jagged})
-    return [
+    ranks, steps, unknown = [
         error_of(Costing(of_any).plan, batch),
         error_of(shuffler.plan, [jagged]),
         error_of(Costing(squared).plan, Batch()),
     ]
-
-
-def test_batches_of_other_types_are_refused_on_all_ranks(pools):
-    for ranks, steps, unknown in pools(2).run(_errors_of_types):
-        assert "batches of rank 0 and rank 1 are of different types" in ranks
-        assert steps.startswith("TypeError: a batch is a list, and the first was a dict; all must be of one")
-        assert unknown.startswith(f"TypeError: {Batch.__module__}.Batch has no rows to place")
-        assert "register_batch_type" in unknown
+    assert "batches of rank 0 and rank 1 are of different types" in ranks
+    assert steps.startswith("TypeError: a batch is a list, and the first was a dict; all must be of one")
+    assert unknown.startswith(f"TypeError: {Batch.__module__}.Batch has no rows to place")
+    assert "register_batch_type" in unknown
 
 
 def _names_per_row():
@@ -289,43 +283,34 @@ def test_dataclasses_that_change_when_made_again_are_refused(pools):
         assert "register_batch_type" in doubling and "register_batch_type" in other_arguments
 
 
-def _errors_of_keys() -> list[str]:
+@on_ranks(2)
+def test_ranks_agree_on_the_keys_of_keyed_tensors():
     errors = []
     for keys in (("ab", "ab"), ("ab", "ba")):
         batch = {"kt": KeyedTensor(list(keys[dist.get_rank()]), [1, 1], torch.zeros(2, 2))}
         shuffler = Costing(lambda batch: torch.ones(2, dtype=torch.int64))
         errors.append(error_of(shuffler.plan, batch))
-    return errors
+    same, other = errors
+    assert same == "no error"
+    assert "field 'kt(b: 1, a: 1)' is unexpected" in other or "field 'kt(a: 1, b: 1)' is missing" in other
 
 
-def test_ranks_agree_on_the_keys_of_keyed_tensors(pools):
-    for same, other in pools(2).run(_errors_of_keys):
-        assert same == "no error"
-        assert "field 'kt(b: 1, a: 1)' is unexpected" in other or "field 'kt(a: 1, b: 1)' is missing" in other
-
-
-def _error_of_unpicklable() -> str:
+@on_ranks(2)
+def test_a_batch_that_cannot_be_sent_is_an_error_on_all_ranks():
     batches = [{"ids": torch.arange(3), "call": lambda: 0}] if dist.get_rank() else []
-    return error_of(list, Costing(lambda batch: batch["ids"]).plan_ahead(batches))
+    error = error_of(list, Costing(lambda batch: batch["ids"]).plan_ahead(batches))
+    assert "a batch of rank 1 does not pickle" in error
 
 
-def test_a_batch_that_cannot_be_sent_is_an_error_on_all_ranks(pools):
-    for error in pools(2).run(_error_of_unpicklable):
-        assert "a batch of rank 1 does not pickle" in error
-
-
-def _worked_in_place():
+@on_ranks(2)
+def test_a_model_may_work_in_place_on_a_copied_row():
     shuffler = Costing(lambda batch: batch["x"].long())
     rows = []
     for batch, plan in shuffler.plan_ahead([{"x": torch.ones(1)}] * 3 if dist.get_rank() else []):
         moved = shuffler.exchange(batch, plan)
         rows.append(moved["x"].tolist())
         moved["x"].mul_(1e30)
-    return rows
-
-
-def test_a_model_may_work_in_place_on_a_copied_row(pools):
-    assert pools(2).run(_worked_in_place) == [[[1.0]] * 3] * 2
+    assert rows == [[1.0]] * 3
 
 
 def test_tensordicts_keep_names_and_locks_and_change_device():

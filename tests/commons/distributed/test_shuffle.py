@@ -20,6 +20,7 @@ from commons.distributed import BalanceReport, BatchShufflerFactory, ShufflePlan
 from tests.commons.distributed.errors_and_warnings import error_of
 from tests.commons.distributed.shufflers import Case, FieldShuffler, cases, planned
 from tests.drawn_batches import MixedBatch, draw_batch, sample_contents
+from tests.on_ranks import on_ranks
 
 NOTHING = "no rank has a batch"
 
@@ -142,15 +143,12 @@ def test_a_group_without_this_rank_is_refused(pools):
     assert refused.startswith("ValueError: rank 1 is not in the process_group")
 
 
-def _identity() -> bool:
+@on_ranks(2)
+def test_identity_moves_nothing():
     batch = draw_batch(np.random.default_rng(dist.get_rank()), 0, 4, 3)
     shuffler = BatchShufflerFactory.create("identity")
     plan = shuffler.plan(batch)
-    return shuffler.exchange(batch, plan) is batch and plan.num_ranks == 1
-
-
-def test_identity_moves_nothing(pools):
-    assert all(pools(2).run(_identity))
+    assert shuffler.exchange(batch, plan) is batch and plan.num_ranks == 1
 
 
 def test_a_process_without_a_group_keeps_its_batches():

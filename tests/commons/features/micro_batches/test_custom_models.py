@@ -24,6 +24,7 @@ from tests.commons.pipeline.click_models import (
     trained,
 )
 from tests.commons.pipeline.ranking_pipelines import CPU, pipeline_of
+from tests.on_ranks import on_ranks
 
 
 @pytest.mark.parametrize(
@@ -55,7 +56,10 @@ class TablesAlone(nn.Module):
         return self.tables(batch.features).values()[: batch.num_samples] ** 2, None
 
 
-def _compare_tables_alone(name: str) -> None:
+@pytest.mark.parametrize("pipeline_name", ["none", "native"])
+@on_ranks(2)
+def test_a_model_of_tables_alone_trains_where_a_rank_has_fewer_samples(pipeline_name):
+    name = pipeline_name
     trained = []
     for cap in (None, 20):
         model = TablesAlone()
@@ -77,11 +81,6 @@ def _compare_tables_alone(name: str) -> None:
     torch.testing.assert_close(*trained)
 
 
-@pytest.mark.parametrize("pipeline_name", ["none", "native"])
-def test_a_model_of_tables_alone_trains_where_a_rank_has_fewer_samples(pools, pipeline_name):
-    pools(2).run(_compare_tables_alone, pipeline_name)
-
-
 class Rebuilding(Clicks):
     """Looks up features that are no field of the batch."""
 
@@ -91,17 +90,14 @@ class Rebuilding(Clicks):
         return self.head(self.tables(rebuilt), batch.labels, batch.num_samples)
 
 
-def _hidden_features() -> str:
+@on_ranks(2)
+def test_features_that_are_no_field_of_the_batch_are_named():
     model, shuffler = Rebuilding(), FirstFieldShuffler(max_tokens_per_micro_batch=12)
     sharded = DistributedModelParallel(model, device=CPU, plan=sharding(model.tables, True))
     optimizer = torch.optim.SGD(model.head.parameters(), lr=0.5)
     pipeline = pipeline_of("none", sharded, optimizer, shuffler, "mean")
     error = error_of(pipeline.progress, iter([padded_batch(*kjt_and_labels(0, 6, 0))]))
     pipeline.reset()
-    return error
-
-
-def test_features_that_are_no_field_of_the_batch_are_named(pools):
-    for message in pools(2).run(_hidden_features):
-        assert message.startswith("RuntimeError: ")
-        assert "is called with a KeyedJaggedTensor that is no field of the batch" in message
+    message = error
+    assert message.startswith("RuntimeError: ")
+    assert "is called with a KeyedJaggedTensor that is no field of the batch" in message

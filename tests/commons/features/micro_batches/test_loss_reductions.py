@@ -14,6 +14,7 @@ from tests.commons.pipeline.scored_samples import (
     scored_pipeline,
     scored_steps,
 )
+from tests.on_ranks import on_ranks
 
 
 @pytest.mark.parametrize("kind", ["dict", "named tuple", "base"])
@@ -28,10 +29,7 @@ def test_micro_batches_of_any_container(pools, kind):
     check_scored(pools(3).run(scored_steps, cases), cases)
 
 
-def _error_of_a_global_mean() -> str:
-    return error_of(scored_pipeline, "dict", "global_mean", max_tokens_per_micro_batch=9)
-
-
-def test_a_global_mean_is_refused(pools):
-    for error in pools(2).run(_error_of_a_global_mean):
-        assert error.startswith('ValueError: loss_reduction="global_mean" is for a whole step')
+@on_ranks(2)
+def test_a_global_mean_is_refused():
+    error = error_of(scored_pipeline, "dict", "global_mean", max_tokens_per_micro_batch=9)
+    assert error.startswith('ValueError: loss_reduction="global_mean" is for a whole step')

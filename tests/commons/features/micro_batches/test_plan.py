@@ -27,6 +27,7 @@ from tests.commons.distributed.shufflers import Case, DictShuffler, FieldShuffle
 from tests.commons.features.micro_batches.divided import check_divided
 from tests.commons.histories import TokenShuffler, draw_histories
 from tests.drawn_batches import sample_contents
+from tests.on_ranks import on_ranks
 
 
 @pytest.mark.parametrize("cap", [0, -3])
@@ -87,7 +88,8 @@ def test_every_sample_is_in_one_micro_batch_and_the_lightest_come_first(pools, c
         assert report.micro_batch_imbalance >= report.imbalance_after - 1e-12
 
 
-def _whole() -> None:
+@on_ranks(2)
+def test_without_a_cap_the_batch_is_the_only_micro_batch():
     shuffler, batch = FieldShuffler(), lopsided_batch()
     plan = shuffler.plan(batch)
     moved, report = shuffler.exchange(batch, plan), BalanceReport.of(plan, True)
@@ -96,10 +98,6 @@ def _whole() -> None:
     assert micro_batch is moved
     assert (report.micro_batch_loads, report.num_micro_batches) == (None, 1)
     assert report.micro_batch_imbalance == report.imbalance_after
-
-
-def test_without_a_cap_the_batch_is_the_only_micro_batch(pools):
-    pools(2).run(_whole)
 
 
 def _divide_container(kind: str, seed: int, rows: tuple[int, ...], cap: int) -> int:
@@ -192,7 +190,8 @@ def test_rank_0_names_a_sample_above_the_cap_and_the_rank_that_loaded_it(pools):
     assert named[0].startswith(NAMED.format(2, "rank 1", 99))
 
 
-def _wrong_counts() -> list[str]:
+@on_ranks(3)
+def test_counts_follow_samples_into_their_micro_batches():
     rng, shuffler = np.random.default_rng(dist.get_rank()), TokenShuffler(max_tokens_per_micro_batch=20)
     wrong, count = [], 0
     for _ in range(4):
@@ -201,11 +200,7 @@ def _wrong_counts() -> list[str]:
         micro_batches = shuffler.micro_batches(shuffler.exchange(loaded, plan), plan)
         wrong += [name for one in micro_batches for name in wrong_counts_on_host(one)]
         count = max(count, len(micro_batches))
-    return wrong if count > 1 else ["no micro-batches"]
-
-
-def test_counts_follow_samples_into_their_micro_batches(pools):
-    assert pools(3).run(_wrong_counts) == [[]] * 3
+    assert wrong if count > 1 else ["no micro-batches"] == []
 
 
 def _counts_within_pairs(identity: bool) -> tuple[int, int, int]:

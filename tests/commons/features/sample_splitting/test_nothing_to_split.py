@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tests.commons.distributed.counted_collectives import recorded_collectives
 from tests.commons.histories import TokenShuffler, draw_histories
 from tests.commons.pipeline.ranking_pipelines import sharded_ranking_model
+from tests.on_ranks import on_ranks
 
 STEPS = 4
 
@@ -63,12 +64,9 @@ def _costs(split: bool) -> dict[str, Any]:
     }
 
 
-def _both() -> list[dict[str, Any]]:
+@on_ranks(2)
+def test_a_step_without_a_cut_costs_nothing_more():
     torch.manual_seed(0)
-    return [_costs(split) for split in (False, True)]
-
-
-def test_a_step_without_a_cut_costs_nothing_more(pools):
-    for without, with_split in pools(2).run(_both):
-        assert with_split == without
-        assert len(without["operations"]) > 100 and without["allocations"] > 100
+    without, with_split = [_costs(split) for split in (False, True)]
+    assert with_split == without
+    assert len(without["operations"]) > 100 and without["allocations"] > 100

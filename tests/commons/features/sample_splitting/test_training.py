@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
@@ -12,6 +11,7 @@ import torch.distributed as dist
 from tests.commons.features.sample_splitting.drawn_cuts import drawn_cuts
 from tests.commons.features.sample_splitting.ranking_on_pieces import RankingOnPieces
 from tests.commons.histories import HistoryBatch, TokenShuffler, draw_histories
+from tests.on_ranks import on_ranks
 
 SEEDS = range(8)
 
@@ -26,8 +26,8 @@ def _summed_gradients(batch: HistoryBatch) -> list[torch.Tensor]:
     return summed
 
 
-def _differences() -> list[Any]:
-    """Returns for each draw of cuts whether a sample is cut, and the relative differences."""
+@on_ranks(3)
+def test_gradients_of_pieces_are_those_of_whole_samples():
     batch = draw_histories(np.random.default_rng(dist.get_rank()), 5)
     expected, results = _summed_gradients(batch), []
     for seed in SEEDS:
@@ -39,10 +39,5 @@ def _differences() -> list[Any]:
             float((one - other).norm() / other.norm()) for one, other in zip(got, expected, strict=True)
         ]
         results.append((plan.pieces is not None, max(differences)))
-    return results
-
-
-def test_gradients_of_pieces_are_those_of_whole_samples(pools):
-    for results in pools(3).run(_differences):
-        assert sum(is_cut for is_cut, _ in results) > len(SEEDS) / 2
-        assert max(difference for _, difference in results) < 1e-5
+    assert sum(is_cut for is_cut, _ in results) > len(SEEDS) / 2
+    assert max(difference for _, difference in results) < 1e-5

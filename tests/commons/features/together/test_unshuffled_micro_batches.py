@@ -23,6 +23,7 @@ from tests.commons.distributed.loaded_batches import (
 )
 from tests.commons.distributed.shufflers import Case, FieldShuffler, cases, exchanged
 from tests.commons.pipeline.click_models import check_trained, trained
+from tests.on_ranks import on_ranks
 
 CAPS = [1, 6, 12, 13, 30, 10**6]
 
@@ -69,8 +70,8 @@ def test_any_container_comes_back(pools, kind, seed, rows, cap):
     pools(3).run(_container_there_and_back, kind, seed, rows, cap)
 
 
-def _errors() -> tuple[list[str], int]:
-    """Returns the errors of wrong values, and how many micro-batches the plan has."""
+@on_ranks(2)
+def test_values_of_other_micro_batches_are_refused():
     shuffler = agreed(FieldShuffler(max_tokens_per_micro_batch=13))
     plan = shuffler.plan(lopsided_batch())
     values = [torch.zeros(len(rows)) for rows in plan.micro_batches_on(dist.get_rank())]
@@ -82,20 +83,16 @@ def _errors() -> tuple[list[str], int]:
         [*values[:-1], torch.zeros(len(values[-1]) + 7)],
         [*values[:-1], values[-1].int()],
     ]
-    return [error_of(shuffler.unshuffle, given, plan) for given in wrong], plan.num_micro_batches
-
-
-def test_values_of_other_micro_batches_are_refused(pools):
-    for errors, count in pools(2).run(_errors):
-        expected = [
-            f"values of {count - 1} micro-batches, the plan has {count}",
-            f"values of {count + 1} micro-batches, the plan has {count}",
-            f"values of 0 micro-batches, the plan has {count}",
-            "rows in 'values', expected",
-            f"unshuffle got other values of micro-batch {count - 1} than of the first: ",
-        ]
-        for error, part in zip(errors, expected, strict=True):
-            assert error.startswith("ValueError") and part in error
+    errors, count = [error_of(shuffler.unshuffle, given, plan) for given in wrong], plan.num_micro_batches
+    expected = [
+        f"values of {count - 1} micro-batches, the plan has {count}",
+        f"values of {count + 1} micro-batches, the plan has {count}",
+        f"values of 0 micro-batches, the plan has {count}",
+        "rows in 'values', expected",
+        f"unshuffle got other values of micro-batch {count - 1} than of the first: ",
+    ]
+    for error, part in zip(errors, expected, strict=True):
+        assert error.startswith("ValueError") and part in error
 
 
 def _collectives_back(exchange: str, cap: int | None) -> list[list[str]]:

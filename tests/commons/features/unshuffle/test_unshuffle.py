@@ -29,6 +29,7 @@ from tests.commons.distributed.loaded_batches import (
 from tests.commons.distributed.shufflers import Case, FieldShuffler, cases, exchanged
 from tests.commons.pipeline.click_models import check_trained, trained
 from tests.drawn_batches import draw_batch
+from tests.on_ranks import on_ranks
 
 FIELDS = ("scores", "keyed", "tokens", "right")  # of the outputs
 
@@ -106,7 +107,8 @@ def test_padding_and_unusual_tensors_come_back(pools, run: Callable[[], None]):
     pools(2).run(run)
 
 
-def _errors() -> list[str]:
+@on_ranks(2)
+def test_values_of_other_rows_are_refused():
     shuffler = agreed(FieldShuffler())
     plan = shuffler.plan(draw_batch(np.random.default_rng(0), 0, 4, 3))
     real = int(plan.num_placed[dist.get_rank()])
@@ -117,10 +119,6 @@ def _errors() -> list[str]:
         {"rows": torch.zeros(4), "samples": torch.zeros(real)},
         torch.zeros(()),
     ]
-    return [error_of(shuffler.unshuffle, given, plan) for given in wrong]
-
-
-def test_values_of_other_rows_are_refused(pools):
     expected = [
         "unshuffle got 5 rows in 'values', expected 4, as the exchange gave this rank, or 3 without",
         "got 2 rows",
@@ -128,9 +126,9 @@ def test_values_of_other_rows_are_refused(pools):
         "got 3 rows in 'samples'",
         "0-d",
     ]
-    for errors in pools(2).run(_errors):
-        for error, part in zip(errors, expected, strict=True):
-            assert error.startswith("ValueError") and part in error
+    errors = [error_of(shuffler.unshuffle, given, plan) for given in wrong]
+    for error, part in zip(errors, expected, strict=True):
+        assert error.startswith("ValueError") and part in error
 
 
 def test_a_rank_alone_gets_its_rows_back_with_padding():
@@ -188,8 +186,8 @@ def test_values_of_another_kind_on_one_rank_are_refused_on_all_and_the_order_of_
         assert difference in error
 
 
-def _collectives_of_unshuffle() -> list[list[str]]:
-    """Returns the collectives of a first call for each kind of values, and of a second one."""
+@on_ranks(2)
+def test_unshuffle_takes_one_collective_and_one_more_for_lengths_and_for_a_first_call():
     shuffler = agreed(FieldShuffler())
     batch = lopsided_batch()
     plan = shuffler.plan(batch)
@@ -202,14 +200,10 @@ def _collectives_of_unshuffle() -> list[list[str]]:
         counted.append([name for name, _ in calls])
     with no_synchronization():
         shuffler.unshuffle(moved.small[: moved.num_samples].clone(), plan)
-    return counted
-
-
-def test_unshuffle_takes_one_collective_and_one_more_for_lengths_and_for_a_first_call(pools):
     one, two = ["all_to_all_single"], ["all_to_all_single"] * 2
     later = [one, one, two, two]
     first = [["all_gather", *calls] for calls in later]
-    assert pools(2).run(_collectives_of_unshuffle) == [first + later] * 2
+    assert counted == first + later
 
 
 def unshuffled(shuffler: FieldShuffler, plan: ShufflePlan, output: Any) -> tuple[list[int], torch.Tensor]:

@@ -22,6 +22,7 @@ from tests.commons.distributed.loaded_batches import BOTH, PAYLOAD, lopsided_bat
 from tests.commons.distributed.shufflers import Case, DictShuffler, FieldShuffler, cases, exchanged
 from tests.commons.sequence_batch.drawn_fields import draw_fields
 from tests.drawn_batches import MixedBatch
+from tests.on_ranks import on_ranks
 
 
 def _verified(case: Case) -> None:
@@ -42,30 +43,26 @@ class Equal(FieldShuffler):
         return torch.ones(self.sample_rows.batch_rows(batch)[0], dtype=torch.int64)
 
 
-def _verified_fields(seeds: list[int]) -> None:
+@on_ranks(2)
+def test_fields_of_any_kind_and_dtype_pass():
     rank = dist.get_rank()
-    for seed in seeds:
+    for seed in range(60):
         rng = np.random.default_rng((seed, rank))
         fields = draw_fields(seed, rng, 1 + 5 * rank)
         moved = Equal(verify=True).shuffle(fields)
         assert set(moved) == set(fields)
 
 
-def test_fields_of_any_kind_and_dtype_pass(pools):
-    pools(2).run(_verified_fields, list(range(60)))
-
-
 @pytest.mark.parametrize("kind", KINDS)
-def test_any_container_passes(pools, kind):
-    pools(2).run(_verified_container, kind)
-
-
-def _verified_container(kind: str) -> None:
+@on_ranks(2)
+def test_any_container_passes(kind):
     rank = dist.get_rank()
     ContainerShuffler(verify=True).shuffle(make_batch(kind, 0, 1000 * (rank + 1), 2 + 3 * rank))
 
 
-def _collectives(exchange: str) -> list[str]:
+@pytest.mark.parametrize("exchange", BOTH)
+@on_ranks(2)
+def test_verifying_takes_one_more_to_plan_and_two_to_exchange(exchange):
     shuffler = DictShuffler(exchange=exchange, verify=True)
     shuffler.shuffle(many_fields(0))
     names = {id(shuffler.planner._channel): "planning", id(shuffler._checks): "checks"}
@@ -73,14 +70,9 @@ def _collectives(exchange: str) -> list[str]:
     batch = many_fields(1)
     with recorded_collectives() as calls:
         shuffler.exchange(batch, shuffler.plan(batch))
-    return [f"{name} on {names[id(arguments['group'])]}" for name, arguments in calls]
-
-
-@pytest.mark.parametrize("exchange", BOTH)
-def test_verifying_takes_one_more_to_plan_and_two_to_exchange(pools, exchange):
     planning, checks = "all_gather on planning", "all_gather on checks"
-    for calls in pools(2).run(_collectives, exchange):
-        assert calls == [planning, planning, checks, f"{PAYLOAD[exchange]} on exchange", checks]
+    calls = [f"{name} on {names[id(arguments['group'])]}" for name, arguments in calls]
+    assert calls == [planning, planning, checks, f"{PAYLOAD[exchange]} on exchange", checks]
 
 
 class DifferentPlanner(Planner):
@@ -152,18 +144,17 @@ def _error_of_a_wrong_exchange(exchange: str, change: int) -> str:
     return error_of(shuffler.exchange, batch, plan)
 
 
-def _errors_of_wrong_exchanges() -> list[str]:
-    return [_error_of_a_wrong_exchange(exchange, change) for exchange in BOTH for change in (-1, 1)]
-
-
-def test_a_sample_that_one_rank_loses_or_doubles_is_an_error_on_all(pools):
+@on_ranks(3)
+def test_a_sample_that_one_rank_loses_or_doubles_is_an_error_on_all():
     expected = [
         f"RuntimeError: rank 1 of the ranks to balance among has {count} samples after the exchange, "
         "expected 4"
         for _ in BOTH
         for count in (3, 5)
     ]
-    assert pools(3).run(_errors_of_wrong_exchanges) == [expected] * 3
+    assert [
+        _error_of_a_wrong_exchange(exchange, change) for exchange in BOTH for change in (-1, 1)
+    ] == expected
 
 
 @dataclasses.dataclass
@@ -176,7 +167,8 @@ class Clamping(MixedBatch):
         super().__post_init__()
 
 
-def _error_of_a_changing_batch() -> str:
+@on_ranks(2)
+def test_a_batch_that_changes_its_rows_when_made_again_is_an_error_on_all_ranks():
     def batch(factor: int) -> Clamping:
         fields = vars(lopsided_batch())
         made = Clamping(**{spec.name: fields[spec.name] for spec in dataclasses.fields(Clamping)})
@@ -185,14 +177,10 @@ def _error_of_a_changing_batch() -> str:
 
     shuffler = FieldShuffler(verify=True)
     shuffler.shuffle(batch(1))
-    return error_of(shuffler.shuffle, batch(6))
-
-
-def test_a_batch_that_changes_its_rows_when_made_again_is_an_error_on_all_ranks(pools):
-    for error in pools(2).run(_error_of_a_changing_batch):
-        assert re.match(
-            r"RuntimeError: row \d of rank 0 .* has other contents after the exchange, on rank 1", error
-        )
+    error = error_of(shuffler.shuffle, batch(6))
+    assert re.match(
+        r"RuntimeError: row \d of rank 0 .* has other contents after the exchange, on rank 1", error
+    )
 
 
 class Unpicklable(Exception):
