@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from commons.distributed import BatchShuffler
 from commons.distributed.shuffle_plan import ShufflePlan
 from commons.distributed.shuffler_settings import PARTITIONERS, ShufflerSettings
+from tests.commons.distributed.container_batches import KINDS, ContainerShuffler, check_shared, make_batch
 from tests.commons.distributed.loaded_batches import BOTH, agreed
-from tests.drawn_batches import MixedBatch, draw_batch
+from tests.drawn_batches import draw_batch
 
 LIMITED = [name for name in sorted(PARTITIONERS) if ShufflerSettings(name).takes("max_tokens")]
 
@@ -41,6 +42,7 @@ class Case:
     """
 
     seed: int
+    kind: str  # a container's, or "mixed"
     labels: str
     settings: dict[str, Any]
     agreed_before: bool
@@ -56,6 +58,7 @@ class Case:
 
     @property
     def num_real(self) -> int:
+        """Real rows of all ranks."""
         return sum(sizes[1] for sizes in self.batches if sizes is not None)
 
 
@@ -86,6 +89,7 @@ def cases(draw, num_ranks: int, **more: Sequence[Any]) -> Case:
     has_batch = [kind != "some ranks ended" or draw(st.booleans()) for _ in range(num_ranks)]
     return Case(
         seed=draw(st.integers(0, 10**6)),
+        kind=draw(st.sampled_from(["mixed"] * 4 + KINDS)),
         labels=draw(st.sampled_from(["keyed", "dense", "flat", "none"])),
         settings=settings,
         agreed_before=draw(st.booleans()),
@@ -93,26 +97,51 @@ def cases(draw, num_ranks: int, **more: Sequence[Any]) -> Case:
     )
 
 
-def planned(
-    case: Case, group: dist.ProcessGroup | None = None
-) -> tuple[FieldShuffler, MixedBatch | None, ShufflePlan]:
-    """Returns this rank's shuffler, the batch it loaded, and the plan. Collective over the group."""
-    shuffler = FieldShuffler(group, **case.settings)
+def planned(case: Case, group: dist.ProcessGroup | None = None) -> tuple[BatchShuffler, Any, ShufflePlan]:
+    """Returns this rank's shuffler, the batch it loaded, and the plan. Collective over the group.
+
+    A container has no padding rows, and at least one row.
+    """
+    if case.kind == "mixed":
+        shuffler: BatchShuffler = FieldShuffler(group, **case.settings)
+    else:
+        shuffler = ContainerShuffler(process_group=group, **case.settings)
     if case.agreed_before:
-        agreed(shuffler, case.labels)
+        if case.kind == "mixed":
+            agreed(shuffler, case.labels)
+        else:
+            shuffler.shuffle(make_batch(case.kind, 0, 0, 2))
     rank = shuffler.group.rank
-    rng, sizes = np.random.default_rng((case.seed, rank)), case.batches[rank]
-    batch = None if sizes is None else draw_batch(rng, 1000 * (rank + 1), *sizes, case.labels)
+    sizes, first = case.batches[rank], 1000 * (rank + 1)
+    if sizes is None or (case.kind != "mixed" and sizes[1] == 0):
+        batch = None
+    elif case.kind == "mixed":
+        batch = draw_batch(np.random.default_rng((case.seed, rank)), first, *sizes, case.labels)
+    else:
+        batch = make_batch(case.kind, case.seed, first, sizes[1])
     return shuffler, batch, shuffler.plan(batch)
 
 
-def exchanged(case: Case) -> tuple[FieldShuffler, ShufflePlan, MixedBatch, MixedBatch] | None:
-    """Returns this rank's shuffler, the plan, and the batch before and after; None where no plan is."""
+@dataclass(frozen=True)
+class Step:
+    """A step on one rank: the batch it loaded, if any, the one that is exchanged, and what it gets."""
+
+    shuffler: BatchShuffler
+    plan: ShufflePlan
+    loaded: Any
+    brought: Any
+    moved: Any
+
+
+def exchanged(case: Case, group: dist.ProcessGroup | None = None) -> Step | str:
+    """Runs a step; returns the error where no plan is, or says that no rank has a batch."""
     try:
-        shuffler, batch, plan = planned(case)
-    except ValueError:
-        return None
+        shuffler, batch, plan = planned(case, group)
+    except ValueError as error:
+        return str(error)
     if not plan.has_batch:
-        return None
+        return "no rank has a batch"
     brought = shuffler.batch_for_step(batch, plan)
-    return shuffler, plan, brought, shuffler.exchange(brought, plan)
+    moved = shuffler.exchange(brought, plan)
+    check_shared(moved, brought)
+    return Step(shuffler, plan, batch, brought, moved)

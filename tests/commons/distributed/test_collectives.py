@@ -14,13 +14,7 @@ from commons.distributed.loaded_samples import LoadedSamples
 from commons.distributed.placement import place
 from commons.distributed.shuffler_settings import ShufflerSettings
 from tests.commons.distributed.counted_collectives import no_synchronization, recorded_collectives
-from tests.commons.distributed.loaded_batches import (
-    BOTH,
-    PAYLOAD,
-    agreed,
-    check_identical,
-    many_fields,
-)
+from tests.commons.distributed.loaded_batches import BOTH, PAYLOAD, agreed, check_identical, many_fields
 from tests.commons.distributed.shufflers import DictShuffler, FieldShuffler
 from tests.commons.histories import FLOPS, FlopsShuffler, histories
 from tests.drawn_batches import draw_batch

@@ -2,94 +2,31 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from tensordict import NonTensorStack, TensorDict
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from commons.distributed import BatchShuffler
-from commons.distributed.exchange import EXCHANGES
 from commons.sequence_batch.sample_rows import SampleRows
 from tests.commons.distributed.container_batches import KINDS, ContainerShuffler, contents, make_batch
 from tests.commons.distributed.shufflers import FieldShuffler
+from tests.on_ranks import on_ranks
 
 
-def check_shown(shown, batch) -> None:
-    """`get_workloads` sees the host batch itself, or a copy in which lengths do not wrap."""
-    if isinstance(batch, dict):
+@pytest.mark.parametrize("kind", KINDS)
+@on_ranks(2)
+def test_get_workloads_sees_the_batch_itself_or_a_copy_in_which_lengths_do_not_wrap(kind):
+    shuffler, batch = ContainerShuffler(), make_batch(kind, 0, 10, 4)
+    shuffler.plan(batch)
+    shown = shuffler.asked_about[-1]
+    if kind == "dict":
         assert shown["jagged"].lengths().dtype == torch.int64
         assert contents(shown) == contents(batch)
     else:
         assert shown is batch
-
-
-def _move(kind: str, seed: int, rows: tuple[int, ...], exchange: str, equal_rows: bool):
-    shuffler = ContainerShuffler(exchange=exchange, equal_rows=equal_rows)
-    rank = dist.get_rank()
-    shuffler.shuffle(make_batch(kind, seed, 0, 2))
-    batch = make_batch(kind, seed, 1000 * (rank + 1), rows[rank])
-    plan = shuffler.plan(batch)
-    check_shown(shuffler.asked_about[-1], batch)
-    moved = shuffler.exchange(batch, plan)
-    assert type(moved) is type(batch)
-    if kind == "dict":
-        assert list(moved) == list(batch)
-        for shared in ("name", "rate", "limits", "nothing"):
-            assert moved[shared] is batch[shared]
-    elif kind == "tensordict":
-        assert moved.batch_size == (plan.rows[rank],)
-    real = int(plan.num_placed[rank])
-    return contents(batch), plan.partition[rank], contents(moved)[:real], len(contents(moved))
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_nothing_of_any_container_is_lost(pools, kind):
-    pool = pools(3)
-
-    @settings(max_examples=5, deadline=None)
-    @given(
-        seed=st.integers(0, 10**6),
-        rows=st.one_of(
-            st.integers(1, 5).map(lambda rows: (rows,) * 3),
-            st.tuples(*[st.integers(1, 5)] * 3),
-        ),
-        exchange=st.sampled_from(sorted(EXCHANGES)),
-        equal_rows=st.booleans(),
-    )
-    def conserved(seed, rows, exchange, equal_rows):
-        results = pool.run(_move, kind, seed, rows, exchange, equal_rows)
-        every = [content for loaded, *_ in results for content in loaded]
-        assert len(every) == sum(rows)
-        assert Counter(every) == Counter(content for _, _, got, _ in results for content in got)
-        for _, samples, got, num_rows in results:
-            assert got == [every[sample] for sample in samples]
-            assert num_rows == max(len(samples), 1)
-            assert not equal_rows or len(samples) in (sum(rows) // 3, -(-sum(rows) // 3))
-
-    conserved()
-
-
-def _with_an_ended_loader(kind: str):
-    shuffler = ContainerShuffler()
-    rank = dist.get_rank()
-    batch = make_batch(kind, 0, 10, 4) if rank == 0 else None
-    plan = shuffler.plan(batch)
-    moved = shuffler.exchange(shuffler.batch_for_step(batch, plan), plan)
-    assert type(moved) is type(shuffler.padding_batch())
-    return [] if batch is None else contents(batch), contents(moved)[: plan.num_placed[rank]]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_any_container_where_one_rank_has_no_batch(pools, kind):
-    (loaded, got), (nothing, got_elsewhere) = pools(2).run(_with_an_ended_loader, kind)
-    assert nothing == [] and len(got_elsewhere) == 2
-    assert Counter(got + got_elsewhere) == Counter(loaded)
 
 
 class EvenShuffler(FieldShuffler):

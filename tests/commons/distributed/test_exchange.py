@@ -10,12 +10,7 @@ import torch
 import torch.distributed as dist
 from hypothesis import given, settings
 
-from tests.commons.distributed.loaded_batches import (
-    BOTH,
-    agreed,
-    check_identical,
-    loaded_batch,
-)
+from tests.commons.distributed.loaded_batches import BOTH, agreed, check_identical, loaded_batch
 from tests.commons.distributed.shufflers import FieldShuffler, cases
 from tests.drawn_batches import draw_batch, sample_contents, tensors_of
 from tests.on_ranks import on_ranks

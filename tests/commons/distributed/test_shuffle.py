@@ -17,76 +17,68 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from commons.distributed import BalanceReport, BatchShufflerFactory, ShufflePlan
+from tests.commons.distributed.container_batches import contents
 from tests.commons.distributed.errors_and_warnings import error_of
-from tests.commons.distributed.shufflers import Case, FieldShuffler, cases, planned
+from tests.commons.distributed.shufflers import Case, FieldShuffler, cases, exchanged
 from tests.drawn_batches import MixedBatch, draw_batch, sample_contents
 from tests.on_ranks import on_ranks
-
-NOTHING = "no rank has a batch"
 
 
 @dataclass(frozen=True)
 class Ran:
-    """A step on one rank: its samples as loaded and as computed, rows and real rows, the plan."""
+    """A step on one rank: its samples as loaded and as computed, its rows, and the plan."""
 
     loaded: list[tuple]
     computed: list[tuple]
-    sizes: tuple[int, int]
+    rows: int
     plan: ShufflePlan
     fingerprint: int
     report: BalanceReport
 
 
 def _run(case: Case, ranks: list[int] | None = None) -> Ran | str | None:
-    """Runs a step; with `ranks`, among these alone. Returns the error where no plan is."""
+    """Runs a step; with `ranks`, among these alone."""
     group = None if ranks is None else dist.new_group(ranks)
     if ranks is not None and dist.get_rank() not in ranks:
         return None
-    try:
-        shuffler, batch, plan = planned(case, group)
-    except ValueError as error:
-        return str(error)
-    if not plan.has_batch:
-        return NOTHING
-    brought = shuffler.batch_for_step(batch, plan)
-    assert brought.num_samples == plan.num_loaded[shuffler.group.rank]
-    moved = shuffler.exchange(brought, plan)
-    assert torch.equal(moved.shared, torch.tensor([1.0, 2.0]))
+    step = exchanged(case, group)
+    if isinstance(step, str):
+        return step
+    plan, rank = step.plan, step.shuffler.group.rank
+    rows, _ = step.shuffler.sample_rows.batch_rows(step.moved)
     return Ran(
-        loaded=[] if batch is None else sample_contents(batch),
-        computed=sample_contents(moved),
-        sizes=(moved.batch_size, moved.num_samples),
+        loaded=[] if step.loaded is None else contents(step.loaded),
+        computed=contents(step.moved)[: plan.num_placed[rank]],
+        rows=rows,
         plan=plan,
         fingerprint=plan.fingerprint,
-        report=BalanceReport.of(plan, case.equal_rows, shuffler.traffic(plan)),
+        report=BalanceReport.of(plan, case.equal_rows, step.shuffler.traffic(plan)),
     )
 
 
 def _check(case: Case, results: list[Ran | str]) -> None:
-    max_tokens = case.settings.get("max_tokens")
     if isinstance(results[0], str):
         assert len(set(results)) == 1
-        assert f"max_tokens={max_tokens}" in results[0] or set(case.batches) == {None}
+        has_batch = case.num_real if case.kind != "mixed" else set(case.batches) != {None}
+        assert f"max_tokens={case.settings.get('max_tokens')}" in results[0] or not has_batch
         return
     plan = results[0].plan
     for ran in results:
         assert (ran.plan, ran.fingerprint) == (plan, results[0].fingerprint)
-    before = Counter(content for ran in results for content in ran.loaded)
-    assert before == Counter(content for ran in results for content in ran.computed)
-    assert sum(before.values()) == case.num_real
-    _check_sizes(case, results)
-    _check_loads(case, plan, results[0].report)
-
-
-def _check_sizes(case: Case, results: list[Ran]) -> None:
-    sizes = [ran.sizes for ran in results]
-    assert [real for _, real in sizes] == [len(ran.computed) for ran in results]
+    every = [content for ran in results for content in ran.loaded]
+    assert sorted(np.concatenate(plan.partition).tolist()) == list(range(len(every)))
+    assert len(every) == case.num_real
+    for ran, samples in zip(results, plan.partition, strict=True):
+        assert ran.computed == [every[sample] for sample in samples]
+    sizes = [len(ran.computed) for ran in results]
     if case.equal_rows:
+        assert np.ptp(sizes) <= 1
+    if case.equal_rows and case.kind == "mixed":
         total = sum(of_rank[0] for of_rank in case.batches if of_rank is not None)
-        assert {rows for rows, _ in sizes} == {max(-(-total // len(results)), 1)}
-        assert np.ptp([real for _, real in sizes]) <= 1
+        assert {ran.rows for ran in results} == {max(-(-total // len(results)), 1)}
     else:
-        assert all(rows == max(real, 1) for rows, real in sizes)
+        assert [ran.rows for ran in results] == [max(size, 1) for size in sizes]
+    _check_loads(case, plan, results[0].report)
 
 
 def _check_loads(case: Case, plan: ShufflePlan, report: BalanceReport) -> None:

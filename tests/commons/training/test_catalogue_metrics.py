@@ -10,13 +10,7 @@ import torch
 import torch.distributed as dist
 
 from commons.training import CatalogueMetrics, OptimizerArgs, catalogue_metrics, shard_model
-from tests.hstu.retrieval_samples import (
-    VOCABULARY,
-    Sample,
-    item_vectors,
-    retrieval_batch,
-    retrieval_model,
-)
+from tests.hstu.retrieval_samples import VOCABULARY, Sample, item_vectors, retrieval_batch, retrieval_model
 from tests.on_ranks import on_ranks
 
 NAMES = ("HR@1", "hr@7", "Recall@12", "NDCG@7", "NDCG@12")

@@ -14,12 +14,7 @@ import torch.distributed as dist
 
 from commons.distributed import BatchShuffler
 from commons.sequence_batch import moved_to
-from commons.sequence_batch.cut_rules import (
-    ALONG_ITEMS,
-    TO_EVERY,
-    WITH_FIRST,
-    ItemGroup,
-)
+from commons.sequence_batch.cut_rules import ALONG_ITEMS, TO_EVERY, WITH_FIRST, ItemGroup
 from tests.commons.distributed.errors_and_warnings import error_of
 from tests.commons.distributed.loaded_batches import BOTH
 from tests.commons.features.sample_splitting.cut_samples import RULES, AheadBatch, ahead_batch
@@ -125,10 +120,7 @@ def test_a_cut_batch_is_not_cut_again_however_it_is_copied():
 @on_ranks(2)
 def test_what_cannot_be_cut_is_refused_with_one_sentence():
     rng = np.random.default_rng(0)
-    makers: list[Callable[[], Any]] = [
-        partial(WithoutCost, **SETTINGS),
-        partial(TokenShuffler, split=True),
-    ]
+    makers: list[Callable[[], Any]] = [partial(WithoutCost, **SETTINGS), partial(TokenShuffler, split=True)]
     errors = [error_of(maker) for maker in makers]
     for kind in (Uncuttable, OfUnknownLengths):
         batch = draw_history(rng, 3, 3)
