@@ -16,7 +16,7 @@ from commons.distributed.placement import place
 from commons.distributed.rank_group import ranks_per_node
 from commons.distributed.shuffler_settings import PARTITIONERS, ShufflerSettings
 from commons.partition import imbalance, lower_bound, refined
-from tests.commons.distributed.compiled_kernels import compiled
+from tests.commons.distributed.compiled_kernels import before_and_after_placing, compiled
 from tests.commons.distributed.errors_and_warnings import error_of
 from tests.commons.distributed.shufflers import LIMITED, FieldShuffler
 from tests.drawn_batches import draw_batch
@@ -214,3 +214,20 @@ def test_a_limit_that_cannot_be_kept_is_an_error_on_every_rank():
     batch = draw_batch(np.random.default_rng(dist.get_rank()), 0, 4, 4)
     below, above = [error_of(FieldShuffler(max_tokens=most).plan, batch) for most in (1, 10**6)]
     assert "above max_tokens=1" in below and above == "no error"
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"equal_rows": False, "max_tokens": 20_000},
+        {"partitioner": "longest_processing_time", "max_tokens": 20_000},
+        {"partitioner": "karmarkar_karp"},
+    ],
+)
+def test_no_step_compiles(settings):
+    """A shuffler compiles at its start all that its settings reach, and nothing that only others do."""
+    before, after = before_and_after_placing(**settings)
+    assert before == after and len(before) > 4
+    assert "_level" not in before and "_placed" not in before  # pieces and groups
+    assert ("search_to" in before) == ("partitioner" not in settings)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
-from commons.distributed import ShufflePlan
+from commons.distributed import ShufflePlan, ShufflerSettings
 from commons.distributed.cutting import MIN_TOKENS, Cutting
 from commons.distributed.loaded_samples import LoadedSamples
+from commons.distributed.placement import place
 from commons.sequence_batch import BaseBatch
 from commons.sequence_batch.cut_rules import (
     FROM_END,
@@ -24,7 +25,7 @@ from commons.sequence_batch.cut_rules import (
 )
 from commons.sequence_batch.row_schema import RowSchema
 from commons.sequence_batch.sample_rows import SampleRows
-from tests.commons.histories import FLOPS, histories, keyed
+from tests.commons.histories import FLOPS, drawn_lengths, histories, keyed
 
 CODES = 3  # of an item
 KINDS = ("history", "history with candidates", "ahead", "codes")
@@ -200,6 +201,16 @@ def check_pieces(plan: ShufflePlan, samples: LoadedSamples, cutting: Cutting) ->
     same_sample = sample_of[1:] == sample_of[:-1]
     assert (plan.destination[1:] != plan.destination[:-1])[same_sample].all()  # or the cut is for nothing
     assert plan.num_loaded.sum() == plan.rows.sum() - (plan.num_placed == 0).sum() == len(sample_of)
+
+
+def check_drawn_cuts(make: Callable[[np.ndarray], BaseBatch], seed: int, num_ranks: int, rows: int) -> None:
+    """Checks the pieces of batches that are made from drawn numbers of items."""
+    batch = make(drawn_lengths(np.random.default_rng(seed), rows * num_ranks))
+    samples, cutting = loaded_by([rows] * num_ranks, batch)
+    plan = place(samples, ShufflerSettings(equal_rows=False), cutting=cutting)
+    if plan.pieces is not None:
+        check_pieces(plan, samples, cutting)
+        check_cut(batch, plan, cutting)
 
 
 def check_cut(batch: BaseBatch, plan: ShufflePlan, cutting: Cutting) -> None:
