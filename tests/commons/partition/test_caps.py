@@ -4,7 +4,7 @@ import re
 
 import numpy as np
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from commons.partition import longest_processing_time, rebalance, refine, refined
@@ -36,6 +36,7 @@ def or_no_placement(function, *arguments, **limits):
 
 
 @every_function
+@settings(max_examples=100, deadline=None)
 @given(data=st.data(), workloads=WORKLOADS, parts=PARTS, equal_size=st.booleans())
 def test_what_is_returned_keeps_to_the_caps(function, data, workloads, parts, equal_size):
     limits = data.draw(caps(len(workloads), parts))
@@ -45,6 +46,7 @@ def test_what_is_returned_keeps_to_the_caps(function, data, workloads, parts, eq
     assert keeps(partition, limits)
 
 
+@settings(max_examples=100, deadline=None)
 @given(workloads=WORKLOADS, parts=PARTS, extra=st.integers(0, 3), equal_size=st.booleans())
 def test_a_cap_on_rows_alone_can_always_be_held(workloads, parts, extra, equal_size):
     limits = {"max_rows": -(-len(workloads) // parts) + extra}
@@ -55,6 +57,7 @@ def test_a_cap_on_rows_alone_can_always_be_held(workloads, parts, extra, equal_s
 
 
 @any_sizes
+@settings(max_examples=100, deadline=None)
 @given(data=st.data(), drawn=samples_at_home(), tolerance=TOLERANCES)
 def test_rebalance_keeps_to_the_caps_from_any_home(equal_size, data, drawn, tolerance):
     workloads, home, parts = drawn
@@ -71,6 +74,7 @@ def test_rebalance_keeps_to_the_caps_from_any_home(equal_size, data, drawn, tole
 
 
 @any_sizes
+@settings(max_examples=100, deadline=None)
 @given(data=st.data())
 def test_refine_keeps_to_the_caps_that_its_input_keeps(equal_size, data):
     workloads, home, parts = data.draw(samples_at_home(even=equal_size))

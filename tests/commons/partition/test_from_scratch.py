@@ -26,6 +26,7 @@ every_function = pytest.mark.parametrize("function", FUNCTIONS)
 any_sizes = pytest.mark.parametrize("equal_size", [True, False])
 
 
+@settings(max_examples=100, deadline=None)
 @given(workloads=WORKLOADS, parts=PARTS, equal_size=st.booleans())
 def test_refined_is_no_worse_than_longest_first(workloads, parts, equal_size):
     start = longest_processing_time(workloads, parts, equal_size)
@@ -35,6 +36,7 @@ def test_refined_is_no_worse_than_longest_first(workloads, parts, equal_size):
 
 
 @any_sizes
+@settings(max_examples=100, deadline=None)
 @given(data=st.data(), tolerance=TOLERANCES)
 def test_refine_is_no_worse_than_its_input(equal_size, data, tolerance):
     workloads, home, parts = data.draw(samples_at_home(even=equal_size))
@@ -44,6 +46,7 @@ def test_refine_is_no_worse_than_its_input(equal_size, data, tolerance):
     assert is_no_worse(workloads, partition, start)
 
 
+@settings(max_examples=100, deadline=None)
 @given(workloads=WORKLOADS, parts=PARTS, tolerance=TOLERANCES, equal_size=st.booleans())
 def test_refined_meets_the_tolerance_or_is_as_good_as_it_gets(workloads, parts, tolerance, equal_size):
     bound = lower_bound(workloads, parts, equal_size)
@@ -53,6 +56,7 @@ def test_refined_meets_the_tolerance_or_is_as_good_as_it_gets(workloads, parts, 
 
 
 @any_sizes
+@settings(max_examples=100, deadline=None)
 @given(data=st.data())
 def test_refine_leaves_alone_what_is_within_the_tolerance(equal_size, data):
     workloads, home, parts = data.draw(samples_at_home(even=equal_size))

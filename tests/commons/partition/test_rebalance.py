@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from commons.partition import imbalance, lower_bound, rebalance, refined
@@ -23,6 +23,7 @@ any_sizes = pytest.mark.parametrize("equal_size", [True, False])
 
 
 @any_sizes
+@settings(max_examples=100, deadline=None)
 @given(data=st.data(), drawn=samples_at_home(), tolerance=TOLERANCES)
 def test_every_sample_is_in_one_part_wherever_home_is(equal_size, data, drawn, tolerance):
     workloads, home, parts = drawn
@@ -37,6 +38,7 @@ def test_every_sample_is_in_one_part_wherever_home_is(equal_size, data, drawn, t
 
 @any_sizes
 @pytest.mark.parametrize("tolerance", [0.01, 0.1])
+@settings(max_examples=100, deadline=None)
 @given(data=st.data(), drawn=samples_at_home())
 def test_meets_the_tolerance_or_is_near_what_refined_attains(equal_size, tolerance, data, drawn):
     workloads, home, parts = drawn
@@ -48,6 +50,7 @@ def test_meets_the_tolerance_or_is_near_what_refined_attains(equal_size, toleran
 
 
 @any_sizes
+@settings(max_examples=100, deadline=None)
 @given(data=st.data())
 def test_nothing_moves_where_home_is_within_the_tolerance(equal_size, data):
     workloads, home, parts = data.draw(samples_at_home(even=equal_size))
@@ -63,12 +66,14 @@ def test_nothing_moves_where_home_is_within_a_large_tolerance(tolerance):
     assert as_lists(partition) == [[0, 1, 2, 3], []]
 
 
+@settings(max_examples=100, deadline=None)
 @given(data=st.data(), workloads=WORKLOADS.filter(len))
 def test_nothing_moves_with_one_row_per_part(data, workloads):
     home = data.draw(st.permutations(range(len(workloads))))
     assert part_of(rebalance(workloads, home, len(workloads))).tolist() == home
 
 
+@settings(max_examples=100, deadline=None)
 @given(drawn=samples_at_home(even=True, workloads=st.lists(st.just(0) | st.just(0.0), max_size=30)))
 def test_nothing_moves_where_nothing_costs_anything(drawn):
     workloads, home, parts = drawn

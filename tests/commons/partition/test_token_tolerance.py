@@ -97,6 +97,7 @@ def test_from_scratch_tokens_are_evened_out_as_well(problem, tolerance, token_to
     check_against(without, partition, workloads, tokens, options, token_tolerance, allowed)
 
 
+@settings(max_examples=100, deadline=None)
 @given(data=st.data(), equal_size=st.booleans())
 def test_nothing_moves_where_home_is_within_both_tolerances(data, equal_size):
     workloads, home, parts = data.draw(samples_at_home(even=equal_size))
