@@ -33,16 +33,15 @@ from tests.commons.pipeline.runs import (
     spans,
     summed_outputs,
 )
+from tests.on_ranks import on_ranks
 
 both_pipelines = pytest.mark.parametrize("name", ["none", "native"])
 CAP = 24
 
 
-def _lookups_and_reductions(name: str) -> list[tuple[int, int, int]]:
-    """Returns, for whole batches and for micro-batches, table lookups, reduced buckets, and micro-batches.
-
-    They are those of three steps after the first two.
-    """
+@both_pipelines
+@on_ranks(2)
+def test_tables_are_looked_up_and_gradients_reduced_as_often_as_without(name):
     counts = []
     for cap in (None, CAP):
         pipeline = ranking_pipeline(name, TokenShuffler(features=in_micro_batches(cap)))
@@ -69,14 +68,9 @@ def _lookups_and_reductions(name: str) -> list[tuple[int, int, int]]:
                 micro_batches += pipeline.report.features.get("micro_batches", 1)
         pipeline.reset()
         counts.append((lookups.call_count, len(reduced), micro_batches))
-    return counts
-
-
-@both_pipelines
-def test_tables_are_looked_up_and_gradients_reduced_as_often_as_without(pools, name):
-    for (*whole, once), (*divided, several) in pools(2).run(_lookups_and_reductions, name):
-        assert divided == whole and min(whole) > 0
-        assert once == 3 and several > 6
+    (*whole, once), (*divided, several) = counts
+    assert divided == whole and min(whole) > 0
+    assert once == 3 and several > 6
 
 
 class _Kept:
@@ -174,8 +168,8 @@ def test_a_model_alone_runs_in_micro_batches():
         torch.testing.assert_close(whole, divided)
 
 
-def _custom_loop_and_pipeline() -> None:
-    """Compares the dense parameters after two steps."""
+@on_ranks(2)
+def test_a_custom_loop_trains_as_the_pipeline_does():
     parameters = []
     for with_pipeline in (False, True):
         model, optimizer = sharded_ranking_model(0.5)
@@ -194,10 +188,6 @@ def _custom_loop_and_pipeline() -> None:
                 optimizer.step()
         parameters.append([parameter.detach().clone() for parameter in model.module.dense.parameters()])
     assert all(map(torch.equal, *parameters))
-
-
-def test_a_custom_loop_trains_as_the_pipeline_does(pools):
-    pools(2).run(_custom_loop_and_pipeline)
 
 
 class FailingOnce(nn.Module):
