@@ -142,9 +142,8 @@ def in_order(features: Sequence[Feature]) -> tuple[Feature, ...]:
         TypeError: one is no `Feature`.
         ValueError: one is given twice, or excludes another.
     """
-    for feature in features:
-        if not isinstance(feature, Feature):
-            raise TypeError(f"features has {feature!r}; expected objects such as SplitSamples()")
+    if not isinstance(features, list | tuple) or not all(isinstance(one, Feature) for one in features):
+        raise TypeError(f"features is {features!r}; expected a list of objects such as [SplitSamples()]")
     ordered = tuple(sorted(features, key=lambda feature: (feature.order, feature.name)))
     names = [feature.name for feature in ordered]
     for feature in ordered:

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torchrec.sparse.jagged_tensor import JaggedTensor
 
 from commons.distributed import ShufflePlan, ShufflerSettings
-from commons.distributed.loaded_samples import LoadedSamples
+from commons.distributed.row_table import RowTable
 from commons.distributed.placement import place
 from tests.commons.distributed.loaded_batches import BOTH
 from tests.commons.features.learned_costs.learning_pipelines import check_resumed
@@ -43,7 +43,7 @@ def _there_and_back(exchange: str, num_real: tuple[int, ...], seed: int) -> bool
     shuffler = TokenShuffler(split=True, equal_rows=False, exchange=exchange, verify=True)
     shuffler.planner.cuts = partial(drawn_cuts, seed=seed)
     plan = shuffler.plan(batch)
-    if plan.pieces is None:
+    if plan.rows.starts_sample.all():
         return False
     arrived = shuffler.exchange(batch, plan)
     items, number = shuffler.unshuffle((own_items(arrived), arrived.number), plan)
@@ -70,8 +70,8 @@ def _imbalance(plan: ShufflePlan) -> float:
     return plan.loads.max() / max(plan.loads.mean(), 1)
 
 
-def _groups_per_rank(samples: LoadedSamples, plan: ShufflePlan) -> int:
-    return len(set(zip(samples.groups[plan.sample_of].tolist(), plan.destination.tolist(), strict=True)))
+def _groups_per_rank(samples: RowTable, plan: ShufflePlan) -> int:
+    return len(set(zip(samples.groups[plan.rows.sample_of].tolist(), plan.destination.tolist(), strict=True)))
 
 
 def test_pieces_under_max_tokens_keep_groups_together():
@@ -91,8 +91,8 @@ def test_pieces_under_max_tokens_keep_groups_together():
         except ValueError:
             continue
         plan = place(with_groups, settings(max_tokens=cap), cutting=cutting)
-        assert np.array_equal(plan.groups, with_groups.groups[plan.sample_of])
-        assert np.bincount(plan.destination, plan.tokens).max() <= cap
+        assert np.array_equal(plan.rows.columns["groups"], with_groups.groups[plan.rows.sample_of])
+        assert np.bincount(plan.destination, plan.rows.tokens).max() <= cap
         assert _imbalance(plan) <= max(_imbalance(alone), 1.011)
         apart += _groups_per_rank(with_groups, alone)
         together += _groups_per_rank(with_groups, plan)

@@ -58,7 +58,7 @@ def test_values_of_other_micro_batches_are_refused():
     shuffler = agreed(FieldShuffler(max_tokens_per_micro_batch=13))
     plan = shuffler.plan(lopsided_batch())
     values = [torch.zeros(len(rows)) for rows in plan.micro_batches_on(dist.get_rank())]
-    assert plan.num_micro_batches == len(values) > 1
+    assert plan.step["num_micro_batches"] == len(values) > 1
     wrong = [
         values[1:],
         [*values, torch.zeros(1)],
@@ -66,7 +66,10 @@ def test_values_of_other_micro_batches_are_refused():
         [*values[:-1], torch.zeros(len(values[-1]) + 7)],
         [*values[:-1], values[-1].int()],
     ]
-    errors, count = [error_of(shuffler.unshuffle, given, plan) for given in wrong], plan.num_micro_batches
+    errors, count = (
+        [error_of(shuffler.unshuffle, given, plan) for given in wrong],
+        plan.step["num_micro_batches"],
+    )
     expected = [
         f"values of {count - 1} micro-batches, the plan has {count}",
         f"values of {count + 1} micro-batches, the plan has {count}",
@@ -100,7 +103,7 @@ def test_the_way_back_takes_as_many_collectives_as_for_a_whole_batch(pools, exch
 
 def unshuffled(shuffler: FieldShuffler, plan: ShufflePlan, output: list) -> tuple[list[int], torch.Tensor]:
     """Returns the numbers of the samples that this rank has loaded, and the score of each."""
-    numbers = np.flatnonzero(plan.home == dist.get_rank()).tolist()
+    numbers = np.flatnonzero(plan.rows.home == dist.get_rank()).tolist()
     return numbers, shuffler.unshuffle(output, plan)[: len(numbers)]
 
 
