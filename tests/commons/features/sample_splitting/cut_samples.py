@@ -10,10 +10,13 @@ import torch
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
 from commons.distributed import ShufflePlan, ShufflerSettings
-from commons.distributed.cutting import MIN_TOKENS, Cutting
+from commons.distributed.feature import Feature
+from commons.distributed.placement import Partitioning, make_plan, place
 from commons.distributed.row_table import RowTable
-from commons.distributed.placement import place
+from commons.features.sample_splitting.cut_search import cut_and_place
+from commons.features.sample_splitting.cutting import MIN_TOKENS, Cutting
 from commons.sequence_batch import BaseBatch
+from commons.sequence_batch.batch_view import view_batch
 from commons.sequence_batch.cut_rules import (
     FROM_END,
     TO_EVERY,
@@ -24,7 +27,6 @@ from commons.sequence_batch.cut_rules import (
     ItemGroup,
 )
 from commons.sequence_batch.row_schema import RowSchema
-from commons.sequence_batch.batch_view import SampleRows
 from tests.commons.histories import FLOPS, drawn_lengths, histories, keyed
 
 CODES = 3  # of an item
@@ -159,13 +161,13 @@ def loaded_by(ranks: Sequence[int], batch: BaseBatch) -> tuple[RowTable, Cutting
     elements = np.stack(
         [_elements(fields[field.name], batch.batch_size) for field in schema.jagged_fields], 1
     )
-    sample_rows, per_rank = SampleRows(), np.array(ranks, dtype=np.int64)
+    view, per_rank = view_batch(batch), np.array(ranks, dtype=np.int64)
     samples = RowTable(
         per_rank,
         per_rank,
         np.zeros(batch.batch_size, dtype=np.int64),
-        sample_rows.num_tokens(batch).long().numpy(),
-        sample_rows.num_loss_tokens(batch).long().numpy(),
+        view.num_tokens().long().numpy(),
+        view.num_loss_tokens().long().numpy(),
         elements,
         schema.row_bytes(elements),
         counts,
@@ -178,6 +180,19 @@ def loaded_by(ranks: Sequence[int], batch: BaseBatch) -> tuple[RowTable, Cutting
 
 def _elements(value: KeyedJaggedTensor, num_rows: int) -> np.ndarray:
     return value.lengths().view(-1, num_rows).sum(0).numpy()
+
+
+def placed(
+    rows: RowTable,
+    cutting: Cutting | None,
+    settings: ShufflerSettings | None = None,
+    features: Sequence[Feature] = (),
+) -> ShufflePlan:
+    """Returns the plan of rows of one set of ranks, cut unless `cutting` is None."""
+    partitioning = Partitioning(settings or ShufflerSettings(equal_rows=False), features)
+    if cutting is None:
+        return place(rows, partitioning)
+    return make_plan(*cut_and_place(rows, partitioning, replace(cutting, cost=rows.cost)))
 
 
 def check_pieces(plan: ShufflePlan, samples: RowTable, cutting: Cutting) -> None:
@@ -194,21 +209,21 @@ def check_pieces(plan: ShufflePlan, samples: RowTable, cutting: Cutting) -> None
         assert (first[1:][~plan.rows.starts_sample[1:]] == last[:-1][~ends_sample[:-1]]).all()
     assert (plan.rows.tokens == pieces["last_token"] - pieces["first_token"]).all()
     for name in ("workloads", "tokens", "loss_tokens"):
-        sums = np.bincount(sample_of, getattr(plan, name))
+        sums = np.bincount(sample_of, getattr(plan.rows, name))
         assert (sums == getattr(samples, name)).all()
     is_cut = np.bincount(sample_of)[sample_of] > 1
     assert plan.rows.tokens[is_cut].min(initial=MIN_TOKENS) >= MIN_TOKENS
     same_sample = sample_of[1:] == sample_of[:-1]
     assert (plan.destination[1:] != plan.destination[:-1])[same_sample].all()  # or the cut is for nothing
-    assert plan.rows.num_loaded.sum() == plan.rows.sum() - (plan.num_placed == 0).sum() == len(sample_of)
+    assert plan.rows.num_loaded.sum() == plan.num_rows.sum() - (plan.num_placed == 0).sum() == len(sample_of)
 
 
 def check_drawn_cuts(make: Callable[[np.ndarray], BaseBatch], seed: int, num_ranks: int, rows: int) -> None:
     """Checks the pieces of batches that are made from drawn numbers of items."""
     batch = make(drawn_lengths(np.random.default_rng(seed), rows * num_ranks))
     samples, cutting = loaded_by([rows] * num_ranks, batch)
-    plan = place(samples, ShufflerSettings(equal_rows=False), cutting=cutting)
-    if plan.rows.columns["pieces"] is not None:
+    plan = placed(samples, cutting)
+    if not plan.rows.starts_sample.all():
         check_pieces(plan, samples, cutting)
         check_cut(batch, plan, cutting)
 
