@@ -15,6 +15,7 @@ from commons.distributed import BatchShuffler, Feature, ShufflePlan
 from commons.features.micro_batches import MicroBatches
 from commons.features.micro_batches.divided_batch import rows_of_micro_batches
 from commons.features.unshuffle import Unshuffle
+from commons.features.verification import Verification
 from tests.commons.distributed.counted_collectives import recorded_collectives
 from tests.commons.distributed.errors_and_warnings import error_of
 from tests.commons.distributed.loaded_batches import (
