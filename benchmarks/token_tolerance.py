@@ -121,7 +121,7 @@ def _drawn_cases() -> dict[str, int]:
 
 def _allowed(work: np.ndarray, options: dict[str, Any]) -> float:
     """The imbalance that the tolerance allows under limits on rows."""
-    names = ("num_partitions", "equal_size", "max_rows", "speeds")
+    names = ("num_partitions", "equal_size", "speeds")
     problem = Problem.of(work, **{name: options[name] for name in names if name in options})
     target = target_time(problem.work, problem.speeds, problem.limits, options["tolerance"])
     return float(target / max(problem.work.sum() / problem.speeds.sum(), 1))
@@ -139,8 +139,6 @@ def _drawn(
         "equal_size": bool(rng.random() < 0.5),
         "tolerance": float(rng.choice([0, 0.01, 0.1])),
     }
-    if rng.random() < 0.3:
-        options["max_rows"] = -(-samples // parts) + int(rng.integers(0, 4))
     if rng.random() < 0.3:
         most = int(tokens.sum() / parts * rng.uniform(1, 1.5)) + 1
         options |= {"tokens": tokens, "max_tokens": max(most, int(tokens.max(initial=0)))}

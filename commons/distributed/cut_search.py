@@ -168,7 +168,6 @@ def _with_even_tokens(
         samples.sample_bytes,
         partitioning.ranks_per_node,
         equal_size=False,
-        max_rows=partitioning.settings.max_rows,
         tokens=samples.tokens,
         max_tokens=partitioning.settings.max_tokens,
         speeds=partitioning.speeds,

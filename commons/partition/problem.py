@@ -42,7 +42,6 @@ class Problem:
         workloads: ArrayLike,
         num_partitions: int,
         equal_size: bool = True,
-        max_rows: int | None = None,
         tokens: ArrayLike | None = None,
         max_tokens: int | None = None,
         speeds: ArrayLike | None = None,
@@ -66,7 +65,7 @@ class Problem:
         work = integers[order]
         _sort_ties(order, work)
         amounts = _checked_tokens(tokens, max_tokens, token_tolerance, len(values), num_partitions)
-        fewest, most = _row_limits(len(values), num_partitions, equal_size, max_rows)
+        fewest, most = _row_limits(len(values), num_partitions, equal_size)
         cap = NO_CAP if max_tokens is None else min(int(max_tokens), NO_CAP)
         goal = cap
         if token_tolerance is not None:
@@ -210,22 +209,11 @@ def _checked_tokens(
     return amounts
 
 
-def _row_limits(
-    num_samples: int, num_partitions: int, equal_size: bool, max_rows: int | None
-) -> tuple[int, int]:
+def _row_limits(num_samples: int, num_partitions: int, equal_size: bool) -> tuple[int, int]:
     """The fewest and the most samples of a part."""
-    even = -(-num_samples // num_partitions)
-    if max_rows is not None:
-        check_count("max_rows", max_rows, minimum=0)
-        max_rows = int(max_rows)
-    if max_rows is not None and max_rows < even:
-        raise ValueError(
-            f"max_rows={max_rows} is too small: {num_partitions} parts hold at most "
-            f"{num_partitions * max_rows} of {num_samples} samples"
-        )
     if equal_size:
-        return num_samples // num_partitions, even
-    return 0, num_samples if max_rows is None else min(max_rows, num_samples)
+        return num_samples // num_partitions, -(-num_samples // num_partitions)
+    return 0, num_samples
 
 
 @compiled

@@ -41,7 +41,6 @@ def rebalance(
     groups: ArrayLike | None = None,
     moves_per_copy: float = MOVES_PER_COPY,
     equal_size: bool = True,
-    max_rows: int | None = None,
     tokens: ArrayLike | None = None,
     max_tokens: int | None = None,
     speeds: ArrayLike | None = None,
@@ -64,7 +63,7 @@ def rebalance(
         moves_per_copy: what it is worth to have a group in one part fewer: as much as moving its largest
             sample this many times. It is the bytes of embeddings that ranks exchange for an id ÷ the bytes of
             a sample per id. A group with more samples per part than this may stay in several.
-        equal_size, max_rows, tokens, max_tokens, speeds: as for `longest_processing_time`; `home` need not
+        equal_size, tokens, max_tokens, speeds: as for `longest_processing_time`; `home` need not
             keep to the limits.
         token_tolerance: tokens of the fullest part may be (1 + token_tolerance) × the mean. Samples move for
             that where the largest load allows it, at most 4% of all. `tokens` may then come without
@@ -81,9 +80,7 @@ def rebalance(
             is not from 0 to 1000.
     """
     tolerance = checked_tolerance(tolerance)
-    problem = Problem.of(
-        workloads, num_partitions, equal_size, max_rows, tokens, max_tokens, speeds, token_tolerance
-    )
+    problem = Problem.of(workloads, num_partitions, equal_size, tokens, max_tokens, speeds, token_tolerance)
     costs = _costs(problem, home, sizes, ranks_per_node)
     target = target_time(problem.work, problem.speeds, problem.limits, tolerance)
     samples = None if groups is None else Grouped.of(problem, costs, groups, moves_per_copy)

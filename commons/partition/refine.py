@@ -50,7 +50,6 @@ def longest_processing_time(
     num_partitions: int,
     equal_size: bool = True,
     *,
-    max_rows: int | None = None,
     tokens: ArrayLike | None = None,
     max_tokens: int | None = None,
     speeds: ArrayLike | None = None,
@@ -63,7 +62,6 @@ def longest_processing_time(
         workloads: `[samples]`, non-negative.
         num_partitions: parts, at least 1.
         equal_size: part sizes differ by at most one; else sizes follow the load.
-        max_rows: samples of a part at most.
         tokens: `[samples]`, whole numbers: a second quantity, capped by `max_tokens`.
         max_tokens: tokens of a part at most; given together with `tokens`.
         speeds: `[parts]`, above 0, in any unit: loads are divided by them, so that times become equal. None
@@ -79,7 +77,7 @@ def longest_processing_time(
             number above 0 per part; no placement can keep to the caps; or none that does was found. The last
             error names a sample that fits nowhere.
     """
-    problem = Problem.of(workloads, num_partitions, equal_size, max_rows, tokens, max_tokens, speeds)
+    problem = Problem.of(workloads, num_partitions, equal_size, tokens, max_tokens, speeds)
     return problem.partition(place_from_scratch(problem))
 
 
@@ -89,7 +87,6 @@ def refined(
     equal_size: bool = True,
     *,
     tolerance: float = 0.0,
-    max_rows: int | None = None,
     tokens: ArrayLike | None = None,
     max_tokens: int | None = None,
     speeds: ArrayLike | None = None,
@@ -103,9 +100,7 @@ def refined(
     Arguments, result, and errors are as theirs, and as those of `rebalance` for `token_tolerance`.
     """
     tolerance = checked_tolerance(tolerance)
-    problem = Problem.of(
-        workloads, num_partitions, equal_size, max_rows, tokens, max_tokens, speeds, token_tolerance
-    )
+    problem = Problem.of(workloads, num_partitions, equal_size, tokens, max_tokens, speeds, token_tolerance)
     part_of = place_from_scratch(problem, tolerance)
     if problem.token_goal < NO_CAP:
         target = target_time(problem.work, problem.speeds, problem.limits, tolerance)
@@ -119,7 +114,6 @@ def refine(
     tolerance: float = 0.0,
     equal_size: bool = True,
     *,
-    max_rows: int | None = None,
     tokens: ArrayLike | None = None,
     max_tokens: int | None = None,
     speeds: ArrayLike | None = None,
@@ -133,7 +127,7 @@ def refine(
         workloads: `[samples]`, non-negative.
         partition: for each part the indices of its samples; each sample is in one part.
         tolerance: the largest load ÷ speed may be (1 + tolerance) × the lower bound.
-        equal_size, max_rows, tokens, max_tokens, speeds: as for `longest_processing_time`; `partition` must
+        equal_size, tokens, max_tokens, speeds: as for `longest_processing_time`; `partition` must
             keep to the limits, too.
 
     Returns:
@@ -144,7 +138,7 @@ def refine(
             keep to the limits.
     """
     tolerance = checked_tolerance(tolerance)
-    problem = Problem.of(workloads, len(partition), equal_size, max_rows, tokens, max_tokens, speeds)
+    problem = Problem.of(workloads, len(partition), equal_size, tokens, max_tokens, speeds)
     part_of = problem.sorted(number_of_part(partition, len(problem.work)))
     broken = problem.beyond_limits(part_of)
     if broken is not None:

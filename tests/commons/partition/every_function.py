@@ -43,7 +43,6 @@ FROM_SCRATCH: dict[str, Callable[[Sequence, int, bool], Partition]] = {
         workloads,
         parts,
         equal_size,
-        max_rows=len(workloads),
         tokens=_as_loaded(workloads) % 5,
         max_tokens=5 * len(workloads) // parts + 5,
     ),

@@ -47,7 +47,7 @@ def fullest(tokens, partition):
 
 def allowed_imbalance(workloads, parts, tolerance, options):
     """The time that the tolerance allows under limits on rows, which the lower bound alone does not know."""
-    limits = {name: options.get(name) for name in ("equal_size", "max_rows", "speeds")}
+    limits = {name: options.get(name) for name in ("equal_size", "speeds")}
     problem = Problem.of(workloads, parts, **limits)
     target = target_time(problem.work, problem.speeds, problem.limits, tolerance)
     return target * problem.speeds.sum() / max(problem.work.sum(), 1)
