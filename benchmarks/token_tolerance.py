@@ -21,7 +21,6 @@ from benchmarks.partition.placements import BYTES_PER_TOKEN, ROWS_PER_RANK, Glob
 from commons.distributed import ShufflerSettings
 from commons.partition import imbalance, rebalance, refined
 from commons.partition.problem import Problem, number_of_part
-from commons.partition.search import target_time
 from hstu.modules import HSTULayer, SampleMask, batch_attention
 
 TOLERANCE = ShufflerSettings.token_tolerance
@@ -123,7 +122,7 @@ def _allowed(work: np.ndarray, options: dict[str, Any]) -> float:
     """The imbalance that the tolerance allows under limits on rows."""
     names = ("num_partitions", "equal_size", "speeds")
     problem = Problem.of(work, **{name: options[name] for name in names if name in options})
-    target = target_time(problem.work, problem.speeds, problem.limits, options["tolerance"])
+    target = problem.target(options["tolerance"])
     return float(target / max(problem.work.sum() / problem.speeds.sum(), 1))
 
 

@@ -8,9 +8,8 @@ from dataclasses import replace
 import numpy as np
 
 from ..partition import lower_bound, rebalance
-from ..partition.pieces import Pieces, divided, leveled
-from ..partition.problem import number_of_part
-from ..partition.search import base_of
+from ..partition.pieces import Pieces, cut_heavy, level
+from ..partition.problem import initial_loads, number_of_part
 from .cutting import MIN_TOKENS, Cutting
 from .loaded_samples import LoadedSamples
 from .partitioning import Partitioning
@@ -113,7 +112,7 @@ def _pieces_of_equal_loads(
     """
     full, most = int(mean * (1 + TOLERANCE / 4)), int(mean * (1 + TOLERANCE * 3 / 4))
     giants = np.flatnonzero(samples.workloads > mean * (1 + TOLERANCE))
-    pieces = divided(samples.workloads, full, giants, *cutting.least_costs(samples, giants))
+    pieces = cut_heavy(samples.workloads, full, giants, *cutting.least_costs(samples, giants))
     max_rows = partitioning.settings.max_rows
     if max_rows is not None and len(pieces.costs) > max_rows * samples.num_ranks:
         return pieces, None
@@ -129,12 +128,12 @@ def _pieces_of_equal_loads(
         )
     loads = np.bincount(rank, pieces.costs, minlength=samples.num_ranks).astype(np.int64)
     if partitioning.speeds is not None:
-        loads += base_of(partitioning.speeds, full)
+        loads += initial_loads(partitioning.speeds, full)
     is_long = samples.tokens >= 2 * MIN_TOKENS  # the others cannot be cut
     on_heavy = np.flatnonzero((loads > most)[rank] & is_long[pieces.sample])
     if on_heavy.size:
         least = cutting.least_costs(samples, pieces.sample[on_heavy])
-        pieces, rank = leveled(pieces, rank, loads, *least, on_heavy, most, full)
+        pieces, rank = level(pieces, rank, loads, *least, on_heavy, most, full)
     return pieces, rank
 
 

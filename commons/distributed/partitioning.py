@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from ..partition.problem import MOST_TOKENS, number_of_part, token_goal
+from ..partition.problem import number_of_part, token_goal
+from ..partition.workloads import MOST_TOKENS
 from .loaded_samples import LoadedSamples
 from .shuffler_settings import PARTITIONERS, ShufflerSettings
 

@@ -14,7 +14,7 @@ from ..partition import (
     refine,
     refined,
 )
-from ..partition.pieces import divided, leveled
+from ..partition.pieces import cut_heavy, level
 from ..partition.problem import number_of_part
 from .cut_search import cut_and_placed
 from .cutting import Cutting
@@ -165,8 +165,8 @@ def compile_all(settings: ShufflerSettings, has_groups: bool = False) -> None:
         rebalance(ones, np.arange(2), 2, tokens=3 * np.arange(2), token_tolerance=0.0)
     lower_bound(ones, 2)  # for reports
     if settings.split:
-        whole = divided(ones, 1, home[:0], home[:0], home[:0])
-        leveled(whole, 0 * ones, 2 * ones, ones, ones, np.arange(2), 1, 1)
+        whole = cut_heavy(ones, 1, home[:0], home[:0], home[:0])
+        level(whole, 0 * ones, 2 * ones, ones, ones, np.arange(2), 1, 1)
     if in_micro_batches:
         divide_into_micro_batches(ones, ones, [np.arange(2)], 1)
 

@@ -12,7 +12,7 @@ import numpy as np
 from .. import NAME
 from ..checks import check_types
 from ..partition import karmarkar_karp, longest_processing_time, rebalance, refined
-from ..partition.groups import MOVES_PER_COPY, checked_moves_per_copy
+from ..partition.groups import MOVES_PER_COPY, check_moves_per_copy
 
 # To add a partitioner, add a row, here or from your own module. It returns int64 index arrays, one per rank.
 # It is called with those of these arguments that its signature names: workloads, num_partitions, home (the
@@ -132,7 +132,7 @@ class ShufflerSettings:
             cap = getattr(self, name)
             if cap is not None and cap < 1:
                 raise ValueError(f"{name}={cap}: expected an integer of at least 1, or None for no limit")
-        checked_moves_per_copy(self.moves_per_copy)
+        check_moves_per_copy(self.moves_per_copy)
         if not 1 <= self.speed_limit <= MAX_SPEED_LIMIT:
             raise ValueError(
                 f"speed_limit={self.speed_limit}: expected 1 to {MAX_SPEED_LIMIT}, times as fast as the "

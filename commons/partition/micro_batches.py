@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from .balance import imbalance
-from .problem import indices_of_parts, number_of_part, whole_tokens
+from .problem import indices_of_parts, number_of_part
 from .refine import refine, refined
-from .workloads import as_integers, as_workloads, check_count
+from .workloads import as_integers, as_tokens, as_workloads, check_count
 
 # No cap holds more: all tokens together are fewer.
 MAX_TOKENS = 2**53
@@ -187,7 +187,7 @@ class _Samples:
     def of(workloads: ArrayLike, tokens: ArrayLike, max_tokens: int) -> _Samples:
         check_count("max_tokens", max_tokens)
         work = as_integers(as_workloads(workloads))
-        amounts = whole_tokens(tokens, len(work))
+        amounts = as_tokens(tokens, len(work))
         return _Samples(np.arange(len(work)), work, amounts, min(int(max_tokens), MAX_TOKENS))
 
     def on_ranks(self, partition: Sequence[np.ndarray]) -> list[_Samples]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from .compiled import compiled
-from .search import NONE, grouped
+from .parts import NONE, argsort, bucket
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Pieces:
         return self.end - self.begin
 
 
-def divided(
+def cut_heavy(
     workloads: np.ndarray, size: int, heavy: np.ndarray, least_first: np.ndarray, least: np.ndarray
 ) -> Pieces:
     """Divides heavy samples into as few pieces of at most `size` as there can be.
@@ -59,7 +59,7 @@ def divided(
     return Pieces(sample, begin, end)
 
 
-def leveled(
+def level(
     pieces: Pieces,
     part_of: np.ndarray,
     loads: np.ndarray,
@@ -118,8 +118,8 @@ def _level(
     of, to = np.empty(room_for, dtype=np.int64), np.empty(room_for, dtype=np.int64)
     new_begin, new_end = np.empty(room_for, dtype=np.int64), np.empty(room_for, dtype=np.int64)
     count = 0
-    members, ends = grouped(part_of, len(loads))
-    for heavy in np.argsort(-loads, kind="mergesort"):
+    members, ends = bucket(part_of, len(loads))
+    for heavy in argsort(-loads):
         on_part = members[(0 if heavy == 0 else ends[heavy - 1]) : ends[heavy]]
         while loads[heavy] > most and count < room_for:
             light = np.argmin(loads)

@@ -5,29 +5,15 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
-from .from_scratch import place_longest_first
-from .groups import MOVES_PER_COPY, Grouped, together
-from .problem import Problem, checked_tolerance
-from .refine import place_from_scratch
-from .search import NO_CAP, Limits, base_of, sum_per_part, target_time
-from .search_from_home import (
-    LOOKS,
-    LOOKS_FOR_GROUPS,
-    Costs,
-    allow_more_looks,
-    costs_of_moves,
-    even_out,
-    move,
-    nearest_home,
-)
+from .costs import LOOKS, LOOKS_FOR_GROUPS, Costs, price_moves
+from .groups import MOVES_PER_COPY, GroupSearch
+from .near_home import move
+from .problem import Problem
 from .token_search import level_tokens
-from .workloads import as_integers, as_workloads, check_count
+from .workloads import as_integers, as_workloads, check_count, check_tolerance
 
 # Bits of the sum of all sizes: this many bytes times ACROSS_NODES are still below 2**63.
 SIZE_BITS = 50
-# Where a part has this many times the samples that it may have, or has to give so many away, making one move
-# at a time would take too long.
-FAR, MANY = 4, 256
 
 
 def rebalance(
@@ -79,44 +65,37 @@ def rebalance(
             each sample; a tolerance or a size is negative; `ranks_per_node` is below 1; or `moves_per_copy`
             is not from 0 to 1000.
     """
-    tolerance = checked_tolerance(tolerance)
+    tolerance = check_tolerance(tolerance)
     problem = Problem.of(workloads, num_partitions, equal_size, tokens, max_tokens, speeds, token_tolerance)
-    costs = _costs(problem, home, sizes, ranks_per_node)
-    target = target_time(problem.work, problem.speeds, problem.limits, tolerance)
-    samples = None if groups is None else Grouped.of(problem, costs, groups, moves_per_copy)
-    if samples is None:  # no two belong together
-        part_of = _moved(problem, costs, target, tolerance)
-        level_tokens(problem, costs, part_of, target)
-        return problem.partition(part_of)
-    part_of = _together(samples, target, tolerance)
-    samples.level_tokens(part_of, target)
+    costs = _price(problem, home, sizes, ranks_per_node)
+    target = problem.target(tolerance)
+    search = None if groups is None else GroupSearch.of(problem, costs, groups, moves_per_copy)
+    if search is None:  # no two belong together
+        part_of = move(problem, costs, target, tolerance)
+    else:
+        costs, part_of = search.costs, _bring_together(search, target, tolerance)
+    level_tokens(problem, costs, part_of, target)
     return problem.partition(part_of)
 
 
-def _together(samples: Grouped, target: int, tolerance: float) -> np.ndarray:
-    """int64 `[samples]`: as `_moved`, with few groups in more than one part."""
-    problem, costs = samples.problem, samples.costs
-    allow_more_looks(costs, LOOKS_FOR_GROUPS)
-    part_of = together(samples, target)
-    if samples.reaches(part_of, target):
+def _bring_together(search: GroupSearch, target: int, tolerance: float) -> np.ndarray:
+    """int64 `[samples]`: as `move`, with few groups in more than one part."""
+    problem, costs = search.problem, search.costs
+    costs.allow_looks(LOOKS_FOR_GROUPS)
+    part_of = search.run(target)
+    if search.reaches(part_of, target):
         return part_of
-    allow_more_looks(costs, LOOKS)
-    alone = _moved(problem, costs, target, tolerance)
-    attained = max(target, samples.time(alone))  # the target may be out of reach
+    costs.allow_looks(LOOKS)
+    alone = move(problem, costs.without_groups(), target, tolerance)
+    attained = max(target, problem.time(alone))  # the target may be out of reach
     if attained > target:
-        allow_more_looks(costs, LOOKS_FOR_GROUPS)
-        part_of = together(samples, attained)
-    return part_of if samples.reaches(part_of, attained) else samples.finish(alone, attained)
+        costs.allow_looks(LOOKS_FOR_GROUPS)
+        part_of = search.run(attained)
+    return part_of if search.reaches(part_of, attained) else search.finish(alone, attained)
 
 
-def _moved(problem: Problem, costs: Costs, target: int, tolerance: float) -> np.ndarray:
-    """int64 `[samples]`: a partition near home that keeps to the limits, and to the target if that can be."""
-    part_of = _within_limits(problem, costs, target)
-    move(problem.work, problem.tokens, part_of, problem.speeds, problem.limits, costs, target, tolerance)
-    return part_of
-
-
-def _costs(problem: Problem, home: ArrayLike, sizes: ArrayLike | None, ranks_per_node: int | None) -> Costs:
+def _price(problem: Problem, home: ArrayLike, sizes: ArrayLike | None, ranks_per_node: int | None) -> Costs:
+    """Checks the arguments; returns the costs of moves, in the order of the problem."""
     homes = np.asarray(home)
     num_samples, num_parts = len(problem.work), problem.num_parts
     if homes.shape != (num_samples,):
@@ -128,62 +107,8 @@ def _costs(problem: Problem, home: ArrayLike, sizes: ArrayLike | None, ranks_per
     if ranks_per_node is not None:
         check_count("ranks_per_node", ranks_per_node)
         ranks_per_node = int(ranks_per_node)
-    costs = np.ones(num_samples) if sizes is None else as_workloads(sizes, "sizes")
-    if len(costs) != num_samples:
-        raise ValueError(f"sizes has {len(costs)} values for {num_samples} workloads")
+    to_move = np.ones(num_samples) if sizes is None else as_workloads(sizes, "sizes")
+    if len(to_move) != num_samples:
+        raise ValueError(f"sizes has {len(to_move)} values for {num_samples} workloads")
     node_of = np.arange(num_parts) // (ranks_per_node or num_parts)
-    return costs_of_moves(problem.sorted(homes), problem.sorted(as_integers(costs, SIZE_BITS)), node_of)
-
-
-def _within_limits(problem: Problem, costs: Costs, target: int) -> np.ndarray:
-    """int64 `[samples]`: home, or a partition near it that keeps to the limits."""
-    part_of = costs.home.copy()
-    fewest, most, max_tokens = problem.limits
-    if max_tokens == NO_CAP and np.bincount(part_of).max(initial=0) > FAR * most:
-        return nearest_home(place_from_scratch(problem, tolerance=0.0), costs, problem.speeds)
-    base = base_of(problem.speeds, target)
-    any_rows = fewest == 0 and most == len(part_of)
-    if any_rows and max_tokens == NO_CAP:
-        _relieve(problem.work, part_of, base, target)
-    if problem.beyond_limits(part_of) is None:
-        return part_of
-    even_out(problem.work, part_of, base, problem.limits)
-    if problem.beyond_limits(part_of) is None:
-        return part_of
-    # Keeping all parts within a number of tokens is rebalancing by tokens.
-    by_tokens = np.argsort(-problem.tokens, kind="stable")
-    amounts, part_by_tokens = problem.tokens[by_tokens], part_of[by_tokens]
-    costs_by_tokens = costs_of_moves(costs.home[by_tokens], costs.of_move[by_tokens], costs.node_of)
-    no_cap = Limits(fewest, most, NO_CAP)
-    equal = np.ones(problem.num_parts)
-    if any_rows:
-        _relieve(amounts, part_by_tokens, np.zeros_like(base), max_tokens)
-    move(amounts, np.zeros_like(amounts), part_by_tokens, equal, no_cap, costs_by_tokens, max_tokens, 0.0)
-    part_of[by_tokens] = part_by_tokens
-    if problem.beyond_limits(part_of) is None:
-        return part_of
-    return nearest_home(place_from_scratch(problem, tolerance=0.0), costs, problem.speeds)
-
-
-def _relieve(work: np.ndarray, part_of: np.ndarray, base: np.ndarray, target: int) -> None:
-    """Changes `part_of`: parts that have to give many samples away keep their lightest, up to the target.
-
-    The others are placed longest first, which leaves no part with more than the largest had. Arguments are as
-    `move` and `make_parts` take them.
-    """
-    load = base + sum_per_part(work, part_of, len(base))
-    size = np.bincount(part_of, minlength=len(base))
-    leaves = np.zeros(len(work), dtype=np.bool_)
-    # Samples that leave are no lighter than a part's mean, so that MANY need this much above the target.
-    for part in np.flatnonzero(
-        (load - target) * size.astype(np.float64) > MANY * (load - base).astype(np.float64)
-    ):
-        members = np.flatnonzero(part_of == part)
-        lighter = load[part] - np.cumsum(work[members])
-        of_part = members[lighter + work[members] > target]
-        leaves[of_part] = len(of_part) > MANY
-    leaving = np.flatnonzero(leaves)
-    if leaving.size:
-        load -= sum_per_part(work[leaving], part_of[leaving], len(base))
-        no_tokens, no_caps = np.zeros_like(leaving), Limits(0, len(leaving), NO_CAP)
-        part_of[leaving] = place_longest_first(work[leaving], no_tokens, load, no_caps)
+    return price_moves(problem.sort(homes), problem.sort(as_integers(to_move, SIZE_BITS)), node_of)

@@ -7,15 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
-from .from_scratch import (
-    differenced,
-    place_longest_first,
-    refine_within,
-    refined_from_scratch,
-)
-from .problem import Problem, checked_tolerance, number_of_part
-from .search import NO_CAP, NONE, Limits, base_of, target_time
-from .token_search import free_moves, level_tokens
+from .parts import NO_CAP
+from .problem import Problem, number_of_part
+from .search import difference, place_from_scratch, refine_within
+from .token_search import level_tokens, price_nothing
+from .workloads import check_tolerance
 
 
 def karmarkar_karp(
@@ -28,8 +24,8 @@ def karmarkar_karp(
     Args:
         workloads: `[samples]`, non-negative.
         num_partitions: parts, at least 1.
-        equal_size: part sizes differ by at most one. Differencing then starts from groups of
-            `num_partitions` samples of similar workload, and every part gets one of each group.
+        equal_size: part sizes differ by at most one. Differencing then starts from sets of `num_partitions`
+            samples of similar workload, and every part gets one of each set.
         speeds: as for `longest_processing_time`: the heaviest part goes to the fastest, and so on.
 
     Returns:
@@ -41,8 +37,7 @@ def karmarkar_karp(
             a number above 0 per part.
     """
     problem = Problem.of(workloads, num_partitions, equal_size, speeds=speeds)
-    group = problem.num_parts if equal_size else 1
-    return problem.partition(differenced(problem.work, problem.speeds, group))
+    return problem.partition(difference(problem, problem.num_parts if equal_size else 1))
 
 
 def longest_processing_time(
@@ -99,12 +94,11 @@ def refined(
 
     Arguments, result, and errors are as theirs, and as those of `rebalance` for `token_tolerance`.
     """
-    tolerance = checked_tolerance(tolerance)
+    tolerance = check_tolerance(tolerance)
     problem = Problem.of(workloads, num_partitions, equal_size, tokens, max_tokens, speeds, token_tolerance)
     part_of = place_from_scratch(problem, tolerance)
     if problem.token_goal < NO_CAP:
-        target = target_time(problem.work, problem.speeds, problem.limits, tolerance)
-        level_tokens(problem, free_moves(problem), part_of, target)
+        level_tokens(problem, price_nothing(problem), part_of, problem.target(tolerance))
     return problem.partition(part_of)
 
 
@@ -127,66 +121,21 @@ def refine(
         workloads: `[samples]`, non-negative.
         partition: for each part the indices of its samples; each sample is in one part.
         tolerance: the largest load ÷ speed may be (1 + tolerance) × the lower bound.
-        equal_size, tokens, max_tokens, speeds: as for `longest_processing_time`; `partition` must
-            keep to the limits, too.
+        equal_size, tokens, max_tokens, speeds: as for `longest_processing_time`; `partition` must keep to
+            the limits, too.
 
     Returns:
         As `longest_processing_time`.
 
     Raises:
-        ValueError: as `longest_processing_time`; or `partition` does not hold each sample once, or does not
-            keep to the limits.
+        ValueError: as `longest_processing_time`; or `tolerance` is negative; or `partition` does not hold
+            each sample once, or does not keep to the limits.
     """
-    tolerance = checked_tolerance(tolerance)
+    tolerance = check_tolerance(tolerance)
     problem = Problem.of(workloads, len(partition), equal_size, tokens, max_tokens, speeds)
-    part_of = problem.sorted(number_of_part(partition, len(problem.work)))
-    broken = problem.beyond_limits(part_of)
-    if broken is not None:
-        raise ValueError(broken)
-    _refine(problem, part_of, tolerance)
+    part_of = problem.sort(number_of_part(partition, len(problem.work)))
+    fault = problem.fault(part_of)
+    if fault is not None:
+        raise ValueError(fault)
+    refine_within(problem, part_of, problem.target(tolerance))
     return problem.partition(part_of)
-
-
-def place_from_scratch(problem: Problem, tolerance: float | None = None) -> np.ndarray:
-    """int64 `[samples]`, the part of each: longest first, refined unless `tolerance` is None.
-
-    Where longest first finds no place for a sample, it starts from samples balanced by their tokens.
-
-    Raises:
-        ValueError: neither start keeps to `max_tokens`.
-    """
-    work, tokens, speeds, limits = problem.work, problem.tokens, problem.speeds, problem.limits
-    if tolerance is None:
-        base = base_of(speeds, target_time(work, speeds, limits, 0.0))
-        part_of = place_longest_first(work, tokens, base, limits)
-    else:
-        part_of = refined_from_scratch(work, tokens, speeds, limits, tolerance)
-    if len(part_of) > 0 and part_of[-1] == NONE:
-        part_of = _balanced_by_tokens(problem, unplaced=int(np.argmax(part_of == NONE)))
-        if tolerance is not None:
-            _refine(problem, part_of, tolerance)
-    return part_of
-
-
-def _balanced_by_tokens(problem: Problem, unplaced: int) -> np.ndarray:
-    """int64 `[samples]`; `unplaced` is the sample that longest first had no place for."""
-    fewest, most, max_tokens = problem.limits
-    by_tokens = np.argsort(-problem.tokens, kind="stable")
-    amounts = problem.tokens[by_tokens]
-    part_of = np.empty_like(amounts)
-    part_of[by_tokens] = refined_from_scratch(
-        amounts, np.zeros_like(amounts), np.ones(problem.num_parts), Limits(fewest, most, NO_CAP), 0.0
-    )
-    if problem.beyond_limits(part_of) is not None:
-        raise ValueError(
-            f"no placement under max_tokens={max_tokens} was found: sample {problem.order[unplaced]} with "
-            f"{problem.tokens[unplaced]} tokens fits in none of {problem.num_parts} parts next to the others"
-            "; raise max_tokens, or use more parts"
-        )
-    return part_of
-
-
-def _refine(problem: Problem, part_of: np.ndarray, tolerance: float) -> None:
-    """Changes `part_of`."""
-    target = target_time(problem.work, problem.speeds, problem.limits, tolerance)
-    refine_within(problem.work, problem.tokens, part_of, problem.speeds, problem.limits, target)

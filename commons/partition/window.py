@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from .from_scratch import place_longest_first, refined_from_scratch
-from .problem import Problem, relative_speeds
-from .search import longest_time, refine_to, sum_per_part
-from .workloads import as_workloads, check_count
+from .from_scratch import place_longest_first
+from .parts import longest_time, sum_per_part
+from .problem import Problem, are_unequal
+from .search import refine_from_scratch, refine_to
+from .workloads import as_speeds, as_workloads, check_count
 
 # A step with giants leaves its other parts at least this share of the mean load. Less would take the lightest
 # samples, which are also wanted next to the giants.
@@ -62,10 +64,8 @@ def balance_window(
     check_count("num_partitions", num_partitions)
     if max_step_ratio is not None and not max_step_ratio >= 1:
         raise ValueError(f"max_step_ratio is {max_step_ratio}, expected at least 1, or None for no limit")
-    of_step = relative_speeds(speeds, num_partitions)
-    problem = Problem.of(
-        workloads, num_partitions * num_steps, equal_size, speeds=np.tile(of_step, num_steps)
-    )
+    tiled = np.tile(as_speeds(speeds, num_partitions), num_steps)
+    problem = Problem.of(workloads, num_partitions * num_steps, equal_size, speeds=tiled)
     limit = np.inf if max_step_ratio is None else max_step_ratio
     plans = _plans(problem, np.zeros((num_steps, num_partitions)))  # all steps alike
     if num_steps == 1 or len(problem.work) % (num_steps * num_partitions) == 0:
@@ -96,7 +96,7 @@ def _rank(problem: Problem, part_of: np.ndarray, num_steps: int, limit: float) -
     """
     loads = sum_per_part(problem.work, part_of, problem.num_parts).reshape(num_steps, -1)
     totals = loads.sum(1)
-    times = [int(longest_time(of_step, problem.speeds[: len(of_step)])) for of_step in loads]
+    times = [longest_time(step_loads, problem.speeds[: len(step_loads)]) for step_loads in loads]
     total = int(totals.sum())
     ratio = int(totals.max()) * num_steps / total if total else 1.0
     return (False, sum(times)) if ratio <= limit else (True, ratio)
@@ -104,7 +104,7 @@ def _rank(problem: Problem, part_of: np.ndarray, num_steps: int, limit: float) -
 
 def _targets(problem: Problem, num_partitions: int, num_steps: int, max_ratio: float) -> np.ndarray:
     """float64 `[steps, parts]`: the target load of each part; only giants take steps above the ratio."""
-    work, rows = problem.work, problem.limits.fewest
+    work, rows = problem.work, problem.fewest
     left = int(work.sum())
     limit = max_ratio * left / num_steps if left else 0.0
     # A giant's part also gets an equal share of the lightest samples.
@@ -158,22 +158,22 @@ def _plans(problem: Problem, targets: np.ndarray) -> list[np.ndarray]:
         fast, the parts sorted by load, so that the heaviest share a step. The second takes no longer, but may
         make one step too large.
     """
-    unequal = problem.speeds.min() < 1
-    if unequal:
-        targets = np.array([_for_speeds(of_step, problem.speeds) for of_step in targets])
-    # The gap between a target and the largest one is a load from the start: then all parts share one target.
-    base = np.rint(targets.max() - targets).astype(np.int64).ravel()
-    part_of = place_longest_first(problem.work, problem.tokens, base, problem.limits)
-    refine_to(problem.work, problem.tokens, part_of, base, problem.limits, int(targets.max()))
-    if unequal:
+    if are_unequal(problem.speeds):
+        targets = np.array([_adapt_to_speeds(step_targets, problem.speeds) for step_targets in targets])
+    # The gap between a target and the largest one is an initial load: then all parts share one target.
+    initial = np.rint(targets.max() - targets).astype(np.int64).ravel()
+    task = problem.within(int(targets.max()))._replace(initial=initial)
+    part_of = place_longest_first(task)
+    refine_to(task, part_of)
+    if are_unequal(problem.speeds):
         return [part_of]
-    loads = sum_per_part(problem.work, part_of, len(base))
-    place = np.empty_like(base)
-    place[np.argsort(-loads, kind="stable")] = np.arange(len(base))
+    loads = sum_per_part(problem.work, part_of, problem.num_parts)
+    place = np.empty_like(initial)
+    place[np.argsort(-loads, kind="stable")] = np.arange(len(place))
     return [part_of, place[part_of]]
 
 
-def _for_speeds(targets: np.ndarray, speeds: np.ndarray) -> np.ndarray:
+def _adapt_to_speeds(targets: np.ndarray, speeds: np.ndarray) -> np.ndarray:
     """float64 `[parts]`: giants on the fastest parts of a step, and the rest in proportion to their speeds.
 
     `targets` are those of equally fast parts, `speeds` those of the parts of all steps.
@@ -182,8 +182,8 @@ def _for_speeds(targets: np.ndarray, speeds: np.ndarray) -> np.ndarray:
     placed = np.empty_like(targets)
     placed[fastest_first] = np.sort(targets)[::-1]
     others = placed == targets.min()
-    of_others = speeds[: len(targets)][others]
-    placed[others] *= of_others / (math.fsum(of_others) / len(of_others))  # exact on every processor
+    speeds = speeds[: len(targets)][others]
+    placed[others] *= speeds / (math.fsum(speeds) / len(speeds))  # exact on every processor
     return placed
 
 
@@ -193,8 +193,11 @@ def _separate_steps(problem: Problem, num_partitions: int, num_steps: int) -> np
     part_of = np.empty(len(problem.work), dtype=np.int64)
     for step in range(num_steps):
         samples = np.flatnonzero(step_of == step)
-        work, tokens = problem.work[samples], problem.tokens[samples]
-        speeds = problem.speeds[:num_partitions]
-        placed = refined_from_scratch(work, tokens, speeds, problem.limits, 0.0)
-        part_of[samples] = step * num_partitions + placed
+        one_step = replace(
+            problem,
+            speeds=problem.speeds[:num_partitions],
+            work=problem.work[samples],
+            tokens=problem.tokens[samples],
+        )
+        part_of[samples] = step * num_partitions + refine_from_scratch(one_step, 0.0)
     return part_of

@@ -1,0 +1,200 @@
+"""Costs of a placement: samples away from home, and copies of groups, counted while samples move.
+
+A group in several parts has copies: each of these parts looks its ids up. A part that gets the first sample
+of a group pays for a copy, and one that gives its last sample away saves one.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit
+
+from .compiled import inner
+from .parts import NONE, Parts, swap
+
+# A byte to another node costs as much as this many bytes within one: nodes are left last.
+ACROSS_NODES = 1000
+# Swaps looked at: this many × samples × the logarithm of their number. Then a search takes what it has. For
+# groups it starts several times.
+LOOKS, LOOKS_FOR_GROUPS = 16, 64
+
+
+class Copies(NamedTuple):
+    """Groups of samples, and the parts that have some of each; all int64.
+
+    A slot is a part with samples of a group. Those of a group lie side by side, ascending by part.
+
+    Attributes:
+        group_of: `[samples]`, NONE for a sample without others.
+        cost: `[groups]`, of each part with samples of the group, beyond the first.
+        start: `[groups + 1]`, the first slot of each group.
+        used: `[groups]`, slots in use.
+        part, samples: `[slots]`, a part, and how many samples of the group it has.
+    """
+
+    group_of: np.ndarray
+    cost: np.ndarray
+    start: np.ndarray
+    used: np.ndarray
+    part: np.ndarray
+    samples: np.ndarray
+
+
+class Costs(NamedTuple):
+    """Costs of having a sample away from home, and from its group; all int64.
+
+    Attributes:
+        home: `[samples]`, the part that each is in at first.
+        to_move: `[samples]`, the cost of each when it moves.
+        node_of: `[parts]`, ascending.
+        looks: `[2]`, swaps looked at so far, and how many may be; all searches of a plan share it.
+        copies: of groups; there are none where all samples may move alone.
+    """
+
+    home: np.ndarray
+    to_move: np.ndarray
+    node_of: np.ndarray
+    looks: np.ndarray
+    copies: Copies
+
+    def add_groups(self, group_of: np.ndarray, copy_cost: np.ndarray) -> Costs:
+        """These costs, and those of copies; arrays as in `Copies`."""
+        num_groups = len(copy_cost)
+        start = np.zeros(num_groups + 1, dtype=np.int64)
+        np.cumsum(np.bincount(group_of[group_of != NONE], minlength=num_groups), out=start[1:])
+        used, slots = np.zeros(num_groups, dtype=np.int64), np.zeros((2, start[-1]), dtype=np.int64)
+        return self._replace(copies=Copies(group_of, copy_cost, start, used, slots[0], slots[1]))
+
+    def without_groups(self) -> Costs:
+        """These costs, where all samples may move alone."""
+        return self._replace(copies=_no_copies(len(self.home)))
+
+    def allow_looks(self, looks: int) -> None:
+        """Lets searches look at `looks` × n × log2(n) more swaps of n samples."""
+        count = len(self.home)
+        self.looks[1] = self.looks[0] + looks * count * max(count.bit_length(), 1)
+
+
+def price_moves(home: np.ndarray, to_move: np.ndarray, node_of: np.ndarray) -> Costs:
+    """Makes the costs of samples that belong to no groups; arrays as in `Costs`."""
+    costs = Costs(home, to_move, node_of, np.zeros(2, dtype=np.int64), _no_copies(len(home)))
+    costs.allow_looks(LOOKS)
+    return costs
+
+
+def _no_copies(num_samples: int) -> Copies:
+    none = np.zeros(0, dtype=np.int64)
+    return Copies(np.full(num_samples, NONE), none, none, none, none, none)
+
+
+@inner
+def count_copies(copies: Copies, part_of: np.ndarray) -> None:
+    """Counts the samples of groups in parts; `part_of` is int64 `[samples]`."""
+    if len(copies.cost) == 0:
+        return
+    for group in range(len(copies.used)):
+        copies.used[group] = 0
+    for sample in range(len(part_of)):
+        _add_to_group(copies, sample, part_of[sample])
+
+
+@inner
+def _find_slot(copies: Copies, group: int, part: int) -> int:
+    """The group's first slot whose part is not below this one."""
+    first, end = copies.start[group], copies.start[group] + copies.used[group]
+    while first < end:
+        middle = (first + end) // 2
+        if copies.part[middle] < part:
+            first = middle + 1
+        else:
+            end = middle
+    return first
+
+
+@inner
+def samples_in(copies: Copies, group: int, part: int) -> int:
+    """How many samples of the group the part has."""
+    slot = _find_slot(copies, group, part)
+    has_some = slot < copies.start[group] + copies.used[group] and copies.part[slot] == part
+    return copies.samples[slot] if has_some else 0
+
+
+@inner
+def _add_to_group(copies: Copies, sample: int, part: int) -> None:
+    """Counts a sample that the part gets."""
+    group = copies.group_of[sample]
+    if group == NONE:
+        return
+    slot, end = _find_slot(copies, group, part), copies.start[group] + copies.used[group]
+    if slot == end or copies.part[slot] != part:
+        for at in range(end, slot, -1):
+            copies.part[at], copies.samples[at] = copies.part[at - 1], copies.samples[at - 1]
+        copies.part[slot], copies.samples[slot] = part, 0
+        copies.used[group] += 1
+    copies.samples[slot] += 1
+
+
+@inner
+def _remove_from_group(copies: Copies, sample: int, part: int) -> None:
+    """Counts a sample that the part gives away."""
+    group = copies.group_of[sample]
+    if group == NONE:
+        return
+    slot = _find_slot(copies, group, part)
+    copies.samples[slot] -= 1
+    if copies.samples[slot] == 0:
+        copies.used[group] -= 1
+        for at in range(slot, copies.start[group] + copies.used[group]):
+            copies.part[at], copies.samples[at] = copies.part[at + 1], copies.samples[at + 1]
+
+
+@inner
+def swap_and_count(parts: Parts, copies: Copies, giver: int, gives: int, taker: int, returns: int) -> None:
+    """`swap`, which also counts the samples of groups in parts."""
+    swap(parts, giver, gives, taker, returns)
+    _remove_from_group(copies, gives, giver)
+    if returns != NONE:
+        _remove_from_group(copies, returns, taker)
+        _add_to_group(copies, returns, giver)
+    _add_to_group(copies, gives, taker)
+
+
+@inner
+def copying_cost(copies: Copies, sample: int, source: int, to: int) -> int:
+    """The cost of copies that moving the sample adds: negative if it joins others, and leaves none."""
+    group = copies.group_of[sample]
+    if group == NONE:
+        return 0
+    is_first = samples_in(copies, group, to) == 0
+    is_last = samples_in(copies, group, source) == 1
+    return copies.cost[group] * (int(is_first) - int(is_last))
+
+
+@njit(inline="always")
+def moving_cost(costs: Costs, sample: int, source: int, to: int) -> int:
+    """The cost of moving the sample from one part to another; negative on the way home, 0 for NONE."""
+    if sample == NONE:
+        return 0
+    return _cost_in(costs, sample, to) - _cost_in(costs, sample, source)
+
+
+@njit(inline="always")
+def _cost_in(costs: Costs, sample: int, part: int) -> int:
+    home = costs.home[sample]
+    if part == home:
+        return 0
+    return costs.to_move[sample] * (1 if costs.node_of[part] == costs.node_of[home] else ACROSS_NODES)
+
+
+@inner
+def returning_cost(costs: Costs, sample: int, copied: int, giver: int, taker: int, returned: int) -> int:
+    """The cost of copies of a swap, and of moving the sample returned; `copied` is that of the other."""
+    if returned == NONE:
+        return copied
+    moved = moving_cost(costs, returned, taker, giver)
+    group = costs.copies.group_of[returned]
+    if group != NONE and group == costs.copies.group_of[sample]:
+        return moved  # each takes the other's place
+    return copied + moved + copying_cost(costs.copies, returned, taker, giver)

@@ -1,0 +1,217 @@
+"""The search from home: swaps with a price on every move.
+
+The heaviest part swaps with a light one, at the lowest price for what the swap takes off it. Where no such
+swap is left, the unpriced search makes the next one. Last, samples that are away go home wherever the target
+allows.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .compiled import compiled, inner
+from .costs import Costs, copying_cost, count_copies, moving_cost, returning_cost, swap_and_count
+from .parts import NONE, RESOLUTION, Parts, Task, first_below, fits, make_parts
+from .search import find_swap
+
+# Parts considered for a swap: this many that can help, among this many of the lightest; more for a swap that
+# is all a part needs. Still more hardly save movement, and take time.
+PARTNERS = 16
+# With more samples than this, the lightest parts are much alike, and fewer will do; or with groups, which are
+# brought together again after the search.
+MANY_SAMPLES, FEW_PARTNERS = 8192, 4
+CANDIDATES_FOR_ALL, CANDIDATES_FOR_PART = 200, 48
+# Samples of a part considered for a swap, evenly spaced by load. Those in between would do little better.
+MOST_TRIED = 64
+# Samples considered in return for one, where some may belong to a group that the heavy part has.
+RETURNS = 6
+# Parts considered for a sample to join others of its group.
+MOST_TO_JOIN = 8
+# Swaps to make: none, those at a price for each move, and where there is no such swap any other.
+NO_SWAPS, CHEAP_SWAPS, ALL_SWAPS = 0, 1, 2
+
+
+@compiled
+def search_to(task: Task, part_of: np.ndarray, costs: Costs, swaps: int) -> bool:
+    """Changes `part_of` until no part is above the target load; then sends home what may go.
+
+    Returns whether it got there; with NO_SWAPS, what may go is sent home in any case.
+    """
+    parts = make_parts(task, part_of)
+    count_copies(costs.copies, part_of)
+    is_there = swaps == NO_SWAPS or _lighten(parts, costs, swaps == ALL_SWAPS)
+    if is_there:
+        _send_home(parts, costs)
+    return is_there
+
+
+@inner
+def _lighten(parts: Parts, costs: Costs, at_any_price: bool) -> bool:
+    """Makes swaps until no part is above the target, or none helps; whether it got there."""
+    target = parts.task.target
+    least = max(int(RESOLUTION * target), 1)
+    while len(parts.load) > 1 and parts.load[parts.by_load[-1]] > target:
+        heavy = parts.by_load[-1]
+        gives, partner, returns = _cheapest_swap(parts, costs, heavy, least)
+        if partner == NONE and at_any_price:
+            most_looks = costs.looks[1] - costs.looks[0]
+            gives, partner, returns, looks = find_swap(parts, heavy, least, most_looks)
+            costs.looks[0] += looks
+        if partner == NONE or costs.looks[0] > costs.looks[1]:
+            return False
+        swap_and_count(parts, costs.copies, heavy, gives, partner, returns)
+    return True
+
+
+@inner
+def _cheapest_swap(parts: Parts, costs: Costs, heavy: int, least: int) -> tuple[int, int, int]:
+    """(sample given, partner, sample returned); the partner is NONE if no swap takes at least `least`.
+
+    First come swaps that bring the heavy part to the target at once, within its node and then anywhere. Then
+    come those that take part of it, again within the node first.
+    """
+    has_nodes = costs.node_of[0] != costs.node_of[-1]
+    for relief, candidates in (
+        (parts.load[heavy] - parts.task.target, CANDIDATES_FOR_ALL),
+        (least, CANDIDATES_FOR_PART),
+    ):
+        for near in (True, False):
+            if near and not has_nodes:
+                continue
+            found = _best_swap(parts, costs, heavy, relief, near, candidates)
+            if found[1] != NONE:
+                return found
+    return NONE, NONE, NONE
+
+
+@inner
+def _best_swap(
+    parts: Parts, costs: Costs, heavy: int, least: int, near: bool, candidates: int
+) -> tuple[int, int, int]:
+    """The swap that takes most off the load above the target for its cost, at least `least`.
+
+    The partner is one of the `candidates` lightest parts, of the same node if `near`. It may end above the
+    target, but that counts against the swap: of two giants in one part, one leaves although no part has room
+    for it.
+
+    Example: the target is 80, a part has 100, and its partner 70. A sample of 25 for one of 10 takes 15 off
+    the excess of 20, and leaves the partner 5 above the target: relief is 10. At a cost of 2 it is worth 5.
+    """
+    task, load, members, home = parts.task, parts.load, parts.members, costs.home
+    work, needed = task.work, load[heavy] - task.target
+    first, end = parts.start[heavy], parts.start[heavy] + parts.size[heavy]
+    step = max(parts.size[heavy] // MOST_TRIED, 1)
+    has_groups = len(costs.copies.cost) > 0
+    most_returned = max(RETURNS // step, 1) if has_groups else 1
+    looks = 0  # written once, because in the loop that would slow it
+    gives, partner, returns, best = NONE, NONE, NONE, 0.0
+    partners, most_partners = 0, max(PARTNERS // step, 1)
+    if len(work) > MANY_SAMPLES or has_groups:
+        most_partners = min(most_partners, FEW_PARTNERS)
+    for taker in parts.by_load:
+        # 1. Partners from the lightest part on, as long as they have room.
+        headroom = task.target - load[taker]
+        if headroom < least or partners == most_partners or candidates == 0:
+            break
+        if taker == heavy or (near and costs.node_of[taker] != costs.node_of[heavy]):
+            continue
+        may_give = parts.size[heavy] > task.fewest and parts.size[taker] < task.most
+        start, stop = parts.start[taker], parts.start[taker] + parts.size[taker]
+        lightest = 0 if may_give or start == stop else work[members[stop - 1]]
+        most = max(needed, headroom)
+        candidates -= 1
+        helps = may_give
+        for at in range(first, end, step):
+            i = members[at]
+            if work[i] - lightest < least:
+                break
+            looks += 1
+            # 2. Skip a sample whose swaps all cost too much. This one is at least its price, unless the
+            # sample that comes back goes home, or to its group.
+            copied = copying_cost(costs.copies, i, heavy, taker) if has_groups else 0
+            price = max((costs.to_move[i] if home[i] == heavy else 0) + copied, 1)
+            if min(needed, headroom, work[i] - lightest) <= best * price:
+                continue
+            # 3. Samples to return, from the lightest on, because it is the cheapest; last, none.
+            j = first_below(work, members, start, stop, work[i] - most)
+            if j == start and not may_give:
+                continue
+            moved = moving_cost(costs, i, heavy, taker)
+            for option in range(min(most_returned, j - start) + may_give):
+                returned = members[j - 1 - option] if option < min(most_returned, j - start) else NONE
+                difference = work[i] - (work[returned] if returned != NONE else 0)
+                relief = min(difference, needed) - max(difference - headroom, 0)
+                if relief < least:
+                    continue
+                helps = True
+                looks += 1
+                if has_groups:
+                    cost = moved + returning_cost(costs, i, copied, heavy, taker, returned)
+                else:
+                    cost = moved + moving_cost(costs, returned, taker, heavy)
+                value = relief / max(cost, 1)
+                if value > best and fits(parts, heavy, i, taker, returned):
+                    gives, partner, returns, best = i, taker, returned, value
+        partners += helps
+    costs.looks[0] += looks
+    return gives, partner, returns
+
+
+@inner
+def _send_home(parts: Parts, costs: Costs) -> None:
+    """Sends samples that are away nearer to home, alone or in a swap, where the target allows.
+
+    One that is on another node may go to any part of its own, any other one only home; and one whose group
+    is in several parts to each of these.
+    """
+    for i in range(len(parts.part_of)):
+        if costs.looks[0] > costs.looks[1]:
+            break
+        part, home, group = parts.part_of[i], costs.home[i], costs.copies.group_of[i]
+        cheapest, goes_to, returns = 0, NONE, NONE
+        # 1. It may go to the parts from `first` on, before `end`.
+        first, end = home, home + 1
+        if part == home:
+            end = home
+        elif costs.node_of[part] != costs.node_of[home]:
+            while first > 0 and costs.node_of[first - 1] == costs.node_of[home]:
+                first -= 1
+            while end < len(costs.node_of) and costs.node_of[end] == costs.node_of[home]:
+                end += 1
+        # 2. It may also join others of its group.
+        slot, joins = 0, 0
+        if group != NONE:
+            slot, joins = costs.copies.start[group], min(costs.copies.used[group], MOST_TO_JOIN)
+        # 3. Take the cheapest of these moves.
+        for goal in range(end - first + joins):
+            to = first + goal if goal < end - first else costs.copies.part[slot + goal - (end - first)]
+            if to != part:
+                cost, returned = _cheapest_return(parts, costs, i, to)
+                if cost < cheapest:
+                    cheapest, goes_to, returns = cost, to, returned
+        if goes_to != NONE:
+            swap_and_count(parts, costs.copies, part, i, goes_to, returns)
+
+
+@inner
+def _cheapest_return(parts: Parts, costs: Costs, sample: int, to: int) -> tuple[int, int]:
+    """(cost of moving a sample to this part, what comes back for it); the cost is 0 if none saves any."""
+    task, load, members, part = parts.task, parts.load, parts.members, parts.part_of[sample]
+    work, cheapest, returns = task.work, 0, NONE
+    moved, copied = moving_cost(costs, sample, part, to), copying_cost(costs.copies, sample, part, to)
+    if moved + copied >= 0:
+        return 0, NONE
+    # What comes back has at least the work that `to` has no room for, and at most what `part` has room for.
+    least, most = work[sample] - (task.target - load[to]), work[sample] + task.target - load[part]
+    start, stop = parts.start[to], parts.start[to] + parts.size[to]
+    first = first_below(work, members, start, stop, most + 1)
+    end = first_below(work, members, start, stop, least)
+    may_go = least <= 0 <= most and parts.size[part] > task.fewest and parts.size[to] < task.most
+    step = max((end - first) // MOST_TRIED, 1)
+    for at in range(first, end + may_go * step, step):
+        returned = members[at] if at < end else NONE
+        costs.looks[0] += 1
+        cost = moved + returning_cost(costs, sample, copied, part, to, returned)
+        if cost < cheapest and fits(parts, part, sample, to, returned):
+            cheapest, returns = cost, returned
+    return cheapest, returns
