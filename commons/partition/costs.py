@@ -59,18 +59,6 @@ class Costs(NamedTuple):
     looks: np.ndarray
     copies: Copies
 
-    def add_groups(self, group_of: np.ndarray, copy_cost: np.ndarray) -> Costs:
-        """These costs, and those of copies; arrays as in `Copies`."""
-        num_groups = len(copy_cost)
-        start = np.zeros(num_groups + 1, dtype=np.int64)
-        np.cumsum(np.bincount(group_of[group_of != NONE], minlength=num_groups), out=start[1:])
-        used, slots = np.zeros(num_groups, dtype=np.int64), np.zeros((2, start[-1]), dtype=np.int64)
-        return self._replace(copies=Copies(group_of, copy_cost, start, used, slots[0], slots[1]))
-
-    def without_groups(self) -> Costs:
-        """These costs, where all samples may move alone."""
-        return self._replace(copies=_no_copies(len(self.home)))
-
     def allow_looks(self, looks: int) -> None:
         """Lets searches look at `looks` × n × log2(n) more swaps of n samples."""
         count = len(self.home)
@@ -79,14 +67,22 @@ class Costs(NamedTuple):
 
 def price_moves(home: np.ndarray, to_move: np.ndarray, node_of: np.ndarray) -> Costs:
     """Makes the costs of samples that belong to no groups; arrays as in `Costs`."""
-    costs = Costs(home, to_move, node_of, np.zeros(2, dtype=np.int64), _no_copies(len(home)))
+    costs = Costs(home, to_move, node_of, np.zeros(2, dtype=np.int64), no_copies(len(home)))
     costs.allow_looks(LOOKS)
     return costs
 
 
-def _no_copies(num_samples: int) -> Copies:
-    none = np.zeros(0, dtype=np.int64)
-    return Copies(np.full(num_samples, NONE), none, none, none, none, none)
+def make_copies(group_of: np.ndarray, cost: np.ndarray) -> Copies:
+    """Makes room for the samples of groups in parts, which searches count; arrays as in `Copies`."""
+    start = np.zeros(len(cost) + 1, dtype=np.int64)
+    np.cumsum(np.bincount(group_of[group_of != NONE], minlength=len(cost)), out=start[1:])
+    slots = np.zeros((2, start[-1]), dtype=np.int64)
+    return Copies(group_of, cost, start, np.zeros_like(cost), slots[0], slots[1])
+
+
+def no_copies(num_samples: int) -> Copies:
+    """The copies of samples that may all move alone."""
+    return make_copies(np.full(num_samples, NONE), np.zeros(0, dtype=np.int64))
 
 
 @inner
@@ -97,7 +93,7 @@ def count_copies(copies: Copies, part_of: np.ndarray) -> None:
     for group in range(len(copies.used)):
         copies.used[group] = 0
     for sample in range(len(part_of)):
-        _add_to_group(copies, sample, part_of[sample])
+        _count(copies, sample, part_of[sample], 1)
 
 
 @inner
@@ -122,43 +118,33 @@ def samples_in(copies: Copies, group: int, part: int) -> int:
 
 
 @inner
-def _add_to_group(copies: Copies, sample: int, part: int) -> None:
-    """Counts a sample that the part gets."""
+def _count(copies: Copies, sample: int, part: int, change: int) -> None:
+    """Counts a sample that the part gets, or gives away with a change of −1."""
     group = copies.group_of[sample]
     if group == NONE:
         return
     slot, end = _find_slot(copies, group, part), copies.start[group] + copies.used[group]
-    if slot == end or copies.part[slot] != part:
+    if slot == end or copies.part[slot] != part:  # the first sample opens a slot
         for at in range(end, slot, -1):
             copies.part[at], copies.samples[at] = copies.part[at - 1], copies.samples[at - 1]
         copies.part[slot], copies.samples[slot] = part, 0
         copies.used[group] += 1
-    copies.samples[slot] += 1
-
-
-@inner
-def _remove_from_group(copies: Copies, sample: int, part: int) -> None:
-    """Counts a sample that the part gives away."""
-    group = copies.group_of[sample]
-    if group == NONE:
-        return
-    slot = _find_slot(copies, group, part)
-    copies.samples[slot] -= 1
-    if copies.samples[slot] == 0:
-        copies.used[group] -= 1
-        for at in range(slot, copies.start[group] + copies.used[group]):
+    copies.samples[slot] += change
+    if copies.samples[slot] == 0:  # the last one closes it
+        for at in range(slot, end - 1):
             copies.part[at], copies.samples[at] = copies.part[at + 1], copies.samples[at + 1]
+        copies.used[group] -= 1
 
 
 @inner
 def swap_and_count(parts: Parts, copies: Copies, giver: int, gives: int, taker: int, returns: int) -> None:
     """`swap`, which also counts the samples of groups in parts."""
     swap(parts, giver, gives, taker, returns)
-    _remove_from_group(copies, gives, giver)
+    _count(copies, gives, giver, -1)
     if returns != NONE:
-        _remove_from_group(copies, returns, taker)
-        _add_to_group(copies, returns, giver)
-    _add_to_group(copies, gives, taker)
+        _count(copies, returns, taker, -1)
+        _count(copies, returns, giver, 1)
+    _count(copies, gives, taker, 1)
 
 
 @inner

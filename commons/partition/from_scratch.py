@@ -1,4 +1,4 @@
-"""Placements to start from: longest first, and differencing."""
+"""Placements to start from: longest first, differencing, and units of groups."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import numpy as np
 from numba import njit
 
 from .compiled import compiled, inner
+from .costs import Costs
 from .parts import NONE, Task, argsort
 
 
@@ -23,9 +24,7 @@ def place_longest_first(task: Task) -> np.ndarray:
     """
     work, tokens, fewest, most = task.work, task.tokens, task.fewest, task.most
     num_parts = len(task.initial)
-    part_of = np.empty(len(work), dtype=np.int64)
-    for i in range(len(work)):
-        part_of[i] = NONE
+    part_of = np.full(len(work), NONE)
     # A heap of the parts that can take more, the lightest on top; loads lie next to it for speed.
     heap, loads = argsort(task.initial), np.empty(num_parts, dtype=np.int64)
     for at in range(num_parts):
@@ -176,19 +175,14 @@ def _sink(heap: np.ndarray, spread: np.ndarray, at: int, end: int) -> None:
     """Moves a partition down in the heap; on top is the largest spread, of equal ones the first."""
     p = heap[at]
     while 2 * at + 1 < end:
-        child = 2 * at + 1
-        if child + 1 < end and _is_above(spread, heap[child + 1], heap[child]):
-            child += 1
-        if _is_above(spread, p, heap[child]):
+        child, top = 2 * at + 1, heap[2 * at + 1]
+        if child + 1 < end and (-spread[heap[child + 1]], heap[child + 1]) < (-spread[top], top):
+            child, top = child + 1, heap[child + 1]
+        if (-spread[p], p) < (-spread[top], top):
             break
-        heap[at] = heap[child]
+        heap[at] = top
         at = child
     heap[at] = p
-
-
-@njit(inline="always")
-def _is_above(spread: np.ndarray, one: int, other: int) -> bool:
-    return spread[one] > spread[other] or (spread[one] == spread[other] and one < other)
 
 
 @inner
@@ -221,3 +215,85 @@ def bound_differencing(work: np.ndarray, num_parts: int) -> int:
         lightest += lightest_of_these
         widest = max(widest, work[start] - lightest_of_these)
     return lightest + widest
+
+
+@compiled
+def place_units(
+    task: Task,
+    costs: Costs,
+    samples: np.ndarray,
+    ends: np.ndarray,
+    order: np.ndarray,
+    lightest: np.ndarray,
+    cut_at: int,
+) -> np.ndarray:
+    """int64 `[samples]`, the part of each: units at home where there is room, else in the lightest part.
+
+    Args:
+        task, costs: of the samples.
+        samples: by unit.
+        ends: where each unit ends in `samples`.
+        order: of the units, as they are placed.
+        lightest: `[most + 1]`, the load that a part needs for the rows that it still takes: the mean load of
+            the lightest r per part.
+        cut_at: load of a part up to which a unit is placed whole; beyond, it is cut.
+    """
+    home, most, num_parts = costs.home, task.most, len(task.initial)
+    part_of = np.full(len(samples), NONE)
+    load, size = task.initial.copy(), np.zeros(num_parts, dtype=np.int64)
+    at_home, sums = np.zeros(num_parts, dtype=np.int64), np.zeros(len(samples) + 1, dtype=np.int64)
+    for unit in order:
+        first = ends[unit - 1] if unit > 0 else 0
+        while first < ends[unit]:
+            # 1. Add up the unit's work, and what stays at home with each part.
+            rows = ends[unit] - first
+            for at in range(rows):
+                sample = samples[first + at]
+                sums[at + 1] = sums[at] + task.work[sample]
+                at_home[home[sample]] += costs.to_move[sample]
+            # 2. Take the home with room where most of it stays.
+            best, count = NONE, rows
+            for sample in samples[first : ends[unit]]:
+                part = home[sample]
+                left = most - size[part] - rows
+                if left < 0 or load[part] + sums[rows] + lightest[left] > task.target:
+                    continue
+                if best == NONE or (at_home[part], -load[part]) > (at_home[best], -load[best]):
+                    best = part
+            for sample in samples[first : ends[unit]]:
+                at_home[home[sample]] = 0
+            # 3. Without such a home, take the part with most room, and place the rest again.
+            if best == NONE:
+                best, count = _most_room(load, size, most, lightest, cut_at, sums[: rows + 1])
+            for sample in samples[first : first + count]:
+                part_of[sample] = best
+            load[best] += sums[count]
+            size[best] += count
+            first += count
+    return part_of
+
+
+@inner
+def _most_room(
+    load: np.ndarray, size: np.ndarray, most: int, lightest: np.ndarray, cut_at: int, sums: np.ndarray
+) -> tuple[int, int]:
+    """The part that takes most of a unit, the lightest of these, and how many samples; at least 1.
+
+    `sums` are those of the unit's first samples.
+    """
+    best, count = NONE, 0
+    for part in range(len(load)):
+        left = most - size[part]
+        fits, end = 0, min(len(sums) - 1, left)
+        while fits < end:
+            middle = (fits + end + 1) // 2
+            if load[part] + sums[middle] + lightest[left - middle] <= cut_at:
+                fits = middle
+            else:
+                end = middle - 1
+        if left == 0 or fits < count:
+            continue
+        is_lighter = best == NONE or load[part] + lightest[left] < load[best] + lightest[most - size[best]]
+        if fits > count or is_lighter:
+            best, count = part, fits
+    return best, max(count, 1)

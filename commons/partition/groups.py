@@ -18,14 +18,14 @@ from itertools import chain
 import numpy as np
 from numpy.typing import ArrayLike
 
-from .costs import ACROSS_NODES, Costs
-from .from_home import ALL_SWAPS, CHEAP_SWAPS, search_to
-from .near_home import even_out
-from .parts import NONE, Task, bucket, sum_per_part
+from .compiled import compiled
+from .costs import ACROSS_NODES, Costs, make_copies
+from .from_scratch import place_units
+from .parts import NONE, Task, bucket, even_out, sum_per_part
 from .problem import Problem
-from .search import refine_within
+from .refine import refine_within
+from .search import ALL_SWAPS, CHEAP_SWAPS, search_to
 from .trades import trade
-from .units import divide_into_runs, divide_into_units, find_homes, place_units
 
 # Embeddings of 128 float32 travel once as values and once as gradients: 1,024 bytes for an id, where moving a
 # sample sends 16, its item and action.
@@ -57,13 +57,10 @@ def number_groups(groups: ArrayLike, num_samples: int) -> np.ndarray:
             f"groups has shape {labels.shape} and dtype {labels.dtype}, expected one integer for each of "
             f"{num_samples} samples"
         )
-    by_label = np.argsort(labels, kind="stable")
-    sorted_labels = labels[by_label]
-    is_first = np.append(True, (sorted_labels[1:] != sorted_labels[:-1]) | (sorted_labels[1:] < 0))
-    is_first = is_first[:num_samples]
-    first = np.empty(num_samples, dtype=np.int64)
-    first[by_label] = by_label[is_first][np.cumsum(is_first) - 1]
-    return (np.cumsum(first == np.arange(num_samples)) - 1)[first]
+    samples = np.arange(num_samples)
+    _, first_of_label, label_of = np.unique(labels, return_index=True, return_inverse=True)
+    first = np.where(labels < 0, samples, first_of_label[label_of])
+    return (np.cumsum(first == samples) - 1)[first]
 
 
 def check_moves_per_copy(moves_per_copy: float) -> float:
@@ -102,7 +99,7 @@ class GroupSearch:
         np.maximum.at(largest, group_of[in_groups], costs.to_move[in_groups])
         copy_cost = np.rint(check_moves_per_copy(moves_per_copy) * largest).astype(np.int64)
         by_home, _ = bucket(costs.home, problem.num_parts)
-        return GroupSearch(problem, costs.add_groups(group_of, copy_cost), by_home)
+        return GroupSearch(problem, costs._replace(copies=make_copies(group_of, copy_cost)), by_home)
 
     def run(self, target: int) -> np.ndarray:
         """int64 `[samples]`: the cheapest result of all starts that reach the target, or come nearest."""
@@ -154,7 +151,7 @@ class GroupSearch:
     def _from_units(self, target: int) -> Iterator[np.ndarray]:
         """Yields the results from units that are cut in several ways."""
         starts: list[np.ndarray] = []
-        unit_of = divide_into_units(self.costs, self._sort_by(self.costs.copies.group_of, self.by_home))
+        unit_of = _divide_into_units(self.costs, self._sort_by(self.costs.copies.group_of, self.by_home))
         are_many = len(unit_of) > FEW_SAMPLES
         overfull_of_many = OVERFULL_OF_EQUAL_ROWS if self.problem.fewest > 0 else OVERFULL_OF_FREE_ROWS
         for overfull in overfull_of_many if are_many else OVERFULL:
@@ -206,7 +203,7 @@ class GroupSearch:
         number = group_of.copy()
         number[alone] = len(costs.copies.cost) + np.arange(np.count_nonzero(alone))
         order = self._sort_by(number, self._sort_by(part_of, self.by_home))
-        run_of = divide_into_runs(number, part_of, order, longest)
+        run_of = _divide_into_runs(number, part_of, order, longest)
         work = sum_per_part(problem.work, run_of, int(run_of.max()) + 1)
         heaviest_first = np.argsort(-work, kind="stable")
         place = np.empty_like(heaviest_first)
@@ -215,11 +212,88 @@ class GroupSearch:
         # 2. Describe the runs as if they were samples. Their rows are capped as tokens are.
         part_of_run, group_of_run = np.empty_like(place), np.empty_like(place)
         part_of_run[run_of], group_of_run[run_of] = part_of, group_of
-        home, to_move = find_homes(costs, run_of, part_of_run, problem.num_parts)
-        of_runs = costs._replace(home=home, to_move=to_move).add_groups(group_of_run, costs.copies.cost)
+        home, to_move = _find_homes(costs, run_of, part_of_run, problem.num_parts)
+        copies = make_copies(group_of_run, costs.copies.cost)
+        run_costs = costs._replace(home=home, to_move=to_move, copies=copies)
         rows, initial = np.bincount(run_of), problem.within(target).initial
         most = max(int(problem.most), int(np.bincount(part_of_run, rows).max()))
         # 3. Search, and take the samples along.
         task = Task(work[heaviest_first], rows, initial, target, 0, len(work), most)
-        search_to(task, part_of_run, of_runs, swaps)
+        search_to(task, part_of_run, run_costs, swaps)
         part_of[:] = part_of_run[run_of]
+
+
+def _divide_into_units(costs: Costs, in_groups: np.ndarray) -> np.ndarray:
+    """int64 `[samples]`, the unit of each: a group, without samples that had better stay at home.
+
+    Samples of a group with one home stay there as a unit of their own, if their moves cost more than a copy.
+
+    Example: a copy costs 64. A group with 100 samples on one part, 70 on another, and 3 on a third, which
+    cost 1 each, makes units of 103 and 70: the 3 join the 100.
+
+    Args:
+        costs: of moves and copies.
+        in_groups: the samples with others, sorted by group and home.
+    """
+    group_of = costs.copies.group_of
+    # 1. Divide groups by home. Example: 100, 70, and 3 samples of one group.
+    share, begins = _number_runs(group_of[in_groups], costs.home[in_groups])
+    group = group_of[in_groups[begins]]
+    cost = np.bincount(share, costs.to_move[in_groups]).astype(np.int64)
+    # 2. Each is a unit, or joins the one of its group that costs most to move.
+    by_cost = np.lexsort((-cost, group))
+    costliest = by_cost[np.searchsorted(group, group)]
+    joins = np.where(cost > costs.copies.cost[group], np.arange(len(cost)), costliest)
+    numbers = np.unique(joins, return_inverse=True)[1]
+    # 3. Samples without others are units.
+    unit_of, alone = np.empty(len(group_of), dtype=np.int64), np.flatnonzero(group_of == NONE)
+    unit_of[in_groups] = numbers[share]
+    unit_of[alone] = numbers.max() + 1 + np.arange(len(alone))
+    return unit_of
+
+
+def _divide_into_runs(
+    group_of: np.ndarray, part_of: np.ndarray, order: np.ndarray, longest: int
+) -> np.ndarray:
+    """int64 `[samples]`, the run of each: up to `longest` samples of one group in one part.
+
+    Runs of a group in a part differ by one sample at most. `order` is that of group and part.
+
+    Example: 5 samples of a group in a part, at most 2 long, make runs [0, 0, 1, 1, 2].
+    """
+    share, begins = _number_runs(group_of[order], part_of[order])
+    size = np.bincount(share)
+    runs = -(-size // longest)
+    run_of, place = np.empty_like(order), np.arange(len(order)) - begins[share]
+    run_of[order] = (np.cumsum(runs) - runs)[share] + place * runs[share] // size[share]
+    return run_of
+
+
+def _number_runs(one: np.ndarray, other: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Numbers the runs of equal pairs, for each pair; and where each run begins."""
+    changes = np.append(True, (one[1:] != one[:-1]) | (other[1:] != other[:-1]))
+    return np.cumsum(changes) - 1, np.flatnonzero(changes)
+
+
+@compiled
+def _find_homes(
+    costs: Costs, run_of: np.ndarray, part_of_run: np.ndarray, num_parts: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """For each run the part where most of it is at home, its own in a tie, and the cost of leaving it."""
+    home, num_runs = costs.home, len(part_of_run)
+    by_run, ends = bucket(run_of, num_runs)
+    at_home = np.zeros(num_parts, dtype=np.int64)
+    homes, to_move = np.empty(num_runs, dtype=np.int64), np.empty(num_runs, dtype=np.int64)
+    first = 0
+    for run in range(num_runs):
+        best = part_of_run[run]
+        for sample in by_run[first : ends[run]]:
+            at_home[home[sample]] += costs.to_move[sample]
+        for sample in by_run[first : ends[run]]:
+            if at_home[home[sample]] > at_home[best]:
+                best = home[sample]
+        homes[run], to_move[run] = best, max(at_home[best], 1)
+        for sample in by_run[first : ends[run]]:
+            at_home[home[sample]] = 0
+        first = ends[run]
+    return homes, to_move

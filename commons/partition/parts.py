@@ -170,45 +170,37 @@ def _lay_out(parts: Parts) -> None:
 @inner
 def swap(parts: Parts, giver: int, gives: int, taker: int, returns: int) -> None:
     """Moves sample `gives` from part `giver` to part `taker`, and `returns` back unless it is NONE."""
-    if returns == NONE and parts.start[taker] + parts.size[taker] == parts.start[taker + 1]:
-        _lay_out(parts)
+    _move(parts, giver, gives, taker)
     if returns != NONE:
-        _remove(parts, taker, returns)
-    _remove(parts, giver, gives)
-    _insert(parts, taker, gives)
-    if returns != NONE:
-        _insert(parts, giver, returns)
+        _move(parts, taker, returns, giver)
     _reorder(parts, giver)
     _reorder(parts, taker)
 
 
 @inner
-def _remove(parts: Parts, part: int, sample: int) -> None:
-    members = parts.members
-    last = parts.start[part] + parts.size[part] - 1
-    i = parts.start[part]
-    while members[i] != sample:
-        i += 1
-    while i < last:
-        members[i] = members[i + 1]
-        i += 1
-    parts.size[part] -= 1
-    parts.load[part] -= parts.task.work[sample]
-    parts.amount[part] -= parts.task.tokens[sample]
-
-
-@inner
-def _insert(parts: Parts, part: int, sample: int) -> None:
-    members, start = parts.members, parts.start[part]
-    i = start + parts.size[part]
-    while i > start and members[i - 1] > sample:
-        members[i] = members[i - 1]
-        i -= 1
-    members[i] = sample
-    parts.part_of[sample] = part
-    parts.size[part] += 1
-    parts.load[part] += parts.task.work[sample]
-    parts.amount[part] += parts.task.tokens[sample]
+def _move(parts: Parts, giver: int, sample: int, taker: int) -> None:
+    members, start, size = parts.members, parts.start, parts.size
+    if start[taker] + size[taker] == start[taker + 1]:
+        _lay_out(parts)
+    # 1. Take it out, and close the gap.
+    at, last = start[giver], start[giver] + size[giver] - 1
+    while members[at] != sample:
+        at += 1
+    while at < last:
+        members[at] = members[at + 1]
+        at += 1
+    # 2. Insert it, in ascending order.
+    at = start[taker] + size[taker]
+    while at > start[taker] and members[at - 1] > sample:
+        members[at] = members[at - 1]
+        at -= 1
+    members[at] = sample
+    # 3. Update the sums.
+    parts.part_of[sample] = taker
+    for part, change in ((giver, -1), (taker, 1)):
+        size[part] += change
+        parts.load[part] += change * parts.task.work[sample]
+        parts.amount[part] += change * parts.task.tokens[sample]
 
 
 @inner
@@ -226,6 +218,25 @@ def _reorder(parts: Parts, part: int) -> None:
         i -= 1
     by_load[i] = part
     place[part] = i
+
+
+@compiled
+def even_out(task: Task, part_of: np.ndarray) -> None:
+    """Changes `part_of` until all sizes are within the limits, one move from the largest part at a time."""
+    parts = make_parts(task, part_of)
+    while True:
+        giver, taker = np.argmax(parts.size), np.argmin(parts.size)
+        if parts.size[taker] >= task.fewest and parts.size[giver] <= task.most:
+            return
+        if parts.size[taker] >= task.fewest:
+            for taker in parts.by_load:
+                if parts.size[taker] < task.most:
+                    break
+        wanted = (parts.load[giver] - parts.load[taker]) // 2
+        at, last = parts.start[giver], parts.start[giver] + parts.size[giver] - 1
+        while at < last and task.work[parts.members[at]] > wanted:
+            at += 1
+        swap(parts, giver, parts.members[at], taker, NONE)
 
 
 @njit(inline="always")

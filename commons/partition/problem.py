@@ -70,9 +70,7 @@ class Problem:
         integers = as_integers(
             values, SPEED_BITS if speeds is not None and are_unequal(relative) else LOAD_BITS
         )
-        order = np.argsort(-integers)  # not stable, which is much faster
-        work = integers[order]
-        _sort_ties(order, work)
+        order = np.argsort(-integers, kind="stable")
         amounts = _check_tokens(tokens, max_tokens, token_tolerance, len(values), num_partitions)
         fewest, most = 0, len(values)
         if equal_size:
@@ -81,7 +79,7 @@ class Problem:
         goal = cap
         if token_tolerance is not None:
             goal = min(cap, token_goal(int(amounts.sum()), num_partitions, token_tolerance))
-        return Problem(relative, order, work, amounts[order], fewest, most, cap, goal)
+        return Problem(relative, order, integers[order], amounts[order], fewest, most, cap, goal)
 
     @property
     def num_parts(self) -> int:
@@ -130,8 +128,11 @@ class Problem:
         return longest_time(sum_per_part(self.work, part_of, self.num_parts), self.speeds)
 
     def time_within_limits(self, part_of: np.ndarray) -> int:
-        """`time`; NO_CAP if a sample has no part, or a part does not keep to the limits."""
-        return _time_within_limits(self.work, self.tokens, part_of, self.speeds, self.most, self.max_tokens)
+        """`time`; NO_CAP if a sample has no part, or a part is above `max_tokens`."""
+        if part_of[-1] == NONE:
+            return NO_CAP
+        amounts = sum_per_part(self.tokens, part_of, self.num_parts)
+        return NO_CAP if amounts.max() > self.max_tokens else self.time(part_of)
 
     def fault(self, part_of: np.ndarray) -> str | None:
         """Describes the first part that does not keep to the limits; None if all do. Order as of `work`."""
@@ -203,13 +204,14 @@ def _check_tokens(
             if value is not None:
                 raise ValueError(f"{name} is given without tokens")
         return np.zeros(num_samples, dtype=np.int64)
-    if max_tokens is None:
-        if token_tolerance is None:
-            raise ValueError("tokens is given without max_tokens, or token_tolerance where there is one")
-        return as_tokens(tokens, num_samples)
-    check_count("max_tokens", max_tokens, minimum=0)
-    max_tokens = int(max_tokens)
+    if max_tokens is None and token_tolerance is None:
+        raise ValueError("tokens is given without max_tokens, or token_tolerance where there is one")
+    if max_tokens is not None:
+        check_count("max_tokens", max_tokens, minimum=0)
     amounts = as_tokens(tokens, num_samples)
+    if max_tokens is None:
+        return amounts
+    max_tokens = int(max_tokens)
     over = np.flatnonzero(amounts > max_tokens)
     if over.size:
         raise ValueError(
@@ -221,39 +223,6 @@ def _check_tokens(
             f"{num_partitions * max_tokens} tokens, the samples have {int(amounts.sum())}"
         )
     return amounts
-
-
-@compiled
-def _sort_ties(order: np.ndarray, work: np.ndarray) -> None:
-    """Sorts the indices of samples with equal work."""
-    count = len(work)
-    place = np.empty(count, dtype=np.int64)  # of the next sample with equal work
-    starts = np.empty(count, dtype=np.int64)  # by sample, where those with equal work start
-    start = 0
-    for at in range(count):
-        if work[at] != work[start]:
-            start = at
-        place[at], starts[order[at]] = at, start
-    for sample in range(count):
-        start = starts[sample]
-        order[place[start]] = sample
-        place[start] += 1
-
-
-@compiled
-def _time_within_limits(
-    work: np.ndarray, tokens: np.ndarray, part_of: np.ndarray, speeds: np.ndarray, most: int, max_tokens: int
-) -> int:
-    if len(work) == 0 or part_of[-1] == NONE:
-        return NO_CAP
-    amount, size = np.zeros(len(speeds), dtype=np.int64), np.zeros(len(speeds), dtype=np.int64)
-    for sample in range(len(work)):
-        part = part_of[sample]
-        amount[part] += tokens[sample]
-        size[part] += 1
-        if amount[part] > max_tokens or size[part] > most:
-            return NO_CAP
-    return longest_time(sum_per_part(work, part_of, len(speeds)), speeds)
 
 
 @compiled

@@ -1,173 +1,45 @@
-"""The search for balance alone: swaps that lighten the heaviest part, from the best of several starts."""
+"""Searches by swaps that lighten the heaviest part: for balance alone, and from home, with a price on moves.
+
+From home, the heaviest part swaps with a light one, at the lowest price for what the swap takes off it. Where
+no such swap is left, the search for balance alone makes the next one. Last, samples that are away go home
+wherever the target allows.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 
 from .compiled import compiled, inner
-from .from_scratch import bound_differencing, place_by_differencing, place_longest_first
-from .parts import NO_CAP, NONE, RESOLUTION, Parts, Task, fits, make_parts, sum_per_part, swap
-from .problem import Problem, are_unequal
+from .costs import LOOKS, Costs, copying_cost, count_copies, moving_cost, returning_cost, swap_and_count
+from .parts import NONE, RESOLUTION, Parts, Task, first_below, fits, make_parts, swap
 
-# A swap is accepted once it brings the heaviest part near the middle between it and the lightest: within 1/8
-# of their distance. Until then, this many partners are tried in either direction after the first swap.
+# For balance alone, a swap is accepted once it brings the heaviest part near the middle between it and the
+# lightest: within 1/8 of their distance. Until then, this many partners are tried in either direction after
+# the first swap.
 NEAR_ENOUGH = 8
 TRIES = 16
-# Partners that the search looks at: this many × samples × the logarithm of their number. Then it takes what
-# it has. Under tight caps hardly any swap is allowed, and it would look at all of them again and again.
-LOOKS = 16
-# Where parts have at most this many samples in the mean, the search is cheap but often gets stuck: it tries
-# several starts.
-FEW_SAMPLES = 8
-# With unequal sizes, differencing takes time in proportion to samples × parts. Where there are many of both
-# it is left out: it lowers the largest load by at most 0.01%.
-SHORT_DIFFERENCING = 2**17
-# Differencing is tried if it may end above the target by at most this share. To refine more than that takes
-# longer than to start from longest first.
-NEAR = 1e-3
-# A share of the target above it at which no other start is tried.
-GOOD = 1e-4
-# Target times that are tried where speeds differ and the first one is out of reach.
-MAX_TRIED_TIMES = 8
-
-
-def place_from_scratch(problem: Problem, tolerance: float | None = None) -> np.ndarray:
-    """int64 `[samples]`, the part of each: longest first, refined unless `tolerance` is None.
-
-    Where longest first finds no place for a sample, it starts from samples balanced by their tokens.
-
-    Raises:
-        ValueError: neither start keeps to `max_tokens`.
-    """
-    if tolerance is None:
-        part_of = place_longest_first(problem.within(problem.target(0.0)))
-    else:
-        part_of = refine_from_scratch(problem, tolerance)
-    if len(part_of) > 0 and part_of[-1] == NONE:
-        part_of = _balance_tokens(problem, unplaced=int(np.argmax(part_of == NONE)))
-        if tolerance is not None:
-            refine_within(problem, part_of, problem.target(tolerance))
-    return part_of
-
-
-def _balance_tokens(problem: Problem, unplaced: int) -> np.ndarray:
-    """int64 `[samples]`; `unplaced` is the sample that longest first had no place for."""
-    tokens = problem.by_tokens()
-    part_of = tokens.unsort(refine_from_scratch(tokens, 0.0))
-    if problem.fault(part_of) is not None:
-        raise ValueError(
-            f"no placement under max_tokens={problem.max_tokens} was found: sample {problem.order[unplaced]} "
-            f"with {problem.tokens[unplaced]} tokens fits in none of {problem.num_parts} parts next to the "
-            "others; raise max_tokens, or use more parts"
-        )
-    return part_of
-
-
-def refine_from_scratch(problem: Problem, tolerance: float) -> np.ndarray:
-    """int64 `[samples]`, the part of each, refined; the last is NONE if some sample has no place.
-
-    Never worse than differencing with equal sizes, where that keeps to the limits.
-    """
-    work, num_parts = problem.work, problem.num_parts
-    best, time = np.full(len(work), NONE), NO_CAP
-    if len(work) == 0:
-        return best
-    target = problem.target(tolerance)
-    is_small = len(work) <= FEW_SAMPLES * num_parts
-    equal_sizes: np.ndarray | None = None
-    least = bound_differencing(work, num_parts)
-    # 1. Differencing with equal sizes, if it can be good enough.
-    if is_small or least <= target * (1 + NEAR):
-        equal_sizes = difference(problem, num_parts)
-        least = problem.time_within_limits(equal_sizes)
-    if equal_sizes is not None and (is_small or least <= target * (1 + NEAR)):
-        best, time = _better(problem, best, time, equal_sizes, target)
-    # 2. Differencing with free sizes.
-    if is_small and problem.fewest < problem.most - 1 and len(work) * num_parts <= SHORT_DIFFERENCING:
-        best, time = _better(problem, best, time, difference(problem, 1), target)
-    # 3. Longest first, the usual start.
-    if is_small or time > target * (1 + GOOD):
-        start = place_longest_first(problem.within(target))
-        if time == NO_CAP:
-            best = start  # even where it leaves samples without a place
-        best, time = _better(problem, best, time, start, target)
-    # 4. Differencing with equal sizes, if all that was worse.
-    if time > max(least, target):
-        if equal_sizes is None:
-            equal_sizes = difference(problem, num_parts)
-        least = problem.time_within_limits(equal_sizes)
-        if time == NO_CAP:
-            best, time = _better(problem, best, time, equal_sizes, target)
-        elif least < time:
-            best = equal_sizes  # refining it would take longer than all before
-    return best
-
-
-def difference(problem: Problem, width: int) -> np.ndarray:
-    """`place_by_differencing`, and the heaviest part to the fastest."""
-    part_of = place_by_differencing(problem.work, problem.num_parts, width)
-    if not are_unequal(problem.speeds):
-        return part_of
-    return np.argsort(-problem.speeds, kind="stable")[part_of]
-
-
-def _better(
-    problem: Problem, best: np.ndarray, time: int, start: np.ndarray, target: int
-) -> tuple[np.ndarray, int]:
-    """The better of `best` and `start`, refined, and its longest time; NO_CAP stands for no partition."""
-    if time <= target:
-        return best, time
-    start_time = problem.time_within_limits(start)
-    if start_time == NO_CAP:
-        return best, time
-    if start_time > target:
-        start_time = refine_within(problem, start, target)
-        if start_time > target and are_unequal(problem.speeds):
-            start = _heaviest_on_fastest(problem, start)
-            start_time = refine_within(problem, start, target)
-    return (start, start_time) if start_time < time else (best, time)
-
-
-def _heaviest_on_fastest(problem: Problem, part_of: np.ndarray) -> np.ndarray:
-    """The same partition, its parts renumbered: the heavier, the faster. No time is longer than before."""
-    by_load = np.argsort(-sum_per_part(problem.work, part_of, problem.num_parts), kind="stable")
-    number = np.empty_like(by_load)
-    number[by_load] = np.argsort(-problem.speeds, kind="stable")
-    return number[part_of]
-
-
-def refine_within(problem: Problem, part_of: np.ndarray, target: int) -> int:
-    """Changes `part_of` until no part takes longer than the target, or nothing helps; returns the longest."""
-    if not are_unequal(problem.speeds):
-        refine_to(problem.within(target), part_of)
-        return problem.time(part_of)
-    # Swaps lower the largest load beyond what a time allows, and so find the parts for a time that can be
-    # had. Of the times between the target and the best so far, the middle one is tried next.
-    time = problem.time(part_of)
-    tried, failed = target, target
-    for _ in range(MAX_TRIED_TIMES):
-        if time <= target or time - failed <= RESOLUTION * time:
-            break
-        found = part_of.copy()
-        refine_to(problem.within(tried), found)
-        reached = problem.time(found)
-        if reached < time:
-            part_of[:] = found
-            time = reached
-        if reached > tried:
-            failed = tried
-        tried = failed + (time - failed) // 2
-    return time
+# From home, parts considered for a swap: this many that can help, among this many of the lightest; more for
+# a swap that is all a part needs. Still more hardly save movement, and take time.
+PARTNERS = 16
+# With more samples than this, the lightest parts are much alike, and fewer will do; or with groups, which are
+# brought together again after the search.
+MANY_SAMPLES, FEW_PARTNERS = 8192, 4
+CANDIDATES_FOR_ALL, CANDIDATES_FOR_PART = 200, 48
+# Samples of a part considered for a swap, evenly spaced by load. Those in between would do little better.
+MOST_TRIED = 64
+# Samples considered in return for one, where some may belong to a group that the heavy part has.
+RETURNS = 6
+# Parts considered for a sample to join others of its group.
+MOST_TO_JOIN = 8
+# Swaps to make: none, those at a price for each move, and where there is no such swap any other.
+NO_SWAPS, CHEAP_SWAPS, ALL_SWAPS = 0, 1, 2
 
 
 @compiled
 def refine_to(task: Task, part_of: np.ndarray) -> None:
     """Changes `part_of` until no part is above the target load, or no swap helps."""
     parts = make_parts(task, part_of)
-    total = 0
-    for each in task.work:
-        total += each
-    least = max(int(RESOLUTION * total / len(parts.load)), 1)
+    least = max(int(RESOLUTION * task.work.sum() / len(parts.load)), 1)
     bits = 1
     while len(part_of) >> bits:
         bits += 1
@@ -246,3 +118,189 @@ def _first_at_most(work: np.ndarray, start: int, value: int) -> int:
         start += half * (work[start + half - 1] > value)
         left -= half
     return start + (left == 1 and work[start] > value)
+
+
+@compiled
+def search_to(task: Task, part_of: np.ndarray, costs: Costs, swaps: int) -> bool:
+    """Changes `part_of` until no part is above the target load; then sends home what may go.
+
+    Returns whether it got there; with NO_SWAPS, what may go is sent home in any case.
+    """
+    parts = make_parts(task, part_of)
+    count_copies(costs.copies, part_of)
+    is_there = swaps == NO_SWAPS or _lighten(parts, costs, swaps == ALL_SWAPS)
+    if is_there:
+        _send_home(parts, costs)
+    return is_there
+
+
+@inner
+def _lighten(parts: Parts, costs: Costs, at_any_price: bool) -> bool:
+    """Makes swaps until no part is above the target, or none helps; whether it got there."""
+    target = parts.task.target
+    least = max(int(RESOLUTION * target), 1)
+    while len(parts.load) > 1 and parts.load[parts.by_load[-1]] > target:
+        heavy = parts.by_load[-1]
+        gives, partner, returns = _cheapest_swap(parts, costs, heavy, least)
+        if partner == NONE and at_any_price:
+            most_looks = costs.looks[1] - costs.looks[0]
+            gives, partner, returns, looks = find_swap(parts, heavy, least, most_looks)
+            costs.looks[0] += looks
+        if partner == NONE or costs.looks[0] > costs.looks[1]:
+            return False
+        swap_and_count(parts, costs.copies, heavy, gives, partner, returns)
+    return True
+
+
+@inner
+def _cheapest_swap(parts: Parts, costs: Costs, heavy: int, least: int) -> tuple[int, int, int]:
+    """(sample given, partner, sample returned); the partner is NONE if no swap takes at least `least`.
+
+    First come swaps that bring the heavy part to the target at once, within its node and then anywhere. Then
+    come those that take part of it, again within the node first.
+    """
+    has_nodes = costs.node_of[0] != costs.node_of[-1]
+    for relief, candidates in (
+        (parts.load[heavy] - parts.task.target, CANDIDATES_FOR_ALL),
+        (least, CANDIDATES_FOR_PART),
+    ):
+        for near in (True, False):
+            if near and not has_nodes:
+                continue
+            found = _best_swap(parts, costs, heavy, relief, near, candidates)
+            if found[1] != NONE:
+                return found
+    return NONE, NONE, NONE
+
+
+@inner
+def _best_swap(
+    parts: Parts, costs: Costs, heavy: int, least: int, near: bool, candidates: int
+) -> tuple[int, int, int]:
+    """The swap that takes most off the load above the target for its cost, at least `least`.
+
+    The partner is one of the `candidates` lightest parts, of the same node if `near`. It may end above the
+    target, but that counts against the swap: of two giants in one part, one leaves although no part has room
+    for it.
+
+    Example: the target is 80, a part has 100, and its partner 70. A sample of 25 for one of 10 takes 15 off
+    the excess of 20, and leaves the partner 5 above the target: relief is 10. At a cost of 2 it is worth 5.
+    """
+    task, load, members, home = parts.task, parts.load, parts.members, costs.home
+    work, needed = task.work, load[heavy] - task.target
+    first, end = parts.start[heavy], parts.start[heavy] + parts.size[heavy]
+    step = max(parts.size[heavy] // MOST_TRIED, 1)
+    has_groups = len(costs.copies.cost) > 0
+    most_returned = max(RETURNS // step, 1) if has_groups else 1
+    looks = 0  # written once, because in the loop that would slow it
+    gives, partner, returns, best = NONE, NONE, NONE, 0.0
+    partners, most_partners = 0, max(PARTNERS // step, 1)
+    if len(work) > MANY_SAMPLES or has_groups:
+        most_partners = min(most_partners, FEW_PARTNERS)
+    for taker in parts.by_load:
+        # 1. Partners from the lightest part on, as long as they have room.
+        headroom = task.target - load[taker]
+        if headroom < least or partners == most_partners or candidates == 0:
+            break
+        if taker == heavy or (near and costs.node_of[taker] != costs.node_of[heavy]):
+            continue
+        may_give = parts.size[heavy] > task.fewest and parts.size[taker] < task.most
+        start, stop = parts.start[taker], parts.start[taker] + parts.size[taker]
+        lightest = 0 if may_give or start == stop else work[members[stop - 1]]
+        most = max(needed, headroom)
+        candidates -= 1
+        helps = may_give
+        for at in range(first, end, step):
+            i = members[at]
+            if work[i] - lightest < least:
+                break
+            looks += 1
+            # 2. Skip a sample whose swaps all cost too much. This one is at least its price, unless the
+            # sample that comes back goes home, or to its group.
+            copied = copying_cost(costs.copies, i, heavy, taker) if has_groups else 0
+            price = max((costs.to_move[i] if home[i] == heavy else 0) + copied, 1)
+            if min(needed, headroom, work[i] - lightest) <= best * price:
+                continue
+            # 3. Samples to return, from the lightest on, because it is the cheapest; last, none.
+            j = first_below(work, members, start, stop, work[i] - most)
+            if j == start and not may_give:
+                continue
+            moved = moving_cost(costs, i, heavy, taker)
+            for option in range(min(most_returned, j - start) + may_give):
+                returned = members[j - 1 - option] if option < min(most_returned, j - start) else NONE
+                difference = work[i] - (work[returned] if returned != NONE else 0)
+                relief = min(difference, needed) - max(difference - headroom, 0)
+                if relief < least:
+                    continue
+                helps = True
+                looks += 1
+                if has_groups:
+                    cost = moved + returning_cost(costs, i, copied, heavy, taker, returned)
+                else:
+                    cost = moved + moving_cost(costs, returned, taker, heavy)
+                value = relief / max(cost, 1)
+                if value > best and fits(parts, heavy, i, taker, returned):
+                    gives, partner, returns, best = i, taker, returned, value
+        partners += helps
+    costs.looks[0] += looks
+    return gives, partner, returns
+
+
+@inner
+def _send_home(parts: Parts, costs: Costs) -> None:
+    """Sends samples that are away nearer to home, alone or in a swap, where the target allows.
+
+    One that is on another node may go to any part of its own, any other one only home; and one whose group
+    is in several parts to each of these.
+    """
+    for i in range(len(parts.part_of)):
+        if costs.looks[0] > costs.looks[1]:
+            break
+        part, home, group = parts.part_of[i], costs.home[i], costs.copies.group_of[i]
+        cheapest, goes_to, returns = 0, NONE, NONE
+        # 1. It may go to the parts from `first` on, before `end`.
+        first, end = home, home + 1
+        if part == home:
+            end = home
+        elif costs.node_of[part] != costs.node_of[home]:
+            while first > 0 and costs.node_of[first - 1] == costs.node_of[home]:
+                first -= 1
+            while end < len(costs.node_of) and costs.node_of[end] == costs.node_of[home]:
+                end += 1
+        # 2. It may also join others of its group.
+        slot, joins = 0, 0
+        if group != NONE:
+            slot, joins = costs.copies.start[group], min(costs.copies.used[group], MOST_TO_JOIN)
+        # 3. Take the cheapest of these moves.
+        for goal in range(end - first + joins):
+            to = first + goal if goal < end - first else costs.copies.part[slot + goal - (end - first)]
+            if to != part:
+                cost, returned = _cheapest_return(parts, costs, i, to)
+                if cost < cheapest:
+                    cheapest, goes_to, returns = cost, to, returned
+        if goes_to != NONE:
+            swap_and_count(parts, costs.copies, part, i, goes_to, returns)
+
+
+@inner
+def _cheapest_return(parts: Parts, costs: Costs, sample: int, to: int) -> tuple[int, int]:
+    """(cost of moving a sample to this part, what comes back for it); the cost is 0 if none saves any."""
+    task, load, members, part = parts.task, parts.load, parts.members, parts.part_of[sample]
+    work, cheapest, returns = task.work, 0, NONE
+    moved, copied = moving_cost(costs, sample, part, to), copying_cost(costs.copies, sample, part, to)
+    if moved + copied >= 0:
+        return 0, NONE
+    # What comes back has at least the work that `to` has no room for, and at most what `part` has room for.
+    least, most = work[sample] - (task.target - load[to]), work[sample] + task.target - load[part]
+    start, stop = parts.start[to], parts.start[to] + parts.size[to]
+    first = first_below(work, members, start, stop, most + 1)
+    end = first_below(work, members, start, stop, least)
+    may_go = least <= 0 <= most and parts.size[part] > task.fewest and parts.size[to] < task.most
+    step = max((end - first) // MOST_TRIED, 1)
+    for at in range(first, end + may_go * step, step):
+        returned = members[at] if at < end else NONE
+        costs.looks[0] += 1
+        cost = moved + returning_cost(costs, sample, copied, part, to, returned)
+        if cost < cheapest and fits(parts, part, sample, to, returned):
+            cheapest, returns = cost, returned
+    return cheapest, returns

@@ -14,13 +14,12 @@ from .costs import (
     copying_cost,
     count_copies,
     moving_cost,
-    price_moves,
     returning_cost,
     swap_and_count,
 )
-from .from_home import MANY_SAMPLES, MOST_TRIED, NO_SWAPS, search_to
 from .parts import NONE, Parts, Task, make_parts
 from .problem import Problem
+from .search import MANY_SAMPLES, MOST_TRIED, NO_SWAPS, search_to
 
 # Of 100 samples, this many more may leave home.
 MORE_MOVED = 4
@@ -58,12 +57,6 @@ def level_tokens(problem: Problem, costs: Costs, part_of: np.ndarray, target: in
             part_of[:] = relieved
 
 
-def price_nothing(problem: Problem) -> Costs:
-    """Makes the costs of samples that have no home."""
-    nowhere = np.full_like(problem.work, NONE)
-    return price_moves(nowhere, np.zeros_like(nowhere), np.zeros(problem.num_parts, dtype=np.int64))
-
-
 @compiled
 def relieve(
     task: Task, part_of: np.ndarray, costs: Costs, goal: int, most_moved: int, most_looks: int
@@ -74,7 +67,7 @@ def relieve(
     """
     parts = make_parts(task, part_of)
     count_copies(costs.copies, part_of)
-    full = _fullest(parts)
+    full = np.argmax(parts.amount)
     while parts.amount[full] > goal and most_looks > 0:
         gives, taker, returns, looks = _relieving_swap(parts, costs, full, goal)
         most_looks -= looks
@@ -84,18 +77,8 @@ def relieve(
         if most_moved < 0:
             break
         swap_and_count(parts, costs.copies, full, gives, taker, returns)
-        full = _fullest(parts)
+        full = np.argmax(parts.amount)
     return parts.amount[full]
-
-
-@inner
-def _fullest(parts: Parts) -> int:
-    """The part with most tokens; of equally full ones the first."""
-    full = 0
-    for part in range(len(parts.amount)):
-        if parts.amount[part] > parts.amount[full]:
-            full = part
-    return full
 
 
 @inner

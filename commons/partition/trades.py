@@ -16,8 +16,8 @@ import numpy as np
 
 from .compiled import compiled, inner
 from .costs import Costs, count_copies, moving_cost, samples_in, swap_and_count
-from .from_home import MOST_TO_JOIN, MOST_TRIED
 from .parts import NONE, Parts, Task, bucket, fits_tokens, make_parts
+from .search import MOST_TO_JOIN, MOST_TRIED
 
 # Passes over all groups; each saves less than the one before.
 PASSES = 3
@@ -105,11 +105,12 @@ def _take_stock(parts: Parts, costs: Costs, part: int, to: int, number: np.ndarr
     `number` int64 `[groups]` is NONE for each, before and after.
     """
     copies, first, rows = costs.copies, parts.start[part], parts.size[part]
-    # 1. Number the groups in the order of their heaviest samples, and count the samples of each.
-    group_of, start = np.empty(rows, dtype=np.int64), np.zeros(rows + 1, dtype=np.int64)
-    number_of, count = np.empty(rows, dtype=np.int64), 0
+    # 1. Number the groups in the order of their heaviest samples, in even numbers; odd are those samples of a
+    # group that cost something to move.
+    group_of, keys, count = np.empty(rows, dtype=np.int64), np.empty(rows, dtype=np.int64), 0
     for at in range(rows):
-        group = copies.group_of[parts.members[first + at]]
+        sample = parts.members[first + at]
+        group = copies.group_of[sample]
         entry = count if group == NONE else number[group]
         if entry == NONE:
             entry = count
@@ -117,15 +118,16 @@ def _take_stock(parts: Parts, costs: Costs, part: int, to: int, number: np.ndarr
         if entry == count:
             group_of[entry] = group
             count += 1
-        number_of[at] = entry
-        start[entry + 1] += 1
+        keys[at] = 2 * entry + (moving_cost(costs, sample, part, to) > 0)
+    order, ends = bucket(keys, 2 * count)
+    start = np.zeros(count + 1, dtype=np.int64)
+    start[1:] = ends[1::2]
     # 2. Look up what a copy costs, and which groups may be a third: those that both have, and some others.
     copy_cost, is_shared = np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.bool_)
     thirds, num_thirds = np.empty(count, dtype=np.int64), 0
     step = max(count // MOST_TRIED, 1)
     for entry in range(count):
         group = group_of[entry]
-        start[entry + 1] += start[entry]
         if group != NONE:
             copy_cost[entry] = copies.cost[group]
             is_shared[entry] = samples_in(copies, group, to) > 0
@@ -133,23 +135,17 @@ def _take_stock(parts: Parts, costs: Costs, part: int, to: int, number: np.ndarr
         if is_shared[entry] or entry % step == 0:
             thirds[num_thirds] = entry
             num_thirds += 1
-    # 3. Sort the samples by group, first those that cost nothing to move, and add them up.
-    sample_at, end = np.empty(rows, dtype=np.int64), start.copy()
-    for costs_nothing in (True, False):
-        for at in range(rows):
-            sample, entry = parts.members[first + at], number_of[at]
-            if (moving_cost(costs, sample, part, to) <= 0) == costs_nothing:
-                sample_at[end[entry]] = sample
-                end[entry] += 1
+    # 3. Add the samples up.
+    samples = parts.members[first : first + rows][order]
     sums = np.zeros((3, rows + 1), dtype=np.int64)
     work, tokens, cost = sums[0], sums[1], sums[2]
     for at in range(rows):
-        sample = sample_at[at]
+        sample = samples[at]
         work[at + 1] = work[at] + parts.task.work[sample]
         tokens[at + 1] = tokens[at] + parts.task.tokens[sample]
         cost[at + 1] = cost[at] + moving_cost(costs, sample, part, to)
-    group_of, start, thirds = group_of[:count], start[: count + 1], thirds[:num_thirds]
-    return Stock(part, to, group_of, start, copy_cost, is_shared, thirds, sample_at, work, tokens, cost)
+    group_of, thirds = group_of[:count], thirds[:num_thirds]
+    return Stock(part, to, group_of, start, copy_cost, is_shared, thirds, samples, work, tokens, cost)
 
 
 @inner
@@ -199,7 +195,7 @@ def _best_trade(parts: Parts, costs: Costs, members: np.ndarray, source: int, nu
 def _even_out(parts: Parts, costs: Costs, group: int, gives: Stock, returns: Stock, best: Trade) -> Trade:
     """The cheapest trade of the group for what `returns` has, or `best` if none is cheaper."""
     task, source, to = parts.task, gives.part, gives.to
-    given = _find_entry(gives, group)
+    given = np.argmax(gives.group == group)
     first, end = gives.start[given], gives.start[given + 1]
     cost_of_given = _giving_cost(gives, given, end - first)
     for back in range(NONE, len(returns.group)):
@@ -251,14 +247,6 @@ def _even_out(parts: Parts, costs: Costs, group: int, gives: Stock, returns: Sto
 
 
 @inner
-def _find_entry(stock: Stock, group: int) -> int:
-    entry = 0
-    while stock.group[entry] != group:
-        entry += 1
-    return entry
-
-
-@inner
 def _fewest_rows(stock: Stock, entry: int, least: int, lightest: int) -> int:
     """Samples of a group to give that are at least so many, and so heavy; all if these are too few."""
     start, stop = stock.start[entry], stock.start[entry + 1]
@@ -277,7 +265,7 @@ def _make(parts: Parts, costs: Costs, group: int, source: int, chosen: Trade, nu
     """Makes the trade."""
     gives = _take_stock(parts, costs, source, chosen.to, number)
     returns = _take_stock(parts, costs, chosen.to, source, number)
-    given = _find_entry(gives, group)
+    given = np.argmax(gives.group == group)
     _give(parts, costs, gives, given, gives.start[given + 1] - gives.start[given])
     if chosen.back != NONE:
         rows = returns.start[chosen.back + 1] - returns.start[chosen.back]

@@ -12,7 +12,8 @@ from numpy.typing import ArrayLike
 from .from_scratch import place_longest_first
 from .parts import longest_time, sum_per_part
 from .problem import Problem, are_unequal
-from .search import refine_from_scratch, refine_to
+from .refine import refine_from_scratch
+from .search import refine_to
 from .workloads import as_speeds, as_workloads, check_count
 
 # A step with giants leaves its other parts at least this share of the mean load. Less would take the lightest
@@ -159,7 +160,8 @@ def _plans(problem: Problem, targets: np.ndarray) -> list[np.ndarray]:
         make one step too large.
     """
     if are_unequal(problem.speeds):
-        targets = np.array([_adapt_to_speeds(step_targets, problem.speeds) for step_targets in targets])
+        speeds = problem.speeds[: targets.shape[1]]
+        targets = np.array([_adapt_to_speeds(step_targets, speeds) for step_targets in targets])
     # The gap between a target and the largest one is an initial load: then all parts share one target.
     initial = np.rint(targets.max() - targets).astype(np.int64).ravel()
     task = problem.within(int(targets.max()))._replace(initial=initial)
@@ -176,14 +178,12 @@ def _plans(problem: Problem, targets: np.ndarray) -> list[np.ndarray]:
 def _adapt_to_speeds(targets: np.ndarray, speeds: np.ndarray) -> np.ndarray:
     """float64 `[parts]`: giants on the fastest parts of a step, and the rest in proportion to their speeds.
 
-    `targets` are those of equally fast parts, `speeds` those of the parts of all steps.
+    `targets` are those of equally fast parts; `speeds` are those of the step's parts.
     """
-    fastest_first = np.argsort(-speeds[: len(targets)], kind="stable")
     placed = np.empty_like(targets)
-    placed[fastest_first] = np.sort(targets)[::-1]
+    placed[np.argsort(-speeds, kind="stable")] = np.sort(targets)[::-1]
     others = placed == targets.min()
-    speeds = speeds[: len(targets)][others]
-    placed[others] *= speeds / (math.fsum(speeds) / len(speeds))  # exact on every processor
+    placed[others] *= speeds[others] / (math.fsum(speeds[others]) / others.sum())  # exact on every processor
     return placed
 
 
@@ -193,11 +193,7 @@ def _separate_steps(problem: Problem, num_partitions: int, num_steps: int) -> np
     part_of = np.empty(len(problem.work), dtype=np.int64)
     for step in range(num_steps):
         samples = np.flatnonzero(step_of == step)
-        one_step = replace(
-            problem,
-            speeds=problem.speeds[:num_partitions],
-            work=problem.work[samples],
-            tokens=problem.tokens[samples],
-        )
+        work, tokens = problem.work[samples], problem.tokens[samples]
+        one_step = replace(problem, speeds=problem.speeds[:num_partitions], work=work, tokens=tokens)
         part_of[samples] = step * num_partitions + refine_from_scratch(one_step, 0.0)
     return part_of

@@ -52,13 +52,21 @@ def as_workloads(workloads: ArrayLike, name: str = "workloads") -> np.ndarray:
     return values
 
 
-def as_integers(values: np.ndarray, bits: int = LOAD_BITS) -> np.ndarray:
+@compiled
+def as_integers(values: np.ndarray, bits: int) -> np.ndarray:
     """Scales non-negative float64 `[samples]` by a power of two and rounds them to int64.
 
     The power is the largest that keeps the sum below 2**bits for sure, so the unit of the numbers does not
     matter. Rounding changes a number by at most 2**(1 − bits) of the largest possible sum.
     """
-    return _as_integers(values, bits)
+    scaled = np.empty(len(values), dtype=np.int64)
+    largest = 0.0
+    for value in values:
+        largest = max(largest, value)
+    shift = bits - math.frexp(largest)[1] - math.frexp(float(len(values)))[1]
+    for i in range(len(values)):
+        scaled[i] = np.int64(np.rint(math.ldexp(values[i], shift)))
+    return scaled
 
 
 def as_tokens(tokens: ArrayLike, num_samples: int) -> np.ndarray:
@@ -107,15 +115,3 @@ def _first_bad(values: np.ndarray) -> int:
         if not 0 <= values[i] < np.inf:  # NaN compares as False
             return i
     return -1
-
-
-@compiled
-def _as_integers(values: np.ndarray, bits: int) -> np.ndarray:
-    scaled = np.empty(len(values), dtype=np.int64)
-    largest = 0.0
-    for value in values:
-        largest = max(largest, value)
-    shift = bits - math.frexp(largest)[1] - math.frexp(float(len(values)))[1]
-    for i in range(len(values)):
-        scaled[i] = np.int64(np.rint(math.ldexp(values[i], shift)))
-    return scaled

@@ -69,5 +69,5 @@ def test_no_step_compiles(settings):
     before, after = _before_and_after_placing(**settings)
     assert before == after and len(before) > 4
     assert "_level" not in before  # pieces
-    assert ("_placed" in before) == ("group_feature" in settings)
+    assert ("place_units" in before) == ("group_feature" in settings)
     assert ("search_to" in before) == ("partitioner" not in settings)
