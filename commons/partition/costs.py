@@ -25,39 +25,24 @@ class Copies(NamedTuple):
     """Groups of samples, and the parts that have some of each; all int64.
 
     A slot is a part with samples of a group. Those of a group lie side by side, ascending by part.
-
-    Attributes:
-        group_of: `[samples]`, NONE for a sample without others.
-        cost: `[groups]`, of each part with samples of the group, beyond the first.
-        start: `[groups + 1]`, the first slot of each group.
-        used: `[groups]`, slots in use.
-        part, samples: `[slots]`, a part, and how many samples of the group it has.
     """
 
-    group_of: np.ndarray
-    cost: np.ndarray
-    start: np.ndarray
-    used: np.ndarray
-    part: np.ndarray
-    samples: np.ndarray
+    group_of: np.ndarray  # [samples], NONE for a sample without others
+    cost: np.ndarray  # [groups], of each part with samples of the group, beyond the first
+    start: np.ndarray  # [groups + 1], the first slot of each group
+    used: np.ndarray  # [groups], slots in use
+    part: np.ndarray  # [slots]
+    samples: np.ndarray  # [slots], how many samples of the group the part has
 
 
 class Costs(NamedTuple):
-    """Costs of having a sample away from home, and from its group; all int64.
+    """Costs of having a sample away from home, and from its group; all int64."""
 
-    Attributes:
-        home: `[samples]`, the part that each is in at first.
-        to_move: `[samples]`, the cost of each when it moves.
-        node_of: `[parts]`, ascending.
-        looks: `[2]`, swaps looked at so far, and how many may be; all searches of a plan share it.
-        copies: of groups; there are none where all samples may move alone.
-    """
-
-    home: np.ndarray
-    to_move: np.ndarray
-    node_of: np.ndarray
-    looks: np.ndarray
-    copies: Copies
+    home: np.ndarray  # [samples], the part that each is in at first
+    to_move: np.ndarray  # [samples], the cost of each when it moves
+    node_of: np.ndarray  # [parts], ascending
+    looks: np.ndarray  # [2], swaps looked at so far, and how many may be; all searches of a plan share it
+    copies: Copies  # of groups; there are none where all samples may move alone
 
     def allow_looks(self, looks: int) -> None:
         """Lets searches look at `looks` × n × log2(n) more swaps of n samples."""
@@ -110,7 +95,7 @@ def _find_slot(copies: Copies, group: int, part: int) -> int:
 
 
 @inner
-def samples_in(copies: Copies, group: int, part: int) -> int:
+def count_samples(copies: Copies, group: int, part: int) -> int:
     """How many samples of the group the part has."""
     slot = _find_slot(copies, group, part)
     has_some = slot < copies.start[group] + copies.used[group] and copies.part[slot] == part
@@ -153,8 +138,8 @@ def copying_cost(copies: Copies, sample: int, source: int, to: int) -> int:
     group = copies.group_of[sample]
     if group == NONE:
         return 0
-    is_first = samples_in(copies, group, to) == 0
-    is_last = samples_in(copies, group, source) == 1
+    is_first = count_samples(copies, group, to) == 0
+    is_last = count_samples(copies, group, source) == 1
     return copies.cost[group] * (int(is_first) - int(is_last))
 
 

@@ -44,7 +44,7 @@ def place_longest_first(task: Task) -> np.ndarray:
             if amount[part] + tokens[sample] > task.max_tokens:
                 room = task.max_tokens - tokens[sample]
                 rows = fewest if spare == 0 else most
-                at = _lightest_with_room(heap, end, loads, size, amount, room, rows)
+                at = _find_lightest(heap, end, loads, size, amount, room, rows)
                 if at == NONE:
                     break
                 part = heap[at]
@@ -72,7 +72,7 @@ def place_longest_first(task: Task) -> np.ndarray:
 
 
 @inner
-def _lightest_with_room(
+def _find_lightest(
     heap: np.ndarray, end: int, loads: np.ndarray, size: np.ndarray, amount: np.ndarray, room: int, most: int
 ) -> int:
     """Position in the heap of the lightest part with at most `room` tokens and fewer than `most` samples."""
@@ -264,7 +264,7 @@ def place_units(
                 at_home[home[sample]] = 0
             # 3. Without such a home, take the part with most room, and place the rest again.
             if best == NONE:
-                best, count = _most_room(load, size, most, lightest, cut_at, sums[: rows + 1])
+                best, count = _find_room(load, size, most, lightest, cut_at, sums[: rows + 1])
             for sample in samples[first : first + count]:
                 part_of[sample] = best
             load[best] += sums[count]
@@ -274,7 +274,7 @@ def place_units(
 
 
 @inner
-def _most_room(
+def _find_room(
     load: np.ndarray, size: np.ndarray, most: int, lightest: np.ndarray, cut_at: int, sums: np.ndarray
 ) -> tuple[int, int]:
     """The part that takes most of a unit, the lightest of these, and how many samples; at least 1.

@@ -74,17 +74,11 @@ def check_moves_per_copy(moves_per_copy: float) -> float:
 
 @dataclass(frozen=True)
 class GroupSearch:
-    """A search that keeps samples of a problem together; samples are in its order.
-
-    Attributes:
-        problem: of all samples.
-        costs: of moves and copies.
-        by_home: int64 `[samples]`, sorted by home.
-    """
+    """A search that keeps samples of a problem together; samples are in its order."""
 
     problem: Problem
     costs: Costs
-    by_home: np.ndarray
+    by_home: np.ndarray  # int64 [samples], sorted by home
 
     @staticmethod
     def of(problem: Problem, costs: Costs, groups: ArrayLike, moves_per_copy: float) -> GroupSearch | None:
@@ -151,7 +145,7 @@ class GroupSearch:
     def _from_units(self, target: int) -> Iterator[np.ndarray]:
         """Yields the results from units that are cut in several ways."""
         starts: list[np.ndarray] = []
-        unit_of = _divide_into_units(self.costs, self._sort_by(self.costs.copies.group_of, self.by_home))
+        unit_of = _divide_into_units(self.costs, _sort_by_number(self.costs.copies.group_of, self.by_home))
         are_many = len(unit_of) > FEW_SAMPLES
         overfull_of_many = OVERFULL_OF_EQUAL_ROWS if self.problem.fewest > 0 else OVERFULL_OF_FREE_ROWS
         for overfull in overfull_of_many if are_many else OVERFULL:
@@ -164,16 +158,8 @@ class GroupSearch:
             if are_many and self.reaches(part_of, target):
                 return
 
-    def _sort_by(self, numbers: np.ndarray, samples: np.ndarray) -> np.ndarray:
-        """Those samples whose number, int64 `[samples]`, is not NONE, sorted by number."""
-        order, ends = bucket(numbers[samples] + 1, int(numbers.max()) + 2)
-        return samples[order][ends[0] :]
-
     def _place(self, unit_of: np.ndarray, target: int, cut_at: int) -> np.ndarray:
-        """int64 `[samples]`, the part of each: units at home where there is room, else in the lightest part.
-
-        Units are cut that have no place within `most` samples and a load of `cut_at`.
-        """
+        """Calls `place_units`; returns int64 `[samples]`, the part of each."""
         problem = self.problem
         by_unit, ends = bucket(unit_of[self.by_home], int(unit_of.max()) + 1)
         order = np.argsort(-np.bincount(unit_of, problem.work), kind="stable")
@@ -202,7 +188,7 @@ class GroupSearch:
         alone = group_of == NONE
         number = group_of.copy()
         number[alone] = len(costs.copies.cost) + np.arange(np.count_nonzero(alone))
-        order = self._sort_by(number, self._sort_by(part_of, self.by_home))
+        order = _sort_by_number(number, _sort_by_number(part_of, self.by_home))
         run_of = _divide_into_runs(number, part_of, order, longest)
         work = sum_per_part(problem.work, run_of, int(run_of.max()) + 1)
         heaviest_first = np.argsort(-work, kind="stable")
@@ -231,12 +217,10 @@ def _divide_into_units(costs: Costs, in_groups: np.ndarray) -> np.ndarray:
     Example: a copy costs 64. A group with 100 samples on one part, 70 on another, and 3 on a third, which
     cost 1 each, makes units of 103 and 70: the 3 join the 100.
 
-    Args:
-        costs: of moves and copies.
-        in_groups: the samples with others, sorted by group and home.
+    `in_groups` are the samples with others, sorted by group and home.
     """
     group_of = costs.copies.group_of
-    # 1. Divide groups by home. Example: 100, 70, and 3 samples of one group.
+    # 1. Divide groups by home.
     share, begins = _number_runs(group_of[in_groups], costs.home[in_groups])
     group = group_of[in_groups[begins]]
     cost = np.bincount(share, costs.to_move[in_groups]).astype(np.int64)
@@ -267,6 +251,12 @@ def _divide_into_runs(
     run_of, place = np.empty_like(order), np.arange(len(order)) - begins[share]
     run_of[order] = (np.cumsum(runs) - runs)[share] + place * runs[share] // size[share]
     return run_of
+
+
+def _sort_by_number(numbers: np.ndarray, samples: np.ndarray) -> np.ndarray:
+    """Sorts those samples whose number, int64 `[samples]`, is not NONE, stably."""
+    order, ends = bucket(numbers[samples] + 1, int(numbers.max()) + 2)
+    return samples[order][ends[0] :]
 
 
 def _number_runs(one: np.ndarray, other: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -151,7 +151,7 @@ def micro_batch_imbalance(workloads: ArrayLike, micro_batches: Sequence[Sequence
             micro-batches on every rank.
     """
     values = as_workloads(workloads)
-    loads = np.array([[values[indices].sum() for indices in of_rank] for of_rank in micro_batches])
+    loads = np.array([[values[indices].sum() for indices in rank] for rank in micro_batches])
     return time_relative_to_mean(loads)
 
 

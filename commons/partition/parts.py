@@ -23,49 +23,29 @@ SHORT_RUN = 16
 
 
 class Task(NamedTuple):
-    """Samples to place, and what a part may take; all arrays are int64.
+    """Samples to place, and what a part may take; all arrays are int64."""
 
-    Attributes:
-        work: `[samples]`, descending.
-        tokens: `[samples]`.
-        initial: `[parts]`, the load that each part carries before its first sample.
-        target: a part is light enough with this load, the initial one included.
-        fewest, most: samples of a part.
-        max_tokens: sum of a part's tokens.
-    """
-
-    work: np.ndarray
-    tokens: np.ndarray
-    initial: np.ndarray
-    target: int
-    fewest: int
+    work: np.ndarray  # [samples], descending
+    tokens: np.ndarray  # [samples]
+    initial: np.ndarray  # [parts], the load that each part carries before its first sample
+    target: int  # a part is light enough with this load, the initial one included
+    fewest: int  # samples of a part
     most: int
-    max_tokens: int
+    max_tokens: int  # sum of a part's tokens
 
 
 class Parts(NamedTuple):
-    """A placement of the task's samples that a search changes; all arrays are int64.
-
-    Attributes:
-        task: what is placed.
-        part_of: `[samples]`, the part of each.
-        members: the samples of part p, ascending, from `start[p]` on; room for more follows them.
-        start: `[parts + 1]`, positions in `members`.
-        size: `[parts]`, samples.
-        load, amount: `[parts]`, sums of work, on top of the initial load, and of tokens.
-        by_load: `[parts]`, the lightest part first; of equally light parts, the one with the smaller index.
-        place: `[parts]`, position of each part in `by_load`.
-    """
+    """A placement of the task's samples that a search changes; all arrays are int64."""
 
     task: Task
-    part_of: np.ndarray
-    members: np.ndarray
-    start: np.ndarray
-    size: np.ndarray
-    load: np.ndarray
-    amount: np.ndarray
-    by_load: np.ndarray
-    place: np.ndarray
+    part_of: np.ndarray  # [samples], the part of each
+    members: np.ndarray  # the samples of part p, ascending, from start[p] on; room for more follows them
+    start: np.ndarray  # [parts + 1], positions in `members`
+    size: np.ndarray  # [parts], samples
+    load: np.ndarray  # [parts], sums of work, on top of the initial load
+    amount: np.ndarray  # [parts], sums of tokens
+    by_load: np.ndarray  # [parts], the lightest part first; of equally light parts, the smaller index
+    place: np.ndarray  # [parts], position of each part in `by_load`
 
 
 @compiled
@@ -240,7 +220,7 @@ def even_out(task: Task, part_of: np.ndarray) -> None:
 
 
 @njit(inline="always")
-def first_below(work: np.ndarray, members: np.ndarray, start: int, end: int, value: int) -> int:
+def find_below(work: np.ndarray, members: np.ndarray, start: int, end: int, value: int) -> int:
     """The first position from `start` to `end` whose sample has less work than `value`."""
     while start < end:
         middle = (start + end) // 2

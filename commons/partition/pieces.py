@@ -13,16 +13,11 @@ from .parts import NONE, argsort, bucket
 
 @dataclass(frozen=True)
 class Pieces:
-    """Pieces in the order of their samples, and along each sample.
+    """Pieces in the order of their samples, and along each sample."""
 
-    Attributes:
-        sample: int64 `[pieces]`, ascending; every sample has at least one piece.
-        begin, end: int64 `[pieces]`, the cost of its sample before each piece and through it.
-    """
-
-    sample: np.ndarray
-    begin: np.ndarray
-    end: np.ndarray
+    sample: np.ndarray  # int64 [pieces], ascending; every sample has at least one piece
+    begin: np.ndarray  # int64 [pieces], the cost of its sample before each piece
+    end: np.ndarray  # int64 [pieces], and through it
 
     @property
     def costs(self) -> np.ndarray:
@@ -63,16 +58,13 @@ def cut_heavy(
 
 
 class _Cuttable(NamedTuple):
-    """Pieces on heavy parts, int64 `[pieces]` each, which cuts change.
-
-    `least_first` and `least` are the cost that the first piece of a sample, and any other, has at least.
-    """
+    """Pieces on heavy parts, int64 `[pieces]` each, which cuts change."""
 
     begin: np.ndarray
     end: np.ndarray
     part_of: np.ndarray
-    least_first: np.ndarray
-    least: np.ndarray
+    least_first: np.ndarray  # cost that a piece has at least, if it is the first of its sample
+    least: np.ndarray  # and that any other has
 
 
 def level(
@@ -131,7 +123,7 @@ def _level(pieces: _Cuttable, loads: np.ndarray, most: int, goal: int) -> np.nda
             on_part = on_part[part_of[on_part] == heavy]
             excess, room = loads[heavy] - goal, most - loads[light]
             wanted = min(excess, goal - loads[light])
-            piece, first, last = _best_cut(pieces, on_part, wanted, excess, room)
+            piece, first, last = _find_cut(pieces, on_part, wanted, excess, room)
             if piece == NONE:
                 break
             # 2. Give it: a whole piece, or what is cut off its front or its back.
@@ -150,7 +142,7 @@ def _level(pieces: _Cuttable, loads: np.ndarray, most: int, goal: int) -> np.nda
 
 
 @inner
-def _best_cut(
+def _find_cut(
     pieces: _Cuttable, on_part: np.ndarray, wanted: int, excess: int, room: int
 ) -> tuple[int, int, int]:
     """Finds what a heavy part gives away: (piece, begin, end); NONE if nothing helps.

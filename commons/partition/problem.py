@@ -25,25 +25,16 @@ from .workloads import (
 
 @dataclass(frozen=True)
 class Problem:
-    """Samples from the heaviest to the lightest, and what every part may take.
+    """Samples from the heaviest to the lightest, and what every part may take."""
 
-    Attributes:
-        speeds: float64 `[parts]`, 1.0 for the fastest; the time of a part is its load ÷ its speed.
-        order: int64 `[samples]`, the caller's index of each sample.
-        work, tokens: int64 `[samples]`; tokens are 0 where nothing caps them.
-        fewest, most: samples of a part.
-        max_tokens: sum of a part's tokens.
-        token_goal: tokens that a part should have at most; NO_CAP where nothing says so.
-    """
-
-    speeds: np.ndarray
-    order: np.ndarray
-    work: np.ndarray
-    tokens: np.ndarray
-    fewest: int
+    speeds: np.ndarray  # float64 [parts], 1.0 for the fastest; the time of a part is its load ÷ its speed
+    order: np.ndarray  # int64 [samples], the caller's index of each sample
+    work: np.ndarray  # int64 [samples]
+    tokens: np.ndarray  # int64 [samples]; 0 where nothing caps them
+    fewest: int  # samples of a part
     most: int
-    max_tokens: int = NO_CAP
-    token_goal: int = NO_CAP
+    max_tokens: int = NO_CAP  # sum of a part's tokens
+    token_goal: int = NO_CAP  # tokens that a part should have at most; NO_CAP where nothing says so
 
     @staticmethod
     def of(
@@ -67,9 +58,8 @@ class Problem:
         num_partitions = int(num_partitions)  # a narrower numpy integer would overflow, and recompile
         values = as_workloads(workloads)
         relative = as_speeds(speeds, num_partitions)
-        integers = as_integers(
-            values, SPEED_BITS if speeds is not None and are_unequal(relative) else LOAD_BITS
-        )
+        bits = SPEED_BITS if speeds is not None and are_unequal(relative) else LOAD_BITS
+        integers = as_integers(values, bits)
         order = np.argsort(-integers, kind="stable")
         amounts = _check_tokens(tokens, max_tokens, token_tolerance, len(values), num_partitions)
         fewest, most = 0, len(values)

@@ -209,23 +209,23 @@ def refine_from_scratch(problem: Problem, tolerance: float) -> np.ndarray:
         equal_sizes = difference(problem, num_parts)
         least = problem.time_within_limits(equal_sizes)
     if equal_sizes is not None and (is_small or least <= target * (1 + NEAR)):
-        best, time = _better(problem, best, time, equal_sizes, target)
+        best, time = _pick_better(problem, best, time, equal_sizes, target)
     # 2. Differencing with free sizes.
     if is_small and problem.fewest < problem.most - 1 and len(work) * num_parts <= SHORT_DIFFERENCING:
-        best, time = _better(problem, best, time, difference(problem, 1), target)
+        best, time = _pick_better(problem, best, time, difference(problem, 1), target)
     # 3. Longest first, the usual start.
     if is_small or time > target * (1 + GOOD):
         start = place_longest_first(problem.within(target))
         if time == NO_CAP:
             best = start  # even where it leaves samples without a place
-        best, time = _better(problem, best, time, start, target)
+        best, time = _pick_better(problem, best, time, start, target)
     # 4. Differencing with equal sizes, if all that was worse.
     if time > max(least, target):
         if equal_sizes is None:
             equal_sizes = difference(problem, num_parts)
         least = problem.time_within_limits(equal_sizes)
         if time == NO_CAP:
-            best, time = _better(problem, best, time, equal_sizes, target)
+            best, time = _pick_better(problem, best, time, equal_sizes, target)
         elif least < time:
             best = equal_sizes  # refining it would take longer than all before
     return best
@@ -239,7 +239,7 @@ def difference(problem: Problem, width: int) -> np.ndarray:
     return np.argsort(-problem.speeds, kind="stable")[part_of]
 
 
-def _better(
+def _pick_better(
     problem: Problem, best: np.ndarray, time: int, start: np.ndarray, target: int
 ) -> tuple[np.ndarray, int]:
     """The better of `best` and `start`, refined, and its longest time; NO_CAP stands for no partition."""
@@ -251,12 +251,12 @@ def _better(
     if start_time > target:
         start_time = refine_within(problem, start, target)
         if start_time > target and are_unequal(problem.speeds):
-            start = _heaviest_on_fastest(problem, start)
+            start = _match_speeds(problem, start)
             start_time = refine_within(problem, start, target)
     return (start, start_time) if start_time < time else (best, time)
 
 
-def _heaviest_on_fastest(problem: Problem, part_of: np.ndarray) -> np.ndarray:
+def _match_speeds(problem: Problem, part_of: np.ndarray) -> np.ndarray:
     """The same partition, its parts renumbered: the heavier, the faster. No time is longer than before."""
     by_load = np.argsort(-sum_per_part(problem.work, part_of, problem.num_parts), kind="stable")
     number = np.empty_like(by_load)

@@ -11,7 +11,7 @@ import numpy as np
 
 from .compiled import compiled, inner
 from .costs import LOOKS, Costs, copying_cost, count_copies, moving_cost, returning_cost, swap_and_count
-from .parts import NONE, RESOLUTION, Parts, Task, first_below, fits, make_parts, swap
+from .parts import NONE, RESOLUTION, Parts, Task, find_below, fits, make_parts, swap
 
 # For balance alone, a swap is accepted once it brings the heaviest part near the middle between it and the
 # lightest: within 1/8 of their distance. Until then, this many partners are tried in either direction after
@@ -71,11 +71,11 @@ def find_swap(parts: Parts, heavy: int, least: int, most_looks: int) -> tuple[in
     below = load - least + 1  # what the larger load has to be under
     enough = load - (load - lightest) // 2 + (load - lightest) // NEAR_ENOUGH
     gives, partner, returns, looks = NONE, NONE, NONE, 0
-    taker = NONE if parts.size[heavy] == task.fewest else _lightest_taker(parts, heavy, NONE)
+    taker = NONE if parts.size[heavy] == task.fewest else _find_taker(parts, heavy, NONE)
     for at in range(parts.start[heavy], parts.start[heavy] + parts.size[heavy]):
         # 1. The best sample in return takes half the distance to the lightest part.
         i = parts.members[at]
-        middle = _first_at_most(work, i + 1, work[i] - (load - lightest) // 2)
+        middle = _find_at_most(work, i + 1, work[i] - (load - lightest) // 2)
         # 2. From there, try lighter and heavier ones, as long as they can be better than the best so far.
         for step in (1, -1):
             j = middle if step == 1 else middle - 1
@@ -90,7 +90,7 @@ def find_swap(parts: Parts, heavy: int, least: int, most_looks: int) -> tuple[in
                 looks += 1
         # 3. Where sizes allow it, the lightest part may take the sample for none.
         if taker != NONE and max(load - work[i], loads[taker] + work[i]) < below:
-            other = _lightest_taker(parts, heavy, i)  # the same, unless it has no room for its tokens
+            other = _find_taker(parts, heavy, i)  # the same, unless it has no room for its tokens
             if other != NONE and max(load - work[i], loads[other] + work[i]) < below:
                 below, gives, partner, returns = max(load - work[i], loads[other] + work[i]), i, other, NONE
         if looks > most_looks or (partner != NONE and below <= enough):
@@ -99,7 +99,7 @@ def find_swap(parts: Parts, heavy: int, least: int, most_looks: int) -> tuple[in
 
 
 @inner
-def _lightest_taker(parts: Parts, giver: int, sample: int) -> int:
+def _find_taker(parts: Parts, giver: int, sample: int) -> int:
     """The lightest part with room for one more sample, and for this one unless it is NONE; else NONE."""
     for taker in parts.by_load:
         if taker == giver or parts.size[taker] == parts.task.most:
@@ -110,7 +110,7 @@ def _lightest_taker(parts: Parts, giver: int, sample: int) -> int:
 
 
 @inner
-def _first_at_most(work: np.ndarray, start: int, value: int) -> int:
+def _find_at_most(work: np.ndarray, start: int, value: int) -> int:
     """The first sample from `start` on whose work is at most `value`; the number of samples if none is."""
     left = len(work) - start
     while left > 1:  # without a branch, which the processor would mispredict every other time
@@ -141,7 +141,7 @@ def _lighten(parts: Parts, costs: Costs, at_any_price: bool) -> bool:
     least = max(int(RESOLUTION * target), 1)
     while len(parts.load) > 1 and parts.load[parts.by_load[-1]] > target:
         heavy = parts.by_load[-1]
-        gives, partner, returns = _cheapest_swap(parts, costs, heavy, least)
+        gives, partner, returns = _find_cheap_swap(parts, costs, heavy, least)
         if partner == NONE and at_any_price:
             most_looks = costs.looks[1] - costs.looks[0]
             gives, partner, returns, looks = find_swap(parts, heavy, least, most_looks)
@@ -153,7 +153,7 @@ def _lighten(parts: Parts, costs: Costs, at_any_price: bool) -> bool:
 
 
 @inner
-def _cheapest_swap(parts: Parts, costs: Costs, heavy: int, least: int) -> tuple[int, int, int]:
+def _find_cheap_swap(parts: Parts, costs: Costs, heavy: int, least: int) -> tuple[int, int, int]:
     """(sample given, partner, sample returned); the partner is NONE if no swap takes at least `least`.
 
     First come swaps that bring the heavy part to the target at once, within its node and then anywhere. Then
@@ -167,14 +167,14 @@ def _cheapest_swap(parts: Parts, costs: Costs, heavy: int, least: int) -> tuple[
         for near in (True, False):
             if near and not has_nodes:
                 continue
-            found = _best_swap(parts, costs, heavy, relief, near, candidates)
+            found = _find_best_swap(parts, costs, heavy, relief, near, candidates)
             if found[1] != NONE:
                 return found
     return NONE, NONE, NONE
 
 
 @inner
-def _best_swap(
+def _find_best_swap(
     parts: Parts, costs: Costs, heavy: int, least: int, near: bool, candidates: int
 ) -> tuple[int, int, int]:
     """The swap that takes most off the load above the target for its cost, at least `least`.
@@ -222,7 +222,7 @@ def _best_swap(
             if min(needed, headroom, work[i] - lightest) <= best * price:
                 continue
             # 3. Samples to return, from the lightest on, because it is the cheapest; last, none.
-            j = first_below(work, members, start, stop, work[i] - most)
+            j = find_below(work, members, start, stop, work[i] - most)
             if j == start and not may_give:
                 continue
             moved = moving_cost(costs, i, heavy, taker)
@@ -275,7 +275,7 @@ def _send_home(parts: Parts, costs: Costs) -> None:
         for goal in range(end - first + joins):
             to = first + goal if goal < end - first else costs.copies.part[slot + goal - (end - first)]
             if to != part:
-                cost, returned = _cheapest_return(parts, costs, i, to)
+                cost, returned = _find_return(parts, costs, i, to)
                 if cost < cheapest:
                     cheapest, goes_to, returns = cost, to, returned
         if goes_to != NONE:
@@ -283,7 +283,7 @@ def _send_home(parts: Parts, costs: Costs) -> None:
 
 
 @inner
-def _cheapest_return(parts: Parts, costs: Costs, sample: int, to: int) -> tuple[int, int]:
+def _find_return(parts: Parts, costs: Costs, sample: int, to: int) -> tuple[int, int]:
     """(cost of moving a sample to this part, what comes back for it); the cost is 0 if none saves any."""
     task, load, members, part = parts.task, parts.load, parts.members, parts.part_of[sample]
     work, cheapest, returns = task.work, 0, NONE
@@ -293,8 +293,8 @@ def _cheapest_return(parts: Parts, costs: Costs, sample: int, to: int) -> tuple[
     # What comes back has at least the work that `to` has no room for, and at most what `part` has room for.
     least, most = work[sample] - (task.target - load[to]), work[sample] + task.target - load[part]
     start, stop = parts.start[to], parts.start[to] + parts.size[to]
-    first = first_below(work, members, start, stop, most + 1)
-    end = first_below(work, members, start, stop, least)
+    first = find_below(work, members, start, stop, most + 1)
+    end = find_below(work, members, start, stop, least)
     may_go = least <= 0 <= most and parts.size[part] > task.fewest and parts.size[to] < task.most
     step = max((end - first) // MOST_TRIED, 1)
     for at in range(first, end + may_go * step, step):

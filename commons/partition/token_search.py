@@ -69,7 +69,7 @@ def relieve(
     count_copies(costs.copies, part_of)
     full = np.argmax(parts.amount)
     while parts.amount[full] > goal and most_looks > 0:
-        gives, taker, returns, looks = _relieving_swap(parts, costs, full, goal)
+        gives, taker, returns, looks = _find_relief(parts, costs, full, goal)
         most_looks -= looks
         if taker == NONE:
             break
@@ -91,7 +91,7 @@ def _leaves_home(costs: Costs, sample: int, source: int, to: int) -> int:
 
 
 @inner
-def _relieving_swap(parts: Parts, costs: Costs, full: int, goal: int) -> tuple[int, int, int, int]:
+def _find_relief(parts: Parts, costs: Costs, full: int, goal: int) -> tuple[int, int, int, int]:
     """Finds the swap that takes most tokens above the goal off the full part, for its cost.
 
     The taker may end above the goal, but that counts against the swap; it ends below what the full part had.

@@ -3,8 +3,8 @@
 Groups differ in rows. Where parts may not, swaps of one run for another hardly find a match. In a trade, a
 third group makes up for the difference, best one that both parts have anyway.
 
-Example: part 0 has 4 rows of group A, whose others are in part 1. There, 3 rows of group B are at home in
-part 0. A for B leaves part 1 with a row too many. Both parts have samples of group C: one of them goes to
+Example: part 0 has 4 rows of group A, whose others are in part 1. Part 1 has 3 rows of group B, whose others
+are in part 0. A for B leaves part 1 with a row too many. Both parts have rows of group C: one of them goes to
 part 0. A and B have a copy less each, and C as many as before.
 """
 
@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from .compiled import compiled, inner
-from .costs import Costs, count_copies, moving_cost, samples_in, swap_and_count
+from .costs import Costs, count_copies, count_samples, moving_cost, swap_and_count
 from .parts import NONE, Parts, Task, bucket, fits_tokens, make_parts
 from .search import MOST_TO_JOIN, MOST_TRIED
 
@@ -27,50 +27,30 @@ MOST_ROWS_TO_HOME = 32
 
 
 class Stock(NamedTuple):
-    """Groups that a part has and could give to another; a sample without others counts as one.
-
-    Attributes:
-        part, to: who has them, and who would get them.
-        group: int64 `[groups]`, NONE for a sample without others.
-        start: int64 `[groups + 1]`, the first of each in `sample`.
-        copy_cost: int64 `[groups]`.
-        is_shared: bool `[groups]`, whether the other part has samples of it, too.
-        thirds: int64 `[thirds]`, groups that are tried as a third.
-        sample: int64 `[samples]`, by group, first those that cost nothing to move.
-        work, tokens, cost: int64 `[samples + 1]`, sums over the samples before; costs are those of moves.
-    """
+    """Groups that a part has and could give to another; a sample without others counts as one."""
 
     part: int
-    to: int
-    group: np.ndarray
-    start: np.ndarray
-    copy_cost: np.ndarray
-    is_shared: np.ndarray
-    thirds: np.ndarray
-    sample: np.ndarray
-    work: np.ndarray
-    tokens: np.ndarray
-    cost: np.ndarray
+    to: int  # the part that would get them
+    group: np.ndarray  # int64 [groups], NONE for a sample without others
+    start: np.ndarray  # int64 [groups + 1], the first of each in `sample`
+    copy_cost: np.ndarray  # int64 [groups]
+    is_shared: np.ndarray  # bool [groups], whether the other part has samples of it, too
+    thirds: np.ndarray  # int64 [thirds], groups that are tried as a third
+    sample: np.ndarray  # int64 [samples], by group, first those that cost nothing to move
+    work: np.ndarray  # int64 [samples + 1], sums over the samples before
+    tokens: np.ndarray  # likewise
+    cost: np.ndarray  # likewise, of moves
 
 
 class Trade(NamedTuple):
-    """Samples that change places with all of a group in part `source`.
+    """Samples that change places with all of a group in part `source`."""
 
-    Attributes:
-        cost: negative if it saves any.
-        to: the part that the group goes to; NONE for no trade.
-        back: the group that comes back, a number in what `to` has; NONE for none.
-        third: another one, a number in what its part has; NONE for none.
-        rows: samples of the third.
-        source_gives: whether the third is given by `source`, not by `to`.
-    """
-
-    cost: int
-    to: int
-    back: int
-    third: int
-    rows: int
-    source_gives: bool
+    cost: int  # negative if it saves any
+    to: int  # the part that the group goes to; NONE for no trade
+    back: int  # the group that comes back, a number in what `to` has; NONE for none
+    third: int  # another one, a number in what its part has; NONE for none
+    rows: int  # samples of the third
+    source_gives: bool  # whether the third is given by `source`, not by `to`
 
 
 @compiled
@@ -88,7 +68,7 @@ def trade(task: Task, part_of: np.ndarray, costs: Costs) -> None:
             slot = copies.start[group]
             while slot < copies.start[group] + copies.used[group] and costs.looks[0] <= costs.looks[1]:
                 source = copies.part[slot]
-                found = _best_trade(parts, costs, members, source, number)
+                found = _find_trade(parts, costs, members, source, number)
                 if found.to == NONE:
                     slot += 1
                 else:
@@ -130,7 +110,7 @@ def _take_stock(parts: Parts, costs: Costs, part: int, to: int, number: np.ndarr
         group = group_of[entry]
         if group != NONE:
             copy_cost[entry] = copies.cost[group]
-            is_shared[entry] = samples_in(copies, group, to) > 0
+            is_shared[entry] = count_samples(copies, group, to) > 0
             number[group] = NONE
         if is_shared[entry] or entry % step == 0:
             thirds[num_thirds] = entry
@@ -157,7 +137,7 @@ def _giving_cost(stock: Stock, entry: int, rows: int) -> int:
 
 
 @inner
-def _best_trade(parts: Parts, costs: Costs, members: np.ndarray, source: int, number: np.ndarray) -> Trade:
+def _find_trade(parts: Parts, costs: Costs, members: np.ndarray, source: int, number: np.ndarray) -> Trade:
     """The cheapest trade of what `source` has of a group, int64 `members`.
 
     It goes to parts that have others of the group, or to the home of one.
@@ -174,7 +154,7 @@ def _best_trade(parts: Parts, costs: Costs, members: np.ndarray, source: int, nu
         # 1. Skip parts where the group would save nothing.
         joins_others = goal < joins
         to = copies.part[copies.start[group] + goal] if joins_others else home
-        if to in (source, NONE) or (not joins_others and samples_in(copies, group, to) > 0):
+        if to in (source, NONE) or (not joins_others and count_samples(copies, group, to) > 0):
             continue
         rows, cost = 0, -copies.cost[group] if joins_others else 0
         for sample in members:
@@ -229,7 +209,7 @@ def _even_out(parts: Parts, costs: Costs, group: int, gives: Stock, returns: Sto
         most, heaviest = (-rows_of_source, -load_of_source) if to_gives else (-rows_of_to, -load_of_to)
         group_back = returns.group[back] if back != NONE else NONE
         for third in stock.thirds:
-            count = _fewest_rows(stock, third, least, lightest)
+            count = _count_rows(stock, third, least, lightest)
             start = stock.start[third]
             work = stock.work[start + count] - stock.work[start]
             if count > most or work < lightest or work > heaviest or count < least:
@@ -247,7 +227,7 @@ def _even_out(parts: Parts, costs: Costs, group: int, gives: Stock, returns: Sto
 
 
 @inner
-def _fewest_rows(stock: Stock, entry: int, least: int, lightest: int) -> int:
+def _count_rows(stock: Stock, entry: int, least: int, lightest: int) -> int:
     """Samples of a group to give that are at least so many, and so heavy; all if these are too few."""
     start, stop = stock.start[entry], stock.start[entry + 1]
     count, most = min(max(least, 1), stop - start), stop - start

@@ -68,12 +68,12 @@ def balance_window(
     tiled = np.tile(as_speeds(speeds, num_partitions), num_steps)
     problem = Problem.of(workloads, num_partitions * num_steps, equal_size, speeds=tiled)
     limit = np.inf if max_step_ratio is None else max_step_ratio
-    plans = _plans(problem, np.zeros((num_steps, num_partitions)))  # all steps alike
+    plans = _make_plans(problem, np.zeros((num_steps, num_partitions)))  # all steps alike
     if num_steps == 1 or len(problem.work) % (num_steps * num_partitions) == 0:
-        plans.append(_separate_steps(problem, num_partitions, num_steps))
+        plans.append(_plan_each_step(problem, num_partitions, num_steps))
     for margin in MARGINS:
-        targets = _targets(problem, num_partitions, num_steps, max(limit * margin, 1.0))
-        found = _plans(problem, targets)
+        targets = _set_targets(problem, num_partitions, num_steps, max(limit * margin, 1.0))
+        found = _make_plans(problem, targets)
         plans += found
         is_beyond, _ = _rank(problem, found[0], num_steps, limit)
         if not is_beyond:
@@ -103,29 +103,38 @@ def _rank(problem: Problem, part_of: np.ndarray, num_steps: int, limit: float) -
     return (False, sum(times)) if ratio <= limit else (True, ratio)
 
 
-def _targets(problem: Problem, num_partitions: int, num_steps: int, max_ratio: float) -> np.ndarray:
-    """float64 `[steps, parts]`: the target load of each part; only giants take steps above the ratio."""
+def _set_targets(problem: Problem, num_partitions: int, num_steps: int, max_ratio: float) -> np.ndarray:
+    """float64 `[steps, parts]`: the target load of each part; only giants take steps above the ratio.
+
+    Example: two steps of 4 parts share a load of 400, in it a giant of 100, under a ratio of 1.25. The first
+    step may have 250: its targets are 100 for the giant, and 50 each for the rest. The second step gets 37.5
+    for each part.
+    """
     work, rows = problem.work, problem.fewest
     left = int(work.sum())
     limit = max_ratio * left / num_steps if left else 0.0
-    # A giant's part also gets an equal share of the lightest samples.
+    # 1. A giant's part also gets an equal share of the lightest samples.
     num_giants = max(int(np.searchsorted(-work, -left / (num_partitions * num_steps))), 1)
     lightest = work[max(len(work) - num_giants * (rows - 1), 0) :] if rows > 1 else work[:0]
     with_fill = np.append(work + int(lightest.sum()) // num_giants, np.zeros(num_partitions, dtype=np.int64))
     targets = np.empty((num_steps, num_partitions))
     first = 0  # of the samples that are in no step yet
     for step in range(num_steps):
+        # 2. Without giants, all further steps are alike.
         mean = left / (num_partitions * (num_steps - step))
         largest = int(with_fill[first])
         if largest <= mean:
             targets[step:] = mean
             break
+        # 3. Else all parts get as much as the largest sample.
         total = int(min(num_partitions * largest, limit, left))
         targets[step] = total / num_partitions
         placed = num_partitions
-        if total < min(num_partitions * largest, left):  # not all parts may be as full as the largest
+        # 4. Where the ratio, or what is left, is too small for that, some parts have a giant each, and the
+        # others share the rest.
+        if total < min(num_partitions * largest, left):
             giants = with_fill[first : first + num_partitions]
-            number = _parts_with_giants(giants, total, LEAST_FILL * mean)
+            number = _count_giants(giants, total, LEAST_FILL * mean)
             total = max(total, int(giants[:number].sum()))
             others = (total - int(giants[:number].sum())) / max(num_partitions - number, 1)
             targets[step, :number], targets[step, number:] = giants[:number], others
@@ -136,8 +145,8 @@ def _targets(problem: Problem, num_partitions: int, num_steps: int, max_ratio: f
     return targets
 
 
-def _parts_with_giants(giants: np.ndarray, total: int, least: float) -> int:
-    """The number of parts of a step that get a giant of their own; `giants` is int64 `[parts]`, descending.
+def _count_giants(giants: np.ndarray, total: int, least: float) -> int:
+    """Counts the parts of a step that get a giant of their own; `giants` is int64 `[parts]`, descending.
 
     These giants are above the load of the other parts, which is at least `least`.
     """
@@ -151,7 +160,7 @@ def _parts_with_giants(giants: np.ndarray, total: int, least: float) -> int:
     return number
 
 
-def _plans(problem: Problem, targets: np.ndarray) -> list[np.ndarray]:
+def _make_plans(problem: Problem, targets: np.ndarray) -> list[np.ndarray]:
     """Places the samples so that loads come near the targets `[steps, parts]`.
 
     Returns:
@@ -187,7 +196,7 @@ def _adapt_to_speeds(targets: np.ndarray, speeds: np.ndarray) -> np.ndarray:
     return placed
 
 
-def _separate_steps(problem: Problem, num_partitions: int, num_steps: int) -> np.ndarray:
+def _plan_each_step(problem: Problem, num_partitions: int, num_steps: int) -> np.ndarray:
     """A step of consecutive samples each, as without a window, so that a window is not worse than none."""
     step_of = problem.order // max(len(problem.work) // num_steps, 1)
     part_of = np.empty(len(problem.work), dtype=np.int64)
