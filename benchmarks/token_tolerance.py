@@ -21,7 +21,6 @@ from benchmarks.partition.placements import BYTES_PER_TOKEN, ROWS_PER_RANK, Glob
 from commons.distributed import ShufflerSettings
 from commons.partition import imbalance, rebalance, refined
 from commons.partition.problem import Problem, number_of_part
-from commons.partition.search import target_time
 from hstu.modules import HSTULayer, SampleMask, batch_attention
 
 TOLERANCE = ShufflerSettings.token_tolerance
@@ -121,9 +120,9 @@ def _drawn_cases() -> dict[str, int]:
 
 def _allowed(work: np.ndarray, options: dict[str, Any]) -> float:
     """The imbalance that the tolerance allows under limits on rows."""
-    names = ("num_partitions", "equal_size", "max_rows", "speeds")
+    names = ("num_partitions", "equal_size", "speeds")
     problem = Problem.of(work, **{name: options[name] for name in names if name in options})
-    target = target_time(problem.work, problem.speeds, problem.limits, options["tolerance"])
+    target = problem.target(options["tolerance"])
     return float(target / max(problem.work.sum() / problem.speeds.sum(), 1))
 
 
@@ -139,8 +138,6 @@ def _drawn(
         "equal_size": bool(rng.random() < 0.5),
         "tolerance": float(rng.choice([0, 0.01, 0.1])),
     }
-    if rng.random() < 0.3:
-        options["max_rows"] = -(-samples // parts) + int(rng.integers(0, 4))
     if rng.random() < 0.3:
         most = int(tokens.sum() / parts * rng.uniform(1, 1.5)) + 1
         options |= {"tokens": tokens, "max_tokens": max(most, int(tokens.max(initial=0)))}

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from ..partition import lower_bound, rebalance, refine, refined
-from ..partition.problem import MOST_TOKENS, number_of_part, token_goal
+from ..partition.problem import number_of_part, token_goal
+from ..partition.workloads import MOST_TOKENS
 from .feature import Feature
 from .row_table import RowTable
 from .shuffle_plan import ShufflePlan, join_plans

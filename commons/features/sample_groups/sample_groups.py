@@ -12,7 +12,7 @@ from ...checks import SettingError, require_type
 from ...distributed.feature import Feature
 from ...distributed.rank_group import RankGroup
 from ...partition import rebalance
-from ...partition.groups import MOVES_PER_COPY, checked_moves_per_copy
+from ...partition.groups import MOVES_PER_COPY, check_moves_per_copy
 from ...sequence_batch import BaseBatch, containers
 from ...sequence_batch.jagged_indices import first_values
 
@@ -57,7 +57,7 @@ class SampleGroups(Feature):
         if feature is not None and get_groups is not None:
             raise TypeError(f"SampleGroups got feature={feature!r} and get_groups; expected one of them")
         try:
-            checked_moves_per_copy(moves_per_copy)
+            check_moves_per_copy(moves_per_copy)
         except ValueError:
             raise SettingError(
                 "{moves_per_copy}: expected a finite number of at least 0", moves_per_copy=moves_per_copy

@@ -17,7 +17,7 @@ from ...distributed.rank_group import RankGroup, job_device
 from ...distributed.row_table import RowTable
 from ...distributed.shuffle_plan import ShufflePlan
 from ...partition import rebalance
-from ...partition.pieces import divided, leveled
+from ...partition.pieces import cut_heavy, level
 from ...perf_model.cost import Cost
 from ...sequence_batch import BaseBatch, containers
 from ...sequence_batch.cut_rules import CutRules
@@ -90,8 +90,8 @@ class SplitSamples(Feature):
         work, home = np.array([2, 5, 7, 2, 5, 1, 5]), np.array([1, 0, 0, 1, 0, 0, 0])
         rebalance(work, home, 2, tolerance=0.0)
         ones = np.ones(2, dtype=np.int64)
-        whole = divided(ones, 1, home[:0], home[:0], home[:0])
-        leveled(whole, 0 * ones, 2 * ones, ones, ones, np.arange(2), 1, 1)
+        whole = cut_heavy(ones, 1, home[:0], home[:0], home[:0])
+        level(whole, 0 * ones, 2 * ones, ones, ones, np.arange(2), 1, 1)
 
     def agree(self, batch: Any, row_format: RowFormat) -> CutRules:
         """Returns the rules by which batches are cut."""
