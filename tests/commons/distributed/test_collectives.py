@@ -62,7 +62,7 @@ def test_asynchronous_work_passes():
 def _collectives_of_a_step(exchange: str) -> list[str]:
     shuffler = DictShuffler(exchange=exchange)
     shuffler.shuffle(many_fields(0))  # agrees on the fields, and fills the caches that depend on them
-    names = {id(shuffler.planner._channel): "planning"}
+    names = {id(shuffler.planner._gather._channel): "planning"}
     names[id(shuffler.group.group_for("exchange", torch.device("cpu")))] = "exchange"
     batch = many_fields(1)
     with recorded_collectives() as calls:
