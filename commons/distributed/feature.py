@@ -107,7 +107,10 @@ class Feature:
         return place(rows)
 
     def before_copy(self, batch: Any, plan: ShufflePlan) -> Any:
-        """Returns the batch to copy to the device and exchange, from the one that was planned."""
+        """Returns the batch to copy to the device and exchange, from the one that was planned.
+
+        The exchange calls it again, with what it returned or a copy on the device, which it returns as it is.
+        """
         return batch
 
     def around_exchange(
@@ -139,9 +142,11 @@ def in_order(features: Sequence[Feature]) -> tuple[Feature, ...]:
     """Returns the features, outermost first.
 
     Raises:
-        TypeError: one is no `Feature`.
+        TypeError: one is no `Feature`, or they are no list.
         ValueError: one is given twice, or excludes another.
     """
+    if not isinstance(features, Sequence):
+        raise TypeError(f"features is {features!r}; expected a list of objects such as SplitSamples()")
     for feature in features:
         if not isinstance(feature, Feature):
             raise TypeError(f"features has {feature!r}; expected objects such as SplitSamples()")
