@@ -187,7 +187,7 @@ class BatchShuffler(ABC):
         if self.expects_scale:
             self._loss_scale.expect()
         batch_format, rank = self.format, self.group.rank
-        if batch_format is None or not plan.has_batch:
+        if batch_format is None:
             return batch
         if self.group.num_ranks == 1:
             return batch_format.with_row_counts(self.view(batch), plan.rows.row_counts)

@@ -17,6 +17,7 @@ from .row_table import RowTable
 
 _NUM_TOKENS = 2  # after the workloads of a row: its tokens and loss tokens
 Counter = Callable[[Any], torch.Tensor]
+Columns = Callable[[Any], Mapping[str, torch.Tensor]]
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ class RowFormat:
 def count_rows(
     batch: BatchView,
     counters: Mapping[str, Counter],
-    columns: Callable[[Any], Mapping[str, torch.Tensor]],
+    columns: Mapping[str, Columns],
 ) -> tuple[RowTable, RowFormat]:
     """Counts the real rows of a batch on the host.
 
@@ -93,11 +94,13 @@ def count_rows(
         counters: functions that return workloads, tokens, and loss tokens of each row, all `[batch_size]`, in
             this order, by the names that messages call them. Workloads may be `[batch_size, columns]`. They
             see int64 lengths.
-        columns: likewise the columns of features by name, int64 `[batch_size]` each.
+        columns: functions that return the columns of a feature by name, int64 `[batch_size]` each, by the
+            features' names.
 
     Raises:
         ValueError: counts of the wrong length, in a dtype that wraps, negative, NaN or infinite; lengths that
-            do not account for the batch's values; or a field that requires a gradient.
+            do not account for the batch's values; a field that requires a gradient; or columns of another
+            shape or dtype, or two of one name.
     """
     fields = batch.fields
     check_jagged_fields(fields)
@@ -115,8 +118,8 @@ def count_rows(
         counts.append(check(_call(count, shown, whose), num_rows, num_real, whose))
     work, tokens, loss_tokens = (row_values[:num_real].numpy() for row_values in counts)
     row_counts = batch.view(shown).row_counts()
+    feature_columns = _count_columns(columns, shown, num_rows, num_real)
     elements = row_elements(key_lengths(fields, schema, num_rows), schema)[:num_real].numpy()
-    feature_columns = {name: column[:num_real].numpy() for name, column in columns(shown).items()}
     table = RowTable(
         batch_sizes=np.array([num_rows]),
         num_loaded=np.array([num_real]),
@@ -164,7 +167,24 @@ def _check_row_counts(
     return checked
 
 
-def _call(count: Counter, batch: Any, whose: str) -> Any:
+def _count_columns(
+    columns: Mapping[str, Columns], batch: Any, num_rows: int, num_real: int
+) -> dict[str, np.ndarray]:
+    """Returns the columns of real rows, once each can be gathered."""
+    checked: dict[str, np.ndarray] = {}
+    for feature, columns_of in columns.items():
+        for name, column in _call(columns_of, batch, f"{feature}.columns").items():
+            whose = f"{feature}.columns()[{name!r}]"
+            if column.dtype != torch.int64 or column.shape != (num_rows,):
+                found = f"{column.dtype} of {tuple(column.shape)}"
+                raise ValueError(f"{whose} is {found}; expected torch.int64, one per row: ({num_rows},)")
+            if name in checked:
+                raise ValueError(f"{whose}: another feature has a column of this name, too")
+            checked[name] = column[:num_real].numpy()
+    return checked
+
+
+def _call(count: Callable[[Any], Any], batch: Any, whose: str) -> Any:
     try:
         return count(batch)
     except StopIteration as error:  # further up it would look like the end of the data

@@ -109,7 +109,10 @@ class Feature:
         return place(rows)
 
     def before_copy(self, batch: Any, plan: ShufflePlan) -> Any:
-        """Returns the batch to copy to the device and exchange, from the one that was planned."""
+        """Returns the batch to copy to the device and exchange, from the one that was planned.
+
+        The exchange calls it again, with what it returned or a copy on the device, which it returns as it is.
+        """
         return batch
 
     def around_exchange(
@@ -141,11 +144,14 @@ def in_order(features: Sequence[Feature]) -> tuple[Feature, ...]:
     """Returns the features, outermost first.
 
     Raises:
-        TypeError: one is no `Feature`.
+        TypeError: one is no `Feature`, or they are no list.
         ValueError: one is given twice, is part of another shuffler, or excludes another.
     """
-    if not isinstance(features, list | tuple) or not all(isinstance(one, Feature) for one in features):
-        raise TypeError(f"features is {features!r}; expected a list of objects such as [SplitSamples()]")
+    if not isinstance(features, Sequence):
+        raise TypeError(f"features is {features!r}; expected a list of objects such as SplitSamples()")
+    for feature in features:
+        if not isinstance(feature, Feature):
+            raise TypeError(f"features has {feature!r}; expected objects such as SplitSamples()")
     ordered = tuple(sorted(features, key=lambda feature: (feature.order, feature.name)))
     names = [feature.name for feature in ordered]
     for feature in ordered:

@@ -252,6 +252,11 @@ def _run(jobs: queue.SimpleQueue[Any], device: torch.device | None) -> None:
                 planned = function(*arguments)
             future.set_result(planned)
             del planned
+        except StopIteration as error:  # from `next_step` it would look like the end of the data
+            failure = RuntimeError(f"planning raised {error!r}")
+            failure.__cause__ = error
+            future.set_exception(failure)
+            del failure
         except BaseException as error:
             future.set_exception(error)
         del job, future, function, arguments  # else they would live until the next job comes

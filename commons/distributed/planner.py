@@ -138,10 +138,7 @@ class Planner:
         shuffler = self._shuffler
         batch = shuffler.view(shuffler.view(batch).to_host())
         self._check_type(batch)
-
-        def columns(shown: Any) -> dict[str, Any]:
-            return {name: of for feature in self._features for name, of in feature.columns(shown).items()}
-
+        columns = {feature.name: feature.columns for feature in self._features}
         return count_rows(batch, _counters(shuffler, batch.batch), columns)
 
     def _with_cost(self, rows: RowTable) -> RowTable:

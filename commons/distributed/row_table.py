@@ -171,7 +171,8 @@ def join_tables(tables: list[tuple[np.ndarray, RowTable]]) -> RowTable:
     examples = {name: column for part in parts for name, column in part.columns.items()}
 
     def column_of(part: RowTable, name: str) -> np.ndarray:
-        absent = np.zeros(len(part.home), dtype=examples[name].dtype)
+        example = examples[name]
+        absent = np.zeros((len(part.home), *example.shape[1:]), dtype=example.dtype)
         return part.columns.get(name, absent)
 
     columns = {

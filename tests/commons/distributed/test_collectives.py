@@ -59,7 +59,7 @@ def test_asynchronous_work_passes():
 def test_a_step_takes_one_collective_to_plan_and_one_to_exchange_and_never_waits_for_the_device(exchange):
     shuffler = DictShuffler(exchange=exchange)
     shuffler.shuffle(many_fields(0))  # agrees on the fields, and fills the caches that depend on them
-    names = {id(shuffler.planner._channel): "planning"}
+    names = {id(shuffler.planner._gather._channel): "planning"}
     names[id(shuffler.group.group_for("exchange", torch.device("cpu")))] = "exchange"
     batch = many_fields(1)
     with recorded_collectives() as calls:

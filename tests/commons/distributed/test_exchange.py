@@ -80,5 +80,5 @@ def test_exchange_refuses_rows_and_fields_that_were_not_planned():
 
 
 def test_an_unknown_exchange_is_refused():
-    with pytest.raises(KeyError, match=r"unknown exchange 'ring'; there are \['all_gather', 'all_to_all'\]"):
+    with pytest.raises(KeyError, match=r"unknown exchange='ring'; there are \['all_gather', 'all_to_all'\]"):
         FieldShuffler(exchange="ring")

@@ -62,8 +62,8 @@ def test_ranks_with_different_settings_are_refused_on_all(pools):
     assert results == [results[0]] * 3
     for error in results[0]:
         assert error == (
-            "ValueError: rank 1's shuffler has equal_rows=True, that of rank 0 False; all ranks need the same "
-            "settings"
+            "ValueError: rank 1's shuffler has equal_rows=True, that of rank 0 False; all ranks need the "
+            "same settings"
         )
 
 

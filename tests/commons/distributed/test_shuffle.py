@@ -47,7 +47,7 @@ def _run(case: Case, ranks: list[int] | None = None) -> Ran | str | None:
         return str(error)
     if not plan.has_batch:
         return NOTHING
-    brought = shuffler.batch_for_step(batch, plan)
+    brought = shuffler.prepare(batch, plan)
     assert brought.num_samples == plan.rows.num_loaded[shuffler.group.rank]
     moved = shuffler.exchange(brought, plan)
     assert torch.equal(moved.shared, torch.tensor([1.0, 2.0]))
@@ -156,7 +156,7 @@ def test_identity_moves_nothing(pools):
 def test_a_process_without_a_group_keeps_its_batches():
     batch, shuffler = draw_batch(np.random.default_rng(0), 0, 4, 3), FieldShuffler()
     plan = shuffler.plan(batch)
-    assert shuffler.batch_for_step(batch, plan) is shuffler.exchange(batch, plan) is batch
+    assert shuffler.prepare(batch, plan) is shuffler.exchange(batch, plan) is batch
 
 
 class BadShuffler(FieldShuffler):
