@@ -16,7 +16,7 @@ from itertools import product
 import torch
 
 from benchmarks.gpu_check.stand_in import install_where_missing
-from benchmarks.harness import Record, machine, progress, read_result, times_in_turn
+from benchmarks.harness import Record, machine, read_result, show_progress, time_in_turns
 from benchmarks.markdown import pivot
 
 # Heads, and width of each. Then samples of each length: one long, or many short ones.
@@ -46,7 +46,7 @@ def measure() -> Record:
         "device": torch.cuda.get_device_name() if is_gpu else "one core",
         "records": [
             record
-            for heads, samples in progress(cases, "attention")
+            for heads, samples in show_progress(cases, "attention")
             for record in _measure(*heads, *samples, device, dtype)
         ],
         "machine": machine(),
@@ -54,7 +54,7 @@ def measure() -> Record:
     return read_result("attention") | {"gpu": figures} if is_gpu else figures
 
 
-def _kernels(
+def _make_kernels(
     num_samples: int, length: int, head_dim: int, device: torch.device, dtype: torch.dtype
 ) -> dict[str, Kernel]:
     """Returns what there is to measure on the device, for samples of one contextual token and a history."""
@@ -85,36 +85,24 @@ def _measure(
     size = 8192 if device.type == "cuda" else 1024
     left, right = randn(size, size), randn(size, size)
     calls: dict[tuple[str, str], Callable[[], object]] = {("", "product"): lambda: left @ right}
-    kernels = _kernels(num_samples, length, head_dim, device, dtype)
+    kernels = _make_kernels(num_samples, length, head_dim, device, dtype)
     for name, kernel in kernels.items():
         calls[name, "forward"] = partial(_forward, kernel, qkv)
         calls[name, "both"] = partial(_forward_backward, kernel, qkv, grad)
     num_calls = CALLS_ON_GPU if device.type == "cuda" else 1
     repeated = {name: partial(_repeat, call, num_calls, device) for name, call in calls.items()}
-    times = times_in_turn(repeated, ROUNDS)
+    times = time_in_turns(repeated, ROUNDS)
     per_ms = 2 * size**3 * num_calls / statistics.median(times["", "product"])
     useful = 2 * num_heads * head_dim * num_samples * length * (length + 1) / 2
-    records = []
-    for name in kernels:
-        shares = {
-            what: [products * useful * num_calls / took / per_ms for took in times[name, what]]
+    shared = {"heads": num_heads, "head_dim": head_dim, "samples": num_samples, "length": length}
+    return [
+        {"kernel": name, **shared}
+        | {
+            what: [round(products * useful * num_calls / statistics.median(times[name, what]) / per_ms, 3)]
             for what, products in PRODUCTS.items()
         }
-        records.append(
-            {
-                "kernel": name,
-                "heads": num_heads,
-                "head_dim": head_dim,
-                "samples": num_samples,
-                "length": length,
-                "product_gflops": round(per_ms / 1e6, 1),
-                **{
-                    what: [round(share, 3) for share in (statistics.median(of), min(of), max(of))]
-                    for what, of in shares.items()
-                },
-            }
-        )
-    return records
+        for name in kernels
+    ]
 
 
 @torch.no_grad()
@@ -148,5 +136,5 @@ def _table(records: list[Record]) -> str:
         records,
         {"samples × tokens": ("{kernel}, " if several else "") + "{samples} × {length:,}"},
         lambda record: "{heads} head{s} of {head_dim}".format(s="s" * (record["heads"] > 1), **record),
-        "{forward[0]:.2f} / {both[0]:.2f} ({both[1]:.2f} to {both[2]:.2f})",
+        "{forward[0]:.2f} / {both[0]:.2f}",
     )

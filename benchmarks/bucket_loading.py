@@ -1,4 +1,4 @@
-"""Compares how well plain loading, exchanges and `BucketSampler` balance ranks.
+"""Compares how well plain loading and `BucketSampler` balance ranks.
 
 Computes loads over whole epochs of random histories, and of MovieLens 100K if its folder is given.
 """
@@ -12,13 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.harness import Record, cases, means, measured
+from benchmarks.harness import Record, average, list_cases, measure_cases
 from benchmarks.markdown import pivot
-from benchmarks.partition.lengths import LOGNORMAL, ML_100K, lognormal, movielens_lengths
-from benchmarks.partition.placements import workloads_of
+from benchmarks.partition.lengths import LOGNORMAL, ML_100K, draw_lognormal, read_movielens_lengths
+from benchmarks.partition.placements import compute_workloads
 from commons.datasets import BucketSampler, SequenceDataset
-from commons.partition import loads, refined, step_ratios
-from commons.partition.balance import relative_to_mean
+from commons.partition import loads, step_ratios
 
 RANKS, ROWS_PER_RANK, HIDDEN_SIZES = 8, (32, 8), (128, 1024)
 EPOCHS = 20
@@ -44,61 +43,58 @@ class _Indices:
         return samples
 
 
-def _as_loaded(workloads: np.ndarray, rows: int, epoch: int) -> Steps:
+def _load_plainly(workloads: np.ndarray, rows: int, epoch: int) -> Steps:
     source = _Indices(len(workloads))
     datasets = [SequenceDataset(source, rows, rank, RANKS, shuffle=True) for rank in range(RANKS)]
-    return _epoch(datasets, epoch)
+    return _load_epoch(datasets, epoch)
 
 
-def _exchanged(workloads: np.ndarray, rows: int, epoch: int) -> Steps:
-    steps = [np.concatenate(step) for step in _as_loaded(workloads, rows, epoch)]
-    return [[step[part] for part in refined(workloads[step], RANKS)] for step in steps]
+def _load_in_buckets(num_buckets: int, workloads: np.ndarray, rows: int, epoch: int) -> Steps:
+    return _load_epoch(
+        [BucketSampler(workloads, rows, rank, RANKS, num_buckets) for rank in range(RANKS)], epoch
+    )
 
 
-def _in_buckets(num_buckets: int, workloads: np.ndarray, rows: int, epoch: int) -> Steps:
-    return _epoch([BucketSampler(workloads, rows, rank, RANKS, num_buckets) for rank in range(RANKS)], epoch)
-
-
-def _epoch(by_rank: Sequence[Any], epoch: int) -> Steps:
+def _load_epoch(by_rank: Sequence[Any], epoch: int) -> Steps:
     """Returns the steps of the ranks' datasets or samplers."""
-    for of_rank in by_rank:
-        of_rank.set_epoch(epoch)
+    for source in by_rank:
+        source.set_epoch(epoch)
     return [[np.array(batch, dtype=np.int64) for batch in step] for step in zip(*by_rank, strict=True)]
 
 
 # By name, functions of workloads `[samples]`, rows per rank and the epoch's number.
 LOADINGS: dict[str, Callable[[np.ndarray, int, int], Steps]] = {
-    "as loaded": _as_loaded,
-    "exchanged, refined": _exchanged,
-    "1 bucket": partial(_in_buckets, 1),
-    "4 buckets": partial(_in_buckets, 4),
-    "8 buckets": partial(_in_buckets, 8),
+    "as loaded": _load_plainly,
+    "1 bucket": partial(_load_in_buckets, 1),
+    "4 buckets": partial(_load_in_buckets, 4),
+    "8 buckets": partial(_load_in_buckets, 8),
 }
 
 
 def measure(movielens: Path | None = None) -> Record:
     """Returns a record per lengths, rows per rank, hidden size and loading: means over the epochs."""
-    lengths = {} if movielens is None else {ML_100K: movielens_lengths(movielens)}
-    lengths[LOGNORMAL] = lognormal(np.random.default_rng(0), NUM_LOGNORMAL)
-    of_all = cases(lengths=lengths, rows_per_rank=ROWS_PER_RANK, hidden_size=HIDDEN_SIZES, loading=LOADINGS)
-    records = measured(of_all, partial(_measure, lengths), "loading")
+    lengths = {} if movielens is None else {ML_100K: read_movielens_lengths(movielens)}
+    lengths[LOGNORMAL] = draw_lognormal(np.random.default_rng(0), NUM_LOGNORMAL)
+    all_cases = list_cases(
+        lengths=lengths, rows_per_rank=ROWS_PER_RANK, hidden_size=HIDDEN_SIZES, loading=LOADINGS
+    )
+    records = measure_cases(all_cases, partial(_measure, lengths), "loading")
     return {"ranks": RANKS, "epochs": EPOCHS, "records": records}
 
 
 def _measure(
     known: dict[str, np.ndarray], lengths: str, rows_per_rank: int, hidden_size: int, loading: str
 ) -> Record:
-    workloads = workloads_of(known[lengths], hidden_size)[0]
+    workloads = compute_workloads(known[lengths], hidden_size)[0]
     epochs = (LOADINGS[loading](workloads, rows_per_rank, epoch) for epoch in range(EPOCHS))
-    return means([_quality(workloads, steps, rows_per_rank) for steps in epochs])
+    return average([_assess(workloads, steps, rows_per_rank) for steps in epochs])
 
 
-def _quality(workloads: np.ndarray, steps: Steps, rows: int) -> dict[str, float]:
+def _assess(workloads: np.ndarray, steps: Steps, rows: int) -> dict[str, float]:
     """Measures one epoch. An incomplete step counts like any other, except in the step ratio."""
     step_loads = [loads(workloads, step) for step in steps]
     complete = [step for step in steps if sum(map(len, step)) == rows * RANKS]
     return {
-        "mean_imbalance": float(np.mean([relative_to_mean(each) for each in step_loads])),
         "largest_loads_over_ideal": sum(each.max() for each in step_loads) / (workloads.sum() / RANKS),
         "largest_step_ratio": float(step_ratios(workloads, complete).max()),
     }
@@ -107,5 +103,6 @@ def _quality(workloads: np.ndarray, steps: Steps, rows: int) -> dict[str, float]
 def tables(figures: Record) -> dict[str, str]:
     """Returns Markdown by marker: a column for each loading."""
     rows = {"lengths": "{lengths}", "rows": "{rows_per_rank}", "d": "{hidden_size}"}
-    cell = "{mean_imbalance:.3f} / {largest_loads_over_ideal:.3f} / {largest_step_ratio:.3f}"
-    return {"loading balance": pivot(figures["records"], rows, "{loading}", cell)}
+    cell = "{largest_loads_over_ideal:.3f} / {largest_step_ratio:.3f}"
+    records = [record for record in figures["records"] if record["loading"] in LOADINGS]
+    return {"loading balance": pivot(records, rows, "{loading}", cell)}

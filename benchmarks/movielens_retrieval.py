@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 
 from benchmarks.harness import Record, machine
-from benchmarks.movielens_equivalence import BALANCED, RANKS, SEEDS, prepare, training_logs
+from benchmarks.movielens_equivalence import BALANCED, SEEDS, prepare, run_trainings
 from commons.datasets import UserSequences, UserSequenceSource
 
 CONFIG = "hstu/training/configs/movielens_100k_retrieval.gin"
@@ -29,28 +29,20 @@ def measure(folder: str) -> Record:
     rows: list[Record] = []
     with TemporaryDirectory() as made:
         prepared = prepare(Path(folder), Path(made))
-        popular = _of_popular(prepared)
+        popular = _score_popular(prepared)
         for seed in SEEDS:
-            logs = training_logs("hstu.training.pretrain_gr_retrieval", CONFIG, ARMS, prepared, seed)
+            logs = run_trainings("hstu.training.pretrain_gr_retrieval", CONFIG, ARMS, prepared, seed)
             evaluations = {
                 arm: [{name: line[name] for name in METRICS} for line in log if line["kind"] == "eval"]
                 for arm, log in logs.items()
             }
             rows.append({"seed": seed, **evaluations})
-    last = {
-        arm: {metric: [of_seed[arm][-1][metric] for of_seed in rows] for metric in METRICS} for arm in ARMS
-    }
-    means = {
-        arm: {metric: statistics.mean(of_metric) for metric, of_metric in of_arm.items()}
-        for arm, of_arm in last.items()
-    }
+    last = {arm: {metric: [row[arm][-1][metric] for row in rows] for metric in METRICS} for arm in ARMS}
     return {
-        "ranks": RANKS,
-        "config": CONFIG,
         "most_popular": popular,
-        "mean": means,
-        "balanced_over_most_popular": {
-            metric: means["balanced"][metric] / popular[metric] for metric in METRICS
+        "mean": {
+            arm: {metric: statistics.mean(values) for metric, values in metrics.items()}
+            for arm, metrics in last.items()
         },
         "largest_difference": {
             metric: float(np.abs(np.subtract(*(last[arm][metric] for arm in ARMS))).max())
@@ -61,7 +53,7 @@ def measure(folder: str) -> Record:
     }
 
 
-def _of_popular(prepared: Path) -> dict[str, float]:
+def _score_popular(prepared: Path) -> dict[str, float]:
     """Returns the metrics of ranking items by frequency in training; ties go to smaller ids."""
     sequences = UserSequences.open(prepared, "ml-100k")
     longest = int(np.diff(sequences.offsets).max())  # the whole history, except for the held-out item
@@ -74,3 +66,12 @@ def _of_popular(prepared: Path) -> dict[str, float]:
     places = [ranking.index(target) for target in targets if target in ranking]
     gains = sum(1 / math.log2(place + 2) for place in places)
     return dict(zip(METRICS, (len(places) / len(targets), gains / len(targets)), strict=True))
+
+
+def tables(figures: Record) -> dict[str, str]:
+    """Returns Markdown by marker."""
+    means, metric = figures["mean"], METRICS[0]
+    balanced, as_loaded = (means[arm][metric] for arm in ("balanced", "as_loaded"))
+    popular, difference = (figures[name][metric] for name in ("most_popular", "largest_difference"))
+    text = f"{balanced:.3f} with the stage, {as_loaded:.3f} without, {popular:.3f} for the {K} most popular"
+    return {"retrieval HR": f"{text}; runs of one seed differ by at most {difference:.4f}"}

@@ -7,7 +7,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from benchmarks.lookup_streams import LENGTHS, ROWS, SHARED, STREAMS, batches
+from benchmarks.lookup_streams import LENGTHS, ROWS, SHARED, STREAMS, draw_batches
 from tests.benchmarks.sharded_lookups import lookups_and_trained_tables
 
 
@@ -53,6 +53,6 @@ def test_users_stay_together_until_they_are_shuffled():
 
 def _samples(stream: str, lengths: str, rank: int) -> list[tuple[int, np.ndarray]]:
     """The user and the items of each sample that a rank of two loads first."""
-    [batch] = batches(STREAMS[stream], lengths, 1, rank, 2)
+    [batch] = draw_batches(STREAMS[stream], lengths, 1, rank, 2)
     users, items = (batch.features[name].to_dense() for name in ("user_id", "item"))
     return [(int(user), of_sample.numpy()) for [user], of_sample in zip(users, items, strict=True)]

@@ -9,7 +9,7 @@ import torch.distributed as dist
 import hstu.batch_shuffler  # noqa: F401  registers "hstu"
 from benchmarks.demo.replay import place_rows
 from benchmarks.demo.training import ARMS, AS_LOADED, DEFAULT
-from benchmarks.split_samples import history_batch
+from benchmarks.split_samples import make_history_batch
 from commons.datasets import HSTUBatch
 from commons.distributed import BatchShufflerFactory
 from commons.perf_model import HSTUFlops
@@ -45,8 +45,8 @@ def _replayed_and_shuffled(arm: str) -> tuple[list[int], list[int]]:
     }
     shuffler = BatchShufflerFactory.create("hstu", flops=HSTUFlops(2, 128, 2, 64), **settings)
     rank = dist.get_rank()
-    mine = history_batch(LENGTHS[rank * ROWS :][:ROWS], seed=rank)
-    replayed = place_rows(history_batch(LENGTHS, seed=0), shuffler, RANKS).batches[rank]
+    mine = make_history_batch(LENGTHS[rank * ROWS :][:ROWS], seed=rank)
+    replayed = place_rows(make_history_batch(LENGTHS, seed=0), shuffler, RANKS)[rank]
     return _histories(replayed), _histories(shuffler.shuffle(mine))
 
 
