@@ -7,7 +7,7 @@
 # SETS             for versions: versions of torch, as in 2.14.1, or 2.13.0/3.12 for one Python of several; unset: all.
 # NAME             for bench: what to measure.
 # DATA             for bench: a folder with data. loading and partition take MovieLens 100K's u.data, and only print
-#                  without; movielens and retrieval need u.data and u.user, and amazon what its line names.
+#                  without; movielens and retrieval need u.data and u.user.
 # GPU_PYTHON       for gpu-check: the Python of an environment with torch for CUDA, into which nothing is installed;
 #                  unset: .venv, whose fbgemm is for CPUs.
 
@@ -48,7 +48,6 @@ format: $(INSTALLED)  ## let ruff fix what it can
 tables: $(INSTALLED)  ## write the marked tables of all pages from benchmarks/results
 	$(RUN) -m benchmarks.tables
 
-#- amazon         SID-GR on Amazon data; DATA has interactions.jsonl and item_to_sid.json
 #- attention      time of attention kernels, on the device that there is
 #- calibration    times predicted by measured costs and by FLOPs
 #- checkpoint     what a checkpoint costs a step

@@ -5,7 +5,6 @@ Computes loads over whole epochs of random histories, and of MovieLens 100K if i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,48 +26,27 @@ NUM_LOGNORMAL = 8192
 Steps = list[list[np.ndarray]]
 
 
-class _Indices:
+# Buckets by name; none: plain loading.
+LOADINGS = {"as loaded": 0, "1 bucket": 1, "4 buckets": 4, "8 buckets": 8}
+
+
+class _Indices(list[int]):
     """Source whose samples are their indices, and whose batches are lists of them."""
 
-    def __init__(self, num_samples: int) -> None:
-        self._num_samples = num_samples
-
-    def __len__(self) -> int:
-        return self._num_samples
-
-    def __getitem__(self, index: int) -> int:
-        return index
-
-    def collate(self, samples: Sequence[int], batch_size: int) -> Any:
+    def collate(self, samples: list[int], batch_size: int) -> list[int]:
         return samples
 
 
-def _load_plainly(workloads: np.ndarray, rows: int, epoch: int) -> Steps:
-    source = _Indices(len(workloads))
-    datasets = [SequenceDataset(source, rows, rank, RANKS, shuffle=True) for rank in range(RANKS)]
-    return _load_epoch(datasets, epoch)
+def _load_epoch(workloads: np.ndarray, rows: int, num_buckets: int, epoch: int) -> Steps:
+    def load(rank: int) -> Any:
+        if num_buckets:
+            return BucketSampler(workloads, rows, rank, RANKS, num_buckets)
+        return SequenceDataset(_Indices(range(len(workloads))), rows, rank, RANKS, shuffle=True)
 
-
-def _load_in_buckets(num_buckets: int, workloads: np.ndarray, rows: int, epoch: int) -> Steps:
-    return _load_epoch(
-        [BucketSampler(workloads, rows, rank, RANKS, num_buckets) for rank in range(RANKS)], epoch
-    )
-
-
-def _load_epoch(by_rank: Sequence[Any], epoch: int) -> Steps:
-    """Returns the steps of the ranks' datasets or samplers."""
+    by_rank = [load(rank) for rank in range(RANKS)]
     for source in by_rank:
         source.set_epoch(epoch)
     return [[np.array(batch, dtype=np.int64) for batch in step] for step in zip(*by_rank, strict=True)]
-
-
-# By name, functions of workloads `[samples]`, rows per rank and the epoch's number.
-LOADINGS: dict[str, Callable[[np.ndarray, int, int], Steps]] = {
-    "as loaded": _load_plainly,
-    "1 bucket": partial(_load_in_buckets, 1),
-    "4 buckets": partial(_load_in_buckets, 4),
-    "8 buckets": partial(_load_in_buckets, 8),
-}
 
 
 def measure(movielens: Path | None = None) -> Record:
@@ -79,19 +57,19 @@ def measure(movielens: Path | None = None) -> Record:
         lengths=lengths, rows_per_rank=ROWS_PER_RANK, hidden_size=HIDDEN_SIZES, loading=LOADINGS
     )
     records = measure_cases(all_cases, partial(_measure, lengths), "loading")
-    return {"ranks": RANKS, "epochs": EPOCHS, "records": records}
+    return {"records": records}
 
 
 def _measure(
     known: dict[str, np.ndarray], lengths: str, rows_per_rank: int, hidden_size: int, loading: str
 ) -> Record:
     workloads = compute_workloads(known[lengths], hidden_size)[0]
-    epochs = (LOADINGS[loading](workloads, rows_per_rank, epoch) for epoch in range(EPOCHS))
+    epochs = [_load_epoch(workloads, rows_per_rank, LOADINGS[loading], epoch) for epoch in range(EPOCHS)]
     return average([_assess(workloads, steps, rows_per_rank) for steps in epochs])
 
 
 def _assess(workloads: np.ndarray, steps: Steps, rows: int) -> dict[str, float]:
-    """Measures one epoch. An incomplete step counts like any other, except in the step ratio."""
+    """Returns the figures of an epoch. An incomplete step counts like others, except in the step ratio."""
     step_loads = [loads(workloads, step) for step in steps]
     complete = [step for step in steps if sum(map(len, step)) == rows * RANKS]
     return {

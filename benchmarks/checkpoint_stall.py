@@ -59,16 +59,10 @@ def _summarize(lines: list[Record]) -> Record:
 
 def tables(figures: Record) -> dict[str, str]:
     """Returns Markdown by marker."""
-    seconds = {
-        key: "{:.2g} s ({:.2g} to {:.2g})".format(
-            *(figures[key][of] / 1e3 for of in ("median", "min", "max"))
-        )
-        for key in ("stall_ms", "writing_ms")
-    }
-    steps = "{step_while_writing_ms:.0f} ms instead of {step_ms:.0f} ms".format(**figures)
-    text = "{} MB: training stops for {}; writing takes {}, during which steps take {}"
-    return {
-        "checkpoint stall": text.format(
-            figures["checkpoint_mb"], seconds["stall_ms"], seconds["writing_ms"], steps
-        )
-    }
+    text = (
+        "{checkpoint_mb} MB: training stops for {stall_ms[median]:.0f} ms ({stall_ms[min]:.0f} to "
+        "{stall_ms[max]:.0f}); writing takes {writing_ms[median]:,.0f} ms ({writing_ms[min]:,.0f} to "
+        "{writing_ms[max]:,.0f}), during which steps take {step_while_writing_ms:.0f} ms instead of "
+        "{step_ms:.0f} ms"
+    )
+    return {"checkpoint stall": text.format(**figures)}

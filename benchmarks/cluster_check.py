@@ -96,7 +96,8 @@ def _check_death(processes: int, steps: int, dies: str) -> list[str]:
     what, start = f"{processes} processes, one killed in {dies}", time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         ranks = start_forks(processes, _run_rank, processes, steps, dies, Path(folder))
-        ranks[_find_dying(processes)].join()
+        dying = ranks[processes // 2]
+        dying.join()
         died_at = time.perf_counter()
         for process in ranks:
             process.join(max(died_at + DEADLINE_S - time.perf_counter(), 0))
@@ -107,14 +108,9 @@ def _check_death(processes: int, steps: int, dies: str) -> list[str]:
             process.join()
     print(f"{what}: the last one ended {ended_at - died_at:.1f} s later, {ended_at - start:.0f} s in all")
     errors = [f"{what}: rank {rank} still ran {DEADLINE_S:.0f} s later" for rank in hung]
-    if ranks[_find_dying(processes)].exitcode != -signal.SIGKILL:
+    if dying.exitcode != -signal.SIGKILL:
         errors.append(f"{what}: it was not killed")
     return errors
-
-
-def _find_dying(processes: int) -> int:
-    """Returns the rank that is killed."""
-    return processes // 2
 
 
 def _run_rank(rank: int, processes: int, steps: int, dies: str, folder: Path) -> None:
@@ -147,7 +143,7 @@ def _run_rank(rank: int, processes: int, steps: int, dies: str, folder: Path) ->
 def _run_steps(rank: int, processes: int, steps: int, dies: str) -> str:
     """Runs all steps; returns what was lost or doubled, over all ranks, or came back wrong."""
     shuffler = _Shuffler()
-    if rank == _find_dying(processes) and dies:
+    if dies and rank == processes // 2:
         _die_in(shuffler, dies)
     held = np.zeros(3, dtype=np.int64)  # samples, sum of their numbers, and of their squares mod a prime
     placed = np.zeros_like(held)

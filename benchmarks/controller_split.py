@@ -6,8 +6,8 @@ from functools import partial
 
 import numpy as np
 import torch
-from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from benchmarks.batches import make_hstu_batch
 from benchmarks.harness import Record, machine, summarize, time_in_turns
 from commons.datasets import HSTUBatch
 from commons.distributed import BatchShuffler
@@ -23,9 +23,8 @@ class FlopsShuffler(BatchShuffler):
     """Balances the FLOPs of two HSTU layers of width 128."""
 
     def get_workloads(self, batch: HSTUBatch) -> torch.Tensor:
-        """Returns the forward FLOPs of each row, by the item feature."""
-        lengths = batch.features.lengths().view(-1, batch.batch_size)[0].long()
-        return HSTUFlops(2, 128, 2, 64).per_sample(2 * lengths + 1)
+        """Returns the forward FLOPs of each row."""
+        return HSTUFlops(2, 128, 2, 64).per_sample(2 * batch.features["item"].lengths() + 1)
 
 
 def measure() -> Record:
@@ -48,20 +47,12 @@ def measure() -> Record:
 def _draw_batch(rng: np.random.Generator) -> HSTUBatch:
     """Draws lognormal histories of items and actions, a label per item, and features of one id per row."""
     history = rng.lognormal(5, 1.2, SAMPLES).clip(1, 1024).astype(np.int64)
-    lengths = np.concatenate([history, history, np.ones(SAMPLES * len(CONTEXTUAL), dtype=np.int64)])
 
-    def draw(keys: list[str], lengths: np.ndarray) -> KeyedJaggedTensor:
-        values = torch.from_numpy(rng.integers(0, 1000, int(lengths.sum())))
-        return KeyedJaggedTensor(keys, values, lengths=torch.from_numpy(lengths))
+    def draw(counts: np.ndarray) -> list[np.ndarray]:
+        return [rng.integers(0, 1000, count) for count in counts]
 
-    return HSTUBatch(
-        features=draw(["item", "action", *CONTEXTUAL], lengths),
-        batch_size=SAMPLES,
-        feature_to_max_seqlen={},
-        contextual_feature_names=CONTEXTUAL,
-        labels=draw(["label"], history),
-        action_feature_name="action",
-    )
+    contextual = {name: draw(np.ones(SAMPLES, dtype=np.int64)) for name in CONTEXTUAL}
+    return make_hstu_batch(contextual, draw(history), draw(history), SAMPLES)
 
 
 def tables(figures: Record) -> dict[str, str]:

@@ -18,6 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -34,7 +35,6 @@ RESULTS = Path(__file__).parent / "results"
 # Modules by the names that `make bench NAME=…` takes; the last part of one names its file in `RESULTS`. The
 # Makefile has a line about each.
 BENCHMARKS = {
-    "amazon": "amazon_retrieval",
     "attention": "attention",
     "calibration": "calibration",
     "checkpoint": "checkpoint_stall",
@@ -203,6 +203,18 @@ def start_forks(count: int, function: Callable[..., None], *arguments: Any) -> l
     return forks
 
 
+@contextmanager
+def keep_running(*programs: str) -> Iterator[None]:
+    """While active, Python programs run beside this process, on its cores."""
+    processes = [subprocess.Popen([sys.executable, "-c", program]) for program in programs]
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
 def gather_from_ranks(value: T) -> list[T]:
     """Returns every rank's value; collective."""
     values: list[Any] = [None] * dist.get_world_size()
@@ -257,9 +269,9 @@ def _main() -> None:
         prog="python -m benchmarks.harness", description="A rank of `run_on_ranks`, under torchrun."
     )
     parser.add_argument("function", help="MODULE:FUNCTION")
-    parser.add_argument("result", type=Path, help="where rank 0 writes what the function returns")
+    parser.add_argument("result", type=Path)
     parser.add_argument("arguments", nargs="*")
-    parser.add_argument("--pinned", action="store_true", help="each rank has a core of its own")
+    parser.add_argument("--pinned", action="store_true")
     given = parser.parse_args()
     import commons.quiet_logs  # noqa: F401  before torchrec
     from commons.training import run_rank

@@ -6,10 +6,7 @@ Trains the demo's model on two ranks.
 from __future__ import annotations
 
 import itertools
-import subprocess
-import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import gin
@@ -19,7 +16,7 @@ import torch.distributed as dist
 from torch import nn
 
 from benchmarks.demo.training import Arm, parse_config, train_in_turn
-from benchmarks.harness import Record, gather_from_ranks, machine, run_on_ranks
+from benchmarks.harness import Record, gather_from_ranks, keep_running, machine, run_on_ranks
 from benchmarks.markdown import Cell, make_table, markdown_table
 from commons.training import TrainingTask
 
@@ -78,7 +75,7 @@ class LearningArm(Arm):
         """Notes the compute time of this rank."""
         self._compute_seconds.append(self.pipeline.compute_span.seconds())
 
-    def measured(self) -> Record:
+    def collect(self) -> Record:
         """Returns the seconds of each step after the warm-up, and of each rank's computing; collective."""
         by_rank = gather_from_ranks(self._compute_seconds[WARM_UP_STEPS:])
         return {
@@ -93,19 +90,6 @@ def _load_epochs(task: TrainingTask) -> Iterator[Any]:
         yield from task.train_dataset
 
 
-@contextmanager
-def _start_neighbors(nicenesses: tuple[int, ...]) -> Iterator[None]:
-    """While active, processes take turns with this one on its core."""
-    program = "import os, sys; os.nice(int(sys.argv[1]))\nwhile True: pass"
-    processes = [subprocess.Popen([sys.executable, "-c", program, str(nice)]) for nice in nicenesses]
-    try:
-        yield
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-
-
 def train_with_slow_rank(device: torch.device) -> Record:
     """Trains on a rank that is slowed for a while, or beside it; returns what was measured by arm."""
     make_task = parse_config("hstu")
@@ -113,11 +97,11 @@ def train_with_slow_rank(device: torch.device) -> Record:
         name: LearningArm(make_task, settings, device, _load_epochs)
         for name, settings in ARMS_WITH_SLOW_RANK.items()
     }
-    train_in_turn(arms.values(), 0, "", STEPS_PER_BLOCK, WARM_UP_STEPS)
     for phase, (nicenesses, steps) in PHASES.items():
-        with _start_neighbors(nicenesses if dist.get_rank() == SLOW_RANK else ()):
-            train_in_turn(arms.values(), steps // STEPS_PER_BLOCK, phase, STEPS_PER_BLOCK, warm_up_steps=0)
-    return {name: arm.measured() for name, arm in arms.items()}
+        programs = [f"import os; os.nice({niceness})\nwhile True: pass" for niceness in nicenesses]
+        with keep_running(*programs if dist.get_rank() == SLOW_RANK else ()):
+            train_in_turn(arms.values(), steps // STEPS_PER_BLOCK, phase, STEPS_PER_BLOCK, WARM_UP_STEPS)
+    return {name: arm.collect() for name, arm in arms.items()}
 
 
 class WithDensePart(nn.Module):
@@ -148,7 +132,7 @@ def train_with_dense_part(device: torch.device) -> Record:
         for name, settings in ARMS_WITH_DENSE_PART.items()
     }
     train_in_turn(arms.values(), BLOCKS, "dense part", STEPS_PER_BLOCK, WARM_UP_STEPS)
-    return {name: arm.measured() for name, arm in arms.items()}
+    return {name: arm.collect() for name, arm in arms.items()}
 
 
 def _summarize_slow_rank(measured: Record) -> list[Record]:
@@ -199,12 +183,10 @@ def tables(figures: Record) -> dict[str, str]:
         ),
         "measured imbalance": "{flops[imbalance]:.3f} / {learned[imbalance]:.3f}",
     }
+    spreads, times = (figures["dense_part"][name].values() for name in ("spread", "step_ms"))
     rows = [
-        [
-            "largest ÷ mean time − 1",
-            *(f"{spread:.1%}" for spread in figures["dense_part"]["spread"].values()),
-        ],
-        ["step, ms", *(f"{ms:.0f}" for ms in figures["dense_part"]["step_ms"].values())],
+        ["largest ÷ mean time − 1", *(f"{spread:.1%}" for spread in spreads)],
+        ["step, ms", *(f"{ms:.0f}" for ms in times)],
     ]
     return {
         "learning slow rank": make_table(figures["slow_rank"], slow),

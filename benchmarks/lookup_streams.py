@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from benchmarks.batches import make_hstu_batch
 from commons.datasets import HSTUBatch
-from commons.datasets.sample_source import keyed_rows
 
 ROWS, NUM_ITEMS, NUM_USERS, NUM_ACTIONS = 32, 100_000, 10_000, 2
 SHARED = 0.9  # of a sample's items
@@ -61,23 +61,8 @@ def draw_batches(stream: Stream, lengths: str, steps: int, rank: int, num_ranks:
         order = rng.permutation(len(items)) if stream.shuffled else np.arange(len(items))
         mine = order[rank * ROWS : (rank + 1) * ROWS]
         actions = [rng.integers(0, NUM_ACTIONS, len(sample_items)) for sample_items in items]
-        made.append(
-            HSTUBatch(
-                features=keyed_rows(
-                    {
-                        "user_id": [users[[sample]] for sample in mine],
-                        "item": [items[sample] for sample in mine],
-                        "action": [actions[sample] for sample in mine],
-                    },
-                    ROWS,
-                ),
-                batch_size=ROWS,
-                feature_to_max_seqlen={},
-                contextual_feature_names=["user_id"],
-                labels=keyed_rows({"label": [actions[sample] for sample in mine]}, ROWS),
-                action_feature_name="action",
-            )
-        )
+        own = [[values[sample] for sample in mine] for values in (users[:, None], items, actions)]
+        made.append(make_hstu_batch({"user_id": own[0]}, *own[1:], ROWS))
     return made
 
 

@@ -25,8 +25,8 @@ from benchmarks.harness import (
     take_turns,
     time_ms,
 )
-from benchmarks.lookup_model import FLOPS, ROW_WIDTH, UniqueLookups, make_ranking_model
-from benchmarks.lookup_streams import LENGTHS, NUM_ITEMS, NUM_USERS, STREAMS, draw_batches
+from benchmarks.lookup_model import FLOPS, UniqueLookups, make_ranking_model
+from benchmarks.lookup_streams import LENGTHS, STREAMS, draw_batches
 from benchmarks.markdown import make_table, pivot
 from commons.datasets import HSTUBatch
 from commons.distributed import BatchShufflerFactory
@@ -36,7 +36,7 @@ from hstu.batch_shuffler import flops_of_rows
 
 RANKS = 2
 WARM_UP_STEPS, BLOCKS, STEPS_PER_BLOCK = 2, 20, 2
-ROWS_OF_TABLES = {"item": NUM_ITEMS, "user_id": NUM_USERS}  # the sharded ones, by feature
+LOOKED_UP = ("item", "user_id")
 AS_LOADED, REFERENCE = "as loaded", "refined"
 # By name, the settings of a shuffler.
 ARMS: dict[str, Record] = {
@@ -49,8 +49,7 @@ ARMS: dict[str, Record] = {
 
 def measure() -> Record:
     """Returns the figures of each stream and lengths."""
-    streams = run_on_ranks(RANKS, train)
-    return {"steps": BLOCKS * STEPS_PER_BLOCK, "streams": streams, "machine": machine()}
+    return {"streams": run_on_ranks(RANKS, train), "machine": machine()}
 
 
 def train(device: torch.device) -> list[Record]:
@@ -84,49 +83,29 @@ class _Arm:
         )
         self._batches = iter(loaded)
         self.step_ms: list[float] = []
-        self._counts: list[tuple[int, int]] = []  # of each step: unique ids, and those of other ranks
+        self._unique_ids: list[int] = []  # of each step
 
     def run(self, steps: int) -> None:
         """Trains some steps."""
         dist.barrier()
         for _ in range(steps):
             self.step_ms.append(time_ms(partial(self._pipeline.progress, self._batches)))
-            self._counts.append(_count_ids(self._lookups))
-
-    def clear(self) -> None:
-        """Forgets what was measured so far."""
-        self.step_ms.clear()
-        self._counts.clear()
+            self._unique_ids.append(sum(map(len, self._lookups.unique_ids.values())))
 
     def figures(self) -> Record:
         """Returns times of this rank, and counts of all ranks. Collective; the arm cannot run again."""
         self._pipeline.reset()
-        by_rank = np.array(gather_from_ranks(self._counts), dtype=np.float64)
-        unique, remote = np.moveaxis(by_rank, 2, 0)  # [ranks, steps] each
-        row_bytes = ROW_WIDTH * torch.float32.itemsize
+        unique = np.array(gather_from_ranks(self._unique_ids))[:, WARM_UP_STEPS:]  # [ranks, steps]
         return {
-            "step_ms": summarize(self.step_ms),
+            "step_ms": summarize(self.step_ms[WARM_UP_STEPS:]),
             "unique_ids": round(float(unique.mean()), 1),
             "unique_ids_of_most": round(float(unique.max(0).mean()), 1),
-            # Forward brings the rows that other ranks hold, and backward returns a gradient for each.
-            "embedding_megabytes": round(2 * row_bytes * float(remote.mean()) / 1e6, 3),
         }
-
-
-def _count_ids(lookups: UniqueLookups) -> tuple[int, int]:
-    """Returns the unique ids of this rank's last step, and how many of their rows another rank holds."""
-    unique = remote = 0
-    for name, num_rows in ROWS_OF_TABLES.items():
-        ids, rows_per_rank = lookups.unique_ids[name], -(-num_rows // dist.get_world_size())
-        unique += len(ids)
-        remote += int((ids // rows_per_rank != dist.get_rank()).sum())
-    return unique, remote
 
 
 def _look_up(lookups: UniqueLookups, batch: HSTUBatch) -> None:
     """Runs the lookups of a batch alone, with their backward."""
-    embedded = lookups(batch.features)
-    sum(of_feature.values().sum() for of_feature in embedded.values()).backward()
+    sum(rows.values().sum() for rows in lookups(batch.features).values()).backward()
 
 
 def _measure_stream(
@@ -137,7 +116,6 @@ def _measure_stream(
     arms = {name: _Arm(name, model, lookups, optimizer, loaded) for name in ARMS}
     for arm in arms.values():
         arm.run(WARM_UP_STEPS)
-        arm.clear()
     counted, lookups_ms = loaded[WARM_UP_STEPS:], []
 
     def look_up(steps: int) -> None:
@@ -147,8 +125,10 @@ def _measure_stream(
 
     for run in take_turns([*(arm.run for arm in arms.values()), look_up], BLOCKS):
         run(STEPS_PER_BLOCK)
-    blocks = {name: np.reshape(arm.step_ms, (BLOCKS, STEPS_PER_BLOCK)).sum(1) for name, arm in arms.items()}
-    num_ids = [sum(len(batch.features[name].values()) for name in ROWS_OF_TABLES) for batch in counted]
+    blocks = {
+        name: np.reshape(arm.step_ms[WARM_UP_STEPS:], (BLOCKS, -1)).sum(1) for name, arm in arms.items()
+    }
+    num_ids = [sum(len(batch.features[name].values()) for name in LOOKED_UP) for batch in counted]
     return {
         "ids": round(float(np.mean(gather_from_ranks(num_ids))), 1),
         "lookups_ms": summarize(lookups_ms),
@@ -178,7 +158,6 @@ def tables(figures: Record) -> dict[str, str]:
         "lengths": "{lengths}",
         "ids per rank": "{ids:,.0f}",
         "unique": "{unique:.2f}",
-        "embedding MB": "{as_loaded[embedding_megabytes]:.1f}",
         "lookups alone, ms": "{lookups_ms[median]:.0f} ({share:.0%})",
     }
     ratio = "ratio_to_reference"

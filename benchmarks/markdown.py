@@ -54,7 +54,7 @@ def pivot(records: Iterable[Any], rows: Mapping[str, Cell], column: Cell, cell: 
         cells.setdefault(row, {}).setdefault(title, []).append(show(record, cell))
     return markdown_table(
         [*rows, *titles],
-        [[*row, *(" / ".join(of_row.get(each, ["–"])) for each in titles)] for row, of_row in cells.items()],
+        [[*row, *(" / ".join(found.get(each, ["–"])) for each in titles)] for row, found in cells.items()],
     )
 
 

@@ -28,11 +28,11 @@ from benchmarks.micro_batch_divisions import (
     DIVISIONS,
     MAX_TOKENS,
     Ranks,
-    Step,
     divide_balanced,
-    draw_steps,
+    draw_rounded,
     micro_batch_lower_bound,
 )
+from benchmarks.partition.placements import GlobalBatch, draw_batches
 from commons.partition import imbalance, loads, lower_bound, micro_batch_imbalance
 
 RANKS, DRAWS, HIDDEN_SIZES = 8, 20, (128, 1024)
@@ -61,11 +61,11 @@ def measure() -> Record:
 
 
 def _average_draws(hidden_size: int, division: str) -> Record:
-    steps = draw_steps(hidden_size, RANKS, DRAWS)
+    steps = draw_batches(draw_rounded, hidden_size, RANKS, DRAWS)
     return average([_assess(step, DIVISIONS[division](step)) for step in steps])
 
 
-def _assess(step: Step, ranks: Ranks) -> dict[str, float]:
+def _assess(step: GlobalBatch, ranks: Ranks) -> dict[str, float]:
     """Returns the figures of one step. A micro-batch of one sample counts for no cap."""
     count = len(ranks[0])
     several = [samples for rank in ranks for samples in rank if len(samples) > 1]
@@ -87,7 +87,7 @@ def _assess(step: Step, ranks: Ranks) -> dict[str, float]:
 
 
 def _time_planning(ranks: int, hidden_size: int, equal_size: bool) -> Record:
-    steps = draw_steps(hidden_size, ranks, PLANNING_DRAWS[ranks])
+    steps = draw_batches(draw_rounded, hidden_size, ranks, PLANNING_DRAWS[ranks])
     # Compiled already: the divisions are measured first.
     times = [time_ms(partial(divide_balanced, step, equal_size)) for step in steps]
     return {"ms_median": round(float(np.median(times)), 3)}

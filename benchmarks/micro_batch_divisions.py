@@ -1,74 +1,54 @@
-"""A step's samples, the ways to divide them into micro-batches on ranks, and a bound that none beats."""
+"""Ways to divide a step's samples into micro-batches on ranks, and a bound that none beats."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
 import numpy as np
 
 from benchmarks.partition.lengths import LONGEST
-from benchmarks.partition.placements import compute_workloads
+from benchmarks.partition.placements import GlobalBatch
 from commons.partition import balance_micro_batches, karmarkar_karp, loads
 
-ROWS_PER_RANK, MAX_TOKENS = 32, 8192
+MAX_TOKENS = 8192
 
 # For each rank and micro-batch the indices of its samples.
 Ranks = list[list[np.ndarray]]
 
 
-@dataclass(frozen=True)
-class Step:
-    """The samples of one step, in the order in which the ranks loaded them.
-
-    Attributes:
-        ranks: each has loaded `ROWS_PER_RANK` samples.
-        workloads, tokens: int64 `[samples]`; FLOPs, and what a micro-batch has at most `MAX_TOKENS` of.
-    """
-
-    ranks: int
-    workloads: np.ndarray
-    tokens: np.ndarray
+Divide = Callable[[GlobalBatch], Ranks]
 
 
-Divide = Callable[[Step], Ranks]
-
-
-def draw_steps(hidden_size: int, ranks: int, draws: int) -> list[Step]:
-    """Draws heavy-tailed lengths, the same for every hidden size.
+def draw_rounded(rng: np.random.Generator, count: int) -> np.ndarray:
+    """Draws heavy-tailed lengths.
 
     The longest have one token more than a micro-batch may: they are alone in theirs, whoever divides.
     """
-    rng = np.random.default_rng([0, ranks])
-    steps = []
-    for _ in range(draws):
-        lengths = np.rint(rng.lognormal(5, 1.2, ROWS_PER_RANK * ranks).clip(1, LONGEST))
-        steps.append(Step(ranks, *compute_workloads(lengths, hidden_size)))
-    return steps
+    return np.rint(rng.lognormal(5, 1.2, count).clip(1, LONGEST))
 
 
-def divide_balanced(step: Step, equal_size: bool) -> Ranks:
+def divide_balanced(step: GlobalBatch, equal_size: bool) -> Ranks:
     """Divides by `balance_micro_batches`."""
     with warnings.catch_warnings():
-        # Some are meant to be above the cap: see `draw_steps`.
+        # Some are meant to be above the cap: see `draw_rounded`.
         warnings.filterwarnings("ignore", message=".*gets a micro-batch of its own")
         return balance_micro_batches(step.workloads, step.tokens, step.ranks, MAX_TOKENS, equal_size)
 
 
-def pack_as_loaded(step: Step) -> Ranks:
+def pack_as_loaded(step: GlobalBatch) -> Ranks:
     """Packs on each rank what it loaded by tokens; all take as many micro-batches as the one with most."""
     as_loaded = np.split(np.arange(len(step.tokens)), step.ranks)
     return _match_counts(step, [_pack(step.tokens, samples) for samples in as_loaded])
 
 
-def pack_and_deal(step: Step) -> Ranks:
+def pack_and_deal(step: GlobalBatch) -> Ranks:
     """Packs all samples together, the largest first, and deals micro-batches to ranks in turn."""
     micro_batches = _pack(step.tokens, np.argsort(-step.tokens, kind="stable"))
     return _match_counts(step, [micro_batches[rank :: step.ranks] for rank in range(step.ranks)])
 
 
-def balance_flops(step: Step) -> Ranks:
+def balance_flops(step: GlobalBatch) -> Ranks:
     """Balances ranks, then the micro-batches of each, by FLOPs; tokens only say how many micro-batches."""
     partition = karmarkar_karp(step.workloads, step.ranks)
     count = -(-int(loads(step.tokens, partition).max()) // MAX_TOKENS)
@@ -105,7 +85,7 @@ def _pack(tokens: np.ndarray, samples: Iterable[int]) -> list[np.ndarray]:
     return [np.array(indices, dtype=np.int64) for indices in micro_batches]
 
 
-def _match_counts(step: Step, ranks: Ranks) -> Ranks:
+def _match_counts(step: GlobalBatch, ranks: Ranks) -> Ranks:
     """Adds empty ones up to as many on every rank, the lightest first, which no other order betters."""
     count = max(map(len, ranks))
     nothing = np.empty(0, dtype=np.int64)

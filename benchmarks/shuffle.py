@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 
 from benchmarks.demo.training import Arm, parse_config, train_in_turn
 from benchmarks.harness import (
@@ -22,11 +25,11 @@ from benchmarks.harness import (
 from benchmarks.markdown import Cell, make_table
 from benchmarks.partition.lengths import LOGNORMAL, draw_lognormal
 from benchmarks.partition.placements import BYTES_PER_TOKEN, ROWS_PER_RANK, compute_workloads
-from benchmarks.stage_clock import StageClock
 from commons.distributed import ShufflerSettings
 from commons.distributed.exchange import EXCHANGES
 from commons.distributed.loaded_samples import LoadedSamples
 from commons.distributed.placement import place, warm_up
+from commons.pipeline.shuffle_stage import ShuffleStage
 
 # By name, the settings of a shuffler; the first moves everything everywhere.
 ARMS: dict[str, Record] = {
@@ -52,12 +55,65 @@ def measure() -> Record:
     }
 
 
+class _StageClock:
+    """Wraps a stage's calls; before each the ranks wait for each other, so that it absorbs no rank skew.
+
+    Attributes:
+        milliseconds: of each step "exposed" (main thread in the stage, loading not counted) and "exchange";
+            and of each plan "planning", in its thread.
+    """
+
+    def __init__(self, stage: ShuffleStage) -> None:
+        self.milliseconds: dict[str, list[float]] = {"exposed": [], "exchange": [], "planning": []}
+        self._next_batch, self._exchange = stage.next_batch, stage.exchange
+        shuffler = stage._shuffler
+        self._plan_with = shuffler.plan_with
+        stage.next_batch = self._time_next_batch  # type: ignore[method-assign]
+        stage.exchange = self._time_exchange  # type: ignore[method-assign]
+        shuffler.plan_with = self._time_plan  # type: ignore[method-assign]
+        self._loading = self._before_exchange = 0.0
+
+    def clear(self) -> None:
+        """Forgets what was measured so far."""
+        for times in self.milliseconds.values():
+            times.clear()
+
+    def watch(self, loader: Iterator[Any]) -> Iterator[Any]:
+        """Yields the loader's batches, and notes the time that it takes for them."""
+        while True:
+            start = time.perf_counter()
+            batch = next(loader, None)
+            self._loading += (time.perf_counter() - start) * 1e3
+            if batch is None:
+                return
+            yield batch
+
+    def _time_next_batch(self, loader: Iterator[Any]) -> Any:
+        dist.barrier()
+        self._loading = 0.0
+        batch, taken = time_call(lambda: self._next_batch(loader))
+        self._before_exchange = taken - self._loading
+        return batch
+
+    def _time_exchange(self, batch: Any) -> Any:
+        dist.barrier()
+        exchanged, taken = time_call(lambda: self._exchange(batch))
+        self.milliseconds["exchange"].append(taken)
+        self.milliseconds["exposed"].append(self._before_exchange + taken)
+        return exchanged
+
+    def _time_plan(self, *arguments: Any) -> Any:
+        plan, taken = time_call(lambda: self._plan_with(*arguments))
+        self.milliseconds["planning"].append(taken)
+        return plan
+
+
 class _TrainingArm(Arm):
     """A model of its own, trained with the settings of one arm; each step is timed by itself."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self._clock = StageClock(self.pipeline._stage)
+        self._clock = _StageClock(self.pipeline._stage)
         self._batches = self._clock.watch(self._batches)
         self._step_ms: list[float] = []
 
@@ -92,7 +148,7 @@ def train(device: torch.device) -> Record:
         balanced = {f"balance_{key}": value for key, value in settings.items()}
         arms[name] = _TrainingArm(make_task, {"enable_balanced_shuffler": True, **balanced}, device)
     train_in_turn(arms.values(), BLOCKS, "train", STEPS_PER_BLOCK, WARM_UP_STEPS)
-    return {"steps": BLOCKS * STEPS_PER_BLOCK, "arms": {name: arm.figures() for name, arm in arms.items()}}
+    return {"arms": {name: arm.figures() for name, arm in arms.items()}}
 
 
 def _plan(lengths: str, ranks: int) -> Record:

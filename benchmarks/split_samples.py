@@ -5,11 +5,8 @@ Trains the demo's model on two ranks, on whole samples and on pieces, in turn.
 
 from __future__ import annotations
 
-import contextlib
 import os
-import subprocess
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import repeat
 
 import gin
@@ -18,9 +15,11 @@ import torch
 import torch.distributed as dist
 
 import hstu.batch_shuffler  # noqa: F401  registers "hstu"
+from benchmarks.batches import make_hstu_batch
 from benchmarks.demo.training import Arm, compare_times, parse_config, train_in_turn
 from benchmarks.harness import (
     Record,
+    keep_running,
     machine,
     measure_step_memory,
     run_on_ranks,
@@ -29,7 +28,6 @@ from benchmarks.harness import (
 )
 from benchmarks.markdown import make_table
 from commons.datasets import HSTUBatch
-from commons.datasets.sample_source import keyed_rows
 from hstu.modules import SampleMask, batch_attention
 
 RANKS = 2
@@ -52,43 +50,16 @@ def measure() -> Record:
 def make_history_batch(lengths: Sequence[int], seed: int) -> HSTUBatch:
     """Returns a batch for the demo's HSTU with samples of these lengths, or with one padding row."""
     rng = np.random.default_rng(seed)
-    num_rows = max(len(lengths), 1)
 
-    def ids(high: int, counts: Sequence[int]) -> list[np.ndarray]:
+    def draw(high: int, counts: Sequence[int]) -> list[np.ndarray]:
         return [rng.integers(0, high, count) for count in counts]
 
-    actions = ids(5, lengths)
-    features = {"user": ids(10_000, [1] * len(lengths)), "item": ids(10_000, lengths), "action": actions}
-    return HSTUBatch(
-        features=keyed_rows(features, num_rows),
-        batch_size=num_rows,
-        actual_batch_size=len(lengths),
-        feature_to_max_seqlen={"user": 1, "item": max(lengths, default=1), "action": max(lengths, default=1)},
-        contextual_feature_names=["user"],
-        labels=keyed_rows({"label": actions}, num_rows),
-        item_feature_name="item",
-        action_feature_name="action",
-    )
-
-
-@contextlib.contextmanager
-def _busy_core() -> Iterator[None]:
-    """While active, whatever this rank's core has left is taken by attention, at the lowest priority.
-
-    Ranks on one machine share caches and memory, so one computes faster while the other waits. Devices of
-    their own would not. With a neighbor per rank, a rank computes as if the others never waited.
-    """
-    program = f"from {__name__} import keep_busy; keep_busy()"
-    process = subprocess.Popen([sys.executable, "-c", program])
-    try:
-        yield
-    finally:
-        process.kill()
-        process.wait()
+    actions, users, items = draw(5, lengths), draw(10_000, [1] * len(lengths)), draw(10_000, lengths)
+    return make_hstu_batch({"user": users}, items, actions, max(len(lengths), 1))
 
 
 def keep_busy() -> None:
-    """Computes until it is killed."""
+    """Takes what a core has left at the lowest priority, until it is killed."""
     os.nice(19)
     torch.set_num_threads(1)
     attention = batch_attention("pytorch", [SampleMask(4096, 0, 4096, 1, True)], 1, torch.device("cpu"))
@@ -119,7 +90,9 @@ def train(device: torch.device) -> Record:
         return _compare(whole, pieces)
 
     alone = compare(GIANT, BLOCKS, "one giant")
-    with _busy_core():
+    # Ranks on one machine share caches and memory, so one computes faster while the other waits. Devices of
+    # their own would not. With a neighbor per rank, a rank computes as if the others never waited.
+    with keep_running(f"from {__name__} import keep_busy; keep_busy()"):
         busy = compare(GIANT, BLOCKS, "one giant, busy cores")
     even = compare(EVEN, EVEN_BLOCKS, "nothing to split")
     memory = []

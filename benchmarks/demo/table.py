@@ -104,10 +104,8 @@ def _tabulate_speedups(summaries: Mapping[str, Record]) -> str:
 
 
 def _format_prediction(model: str, summary: Record) -> str:
-    speedups = "{speedup_predicted:.2f} × and {speedup:.2f} ×".format(
-        **summary["balanced"][DEFAULT]["untrimmed"]
-    )
-    return f"{TITLES[model]} {speedups}"
+    text = f"{TITLES[model]} {{speedup_predicted:.2f}} × and {{speedup:.2f}} ×"
+    return text.format(**summary["balanced"][DEFAULT]["untrimmed"])
 
 
 def _format_machine(summaries: Mapping[str, Record]) -> str:

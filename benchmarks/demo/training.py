@@ -127,10 +127,11 @@ class Arm:
 def train_in_turn(
     arms: Iterable[Arm], blocks: int, what: str, steps_per_block: int = 1, warm_up_steps: int = 2
 ) -> None:
-    """Trains each arm for so many timed blocks of steps, all in turn, after steps that warm up."""
+    """Trains each arm for so many timed blocks of steps, all in turn; warms up arms that have not trained."""
     arms = list(arms)
     for arm in arms:
-        arm.run(warm_up_steps, timed=False)
+        if not arm.losses:
+            arm.run(warm_up_steps, timed=False)
     for arm in take_turns(arms, blocks, what):
         arm.run(steps_per_block)
 

@@ -33,13 +33,14 @@ def make_report(results: Sequence[Result], stand_ins: Sequence[str]) -> str:
 
 def _describe_machine() -> list[list[str]]:
     described = machine()
+    installed = {each.name: each.version for each in importlib.metadata.distributions()}
     cpu = f"{described['cpu']}, {described['cores']} cores, {platform.system()} {platform.release()}"
     return [
         ["GPUs", _list_gpus()],
         ["CPU", cpu],
         ["Python, torch", f"{described['python']}, {described['torch']}"],
         ["CUDA, NCCL", f"{torch.version.cuda or 'none'}, {_find_nccl()}"],
-        ["packages", ", ".join(f"{name} {_find_version(name)}" for name in _PACKAGES)],
+        ["packages", ", ".join(f"{name} {installed.get(name, '–')}" for name in _PACKAGES)],
         ["commit", _find_commit()],
     ]
 
@@ -56,13 +57,6 @@ def _find_nccl() -> str:
     if not (torch.cuda.is_available() and dist.is_available() and dist.is_nccl_available()):
         return "none"
     return ".".join(map(str, torch.cuda.nccl.version()))
-
-
-def _find_version(name: str) -> str:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return "–"
 
 
 def _find_commit() -> str:

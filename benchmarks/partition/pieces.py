@@ -6,14 +6,12 @@ import time
 from functools import partial
 
 import numpy as np
-import torch
-from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from benchmarks.batches import make_hstu_batch
 from benchmarks.harness import Record, average, measure_cases, time_ms
 from benchmarks.markdown import pivot
 from benchmarks.partition.lengths import KUAIRAND, LOGNORMAL, LONG, PARETO_1_1, PARETO_1_6, Lengths
 from benchmarks.partition.placements import ROWS_PER_RANK, make_flops
-from commons.datasets import HSTUBatch
 from commons.distributed.cutting import Cutting
 from commons.distributed.loaded_samples import LoadedSamples
 from commons.distributed.placement import place
@@ -33,6 +31,7 @@ NAMES = ("lengths", "hidden_size", "rows_per_rank")
 BYTES_PER_NUMBER = 2  # of keys and values, in bfloat16
 CALLS = 3  # of a draw, with and without pieces in turns
 SETTINGS = ShufflerSettings(equal_rows=False)
+ONE = np.ones(1, dtype=np.int64)
 
 
 def measure_pieces(lengths: dict[str, Lengths], draws: int) -> list[Record]:
@@ -86,7 +85,7 @@ def count_fetched_tokens(plan: ShufflePlan) -> int:
 def _load(lengths: np.ndarray, hidden_size: int, ranks: int) -> tuple[LoadedSamples, Cutting]:
     """Returns histories of these items, each with a user and an action per item, as ranks loaded them."""
     lengths = lengths.astype(np.int64)
-    batch = _make_batch()
+    batch = make_hstu_batch({"user": [ONE]}, [ONE], [ONE], 1)
     schema, names = RowSchema.of(batch.per_sample_fields()), tuple(batch.row_counts())
     users, tokens = np.ones_like(lengths), 2 * lengths + 1
     counts = np.stack([users if name == "features.user" else lengths for name in names], 1)
@@ -105,18 +104,6 @@ def _load(lengths: np.ndarray, hidden_size: int, ranks: int) -> tuple[LoadedSamp
     return LoadedSamples(per_rank, per_rank, workloads, tokens, lengths, elements, num_bytes, counts), cutting
 
 
-def _make_batch() -> HSTUBatch:
-    one = torch.ones(3, dtype=torch.int64)
-    return HSTUBatch(
-        features=KeyedJaggedTensor(["user", "item", "action"], one, lengths=one),
-        batch_size=1,
-        feature_to_max_seqlen={},
-        contextual_feature_names=["user"],
-        action_feature_name="action",
-        labels=KeyedJaggedTensor(["label"], one[:1], lengths=one[:1]),
-    )
-
-
 # By title, the figure and its digits.
 _COLUMNS = {
     "whole": ("imbalance_of_whole_samples", 2),
@@ -131,7 +118,7 @@ _COLUMNS = {
 def tabulate_pieces(pieces: list[Record], sizes: tuple[int, ...]) -> str:
     """Returns Markdown at these numbers of ranks."""
     cells = [
-        record | {"title": title, "text": f"{record[key]:.{digits}f}"}
+        record | {"title": title, "text": "–" if record[key] is None else f"{record[key]:.{digits}f}"}
         for record in pieces
         if record["ranks"] in sizes and tuple(record[name] for name in NAMES) in CASES
         for title, (key, digits) in _COLUMNS.items()

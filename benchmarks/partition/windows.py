@@ -42,7 +42,6 @@ def _measure(draws: int, ranks: int, num_steps: int, max_step_ratio: float | Non
             largest_ratios.append(step_ratios(part, window).max())
         over_ideal.append(sum_of_largest / (workloads.sum() / ranks))
     return {
-        "draws": draws,
         "largest_loads_over_ideal": round(float(np.mean(over_ideal)), 6),
         "largest_step_ratio": {"mean": round(float(np.mean(largest_ratios)), 4)},
         "ms_median": round(float(np.median(times)), 4),
@@ -50,17 +49,10 @@ def _measure(draws: int, ranks: int, num_steps: int, max_step_ratio: float | Non
 
 
 def tabulate_windows(windows: list[Record]) -> str:
-    """Returns Markdown with a column for each limit, and the slowest of them."""
-    shown = [record for record in windows if record["max_step_ratio"] in STEP_RATIOS]
-    slowest: dict[tuple[int, int], float] = {}
-    for record in shown:
-        case = record["ranks"], record["num_steps"]
-        slowest[case] = max(slowest.get(case, 0.0), record["ms_median"])
-    cells = []
-    for record in shown:
-        limit, ratio = record["max_step_ratio"], record["largest_step_ratio"]["mean"]
-        title, text = f"limit {limit}", f"{record['largest_loads_over_ideal']:.3f} ({ratio:.2f})"
-        cells.append(record | {"title": "no limit" if limit is None else title, "text": text})
-    for (ranks, steps), ms in slowest.items():
-        cells.append({"ranks": ranks, "num_steps": steps, "title": "ms", "text": f"{ms:.2f}"})
-    return pivot(cells, {"ranks": "{ranks}", "steps": "{num_steps}"}, "{title}", "{text}")
+    """Returns Markdown with a column for each limit."""
+    return pivot(
+        [record for record in windows if record["max_step_ratio"] in STEP_RATIOS],
+        {"ranks": "{ranks}", "steps": "{num_steps}"},
+        lambda record: f"limit {record['max_step_ratio']}".replace("limit None", "no limit"),
+        "{largest_loads_over_ideal:.3f} ({largest_step_ratio[mean]:.2f}), {ms_median:.1f} ms",
+    )

@@ -25,12 +25,12 @@ def test_the_default_is_what_one_setting_switches_on():
 
 @pytest.mark.parametrize("arm", [arm for arm in ARMS if arm != AS_LOADED])
 def test_ranks_are_replayed_with_the_samples_that_the_stage_gives_them(pools, arm):
-    of_ranks = pools(RANKS).run(_replayed_and_shuffled, arm)
-    for replayed, shuffled in of_ranks:
+    by_rank = pools(RANKS).run(_replayed_and_shuffled, arm)
+    for replayed, shuffled in by_rank:
         assert replayed == shuffled
-    rows = [len(replayed) for replayed, _ in of_ranks]
+    rows = [len(replayed) for replayed, _ in by_rank]
     moved = sum(
-        set(replayed) != set(LENGTHS[rank * ROWS :][:ROWS]) for rank, (replayed, _) in enumerate(of_ranks)
+        set(replayed) != set(LENGTHS[rank * ROWS :][:ROWS]) for rank, (replayed, _) in enumerate(by_rank)
     )
     assert moved == RANKS
     assert rows == [ROWS] * RANKS or "unequal rows" in arm
