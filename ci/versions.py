@@ -39,6 +39,7 @@ CORE_TESTS = (
     "tests/commons/sequence_batch",
     "tests/commons/distributed",
     "tests/commons/pipeline",
+    "tests/commons/features",
     "tests/commons/test_private_names.py",
     "tests/hstu",
     "tests/test_gradients.py",

@@ -5,6 +5,8 @@ imported here and not used, because its threads would not survive a fork; they s
 """
 
 import gc
+import importlib
+import importlib.util
 import logging
 import warnings
 
@@ -13,16 +15,13 @@ warnings.filterwarnings("ignore")
 
 import hypothesis  # noqa: E402, F401
 import pytest  # noqa: E402, F401
-import torch.distributed.run  # noqa: E402
-import torch.utils.tensorboard  # noqa: E402, F401
 
-import commons.datasets  # noqa: E402
-import commons.pipeline  # noqa: E402
-import commons.training  # noqa: E402, F401
-from commons.distributed.placement import warm_up  # noqa: E402
-from commons.distributed.shuffler_settings import ShufflerSettings  # noqa: E402
+import commons.pipeline  # noqa: E402, F401
+from tests.compiled import compile_kernels  # noqa: E402
 
-warm_up(ShufflerSettings(max_tokens_per_micro_batch=1), has_groups=True)
-warm_up(ShufflerSettings(equal_rows=False, split=True))
+for optional in ("torch.utils.tensorboard", "commons.datasets", "commons.training"):
+    if importlib.util.find_spec(optional):
+        importlib.import_module(optional)
+compile_kernels()
 gc.collect()
 gc.freeze()  # a collection would write to every object, and with that copy the pages that forks share

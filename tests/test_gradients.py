@@ -9,7 +9,7 @@ import pytest
 import torch.distributed as dist
 
 from commons.distributed import BatchShufflerFactory
-from tests.drawn_cuts import drawn_cuts
+from tests.commons.features.sample_splitting.drawn_cuts import drawn_cuts
 from tests.gradient_comparison import Comparison, check_equal, comparison, dense_differences, steps
 from tests.gradient_models import CASES, ROWS
 

@@ -17,8 +17,8 @@ from commons.perf_model import Cost
 from commons.sequence_batch import BaseBatch
 from commons.training import OptimizerArgs, shard_model
 from tests.commons.distributed.counted_collectives import recorded_collectives
+from tests.commons.features.sample_splitting.drawn_cuts import drawn_cuts
 from tests.commons.pipeline.ranking_pipelines import pipeline_of
-from tests.drawn_cuts import drawn_cuts
 from tests.gradient_comparison import Comparison, check_equal, comparison, steps
 from tests.gradient_models import CASES
 from tests.process_pool import rank_device

@@ -50,3 +50,10 @@ def test_too_little_or_too_much_is_refused_with_what_was_expected(settings):
         TypeError, match=r"expected either flops=HSTUFlops.*, or both num_heads= and head_dim="
     ):
         BatchShufflerFactory.create("hstu", **settings)
+
+
+def test_samples_of_a_feature_belong_together():
+    users = [5, 3, 5]
+    batch = hstu_batch([Sample([user], [], [2], [3], 0, [3]) for user in users])
+    shuffler = BatchShufflerFactory.create("hstu", num_heads=1, head_dim=8, group_feature="user")
+    assert shuffler.get_groups(batch).tolist() == users

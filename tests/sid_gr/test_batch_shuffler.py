@@ -31,3 +31,10 @@ def test_heads_alone_cost_what_a_layer_of_their_width_does(pools):
 def test_too_little_or_too_much_is_refused_with_what_was_expected(settings):
     with pytest.raises(TypeError, match="expected either flops=, or both num_heads= and head_dim="):
         BatchShufflerFactory.create("sid_gr", **settings)
+
+
+def test_samples_of_a_feature_belong_together():
+    users = [5, 3, 5]
+    batch = sid_batch([Sample([0], [1], [user]) for user in users])
+    shuffler = BatchShufflerFactory.create("sid_gr", num_heads=1, head_dim=8, group_feature="tags")
+    assert shuffler.get_groups(batch).tolist() == users

@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from commons.distributed.channel import Channel
+from commons.sequence_batch import BaseBatch
 
 REPOSITORY = Path(__file__).parents[3]
 COMMUNICATION = [
@@ -111,6 +112,17 @@ def recorded_synchronizations() -> Iterator[list[str]]:
 
     with _SynchronizingOps(record), _SynchronizingCalls(record):
         yield places
+
+
+def wrong_counts_on_host(batch: BaseBatch) -> list[str]:
+    """Returns the row counts that the host knows without waiting, and that are not those of the batch."""
+    with no_synchronization():
+        on_host, totals = batch.row_counts_on_host(), batch.features.length_per_key()
+    counts = {name: of_rows.tolist() for name, of_rows in batch.row_counts().items()}
+    assert counts and list(on_host) == list(counts)
+    wrong = [name for name in counts if on_host[name].tolist() != counts[name]]
+    of_keys = batch.features.lengths().view(len(totals), -1)
+    return wrong if totals == of_keys.sum(1).tolist() else [*wrong, "totals"]
 
 
 def _is_ours(file: Path) -> bool:

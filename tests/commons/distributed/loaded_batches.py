@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -11,15 +10,14 @@ import torch.distributed as dist
 from tensordict import TensorDictBase
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
-from commons.datasets import HSTUBatch
 from commons.distributed.exchange import EXCHANGES
-from commons.perf_model import HSTUFlops
 from commons.sequence_batch import BaseBatch
 from tests.drawn_batches import draw_batch
 from tests.process_pool import rank_device
 
 BOTH = sorted(EXCHANGES)
-FLOPS = HSTUFlops(num_layers=1, hidden_size=128, num_heads=1, head_dim=128)
+# Collectives in which they move samples.
+PAYLOAD = {"all_gather": "all_gather_into_tensor", "all_to_all": "all_to_all_single"}
 
 
 def check_identical(got, expected, where="batch") -> None:
@@ -78,8 +76,45 @@ def lopsided_batch():
     return batch
 
 
+def many_fields(seed: int) -> dict:
+    """Draws jagged fields of many dtypes, two with weights, and dense ones; rank 1 has the long rows."""
+    rank = dist.get_rank()
+    rng = np.random.default_rng((seed, rank))
+
+    def keyed(keys: list[str], dtype: torch.dtype, weights: torch.dtype | None = None) -> KeyedJaggedTensor:
+        lengths = torch.from_numpy(rng.integers(0, 5, len(keys) * 6))
+        values = torch.from_numpy(rng.integers(0, 100, int(lengths.sum()))).to(dtype)
+        return KeyedJaggedTensor(
+            keys, values, lengths=lengths, weights=None if weights is None else values.to(weights)
+        )
+
+    return {
+        "ids": keyed(["a", "b", "c"], torch.int64),
+        "times": keyed(["t"], torch.float32, torch.float64),
+        "jagged": JaggedTensor(torch.arange(9), lengths=torch.tensor([1, 0, 2, 3, 0, 3])),
+        "nested": torch.nested.nested_tensor_from_jagged(
+            torch.arange(8.0), torch.tensor([0, 1, 1, 4, 6, 7, 8])
+        ),
+        "codes": keyed(["d", "e"], torch.int16, torch.float16),
+        "workload": torch.from_numpy(rng.integers(1, 100, 6) * (1 + 100 * rank)),
+        "price": torch.rand(6, 3, dtype=torch.float64),
+        "flag": torch.rand(6) > 0.5,
+        "embedding": torch.rand(6, 2, 2).bfloat16(),
+    }
+
+
 def sample_ids(batch) -> list[int]:
     return batch.matrix[: batch.num_samples, 0, 0].long().tolist()
+
+
+def model_outputs(batch, padded: bool) -> dict:
+    """Makes what a model may compute for a batch; only if `padded`, it has padding rows, too."""
+    return outputs_of(sample_ids(batch), batch.batch_size - batch.num_samples if padded else 0, junk=True)
+
+
+def expected_outputs(batch) -> dict:
+    """Makes those outputs as they come back for a loaded batch, whose padding rows are empty."""
+    return outputs_of(sample_ids(batch), batch.batch_size - batch.num_samples)
 
 
 def outputs_of(ids: list[int], num_padding: int, junk: bool = False) -> dict:
@@ -126,29 +161,3 @@ def _output_of_one(sample: int | None) -> dict:
         "tokens": torch.from_numpy(rng.normal(size=(rng.integers(0, 6), 2))).half(),
         "right": bool(rng.integers(2)),
     }
-
-
-@dataclass(eq=False)
-class HistoryBatch(HSTUBatch):
-    workload: torch.Tensor | None = None
-
-
-def history_batch(rng: np.random.Generator, rows: int) -> HistoryBatch:
-    """Draws lognormal histories of items, actions, and a label per item, as HSTU trains on."""
-    lengths = torch.from_numpy(rng.lognormal(5, 1.2, rows).clip(1, 4096).astype(np.int64))
-    total = int(lengths.sum())
-    ids = torch.from_numpy(rng.integers(0, 10**6, 2 * total + rows))
-    batch = HistoryBatch(
-        features=KeyedJaggedTensor(
-            ["user", "item", "action"],
-            ids,
-            lengths=torch.cat([torch.ones(rows, dtype=torch.int64), lengths, lengths]),
-        ),
-        batch_size=rows,
-        feature_to_max_seqlen={"user": 1, "item": 4096, "action": 4096},
-        contextual_feature_names=["user"],
-        labels=KeyedJaggedTensor(["label"], torch.from_numpy(rng.integers(0, 2, total)), lengths=lengths),
-        action_feature_name="action",
-    )
-    batch.workload = FLOPS.per_sample(batch.num_tokens())
-    return batch

@@ -1,4 +1,4 @@
-"""Shufflers of drawn batches, cases that they run on, and a check of the micro-batches in their plans."""
+"""Shufflers of drawn batches, and cases that they run on."""
 
 from __future__ import annotations
 
@@ -60,12 +60,10 @@ class Case:
 
 
 @st.composite
-def cases(draw, num_ranks: int, caps: Sequence[int | None] = (None,)) -> Case:
-    """Draws a case.
+def cases(draw, num_ranks: int, **more: Sequence[Any]) -> Case:
+    """Draws a case for ranks that balance, and one of the values of each further setting.
 
-    Args:
-        num_ranks: ranks that balance.
-        caps: tokens per micro-batch. A sample has up to 12; a rank that keeps to a limit has 20 or 40.
+    A sample has up to 12 tokens; a rank that keeps to a limit has 20 or 40.
     """
     kind = draw(st.sampled_from(["complete", "incomplete", "uneven", "one rank empty", "some ranks ended"]))
     batch_size = draw(st.integers(1, 6))
@@ -80,8 +78,8 @@ def cases(draw, num_ranks: int, caps: Sequence[int | None] = (None,)) -> Case:
     settings: dict[str, Any] = {
         "equal_rows": draw(st.booleans()),
         "exchange": draw(st.sampled_from(BOTH)),
-        "max_tokens_per_micro_batch": draw(st.sampled_from(caps)),
         "partitioner": draw(st.sampled_from(sorted(PARTITIONERS))),
+        **{name: draw(st.sampled_from(values)) for name, values in more.items()},
     }
     if settings["partitioner"] in LIMITED:
         settings["max_tokens"] = draw(st.sampled_from([None, None, 20, 40]))
@@ -99,7 +97,7 @@ def planned(
     case: Case, group: dist.ProcessGroup | None = None
 ) -> tuple[FieldShuffler, MixedBatch | None, ShufflePlan]:
     """Returns this rank's shuffler, the batch it loaded, and the plan. Collective over the group."""
-    shuffler = FieldShuffler(group, **case.settings, verify=group is None)
+    shuffler = FieldShuffler(group, **case.settings)
     if case.agreed_before:
         agreed(shuffler, case.labels)
     rank = shuffler.group.rank
@@ -108,12 +106,13 @@ def planned(
     return shuffler, batch, shuffler.plan(batch)
 
 
-def check_divided(plan: ShufflePlan, cap: int) -> None:
-    """Checks that each sample of a rank is in one of its micro-batches, and that these keep to the cap."""
-    assert plan.num_micro_batches >= 1
-    for rank, samples in enumerate(plan.partition):
-        of_rank = plan.micro_batches_on(rank)
-        assert len(of_rank) == plan.num_micro_batches
-        assert all((np.diff(rows) > 0).all() for rows in of_rank)
-        assert sorted(np.concatenate(of_rank).tolist()) == list(range(len(samples)))
-        assert all(len(rows) == 1 or plan.tokens[samples[rows]].sum() <= cap for rows in of_rank)
+def exchanged(case: Case) -> tuple[FieldShuffler, ShufflePlan, MixedBatch, MixedBatch] | None:
+    """Returns this rank's shuffler, the plan, and the batch before and after; None where no plan is."""
+    try:
+        shuffler, batch, plan = planned(case)
+    except ValueError:
+        return None
+    if not plan.has_batch:
+        return None
+    brought = shuffler.batch_for_step(batch, plan)
+    return shuffler, plan, brought, shuffler.exchange(brought, plan)

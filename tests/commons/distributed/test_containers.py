@@ -17,7 +17,6 @@ from commons.distributed import BatchShuffler
 from commons.distributed.exchange import EXCHANGES
 from commons.sequence_batch.sample_rows import SampleRows
 from tests.commons.distributed.container_batches import KINDS, ContainerShuffler, contents, make_batch
-from tests.commons.distributed.loaded_batches import check_identical
 from tests.commons.distributed.shufflers import FieldShuffler
 
 
@@ -31,7 +30,7 @@ def check_shown(shown, batch) -> None:
 
 
 def _move(kind: str, seed: int, rows: tuple[int, ...], exchange: str, equal_rows: bool):
-    shuffler = ContainerShuffler(exchange=exchange, equal_rows=equal_rows, verify=True)
+    shuffler = ContainerShuffler(exchange=exchange, equal_rows=equal_rows)
     rank = dist.get_rank()
     shuffler.shuffle(make_batch(kind, seed, 0, 2))
     batch = make_batch(kind, seed, 1000 * (rank + 1), rows[rank])
@@ -45,11 +44,6 @@ def _move(kind: str, seed: int, rows: tuple[int, ...], exchange: str, equal_rows
             assert moved[shared] is batch[shared]
     elif kind == "tensordict":
         assert moved.batch_size == (plan.rows[rank],)
-    back = shuffler.unshuffle(moved, plan)
-    if kind == "torchrec":
-        check_identical(vars(back), vars(batch))
-    else:
-        check_identical(back, batch)
     real = int(plan.num_placed[rank])
     return contents(batch), plan.partition[rank], contents(moved)[:real], len(contents(moved))
 
@@ -88,9 +82,7 @@ def _with_an_ended_loader(kind: str):
     plan = shuffler.plan(batch)
     moved = shuffler.exchange(shuffler.batch_for_step(batch, plan), plan)
     assert type(moved) is type(shuffler.padding_batch())
-    back, loaded = shuffler.unshuffle(moved, plan), [] if batch is None else contents(batch)
-    assert batch is None or contents(back) == loaded
-    return loaded, contents(moved)[: plan.num_placed[rank]]
+    return [] if batch is None else contents(batch), contents(moved)[: plan.num_placed[rank]]
 
 
 @pytest.mark.parametrize("kind", KINDS)

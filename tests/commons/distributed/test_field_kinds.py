@@ -73,7 +73,7 @@ def _batch_of(dtype: torch.dtype, as_dict: bool) -> Any:
 
 def _moved(name: str, as_dict: bool) -> tuple[list[Any], list[Any]] | str:
     """Returns the bytes of this rank's rows before and after; the first step has none on rank 1."""
-    shuffler = (Sharing if as_dict else HeavyOnRank1)(verify=True)
+    shuffler = (Sharing if as_dict else HeavyOnRank1)()
 
     def step(batch: Any) -> Any:
         plan = shuffler.plan(batch)
@@ -257,7 +257,7 @@ def _taken() -> list[list[int]]:
         "no keys": KeyedJaggedTensor([], IDS[:0], lengths=ONES[:0], stride=ROWS),
         "keyed tensor": KeyedTensor(["a"], [1], ids.float().view(-1, 1)),
     }
-    moved = HeavyOnRank1(verify=True).shuffle(batch)
+    moved = HeavyOnRank1().shuffle(batch)
     assert moved["no keys"].keys() == [] and moved["no keys"].stride() == len(moved["ids"])
     assert type(moved["mapped"]) is torch.Tensor and type(moved["attributes"]) is AttributeDict
     others = moved["attributes"].ids, moved["mapped"], moved["keyed tensor"].values().long().flatten()

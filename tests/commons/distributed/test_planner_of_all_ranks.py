@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-import torch
 import torch.distributed as dist
-from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from commons.distributed import BatchShufflerFactory, IdentityShuffler
 from tests.commons.distributed.errors_and_warnings import error_of
@@ -18,11 +14,10 @@ from tests.commons.distributed.shufflers import FieldShuffler
 def _plan_of_pairs(identity: bool) -> tuple[list[int], int]:
     """Returns the ranks that exchange samples with this one, and the fingerprint of the plan of all ranks."""
     pairs = [dist.new_group(ranks) for ranks in ([0, 2], [1])]
-    settings: dict[str, Any] = {"max_tokens_per_micro_batch": 13}
     shuffler = (
-        IdentityShuffler(get_workloads=lambda batch: batch.workload, **settings)
+        IdentityShuffler(get_workloads=lambda batch: batch.workload)
         if identity
-        else FieldShuffler(pairs[dist.get_rank() % 2], **settings)
+        else FieldShuffler(pairs[dist.get_rank() % 2])
     )
     planner = shuffler.planner.of_all_ranks()
     batch = lopsided_batch()
@@ -30,7 +25,6 @@ def _plan_of_pairs(identity: bool) -> tuple[list[int], int]:
     assert everyone.num_ranks == 3 and planner.posted.tolist() == [0, 7, 14]
     ranks = shuffler.group.ranks
     here, alone = everyone.within(np.array(ranks)), shuffler.plan(batch)
-    assert here.num_micro_batches == everyone.num_micro_batches >= alone.num_micro_batches > 0
     for name in ("workloads", "destination", "rows"):
         assert np.array_equal(getattr(here, name), getattr(alone, name)), name
     return list(ranks), everyone.fingerprint
@@ -73,18 +67,3 @@ def test_ranks_in_overlapping_groups_are_refused_on_all(pools):
     assert results == [results[0]] * 3
     assert consistent == "no error"
     assert groups.startswith("ValueError: a rank balances among ranks [0, 1], and one of these among others")
-
-
-def _micro_batches_where_rank_1_has_no_samples() -> list[int]:
-    shuffler = IdentityShuffler(max_tokens_per_micro_batch=9)
-    ids = KeyedJaggedTensor(["id"], torch.arange(12), lengths=torch.full((3,), 4))
-    loaded = {"ids": ids} if dist.get_rank() == 0 else None
-    everyone = shuffler.plan_with(shuffler.planner.of_all_ranks(), loaded)
-    plan = everyone.within(np.array(shuffler.group.ranks))
-    batch = shuffler.exchange(shuffler.batch_for_step(loaded, plan), plan)
-    return [one["ids"].stride() for one in shuffler.micro_batches(batch, plan)]
-
-
-def test_a_rank_without_samples_repeats_its_only_row_in_each_micro_batch(pools):
-    with_samples, without = pools(2).run(_micro_batches_where_rank_1_has_no_samples)
-    assert sum(with_samples) == 3 and without == [1] * len(with_samples) == [1, 1]

@@ -1,4 +1,4 @@
-"""No sample is lost, doubled or torn apart, on real processes, and every result comes back to its row."""
+"""No sample is lost, doubled or torn apart, on real processes."""
 
 from __future__ import annotations
 
@@ -18,17 +18,9 @@ from hypothesis import strategies as st
 
 from commons.distributed import BalanceReport, BatchShufflerFactory, ShufflePlan
 from tests.commons.distributed.errors_and_warnings import error_of
-from tests.commons.distributed.loaded_batches import check_identical, outputs_of, sample_ids
-from tests.commons.distributed.shufflers import (
-    Case,
-    FieldShuffler,
-    cases,
-    check_divided,
-    planned,
-)
+from tests.commons.distributed.shufflers import Case, FieldShuffler, cases, planned
 from tests.drawn_batches import MixedBatch, draw_batch, sample_contents
 
-FIELDS = ("scores", "keyed", "tokens", "right")  # of the outputs
 NOTHING = "no rank has a batch"
 
 
@@ -44,8 +36,8 @@ class Ran:
     report: BalanceReport
 
 
-def _run(case: Case, padded: bool, ranks: list[int] | None = None) -> Ran | str | None:
-    """Runs a step there and back; with `ranks`, among these alone. Returns the error where no plan is."""
+def _run(case: Case, ranks: list[int] | None = None) -> Ran | str | None:
+    """Runs a step; with `ranks`, among these alone. Returns the error where no plan is."""
     group = None if ranks is None else dist.new_group(ranks)
     if ranks is not None and dist.get_rank() not in ranks:
         return None
@@ -56,11 +48,9 @@ def _run(case: Case, padded: bool, ranks: list[int] | None = None) -> Ran | str 
     if not plan.has_batch:
         return NOTHING
     brought = shuffler.batch_for_step(batch, plan)
+    assert brought.num_samples == plan.num_loaded[shuffler.group.rank]
     moved = shuffler.exchange(brought, plan)
-    micro_batches = shuffler.micro_batches(moved, plan)
-    _check_step(shuffler, plan, brought, moved, micro_batches)
-    alone = FIELDS[case.seed % len(FIELDS)]
-    _check_way_back(shuffler, plan, brought, moved, micro_batches, padded, alone)
+    assert torch.equal(moved.shared, torch.tensor([1.0, 2.0]))
     return Ran(
         loaded=[] if batch is None else sample_contents(batch),
         computed=sample_contents(moved),
@@ -69,59 +59,6 @@ def _run(case: Case, padded: bool, ranks: list[int] | None = None) -> Ran | str 
         fingerprint=plan.fingerprint,
         report=BalanceReport.of(plan, case.equal_rows, shuffler.traffic(plan)),
     )
-
-
-def _check_step(
-    shuffler: FieldShuffler,
-    plan: ShufflePlan,
-    brought: MixedBatch,
-    moved: MixedBatch,
-    micro_batches: list[MixedBatch],
-) -> None:
-    """Checks that micro-batches have the samples of the batch in its order, and no padding."""
-    rank = shuffler.group.rank
-    assert brought.num_samples == plan.num_loaded[rank]
-    assert torch.equal(moved.shared, torch.tensor([1.0, 2.0]))
-    if not plan.in_micro_batches:
-        assert (plan.micro_batches_on(rank), plan.num_micro_batches) == ([], 0)
-        assert len(micro_batches) == 1 and micro_batches[0] is moved
-        return
-    every = sample_contents(moved)
-    for micro_batch, rows in zip(micro_batches, plan.micro_batches_on(rank), strict=True):
-        assert sample_contents(micro_batch) == [every[row] for row in rows]
-        assert (micro_batch.batch_size, micro_batch.num_samples) == (max(len(rows), 1), len(rows))
-        assert type(micro_batch) is type(moved) and micro_batch.shared is moved.shared
-        assert micro_batch.feature_to_max_seqlen == moved.feature_to_max_seqlen
-
-
-def _check_way_back(
-    shuffler: FieldShuffler,
-    plan: ShufflePlan,
-    brought: MixedBatch,
-    moved: MixedBatch,
-    micro_batches: list[MixedBatch],
-    padded: bool,
-    alone: str,
-) -> None:
-    """Checks that a batch comes back, and outputs, all together and one field alone."""
-    check_identical(shuffler.unshuffle(moved, plan), brought)
-    outputs, expected = _outputs(moved, padded), _expected(brought)
-    of_each = [_outputs(micro_batch, padded) for micro_batch in micro_batches]
-    check_identical(shuffler.unshuffle(outputs, plan), expected)
-    check_identical(shuffler.unshuffle(outputs[alone], plan), expected[alone], alone)
-    if plan.in_micro_batches:
-        check_identical(shuffler.unshuffle(micro_batches, plan), brought)
-        check_identical(shuffler.unshuffle(of_each, plan), expected)
-        values = [of_one[alone] for of_one in of_each]
-        check_identical(shuffler.unshuffle(values, plan), expected[alone], alone)
-
-
-def _outputs(batch: MixedBatch, padded: bool) -> dict[str, Any]:
-    return outputs_of(sample_ids(batch), batch.batch_size - batch.num_samples if padded else 0, junk=True)
-
-
-def _expected(batch: MixedBatch) -> dict[str, Any]:
-    return outputs_of(sample_ids(batch), batch.batch_size - batch.num_samples)
 
 
 def _check(case: Case, results: list[Ran | str]) -> None:
@@ -152,8 +89,7 @@ def _check_sizes(case: Case, results: list[Ran]) -> None:
 
 
 def _check_loads(case: Case, plan: ShufflePlan, report: BalanceReport) -> None:
-    """Checks the caps, the division into micro-batches, and the report."""
-    cap = case.settings["max_tokens_per_micro_batch"]
+    """Checks loads and tokens, and that the report has them."""
     max_tokens = case.settings.get("max_tokens")
     before, after = (
         np.bincount(rank_of, plan.workloads, minlength=plan.num_ranks)
@@ -164,34 +100,18 @@ def _check_loads(case: Case, plan: ShufflePlan, report: BalanceReport) -> None:
         assert report.tokens_after.max() <= max_tokens
     elif not case.equal_rows or np.ptp(plan.num_loaded) <= 1:
         assert after.max() <= before.max()  # never worse than as loaded
-    if cap is None:
-        assert (report.micro_batch_loads, report.num_micro_batches) == (None, 1)
-        assert report.micro_batch_imbalance == report.imbalance_after
-        return
-    check_divided(plan, cap)
-    for rank, samples in enumerate(plan.partition):
-        loads = [plan.workloads[samples[rows]].sum() for rows in plan.micro_batches_on(rank)]
-        assert loads == sorted(loads) == report.micro_batch_loads[rank].tolist()
-    assert report.num_micro_batches == plan.num_micro_batches
-    assert report.micro_batch_imbalance >= report.imbalance_after - 1e-12
-
-
-CAPS = [None, None, 1, 6, 12, 13, 30, 10**6]
 
 
 @settings(max_examples=50, deadline=None)
-@given(
-    case=st.sampled_from([2, 3, 3, 3, 3, 4]).flatmap(lambda ranks: cases(ranks, CAPS)),
-    padded=st.booleans(),
-)
-def test_every_sample_is_computed_once_and_its_results_come_back(pools, case, padded):
-    _check(case, pools(len(case.batches)).run(_run, case, padded))
+@given(case=st.sampled_from([2, 3, 3, 3, 3, 4]).flatmap(cases))
+def test_every_sample_is_computed_once(pools, case):
+    _check(case, pools(len(case.batches)).run(_run, case))
 
 
 @settings(max_examples=6, deadline=None)
 @given(case=cases(2), ranks=st.sampled_from([[1, 3], [0, 3], [1, 2]]))
 def test_a_subgroup_balances_among_its_own_ranks(pools, case, ranks):
-    results = pools(4).run(_run, case, False, ranks)
+    results = pools(4).run(_run, case, ranks)
     assert [rank for rank, result in enumerate(results) if result is not None] == ranks
     _check(case, [results[rank] for rank in ranks])
 
@@ -234,10 +154,9 @@ def test_identity_moves_nothing(pools):
 
 
 def test_a_process_without_a_group_keeps_its_batches():
-    batch, shuffler = draw_batch(np.random.default_rng(0), 0, 4, 3), FieldShuffler(verify=True)
+    batch, shuffler = draw_batch(np.random.default_rng(0), 0, 4, 3), FieldShuffler()
     plan = shuffler.plan(batch)
     assert shuffler.batch_for_step(batch, plan) is shuffler.exchange(batch, plan) is batch
-    check_identical(shuffler.unshuffle(batch, plan), batch)
 
 
 class BadShuffler(FieldShuffler):

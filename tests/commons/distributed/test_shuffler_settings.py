@@ -28,12 +28,10 @@ from tests.commons.distributed.shufflers import FieldShuffler
         ),
         ({"max_tokens": 0}, "max_tokens=0: expected an integer"),
         ({"max_rows": 9}, "max_rows=9 has no effect with equal_rows=True"),
-        ({"max_tokens_per_micro_batch": 0}, "max_tokens_per_micro_batch=0: expected an integer"),
-        ({"max_tokens_per_micro_batch": -3}, "max_tokens_per_micro_batch=-3: expected an integer"),
         ({"window": 2}, "window=2: each step is planned by itself"),
         ({"window": 0}, "window=0: each step is planned by itself"),
         ({"window_max_step_ratio": 1.5}, "window_max_step_ratio=1.5: each step is planned by itself"),
-        ({"window": 4, "window_max_step_ratio": 1.5, "split": True}, "window=4: each step is planned"),
+        ({"window": 4, "window_max_step_ratio": 1.5}, "window=4: each step is planned"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(setting, message):
@@ -49,9 +47,8 @@ def test_partitioners_without_a_token_tolerance_ignore_it(partitioner, token_tol
 
 
 @pytest.mark.parametrize("partitioner", ["refined", "rebalance"])
-def test_a_token_tolerance_is_off_with_micro_batches(partitioner):
+def test_partitioners_with_a_token_tolerance_heed_it(partitioner):
     assert ShufflerSettings(partitioner).heeded_token_tolerance == 0.1
-    assert ShufflerSettings(partitioner, max_tokens_per_micro_batch=9).heeded_token_tolerance is None
 
 
 def test_a_window_of_one_step_is_no_setting():

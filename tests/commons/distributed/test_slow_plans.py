@@ -116,7 +116,6 @@ def test_rank_0_names_the_partitioner(pools):
     [
         ({}, "raise tolerance (TrainerArgs.balance_tolerance)"),
         ({"partitioner": "longest_processing_time"}, "process_group="),
-        ({"split": True, "equal_rows": False}, "set split=False (TrainerArgs.balance_split)"),
     ],
 )
 def test_the_setting_that_makes_planning_faster(settings, remedy):

@@ -2,41 +2,43 @@
 
 from __future__ import annotations
 
+import importlib
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import numpy as np
 
 from commons.partition import (
-    balance_micro_batches,
     balance_window,
-    divide_into_micro_batches,
+    imbalance,
     karmarkar_karp,
     longest_processing_time,
-    pack_micro_batches,
+    lower_bound,
     rebalance,
     refine,
     refined,
 )
-from tests.commons.partition.checks import as_lists
+from tests.commons.partition.checks import SLACK, as_lists, check_partition
 
+REPOSITORY = Path(__file__).parents[3]
 Partition = list[np.ndarray]
+Function = Callable[[Sequence, int, bool], Partition]
 NUM_STEPS = 3
 
 
-def _as_loaded(workloads: Sequence) -> np.ndarray:
+def as_loaded(workloads: Sequence) -> np.ndarray:
     return np.arange(len(workloads))
 
 
-def _joined(groups: list[Partition]) -> Partition:
+def joined(groups: list[Partition]) -> Partition:
     return [part for group in groups for part in group]
 
 
-def _tokens(workloads: Sequence) -> dict:
-    return {"tokens": 1 + _as_loaded(workloads) % 5, "max_tokens": 9}
-
-
 # From (workloads, number of parts, equal sizes) to as many parts, from scratch.
-FROM_SCRATCH: dict[str, Callable[[Sequence, int, bool], Partition]] = {
+FROM_SCRATCH: dict[str, Function] = {
     "karmarkar_karp": karmarkar_karp,
     "longest_processing_time": longest_processing_time,
     "longest_processing_time with caps": lambda workloads, parts, equal_size: longest_processing_time(
@@ -44,79 +46,84 @@ FROM_SCRATCH: dict[str, Callable[[Sequence, int, bool], Partition]] = {
         parts,
         equal_size,
         max_rows=len(workloads),
-        tokens=_as_loaded(workloads) % 5,
+        tokens=as_loaded(workloads) % 5,
         max_tokens=5 * len(workloads) // parts + 5,
     ),
     "refined": refined,
     "refine": lambda workloads, parts, equal_size: refine(
-        workloads, np.array_split(_as_loaded(workloads), parts), equal_size=equal_size
+        workloads, np.array_split(as_loaded(workloads), parts), equal_size=equal_size
     ),
 }
 # Also from where the samples are.
-ONE_STEP = FROM_SCRATCH | {
+ONE_STEP: dict[str, Function] = FROM_SCRATCH | {
     "rebalance": lambda workloads, parts, equal_size: rebalance(
-        workloads, _as_loaded(workloads) % parts, parts, equal_size=equal_size
+        workloads, as_loaded(workloads) % parts, parts, equal_size=equal_size
     ),
     "rebalance with costs": lambda workloads, parts, equal_size: rebalance(
         workloads,
-        _as_loaded(workloads) % parts,
+        as_loaded(workloads) % parts,
         parts,
-        sizes=_as_loaded(workloads),
+        sizes=as_loaded(workloads),
         ranks_per_node=2,
         equal_size=equal_size,
     ),
     "rebalance with a token tolerance": lambda workloads, parts, equal_size: rebalance(
         workloads,
-        _as_loaded(workloads) % parts,
+        as_loaded(workloads) % parts,
         parts,
         equal_size=equal_size,
-        tokens=_as_loaded(workloads) % 5,
+        tokens=as_loaded(workloads) % 5,
         token_tolerance=0.1,
     ),
     "refined with a token tolerance": lambda workloads, parts, equal_size: refined(
-        workloads, parts, equal_size, tokens=_as_loaded(workloads) % 5, token_tolerance=0.1
-    ),
-    "rebalance with groups": lambda workloads, parts, equal_size: rebalance(
-        workloads,
-        _as_loaded(workloads) % parts,
-        parts,
-        groups=_as_loaded(workloads) % 7 - 3,
-        equal_size=equal_size,
+        workloads, parts, equal_size, tokens=as_loaded(workloads) % 5, token_tolerance=0.1
     ),
 }
 # Also to NUM_STEPS times as many parts.
-WITH_WINDOWS = ONE_STEP | {
-    "balance_window": lambda workloads, parts, equal_size: _joined(
+PARTITIONS: dict[str, Function] = ONE_STEP | {
+    "balance_window": lambda workloads, parts, equal_size: joined(
         balance_window(workloads, parts, NUM_STEPS, equal_size=equal_size)
     ),
-    "balance_window with a ratio": lambda workloads, parts, equal_size: _joined(
+    "balance_window with a ratio": lambda workloads, parts, equal_size: joined(
         balance_window(workloads, parts, NUM_STEPS, max_step_ratio=1.25, equal_size=equal_size)
     ),
 }
-# Also to any number of parts.
-PARTITIONS = WITH_WINDOWS | {
-    "pack_micro_batches": lambda workloads, parts, equal_size: pack_micro_batches(
-        workloads, multiple_of=parts, **_tokens(workloads)
-    ),
-    "balance_micro_batches": lambda workloads, parts, equal_size: _joined(
-        balance_micro_batches(workloads, num_partitions=parts, equal_size=equal_size, **_tokens(workloads))
-    ),
-    "divide_into_micro_batches": lambda workloads, parts, equal_size: _joined(
-        divide_into_micro_batches(
-            workloads, partition=np.array_split(_as_loaded(workloads), parts), **_tokens(workloads)
-        )
-    ),
-}
 
 
-def partition_with(name: str, workloads: Sequence, parts: int, equal_size: bool) -> list[list[int]]:
-    return as_lists(PARTITIONS[name](workloads, parts, equal_size))
+def check_conserved(
+    function: Function, workloads: list, parts: int, equal_size: bool, doublings: int, num_parts: int | None
+) -> None:
+    """Checks that each sample is in one of `num_parts` parts whatever the unit; None for any number."""
+    partition = function(workloads, parts, equal_size)
+    is_equal = equal_size and num_parts is not None
+    num_parts = len(partition) if num_parts is None else num_parts
+    check_partition(partition, len(workloads), num_parts, is_equal)
+    assert imbalance(workloads, partition) * SLACK >= lower_bound(workloads, num_parts, is_equal)
+    expected = as_lists(partition)
+    assert as_lists(function(list(workloads), parts, equal_size)) == expected
+    scaled = [value * 2.0**doublings for value in workloads]
+    assert as_lists(function(scaled, parts, equal_size)) == expected
 
 
-def partitions_with_ties() -> dict[str, list[list[int]]]:
+def partitions_with_ties(functions: dict[str, Function]) -> dict[str, list[list[int]]]:
     workloads = np.random.default_rng(1).integers(0, 40, 200)
     return {
-        f"{name}, {equal_size=}": partition_with(name, workloads, 7, equal_size)
-        for name in PARTITIONS
+        f"{name}, {equal_size=}": as_lists(function(workloads, 7, equal_size))
+        for name, function in functions.items()
         for equal_size in (True, False)
     }
+
+
+def check_alike_in_other_processes(module: str, table: str) -> None:
+    """Checks that a process with another hash seed partitions as this one, by a table of a module."""
+    program = f"from {__name__} import partitions_with_ties; from {module} import {table} as table; "
+    output = subprocess.run(
+        [sys.executable, "-c", program + "print(partitions_with_ties(table))"],
+        cwd=REPOSITORY,
+        env=os.environ | {"PYTHONHASHSEED": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=240,
+    ).stdout
+    assert output.strip() == str(partitions_with_ties(getattr(importlib.import_module(module), table)))

@@ -12,6 +12,10 @@ LENGTHS: dict[str, Callable[[np.random.Generator, int], np.ndarray]] = {
     "lognormal": lambda rng, n: rng.lognormal(5, 1.2, n).clip(1, 4096),
     "zipf": lambda rng, n: rng.zipf(1.2, n).clip(1, 4096),
 }
+DRAWN_LENGTHS = LENGTHS | {
+    "uniform": lambda rng, n: rng.integers(20, 201, n),
+    "Pareto": lambda rng, n: (20 * (1 + rng.pareto(1.6, n))).clip(max=4096),
+}
 FLOPS = HSTUFlops(num_layers=1, hidden_size=128, num_heads=1, head_dim=128)
 ROWS = 32  # of each rank
 

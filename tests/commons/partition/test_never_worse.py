@@ -10,15 +10,10 @@ from hypothesis import strategies as st
 from commons.partition import balance_window, karmarkar_karp, loads, lower_bound, rebalance, refined
 from tests.commons.partition.checks import SLACK, keeps
 from tests.commons.partition.drawn_workloads import caps, samples_at_home
+from tests.commons.partition.heavy_tails import DRAWN_LENGTHS as LENGTHS
 from tests.commons.partition.heavy_tails import FLOPS
 
 DRAWS = 1000
-LENGTHS = {
-    "uniform": lambda rng, n: rng.integers(20, 201, n),
-    "lognormal": lambda rng, n: rng.lognormal(5, 1.2, n).clip(1, 4096),
-    "zipf": lambda rng, n: rng.zipf(1.2, n).clip(1, 4096),
-    "Pareto": lambda rng, n: (20 * (1 + rng.pareto(1.6, n))).clip(max=4096),
-}
 TOLERANCE = 0.01  # the default of "rebalance"
 
 

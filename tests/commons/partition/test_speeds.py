@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from commons.partition import (
-    balance_micro_batches,
     balance_window,
     imbalance,
     karmarkar_karp,
@@ -19,14 +18,20 @@ from commons.partition import (
     refine,
     refined,
 )
-from tests.commons.partition.checks import as_lists, check_partition, keeps, part_of
-from tests.commons.partition.drawn_workloads import PARTS, WORKLOADS, caps, homes
+from tests.commons.partition.checks import part_of
+from tests.commons.partition.drawn_workloads import caps
 from tests.commons.partition.exhaustive import best_time
-from tests.commons.partition.test_never_worse import LENGTHS
+from tests.commons.partition.heavy_tails import DRAWN_LENGTHS as LENGTHS
+from tests.commons.partition.speeds import (
+    ROUNDING,
+    WRONG_SPEEDS,
+    check_limits,
+    check_speeds,
+    check_wrong_speeds,
+    problems,
+)
 
 TOLERANCE = 0.01
-# With speeds, workloads are rounded to fewer bits than float64 has.
-ROUNDING = 1 + 1e-6
 SPEEDS = {
     "one slow": lambda rng, n: np.where(np.arange(n) == rng.integers(n), 0.5, 1.0),
     "two generations": lambda rng, n: rng.choice([1.0, 1.6], n),
@@ -43,42 +48,17 @@ FUNCTIONS = {
         work, karmarkar_karp(work, n, even), equal_size=even, **options
     ),
     "rebalance": lambda work, home, n, even, **options: rebalance(work, home, n, equal_size=even, **options),
-    "rebalance with groups": lambda work, home, n, even, **options: rebalance(
-        work, home, n, groups=np.arange(len(work)) // 3, equal_size=even, **options
-    ),
-    "balance_micro_batches": lambda work, home, n, even, **options: [
-        np.sort(np.concatenate(of_rank))
-        for of_rank in balance_micro_batches(work, np.ones(len(work)), n, 1_000, even, **options)
-    ],
     "balance_window": lambda work, home, n, even, **options: [
         part for step in balance_window(work, n, 2, equal_size=even, **options) for part in step
     ],
 }
 
 
-@st.composite
-def problems(draw):
-    """(workloads, home, speeds)"""
-    workloads, num_parts = draw(WORKLOADS), draw(PARTS)
-    speeds = draw(st.lists(st.floats(0.3, 3), min_size=num_parts, max_size=num_parts))
-    return workloads, draw(homes(len(workloads), num_parts, False)), speeds
-
-
 @pytest.mark.parametrize("name", FUNCTIONS)
 @settings(max_examples=60, deadline=None)
 @given(problem=problems(), equal_size=st.booleans(), unit=st.sampled_from([1.0, 2.0, 1e-3, 7e5]))
 def test_parts_are_whole_and_equal_speeds_change_nothing(name, problem, equal_size, unit):
-    workloads, home, speeds = problem
-    num_parts = len(speeds)
-    balance = FUNCTIONS[name]
-    partition = balance(workloads, home, num_parts, equal_size, speeds=speeds)
-    steps = len(partition) // num_parts
-    check_partition(partition, len(workloads), num_parts * steps, equal_size)
-    if steps == 1:
-        bound = lower_bound(workloads, num_parts, equal_size, speeds)
-        assert imbalance(workloads, partition, speeds) * ROUNDING >= bound
-    equal = balance(workloads, home, num_parts, equal_size, speeds=np.full(num_parts, unit))
-    assert as_lists(equal) == as_lists(balance(workloads, home, num_parts, equal_size))
+    check_speeds(FUNCTIONS[name], problem, equal_size, unit)
 
 
 @pytest.mark.parametrize("equal_size", [True, False])
@@ -127,14 +107,9 @@ def test_rebalancing_is_never_worse_than_a_good_home_under_its_own_limits(equal_
 @settings(max_examples=150, deadline=None)
 @given(problem=problems(), data=st.data(), equal_size=st.booleans())
 def test_limits_are_kept(problem, data, equal_size):
-    workloads, home, speeds = problem
-    limits = data.draw(caps(len(workloads), len(speeds)))
-    for function in ("longest_processing_time", "refined", "rebalance", "rebalance with groups"):
-        try:
-            partition = FUNCTIONS[function](workloads, home, len(speeds), equal_size, speeds=speeds, **limits)
-        except ValueError:
-            continue
-        assert keeps(partition, limits)
+    limits = data.draw(caps(len(problem[0]), len(problem[2])))
+    for function in ("longest_processing_time", "refined", "rebalance"):
+        check_limits(FUNCTIONS[function], problem, equal_size, limits)
 
 
 @pytest.mark.parametrize("equal_size", [True, False])
@@ -175,27 +150,12 @@ def test_a_window_takes_less_time_if_it_knows_the_speeds(ratio):
     assert times[True] < 0.75 * times[False]
 
 
-@pytest.mark.parametrize(
-    ("speeds", "message"),
-    [
-        ([1.0], r"speeds has shape \(1,\), expected one for each of 2 parts"),
-        ([1.0, 0.0], r"speeds\[1\] is 0.0"),
-        ([1.0, -1.0], r"speeds\[1\] is -1.0"),
-        ([float("nan"), 1.0], r"speeds\[0\] is nan"),
-        ([1.0, float("inf")], r"speeds\[1\] is inf"),
-        ([1.0, 1e-4], "expected the fastest part to be at most 1000 times as fast"),
-    ],
-)
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_wrong_speeds_are_named(name, speeds, message):
-    with pytest.raises(ValueError, match=message):
-        FUNCTIONS[name]([1, 2, 3], [0, 0, 1], 2, False, speeds=speeds)
+def test_wrong_speeds_are_named(name):
+    check_wrong_speeds(FUNCTIONS[name])
+
+
+@pytest.mark.parametrize(("speeds", "message"), WRONG_SPEEDS)
+def test_wrong_speeds_of_an_imbalance_are_named(speeds, message):
     with pytest.raises(ValueError, match=message):
         imbalance([1, 2, 3], [[0], [1, 2]], speeds)
-
-
-@pytest.mark.parametrize("max_tokens", [150, 300])
-def test_fewer_micro_batches_do_not_cost_speeds(max_tokens):
-    tokens = np.full(60, 10)
-    fast, slow = balance_micro_batches(tokens, tokens, 2, max_tokens, equal_size=False, speeds=[1.0, 0.5])
-    assert [sum(len(batch) for batch in rank) for rank in (fast, slow)] == [40, 20]

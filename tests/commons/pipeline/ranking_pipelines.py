@@ -1,40 +1,121 @@
-"""Pipelines of a small ranking model with sharded tables, and batches that it trains on."""
+"""Pipelines of a small ranking model with sharded tables."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-import numpy as np
 import torch
+from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from torch import nn
+from torchrec import EmbeddingCollection, EmbeddingConfig
+from torchrec.distributed.embedding import EmbeddingCollectionSharder
+from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.distributed.sharding_plan import construct_module_sharding_plan, row_wise
+from torchrec.distributed.types import ShardingPlan
+from torchrec.sparse.jagged_tensor import JaggedTensor
 
-from commons.datasets import HSTUBatch
 from commons.distributed import BatchShuffler
 from commons.pipeline import TrainPipelineFactory
-from commons.training import OptimizerArgs, shard_model
-from tests.commons.distributed.shufflers import FieldShuffler
-from tests.hstu.hstu_samples import VOCABULARY, Sample, hstu_batch, ranking_model
+from tests.commons.histories import NUM_CLASSES, VOCABULARY, HistoryBatch
 
 CPU = torch.device("cpu")
+WIDTH, SCALE = 16, 0.05  # attention weights are divided by a constant, not by the length
 
 
-class TokenShuffler(FieldShuffler):
-    """The workload is the square of the tokens."""
+class RankingModel(nn.Module):
+    """Predicts the label of an item from its sample's tokens up to it; the same at each call."""
 
-    def get_workloads(self, batch):
-        return batch.num_tokens() ** 2
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        tables = [
+            EmbeddingConfig(
+                name=f"{key}_table", num_embeddings=VOCABULARY, embedding_dim=WIDTH, feature_names=[key]
+            )
+            for key in ("user", "item", "action")
+        ]
+        self.tables = EmbeddingCollection(tables)
+        self.dense = RankingDense()
+        for parameter in self.parameters():
+            nn.init.normal_(parameter, std=0.3)
 
-    def prefix_cost(self, tokens, counts):
-        return tokens**2
+    def forward(self, batch: HistoryBatch) -> tuple[torch.Tensor, JaggedTensor]:
+        """Returns the loss of each label, and the predictions of each sample."""
+        return self.dense(self.tables(batch.features), batch)
 
 
-def sharded_ranking_model(learning_rate: float = 0.01) -> tuple[Any, Any]:
+class RankingDense(nn.Module):
+    """An attention and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.projection = nn.Linear(WIDTH, 3 * WIDTH)
+        self.head = nn.Linear(WIDTH, NUM_CLASSES)
+
+    def forward(
+        self, embeddings: Mapping[str, JaggedTensor], batch: HistoryBatch
+    ) -> tuple[torch.Tensor, JaggedTensor]:
+        counts = batch.row_counts_on_host()
+        users, items = counts["features.user"], counts["features.item"]
+        pairs = torch.stack([embeddings[key].values() for key in ("item", "action")], 1).flatten(0, 1)
+        parts = zip(
+            embeddings["user"].values().split(users.tolist()), pairs.split((2 * items).tolist()), strict=True
+        )
+        tokens = torch.cat([part for of_row in parts for part in of_row])
+        lengths = (users + 2 * items).tolist()
+        states = tokens + self.attend(*self.projection(tokens).chunk(3, 1), lengths, batch)
+        of_rows = zip(states.split(lengths), items, users, counts["labels"], strict=True)
+        labeled = [of_row[user + 2 * (item - last) :: 2] for of_row, item, user, last in of_rows]
+        logits = self.head(torch.cat(labeled))
+        losses = nn.functional.cross_entropy(logits, batch.labels.values(), reduction="none")
+        return losses, JaggedTensor(logits.detach(), lengths=batch.labels.lengths())
+
+    def attend(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: list[int], batch: HistoryBatch
+    ) -> torch.Tensor:
+        """Lets each token see those of its row up to it."""
+        of_rows = zip(*(part.split(lengths) for part in (q, k, v)), strict=True)
+        return torch.cat([attended(*of_row) for of_row in of_rows])
+
+
+def attended(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, first: int = 0) -> torch.Tensor:
+    """Attention of queries to keys of one sample; the first query is at place `first`."""
+    return SCALE * (q @ k.T).sigmoid().tril(first) @ v
+
+
+def sharded(
+    model: nn.Module, learning_rate: float = 0.01, device: torch.device = CPU
+) -> tuple[DistributedModelParallel, Any]:
+    """Shards a model's tables by rows, and replicates the rest; returns an optimizer, too. Collective.
+
+    Tables train by SGD in the backward.
+    """
+    params = {"optimizer": EmbOptimType.EXACT_SGD, "learning_rate": learning_rate}
+    sharder = EmbeddingCollectionSharder(fused_params=params)
+    tables = {path: part for path, part in model.named_modules() if isinstance(part, EmbeddingCollection)}
+    plan = {
+        path: construct_module_sharding_plan(
+            collection,
+            {table.name: row_wise(compute_kernel="fused") for table in collection.embedding_configs()},
+            sharder=sharder,
+            device_type=device.type,
+        )
+        for path, collection in tables.items()
+    }
+    made = DistributedModelParallel(model, device=device, plan=ShardingPlan(plan), sharders=[sharder])
+    fused = made.fused_optimizer
+    dense = [parameter for name, parameter in made.named_parameters() if name not in fused.params]
+    return made, torch.optim.SGD(dense, learning_rate) if dense else fused
+
+
+def sharded_ranking_model(learning_rate: float = 0.01) -> tuple[DistributedModelParallel, Any]:
     """Returns the model and its optimizer. Collective over all ranks."""
-    return shard_model(ranking_model(num_layers=1), OptimizerArgs("sgd", learning_rate), CPU)
+    return sharded(RankingModel(), learning_rate)
 
 
 def pipeline_of(
-    name: str, model: torch.nn.Module, optimizer: Any, shuffler: BatchShuffler, reduction: str = "sum", **more
+    name: str, model: nn.Module, optimizer: Any, shuffler: BatchShuffler, reduction: str = "sum", **more: Any
 ) -> Any:
     return TrainPipelineFactory.create(
         name,
@@ -59,37 +140,3 @@ def steps_of(pipeline: Any, batches: Iterable[Any]) -> Iterator[tuple[torch.Tens
             yield pipeline.progress(loader)
         except StopIteration:
             return
-
-
-def draw_histories(rng: np.random.Generator, rows: int) -> HSTUBatch:
-    """Draws a batch with a label for each item; four in ten batches have padding rows."""
-    num_real = int(rng.integers(0, rows + 1)) if rng.random() < 0.4 else rows
-
-    def sample() -> Sample:
-        items = rng.integers(0, VOCABULARY, min(int(rng.lognormal(1.5, 1.0)), 30)).tolist()
-        actions = [item % 5 for item in items]
-        return Sample([int(rng.integers(0, VOCABULARY))], [], items, actions, 0, actions)
-
-    empty = Sample([], [], [], [], 0, [])
-    batch = hstu_batch([sample() for _ in range(num_real)] + [empty] * (rows - num_real))
-    batch.actual_batch_size = num_real
-    return batch
-
-
-def equal_histories(rows: int, items: int) -> HSTUBatch:
-    """Makes a batch whose samples all have so many items, each with a label."""
-    return hstu_batch([Sample([1], [], [1] * items, [1] * items, 0, [1] * items)] * rows)
-
-
-def contents(batch: HSTUBatch) -> list[tuple]:
-    """Returns for each sample its user, items, actions and labels."""
-    of_features = batch.features.to_dict()
-    columns = [of_features[key].to_dense() for key in ("user", "item", "action")]
-    columns.append(batch.labels["label"].to_dense())
-    return [tuple(tuple(column[row].tolist()) for column in columns) for row in range(batch.num_samples)]
-
-
-def num_tokens(sample: tuple) -> int:
-    """Tokens of a sample as `contents` returns it."""
-    user, items, actions, _ = sample
-    return len(user) + len(items) + len(actions)

@@ -14,8 +14,10 @@ from commons.partition.problem import Problem
 from commons.partition.search import target_time
 from commons.partition.search_from_home import LOOKS, costs_of_moves
 from tests.commons.partition.checks import SLACK, as_lists, check_partition, keeps, part_of
-from tests.commons.partition.drawn_workloads import caps, samples_at_home
+from tests.commons.partition.drawn_workloads import PARTS, WORKLOADS, caps, samples_at_home
+from tests.commons.partition.every_function import check_alike_in_other_processes, check_conserved
 from tests.commons.partition.heavy_tails import FLOPS
+from tests.commons.partition.speeds import check_limits, check_speeds, check_wrong_speeds, problems
 
 PER_USER, ROWS, TOLERANCE = 4, 32, 0.01
 LENGTHS = {
@@ -37,6 +39,40 @@ def stream(lengths, ranks, rng):
         shared = np.arange(last - PER_USER * new - length[user[sample]] + new, last - PER_USER * new)
         ids.append(np.concatenate([shared, np.arange(first_own, first_own + new)]))
     return FLOPS.per_sample(2 * length[user] + 1), user, ids, np.repeat(np.arange(ranks), ROWS)
+
+
+def rebalance_with_groups(workloads, home, parts, equal_size, **options):
+    groups = np.arange(len(workloads)) % 7 - 3
+    return rebalance(workloads, home, parts, groups=groups, equal_size=equal_size, **options)
+
+
+PARTITIONS = {
+    "rebalance": lambda workloads, parts, equal_size: rebalance_with_groups(
+        workloads, np.arange(len(workloads)) % parts, parts, equal_size
+    )
+}
+
+
+@settings(max_examples=80, deadline=None)
+@given(workloads=WORKLOADS, parts=PARTS, equal_size=st.booleans(), doublings=st.integers(1, 40))
+def test_every_sample_is_in_one_part_whatever_the_unit(workloads, parts, equal_size, doublings):
+    check_conserved(PARTITIONS["rebalance"], workloads, parts, equal_size, doublings, parts)
+
+
+def test_other_processes_and_hash_seeds_reach_the_same_partition():
+    check_alike_in_other_processes(__name__, "PARTITIONS")
+
+
+@settings(max_examples=100, deadline=None)
+@given(data=st.data(), problem=problems(), equal_size=st.booleans(), unit=st.sampled_from([1.0, 1e-3, 7e5]))
+def test_speeds_and_limits_hold_with_groups(data, problem, equal_size, unit):
+    check_speeds(rebalance_with_groups, problem, equal_size, unit)
+    limits = data.draw(caps(len(problem[0]), len(problem[2])))
+    check_limits(rebalance_with_groups, problem, equal_size, limits)
+
+
+def test_wrong_speeds_are_named():
+    check_wrong_speeds(rebalance_with_groups)
 
 
 def unique_ids(ids, partition):

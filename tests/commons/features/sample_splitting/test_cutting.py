@@ -14,11 +14,21 @@ from commons.distributed.loaded_samples import LoadedSamples
 from commons.distributed.placement import place, place_within
 from commons.distributed.shuffle_plan import ShufflePlan
 from commons.distributed.shuffler_settings import PARTITIONERS, ShufflerSettings
+from commons.distributed.slow_plans import _faster
 from commons.partition import lower_bound
 from commons.sequence_batch import BaseBatch
-from commons.sequence_batch.row_schema import RowSchema
-from tests.commons.distributed.cut_samples import KINDS, batch_of, drawn_lengths, flops, loaded_by
+from tests.commons.distributed.compiled_kernels import compiled
 from tests.commons.distributed.shufflers import LIMITED
+from tests.commons.features.sample_splitting.cut_samples import (
+    KINDS,
+    batch_of,
+    check_cut,
+    check_pieces,
+    flops,
+    loaded_by,
+)
+from tests.commons.histories import drawn_lengths
+from tests.process_pool import ProcessPool
 
 
 def _placed(samples: LoadedSamples, cutting: Cutting | None, **options) -> ShufflePlan:
@@ -33,29 +43,6 @@ def _imbalance(plan: ShufflePlan) -> float:
 def _drawn(seed: int, kind: str, rows: int, num_ranks: int) -> tuple[BaseBatch, LoadedSamples, Cutting]:
     batch = batch_of(kind, drawn_lengths(np.random.default_rng(seed), rows * num_ranks))
     return batch, *loaded_by([rows] * num_ranks, batch)
-
-
-def _check_pieces(plan: ShufflePlan, samples: LoadedSamples, cutting: Cutting) -> None:
-    """Checks that pieces cover their samples, and that what is per token or cost adds up to theirs."""
-    pieces, sample_of = plan.pieces, plan.sample_of
-    assert sample_of[-1] + 1 == len(samples.workloads)
-    ends_sample = np.append(plan.starts_sample[1:], True)
-    num_items = cutting.rules.num_items(cutting.counts(samples))
-    for unit, of_samples in (("item", num_items), ("token", samples.tokens)):
-        first, last = pieces[f"first_{unit}"], pieces[f"last_{unit}"]
-        assert (pieces[f"num_{unit}s"] == of_samples[sample_of]).all()
-        assert (first[plan.starts_sample] == 0).all()
-        assert (last[ends_sample] == of_samples).all()
-        assert (first[1:][~plan.starts_sample[1:]] == last[:-1][~ends_sample[:-1]]).all()
-    assert (plan.tokens == pieces["last_token"] - pieces["first_token"]).all()
-    for name in ("workloads", "tokens", "loss_tokens"):
-        sums = np.bincount(sample_of, getattr(plan, name))
-        assert (sums == getattr(samples, name)).all()
-    is_cut = np.bincount(sample_of)[sample_of] > 1
-    assert plan.tokens[is_cut].min(initial=MIN_TOKENS) >= MIN_TOKENS
-    same_sample = sample_of[1:] == sample_of[:-1]
-    assert (plan.destination[1:] != plan.destination[:-1])[same_sample].all()  # or the cut is for nothing
-    assert plan.num_loaded.sum() == plan.rows.sum() - (plan.num_placed == 0).sum() == len(sample_of)
 
 
 @settings(max_examples=60)
@@ -76,20 +63,12 @@ def test_pieces_are_those_of_the_batch_and_balance_it(seed, kind, partitioner, n
         assert _imbalance(plan) <= 1.01
     if plan.pieces is None:
         return
-    _check_pieces(plan, samples, cutting)
-    sample_of = plan.sample_of
-    cut = batch.cut_by(plan.pieces, sample_of)
-    for column, lengths in enumerate(cut.row_counts().values()):
-        assert (lengths.numpy() == plan.row_counts[:, column]).all()
-    fields = cut.per_sample_fields()
-    for column, field in enumerate(RowSchema.of(fields).jagged_fields):
-        lengths = fields[field.name].lengths().view(-1, cut.batch_size).sum(0)
-        assert (lengths.numpy() == plan.num_elements[:, column]).all()
-    assert (plan.sample_bytes == cutting.schema.row_bytes(plan.num_elements)).all()
+    check_pieces(plan, samples, cutting)
+    check_cut(batch, plan, cutting)
 
 
 def _fingerprint() -> int:
-    _, samples, cutting = _drawn(0, "hstu", 32, 16)
+    _, samples, cutting = _drawn(0, "history", 32, 16)
     return _placed(samples, cutting).fingerprint
 
 
@@ -97,7 +76,7 @@ def _fingerprint() -> int:
 @settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 10**6), num_ranks=st.integers(2, 8), slow=st.floats(0.4, 0.9))
 def test_pieces_follow_the_speeds_of_ranks(seed, partitioner, num_ranks, slow):
-    _, samples, cutting = _drawn(seed, "hstu", 16, num_ranks)
+    _, samples, cutting = _drawn(seed, "history", 16, num_ranks)
     speeds = np.where(np.arange(num_ranks) == 1, slow, 1.0)
     chosen = ShufflerSettings(partitioner, equal_rows=False)
     plan = place(samples, chosen, cutting=cutting, speeds=speeds)
@@ -109,7 +88,7 @@ def test_pieces_follow_the_speeds_of_ranks(seed, partitioner, num_ranks, slow):
 def test_equal_speeds_cut_no_more():
     settings = ShufflerSettings("longest_processing_time", equal_rows=False)
     for seed in range(50):
-        _, samples, cutting = _drawn(seed, "hstu", 8, 4)
+        _, samples, cutting = _drawn(seed, "history", 8, 4)
         equal, none = (
             place(samples, settings, cutting=cutting, speeds=speeds) for speeds in (np.full(4, 1.3), None)
         )
@@ -135,46 +114,20 @@ def test_pieces_keep_to_max_tokens(seed, kind, partitioner, num_ranks, slack):
     plan = _placed(samples, cutting, partitioner=partitioner, max_tokens=max_tokens)
     assert np.bincount(plan.destination, plan.tokens).max() <= max_tokens
     if plan.pieces is not None:
-        _check_pieces(plan, samples, cutting)
+        check_pieces(plan, samples, cutting)
 
 
 @pytest.mark.parametrize("partitioner", LIMITED)
 def test_max_tokens_gives_a_rank_an_early_and_a_late_piece(partitioner):
-    samples, cutting = loaded_by([1, 0], batch_of("hstu", np.array([5000])))
+    samples, cutting = loaded_by([1, 0], batch_of("history", np.array([5000])))
     plan = _placed(samples, cutting, partitioner=partitioner, max_tokens=5600)
     assert np.bincount(plan.destination, plan.tokens).max() <= 5600
     assert _imbalance(plan) <= 1.01
     assert len(plan.workloads) == 3
 
 
-def _groups_per_rank(samples: LoadedSamples, plan: ShufflePlan) -> int:
-    return len(set(zip(samples.groups[plan.sample_of].tolist(), plan.destination.tolist(), strict=True)))
-
-
-def test_pieces_under_max_tokens_keep_groups_together():
-    """With groups nothing is refused that has a place without, and ranks share fewer groups."""
-    apart = together = 0
-    for seed in range(40):
-        rng = np.random.default_rng(seed)
-        _, samples, cutting = _drawn(seed, "hstu", int(rng.integers(2, 9)), int(rng.integers(2, 9)))
-        num_samples = len(samples.workloads)
-        with_groups = replace(samples, groups=rng.integers(0, max(num_samples // 3, 1), num_samples))
-        cap = int(samples.tokens.sum() / samples.num_ranks * rng.choice([1.02, 1.1, 1.3]))
-        try:
-            alone = _placed(samples, cutting, max_tokens=cap, split=True)
-        except ValueError:
-            continue
-        plan = _placed(with_groups, cutting, max_tokens=cap, split=True)
-        assert np.array_equal(plan.groups, with_groups.groups[plan.sample_of])
-        assert np.bincount(plan.destination, plan.tokens).max() <= cap
-        assert _imbalance(plan) <= max(_imbalance(alone), 1.011)
-        apart += _groups_per_rank(with_groups, alone)
-        together += _groups_per_rank(with_groups, plan)
-    assert 0 < together < 0.9 * apart
-
-
 def test_max_rows_holds_for_pieces():
-    samples, cutting = loaded_by([4] * 4, batch_of("hstu", np.array([8000] + [100] * 15)))
+    samples, cutting = loaded_by([4] * 4, batch_of("history", np.array([8000] + [100] * 15)))
     free = _placed(samples, cutting)
     limited = _placed(samples, cutting, max_rows=8)
     assert free.num_placed.max() > 8 >= limited.num_placed.max()
@@ -185,7 +138,7 @@ def test_rebalancing_with_pieces_moves_few_samples_and_keeps_its_tolerance():
     rng = np.random.default_rng(0)
     lengths = rng.integers(80, 120, 256)
     lengths[5] = 1200
-    samples, cutting = loaded_by([32] * 8, batch_of("hstu", lengths))
+    samples, cutting = loaded_by([32] * 8, batch_of("history", lengths))
     moved = {}
     for partitioner, tolerance in (("refined", None), ("rebalance", None), ("rebalance", 0.1)):
         plan = _placed(samples, cutting, partitioner=partitioner, tolerance=tolerance)
@@ -199,7 +152,7 @@ def test_tokens_of_pieces_are_evened_out_at_no_cost_in_load(partitioner):
     fewer = 0
     for seed in range(5):
         lengths = np.random.default_rng(seed).lognormal(5, 1.4, 128).clip(1, 4096).astype(np.int64)
-        samples, cutting = loaded_by([16] * 8, batch_of("hstu", lengths))
+        samples, cutting = loaded_by([16] * 8, batch_of("history", lengths))
         plans = [
             _placed(samples, cutting, partitioner=partitioner, token_tolerance=each) for each in (None, 0.1)
         ]
@@ -212,11 +165,11 @@ def test_tokens_of_pieces_are_evened_out_at_no_cost_in_load(partitioner):
 
 
 def test_samples_are_cut_within_their_groups():
-    _, samples, cutting = _drawn(3, "hstu", 8, 6)
+    _, samples, cutting = _drawn(3, "history", 8, 6)
     groups = [(np.array([0, 2, 4]), None), (np.array([1, 3]), None), (np.array([5]), None)]
     options = ShufflerSettings(equal_rows=False)
     plan = place_within(samples, groups, options, pads=True, cutting=cutting)
-    _check_pieces(plan, samples, cutting)
+    check_pieces(plan, samples, cutting)
     for ranks, _ in groups:
         assert np.isin(plan.destination[np.isin(plan.home, ranks)], ranks).all()
         alone = samples.within(ranks)
@@ -235,24 +188,24 @@ def test_samples_are_cut_within_their_groups():
     ],
 )
 def test_few_samples_are_cut_as_far_as_pieces_are_of_use(lengths, num_ranks, most):
-    batch = batch_of("hstu", np.array(lengths))
+    batch = batch_of("history", np.array(lengths))
     samples, cutting = loaded_by([len(lengths)] + [0] * (num_ranks - 1), batch)
     plan = _placed(samples, cutting)
     assert _imbalance(plan) <= most
     if most < np.inf:
-        _check_pieces(plan, samples, cutting)
+        check_pieces(plan, samples, cutting)
     else:
         assert plan.pieces is None
 
 
 def test_samples_without_cost_stay_whole():
-    samples, cutting = loaded_by([3, 2], batch_of("hstu", np.array([500, 9, 9, 9, 9])))
+    samples, cutting = loaded_by([3, 2], batch_of("history", np.array([500, 9, 9, 9, 9])))
     samples = replace(samples, workloads=0 * samples.workloads, work=0 * samples.work)
     assert _placed(samples, cutting).pieces is None
 
 
 def test_a_cost_that_decreases_is_named():
-    samples, cutting = loaded_by([1, 0], batch_of("hstu", np.array([500])))
+    samples, cutting = loaded_by([1, 0], batch_of("history", np.array([500])))
     cutting = Cutting(
         cutting.rules, cutting.schema, cutting.count_names, lambda tokens, counts: 2 * flops(tokens, counts)
     )
@@ -263,7 +216,7 @@ def test_a_cost_that_decreases_is_named():
 
 
 def test_plans_and_pieces_cannot_be_written_to():
-    samples, cutting = loaded_by([3, 2, 1], batch_of("hstu", np.array([9000, 9, 9, 9, 700, 9])))
+    samples, cutting = loaded_by([3, 2, 1], batch_of("history", np.array([9000, 9, 9, 9, 700, 9])))
     placed = ShufflerSettings(equal_rows=False)
     groups = [(np.array([0, 2]), None), (np.array([1]), None)]
     plans = [place(samples, placed, cutting=cutting), place_within(samples, groups, placed, True, cutting)]
@@ -272,3 +225,24 @@ def test_plans_and_pieces_cannot_be_written_to():
     for made in (samples, *plans, of_whole, of_whole.within(np.array([0, 2]))):
         values = [getattr(made, field.name) for field in fields(made)]
         assert not any(value.flags.writeable for value in values if isinstance(value, np.ndarray))
+
+
+def test_planning_becomes_faster_without_pieces():
+    assert "set split=False (TrainerArgs.balance_split)" in _faster(
+        ShufflerSettings(split=True, equal_rows=False)
+    )
+
+
+def _compiled_before_and_after_cutting() -> tuple[list[str], list[str]]:
+    before = compiled()
+    for ranks, lengths in (([9, 0], [3000] + [200] * 8), ([3, 0], [200] * 3)):
+        samples, cutting = loaded_by(ranks, batch_of("history", np.array(lengths)))
+        assert _placed(samples, cutting).pieces is not None
+    return before, compiled()
+
+
+def test_nothing_is_compiled_after_the_warm_up():
+    pool = ProcessPool(1)  # a new process, in which warm_up has run and nothing else
+    ((before, after),) = pool.run(_compiled_before_and_after_cutting)
+    pool.close()
+    assert before == after and "_level" in before

@@ -8,13 +8,11 @@ import torch
 import torch.distributed as dist
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-import hstu.batch_shuffler  # noqa: F401  registers "hstu"
-import sid_gr.batch_shuffler  # noqa: F401  registers "sid_gr"
-from commons.distributed import BatchShufflerFactory
 from commons.sequence_batch import BaseBatch
+from tests.commons.distributed.compiled_kernels import before_and_after_placing
 from tests.commons.distributed.counted_collectives import recorded_collectives
 from tests.commons.distributed.errors_and_warnings import error_of, warnings_of
-from tests.commons.pipeline.ranking_pipelines import TokenShuffler, contents, draw_histories
+from tests.commons.histories import TokenShuffler
 
 PER_USER, ROWS = 4, 32
 
@@ -53,7 +51,7 @@ def _ranks_of_users(shuffler) -> list[tuple[int, int]]:
 
 
 def _users_and_ranks() -> list[list[tuple[int, int]]]:
-    together = TokenShuffler(tolerance=0.03, group_feature="user", verify=True)
+    together = TokenShuffler(tolerance=0.03, group_feature="user")
     return [_ranks_of_users(together), _ranks_of_users(TokenShuffler(partitioner="refined"))]
 
 
@@ -98,21 +96,6 @@ def _gathers() -> list[list[str]]:
 def test_groups_take_no_collective_more(pools):
     for without, with_groups in pools(2).run(_gathers):
         assert without == with_groups
-
-
-def _groups_of_models() -> list[list[int]]:
-    batch = draw_histories(np.random.default_rng(dist.get_rank()), 4)
-    settings = {"group_feature": "user", "num_heads": 1, "head_dim": 8}
-    groups = []
-    for name in ("hstu", "sid_gr"):
-        shuffler = BatchShufflerFactory.create(name, **settings)
-        groups.append(shuffler.get_groups(batch)[: batch.num_samples].tolist())
-    return [*groups, [user for ((user,), *_) in contents(batch)]]
-
-
-def test_the_models_shufflers_take_a_feature(pools):
-    for hstu_groups, sid_groups, users in pools(2).run(_groups_of_models):
-        assert hstu_groups == sid_groups == users
 
 
 class _Wrong(TokenShuffler):
@@ -184,3 +167,8 @@ def test_a_batch_of_another_type_overrides_get_groups():
     shuffler = TokenShuffler(group_feature="user")
     with pytest.raises(TypeError, match="this is a dict: override get_groups"):
         shuffler.get_groups({})
+
+
+def test_no_step_compiles():
+    before, after = before_and_after_placing("tokens % 9", group_feature="user")
+    assert before == after and "_placed" in before

@@ -11,7 +11,8 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.commons.distributed.counted_collectives import recorded_collectives
-from tests.commons.pipeline.ranking_pipelines import TokenShuffler, draw_histories, sharded_ranking_model
+from tests.commons.histories import TokenShuffler, draw_histories
+from tests.commons.pipeline.ranking_pipelines import sharded_ranking_model
 
 STEPS = 4
 

@@ -6,16 +6,81 @@ import dataclasses
 import re
 
 import numpy as np
+import pytest
 import torch
 import torch.distributed as dist
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from commons.distributed.exchange import EXCHANGES, Exchange
 from commons.distributed.planner import Planner
 from commons.sequence_batch.packed_rows import select_from
+from tests.commons.distributed.container_batches import KINDS, ContainerShuffler, make_batch
+from tests.commons.distributed.counted_collectives import recorded_collectives
 from tests.commons.distributed.errors_and_warnings import error_of
-from tests.commons.distributed.loaded_batches import BOTH, lopsided_batch
-from tests.commons.distributed.shufflers import FieldShuffler
+from tests.commons.distributed.loaded_batches import BOTH, PAYLOAD, lopsided_batch, many_fields
+from tests.commons.distributed.shufflers import Case, DictShuffler, FieldShuffler, cases, exchanged
+from tests.commons.sequence_batch.drawn_fields import draw_fields
 from tests.drawn_batches import MixedBatch
+
+
+def _verified(case: Case) -> None:
+    step = exchanged(case)
+    if step is not None:
+        _, plan, _, moved = step
+        assert moved.num_samples == plan.num_placed[dist.get_rank()]
+
+
+@settings(max_examples=20, deadline=None)
+@given(case=st.sampled_from([2, 3]).flatmap(lambda ranks: cases(ranks, verify=[True])))
+def test_right_steps_pass(pools, case):
+    pools(len(case.batches)).run(_verified, case)
+
+
+class Equal(FieldShuffler):
+    def get_workloads(self, batch):
+        return torch.ones(self.sample_rows.batch_rows(batch)[0], dtype=torch.int64)
+
+
+def _verified_fields(seeds: list[int]) -> None:
+    rank = dist.get_rank()
+    for seed in seeds:
+        rng = np.random.default_rng((seed, rank))
+        fields = draw_fields(seed, rng, 1 + 5 * rank)
+        moved = Equal(verify=True).shuffle(fields)
+        assert set(moved) == set(fields)
+
+
+def test_fields_of_any_kind_and_dtype_pass(pools):
+    pools(2).run(_verified_fields, list(range(60)))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_any_container_passes(pools, kind):
+    pools(2).run(_verified_container, kind)
+
+
+def _verified_container(kind: str) -> None:
+    rank = dist.get_rank()
+    ContainerShuffler(verify=True).shuffle(make_batch(kind, 0, 1000 * (rank + 1), 2 + 3 * rank))
+
+
+def _collectives(exchange: str) -> list[str]:
+    shuffler = DictShuffler(exchange=exchange, verify=True)
+    shuffler.shuffle(many_fields(0))
+    names = {id(shuffler.planner._channel): "planning", id(shuffler._checks): "checks"}
+    names[id(shuffler.group.exchange_group(torch.device("cpu")))] = "exchange"
+    batch = many_fields(1)
+    with recorded_collectives() as calls:
+        shuffler.exchange(batch, shuffler.plan(batch))
+    return [f"{name} on {names[id(arguments['group'])]}" for name, arguments in calls]
+
+
+@pytest.mark.parametrize("exchange", BOTH)
+def test_verifying_takes_one_more_to_plan_and_two_to_exchange(pools, exchange):
+    planning, checks = "all_gather on planning", "all_gather on checks"
+    for calls in pools(2).run(_collectives, exchange):
+        assert calls == [planning, planning, checks, f"{PAYLOAD[exchange]} on exchange", checks]
 
 
 class DifferentPlanner(Planner):

@@ -1,9 +1,9 @@
-"""Pieces of a batch of one's own arrive as cut, and their results come back as samples."""
+"""Pieces of a batch of one's own arrive as cut."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar
 
@@ -11,95 +11,29 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
 from commons.distributed import BatchShuffler
-from commons.sequence_batch import BaseBatch, moved_to
+from commons.sequence_batch import moved_to
 from commons.sequence_batch.cut_rules import (
     ALONG_ITEMS,
-    FROM_END,
     TO_EVERY,
     WITH_FIRST,
-    WITH_LAST,
-    CutRules,
-    FieldRule,
     ItemGroup,
 )
 from tests.commons.distributed.errors_and_warnings import error_of
 from tests.commons.distributed.loaded_batches import BOTH
-from tests.drawn_cuts import drawn_cuts
+from tests.commons.features.sample_splitting.cut_samples import RULES, AheadBatch, ahead_batch
+from tests.commons.features.sample_splitting.drawn_cuts import drawn_cuts
+from tests.commons.histories import TokenShuffler
 
 SETTINGS = {"split": True, "equal_rows": False}
-RULES = CutRules(
-    items=(ItemGroup("features.item"),),
-    head=("features.user",),
-    fields={
-        "features.user": WITH_FIRST,
-        "features.item": FieldRule("items", after=1),
-        "features.negative": TO_EVERY,
-        "labels": FROM_END,
-        "loss_tokens": FROM_END,
-        "frames": FieldRule("items", 2),
-        "number": WITH_LAST,
-        "times": TO_EVERY,
-    },
-)
 
 
-@dataclass(eq=False)
-class History(BaseBatch):
-    """Items with two frames each, and what else a sample may have."""
-
-    frames: JaggedTensor | None = None
-    number: torch.Tensor | None = None
-    times: torch.Tensor | None = None
-
-    def num_tokens(self) -> torch.Tensor:
-        lengths = self.features.lengths().view(3, -1)
-        return lengths[0] + lengths[1]
-
-    def row_counts(self) -> dict[str, torch.Tensor]:
-        return self.feature_row_counts()
-
-    def cut_rules(self) -> CutRules:
-        return RULES
+def draw_history(rng: np.random.Generator, num_rows: int, num_real: int, longest: int = 12) -> AheadBatch:
+    return ahead_batch(rng, rng.integers(0, longest, num_real), num_rows - num_real)
 
 
-class HistoryShuffler(BatchShuffler):
-    def get_workloads(self, batch):
-        return batch.num_tokens() ** 2
-
-    def prefix_cost(self, tokens, counts):
-        return tokens**2
-
-
-def draw_history(rng: np.random.Generator, num_rows: int, num_real: int, longest: int = 12) -> History:
-    """Draws samples in which every value is unlike all others."""
-    of_item = np.zeros(num_rows, dtype=np.int64)
-    of_item[:num_real] = rng.integers(0, longest, num_real)
-    of_label = np.minimum(rng.integers(0, 6, num_rows), of_item)
-    of_frame = 2 * of_item
-    has_user = (np.arange(num_rows) < num_real).astype(np.int64)
-
-    def values(lengths: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(rng.integers(0, 2**40, int(lengths.sum())))
-
-    lengths = np.concatenate([has_user, of_item, 3 * has_user])
-    return History(
-        features=KeyedJaggedTensor(
-            ["user", "item", "negative"], values(lengths), lengths=torch.from_numpy(lengths).int()
-        ),
-        batch_size=num_rows,
-        actual_batch_size=num_real,
-        feature_to_max_seqlen={},
-        labels=KeyedJaggedTensor(["label"], values(of_label), lengths=torch.from_numpy(of_label)),
-        frames=JaggedTensor(values(of_frame)[:, None].expand(-1, 2), lengths=torch.from_numpy(of_frame)),
-        number=torch.from_numpy(rng.integers(1, 100, num_rows) * has_user),
-        times=torch.from_numpy(rng.random((num_rows, 2)) * has_user[:, None]),
-    )
-
-
-def rows_of(batch: History) -> list[dict[str, list]]:
+def rows_of(batch: AheadBatch) -> list[dict[str, list]]:
     """Returns the values of each real row by field."""
     jagged = {**batch.features.to_dict(), "labels": batch.labels["label"], "frames": batch.frames}
     rows = []
@@ -112,43 +46,26 @@ def rows_of(batch: History) -> list[dict[str, list]]:
     return rows
 
 
-def own_items(batch: History) -> JaggedTensor:
-    """Returns the items of each row without the one after them."""
-    items, places = batch.features["item"], batch.pieces.rows
-    parts = [
-        items.values()[start : start + int(last - first)]
-        for start, first, last in zip(
-            items.offsets().tolist(), places["first_item"], places["last_item"], strict=False
-        )
-    ]
-    lengths = places["last_item"] - places["first_item"]
-    return JaggedTensor(torch.cat(parts), lengths=torch.from_numpy(lengths))
-
-
 def _exchanged(exchange: str, num_real: tuple[int, ...], seed: int, on_device: bool) -> Any:
     rng = np.random.default_rng(seed + 100 * dist.get_rank())
     batch = draw_history(rng, 5, num_real[dist.get_rank()])
-    shuffler = HistoryShuffler(**SETTINGS, exchange=exchange, verify=True)
+    shuffler = TokenShuffler(**SETTINGS, exchange=exchange)
     shuffler.planner.cuts = partial(drawn_cuts, seed=seed)
     plan = shuffler.plan(batch)
     if plan.pieces is None:
         return None
     arrived = shuffler.exchange(shuffler.batch_for_step(batch, plan) if on_device else batch, plan)
     assert arrived.num_samples == plan.num_placed[dist.get_rank()]
-    back = shuffler.unshuffle((own_items(arrived), arrived.number), plan)
     mine = {name: counts.tolist() for name, counts in arrived.row_counts_on_host().items()}
     lengths = arrived.features.lengths().view(3, -1)
     assert mine == {f"features.{key}": lengths[at].tolist() for at, key in enumerate(arrived.features.keys())}
-    assert torch.equal(back[1], batch.number)
-    items = batch.features["item"]
-    assert torch.equal(back[0].values(), items.values()) and torch.equal(back[0].lengths(), items.lengths())
     places = arrived.pieces.rows[: arrived.num_samples].tolist()
     numbers = plan.computed_by(dist.get_rank()).tolist()
     return list(zip(numbers, places, rows_of(arrived), strict=True)), rows_of(batch)
 
 
 @pytest.mark.parametrize("num_real", [(5, 3), (4, 0, 5)])
-def test_pieces_arrive_as_cut_by_both_exchanges_and_results_come_back(pools, num_real):
+def test_pieces_arrive_as_cut_by_both_exchanges(pools, num_real):
     for seed in range(4):
         results = [
             pools(len(num_real)).run(_exchanged, exchange, num_real, seed, exchange == "all_to_all")
@@ -176,24 +93,24 @@ def test_pieces_arrive_as_cut_by_both_exchanges_and_results_come_back(pools, num
         assert next(samples, None) is None
 
 
-class Uncuttable(History):
+class Uncuttable(AheadBatch):
     def cut_rules(self):
         return None
 
 
-class OfUnknownLengths(History):
+class OfUnknownLengths(AheadBatch):
     def row_counts(self):
         return {}
 
 
-class WithoutCost(HistoryShuffler):
+class WithoutCost(TokenShuffler):
     prefix_cost = BatchShuffler.prefix_cost
 
 
 def _cut_and_as_loaded() -> list[Any]:
     """Returns what arrives from a batch as loaded, and cut, and copied in any way after that."""
     batch = draw_history(np.random.default_rng(dist.get_rank()), 5, 4)
-    shuffler = HistoryShuffler(**SETTINGS)
+    shuffler = TokenShuffler(**SETTINGS)
     shuffler.planner.cuts = partial(drawn_cuts, seed=2)
     plan = shuffler.plan(batch)
     assert plan.pieces is not None
@@ -212,14 +129,13 @@ def _refusals() -> list[str]:
     rng = np.random.default_rng(0)
     makers: list[Callable[[], Any]] = [
         partial(WithoutCost, **SETTINGS),
-        partial(HistoryShuffler, split=True),
-        partial(HistoryShuffler, **SETTINGS, max_tokens_per_micro_batch=8),
+        partial(TokenShuffler, split=True),
     ]
     errors = [error_of(maker) for maker in makers]
     for kind in (Uncuttable, OfUnknownLengths):
         batch = draw_history(rng, 3, 3)
         batch.__class__ = kind
-        errors.append(error_of(HistoryShuffler(**SETTINGS).plan, batch))
+        errors.append(error_of(TokenShuffler(**SETTINGS).plan, batch))
     return errors
 
 
@@ -227,8 +143,7 @@ def test_what_cannot_be_cut_is_refused_with_one_sentence(pools):
     expected = [
         "split=True: WithoutCost has no prefix_cost",
         "split=True: a piece takes a row, and rows follow the load; set equal_rows=False",
-        "split=True: pieces of a sample are computed at once, and max_tokens_per_micro_batch=8",
-        "split=True: a tests.commons.distributed.test_pieces.Uncuttable cannot be cut; give it cut_rules",
+        f"split=True: a {__name__}.Uncuttable cannot be cut; give it cut_rules",
         "planning does not know the lengths of key 'user' of 'features'",
     ]
     for errors in pools(2).run(_refusals):
@@ -238,7 +153,7 @@ def test_what_cannot_be_cut_is_refused_with_one_sentence(pools):
 
 def _train_on_pieces_unread() -> tuple[str, str, str]:
     batch = draw_history(np.random.default_rng(dist.get_rank()), 2, 2, longest=400)
-    shuffler = HistoryShuffler(**SETTINGS)
+    shuffler = TokenShuffler(**SETTINGS)
     shuffler.planner.cuts = partial(drawn_cuts, seed=1)
     plan = shuffler.plan(batch)
     arrived = shuffler.exchange(batch, plan)
@@ -261,7 +176,7 @@ def test_a_model_that_takes_pieces_for_samples_is_an_error(pools):
         assert read == "no error"
 
 
-class WithOtherCosts(HistoryShuffler):
+class WithOtherCosts(TokenShuffler):
     def __init__(self, factor):
         super().__init__(**SETTINGS)
         self.factor = factor
@@ -270,7 +185,7 @@ class WithOtherCosts(HistoryShuffler):
         return self.factor(tokens, counts["tokens"])
 
 
-class WithOtherRules(History):
+class WithOtherRules(AheadBatch):
     changed: ClassVar[dict[str, Any]] = {}
 
     def cut_rules(self):
@@ -297,11 +212,11 @@ def _wrong_contracts() -> list[str]:
     batch.__class__ = WithOtherRules
     for changed in rules:
         WithOtherRules.changed = changed
-        errors.append(error_of(partial(_cut_batch, HistoryShuffler(**SETTINGS)), batch))
+        errors.append(error_of(partial(_cut_batch, TokenShuffler(**SETTINGS)), batch))
     return errors
 
 
-def _cut_batch(shuffler: BatchShuffler, batch: History) -> None:
+def _cut_batch(shuffler: BatchShuffler, batch: AheadBatch) -> None:
     """Plans, which is collective, and cuts this rank's batch, which is not."""
     shuffler.batch_for_step(batch, shuffler.plan(batch))
 

@@ -23,7 +23,14 @@ from commons.partition import (
 )
 from commons.perf_model import HSTUFlops
 from tests.commons.partition.checks import SLACK, as_lists, check_partition, is_even, parts_at
-from tests.commons.partition.drawn_workloads import ARRAYS, SMALL, WORKLOADS, homes
+from tests.commons.partition.drawn_workloads import ARRAYS, PARTS, SMALL, WORKLOADS, homes
+from tests.commons.partition.every_function import (
+    as_loaded,
+    check_alike_in_other_processes,
+    check_conserved,
+    joined,
+)
+from tests.commons.partition.speeds import check_speeds, check_wrong_speeds, problems
 
 NAN, INF = float("nan"), float("inf")
 RANKS, SAMPLES, CAP, SEEDS = 8, 256, 8192, 20
@@ -102,6 +109,59 @@ def without_warnings(function, *arguments, **options):
 
 pack = functools.partial(without_warnings, pack_micro_batches)
 balance = functools.partial(without_warnings, balance_micro_batches)
+
+
+def _tokens(workloads):
+    return {"tokens": 1 + as_loaded(workloads) % 5, "max_tokens": 9}
+
+
+PARTITIONS = {
+    "pack_micro_batches": lambda workloads, parts, equal_size: pack_micro_batches(
+        workloads, multiple_of=parts, **_tokens(workloads)
+    ),
+    "balance_micro_batches": lambda workloads, parts, equal_size: joined(
+        balance_micro_batches(workloads, num_partitions=parts, equal_size=equal_size, **_tokens(workloads))
+    ),
+    "divide_into_micro_batches": lambda workloads, parts, equal_size: joined(
+        divide_into_micro_batches(
+            workloads, partition=np.array_split(as_loaded(workloads), parts), **_tokens(workloads)
+        )
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PARTITIONS)
+@settings(max_examples=80, deadline=None)
+@given(workloads=WORKLOADS, parts=PARTS, equal_size=st.booleans(), doublings=st.integers(1, 40))
+def test_every_sample_is_in_one_part_whatever_the_unit(name, workloads, parts, equal_size, doublings):
+    check_conserved(PARTITIONS[name], workloads, parts, equal_size, doublings, None)
+
+
+def test_other_processes_and_hash_seeds_reach_the_same_partition():
+    check_alike_in_other_processes(__name__, "PARTITIONS")
+
+
+def balance_ranks(workloads, home, num_ranks, equal_size, **options):
+    """Micro-batches of each rank together."""
+    tokens = np.ones(len(workloads))
+    return on_ranks(balance_micro_batches(workloads, tokens, num_ranks, 1_000, equal_size, **options))
+
+
+@settings(max_examples=60, deadline=None)
+@given(problem=problems(), equal_size=st.booleans(), unit=st.sampled_from([1.0, 2.0, 1e-3, 7e5]))
+def test_parts_are_whole_and_equal_speeds_change_nothing(problem, equal_size, unit):
+    check_speeds(balance_ranks, problem, equal_size, unit)
+
+
+def test_wrong_speeds_are_named():
+    check_wrong_speeds(balance_ranks)
+
+
+@pytest.mark.parametrize("max_tokens", [150, 300])
+def test_fewer_micro_batches_do_not_cost_speeds(max_tokens):
+    tokens = np.full(60, 10)
+    fast, slow = balance_micro_batches(tokens, tokens, 2, max_tokens, equal_size=False, speeds=[1.0, 0.5])
+    assert [sum(len(batch) for batch in rank) for rank in (fast, slow)] == [40, 20]
 
 
 @settings(max_examples=100, deadline=None)

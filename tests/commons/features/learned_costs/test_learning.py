@@ -58,7 +58,7 @@ def _train(
 
 
 def _follows(speeds: list[float], settings: dict[str, Any]) -> list[Any]:
-    shuffler = LengthShuffler(cost="learned", verify=True, equal_rows=False, **settings)
+    shuffler = LengthShuffler(cost="learned", equal_rows=False, **settings)
     equal = [1.0] * len(speeds)
     _, before = _train(shuffler, 0, 60, equal)
     _, during = _train(shuffler, 60, 130, speeds)

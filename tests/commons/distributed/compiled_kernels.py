@@ -1,0 +1,64 @@
+"""What is compiled when a shuffler starts, and by the placing after it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from numba.core.dispatcher import Dispatcher
+
+# In a process of its own, because the tests' processes have compiled everything.
+PROGRAM = """
+import json, sys
+import numpy as np
+from commons.distributed.loaded_samples import LoadedSamples
+from commons.distributed.placement import divide, place, warm_up
+from commons.distributed.shuffler_settings import ShufflerSettings
+from tests.commons.distributed.compiled_kernels import compiled
+
+settings = ShufflerSettings(**json.loads(sys.argv[1]))
+warm_up(settings)
+before, rng = compiled(), np.random.default_rng(0)
+for num_loaded in ([8] * 8, [40, 0, 3], [9, 8, 8], [600, 0, 0, 0, 0]):
+    for spread in (0.1, 1, 3):
+        rows = np.array(num_loaded)
+        tokens = rng.lognormal(3, spread, rows.sum()).clip(1, 99).astype(np.int64)
+        each = tokens[:, None]
+        groups = GROUPS
+        samples = LoadedSamples(rows, rows, tokens**2, tokens, tokens, each, tokens, each, groups=groups)
+        for speeds in (None, 1 + rng.random(len(rows))):
+            plan = place(samples, settings, 2, speeds=speeds)
+            THEN
+print(json.dumps([before, compiled()]))
+"""
+
+
+def compiled() -> list[str]:
+    """Returns the compiled functions of partitioning, once for each signature."""
+    modules = [module for name, module in sys.modules.items() if name.startswith("commons.partition")]
+    found = {id(f): f for module in modules for f in vars(module).values() if isinstance(f, Dispatcher)}
+    return sorted(f.__name__ for f in found.values() for _ in f.signatures)
+
+
+def before_and_after_placing(groups: str = "None", then: str = "pass", **settings: Any) -> list[list[str]]:
+    """Returns what is compiled after the warm-up, and after steps.
+
+    Args:
+        groups: expression for the groups of samples.
+        then: statement that follows placing.
+        settings: of the shuffler.
+    """
+    program = PROGRAM.replace("GROUPS", groups).replace("THEN", then)
+    process = subprocess.run(
+        [sys.executable, "-c", program, json.dumps(settings)],
+        cwd=Path(__file__).parents[3],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert process.returncode == 0, process.stderr
+    return json.loads(process.stdout)

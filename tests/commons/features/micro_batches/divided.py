@@ -1,0 +1,18 @@
+"""Checks of plans that divide a step into micro-batches."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from commons.distributed import ShufflePlan
+
+
+def check_divided(plan: ShufflePlan, cap: int) -> None:
+    """Checks that each sample of a rank is in one of its micro-batches, and that these keep to the cap."""
+    assert plan.num_micro_batches >= 1
+    for rank, samples in enumerate(plan.partition):
+        of_rank = plan.micro_batches_on(rank)
+        assert len(of_rank) == plan.num_micro_batches
+        assert all((np.diff(rows) > 0).all() for rows in of_rank)
+        assert sorted(np.concatenate(of_rank).tolist()) == list(range(len(samples)))
+        assert all(len(rows) == 1 or plan.tokens[samples[rows]].sum() <= cap for rows in of_rank)

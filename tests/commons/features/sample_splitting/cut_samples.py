@@ -1,0 +1,214 @@
+"""Batches of long and short samples with all rules of cutting, what planning knows of them, and checks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
+
+from commons.distributed import ShufflePlan
+from commons.distributed.cutting import MIN_TOKENS, Cutting
+from commons.distributed.loaded_samples import LoadedSamples
+from commons.sequence_batch import BaseBatch
+from commons.sequence_batch.cut_rules import (
+    FROM_END,
+    TO_EVERY,
+    WITH_FIRST,
+    WITH_LAST,
+    CutRules,
+    FieldRule,
+    ItemGroup,
+)
+from commons.sequence_batch.row_schema import RowSchema
+from commons.sequence_batch.sample_rows import SampleRows
+from tests.commons.histories import FLOPS, histories, keyed
+
+CODES = 3  # of an item
+KINDS = ("history", "history with candidates", "ahead", "codes")
+RULES = CutRules(
+    items=(ItemGroup("features.item"),),
+    head=("features.user",),
+    fields={
+        "features.user": WITH_FIRST,
+        "features.item": FieldRule("items", after=1),
+        "features.negative": TO_EVERY,
+        "labels": FROM_END,
+        "loss_tokens": FROM_END,
+        "frames": FieldRule("items", 2),
+        "number": WITH_LAST,
+        "times": TO_EVERY,
+    },
+)
+
+
+@dataclass(eq=False)
+class AheadBatch(BaseBatch):
+    """Items with two frames each, of which a piece looks at the one after it, and what else there may be."""
+
+    frames: JaggedTensor | None = None
+    number: torch.Tensor | None = None
+    times: torch.Tensor | None = None
+
+    def num_tokens(self) -> torch.Tensor:
+        lengths = self.features.lengths().view(3, -1)
+        return lengths[0].long() + lengths[1]
+
+    def row_counts(self) -> dict[str, torch.Tensor]:
+        return self.feature_row_counts()
+
+    def cut_rules(self) -> CutRules:
+        return RULES
+
+
+def ahead_batch(
+    rng: np.random.Generator, items: Sequence[int] | np.ndarray, num_padding: int = 0
+) -> AheadBatch:
+    """Draws samples in which every value is unlike all others, then padding rows."""
+    has_user = np.repeat([1, 0], [len(items), num_padding])
+    of_item = np.append(items, np.zeros(num_padding, dtype=np.int64)).astype(np.int64)
+    of_label = np.minimum(rng.integers(0, 6, len(of_item)), of_item)
+
+    def values(lengths: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(rng.integers(0, 2**40, int(lengths.sum())))
+
+    lengths = np.concatenate([has_user, of_item, 3 * has_user])
+    return AheadBatch(
+        features=KeyedJaggedTensor(
+            ["user", "item", "negative"], values(lengths), lengths=torch.from_numpy(lengths).int()
+        ),
+        batch_size=len(of_item),
+        actual_batch_size=len(items),
+        feature_to_max_seqlen={},
+        labels=KeyedJaggedTensor(["label"], values(of_label), lengths=torch.from_numpy(of_label)),
+        frames=JaggedTensor(
+            values(2 * of_item)[:, None].expand(-1, 2), lengths=torch.from_numpy(2 * of_item)
+        ),
+        number=torch.from_numpy(rng.integers(1, 100, len(of_item)) * has_user),
+        times=torch.from_numpy(rng.random((len(of_item), 2)) * has_user[:, None]),
+    )
+
+
+@dataclass(eq=False)
+class CodeBatch(BaseBatch):
+    """Items of several codes: a history, then newest ones with a token more; the last token is left out."""
+
+    target: torch.Tensor | None = None
+
+    def num_tokens(self) -> torch.Tensor:
+        user, history, newest = self.features.lengths().view(3, -1)
+        return user + history + newest + newest // CODES - 1
+
+    def num_loss_tokens(self) -> torch.Tensor:
+        return self.features["newest"].lengths()
+
+    def row_counts(self) -> dict[str, torch.Tensor]:
+        return self.feature_row_counts()
+
+    def cut_rules(self) -> CutRules:
+        history, newest = "features.history", "features.newest"
+        return CutRules(
+            items=(ItemGroup(history, CODES, CODES), ItemGroup(newest, CODES, CODES + 1)),
+            fields={
+                "features.user": WITH_FIRST,
+                history: FieldRule("items", CODES, before=1),
+                newest: FieldRule("items_from_end", CODES, before=1),
+                "loss_tokens": FieldRule("items_from_end", CODES),
+                "target": WITH_LAST,
+            },
+            head=("features.user",),
+            left_out=1,
+        )
+
+
+def batch_of(kind: str, items: np.ndarray) -> BaseBatch:
+    """Makes a batch with samples of these items, int64 `[samples]`."""
+    rows = np.arange(len(items))
+    if kind == "ahead":
+        return ahead_batch(np.random.default_rng(0), items)
+    if kind == "codes":
+        newest = np.minimum(items, 1 + rows % 2)
+        lengths = {"user": rows % 3, "history": CODES * (items - newest), "newest": CODES * newest}
+        ids = torch.arange(sum(int(of.sum()) for of in lengths.values()))
+        return CodeBatch(keyed(lengths, ids), len(rows), {}, target=torch.from_numpy(rows))
+    candidates = np.minimum(items - 1, 7) if kind == "history with candidates" else None
+    return histories(items, num_users=rows % 3, num_candidates=candidates)
+
+
+def quadratic(tokens: np.ndarray, counts: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Returns the cost of the first tokens, each of which costs one more than the one before."""
+    return tokens * (tokens + 1) // 2
+
+
+def flops(tokens: np.ndarray, counts: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Returns the FLOPs of an HSTU layer for the first tokens."""
+    of_samples = counts["tokens"], counts["head_tokens"], counts["kept_tokens"]
+    return FLOPS.prefix_work(tokens, *of_samples).sum(1)
+
+
+def loaded_by(ranks: Sequence[int], batch: BaseBatch) -> tuple[LoadedSamples, Cutting]:
+    """Returns a batch's samples as ranks loaded them, which have so many each, and how they are cut."""
+    rules = batch.cut_rules()
+    assert rules is not None
+    fields, row_counts = batch.per_sample_fields(), batch.row_counts()
+    schema, names = RowSchema.of(fields), tuple(row_counts)
+    counts = np.stack([of_rows.long().numpy() for of_rows in row_counts.values()], 1)
+    elements = np.stack(
+        [_elements(fields[field.name], batch.batch_size) for field in schema.jagged_fields], 1
+    )
+    sample_rows, per_rank = SampleRows(), np.array(ranks, dtype=np.int64)
+    samples = LoadedSamples(
+        per_rank,
+        per_rank,
+        np.zeros(batch.batch_size, dtype=np.int64),
+        sample_rows.num_tokens(batch).long().numpy(),
+        sample_rows.num_loss_tokens(batch).long().numpy(),
+        elements,
+        schema.row_bytes(elements),
+        counts,
+    )
+    cutting = Cutting(rules, schema, names, flops if hasattr(batch, "num_candidates") else quadratic)
+    known = cutting.counts(samples)
+    costs = cutting.prefix_cost(samples.tokens, known | rules.fixed_tokens(known))
+    return replace(samples, workloads=costs, work=costs[:, None]), cutting
+
+
+def _elements(value: KeyedJaggedTensor, num_rows: int) -> np.ndarray:
+    return value.lengths().view(-1, num_rows).sum(0).numpy()
+
+
+def check_pieces(plan: ShufflePlan, samples: LoadedSamples, cutting: Cutting) -> None:
+    """Checks that pieces cover their samples, and that what is per token or cost adds up to theirs."""
+    pieces, sample_of = plan.pieces, plan.sample_of
+    assert sample_of[-1] + 1 == len(samples.workloads)
+    ends_sample = np.append(plan.starts_sample[1:], True)
+    num_items = cutting.rules.num_items(cutting.counts(samples))
+    for unit, of_samples in (("item", num_items), ("token", samples.tokens)):
+        first, last = pieces[f"first_{unit}"], pieces[f"last_{unit}"]
+        assert (pieces[f"num_{unit}s"] == of_samples[sample_of]).all()
+        assert (first[plan.starts_sample] == 0).all()
+        assert (last[ends_sample] == of_samples).all()
+        assert (first[1:][~plan.starts_sample[1:]] == last[:-1][~ends_sample[:-1]]).all()
+    assert (plan.tokens == pieces["last_token"] - pieces["first_token"]).all()
+    for name in ("workloads", "tokens", "loss_tokens"):
+        sums = np.bincount(sample_of, getattr(plan, name))
+        assert (sums == getattr(samples, name)).all()
+    is_cut = np.bincount(sample_of)[sample_of] > 1
+    assert plan.tokens[is_cut].min(initial=MIN_TOKENS) >= MIN_TOKENS
+    same_sample = sample_of[1:] == sample_of[:-1]
+    assert (plan.destination[1:] != plan.destination[:-1])[same_sample].all()  # or the cut is for nothing
+    assert plan.num_loaded.sum() == plan.rows.sum() - (plan.num_placed == 0).sum() == len(sample_of)
+
+
+def check_cut(batch: BaseBatch, plan: ShufflePlan, cutting: Cutting) -> None:
+    """Checks that the cut batch has the lengths and bytes that the plan has for its pieces."""
+    cut = batch.cut_by(plan.pieces, plan.sample_of)
+    for column, lengths in enumerate(cut.row_counts().values()):
+        assert (lengths.numpy() == plan.row_counts[:, column]).all()
+    fields = cut.per_sample_fields()
+    for column, field in enumerate(RowSchema.of(fields).jagged_fields):
+        lengths = fields[field.name].lengths().view(-1, cut.batch_size).sum(0)
+        assert (lengths.numpy() == plan.num_elements[:, column]).all()
+    assert (plan.sample_bytes == cutting.schema.row_bytes(plan.num_elements)).all()
