@@ -1,11 +1,27 @@
-"""Compiles, or loads, all kernels that tests may reach, before any test."""
+"""Compiles what tests run, so that processes find it in the cache."""
 
 from __future__ import annotations
+
+from importlib import import_module
+from importlib.util import find_spec
 
 from commons.distributed.placement import warm_up
 from commons.distributed.shuffler_settings import ShufflerSettings
 
+# Features that compile something, with their arguments.
+_COMPILING = {
+    "micro_batches.MicroBatches": (1,),
+    "sample_groups.SampleGroups": (),
+    "sample_splitting.SplitSamples": (),
+}
+
 
 def compile_kernels() -> None:
-    warm_up(ShufflerSettings(max_tokens_per_micro_batch=1), has_groups=True)
-    warm_up(ShufflerSettings(equal_rows=False, split=True))
+    """Compiles the kernels of the core, and of the features that there are."""
+    features = []
+    for path, arguments in _COMPILING.items():
+        package, _, name = f"commons.features.{path}".rpartition(".")
+        if find_spec(package):
+            features.append(getattr(import_module(package), name)(*arguments))
+    warm_up(ShufflerSettings(), features)
+    warm_up(ShufflerSettings(equal_rows=False))
