@@ -22,11 +22,11 @@ from typing import Any
 
 import gin
 import torch.distributed as dist
-from commons.features.sample_splitting.key_fetch import InFlight
 from torch.distributed.checkpoint import FileSystemWriter
 
 from commons.datasets import HSTUBatch
 from commons.distributed import BatchShuffler, planner
+from commons.features.sample_splitting.key_fetch import InFlight
 from commons.gin_values import from_gin
 from commons.training import OptimizerArgs, TrainerArgs, TrainingTask, rank_process, run_rank, train
 from hstu.batch_shuffler import HSTUBatchShuffler
