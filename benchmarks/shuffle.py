@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from commons.distributed.loaded_samples import LoadedSamples
 
 from benchmarks.demo.training import Arm, parse_config, train_in_turn
 from benchmarks.harness import (
@@ -27,7 +28,6 @@ from benchmarks.partition.lengths import LOGNORMAL, draw_lognormal
 from benchmarks.partition.placements import BYTES_PER_TOKEN, ROWS_PER_RANK, compute_workloads
 from commons.distributed import ShufflerSettings
 from commons.distributed.exchange import EXCHANGES
-from commons.distributed.loaded_samples import LoadedSamples
 from commons.distributed.placement import place, warm_up
 from commons.pipeline.shuffle_stage import ShuffleStage
 

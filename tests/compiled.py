@@ -1,24 +1,27 @@
-"""Compiles the partition functions that tests call, as far as the checkout has what calls them."""
+"""Compiles what tests run, so that processes find it in the cache."""
 
 from __future__ import annotations
 
-from contextlib import suppress
 from importlib import import_module
+from importlib.util import find_spec
 
 from commons.distributed.placement import compile_refine, warm_up
 from commons.distributed.shuffler_settings import ShufflerSettings
 
-_FEATURES = {
-    "micro_batches": ("MicroBatches", [1]),
-    "sample_groups": ("SampleGroups", ["user"]),
-    "sample_splitting": ("SplitSamples", []),
+# Features that compile something, with their arguments.
+_COMPILING = {
+    "micro_batches.MicroBatches": (1,),
+    "sample_groups.SampleGroups": (),
+    "sample_splitting.SplitSamples": (),
 }
 
 
 def compile_kernels() -> None:
-    """Compiles them, or loads them from numba's cache."""
-    warm_up(ShufflerSettings())
+    """Compiles the kernels of the core, and of the features that there are."""
+    features = []
+    for path, arguments in _COMPILING.items():
+        package, _, name = f"commons.features.{path}".rpartition(".")
+        if find_spec(package):
+            features.append(getattr(import_module(package), name)(*arguments))
+    warm_up(ShufflerSettings(), features)
     compile_refine()
-    for module, (name, arguments) in _FEATURES.items():
-        with suppress(ModuleNotFoundError):
-            getattr(import_module(f"commons.features.{module}"), name)(*arguments).warm_up()

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import pytest
 import torch.distributed as dist
 
 from commons.distributed import BatchShufflerFactory
-from tests.commons.features.sample_splitting.drawn_cuts import drawn_cuts
+from commons.features.micro_batches import MicroBatches
+from commons.features.verification import Verification
+from tests.commons.features.sample_splitting.drawn_cuts import DrawnCuts
 from tests.gradient_comparison import Comparison, check_equal, comparison, dense_differences, steps
 from tests.gradient_models import CASES, ROWS
 
 AS_LOADED = {"type": "identity"}
-CAPPED = {"max_tokens_per_micro_batch": True}  # True stands for the model's cap
+CAPPED = {"capped": True}  # micro-batches under the model's cap
 MODELS = [
     *((name, pipeline) for name in ("ranking", "retrieval") for pipeline in ("none", "native")),
     ("sid_gr, last item", "none"),
@@ -31,21 +32,23 @@ def _compare(
     plain = steps(case.make_model(), pipeline, BatchShufflerFactory.create("identity"), [batch])
     results = []
     for changed in settings:
-        config = {**case.shuffler, **changed}
-        if config.get("max_tokens_per_micro_batch"):
-            config["max_tokens_per_micro_batch"] = case.cap
+        config: dict[str, Any] = {**case.shuffler, **changed, "features": []}
+        if config.pop("capped", False):
+            config["features"].append(MicroBatches(case.cap))
+        if config.pop("verified", False):
+            config["features"].append(Verification())
         if config["type"] == "identity":
             del config["flops"]
         shuffler = BatchShufflerFactory.create_from_config(config)
         results.append(comparison(plain, steps(case.make_model(), pipeline, shuffler, [batch])))
-    capped = BatchShufflerFactory.create("identity", max_tokens_per_micro_batch=case.cap)
-    return results, capped.plan(batch).num_micro_batches
+    capped = BatchShufflerFactory.create("identity", features=[MicroBatches(case.cap)])
+    return results, capped.features[0].report(capped.plan(batch))["micro_batches"]
 
 
 # By name: real rows per rank, whether they have labels, and settings of the shuffler.
 SETTINGS: dict[str, tuple[tuple[int, ...], bool, list[dict[str, Any]]]] = {
     "complete": ((6, 6), True, [{}, CAPPED, {**AS_LOADED, **CAPPED}]),
-    "incomplete": ((6, 3), True, [{"verify": True}, CAPPED]),
+    "incomplete": ((6, 3), True, [{"verified": True}, CAPPED]),
     "empty rank": ((5, 0), True, [{}, CAPPED]),
     "no loss tokens": ((6, 5), False, [{}, CAPPED]),
     "three ranks": ((4, 6, 1), True, [{}, CAPPED]),
@@ -86,7 +89,7 @@ def _compare_steps(name: str, pipeline: str, num_batches: tuple[int, ...]) -> Co
     ]
     plain, balanced = (
         steps(case.make_model(), pipeline, BatchShufflerFactory.create_from_config(config), batches)
-        for config in (AS_LOADED, {**case.shuffler, "verify": True})
+        for config in (AS_LOADED, {**case.shuffler, "features": [Verification()]})
     )
     assert plain[2] == balanced[2] and len(set(plain[2])) > 1
     return comparison(plain, balanced)
@@ -101,11 +104,8 @@ def _compare_with_one_process(
     name: str, num_real: tuple[int, ...], split: bool
 ) -> tuple[dict[str, float], list[str]]:
     case = CASES[name]
-    shuffler = BatchShufflerFactory.create_from_config(
-        {**case.shuffler, "split": split, "equal_rows": not split}
-    )
-    if split:
-        shuffler.planner.cuts = partial(drawn_cuts, seed=0)
+    settings = {"features": [DrawnCuts(0)], "equal_rows": False} if split else {}
+    shuffler = BatchShufflerFactory.create_from_config({**case.shuffler, **settings})
     changes, _, (tokens,) = steps(case.make_model(), "native", shuffler, [case.batch(num_real, True)])
     model = case.make_model()
     samples = [sample for rank, real in enumerate(num_real) for sample in case.samples(rank, real)]

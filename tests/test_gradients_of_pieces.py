@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,12 +11,15 @@ import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from commons.distributed import BatchShufflerFactory
+from commons.distributed import BatchShuffler, BatchShufflerFactory, Feature
+from commons.features.learned_costs import LearnedCosts
+from commons.features.sample_splitting import SplitSamples
+from commons.features.verification import Verification
 from commons.perf_model import Cost
 from commons.sequence_batch import BaseBatch
 from commons.training import OptimizerArgs, shard_model
 from tests.commons.distributed.counted_collectives import recorded_collectives
-from tests.commons.features.sample_splitting.drawn_cuts import drawn_cuts
+from tests.commons.features.sample_splitting.drawn_cuts import DrawnCuts, is_cut
 from tests.commons.pipeline.ranking_pipelines import pipeline_of
 from tests.gradient_comparison import Comparison, check_equal, comparison, steps
 from tests.gradient_models import CASES
@@ -33,6 +35,12 @@ MODELS = [
 ]
 
 
+def _shuffler(config: dict[str, Any], *features: Feature, **settings: Any) -> BatchShuffler:
+    return BatchShufflerFactory.create_from_config(
+        {**config, "equal_rows": False, "features": features, **settings}
+    )
+
+
 def compare(name: str, pipeline: str, num_real: tuple[int, ...], seeds: list[int]) -> list[Comparison]:
     """Returns comparisons of drawn cuts with a plain step; the last one of cuts that are worked out."""
     case = CASES[name]
@@ -40,15 +48,9 @@ def compare(name: str, pipeline: str, num_real: tuple[int, ...], seeds: list[int
     plain = steps(case.make_model(), pipeline, BatchShufflerFactory.create("identity"), [batch])
     results = []
     for seed in [*seeds, None]:
-        config: dict[str, Any] = {
-            **case.shuffler,
-            "split": True,
-            "equal_rows": False,
-            "verify": seed == seeds[0],
-        }
-        shuffler = BatchShufflerFactory.create_from_config(config)
-        if seed is not None:
-            shuffler.planner.cuts = partial(drawn_cuts, seed=seed)
+        features = [SplitSamples() if seed is None else DrawnCuts(seed)]
+        features += [Verification()] if seed == seeds[0] else []
+        shuffler = _shuffler(case.shuffler, *features)
         results.append(comparison(plain, steps(case.make_model(), pipeline, shuffler, [batch])))
     return results
 
@@ -65,12 +67,13 @@ def test_gradients_of_pieces_are_those_of_whole_samples(pools, name, pipeline, n
 
 def _learned_state(config: dict[str, Any], batch: BaseBatch) -> dict[str, bytes]:
     """Returns what a shuffler learns from steps in which its last column takes all the time."""
-    shuffler = BatchShufflerFactory.create_from_config({**config, "cost": "learned"})
+    learned = LearnedCosts()
+    shuffler = _shuffler(config, SplitSamples(), learned)
     for step in range(40):
         plan = shuffler.plan(batch)
         noise = np.random.default_rng(step).lognormal(0, 0.01, plan.num_ranks)
-        shuffler.record(plan, float(((1e-3 + 1e-8 * plan.counts[:, -1]) * noise)[dist.get_rank()]))
-    return shuffler.learning_state(plan)
+        learned.record(plan, float(((1e-3 + 1e-8 * plan.counts[:, -1]) * noise)[dist.get_rank()]))
+    return learned.state(plan)
 
 
 def compare_costs(name: str, pipeline: str) -> list[Comparison]:
@@ -79,16 +82,15 @@ def compare_costs(name: str, pipeline: str) -> list[Comparison]:
     lengths = (300, 5) if dist.get_rank() == 0 else (20, 30, 9)  # which no placement of whole ones balances
     batch = case.make_batch([case.make_sample(rng, items, True) for items in lengths])
     plain = steps(case.make_model(), pipeline, BatchShufflerFactory.create("identity"), [batch])
-    config = {**case.shuffler, "split": True, "equal_rows": False, "verify": True}
-    learned = _learned_state(config, batch)
+    learned = LearnedCosts()
+    by_learned = _shuffler(case.shuffler, SplitSamples(), Verification(), learned)
+    learned.load_state(_learned_state(case.shuffler, batch))
+    cost = Cost((0.0, 0.0, 1e-3, 1.0))
     results = []
-    for cost in ("learned", Cost((0.0, 0.0, 1e-3, 1.0))):
-        to_plan, to_train = (BatchShufflerFactory.create_from_config({**config, "cost": cost}) for _ in "ab")
-        to_plan.load_learning_state(learned)
-        to_train.load_learning_state(learned)
-        plan = to_plan.plan(batch)
-        assert plan.pieces is not None and plan.predicted_seconds is not None
-        results.append(comparison(plain, steps(case.make_model(), pipeline, to_train, [batch])))
+    for shuffler in (by_learned, _shuffler(case.shuffler, SplitSamples(), Verification(), cost=cost)):
+        plan = shuffler.plan(batch)
+        assert is_cut(plan) and plan.predicted_seconds is not None
+        results.append(comparison(plain, steps(case.make_model(), pipeline, shuffler, [batch])))
     return results
 
 
@@ -105,16 +107,13 @@ def evaluated(name: str, num_real: tuple[int, ...]) -> list[np.ndarray]:
     case = CASES[name]
     outputs = []
     for split in (False, True):
-        config = {**case.shuffler, "split": split, "equal_rows": False}
-        shuffler = BatchShufflerFactory.create_from_config(config)
-        if split:
-            shuffler.planner.cuts = partial(drawn_cuts, seed=1)
+        shuffler = _shuffler(case.shuffler, *([DrawnCuts(1)] if split else []))
         model, optimizer = shard_model(case.make_model(), OptimizerArgs("sgd", 0.1), rank_device())
         pipeline = pipeline_of("native", model, optimizer, shuffler)
         model.eval()
         with torch.no_grad():
             _, _, output = pipeline.progress(iter([case.batch(num_real, True)]))
-        assert (pipeline.plan.pieces is not None) == split
+        assert is_cut(pipeline.plan) == split
         values, labels = vars(output).values()
         outputs.append(torch.cat([labels[:, None].float(), values], 1).cpu().numpy())
         pipeline.reset()
@@ -136,8 +135,7 @@ def test_predictions_of_pieces_are_those_of_whole_samples(pools, name):
 @on_ranks(2)
 def test_pieces_take_two_collectives_per_layer(name):
     case = CASES[name]
-    shuffler = BatchShufflerFactory.create_from_config({**case.shuffler, "split": True, "equal_rows": False})
-    shuffler.planner.cuts = partial(drawn_cuts, seed=1)
+    shuffler = _shuffler(case.shuffler, DrawnCuts(1))
     batch = case.batch((6, 5), True)
     plan = shuffler.plan(batch)
     batch, model = shuffler.exchange(batch, plan), case.make_model()

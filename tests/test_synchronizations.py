@@ -10,22 +10,22 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from commons.distributed import BatchShufflerFactory, IdentityShuffler
+from commons.distributed import BatchShufflerFactory, Feature, IdentityShuffler
+from commons.features.micro_batches import MicroBatches
 from commons.sequence_batch import BaseBatch
 from commons.training import OptimizerArgs, shard_model
 from tests.commons.distributed.counted_collectives import recorded_synchronizations
-from tests.commons.features.sample_splitting.drawn_cuts import drawn_cuts
+from tests.commons.features.sample_splitting.drawn_cuts import DrawnCuts
 from tests.commons.pipeline.ranking_pipelines import pipeline_of, steps_of
+from tests.conftest import Pools
 from tests.gradient_models import CASES
 from tests.hstu import hstu_samples, retrieval_samples
 from tests.hstu.hstu_samples import hstu_batch, ranking_model
 from tests.hstu.retrieval_samples import retrieval_batch, retrieval_model
-from tests.on_ranks import on_ranks
 from tests.sid_gr import sid_samples
 from tests.sid_gr.sid_samples import sid_batch, sid_gr_model
 
 RECOMPUTE = {"recompute_input_layernorm": True, "recompute_input_silu": True}
-SPLIT = {"split": True, "equal_rows": False}
 CHECKED_ON_CPU_ONLY = {"hstu/models/action_loss.py _check"}
 
 
@@ -81,9 +81,8 @@ def test_training_on_an_exchanged_batch_reads_nothing_back(
         assert (one is None and other is None) or torch.equal(one, other)
 
 
-@pytest.mark.parametrize("settings", [{}, {"max_tokens_per_micro_batch": 40}, SPLIT], ids=str)
-@on_ranks(2)
-def test_a_pipeline_passes_its_plan_on_to_the_model(settings):
+def _reads_in_a_pipeline(*features: Feature) -> list[str]:
+    """Reads from the dense part of a model that a pipeline runs, sharded lookups included."""
     case, rank = CASES["ranking"], dist.get_rank()
     model, optimizer = shard_model(case.make_model(), OptimizerArgs("sgd", 0.01), torch.device("cpu"))
     places: list[str] = []
@@ -100,12 +99,20 @@ def test_a_pipeline_passes_its_plan_on_to_the_model(settings):
             return output
 
     model.module.dense = Recorded(model.module.dense)
-    shuffler = BatchShufflerFactory.create_from_config({**case.shuffler, **settings})
-    if "split" in settings:
-        shuffler.planner.cuts = partial(drawn_cuts, seed=0)
+    shuffler = BatchShufflerFactory.create_from_config(
+        {**case.shuffler, "equal_rows": False, "features": features}
+    )
     pipeline = pipeline_of("native", model, optimizer, shuffler)
     batches = [case.make_batch(case.samples(rank + 10 * number, 4)) for number in range(4)]
     for _ in steps_of(pipeline, batches):
         places.append("step")
-    assert places.count("step") == 4
-    assert set(places) == CHECKED_ON_CPU_ONLY | {"step"}
+    return places
+
+
+@pytest.mark.parametrize(
+    "features", [[], [MicroBatches(40)], [DrawnCuts(0)]], ids=["whole", "micro-batches", "pieces"]
+)
+def test_a_pipeline_passes_its_plan_on_to_the_model(pools: Pools, features: list[Feature]) -> None:
+    for places in pools(2).run(_reads_in_a_pipeline, *features):
+        assert places.count("step") == 4
+        assert set(places) == CHECKED_ON_CPU_ONLY | {"step"}

@@ -16,14 +16,14 @@ from unittest import mock
 
 import numpy as np
 import torch
+from commons.distributed.cutting import Cutting
+from commons.distributed.key_fetch import KeyFetch, PlacedPieces
+from commons.distributed.sample_facts import SampleFacts, loaded_samples
 
 from benchmarks.demo.training import ARMS, AS_LOADED, LEARNED_PIECES, parse_config
 from benchmarks.harness import Record, show_progress
 from commons.distributed import BatchShuffler, ShufflePlan
-from commons.distributed.cutting import Cutting
-from commons.distributed.key_fetch import KeyFetch, PlacedPieces
 from commons.distributed.placement import place
-from commons.distributed.sample_facts import SampleFacts, loaded_samples
 from commons.gin_values import from_gin
 from commons.perf_model import Cost
 from commons.sequence_batch import BaseBatch

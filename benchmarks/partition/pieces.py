@@ -6,14 +6,14 @@ import time
 from functools import partial
 
 import numpy as np
+from commons.distributed.cutting import Cutting
+from commons.distributed.loaded_samples import LoadedSamples
 
 from benchmarks.batches import make_hstu_batch
 from benchmarks.harness import Record, average, measure_cases, time_ms
 from benchmarks.markdown import pivot
 from benchmarks.partition.lengths import KUAIRAND, LOGNORMAL, LONG, PARETO_1_1, PARETO_1_6, Lengths
 from benchmarks.partition.placements import ROWS_PER_RANK, make_flops
-from commons.distributed.cutting import Cutting
-from commons.distributed.loaded_samples import LoadedSamples
 from commons.distributed.placement import place
 from commons.distributed.shuffle_plan import ShufflePlan
 from commons.distributed.shuffler_settings import ShufflerSettings

@@ -228,11 +228,10 @@ class BaseBatch(Pipelineable):
         return self.with_fields(fields, len(row_of) + len(padding), len(row_of))
 
     def with_pieces(self, pieces: Any) -> Self:
-        """Returns this batch with the places of its rows in their samples; the exchange calls it.
+        """Returns this batch with the places of its rows in their samples; whatever cut these calls it.
 
         Args:
-            pieces: `commons.distributed.key_fetch.PlacedPieces`, which the model finds in `pieces`; None
-                where all rows are whole samples.
+            pieces: what the model finds in `pieces`; None where all rows are whole samples.
         """
         made = copy.copy(self)
         made.pieces = pieces

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -11,7 +12,6 @@ from torch import nn
 from torchrec.sparse.jagged_tensor import JaggedTensor
 
 from commons.datasets import HSTUBatch
-from commons.features.sample_splitting import PlacedPieces
 from hstu.models.embedding_tables import EmbeddingTable, SmallTables, collection_groups, table_dims
 from hstu.models.hstu_config import HSTUConfig
 from hstu.modules.attention_backend import Attention, batch_attention
@@ -19,6 +19,9 @@ from hstu.modules.hstu_layer import HSTULayer
 from hstu.modules.piecewise_attention import PiecewiseAttention
 from hstu.modules.sequence_preprocessor import SequencePreprocessor
 from hstu.modules.sequence_structure import SequenceStructure
+
+if TYPE_CHECKING:
+    from commons.features.sample_splitting import PlacedPieces
 
 
 @dataclass(frozen=True)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
-from commons.features.sample_splitting import PlacedPieces
 from hstu.modules.attention_backend import batch_attention, piece_attention
 from hstu.modules.attention_mask import SampleMask
+
+if TYPE_CHECKING:
+    from commons.features.sample_splitting import PlacedPieces
 
 
 class PiecewiseAttention:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch.autograd.function import once_differentiable
 
-from commons.features.sample_splitting import PlacedPieces
 from commons.sequence_batch.packed_rows import to_device_together
 from sid_gr.modules.attention import JaggedCausalAttention, LastQueriesAttention, permuted
+
+if TYPE_CHECKING:
+    from commons.features.sample_splitting import PlacedPieces
 
 
 class PiecewiseCausalAttention:

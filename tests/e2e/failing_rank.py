@@ -26,7 +26,7 @@ from torch.distributed.checkpoint import FileSystemWriter
 
 from commons.datasets import HSTUBatch
 from commons.distributed import BatchShuffler, planner
-from commons.distributed.key_fetch import InFlight
+from commons.features.sample_splitting.key_fetch import InFlight
 from commons.gin_values import from_gin
 from commons.training import OptimizerArgs, TrainerArgs, TrainingTask, rank_process, run_rank, train
 from hstu.batch_shuffler import HSTUBatchShuffler
@@ -84,7 +84,7 @@ def fail() -> None:
 def prepare(failure: str) -> None:
     """Arranges a failure, unless the task's own check of its batches has to fail."""
     if failure == "placement":
-        strike_once(planner, "place_within", 3, run_out_of_memory)
+        strike_once(planner, "place", 3, run_out_of_memory)
     elif failure == "workloads":
         strike_once(HSTUBatchShuffler, "get_workloads", 3, fail)
     elif failure == "forward":

@@ -77,7 +77,7 @@ def test_micro_batches_train_the_same_and_long_samples_are_named(tmp_path, refer
     assert [step["loss"] for step in steps] == pytest.approx(reference, rel=1e-4)
     assert all(step["micro_batches"] >= 2 for step in steps)
     assert "micro-batches" in output
-    assert "above max_tokens_per_micro_batch=40: it gets a micro-batch of its own" in output
+    assert "above MicroBatches.max_tokens=40: it gets a micro-batch of its own" in output
 
 
 def test_cut_samples_train_and_evaluate_the_same(tmp_path):

@@ -8,7 +8,6 @@ import hstu.batch_shuffler  # noqa: F401  registers "hstu"
 from commons.distributed import BatchShufflerFactory, ShufflePlan
 from commons.perf_model import HSTUFlops
 from tests.hstu.hstu_samples import Sample, hstu_batch
-from tests.on_ranks import on_ranks
 
 
 def _plan(settings: dict) -> ShufflePlan:
@@ -17,12 +16,15 @@ def _plan(settings: dict) -> ShufflePlan:
     return BatchShufflerFactory.create("hstu", **settings).plan(hstu_batch(rows))
 
 
-@on_ranks(2)
-def test_heads_alone_place_samples_as_the_flops_of_a_layer_do():
-    by_heads, by_flops = _plan({"num_heads": 2, "head_dim": 4}), _plan({"flops": HSTUFlops(1, 8, 2, 4)})
-    assert by_heads.workloads.tolist() == by_flops.workloads.tolist()
-    assert all(map(np.array_equal, by_heads.partition, by_flops.partition))
-    assert by_heads.workloads.max() > 3 * by_heads.workloads.min()
+def _plans() -> tuple[ShufflePlan, ShufflePlan]:
+    return _plan({"num_heads": 2, "head_dim": 4}), _plan({"flops": HSTUFlops(1, 8, 2, 4)})
+
+
+def test_heads_alone_place_samples_as_the_flops_of_a_layer_do(pools):
+    for by_heads, by_flops in pools(2).run(_plans):
+        assert by_heads.rows.workloads.tolist() == by_flops.rows.workloads.tolist()
+        assert all(map(np.array_equal, by_heads.partition, by_flops.partition))
+        assert by_heads.rows.workloads.max() > 3 * by_heads.rows.workloads.min()
 
 
 def test_a_config_of_recsys_examples_makes_a_shuffler(caplog):
@@ -53,5 +55,6 @@ def test_too_little_or_too_much_is_refused_with_what_was_expected(settings):
 def test_samples_of_a_feature_belong_together():
     users = [5, 3, 5]
     batch = hstu_batch([Sample([user], [], [2], [3], 0, [3]) for user in users])
-    shuffler = BatchShufflerFactory.create("hstu", num_heads=1, head_dim=8, group_feature="user")
-    assert shuffler.get_groups(batch).tolist() == users
+    groups = pytest.importorskip("commons.features.sample_groups").SampleGroups("user")
+    BatchShufflerFactory.create("hstu", num_heads=1, head_dim=8, features=[groups])
+    assert groups.columns(batch)["groups"].tolist() == users

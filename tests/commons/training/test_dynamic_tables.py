@@ -6,7 +6,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from commons.distributed import BatchShufflerFactory
+from commons.distributed import BatchShufflerFactory, Feature
+from commons.features.micro_batches import MicroBatches
+from commons.features.verification import Verification
 from commons.pipeline import TrainPipelineFactory
 from commons.training import OptimizerArgs, shard_model
 from commons.training.host_copies import HostCopies
@@ -14,11 +16,11 @@ from commons.unbounded_ids import ShardedUnboundedEmbeddingCollection
 from tests.commons.training.small_task import CPU, FLOPS, small_dataset
 from tests.hstu.hstu_samples import VOCABULARY, ranking_model
 
-SHUFFLER = {"type": "hstu", "flops": FLOPS, "verify": True}
+SHUFFLER = {"type": "hstu", "flops": FLOPS}
 
 
 def _steps(
-    eviction: str, pipeline_name: str, config: dict
+    eviction: str, pipeline_name: str, config: dict, *features: Feature
 ) -> tuple[list[float], list[torch.Tensor], list[int]]:
     """Losses of a few steps, which row each id has after them, and the rows that a rank has ids in."""
     model, optimizer = shard_model(ranking_model(eviction=eviction), OptimizerArgs("sgd", 0.1), CPU)
@@ -27,7 +29,7 @@ def _steps(
         model=model,
         optimizer=optimizer,
         device=CPU,
-        batch_shuffler=BatchShufflerFactory.create_from_config(config),
+        batch_shuffler=BatchShufflerFactory.create_from_config({**config, "features": features}),
         loss_reduction="sum",
     )
     losses, batches = [], iter(small_dataset(60, unbounded_ids=True))
@@ -55,16 +57,18 @@ def _held(model: torch.nn.Module) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize(
-    ("eviction", "pipeline_name", "config"),
+    ("eviction", "pipeline_name", "config", "features"),
     [
-        ("lru", "native", SHUFFLER),
-        ("lfu", "none", {**SHUFFLER, "max_tokens_per_micro_batch": 30}),
-        ("lfu", "native", {"type": "identity", "max_tokens_per_micro_batch": 30}),
+        ("lru", "native", SHUFFLER, [Verification()]),
+        ("lfu", "none", SHUFFLER, [Verification(), MicroBatches(30)]),
+        ("lfu", "native", {"type": "identity"}, [MicroBatches(30)]),
     ],
 )
-def test_rows_and_losses_do_not_depend_on_where_a_sample_is_computed(pools, eviction, pipeline_name, config):
+def test_rows_and_losses_do_not_depend_on_where_a_sample_is_computed(
+    pools, eviction, pipeline_name, config, features
+):
     plain = pools(2).run(_steps, eviction, "none", {"type": "identity"})
-    other = pools(2).run(_steps, eviction, pipeline_name, config)
+    other = pools(2).run(_steps, eviction, pipeline_name, config, *features)
     for one, two in zip(plain, other, strict=True):
         assert one[0] == pytest.approx(two[0], rel=1e-5)
         assert len(one[1]) == 6

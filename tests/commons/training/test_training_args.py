@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 
 import pytest
 import torch
 
+from commons.distributed import BatchShuffler, BatchShufflerFactory
+from commons.features.learned_costs.learned_costs import SPEED_LIMIT
+from commons.features.micro_batches.divided_batch import COLUMN, COUNT
 from commons.perf_model import Cost
 from commons.training import OptimizerArgs, TensorModelParallelArgs, TrainerArgs, TrainingTask
 from tests.commons.training.small_task import small_task
 from tests.hstu.hstu_samples import Sample, hstu_batch
+
+LEARNS = {"balance_cost": "learned"}
 
 
 @pytest.mark.parametrize(
@@ -27,14 +33,29 @@ from tests.hstu.hstu_samples import Sample, hstu_batch
         ({"balance_partitioner": "a"}, r"balance_partitioner = 'a'; there are \['karmarkar_karp'"),
         ({"balance_tolerance": -0.1}, "balance_tolerance = -0.1: expected a finite number of at least 0"),
         ({"balance_max_tokens": 0}, "balance_max_tokens = 0: expected an integer of at least 1"),
-        ({"balance_window": 2}, r"balance_window = 2: each step .*\(TrainerArgs.balance_split = True\)"),
+        ({"balance_window": 2}, r"balance_window = 2: each step .*\(SplitSamples\)"),
         ({"balance_window_max_step_ratio": 1.5}, "balance_window_max_step_ratio = 1.5: each step"),
         ({"max_tokens_per_micro_batch": 0}, "max_tokens_per_micro_batch = 0: expected an integer of at"),
         ({"balance_speed_limit": 1.5}, "balance_speed_limit = 1.5: expected its default without balance_c"),
+        ({**LEARNS, "balance_speed_limit": 50.0}, "balance_speed_limit = 50.0: expected 1 to 30"),
+        ({"balance_moves_per_copy": -1.0}, "balance_moves_per_copy = -1.0: expected a finite number"),
+        (
+            {"balance_group_feature": "user", "balance_partitioner": "refined"},
+            "balance_group_feature = 'user': TrainerArgs.balance_partitioner = 'refined' has no argument gr",
+        ),
+        (
+            {"balance_moves_per_copy": 8.0, "balance_partitioner": "refined"},
+            "balance_moves_per_copy = 8.0 has no effect on TrainerArgs.balance_partitioner = 'refined'",
+        ),
+        ({"balance_split": True}, "balance_equal_rows = True with SplitSamples: a piece takes a row"),
+        (
+            {"balance_split": True, "balance_equal_rows": False, "max_tokens_per_micro_batch": 8},
+            "max_tokens_per_micro_batch = 8, TrainerArgs.balance_split = True: sample_splitting excludes",
+        ),
     ],
 )
 def test_a_bad_setting_is_named(settings, message):
-    with pytest.raises(ValueError, match=f"^TrainerArgs.{message}"):
+    with pytest.raises(ValueError, match=f"^(unknown )?TrainerArgs.{message}"):
         TrainerArgs(**{"train_batch_size": 1, **settings})
 
 
@@ -75,7 +96,10 @@ def _tokens_in_micro_batches(**settings) -> list[list[int]]:
     assert args.settings_without_effect() == []
     rows = [Sample([], [], [1] * items, [1] * items, 0, [1] * items) for items in (3, 9, 4, 9, 8, 1, 5)]
     plan = small_task().make_shuffler(args).plan(hstu_batch(rows))
-    return [plan.tokens[numbers].tolist() for numbers in plan.micro_batches_on(0)]
+    division = plan.rows.columns.get(COLUMN)
+    if division is None:
+        return []
+    return [plan.rows.tokens[division == number].tolist() for number in range(plan.step[COUNT])]
 
 
 @pytest.mark.parametrize(
@@ -115,3 +139,67 @@ def test_costs_that_a_run_has_learned_have_a_file(tmp_path):
     assert args.cost_file() == learned
     assert replace(args, balance_cost=str(learned), log_dir="elsewhere").cost_file() == learned
     assert replace(args, balance_cost="flops").cost_file() is None
+
+
+def test_defaults_are_those_of_the_features():
+    assert TrainerArgs.balance_speed_limit == SPEED_LIMIT
+
+
+class _Grouped(BatchShuffler):
+    def get_workloads(self, batch):
+        return batch.num_tokens()
+
+    def get_groups(self, batch):
+        return torch.arange(batch.batch_size)
+
+
+def _shuffler(**settings) -> BatchShuffler:
+    BatchShufflerFactory.register("grouped", _Grouped)
+    args = TrainerArgs(train_batch_size=1, enable_balanced_shuffler=True, **settings)
+    try:
+        return small_task().make_shuffler(args)
+    finally:
+        BatchShufflerFactory.unregister("grouped")
+
+
+def test_the_shufflers_own_groups_are_heeded():
+    (groups,) = _shuffler(batch_shuffler="grouped", balance_moves_per_copy=8.0).features
+    assert (groups.name, groups.moves_per_copy) == ("sample_groups", 8.0)
+    assert _shuffler().features == ()
+
+
+def _ignored_groups() -> int:
+    return len(_shuffler(batch_shuffler="grouped", balance_partitioner="refined").features)
+
+
+def test_partitioners_that_take_no_groups_ignore_the_shufflers_own(pools):
+    assert pools(2).run(_ignored_groups) == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {},
+            "balance_group_feature = None, TrainerArgs.balance_moves_per_copy = 8.0\\) does not know the gr",
+        ),
+        (
+            {"batch_shuffler": "grouped", "balance_group_feature": "user"},
+            "TrainerArgs.balance_group_feature = 'user' has no effect, because _Grouped.get_groups returns",
+        ),
+    ],
+)
+def test_groups_without_effect_are_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        _shuffler(balance_moves_per_copy=8.0, **settings)
+
+
+def test_a_feature_that_is_not_installed_is_named(monkeypatch):
+    for name in [name for name in sys.modules if name.startswith("commons.features.sample_splitting")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "commons.features.sample_splitting", None)
+    settings = {"balance_split": True, "balance_equal_rows": False}
+    message = "^TrainerArgs.balance_split = True needs commons.features.sample_splitting, which is not inst"
+    with pytest.raises(ModuleNotFoundError, match=message):
+        TrainerArgs(train_batch_size=1, **settings)
+    assert TrainerArgs(train_batch_size=1, max_tokens_per_micro_batch=9).max_tokens_per_micro_batch == 9

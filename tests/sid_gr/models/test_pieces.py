@@ -11,12 +11,11 @@ import torch
 import torch.distributed as dist
 
 from commons.datasets import SIDBatch
-from commons.distributed import BatchShuffler, BatchShufflerFactory, ShufflePlan
+from commons.distributed import BatchShufflerFactory, ShufflePlan
 from commons.perf_model import TransformerConfig, transformer_flops
 from sid_gr.batch_shuffler import SIDGRBatchShuffler
 from tests.commons.distributed.counted_collectives import recorded_synchronizations
-from tests.commons.features.sample_splitting.drawn_cuts import drawn_cuts
-from tests.on_ranks import on_ranks
+from tests.commons.features.sample_splitting.drawn_cuts import DrawnCuts, GivenCuts
 from tests.sid_gr.sid_samples import CONTEXTUAL_VOCABULARY, ITEM_CODES, Sample, sid_batch, sid_gr_model
 
 ROWS = 4
@@ -50,8 +49,8 @@ def _samples(seed: int, count: int) -> list[Sample]:
 def _kinds(plan: ShufflePlan, samples: list[Sample]) -> set[str]:
     """Returns which of `KINDS` the plan's pieces are, and the kinds of ranks that it has."""
     kinds, seen = set(), set()
-    sample_of = plan.sample_of
-    for sample, rank, piece in zip(sample_of.tolist(), plan.destination.tolist(), plan.pieces, strict=True):
+    of_rows = plan.rows.sample_of.tolist(), plan.destination.tolist(), plan.rows.columns["pieces"]
+    for sample, rank, piece in zip(*of_rows, strict=True):
         first, last, history = piece["first_item"], piece["last_item"], len(samples[sample].history)
         if last - first == piece["num_items"]:
             continue
@@ -84,13 +83,13 @@ def _check_draws(num_real: tuple[int, ...]) -> set[str]:
     """Compares with one process; returns the kinds of pieces and ranks that were met."""
     of_ranks = [_samples(rank, count) for rank, count in enumerate(num_real)]
     samples, rank = [sample for of_rank in of_ranks for sample in of_rank], dist.get_rank()
-    shuffler = BatchShufflerFactory.create("sid_gr", flops=FLOPS, split=True, equal_rows=False)
+    cuts = DrawnCuts(0)
+    shuffler = BatchShufflerFactory.create("sid_gr", flops=FLOPS, features=[cuts], equal_rows=False)
     batch, whole = sid_batch(of_ranks[rank], ROWS), sid_batch(samples)
     model, half = sid_gr_model(), sid_gr_model(dtype=torch.bfloat16)
     expected, retrieved = _gradients(model, whole), _retrieved(model, whole)
     kinds = set()
-    for seed in SEEDS:
-        shuffler.planner.cuts = partial(drawn_cuts, seed=seed)
+    for cuts.seed in SEEDS:
         plan = shuffler.plan(batch)
         mine = shuffler.exchange(batch, plan)
         assert mine.to(torch.device("cpu")).pieces is mine.pieces
@@ -114,9 +113,9 @@ def _check_retrieval(
     got: list[torch.Tensor], whole: list[torch.Tensor], plan: ShufflePlan, rank: int
 ) -> None:
     """Checks that every sample has one row, on the rank where it ends."""
-    sample_of = plan.sample_of
-    ends = plan.pieces["last_item"] == plan.pieces["num_items"]
-    mine = sample_of[ends & (plan.destination == rank)]
+    pieces = plan.rows.columns["pieces"]
+    ends = pieces["last_item"] == pieces["num_items"]
+    mine = plan.rows.sample_of[ends & (plan.destination == rank)]
     loss, items, scores, targets = got
     dist.all_reduce(loss)
     torch.testing.assert_close(loss, whole[0])
@@ -137,11 +136,10 @@ class _OtherTokens(SIDGRBatchShuffler):
         return torch.where(tokens < tokens.max(), 2 * tokens, tokens)
 
 
-@on_ranks(2)
-def test_what_pieces_do_not_allow_is_refused():
-    shuffler: BatchShuffler = _OtherTokens(FLOPS, split=True, equal_rows=False)
+def _refusals() -> list[str]:
     # The sample that is cut is counted right, or planning would refuse it.
-    shuffler.planner.cuts = lambda *_: (np.array([0]), np.array([2]), np.array([0, 1, 0, 1, 1]))
+    cuts = GivenCuts(lambda *_: (np.array([0]), np.array([2]), np.array([0, 1, 0, 1, 1])))
+    shuffler = _OtherTokens(FLOPS, features=[cuts], equal_rows=False)
     batch = sid_batch([Sample([1, 2], [3], []), Sample([1], [2], [])])
     mine = shuffler.shuffle(batch)
     messages = []
@@ -149,7 +147,11 @@ def test_what_pieces_do_not_allow_is_refused():
         with pytest.raises(ValueError) as error:
             refused(mine)
         messages.append(str(error.value))
-    of_model, of_batch = messages
-    assert "and the plan that cut samples counts" in of_model
-    assert of_model.endswith("let the shuffler's get_tokens return SIDBatch.num_tokens()")
-    assert of_batch.endswith("select rows before the exchange")
+    return messages
+
+
+def test_what_pieces_do_not_allow_is_refused(pools):
+    for of_model, of_batch in pools(2).run(_refusals):
+        assert "and the plan that cut samples counts" in of_model
+        assert of_model.endswith("let the shuffler's get_tokens return SIDBatch.num_tokens()")
+        assert of_batch.endswith("select rows before the exchange")

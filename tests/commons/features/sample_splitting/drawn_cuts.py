@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from commons.distributed.feature import Place
@@ -11,22 +13,37 @@ from commons.distributed.shuffle_plan import ShufflePlan
 from commons.features.sample_splitting import SplitSamples
 from commons.features.sample_splitting.cutting import Cutting
 
+# Of samples as loaded: for each cut the sample and the items before it, and for each row the rank.
+Cuts = Callable[[RowTable, Cutting], tuple[np.ndarray, np.ndarray, np.ndarray]]
 
-class DrawnCuts(SplitSamples):
-    """Cuts anywhere, and puts the pieces anywhere.
 
-    Args:
-        seed: to draw from; plans of one seed cut alike.
-    """
+class GivenCuts(SplitSamples):
+    """Cuts and places samples as a function says, which may be exchanged between plans."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, cuts: Cuts) -> None:
         super().__init__()
-        self.seed = seed
+        self.cuts = cuts
 
     def place(self, rows: RowTable, place: Place) -> ShufflePlan:
         cutting = self._make_cutting(rows.cost)
-        numbers, items, ranks = drawn_cuts(rows, cutting, self.seed)
+        numbers, items, ranks = self.cuts(rows, cutting)
         return make_plan(cutting.cut(rows, numbers, items) if len(numbers) else rows, ranks)
+
+
+class DrawnCuts(GivenCuts):
+    """Cuts anywhere and places each row on any rank, by a seed which may be changed between plans."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(self._draw)
+        self.seed = seed
+
+    def _draw(self, samples: RowTable, cutting: Cutting) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        return drawn_cuts(samples, cutting, self.seed)
+
+
+def is_cut(plan: ShufflePlan) -> bool:
+    """Whether the step has a piece of a sample."""
+    return not plan.rows.starts_sample.all()
 
 
 def drawn_cuts(samples: RowTable, cutting: Cutting, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
