@@ -217,12 +217,13 @@ def warm_up(settings: ShufflerSettings, features: Sequence[Feature] = ()) -> Non
     Shows that it runs if it takes long. What only other settings reach is left out.
     """
     with shown_if_slow("compiling the partition functions, once per machine and version"):
-        _compile(settings)
+        compile_placement(settings)
         for feature in features:
             feature.warm_up()
 
 
-def _compile(settings: ShufflerSettings) -> None:
+def compile_placement(settings: ShufflerSettings) -> None:
+    """Compiles, or loads from numba's cache, what placing calls without features."""
     # Rows have to be made equal, and then no single swap reaches the target: rebalancing needs every search.
     work, home = np.array([2, 5, 7, 2, 5, 1, 5]), np.array([1, 0, 0, 1, 0, 0, 0])
     ones, each = np.ones(2, dtype=np.int64), np.ones((2, 1), dtype=np.int64)
