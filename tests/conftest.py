@@ -8,8 +8,7 @@ import pytest
 import torch
 from hypothesis import settings
 
-from commons.distributed.placement import warm_up
-from commons.distributed.shuffler_settings import ShufflerSettings
+from tests.compile_kernels import compile_kernels
 from tests.process_pool import DEVICE_TYPE, ProcessPool
 
 settings.register_profile("no deadlines", deadline=None)  # machines are shared
@@ -25,8 +24,7 @@ def _compiled() -> None:
     """Compiles the kernels in one xdist worker, so that all other processes find them in the cache."""
     with open(__file__) as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        warm_up(ShufflerSettings(max_tokens_per_micro_batch=1), has_groups=True)
-        warm_up(ShufflerSettings(equal_rows=False, split=True))
+        compile_kernels()
 
 
 @pytest.fixture(scope="session")

@@ -4,7 +4,9 @@ Neither hstu nor sid_gr: a configuration may name only those of the package that
 imported here and not used, because its threads would not survive a fork; they start at its first use.
 """
 
+import contextlib
 import gc
+import importlib
 import logging
 import warnings
 
@@ -16,13 +18,14 @@ import pytest  # noqa: E402, F401
 import torch.distributed.run  # noqa: E402
 import torch.utils.tensorboard  # noqa: E402, F401
 
-import commons.datasets  # noqa: E402
-import commons.pipeline  # noqa: E402
-import commons.training  # noqa: E402, F401
-from commons.distributed.placement import warm_up  # noqa: E402
-from commons.distributed.shuffler_settings import ShufflerSettings  # noqa: E402
+import commons.pipeline  # noqa: E402, F401
 
-warm_up(ShufflerSettings(max_tokens_per_micro_batch=1), has_groups=True)
-warm_up(ShufflerSettings(equal_rows=False, split=True))
+for package in ("commons.datasets", "commons.training"):
+    with contextlib.suppress(ModuleNotFoundError):  # a copy of the core alone has neither
+        importlib.import_module(package)
+
+from tests.compile_kernels import compile_kernels  # noqa: E402
+
+compile_kernels()
 gc.collect()
 gc.freeze()  # a collection would write to every object, and with that copy the pages that forks share

@@ -113,10 +113,10 @@ def count_rows(
     for whose, count in counters.items():
         check = check_counts if counts else check_work  # workloads come first
         counts.append(check(_call(count, shown, whose), num_rows, num_real, whose))
-    work, tokens, loss_tokens = (of_rows[:num_real].numpy() for of_rows in counts)
+    work, tokens, loss_tokens = (row_values[:num_real].numpy() for row_values in counts)
     row_counts = batch.view(shown).row_counts()
     elements = row_elements(key_lengths(fields, schema, num_rows), schema)[:num_real].numpy()
-    of_features = {name: column[:num_real].numpy() for name, column in columns(shown).items()}
+    feature_columns = {name: column[:num_real].numpy() for name, column in columns(shown).items()}
     table = RowTable(
         batch_sizes=np.array([num_rows]),
         num_loaded=np.array([num_real]),
@@ -127,9 +127,9 @@ def count_rows(
         sample_bytes=tokens,
         row_counts=_check_row_counts(row_counts, num_rows, num_real, type(batch.batch).__name__),
         work=work,
-        columns=of_features,
+        columns=feature_columns,
     )
-    return table, RowFormat(schema, work.shape[1], tuple(row_counts), tuple(of_features))
+    return table, RowFormat(schema, work.shape[1], tuple(row_counts), tuple(feature_columns))
 
 
 def _check_detached(fields: Mapping[str, FieldValue]) -> None:
@@ -201,10 +201,10 @@ def check_counts(returned: Any, num_rows: int, num_real: int, whose: str) -> tor
             "int64, as in tokens.long() ** 2"
         )
     if values.shape != (num_rows,):
-        of_keys = values.dim() == 1 and num_rows and len(values) % num_rows == 0
+        has_all_keys = values.dim() == 1 and num_rows and len(values) % num_rows == 0
         raise ValueError(
             f"{whose} returned shape {tuple(values.shape)}, expected one number per row: ({num_rows},)"
-            + ("; lengths() of a KeyedJaggedTensor has all keys, one after the other" if of_keys else "")
+            + ("; lengths() of a KeyedJaggedTensor has all keys, one after the other" if has_all_keys else "")
         )
     real = values[:num_real]
     whole = torch.ones_like(real, dtype=torch.bool)

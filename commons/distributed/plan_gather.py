@@ -199,9 +199,9 @@ def _columns(row_format: RowFormat) -> tuple[Any, ...]:
 
 def _check_same_settings(settings: Sequence[Mapping[str, str]]) -> None:
     first = settings[0]
-    for rank, of_rank in enumerate(settings):
-        for name in sorted(first.keys() | of_rank.keys()):
-            here, there = first.get(name, "absent"), of_rank.get(name, "absent")
+    for rank, rank_settings in enumerate(settings):
+        for name in sorted(first.keys() | rank_settings.keys()):
+            here, there = first.get(name, "absent"), rank_settings.get(name, "absent")
             if here != there:
                 raise ValueError(
                     f"rank {rank}'s shuffler has {name}={there}, that of rank 0 {here}; all ranks need the "

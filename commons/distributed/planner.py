@@ -57,10 +57,10 @@ class Planner:
         self._gather = PlanGather(
             ranks.channel(), _describe_settings(shuffler), shuffler.view, self._features
         )
-        of_set = [feature for feature in self._features if feature.places_each_set]
-        of_all = [feature for feature in self._features if not feature.places_each_set]
-        self._place_set = chain(of_set, "place", self._place_whole)
-        self._place = chain(of_all, "place", self._place_sets)
+        set_features = [feature for feature in self._features if feature.places_each_set]
+        job_features = [feature for feature in self._features if not feature.places_each_set]
+        self._place_set = chain(set_features, "place", self._place_whole)
+        self._place = chain(job_features, "place", self._place_sets)
         self._batch_type: type | None = None
         self._reserved_by: int | None = None
         self.posted = np.zeros(ranks.num_ranks, dtype=np.int64)

@@ -280,8 +280,8 @@ def as_field(value: Any) -> FieldValue:
                 "holes, to be placed row by row"
             )
         field = JaggedTensor(values=nested.values(), lengths=nested.offsets().diff())
-    of_parts = (field,) if isinstance(field, torch.Tensor) else (field.values(), field.weights_or_none())
-    for part in of_parts:
+    part_tensors = (field,) if isinstance(field, torch.Tensor) else (field.values(), field.weights_or_none())
+    for part in part_tensors:
         if part is not None:
             _check_tensor(part)
     return field

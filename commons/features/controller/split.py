@@ -219,8 +219,8 @@ def _numbered_groups(groups: Any, num_rows: int, num_real: int) -> np.ndarray:
 
 def _partition_of_groups(costs: np.ndarray, num_chunks: int, group_of: np.ndarray) -> list[np.ndarray]:
     """For each chunk the ascending indices of its samples; `costs` and `group_of` `[samples]`."""
-    sizes, of_groups = np.bincount(group_of), np.bincount(group_of, costs)
-    groups_of_chunks = refined(of_groups, num_chunks, equal_size=len(np.unique(sizes)) <= 1)
+    sizes, group_costs = np.bincount(group_of), np.bincount(group_of, costs)
+    groups_of_chunks = refined(group_costs, num_chunks, equal_size=len(np.unique(sizes)) <= 1)
     chunk_of_group = np.empty(len(sizes), dtype=np.int64)
     for chunk, members in enumerate(groups_of_chunks):
         chunk_of_group[members] = chunk

@@ -72,8 +72,8 @@ def join_values(shuffler: BatchShuffler, values: Sequence[Any], plan: ShufflePla
             "those of each"
         )
     sources = []
-    for number, (of_one, rows) in enumerate(zip(values, rows_of_each, strict=True)):
-        view = shuffler.view(of_one)
+    for number, (part_values, rows) in enumerate(zip(values, rows_of_each, strict=True)):
+        view = shuffler.view(part_values)
         found = view.num_rows
         if found not in (len(rows), max(len(rows), 1)):
             raise ValueError(f"got {found} rows of micro-batch {number}, which has {len(rows)} samples")

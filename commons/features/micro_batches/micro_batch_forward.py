@@ -75,7 +75,7 @@ def run_micro_batches(
     rank = shuffler.group.rank
     own = plan.rows.loss_tokens[plan.computed_by(rank)]
     samples = rows_of_micro_batches(plan, rank)
-    loss_tokens = [int(own[of_one].sum()) for of_one in samples]
+    loss_tokens = [int(own[part_rows].sum()) for part_rows in samples]
     trains = model.training and torch.is_grad_enabled()
     replicated = _replicated(model) if trains else []
     dense = _DenseGradients(model if trains else None)
@@ -232,9 +232,9 @@ class _Found:
         jagged = [tensor for tensor in self.tensors if isinstance(tensor, _Jagged)]
         if jagged:  # their elements in each micro-batch, in one transfer from the device
             lengths = torch.stack([tensor.lengths for tensor in jagged])
-            totals = torch.stack([lengths[:, of_one].sum(1) for of_one in rows], 1).tolist()
-            for tensor, of_tensor in zip(jagged, totals, strict=True):
-                tensor.totals = of_tensor
+            totals = torch.stack([lengths[:, part_rows].sum(1) for part_rows in rows], 1).tolist()
+            for tensor, part_totals in zip(jagged, totals, strict=True):
+                tensor.totals = part_totals
 
     def part(self, number: int) -> Any:
         """Returns the result for a micro-batch."""
@@ -392,9 +392,9 @@ class _BackwardOfTables(torch.autograd.Function):
         return loss.clone()
 
     @staticmethod
-    def backward(ctx: Any, of_loss: torch.Tensor) -> tuple[Any, ...]:
-        ctx.dense.multiply(of_loss)
-        return None, None, None, *(gradient.mul_(of_loss) for gradient in ctx.gradients)
+    def backward(ctx: Any, loss_gradient: torch.Tensor) -> tuple[Any, ...]:
+        ctx.dense.multiply(loss_gradient)
+        return None, None, None, *(gradient.mul_(loss_gradient) for gradient in ctx.gradients)
 
 
 def _padded(rows: torch.Tensor) -> torch.Tensor:

@@ -136,7 +136,7 @@ def divide(plan: ShufflePlan, max_tokens: int) -> ShufflePlan:
     rows = plan.rows
     by_rank = divide_into_micro_batches(rows.workloads, rows.tokens, plan.partition, max_tokens)
     count = len(by_rank[0])
-    parts = [part for of_rank in by_rank for part in of_rank]
+    parts = [part for rank_parts in by_rank for part in rank_parts]
     micro_batch = number_of_part(parts, len(rows.workloads)) % count
     columns = {**rows.columns, COLUMN: micro_batch}
     return replace(plan, rows=replace(rows, columns=columns), step={**plan.step, COUNT: count})

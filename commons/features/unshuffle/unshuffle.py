@@ -86,8 +86,8 @@ class Unshuffle(Feature):
 
         def move(sent: PackedRows, elements: np.ndarray, elements_to_come: np.ndarray) -> PackedRows:
             ends = (
-                RouteEnd.of(ranks, of_each, sent.schema.row_bytes(of_each), rank, group.num_ranks)
-                for ranks, of_each in ((to, elements), (come_from, elements_to_come))
+                RouteEnd.of(ranks, elements_of, sent.schema.row_bytes(elements_of), rank, group.num_ranks)
+                for ranks, elements_of in ((to, elements), (come_from, elements_to_come))
             )
             return transfer(sent, Route(*ends), rank, carrier)
 

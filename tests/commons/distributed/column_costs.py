@@ -54,12 +54,12 @@ def planned_by_calibrated_cost(cost: Cost, settings: dict[str, Any]) -> list[Shu
     shuffler = FlopsShuffler(cost=cost, equal_rows=False, **settings)
     plans = _plans(shuffler)
     for plan in plans:
-        whole = np.flatnonzero(plan.starts_sample)
+        whole = np.flatnonzero(plan.rows.starts_sample)
         of_samples = {name: np.add.reduceat(getattr(plan, name), whole) for name in ("work", "tokens")}
         expected = cost.of(1, of_samples["tokens"], of_samples["work"])
-        np.testing.assert_array_equal(np.add.reduceat(plan.workloads, whole), expected)
-        counted = cost.of(plan.starts_sample, plan.tokens, plan.work)
-        np.testing.assert_allclose(plan.workloads, counted, atol=1)  # differences of rounded costs
+        np.testing.assert_array_equal(np.add.reduceat(plan.rows.workloads, whole), expected)
+        counted = cost.of(plan.rows.starts_sample, plan.rows.tokens, plan.rows.work)
+        np.testing.assert_allclose(plan.rows.workloads, counted, atol=1)  # differences of rounded costs
         np.testing.assert_allclose(cost.step_seconds(plan.counts), plan.predicted_seconds, rtol=1e-6)
         assert BalanceReport.of(plan, False, unit=shuffler.unit).unit == "predicted ns"
     return plans

@@ -15,8 +15,8 @@ from numba.core.dispatcher import Dispatcher
 PROGRAM = """
 import json, sys
 import numpy as np
-from commons.distributed.loaded_samples import LoadedSamples
-from commons.distributed.placement import divide, place, warm_up
+from commons.distributed.row_table import RowTable
+from commons.distributed.placement import Partitioning, place, warm_up
 from commons.distributed.shuffler_settings import ShufflerSettings
 from tests.commons.distributed.compiled_kernels import compiled
 
@@ -29,7 +29,7 @@ for num_loaded in ([8] * 8, [40, 0, 3], [9, 8, 8], [600, 0, 0, 0, 0]):
         tokens = rng.lognormal(3, spread, rows.sum()).clip(1, 99).astype(np.int64)
         each = tokens[:, None]
         groups = GROUPS
-        samples = LoadedSamples(rows, rows, tokens**2, tokens, tokens, each, tokens, each, groups=groups)
+        samples = RowTable(rows, rows, tokens**2, tokens, tokens, each, tokens, each, groups=groups)
         for speeds in (None, 1 + rng.random(len(rows))):
             plan = place(samples, settings, 2, speeds=speeds)
             THEN

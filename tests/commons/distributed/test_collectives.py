@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 
 from commons.distributed.exchange import EXCHANGES
-from commons.distributed.loaded_samples import LoadedSamples
-from commons.distributed.placement import place
+from commons.distributed.placement import Partitioning, place
+from commons.distributed.row_table import RowTable
 from commons.distributed.shuffler_settings import ShufflerSettings
 from tests.commons.distributed.counted_collectives import no_synchronization, recorded_collectives
 from tests.commons.distributed.loaded_batches import (
@@ -63,7 +63,7 @@ def _collectives_of_a_step(exchange: str) -> list[str]:
     shuffler = DictShuffler(exchange=exchange)
     shuffler.shuffle(many_fields(0))  # agrees on the fields, and fills the caches that depend on them
     names = {id(shuffler.planner._channel): "planning"}
-    names[id(shuffler.group.exchange_group(torch.device("cpu")))] = "exchange"
+    names[id(shuffler.group.group_for("exchange", torch.device("cpu")))] = "exchange"
     batch = many_fields(1)
     with recorded_collectives() as calls:
         plan = shuffler.plan(batch)
@@ -146,8 +146,8 @@ def test_all_to_all_sends_at_most_a_hundredth_of_an_all_gather_at_64_ranks_of_mo
         elements = np.stack([tokens, lengths], 1)  # user, items and actions; labels
         size = 8 * elements.sum(1) + 4 * 4  # int64 values, and the lengths of four keys
         each = np.full(ranks, rows)
-        loaded = LoadedSamples(each, each, workloads, tokens, lengths, elements, size, elements)
-        plan = place(loaded, ShufflerSettings("rebalance"))
+        loaded = RowTable(each, each, workloads, tokens, lengths, elements, size, elements)
+        plan = place(loaded, Partitioning(ShufflerSettings("rebalance")))
         sent += [EXCHANGES["all_to_all"].traffic(plan, rank).sent for rank in range(ranks)]
         received += [EXCHANGES["all_gather"].traffic(plan, rank).received for rank in range(ranks)]
     assert 0 < np.mean(sent) <= np.mean(received) / 100

@@ -32,7 +32,7 @@ def _exchange_both_ways(case):
     check_identical(*moved)
     assert not any(tensor.data_ptr() % 16 for batch in moved for tensor in tensors_of(batch))
     rank = dist.get_rank()
-    assert (moved[0].batch_size, moved[0].num_samples) == (plan.rows[rank], plan.num_placed[rank])
+    assert (moved[0].batch_size, moved[0].num_samples) == (plan.num_rows[rank], plan.num_placed[rank])
     for name, field in moved[0].per_sample_fields().items():
         # Padding rows are empty, or zero.
         padding = (

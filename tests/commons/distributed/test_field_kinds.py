@@ -14,7 +14,6 @@ from tensordict import MemoryMappedTensor
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
 from commons.sequence_batch import BaseBatch
-from commons.sequence_batch.sample_rows import SampleRows
 from tests.commons.distributed.errors_and_warnings import error_of
 from tests.commons.distributed.shufflers import FieldShuffler
 from tests.commons.sequence_batch.drawn_fields import bytes_of_rows
@@ -41,7 +40,7 @@ class HeavyOnRank1(FieldShuffler):
     shared_fields: tuple[str, ...] = ()
 
     def get_workloads(self, batch):
-        rows, _ = self.sample_rows.batch_rows(batch)
+        rows = self.view(batch).num_rows
         return torch.full((rows,), 1 + 9 * dist.get_rank())
 
 
@@ -79,7 +78,6 @@ def _moved(name: str, as_dict: bool) -> tuple[list[Any], list[Any]] | str:
         plan = shuffler.plan(batch)
         return shuffler.exchange(shuffler.padding_batch() if batch is None else batch, plan)
 
-    rows = SampleRows(shuffler.shared_fields)
     try:
         batch = _batch_of(getattr(torch, name), as_dict)
         shared = batch["shared"] if as_dict else batch.shared
@@ -88,9 +86,8 @@ def _moved(name: str, as_dict: bool) -> tuple[list[Any], list[Any]] | str:
         assert (moved["shared"] if as_dict else moved.shared) is shared
     except Exception as error:
         return f"{type(error).__name__}: {error}"
-    return bytes_of_rows(rows.per_sample_fields(batch), ROWS), bytes_of_rows(
-        rows.per_sample_fields(moved), ROWS
-    )
+    before, after = shuffler.view(batch).fields, shuffler.view(moved).fields
+    return bytes_of_rows(before, ROWS), bytes_of_rows(after, ROWS)
 
 
 def _all_moved(as_dict: bool) -> dict[str, Any]:

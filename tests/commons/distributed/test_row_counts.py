@@ -22,7 +22,7 @@ def _differences(settings: dict) -> tuple[int, list[str]]:
     for _ in range(4):
         loaded = draw_histories(rng, 4)
         plan = shuffler.plan(loaded)
-        moved += int((plan.home != plan.destination).sum())
+        moved += int((plan.rows.home != plan.destination).sum())
         wrong += wrong_counts_on_host(shuffler.exchange(loaded, plan))
     return moved, wrong
 

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from tensordict import TensorDict
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
-from commons.distributed.batch_shuffler import IdentityShuffler
+from commons.distributed import IdentityShuffler
 from commons.perf_model import HSTUFlops
 from commons.sequence_batch import BaseBatch, containers
 from tests.commons.distributed.errors_and_warnings import error_of, warnings_of
@@ -78,7 +78,7 @@ class Tokens(Costing):
 
 def _tokens():
     plan = Tokens(squared).plan(_long_histories())
-    return plan.tokens.tolist(), plan.loss_tokens.tolist()
+    return plan.rows.tokens.tolist(), plan.rows.loss_tokens.tolist()
 
 
 def test_a_shuffler_counts_the_tokens_of_a_foreign_batch(pools):

@@ -46,25 +46,25 @@ def test_groups_together_have_each_sample_once(drawn):
     plan, groups = drawn
     parts = [plan.within(ranks) for ranks in groups]
     numbers = np.concatenate([part.workloads for part in parts])
-    assert sorted(numbers.tolist()) == list(range(len(plan.workloads)))
+    assert sorted(numbers.tolist()) == list(range(len(plan.rows.workloads)))
     for ranks, part in zip(groups, parts, strict=True):
-        assert np.array_equal(ranks[part.home], plan.home[part.workloads])
+        assert np.array_equal(ranks[part.home], plan.rows.home[part.workloads])
         assert np.array_equal(ranks[part.destination], plan.destination[part.workloads])
-        assert np.array_equal(part.rows, plan.rows[ranks])
+        assert np.array_equal(part.rows, plan.num_rows[ranks])
         assert np.array_equal(part.loads, plan.loads[ranks])
         assert [part.loss_tokens_on(rank) for rank in range(len(ranks))] == [
             plan.loss_tokens_on(rank) for rank in ranks
         ]
-        assert part.num_micro_batches == plan.num_micro_batches
+        assert part.num_micro_batches == plan.step["num_micro_batches"]
     assert sum(part.num_loss_tokens for part in parts) == plan.num_loss_tokens
 
 
 @given(drawn=plans())
 def test_samples_know_where_they_were_loaded(drawn):
     plan, _ = drawn
-    places = [plan.where_loaded(sample) for sample in range(len(plan.workloads))]
-    assert places == [(rank, row) for rank, real in enumerate(plan.num_loaded) for row in range(real)]
-    assert [rank for rank, _ in places] == plan.home.tolist()
+    places = [plan.rows.where_loaded(sample) for sample in range(len(plan.rows.workloads))]
+    assert places == [(rank, row) for rank, real in enumerate(plan.rows.num_loaded) for row in range(real)]
+    assert [rank for rank, _ in places] == plan.rows.home.tolist()
     assert plan.moves == any(rank != to for (rank, _), to in zip(places, plan.destination, strict=True))
 
 
@@ -73,14 +73,14 @@ def test_both_ends_of_a_route_agree(drawn):
     plan, _ = drawn
     routes = [plan.route(rank) for rank in range(plan.num_ranks)]
     for here, route in enumerate(routes):
-        assert np.array_equal(route.held.ranks, plan.destination[plan.home == here])
+        assert np.array_equal(route.held.ranks, plan.destination[plan.rows.home == here])
         for there, other in enumerate(routes):
             sent, received = route.held.ranks == there, other.wanted.ranks == here
             assert np.array_equal(route.held.elements[sent], other.wanted.elements[received])
             num_bytes = route.held.chunk_bytes[there]
             assert num_bytes == other.wanted.chunk_bytes[here]
-            moving = (plan.home == here) & (plan.destination == there)
-            assert num_bytes == (0 if here == there else aligned(plan.sample_bytes[moving].sum()))
+            moving = (plan.rows.home == here) & (plan.destination == there)
+            assert num_bytes == (0 if here == there else aligned(plan.rows.sample_bytes[moving].sum()))
 
 
 @given(drawn=plans())

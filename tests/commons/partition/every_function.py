@@ -116,9 +116,7 @@ def partitions_with_ties(functions: dict[str, Function]) -> dict[str, list[list[
 
 def check_alike_in_other_processes(module: str, table: str) -> None:
     """Checks that a process with another hash seed partitions as this one, by a table of a module."""
-    program = (
-        f"from {__name__} import partitions_with_ties; from {module} import {table} as table; "
-    )
+    program = f"from {__name__} import partitions_with_ties; from {module} import {table} as table; "
     output = subprocess.run(
         [sys.executable, "-c", program + "print(partitions_with_ties(table))"],
         cwd=REPOSITORY,

@@ -11,7 +11,7 @@ from torch import nn
 
 from commons.distributed import BatchShufflerFactory
 from commons.pipeline import TrainPipelineFactory
-from commons.pipeline.compute_clock import ComputeClock
+from commons.perf_model.compute_clock import ComputeClock
 from commons.sequence_batch import BaseBatch
 from commons.training import OptimizerArgs, shard_model
 from tests.hstu.hstu_samples import VOCABULARY, Sample, hstu_batch, ranking_model

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
-from commons.sequence_batch.sample_rows import without_copied_row
+from commons.sequence_batch.batch_view import without_copied_row
 from tests.commons.distributed.shufflers import FieldShuffler
 from tests.commons.pipeline.ranking_pipelines import pipeline_of, steps_of
 

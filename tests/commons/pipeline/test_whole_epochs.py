@@ -87,7 +87,7 @@ def _epochs(name: str, loading: Loading, every_settings: list[dict[str, Any]]) -
             steps = []
             for loss_sum, loss_tokens, outputs in steps_of(pipeline, batches):
                 assert bool(loss_sum.isfinite())
-                count = pipeline.plan.num_micro_batches
+                count = pipeline.plan.step["num_micro_batches"]
                 assert len(computed) == max(count, 1) and (count == 0 or len(outputs) == count)
                 assert pipeline.report.num_micro_batches == len(computed)
                 steps.append(

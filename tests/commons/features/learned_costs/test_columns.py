@@ -22,7 +22,7 @@ def _learned(shuffler: BatchShuffler, first: int, last: int) -> ShufflePlan:
     for step in range(first, last):
         plan = shuffler.plan(lengths_batch(step))
         seconds = plan.counts[:, 0] * 1e-4 + 1e-6 * np.bincount(
-            plan.destination, plan.tokens**2, minlength=plan.num_ranks
+            plan.destination, plan.rows.tokens**2, minlength=plan.num_ranks
         )
         shuffler.record(plan, float(seconds[dist.get_rank()]))
     return plan
@@ -94,7 +94,7 @@ def _in_a_file(path: str) -> bool:
     dist.barrier()
     calibrated = Lengths(once, squared, cost=Cost.load(path))
     plan = calibrated.plan(lengths_batch(59))
-    return np.array_equal(plan.workloads, last.workloads) and plan.predicted_seconds is not None
+    return np.array_equal(plan.rows.workloads, last.workloads) and plan.predicted_seconds is not None
 
 
 def test_a_learned_cost_can_be_saved_and_balanced_by(pools, tmp_path):

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from commons.distributed import BatchShuffler, IdentityShuffler
-from commons.distributed.loaded_samples import LoadedSamples
+from commons.distributed.row_table import RowTable
 from commons.distributed.shuffle_plan import ShufflePlan
 from tests.commons.distributed.errors_and_warnings import error_of, warnings_of
 
@@ -36,7 +36,7 @@ def _batch(step: int, lengths: tuple[int, int] = (20, 2000), rows: int = ROWS) -
 
 def _seconds(plan: ShufflePlan, step: int, speeds: list[float]) -> np.ndarray:
     """`[ranks]`, the times that a step takes; some steps stand out."""
-    of_samples = 2e-3 + 1e-5 * plan.tokens
+    of_samples = 2e-3 + 1e-5 * plan.rows.tokens
     seconds = 5e-3 + np.bincount(plan.destination, of_samples, minlength=plan.num_ranks)
     noise = np.random.default_rng(step).lognormal(0, NOISE, plan.num_ranks)
     return seconds / np.array(speeds) * noise * (5 if step % 17 == 3 else 1)
@@ -52,7 +52,7 @@ def _train(
         plan = shuffler.plan(batch)
         shuffler.record(plan, float(_seconds(plan, step, speeds)[shuffler.group.rank]))
         plans.append(plan)
-        exact = (5e-3 + np.bincount(plan.destination, 2e-3 + 1e-5 * plan.tokens)) / np.array(speeds)
+        exact = (5e-3 + np.bincount(plan.destination, 2e-3 + 1e-5 * plan.rows.tokens)) / np.array(speeds)
         imbalance.append(float(exact.max() / exact.mean()))
     return plans, imbalance
 
@@ -277,18 +277,18 @@ def _copies_of_samples() -> tuple[int, bool]:
     group = [dist.new_group(ranks) for ranks in ([0, 1], [2])][dist.get_rank() // 2]
     planner = LengthShuffler(group, cost="learned", equal_rows=False).planner.of_all_ranks()
     copies = 0
-    of_samples = LoadedSamples._of_samples
+    of_samples = RowTable._of_samples
 
-    def counted(samples: LoadedSamples, numbers: np.ndarray) -> LoadedSamples:
+    def counted(samples: RowTable, numbers: np.ndarray) -> RowTable:
         nonlocal copies
         copies += 1
         return of_samples(samples, numbers)
 
-    with mock.patch.object(LoadedSamples, "_of_samples", counted):
+    with mock.patch.object(RowTable, "_of_samples", counted):
         for step in range(60):
             plan = planner.plan(_batch(step), None)
             planner.learning.record(plan, float(_seconds(plan, step, [1.0, 0.5, 1.0])[dist.get_rank()]))
-    return copies, plan.speeds is not None
+    return copies, plan.rows.speeds is not None
 
 
 def test_no_rank_copies_plans_to_see_whether_loads_follow_speeds(pools):

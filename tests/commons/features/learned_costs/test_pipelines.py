@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import nn
 
 from commons.distributed import BatchShuffler
-from commons.pipeline.compute_clock import ComputeSpan
+from commons.perf_model.compute_clock import ComputeSpan
 from tests.commons.distributed.counted_collectives import recorded_collectives
 from tests.commons.distributed.errors_and_warnings import error_of
 from tests.commons.features.learned_costs.learning_pipelines import (

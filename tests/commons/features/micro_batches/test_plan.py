@@ -81,9 +81,9 @@ def test_every_sample_is_in_one_micro_batch_and_the_lightest_come_first(pools, c
         assert plan == results[0][0]
         check_divided(plan, case.settings["max_tokens_per_micro_batch"])
         for rank, samples in enumerate(plan.partition):
-            loads = [plan.workloads[samples[rows]].sum() for rows in plan.micro_batches_on(rank)]
+            loads = [plan.rows.workloads[samples[rows]].sum() for rows in plan.micro_batches_on(rank)]
             assert loads == sorted(loads) == report.micro_batch_loads[rank].tolist()
-        assert report.num_micro_batches == plan.num_micro_batches
+        assert report.num_micro_batches == plan.step["num_micro_batches"]
         assert report.micro_batch_imbalance >= report.imbalance_after - 1e-12
 
 
@@ -91,7 +91,7 @@ def _whole() -> None:
     shuffler, batch = FieldShuffler(), lopsided_batch()
     plan = shuffler.plan(batch)
     moved, report = shuffler.exchange(batch, plan), BalanceReport.of(plan, True)
-    assert (plan.micro_batches_on(dist.get_rank()), plan.num_micro_batches) == ([], 0)
+    assert (plan.micro_batches_on(dist.get_rank()), plan.step["num_micro_batches"]) == ([], 0)
     (micro_batch,) = shuffler.micro_batches(moved, plan)
     assert micro_batch is moved
     assert (report.micro_batch_loads, report.num_micro_batches) == (None, 1)
@@ -122,7 +122,7 @@ def _divide_container(kind: str, seed: int, rows: tuple[int, ...], cap: int) -> 
                 assert micro_batch[shared] is batch[shared]
         elif kind == "tensordict":
             assert micro_batch.batch_size == (len(got),)
-    return plan.num_micro_batches
+    return plan.step["num_micro_batches"]
 
 
 @settings(max_examples=15)
@@ -215,7 +215,7 @@ def _counts_within_pairs(identity: bool) -> tuple[int, int, int]:
     shuffler = IdentityShuffler(**cap) if identity else FieldShuffler(pairs[dist.get_rank() % 2], **cap)
     everyone = shuffler.plan_with(shuffler.planner.of_all_ranks(), lopsided_batch())
     plans = (everyone, everyone.within(np.array(shuffler.group.ranks)), shuffler.plan(lopsided_batch()))
-    return tuple(plan.num_micro_batches for plan in plans)
+    return tuple(plan.step["num_micro_batches"] for plan in plans)
 
 
 @pytest.mark.parametrize("identity", [False, True])

@@ -179,7 +179,7 @@ def _custom_loop_and_pipeline() -> None:
             assert len(list(steps_of(pipeline_of("none", model, optimizer, shuffler), batches))) == 2
         else:
             for batch, plan in shuffler.plan_ahead(batches):
-                assert plan.num_micro_batches > 1
+                assert plan.step["num_micro_batches"] > 1
                 optimizer.zero_grad()
                 exchanged = shuffler.exchange(batch, plan)
                 loss, _, _ = run_micro_batches(model, exchanged, shuffler, plan, "sum")
@@ -239,7 +239,7 @@ def _of_halved_losses(cap: int | None, accumulates: bool) -> list[torch.Tensor]:
         if cap is None:
             loss = shuffler.scale(model(exchanged)[0], plan, "sum")
         else:
-            assert plan.num_micro_batches > 1
+            assert plan.step["num_micro_batches"] > 1
             loss, _, _ = run_micro_batches(model, exchanged, shuffler, plan, "sum")
         (loss * factor).backward()
     tables = [value for value in model.state_dict().values() if hasattr(value, "local_shards")]

@@ -5,12 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from commons.distributed.cutting import Cutting
-from commons.distributed.loaded_samples import LoadedSamples
+from commons.distributed.row_table import RowTable
 
 
-def drawn_cuts(
-    samples: LoadedSamples, cutting: Cutting, seed: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def drawn_cuts(samples: RowTable, cutting: Cutting, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Draws cuts anywhere and a rank for each row; one rank in three has no row, another no piece."""
     rng = np.random.default_rng(seed)
     last_cut = cutting.rules.last_cut(cutting.counts(samples))

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from commons.distributed.cutting import MIN_TOKENS, Cutting
-from commons.distributed.loaded_samples import LoadedSamples
+from commons.distributed.row_table import RowTable
 from commons.distributed.placement import place, place_within
 from commons.distributed.shuffle_plan import ShufflePlan
 from commons.distributed.shuffler_settings import PARTITIONERS, ShufflerSettings
@@ -31,16 +31,16 @@ from tests.commons.histories import drawn_lengths
 from tests.process_pool import ProcessPool
 
 
-def _placed(samples: LoadedSamples, cutting: Cutting | None, **options) -> ShufflePlan:
+def _placed(samples: RowTable, cutting: Cutting | None, **options) -> ShufflePlan:
     return place(samples, ShufflerSettings(equal_rows=False, **options), cutting=cutting)
 
 
 def _imbalance(plan: ShufflePlan) -> float:
-    loads = np.bincount(plan.destination, plan.workloads, minlength=plan.num_ranks)
+    loads = np.bincount(plan.destination, plan.rows.workloads, minlength=plan.num_ranks)
     return loads.max() / max(loads.mean(), 1)
 
 
-def _drawn(seed: int, kind: str, rows: int, num_ranks: int) -> tuple[BaseBatch, LoadedSamples, Cutting]:
+def _drawn(seed: int, kind: str, rows: int, num_ranks: int) -> tuple[BaseBatch, RowTable, Cutting]:
     batch = batch_of(kind, drawn_lengths(np.random.default_rng(seed), rows * num_ranks))
     return batch, *loaded_by([rows] * num_ranks, batch)
 
@@ -61,7 +61,7 @@ def test_pieces_are_those_of_the_batch_and_balance_it(seed, kind, partitioner, n
         assert plan == _placed(samples, None, partitioner=partitioner)
     elif samples.tokens.sum() >= 2000 * num_ranks:  # or pieces would be too short
         assert _imbalance(plan) <= 1.01
-    if plan.pieces is None:
+    if plan.rows.starts_sample.all():
         return
     check_pieces(plan, samples, cutting)
     check_cut(batch, plan, cutting)
@@ -80,9 +80,9 @@ def test_pieces_follow_the_speeds_of_ranks(seed, partitioner, num_ranks, slow):
     speeds = np.where(np.arange(num_ranks) == 1, slow, 1.0)
     chosen = ShufflerSettings(partitioner, equal_rows=False)
     plan = place(samples, chosen, cutting=cutting, speeds=speeds)
-    ideal = plan.workloads.sum() / speeds.sum()
+    ideal = plan.rows.workloads.sum() / speeds.sum()
     bound = lower_bound(samples.workloads, num_ranks, equal_size=False, speeds=speeds)
-    assert (plan.loads / speeds).max() <= 1.05 * ideal * (bound if plan.pieces is None else 1)
+    assert (plan.loads / speeds).max() <= 1.05 * ideal * (bound if plan.rows.starts_sample.all() else 1)
 
 
 def test_equal_speeds_cut_no_more():
@@ -112,8 +112,8 @@ def test_pieces_keep_to_max_tokens(seed, kind, partitioner, num_ranks, slack):
     _, samples, cutting = _drawn(seed, kind, 8, num_ranks)
     max_tokens = int(samples.tokens.sum() / num_ranks * slack) + 4 * MIN_TOKENS
     plan = _placed(samples, cutting, partitioner=partitioner, max_tokens=max_tokens)
-    assert np.bincount(plan.destination, plan.tokens).max() <= max_tokens
-    if plan.pieces is not None:
+    assert np.bincount(plan.destination, plan.rows.tokens).max() <= max_tokens
+    if plan.rows.columns["pieces"] is not None:
         check_pieces(plan, samples, cutting)
 
 
@@ -121,9 +121,9 @@ def test_pieces_keep_to_max_tokens(seed, kind, partitioner, num_ranks, slack):
 def test_max_tokens_gives_a_rank_an_early_and_a_late_piece(partitioner):
     samples, cutting = loaded_by([1, 0], batch_of("history", np.array([5000])))
     plan = _placed(samples, cutting, partitioner=partitioner, max_tokens=5600)
-    assert np.bincount(plan.destination, plan.tokens).max() <= 5600
+    assert np.bincount(plan.destination, plan.rows.tokens).max() <= 5600
     assert _imbalance(plan) <= 1.01
-    assert len(plan.workloads) == 3
+    assert len(plan.rows.workloads) == 3
 
 
 def test_max_rows_holds_for_pieces():
@@ -143,7 +143,7 @@ def test_rebalancing_with_pieces_moves_few_samples_and_keeps_its_tolerance():
     for partitioner, tolerance in (("refined", None), ("rebalance", None), ("rebalance", 0.1)):
         plan = _placed(samples, cutting, partitioner=partitioner, tolerance=tolerance)
         assert _imbalance(plan) <= 1 + (tolerance or 0.01)
-        moved[partitioner, tolerance] = (plan.home != plan.destination).sum()
+        moved[partitioner, tolerance] = (plan.rows.home != plan.destination).sum()
     assert moved["rebalance", 0.1] <= moved["rebalance", None] < moved["refined", None] / 2
 
 
@@ -157,7 +157,7 @@ def test_tokens_of_pieces_are_evened_out_at_no_cost_in_load(partitioner):
             _placed(samples, cutting, partitioner=partitioner, token_tolerance=each) for each in (None, 0.1)
         ]
         loads = [plan.loads.max() for plan in plans]
-        tokens = [np.bincount(plan.destination, plan.tokens).max() for plan in plans]
+        tokens = [np.bincount(plan.destination, plan.rows.tokens).max() for plan in plans]
         if plans[0].pieces is not None:
             assert loads[1] <= loads[0] and tokens[1] <= tokens[0]
             fewer += tokens[1] < tokens[0]
@@ -171,10 +171,10 @@ def test_samples_are_cut_within_their_groups():
     plan = place_within(samples, groups, options, pads=True, cutting=cutting)
     check_pieces(plan, samples, cutting)
     for ranks, _ in groups:
-        assert np.isin(plan.destination[np.isin(plan.home, ranks)], ranks).all()
+        assert np.isin(plan.destination[np.isin(plan.rows.home, ranks)], ranks).all()
         alone = samples.within(ranks)
         of_group = place(alone, options, cutting=cutting)
-        assert np.array_equal(ranks[of_group.destination], plan.destination[np.isin(plan.home, ranks)])
+        assert np.array_equal(ranks[of_group.destination], plan.destination[np.isin(plan.rows.home, ranks)])
 
 
 @pytest.mark.parametrize(
@@ -195,7 +195,7 @@ def test_few_samples_are_cut_as_far_as_pieces_are_of_use(lengths, num_ranks, mos
     if most < np.inf:
         check_pieces(plan, samples, cutting)
     else:
-        assert plan.pieces is None
+        assert plan.rows.starts_sample.all()
 
 
 def test_samples_without_cost_stay_whole():
@@ -220,7 +220,7 @@ def test_plans_and_pieces_cannot_be_written_to():
     placed = ShufflerSettings(equal_rows=False)
     groups = [(np.array([0, 2]), None), (np.array([1]), None)]
     plans = [place(samples, placed, cutting=cutting), place_within(samples, groups, placed, True, cutting)]
-    assert all(plan.pieces is not None for plan in plans)
+    assert all(plan.rows.columns["pieces"] is not None for plan in plans)
     of_whole = place_within(samples, groups, placed, True)
     for made in (samples, *plans, of_whole, of_whole.within(np.array([0, 2]))):
         values = [getattr(made, field.name) for field in fields(made)]

@@ -52,7 +52,7 @@ def _exchanged(exchange: str, num_real: tuple[int, ...], seed: int, on_device: b
     shuffler = TokenShuffler(**SETTINGS, exchange=exchange)
     shuffler.planner.cuts = partial(drawn_cuts, seed=seed)
     plan = shuffler.plan(batch)
-    if plan.pieces is None:
+    if plan.rows.starts_sample.all():
         return None
     arrived = shuffler.exchange(shuffler.batch_for_step(batch, plan) if on_device else batch, plan)
     assert arrived.num_samples == plan.num_placed[dist.get_rank()]
@@ -113,7 +113,7 @@ def _cut_and_as_loaded() -> list[Any]:
     shuffler = TokenShuffler(**SETTINGS)
     shuffler.planner.cuts = partial(drawn_cuts, seed=2)
     plan = shuffler.plan(batch)
-    assert plan.pieces is not None
+    assert plan.rows.columns["pieces"] is not None
     cut = shuffler.batch_for_step(batch, plan)
     cpu = torch.device("cpu")
     copies = (batch, cut, cut.to(cpu), moved_to(cut, cpu), replace(cut))
@@ -159,7 +159,7 @@ def _train_on_pieces_unread() -> tuple[str, str, str]:
     arrived = shuffler.exchange(batch, plan)
     loss = arrived.features.values().float().sum()
     unread = error_of(shuffler.scale, loss, plan, "sum")
-    fetch = arrived.pieces.fetch(plan.pieces["last_token"], torch.device("cpu"))
+    fetch = arrived.pieces.fetch(plan.rows.columns["pieces"]["last_token"], torch.device("cpu"))
     tokens = torch.zeros(
         int((arrived.pieces.rows["last_token"] - arrived.pieces.rows["first_token"]).sum()), 1, 1
     )

@@ -38,7 +38,7 @@ def _differences() -> list[Any]:
         differences = [
             float((one - other).norm() / other.norm()) for one, other in zip(got, expected, strict=True)
         ]
-        results.append((plan.pieces is not None, max(differences)))
+        results.append((plan.rows.columns["pieces"] is not None, max(differences)))
     return results
 
 

@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 
 from commons.distributed import ShufflePlan, ShufflerSettings
-from commons.distributed.loaded_samples import LoadedSamples
+from commons.distributed.row_table import RowTable
 from commons.distributed.placement import place
 from tests.commons.features.sample_splitting.cut_samples import batch_of, loaded_by
 from tests.commons.histories import drawn_lengths
@@ -18,8 +18,8 @@ def _imbalance(plan: ShufflePlan) -> float:
     return plan.loads.max() / max(plan.loads.mean(), 1)
 
 
-def _groups_per_rank(samples: LoadedSamples, plan: ShufflePlan) -> int:
-    return len(set(zip(samples.groups[plan.sample_of].tolist(), plan.destination.tolist(), strict=True)))
+def _groups_per_rank(samples: RowTable, plan: ShufflePlan) -> int:
+    return len(set(zip(samples.groups[plan.rows.sample_of].tolist(), plan.destination.tolist(), strict=True)))
 
 
 def test_pieces_under_max_tokens_keep_groups_together():
@@ -39,8 +39,8 @@ def test_pieces_under_max_tokens_keep_groups_together():
         except ValueError:
             continue
         plan = place(with_groups, settings(max_tokens=cap), cutting=cutting)
-        assert np.array_equal(plan.groups, with_groups.groups[plan.sample_of])
-        assert np.bincount(plan.destination, plan.tokens).max() <= cap
+        assert np.array_equal(plan.rows.columns["groups"], with_groups.groups[plan.rows.sample_of])
+        assert np.bincount(plan.destination, plan.rows.tokens).max() <= cap
         assert _imbalance(plan) <= max(_imbalance(alone), 1.011)
         apart += _groups_per_rank(with_groups, alone)
         together += _groups_per_rank(with_groups, plan)

@@ -71,7 +71,7 @@ def _errors() -> tuple[list[str], int]:
     shuffler = agreed(FieldShuffler(max_tokens_per_micro_batch=13))
     plan = shuffler.plan(lopsided_batch())
     values = [torch.zeros(len(rows)) for rows in plan.micro_batches_on(dist.get_rank())]
-    assert plan.num_micro_batches == len(values) > 1
+    assert plan.step["num_micro_batches"] == len(values) > 1
     wrong = [
         values[1:],
         [*values, torch.zeros(1)],
@@ -79,7 +79,7 @@ def _errors() -> tuple[list[str], int]:
         [*values[:-1], torch.zeros(len(values[-1]) + 7)],
         [*values[:-1], values[-1].int()],
     ]
-    return [error_of(shuffler.unshuffle, given, plan) for given in wrong], plan.num_micro_batches
+    return [error_of(shuffler.unshuffle, given, plan) for given in wrong], plan.step["num_micro_batches"]
 
 
 def test_values_of_other_micro_batches_are_refused(pools):

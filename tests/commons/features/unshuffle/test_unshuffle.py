@@ -95,7 +95,7 @@ def _other_outputs() -> None:
     assert shuffler.unshuffle(learned.cfloat(), plan)[:, 0].real.tolist() == sample_ids(batch)
     transposed = torch.stack([ids, -ids]).T
     assert shuffler.unshuffle(transposed, plan)[:, 1].tolist() == [-s for s in sample_ids(batch)]
-    without_bytes = torch.zeros(int(plan.rows[dist.get_rank()]), 0)
+    without_bytes = torch.zeros(int(plan.num_rows[dist.get_rank()]), 0)
     assert shuffler.unshuffle(without_bytes, plan).shape == (4, 0)
 
 

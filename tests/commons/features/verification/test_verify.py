@@ -69,7 +69,7 @@ def _collectives(exchange: str) -> list[str]:
     shuffler = DictShuffler(exchange=exchange, verify=True)
     shuffler.shuffle(many_fields(0))
     names = {id(shuffler.planner._channel): "planning", id(shuffler._checks): "checks"}
-    names[id(shuffler.group.exchange_group(torch.device("cpu")))] = "exchange"
+    names[id(shuffler.group.group_for("exchange", torch.device("cpu")))] = "exchange"
     batch = many_fields(1)
     with recorded_collectives() as calls:
         shuffler.exchange(batch, shuffler.plan(batch))
