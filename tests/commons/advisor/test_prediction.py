@@ -180,9 +180,8 @@ def test_ranks_fetch_what_their_pieces_see_and_they_do_not_hold(is_causal: bool)
         num_bytes = np.zeros((3, 3))
         np.add.at(num_bytes, costs.fetched(plan)[:2], costs.fetched(plan)[2])
         np.testing.assert_array_equal(num_bytes, 2 * 8 * 2 * fetched(plan, is_causal))
-        np.testing.assert_allclose(
-            np.bincount(plan.rows.sample_of, bytes_of_rows(plan, 24 * tokens)), 24 * tokens
-        )
+        of_samples = np.bincount(plan.rows.sample_of, bytes_of_rows(plan, 24 * tokens))
+        np.testing.assert_allclose(of_samples, 24 * tokens)
 
 
 def test_speedup_is_that_of_the_sums(case: dict[str, Any], steps: DrawnSteps):

@@ -27,11 +27,12 @@ def trainer_args(lines: list[str]) -> TrainerArgs:
 
 def changed(trainer: TrainerArgs) -> dict[str, object]:
     """The `balance_*` settings that differ from their defaults."""
-    balance = [spec for spec in fields(TrainerArgs) if spec.name.startswith("balance_")]
-    values = {
-        spec.name.removeprefix("balance_"): (getattr(trainer, spec.name), spec.default) for spec in balance
+    values = {spec.name: (getattr(trainer, spec.name), spec.default) for spec in fields(TrainerArgs)}
+    return {
+        name.removeprefix("balance_"): value
+        for name, (value, default) in values.items()
+        if name.startswith("balance_") and value != default
     }
-    return {name: value for name, (value, default) in values.items() if value != default}
 
 
 @pytest.mark.parametrize(
