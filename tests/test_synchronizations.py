@@ -6,23 +6,18 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 
-from commons.distributed.batch_shuffler import IdentityShuffler
+from commons.distributed import BatchShufflerFactory, IdentityShuffler
 from commons.sequence_batch import BaseBatch
+from commons.training import OptimizerArgs, shard_model
 from tests.commons.distributed.counted_collectives import recorded_synchronizations
 from tests.commons.features.sample_splitting.drawn_cuts import drawn_cuts
-from tests.commons.pipeline.ranking_pipelines import (
-    TokenShuffler,
-    draw_histories,
-    pipeline_of,
-    sharded_ranking_model,
-    steps_of,
-)
+from tests.commons.pipeline.ranking_pipelines import pipeline_of, steps_of
 from tests.conftest import Pools
+from tests.gradient_models import CASES
 from tests.hstu import hstu_samples, retrieval_samples
 from tests.hstu.hstu_samples import hstu_batch, ranking_model
 from tests.hstu.retrieval_samples import retrieval_batch, retrieval_model
@@ -88,7 +83,8 @@ def test_training_on_an_exchanged_batch_reads_nothing_back(
 
 def _reads_in_a_pipeline(settings: dict[str, Any]) -> list[str]:
     """Reads from the dense part of a model that a pipeline runs, sharded lookups included."""
-    model, optimizer = sharded_ranking_model()
+    case, rank = CASES["ranking"], dist.get_rank()
+    model, optimizer = shard_model(case.make_model(), OptimizerArgs("sgd", 0.01), torch.device("cpu"))
     places: list[str] = []
 
     class Recorded(torch.nn.Module):
@@ -103,12 +99,12 @@ def _reads_in_a_pipeline(settings: dict[str, Any]) -> list[str]:
             return output
 
     model.module.dense = Recorded(model.module.dense)
-    shuffler = TokenShuffler(**settings)
+    shuffler = BatchShufflerFactory.create_from_config({**case.shuffler, **settings})
     if "split" in settings:
         shuffler.planner.cuts = partial(drawn_cuts, seed=0)
     pipeline = pipeline_of("native", model, optimizer, shuffler)
-    rng = np.random.default_rng(dist.get_rank())
-    for _ in steps_of(pipeline, [draw_histories(rng, 4) for _ in range(4)]):
+    batches = [case.make_batch(case.samples(rank + 10 * number, 4)) for number in range(4)]
+    for _ in steps_of(pipeline, batches):
         places.append("step")
     return places
 

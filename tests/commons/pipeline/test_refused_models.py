@@ -9,10 +9,9 @@ from torchrec import EmbeddingCollection, EmbeddingConfig
 
 from commons.distributed import BatchShufflerFactory
 from commons.pipeline import TrainPipelineFactory
-from commons.training import OptimizerArgs, shard_model
 from tests.commons.distributed.errors_and_warnings import error_of
-from tests.commons.pipeline.ranking_pipelines import CPU, equal_histories, pipeline_of
-from tests.hstu.hstu_samples import ranking_model
+from tests.commons.histories import histories
+from tests.commons.pipeline.ranking_pipelines import CPU, RankingModel, pipeline_of, sharded
 
 
 class LoopingModel(torch.nn.Module):
@@ -61,18 +60,18 @@ def test_a_pipeline_without_a_shuffler_says_how_to_make_one(name):
 
 
 def _error_of_model(name: str, model: torch.nn.Module) -> str:
-    sharded, optimizer = shard_model(model, OptimizerArgs("sgd", 0.1), CPU)
+    replicated, optimizer = sharded(model)
 
     def train() -> None:
-        pipeline = pipeline_of(name, sharded, optimizer, BatchShufflerFactory.create("identity"))
-        pipeline.progress(iter([equal_histories(1, 2)]))
+        pipeline = pipeline_of(name, replicated, optimizer, BatchShufflerFactory.create("identity"))
+        pipeline.progress(iter([histories([2])]))
 
     return error_of(train)
 
 
 def _errors() -> list[str]:
     native = [_error_of_model("native", model()) for model in (LoopingModel, CountingModel)]
-    return [*native, _error_of_model("prefetch", ranking_model())]
+    return [*native, _error_of_model("prefetch", RankingModel())]
 
 
 def test_models_and_devices_that_a_pipeline_cannot_run_are_refused(pools):

@@ -16,16 +16,22 @@ from torch.nn.parallel import DistributedDataParallel
 from torchrec.distributed.embedding import ShardedEmbeddingCollection
 
 from commons.pipeline import run_micro_batches
+from tests.commons.histories import TokenShuffler, draw_histories, histories
 from tests.commons.pipeline.ranking_pipelines import (
-    TokenShuffler,
-    draw_histories,
-    equal_histories,
+    RankingModel,
     pipeline_of,
     ranking_pipeline,
     sharded_ranking_model,
     steps_of,
 )
-from tests.hstu.hstu_samples import ranking_model
+from tests.commons.pipeline.runs import (
+    check_printed,
+    check_spans,
+    check_summed,
+    printed_report,
+    spans,
+    summed_outputs,
+)
 
 both_pipelines = pytest.mark.parametrize("name", ["none", "native"])
 CAP = 24
@@ -116,7 +122,7 @@ def _kept_for_backward(name: str, cases: list[tuple[int, int | None]]) -> list[i
                 return forward(model, batch)
 
         pipeline._stage.forward = watched
-        pipeline.progress(iter([equal_histories(rows, 10)]))
+        pipeline.progress(iter([histories([10] * rows)]))
         pipeline.reset()
         peaks.append(kept.peak)
     return peaks
@@ -129,7 +135,7 @@ def test_activations_grow_with_the_cap_and_not_with_the_batch(pools, name):
     whole_64, whole_16, twos_64, twos_16, eights_64 = map(max, zip(*of_ranks, strict=True))
     per_sample = (whole_64 - whole_16) / 48
     # Only the ids of the lookups grow.
-    assert twos_64 - twos_16 <= 0.03 * 48 * per_sample
+    assert twos_64 - twos_16 <= 0.05 * 48 * per_sample
     assert eights_64 - twos_64 == pytest.approx(6 * per_sample, rel=0.05)
 
 
@@ -154,7 +160,7 @@ def test_evaluation_in_micro_batches_has_the_same_loss_and_no_gradients(pools):
 
 
 def test_a_model_alone_runs_in_micro_batches():
-    model = ranking_model()
+    model = RankingModel()
     batch = draw_histories(np.random.default_rng(1), 12)
     gradients = []
     for cap in (None, CAP):
@@ -174,7 +180,7 @@ def _custom_loop_and_pipeline() -> None:
         model, optimizer = sharded_ranking_model(0.5)
         shuffler = TokenShuffler(max_tokens_per_micro_batch=CAP)
         rng = np.random.default_rng(dist.get_rank())
-        batches = [draw_histories(rng, 6) for _ in range(2)]
+        batches = [histories(rng.integers(3, 12, 6), rng) for _ in range(2)]
         if with_pipeline:
             assert len(list(steps_of(pipeline_of("none", model, optimizer, shuffler), batches))) == 2
         else:
@@ -198,7 +204,7 @@ class FailingOnce(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.model = ranking_model()
+        self.model = RankingModel()
         self.calls = 0
 
     def forward(self, batch: Any) -> Any:
@@ -233,7 +239,7 @@ def _of_halved_losses(cap: int | None, accumulates: bool) -> list[torch.Tensor]:
     shuffler = TokenShuffler(max_tokens_per_micro_batch=cap)
     rng = np.random.default_rng(dist.get_rank())
     for factor in (1.0, 0.5) if accumulates else (0.5,):
-        batch = draw_histories(rng, 6)
+        batch = histories(rng.integers(3, 12, 6), rng)
         plan = shuffler.plan(batch)
         exchanged = shuffler.exchange(batch, plan)
         if cap is None:
@@ -257,3 +263,16 @@ def test_a_factor_of_the_loss_reaches_all_gradients(pools, accumulates):
     ):
         for expected, got in zip(whole, divided, strict=True):
             assert float((got - expected).norm()) <= 1e-5 * float(expected.norm())
+
+
+def test_outputs_add_up_to_those_of_all_samples(pools):
+    check_summed(pools(2).run(summed_outputs, {"max_tokens_per_micro_batch": 1}))
+
+
+def test_a_report_names_micro_batches(pools):
+    check_printed(pools(2).run(printed_report, {"max_tokens_per_micro_batch": 6}), ", 2 micro-batches")
+
+
+@pytest.mark.parametrize("sharded_tables", [True, False])
+def test_a_slow_rank_computes_and_the_others_wait(pools, sharded_tables):
+    check_spans(pools(2).run(spans, "none", sharded_tables, {"max_tokens_per_micro_batch": 40}), 2)

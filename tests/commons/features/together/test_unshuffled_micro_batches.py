@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from commons.distributed import ShufflePlan
 from tests.commons.distributed.container_batches import KINDS, ContainerShuffler, make_batch
 from tests.commons.distributed.counted_collectives import recorded_collectives
 from tests.commons.distributed.errors_and_warnings import error_of
@@ -20,6 +22,7 @@ from tests.commons.distributed.loaded_batches import (
     model_outputs,
 )
 from tests.commons.distributed.shufflers import Case, FieldShuffler, cases, exchanged
+from tests.commons.pipeline.click_models import check_trained, trained
 
 CAPS = [1, 6, 12, 13, 30, 10**6]
 
@@ -113,3 +116,15 @@ def _collectives_back(exchange: str, cap: int | None) -> list[list[str]]:
 def test_the_way_back_takes_as_many_collectives_as_for_a_whole_batch(pools, exchange):
     whole, divided = (pools(3).run(_collectives_back, exchange, cap) for cap in (None, 13))
     assert divided == whole and all(map(len, whole[0]))
+
+
+def unshuffled(shuffler: FieldShuffler, plan: ShufflePlan, output: list) -> tuple[list[int], torch.Tensor]:
+    """Returns the numbers of the samples that this rank has loaded, and the score of each."""
+    numbers = np.flatnonzero(plan.rows.home == dist.get_rank()).tolist()
+    return numbers, shuffler.unshuffle(output, plan)[: len(numbers)]
+
+
+@pytest.mark.parametrize(("kind", "name"), [("dict", "native"), ("padded", "none")])
+def test_outputs_of_a_pipeline_come_back(pools, kind, name):
+    settings = {"max_tokens_per_micro_batch": 12, "verify": True}
+    check_trained(pools(2).run(trained, kind, name, {}, settings, unshuffled))

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
+from commons.distributed import ShufflePlan
 from tests.commons.distributed.container_batches import KINDS, ContainerShuffler, make_batch
 from tests.commons.distributed.counted_collectives import no_synchronization, recorded_collectives
 from tests.commons.distributed.errors_and_warnings import error_of
@@ -26,6 +27,7 @@ from tests.commons.distributed.loaded_batches import (
     sample_ids,
 )
 from tests.commons.distributed.shufflers import Case, FieldShuffler, cases, exchanged
+from tests.commons.pipeline.click_models import check_trained, trained
 from tests.drawn_batches import draw_batch
 
 FIELDS = ("scores", "keyed", "tokens", "right")  # of the outputs
@@ -208,3 +210,14 @@ def test_unshuffle_takes_one_collective_and_one_more_for_lengths_and_for_a_first
     later = [one, one, two, two]
     first = [["all_gather", *calls] for calls in later]
     assert pools(2).run(_collectives_of_unshuffle) == [first + later] * 2
+
+
+def unshuffled(shuffler: FieldShuffler, plan: ShufflePlan, output: Any) -> tuple[list[int], torch.Tensor]:
+    """Returns the numbers of the samples that this rank has loaded, and the score of each."""
+    numbers = np.flatnonzero(plan.rows.home == dist.get_rank()).tolist()
+    return numbers, shuffler.unshuffle(output, plan)[: len(numbers)]
+
+
+@pytest.mark.parametrize("kind", ["dict", "padded"])
+def test_outputs_of_a_pipeline_come_back(pools, kind):
+    check_trained(pools(2).run(trained, kind, "native", {}, {}, unshuffled))
