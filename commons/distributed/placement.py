@@ -194,13 +194,13 @@ def place_sets(
     Args:
         rows: of all ranks.
         sets: the ascending ranks of each set, each rank in one of them, and their ranks per node.
-        place_set: places the rows of a set.
+        place_set: places the rows of a set; not called where each rank is a set of its own.
     """
-    if len(sets) == 1:
-        return place_set(replace(rows, ranks_per_node=sets[0][1]))
     alone = np.array([ranks[0] for ranks, _ in sets if len(ranks) == 1], dtype=np.int64)
     if len(alone) == rows.num_ranks:
         return place_at_home(rows)
+    if len(sets) == 1:
+        return place_set(replace(rows, ranks_per_node=sets[0][1]))
     plans = [
         (ranks, place_set(replace(rows.within(ranks), ranks_per_node=ranks_per_node)))
         for ranks, ranks_per_node in sets
