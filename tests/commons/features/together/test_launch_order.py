@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from commons.distributed import BatchShuffler
+from tests.commons.features.micro_batches.divided import in_micro_batches
 from tests.commons.features.sample_splitting.drawn_cuts import drawn_cuts
 from tests.commons.features.sample_splitting.ranking_on_pieces import sharded_model_for_pieces
 from tests.commons.pipeline.launches import Launching, check_launches, launches
@@ -30,7 +31,7 @@ IN_PIECES = Launching(sharded_model_for_pieces, _cuts, _unshuffles)
     ("settings", "by", "num_groups"),
     [
         ({}, WHOLE, 2),
-        ({"max_tokens_per_micro_batch": 16, "verify": True}, WHOLE, 2),
+        ({"features": in_micro_batches(16), "verify": True}, WHOLE, 2),
         ({"split": True, "equal_rows": False}, IN_PIECES, 3),
     ],
     ids=["whole", "micro-batches", "pieces"],
