@@ -16,6 +16,7 @@ from ...distributed.placement import make_plan
 from ...distributed.rank_group import RankGroup, job_device
 from ...distributed.row_table import RowTable
 from ...distributed.shuffle_plan import ShufflePlan
+from ...distributed.shuffler_settings import ShufflerSettings
 from ...perf_model.cost import Cost
 from ...sequence_batch import BaseBatch, containers
 from ...sequence_batch.cut_rules import CutRules
@@ -65,13 +66,16 @@ class SplitSamples(Feature):
         self._exchanged: deque[tuple[ShufflePlan, PlacedPieces]] = deque(maxlen=8)
         self._ran: PlacedPieces | None = None  # of the step that ran last
 
-    def setup(self, shuffler: BatchShuffler, ranks: RankGroup) -> None:
-        """Checks the shuffler, and connects the ranks for the fetch."""
-        if shuffler.settings.equal_rows:
+    def check(self, settings: ShufflerSettings) -> None:
+        """Checks that rows follow the load."""
+        if settings.equal_rows:
             raise SettingError(
                 "{equal_rows} with SplitSamples: a piece takes a row, and rows follow the load; set it False",
                 equal_rows=True,
             )
+
+    def setup(self, shuffler: BatchShuffler, ranks: RankGroup) -> None:
+        """Finds the shuffler's costs, and connects the ranks for the fetch."""
         prefix_cost = self._given or getattr(shuffler, "prefix_cost", None)
         if prefix_cost is None:
             raise ValueError(
