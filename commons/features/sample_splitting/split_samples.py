@@ -17,13 +17,11 @@ from ...distributed.rank_group import RankGroup, job_device
 from ...distributed.row_table import RowTable
 from ...distributed.shuffle_plan import ShufflePlan
 from ...distributed.shuffler_settings import ShufflerSettings
-from ...partition import rebalance
-from ...partition.pieces import cut_heavy, level
 from ...perf_model.cost import Cost
 from ...sequence_batch import BaseBatch, containers
 from ...sequence_batch.cut_rules import CutRules
 from .check_cut import check_cut
-from .cut_search import cut_and_place
+from .cut_search import compile_search, cut_and_place
 from .cutting import COLUMN, Cutting, PrefixCost
 from .key_fetch import PlacedPieces
 
@@ -91,11 +89,7 @@ class SplitSamples(Feature):
 
     def warm_up(self) -> None:
         """Compiles the search for cuts."""
-        work, home = np.array([2, 5, 7, 2, 5, 1, 5]), np.array([1, 0, 0, 1, 0, 0, 0])
-        rebalance(work, home, 2, tolerance=0.0)
-        ones = np.ones(2, dtype=np.int64)
-        whole = cut_heavy(ones, 1, home[:0], home[:0], home[:0])
-        level(whole, 0 * ones, 2 * ones, ones, ones, np.arange(2), 1, 1)
+        compile_search()
 
     def agree(self, batch: Any, row_format: RowFormat) -> CutRules:
         """Returns the rules by which batches are cut."""
