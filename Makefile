@@ -6,6 +6,7 @@
 # MODEL            the demo's model: hstu or sid_gr.
 # SETS             for versions: versions of torch, as in 2.14.1, or 2.13.0/3.12 for one Python of several; unset: all.
 # NAME             for bench: what to measure.
+# WITHOUT          for core-alone: names of features to leave out; the copy has all others.
 # DATA             for bench: a folder with data. loading, partition and shuffle take MovieLens 100K's u.data, and only
 #                  print without; movielens and retrieval need u.data and u.user, and amazon what its line names.
 # CHECKOUT         for bench NAME=first-plan: a folder with an older state of this repository, to compare with.
@@ -17,6 +18,7 @@ TORCH_INDEX_URL ?=
 MODEL ?= hstu
 SETS ?=
 NAME ?=
+WITHOUT ?=
 DATA ?=
 CHECKOUT ?=
 GPU_PYTHON ?=
@@ -24,7 +26,7 @@ VENV := .venv
 RUN := OMP_NUM_THREADS=1 $(VENV)/bin/python
 INSTALLED := $(VENV)/.installed
 
-.PHONY: help demo test lint format tables bench check-kernels cluster-check gpu-check soak versions clean
+.PHONY: help demo test core-alone lint format tables bench check-kernels cluster-check gpu-check soak versions clean
 
 help:  ## print this list
 	@echo "make TARGET first installs into $(VENV) what the target needs:"
@@ -35,8 +37,11 @@ help:  ## print this list
 demo: $(INSTALLED)  ## train with and without balancing, replay 8 ranks, draw a picture: minutes on 2 cores, as it says at its start
 	$(RUN) -m benchmarks.demo out/demo/$(MODEL) --model $(MODEL)
 
-test: $(INSTALLED)  ## run all tests, on real gloo processes
-	$(RUN) -m pytest
+test: core-alone  ## run all tests, on real gloo processes
+	$(RUN) -m pytest $(addprefix --ignore=tests/commons/,sequence_batch partition distributed pipeline)
+
+core-alone: $(INSTALLED)  ## test the core in a copy without features; WITHOUT: with all features but these
+	$(RUN) -m ci.core_alone $(if $(WITHOUT),--without $(WITHOUT))
 
 lint: $(INSTALLED)  ## ruff check, ruff format --check, mypy
 	$(VENV)/bin/ruff check .

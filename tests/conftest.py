@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import settings
 
-from tests.compile_kernels import compile_kernels
+from tests.compiled import compile_kernels
 from tests.process_pool import DEVICE_TYPE, ProcessPool
 
 settings.register_profile("no deadlines", deadline=None)  # machines are shared

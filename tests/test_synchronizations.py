@@ -6,26 +6,21 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 
-from commons.distributed.batch_shuffler import IdentityShuffler
+from commons.distributed import BatchShufflerFactory, IdentityShuffler
 from commons.sequence_batch import BaseBatch
+from commons.training import OptimizerArgs, shard_model
 from tests.commons.distributed.counted_collectives import recorded_synchronizations
 from tests.commons.features.sample_splitting.drawn_cuts import drawn_cuts
-from tests.commons.pipeline.ranking_pipelines import (
-    TokenShuffler,
-    draw_histories,
-    pipeline_of,
-    sharded_ranking_model,
-    steps_of,
-)
-from tests.conftest import Pools
+from tests.commons.pipeline.ranking_pipelines import pipeline_of, steps_of
+from tests.gradient_models import CASES
 from tests.hstu import hstu_samples, retrieval_samples
 from tests.hstu.hstu_samples import hstu_batch, ranking_model
 from tests.hstu.retrieval_samples import retrieval_batch, retrieval_model
+from tests.on_ranks import on_ranks
 from tests.sid_gr import sid_samples
 from tests.sid_gr.sid_samples import sid_batch, sid_gr_model
 
@@ -86,9 +81,11 @@ def test_training_on_an_exchanged_batch_reads_nothing_back(
         assert (one is None and other is None) or torch.equal(one, other)
 
 
-def _reads_in_a_pipeline(settings: dict[str, Any]) -> list[str]:
-    """Reads from the dense part of a model that a pipeline runs, sharded lookups included."""
-    model, optimizer = sharded_ranking_model()
+@pytest.mark.parametrize("settings", [{}, {"max_tokens_per_micro_batch": 40}, SPLIT], ids=str)
+@on_ranks(2)
+def test_a_pipeline_passes_its_plan_on_to_the_model(settings):
+    case, rank = CASES["ranking"], dist.get_rank()
+    model, optimizer = shard_model(case.make_model(), OptimizerArgs("sgd", 0.01), torch.device("cpu"))
     places: list[str] = []
 
     class Recorded(torch.nn.Module):
@@ -103,18 +100,12 @@ def _reads_in_a_pipeline(settings: dict[str, Any]) -> list[str]:
             return output
 
     model.module.dense = Recorded(model.module.dense)
-    shuffler = TokenShuffler(**settings)
+    shuffler = BatchShufflerFactory.create_from_config({**case.shuffler, **settings})
     if "split" in settings:
         shuffler.planner.cuts = partial(drawn_cuts, seed=0)
     pipeline = pipeline_of("native", model, optimizer, shuffler)
-    rng = np.random.default_rng(dist.get_rank())
-    for _ in steps_of(pipeline, [draw_histories(rng, 4) for _ in range(4)]):
+    batches = [case.make_batch(case.samples(rank + 10 * number, 4)) for number in range(4)]
+    for _ in steps_of(pipeline, batches):
         places.append("step")
-    return places
-
-
-@pytest.mark.parametrize("settings", [{}, {"max_tokens_per_micro_batch": 40}, SPLIT], ids=str)
-def test_a_pipeline_passes_its_plan_on_to_the_model(pools: Pools, settings: dict[str, Any]) -> None:
-    for places in pools(2).run(_reads_in_a_pipeline, settings):
-        assert places.count("step") == 4
-        assert set(places) == CHECKED_ON_CPU_ONLY | {"step"}
+    assert places.count("step") == 4
+    assert set(places) == CHECKED_ON_CPU_ONLY | {"step"}

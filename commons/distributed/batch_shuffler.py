@@ -104,9 +104,6 @@ class BatchShuffler(ABC):
         if self.group.num_ranks > 1:
             self.group.group_for("exchange", job_device())  # connected here, so that no step waits for it
             warm_up(self.settings, self.features)
-        else:
-            for feature in self.features:
-                feature.warm_up()
 
     @property
     def format(self) -> BatchFormat | None:

@@ -8,6 +8,7 @@ import hstu.batch_shuffler  # noqa: F401  registers "hstu"
 from commons.distributed import BatchShufflerFactory, ShufflePlan
 from commons.perf_model import HSTUFlops
 from tests.hstu.hstu_samples import Sample, hstu_batch
+from tests.on_ranks import on_ranks
 
 
 def _plan(settings: dict) -> ShufflePlan:
@@ -16,15 +17,12 @@ def _plan(settings: dict) -> ShufflePlan:
     return BatchShufflerFactory.create("hstu", **settings).plan(hstu_batch(rows))
 
 
-def _plans() -> tuple[ShufflePlan, ShufflePlan]:
-    return _plan({"num_heads": 2, "head_dim": 4}), _plan({"flops": HSTUFlops(1, 8, 2, 4)})
-
-
-def test_heads_alone_place_samples_as_the_flops_of_a_layer_do(pools):
-    for by_heads, by_flops in pools(2).run(_plans):
-        assert by_heads.workloads.tolist() == by_flops.workloads.tolist()
-        assert all(map(np.array_equal, by_heads.partition, by_flops.partition))
-        assert by_heads.workloads.max() > 3 * by_heads.workloads.min()
+@on_ranks(2)
+def test_heads_alone_place_samples_as_the_flops_of_a_layer_do():
+    by_heads, by_flops = _plan({"num_heads": 2, "head_dim": 4}), _plan({"flops": HSTUFlops(1, 8, 2, 4)})
+    assert by_heads.workloads.tolist() == by_flops.workloads.tolist()
+    assert all(map(np.array_equal, by_heads.partition, by_flops.partition))
+    assert by_heads.workloads.max() > 3 * by_heads.workloads.min()
 
 
 def test_a_config_of_recsys_examples_makes_a_shuffler(caplog):

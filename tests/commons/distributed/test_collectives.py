@@ -14,16 +14,11 @@ from commons.distributed.placement import Partitioning, place
 from commons.distributed.row_table import RowTable
 from commons.distributed.shuffler_settings import ShufflerSettings
 from tests.commons.distributed.counted_collectives import no_synchronization, recorded_collectives
-from tests.commons.distributed.loaded_batches import (
-    BOTH,
-    PAYLOAD,
-    agreed,
-    check_identical,
-    many_fields,
-)
+from tests.commons.distributed.loaded_batches import BOTH, PAYLOAD, agreed, check_identical, many_fields
 from tests.commons.distributed.shufflers import DictShuffler, FieldShuffler
 from tests.commons.histories import FLOPS, FlopsShuffler, histories
 from tests.drawn_batches import draw_batch
+from tests.on_ranks import on_ranks
 
 MOVIELENS_100K = Path(__file__).parents[4] / "shared/data/ml-100k"
 
@@ -59,7 +54,9 @@ def test_asynchronous_work_passes():
         assert x.index_select(0, rows).repeat_interleave(x[:2], output_size=3).int().shape == (3,)
 
 
-def _collectives_of_a_step(exchange: str) -> list[str]:
+@pytest.mark.parametrize("exchange", BOTH)
+@on_ranks(3)
+def test_a_step_takes_one_collective_to_plan_and_one_to_exchange_and_never_waits_for_the_device(exchange):
     shuffler = DictShuffler(exchange=exchange)
     shuffler.shuffle(many_fields(0))  # agrees on the fields, and fills the caches that depend on them
     names = {id(shuffler.planner._channel): "planning"}
@@ -70,15 +67,8 @@ def _collectives_of_a_step(exchange: str) -> list[str]:
         assert plan.moves
         with no_synchronization():
             shuffler.exchange(batch, plan)
-    return [f"{name} on {names[id(arguments['group'])]}" for name, arguments in calls]
-
-
-@pytest.mark.parametrize("exchange", BOTH)
-def test_a_step_takes_one_collective_to_plan_and_one_to_exchange_and_never_waits_for_the_device(
-    pools, exchange
-):
-    for calls in pools(3).run(_collectives_of_a_step, exchange):
-        assert calls == ["all_gather on planning", f"{PAYLOAD[exchange]} on exchange"]
+    calls = [f"{name} on {names[id(arguments['group'])]}" for name, arguments in calls]
+    assert calls == ["all_gather on planning", f"{PAYLOAD[exchange]} on exchange"]
 
 
 def _collectives_where_nothing_moves(exchange: str) -> list[str]:

@@ -17,6 +17,7 @@ from commons.sequence_batch import BaseBatch
 from tests.commons.distributed.errors_and_warnings import error_of
 from tests.commons.distributed.shufflers import FieldShuffler
 from tests.commons.sequence_batch.drawn_fields import bytes_of_rows
+from tests.on_ranks import on_ranks
 
 ROWS = 4
 DTYPES = sorted(
@@ -224,16 +225,11 @@ def test_what_would_lose_something_is_refused_by_all_ranks_at_once(pools):
             assert all(error.startswith(expected) for error in errors), (kind, errors)
 
 
-def _error_of_attribute() -> str:
+@on_ranks(2)
+def test_a_tensor_that_is_an_attribute_of_a_dict_is_refused_by_all_ranks():
     more = _with_attribute() if dist.get_rank() == 1 else SubclassedDict(inner=torch.arange(ROWS))
-    return error_of(HeavyOnRank1().plan, {"ids": IDS, "more": more})
-
-
-def test_a_tensor_that_is_an_attribute_of_a_dict_is_refused_by_all_ranks(pools):
-    for error in pools(2).run(_error_of_attribute):
-        assert error.startswith(
-            "TypeError: more.mask is a tensor that would stay behind when its samples move"
-        )
+    error = error_of(HeavyOnRank1().plan, {"ids": IDS, "more": more})
+    assert error.startswith("TypeError: more.mask is a tensor that would stay behind when its samples move")
 
 
 class AttributeDict(dict):

@@ -17,10 +17,11 @@ from commons.distributed.rank_group import ranks_per_node
 from commons.distributed.row_table import RowTable
 from commons.distributed.shuffler_settings import PARTITIONERS, ShufflerSettings
 from commons.partition import imbalance, lower_bound, refined
-from tests.commons.distributed.compiled_kernels import compiled
+from tests.commons.distributed.compiled_kernels import before_and_after_placing, compiled
 from tests.commons.distributed.errors_and_warnings import error_of
 from tests.commons.distributed.shufflers import LIMITED, FieldShuffler
 from tests.drawn_batches import draw_batch
+from tests.on_ranks import on_ranks
 from tests.process_pool import ProcessPool
 
 
@@ -199,11 +200,25 @@ def test_nothing_is_compiled_after_the_warm_up():
     assert before == after and len(before) > 10
 
 
-def _errors_of_limits() -> list[str]:
+@on_ranks(2)
+def test_a_limit_that_cannot_be_kept_is_an_error_on_every_rank():
     batch = draw_batch(np.random.default_rng(dist.get_rank()), 0, 4, 4)
-    return [error_of(FieldShuffler(max_tokens=most).plan, batch) for most in (1, 10**6)]
+    below, above = [error_of(FieldShuffler(max_tokens=most).plan, batch) for most in (1, 10**6)]
+    assert "above max_tokens=1" in below and above == "no error"
 
 
-def test_a_limit_that_cannot_be_kept_is_an_error_on_every_rank(pools):
-    for below, above in pools(2).run(_errors_of_limits):
-        assert "above max_tokens=1" in below and above == "no error"
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"equal_rows": False, "max_tokens": 20_000},
+        {"partitioner": "longest_processing_time", "max_tokens": 20_000},
+        {"partitioner": "karmarkar_karp"},
+    ],
+)
+def test_no_step_compiles(settings):
+    """A shuffler compiles at its start all that its settings reach, and nothing that only others do."""
+    before, after = before_and_after_placing(**settings)
+    assert before == after and len(before) > 4
+    assert "_level" not in before and "_placed" not in before  # pieces and groups
+    assert ("search_to" in before) == ("partitioner" not in settings)

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from commons.distributed.plan_ahead import PlanAhead
 from tests.commons.distributed.shufflers import FieldShuffler
 from tests.drawn_batches import MixedBatch, draw_batch, sample_contents
+from tests.on_ranks import on_ranks
 
 NUM_BATCHES = (5, 2)
 
@@ -40,7 +41,8 @@ def test_a_loop_computes_each_sample_once(pools):
     assert [num_steps for *_, num_steps in results] == [max(NUM_BATCHES)] * 2
 
 
-def _plan_alongside_a_loop() -> list[str]:
+@on_ranks(2)
+def test_planning_alongside_a_loop_is_refused():
     shuffler, batch = FieldShuffler(), draw_batch(np.random.default_rng(0), 0, 4, 3)
     errors = []
     for _ in shuffler.plan_ahead(_batches()):
@@ -48,13 +50,8 @@ def _plan_alongside_a_loop() -> list[str]:
             shuffler.plan(batch)
         errors.append(str(error.value))
     shuffler.plan(batch)  # the loop has ended
-    return errors
-
-
-def test_planning_alongside_a_loop_is_refused(pools):
-    for errors in pools(2).run(_plan_alongside_a_loop):
-        assert len(errors) == max(NUM_BATCHES)
-        assert "this FieldShuffler plans for a pipeline, or a loop over plan_ahead" in errors[0]
+    assert len(errors) == max(NUM_BATCHES)
+    assert "this FieldShuffler plans for a pipeline, or a loop over plan_ahead" in errors[0]
 
 
 def _loop_over_failing_files() -> int:

@@ -14,23 +14,19 @@ from commons.sequence_batch import BaseBatch
 from tests.commons.distributed.counted_collectives import wrong_counts_on_host
 from tests.commons.distributed.errors_and_warnings import error_of
 from tests.commons.histories import TokenShuffler, draw_histories
+from tests.on_ranks import on_ranks
 
 
-def _differences(settings: dict) -> tuple[int, list[str]]:
-    """Samples that moved in a few steps, and the counts on the host that are not those of the batch."""
+@pytest.mark.parametrize("settings", [{}, {"exchange": "all_gather"}], ids=str)
+@on_ranks(3)
+def test_counts_follow_their_samples(settings):
     rng, shuffler, moved, wrong = np.random.default_rng(dist.get_rank()), TokenShuffler(**settings), 0, []
     for _ in range(4):
         loaded = draw_histories(rng, 4)
         plan = shuffler.plan(loaded)
         moved += int((plan.rows.home != plan.destination).sum())
         wrong += wrong_counts_on_host(shuffler.exchange(loaded, plan))
-    return moved, wrong
-
-
-@pytest.mark.parametrize("settings", [{}, {"exchange": "all_gather"}], ids=str)
-def test_counts_follow_their_samples(pools, settings):
-    for moved, wrong in pools(3).run(_differences, settings):
-        assert moved and not wrong
+    assert moved and not wrong
 
 
 @dataclass(eq=False)
@@ -48,12 +44,13 @@ def _batch(**counts: tuple[int, ...]) -> CountedBatch:
     return CountedBatch(features, 2, {}, counts=tuple(counts.items()))
 
 
-def _errors() -> list[str]:
+@on_ranks(2)
+def test_wrong_counts_are_named_on_all_ranks():
     on_rank = {"a": (1, 2)} if dist.get_rank() else {"b": (1, 2)}
     known = TokenShuffler()
     placed = known.shuffle(_batch(a=(1, 2), b=(3, 2**31 - 1), c=(0, 0)))
     largest = int(max(placed.row_counts_on_host()["b"]))
-    return [
+    largest, *errors = [
         str(largest),
         error_of(TokenShuffler().plan, _batch(**on_rank)),
         error_of(known.plan, _batch(a=(1, 2))),
@@ -61,20 +58,16 @@ def _errors() -> list[str]:
         error_of(TokenShuffler().plan, _batch(a=(1, -1 if dist.get_rank() else 0))),
         error_of(TokenShuffler().plan, _batch(a=(1, 2, 3))),
     ]
-
-
-def test_wrong_counts_are_named_on_all_ranks(pools):
-    for largest, *errors in pools(2).run(_errors):
-        assert largest == str(2**31 - 1) or largest == "3"
-        for error, message in zip(
-            errors,
-            [
-                "columns of get_workloads, row_counts of ('a',), and no groups; rank 0 with 1 columns",
-                "row_counts of ('a',), and no groups; the first one had 1 columns of get_workloads",
-                "CountedBatch.row_counts()['a'] has 2147483648 for row 1; expected an integer",
-                "CountedBatch.row_counts()['a'] has -1 for row 1",
-                "CountedBatch.row_counts()['a'] has shape (3,), expected one number per row: (2,)",
-            ],
-            strict=True,
-        ):
-            assert message in error
+    assert largest == str(2**31 - 1) or largest == "3"
+    for error, message in zip(
+        errors,
+        [
+            "columns of get_workloads, row_counts of ('a',), and no groups; rank 0 with 1 columns",
+            "row_counts of ('a',), and no groups; the first one had 1 columns of get_workloads",
+            "CountedBatch.row_counts()['a'] has 2147483648 for row 1; expected an integer",
+            "CountedBatch.row_counts()['a'] has -1 for row 1",
+            "CountedBatch.row_counts()['a'] has shape (3,), expected one number per row: (2,)",
+        ],
+        strict=True,
+    ):
+        assert message in error

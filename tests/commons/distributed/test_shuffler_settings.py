@@ -22,10 +22,7 @@ from tests.commons.distributed.shufflers import FieldShuffler
         ({"token_tolerance": -0.1}, "token_tolerance=-0.1: expected"),
         ({"token_tolerance": float("inf")}, "token_tolerance=inf: expected"),
         ({"partitioner": "karmarkar_karp", "tolerance": 0.1}, "0.1 has no effect on 'karmarkar_karp'"),
-        (
-            {"partitioner": "karmarkar_karp", "max_tokens": 9},
-            "9: 'karmarkar_karp' has no argument",
-        ),
+        ({"partitioner": "karmarkar_karp", "max_tokens": 9}, "9: 'karmarkar_karp' has no argument"),
         ({"max_tokens": 0}, "max_tokens=0: expected an integer"),
         ({"max_rows": 9}, "max_rows=9 has no effect with equal_rows=True"),
         ({"window": 2}, "window=2: each step is planned by itself"),

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+import pytest
 import torch
 import torch.distributed as dist
 from tensordict import TensorDict
@@ -14,8 +15,10 @@ from torch import nn
 from torch.distributed.nn.functional import all_reduce
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
+from commons.distributed import IdentityShuffler
 from commons.sequence_batch import BaseBatch, register_batch_type
 from tests.commons.distributed.shufflers import FieldShuffler
+from tests.commons.pipeline.ranking_pipelines import pipeline_of
 
 
 @dataclass(frozen=True)
@@ -185,3 +188,58 @@ def samples_of(rank: int, rows: Sequence[int], step: int = 0) -> list[int]:
 
 def ddp(model: nn.Module) -> nn.Module:
     return nn.parallel.DistributedDataParallel(model) if dist.get_world_size() > 1 else model
+
+
+# (3, 2) and (6, 5): the ranks do not divide the rows. (1, 1, 0): a rank gets no sample at all.
+UNEVEN = [(6, 5), (3, 2)]
+WITHOUT_SAMPLES = (1, 1, 0)
+
+
+def replicated_pipeline(model, reduction, shuffler):
+    replicated = ddp(model)
+    return pipeline_of(
+        "none", replicated, torch.optim.SGD(replicated.parameters(), lr=0.0), shuffler, reduction
+    )
+
+
+def scored_pipeline(kind, reduction, **settings):
+    return replicated_pipeline(Scorer(kind, reduction), reduction, ScoredShuffler(kind, **settings))
+
+
+def identity_pipeline(reduction):
+    shuffler = IdentityShuffler(get_loss_tokens=lambda batch: batch["more"]["targets"].lengths())
+    return replicated_pipeline(Scorer("dict", reduction), reduction, shuffler)
+
+
+def ran(pipeline, batches):
+    """Returns mean loss, loss tokens, gradients and samples of a step. Collective."""
+    loss_sum, tokens, _ = pipeline.progress(iter(batches))
+    pipeline.reset()
+    dist.all_reduce(loss_sum)
+    return float(loss_sum) / max(tokens, 1), tokens, gradients_of(pipeline._model), pipeline.num_samples
+
+
+def _step(kind, reduction, rows, settings):
+    """Runs a step; with `settings` None, without balancing."""
+    mine = samples_of(dist.get_rank(), rows)
+    pipeline = (
+        identity_pipeline(reduction) if settings is None else scored_pipeline(kind, reduction, **settings)
+    )
+    return ran(pipeline, [draw(kind, mine)] if mine else [])
+
+
+def scored_steps(cases):
+    return [_step(*case) for case in cases]
+
+
+def check_scored(results, cases) -> None:
+    """Checks that loss and gradients of each rank are those of one process with the whole batch."""
+    for number, (_, _, rows, _) in enumerate(cases):
+        loss, tokens, gradients = on_whole_batch(range(sum(rows)))
+        assert sum(of_rank[number][3] for of_rank in results) == sum(rows)
+        for of_rank in results:
+            got_loss, got_tokens, got, _ = of_rank[number]
+            assert got_tokens == tokens, cases[number]
+            assert got_loss == pytest.approx(loss, rel=1e-5), cases[number]
+            for one, other in zip(got, gradients, strict=True):
+                assert float((one - other).norm()) <= 1e-5 * float(other.norm()), cases[number]

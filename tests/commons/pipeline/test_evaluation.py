@@ -3,60 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import InitVar, dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import pytest
 import torch
-import torch.distributed as dist
-from torch import nn
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
 from commons.sequence_batch.batch_view import without_copied_row
-from tests.commons.distributed.shufflers import FieldShuffler
-from tests.commons.pipeline.ranking_pipelines import pipeline_of, steps_of
-
-SAMPLES, BATCH_SIZE = 257, 32
+from tests.commons.pipeline.runs import check_summed, summed_outputs
 
 
-class EqualCosts(FieldShuffler):
-    def get_workloads(self, batch):
-        return torch.ones(len(batch["number"]), dtype=torch.int64)
-
-    get_tokens = get_workloads
-
-
-class Squares(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(()))
-
-    def forward(self, batch):
-        squares = self.weight * batch["number"] ** 2
-        return squares, {"squares": squares.detach(), "batch": batch["number"].sum()}
-
-
-def _summed(settings: dict[str, Any]) -> tuple[int, float]:
-    """Returns how many outputs all ranks have, and their sum: a user who knows of no copied rows."""
-    numbers = torch.arange(1, SAMPLES + 1, dtype=torch.float64).tensor_split(dist.get_world_size())
-    batches = [{"number": of_step} for of_step in numbers[dist.get_rank()].split(BATCH_SIZE)]
-    model = Squares()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    pipeline = pipeline_of("none", model, optimizer, EqualCosts(**settings), "sum")
-    model.eval()
-    totals = torch.zeros(2, dtype=torch.float64)
-    with torch.no_grad():
-        for _, _, output in steps_of(pipeline, batches):
-            for of_part in output if isinstance(output, list) else [output]:
-                assert of_part["batch"].dim() == 0
-                totals += torch.tensor([len(of_part["squares"]), of_part["squares"].sum()])
-    dist.all_reduce(totals)
-    return int(totals[0]), float(totals[1])
-
-
-@pytest.mark.parametrize("settings", [{}, {"max_tokens_per_micro_batch": 1}])
-def test_outputs_add_up_to_those_of_all_samples(pools, settings):
-    expected = SAMPLES, float(sum(number**2 for number in range(1, SAMPLES + 1)))
-    assert pools(2).run(_summed, settings) == [expected] * 2
+def test_outputs_add_up_to_those_of_all_samples(pools):
+    check_summed(pools(2).run(summed_outputs, {}))
 
 
 class Pair(NamedTuple):

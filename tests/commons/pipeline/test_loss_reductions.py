@@ -9,73 +9,25 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from commons.distributed import IdentityShuffler
 from commons.distributed.loss_reduction import loss_sum
 from tests.commons.distributed.errors_and_warnings import error_of
 from tests.commons.distributed.shufflers import FieldShuffler
-from tests.commons.pipeline.ranking_pipelines import pipeline_of, steps_of
+from tests.commons.pipeline.ranking_pipelines import steps_of
 from tests.commons.pipeline.scored_samples import (
     MAKE,
-    ScoredShuffler,
-    Scorer,
-    ddp,
+    UNEVEN,
+    WITHOUT_SAMPLES,
+    check_scored,
     draw,
-    gradients_of,
+    identity_pipeline,
     on_whole_batch,
+    ran,
+    replicated_pipeline,
     samples_of,
+    scored_pipeline,
+    scored_steps,
 )
-
-# (3, 2) and (6, 5): the ranks do not divide the rows. (1, 1, 0): a rank gets no sample at all.
-UNEVEN = [(6, 5), (3, 2)]
-WITHOUT_SAMPLES = (1, 1, 0)
-
-
-def _pipeline(model, reduction, shuffler):
-    replicated = ddp(model)
-    return pipeline_of(
-        "none", replicated, torch.optim.SGD(replicated.parameters(), lr=0.0), shuffler, reduction
-    )
-
-
-def _scored(kind, reduction, **settings):
-    return _pipeline(Scorer(kind, reduction), reduction, ScoredShuffler(kind, **settings))
-
-
-def _identity(reduction):
-    shuffler = IdentityShuffler(get_loss_tokens=lambda batch: batch["more"]["targets"].lengths())
-    return _pipeline(Scorer("dict", reduction), reduction, shuffler)
-
-
-def _ran(pipeline, batches):
-    """Returns mean loss, loss tokens, gradients and samples of a step. Collective."""
-    loss_sum, tokens, _ = pipeline.progress(iter(batches))
-    pipeline.reset()
-    dist.all_reduce(loss_sum)
-    return float(loss_sum) / max(tokens, 1), tokens, gradients_of(pipeline._model), pipeline.num_samples
-
-
-def _step(kind, reduction, rows, settings):
-    """Runs a step; with `settings` None, without balancing."""
-    mine = samples_of(dist.get_rank(), rows)
-    pipeline = _identity(reduction) if settings is None else _scored(kind, reduction, verify=True, **settings)
-    return _ran(pipeline, [draw(kind, mine)] if mine else [])
-
-
-def _steps(cases):
-    return [_step(*case) for case in cases]
-
-
-def check(results, cases) -> None:
-    """Checks that loss and gradients of each rank are those of one process with the whole batch."""
-    for number, (_, _, rows, _) in enumerate(cases):
-        loss, tokens, gradients = on_whole_batch(range(sum(rows)))
-        assert sum(of_rank[number][3] for of_rank in results) == sum(rows)
-        for of_rank in results:
-            got_loss, got_tokens, got, _ = of_rank[number]
-            assert got_tokens == tokens, cases[number]
-            assert got_loss == pytest.approx(loss, rel=1e-5), cases[number]
-            for one, other in zip(got, gradients, strict=True):
-                assert float((one - other).norm()) <= 1e-5 * float(other.norm()), cases[number]
+from tests.on_ranks import on_ranks
 
 
 @pytest.mark.parametrize("kind", sorted(MAKE))
@@ -85,12 +37,12 @@ def test_any_container_learns_what_one_process_does(pools, kind):
         for reduction, rows, first in product(("sum", "mean", "global_mean"), UNEVEN, (True, False))
         if first or kind in ("dict", "base")
     ]
-    check(pools(2).run(_steps, cases), cases)
+    check_scored(pools(2).run(scored_steps, cases), cases)
 
 
 def _logged(reduction, rows):
     """Returns the loss of each of two steps, as the docstring of `progress` tells to log it."""
-    pipeline, losses = _scored("dict", reduction), []
+    pipeline, losses = scored_pipeline("dict", reduction), []
     batches = [draw("dict", samples_of(dist.get_rank(), rows, step)) for step in range(2)]
     for of_rank, global_loss_tokens, _ in steps_of(pipeline, batches):
         dist.all_reduce(of_rank)
@@ -115,24 +67,12 @@ def test_a_rank_without_samples_adds_nothing(pools):
             (kind, reduction, (0, 5, 0), {"equal_rows": False}),
         )
     ]
-    check(pools(3).run(_steps, cases), cases)
+    check_scored(pools(3).run(scored_steps, cases), cases)
 
 
 def test_without_balancing_the_mean_is_still_that_of_all_ranks(pools):
     cases = [("dict", "mean", rows, None) for rows in [(6, 5), (4, 0)]]
-    check(pools(2).run(_steps, cases), cases)
-
-
-@pytest.mark.parametrize("kind", ["dict", "named tuple", "base"])
-def test_micro_batches_of_any_container(pools, kind):
-    settings = {"max_tokens_per_micro_batch": 12}
-    cases = [(kind, reduction, rows, settings) for reduction in ("sum", "mean") for rows in [*UNEVEN, (7, 0)]]
-    check(pools(2).run(_steps, cases), cases)
-    cases = [
-        (kind, reduction, WITHOUT_SAMPLES, settings | {"equal_rows": equal})
-        for reduction, equal in product(("sum", "mean"), (True, False))
-    ]
-    check(pools(3).run(_steps, cases), cases)
+    check_scored(pools(2).run(scored_steps, cases), cases)
 
 
 class Logarithm(nn.Module):
@@ -152,56 +92,45 @@ class EqualCosts(FieldShuffler):
         return torch.ones(len(batch["x"]), dtype=torch.int64)
 
 
-def _three_rows_on_four_ranks():
-    pipeline = _pipeline(Logarithm(), "mean", EqualCosts())
-    return _ran(pipeline, [{"x": torch.tensor([2.0, 3.0, 4.0])}] if dist.get_rank() == 3 else [])
-
-
-def test_more_ranks_than_samples(pools):
-    for loss, _, gradients, _ in pools(4).run(_three_rows_on_four_ranks):
-        assert loss == pytest.approx(float(torch.tensor([2.0, 3.0, 4.0]).log().mean()), rel=1e-5)
-        assert float(gradients[0]) == pytest.approx(1.0, rel=1e-5)
+@on_ranks(4)
+def test_more_ranks_than_samples():
+    pipeline = replicated_pipeline(Logarithm(), "mean", EqualCosts())
+    loss, _, gradients, _ = ran(
+        pipeline, [{"x": torch.tensor([2.0, 3.0, 4.0])}] if dist.get_rank() == 3 else []
+    )
+    assert loss == pytest.approx(float(torch.tensor([2.0, 3.0, 4.0]).log().mean()), rel=1e-5)
+    assert float(gradients[0]) == pytest.approx(1.0, rel=1e-5)
 
 
 def _train(reduction, model_reduction, rows, **settings):
-    pipeline = _scored("dict", reduction, **settings)
+    pipeline = scored_pipeline("dict", reduction, **settings)
     pipeline._model.module._reduction = model_reduction
     mine = samples_of(dist.get_rank(), rows)
     pipeline.progress(iter([draw("dict", mine)] if mine else []))
 
 
-def _errors():
-    return [
-        error_of(_train, None, "mean", (2, 2, 2)),
-        error_of(_train, "average", "mean", (2, 2, 2)),
-        error_of(_train, "mean", "sum", (2, 2, 2)),
-        error_of(_train, "global_mean", "global_mean", (2, 2, 2), max_tokens_per_micro_batch=9),
-    ]
-
-
-def test_wrong_reductions_are_refused(pools):
+@on_ranks(3)
+def test_wrong_reductions_are_refused():
     expected = [
         "ValueError: loss_reduction=None: expected",
         "ValueError: loss_reduction='average': expected",
         "ValueError: the model returned losses of shape (",
-        'ValueError: loss_reduction="global_mean" is for a whole step',
-        'ValueError: loss_reduction="global_mean" is for a whole step',
     ]
-    for errors in pools(3).run(_errors):
-        assert all(map(str.startswith, errors, expected)), errors
+    errors = [
+        error_of(_train, None, "mean", (2, 2, 2)),
+        error_of(_train, "average", "mean", (2, 2, 2)),
+        error_of(_train, "mean", "sum", (2, 2, 2)),
+    ]
+    assert all(map(str.startswith, errors, expected)), errors
 
 
-def _global_mean_without_samples():
-    """Returns the error where ranks balance, and where only the plan of rank 1 has no sample."""
+@on_ranks(3)
+def test_a_global_mean_with_a_rank_without_samples_is_refused_on_all_ranks():
     balanced = error_of(_train, "global_mean", "global_mean", (1, 0, 1))
     batches = [draw("dict", [1, 2])] if dist.get_rank() != 1 else []
-    return [balanced, error_of(_ran, _identity("global_mean"), batches)]
-
-
-def test_a_global_mean_with_a_rank_without_samples_is_refused_on_all_ranks(pools):
-    for balanced, identity in pools(3).run(_global_mean_without_samples):
-        assert "runs a copy of one" in balanced
-        assert "a rank has no sample in this step" in identity
+    balanced, identity = [balanced, error_of(ran, identity_pipeline("global_mean"), batches)]
+    assert "runs a copy of one" in balanced
+    assert "a rank has no sample in this step" in identity
 
 
 def test_a_mean_is_one_number():

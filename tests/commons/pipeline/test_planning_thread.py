@@ -12,7 +12,8 @@ import torch.distributed as dist
 
 from commons.distributed import BatchShuffler
 from commons.sequence_batch import BaseBatch
-from tests.commons.pipeline.ranking_pipelines import equal_histories, ranking_pipeline, steps_of
+from tests.commons.histories import histories
+from tests.commons.pipeline.ranking_pipelines import ranking_pipeline, steps_of
 
 STEPS = 48
 FAILING_STEP = 30
@@ -22,7 +23,7 @@ class SlowShuffler(BatchShuffler):
     """Sleeps in planning; on rank 1 it may raise."""
 
     def __init__(self, raises: bool = False, **settings) -> None:
-        super().__init__(verify=True, **settings)
+        super().__init__(**settings)
         self._rng = np.random.default_rng(dist.get_rank())
         self._raises = raises
         self._calls = 0
@@ -39,7 +40,7 @@ def _loader(raises: bool) -> Iterator[BaseBatch]:
     for number in range(STEPS):
         if raises and dist.get_rank() == 1 and number == FAILING_STEP:
             raise OSError("the disk is gone")
-        yield equal_histories(2, 1 + (number * (1 + dist.get_rank())) % 7)
+        yield histories([1 + (number * (1 + dist.get_rank())) % 7] * 2)
 
 
 def _train(pipeline_name: str, raises: str, groups: list[list[int]] | None = None) -> tuple[int, str]:
@@ -94,7 +95,7 @@ class _Files:
                 return next(self)
             if dist.get_rank() == 1:
                 raise OSError(f"file {number} cannot be read")
-        return equal_histories(2, 1 + number + dist.get_rank())
+        return histories([1 + number + dist.get_rank()] * 2)
 
 
 def _train_on(

@@ -29,10 +29,7 @@ from tests.hstu.hstu_samples import Sample, hstu_batch
         ({"balance_max_tokens": 0}, "balance_max_tokens = 0: expected an integer of at least 1"),
         ({"balance_window": 2}, r"balance_window = 2: each step .*\(TrainerArgs.balance_split = True\)"),
         ({"balance_window_max_step_ratio": 1.5}, "balance_window_max_step_ratio = 1.5: each step"),
-        (
-            {"max_tokens_per_micro_batch": 0},
-            "max_tokens_per_micro_batch = 0: expected an integer of at",
-        ),
+        ({"max_tokens_per_micro_batch": 0}, "max_tokens_per_micro_batch = 0: expected an integer of at"),
         ({"balance_speed_limit": 1.5}, "balance_speed_limit = 1.5: expected its default without balance_c"),
     ],
 )

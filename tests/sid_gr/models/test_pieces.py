@@ -16,6 +16,7 @@ from commons.perf_model import TransformerConfig, transformer_flops
 from sid_gr.batch_shuffler import SIDGRBatchShuffler
 from tests.commons.distributed.counted_collectives import recorded_synchronizations
 from tests.commons.features.sample_splitting.drawn_cuts import drawn_cuts
+from tests.on_ranks import on_ranks
 from tests.sid_gr.sid_samples import CONTEXTUAL_VOCABULARY, ITEM_CODES, Sample, sid_batch, sid_gr_model
 
 ROWS = 4
@@ -136,7 +137,8 @@ class _OtherTokens(SIDGRBatchShuffler):
         return torch.where(tokens < tokens.max(), 2 * tokens, tokens)
 
 
-def _refusals() -> list[str]:
+@on_ranks(2)
+def test_what_pieces_do_not_allow_is_refused():
     shuffler: BatchShuffler = _OtherTokens(FLOPS, split=True, equal_rows=False)
     # The sample that is cut is counted right, or planning would refuse it.
     shuffler.planner.cuts = lambda *_: (np.array([0]), np.array([2]), np.array([0, 1, 0, 1, 1]))
@@ -147,11 +149,7 @@ def _refusals() -> list[str]:
         with pytest.raises(ValueError) as error:
             refused(mine)
         messages.append(str(error.value))
-    return messages
-
-
-def test_what_pieces_do_not_allow_is_refused(pools):
-    for of_model, of_batch in pools(2).run(_refusals):
-        assert "and the plan that cut samples counts" in of_model
-        assert of_model.endswith("let the shuffler's get_tokens return SIDBatch.num_tokens()")
-        assert of_batch.endswith("select rows before the exchange")
+    of_model, of_batch = messages
+    assert "and the plan that cut samples counts" in of_model
+    assert of_model.endswith("let the shuffler's get_tokens return SIDBatch.num_tokens()")
+    assert of_batch.endswith("select rows before the exchange")

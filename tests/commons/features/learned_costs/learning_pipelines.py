@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import torch.distributed as dist
-
 from commons.distributed.learning import _DELAY
+
 from commons.sequence_batch import BaseBatch
 from tests.commons.histories import TokenShuffler, draw_histories
 from tests.commons.pipeline.ranking_pipelines import pipeline_of, sharded_ranking_model
@@ -40,9 +40,7 @@ def _plans(pipeline: Any, batches: Iterator[BaseBatch], steps: int) -> list[Any]
 
 
 def check_resumed(
-    name: str,
-    settings: dict[str, Any],
-    make_model: Callable[[], tuple[Any, Any]] = sharded_ranking_model,
+    name: str, settings: dict[str, Any], make_model: Callable[[], tuple[Any, Any]] = sharded_ranking_model
 ) -> None:
     """Checks that a resumed pipeline plans as the one that went on, with what it had learned."""
     pipeline = learning_pipeline(name, settings, make_model=make_model)

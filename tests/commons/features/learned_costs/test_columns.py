@@ -15,6 +15,7 @@ from commons.perf_model import Cost
 from commons.perf_model.cost import LINEAR
 from tests.commons.distributed.column_costs import Lengths, lengths_batch, once, squared
 from tests.commons.distributed.errors_and_warnings import warnings_of
+from tests.on_ranks import on_ranks
 
 
 def _learned(shuffler: BatchShuffler, first: int, last: int) -> ShufflePlan:
@@ -73,17 +74,14 @@ def test_what_does_not_fit_the_columns_is_learned_anew(pools):
     assert changed[1][0] == old[1][0] == []
 
 
-def _learned_cost() -> np.ndarray:
+@on_ranks(2)
+def test_the_cost_of_each_column_is_learned():
     shuffler = Lengths(once, squared, cost="learned")
     _learned(shuffler, 0, 60)
-    return np.array(shuffler.learned_cost().coefficients)
-
-
-def test_the_cost_of_each_column_is_learned(pools):
-    for coefficients in pools(2).run(_learned_cost):
-        per_sample, per_token, linear, quadratic = coefficients
-        assert quadratic == pytest.approx(1e3, rel=0.02) and per_sample == pytest.approx(1e5, rel=0.3)
-        assert per_token + linear < 100
+    coefficients = np.array(shuffler.learned_cost().coefficients)
+    per_sample, per_token, linear, quadratic = coefficients
+    assert quadratic == pytest.approx(1e3, rel=0.02) and per_sample == pytest.approx(1e5, rel=0.3)
+    assert per_token + linear < 100
 
 
 def _in_a_file(path: str) -> bool:

@@ -14,6 +14,7 @@ from commons.distributed import BatchShuffler, IdentityShuffler
 from commons.distributed.row_table import RowTable
 from commons.distributed.shuffle_plan import ShufflePlan
 from tests.commons.distributed.errors_and_warnings import error_of, warnings_of
+from tests.on_ranks import on_ranks
 
 ROWS, NOISE = 16, 0.02
 STEPS_TO_FOLLOW = 50
@@ -82,32 +83,28 @@ def test_loads_follow_times_and_speeds_within_fifty_steps(pools, settings):
     assert error < 1.5 * NOISE
 
 
-def _limited() -> list[float]:
+@on_ranks(2)
+def test_speeds_stay_within_the_limit():
     shuffler = LengthShuffler(cost="learned", speed_limit=1.2, equal_rows=False)
     plans, _ = _train(shuffler, 0, 80, [1.0, 0.4])
     assert np.ptp(shuffler.planner.learning.state.speeds) > 0.8  # measured, and named, as it is
-    return plans[-1].speeds.tolist()
+    speeds = plans[-1].speeds.tolist()
+    assert speeds == pytest.approx([1.2, 1 / 1.2], rel=1e-3)
 
 
-def test_speeds_stay_within_the_limit(pools):
-    for speeds in pools(2).run(_limited):
-        assert speeds == pytest.approx([1.2, 1 / 1.2], rel=1e-3)
-
-
-def _starved() -> tuple[bool, list[float]]:
+@on_ranks(2)
+def test_a_rank_too_slow_for_a_sample_can_recover():
     shuffler = LengthShuffler(cost="learned", speed_limit=30.0, equal_rows=False)
     plans, _ = _train(shuffler, 0, 120, [1.0, 0.03], rows=2)
     is_starved = all((plan.destination == 0).all() for plan in plans[-4:])
     _train(shuffler, 120, 400, [1.0, 1.0], rows=2)
-    return is_starved, shuffler.planner.learning.state.speeds.tolist()
+    speeds = shuffler.planner.learning.state.speeds.tolist()
+    assert is_starved and speeds == pytest.approx([1.0, 1.0], rel=0.1)
 
 
-def test_a_rank_too_slow_for_a_sample_can_recover(pools):
-    for is_starved, speeds in pools(2).run(_starved):
-        assert is_starved and speeds == pytest.approx([1.0, 1.0], rel=0.1)
-
-
-def _resumed(planned_ahead: int) -> list[bool]:
+@pytest.mark.parametrize("planned_ahead", [0, 4])
+@on_ranks(2)
+def test_a_resumed_run_plans_as_the_uninterrupted_one(planned_ahead):
     settings = {"cost": "learned", "equal_rows": False}
     whole, speeds = LengthShuffler(**settings), [1.0, 0.5]
     last = _train(whole, 0, 45, speeds)[0][-1]
@@ -120,16 +117,11 @@ def _resumed(planned_ahead: int) -> list[bool]:
     rest = ahead + _train(whole, 45 + planned_ahead, 90, speeds)[0]
     resumed, other = LengthShuffler(**settings), LengthShuffler(**settings)
     resumed.load_learning_state(saved)
-    return [
+    assert [
         _train(resumed, 45, 90, speeds)[0] == rest,
         _train(other, 45, 90, speeds)[0] != rest,
         rest[-1].speeds is not None and rest[-1].predicted_seconds is not None,
-    ]
-
-
-@pytest.mark.parametrize("planned_ahead", [0, 4])
-def test_a_resumed_run_plans_as_the_uninterrupted_one(pools, planned_ahead):
-    assert pools(2).run(_resumed, planned_ahead) == [[True, True, True]] * 2
+    ] == [True, True, True]
 
 
 def _saved_by(num_ranks: int) -> dict[str, bytes]:
@@ -170,39 +162,13 @@ class UnknownCost(LengthShuffler):
         )
 
 
-def _without_workloads(steps: range) -> list[float]:
+@pytest.mark.parametrize("steps", [range(1, 91), range(30, 31)])
+@on_ranks(2)
+def test_workloads_may_be_zero(steps):
     shuffler = UnknownCost(cost="learned", equal_rows=False)
     shuffler.steps = steps
-    return _train(shuffler, 0, 90, [1.0, 0.5])[1]
-
-
-@pytest.mark.parametrize("steps", [range(1, 91), range(30, 31)])
-def test_workloads_may_be_zero(pools, steps):
-    for imbalance in pools(2).run(_without_workloads, steps):
-        assert np.mean(imbalance[60:]) < 1.05
-
-
-def _errors() -> list[str]:
-    rank = dist.get_rank()
-    shuffler, plain = LengthShuffler(cost="learned"), LengthShuffler()
-    plans = [shuffler.plan(_batch(step)) for step in range(30)]
-    only_one = LengthShuffler(cost="learned" if rank else None)
-    return [
-        error_of(plain.record, plans[-1], 1.0),
-        error_of(shuffler.record, plans[0], 1.0),
-        error_of(shuffler.learning_state, plans[0]),
-        error_of(shuffler.record, plans[-1], float("nan")),
-        error_of(shuffler.record, plans[-1], 0.0),
-        error_of(lambda: [shuffler.record(plans[-1], 1.0) for _ in range(2)]),
-        error_of(only_one.plan, _batch(0)),
-        error_of(LengthShuffler, cost="measured"),
-        error_of(LengthShuffler, speed_limit=3.0),
-        error_of(LengthShuffler, cost="learned", speed_limit=0.5),
-        error_of(IdentityShuffler, cost="learned"),
-        error_of(LengthShuffler(cost="learned").load_learning_state, {"times": b""}),
-        error_of(shuffler.load_learning_state, shuffler.learning_state(plans[-1])),
-        _error_of_different_states(),
-    ]
+    imbalance = _train(shuffler, 0, 90, [1.0, 0.5])[1]
+    assert np.mean(imbalance[60:]) < 1.05
 
 
 def _error_of_different_states() -> str:
@@ -214,7 +180,12 @@ def _error_of_different_states() -> str:
     return error_of(resumed.plan, _batch(60))
 
 
-def test_errors(pools):
+@on_ranks(2)
+def test_errors():
+    rank = dist.get_rank()
+    shuffler, plain = LengthShuffler(cost="learned"), LengthShuffler()
+    plans = [shuffler.plan(_batch(step)) for step in range(30)]
+    only_one = LengthShuffler(cost="learned" if rank else None)
     expected = [
         'record is for cost="learned", and this LengthShuffler has another cost',
         "the plan is none of the last",
@@ -231,8 +202,23 @@ def test_errors(pools):
         "load_learning_state came after the first plan",
         "only one of the ranks 0 and 1 has restored what was learned",
     ]
-    for errors in pools(2).run(_errors):
-        assert all(part in error for part, error in zip(expected, errors, strict=True)), errors
+    errors = [
+        error_of(plain.record, plans[-1], 1.0),
+        error_of(shuffler.record, plans[0], 1.0),
+        error_of(shuffler.learning_state, plans[0]),
+        error_of(shuffler.record, plans[-1], float("nan")),
+        error_of(shuffler.record, plans[-1], 0.0),
+        error_of(lambda: [shuffler.record(plans[-1], 1.0) for _ in range(2)]),
+        error_of(only_one.plan, _batch(0)),
+        error_of(LengthShuffler, cost="measured"),
+        error_of(LengthShuffler, speed_limit=3.0),
+        error_of(LengthShuffler, cost="learned", speed_limit=0.5),
+        error_of(IdentityShuffler, cost="learned"),
+        error_of(LengthShuffler(cost="learned").load_learning_state, {"times": b""}),
+        error_of(shuffler.load_learning_state, shuffler.learning_state(plans[-1])),
+        _error_of_different_states(),
+    ]
+    assert all(part in error for part, error in zip(expected, errors, strict=True)), errors
 
 
 def _warnings(settings: dict[str, Any], recorded: int) -> list[str]:

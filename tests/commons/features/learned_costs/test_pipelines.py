@@ -27,6 +27,7 @@ from tests.commons.features.learned_costs.learning_pipelines import (
 from tests.commons.histories import TokenShuffler
 from tests.commons.pipeline.ranking_pipelines import pipeline_of, steps_of
 from tests.commons.pipeline.scored_samples import ScoredShuffler, Scorer, ddp, draw
+from tests.on_ranks import on_ranks
 
 
 @pytest.mark.parametrize("name", ["none", "native"])
@@ -40,13 +41,10 @@ class _Waits(nn.Module):
         self.norm = nn.SyncBatchNorm(4)
 
 
-def _refused() -> str:
-    return error_of(pipeline_of, "none", _Waits(), None, TokenShuffler(cost="learned"))
-
-
-def test_models_that_wait_within_a_step_are_refused(pools):
-    for refused in pools(2).run(_refused):
-        assert 'ValueError: cost="learned": SyncBatchNorm waits for all ranks within a step' in refused
+@on_ranks(2)
+def test_models_that_wait_within_a_step_are_refused():
+    refused = error_of(pipeline_of, "none", _Waits(), None, TokenShuffler(cost="learned"))
+    assert 'ValueError: cost="learned": SyncBatchNorm waits for all ranks within a step' in refused
 
 
 def _collectives(cost: str | None) -> tuple[Counter[str], set[str]]:
@@ -85,8 +83,8 @@ def _scored_batches() -> Iterator[Any]:
     return iter([draw("dict", rng.integers(0, 1000, 6).tolist()) for _ in range(32)])
 
 
-def _learning_among_some_ranks() -> tuple[list[Any], str]:
-    """Returns facts that must hold, and the error of a plan that the pipeline derived."""
+@on_ranks(3)
+def test_a_shuffler_among_some_ranks_answers_for_its_pipeline():
     group = [dist.new_group(ranks) for ranks in ([0, 1], [2])][dist.get_rank() // 2]
     settings = {"cost": "learned", "equal_rows": False}
     shuffler = ScoredShuffler("dict", process_group=group, **settings)
@@ -103,10 +101,6 @@ def _learning_among_some_ranks() -> tuple[list[Any], str]:
         pipeline.plan.predicted_seconds is not None,
         resumed.plan.predicted_seconds is not None,  # from its first step on
     ]
-    return facts, error_of(shuffler.learning_state, pipeline.plan)
-
-
-def test_a_shuffler_among_some_ranks_answers_for_its_pipeline(pools):
-    for facts, error in pools(3).run(_learning_among_some_ranks):
-        assert facts == [True] * 4
-        assert error == "no error" or "in a pipeline, use the pipeline's methods" in error
+    error = error_of(shuffler.learning_state, pipeline.plan)
+    assert facts == [True] * 4
+    assert error == "no error" or "in a pipeline, use the pipeline's methods" in error

@@ -15,30 +15,36 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.parallel import DistributedDataParallel
 from torchrec.distributed.embedding import ShardedEmbeddingCollection
 
-from commons.pipeline import run_micro_batches
+from commons.features.micro_batches import run_micro_batches
+from tests.commons.features.micro_batches.divided import in_micro_batches
+from tests.commons.histories import TokenShuffler, draw_histories, histories
 from tests.commons.pipeline.ranking_pipelines import (
-    TokenShuffler,
-    draw_histories,
-    equal_histories,
+    RankingModel,
     pipeline_of,
     ranking_pipeline,
     sharded_ranking_model,
     steps_of,
 )
-from tests.hstu.hstu_samples import ranking_model
+from tests.commons.pipeline.runs import (
+    check_printed,
+    check_spans,
+    check_summed,
+    printed_report,
+    spans,
+    summed_outputs,
+)
+from tests.on_ranks import on_ranks
 
 both_pipelines = pytest.mark.parametrize("name", ["none", "native"])
 CAP = 24
 
 
-def _lookups_and_reductions(name: str) -> list[tuple[int, int, int]]:
-    """Returns, for whole batches and for micro-batches, table lookups, reduced buckets, and micro-batches.
-
-    They are those of three steps after the first two.
-    """
+@both_pipelines
+@on_ranks(2)
+def test_tables_are_looked_up_and_gradients_reduced_as_often_as_without(name):
     counts = []
     for cap in (None, CAP):
-        pipeline = ranking_pipeline(name, TokenShuffler(max_tokens_per_micro_batch=cap))
+        pipeline = ranking_pipeline(name, TokenShuffler(features=in_micro_batches(cap)))
         (replicated,) = (m for m in pipeline._model.modules() if isinstance(m, DistributedDataParallel))
         reduced = []
 
@@ -59,17 +65,12 @@ def _lookups_and_reductions(name: str) -> list[tuple[int, int, int]]:
         ) as lookups:
             for _ in range(3):
                 pipeline.progress(loader)
-                micro_batches += pipeline.report.num_micro_batches
+                micro_batches += pipeline.report.features.get("micro_batches", 1)
         pipeline.reset()
         counts.append((lookups.call_count, len(reduced), micro_batches))
-    return counts
-
-
-@both_pipelines
-def test_tables_are_looked_up_and_gradients_reduced_as_often_as_without(pools, name):
-    for (*whole, once), (*divided, several) in pools(2).run(_lookups_and_reductions, name):
-        assert divided == whole and min(whole) > 0
-        assert once == 3 and several > 6
+    (*whole, once), (*divided, several) = counts
+    assert divided == whole and min(whole) > 0
+    assert once == 3 and several > 6
 
 
 class _Kept:
@@ -105,18 +106,18 @@ def _kept_for_backward(name: str, cases: list[tuple[int, int | None]]) -> list[i
     model, optimizer = sharded_ranking_model()
     peaks = []
     for rows, cap in cases:
-        pipeline = pipeline_of(name, model, optimizer, TokenShuffler(max_tokens_per_micro_batch=cap))
+        pipeline = pipeline_of(name, model, optimizer, TokenShuffler(features=in_micro_batches(cap)))
         kept = _CountKept()
         forward = pipeline._stage.forward
 
-        def watched(model, batch, kept=kept, forward=forward):
+        def watched(batch, kept=kept, forward=forward):
             with torch.autograd.graph.saved_tensors_hooks(
                 lambda tensor: _Kept(tensor, kept), lambda saved: saved.tensor
             ):
-                return forward(model, batch)
+                return forward(batch)
 
         pipeline._stage.forward = watched
-        pipeline.progress(iter([equal_histories(rows, 10)]))
+        pipeline.progress(iter([histories([10] * rows)]))
         pipeline.reset()
         peaks.append(kept.peak)
     return peaks
@@ -129,13 +130,13 @@ def test_activations_grow_with_the_cap_and_not_with_the_batch(pools, name):
     whole_64, whole_16, twos_64, twos_16, eights_64 = map(max, zip(*of_ranks, strict=True))
     per_sample = (whole_64 - whole_16) / 48
     # Only the ids of the lookups grow.
-    assert twos_64 - twos_16 <= 0.03 * 48 * per_sample
+    assert twos_64 - twos_16 <= 0.05 * 48 * per_sample
     assert eights_64 - twos_64 == pytest.approx(6 * per_sample, rel=0.05)
 
 
 def _evaluated(cap: int | None) -> tuple[float, list[torch.Tensor]]:
     """Returns the loss sum of an evaluation step, and what it left in the gradients."""
-    pipeline = ranking_pipeline("native", TokenShuffler(max_tokens_per_micro_batch=cap))
+    pipeline = ranking_pipeline("native", TokenShuffler(features=in_micro_batches(cap)))
     pipeline._model.eval()
     with torch.no_grad():
         batch = draw_histories(np.random.default_rng(dist.get_rank()), 6)
@@ -154,12 +155,12 @@ def test_evaluation_in_micro_batches_has_the_same_loss_and_no_gradients(pools):
 
 
 def test_a_model_alone_runs_in_micro_batches():
-    model = ranking_model()
+    model = RankingModel()
     batch = draw_histories(np.random.default_rng(1), 12)
     gradients = []
     for cap in (None, CAP):
         optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-        pipeline = pipeline_of("none", model, optimizer, TokenShuffler(max_tokens_per_micro_batch=cap))
+        pipeline = pipeline_of("none", model, optimizer, TokenShuffler(features=in_micro_batches(cap)))
         _, _, outputs = pipeline.progress(iter([batch]))
         assert cap is None or len(outputs) > 1
         gradients.append([p.grad.clone() for p in model.parameters()])
@@ -167,14 +168,14 @@ def test_a_model_alone_runs_in_micro_batches():
         torch.testing.assert_close(whole, divided)
 
 
-def _custom_loop_and_pipeline() -> None:
-    """Compares the dense parameters after two steps."""
+@on_ranks(2)
+def test_a_custom_loop_trains_as_the_pipeline_does():
     parameters = []
     for with_pipeline in (False, True):
         model, optimizer = sharded_ranking_model(0.5)
-        shuffler = TokenShuffler(max_tokens_per_micro_batch=CAP)
+        shuffler = TokenShuffler(features=in_micro_batches(CAP))
         rng = np.random.default_rng(dist.get_rank())
-        batches = [draw_histories(rng, 6) for _ in range(2)]
+        batches = [histories(rng.integers(3, 12, 6), rng) for _ in range(2)]
         if with_pipeline:
             assert len(list(steps_of(pipeline_of("none", model, optimizer, shuffler), batches))) == 2
         else:
@@ -189,16 +190,12 @@ def _custom_loop_and_pipeline() -> None:
     assert all(map(torch.equal, *parameters))
 
 
-def test_a_custom_loop_trains_as_the_pipeline_does(pools):
-    pools(2).run(_custom_loop_and_pipeline)
-
-
 class FailingOnce(nn.Module):
     """Raises in its second step."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.model = ranking_model()
+        self.model = RankingModel()
         self.calls = 0
 
     def forward(self, batch: Any) -> Any:
@@ -212,7 +209,7 @@ class FailingOnce(nn.Module):
 def test_a_step_that_raises_can_be_tried_again_with_its_own_plan(cap):
     model = FailingOnce()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    pipeline = pipeline_of("none", model, optimizer, TokenShuffler(max_tokens_per_micro_batch=cap))
+    pipeline = pipeline_of("none", model, optimizer, TokenShuffler(features=in_micro_batches(cap)))
     rng = np.random.default_rng(3)
     batches = [draw_histories(rng, 6) for _ in range(3)]
     loader = iter(batches)
@@ -230,10 +227,10 @@ def _of_halved_losses(cap: int | None, accumulates: bool) -> list[torch.Tensor]:
     With `accumulates`, the dense gradients of the batch before it stay.
     """
     model, _ = sharded_ranking_model(0.5)
-    shuffler = TokenShuffler(max_tokens_per_micro_batch=cap)
+    shuffler = TokenShuffler(features=in_micro_batches(cap))
     rng = np.random.default_rng(dist.get_rank())
     for factor in (1.0, 0.5) if accumulates else (0.5,):
-        batch = draw_histories(rng, 6)
+        batch = histories(rng.integers(3, 12, 6), rng)
         plan = shuffler.plan(batch)
         exchanged = shuffler.exchange(batch, plan)
         if cap is None:
@@ -257,3 +254,16 @@ def test_a_factor_of_the_loss_reaches_all_gradients(pools, accumulates):
     ):
         for expected, got in zip(whole, divided, strict=True):
             assert float((got - expected).norm()) <= 1e-5 * float(expected.norm())
+
+
+def test_outputs_add_up_to_those_of_all_samples(pools):
+    check_summed(pools(2).run(summed_outputs, {"features": in_micro_batches(1)}))
+
+
+def test_a_report_names_micro_batches(pools):
+    check_printed(pools(2).run(printed_report, {"features": in_micro_batches(6)}), ", 2 micro batches")
+
+
+@pytest.mark.parametrize("sharded_tables", [True, False])
+def test_a_slow_rank_computes_and_the_others_wait(pools, sharded_tables):
+    check_spans(pools(2).run(spans, "none", sharded_tables, {"features": in_micro_batches(40)}), 2)

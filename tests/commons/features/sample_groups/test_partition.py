@@ -63,7 +63,6 @@ def test_other_processes_and_hash_seeds_reach_the_same_partition():
     check_alike_in_other_processes(__name__, "PARTITIONS")
 
 
-@settings(max_examples=100, deadline=None)
 @given(data=st.data(), problem=problems(), equal_size=st.booleans(), unit=st.sampled_from([1.0, 1e-3, 7e5]))
 def test_speeds_and_limits_hold_with_groups(data, problem, equal_size, unit):
     check_speeds(rebalance_with_groups, problem, equal_size, unit)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-
 from commons.distributed.cutting import Cutting
+
 from commons.distributed.row_table import RowTable
 
 

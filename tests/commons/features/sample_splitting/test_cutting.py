@@ -6,17 +6,23 @@ from dataclasses import fields, replace
 
 import numpy as np
 import pytest
+from commons.distributed.cutting import MIN_TOKENS, Cutting
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from commons.distributed.cutting import MIN_TOKENS, Cutting
-from commons.distributed.row_table import RowTable
 from commons.distributed.placement import place, place_within
+from commons.distributed.row_table import RowTable
 from commons.distributed.shuffle_plan import ShufflePlan
 from commons.distributed.shuffler_settings import PARTITIONERS, ShufflerSettings
 from commons.distributed.slow_plans import _faster
 from commons.partition import lower_bound
 from commons.sequence_batch import BaseBatch
+from tests.commons.distributed.column_costs import (
+    COSTS,
+    SLOW_ATTENTION,
+    planned_by_calibrated_cost,
+    planned_by_one_column_and_two,
+)
 from tests.commons.distributed.compiled_kernels import compiled
 from tests.commons.distributed.shufflers import LIMITED
 from tests.commons.features.sample_splitting.cut_samples import (
@@ -246,3 +252,16 @@ def test_nothing_is_compiled_after_the_warm_up():
     ((before, after),) = pool.run(_compiled_before_and_after_cutting)
     pool.close()
     assert before == after and "_level" in before
+
+
+def test_columns_that_add_up_to_one_are_cut_as_it_is(pools):
+    for plans in pools(3).run(planned_by_one_column_and_two, {"equal_rows": False, "split": True}):
+        assert sum(plan.pieces is not None for plan in plans) >= 6
+
+
+@pytest.mark.parametrize("cost", COSTS)
+def test_pieces_level_the_costs_that_were_calibrated(pools, cost):
+    for plans in pools(3).run(planned_by_calibrated_cost, cost, {"split": True}):
+        largest = [plan.loads.max() / plan.loads.mean() for plan in plans if plan.pieces is not None]
+        assert len(largest) >= (3 if cost is SLOW_ATTENTION else 0)
+        assert max(largest, default=1) <= 1.02

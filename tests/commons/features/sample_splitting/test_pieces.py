@@ -14,17 +14,13 @@ import torch.distributed as dist
 
 from commons.distributed import BatchShuffler
 from commons.sequence_batch import moved_to
-from commons.sequence_batch.cut_rules import (
-    ALONG_ITEMS,
-    TO_EVERY,
-    WITH_FIRST,
-    ItemGroup,
-)
+from commons.sequence_batch.cut_rules import ALONG_ITEMS, TO_EVERY, WITH_FIRST, ItemGroup
 from tests.commons.distributed.errors_and_warnings import error_of
 from tests.commons.distributed.loaded_batches import BOTH
 from tests.commons.features.sample_splitting.cut_samples import RULES, AheadBatch, ahead_batch
 from tests.commons.features.sample_splitting.drawn_cuts import drawn_cuts
 from tests.commons.histories import TokenShuffler
+from tests.on_ranks import on_ranks
 
 SETTINGS = {"split": True, "equal_rows": False}
 
@@ -107,8 +103,8 @@ class WithoutCost(TokenShuffler):
     prefix_cost = BatchShuffler.prefix_cost
 
 
-def _cut_and_as_loaded() -> list[Any]:
-    """Returns what arrives from a batch as loaded, and cut, and copied in any way after that."""
+@on_ranks(2)
+def test_a_cut_batch_is_not_cut_again_however_it_is_copied():
     batch = draw_history(np.random.default_rng(dist.get_rank()), 5, 4)
     shuffler = TokenShuffler(**SETTINGS)
     shuffler.planner.cuts = partial(drawn_cuts, seed=2)
@@ -117,41 +113,31 @@ def _cut_and_as_loaded() -> list[Any]:
     cut = shuffler.batch_for_step(batch, plan)
     cpu = torch.device("cpu")
     copies = (batch, cut, cut.to(cpu), moved_to(cut, cpu), replace(cut))
-    return [rows_of(shuffler.exchange(one, plan)) for one in copies]
+    as_loaded, *copies = [rows_of(shuffler.exchange(one, plan)) for one in copies]
+    assert all(of_copy == as_loaded for of_copy in copies)
 
 
-def test_a_cut_batch_is_not_cut_again_however_it_is_copied(pools):
-    for as_loaded, *copies in pools(2).run(_cut_and_as_loaded):
-        assert all(of_copy == as_loaded for of_copy in copies)
-
-
-def _refusals() -> list[str]:
+@on_ranks(2)
+def test_what_cannot_be_cut_is_refused_with_one_sentence():
     rng = np.random.default_rng(0)
-    makers: list[Callable[[], Any]] = [
-        partial(WithoutCost, **SETTINGS),
-        partial(TokenShuffler, split=True),
-    ]
+    makers: list[Callable[[], Any]] = [partial(WithoutCost, **SETTINGS), partial(TokenShuffler, split=True)]
     errors = [error_of(maker) for maker in makers]
     for kind in (Uncuttable, OfUnknownLengths):
         batch = draw_history(rng, 3, 3)
         batch.__class__ = kind
         errors.append(error_of(TokenShuffler(**SETTINGS).plan, batch))
-    return errors
-
-
-def test_what_cannot_be_cut_is_refused_with_one_sentence(pools):
     expected = [
         "split=True: WithoutCost has no prefix_cost",
         "split=True: a piece takes a row, and rows follow the load; set equal_rows=False",
         f"split=True: a {__name__}.Uncuttable cannot be cut; give it cut_rules",
         "planning does not know the lengths of key 'user' of 'features'",
     ]
-    for errors in pools(2).run(_refusals):
-        for error, part in zip(errors, expected, strict=True):
-            assert part in error
+    for error, part in zip(errors, expected, strict=True):
+        assert part in error
 
 
-def _train_on_pieces_unread() -> tuple[str, str, str]:
+@on_ranks(2)
+def test_a_model_that_takes_pieces_for_samples_is_an_error():
     batch = draw_history(np.random.default_rng(dist.get_rank()), 2, 2, longest=400)
     shuffler = TokenShuffler(**SETTINGS)
     shuffler.planner.cuts = partial(drawn_cuts, seed=1)
@@ -166,14 +152,10 @@ def _train_on_pieces_unread() -> tuple[str, str, str]:
     flight = fetch.start(tokens, tokens)
     not_landed = error_of(shuffler.scale, loss, plan, "sum")
     flight.land()
-    return unread, not_landed, error_of(shuffler.scale, loss, plan, "sum")
-
-
-def test_a_model_that_takes_pieces_for_samples_is_an_error(pools):
-    for unread, not_landed, read in pools(2).run(_train_on_pieces_unread):
-        assert "the model did not read batch.pieces: it took each piece for a whole sample" in unread
-        assert "a model started 1 fetches for its pieces and landed 0" in not_landed
-        assert read == "no error"
+    not_landed, read = not_landed, error_of(shuffler.scale, loss, plan, "sum")
+    assert "the model did not read batch.pieces: it took each piece for a whole sample" in unread
+    assert "a model started 1 fetches for its pieces and landed 0" in not_landed
+    assert read == "no error"
 
 
 class WithOtherCosts(TokenShuffler):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.commons.distributed.container_batches import KINDS, ContainerShuffler, make_batch
+from commons.distributed import ShufflePlan
 from tests.commons.distributed.counted_collectives import recorded_collectives
 from tests.commons.distributed.errors_and_warnings import error_of
 from tests.commons.distributed.loaded_batches import (
@@ -20,18 +21,23 @@ from tests.commons.distributed.loaded_batches import (
     model_outputs,
 )
 from tests.commons.distributed.shufflers import Case, FieldShuffler, cases, exchanged
+from tests.commons.pipeline.click_models import check_trained, trained
+from tests.on_ranks import on_ranks
 
 CAPS = [1, 6, 12, 13, 30, 10**6]
 
 
 def _there_and_back(case: Case, padded: bool) -> None:
     step = exchanged(case)
-    if step is None:
+    if isinstance(step, str):
         return
-    shuffler, plan, brought, moved = step
-    micro_batches = shuffler.micro_batches(moved, plan)
-    of_each, expected = [model_outputs(one, padded) for one in micro_batches], expected_outputs(brought)
-    check_identical(shuffler.unshuffle(micro_batches, plan), brought)
+    shuffler, plan = step.shuffler, step.plan
+    micro_batches = shuffler.micro_batches(step.moved, plan)
+    if case.kind == "mixed" or step.loaded is not None:
+        check_identical(shuffler.unshuffle(micro_batches, plan), step.brought)
+    if case.kind != "mixed":
+        return
+    of_each, expected = [model_outputs(one, padded) for one in micro_batches], expected_outputs(step.brought)
     check_identical(shuffler.unshuffle(of_each, plan), expected)
     for alone in ("scores", "keyed", "tokens", "right"):
         values = [of_one[alone] for of_one in of_each]
@@ -47,31 +53,12 @@ def test_results_come_back_to_their_rows(pools, case, padded):
     pools(len(case.batches)).run(_there_and_back, case, padded)
 
 
-def _container_there_and_back(kind: str, seed: int, rows: tuple[int, ...], cap: int) -> None:
-    shuffler, rank = ContainerShuffler(max_tokens_per_micro_batch=cap), dist.get_rank()
-    batch = make_batch(kind, seed, 1000 * (rank + 1), rows[rank])
-    plan = shuffler.plan(batch)
-    back = shuffler.unshuffle(shuffler.micro_batches(shuffler.exchange(batch, plan), plan), plan)
-    check_identical(*((vars(back), vars(batch)) if kind == "torchrec" else (back, batch)))
-
-
-@settings(max_examples=10)
-@given(
-    kind=st.sampled_from(KINDS),
-    seed=st.integers(0, 10**6),
-    rows=st.tuples(*[st.integers(1, 6)] * 3),
-    cap=st.sampled_from([4, 9, 10**6]),
-)
-def test_any_container_comes_back(pools, kind, seed, rows, cap):
-    pools(3).run(_container_there_and_back, kind, seed, rows, cap)
-
-
-def _errors() -> tuple[list[str], int]:
-    """Returns the errors of wrong values, and how many micro-batches the plan has."""
+@on_ranks(2)
+def test_values_of_other_micro_batches_are_refused():
     shuffler = agreed(FieldShuffler(max_tokens_per_micro_batch=13))
     plan = shuffler.plan(lopsided_batch())
     values = [torch.zeros(len(rows)) for rows in plan.micro_batches_on(dist.get_rank())]
-    assert plan.step["num_micro_batches"] == len(values) > 1
+    assert plan.num_micro_batches == len(values) > 1
     wrong = [
         values[1:],
         [*values, torch.zeros(1)],
@@ -79,20 +66,16 @@ def _errors() -> tuple[list[str], int]:
         [*values[:-1], torch.zeros(len(values[-1]) + 7)],
         [*values[:-1], values[-1].int()],
     ]
-    return [error_of(shuffler.unshuffle, given, plan) for given in wrong], plan.step["num_micro_batches"]
-
-
-def test_values_of_other_micro_batches_are_refused(pools):
-    for errors, count in pools(2).run(_errors):
-        expected = [
-            f"values of {count - 1} micro-batches, the plan has {count}",
-            f"values of {count + 1} micro-batches, the plan has {count}",
-            f"values of 0 micro-batches, the plan has {count}",
-            "rows in 'values', expected",
-            f"unshuffle got other values of micro-batch {count - 1} than of the first: ",
-        ]
-        for error, part in zip(errors, expected, strict=True):
-            assert error.startswith("ValueError") and part in error
+    errors, count = [error_of(shuffler.unshuffle, given, plan) for given in wrong], plan.num_micro_batches
+    expected = [
+        f"values of {count - 1} micro-batches, the plan has {count}",
+        f"values of {count + 1} micro-batches, the plan has {count}",
+        f"values of 0 micro-batches, the plan has {count}",
+        "rows in 'values', expected",
+        f"unshuffle got other values of micro-batch {count - 1} than of the first: ",
+    ]
+    for error, part in zip(errors, expected, strict=True):
+        assert error.startswith("ValueError") and part in error
 
 
 def _collectives_back(exchange: str, cap: int | None) -> list[list[str]]:
@@ -113,3 +96,15 @@ def _collectives_back(exchange: str, cap: int | None) -> list[list[str]]:
 def test_the_way_back_takes_as_many_collectives_as_for_a_whole_batch(pools, exchange):
     whole, divided = (pools(3).run(_collectives_back, exchange, cap) for cap in (None, 13))
     assert divided == whole and all(map(len, whole[0]))
+
+
+def unshuffled(shuffler: FieldShuffler, plan: ShufflePlan, output: list) -> tuple[list[int], torch.Tensor]:
+    """Returns the numbers of the samples that this rank has loaded, and the score of each."""
+    numbers = np.flatnonzero(plan.home == dist.get_rank()).tolist()
+    return numbers, shuffler.unshuffle(output, plan)[: len(numbers)]
+
+
+@pytest.mark.parametrize(("kind", "name"), [("dict", "native"), ("padded", "none")])
+def test_outputs_of_a_pipeline_come_back(pools, kind, name):
+    settings = {"max_tokens_per_micro_batch": 12, "verify": True}
+    check_trained(pools(2).run(trained, kind, name, {}, settings, unshuffled))

@@ -17,8 +17,8 @@ from torchrec.distributed.sharding_plan import construct_module_sharding_plan, r
 from torchrec.distributed.types import ShardingPlan
 
 from commons.distributed import BatchShuffler, IdentityShuffler
-from tests.commons.pipeline.ranking_pipelines import CPU, TokenShuffler, draw_histories, pipeline_of
-from tests.hstu.hstu_samples import ranking_model
+from tests.commons.histories import TokenShuffler, draw_histories
+from tests.commons.pipeline.ranking_pipelines import CPU, RankingModel, pipeline_of
 
 RANKS, RANKS_PER_REPLICA, STEPS = 4, 2, 5
 # SGD's rate is so large that the rounding of a weight does not show in its change.
@@ -59,23 +59,19 @@ class TwoDimensions(DMPCollection):
 
 
 def _sharded(optimizer: str, is_2d: bool) -> DistributedModelParallel:
-    model = ranking_model(num_layers=1)
+    model = RankingModel()
     kind, learning_rate = OPTIMIZERS[optimizer]
     sharder = EmbeddingCollectionSharder(fused_params={"optimizer": kind, "learning_rate": learning_rate})
     num_shards = RANKS_PER_REPLICA if is_2d else RANKS
-    plan = ShardingPlan(
-        {
-            f"embedding_collections.{number}": construct_module_sharding_plan(
-                tables,
-                {table.name: row_wise(compute_kernel="fused") for table in tables.embedding_configs()},
-                sharder=sharder,
-                local_size=num_shards,
-                world_size=num_shards,
-                device_type="cpu",
-            )
-            for number, tables in enumerate(model.embedding_collections)
-        }
+    tables = construct_module_sharding_plan(
+        model.tables,
+        {table.name: row_wise(compute_kernel="fused") for table in model.tables.embedding_configs()},
+        sharder=sharder,
+        local_size=num_shards,
+        world_size=num_shards,
+        device_type="cpu",
     )
+    plan = ShardingPlan({"tables": tables})
     if is_2d:
         return TwoDimensions(model, plan, sharder)
     return DistributedModelParallel(model, device=CPU, plan=plan, sharders=[sharder])
@@ -171,7 +167,7 @@ def _difference(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor], pa
 )
 def test_sgd_learns_what_it_learns_with_one_replica(pools, one_replica, run):
     changes = _changes(pools, run)
-    for part in ("embedding_collections", "dense"):
+    for part in ("tables", "dense"):
         assert _difference(one_replica, changes, part) < 1e-4
 
 
@@ -185,7 +181,7 @@ def test_balancing_within_a_replica_is_exact_with_an_adaptive_optimizer(pools, i
     plain, within, among_all = (
         _changes(pools, Run("adagrad", among, interval=interval)) for among in ("nobody", "a replica", "all")
     )
-    for part in ("embedding_collections", "dense"):
+    for part in ("tables", "dense"):
         assert _difference(plain, within, part) < 1e-4
     # Each replica's Adagrad squares the gradients of its own samples.
-    assert _difference(plain, among_all, "embedding_collections") > 1e-2
+    assert _difference(plain, among_all, "tables") > 1e-2

@@ -1,0 +1,82 @@
+"""The collectives that ranks launch on the device in training and evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from commons.distributed import BatchShuffler
+from tests.commons.histories import TokenShuffler, draw_histories
+from tests.commons.pipeline.ranking_pipelines import pipeline_of, sharded_ranking_model, steps_of
+
+LOADED = (7, 2, 0)  # batches of each rank
+
+
+def _nothing(*_: Any) -> None:
+    """Does nothing."""
+
+
+@dataclass(frozen=True)
+class Launching:
+    """What a step is made of besides the pipeline: functions that can be imported."""
+
+    make_model: Callable[[], tuple[Any, Any]] = sharded_ranking_model
+    prepare: Callable[[BatchShuffler], None] = _nothing
+    after_step: Callable[[BatchShuffler, Any], None] = _nothing
+
+
+WHOLE = Launching()
+
+
+class Launches(TorchDispatchMode):
+    """Records the collectives that this thread launches on the device, in forward and backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.namespace == "c10d" and func.__name__ not in ("send.default", "recv_.default"):  # on the host
+            (group,) = (
+                a for a in args if isinstance(a, torch.ScriptObject) and "ProcessGroup" in str(a._type())
+            )
+            self.names.append(f"{func.__name__} on {dist.ProcessGroup.unbox(group).group_name}")
+        return func(*args, **(kwargs or {}))
+
+
+def launches(name: str, settings: dict[str, Any], by: Launching = WHOLE) -> list[str]:
+    """Trains on loaders of different lengths, with an evaluation after two steps; returns the launches."""
+    model, optimizer = by.make_model()
+    shuffler, of_evaluation = TokenShuffler(**settings), TokenShuffler(**settings)
+    for one in (shuffler, of_evaluation):
+        by.prepare(one)
+    training = pipeline_of(name, model, optimizer, shuffler)
+    evaluation = pipeline_of(name, model, optimizer, of_evaluation)
+    rng = np.random.default_rng(dist.get_rank())
+    drawn = [draw_histories(rng, 3) for _ in range(LOADED[dist.get_rank()])]
+    batches = iter(drawn)
+    with Launches() as recorded:
+        for step in range(max(LOADED)):
+            training.progress(batches)
+            by.after_step(shuffler, training)
+            if step == 1:
+                model.eval()
+                with torch.no_grad():
+                    for _ in steps_of(evaluation, drawn[:3]):
+                        pass
+                model.train()
+        training.reset()
+    return recorded.names
+
+
+def check_launches(results: list[list[str]], num_groups: int) -> None:
+    """Checks that all ranks launch the same collectives in the same order, over so many groups."""
+    first, *others = results
+    assert others == [first] * len(others)
+    assert len({launch.split(" on ")[1] for launch in first}) == num_groups

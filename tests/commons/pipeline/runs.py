@@ -1,0 +1,174 @@
+"""Steps of pipelines under any settings of a shuffler: evaluation, reports, and times of computing."""
+
+from __future__ import annotations
+
+import re
+import time
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from commons.distributed import BalanceReport, IdentityShuffler
+from commons.perf_model.compute_clock import ComputeClock
+from commons.sequence_batch import BaseBatch
+from tests.commons.distributed.shufflers import FieldShuffler
+from tests.commons.histories import VOCABULARY, histories
+from tests.commons.pipeline.ranking_pipelines import CPU, RankingModel, pipeline_of, sharded, steps_of
+
+SAMPLES, BATCH_SIZE = 257, 32
+
+
+class EqualCosts(FieldShuffler):
+    def get_workloads(self, batch):
+        return torch.ones(len(batch["number"]), dtype=torch.int64)
+
+    get_tokens = get_workloads
+
+
+class Squares(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(()))
+
+    def forward(self, batch):
+        squares = self.weight * batch["number"] ** 2
+        return squares, {"squares": squares.detach(), "batch": batch["number"].sum()}
+
+
+def summed_outputs(settings: dict[str, Any]) -> tuple[int, float]:
+    """Returns how many outputs all ranks have, and their sum: a user who knows of no copied rows."""
+    numbers = torch.arange(1, SAMPLES + 1, dtype=torch.float64).tensor_split(dist.get_world_size())
+    batches = [{"number": of_step} for of_step in numbers[dist.get_rank()].split(BATCH_SIZE)]
+    model = Squares()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    pipeline = pipeline_of("none", model, optimizer, EqualCosts(**settings), "sum")
+    model.eval()
+    totals = torch.zeros(2, dtype=torch.float64)
+    with torch.no_grad():
+        for _, _, output in steps_of(pipeline, batches):
+            for of_part in output if isinstance(output, list) else [output]:
+                assert of_part["batch"].dim() == 0
+                totals += torch.tensor([len(of_part["squares"]), of_part["squares"].sum()])
+    dist.all_reduce(totals)
+    return int(totals[0]), float(totals[1])
+
+
+def check_summed(results: list[tuple[int, float]]) -> None:
+    """Checks that every rank has the outputs of all samples."""
+    assert results == [(SAMPLES, float(sum(number**2 for number in range(1, SAMPLES + 1))))] * len(results)
+
+
+class Costs(FieldShuffler):
+    def get_workloads(self, batch):
+        return batch["cost"]
+
+    get_tokens = get_workloads
+
+
+class Mean(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(()))
+
+    def forward(self, batch):
+        return self.weight * batch["x"].sum(1), None
+
+
+def printed_report(settings: dict[str, Any]) -> tuple[str, str, str]:
+    """Returns the line of a step, what repr shows, and the line of a plan alone."""
+    cost = torch.tensor([[6, 4, 2], [1, 2, 1]])[dist.get_rank()]
+    batch = {"cost": cost, "x": torch.ones(3, 500, dtype=torch.float64)}
+    model, shuffler = Mean(), Costs(**settings)
+    pipeline = pipeline_of("none", model, torch.optim.SGD(model.parameters(), lr=0.0), shuffler)
+    pipeline.progress(iter([batch]))
+    report = pipeline.report
+    pipeline.reset()
+    assert report.bytes_moved == report.samples_moved * (8 + 4000)
+    return str(report), repr(report), str(BalanceReport.of(pipeline.plan, True))
+
+
+TIMES = r", waited \d+\.\d ms for the plan, exchange \d+\.\d ms"
+
+
+def check_printed(results: list[tuple[str, str, str]], more: str) -> None:
+    """Checks the line of a report, which ends in `more`."""
+    for line, shown, of_plan in results:
+        balance = "imbalance 1.50 → 1.00 in workload units (bound 1.00), tokens 1.50 → 1.00"
+        expected = f"{balance}, 2 of 6 samples moved (8 kB)"
+        assert re.fullmatch(re.escape(expected + more) + TIMES, line)
+        assert shown == f"<BalanceReport: {line}>"
+        assert of_plan == expected
+
+
+NAP_S = 0.2
+
+
+class _Nap(nn.Module):
+    """Passes tensors on; on rank 1 it sleeps in forward and in backward."""
+
+    def forward(self, tensor: torch.Tensor) -> torch.Tensor:
+        if not torch.is_grad_enabled() or dist.get_rank() == 0:
+            return tensor
+        time.sleep(NAP_S)
+        tensor = tensor.clone()
+        tensor.register_hook(lambda gradient: time.sleep(NAP_S))
+        return tensor
+
+
+class _ReplicatedTables(nn.Module):
+    """Losses of a table that is not sharded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(VOCABULARY, 8)
+        self.nap = _Nap()
+
+    def forward(self, batch: BaseBatch) -> tuple[torch.Tensor, None]:
+        return self.nap(self.table(batch.features["item"].values())).sum(1), None
+
+
+def _model(sharded_tables: bool) -> tuple[nn.Module, Any]:
+    if not sharded_tables:
+        return sharded(_ReplicatedTables())
+    model = RankingModel()
+    model.dense.head = nn.Sequential(model.dense.head, _Nap())
+    return sharded(model)
+
+
+def spans(
+    pipeline_name: str, sharded_tables: bool, settings: dict[str, Any]
+) -> tuple[list[int], list[float]]:
+    """Returns how often the model is called in each of two steps, and the span of each."""
+    model, optimizer = _model(sharded_tables)
+    shuffler = IdentityShuffler(get_workloads=lambda batch: batch.num_tokens(), **settings)
+    pipeline = pipeline_of(pipeline_name, model, optimizer, shuffler)
+    clock = ComputeClock(model, CPU)
+    batch = histories([9] * 4)  # 19 tokens a sample
+    loader = iter([batch, batch])
+    of_steps, calls = [], []
+    for _ in range(2):
+        span = clock.begin()
+        outputs = pipeline.progress(loader)[2]
+        calls.append(len(outputs) if isinstance(outputs, list) else 1)
+        of_steps.append(span.seconds())
+    with pytest.raises(StopIteration):
+        pipeline.progress(loader)
+    span = clock.begin()
+    model.eval()
+    with torch.no_grad():
+        pipeline.progress(iter([batch]))
+    assert span.end is None and span.seconds() == 0
+    pipeline.reset()
+    return calls, of_steps
+
+
+def check_spans(results: list[tuple[list[int], list[float]]], num_calls: int) -> None:
+    """Checks that rank 1 computes for longer, and that rank 0 does not while it waits."""
+    (calls, fast), (_, slow) = results
+    assert calls == [num_calls] * 2
+    # Not the first: it has one-off costs, and DistributedDataParallel may reduce in its backward.
+    naps = 2 * num_calls * NAP_S  # each call naps twice
+    assert fast[1] < naps / 2 and naps < slow[1]
