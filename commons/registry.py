@@ -50,7 +50,7 @@ class NamedFactory(Generic[T]):
         Raises:
             KeyError: the name is not registered.
         """
-        cls._class_of(name)
+        cls.class_of(name)
         del cls._classes[name]
 
     @classmethod
@@ -68,7 +68,7 @@ class NamedFactory(Generic[T]):
         Raises:
             KeyError: the name is not registered; the message lists what is.
         """
-        return cls._class_of(name)(*args, **kwargs)
+        return cls.class_of(name)(*args, **kwargs)
 
     @classmethod
     def create_from_config(cls, config: Mapping[str, Any]) -> T:
@@ -94,7 +94,12 @@ class NamedFactory(Generic[T]):
         return name in cls._classes
 
     @classmethod
-    def _class_of(cls, name: str) -> Callable[..., T]:
+    def class_of(cls, name: str) -> Callable[..., T]:
+        """Returns the class registered under `name`.
+
+        Raises:
+            KeyError: the name is not registered; the message lists what is.
+        """
         if name not in cls._classes:
             raise KeyError(f"unknown {cls.kind} {name!r}; registered are {cls.list_available()}")
         return cls._classes[name]

@@ -91,6 +91,8 @@ class BatchShuffler(ABC):
         self.settings = make_settings(name, settings)
         require_type(f"{name}.cost", cost, Cost | None)
         self.cost, self.features = cost, in_order(features)
+        for feature in self.features:
+            feature.check(self.settings)
         self.partitioning = Partitioning(self.settings, self.features)
         self.group = self._make_group(process_group)
         shared = self.shared_fields

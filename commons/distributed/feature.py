@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from .rank_group import RankGroup
     from .row_table import RowTable
     from .shuffle_plan import ShufflePlan
+    from .shuffler_settings import ShufflerSettings
 
 Place = Callable[["RowTable"], "ShufflePlan"]
 
@@ -76,6 +77,9 @@ class Feature:
     def settings(self) -> Mapping[str, Any]:
         """Returns the settings by name, which all ranks must have alike."""
         return {}
+
+    def check(self, settings: ShufflerSettings) -> None:
+        """Raises a `SettingError` if it does not work with the core's settings; before all else."""
 
     def setup(self, shuffler: BatchShuffler, ranks: RankGroup) -> None:
         """Prepares for plans of these ranks; called again when a pipeline plans for more. Collective."""

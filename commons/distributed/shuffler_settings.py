@@ -158,12 +158,13 @@ def _check_no_window(window: int, max_step_ratio: float | None) -> None:
     """Refuses to plan several steps together, and names what else balances them."""
     if window == 1 and max_step_ratio is None:
         return
-    given = f"window={window!r}" if window != 1 else f"window_max_step_ratio={max_step_ratio!r}"
-    raise ValueError(
-        f"{given}: each step is planned by itself; leave it out. Where steps stay unbalanced, cut long "
-        "samples into pieces (SplitSamples), give each rank more rows, or load samples of similar length "
-        f"together ({NAME}.datasets.BucketSampler). Code that holds several batches can divide them over "
-        f"steps by {NAME}.partition.balance_window"
+    given = {"window": window} if window != 1 else {"window_max_step_ratio": max_step_ratio}
+    raise SettingError(
+        f"{{{next(iter(given))}}}: each step is planned by itself; leave it out. Where steps stay "
+        "unbalanced, cut long samples into pieces (SplitSamples), give each rank more rows, or load samples "
+        f"of similar length together ({NAME}.datasets.BucketSampler). Code that holds several batches can "
+        f"divide them over steps by {NAME}.partition.balance_window",
+        **given,
     )
 
 

@@ -12,6 +12,7 @@ from tqdm import tqdm
 
 from ..distributed.rank_group import RankGroup
 from ..perf_model.calibrate import WARM_UP_STEPS, MeasuredSteps
+from ..perf_model.compute_clock import ComputeClock
 from .sharded_model import shard_model
 from .training_args import OptimizerArgs, TrainerArgs
 from .training_state import Progress, training_batches
@@ -51,7 +52,7 @@ def measure_steps(
     args = replace(args, enable_balanced_shuffler=False, pipeline_type=name)
     model, optimizer = shard_model(task.model, optimizer_args, device)
     pipeline = task.make_pipeline(args, model, optimizer, device)
-    pipeline.time_steps()
+    clock = ComputeClock(model, device)
     batches = training_batches(task, device, Progress())
     channel = RankGroup.of().channel()
     rows: list[tuple[float, ...]] = []
@@ -67,10 +68,10 @@ def measure_steps(
             if passed > seconds and num_steps >= WARM_UP_STEPS + LEAST_STEPS:
                 break
             num_steps += 1
+            span = clock.begin()
             pipeline.progress(batches)
-            span = pipeline.compute_span
-            if span is not None:
-                rows.append((*pipeline.report.counts_after[dist.get_rank()].tolist(), span.seconds()))
+            if seconds_of_step := span.seconds():
+                rows.append((*pipeline.report.counts_after[dist.get_rank()].tolist(), seconds_of_step))
     pipeline.reset()
     of_ranks = channel.all_gather_objects(rows[WARM_UP_STEPS:])
     return MeasuredSteps.of([row for of_rank in of_ranks for row in of_rank])

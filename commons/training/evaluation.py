@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from tqdm import tqdm
 
-from ..distributed.shuffler_settings import LEARNED, ShufflerSettings
+from .balance_flags import FLOPS, LEARNED
 from .hang_watch import HangWatch
 from .recovery import Recovery
 from .run_lock import locked
@@ -18,7 +18,7 @@ from .run_log import RunRecord, warn_once
 from .sharded_model import shard_model
 from .step_vote import StepVote
 from .synchronized_gc import SynchronizedGC
-from .training_args import FLOPS, OptimizerArgs, TrainerArgs
+from .training_args import OptimizerArgs, TrainerArgs
 from .training_state import TrainingState, host_batches
 from .training_task import TrainingTask
 
@@ -52,7 +52,7 @@ class Evaluator:
         self._watch = watch
         self._collector = collector
         if args.balance_cost == LEARNED:  # there is nothing to learn without a backward
-            args = replace(args, balance_cost=FLOPS, balance_speed_limit=ShufflerSettings.speed_limit)
+            args = replace(args, balance_cost=FLOPS, balance_speed_limit=TrainerArgs.balance_speed_limit)
         self._pipeline = task.make_pipeline(args, model, optimizer, device)
 
     def evaluate(self) -> dict[str, float]:

@@ -22,7 +22,7 @@ from tqdm import tqdm
 
 from ..distributed import BalanceReport
 from ..distributed.rank_group import RankGroup
-from ..pipeline.compute_clock import ComputeSpan
+from ..perf_model.compute_clock import ComputeSpan
 
 logger = logging.getLogger(__name__)
 _warned: set[str] = set()
@@ -135,7 +135,7 @@ class _Interval:
     loss_tokens: int = 0
     forward_flops: float = 0.0
     reports: list[BalanceReport] = field(default_factory=list)
-    spans: list[ComputeSpan | None] = field(default_factory=list)
+    spans: list[ComputeSpan] = field(default_factory=list)
 
     def of_this_rank(self) -> dict[str, Any]:
         """The figures that differ by rank, for `interval_figures`; waits for the device."""
@@ -146,13 +146,10 @@ class _Interval:
             "bytes_received": sum(report.bytes_received for report in self.reports),
             "plan_wait_seconds": sum(report.plan_wait_seconds for report in self.reports),
             "exchange_seconds": sum(report.exchange_seconds for report in self.reports),
-            "bytes_fetched": sum(report.bytes_fetched for report in self.reports),
-            "fetch_seconds": sum(report.fetch_seconds for report in self.reports),
+            "bytes_fetched": _sum_of(self.reports, "bytes_fetched"),
+            "fetch_seconds": _sum_of(self.reports, "fetch_seconds"),
             "peak_memory_bytes": _peak_memory_bytes(),
-            "compute_seconds": [
-                0.0 if span is None else span.seconds() - report.fetch_seconds
-                for span, report in zip(self.spans, self.reports, strict=True)
-            ],
+            "compute_seconds": [span.seconds() for span in self.spans],
         }
 
 
@@ -192,7 +189,7 @@ class StepLog:
         loss_tokens: int,
         forward_flops: float,
         report: BalanceReport,
-        span: ComputeSpan | None,
+        span: ComputeSpan,
     ) -> None:
         """Takes the figures of one step. Collective at the end of an interval.
 
@@ -201,7 +198,7 @@ class StepLog:
             loss_tokens: loss tokens of all ranks.
             forward_flops: forward FLOPs of the samples that this rank loaded.
             report: balance of the step.
-            span: this rank's computation; None if not measured.
+            span: this rank's computation.
         """
         self._step += 1
         interval = self._interval
@@ -255,7 +252,7 @@ def interval_figures(
         loss_tokens: loss tokens of all ranks and steps.
         reports: balance of each step.
         of_ranks: for each rank, sums over the steps by name, the peak memory, and the compute time of each
-            step, 0 where not measured.
+            step.
         peak_flops: peak FLOP/s of one device; None if unknown.
     """
     num_ranks, num_steps = len(of_ranks), len(reports)
@@ -284,9 +281,9 @@ def interval_figures(
         "imbalance_measured": _imbalance(list(compute_seconds.T)),
         "token_imbalance_before": _imbalance([report.tokens_before for report in reports]),
         "token_imbalance_after": _imbalance([report.tokens_after for report in reports]),
-        "micro_batches": sum(report.num_micro_batches for report in reports) / num_steps,
-        "samples_cut": sum(report.samples_cut for report in reports) / num_steps,
-        "pieces": sum(report.pieces for report in reports) / num_steps,
+        "micro_batches": _sum_of(reports, "micro_batches", without=1) / num_steps,
+        "samples_cut": _sum_of(reports, "samples_cut") / num_steps,
+        "pieces": _sum_of(reports, "pieces") / num_steps,
         "plan_wait_ms": total("plan_wait_seconds") * per_step * 1e3,
         "exchange_ms": total("exchange_seconds") * per_step * 1e3,
         "fetch_ms": total("fetch_seconds") * per_step * 1e3,
@@ -357,6 +354,11 @@ def _mean_of(reports: Sequence[BalanceReport], name: str) -> float:
     means = [getattr(report, loads).mean() for report in reports]
     largest = sum(mean * getattr(report, name) for mean, report in zip(means, reports, strict=True))
     return float(largest / sum(means)) if sum(means) else 1.0
+
+
+def _sum_of(reports: Sequence[BalanceReport], figure: str, without: float = 0) -> float:
+    """The sum of a feature's figure, and of `without` for steps without the feature."""
+    return sum(report.features.get(figure, without) for report in reports)
 
 
 def _rounded(values: np.ndarray) -> list[float]:

@@ -7,13 +7,14 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from tqdm import tqdm
 
-from ..distributed.shuffler_settings import LEARNED
 from ..named_ranges import named_range
+from ..perf_model.compute_clock import ComputeClock
 from ..sequence_batch import BaseBatch
 from .evaluation import Evaluator, evaluation_text
 from .hang_watch import HangWatch
@@ -90,10 +91,13 @@ class _Trainer:
         self._first_step = self._state.progress.step
         left = self._state.progress.steps_left(task.train_dataset)
         self._num_steps = args.max_train_iters or self._first_step + left
-        self._pipeline = task.make_pipeline(args, self._model, optimizer, device)
+        shuffler = task.make_shuffler(args)
+        self._pipeline = task.make_pipeline(args, self._model, optimizer, device, shuffler)
         self._pipeline.post(self._vote.read)
-        self._pipeline.time_steps()
-        self._state.follow(self._pipeline)
+        self._clock = ComputeClock(self._model, device, lambda: shuffler.group.wait_seconds)
+        learned = [feature for feature in shuffler.features if feature.name == "learned_costs"]
+        self._learned: Any = learned[0] if learned else None
+        self._state.follow(self._learned)
         self._counter = FlopsCounter(task.flops)
         self._collector = SynchronizedGC(args.gc_interval)
         self._evaluator = Evaluator(task, args, self._model, optimizer, device, watch, self._collector)
@@ -136,23 +140,24 @@ class _Trainer:
                     break
             self._vote.finish()
         self._watch.begins("the end")
-        learned = self._pipeline.learned_cost()
-        if learned is not None and dist.get_rank() == 0:
-            learned.save(Path(args.log_dir) / LEARNED_COST_FILE)
-        elif learned is None and args.enable_balanced_shuffler and args.balance_cost == LEARNED:
-            warn_once(f"too few steps to learn costs: no {LEARNED_COST_FILE} was written")
+        if self._learned is not None:
+            cost = self._learned.cost()
+            if cost is None:
+                warn_once(f"too few steps to learn costs: no {LEARNED_COST_FILE} was written")
+            elif dist.get_rank() == 0:
+                cost.save(Path(args.log_dir) / LEARNED_COST_FILE)
         self._pipeline.reset()  # steps planned ahead need the other ranks; none may leave before
         return self._evaluations
 
     def _step(self, step: int, loader: Iterator[BaseBatch], log: StepLog) -> bool:
         """Trains one step; returns whether a rank has been asked to stop."""
-        pipeline = self._pipeline
+        pipeline, span = self._pipeline, self._clock.begin()
         loss_sum, loss_tokens, _ = pipeline.progress(loader)
         self._collector.after_step()
         self._state.progress = self._state.progress.after_step(self._task.train_dataset)
         stop_requested = self._vote.after_step(step, loss_sum, pipeline.posted)
         flops = self._counter.next_step()
-        log.step(loss_sum, loss_tokens, flops, pipeline.report, pipeline.compute_span)
+        log.step(loss_sum, loss_tokens, flops, pipeline.report, span)
         return stop_requested
 
     def _evaluate(self, step: int, log: StepLog) -> None:

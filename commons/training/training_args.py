@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import InitVar, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -10,11 +9,11 @@ from typing import Any
 import gin
 
 from ..checks import check_types, require, require_at_least
-from ..distributed.shuffler_settings import LEARNED, ShufflerSettings
+from ..distributed.shuffler_settings import ShufflerSettings
+from ..partition.groups import MOVES_PER_COPY
 from ..perf_model.cost import Cost
+from .balance_flags import CORE, FLOPS, LEARNED, SETS, check_flags
 
-# A value of `balance_cost` that names no file, as LEARNED does not.
-FLOPS = "flops"
 # In `log_dir`, written at the end of a run that learns costs.
 LEARNED_COST_FILE = "learned_cost.json"
 
@@ -48,12 +47,17 @@ class TrainerArgs:
         enable_balanced_shuffler: whether samples move between ranks to balance their loads.
         batch_shuffler: registered name of the shuffler; empty for the model's own.
         balance_partitioner, balance_tolerance, balance_equal_rows, balance_max_tokens,
-            balance_token_tolerance, balance_group_feature, balance_moves_per_copy, balance_exchange,
-            balance_verify, balance_split, balance_speed_limit, balance_window,
-            balance_window_max_step_ratio, max_tokens_per_micro_batch: see `ShufflerSettings`.
-        balance_cost: cost of a sample: "flops" for the shuffler's workloads; "learned" for times that follow
-            the training's steps, and ranks of unequal speed; or the file that a calibration of the model
-            wrote.
+            balance_token_tolerance, balance_exchange, balance_window, balance_window_max_step_ratio: see
+            `ShufflerSettings`.
+        balance_group_feature, balance_moves_per_copy: see `SampleGroups`; None for no groups, or for those of
+            the shuffler's own `get_groups`.
+        balance_cost: cost of a sample: "flops" for the shuffler's workloads; "learned" for `LearnedCosts`,
+            which follow the training's steps, and ranks of unequal speed; or the file that a calibration of
+            the model wrote.
+        balance_speed_limit: of `LearnedCosts`.
+        balance_verify: whether ranks compare what they do; see `Verification`.
+        balance_split: whether long samples are cut into pieces; see `SplitSamples`.
+        max_tokens_per_micro_batch: see `MicroBatches`; None for batches that run whole.
         single_rank_load: whether rank 0 loads the samples of all ranks, and the shuffler spreads them.
         log_dir: folder of the figures, as JSON lines and for TensorBoard.
         peak_tflops: peak TFLOP/s of one device at the model's precision, to report MFU; None if unknown.
@@ -65,6 +69,7 @@ class TrainerArgs:
         ValueError: a value is out of range, or has no effect with the others; or the file of `balance_cost`
             is not a cost file.
         FileNotFoundError: the file of `balance_cost` does not exist.
+        ModuleNotFoundError: a feature that is asked for is not installed.
     """
 
     train_batch_size: int
@@ -91,14 +96,14 @@ class TrainerArgs:
     balance_equal_rows: bool = ShufflerSettings.equal_rows
     balance_max_tokens: int | None = ShufflerSettings.max_tokens
     balance_token_tolerance: float | None = ShufflerSettings.token_tolerance
-    balance_group_feature: str | None = ShufflerSettings.group_feature
-    balance_moves_per_copy: float = ShufflerSettings.moves_per_copy
+    balance_group_feature: str | None = None
+    balance_moves_per_copy: float = MOVES_PER_COPY
     balance_cost: str = FLOPS
     balance_exchange: str = ShufflerSettings.exchange
-    balance_verify: bool = ShufflerSettings.verify
-    balance_split: bool = ShufflerSettings.split
-    balance_speed_limit: float = ShufflerSettings.speed_limit
-    max_tokens_per_micro_batch: int | None = ShufflerSettings.max_tokens_per_micro_batch
+    balance_verify: bool = False
+    balance_split: bool = False
+    balance_speed_limit: float = 2.0
+    max_tokens_per_micro_batch: int | None = None
     single_rank_load: bool = False
     log_dir: str = "out/logs"
     peak_tflops: float | None = None
@@ -138,7 +143,7 @@ class TrainerArgs:
             "False without enable_balanced_shuffler, which is what spreads the samples",
         )
         check(
-            self.balance_cost == LEARNED or self.balance_speed_limit == ShufflerSettings.speed_limit,
+            self.balance_cost == LEARNED or self.balance_speed_limit == TrainerArgs.balance_speed_limit,
             "balance_speed_limit",
             f'its default without balance_cost = "{LEARNED}"',
         )
@@ -149,7 +154,11 @@ class TrainerArgs:
                     "a file written by a calibration"
                 )
             Cost.load(Path(self.balance_cost))
-        _check_shuffler_settings(self, balance_window, balance_window_max_step_ratio)
+        check_flags(
+            self,
+            balance_window=balance_window,
+            balance_window_max_step_ratio=balance_window_max_step_ratio,
+        )
 
     def saves_within(self, num_steps: int) -> bool:
         """Returns whether a checkpoint is due within `num_steps` steps."""
@@ -172,21 +181,13 @@ class TrainerArgs:
 
     @property
     def balance_settings(self) -> dict[str, Any]:
-        """The `balance_*` settings that differ from their defaults, as a shuffler's keyword arguments."""
-        settings = {
-            name.removeprefix("balance_"): value
-            for name, value in self._changed()
-            if name.startswith("balance_")
+        """The shuffler's cost and its settings that differ from their defaults, as keyword arguments."""
+        settings: dict[str, Any] = {
+            SETS[CORE][flag]: value for flag, value in self.changed() if flag in SETS[CORE]
         }
         if self.balance_cost not in (FLOPS, LEARNED):
             settings["cost"] = Cost.load(Path(self.balance_cost))
         return settings
-
-    @property
-    def micro_batch_settings(self) -> dict[str, Any]:
-        """The setting of micro-batches, if it is on, as a shuffler's keyword argument."""
-        cap = self.max_tokens_per_micro_batch
-        return {} if cap is None else {"max_tokens_per_micro_batch": cap}
 
     def cost_file(self) -> Path | None:
         """Returns the file of the measured cost, or of the one that this run has learned; None for FLOPs."""
@@ -202,29 +203,14 @@ class TrainerArgs:
         return [
             f"TrainerArgs.{name} = {value!r} has no effect without enable_balanced_shuffler: samples stay "
             "where they are loaded"
-            for name, value in self._changed()
+            for name, value in self.changed()
             if name.startswith(("batch_shuffler", "balance_"))
         ]
 
-    def _changed(self) -> list[tuple[str, Any]]:
+    def changed(self) -> list[tuple[str, Any]]:
+        """Returns the settings that differ from their defaults, with their values."""
         values = [(field.name, getattr(self, field.name), field.default) for field in fields(self)]
         return [(name, value) for name, value, default in values if value != default]
-
-
-def _check_shuffler_settings(args: TrainerArgs, window: int, window_max_step_ratio: float | None) -> None:
-    """Raises the error of `ShufflerSettings` as a ValueError with the names of TrainerArgs."""
-    of_window = {"window": window, "window_max_step_ratio": window_max_step_ratio}
-    of_fields = {field.name: f"balance_{field.name}" for field in fields(ShufflerSettings)}
-    names = of_fields | {name: f"balance_{name}" for name in of_window}
-    names["max_tokens_per_micro_batch"] = "max_tokens_per_micro_batch"
-    given = {name: getattr(args, field) for name, field in names.items() if hasattr(args, field)}
-    try:
-        ShufflerSettings(**given | of_window)
-    except (KeyError, ValueError) as error:
-        # Messages write settings as name=value, or after "unknown" as name 'value'.
-        settings = rf"(unknown )?\b({'|'.join(names)})(?: ?= ?| (?='))"
-        text = re.sub(settings, lambda match: f"TrainerArgs.{names[match[2]]} = ", str(error.args[0]))
-        raise ValueError(text) from None
 
 
 _OPTIMIZERS = ("adam", "adagrad", "sgd")

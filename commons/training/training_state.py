@@ -73,7 +73,7 @@ class TrainingState:
         optimizer: its optimizer; None to read the model alone, whatever optimizer trained it.
         settings: what a resumed training must have in common with the one that saved it; see `changes`.
         progress: how far training has come.
-        learning: what the pipeline has learned of costs and speeds, as it was restored.
+        learning: what was learned of costs and speeds, as it was restored.
     """
 
     model: torch.nn.Module
@@ -81,12 +81,16 @@ class TrainingState:
     settings: dict[str, Any] = field(default_factory=dict)
     progress: Progress = field(default_factory=Progress)
     learning: dict[str, bytes] = field(default_factory=dict)
-    _pipeline: Any = None
+    _learned: Any = None
 
-    def follow(self, pipeline: Any) -> None:
-        """Gives a new pipeline what was restored of its learning, and saves its state from now on."""
-        pipeline.load_learning_state(self.learning)
-        self._pipeline = pipeline
+    def follow(self, learned: Any) -> None:
+        """Gives a new pipeline's `LearnedCosts` what was restored, and saves their state from now on; None if
+        it learns no costs."""
+        if learned is None:
+            self.learning = {}
+        else:
+            learned.load_state(self.learning)
+        self._learned = learned
 
     def to_save(self) -> dict[str, Any]:
         """Returns the state for `Checkpoints.save`: views, not copies."""
@@ -97,7 +101,7 @@ class TrainingState:
             "progress": dataclasses.asdict(self.progress),
             _random_key(): _random_state(),
         }
-        learning = self.learning if self._pipeline is None else self._pipeline.learning_state()
+        learning = self.learning if self._learned is None else self._learned.state()
         if learning:
             state[_LEARNED], state[_times_key()] = learning["learned"], learning["times"]
         return state if self.optimizer is None else state | {"optimizer": self.optimizer.state_dict()}

@@ -11,8 +11,9 @@ import torch.distributed as dist
 
 from ..checks import require
 from ..datasets import SampleSource, SequenceDataset
-from ..distributed import BatchShuffler, BatchShufflerFactory
+from ..distributed import BatchShuffler, BatchShufflerFactory, ShufflerSettings
 from ..pipeline import TrainPipelineFactory
+from .balance_flags import errors_name_flags, make_features
 from .metrics import EvaluationMetrics
 from .run_log import warn_once
 from .training_args import TrainerArgs
@@ -68,8 +69,8 @@ class TrainingTask:
     def make_shuffler(self, args: TrainerArgs) -> BatchShuffler:
         """Creates the shuffler that the arguments name. Collective over all ranks.
 
-        A user's own shuffler gets the settings of `ShufflerSettings` that differ from their defaults, as
-        keyword arguments.
+        A user's own shuffler gets the settings of `ShufflerSettings` that differ from their defaults, and
+        features, as keyword arguments. Its method `get_groups` asks for the feature `SampleGroups`.
 
         Raises:
             KeyError: an unknown name.
@@ -81,13 +82,24 @@ class TrainingTask:
                 get_workloads=self.flops,
                 unit="FLOPs",
                 get_tokens=self.get_tokens,
-                **args.micro_batch_settings,
+                features=[made for made in make_features(args) if made.name == "micro_batches"],
             )
         name = args.batch_shuffler or self.shuffler_name
-        settings = self.shuffler_settings if name == self.shuffler_name else {}
-        shuffler = BatchShufflerFactory.create(
-            name, **settings, **args.balance_settings, **args.micro_batch_settings
-        )
+        settings: dict[str, Any] = self.shuffler_settings if name == self.shuffler_name else {}
+        settings = settings | args.balance_settings
+        kind, tells_groups = BatchShufflerFactory.class_of(name), ""
+        if hasattr(kind, "get_groups"):
+            tells_groups = f"{kind.__name__}.get_groups"
+            if not ShufflerSettings(args.balance_partitioner, equal_rows=False).takes("groups"):
+                warn_once(
+                    f"TrainerArgs.balance_partitioner = {args.balance_partitioner!r} places samples one by "
+                    f"one: {tells_groups} has no effect"
+                )
+                tells_groups = ""
+        with errors_name_flags():
+            if features := make_features(args, tells_groups):
+                settings["features"] = features
+            shuffler = BatchShufflerFactory.create(name, **settings)
         if args.single_rank_load and shuffler.group.num_ranks < dist.get_world_size():
             raise ValueError(
                 f"TrainerArgs.single_rank_load: batch shuffler {name!r} balances among "
@@ -101,13 +113,15 @@ class TrainingTask:
         model: torch.nn.Module,
         optimizer: torch.optim.Optimizer,
         device: torch.device,
+        shuffler: BatchShuffler | None = None,
     ) -> Any:
-        """Creates the pipeline that `pipeline_name` returns, with its shuffler. Collective over all ranks.
+        """Creates the pipeline that `pipeline_name` returns. Collective over all ranks.
 
         Args:
             args: `pipeline_type` and the shuffler's settings.
             model, optimizer: as returned by `shard_model`.
             device: device of this rank.
+            shuffler: as `make_shuffler` returns it; None for a new one.
 
         Raises:
             KeyError: an unknown shuffler.
@@ -118,7 +132,7 @@ class TrainingTask:
             model=model,
             optimizer=optimizer,
             device=device,
-            batch_shuffler=self.make_shuffler(args),
+            batch_shuffler=shuffler or self.make_shuffler(args),
             loss_reduction="sum",
         )
 

@@ -13,7 +13,7 @@ _PACKAGES = ("commons", "hstu", "sid_gr", "examples", "benchmarks")
 # Shorter strings prove nothing: they occur in any line by chance.
 _LEAST_CHARACTERS = 12
 # The share of a line that strings must cover. The rest is filled in, or an exception's name.
-_LEAST_SHARE = 0.45
+_LEAST_SHARE = 0.4
 
 
 def is_in_code(line: str) -> bool:

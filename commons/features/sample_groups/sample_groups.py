@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
 from ...checks import SettingError, require_type
 from ...distributed.feature import Feature
 from ...distributed.rank_group import RankGroup
-from ...partition import rebalance
+from ...distributed.shuffler_settings import ShufflerSettings
 from ...partition.groups import MOVES_PER_COPY, checked_moves_per_copy
 from ...sequence_batch import BaseBatch, containers
 from ...sequence_batch.jagged_indices import first_values
+from .group_column import COLUMN, compile_search
 
 if TYPE_CHECKING:
     from ...distributed.batch_shuffler import BatchShuffler
@@ -69,20 +69,26 @@ class SampleGroups(Feature):
         """Returns the arguments that are plain data."""
         return {"feature": self.feature, "moves_per_copy": self.moves_per_copy}
 
-    def setup(self, shuffler: BatchShuffler, ranks: RankGroup) -> None:
-        """Checks that the partitioner takes groups, and finds what tells them."""
-        settings, self._view = shuffler.settings, shuffler.view
-        if not settings.takes("groups"):
-            raise SettingError(
-                '{partitioner} has no argument groups; choose another partitioner, such as "rebalance"',
-                partitioner=settings.partitioner,
-            )
+    def check(self, settings: ShufflerSettings) -> None:
+        """Checks that the partitioner takes groups."""
         if self.moves_per_copy != MOVES_PER_COPY and not settings.takes("moves_per_copy"):
             raise SettingError(
                 f"{{moves_per_copy}} has no effect on {{partitioner}}: leave it {MOVES_PER_COPY:g}",
                 moves_per_copy=self.moves_per_copy,
                 partitioner=settings.partitioner,
             )
+        if not settings.takes(COLUMN):
+            given = "" if self.feature is None else "{feature}: "
+            raise SettingError(
+                f"{given}{{partitioner}} has no argument groups; choose another partitioner, such as "
+                '"rebalance"',
+                feature=self.feature,
+                partitioner=settings.partitioner,
+            )
+
+    def setup(self, shuffler: BatchShuffler, ranks: RankGroup) -> None:
+        """Finds what tells the groups."""
+        self._view = shuffler.view
         own = getattr(shuffler, "get_groups", None)
         self._whose = f"{type(shuffler).__name__}.get_groups"
         if own is not None and self.feature is not None:
@@ -94,15 +100,16 @@ class SampleGroups(Feature):
             self._whose = "get_groups"
         self._get_groups = self._given or own or self._read_feature
         if self._get_groups == self._read_feature and self.feature is None:
-            raise ValueError(
-                f"SampleGroups() does not know the groups: give it feature= or get_groups=, or "
-                f"{type(shuffler).__name__} a method get_groups"
+            raise SettingError(
+                "SampleGroups({feature}, {moves_per_copy}) does not know the groups: name a feature, give it "
+                f"get_groups=, or {type(shuffler).__name__} a method get_groups",
+                feature=None,
+                moves_per_copy=self.moves_per_copy,
             )
 
     def warm_up(self) -> None:
         """Compiles the search for groups' places."""
-        work, home = np.array([2, 5, 7, 2, 5, 1, 5]), np.array([1, 0, 0, 1, 0, 0, 0])
-        rebalance(work, home, 2, tolerance=0.0, groups=0 * home)
+        compile_search()
 
     def columns(self, batch: Any) -> Mapping[str, torch.Tensor]:
         """Returns the group of each row, int64 `[batch_size]`."""
@@ -110,7 +117,7 @@ class SampleGroups(Feature):
             groups = self._get_groups(batch)
         except StopIteration as error:  # further up it would look like the end of the data
             raise RuntimeError(f"{self._whose} raised {error!r}") from error
-        return {"groups": check_groups(groups, self._view(batch).num_rows, self._whose)}
+        return {COLUMN: check_groups(groups, self._view(batch).num_rows, self._whose)}
 
     def _read_feature(self, batch: Any) -> torch.Tensor:
         name = self.feature

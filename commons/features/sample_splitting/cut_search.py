@@ -24,6 +24,15 @@ MAX_ATTEMPTS = 8
 GROUP_ATTEMPTS, FEW_SAMPLES = 3, 8192
 
 
+def compile_search() -> None:
+    """Compiles, or loads from numba's cache, what the search calls."""
+    work, home = np.array([2, 5, 7, 2, 5, 1, 5]), np.array([1, 0, 0, 1, 0, 0, 0])
+    rebalance(work, home, 2, tolerance=0.0)
+    ones = np.ones(2, dtype=np.int64)
+    whole = divided(ones, 1, home[:0], home[:0], home[:0])
+    leveled(whole, 0 * ones, 2 * ones, ones, ones, np.arange(2), 1, 1)
+
+
 def cut_and_place(
     samples: RowTable, partitioning: Partitioning, cutting: Cutting
 ) -> tuple[RowTable, np.ndarray]:

@@ -16,13 +16,12 @@ from ...distributed.placement import make_plan
 from ...distributed.rank_group import RankGroup, job_device
 from ...distributed.row_table import RowTable
 from ...distributed.shuffle_plan import ShufflePlan
-from ...partition import rebalance
-from ...partition.pieces import divided, leveled
+from ...distributed.shuffler_settings import ShufflerSettings
 from ...perf_model.cost import Cost
 from ...sequence_batch import BaseBatch, containers
 from ...sequence_batch.cut_rules import CutRules
 from .check_cut import check_cut
-from .cut_search import cut_and_place
+from .cut_search import compile_search, cut_and_place
 from .cutting import COLUMN, Cutting, PrefixCost
 from .key_fetch import PlacedPieces
 
@@ -67,13 +66,16 @@ class SplitSamples(Feature):
         self._exchanged: deque[tuple[ShufflePlan, PlacedPieces]] = deque(maxlen=8)
         self._ran: PlacedPieces | None = None  # of the step that ran last
 
-    def setup(self, shuffler: BatchShuffler, ranks: RankGroup) -> None:
-        """Checks the shuffler, and connects the ranks for the fetch."""
-        if shuffler.settings.equal_rows:
+    def check(self, settings: ShufflerSettings) -> None:
+        """Checks that rows follow the load."""
+        if settings.equal_rows:
             raise SettingError(
                 "{equal_rows} with SplitSamples: a piece takes a row, and rows follow the load; set it False",
                 equal_rows=True,
             )
+
+    def setup(self, shuffler: BatchShuffler, ranks: RankGroup) -> None:
+        """Finds the shuffler's costs, and connects the ranks for the fetch."""
         prefix_cost = self._given or getattr(shuffler, "prefix_cost", None)
         if prefix_cost is None:
             raise ValueError(
@@ -87,11 +89,7 @@ class SplitSamples(Feature):
 
     def warm_up(self) -> None:
         """Compiles the search for cuts."""
-        work, home = np.array([2, 5, 7, 2, 5, 1, 5]), np.array([1, 0, 0, 1, 0, 0, 0])
-        rebalance(work, home, 2, tolerance=0.0)
-        ones = np.ones(2, dtype=np.int64)
-        whole = divided(ones, 1, home[:0], home[:0], home[:0])
-        leveled(whole, 0 * ones, 2 * ones, ones, ones, np.arange(2), 1, 1)
+        compile_search()
 
     def agree(self, batch: Any, row_format: RowFormat) -> CutRules:
         """Returns the rules by which batches are cut."""

@@ -1,0 +1,123 @@
+"""Flags of `TrainerArgs` that balance: the shuffler's settings, and the features that they ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from .. import NAME
+from ..checks import SettingError
+from ..distributed.feature import Feature, in_order
+from ..distributed.shuffler_settings import ShufflerSettings
+
+if TYPE_CHECKING:
+    from .training_args import TrainerArgs
+
+# Values of `balance_cost` that name no file.
+FLOPS, LEARNED = "flops", "learned"
+
+# What each flag sets: a field of `ShufflerSettings`, or an argument of a feature, by package and class. Any
+# flag of a feature that differs from its default asks for it; one without an argument does no more.
+SETS = {
+    "distributed.ShufflerSettings": {
+        "balance_partitioner": "partitioner",
+        "balance_tolerance": "tolerance",
+        "balance_equal_rows": "equal_rows",
+        "balance_max_tokens": "max_tokens",
+        "balance_token_tolerance": "token_tolerance",
+        "balance_exchange": "exchange",
+        "balance_window": "window",
+        "balance_window_max_step_ratio": "window_max_step_ratio",
+    },
+    "features.learned_costs.LearnedCosts": {"balance_cost": "", "balance_speed_limit": "speed_limit"},
+    "features.micro_batches.MicroBatches": {"max_tokens_per_micro_batch": "max_tokens"},
+    "features.sample_groups.SampleGroups": {
+        "balance_group_feature": "feature",
+        "balance_moves_per_copy": "moves_per_copy",
+    },
+    "features.sample_splitting.SplitSamples": {"balance_split": ""},
+    "features.verification.Verification": {"balance_verify": ""},
+}
+CORE, *FEATURES = SETS
+
+
+def check_flags(args: TrainerArgs, **window: Any) -> None:
+    """Checks the flags together.
+
+    Args:
+        args: the flags.
+        window: values of `balance_window` and `balance_window_max_step_ratio`.
+
+    Raises:
+        ValueError: flags that do not work together, or have no effect; the message names them.
+        ModuleNotFoundError: as `make_features`.
+    """
+    with errors_name_flags():
+        given = {argument: window.get(flag, getattr(args, flag)) for flag, argument in SETS[CORE].items()}
+        settings, features = ShufflerSettings(**given), make_features(args)
+        try:
+            in_order(features)
+        except ValueError as error:
+            asked = [reason for part in FEATURES for reason in _reasons(args, part)]
+            raise ValueError(f"{', '.join(asked)}: {error}") from None
+        for feature in features:
+            feature.check(settings)
+
+
+def make_features(args: TrainerArgs, tells_groups: str = "") -> list[Feature]:
+    """Makes the features that flags ask for.
+
+    Args:
+        args: the flags.
+        tells_groups: a shuffler's method that asks for `SampleGroups`, for messages; empty without.
+
+    Raises:
+        ValueError: a value is out of range; the message names the flag.
+        ModuleNotFoundError: a feature's package is missing.
+    """
+    features = []
+    for part in FEATURES:
+        reasons = _reasons(args, part)
+        if tells_groups and "balance_group_feature" in SETS[part]:
+            reasons.append(tells_groups)
+        if reasons:
+            arguments = {argument: getattr(args, flag) for flag, argument in SETS[part].items() if argument}
+            with errors_name_flags(part):
+                features.append(_class_of(part, reasons[0])(**arguments))
+    return features
+
+
+@contextmanager
+def errors_name_flags(*parts: str) -> Iterator[None]:
+    """Re-raises a `SettingError` of some parts, or of any, as a ValueError that names the flags."""
+    searched = parts or (*FEATURES, CORE)  # the core last, so that its names win
+    flag_of = {argument: flag for part in searched for flag, argument in SETS[part].items()}
+    try:
+        yield
+    except SettingError as error:
+        text = error.show(lambda name, value: f"TrainerArgs.{flag_of[name]} = {value!r}")
+        raise ValueError(text) from None
+
+
+def _reasons(args: TrainerArgs, part: str) -> list[str]:
+    """Returns the flags, with values, that ask for a feature."""
+    return [
+        f"TrainerArgs.{flag} = {value!r}"
+        for flag, value in args.changed()
+        if flag in SETS[part] and (flag != "balance_cost" or value == LEARNED)
+    ]
+
+
+def _class_of(part: str, reason: str) -> type[Feature]:
+    module, _, name = f"{NAME}.{part}".rpartition(".")
+    try:
+        found = getattr(import_module(module), name, None)
+    except ModuleNotFoundError as error:
+        if not f"{module}.".startswith(f"{error.name}."):
+            raise
+        found = None
+    if found is None:  # without its files, a folder still is a module
+        raise ModuleNotFoundError(f"{reason} needs {module}, which is not installed", name=module)
+    return found
