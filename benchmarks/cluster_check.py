@@ -31,6 +31,7 @@ from benchmarks.harness import start_forks
 from commons.distributed import BatchShuffler
 from commons.distributed.exchange import Exchange
 from commons.distributed.placement import warm_up
+from commons.features.unshuffle import Unshuffle
 
 PROCESSES, STEPS = 64, 200
 ROWS = 8
@@ -142,7 +143,8 @@ def _run_rank(rank: int, processes: int, steps: int, dies: str, folder: Path) ->
 
 def _run_steps(rank: int, processes: int, steps: int, dies: str) -> str:
     """Runs all steps; returns what was lost or doubled, over all ranks, or came back wrong."""
-    shuffler = _Shuffler()
+    unshuffle = Unshuffle()
+    shuffler = _Shuffler(features=[unshuffle])
     if dies and rank == processes // 2:
         _die_in(shuffler, dies)
     held = np.zeros(3, dtype=np.int64)  # samples, sum of their numbers, and of their squares mod a prime
@@ -153,8 +155,8 @@ def _run_steps(rank: int, processes: int, steps: int, dies: str) -> str:
         placed += _sum_up(numbers)
         if not bool((mine["ids"].lengths()[: len(numbers)] == numbers % 37).all()):
             return f"rank {rank}, step {step}: a sample has the ids of another"
-        back = shuffler.unshuffle(numbers, plan)
-        real = int(plan.num_loaded[rank])
+        back = unshuffle.unshuffle(numbers, plan)
+        real = int(plan.rows.num_loaded[rank])
         if not torch.equal(back[:real], batch["number"][:real]):
             return f"rank {rank}, step {step}: unshuffle returned another sample's result"
     sums = shuffler.group.channel().all_gather(np.concatenate([held, placed])).sum(0)

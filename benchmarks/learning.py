@@ -18,6 +18,7 @@ from torch import nn
 from benchmarks.demo.training import Arm, parse_config, train_in_turn
 from benchmarks.harness import Record, gather_from_ranks, keep_running, machine, run_on_ranks
 from benchmarks.markdown import Cell, make_table, markdown_table
+from commons.perf_model.compute_clock import ComputeClock
 from commons.training import TrainingTask
 
 RANKS, WARM_UP_STEPS, STEPS_PER_BLOCK = 2, 4, 2
@@ -68,12 +69,15 @@ class LearningArm(Arm):
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self.pipeline.time_steps()
+        self._clock = ComputeClock(self.model, arguments[2])
         self._compute_seconds: list[float] = []
 
-    def after_step(self) -> None:
-        """Notes the compute time of this rank."""
-        self._compute_seconds.append(self.pipeline.compute_span.seconds())
+    def take_step(self) -> tuple[torch.Tensor, int, Any]:
+        """Trains one step, and notes the compute time of this rank."""
+        span = self._clock.begin()
+        result = super().take_step()
+        self._compute_seconds.append(span.seconds())
+        return result
 
     def collect(self) -> Record:
         """Returns the seconds of each step after the warm-up, and of each rank's computing; collective."""

@@ -30,6 +30,7 @@ from benchmarks.lookup_streams import LENGTHS, STREAMS, draw_batches
 from benchmarks.markdown import make_table, pivot
 from commons.datasets import HSTUBatch
 from commons.distributed import BatchShufflerFactory
+from commons.features.sample_groups import SampleGroups
 from commons.pipeline import TrainPipelineFactory
 from commons.training import OptimizerArgs, shard_model
 from hstu.batch_shuffler import flops_of_rows
@@ -37,13 +38,13 @@ from hstu.batch_shuffler import flops_of_rows
 RANKS = 2
 WARM_UP_STEPS, BLOCKS, STEPS_PER_BLOCK = 2, 20, 2
 LOOKED_UP = ("item", "user_id")
-AS_LOADED, REFERENCE = "as loaded", "refined"
+AS_LOADED, REFERENCE, WITH_GROUPS = "as loaded", "refined", "rebalance, groups"
 # By name, the settings of a shuffler.
 ARMS: dict[str, Record] = {
     AS_LOADED: {},
     REFERENCE: {"partitioner": "refined"},
     "rebalance": {"partitioner": "rebalance"},
-    "rebalance, groups": {"partitioner": "rebalance", "group_feature": "user_id"},
+    WITH_GROUPS: {"partitioner": "rebalance"},
 }
 
 
@@ -72,7 +73,8 @@ class _Arm:
             workloads = partial(flops_of_rows, FLOPS)
             shuffler = BatchShufflerFactory.create("identity", get_workloads=workloads, unit="FLOPs")
         else:
-            shuffler = BatchShufflerFactory.create("hstu", flops=FLOPS, **ARMS[name])
+            features = [SampleGroups("user_id")] if name == WITH_GROUPS else []
+            shuffler = BatchShufflerFactory.create("hstu", flops=FLOPS, features=features, **ARMS[name])
         self._pipeline = TrainPipelineFactory.create(
             "none",
             model=model,

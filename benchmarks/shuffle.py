@@ -27,8 +27,8 @@ from benchmarks.partition.lengths import LOGNORMAL, draw_lognormal
 from benchmarks.partition.placements import BYTES_PER_TOKEN, ROWS_PER_RANK, compute_workloads
 from commons.distributed import ShufflerSettings
 from commons.distributed.exchange import EXCHANGES
-from commons.distributed.loaded_samples import LoadedSamples
-from commons.distributed.placement import place, warm_up
+from commons.distributed.placement import Partitioning, place, warm_up
+from commons.distributed.row_table import RowTable
 from commons.pipeline.shuffle_stage import ShuffleStage
 
 # By name, the settings of a shuffler; the first moves everything everywhere.
@@ -66,11 +66,11 @@ class _StageClock:
     def __init__(self, stage: ShuffleStage) -> None:
         self.milliseconds: dict[str, list[float]] = {"exposed": [], "exchange": [], "planning": []}
         self._next_batch, self._exchange = stage.next_batch, stage.exchange
-        shuffler = stage._shuffler
-        self._plan_with = shuffler.plan_with
+        planner = stage._shuffler.planner
+        self._plan = planner.plan
         stage.next_batch = self._time_next_batch  # type: ignore[method-assign]
         stage.exchange = self._time_exchange  # type: ignore[method-assign]
-        shuffler.plan_with = self._time_plan  # type: ignore[method-assign]
+        planner.plan = self._time_plan  # type: ignore[assignment, method-assign]
         self._loading = self._before_exchange = 0.0
 
     def clear(self) -> None:
@@ -103,7 +103,7 @@ class _StageClock:
         return exchanged
 
     def _time_plan(self, *arguments: Any) -> Any:
-        plan, taken = time_call(lambda: self._plan_with(*arguments))
+        plan, taken = time_call(lambda: self._plan(*arguments))
         self.milliseconds["planning"].append(taken)
         return plan
 
@@ -160,7 +160,8 @@ def _plan(lengths: str, ranks: int) -> Record:
     for _ in range(DRAWS):
         loaded = _draw_samples(rng, ranks)
         for partitioner in PARTITIONERS:
-            plan, taken = time_call(partial(place, loaded, ShufflerSettings(partitioner)))
+            partitioning = Partitioning(ShufflerSettings(partitioner))
+            plan, taken = time_call(partial(place, loaded, partitioning))
             times[partitioner].append(taken)
             traffic = [EXCHANGES["all_to_all"].traffic(plan, rank).sent for rank in range(ranks)]
             sent[partitioner].append(float(np.mean(traffic)))
@@ -174,11 +175,11 @@ def _plan(lengths: str, ranks: int) -> Record:
     }
 
 
-def _draw_samples(rng: np.random.Generator, ranks: int) -> LoadedSamples:
+def _draw_samples(rng: np.random.Generator, ranks: int) -> RowTable:
     workloads, tokens = compute_workloads(draw_lognormal(rng, ROWS_PER_RANK * ranks), HIDDEN_SIZE)
     rows = np.full(ranks, ROWS_PER_RANK)
     sizes = BYTES_PER_TOKEN * tokens
-    return LoadedSamples(rows, rows, workloads, tokens, tokens, tokens[:, None], sizes, tokens[:, None])
+    return RowTable(rows, rows, workloads, tokens, tokens, tokens[:, None], sizes, tokens[:, None])
 
 
 def tables(figures: Record) -> dict[str, str]:

@@ -20,12 +20,13 @@ import torch
 from benchmarks.demo.training import ARMS, AS_LOADED, LEARNED_PIECES, parse_config
 from benchmarks.harness import Record, show_progress
 from commons.distributed import BatchShuffler, ShufflePlan
-from commons.distributed.cutting import Cutting
-from commons.distributed.key_fetch import KeyFetch, PlacedPieces
-from commons.distributed.placement import place
-from commons.distributed.sample_facts import SampleFacts, loaded_samples
+from commons.distributed.count_rows import count_rows
+from commons.distributed.placement import make_plan, place
+from commons.features.sample_splitting import SplitSamples
+from commons.features.sample_splitting.cut_search import cut_and_place
+from commons.features.sample_splitting.cutting import COLUMN, Cutting
+from commons.features.sample_splitting.key_fetch import KeyFetch, PlacedPieces
 from commons.gin_values import from_gin
-from commons.perf_model import Cost
 from commons.sequence_batch import BaseBatch
 from commons.training import OptimizerArgs, TrainerArgs, TrainingTask, rank_process, shard_model
 
@@ -77,40 +78,37 @@ def _place_steps(
 
 def place_rows(batch: BaseBatch, shuffler: BatchShuffler, num_ranks: int) -> list[BaseBatch]:
     """Returns each rank's batch after the stage, where ranks have loaded consecutive rows of `batch`."""
-    facts = SampleFacts.of(
-        batch,
-        shuffler.sample_rows,
-        {
-            "workloads": shuffler.get_workloads,
-            "tokens": shuffler.get_tokens,
-            "loss tokens": shuffler.get_loss_tokens,
-        },
-    )
+    count = {
+        "workloads": shuffler.get_workloads,
+        "tokens": shuffler.get_tokens,
+        "loss tokens": shuffler.get_loss_tokens,
+    }
+    counted, row_format = count_rows(shuffler.view(batch), count, lambda batch: {})
     sizes = np.full(num_ranks, batch.batch_size // num_ranks)
-    samples = loaded_samples(facts.per_sample, sizes, sizes, facts.schema, facts.columns)
-    count_names = facts.columns.count_names
-    cost = Cost.sum_of_columns(facts.columns.work)
-    if isinstance(shuffler.cost, Cost):
-        cost = shuffler.cost
-    cutting = None
-    if shuffler.settings.split:
-        rules = batch.cut_rules()
-        if rules is None:
-            raise TypeError(f"a {type(batch).__name__} cannot be cut")
-        cutting = Cutting(rules, facts.schema, count_names, shuffler.prefix_cost, cost)
-    plan = place(samples.with_cost(cost), shuffler.settings, cutting=cutting)
-    return [_take_rank(batch, plan, rank, count_names) for rank in range(num_ranks)]
+    rows = row_format.decode(row_format.encode(counted), sizes, sizes)
+    if shuffler.cost is not None:
+        rows = rows.with_cost(shuffler.cost)
+    names = row_format.count_names
+    if any(isinstance(feature, SplitSamples) for feature in shuffler.features):
+        cutting = Cutting(batch.cut_rules(), row_format.schema, names, shuffler.prefix_cost, rows.cost)
+        plan = make_plan(*cut_and_place(rows, shuffler.partitioning, cutting))
+    else:
+        plan = place(rows, shuffler.partitioning)
+    return [_take_rank(batch, plan, rank, names) for rank in range(num_ranks)]
 
 
 def _take_rank(batch: BaseBatch, plan: ShufflePlan, rank: int, count_names: Sequence[str]) -> BaseBatch:
     """Returns a rank's batch after the exchange."""
     own = plan.computed_by(rank)
-    part = batch if plan.pieces is None else batch.cut_by(plan.pieces, plan.sample_of)
-    counts = dict(zip(count_names, plan.row_counts[own].T, strict=True))
+    is_cut = COLUMN in plan.rows.columns
+    part = batch.cut_by(plan.rows.columns[COLUMN], plan.rows.sample_of) if is_cut else batch
+    counts = dict(zip(count_names, plan.rows.row_counts[own].T, strict=True))
     part = part.index_select(own).with_row_counts(counts)
-    if plan.pieces is None:
+    if not is_cut:
         return part
-    group: Any = SimpleNamespace(num_ranks=plan.num_ranks, rank=rank, fetch_group=lambda device: None)
+    group: Any = SimpleNamespace(
+        num_ranks=plan.num_ranks, rank=rank, group_for=lambda use, device: None, wait_seconds=0.0
+    )
     return part.with_pieces(PlacedPieces(plan, group, count_names))
 
 

@@ -17,8 +17,8 @@ from torch import nn
 
 from benchmarks.harness import Record, bootstrap_speedup, take_turns
 from commons.distributed import BalanceReport
+from commons.features.learned_costs import LearnedCosts
 from commons.gin_values import from_gin
-from commons.perf_model import Cost
 from commons.training import OptimizerArgs, TrainerArgs, TrainingTask, shard_model
 
 # Modules, not functions: two models' gin configurables of one name cannot be configured in one process.
@@ -77,6 +77,7 @@ class Arm:
         with_part: adds a part to the model.
 
     Attributes:
+        model: sharded.
         losses: of each step, over all ranks.
         block_seconds: of each timed block, per step.
         reports: of the steps of all timed blocks.
@@ -93,8 +94,10 @@ class Arm:
         args = replace(from_gin(TrainerArgs), **settings)
         task = make_task(args, device)
         task = replace(task, model=with_part(task.model))
-        model, optimizer = shard_model(task.model, from_gin(OptimizerArgs), device)
-        self.pipeline = task.make_pipeline(args, model, optimizer, device)
+        self.model, optimizer = shard_model(task.model, from_gin(OptimizerArgs), device)
+        shuffler = task.make_shuffler(args)
+        self.pipeline = task.make_pipeline(args, self.model, optimizer, device, shuffler)
+        self._features = shuffler.features
         self._batches = iter(batches(task))
         self.losses: list[float] = []
         self.block_seconds: list[float] = []
@@ -106,11 +109,10 @@ class Arm:
         dist.barrier()
         start = time.perf_counter()
         for _ in range(steps):
-            loss_sum, loss_tokens, _ = self.pipeline.progress(self._batches)
+            loss_sum, loss_tokens, _ = self.take_step()
             sums.append(loss_sum)
             tokens.append(loss_tokens)
             reports.append(self.pipeline.report)
-            self.after_step()
         dist.barrier()
         seconds = time.perf_counter() - start
         totals = torch.stack(sums).double()
@@ -120,8 +122,14 @@ class Arm:
             self.block_seconds.append(seconds / steps)
             self.reports += reports
 
-    def after_step(self) -> None:
-        """Does nothing; for figures that the report lacks."""
+    def take_step(self) -> tuple[torch.Tensor, int, Any]:
+        """Trains one step, as the pipeline's `progress`."""
+        return self.pipeline.progress(self._batches)
+
+    @property
+    def learned_costs(self) -> LearnedCosts:
+        """The feature of an arm that learns."""
+        return next(feature for feature in self._features if isinstance(feature, LearnedCosts))
 
 
 def train_in_turn(
@@ -150,11 +158,12 @@ def train(device: torch.device, model: str) -> Record:
     arms = {name: Arm(make_task, settings, device) for name, settings in ARMS.items()}
     learning = Arm(make_task, ARMS[LEARNED_PIECES], device)
     learning.run(STEPS_TO_LEARN, timed=False)
-    arms[LEARNED_PIECES].pipeline.load_learning_state(learning.pipeline.learning_state())
+    learned = arms[LEARNED_PIECES].learned_costs
+    learned.load_state(learning.learned_costs.state())
     train_in_turn(arms.values(), STEPS, "train each way", warm_up_steps=WARM_UP_STEPS)
     comparisons = {name: _compare(arms[AS_LOADED], arm) for name, arm in arms.items() if name != AS_LOADED}
     comparisons[LEARNED_PIECES]["over_pieces_by_flops"] = compare_times(arms[PIECES], arms[LEARNED_PIECES])
-    cost: Cost | None = arms[LEARNED_PIECES].pipeline.learned_cost()
+    cost = learned.cost()
     return {
         "ranks": dist.get_world_size(),
         "balanced": comparisons,
@@ -181,9 +190,10 @@ def _compare(base: Arm, arm: Arm) -> Record:
             "imbalance_after": after / mean,
             "share_of_bytes_moved": moved / loaded,
             **{
-                f"{name}_per_step": float(np.mean([getattr(report, name) for report in reports]))
-                for name in ("samples_cut", "bytes_fetched", "bytes_sent")
+                f"{name}_per_step": float(np.mean([report.features.get(name, 0) for report in reports]))
+                for name in ("samples_cut", "bytes_fetched")
             },
+            "bytes_sent_per_step": float(np.mean([report.bytes_sent for report in reports])),
             "seconds_per_step_as_loaded": float(np.mean(base.block_seconds)),
             "seconds_per_step": float(np.mean(arm.block_seconds)),
             "speedup_predicted": before / after,

@@ -12,11 +12,12 @@ from benchmarks.harness import Record, average, measure_cases, time_ms
 from benchmarks.markdown import pivot
 from benchmarks.partition.lengths import KUAIRAND, LOGNORMAL, LONG, PARETO_1_1, PARETO_1_6, Lengths
 from benchmarks.partition.placements import ROWS_PER_RANK, make_flops
-from commons.distributed.cutting import Cutting
-from commons.distributed.loaded_samples import LoadedSamples
-from commons.distributed.placement import place
+from commons.distributed.placement import Partitioning, make_plan, place
+from commons.distributed.row_table import RowTable
 from commons.distributed.shuffle_plan import ShufflePlan
 from commons.distributed.shuffler_settings import ShufflerSettings
+from commons.features.sample_splitting.cut_search import cut_and_place
+from commons.features.sample_splitting.cutting import COLUMN, Cutting
 from commons.partition.balance import relative_to_mean
 from commons.sequence_batch.row_schema import RowSchema
 
@@ -30,7 +31,7 @@ CASES = (
 NAMES = ("lengths", "hidden_size", "rows_per_rank")
 BYTES_PER_NUMBER = 2  # of keys and values, in bfloat16
 CALLS = 3  # of a draw, with and without pieces in turns
-SETTINGS = ShufflerSettings(equal_rows=False)
+PARTITIONING = Partitioning(ShufflerSettings(equal_rows=False))
 ONE = np.ones(1, dtype=np.int64)
 
 
@@ -42,19 +43,19 @@ def measure_pieces(lengths: dict[str, Lengths], draws: int) -> list[Record]:
         figures, times = [], []
         for _ in range(draws):
             samples, cutting = _load(known[lengths](rng, rows_per_rank * ranks), hidden_size, ranks)
-            calls = [partial(place, samples, SETTINGS), partial(place, samples, SETTINGS, cutting=cutting)]
+            calls = [partial(place, samples, PARTITIONING), partial(_place_pieces, samples, cutting)]
             whole, plan = (call() for call in calls)
             fetched = count_fetched_tokens(plan) * 2 * hidden_size * BYTES_PER_NUMBER / ranks
             figures.append(
                 {
                     "imbalance_of_whole_samples": _find_imbalance(whole),
                     "imbalance": _find_imbalance(plan),
-                    "samples_cut": int((np.bincount(plan.sample_of) > 1).sum()),
+                    "samples_cut": int((np.bincount(plan.rows.sample_of) > 1).sum()),
                     "mb_fetched": fetched / 1e6,
                 }
             )
             turns = [[time_ms(call, time.thread_time) for call in calls] for _ in range(CALLS)]
-            times += turns if plan.pieces is not None else []
+            times += [] if plan.rows.starts_sample.all() else turns
         medians = np.median(times, 0).round(4).tolist() if times else (None, None)
         return average(figures, 4) | dict(zip(("ms_of_whole_samples", "ms"), medians, strict=True))
 
@@ -63,8 +64,12 @@ def measure_pieces(lengths: dict[str, Lengths], draws: int) -> list[Record]:
     return measure_cases(cases, measure, "pieces")
 
 
+def _place_pieces(samples: RowTable, cutting: Cutting) -> ShufflePlan:
+    return make_plan(*cut_and_place(samples, PARTITIONING, cutting))
+
+
 def _find_imbalance(plan: ShufflePlan) -> float:
-    return relative_to_mean(np.bincount(plan.destination, plan.workloads, minlength=plan.num_ranks))
+    return relative_to_mean(plan.loads)
 
 
 def count_fetched_tokens(plan: ShufflePlan) -> int:
@@ -72,17 +77,17 @@ def count_fetched_tokens(plan: ShufflePlan) -> int:
 
     A rank fetches those tokens of a sample that are on other ranks, before the last of its own.
     """
-    if plan.pieces is None:
+    rows = plan.rows
+    if rows.starts_sample.all():
         return 0
-    sample_of = plan.sample_of
-    keys, index = np.unique(sample_of * plan.num_ranks + plan.destination, return_inverse=True)
+    keys, index = np.unique(rows.sample_of * plan.num_ranks + plan.destination, return_inverse=True)
     last, own = np.zeros(len(keys), dtype=np.int64), np.zeros(len(keys), dtype=np.int64)
-    np.maximum.at(last, index, plan.pieces["last_token"])
-    np.add.at(own, index, plan.tokens)
+    np.maximum.at(last, index, rows.columns[COLUMN]["last_token"])
+    np.add.at(own, index, rows.tokens)
     return int((last - own).sum())
 
 
-def _load(lengths: np.ndarray, hidden_size: int, ranks: int) -> tuple[LoadedSamples, Cutting]:
+def _load(lengths: np.ndarray, hidden_size: int, ranks: int) -> tuple[RowTable, Cutting]:
     """Returns histories of these items, each with a user and an action per item, as ranks loaded them."""
     lengths = lengths.astype(np.int64)
     batch = make_hstu_batch({"user": [ONE]}, [ONE], [ONE], 1)
@@ -101,7 +106,7 @@ def _load(lengths: np.ndarray, hidden_size: int, ranks: int) -> tuple[LoadedSamp
     )
     per_rank = np.full(ranks, len(lengths) // ranks)
     workloads, num_bytes = flops.per_sample(tokens), schema.row_bytes(elements)
-    return LoadedSamples(per_rank, per_rank, workloads, tokens, lengths, elements, num_bytes, counts), cutting
+    return RowTable(per_rank, per_rank, workloads, tokens, lengths, elements, num_bytes, counts), cutting
 
 
 # By title, the figure and its digits.
