@@ -106,6 +106,8 @@ class BatchShuffler(ABC):
         if self.group.num_ranks > 1:
             self.group.group_for("exchange", job_device())  # connected here, so that no step waits for it
             warm_up(self.settings, self.features)
+        for feature in self.features:
+            feature.is_taken = True
 
     @property
     def format(self) -> BatchFormat | None:

@@ -62,6 +62,7 @@ class Feature:
         waits_on_device: why the device waits for other ranks between forward and backward; empty if it does
             not.
         verifies: whether it has the ranks compare what they do; others then compare more, too.
+        is_taken: whether it is part of a shuffler.
         faster_without: what to set where planning is too slow; empty if the feature hardly slows it.
     """
 
@@ -72,6 +73,7 @@ class Feature:
     partitioner_arguments: Mapping[str, Any] = {}
     waits_on_device: str = ""
     verifies: bool = False
+    is_taken: bool = False
     faster_without: str = ""
 
     def settings(self) -> Mapping[str, Any]:
@@ -144,14 +146,15 @@ def in_order(features: Sequence[Feature]) -> tuple[Feature, ...]:
 
     Raises:
         TypeError: one is no `Feature`.
-        ValueError: one is given twice, or excludes another.
+        ValueError: one is given twice, is part of another shuffler, or excludes another.
     """
-    for feature in features:
-        if not isinstance(feature, Feature):
-            raise TypeError(f"features has {feature!r}; expected objects such as SplitSamples()")
+    if not isinstance(features, list | tuple) or not all(isinstance(one, Feature) for one in features):
+        raise TypeError(f"features is {features!r}; expected a list of objects such as [SplitSamples()]")
     ordered = tuple(sorted(features, key=lambda feature: (feature.order, feature.name)))
     names = [feature.name for feature in ordered]
     for feature in ordered:
+        if feature.is_taken:
+            raise ValueError(f"{feature.name} is part of another shuffler; make an object for each")
         if names.count(feature.name) > 1:
             raise ValueError(f"features has {feature.name} twice; expected one of each")
         for other in names:

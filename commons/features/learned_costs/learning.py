@@ -220,7 +220,7 @@ class Learning:
                 return number
         raise ValueError(
             f"the plan is none of the last {_DELAY} of this shuffler: record a step, or save what was "
-            "learned, before so many more are planned; in a pipeline, use the pipeline's methods"
+            "learned, before so many more are planned; in a pipeline, leave out the plan"
         )
 
     def saved(self, next_plan: int) -> dict[str, bytes]:

@@ -3,9 +3,30 @@
 from __future__ import annotations
 
 import numpy as np
-from commons.distributed.cutting import Cutting
 
+from commons.distributed.feature import Place
+from commons.distributed.placement import make_plan
 from commons.distributed.row_table import RowTable
+from commons.distributed.shuffle_plan import ShufflePlan
+from commons.features.sample_splitting import SplitSamples
+from commons.features.sample_splitting.cutting import Cutting
+
+
+class DrawnCuts(SplitSamples):
+    """Cuts anywhere, and puts the pieces anywhere.
+
+    Args:
+        seed: to draw from; plans of one seed cut alike.
+    """
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self.seed = seed
+
+    def place(self, rows: RowTable, place: Place) -> ShufflePlan:
+        cutting = self._make_cutting(rows.cost)
+        numbers, items, ranks = drawn_cuts(rows, cutting, self.seed)
+        return make_plan(cutting.cut(rows, numbers, items) if len(numbers) else rows, ranks)
 
 
 def drawn_cuts(samples: RowTable, cutting: Cutting, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

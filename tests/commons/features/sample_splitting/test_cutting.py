@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
-from commons.distributed.cutting import MIN_TOKENS, Cutting
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from commons.distributed.placement import place, place_within
+from commons.distributed.placement import place_sets
 from commons.distributed.row_table import RowTable
 from commons.distributed.shuffle_plan import ShufflePlan
 from commons.distributed.shuffler_settings import PARTITIONERS, ShufflerSettings
 from commons.distributed.slow_plans import _faster
+from commons.features.sample_splitting import SplitSamples
+from commons.features.sample_splitting.cutting import MIN_TOKENS, Cutting
 from commons.partition import lower_bound
 from commons.sequence_batch import BaseBatch
 from tests.commons.distributed.column_costs import (
@@ -32,13 +34,14 @@ from tests.commons.features.sample_splitting.cut_samples import (
     check_pieces,
     flops,
     loaded_by,
+    placed,
 )
-from tests.commons.histories import drawn_lengths
+from tests.commons.histories import TokenShuffler, drawn_lengths
 from tests.process_pool import ProcessPool
 
 
 def _placed(samples: RowTable, cutting: Cutting | None, **options) -> ShufflePlan:
-    return place(samples, ShufflerSettings(equal_rows=False, **options), cutting=cutting)
+    return placed(samples, cutting, ShufflerSettings(equal_rows=False, **options))
 
 
 def _imbalance(plan: ShufflePlan) -> float:
@@ -85,7 +88,7 @@ def test_pieces_follow_the_speeds_of_ranks(seed, partitioner, num_ranks, slow):
     _, samples, cutting = _drawn(seed, "history", 16, num_ranks)
     speeds = np.where(np.arange(num_ranks) == 1, slow, 1.0)
     chosen = ShufflerSettings(partitioner, equal_rows=False)
-    plan = place(samples, chosen, cutting=cutting, speeds=speeds)
+    plan = placed(replace(samples, speeds=speeds), cutting, chosen)
     ideal = plan.rows.workloads.sum() / speeds.sum()
     bound = lower_bound(samples.workloads, num_ranks, equal_size=False, speeds=speeds)
     assert (plan.loads / speeds).max() <= 1.05 * ideal * (bound if plan.rows.starts_sample.all() else 1)
@@ -96,7 +99,7 @@ def test_equal_speeds_cut_no_more():
     for seed in range(50):
         _, samples, cutting = _drawn(seed, "history", 8, 4)
         equal, none = (
-            place(samples, settings, cutting=cutting, speeds=speeds) for speeds in (np.full(4, 1.3), None)
+            placed(replace(samples, speeds=speeds), cutting, settings) for speeds in (np.full(4, 1.3), None)
         )
         assert np.array_equal(equal.destination, none.destination)
 
@@ -119,7 +122,7 @@ def test_pieces_keep_to_max_tokens(seed, kind, partitioner, num_ranks, slack):
     max_tokens = int(samples.tokens.sum() / num_ranks * slack) + 4 * MIN_TOKENS
     plan = _placed(samples, cutting, partitioner=partitioner, max_tokens=max_tokens)
     assert np.bincount(plan.destination, plan.rows.tokens).max() <= max_tokens
-    if plan.rows.columns["pieces"] is not None:
+    if not plan.rows.starts_sample.all():
         check_pieces(plan, samples, cutting)
 
 
@@ -130,14 +133,6 @@ def test_max_tokens_gives_a_rank_an_early_and_a_late_piece(partitioner):
     assert np.bincount(plan.destination, plan.rows.tokens).max() <= 5600
     assert _imbalance(plan) <= 1.01
     assert len(plan.rows.workloads) == 3
-
-
-def test_max_rows_holds_for_pieces():
-    samples, cutting = loaded_by([4] * 4, batch_of("history", np.array([8000] + [100] * 15)))
-    free = _placed(samples, cutting)
-    limited = _placed(samples, cutting, max_rows=8)
-    assert free.num_placed.max() > 8 >= limited.num_placed.max()
-    assert limited.pieces is not None
 
 
 def test_rebalancing_with_pieces_moves_few_samples_and_keeps_its_tolerance():
@@ -164,7 +159,7 @@ def test_tokens_of_pieces_are_evened_out_at_no_cost_in_load(partitioner):
         ]
         loads = [plan.loads.max() for plan in plans]
         tokens = [np.bincount(plan.destination, plan.rows.tokens).max() for plan in plans]
-        if plans[0].pieces is not None:
+        if not plans[0].rows.starts_sample.all():
             assert loads[1] <= loads[0] and tokens[1] <= tokens[0]
             fewer += tokens[1] < tokens[0]
     assert fewer >= 3
@@ -173,13 +168,12 @@ def test_tokens_of_pieces_are_evened_out_at_no_cost_in_load(partitioner):
 def test_samples_are_cut_within_their_groups():
     _, samples, cutting = _drawn(3, "history", 8, 6)
     groups = [(np.array([0, 2, 4]), None), (np.array([1, 3]), None), (np.array([5]), None)]
-    options = ShufflerSettings(equal_rows=False)
-    plan = place_within(samples, groups, options, pads=True, cutting=cutting)
+    plan = place_sets(samples, groups, partial(placed, cutting=cutting))
     check_pieces(plan, samples, cutting)
     for ranks, _ in groups:
         assert np.isin(plan.destination[np.isin(plan.rows.home, ranks)], ranks).all()
         alone = samples.within(ranks)
-        of_group = place(alone, options, cutting=cutting)
+        of_group = placed(alone, cutting)
         assert np.array_equal(ranks[of_group.destination], plan.destination[np.isin(plan.rows.home, ranks)])
 
 
@@ -207,7 +201,7 @@ def test_few_samples_are_cut_as_far_as_pieces_are_of_use(lengths, num_ranks, mos
 def test_samples_without_cost_stay_whole():
     samples, cutting = loaded_by([3, 2], batch_of("history", np.array([500, 9, 9, 9, 9])))
     samples = replace(samples, workloads=0 * samples.workloads, work=0 * samples.work)
-    assert _placed(samples, cutting).pieces is None
+    assert _placed(samples, cutting).rows.starts_sample.all()
 
 
 def test_a_cost_that_decreases_is_named():
@@ -223,27 +217,24 @@ def test_a_cost_that_decreases_is_named():
 
 def test_plans_and_pieces_cannot_be_written_to():
     samples, cutting = loaded_by([3, 2, 1], batch_of("history", np.array([9000, 9, 9, 9, 700, 9])))
-    placed = ShufflerSettings(equal_rows=False)
     groups = [(np.array([0, 2]), None), (np.array([1]), None)]
-    plans = [place(samples, placed, cutting=cutting), place_within(samples, groups, placed, True, cutting)]
-    assert all(plan.rows.columns["pieces"] is not None for plan in plans)
-    of_whole = place_within(samples, groups, placed, True)
-    for made in (samples, *plans, of_whole, of_whole.within(np.array([0, 2]))):
-        values = [getattr(made, field.name) for field in fields(made)]
-        assert not any(value.flags.writeable for value in values if isinstance(value, np.ndarray))
+    plans = [placed(samples, cutting), place_sets(samples, groups, partial(placed, cutting=cutting))]
+    assert all(not plan.rows.starts_sample.all() for plan in plans)
+    of_whole = place_sets(samples, groups, partial(placed, cutting=None))
+    for made in (*plans, of_whole, of_whole.within(np.array([0, 2]))):
+        assert not any(array.flags.writeable for array in made.rows.arrays())
 
 
 def test_planning_becomes_faster_without_pieces():
-    assert "set split=False (TrainerArgs.balance_split)" in _faster(
-        ShufflerSettings(split=True, equal_rows=False)
-    )
+    shuffler = TokenShuffler(equal_rows=False, features=[SplitSamples()])
+    assert "leave SplitSamples out (TrainerArgs.balance_split = False)" in _faster(shuffler)
 
 
 def _compiled_before_and_after_cutting() -> tuple[list[str], list[str]]:
     before = compiled()
     for ranks, lengths in (([9, 0], [3000] + [200] * 8), ([3, 0], [200] * 3)):
         samples, cutting = loaded_by(ranks, batch_of("history", np.array(lengths)))
-        assert _placed(samples, cutting).pieces is not None
+        assert not _placed(samples, cutting).rows.starts_sample.all()
     return before, compiled()
 
 
@@ -255,13 +246,17 @@ def test_nothing_is_compiled_after_the_warm_up():
 
 
 def test_columns_that_add_up_to_one_are_cut_as_it_is(pools):
-    for plans in pools(3).run(planned_by_one_column_and_two, {"equal_rows": False, "split": True}):
-        assert sum(plan.pieces is not None for plan in plans) >= 6
+    for plans in pools(3).run(
+        planned_by_one_column_and_two, {"equal_rows": False, "features": [SplitSamples()]}
+    ):
+        assert sum(not plan.rows.starts_sample.all() for plan in plans) >= 6
 
 
 @pytest.mark.parametrize("cost", COSTS)
 def test_pieces_level_the_costs_that_were_calibrated(pools, cost):
-    for plans in pools(3).run(planned_by_calibrated_cost, cost, {"split": True}):
-        largest = [plan.loads.max() / plan.loads.mean() for plan in plans if plan.pieces is not None]
+    for plans in pools(3).run(planned_by_calibrated_cost, cost, {"features": [SplitSamples()]}):
+        largest = [
+            plan.loads.max() / plan.loads.mean() for plan in plans if not plan.rows.starts_sample.all()
+        ]
         assert len(largest) >= (3 if cost is SLOW_ATTENTION else 0)
         assert max(largest, default=1) <= 1.02

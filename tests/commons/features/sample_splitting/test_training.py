@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,8 +10,9 @@ import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from commons.features.sample_splitting import SplitSamples
 from tests.commons.distributed.counted_collectives import recorded_collectives
-from tests.commons.features.sample_splitting.drawn_cuts import drawn_cuts
+from tests.commons.features.sample_splitting.drawn_cuts import DrawnCuts
 from tests.commons.features.sample_splitting.ranking_on_pieces import RankingOnPieces
 from tests.commons.histories import HistoryBatch, TokenShuffler, draw_histories
 from tests.commons.pipeline.ranking_pipelines import sharded_ranking_model
@@ -36,14 +36,13 @@ def test_gradients_of_pieces_are_those_of_whole_samples():
     batch = draw_histories(np.random.default_rng(dist.get_rank()), 5)
     expected, results = _summed_gradients(batch), []
     for seed in SEEDS:
-        shuffler = TokenShuffler(split=True, equal_rows=False)
-        shuffler.planner.cuts = partial(drawn_cuts, seed=seed)
+        shuffler = TokenShuffler(features=[DrawnCuts(seed)], equal_rows=False)
         plan = shuffler.plan(batch)
         got = _summed_gradients(shuffler.exchange(batch, plan))
         differences = [
             float((one - other).norm() / other.norm()) for one, other in zip(got, expected, strict=True)
         ]
-        results.append((plan.pieces is not None, max(differences)))
+        results.append((not plan.rows.starts_sample.all(), max(differences)))
     assert sum(is_cut for is_cut, _ in results) > len(SEEDS) / 2
     assert max(difference for _, difference in results) < 1e-5
 
@@ -65,7 +64,7 @@ class _Operations(TorchDispatchMode):
 
 def _costs(split: bool) -> dict[str, Any]:
     """Returns the collectives, operations and allocations of some steps, planning included."""
-    shuffler = TokenShuffler(equal_rows=False, split=split)
+    shuffler = TokenShuffler(equal_rows=False, features=[SplitSamples()] if split else [])
     model, optimizer = sharded_ranking_model()
     rng = np.random.default_rng(dist.get_rank())
     batches = iter([draw_histories(rng, 8) for _ in range(2 * STEPS + 1)])
@@ -73,7 +72,7 @@ def _costs(split: bool) -> dict[str, Any]:
     def step() -> None:  # not in a pipeline, whose planning thread may be anywhere when the recording ends
         batch = next(batches)
         plan = shuffler.plan(batch)
-        assert plan.pieces is None
+        assert plan.rows.starts_sample.all()
         loss, _ = model(shuffler.exchange(batch, plan))
         optimizer.zero_grad()
         shuffler.scale(loss, plan, "sum").backward()

@@ -11,13 +11,23 @@ import torch
 import torch.distributed as dist
 from torchrec.sparse.jagged_tensor import JaggedTensor
 
-from commons.distributed import ShufflePlan, ShufflerSettings
-from commons.distributed.loaded_samples import LoadedSamples
-from commons.distributed.placement import place
+from commons.distributed import Feature, ShufflePlan, ShufflerSettings
+from commons.distributed.row_table import RowTable
+from commons.features.micro_batches import MicroBatches
+from commons.features.sample_groups import SampleGroups
+from commons.features.sample_splitting import SplitSamples
+from commons.features.unshuffle import Unshuffle
+from commons.features.verification import Verification
 from tests.commons.distributed.loaded_batches import BOTH
 from tests.commons.features.learned_costs.learning_pipelines import check_resumed
-from tests.commons.features.sample_splitting.cut_samples import AheadBatch, ahead_batch, batch_of, loaded_by
-from tests.commons.features.sample_splitting.drawn_cuts import drawn_cuts
+from tests.commons.features.sample_splitting.cut_samples import (
+    AheadBatch,
+    ahead_batch,
+    batch_of,
+    loaded_by,
+    placed,
+)
+from tests.commons.features.sample_splitting.drawn_cuts import DrawnCuts
 from tests.commons.features.sample_splitting.ranking_on_pieces import sharded_model_for_pieces
 from tests.commons.histories import TokenShuffler, drawn_lengths
 
@@ -40,13 +50,14 @@ def _there_and_back(exchange: str, num_real: tuple[int, ...], seed: int) -> bool
     rank = dist.get_rank()
     rng = np.random.default_rng(seed + 100 * rank)
     batch = ahead_batch(rng, rng.integers(0, 12, num_real[rank]), 5 - num_real[rank])
-    shuffler = TokenShuffler(split=True, equal_rows=False, exchange=exchange, verify=True)
-    shuffler.planner.cuts = partial(drawn_cuts, seed=seed)
+    unshuffle = Unshuffle()
+    features = [unshuffle, Verification(), DrawnCuts(seed)]
+    shuffler = TokenShuffler(features=features, equal_rows=False, exchange=exchange)
     plan = shuffler.plan(batch)
-    if plan.pieces is None:
+    if plan.rows.starts_sample.all():
         return False
     arrived = shuffler.exchange(batch, plan)
-    items, number = shuffler.unshuffle((own_items(arrived), arrived.number), plan)
+    items, number = unshuffle.unshuffle((own_items(arrived), arrived.number), plan)
     expected = batch.features["item"]
     assert torch.equal(number, batch.number)
     assert torch.equal(items.values(), expected.values()) and torch.equal(items.lengths(), expected.lengths())
@@ -61,17 +72,25 @@ def test_results_of_pieces_come_back_as_those_of_samples(pools, exchange, num_re
 
 
 def test_pieces_are_not_divided_into_micro_batches():
-    message = "split=True: pieces of a sample are computed at once, and max_tokens_per_micro_batch=8"
+    message = "sample_splitting excludes micro_batches: pieces of a sample are computed at once"
     with pytest.raises(ValueError, match=message):
-        ShufflerSettings(split=True, equal_rows=False, max_tokens_per_micro_batch=8)
+        TokenShuffler(equal_rows=False, features=[MicroBatches(8), SplitSamples()])
 
 
 def _imbalance(plan: ShufflePlan) -> float:
     return plan.loads.max() / max(plan.loads.mean(), 1)
 
 
-def _groups_per_rank(samples: LoadedSamples, plan: ShufflePlan) -> int:
-    return len(set(zip(samples.groups[plan.sample_of].tolist(), plan.destination.tolist(), strict=True)))
+def _groups_per_rank(samples: RowTable, plan: ShufflePlan) -> int:
+    return len(
+        set(
+            zip(
+                samples.columns["groups"][plan.rows.sample_of].tolist(),
+                plan.destination.tolist(),
+                strict=True,
+            )
+        )
+    )
 
 
 def test_pieces_under_max_tokens_keep_groups_together():
@@ -82,22 +101,27 @@ def test_pieces_under_max_tokens_keep_groups_together():
         rows, num_ranks = rng.integers(2, 9, 2).tolist()
         lengths = drawn_lengths(np.random.default_rng(seed), rows * num_ranks)
         samples, cutting = loaded_by([rows] * num_ranks, batch_of("history", lengths))
-        settings = partial(ShufflerSettings, equal_rows=False, split=True)
+        settings = partial(ShufflerSettings, equal_rows=False)
         num_samples = len(samples.workloads)
-        with_groups = replace(samples, groups=rng.integers(0, max(num_samples // 3, 1), num_samples))
+        groups = rng.integers(0, max(num_samples // 3, 1), num_samples)
+        with_groups = replace(samples, columns={"groups": groups})
         cap = int(samples.tokens.sum() / samples.num_ranks * rng.choice([1.02, 1.1, 1.3]))
         try:
-            alone = place(samples, settings(max_tokens=cap), cutting=cutting)
+            alone = placed(samples, cutting, settings(max_tokens=cap))
         except ValueError:
             continue
-        plan = place(with_groups, settings(max_tokens=cap), cutting=cutting)
-        assert np.array_equal(plan.groups, with_groups.groups[plan.sample_of])
-        assert np.bincount(plan.destination, plan.tokens).max() <= cap
+        plan = placed(with_groups, cutting, settings(max_tokens=cap), [SampleGroups("user")])
+        assert np.array_equal(plan.rows.columns["groups"], groups[plan.rows.sample_of])
+        assert np.bincount(plan.destination, plan.rows.tokens).max() <= cap
         assert _imbalance(plan) <= max(_imbalance(alone), 1.011)
         apart += _groups_per_rank(with_groups, alone)
         together += _groups_per_rank(with_groups, plan)
     assert 0 < together < 0.9 * apart
 
 
+def _splitting() -> list[Feature]:
+    return [SplitSamples(), Verification()]
+
+
 def test_a_resumed_pipeline_plans_as_the_one_that_went_on(pools):
-    pools(2).run(check_resumed, "native", {"split": True, "verify": True}, sharded_model_for_pieces)
+    pools(2).run(check_resumed, "native", {}, sharded_model_for_pieces, _splitting)

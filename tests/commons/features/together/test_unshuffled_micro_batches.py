@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +11,10 @@ import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from commons.distributed import ShufflePlan
+from commons.distributed import BatchShuffler, Feature, ShufflePlan
+from commons.features.micro_batches import MicroBatches
+from commons.features.micro_batches.divided_batch import rows_of_micro_batches
+from commons.features.unshuffle import Unshuffle
 from tests.commons.distributed.counted_collectives import recorded_collectives
 from tests.commons.distributed.errors_and_warnings import error_of
 from tests.commons.distributed.loaded_batches import (
@@ -24,6 +29,26 @@ from tests.commons.distributed.shufflers import Case, FieldShuffler, cases, exch
 from tests.commons.pipeline.click_models import check_trained, trained
 from tests.on_ranks import on_ranks
 
+
+def features_with(cap: int | None) -> list[Feature]:
+    return [Unshuffle(), *in_micro_batches(cap)]
+
+
+def _feature(shuffler: BatchShuffler, kind: type) -> Any:
+    return next((feature for feature in shuffler.features if isinstance(feature, kind)), None)
+
+
+def divided(shuffler: BatchShuffler, batch: Any, plan: ShufflePlan) -> list[Any]:
+    feature = _feature(shuffler, MicroBatches)
+    return [batch] if feature is None else feature.micro_batches(batch, plan)
+
+
+def back(shuffler: BatchShuffler, values: list[Any], plan: ShufflePlan) -> Any:
+    feature = _feature(shuffler, MicroBatches)
+    joined = values[0] if feature is None else feature.join_values(values, plan)
+    return _feature(shuffler, Unshuffle).unshuffle(joined, plan)
+
+
 CAPS = [1, 6, 12, 13, 30, 10**6]
 
 
@@ -32,21 +57,23 @@ def _there_and_back(case: Case, padded: bool) -> None:
     if isinstance(step, str):
         return
     shuffler, plan = step.shuffler, step.plan
-    micro_batches = shuffler.micro_batches(step.moved, plan)
+    micro_batches = divided(shuffler, step.moved, plan)
     if case.kind == "mixed" or step.loaded is not None:
-        check_identical(shuffler.unshuffle(micro_batches, plan), step.brought)
+        check_identical(back(shuffler, micro_batches, plan), step.brought)
     if case.kind != "mixed":
         return
     of_each, expected = [model_outputs(one, padded) for one in micro_batches], expected_outputs(step.brought)
-    check_identical(shuffler.unshuffle(of_each, plan), expected)
+    check_identical(back(shuffler, of_each, plan), expected)
     for alone in ("scores", "keyed", "tokens", "right"):
         values = [of_one[alone] for of_one in of_each]
-        check_identical(shuffler.unshuffle(values, plan), expected[alone], alone)
+        check_identical(back(shuffler, values, plan), expected[alone], alone)
 
 
 @settings(max_examples=25, deadline=None)
 @given(
-    case=st.sampled_from([2, 3, 3, 4]).flatmap(lambda ranks: cases(ranks, max_tokens_per_micro_batch=CAPS)),
+    case=st.sampled_from([2, 3, 3, 4]).flatmap(
+        lambda ranks: cases(ranks, features=[features_with(cap) for cap in CAPS])
+    ),
     padded=st.booleans(),
 )
 def test_results_come_back_to_their_rows(pools, case, padded):
@@ -57,8 +84,8 @@ def test_results_come_back_to_their_rows(pools, case, padded):
 def test_values_of_other_micro_batches_are_refused():
     shuffler = agreed(FieldShuffler(max_tokens_per_micro_batch=13))
     plan = shuffler.plan(lopsided_batch())
-    values = [torch.zeros(len(rows)) for rows in plan.micro_batches_on(dist.get_rank())]
-    assert plan.num_micro_batches == len(values) > 1
+    values = [torch.zeros(len(rows)) for rows in rows_of_micro_batches(plan, dist.get_rank())]
+    assert plan.step["num_micro_batches"] == len(values) > 1
     wrong = [
         values[1:],
         [*values, torch.zeros(1)],
@@ -66,13 +93,16 @@ def test_values_of_other_micro_batches_are_refused():
         [*values[:-1], torch.zeros(len(values[-1]) + 7)],
         [*values[:-1], values[-1].int()],
     ]
-    errors, count = [error_of(shuffler.unshuffle, given, plan) for given in wrong], plan.num_micro_batches
+    errors, count = (
+        [error_of(back, shuffler, given, plan) for given in wrong],
+        plan.step["num_micro_batches"],
+    )
     expected = [
         f"values of {count - 1} micro-batches, the plan has {count}",
         f"values of {count + 1} micro-batches, the plan has {count}",
         f"values of 0 micro-batches, the plan has {count}",
-        "rows in 'values', expected",
-        f"unshuffle got other values of micro-batch {count - 1} than of the first: ",
+        "rows of micro-batch",
+        f"got other values of micro-batch {count - 1} than of the first: ",
     ]
     for error, part in zip(errors, expected, strict=True):
         assert error.startswith("ValueError") and part in error
@@ -82,12 +112,12 @@ def _collectives_back(exchange: str, cap: int | None) -> list[list[str]]:
     shuffler = agreed(FieldShuffler(exchange=exchange, max_tokens_per_micro_batch=cap))
     batch = lopsided_batch()
     plan = shuffler.plan(batch)
-    micro_batches = shuffler.micro_batches(shuffler.exchange(batch, plan), plan)
+    micro_batches = divided(shuffler, shuffler.exchange(batch, plan), plan)
     assert plan.moves and (len(micro_batches) > 1) == (cap is not None)
     counted = []
     for values in (micro_batches, [micro_batch.small for micro_batch in micro_batches]):
         with recorded_collectives() as calls:
-            shuffler.unshuffle(values if cap else values[0], plan)
+            back(shuffler, values, plan)
         counted.append([name for name, _ in calls])
     return counted
 
@@ -100,8 +130,8 @@ def test_the_way_back_takes_as_many_collectives_as_for_a_whole_batch(pools, exch
 
 def unshuffled(shuffler: FieldShuffler, plan: ShufflePlan, output: list) -> tuple[list[int], torch.Tensor]:
     """Returns the numbers of the samples that this rank has loaded, and the score of each."""
-    numbers = np.flatnonzero(plan.home == dist.get_rank()).tolist()
-    return numbers, shuffler.unshuffle(output, plan)[: len(numbers)]
+    numbers = np.flatnonzero(plan.rows.home == dist.get_rank()).tolist()
+    return numbers, back(shuffler, output, plan)[: len(numbers)]
 
 
 @pytest.mark.parametrize(("kind", "name"), [("dict", "native"), ("padded", "none")])
