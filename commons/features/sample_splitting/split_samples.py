@@ -104,6 +104,8 @@ class SplitSamples(Feature):
 
     def place(self, rows: RowTable, place: Place) -> ShufflePlan:
         """Places whole samples and pieces."""
+        if rows.num_ranks == 1:
+            return place(rows)
         cutting = self._make_cutting(rows.cost)
         return make_plan(*cut_and_place(rows, self._shuffler.partitioning, cutting))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import fields
 from typing import Any
 
@@ -38,7 +39,7 @@ def _plans(shuffler: BatchShuffler, steps: int = 12) -> list[ShufflePlan]:
 
 def planned_by_one_column_and_two(settings: dict[str, Any]) -> list[ShufflePlan]:
     """Checks that plans are the same; returns them."""
-    one, two = (_plans(kind(**settings)) for kind in (SumOfColumns, FlopsShuffler))
+    one, two = (_plans(kind(**copy.deepcopy(settings))) for kind in (SumOfColumns, FlopsShuffler))
     for of_sum, of_columns in zip(one, two, strict=True):
         for spec in fields(ShufflePlan):
             mine, others = (getattr(plan, spec.name) for plan in (of_sum, of_columns))

@@ -201,7 +201,7 @@ def _wrong_contracts() -> list[str]:
     batch.__class__ = WithOtherRules
     for changed in rules:
         WithOtherRules.changed = changed
-        errors.append(error_of(partial(_cut_batch, TokenShuffler(**SETTINGS)), batch))
+        errors.append(error_of(partial(_cut_batch, splitting()), batch))
     return errors
 
 
