@@ -24,7 +24,7 @@ from .plan_ahead import PlanAhead
 from .planner import Planner
 from .rank_group import RankGroup, job_device
 from .shuffle_plan import ShufflePlan
-from .shuffler_settings import make_settings
+from .shuffler_settings import LEARNED, make_settings, warn_of_unread_method
 
 Batch = TypeVar("Batch")
 
@@ -89,6 +89,8 @@ class BatchShuffler(ABC):
     ) -> None:
         name = type(self).__name__
         self.settings = make_settings(name, settings)
+        if isinstance(cost, str):
+            raise TypeError(f"{name}.cost = {cost!r}: expected a Cost; for costs that are learned, {LEARNED}")
         require_type(f"{name}.cost", cost, Cost | None)
         self.cost, self.features = cost, in_order(features)
         for feature in self.features:
@@ -108,6 +110,7 @@ class BatchShuffler(ABC):
             warm_up(self.settings, self.features)
         for feature in self.features:
             feature.is_taken = True
+        warn_of_unread_method(self, {feature.reads for feature in self.features})
 
     @property
     def format(self) -> BatchFormat | None:

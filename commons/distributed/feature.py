@@ -56,6 +56,7 @@ class Feature:
     Attributes:
         name: of the feature, for messages and `excludes`.
         order: a feature wraps those of a larger order.
+        reads: name of a method that a shuffler may have for it alone.
         excludes: names of features that it does not work with, and why.
         places_each_set: whether `place` is called for each set of ranks that exchange, instead of all ranks.
         partitioner_arguments: what partitioners get that take it, by name.
@@ -68,6 +69,7 @@ class Feature:
 
     name: ClassVar[str]
     order: ClassVar[int]
+    reads: ClassVar[str] = ""
     excludes: ClassVar[Mapping[str, str]] = {}
     places_each_set: ClassVar[bool] = False
     partitioner_arguments: Mapping[str, Any] = {}
@@ -75,6 +77,12 @@ class Feature:
     verifies: bool = False
     is_taken: bool = False
     faster_without: str = ""
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(
+            f"{type(self).__name__} has no {name}; what it does, it does as part of a shuffler: "
+            f"MyShuffler(features=[{type(self).__name__}(…)])"
+        )
 
     def settings(self) -> Mapping[str, Any]:
         """Returns the settings by name, which all ranks must have alike."""

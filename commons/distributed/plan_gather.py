@@ -150,8 +150,8 @@ class PlanGather:
         for rank, num in enumerate(posts):
             if num != posts[0]:
                 raise ValueError(
-                    f"only one of the ranks 0 and {rank} has restored what was learned; restore it on every "
-                    "rank"
+                    f"features of the ranks 0 and {rank} have restored different states; restore them on "
+                    "every rank"
                 )
         raise_first(failed, failure, self._channel.rank)
         ranks = [rank for rank, offer in enumerate(offers) if offer is not None]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+import logging
+from collections.abc import Callable, Mapping, Set
 from dataclasses import InitVar, dataclass
 from typing import Any
 
@@ -14,6 +15,7 @@ from .. import NAME
 from ..checks import SettingError, UnknownSettingError, check_types
 from ..partition import karmarkar_karp, longest_processing_time, rebalance, refined
 
+logger = logging.getLogger(__name__)
 # To add a partitioner, add a row, here or from your own module. It returns int64 index arrays, one per rank.
 # It is called with those of these arguments that its signature names: workloads, num_partitions, home (the
 # rank that loaded each sample), sizes (bytes to move each), ranks_per_node, speeds, equal_size, tolerance,
@@ -31,14 +33,14 @@ PARTITIONERS: dict[str, Callable[..., list[np.ndarray]]] = {
 EXCHANGE_NAMES = ("all_gather", "all_to_all")
 # What features took over, as settings were called before.
 MOVED = {
-    "split": "features=[SplitSamples()], of features.sample_splitting",
-    "max_tokens_per_micro_batch": "features=[MicroBatches(max_tokens=…)], of features.micro_batches",
-    "group_feature": "features=[SampleGroups(feature=…)], of features.sample_groups",
-    "moves_per_copy": "features=[SampleGroups(moves_per_copy=…)], of features.sample_groups",
-    "speed_limit": "features=[LearnedCosts(speed_limit=…)], of features.learned_costs",
-    "verify": "features=[Verification()], of features.verification",
-    "max_rows": "max_tokens: rows follow the load with equal_rows=False, under a cap on tokens alone",
+    "split": ("sample_splitting", "SplitSamples()"),
+    "max_tokens_per_micro_batch": ("micro_batches", "MicroBatches(max_tokens=…)"),
+    "group_feature": ("sample_groups", "SampleGroups(feature=…)"),
+    "moves_per_copy": ("sample_groups", "SampleGroups(moves_per_copy=…)"),
+    "speed_limit": ("learned_costs", "LearnedCosts(speed_limit=…)"),
+    "verify": ("verification", "Verification()"),
 }
+LEARNED = f"use features=[LearnedCosts()], of {NAME}.features.learned_costs"
 
 
 @dataclass(frozen=True)
@@ -148,10 +150,22 @@ def make_settings(shuffler: str, given: Mapping[str, Any]) -> ShufflerSettings:
     known = inspect.signature(ShufflerSettings).parameters
     for name in given:
         if name in MOVED:
-            raise TypeError(f"{shuffler} takes no {name} any more; use {MOVED[name]}")
+            package, feature = MOVED[name]
+            raise TypeError(
+                f"{shuffler} takes no {name} any more; use features=[{feature}], of {NAME}.features.{package}"
+            )
         if name not in known:
             raise TypeError(f"{shuffler} has no setting {name!r}; there are {sorted(known)}")
     return ShufflerSettings(**given)
+
+
+def warn_of_unread_method(shuffler: Any, read: Set[str]) -> None:
+    """Warns on rank 0 of a shuffler's `get_groups` that no feature reads, as none had to before."""
+    if hasattr(shuffler, "get_groups") and "get_groups" not in read and shuffler.group.rank == 0:
+        logger.warning(
+            f"{type(shuffler).__name__}.get_groups has no effect without features=[SampleGroups()], of "
+            f"{NAME}.features.sample_groups"
+        )
 
 
 def _check_no_window(window: int, max_step_ratio: float | None) -> None:

@@ -43,6 +43,7 @@ class SampleGroups(Feature):
     """
 
     name = "sample_groups"
+    reads = "get_groups"
     order = 40
 
     def __init__(

@@ -51,6 +51,7 @@ class SplitSamples(Feature):
     """
 
     name = "sample_splitting"
+    reads = "prefix_cost"
     order = 30
     places_each_set = True
     excludes: ClassVar[Mapping[str, str]] = {

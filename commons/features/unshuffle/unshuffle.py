@@ -161,6 +161,6 @@ def _check_rows(fields: dict[str, FieldValue], num_real: int, num_padded: int) -
         if rows not in (num_real, num_padded) or rows != next(iter(sizes.values())):
             raise ValueError(
                 f"unshuffle got {rows} rows in {name or 'values'!r}, expected {num_padded}, as the exchange "
-                f"gave this rank, or {num_real} without the padding"
+                f"gave this rank, or {num_real} without the padding; join values of micro-batches first"
             )
     return next(iter(sizes.values()))

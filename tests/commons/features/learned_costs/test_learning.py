@@ -197,14 +197,14 @@ def test_errors():
         "record got 0.0 seconds",
         "the plan's step has a time: record each step once",
         "rank 1's shuffler has learned_costs={'speed_limit': 2.0}, that of rank 0 absent; all ranks need",
-        "LengthShuffler.cost = 'measured' (str): expected Cost or None",
-        "LengthShuffler takes no speed_limit any more; use features=[LearnedCosts(speed_limit=…)]",
+        "LengthShuffler.cost = 'measured': expected a Cost; for costs that are learned, use features=[L",
+        "LengthShuffler takes no speed_limit any more; use features=[LearnedCosts(speed_limit=…)], of",
         "has no effect with LearnedCosts: leave out one of them",
         "speed_limit=0.5: expected 1 to",
         "LearnedCosts has no effect on an IdentityShuffler",
         "has the keys ['times']; expected",
         "load_state came after the first plan",
-        "only one of the ranks 0 and 1 has restored what was learned",
+        "features of the ranks 0 and 1 have restored different states",
     ]
     errors = [
         error_of(learned(shuffler).record, plans[0], 1.0),
