@@ -95,6 +95,6 @@ def test_unknown_settings_are_refused_with_those_that_there_are():
 def test_settings_that_moved_are_refused_with_what_to_use(name):
     with pytest.raises(TypeError, match=f"FieldShuffler takes no {name} any more; use ") as error:
         FieldShuffler(**{name: 9})
-    assert str(error.value).endswith(MOVED[name])
+    assert all(part in str(error.value) for part in MOVED[name])
     with pytest.raises(TypeError, match=f"IdentityShuffler takes no {name} any more"):
         BatchShufflerFactory.create("identity", **{name: 9})
