@@ -6,9 +6,9 @@
 # MODEL            the demo's model: hstu or sid_gr.
 # SETS             for versions: versions of torch, as in 2.14.1, or 2.13.0/3.12 for one Python of several; unset: all.
 # NAME             for bench: what to measure.
-# DATA             for bench: a folder with data. loading, partition and shuffle take MovieLens 100K's u.data, and only
-#                  print without; movielens and retrieval need u.data and u.user, and amazon what its line names.
-# CHECKOUT         for bench NAME=first-plan: a folder with an older state of this repository, to compare with.
+# WITHOUT          for core-alone: names of features to leave out; the copy has all others.
+# DATA             for bench: a folder with data. loading and partition take MovieLens 100K's u.data, and only print
+#                  without; movielens and retrieval need u.data and u.user.
 # GPU_PYTHON       for gpu-check: the Python of an environment with torch for CUDA, into which nothing is installed;
 #                  unset: .venv, whose fbgemm is for CPUs.
 
@@ -17,14 +17,14 @@ TORCH_INDEX_URL ?=
 MODEL ?= hstu
 SETS ?=
 NAME ?=
+WITHOUT ?=
 DATA ?=
-CHECKOUT ?=
 GPU_PYTHON ?=
 VENV := .venv
 RUN := OMP_NUM_THREADS=1 $(VENV)/bin/python
 INSTALLED := $(VENV)/.installed
 
-.PHONY: help demo test lint format tables bench check-kernels cluster-check gpu-check soak versions clean
+.PHONY: help demo test core-alone lint format tables bench check-kernels cluster-check gpu-check soak versions clean
 
 help:  ## print this list
 	@echo "make TARGET first installs into $(VENV) what the target needs:"
@@ -35,8 +35,11 @@ help:  ## print this list
 demo: $(INSTALLED)  ## train with and without balancing, replay 8 ranks, draw a picture: minutes on 2 cores, as it says at its start
 	$(RUN) -m benchmarks.demo out/demo/$(MODEL) --model $(MODEL)
 
-test: $(INSTALLED)  ## run all tests, on real gloo processes
-	$(RUN) -m pytest
+test: core-alone  ## run all tests, on real gloo processes
+	$(RUN) -m pytest $(addprefix --ignore=tests/commons/,sequence_batch partition distributed pipeline)
+
+core-alone: $(INSTALLED)  ## test the core in a copy without features; WITHOUT: with all features but these
+	$(RUN) -m ci.core_alone $(if $(WITHOUT),--without $(WITHOUT))
 
 lint: $(INSTALLED)  ## ruff check, ruff format --check, mypy
 	$(VENV)/bin/ruff check .
@@ -50,32 +53,30 @@ format: $(INSTALLED)  ## let ruff fix what it can
 tables: $(INSTALLED)  ## write the marked tables of all pages from benchmarks/results
 	$(RUN) -m benchmarks.tables
 
-#- amazon         SID-GR on Amazon data; DATA has interactions.jsonl and item_to_sid.json
 #- attention      time of attention kernels, on the device that there is
-#- calibration    balance by measured costs against FLOPs
+#- calibration    times predicted by measured costs and by FLOPs
 #- checkpoint     what a checkpoint costs a step
 #- first-plan     CPU time of compiling, until the first plan of a new process
 #- gather         time of the planning gather by number of processes
-#- groups         ranks per user, moves and time where samples of a user belong together
+#- groups         ranks per user, and time to plan, where samples of a user belong together
 #- kuairand       memory and time of preparing KuaiRand's logs
-#- learning       learned costs, and a slow rank
+#- learning       learned costs with a slow rank, and with a part that FLOPs leave out
 #- loading        imbalance and padding if batches are loaded by length
 #- lookups        steps in which embedding lookups take a share
 #- micro-batch    micro-batches: their balance, memory and time
 #- movielens      AUC on MovieLens 100K with and without the stage
-#- padding        that a batch costs the sum of its samples
 #- partition      balance, moves and time of the partition algorithms
 #- recompute      memory and time of recomputed activations
 #- retrieval      HR@10 on MovieLens 100K with and without the stage
 #- shuffle        what the stage costs a step
 #- split          splitting a batch on a controller
 #- split-samples  samples cut into pieces on several ranks
-#- tokens         tokens and memory of the fullest rank under a token tolerance
+#- tokens         tokens of the fullest rank under a token tolerance
 ifeq ($(NAME),)
 bench: help  ## measure NAME; without, print this list
 else
 bench: $(INSTALLED)
-	$(RUN) -m benchmarks $(NAME) $(DATA) $(CHECKOUT)
+	$(RUN) -m benchmarks $(NAME) $(DATA)
 endif
 
 check-kernels: $(INSTALLED)  ## compile the Triton kernels for GPUs: three minutes of CPU time, no GPU

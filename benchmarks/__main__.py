@@ -11,19 +11,19 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.harness import BENCHMARKS, result_of, write_result
+from benchmarks.harness import BENCHMARKS, name_result, write_result
 from benchmarks.markdown import write_pages
-from benchmarks.partition.lengths import movielens_folder
+from benchmarks.partition.lengths import find_movielens
 
 # Without the folder with MovieLens 100K, they only print.
-NEED_MOVIELENS = ("loading", "partition", "shuffle")
+NEED_MOVIELENS = ("loading", "partition")
 
 
 def main() -> None:
     """Runs the benchmark that the command line names."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("name", choices=BENCHMARKS)
-    parser.add_argument("argument", nargs="?", help="what it takes: DATA or CHECKOUT of the Makefile")
+    parser.add_argument("argument", nargs="?", help="a folder with its data")
     given = parser.parse_args()
     name, argument = given.name, given.argument
     module = importlib.import_module(f"benchmarks.{BENCHMARKS[name]}")
@@ -33,18 +33,16 @@ def main() -> None:
     if argument is None and takes and takes[0].default is inspect.Parameter.empty:
         parser.error(f"{name} needs a folder with its data: make bench NAME={name} DATA=…")
     if name in NEED_MOVIELENS:
-        argument = movielens_folder(None if argument is None else Path(argument))
+        argument = find_movielens(None if argument is None else Path(argument))
     torch.set_num_threads(1)
     measured = module.measure() if argument is None else module.measure(argument)
     figures = json.loads(json.dumps(measured))  # as `make tables` will read them
-    tables = module.tables(figures) if hasattr(module, "tables") else {}
+    tables = module.tables(figures)
     for title, table in tables.items():
         print(f"\n{title}\n\n{table}")
-    if not tables:
-        print(json.dumps(figures, indent=1))
     if name in NEED_MOVIELENS and argument is None:
         return
-    write_result(result_of(name), figures)
+    write_result(name_result(name), figures)
     write_pages(tables)
 
 

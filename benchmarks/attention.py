@@ -16,7 +16,7 @@ from itertools import product
 import torch
 
 from benchmarks.gpu_check.stand_in import install_where_missing
-from benchmarks.harness import Record, machine, progress, read_result, times_in_turn
+from benchmarks.harness import Record, machine, read_result, show_progress, summarize, time_in_turns
 from benchmarks.markdown import pivot
 
 # Heads, and width of each. Then samples of each length: one long, or many short ones.
@@ -32,7 +32,7 @@ CALLS_ON_GPU = 5  # per round, so that the host's wait for the device hardly cou
 PRODUCTS = {"forward": 2, "both": 7}
 SCALING_SEQLEN = 1000
 
-Kernel = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+Kernel = Callable[..., torch.Tensor]
 
 
 def measure() -> Record:
@@ -46,7 +46,7 @@ def measure() -> Record:
         "device": torch.cuda.get_device_name() if is_gpu else "one core",
         "records": [
             record
-            for heads, samples in progress(cases, "attention")
+            for heads, samples in show_progress(cases, "attention")
             for record in _measure(*heads, *samples, device, dtype)
         ],
         "machine": machine(),
@@ -54,7 +54,7 @@ def measure() -> Record:
     return read_result("attention") | {"gpu": figures} if is_gpu else figures
 
 
-def _kernels(
+def _make_kernels(
     num_samples: int, length: int, head_dim: int, device: torch.device, dtype: torch.dtype
 ) -> dict[str, Kernel]:
     """Returns what there is to measure on the device, for samples of one contextual token and a history."""
@@ -84,52 +84,37 @@ def _measure(
     *qkv, grad = (randn(num_samples * length, num_heads, head_dim) for _ in range(4))
     size = 8192 if device.type == "cuda" else 1024
     left, right = randn(size, size), randn(size, size)
-    calls: dict[tuple[str, str], Callable[[], object]] = {("", "product"): lambda: left @ right}
-    kernels = _kernels(num_samples, length, head_dim, device, dtype)
-    for name, kernel in kernels.items():
-        calls[name, "forward"] = partial(_forward, kernel, qkv)
-        calls[name, "both"] = partial(_forward_backward, kernel, qkv, grad)
     num_calls = CALLS_ON_GPU if device.type == "cuda" else 1
-    repeated = {name: partial(_repeat, call, num_calls, device) for name, call in calls.items()}
-    times = times_in_turn(repeated, ROUNDS)
-    per_ms = 2 * size**3 * num_calls / statistics.median(times["", "product"])
+    kernels = _make_kernels(num_samples, length, head_dim, device, dtype)
+    calls = {("", "product"): partial(_run, torch.matmul, [left, right], None, num_calls, device)}
+    for name, kernel in kernels.items():
+        for what, given in (("forward", None), ("both", grad)):
+            calls[name, what] = partial(_run, kernel, qkv, given, num_calls, device)
+    times = time_in_turns(calls, ROUNDS)
+    per_ms = 2 * size**3 / statistics.median(times["", "product"])
     useful = 2 * num_heads * head_dim * num_samples * length * (length + 1) / 2
-    records = []
-    for name in kernels:
-        shares = {
-            what: [products * useful * num_calls / took / per_ms for took in times[name, what]]
+    shared = {"heads": num_heads, "head_dim": head_dim, "samples": num_samples, "length": length}
+    return [
+        {"kernel": name, **shared}
+        | {
+            what: [
+                round(products * useful / took / per_ms, 3) for took in summarize(times[name, what]).values()
+            ]
             for what, products in PRODUCTS.items()
         }
-        records.append(
-            {
-                "kernel": name,
-                "heads": num_heads,
-                "head_dim": head_dim,
-                "samples": num_samples,
-                "length": length,
-                "product_gflops": round(per_ms / 1e6, 1),
-                **{
-                    what: [round(share, 3) for share in (statistics.median(of), min(of), max(of))]
-                    for what, of in shares.items()
-                },
-            }
-        )
-    return records
+        for name in kernels
+    ]
 
 
-@torch.no_grad()
-def _forward(kernel: Kernel, qkv: list[torch.Tensor]) -> None:
-    kernel(*qkv)
-
-
-def _forward_backward(kernel: Kernel, qkv: list[torch.Tensor], grad: torch.Tensor) -> None:
-    qkv = [tensor.detach().requires_grad_() for tensor in qkv]
-    torch.autograd.grad(kernel(*qkv), qkv, grad)
-
-
-def _repeat(call: Callable[[], object], num_calls: int, device: torch.device) -> None:
+def _run(
+    kernel: Kernel, qkv: list[torch.Tensor], grad: torch.Tensor | None, num_calls: int, device: torch.device
+) -> None:
+    """Runs forward, and backward if there is a gradient of the output."""
     for _ in range(num_calls):
-        call()
+        leaves = [tensor.detach().requires_grad_(grad is not None) for tensor in qkv]
+        output = kernel(*leaves)
+        if grad is not None:
+            torch.autograd.grad(output, leaves, grad)
     if device.type == "cuda":
         torch.cuda.synchronize()
 
@@ -137,16 +122,16 @@ def _repeat(call: Callable[[], object], num_calls: int, device: torch.device) ->
 def tables(figures: Record) -> dict[str, str]:
     """Returns Markdown by marker; empty for a GPU that was not measured."""
     return {
-        "attention shares": _table(figures["records"]),
-        "attention_gpu shares": _table(figures["gpu"]["records"]) if "gpu" in figures else "",
+        "attention shares": _tabulate(figures["records"]),
+        "attention_gpu shares": _tabulate(figures["gpu"]["records"]) if "gpu" in figures else "",
     }
 
 
-def _table(records: list[Record]) -> str:
+def _tabulate(records: list[Record]) -> str:
     several = len({record["kernel"] for record in records}) > 1
     return pivot(
         records,
         {"samples × tokens": ("{kernel}, " if several else "") + "{samples} × {length:,}"},
         lambda record: "{heads} head{s} of {head_dim}".format(s="s" * (record["heads"] > 1), **record),
-        "{forward[0]:.2f} / {both[0]:.2f} ({both[1]:.2f} to {both[2]:.2f})",
+        "{forward[0]:.2f} / {both[0]:.2f}",
     )

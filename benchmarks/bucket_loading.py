@@ -1,24 +1,22 @@
-"""Compares how well plain loading, exchanges and `BucketSampler` balance ranks.
+"""Compares how well plain loading and `BucketSampler` balance ranks.
 
 Computes loads over whole epochs of random histories, and of MovieLens 100K if its folder is given.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.harness import Record, cases, means, measured
+from benchmarks.harness import Record, average, list_cases, measure_cases
 from benchmarks.markdown import pivot
-from benchmarks.partition.lengths import LOGNORMAL, ML_100K, lognormal, movielens_lengths
-from benchmarks.partition.placements import workloads_of
+from benchmarks.partition.lengths import LOGNORMAL, ML_100K, draw_lognormal, read_movielens_lengths
+from benchmarks.partition.placements import compute_workloads
 from commons.datasets import BucketSampler, SequenceDataset
-from commons.partition import loads, refined, step_ratios
-from commons.partition.balance import relative_to_mean
+from commons.partition import loads, step_ratios
 
 RANKS, ROWS_PER_RANK, HIDDEN_SIZES = 8, (32, 8), (128, 1024)
 EPOCHS = 20
@@ -28,77 +26,53 @@ NUM_LOGNORMAL = 8192
 Steps = list[list[np.ndarray]]
 
 
-class _Indices:
+# Buckets by name; none: plain loading.
+LOADINGS = {"as loaded": 0, "1 bucket": 1, "4 buckets": 4, "8 buckets": 8}
+
+
+class _Indices(list[int]):
     """Source whose samples are their indices, and whose batches are lists of them."""
 
-    def __init__(self, num_samples: int) -> None:
-        self._num_samples = num_samples
-
-    def __len__(self) -> int:
-        return self._num_samples
-
-    def __getitem__(self, index: int) -> int:
-        return index
-
-    def collate(self, samples: Sequence[int], batch_size: int) -> Any:
+    def collate(self, samples: list[int], batch_size: int) -> list[int]:
         return samples
 
 
-def _as_loaded(workloads: np.ndarray, rows: int, epoch: int) -> Steps:
-    source = _Indices(len(workloads))
-    datasets = [SequenceDataset(source, rows, rank, RANKS, shuffle=True) for rank in range(RANKS)]
-    return _epoch(datasets, epoch)
+def _load_epoch(workloads: np.ndarray, rows: int, num_buckets: int, epoch: int) -> Steps:
+    def load(rank: int) -> Any:
+        if num_buckets:
+            return BucketSampler(workloads, rows, rank, RANKS, num_buckets)
+        return SequenceDataset(_Indices(range(len(workloads))), rows, rank, RANKS, shuffle=True)
 
-
-def _exchanged(workloads: np.ndarray, rows: int, epoch: int) -> Steps:
-    steps = [np.concatenate(step) for step in _as_loaded(workloads, rows, epoch)]
-    return [[step[part] for part in refined(workloads[step], RANKS)] for step in steps]
-
-
-def _in_buckets(num_buckets: int, workloads: np.ndarray, rows: int, epoch: int) -> Steps:
-    return _epoch([BucketSampler(workloads, rows, rank, RANKS, num_buckets) for rank in range(RANKS)], epoch)
-
-
-def _epoch(by_rank: Sequence[Any], epoch: int) -> Steps:
-    """Returns the steps of the ranks' datasets or samplers."""
-    for of_rank in by_rank:
-        of_rank.set_epoch(epoch)
+    by_rank = [load(rank) for rank in range(RANKS)]
+    for source in by_rank:
+        source.set_epoch(epoch)
     return [[np.array(batch, dtype=np.int64) for batch in step] for step in zip(*by_rank, strict=True)]
-
-
-# By name, functions of workloads `[samples]`, rows per rank and the epoch's number.
-LOADINGS: dict[str, Callable[[np.ndarray, int, int], Steps]] = {
-    "as loaded": _as_loaded,
-    "exchanged, refined": _exchanged,
-    "1 bucket": partial(_in_buckets, 1),
-    "4 buckets": partial(_in_buckets, 4),
-    "8 buckets": partial(_in_buckets, 8),
-}
 
 
 def measure(movielens: Path | None = None) -> Record:
     """Returns a record per lengths, rows per rank, hidden size and loading: means over the epochs."""
-    lengths = {} if movielens is None else {ML_100K: movielens_lengths(movielens)}
-    lengths[LOGNORMAL] = lognormal(np.random.default_rng(0), NUM_LOGNORMAL)
-    of_all = cases(lengths=lengths, rows_per_rank=ROWS_PER_RANK, hidden_size=HIDDEN_SIZES, loading=LOADINGS)
-    records = measured(of_all, partial(_measure, lengths), "loading")
-    return {"ranks": RANKS, "epochs": EPOCHS, "records": records}
+    lengths = {} if movielens is None else {ML_100K: read_movielens_lengths(movielens)}
+    lengths[LOGNORMAL] = draw_lognormal(np.random.default_rng(0), NUM_LOGNORMAL)
+    all_cases = list_cases(
+        lengths=lengths, rows_per_rank=ROWS_PER_RANK, hidden_size=HIDDEN_SIZES, loading=LOADINGS
+    )
+    records = measure_cases(all_cases, partial(_measure, lengths), "loading")
+    return {"records": records}
 
 
 def _measure(
     known: dict[str, np.ndarray], lengths: str, rows_per_rank: int, hidden_size: int, loading: str
 ) -> Record:
-    workloads = workloads_of(known[lengths], hidden_size)[0]
-    epochs = (LOADINGS[loading](workloads, rows_per_rank, epoch) for epoch in range(EPOCHS))
-    return means([_quality(workloads, steps, rows_per_rank) for steps in epochs])
+    workloads = compute_workloads(known[lengths], hidden_size)[0]
+    epochs = [_load_epoch(workloads, rows_per_rank, LOADINGS[loading], epoch) for epoch in range(EPOCHS)]
+    return average([_assess(workloads, steps, rows_per_rank) for steps in epochs])
 
 
-def _quality(workloads: np.ndarray, steps: Steps, rows: int) -> dict[str, float]:
-    """Measures one epoch. An incomplete step counts like any other, except in the step ratio."""
+def _assess(workloads: np.ndarray, steps: Steps, rows: int) -> dict[str, float]:
+    """Returns the figures of an epoch. An incomplete step counts like others, except in the step ratio."""
     step_loads = [loads(workloads, step) for step in steps]
     complete = [step for step in steps if sum(map(len, step)) == rows * RANKS]
     return {
-        "mean_imbalance": float(np.mean([relative_to_mean(each) for each in step_loads])),
         "largest_loads_over_ideal": sum(each.max() for each in step_loads) / (workloads.sum() / RANKS),
         "largest_step_ratio": float(step_ratios(workloads, complete).max()),
     }
@@ -107,5 +81,6 @@ def _quality(workloads: np.ndarray, steps: Steps, rows: int) -> dict[str, float]
 def tables(figures: Record) -> dict[str, str]:
     """Returns Markdown by marker: a column for each loading."""
     rows = {"lengths": "{lengths}", "rows": "{rows_per_rank}", "d": "{hidden_size}"}
-    cell = "{mean_imbalance:.3f} / {largest_loads_over_ideal:.3f} / {largest_step_ratio:.3f}"
-    return {"loading balance": pivot(figures["records"], rows, "{loading}", cell)}
+    cell = "{largest_loads_over_ideal:.3f} / {largest_step_ratio:.3f}"
+    records = [record for record in figures["records"] if record["loading"] in LOADINGS]
+    return {"loading balance": pivot(records, rows, "{loading}", cell)}

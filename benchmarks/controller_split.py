@@ -1,81 +1,61 @@
-"""Measures the time a controller needs to split a global batch, compared with copying the rows."""
+"""Measures the time a controller needs to split a global batch."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 
 import numpy as np
+import torch
 
-from benchmarks.harness import Record, machine, quartiles, spread, times_in_turn
-from benchmarks.shuffle import ROWS, FlopsShuffler, hstu_batch
+from benchmarks.batches import make_hstu_batch
+from benchmarks.harness import Record, machine, summarize, time_in_turns
 from commons.datasets import HSTUBatch
-from commons.features.controller import SplitOrder, split_balanced
-from commons.sequence_batch.packed_rows import PackedRows, gather_rows, row_elements
-from commons.sequence_batch.row_schema import RowSchema
-from commons.sequence_batch.sample_rows import SampleRows
+from commons.distributed import BatchShuffler
+from commons.features.controller import split_balanced
+from commons.perf_model import HSTUFlops
 
-SAMPLES, CHUNKS, NUM_FEATURES = 512, 16, 5
+SAMPLES, CHUNKS, CONTEXTUAL = 512, 16, ["context_0", "context_1", "context_2"]
 BATCHES, ROUNDS = 10, 30
-SELECTION = "row selection alone"
 GIVEN, ASKED = "split_balanced, workloads given", "split_balanced, shuffler asked"
 
 
+class FlopsShuffler(BatchShuffler):
+    """Balances the FLOPs of two HSTU layers of width 128."""
+
+    def get_workloads(self, batch: HSTUBatch) -> torch.Tensor:
+        """Returns the forward FLOPs of each row."""
+        return HSTUFlops(2, 128, 2, 64).per_sample(2 * batch.features["item"].lengths() + 1)
+
+
 def measure() -> Record:
-    """Returns the times of all calls, and how much longer splits take than copying the same rows."""
+    """Returns the times of both calls."""
     rng = np.random.default_rng(0)
     shuffler = FlopsShuffler()
-    times: dict[str, list[float]] = {SELECTION: [], GIVEN: [], ASKED: []}
+    times: dict[str, list[float]] = {GIVEN: [], ASKED: []}
     for _ in range(BATCHES):
-        batch = _global_batch(rng)
+        batch = _draw_batch(rng)
         workloads = shuffler.get_workloads(batch).numpy()
         calls = {
-            SELECTION: _row_selection(batch, split_balanced(batch, CHUNKS, shuffler)[1]),
             GIVEN: partial(split_balanced, batch, CHUNKS, workloads),
             ASKED: partial(split_balanced, batch, CHUNKS, shuffler),
         }
-        for name, of_call in times_in_turn(calls, ROUNDS).items():
-            times[name] += of_call
-    beside = {name: np.subtract(times[name], times[SELECTION]) for name in (GIVEN, ASKED)}
-    return {
-        "samples": SAMPLES,
-        "chunks": CHUNKS,
-        "features": NUM_FEATURES,
-        "calls": BATCHES * ROUNDS,
-        "ms": {name: spread(of_arm) for name, of_arm in times.items()},
-        "ms_beside_row_selection": {name: quartiles(of_arm) for name, of_arm in beside.items()},
-        "machine": machine(),
-    }
+        for name, taken in time_in_turns(calls, ROUNDS).items():
+            times[name] += taken
+    return {"ms": {name: summarize(taken) for name, taken in times.items()}, "machine": machine()}
 
 
-def _global_batch(rng: np.random.Generator) -> HSTUBatch:
-    """Returns `SAMPLES` rows, merged from batches of the shuffle benchmark."""
-    parts = [hstu_batch(rng, NUM_FEATURES) for _ in range(SAMPLES // ROWS)]
-    fields = [part.per_sample_fields() for part in parts]
-    num_elements = [sum(of_part[name].values().numel() for of_part in fields) for name in fields[0]]
-    rows = SampleRows()
-    merged = gather_rows([rows.packed(part) for part in parts], np.arange(SAMPLES), num_elements)
-    return rows.with_rows(parts[0], merged.unpack(), SAMPLES, SAMPLES)
+def _draw_batch(rng: np.random.Generator) -> HSTUBatch:
+    """Draws lognormal histories of items and actions, a label per item, and features of one id per row."""
+    history = rng.lognormal(5, 1.2, SAMPLES).clip(1, 1024).astype(np.int64)
+
+    def draw(counts: np.ndarray) -> list[np.ndarray]:
+        return [rng.integers(0, 1000, count) for count in counts]
+
+    contextual = {name: draw(np.ones(SAMPLES, dtype=np.int64)) for name in CONTEXTUAL}
+    return make_hstu_batch(contextual, draw(history), draw(history), SAMPLES)
 
 
-def _row_selection(batch: HSTUBatch, order: SplitOrder) -> Callable[[], list[HSTUBatch]]:
-    """Returns a function that only copies the same rows into the same chunks."""
-
-    def pack() -> PackedRows:
-        fields = batch.per_sample_fields()
-        return PackedRows.pack(fields, RowSchema.of(fields), SAMPLES)
-
-    packed = pack()
-    of_rows = row_elements(packed.lengths, packed.schema).numpy()
-    elements = [of_rows[samples].sum(0).tolist() for samples in order.partition]
-
-    def select() -> list[HSTUBatch]:
-        packed = pack()
-        return [
-            batch.with_fields(
-                gather_rows([packed], samples, of_chunk).unpack(num_rows), num_rows, len(samples)
-            )
-            for samples, of_chunk, num_rows in zip(order.partition, elements, order.chunk_rows, strict=True)
-        ]
-
-    return select
+def tables(figures: Record) -> dict[str, str]:
+    """Returns Markdown by marker."""
+    given, asked = (figures["ms"][name]["median"] for name in (GIVEN, ASKED))
+    return {"controller split": f"{given:.1f} ms; {asked:.1f} ms if a shuffler computes the workloads"}

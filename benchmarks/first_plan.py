@@ -1,8 +1,4 @@
-"""Measures what a shuffler compiles before its first plan, where numba's cache is empty.
-
-A folder with an older state of this repository is measured in turns with this one. Without it, the figures of
-the older state stay as they are.
-"""
+"""Measures what a shuffler compiles before its first plan, where numba's cache is empty."""
 
 from __future__ import annotations
 
@@ -11,102 +7,90 @@ import os
 import subprocess
 import sys
 import tempfile
-from pathlib import Path
+import time
+from functools import partial
 from typing import Any
 
 import numba
-
-from benchmarks.harness import Record, machine, progress, read_result
-from benchmarks.markdown import REPOSITORY, Cell, table
-
-# By title: settings of the shuffler, and what its partitioner gets besides.
-CASES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
-    "defaults": ({}, ()),
-    "unequal rows": ({"equal_rows": False}, ()),
-    "`max_tokens`": ({"max_tokens": 3000}, ("tokens", "max_tokens")),
-    "learned costs, ranks of different speeds": ({}, ("speeds",)),
-    "groups": ({"group_feature": "user"}, ("groups",)),
-    "micro-batches": ({"max_tokens_per_micro_batch": 1000}, ()),
-    "split": ({"equal_rows": False, "split": True}, ()),
-    '`"refined"`': ({"partitioner": "refined"}, ()),
-    '`"longest_processing_time"`': ({"partitioner": "longest_processing_time"}, ()),
-    '`"karmarkar_karp"`': ({"partitioner": "karmarkar_karp"}, ()),
-}
-
-# Runs in a new process, in either checkout, so it uses only what both have.
-PROGRAM = """
-import json, sys, time
 import numpy as np
 from numba.core import event
+
+from benchmarks.harness import Record, machine, show_progress, time_ms
+from benchmarks.markdown import REPOSITORY, make_table
+from commons.distributed.feature import Feature
 from commons.distributed.placement import warm_up
 from commons.distributed.shuffler_settings import PARTITIONERS, ShufflerSettings
+from commons.features.learned_costs import LearnedCosts  # noqa: F401  of the cases
+from commons.features.micro_batches import MicroBatches  # noqa: F401
+from commons.features.sample_groups import SampleGroups  # noqa: F401
+from commons.features.sample_splitting import SplitSamples  # noqa: F401
 
-fields, names = json.loads(sys.argv[1])
-rng = np.random.default_rng(0)
-tokens = rng.lognormal(4, 1, 32).clip(1, 500).astype(np.int64)
-given = {
-    "tokens": tokens, "max_tokens": 3000, "speeds": np.array([1.0, 0.9, 1.0, 0.8]),
-    "groups": rng.integers(-1, 8, 32), "home": np.repeat(np.arange(4), 8), "sizes": tokens,
+# By title: settings of the shuffler, what its partitioner gets besides, and a feature.
+CASES: dict[str, tuple[dict[str, Any], tuple[str, ...], str]] = {
+    "defaults": ({}, (), ""),
+    "unequal rows": ({"equal_rows": False}, (), ""),
+    "`max_tokens`": ({"max_tokens": 3000}, ("tokens", "max_tokens"), ""),
+    "learned costs, ranks of different speeds": ({}, ("speeds",), "LearnedCosts()"),
+    "groups": ({}, ("groups",), 'SampleGroups("user")'),
+    "micro-batches": ({}, (), "MicroBatches(1000)"),
+    "split": ({"equal_rows": False}, (), "SplitSamples()"),
+    '`"refined"`': ({"partitioner": "refined"}, (), ""),
+    '`"longest_processing_time"`': ({"partitioner": "longest_processing_time"}, (), ""),
+    '`"karmarkar_karp"`': ({"partitioner": "karmarkar_karp"}, (), ""),
 }
-settings = ShufflerSettings(**fields)
-arguments = {name: given[name] for name in [*names, *(n for n in ("home", "sizes") if settings.takes(n))]}
-seconds, compilations = [], []
-for call in (
-    lambda: warm_up(settings),
-    lambda: PARTITIONERS[settings.partitioner](
-        workloads=tokens**2, num_partitions=4, equal_size=settings.equal_rows, **arguments
-    ),
-):
-    start = time.process_time()
-    with event.install_recorder("numba:compile") as recorder:
-        call()
-    seconds.append(time.process_time() - start)
-    compilations.append(sum(each.is_start for _, each in recorder.buffer))
-print(json.dumps([*seconds, *compilations]))
-"""
 
 
-def measure(checkout: str | None = None) -> Record:
-    """Returns a record for each case, of this state and of the older one, which take turns."""
-    checkouts = {"after": REPOSITORY} | ({} if checkout is None else {"before": Path(checkout).resolve()})
-    records: dict[str, list[Record]] = {name: [] for name in checkouts}
-    for title, case in progress(CASES.items(), "cases"):
-        for name, folder in checkouts.items():
-            start, plan, compilations, in_the_plan = _first_plan(folder, *case)
-            records[name].append(
-                {
-                    "case": title,
-                    "cpu_seconds": round(start + plan, 1),
-                    "compilations": int(compilations),
-                    "compilations_in_the_plan": int(in_the_plan),
-                }
-            )
-    return read_result("first_plan") | records | {"machine": {**machine(), "numba": numba.__version__}}
+def measure() -> Record:
+    """Returns a record for each case."""
+    records = []
+    for title, case in show_progress(CASES.items(), "cases"):
+        start, plan, compilations, in_the_plan = _run_first_plan(*case)
+        records.append(
+            {
+                "case": title,
+                "cpu_seconds": round(start + plan, 1),
+                "compilations": int(compilations),
+                "compilations_in_the_plan": int(in_the_plan),
+            }
+        )
+    return {"after": records, "machine": {**machine(), "numba": numba.__version__}}
 
 
-def _first_plan(folder: Path, settings: dict[str, Any], arguments: tuple[str, ...]) -> list[float]:
-    """CPU seconds of the start and of the first plan, and compilations of each, in a new process."""
+def _run_first_plan(settings: dict[str, Any], arguments: tuple[str, ...], feature: str) -> list[float]:
+    """Returns CPU seconds of the start and of the first plan, and compilations of each, in a new process."""
+    program = f"from {__name__} import *; plan({settings!r}, {arguments!r}, [{feature}])"
     with tempfile.TemporaryDirectory() as cache:
-        environment = {**os.environ, "NUMBA_CACHE_DIR": cache, "PYTHONPATH": str(folder)}
-        output = subprocess.run(
-            [sys.executable, "-c", PROGRAM, json.dumps([settings, arguments])],
-            cwd=folder,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            check=True,
-        ).stdout
-    return json.loads(output)
+        environment = {**os.environ, "NUMBA_CACHE_DIR": cache}
+        printed = subprocess.check_output([sys.executable, "-c", program], cwd=REPOSITORY, env=environment)
+    return json.loads(printed)
+
+
+def plan(fields: dict[str, Any], names: tuple[str, ...], features: list[Feature]) -> None:
+    """Prints what `_run_first_plan` returns."""
+    rng = np.random.default_rng(0)
+    tokens = rng.lognormal(4, 1, 32).clip(1, 500).astype(np.int64)
+    given = {"tokens": tokens, "max_tokens": 3000, "speeds": np.array([1.0, 0.9, 1.0, 0.8])}
+    given |= {"groups": rng.integers(-1, 8, 32), "home": np.repeat(np.arange(4), 8), "sizes": tokens}
+    settings = ShufflerSettings(**fields)
+    names = (*names, *(name for name in ("home", "sizes") if settings.takes(name)))
+    place = partial(PARTITIONERS[settings.partitioner], equal_size=settings.equal_rows)
+    seconds, compilations = [], []
+    for call in (
+        partial(warm_up, settings, features),
+        partial(place, workloads=tokens**2, num_partitions=4, **{name: given[name] for name in names}),
+    ):
+        with event.install_recorder("numba:compile") as recorder:
+            seconds.append(time_ms(call, time.process_time) / 1e3)
+        compilations.append(sum(each.is_start for _, each in recorder.buffer))
+    print(json.dumps([*seconds, *compilations]))
 
 
 def tables(figures: Record) -> dict[str, str]:
     """Returns Markdown by marker."""
-    before = {record["case"]: record for record in figures["before"]}
-    pairs = [{"before": before[record["case"]], "now": record} for record in figures["after"]]
-    columns: dict[str, Cell] = {"settings": "{now[case]}"}
-    columns |= {f"{when}: CPU s": f"{{{when}[cpu_seconds]:.1f}}" for when in ("before", "now")}
-    columns |= {
-        f"{when}: compilations": f"{{{when}[compilations]}} + {{{when}[compilations_in_the_plan]}}"
-        for when in ("before", "now")
+    columns = {
+        "settings": "{case}",
+        "CPU s": "{cpu_seconds:.1f}",
+        "functions compiled": "{compilations}",
+        "of them in the first plan": "{compilations_in_the_plan}",
     }
-    return {"first-plan seconds": table(pairs, columns)}
+    return {"first-plan seconds": make_table(figures["after"], columns)}

@@ -1,7 +1,7 @@
-"""The harness of all benchmarks: their names, clocks, turns, statistics, ranks and results.
+"""The harness of all benchmarks: their names, clocks, turns, statistics, processes and results.
 
-A benchmark is a module with a function `measure`, which returns its figures, and mostly a function `tables`,
-which returns the Markdown between the markers of pages. `python -m benchmarks NAME` runs it.
+A benchmark is a module with a function `measure`, which returns its figures, and a function `tables`, which
+returns the Markdown between the markers of pages. `python -m benchmarks NAME` runs it.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import argparse
 import gc
 import importlib
 import json
+import multiprocessing
 import os
 import platform
 import statistics
@@ -17,6 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -24,6 +26,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
+import torch.distributed as dist
 
 Record = dict[str, Any]
 T = TypeVar("T")
@@ -32,7 +35,6 @@ RESULTS = Path(__file__).parent / "results"
 # Modules by the names that `make bench NAME=…` takes; the last part of one names its file in `RESULTS`. The
 # Makefile has a line about each.
 BENCHMARKS = {
-    "amazon": "amazon_retrieval",
     "attention": "attention",
     "calibration": "calibration",
     "checkpoint": "checkpoint_stall",
@@ -45,7 +47,6 @@ BENCHMARKS = {
     "lookups": "lookups",
     "micro-batch": "micro_batch",
     "movielens": "movielens_equivalence",
-    "padding": "padding",
     "partition": "partition.partition",
     "recompute": "recompute",
     "retrieval": "movielens_retrieval",
@@ -60,7 +61,7 @@ _RESAMPLES = 2000
 def machine() -> Record:
     """Returns the machine's properties that matter to a reader."""
     return {
-        "cpu": _cpu_model(),
+        "cpu": _read_cpu_model(),
         "cores": os.cpu_count(),
         "threads_per_process": torch.get_num_threads(),
         "python": platform.python_version(),
@@ -68,71 +69,71 @@ def machine() -> Record:
     }
 
 
-def progress(items: Iterable[T], what: str) -> Iterable[T]:
+def show_progress(items: Iterable[T], what: str) -> Iterable[T]:
     """Yields the items, and shows on rank 0's stderr how far they are, if `what` says what they are."""
     from tqdm import tqdm  # the GPU check may run without it
 
     return tqdm(items, desc=what, disable=not what or os.environ.get("RANK", "0") != "0")
 
 
-def cases(**values: Iterable[Any]) -> list[Record]:
+def list_cases(**values: Iterable[Any]) -> list[Record]:
     """Returns all combinations of values by name; the last name's vary fastest."""
     return [dict(zip(values, case, strict=True)) for case in product(*values.values())]
 
 
-def measured(cases: Sequence[Record], measure: Callable[..., Record], what: str) -> list[Record]:
+def measure_cases(cases: Sequence[Record], measure: Callable[..., Record], what: str) -> list[Record]:
     """Returns a record for each case: its values, and what `measure` finds given them."""
-    return [{**case, **measure(**case)} for case in progress(cases, what)]
+    return [{**case, **measure(**case)} for case in show_progress(cases, what)]
 
 
-def timed(call: Callable[[], T], clock: Callable[[], float] = time.perf_counter) -> tuple[T, float]:
+def time_call(call: Callable[[], T], clock: Callable[[], float] = time.perf_counter) -> tuple[T, float]:
     """Returns what a call returns, and its milliseconds."""
     start = clock()
     result = call()
     return result, (clock() - start) * 1e3
 
 
-def milliseconds(call: Callable[[], object], clock: Callable[[], float] = time.perf_counter) -> float:
+def time_ms(call: Callable[[], object], clock: Callable[[], float] = time.perf_counter) -> float:
     """Returns the time of a call."""
-    return timed(call, clock)[1]
+    return time_call(call, clock)[1]
 
 
-def in_turn(arms: Collection[T], rounds: int, what: str = "") -> Iterator[T]:
+def take_turns(arms: Collection[T], rounds: int, what: str = "") -> Iterator[T]:
     """Yields all arms in each round; another is first in the next, so none has the better half of a drift."""
     order = list(arms)
-    for _ in progress(range(rounds), what):
+    for _ in show_progress(range(rounds), what):
         yield from order
         order.append(order.pop(0))
 
 
-def times_in_turn(
+def time_in_turns(
     calls: Mapping[Any, Callable[[], object]], rounds: int, what: str = ""
 ) -> dict[Any, list[float]]:
     """Returns the milliseconds of each call in `rounds` rounds, after one that warms up."""
     times: dict[Any, list[float]] = {name: [] for name in calls}
-    for name in in_turn(calls, rounds + 1, what):
-        times[name].append(milliseconds(calls[name]))
-    return {name: of_call[1:] for name, of_call in times.items()}
+    for name in take_turns(calls, rounds + 1, what):
+        times[name].append(time_ms(calls[name]))
+    return {name: taken[1:] for name, taken in times.items()}
 
 
-def spread(values: Sequence[float], digits: int = 3) -> Record:
+def summarize(values: Sequence[float], digits: int = 3) -> Record:
     """Returns median, minimum and maximum."""
     found = {"median": statistics.median(values), "min": min(values), "max": max(values)}
     return {name: round(value, digits) for name, value in found.items()}
 
 
-def quartiles(values: Sequence[float] | np.ndarray, digits: int = 3) -> Record:
+def find_quartiles(values: Sequence[float] | np.ndarray, digits: int = 3) -> Record:
     """Returns the quartiles."""
     found = np.quantile(values, [0.25, 0.5, 0.75]).round(digits).tolist()
     return dict(zip(("lower", "median", "upper"), found, strict=True))
 
 
-def means(records: Sequence[Record], digits: int = 5) -> Record:
+def average(records: Sequence[Record], digits: int = 5) -> Record:
     """Returns the mean of each figure of equal records."""
     return {key: round(float(np.mean([each[key] for each in records])), digits) for key in records[0]}
 
 
-def speedup_interval(before: Sequence[float], after: Sequence[float]) -> list[float]:
+def bootstrap_speedup(before: Sequence[float], after: Sequence[float]) -> list[float]:
     """Returns the bootstrapped 95% confidence interval of a speedup.
 
     Args:
@@ -143,7 +144,7 @@ def speedup_interval(before: Sequence[float], after: Sequence[float]) -> list[fl
     return [round(bound, 4) for bound in np.percentile(sums[0] / sums[1], [2.5, 97.5]).tolist()]
 
 
-def step_memory(step: Callable[[], object], device: torch.device) -> tuple[int, int]:
+def measure_step_memory(step: Callable[[], object], device: torch.device) -> tuple[int, int]:
     """Returns the bytes that torch had allocated when a step's backward began, and the most in the step.
 
     Both are beyond what it had before. Backward begins where the profiler sees "## backward", as in
@@ -164,7 +165,7 @@ def step_memory(step: Callable[[], object], device: torch.device) -> tuple[int, 
     return kept, peak
 
 
-def torchrun(num_ranks: int, module: str, *arguments: str | Path) -> None:
+def run_torchrun(num_ranks: int, module: str, *arguments: str | Path) -> None:
     """Runs `torchrun --nproc_per_node NUM_RANKS -m MODULE ARGUMENTS`, one thread per rank.
 
     Raises:
@@ -175,7 +176,7 @@ def torchrun(num_ranks: int, module: str, *arguments: str | Path) -> None:
     subprocess.run([*command, "-m", module, *map(str, arguments)], check=True, env=environment)
 
 
-def on_ranks(
+def run_on_ranks(
     num_ranks: int, function: Callable[..., Any], *arguments: str | Path, pinned: bool = False
 ) -> Any:
     """Calls a function of a module on new ranks of this machine, and returns what it returns on rank 0.
@@ -189,11 +190,39 @@ def on_ranks(
     with TemporaryDirectory() as folder:
         result = Path(folder) / "result.json"
         name = f"{function.__module__}:{function.__name__}"
-        torchrun(num_ranks, __name__, *["--pinned"] * pinned, name, result, *arguments)
+        run_torchrun(num_ranks, __name__, *["--pinned"] * pinned, name, result, *arguments)
         return json.loads(result.read_text())
 
 
-def result_of(name: str) -> str:
+def start_forks(count: int, function: Callable[..., None], *arguments: Any) -> list[Any]:
+    """Starts forks of this process, which share its imports; each calls `function(rank, *arguments)`."""
+    context = multiprocessing.get_context("fork")
+    forks = [context.Process(target=function, args=(rank, *arguments), daemon=True) for rank in range(count)]
+    for fork in forks:
+        fork.start()
+    return forks
+
+
+@contextmanager
+def keep_running(*programs: str) -> Iterator[None]:
+    """While active, Python programs run beside this process, on its cores."""
+    processes = [subprocess.Popen([sys.executable, "-c", program]) for program in programs]
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+def gather_from_ranks(value: T) -> list[T]:
+    """Returns every rank's value; collective."""
+    values: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
+
+
+def name_result(name: str) -> str:
     """Returns the result's name of one of `BENCHMARKS`."""
     return BENCHMARKS[name].rpartition(".")[2]
 
@@ -214,17 +243,14 @@ def write_result(name: str, figures: Record) -> None:
     (RESULTS / f"{name}.json").write_text("{\n" + ",\n".join(lines) + "\n}\n")
 
 
-def _cpu_model() -> str:
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        for line in cpuinfo.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
+def _read_cpu_model() -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    models = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(models, platform.machine())
 
 
-def _rank(function: str, result: Path, arguments: Sequence[str], pinned: bool) -> None:
-    """One of the processes of `on_ranks`."""
+def _run_rank(function: str, result: Path, arguments: Sequence[str], pinned: bool) -> None:
+    """Runs one of the processes of `run_on_ranks`."""
     from commons.training import rank_process
 
     if pinned:  # before there are other threads
@@ -240,17 +266,17 @@ def _rank(function: str, result: Path, arguments: Sequence[str], pinned: bool) -
 
 def _main() -> None:
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.harness", description="A rank of `on_ranks`, under torchrun."
+        prog="python -m benchmarks.harness", description="A rank of `run_on_ranks`, under torchrun."
     )
     parser.add_argument("function", help="MODULE:FUNCTION")
-    parser.add_argument("result", type=Path, help="where rank 0 writes what the function returns")
+    parser.add_argument("result", type=Path)
     parser.add_argument("arguments", nargs="*")
-    parser.add_argument("--pinned", action="store_true", help="each rank has a core of its own")
+    parser.add_argument("--pinned", action="store_true")
     given = parser.parse_args()
     import commons.quiet_logs  # noqa: F401  before torchrec
     from commons.training import run_rank
 
-    run_rank(lambda: _rank(given.function, given.result, given.arguments, given.pinned))
+    run_rank(lambda: _run_rank(given.function, given.result, given.arguments, given.pinned))
 
 
 if __name__ == "__main__":

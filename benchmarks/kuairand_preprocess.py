@@ -25,7 +25,7 @@ def measure() -> Record:
     for num_events in EVENTS:
         with TemporaryDirectory() as directory:
             records.append(_measure(Path(directory), num_events))
-    return {"users": USERS, "videos_at_most": VIDEOS, "records": records, "machine": machine()}
+    return {"records": records, "machine": machine()}
 
 
 def _measure(directory: Path, num_events: int) -> Record:
@@ -46,8 +46,12 @@ def _measure(directory: Path, num_events: int) -> Record:
         raise RuntimeError(f"it wrote {lengths.sum().item()} of {num_events} events")
     return {
         "events": num_events,
-        "longest_history": lengths.max().item(),
-        "raw_mb": round(sum(path.stat().st_size for path in raw.iterdir()) / 1e6),
         "peak_resident_mb": round(usage.ru_maxrss * 1024 / 1e6),
         "seconds": round(seconds, 1),
     }
+
+
+def tables(figures: Record) -> dict[str, str]:
+    """Returns Markdown by marker."""
+    peaks = [f"{record['peak_resident_mb'] / 1e3:.2f}" for record in figures["records"]]
+    return {"kuairand memory": f"{' and '.join(peaks)} GB"}

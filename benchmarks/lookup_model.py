@@ -45,8 +45,8 @@ class UniqueLookups(nn.Module):
         """Returns the embeddings of each feature's ids, `[ids, embedding_dim]`, and its lengths."""
         looked_up = {name: features[name] for name in self._features}
         places: dict[str, torch.Tensor] = {}
-        for name, of_rows in looked_up.items():
-            self.unique_ids[name], places[name] = torch.unique(of_rows.values(), return_inverse=True)
+        for name, rows in looked_up.items():
+            self.unique_ids[name], places[name] = torch.unique(rows.values(), return_inverse=True)
         as_one_row = KeyedJaggedTensor(
             self._features,
             torch.cat([self.unique_ids[name] for name in self._features]),
@@ -54,10 +54,8 @@ class UniqueLookups(nn.Module):
         )
         embedded = self.collection(as_one_row)
         return {
-            name: JaggedTensor(
-                embedded[name].values().index_select(0, places[name]), lengths=of_rows.lengths()
-            )
-            for name, of_rows in looked_up.items()
+            name: JaggedTensor(embedded[name].values().index_select(0, places[name]), lengths=rows.lengths())
+            for name, rows in looked_up.items()
         }
 
 
@@ -80,7 +78,7 @@ class SummedParts(nn.Module):
         return summed
 
 
-def ranking_model() -> tuple[HSTURanking, UniqueLookups]:
+def make_ranking_model() -> tuple[HSTURanking, UniqueLookups]:
     """Returns the model, and the lookups in it; the sharded tables are on the meta device."""
     config = HSTUConfig(
         num_layers=LAYERS,

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from benchmarks.batches import make_hstu_batch
 from commons.datasets import HSTUBatch
-from commons.datasets.sample_source import keyed_rows
 
 ROWS, NUM_ITEMS, NUM_USERS, NUM_ACTIONS = 32, 100_000, 10_000, 2
 SHARED = 0.9  # of a sample's items
@@ -44,7 +44,7 @@ STREAMS = {
 }
 
 
-def batches(stream: Stream, lengths: str, steps: int, rank: int, num_ranks: int) -> list[HSTUBatch]:
+def draw_batches(stream: Stream, lengths: str, steps: int, rank: int, num_ranks: int) -> list[HSTUBatch]:
     """Returns a rank's host batches, `ROWS` samples each; every call draws the same.
 
     Args:
@@ -57,31 +57,16 @@ def batches(stream: Stream, lengths: str, steps: int, rank: int, num_ranks: int)
     rng = np.random.default_rng(0)
     made = []
     for _ in range(steps):
-        users, items = _global_batch(rng, stream, LENGTHS[lengths], ROWS * num_ranks)
+        users, items = _draw_global_batch(rng, stream, LENGTHS[lengths], ROWS * num_ranks)
         order = rng.permutation(len(items)) if stream.shuffled else np.arange(len(items))
         mine = order[rank * ROWS : (rank + 1) * ROWS]
-        actions = [rng.integers(0, NUM_ACTIONS, len(of_sample)) for of_sample in items]
-        made.append(
-            HSTUBatch(
-                features=keyed_rows(
-                    {
-                        "user_id": [users[[sample]] for sample in mine],
-                        "item": [items[sample] for sample in mine],
-                        "action": [actions[sample] for sample in mine],
-                    },
-                    ROWS,
-                ),
-                batch_size=ROWS,
-                feature_to_max_seqlen={},
-                contextual_feature_names=["user_id"],
-                labels=keyed_rows({"label": [actions[sample] for sample in mine]}, ROWS),
-                action_feature_name="action",
-            )
-        )
+        actions = [rng.integers(0, NUM_ACTIONS, len(sample_items)) for sample_items in items]
+        own = [[values[sample] for sample in mine] for values in (users[:, None], items, actions)]
+        made.append(make_hstu_batch({"user_id": own[0]}, *own[1:], ROWS))
     return made
 
 
-def _global_batch(
+def _draw_global_batch(
     rng: np.random.Generator,
     stream: Stream,
     lengths: Callable[[np.random.Generator, int], np.ndarray],
@@ -96,7 +81,7 @@ def _global_batch(
     unused = rng.permutation(NUM_ITEMS)
     items = []
     for shared, own in zip(num_shared, num_own, strict=True):
-        of_user, unused = unused[: shared + copies * own], unused[shared + copies * own :]
-        own_items = of_user[shared:].reshape(copies, own)
-        items += [np.append(of_user[:shared], of_sample) for of_sample in own_items]
+        user_items, unused = unused[: shared + copies * own], unused[shared + copies * own :]
+        own_items = user_items[shared:].reshape(copies, own)
+        items += [np.append(user_items[:shared], sample_items) for sample_items in own_items]
     return users.repeat(copies), items

@@ -34,10 +34,10 @@ def markdown_table(titles: list[str], rows: list[list[str]]) -> str:
     )
 
 
-def table(records: Iterable[Any], columns: Mapping[str, Cell]) -> str:
+def make_table(records: Iterable[Any], columns: Mapping[str, Cell]) -> str:
     """Returns a table with a row for each record."""
     return markdown_table(
-        list(columns), [[shown(record, cell) for cell in columns.values()] for record in records]
+        list(columns), [[show(record, cell) for cell in columns.values()] for record in records]
     )
 
 
@@ -49,16 +49,16 @@ def pivot(records: Iterable[Any], rows: Mapping[str, Cell], column: Cell, cell: 
     cells: dict[tuple[str, ...], dict[str, list[str]]] = {}
     titles: dict[str, None] = {}
     for record in records:
-        row, title = tuple(shown(record, each) for each in rows.values()), shown(record, column)
+        row, title = tuple(show(record, each) for each in rows.values()), show(record, column)
         titles[title] = None
-        cells.setdefault(row, {}).setdefault(title, []).append(shown(record, cell))
+        cells.setdefault(row, {}).setdefault(title, []).append(show(record, cell))
     return markdown_table(
         [*rows, *titles],
-        [[*row, *(" / ".join(of_row.get(each, ["–"])) for each in titles)] for row, of_row in cells.items()],
+        [[*row, *(" / ".join(found.get(each, ["–"])) for each in titles)] for row, found in cells.items()],
     )
 
 
-def shown(record: Any, cell: Cell) -> str:
+def show(record: Any, cell: Cell) -> str:
     """Returns what a cell shows of a record."""
     return cell.format_map(record) if isinstance(cell, str) else cell(record)
 

@@ -1,78 +1,58 @@
-"""A step's samples, the ways to divide them into micro-batches on ranks, and a bound that none beats."""
+"""Ways to divide a step's samples into micro-batches on ranks, and a bound that none beats."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
 import numpy as np
 
 from benchmarks.partition.lengths import LONGEST
-from benchmarks.partition.placements import workloads_of
+from benchmarks.partition.placements import GlobalBatch
 from commons.partition import balance_micro_batches, karmarkar_karp, loads
 
-ROWS_PER_RANK, MAX_TOKENS = 32, 8192
+MAX_TOKENS = 8192
 
 # For each rank and micro-batch the indices of its samples.
 Ranks = list[list[np.ndarray]]
 
 
-@dataclass(frozen=True)
-class Step:
-    """The samples of one step, in the order in which the ranks loaded them.
-
-    Attributes:
-        ranks: each has loaded `ROWS_PER_RANK` samples.
-        workloads, tokens: int64 `[samples]`; FLOPs, and what a micro-batch has at most `MAX_TOKENS` of.
-    """
-
-    ranks: int
-    workloads: np.ndarray
-    tokens: np.ndarray
+Divide = Callable[[GlobalBatch], Ranks]
 
 
-Divide = Callable[[Step], Ranks]
-
-
-def draw_steps(hidden_size: int, ranks: int, draws: int) -> list[Step]:
-    """Heavy-tailed lengths, the same for every hidden size.
+def draw_rounded(rng: np.random.Generator, count: int) -> np.ndarray:
+    """Draws heavy-tailed lengths.
 
     The longest have one token more than a micro-batch may: they are alone in theirs, whoever divides.
     """
-    rng = np.random.default_rng([0, ranks])
-    steps = []
-    for _ in range(draws):
-        lengths = np.rint(rng.lognormal(5, 1.2, ROWS_PER_RANK * ranks).clip(1, LONGEST))
-        steps.append(Step(ranks, *workloads_of(lengths, hidden_size)))
-    return steps
+    return np.rint(rng.lognormal(5, 1.2, count).clip(1, LONGEST))
 
 
-def ours(step: Step, equal_size: bool) -> Ranks:
-    """`balance_micro_batches`."""
+def divide_balanced(step: GlobalBatch, equal_size: bool) -> Ranks:
+    """Divides by `balance_micro_batches`."""
     with warnings.catch_warnings():
-        # Some are meant to be above the cap: see `draw_steps`.
+        # Some are meant to be above the cap: see `draw_rounded`.
         warnings.filterwarnings("ignore", message=".*gets a micro-batch of its own")
         return balance_micro_batches(step.workloads, step.tokens, step.ranks, MAX_TOKENS, equal_size)
 
 
-def first_fit_as_loaded(step: Step) -> Ranks:
-    """Each rank packs what it loaded by tokens; all take as many micro-batches as the one with most."""
+def pack_as_loaded(step: GlobalBatch) -> Ranks:
+    """Packs on each rank what it loaded by tokens; all take as many micro-batches as the one with most."""
     as_loaded = np.split(np.arange(len(step.tokens)), step.ranks)
-    return _matched(step, [_first_fit(step.tokens, samples) for samples in as_loaded])
+    return _match_counts(step, [_pack(step.tokens, samples) for samples in as_loaded])
 
 
-def first_fit_decreasing_dealt(step: Step) -> Ranks:
-    """All samples are packed together, the largest first, and ranks get a micro-batch each in turn."""
-    micro_batches = _first_fit(step.tokens, np.argsort(-step.tokens, kind="stable"))
-    return _matched(step, [micro_batches[rank :: step.ranks] for rank in range(step.ranks)])
+def pack_and_deal(step: GlobalBatch) -> Ranks:
+    """Packs all samples together, the largest first, and deals micro-batches to ranks in turn."""
+    micro_batches = _pack(step.tokens, np.argsort(-step.tokens, kind="stable"))
+    return _match_counts(step, [micro_batches[rank :: step.ranks] for rank in range(step.ranks)])
 
 
-def flops_without_cap(step: Step) -> Ranks:
-    """Ranks, then the micro-batches of each, by FLOPs alone; tokens only say how many micro-batches."""
+def balance_flops(step: GlobalBatch) -> Ranks:
+    """Balances ranks, then the micro-batches of each, by FLOPs; tokens only say how many micro-batches."""
     partition = karmarkar_karp(step.workloads, step.ranks)
     count = -(-int(loads(step.tokens, partition).max()) // MAX_TOKENS)
-    return _matched(
+    return _match_counts(
         step,
         [
             [samples[part] for part in karmarkar_karp(step.workloads[samples], count, equal_size=False)]
@@ -82,16 +62,16 @@ def flops_without_cap(step: Step) -> Ranks:
 
 
 DIVISIONS: dict[str, Divide] = {
-    "ours, equal rows": lambda step: ours(step, equal_size=True),
-    "ours, unequal rows": lambda step: ours(step, equal_size=False),
-    "first fit by tokens, as loaded": first_fit_as_loaded,
-    "first fit decreasing by tokens, dealt out": first_fit_decreasing_dealt,
-    "Karmarkar–Karp by FLOPs, no cap": flops_without_cap,
+    "ours, equal rows": lambda step: divide_balanced(step, equal_size=True),
+    "ours, unequal rows": lambda step: divide_balanced(step, equal_size=False),
+    "first fit by tokens, as loaded": pack_as_loaded,
+    "first fit decreasing by tokens, dealt out": pack_and_deal,
+    "Karmarkar–Karp by FLOPs, no cap": balance_flops,
 }
 
 
-def _first_fit(tokens: np.ndarray, samples: Iterable[int]) -> list[np.ndarray]:
-    """Each sample, as they come, to the first micro-batch with room; one above the cap is alone."""
+def _pack(tokens: np.ndarray, samples: Iterable[int]) -> list[np.ndarray]:
+    """Puts samples, as they come, into the first micro-batch with room; one above the cap is alone."""
     micro_batches: list[list[int]] = []
     left: list[int] = []
     for sample in samples:
@@ -105,18 +85,21 @@ def _first_fit(tokens: np.ndarray, samples: Iterable[int]) -> list[np.ndarray]:
     return [np.array(indices, dtype=np.int64) for indices in micro_batches]
 
 
-def _matched(step: Step, ranks: Ranks) -> Ranks:
-    """As many on every rank, by empty ones, and the lightest first, which no other order betters."""
+def _match_counts(step: GlobalBatch, ranks: Ranks) -> Ranks:
+    """Adds empty ones up to as many on every rank, the lightest first, which no other order betters."""
     count = max(map(len, ranks))
     nothing = np.empty(0, dtype=np.int64)
-    filled = [[*of_rank, *[nothing] * (count - len(of_rank))] for of_rank in ranks]
-    return [[of_rank[k] for k in np.argsort(loads(step.workloads, of_rank))] for of_rank in filled]
+    filled = [[*micro_batches, *[nothing] * (count - len(micro_batches))] for micro_batches in ranks]
+    return [
+        [micro_batches[k] for k in np.argsort(loads(step.workloads, micro_batches))]
+        for micro_batches in filled
+    ]
 
 
 def micro_batch_lower_bound(
     workloads: np.ndarray, tokens: np.ndarray, num_ranks: int, count: int, max_tokens: int
 ) -> float:
-    """A `micro_batch_imbalance` that no division into `count` micro-batches per rank beats.
+    """Returns a `micro_batch_imbalance` that no division into `count` micro-batches per rank beats.
 
     Order the k by their largest loads. The first j − 1 of them hold at most as many tokens as their caps
     allow, so the j-th takes at least the heaviest sample that does not fit into these. And the first j

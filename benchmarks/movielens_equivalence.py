@@ -14,8 +14,8 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from benchmarks.harness import Record, machine, torchrun
-from benchmarks.markdown import Cell, table
+from benchmarks.harness import Record, machine, run_torchrun
+from benchmarks.markdown import Cell, make_table
 
 CONFIG = "hstu/training/configs/movielens_100k_ranking.gin"
 SEEDS, RANKS = (1, 2, 3), 2
@@ -42,13 +42,11 @@ def measure(folder: str) -> Record:
     with TemporaryDirectory() as made:
         prepared = prepare(Path(folder), Path(made))
         for seed in SEEDS:
-            logs = training_logs("hstu.training.pretrain_gr_ranking", CONFIG, ARMS, prepared, seed)
+            logs = run_trainings("hstu.training.pretrain_gr_ranking", CONFIG, ARMS, prepared, seed)
             aucs = {arm: [line["AUC"] for line in log if line["kind"] == "eval"] for arm, log in logs.items()}
             rows.append({"seed": seed, **aucs})
             cut.append(np.mean([line["samples_cut"] for line in logs[PIECES] if line["kind"] == "train"]))
     return {
-        "ranks": RANKS,
-        "config": CONFIG,
         "auc_of_evaluations": rows,
         "samples_cut_per_step": cut,
         "machine": machine(),
@@ -63,7 +61,7 @@ def prepare(raw: Path, folder: Path) -> Path:
     return prepared
 
 
-def training_logs(
+def run_trainings(
     module: str, config: str, arms: Mapping[str, Sequence[str]], dataset: Path, seed: int
 ) -> dict[str, list[Record]]:
     """Runs a training for each of `arms`, which are settings by name; returns the lines of their logs."""
@@ -77,18 +75,24 @@ def training_logs(
                 "NetworkArgs.hidden_dropout=0.0",
                 *settings,
             ]
-            torchrun(RANKS, module, "--gin-config-file", config, "--gin-bindings", *bindings)
+            run_torchrun(RANKS, module, "--gin-config-file", config, "--gin-bindings", *bindings)
             lines = (Path(log_dir) / "train.jsonl").read_text().splitlines()
             logs[arm] = [json.loads(line) for line in lines]
     return logs
 
 
 def tables(figures: Record) -> dict[str, str]:
-    """Returns Markdown by marker: the final AUC of each arm per seed, and the means."""
-    rows = [
-        {"seed": of_seed["seed"], **{arm: of_seed[arm][-1] for arm in ARMS}}
-        for of_seed in figures["auc_of_evaluations"]
-    ]
+    """Returns Markdown by marker: the final AUC of each arm per seed, the means, and the differences."""
+    seeds, cut = figures["auc_of_evaluations"], figures["samples_cut_per_step"]
+    rows = [{"seed": row["seed"], **{arm: row[arm][-1] for arm in ARMS}} for row in seeds]
     rows.append({"seed": "mean", **{arm: sum(row[arm] for row in rows) / len(rows) for arm in ARMS}})
     columns: dict[str, Cell] = {"seed": "{seed}"}
-    return {"movielens AUC": table(rows, columns | {arm: f"{{{arm}:.4f}}" for arm in ARMS})}
+    pairs = (("as loaded", "balanced"), ("4 rows, as loaded", PIECES))
+    differences = [
+        np.abs(np.subtract(row[before], row[after])).max() for row in seeds for before, after in pairs
+    ]
+    return {
+        "movielens AUC": make_table(rows, columns | {arm: f"{{{arm}:.4f}}" for arm in ARMS}),
+        "movielens difference": f"{max(differences):.4f}",
+        "movielens cut": f"{min(cut):.2f} to {max(cut):.2f}",
+    }

@@ -1,13 +1,11 @@
 """Trains HSTU retrieval on MovieLens 100K with and without the shuffler, and compares popular items.
 
 Runs the entry point on two ranks for three seeds, without dropout. Needs a folder with `u.data` and `u.user`.
-Measures HR@10 and NDCG@10 over all items on each user's last item, and those of the items ranked by frequency
-in training.
+Measures HR@10 over all items on each user's last item, and that of the items ranked by frequency in training.
 """
 
 from __future__ import annotations
 
-import math
 import statistics
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -15,62 +13,50 @@ from tempfile import TemporaryDirectory
 import numpy as np
 
 from benchmarks.harness import Record, machine
-from benchmarks.movielens_equivalence import BALANCED, RANKS, SEEDS, prepare, training_logs
+from benchmarks.movielens_equivalence import BALANCED, SEEDS, prepare, run_trainings
 from commons.datasets import UserSequences, UserSequenceSource
 
 CONFIG = "hstu/training/configs/movielens_100k_retrieval.gin"
 K = 10
-METRICS = (f"HR@{K}", f"NDCG@{K}")
+METRIC = f"HR@{K}"
 ARMS = {"as_loaded": (), "balanced": (BALANCED,)}
 
 
 def measure(folder: str) -> Record:
-    """Returns the metrics of all evaluations, means of the last ones, and by how much the arms differ."""
-    rows: list[Record] = []
+    """Returns the last evaluations' means, and by how much the arms differ."""
+    last: dict[str, list[float]] = {arm: [] for arm in ARMS}
     with TemporaryDirectory() as made:
         prepared = prepare(Path(folder), Path(made))
-        popular = _of_popular(prepared)
         for seed in SEEDS:
-            logs = training_logs("hstu.training.pretrain_gr_retrieval", CONFIG, ARMS, prepared, seed)
-            evaluations = {
-                arm: [{name: line[name] for name in METRICS} for line in log if line["kind"] == "eval"]
-                for arm, log in logs.items()
-            }
-            rows.append({"seed": seed, **evaluations})
-    last = {
-        arm: {metric: [of_seed[arm][-1][metric] for of_seed in rows] for metric in METRICS} for arm in ARMS
-    }
-    means = {
-        arm: {metric: statistics.mean(of_metric) for metric, of_metric in of_arm.items()}
-        for arm, of_arm in last.items()
-    }
+            logs = run_trainings("hstu.training.pretrain_gr_retrieval", CONFIG, ARMS, prepared, seed)
+            for arm, log in logs.items():
+                last[arm].append([line[METRIC] for line in log if line["kind"] == "eval"][-1])
+        popular = _score_popular(prepared)
+    differences = np.abs(np.subtract(last["as_loaded"], last["balanced"]))
     return {
-        "ranks": RANKS,
-        "config": CONFIG,
-        "most_popular": popular,
-        "mean": means,
-        "balanced_over_most_popular": {
-            metric: means["balanced"][metric] / popular[metric] for metric in METRICS
-        },
-        "largest_difference": {
-            metric: float(np.abs(np.subtract(*(last[arm][metric] for arm in ARMS))).max())
-            for metric in METRICS
-        },
-        "evaluations": rows,
+        "most_popular": {METRIC: popular},
+        "mean": {arm: {METRIC: statistics.mean(values)} for arm, values in last.items()},
+        "largest_difference": {METRIC: float(differences.max())},
         "machine": machine(),
     }
 
 
-def _of_popular(prepared: Path) -> dict[str, float]:
-    """Returns the metrics of ranking items by frequency in training; ties go to smaller ids."""
+def _score_popular(prepared: Path) -> float:
+    """Returns the metric of ranking items by frequency in training; ties go to smaller ids."""
     sequences = UserSequences.open(prepared, "ml-100k")
     longest = int(np.diff(sequences.offsets).max())  # the whole history, except for the held-out item
     train, evaluation = (
         UserSequenceSource(sequences, split, longest, num_held_out=1) for split in ("train", "eval")
     )
     counts = np.bincount(np.concatenate([train[user].items for user in range(len(train))]))
-    ranking = np.argsort(-counts, kind="stable")[:K].tolist()
+    ranking = np.argsort(-counts, kind="stable")[:K]
     targets = [int(evaluation[user].items[-1]) for user in range(len(evaluation))]
-    places = [ranking.index(target) for target in targets if target in ranking]
-    gains = sum(1 / math.log2(place + 2) for place in places)
-    return dict(zip(METRICS, (len(places) / len(targets), gains / len(targets)), strict=True))
+    return float(np.isin(targets, ranking).mean())
+
+
+def tables(figures: Record) -> dict[str, str]:
+    """Returns Markdown by marker."""
+    balanced, as_loaded = (figures["mean"][arm][METRIC] for arm in ("balanced", "as_loaded"))
+    popular, difference = (figures[name][METRIC] for name in ("most_popular", "largest_difference"))
+    text = f"{balanced:.3f} with the stage, {as_loaded:.3f} without, {popular:.3f} for the {K} most popular"
+    return {"retrieval HR": f"{text}; runs of one seed differ by at most {difference:.4f}"}

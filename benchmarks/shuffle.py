@@ -1,42 +1,35 @@
-"""Cost and traffic of the shuffle stage: alone, in training, and planned for up to 1,024 ranks."""
+"""Cost and traffic of the shuffle stage: in training, and planned for up to 1,024 ranks."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
-from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from benchmarks.demo.training import Arm, parse_config
+from benchmarks.demo.training import Arm, parse_config, train_in_turn
 from benchmarks.harness import (
     Record,
-    cases,
-    in_turn,
+    list_cases,
     machine,
-    measured,
-    milliseconds,
-    on_ranks,
-    spread,
-    timed,
+    measure_cases,
+    run_on_ranks,
+    summarize,
+    time_call,
+    time_ms,
 )
-from benchmarks.markdown import Cell, table
-from benchmarks.partition.lengths import LOGNORMAL, ML_100K, Lengths, all_lengths
-from benchmarks.partition.placements import BYTES_PER_TOKEN, ROWS_PER_RANK, workloads_of
-from benchmarks.stage_clock import CollectiveCounter, StageClock
-from commons.datasets import HSTUBatch
-from commons.distributed import BatchShuffler, ShufflerSettings
+from benchmarks.markdown import Cell, make_table
+from benchmarks.partition.lengths import LOGNORMAL, draw_lognormal
+from benchmarks.partition.placements import BYTES_PER_TOKEN, ROWS_PER_RANK, compute_workloads
+from commons.distributed import ShufflerSettings
 from commons.distributed.exchange import EXCHANGES
-from commons.distributed.loaded_samples import LoadedSamples
-from commons.distributed.placement import place, warm_up
-from commons.gin_values import from_gin
-from commons.perf_model import HSTUFlops
+from commons.distributed.placement import Partitioning, place, warm_up
+from commons.distributed.row_table import RowTable
 from commons.pipeline.shuffle_stage import ShuffleStage
-from commons.training import TrainerArgs
 
 # By name, the settings of a shuffler; the first moves everything everywhere.
 ARMS: dict[str, Record] = {
@@ -45,30 +38,74 @@ ARMS: dict[str, Record] = {
     "all_to_all, rebalance": {"exchange": "all_to_all", "partitioner": "rebalance"},
     "all_to_all, refined": {"exchange": "all_to_all", "partitioner": "refined"},
 }
-RANKS_OF_TRAINING, WARM_UP_STEPS, BLOCKS, STEPS_PER_BLOCK = 2, 3, 10, 4
-# The stage alone.
-RANKS_OF_FEATURES, ROWS, NUM_FEATURES = (2, 4), 32, (5, 20, 50)
-LOG_MEAN, LOG_STD, LONGEST = 5.0, 1.2, 1024
-BLOCKS_ALONE, STEPS_ALONE = 6, 5
-TRAINING_MATMULS, MATRIX = 30, 384  # some tens of milliseconds in which the main thread is in an operator
+RANKS, WARM_UP_STEPS, BLOCKS, STEPS_PER_BLOCK = 2, 3, 10, 4
 # Planned, without processes.
 PLANNED_RANKS, HIDDEN_SIZE, DRAWS = (2, 4, 8, 64, 256, 1024), 128, 10
 PARTITIONERS = ("karmarkar_karp", "rebalance", "refined")
 SHORT_STEP_MS = 50  # as on a GPU
 
 
-def measure(movielens: Path | None = None) -> Record:
-    """Returns the figures of training, of the stage alone, and of planning."""
+def measure() -> Record:
+    """Returns the figures of training and of planning."""
     warm_up(ShufflerSettings())
-    lengths = {name: of for name, of in all_lengths(movielens).items() if name in (ML_100K, LOGNORMAL)}
     return {
-        "training": on_ranks(RANKS_OF_TRAINING, train),
-        "features": {ranks: on_ranks(ranks, run_alone) for ranks in RANKS_OF_FEATURES},
-        "planning": measured(
-            cases(lengths=lengths, ranks=PLANNED_RANKS), partial(_planned, lengths), "planning"
-        ),
+        "training": run_on_ranks(RANKS, train),
+        "planning": measure_cases(list_cases(lengths=[LOGNORMAL], ranks=PLANNED_RANKS), _plan, "planning"),
         "machine": machine(),
     }
+
+
+class _StageClock:
+    """Wraps a stage's calls; before each the ranks wait for each other, so that it absorbs no rank skew.
+
+    Attributes:
+        milliseconds: of each step "exposed" (main thread in the stage, loading not counted) and "exchange";
+            and of each plan "planning", in its thread.
+    """
+
+    def __init__(self, stage: ShuffleStage) -> None:
+        self.milliseconds: dict[str, list[float]] = {"exposed": [], "exchange": [], "planning": []}
+        self._next_batch, self._exchange = stage.next_batch, stage.exchange
+        planner = stage._shuffler.planner
+        self._plan = planner.plan
+        stage.next_batch = self._time_next_batch  # type: ignore[method-assign]
+        stage.exchange = self._time_exchange  # type: ignore[method-assign]
+        planner.plan = self._time_plan  # type: ignore[assignment, method-assign]
+        self._loading = self._before_exchange = 0.0
+
+    def clear(self) -> None:
+        """Forgets what was measured so far."""
+        for times in self.milliseconds.values():
+            times.clear()
+
+    def watch(self, loader: Iterator[Any]) -> Iterator[Any]:
+        """Yields the loader's batches, and notes the time that it takes for them."""
+        while True:
+            start = time.perf_counter()
+            batch = next(loader, None)
+            self._loading += (time.perf_counter() - start) * 1e3
+            if batch is None:
+                return
+            yield batch
+
+    def _time_next_batch(self, loader: Iterator[Any]) -> Any:
+        dist.barrier()
+        self._loading = 0.0
+        batch, taken = time_call(lambda: self._next_batch(loader))
+        self._before_exchange = taken - self._loading
+        return batch
+
+    def _time_exchange(self, batch: Any) -> Any:
+        dist.barrier()
+        exchanged, taken = time_call(lambda: self._exchange(batch))
+        self.milliseconds["exchange"].append(taken)
+        self.milliseconds["exposed"].append(self._before_exchange + taken)
+        return exchanged
+
+    def _time_plan(self, *arguments: Any) -> Any:
+        plan, taken = time_call(lambda: self._plan(*arguments))
+        self.milliseconds["planning"].append(taken)
+        return plan
 
 
 class _TrainingArm(Arm):
@@ -76,32 +113,30 @@ class _TrainingArm(Arm):
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self._clock = StageClock(self.pipeline._stage)
+        self._clock = _StageClock(self.pipeline._stage)
         self._batches = self._clock.watch(self._batches)
         self._step_ms: list[float] = []
-        self._reports: list[Any] = []
 
     def run(self, steps: int, timed: bool = True) -> None:
         """Trains some steps, which count if they are timed."""
         for _ in range(steps):
-            self._step_ms.append(milliseconds(partial(self.pipeline.progress, self._batches)))
-            self._reports.append(self.pipeline.report)
+            self._step_ms.append(time_ms(partial(self.pipeline.progress, self._batches)))
+            self.reports.append(self.pipeline.report)
         if not timed:
-            for so_far in (self._clock, self._step_ms, self._reports):
+            for so_far in (self._clock, self._step_ms, self.reports):
                 so_far.clear()
 
     def figures(self) -> Record:
         """Returns medians and spread; a share is of the same step's time."""
         times = self._clock.milliseconds
-        after = [report.loads_after for report in self._reports]
+        after = [report.loads_after for report in self.reports]
         return {
-            "step_ms": spread(self._step_ms),
-            "planning_ms": spread(times["planning"]),
-            "wait_ms": spread(times["wait"], 4),
-            "exchange_ms": spread(times["exchange"]),
-            "exposed_share_of_step": spread(np.divide(times["exposed"], self._step_ms).tolist(), 5),
-            "kilobytes_sent": spread([report.bytes_sent / 1e3 for report in self._reports]),
-            "imbalance": round(sum(of.max() for of in after) / sum(of.mean() for of in after), 4),
+            "step_ms": summarize(self._step_ms),
+            "planning_ms": summarize(times["planning"]),
+            "exchange_ms": summarize(times["exchange"]),
+            "exposed_share_of_step": summarize(np.divide(times["exposed"], self._step_ms).tolist(), 5),
+            "kilobytes_sent": summarize([report.bytes_sent / 1e3 for report in self.reports]),
+            "imbalance": round(sum(each.max() for each in after) / sum(each.mean() for each in after), 4),
         }
 
 
@@ -112,195 +147,71 @@ def train(device: torch.device) -> Record:
     for name, settings in ARMS.items():
         balanced = {f"balance_{key}": value for key, value in settings.items()}
         arms[name] = _TrainingArm(make_task, {"enable_balanced_shuffler": True, **balanced}, device)
-    for arm in arms.values():
-        arm.run(WARM_UP_STEPS, timed=False)
-    for arm in in_turn(arms.values(), BLOCKS, "train"):
-        arm.run(STEPS_PER_BLOCK)
-    return {
-        "ranks": dist.get_world_size(),
-        "rows_per_rank": from_gin(TrainerArgs).train_batch_size,
-        "steps": BLOCKS * STEPS_PER_BLOCK,
-        "arms": {name: arm.figures() for name, arm in arms.items()},
-    }
+    train_in_turn(arms.values(), BLOCKS, "train", STEPS_PER_BLOCK, WARM_UP_STEPS)
+    return {"arms": {name: arm.figures() for name, arm in arms.items()}}
 
 
-class FlopsShuffler(BatchShuffler):
-    """Balances the FLOPs of two HSTU layers of width 128."""
-
-    def get_workloads(self, batch: HSTUBatch) -> torch.Tensor:
-        """Forward FLOPs of each row, by the item feature."""
-        lengths = batch.features.lengths().view(-1, batch.batch_size)[0].long()
-        return HSTUFlops(2, 128, 2, 64).per_sample(2 * lengths + 1)
-
-
-def hstu_batch(rng: np.random.Generator, num_features: int) -> HSTUBatch:
-    """Items and actions of lognormal histories, a label per item, and contextual features of one id each."""
-    history = np.clip(rng.lognormal(LOG_MEAN, LOG_STD, ROWS), 1, LONGEST).astype(np.int64)
-    contextual = [f"context_{number}" for number in range(num_features - 2)]
-    lengths = np.concatenate([history, history, np.ones(ROWS * len(contextual), dtype=np.int64)])
-
-    def keyed(keys: list[str], of_keys: np.ndarray) -> KeyedJaggedTensor:
-        values = torch.from_numpy(rng.integers(0, 1000, int(of_keys.sum())))
-        return KeyedJaggedTensor(keys, values, lengths=torch.from_numpy(of_keys))
-
-    return HSTUBatch(
-        features=keyed(["item", "action", *contextual], lengths),
-        batch_size=ROWS,
-        feature_to_max_seqlen={},
-        contextual_feature_names=contextual,
-        labels=keyed(["label"], history),
-        action_feature_name="action",
-    )
-
-
-class _StageArm:
-    """A stage of its own, fed with batches of its own, beside a stand-in for training."""
-
-    def __init__(self, settings: Record, num_features: int) -> None:
-        self._stage = ShuffleStage(FlopsShuffler(**settings), torch.device("cpu"), "sum")
-        self._clock = StageClock(self._stage)
-        self._batches = self._clock.watch(_loader(num_features))
-        self._matrix = torch.randn(MATRIX, MATRIX)
-        self._reports: list[Any] = []
-        self.run(WARM_UP_STEPS)
-        with CollectiveCounter() as counter:
-            self.run(STEPS_ALONE)
-        self._collectives = {name: count / STEPS_ALONE for name, count in counter.counts.items()}
-        self._clock.clear()
-        self._reports.clear()
-
-    def run(self, steps: int) -> None:
-        """Takes some batches through the stage, with something to compute behind each."""
-        for _ in range(steps):
-            self._stage.exchange(self._stage.next_batch(self._batches))
-            self._stage._computed = self._stage._exchanged.popleft()
-            self._reports.append(self._stage.report())
-            for _ in range(TRAINING_MATMULS):
-                torch.mm(self._matrix, self._matrix)
-
-    def figures(self) -> Record:
-        """Returns medians and spread."""
-        times = self._clock.milliseconds
-        # One batch is planned ahead.
-        of_steps = list(zip(times["planning"], times["exposed"], strict=False))
-        exposed, stage = np.array(of_steps)[:, 1], np.sum(of_steps, axis=1)
-        return {
-            "stage_ms": spread(stage.tolist()),
-            "exposed_ms": spread(times["exposed"]),
-            "exposed_share_of_stage": spread((exposed / stage).tolist()),
-            "collectives_per_step": self._collectives,
-            "kilobytes_sent": spread([report.bytes_sent / 1e3 for report in self._reports]),
-            "kilobytes_received": spread([report.bytes_received / 1e3 for report in self._reports]),
-        }
-
-
-def _loader(num_features: int) -> Iterator[HSTUBatch]:
-    rng = np.random.default_rng(dist.get_rank())
-    while True:
-        yield hstu_batch(rng, num_features)
-
-
-def run_alone(device: torch.device) -> Record:
-    """Runs the stage on a rank, on batches with few and with many features: figures by features and arm."""
-    results = {}
-    for num_features in NUM_FEATURES:
-        arms = {name: _StageArm(settings, num_features) for name, settings in ARMS.items()}
-        for arm in in_turn(arms.values(), BLOCKS_ALONE, f"{num_features} features"):
-            arm.run(STEPS_ALONE)
-        results[num_features] = {name: arm.figures() for name, arm in arms.items()}
-    return results
-
-
-def _planned(known: dict[str, Lengths], lengths: str, ranks: int) -> Record:
+def _plan(lengths: str, ranks: int) -> Record:
     """Times real plans, and counts the bytes of their exchange."""
     rng = np.random.default_rng([0, ranks])
     times: dict[str, list[float]] = {partitioner: [] for partitioner in PARTITIONERS}
     sent: dict[str, list[float]] = {partitioner: [] for partitioner in PARTITIONERS}
     gathered = []
     for _ in range(DRAWS):
-        loaded = _draw(rng, known[lengths], ranks)
+        loaded = _draw_samples(rng, ranks)
         for partitioner in PARTITIONERS:
-            settings = ShufflerSettings(partitioner)
-            plan, taken = timed(partial(place, loaded, settings))
+            partitioning = Partitioning(ShufflerSettings(partitioner))
+            plan, taken = time_call(partial(place, loaded, partitioning))
             times[partitioner].append(taken)
-            of_ranks = [EXCHANGES["all_to_all"].traffic(plan, rank).sent for rank in range(ranks)]
-            sent[partitioner].append(float(np.mean(of_ranks)))
+            traffic = [EXCHANGES["all_to_all"].traffic(plan, rank).sent for rank in range(ranks)]
+            sent[partitioner].append(float(np.mean(traffic)))
         gathered.append(EXCHANGES["all_gather"].traffic(plan, 0).received)
     return {
-        "partition_ms": {key: round(float(np.median(values)), 3) for key, values in times.items()},
-        "kilobytes_sent_per_rank": {key: round(float(np.mean(of)) / 1e3, 2) for key, of in sent.items()},
+        "partition_ms": {name: round(float(np.median(values)), 3) for name, values in times.items()},
+        "kilobytes_sent_per_rank": {
+            name: round(float(np.mean(values)) / 1e3, 2) for name, values in sent.items()
+        },
         "kilobytes_received_by_all_gather": round(float(np.mean(gathered)) / 1e3, 1),
     }
 
 
-def _draw(rng: np.random.Generator, lengths: Lengths, ranks: int) -> LoadedSamples:
-    workloads, tokens = workloads_of(lengths(rng, ROWS_PER_RANK * ranks), HIDDEN_SIZE)
+def _draw_samples(rng: np.random.Generator, ranks: int) -> RowTable:
+    workloads, tokens = compute_workloads(draw_lognormal(rng, ROWS_PER_RANK * ranks), HIDDEN_SIZE)
     rows = np.full(ranks, ROWS_PER_RANK)
     sizes = BYTES_PER_TOKEN * tokens
-    return LoadedSamples(rows, rows, workloads, tokens, tokens, tokens[:, None], sizes, tokens[:, None])
+    return RowTable(rows, rows, workloads, tokens, tokens, tokens[:, None], sizes, tokens[:, None])
 
 
 def tables(figures: Record) -> dict[str, str]:
     """Returns Markdown by marker."""
     training = {
-        name: arm | {"name": name, "exposed_ms": _exposed_ms(arm)}
+        name: arm
+        | {"name": name, "exposed_ms": arm["exposed_share_of_step"]["median"] * arm["step_ms"]["median"]}
         for name, arm in figures["training"]["arms"].items()
     }
-    of_training: dict[str, Cell] = {
+    columns: dict[str, Cell] = {
         "exchange, partitioner": "{name}",
         "imbalance": "{imbalance:.3f}",
         "step, ms": "{step_ms[median]:.0f}",
         "planning thread, ms": "{planning_ms[median]:.2f}",
         "exposed, ms": "{exposed_ms:.1f}",
         "exchange, ms": "{exchange_ms[median]:.2f}",
-        "wait for the plan, ms": "{wait_ms[median]:.3f}",
         "kB sent": "{kilobytes_sent[median]:.0f}",
     }
-    alone = [
-        arm | {"ranks": ranks, "features": features, "name": name}
-        for ranks, by_features in figures["features"].items()
-        for features, arms in by_features.items()
-        for name, arm in arms.items()
-    ]
-    of_alone: dict[str, Cell] = {
-        "ranks": "{ranks}",
-        "features": "{features}",
-        "exchange, partitioner": "{name}",
-        "stage, ms": "{stage_ms[median]:.2f}",
-        "exposed, ms": "{exposed_ms[median]:.2f} ({exposed_share_of_stage[median]:.0%})",
-        "collectives": lambda arm: f"{sum(arm['collectives_per_step'].values()):.0f}",
-        "kB sent": "{kilobytes_sent[median]:.0f}",
-        "kB received": "{kilobytes_received[median]:.0f}",
-    }
-    case: dict[str, Cell] = {"lengths": "{lengths}", "ranks": "{ranks}"}
-    times: dict[str, Cell] = {f"{name}, ms": f"{{partition_ms[{name}]:.2f}}" for name in PARTITIONERS}
-    gathered: dict[str, Cell] = {"all_gather": "{kilobytes_received_by_all_gather:,.0f}"}
-    sent: dict[str, Cell] = {f"all_to_all, {name}": partial(_sent, name) for name in PARTITIONERS}
-    text = (
-        "{cores} cores ({cpu}), torch {torch}, gloo, one thread per rank; "
-        "medians, in training of {steps} steps."
-    )
+    planned = {f"{name}, ms": f"{{partition_ms[{name}]:.2f}}" for name in PARTITIONERS}
+    sent = {f"{name}, kB": f"{{kilobytes_sent_per_rank[{name}]:,.0f}}" for name in PARTITIONERS}
+    received = {"all_gather, kB": "{kilobytes_received_by_all_gather:,.0f}"}
     return {
-        "shuffle training": table(training.values(), of_training),
-        "shuffle features": table(alone, of_alone),
-        "shuffle planning": table(figures["planning"], case | times),
-        "shuffle traffic": table(figures["planning"], case | gathered | sent),
-        "shuffle machine": text.format(steps=figures["training"]["steps"], **figures["machine"]),
-        "readme cost": _cost(training[f"all_to_all, {ShufflerSettings().partitioner}"]),
+        "shuffle training": make_table(training.values(), columns),
+        "shuffle planning": make_table(
+            [record for record in figures["planning"] if record["lengths"] == LOGNORMAL],
+            {"ranks": "{ranks}", **planned, **sent, **received},
+        ),
+        "readme cost": _format_cost(training[f"all_to_all, {ShufflerSettings().partitioner}"]),
     }
 
 
-def _sent(partitioner: str, record: Record) -> str:
-    sent = record["kilobytes_sent_per_rank"][partitioner]
-    return f"{sent:,.1f} (1/{record['kilobytes_received_by_all_gather'] / max(sent, 1e-9):,.0f})"
-
-
-def _exposed_ms(arm: Record) -> float:
-    """The median share of a step, of the median step."""
-    return arm["exposed_share_of_step"]["median"] * arm["step_ms"]["median"]
-
-
-def _cost(arm: Record) -> str:
+def _format_cost(arm: Record) -> str:
     """Returns what the stage costs by default, as part of a sentence."""
     exposed, step = arm["exposed_ms"], arm["step_ms"]["median"]
     return (

@@ -9,7 +9,6 @@ from __future__ import annotations
 import commons.quiet_logs  # noqa: F401  isort: skip
 import argparse
 import json
-import multiprocessing
 import os
 import socket
 import sys
@@ -24,7 +23,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from benchmarks.harness import Record, machine, progress, write_result
+from benchmarks.harness import Record, machine, show_progress, start_forks, write_result
 from commons.distributed.placement import warm_up
 from commons.distributed.shuffler_settings import ShufflerSettings
 from commons.training import run_rank
@@ -37,8 +36,6 @@ LONGEST_WAIT_S = 120.0
 LONGEST_DELAY_S = {"start": 1.0, "step": 0.05, "evaluation": 0.1, "checkpoint": 0.03}
 LONGEST_BETWEEN_RANKS_S = 0.3
 
-_fork = multiprocessing.get_context("fork")
-
 
 def main() -> None:
     """Runs undisturbed and disturbed, compares both, prints the figures and writes them to `results`."""
@@ -46,10 +43,14 @@ def main() -> None:
     parser.add_argument("kills", type=int, nargs="?", default=KILLS)
     kills: int = parser.parse_args().kills
     num_steps = STEPS_PER_KILL * (kills + 2)
-    _prepare_to_fork()
+    # What every start would do; no threads, which would not survive a fork.
+    torch.set_num_threads(1)
+    warm_up(ShufflerSettings())
+    tqdm.monitor_interval = 0
     with TemporaryDirectory() as folder:
-        undisturbed, disturbed = Path(folder) / "undisturbed", Path(folder) / "disturbed"
-        _Job(undisturbed, num_steps).wait()
+        undisturbed, disturbed = _Run(Path(folder) / "undisturbed"), _Run(Path(folder) / "disturbed")
+        undisturbed.start(num_steps)
+        undisturbed.wait()
         interrupted = _disturb(disturbed, num_steps, kills)
         figures = {"kills": kills, "interrupted": interrupted, **_compare(undisturbed, disturbed, num_steps)}
     figures |= {"ranks": RANKS, "machine": machine()}
@@ -57,151 +58,134 @@ def main() -> None:
     write_result("soak", figures)
 
 
-def _prepare_to_fork() -> None:
-    """Does once what every start would, and starts no threads."""
-    torch.set_num_threads(1)
-    warm_up(ShufflerSettings())
-    tqdm.monitor_interval = 0  # its thread would not survive a fork
+class _Run:
+    """A training in a folder, which may be started several times."""
 
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir()
+        self.folder = folder
+        self.known = 0  # lines of its log when it was started last
 
-class _Job:
-    """The ranks of one start."""
-
-    def __init__(self, folder: Path, num_steps: int) -> None:
-        folder.mkdir(exist_ok=True)
-        self._log = folder / "output.txt"
+    def start(self, num_steps: int) -> None:
+        """Starts its ranks, which go on from the last checkpoint."""
+        self.known = len(self.lines())
         with socket.socket() as free:
             free.bind(("localhost", 0))
             port = free.getsockname()[1]
-        self.ranks = [
-            _fork.Process(target=_run_rank, args=(folder, num_steps, rank, port), daemon=True)
-            for rank in range(RANKS)
-        ]
-        for rank in self.ranks:
-            rank.start()
+        self._ranks = start_forks(RANKS, _run_rank, self.folder, num_steps, port)
 
     def wait(self) -> None:
         """Waits for its end."""
-        for rank in self.ranks:
+        for rank in self._ranks:
             rank.join()
-        self.check(ended=True)
+        self.check(exit_code=0)
 
     def until(self, condition: Callable[[], bool]) -> None:
-        """Waits for a condition, which the job has to reach before its end."""
+        """Waits for a condition, which the run has to reach before its end."""
         deadline = time.monotonic() + LONGEST_WAIT_S
         while not condition():
-            self.check(ended=False)
+            self.check()
             if time.monotonic() > deadline:
-                raise RuntimeError(f"the job hangs:\n{self._log.read_text()}")
+                raise RuntimeError(f"the run hangs:\n{(self.folder / 'output.txt').read_text()}")
             time.sleep(0.001)
 
-    def check(self, ended: bool) -> None:
-        """Raises a RuntimeError if a rank has failed, or has ended and should not have."""
-        if any(rank.exitcode not in ((0,) if ended else (None,)) for rank in self.ranks):
-            raise RuntimeError(f"the job has ended:\n{self._log.read_text()}")
+    def check(self, exit_code: int | None = None) -> None:
+        """Raises a RuntimeError if a rank has failed, or has ended without being expected to."""
+        if any(rank.exitcode != exit_code for rank in self._ranks):
+            raise RuntimeError(f"the run has ended:\n{(self.folder / 'output.txt').read_text()}")
 
     def kill(self, rng: np.random.Generator) -> None:
         """Kills the ranks in a drawn order, one a little later than the other."""
         for place, rank in enumerate(rng.permutation(RANKS)):
             time.sleep(rng.uniform(0, LONGEST_BETWEEN_RANKS_S) if place else 0)
-            self.ranks[rank].kill()
-        for process in self.ranks:
-            process.join()
+            self._ranks[rank].kill()
+        for rank in self._ranks:
+            rank.join()
+
+    def lines(self) -> list[Record]:
+        """Returns the whole lines of its log; those of steps after the last checkpoint occur twice."""
+        log = self.folder / "logs" / "train.jsonl"
+        lines = log.read_text().splitlines(keepends=True) if log.exists() else []
+        return [json.loads(line) for line in lines if line.endswith("\n")]
+
+    def find_activity(self) -> str:
+        """Returns what it is doing since its last start."""
+        lines = self.lines()
+        if not any(line["kind"] == "train" for line in lines[self.known :]):
+            return "start"
+        if any(self.folder.glob("checkpoints/*.unfinished")):
+            return "checkpoint"
+        *_, last = (line for line in lines if line["kind"] != "checkpoint")
+        return "evaluation" if last["kind"] == "train" and last["step"] % EVAL_INTERVAL == 0 else "step"
+
+    def results(self) -> list[tuple[str, int, float]]:
+        """Returns kind, step, and loss or AUC of steps and evaluations, in order."""
+        names = {"train": "loss", "eval": "AUC"}
+        lines = (line for line in self.lines() if line["kind"] in names)
+        return [(line["kind"], line["step"], line[names[line["kind"]]]) for line in lines]
 
 
-def _run_rank(folder: Path, num_steps: int, rank: int, port: int) -> None:
+def _run_rank(rank: int, folder: Path, num_steps: int, port: int) -> None:
     os.chdir(folder)
     output = os.open("output.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for standard in (1, 2):
         os.dup2(output, standard)
-    os.environ.update(
-        RANK=str(rank),
-        LOCAL_RANK=str(rank),
-        WORLD_SIZE=str(RANKS),
-        LOCAL_WORLD_SIZE=str(RANKS),
-        MASTER_ADDR="localhost",
-        MASTER_PORT=str(port),
-    )
+    ranks = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": RANKS, "LOCAL_WORLD_SIZE": RANKS}
+    os.environ |= {name: str(value) for name, value in ranks.items()}
+    os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
     settings = {"max_train_iters": num_steps, "eval_interval": EVAL_INTERVAL, "max_eval_iters": 3}
     bindings = [f"TrainerArgs.{name} = {value}" for name, value in settings.items()]
-    sys.argv = [
-        "soak",
-        "--gin-config-file",
-        str(Path(__file__).with_name("soak.gin")),
-        "--gin-bindings",
-        *bindings,
-    ]
+    config = str(Path(__file__).with_name("soak.gin"))
+    sys.argv = ["soak", "--gin-config-file", config, "--gin-bindings", *bindings]
     run_rank(train)
 
 
-def _disturb(folder: Path, num_steps: int, kills: int) -> dict[str, int]:
+def _disturb(run: _Run, num_steps: int, kills: int) -> dict[str, int]:
     """Kills a run at drawn moments, lets it end, and returns how many kills interrupted what."""
     rng = np.random.default_rng(0)
     interrupted: Counter[str] = Counter()
-    for _ in progress(range(kills), "kill"):
-        known = len(_lines(folder))
-        job = _Job(folder, num_steps)
+    for _ in show_progress(range(kills), "kill"):
+        run.start(num_steps)
         wanted = rng.choice(list(LONGEST_DELAY_S), p=[0.1, 0.3, 0.3, 0.3])
         if wanted != "start":
-            steps = int(rng.integers(2, 8))
-            job.until(lambda: len(_lines(folder)) >= known + steps)  # noqa: B023  called before the next round
+            lines = run.known + int(rng.integers(2, 8))
+            run.until(lambda: len(run.lines()) >= lines)  # noqa: B023  called before the next round
         if wanted in ("evaluation", "checkpoint"):
-            job.until(lambda: _doing(folder, known) == wanted)  # noqa: B023
+            run.until(lambda: run.find_activity() == wanted)  # noqa: B023
         time.sleep(rng.uniform(0, LONGEST_DELAY_S[wanted]))
-        job.check(ended=False)
-        interrupted[_doing(folder, known)] += 1
-        job.kill(rng)
-    _Job(folder, num_steps).wait()
-    if left := list((folder / "checkpoints").glob("*.unfinished")):
+        run.check()
+        interrupted[run.find_activity()] += 1
+        run.kill(rng)
+    run.start(num_steps)
+    run.wait()
+    if left := list((run.folder / "checkpoints").glob("*.unfinished")):
         raise RuntimeError(f"left behind: {left}")
     return dict(sorted(interrupted.items()))
 
 
-def _doing(folder: Path, known: int) -> str:
-    """Returns what a run with `known` lines of earlier starts is doing."""
-    lines = _lines(folder)
-    if not any(line["kind"] == "train" for line in lines[known:]):
-        return "start"
-    if any(folder.glob("checkpoints/*.unfinished")):
-        return "checkpoint"
-    *_, last = (line for line in lines if line["kind"] != "checkpoint")
-    return "evaluation" if last["kind"] == "train" and last["step"] % EVAL_INTERVAL == 0 else "step"
-
-
-def _lines(folder: Path) -> list[Record]:
-    """Returns the whole lines of a run's log; those of steps after the last checkpoint occur twice."""
-    log = folder / "logs" / "train.jsonl"
-    lines = log.read_text().splitlines(keepends=True) if log.exists() else []
-    return [json.loads(line) for line in lines if line.endswith("\n")]
-
-
-def _results(folder: Path) -> list[tuple[str, int, float]]:
-    """Returns kind, step, and loss or AUC of steps and evaluations, in order."""
-    figures = {"train": "loss", "eval": "AUC"}
-    return [
-        (line["kind"], line["step"], line[figures[line["kind"]]])
-        for line in _lines(folder)
-        if line["kind"] in figures
-    ]
-
-
-def _compare(undisturbed: Path, disturbed: Path, num_steps: int) -> Record:
+def _compare(undisturbed: _Run, disturbed: _Run, num_steps: int) -> Record:
     """Compares both runs.
 
     Raises:
         RuntimeError: results of a step differ, or a step is missing.
     """
-    expected, results = _results(undisturbed), _results(disturbed)
-    different = sorted(set(results) ^ set(expected))
+    results = disturbed.results()
+    different = sorted(set(results) ^ set(undisturbed.results()))
     steps = [step for kind, step, _ in results if kind == "train"]
     left_out = [step for before, step in pairwise([0, *steps]) if step > before + 1]
     if different or left_out or steps[-1] != num_steps:
         raise RuntimeError(f"different results {different}, steps left out before {left_out}")
-    return {
-        "steps": num_steps,
-        "steps_computed_again": len(steps) - num_steps,
-        "results_equal_to_the_undisturbed_run": True,
-    }
+    return {"steps": num_steps, "steps_computed_again": len(steps) - num_steps}
+
+
+def tables(figures: Record) -> dict[str, str]:
+    """Returns Markdown by marker."""
+    text = (
+        "{kills} kills, {interrupted[checkpoint]} while a checkpoint was written, "
+        "{interrupted[evaluation]} in evaluations, {interrupted[step]} in steps and {interrupted[start]} at "
+        "the start: all {steps:,} steps, {steps_computed_again} of them computed again"
+    )
+    return {"soak result": text.format(**figures)}
 
 
 if __name__ == "__main__":

@@ -6,8 +6,9 @@ import commons.quiet_logs  # noqa: F401  isort: skip
 import argparse
 import importlib
 
+from benchmarks import soak
 from benchmarks.demo import table as demo
-from benchmarks.harness import BENCHMARKS, read_result, result_of
+from benchmarks.harness import BENCHMARKS, name_result, read_result
 from benchmarks.markdown import write_pages
 from ci import versions
 
@@ -21,15 +22,16 @@ def main() -> None:
 def all_tables() -> dict[str, str]:
     """Returns Markdown by the name in a table's markers."""
     sets = (versions.Outcome(**each) for each in read_result("versions")["sets"])
-    tables = {
-        **demo.tables({model: read_result(f"demo/{model}/summary") for model in demo.TITLES}),
-        "VERSIONS sets": versions.table(sets),
-    }
+    summaries = {model: read_result(f"demo/{model}/summary") for model in demo.TITLES}
+    tables = {**demo.tables(summaries), "VERSIONS sets": versions.table(sets)}
+    results = [*summaries.values(), read_result("soak")]
+    tables |= soak.tables(results[-1])
     for name, module in BENCHMARKS.items():
-        of_benchmark = getattr(importlib.import_module(f"benchmarks.{module}"), "tables", None)
-        if of_benchmark is not None:
-            tables |= of_benchmark(read_result(result_of(name)))
-    return tables
+        results.append(read_result(name_result(name)))
+        tables |= importlib.import_module(f"benchmarks.{module}").tables(results[-1])
+    on = "{cores} cores ({cpu}), torch {torch}"
+    machines = {on.format(**each["machine"]) for each in results if "machine" in each}
+    return tables | {"benchmarks machine": "; ".join(sorted(machines))}
 
 
 if __name__ == "__main__":

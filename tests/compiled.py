@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from importlib.util import find_spec
 
-from commons.distributed.placement import warm_up
+from commons.distributed.placement import compile_refine, warm_up
 from commons.distributed.shuffler_settings import ShufflerSettings
 
 # Features that compile something, with their arguments.
@@ -24,4 +24,4 @@ def compile_kernels() -> None:
         if (found := find_spec(package)) and found.origin:  # without its files, a folder still is a package
             features.append(getattr(import_module(package), name)(*arguments))
     warm_up(ShufflerSettings(), features)
-    warm_up(ShufflerSettings(equal_rows=False))
+    compile_refine()

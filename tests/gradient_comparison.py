@@ -12,7 +12,7 @@ from commons.distributed import BatchShuffler
 from commons.pipeline import TrainPipelineFactory
 from commons.sequence_batch import BaseBatch
 from commons.training import OptimizerArgs, shard_model
-from tests.drawn_cuts import GivenCuts
+from tests.commons.features.sample_splitting.drawn_cuts import GivenCuts
 from tests.process_pool import rank_device
 
 # So large that the rounding of a parameter does not show in its change.

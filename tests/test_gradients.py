@@ -10,7 +10,7 @@ import torch.distributed as dist
 from commons.distributed import BatchShufflerFactory
 from commons.features.micro_batches import MicroBatches
 from commons.features.verification import Verification
-from tests.drawn_cuts import DrawnCuts
+from tests.commons.features.sample_splitting.drawn_cuts import DrawnCuts
 from tests.gradient_comparison import Comparison, check_equal, comparison, dense_differences, steps
 from tests.gradient_models import CASES, ROWS
 

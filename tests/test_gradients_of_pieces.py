@@ -19,10 +19,11 @@ from commons.perf_model import Cost
 from commons.sequence_batch import BaseBatch
 from commons.training import OptimizerArgs, shard_model
 from tests.commons.distributed.counted_collectives import recorded_collectives
+from tests.commons.features.sample_splitting.drawn_cuts import DrawnCuts, is_cut
 from tests.commons.pipeline.ranking_pipelines import pipeline_of
-from tests.drawn_cuts import DrawnCuts, is_cut
 from tests.gradient_comparison import Comparison, check_equal, comparison, steps
 from tests.gradient_models import CASES
+from tests.on_ranks import on_ranks
 from tests.process_pool import rank_device
 
 MODELS = [
@@ -130,8 +131,9 @@ def test_predictions_of_pieces_are_those_of_whole_samples(pools, name):
         assert of_pieces == pytest.approx(of_whole, rel=1e-4, abs=1e-5)
 
 
-def collectives_of_a_step(name: str) -> list[str]:
-    """Returns the collectives of forward and backward of an exchanged batch with pieces."""
+@pytest.mark.parametrize("name", ["ranking", "retrieval", "sid_gr, all items"])
+@on_ranks(2)
+def test_pieces_take_two_collectives_per_layer(name):
     case = CASES[name]
     shuffler = _shuffler(case.shuffler, DrawnCuts(1))
     batch = case.batch((6, 5), True)
@@ -140,10 +142,5 @@ def collectives_of_a_step(name: str) -> list[str]:
     with recorded_collectives() as calls:
         loss, _ = model(batch)
         loss.backward()
-    return [name for name, _ in calls]
-
-
-@pytest.mark.parametrize("name", ["ranking", "retrieval", "sid_gr, all items"])
-def test_pieces_take_two_collectives_per_layer(pools, name):
-    for calls in pools(2).run(collectives_of_a_step, name):
-        assert calls == ["all_to_all_single"] * 4  # two layers, forward and backward
+    calls = [name for name, _ in calls]
+    assert calls == ["all_to_all_single"] * 4  # two layers, forward and backward

@@ -15,9 +15,9 @@ from commons.features.micro_batches import MicroBatches
 from commons.sequence_batch import BaseBatch
 from commons.training import OptimizerArgs, shard_model
 from tests.commons.distributed.counted_collectives import recorded_synchronizations
+from tests.commons.features.sample_splitting.drawn_cuts import DrawnCuts
 from tests.commons.pipeline.ranking_pipelines import pipeline_of, steps_of
 from tests.conftest import Pools
-from tests.drawn_cuts import DrawnCuts
 from tests.gradient_models import CASES
 from tests.hstu import hstu_samples, retrieval_samples
 from tests.hstu.hstu_samples import hstu_batch, ranking_model

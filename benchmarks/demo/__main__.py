@@ -16,9 +16,9 @@ import torch
 from benchmarks.demo.picture import draw
 from benchmarks.demo.replay import RANKS as RANKS_OF_REPLAY
 from benchmarks.demo.replay import replay
-from benchmarks.demo.table import TITLES, duration, model_table
+from benchmarks.demo.table import TITLES, format_duration, tabulate_model
 from benchmarks.demo.training import ARMS, TASKS, train
-from benchmarks.harness import machine, on_ranks, read_result
+from benchmarks.harness import machine, read_result, run_on_ranks
 from commons.perf_model import Cost
 
 RANKS = 2
@@ -33,11 +33,11 @@ def main() -> None:
     parser.add_argument("--model", choices=sorted(TASKS), default="hstu")
     arguments = parser.parse_args()
     out, model = arguments.out, arguments.model
-    print(_announcement(model), flush=True)
+    print(_announce(model), flush=True)
     out.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)
     start = time.perf_counter()
-    summary = {"model": model, "arms": ARMS, **on_ranks(RANKS, train, model)}
+    summary = {"model": model, "arms": ARMS, **run_on_ranks(RANKS, train, model)}
     trained = time.perf_counter()
     cost = Cost(**summary["learned_cost"])
     cost.save(out / "learned_cost.json")
@@ -46,14 +46,14 @@ def main() -> None:
     summary["machine"] = machine()
     (out / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
     draw(summary, out / "balance.png")
-    print(f"\n{model_table(summary)}")
+    print(f"\n{tabulate_model(summary)}")
     print(f"\nwritten: {out / 'summary.json'}, {out / 'balance.png'}")
 
 
-def _announcement(model: str) -> str:
+def _announce(model: str) -> str:
     """Returns what the demo will do, and how long that took when the committed results were measured."""
     before = read_result(f"demo/{model}/summary")
-    training, replayed = (duration(before["seconds"][part]) for part in ("training", "replay"))
+    training, replayed = (format_duration(before["seconds"][part]) for part in ("training", "replay"))
     return (
         f"{TITLES[model]} on random histories, in {len(ARMS)} ways: {'; '.join(ARMS)}. On 2 CPU cores,\n"
         f"- training on {RANKS} ranks takes {training}, and about 20 seconds more the first time, to "

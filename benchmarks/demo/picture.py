@@ -20,26 +20,13 @@ def draw(summary: dict[str, Any], path: Path) -> None:
     """Draws the replay's arms over one time axis, and below them the loss curves of the training run."""
     replay = summary["replay"]
     ends = {arm: sum(max(step) for step in steps) for arm, steps in replay.items()}
-    figure, axes = plt.subplots(
-        len(replay) + 1,
-        1,
-        figsize=(9, 2.3 * len(replay) + 2.6),
-        height_ratios=[1.0] * len(replay) + [0.9],
-        layout="constrained",
-    )
+    size, heights = (9, 2.3 * len(replay) + 2.6), [1.0] * len(replay) + [0.9]
+    figure, axes = plt.subplots(len(replay) + 1, figsize=size, height_ratios=heights, layout="constrained")
     for axis, (arm, steps) in zip(axes, replay.items(), strict=False):
         _draw_arm(axis, arm, steps, ends, max(ends.values()))
     axes[len(replay) - 1].set_xlabel("seconds of the replay")
-    axes[0].legend(
-        handles=[
-            Patch(color=WORK, label="work, measured"),
-            Patch(color=WAIT, label="waiting for the slowest"),
-        ],
-        loc="lower right",
-        bbox_to_anchor=(1.0, 1.0),
-        ncols=2,
-        frameon=False,
-    )
+    patches = [Patch(color=WORK, label="work, measured"), Patch(color=WAIT, label="waiting for the slowest")]
+    axes[0].legend(handles=patches, loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=2, frameon=False)
     _draw_losses(axes[-1], summary)
     steps = replay["as loaded"]
     title = f"{len(steps)} steps of {len(steps[0])} ranks: the same samples, placed differently"
@@ -70,13 +57,8 @@ def _draw_arm(axis: Axes, arm: str, steps: list[list[float]], ends: dict[str, fl
 
 def _draw_losses(axis: Axes, summary: dict[str, Any]) -> None:
     difference = max(arm["max_relative_loss_difference"] for arm in summary["balanced"].values())
-    styles = [
-        (WORK, 4.0, "-"),
-        (SECOND_LOSS, 2.5, "--"),
-        ("black", 1.5, ":"),
-        ("gold", 0.8, "-"),
-        ("green", 0.6, "-."),
-    ]
+    colors = (WORK, SECOND_LOSS, "black", "gold", "green")
+    styles = zip(colors, (4.0, 2.5, 1.5, 0.8, 0.6), ("-", "--", ":", "-", "-."), strict=True)
     for (name, losses), (color, width, line) in zip(summary["losses"].items(), styles, strict=True):
         axis.plot(losses, color=color, linewidth=width, linestyle=line, label=name)
     axis.set_title(

@@ -7,22 +7,20 @@ from collections.abc import Mapping
 
 from benchmarks.demo.training import AS_LOADED, DEFAULT
 from benchmarks.harness import Record
-from benchmarks.markdown import Cell, markdown_table, shown
+from benchmarks.markdown import Cell, markdown_table, show
 
 TITLES = {"hstu": "HSTU", "sid_gr": "SID-GR"}
 _INTERVAL = "({speedup_interval[0]:.2f}–{speedup_interval[1]:.2f})"
-# Of an arm, over all steps.
+# Figures of an arm, over all steps.
 ROWS: dict[str, Cell] = {
     "imbalance": "{imbalance_after:.3f}",
-    "step": lambda of: f"{of['seconds_per_step'] * 1e3:.0f} ms",
+    "step": lambda arm: f"{arm['seconds_per_step'] * 1e3:.0f} ms",
     "speedup (95% of resampled runs)": "{speedup:.3f} " + _INTERVAL,
     "speedup predicted from the loads": "{speedup_predicted:.3f}",
-    "speedup, trimmed mean": "{trimmed:.3f}",
     "bytes moved": "{share_of_bytes_moved:.0%}",
-    "sent per rank and step": lambda of: f"{of['bytes_sent_per_step'] / 1e3:.0f} kB",
-    "wait for the plan": lambda of: f"{of['plan_wait_seconds_per_step'] * 1e3:.2f} ms",
+    "sent per rank and step": lambda arm: f"{arm['bytes_sent_per_step'] / 1e3:.0f} kB",
     "samples cut per step": "{samples_cut_per_step:.2f}",
-    "keys and values fetched per rank and step": lambda of: f"{of['bytes_fetched_per_step'] / 1e6:.1f} MB",
+    "keys and values fetched per rank and step": lambda arm: f"{arm['bytes_fetched_per_step'] / 1e6:.1f} MB",
     "largest relative difference of a step's loss": "{difference:.0e}",
 }
 
@@ -34,55 +32,50 @@ def tables(summaries: Mapping[str, Record]) -> dict[str, str]:
         summaries: `summary.json` of each model of `TITLES`.
     """
     return {
-        **{f"demo {model}": model_table(summary) for model, summary in summaries.items()},
-        "demo speedup": _speedup_table(summaries),
-        "demo prediction": "; ".join(_prediction(*each) for each in summaries.items()),
-        "demo machine": _machine(summaries),
-        "demo duration": duration(sum(summaries["hstu"]["seconds"].values())),
+        **{f"demo {model}": tabulate_model(summary) for model, summary in summaries.items()},
+        "demo speedup": _tabulate_speedups(summaries),
+        "demo prediction": "; ".join(_format_prediction(*each) for each in summaries.items()),
+        "demo machine": _format_machine(summaries),
+        "demo duration": format_duration(sum(summaries["hstu"]["seconds"].values())),
     }
 
 
-def model_table(summary: Record) -> str:
+def tabulate_model(summary: Record) -> str:
     """Returns a row for each figure of one model, and a column for each arm."""
     arms = summary["balanced"]
-    over_all = [
-        arm["untrimmed"] | {"trimmed": arm["speedup"], "difference": arm["max_relative_loss_difference"]}
-        for arm in arms.values()
+    figures = [
+        arm["untrimmed"] | {"difference": arm["max_relative_loss_difference"]} for arm in arms.values()
     ]
     as_loaded = {
-        "imbalance": f"{over_all[0]['imbalance_before']:.3f}",
-        "step": f"{over_all[0]['seconds_per_step_as_loaded'] * 1e3:.0f} ms",
+        "imbalance": f"{figures[0]['imbalance_before']:.3f}",
+        "step": f"{figures[0]['seconds_per_step_as_loaded'] * 1e3:.0f} ms",
     }
     rows = [
-        [name, as_loaded.get(name, ""), *(shown(of, cell) for of in over_all)] for name, cell in ROWS.items()
+        [name, as_loaded.get(name, ""), *(show(each, cell) for each in figures)]
+        for name, cell in ROWS.items()
     ]
-    interval = "{speedup:.3f} " + _INTERVAL
-    of_pieces = (arm.get("over_pieces_by_flops") for arm in arms.values())
-    speedups = [interval.format(**of) if of else "" for of in of_pieces]
+    over_pieces = (arm.get("over_pieces_by_flops") for arm in arms.values())
+    speedups = [("{speedup:.3f} " + _INTERVAL).format(**each) if each else "" for each in over_pieces]
     rows.append(["speedup over pieces by FLOPs", "", *speedups])
     replays = [summary["replay"][name] for name in (AS_LOADED, *arms)]
-    ends, ranks = list(map(_seconds, replays)), len(replays[0][0])
+    ends, ranks = list(map(_sum_slowest, replays)), len(replays[0][0])
     waiting = [1 - sum(map(sum, steps)) / (end * ranks) for steps, end in zip(replays, ends, strict=True)]
     rows += [
         [f"{ranks} ranks replayed", *(f"{end:.1f} s" for end in ends)],
         ["of it waiting", *(f"{share:.0%}" for share in waiting)],
         ["speedup", "", *(f"{ends[0] / end:.2f}" for end in ends[1:])],
     ]
-    for name in ("early", "late"):
-        of_arms = [summary["pieces"].get(arm, {}).get(name) for arm in arms]
-        ratios = ["{predicted_over_measured:.2f} ({pieces})".format(**of) if of else "" for of in of_arms]
-        rows.append([f"predicted ÷ measured time, {name} pieces (their number)", "", *ratios])
     return markdown_table(["", AS_LOADED, *arms], rows)
 
 
-def duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """Returns seconds as minutes, rounded up to halves."""
     halves = math.ceil(seconds / 30)
     return "about a minute" if halves <= 2 else f"about {halves / 2:g} minutes"
 
 
-def _speedup_table(summaries: Mapping[str, Record]) -> str:
-    """Step times of the default, and the speedups of all arms."""
+def _tabulate_speedups(summaries: Mapping[str, Record]) -> str:
+    """Returns step times of the default, and the speedups of all arms."""
     others = [name for name in summaries["hstu"]["balanced"] if name != DEFAULT]
     trained, replayed = [], []
     for model, summary in summaries.items():
@@ -96,7 +89,7 @@ def _speedup_table(summaries: Mapping[str, Record]) -> str:
                 *(f"{measured[name]['speedup']:.2f}×" for name in others),
             ]
         )
-        ends = {name: _seconds(steps) for name, steps in summary["replay"].items()}
+        ends = {name: _sum_slowest(steps) for name, steps in summary["replay"].items()}
         steps = summary["replay"][DEFAULT]
         first, *rest = (f"{ends[AS_LOADED] / ends[name]:.2f}×" for name in (DEFAULT, *others))
         replayed.append(
@@ -110,14 +103,12 @@ def _speedup_table(summaries: Mapping[str, Record]) -> str:
     return markdown_table(["", AS_LOADED, DEFAULT, "speedup (95% CI)", *others], trained + replayed)
 
 
-def _prediction(model: str, summary: Record) -> str:
-    speedups = "{speedup_predicted:.2f} × and {speedup:.2f} ×".format(
-        **summary["balanced"][DEFAULT]["untrimmed"]
-    )
-    return f"{TITLES[model]} {speedups}"
+def _format_prediction(model: str, summary: Record) -> str:
+    text = f"{TITLES[model]} {{speedup_predicted:.2f}} × and {{speedup:.2f}} ×"
+    return text.format(**summary["balanced"][DEFAULT]["untrimmed"])
 
 
-def _machine(summaries: Mapping[str, Record]) -> str:
+def _format_machine(summaries: Mapping[str, Record]) -> str:
     machine = summaries["hstu"]["machine"]
     arms = [arm for summary in summaries.values() for arm in summary["balanced"].values()]
     difference = max(arm["max_relative_loss_difference"] for arm in arms)
@@ -126,6 +117,6 @@ def _machine(summaries: Mapping[str, Record]) -> str:
     return f"{cores}; losses match to {difference:.0e}".replace("e-0", "e-")
 
 
-def _seconds(steps: list[list[float]]) -> float:
-    """Each step lasts as long as its slowest rank."""
+def _sum_slowest(steps: list[list[float]]) -> float:
+    """Returns seconds; each step lasts as long as its slowest rank."""
     return sum(map(max, steps))

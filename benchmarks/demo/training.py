@@ -15,10 +15,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from benchmarks.harness import Record, in_turn, speedup_interval
+from benchmarks.harness import Record, bootstrap_speedup, take_turns
 from commons.distributed import BalanceReport
+from commons.features.learned_costs import LearnedCosts
 from commons.gin_values import from_gin
-from commons.perf_model import Cost
 from commons.training import OptimizerArgs, TrainerArgs, TrainingTask, shard_model
 
 # Modules, not functions: two models' gin configurables of one name cannot be configured in one process.
@@ -48,8 +48,6 @@ ARMS: dict[str, dict[str, Any]] = {
 WARM_UP_STEPS = 3
 # All arms take a step in turn, so that what disturbs the machine for some seconds meets all of them.
 STEPS = 52
-# Left out at either end of the steps in order of speedup, as in any trimmed mean.
-TRIMMED_STEPS = 7
 # Costs are known from the 20th step on.
 STEPS_TO_LEARN = 28
 
@@ -79,9 +77,10 @@ class Arm:
         with_part: adds a part to the model.
 
     Attributes:
+        model: sharded.
         losses: of each step, over all ranks.
         block_seconds: of each timed block, per step.
-        block_reports: of the steps of each timed block.
+        reports: of the steps of all timed blocks.
     """
 
     def __init__(
@@ -95,24 +94,25 @@ class Arm:
         args = replace(from_gin(TrainerArgs), **settings)
         task = make_task(args, device)
         task = replace(task, model=with_part(task.model))
-        model, optimizer = shard_model(task.model, from_gin(OptimizerArgs), device)
-        self.pipeline = task.make_pipeline(args, model, optimizer, device)
+        self.model, optimizer = shard_model(task.model, from_gin(OptimizerArgs), device)
+        shuffler = task.make_shuffler(args)
+        self.pipeline = task.make_pipeline(args, self.model, optimizer, device, shuffler)
+        self._features = shuffler.features
         self._batches = iter(batches(task))
         self.losses: list[float] = []
         self.block_seconds: list[float] = []
-        self.block_reports: list[list[BalanceReport]] = []
+        self.reports: list[BalanceReport] = []
 
     def run(self, steps: int, timed: bool = True) -> None:
-        """Trains some steps; timed from when all ranks are ready to when all are done."""
+        """Trains some steps; times them from when all ranks are ready to when all are done."""
         sums, tokens, reports = [], [], []
         dist.barrier()
         start = time.perf_counter()
         for _ in range(steps):
-            loss_sum, loss_tokens, _ = self.pipeline.progress(self._batches)
+            loss_sum, loss_tokens, _ = self.take_step()
             sums.append(loss_sum)
             tokens.append(loss_tokens)
             reports.append(self.pipeline.report)
-            self.after_step()
         dist.barrier()
         seconds = time.perf_counter() - start
         totals = torch.stack(sums).double()
@@ -120,10 +120,36 @@ class Arm:
         self.losses += (totals.cpu() / torch.tensor(tokens)).tolist()
         if timed:
             self.block_seconds.append(seconds / steps)
-            self.block_reports.append(reports)
+            self.reports += reports
 
-    def after_step(self) -> None:
-        """Does nothing; for figures that the report lacks."""
+    def take_step(self) -> tuple[torch.Tensor, int, Any]:
+        """Trains one step, as the pipeline's `progress`."""
+        return self.pipeline.progress(self._batches)
+
+    @property
+    def learned_costs(self) -> LearnedCosts:
+        """The feature of an arm that learns."""
+        return next(feature for feature in self._features if isinstance(feature, LearnedCosts))
+
+
+def train_in_turn(
+    arms: Iterable[Arm], blocks: int, what: str, steps_per_block: int = 1, warm_up_steps: int = 2
+) -> None:
+    """Trains each arm for so many timed blocks of steps, all in turn; warms up arms that have not trained."""
+    arms = list(arms)
+    for arm in arms:
+        if not arm.losses:
+            arm.run(warm_up_steps, timed=False)
+    for arm in take_turns(arms, blocks, what):
+        arm.run(steps_per_block)
+
+
+def compare_times(before: Arm, after: Arm) -> Record:
+    """Returns the speedup over all timed blocks, with its 95% confidence interval."""
+    return {
+        "speedup": sum(before.block_seconds) / sum(after.block_seconds),
+        "speedup_interval": bootstrap_speedup(before.block_seconds, after.block_seconds),
+    }
 
 
 def train(device: torch.device, model: str) -> Record:
@@ -132,67 +158,45 @@ def train(device: torch.device, model: str) -> Record:
     arms = {name: Arm(make_task, settings, device) for name, settings in ARMS.items()}
     learning = Arm(make_task, ARMS[LEARNED_PIECES], device)
     learning.run(STEPS_TO_LEARN, timed=False)
-    arms[LEARNED_PIECES].pipeline.load_learning_state(learning.pipeline.learning_state())
-    for arm in arms.values():
-        arm.run(WARM_UP_STEPS, timed=False)
-    for arm in in_turn(arms.values(), STEPS, "train each way"):
-        arm.run(1)
-    return _figures(arms)
-
-
-def _figures(arms: dict[str, Arm]) -> Record:
-    base = arms[AS_LOADED]
-    balanced = {name: arm for name, arm in arms.items() if arm is not base}
-    mean_seconds = np.mean([arm.block_seconds for arm in balanced.values()], axis=0)
-    in_order = np.argsort(base.block_seconds / mean_seconds)
-    trimmed = in_order[TRIMMED_STEPS : STEPS - TRIMMED_STEPS]
-    by_flops, learned = (arms[name] for name in (PIECES, LEARNED_PIECES))
-    comparisons = {name: _comparison(base, arm, trimmed) for name, arm in balanced.items()}
-    comparisons[LEARNED_PIECES]["over_pieces_by_flops"] = {
-        "speedup": sum(by_flops.block_seconds) / sum(learned.block_seconds),
-        "speedup_interval": speedup_interval(by_flops.block_seconds, learned.block_seconds),
-    }
-    cost: Cost | None = learned.pipeline.learned_cost()
+    learned = arms[LEARNED_PIECES].learned_costs
+    learned.load_state(learning.learned_costs.state())
+    train_in_turn(arms.values(), STEPS, "train each way", warm_up_steps=WARM_UP_STEPS)
+    comparisons = {name: _compare(arms[AS_LOADED], arm) for name, arm in arms.items() if name != AS_LOADED}
+    comparisons[LEARNED_PIECES]["over_pieces_by_flops"] = compare_times(arms[PIECES], arms[LEARNED_PIECES])
+    cost = learned.cost()
     return {
         "ranks": dist.get_world_size(),
-        "as_loaded": AS_LOADED,
         "balanced": comparisons,
         "learned_cost": None if cost is None else asdict(cost),
-        "seconds_per_step_of_blocks": {name: arm.block_seconds for name, arm in arms.items()},
         "losses": {name: arm.losses for name, arm in arms.items()},
     }
 
 
-def _comparison(base: Arm, arm: Arm, trimmed: np.ndarray) -> Record:
+def _compare(base: Arm, arm: Arm) -> Record:
+    """Returns how much losses differ, and imbalance, step times and speedup over all steps."""
     losses = np.array([base.losses, arm.losses])
-    interval = speedup_interval(base.block_seconds, arm.block_seconds)
-    return {
-        "speedup": _speedup(base, arm, trimmed)["speedup"],
-        "max_relative_loss_difference": float((np.abs(losses[0] - losses[1]) / losses[0]).max()),
-        "untrimmed": {**_speedup(base, arm, np.arange(STEPS)), "speedup_interval": interval},
-    }
-
-
-def _speedup(base: Arm, arm: Arm, blocks: np.ndarray) -> Record:
-    """Imbalance, step times and speedup over some of the blocks."""
-    reports = [report for block in blocks for report in arm.block_reports[block]]
+    reports = arm.reports
     before, after = (
         sum(getattr(report, loads).max() for report in reports) for loads in ("loads_before", "loads_after")
     )
     mean = sum(report.loads_before.mean() for report in reports)
-    seconds = [float(np.mean([run.block_seconds[block] for block in blocks])) for run in (base, arm)]
-    per_step = ("samples_cut", "bytes_fetched", "bytes_sent", "plan_wait_seconds")
+    moved = sum(report.bytes_moved for report in reports)
+    loaded = sum(report.bytes_loaded for report in reports)
     return {
-        "steps": len(blocks),
-        "imbalance_before": before / mean,
-        "imbalance_after": after / mean,
-        "share_of_bytes_moved": sum(r.bytes_moved for r in reports) / sum(r.bytes_loaded for r in reports),
-        **{
-            f"{name}_per_step": float(np.mean([getattr(report, name) for report in reports]))
-            for name in per_step
+        "max_relative_loss_difference": float((np.abs(losses[0] - losses[1]) / losses[0]).max()),
+        "untrimmed": {
+            "steps": STEPS,
+            "imbalance_before": before / mean,
+            "imbalance_after": after / mean,
+            "share_of_bytes_moved": moved / loaded,
+            **{
+                f"{name}_per_step": float(np.mean([report.features.get(name, 0) for report in reports]))
+                for name in ("samples_cut", "bytes_fetched")
+            },
+            "bytes_sent_per_step": float(np.mean([report.bytes_sent for report in reports])),
+            "seconds_per_step_as_loaded": float(np.mean(base.block_seconds)),
+            "seconds_per_step": float(np.mean(arm.block_seconds)),
+            "speedup_predicted": before / after,
+            **compare_times(base, arm),
         },
-        "seconds_per_step_as_loaded": seconds[0],
-        "seconds_per_step": seconds[1],
-        "speedup": seconds[0] / seconds[1],
-        "speedup_predicted": before / after,
     }

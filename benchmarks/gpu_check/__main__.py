@@ -13,8 +13,8 @@ import sys
 
 import torch
 
-from benchmarks.gpu_check.parts import PARTS, Result, is_broken, run, without_gpu
-from benchmarks.gpu_check.report import report
+from benchmarks.gpu_check.parts import PARTS, Result, is_broken, run
+from benchmarks.gpu_check.report import make_report
 from benchmarks.gpu_check.stand_in import install_where_missing
 
 
@@ -23,21 +23,19 @@ def main() -> int:
     argparse.ArgumentParser("python -m benchmarks.gpu_check", description=__doc__).parse_args()
     stand_ins = install_where_missing()
     num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    device = torch.device("cuda", 0)
     results: list[Result] = []
     broken_by = ""
     for part in PARTS:
-        if not num_gpus:
-            results.append(without_gpu(part))
-            continue
         if broken_by and part.num_gpus == 1:
             results.append(Result(part.name, "not run", f"{broken_by!r} left the GPU unusable"))
             continue
-        print(f"{part.name} …", file=sys.stderr, flush=True)
-        device = torch.device("cuda", 0)
+        if num_gpus:
+            print(f"{part.name} …", file=sys.stderr, flush=True)
         results.append(run(part, device, num_gpus))
         if results[-1].outcome == "failed" and is_broken(device):
             broken_by = part.name
-    print(report(results, stand_ins))
+    print(make_report(results, stand_ins))
     return int(any(result.outcome == "failed" for result in results))
 
 

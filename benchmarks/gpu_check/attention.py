@@ -5,11 +5,12 @@ from __future__ import annotations
 import importlib.util
 import os
 from collections.abc import Callable, Mapping, Sequence
+from itertools import product
 from typing import TYPE_CHECKING
 
 import torch
 
-from benchmarks.gpu_check.parts import REPOSITORY, NotRun, no_synchronization
+from benchmarks.gpu_check.parts import REPOSITORY, NotRun, forbid_synchronization
 
 if TYPE_CHECKING:
     from hstu.modules.attention_mask import SampleMask
@@ -23,96 +24,81 @@ SCALING_SEQLEN = 512.0
 TRITON_WIDTHS = {torch.bfloat16: (32, 64, 128, 256), torch.float16: (32, 64, 128, 256), torch.float32: (64,)}
 
 Attention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+# Heads of queries, of keys and values, and their width.
+Heads = tuple[int, int, int]
 
 
-def masks(device: torch.device) -> str:
+def check_masks(device: torch.device) -> str:
     """Computes blocks of attention masks."""
     from hstu.modules.attention_mask import SampleMask
     from hstu.modules.attention_tiles import Chunk, Place
 
-    def blocks(mask: SampleMask, on: torch.device) -> list[torch.Tensor | None]:
+    def compute_blocks(mask: SampleMask, on: torch.device) -> list[torch.Tensor | None]:
         place = Place((0,), (mask.num_tokens,), first=0, num_tokens=96, heads=slice(0, 1), device=on)
         chunk = Chunk((mask,), place, place, row_tiles=1)
         return [visible for *_, visible in (*chunk.row_blocks(), *chunk.column_blocks())]
 
     compared = 0
-    for num_contextual in (0, 3, 33, 40):
-        for history_end in (60, 70):
-            for is_causal in (True, False):
-                mask = SampleMask(70, num_contextual, history_end, 2, is_causal)
-                with no_synchronization(device):
-                    got = blocks(mask, device)
-                for mine, expected in zip(got, blocks(mask, torch.device("cpu")), strict=True):
-                    if mine is None or expected is None:
-                        same = mine is expected
-                    else:
-                        same = torch.equal(mine.cpu(), expected)
-                    if not same:
-                        raise AssertionError(f"{mask} hides other tokens here than on the CPU")
-                    compared += 1
+    for num_contextual, history_end, is_causal in product((0, 3, 33, 40), (60, 70), (True, False)):
+        mask = SampleMask(70, num_contextual, history_end, 2, is_causal)
+        with forbid_synchronization(device):
+            got = compute_blocks(mask, device)
+        for mine, expected in zip(got, compute_blocks(mask, torch.device("cpu")), strict=True):
+            none = mine is None or expected is None
+            if not (mine is expected if none else torch.equal(mine.cpu(), expected)):
+                raise AssertionError(f"{mask} hides other tokens here than on the CPU")
+            compared += 1
     return f"{compared} blocks"
 
 
-def hstu_attention(device: torch.device) -> str:
+def check_hstu(device: torch.device) -> str:
     """Runs HSTU's jagged attention forward and backward."""
-    from hstu.modules.attention import jagged_hstu_attention
-    from hstu.modules.attention_tiles import AttentionTiles
-
-    samples = [_mask(length) for length in LENGTHS]
-
-    def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        return jagged_hstu_attention(q, k, v, AttentionTiles(samples, q.device), SCALING_SEQLEN)
-
-    errors = {dtype: _error(attention, attention, device, dtype) for dtype in (torch.float32, torch.bfloat16)}
-    return f"output and gradients in {_checked(errors)} of float64"
+    attention = _make_reference(LENGTHS)
+    errors = {
+        dtype: _find_error(attention, attention, device, dtype) for dtype in (torch.float32, torch.bfloat16)
+    }
+    return f"output and gradients in {_check_errors(errors)} of float64"
 
 
-def triton_hstu_attention(device: torch.device, lengths: Sequence[int] = LENGTHS) -> str:
+def check_triton_hstu(device: torch.device, lengths: Sequence[int] = LENGTHS) -> str:
     """Runs HSTU's Triton kernels forward and backward."""
-    from hstu.modules.attention import jagged_hstu_attention
-    from hstu.modules.attention_tiles import AttentionTiles
     from hstu.modules.triton_attention import triton_hstu_attention
     from hstu.modules.triton_work import TritonWork
 
     if device.type != "cuda" and not os.environ.get("TRITON_INTERPRET"):
         raise NotRun("Triton's kernels run on GPUs")
-    samples = [_mask(length) for length in lengths]
+    samples = [_make_mask(length) for length in lengths]
 
     def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         return triton_hstu_attention(q, k, v, TritonWork(samples), SCALING_SEQLEN)
 
-    def reference(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        return jagged_hstu_attention(q, k, v, AttentionTiles(samples, q.device), SCALING_SEQLEN)
-
-    errors = {}
+    errors: dict[torch.dtype, float] = {}
     for dtype, widths in TRITON_WIDTHS.items():
-        of_widths = []
         for width in widths:
             heads = NUM_HEADS, NUM_HEADS, width
             # The first run compiles the kernels, which may synchronize.
-            _forward_backward(attention, *(x.to(device) for x in _inputs(sum(lengths), heads, dtype)))
-            of_widths.append(_error(attention, reference, device, dtype, sum(lengths), heads))
-        errors[dtype] = max(of_widths)
-    return f"heads of {TRITON_WIDTHS[torch.bfloat16]}, output and gradients in {_checked(errors)} of float64"
+            _run(attention, *(x.to(device) for x in _draw_inputs(sum(lengths), heads, dtype)))
+            error = _find_error(attention, _make_reference(lengths), device, dtype, sum(lengths), heads)
+            errors[dtype] = max(errors.get(dtype, 0.0), error)
+    widths = TRITON_WIDTHS[torch.bfloat16]
+    return f"heads of {widths}, output and gradients in {_check_errors(errors)} of float64"
 
 
-def sid_gr_attention(device: torch.device) -> str:
+def check_sid_gr(device: torch.device) -> str:
     """Runs SID-GR's causal attention forward and backward, with as many heads of keys and with fewer."""
     # The file alone, because its package imports batches, and these TorchRec.
-    spec = importlib.util.spec_from_file_location(
-        "sid_gr_attention", REPOSITORY / "sid_gr/modules/attention.py"
-    )
+    path = REPOSITORY / "sid_gr/modules/attention.py"
+    spec = importlib.util.spec_from_file_location("sid_gr_attention", path)
     if spec is None or spec.loader is None:
-        raise ImportError("sid_gr/modules/attention.py cannot be loaded")
+        raise ImportError(f"{path} cannot be loaded")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     lengths = [*LENGTHS, 9, 9, 9, 9]  # short samples of equal length share a call
+    with_tokens = [length for length in lengths if length]
+    num_queries = [-(-length // 3) for length in with_tokens]
 
     def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         return module.JaggedCausalAttention(lengths)(0, q, k, v)
-
-    with_tokens = [length for length in lengths if length]
-    num_queries = [-(-length // 3) for length in with_tokens]
 
     def attention_of_pieces(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """Returns zeros for all but the last third of each sample's tokens."""
@@ -122,23 +108,32 @@ def sid_gr_attention(device: torch.device) -> str:
         ]
         pieces = module.LastQueriesAttention(num_queries, with_tokens, q.device)
         attended = pieces(torch.cat([last for _, last in parts]), k, v).split(num_queries)
-        of_all = zip(parts, attended, strict=True)
-        return torch.cat([x for (first, _), last in of_all for x in (torch.zeros_like(first), last)])
+        both = zip(parts, attended, strict=True)
+        return torch.cat([x for (first, _), last in both for x in (torch.zeros_like(first), last)])
 
     errors = {
         dtype: max(
-            _error(function, function, device, dtype, sum(lengths), (NUM_HEADS, num_kv_heads, HEAD_DIM))
-            for function in (attention, attention_of_pieces)
+            _find_error(each, each, device, dtype, sum(lengths), (NUM_HEADS, num_kv_heads, HEAD_DIM))
+            for each in (attention, attention_of_pieces)
             for num_kv_heads in (NUM_HEADS, 1)
         )
         for dtype in (torch.float32, torch.bfloat16)
     }
     has_varlen = module.has_varlen(torch.empty(1, NUM_HEADS, HEAD_DIM, dtype=torch.bfloat16, device=device))
     kernel = "varlen_attn" if has_varlen else "scaled_dot_product_attention"
-    return f"output and gradients in {_checked(errors)} of float64; bfloat16 by {kernel}"
+    return f"output and gradients in {_check_errors(errors)} of float64; bfloat16 by {kernel}"
 
 
-def _mask(num_tokens: int) -> SampleMask:
+def _make_reference(lengths: Sequence[int]) -> Attention:
+    """Returns HSTU's attention in PyTorch, over samples of so many tokens."""
+    from hstu.modules.attention import jagged_hstu_attention
+    from hstu.modules.attention_tiles import AttentionTiles
+
+    samples = [_make_mask(length) for length in lengths]
+    return lambda q, k, v: jagged_hstu_attention(q, k, v, AttentionTiles(samples, q.device), SCALING_SEQLEN)
+
+
+def _make_mask(num_tokens: int) -> SampleMask:
     """Returns a mask with up to 3 contextual tokens, and up to 3 candidates of 2 tokens."""
     from hstu.modules.attention_mask import SampleMask
 
@@ -147,43 +142,40 @@ def _mask(num_tokens: int) -> SampleMask:
     return SampleMask(num_tokens, num_contextual, num_tokens - 2 * num_candidates, 2, True)
 
 
-def _inputs(num_tokens: int, heads: tuple[int, int, int], dtype: torch.dtype) -> list[torch.Tensor]:
-    """Returns q, k, v and the gradient of the output, on the CPU.
-
-    Args:
-        num_tokens: of all samples.
-        heads: of queries, of keys and values, and their width.
-        dtype: of all.
-    """
+def _draw_inputs(num_tokens: int, heads: Heads, dtype: torch.dtype) -> list[torch.Tensor]:
+    """Returns q, k, v and the gradient of the output, on the CPU."""
     generator = torch.Generator().manual_seed(0)
     num_heads, num_kv_heads, width = heads
     return [
-        torch.randn(num_tokens, of_tensor, width, generator=generator).to(dtype)
-        for of_tensor in (num_heads, num_kv_heads, num_kv_heads, num_heads)
+        torch.randn(num_tokens, number, width, generator=generator).to(dtype)
+        for number in (num_heads, num_kv_heads, num_kv_heads, num_heads)
     ]
 
 
-def _error(
+def _find_error(
     attention: Attention,
     reference: Attention,
     device: torch.device,
     dtype: torch.dtype,
     num_tokens: int = sum(LENGTHS),
-    heads: tuple[int, int, int] = (NUM_HEADS, NUM_HEADS, HEAD_DIM),
+    heads: Heads = (NUM_HEADS, NUM_HEADS, HEAD_DIM),
 ) -> float:
     """Returns the largest error of attention against the reference in float64 on the CPU.
 
     Attention itself runs without synchronization.
     """
-    inputs = _inputs(num_tokens, heads, dtype)
+    inputs = _draw_inputs(num_tokens, heads, dtype)
     on_device = [tensor.to(device) for tensor in inputs]
-    with no_synchronization(device):
-        got = _forward_backward(attention, *on_device)
-    expected = _forward_backward(reference, *(tensor.double() for tensor in inputs))
-    return max(_relative(mine, theirs) for mine, theirs in zip(got, expected, strict=True))
+    with forbid_synchronization(device):
+        got = _run(attention, *on_device)
+    expected = _run(reference, *(tensor.double() for tensor in inputs))
+    return max(
+        float((mine.cpu().double() - theirs).norm() / theirs.norm())
+        for mine, theirs in zip(got, expected, strict=True)
+    )
 
 
-def _checked(errors: Mapping[torch.dtype, float]) -> str:
+def _check_errors(errors: Mapping[torch.dtype, float]) -> str:
     """Returns the errors as text.
 
     Raises:
@@ -198,13 +190,9 @@ def _checked(errors: Mapping[torch.dtype, float]) -> str:
     return ", ".join(texts)
 
 
-def _forward_backward(attention: Attention, *tensors: torch.Tensor) -> Sequence[torch.Tensor]:
+def _run(attention: Attention, *tensors: torch.Tensor) -> Sequence[torch.Tensor]:
     """Returns the output, and the gradients of q, k and v; the last of `tensors` is that of the output."""
     *qkv, grad_out = tensors
     qkv = [tensor.detach().requires_grad_() for tensor in qkv]
     out = attention(*qkv)
     return [out.detach(), *torch.autograd.grad(out, qkv, grad_out)]
-
-
-def _relative(got: torch.Tensor, expected: torch.Tensor) -> float:
-    return float((got.cpu().double() - expected).norm() / expected.norm())

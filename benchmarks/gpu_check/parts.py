@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import linecache
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -43,22 +42,22 @@ class Part:
 _TRAINING = ("torchrec", "fbgemm_gpu", "gin")
 _TESTS = (*_TRAINING, "pytest", "hypothesis")
 PARTS = (
-    Part("packing", "rows", "packing"),
-    Part("gathering", "rows", "gathering"),
-    Part("alignment", "rows", "alignment"),
-    Part("memory of gathering", "rows", "memory"),
-    Part("exchange, one rank", "rows", "exchange", packages=("numba",)),
-    Part("streams: exchange, then compute", "rows", "streams", packages=("numba",)),
-    Part("attention masks", "attention", "masks"),
-    Part("HSTU attention", "attention", "hstu_attention"),
-    Part("Triton HSTU attention", "attention", "triton_hstu_attention"),
-    Part("SID-GR attention", "attention", "sid_gr_attention"),
-    Part("streams: training steps", "training_step", "streams", packages=_TRAINING),
-    Part("memory of a training step", "training_step", "memory", packages=_TRAINING),
-    Part("synchronizations of a training step", "training_step", "synchronizations", packages=_TRAINING),
-    Part("gradient tests over NCCL", "ranks", "gradient_tests", num_gpus=2, packages=_TESTS),
-    Part("exchange tests over NCCL", "ranks", "exchange_tests", num_gpus=2, packages=_TESTS),
-    Part("make demo over NCCL", "ranks", "demo", num_gpus=2, packages=(*_TRAINING, "matplotlib")),
+    Part("packing", "rows", "check_packing"),
+    Part("gathering", "rows", "check_gathering"),
+    Part("alignment", "rows", "check_alignment"),
+    Part("memory of gathering", "rows", "check_memory"),
+    Part("exchange, one rank", "rows", "check_exchange", packages=("numba",)),
+    Part("streams: exchange, then compute", "rows", "check_streams", packages=("numba",)),
+    Part("attention masks", "attention", "check_masks"),
+    Part("HSTU attention", "attention", "check_hstu"),
+    Part("Triton HSTU attention", "attention", "check_triton_hstu"),
+    Part("SID-GR attention", "attention", "check_sid_gr"),
+    Part("streams: training steps", "training_step", "check_streams", packages=_TRAINING),
+    Part("memory of a training step", "training_step", "read_memory", packages=_TRAINING),
+    Part("synchronizations of a training step", "training_step", "list_synchronizations", packages=_TRAINING),
+    Part("gradient tests over NCCL", "ranks", "run_gradient_tests", num_gpus=2, packages=_TESTS),
+    Part("exchange tests over NCCL", "ranks", "run_exchange_tests", num_gpus=2, packages=_TESTS),
+    Part("make demo over NCCL", "ranks", "run_demo", num_gpus=2, packages=(*_TRAINING, "matplotlib")),
 )
 
 
@@ -88,14 +87,13 @@ def run(part: Part, device: torch.device, num_gpus: int) -> Result:
         num_gpus: GPUs of this machine, however many the part needs.
     """
     if num_gpus < part.num_gpus:
-        return Result(part.name, "not run", _needs_gpus(part.num_gpus, num_gpus))
+        needed = "a GPU" if part.num_gpus == 1 else f"{part.num_gpus} GPUs"
+        there = {0: "there is none", 1: "there is one"}.get(num_gpus, f"there are {num_gpus}")
+        return Result(part.name, "not run", f"needs {needed}; {there}")
     try:
         for package in part.packages:
             _check_installed(package, device)
         function = getattr(importlib.import_module(f"benchmarks.gpu_check.{part.module}"), part.function)
-    except ImportError as error:
-        return Result(part.name, "not run", str(error))
-    try:
         detail = function(device)
         if device.type == "cuda":
             torch.cuda.synchronize(device)  # errors of kernels show up here
@@ -104,13 +102,9 @@ def run(part: Part, device: torch.device, num_gpus: int) -> Result:
     except Exception as error:
         trace = "".join(traceback.format_exception(error))
         message = (str(error).splitlines() or [""])[0]
-        return Result(part.name, "failed", f"{type(error).__name__}: {message}. {_place(error)}", trace)
+        place = find_line(traceback.extract_tb(error.__traceback__))
+        return Result(part.name, "failed", f"{type(error).__name__}: {message}. {place}", trace)
     return Result(part.name, "passed", detail)
-
-
-def without_gpu(part: Part) -> Result:
-    """Returns the result of a part on a machine without a GPU."""
-    return Result(part.name, "not run", _needs_gpus(part.num_gpus, 0))
 
 
 def is_broken(device: torch.device) -> bool:
@@ -123,7 +117,7 @@ def is_broken(device: torch.device) -> bool:
 
 
 @contextmanager
-def no_synchronization(device: torch.device) -> Iterator[None]:
+def forbid_synchronization(device: torch.device) -> Iterator[None]:
     """While active, an operation that makes the host wait for the GPU raises an error."""
     if device.type != "cuda":
         yield
@@ -136,9 +130,14 @@ def no_synchronization(device: torch.device) -> Iterator[None]:
         torch.cuda.set_sync_debug_mode("default")
 
 
-def _needs_gpus(needed: int, there: int) -> str:
-    found = {0: "there is none", 1: "there is one"}.get(there, f"there are {there}")
-    return f"needs {'a GPU' if needed == 1 else f'{needed} GPUs'}; {found}"
+def find_line(stack: traceback.StackSummary, but_not_in: str = "") -> str:
+    """Returns the innermost line of this repository: what synchronized, say. Empty if there is none."""
+    for frame in reversed(stack):
+        path = Path(frame.filename)
+        is_ours = path.is_relative_to(REPOSITORY) and ".venv" not in path.parts
+        if is_ours and frame.filename != but_not_in:
+            return f"{path.relative_to(REPOSITORY)}:{frame.lineno}: {frame.line}"
+    return ""
 
 
 def _check_installed(package: str, device: torch.device) -> None:
@@ -148,18 +147,6 @@ def _check_installed(package: str, device: torch.device) -> None:
         importlib.import_module(package)
     except Exception as error:
         raise ImportError(f"needs {package}: {error}") from error
-    operator = "fbgemm::permute_1D_sparse_data"
-    if package == "fbgemm_gpu" and not torch._C._dispatch_has_kernel_for_dispatch_key(
-        operator, device.type.upper()
-    ):
+    operator, key = "fbgemm::permute_1D_sparse_data", device.type.upper()
+    if package == "fbgemm_gpu" and not torch._C._dispatch_has_kernel_for_dispatch_key(operator, key):
         raise ImportError(f"needs fbgemm for {device.type}: the one here has no kernel of {operator} for it")
-
-
-def _place(error: BaseException) -> str:
-    """The innermost line of this repository in a traceback: what synchronized, say."""
-    for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        path = Path(frame.filename)
-        if path.is_relative_to(REPOSITORY) and ".venv" not in path.parts:
-            line = frame.line or linecache.getline(frame.filename, frame.lineno or 0)
-            return f"{path.relative_to(REPOSITORY)}:{frame.lineno}: {line.strip()}"
-    return ""

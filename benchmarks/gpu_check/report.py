@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import os
 import platform
 import subprocess
 from collections.abc import Sequence
@@ -18,46 +17,35 @@ from benchmarks.markdown import markdown_table
 _PACKAGES = ("triton", "torchrec", "fbgemm-gpu", "fbgemm-gpu-cpu", "tensordict", "numba", "numpy")
 
 
-def report(results: Sequence[Result], stand_ins: Sequence[str]) -> str:
-    """Returns the report: the machine, a line per part, and the traceback of each failure."""
-    rows = [[result.part, result.outcome, result.detail.replace("|", "\\|")] for result in results]
-    rows = [[cell.replace("\n", " ") for cell in row] for row in rows]
-    described = _machine()
+def make_report(results: Sequence[Result], stand_ins: Sequence[str]) -> str:
+    """Returns the machine, a line per part, and the traceback of each failure."""
+    described = _describe_machine()
     if stand_ins:
         described.append(["stand-ins", "; ".join(stand_ins)])
-    counts = [f"{_count(results, outcome)} {outcome}" for outcome in ("passed", "failed", "not run")]
+    rows = [[result.part, result.outcome, result.detail.replace("|", "\\|")] for result in results]
+    rows = [[cell.replace("\n", " ") for cell in row] for row in rows]
+    outcomes = [result.outcome for result in results]
+    counts = ", ".join(f"{outcomes.count(each)} {each}" for each in ("passed", "failed", "not run"))
     traces = [f"{result.part}:\n\n```text\n{result.trace}```\n" for result in results if result.trace]
-    return "\n".join(
-        [
-            "# gpu-check",
-            "",
-            markdown_table(["", ""], described),
-            "",
-            markdown_table(["part", "result", ""], rows),
-            "",
-            f"{', '.join(counts)}.",
-            *(f"\n{trace}" for trace in traces),
-        ]
-    )
+    tables = [markdown_table(["", ""], described), markdown_table(["part", "result", ""], rows)]
+    return "\n\n".join(["# gpu-check", *tables, f"{counts}.", *traces])
 
 
-def _count(results: Sequence[Result], outcome: str) -> int:
-    return sum(result.outcome == outcome for result in results)
-
-
-def _machine() -> list[list[str]]:
+def _describe_machine() -> list[list[str]]:
     described = machine()
+    installed = {each.name: each.version for each in importlib.metadata.distributions()}
+    cpu = f"{described['cpu']}, {described['cores']} cores, {platform.system()} {platform.release()}"
     return [
-        ["GPUs", _gpus()],
-        ["CPU", f"{described['cpu']}, {os.cpu_count()} cores, {platform.system()} {platform.release()}"],
+        ["GPUs", _list_gpus()],
+        ["CPU", cpu],
         ["Python, torch", f"{described['python']}, {described['torch']}"],
-        ["CUDA, NCCL", f"{torch.version.cuda or 'none'}, {_nccl()}"],
-        ["packages", ", ".join(f"{name} {_version(name)}" for name in _PACKAGES)],
-        ["commit", _commit()],
+        ["CUDA, NCCL", f"{torch.version.cuda or 'none'}, {_find_nccl()}"],
+        ["packages", ", ".join(f"{name} {installed.get(name, '–')}" for name in _PACKAGES)],
+        ["commit", _find_commit()],
     ]
 
 
-def _gpus() -> str:
+def _list_gpus() -> str:
     if not torch.cuda.is_available():
         return "none"
     found = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
@@ -65,24 +53,15 @@ def _gpus() -> str:
     return "; ".join(f"{kinds.count(kind)} × {kind}" for kind in dict.fromkeys(kinds))
 
 
-def _nccl() -> str:
+def _find_nccl() -> str:
     if not (torch.cuda.is_available() and dist.is_available() and dist.is_nccl_available()):
         return "none"
     return ".".join(map(str, torch.cuda.nccl.version()))
 
 
-def _version(name: str) -> str:
+def _find_commit() -> str:
+    command = ["git", "-C", str(REPOSITORY), "describe", "--always", "--dirty"]
     try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return "–"
-
-
-def _commit() -> str:
-    try:
-        command = ["git", "describe", "--always", "--dirty"]
-        return subprocess.run(
-            command, cwd=REPOSITORY, check=True, capture_output=True, text=True
-        ).stdout.strip()
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return "unknown"

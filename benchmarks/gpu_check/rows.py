@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
-from benchmarks.gpu_check.parts import NotRun, no_synchronization
+from benchmarks.gpu_check.parts import NotRun, forbid_synchronization
 from benchmarks.gpu_check.stand_in import is_stand_in
 from commons.sequence_batch.packed_rows import PackedRows, gather_rows, row_elements
 from commons.sequence_batch.row_schema import FIELD_ALIGNMENT, RowSchema, aligned
@@ -27,47 +27,37 @@ WIDE_LIMIT, IDS_LIMIT = 1.1, 4.0  # of the bytes of the rows; ids take indices a
 Fields = dict[str, Any]
 
 
-def packing(device: torch.device) -> str:
+def check_packing(device: torch.device) -> str:
     """Packs and unpacks a batch without synchronization."""
-    host = _draw_fields(seed=0, num_rows=NUM_ROWS)
-    fields = moved(host, device)
-    with no_synchronization(device):
-        got = _reordered(fields, np.arange(NUM_ROWS), _num_elements(host), padding=3)
-    _check_same_bits(got, _reordered(host, np.arange(NUM_ROWS), _num_elements(host), padding=3))
-    return f"{len(fields)} fields, {NUM_ROWS} rows{_of_what()}"
+    host = _draw_fields(seed=0)
+    _check_on_device(lambda fields: _reorder(fields, np.arange(NUM_ROWS), padding=3), host, device)
+    return f"{len(host)} fields, {NUM_ROWS} rows, {_name_tensors()}"
 
 
-def gathering(device: torch.device) -> str:
+def check_gathering(device: torch.device) -> str:
     """Gathers rows of a batch, and rows that went through bytes, without synchronization."""
-    host = _draw_fields(seed=1, num_rows=NUM_ROWS)
-    fields = moved(host, device)
-    gather = _gathering_plan(host)
-    with no_synchronization(device):
-        got = gather(fields)
-    _check_same_bits(got, gather(host))
-    return f"from a batch and from three buffers of bytes{_of_what()}"
+    host = _draw_fields(seed=1)
+    _check_on_device(_make_gather(host), host, device)
+    return f"from a batch and from three buffers of bytes, {_name_tensors()}"
 
 
-def alignment(device: torch.device) -> str:
+def check_alignment(device: torch.device) -> str:
     """Checks that every tensor handed out starts at a multiple of 16 bytes."""
     num_tensors = 0
     for seed in range(ALIGNMENT_DRAWS):
         rng = np.random.default_rng(seed)
-        num_rows = int(rng.integers(1, 40))
-        host = _draw_fields(seed, num_rows)
-        chosen = rng.permutation(num_rows)[: rng.integers(1, num_rows + 1)]
-        elements = row_elements(_packed(host, num_rows).lengths, RowSchema.of(host)).numpy()[chosen].sum(0)
-        for name, tensor in _tensors(_reordered(moved(host, device), chosen, elements, padding=1)):
-            if tensor.data_ptr() % FIELD_ALIGNMENT:
+        host = _draw_fields(seed, num_rows=int(rng.integers(1, 40)))
+        rows = rng.permutation(len(host["flags"]))
+        for name, tensor in _list_tensors(_reorder(move(host, device), rows, padding=1)):
+            if over := tensor.data_ptr() % FIELD_ALIGNMENT:
                 raise AssertionError(
-                    f"draw {seed}: {name} starts {tensor.data_ptr() % FIELD_ALIGNMENT} bytes after a "
-                    f"multiple of {FIELD_ALIGNMENT}"
+                    f"draw {seed}: {name} starts {over} bytes after a multiple of {FIELD_ALIGNMENT}"
                 )
             num_tensors += 1
     return f"{num_tensors} tensors of {ALIGNMENT_DRAWS} batches at multiples of {FIELD_ALIGNMENT} bytes"
 
 
-def memory(device: torch.device) -> str:
+def check_memory(device: torch.device) -> str:
     """Compares the peak memory of gathering rows with their size."""
     if device.type != "cuda":
         raise NotRun("reads the counters of torch's CUDA allocator")
@@ -75,7 +65,7 @@ def memory(device: torch.device) -> str:
     ids = torch.zeros(1 << 23, dtype=torch.int64, device=device)
     found = []
     for name, values, limit in (("wide rows", wide, WIDE_LIMIT), ("ids", ids, IDS_LIMIT)):
-        ratio = _peak_of_gathering(values, device) / values.nbytes
+        ratio = _measure_peak(values, device) / values.nbytes
         if ratio > limit:
             raise AssertionError(
                 f"gathering {name} takes {ratio:.2f} × their bytes, expected {limit} or less"
@@ -84,44 +74,41 @@ def memory(device: torch.device) -> str:
     return f"peak above the batch: {', '.join(found)} the bytes of the rows"
 
 
-def exchange(device: torch.device) -> str:
+def check_exchange(device: torch.device) -> str:
     """Exchanges all rows over a group of one rank, which sends them to itself."""
-    host = _draw_fields(seed=2, num_rows=NUM_ROWS)
-    fields = moved(host, device)
+    host = _draw_fields(seed=2)
     with group_of_one(device) as backend:
-        exchanged = _exchange_plan(host)
-        exchanged(fields)  # makes the communicator
-        with no_synchronization(device):
-            got = exchanged(fields)
-    _check_same_bits(got, _reordered(host, np.arange(NUM_ROWS), _num_elements(host)))
-    return f"all-to-all over {backend}{_of_what()}"
+        exchange = _make_exchange(host)
+        exchange(move(host, device))  # makes the communicator
+        _check_on_device(exchange, host, device, expected=_reorder(host, np.arange(NUM_ROWS)))
+    return f"all-to-all over {backend}, {_name_tensors()}"
 
 
-def streams(device: torch.device) -> str:
+def check_streams(device: torch.device) -> str:
     """Delays the stream of copy and exchange, and computes on the default stream.
 
     Each step's pinned batch is dropped once its copy is queued, as a pipeline does, so that its memory, and
     that of the indices, is free for the next one while the stream still sleeps.
     """
-    hosts = [_draw_fields(seed, NUM_ROWS) for seed in range(STREAM_STEPS)]
-    expected = [_checksums(host).tolist() for host in hosts]
+    hosts = [_draw_fields(seed) for seed in range(STREAM_STEPS)]
+    expected = [_sum_bytes(host).tolist() for host in hosts]
     on_gpu = device.type == "cuda"
     memcpy = torch.cuda.Stream(device, priority=-1) if on_gpu else None
     with group_of_one(device):
-        _exchange_plan(hosts[0])(moved(hosts[0], device))
+        _make_exchange(hosts[0])(move(hosts[0], device))
         sums = []
         for host in hosts:
             with torch.cuda.stream(memcpy):
                 if on_gpu:
                     torch.cuda._sleep(DELAY_CYCLES)
-                exchanged = _exchange_plan(host)(moved(host, device, pin=on_gpu))
+                exchanged = _make_exchange(host)(move(host, device, pin=on_gpu))
             if memcpy is not None:
                 torch.cuda.current_stream().wait_stream(memcpy)
-                for _, tensor in _tensors(exchanged):
+                for _, tensor in _list_tensors(exchanged):
                     tensor.record_stream(torch.cuda.current_stream())
-            sums.append(_checksums(exchanged))
-    for step, (of_step, wanted) in enumerate(zip(sums, expected, strict=True)):
-        if of_step.tolist() != wanted:
+            sums.append(_sum_bytes(exchanged))
+    for step, (got, wanted) in enumerate(zip(sums, expected, strict=True)):
+        if got.tolist() != wanted:
             raise AssertionError(f"step {step} computed on other bits than were loaded")
     return f"{STREAM_STEPS} steps, each delayed by {DELAY_CYCLES / 1e6:.0f} million cycles"
 
@@ -141,87 +128,112 @@ def group_of_one(device: torch.device) -> Iterator[str]:
             dist.destroy_process_group()
 
 
-def moved(fields: Mapping[str, Any], device: torch.device, pin: bool = False) -> Fields:
+def move(fields: Fields, device: torch.device, pin: bool = False) -> Fields:
     """Returns the fields on a device, copied from pinned memory without waiting if `pin`."""
 
-    def to_device(tensor: torch.Tensor) -> torch.Tensor:
+    def copy(tensor: torch.Tensor | None) -> Any:
+        if tensor is None:
+            return None
         return (tensor.pin_memory() if pin else tensor).to(device, non_blocking=pin)
 
-    return {name: _with_tensors(value, to_device) for name, value in fields.items()}
+    moved: Fields = {}
+    for name, value in fields.items():
+        if isinstance(value, torch.Tensor):
+            moved[name] = copy(value)
+            continue
+        parts = {"values": value.values(), "lengths": value.lengths(), "weights": value.weights_or_none()}
+        parts = {part: copy(tensor) for part, tensor in parts.items()}
+        is_keyed = isinstance(value, KeyedJaggedTensor)
+        moved[name] = (
+            KeyedJaggedTensor(value.keys(), stride=value.stride(), **parts)
+            if is_keyed
+            else JaggedTensor(**parts)
+        )
+    return moved
 
 
-def _draw_fields(seed: int, num_rows: int) -> Fields:
-    """Draws fields of several kinds and dtypes, with `num_rows` rows, on the host."""
+def _check_on_device(
+    function: Callable[[Fields], Fields], host: Fields, device: torch.device, expected: Fields | None = None
+) -> None:
+    """Raises an error if a function gives other bits than on the CPU, or `expected`, or synchronizes."""
+    fields = move(host, device)
+    with forbid_synchronization(device):
+        got = function(fields)
+    expected = function(host) if expected is None else expected
+    for (name, tensor), (_, wanted) in zip(_list_tensors(got), _list_tensors(expected), strict=True):
+        kinds = [f"{value.dtype} {tuple(value.shape)}" for value in (tensor, wanted)]
+        if kinds[0] != kinds[1]:
+            raise AssertionError(f"{name} is {kinds[0]}, on the CPU {kinds[1]}")
+        if different := int((_view_bytes(tensor.cpu()) != _view_bytes(wanted)).sum()):
+            raise AssertionError(f"{name} differs from the CPU's in {different} of {wanted.nbytes} bytes")
+
+
+def _draw_fields(seed: int, num_rows: int = NUM_ROWS) -> Fields:
+    """Draws fields of several kinds and dtypes on the host."""
     rng = np.random.default_rng(seed)
 
-    def bits(count: int, dtype: torch.dtype, *shape: int) -> torch.Tensor:
+    def draw(count: int, dtype: torch.dtype, *shape: int) -> torch.Tensor:
         num_bytes = count * dtype.itemsize * int(np.prod(shape, dtype=int))
         drawn = rng.integers(0, 2 if dtype == torch.bool else 256, num_bytes, dtype=np.uint8)
         return torch.from_numpy(drawn).view(dtype).view(count, *shape)
 
-    def lengths(keys: int, longest: int) -> torch.Tensor:
+    def draw_lengths(keys: int, longest: int) -> torch.Tensor:
         return torch.from_numpy(rng.integers(0, longest, keys * num_rows))
 
-    ids, short, wide = lengths(3, 30), lengths(1, 4).int(), lengths(1, 5)
-    count = int(ids.sum())
+    ids, short, wide = draw_lengths(3, 30), draw_lengths(1, 4).int(), draw_lengths(1, 5)
+    values, weights = (draw(int(ids.sum()), dtype) for dtype in (torch.int64, torch.float32))
+    tags = draw(int(short.sum()), torch.int32)
     return {
-        "ids": KeyedJaggedTensor(
-            ["item", "action", "user"],
-            bits(count, torch.int64),
-            weights=bits(count, torch.float32),
-            lengths=ids,
-            stride=num_rows,
-        ),
-        "short": KeyedJaggedTensor(
-            ["tag"], bits(int(short.sum()), torch.int32), lengths=short, stride=num_rows
-        ),
-        "images": JaggedTensor(bits(int(wide.sum()), torch.bfloat16, 3, 8), lengths=wide),
-        "scores": bits(num_rows, torch.float64, 2),
-        "flags": bits(num_rows, torch.bool),
-        "bytes": bits(num_rows, torch.uint8, 5),
-        "half": bits(num_rows, torch.float16, 3),
-        "complex": bits(num_rows, torch.complex64),
+        "ids": KeyedJaggedTensor(["item", "action", "user"], values, weights, lengths=ids, stride=num_rows),
+        "short": KeyedJaggedTensor(["tag"], tags, lengths=short, stride=num_rows),
+        "images": JaggedTensor(draw(int(wide.sum()), torch.bfloat16, 3, 8), lengths=wide),
+        "scores": draw(num_rows, torch.float64, 2),
+        "flags": draw(num_rows, torch.bool),
+        "bytes": draw(num_rows, torch.uint8, 5),
+        "half": draw(num_rows, torch.float16, 3),
+        "complex": draw(num_rows, torch.complex64),
     }
 
 
-def _packed(fields: Fields, num_rows: int) -> PackedRows:
+def _pack(fields: Fields, num_rows: int) -> PackedRows:
     return PackedRows.pack(fields, RowSchema.of(fields), num_rows)
 
 
-def _num_elements(fields: Fields) -> list[int]:
-    return [len(value.values()) for value in fields.values() if not isinstance(value, torch.Tensor)]
+def _count_elements(fields: Fields) -> np.ndarray:
+    """Returns the elements of each row of host fields in each jagged field, `[rows, fields]`."""
+    return row_elements(_pack(fields, len(fields["flags"])).lengths, RowSchema.of(fields)).numpy()
 
 
-def _reordered(fields: Fields, rows: np.ndarray, num_elements: Sequence[int], padding: int = 0) -> Fields:
-    """Packs fields, gathers rows, and unpacks them with rows of padding after them."""
-    packed = _packed(fields, len(fields["flags"]))
-    return gather_rows([packed], rows, list(num_elements)).unpack(len(rows) + padding)
+def _reorder(fields: Fields, rows: np.ndarray, padding: int = 0) -> Fields:
+    """Packs fields, gathers all rows in another order, and unpacks them with rows of padding after them."""
+    num_elements = [len(value.values()) for value in fields.values() if not isinstance(value, torch.Tensor)]
+    return gather_rows([_pack(fields, len(rows))], rows, num_elements).unpack(len(rows) + padding)
 
 
-def _gathering_plan(host: Fields) -> Callable[[Fields], Fields]:
+def _make_gather(host: Fields) -> Callable[[Fields], Fields]:
     """Returns a function that sends a third of the rows each through bytes, and gathers from all sources."""
     rng = np.random.default_rng(1)
-    schema = RowSchema.of(host)
-    elements = row_elements(_packed(host, NUM_ROWS).lengths, schema).numpy()
+    schema, elements = RowSchema.of(host), _count_elements(host)
     chunks = np.split(rng.permutation(NUM_ROWS), 3)
-    of_chunks = np.array([elements[chunk].sum(0) for chunk in chunks])
+    chunk_elements = np.array([elements[chunk].sum(0) for chunk in chunks])
     sizes = aligned(np.array([schema.row_bytes(elements[chunk]).sum() for chunk in chunks])).tolist()
     positions = rng.integers(0, 2 * NUM_ROWS, NUM_ROWS)
-    every = np.concatenate([np.arange(NUM_ROWS), *chunks])
-    num_elements = elements[every[positions]].sum(0).tolist()
+    sources = np.concatenate([np.arange(NUM_ROWS), *chunks])
+    num_elements = elements[sources[positions]].sum(0).tolist()
 
     def gather(fields: Fields) -> Fields:
-        rows = _packed(fields, NUM_ROWS)
-        buffers = rows.to_chunks(chunks, of_chunks).split(sizes)
-        sources = [rows]
-        for buffer, chunk, of_chunk in zip(buffers, chunks, of_chunks.tolist(), strict=True):
-            sources.append(PackedRows.from_bytes(buffer, schema, len(chunk), of_chunk))
-        return gather_rows(sources, positions, num_elements).unpack()
+        rows = _pack(fields, NUM_ROWS)
+        buffers = rows.to_chunks(chunks, chunk_elements).split(sizes)
+        received = [
+            PackedRows.from_bytes(buffer, schema, len(chunk), counts)
+            for buffer, chunk, counts in zip(buffers, chunks, chunk_elements.tolist(), strict=True)
+        ]
+        return gather_rows([rows, *received], positions, num_elements).unpack()
 
     return gather
 
 
-def _exchange_plan(host: Fields) -> Callable[[Fields], Fields]:
+def _make_exchange(host: Fields) -> Callable[[Fields], Fields]:
     """Returns a function that sends all rows through the process group of one rank.
 
     `transfer` copies the rows that stay on their rank. So this process takes part as rank 1, and all rows go
@@ -230,24 +242,24 @@ def _exchange_plan(host: Fields) -> Callable[[Fields], Fields]:
     from commons.distributed.exchange import transfer
     from commons.distributed.shuffle_plan import Route, RouteEnd
 
-    schema = RowSchema.of(host)
-    elements = row_elements(_packed(host, NUM_ROWS).lengths, schema).numpy()
-    chunk_bytes = aligned(schema.row_bytes(elements).sum(keepdims=True))
+    elements = _count_elements(host)
+    chunk_bytes = aligned(RowSchema.of(host).row_bytes(elements).sum(keepdims=True))
     end = RouteEnd(np.zeros(NUM_ROWS, dtype=np.int64), elements, chunk_bytes)
-    return lambda fields: transfer(_packed(fields, NUM_ROWS), Route(end, end), 1, None).unpack()
+    return lambda fields: transfer(_pack(fields, NUM_ROWS), Route(end, end), 1, None).unpack()
 
 
-def _peak_of_gathering(values: torch.Tensor, device: torch.device) -> int:
+def _measure_peak(values: torch.Tensor, device: torch.device) -> int:
+    """Returns the peak memory of gathering rows of these values."""
     num_rows = 1024
     lengths = torch.full((num_rows,), len(values) // num_rows, device=device)
-    rows = _packed({"values": JaggedTensor(values, lengths=lengths)}, num_rows)
+    rows = _pack({"values": JaggedTensor(values, lengths=lengths)}, num_rows)
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
     gather_rows([rows], np.arange(num_rows)[::-1], [len(values)])
     return torch.cuda.max_memory_allocated(device) - before
 
 
-def _tensors(fields: Fields) -> Iterator[tuple[str, torch.Tensor]]:
+def _list_tensors(fields: Fields) -> Iterator[tuple[str, torch.Tensor]]:
     for name, value in fields.items():
         if isinstance(value, torch.Tensor):
             yield name, value
@@ -258,43 +270,16 @@ def _tensors(fields: Fields) -> Iterator[tuple[str, torch.Tensor]]:
                 yield f"{name}.{part}", tensor
 
 
-def _with_tensors(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    if isinstance(value, torch.Tensor):
-        return function(value)
-    weights = value.weights_or_none()
-    parts = {
-        "values": function(value.values()),
-        "lengths": function(value.lengths()),
-        "weights": None if weights is None else function(weights),
-    }
-    if isinstance(value, KeyedJaggedTensor):
-        return KeyedJaggedTensor(value.keys(), stride=value.stride(), **parts)
-    return JaggedTensor(**parts)
-
-
-def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+def _view_bytes(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.reshape(-1).contiguous().view(torch.uint8)
 
 
-def _check_same_bits(got: Fields, expected: Fields) -> None:
-    for (name, tensor), (_, wanted) in zip(_tensors(got), _tensors(expected), strict=True):
-        kinds = [f"{value.dtype} {tuple(value.shape)}" for value in (tensor, wanted)]
-        if kinds[0] != kinds[1]:
-            raise AssertionError(f"{name} is {kinds[0]}, on the CPU {kinds[1]}")
-        different = int((_bytes(tensor.cpu()) != _bytes(wanted)).sum())
-        if different:
-            raise AssertionError(f"{name} differs from the CPU's in {different} of {wanted.nbytes} bytes")
-
-
-def _checksums(fields: Fields) -> torch.Tensor:
+def _sum_bytes(fields: Fields) -> torch.Tensor:
     """Returns an int64 per tensor that depends on every byte and its place; no synchronization."""
-    sums = []
-    for _, tensor in _tensors(fields):
-        values = _bytes(tensor).long()
-        sums.append((values * torch.arange(1, len(values) + 1, device=values.device)).sum())
-    return torch.stack(sums)
+    values = [_view_bytes(tensor).long() for _, tensor in _list_tensors(fields)]
+    return torch.stack([(each * torch.arange(1, len(each) + 1, device=each.device)).sum() for each in values])
 
 
-def _of_what() -> str:
-    jagged = "stand-in jagged tensors" if is_stand_in("torchrec") else "TorchRec's jagged tensors"
-    return f", with {jagged}"
+def _name_tensors() -> str:
+    owner = "stand-in" if is_stand_in("torchrec") else "TorchRec's"
+    return f"with {owner} jagged tensors"

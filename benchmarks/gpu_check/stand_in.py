@@ -22,7 +22,7 @@ def install_where_missing() -> list[str]:
         The packages that have a stand-in, each with the reason.
     """
     replaced = []
-    for name, modules in (("tensordict", _tensordict()), ("torchrec", _torchrec())):
+    for name, modules in (("tensordict", _make_tensordict()), ("torchrec", _make_torchrec())):
         try:
             importlib.import_module(f"{name}.sparse.jagged_tensor" if name == "torchrec" else name)
         except Exception as error:  # an import may fail in any way, as with an fbgemm of another torch
@@ -42,25 +42,18 @@ class _Jagged:
     def __init__(
         self, values: torch.Tensor, weights: torch.Tensor | None = None, *, lengths: torch.Tensor
     ) -> None:
-        self._values, self._weights, self._lengths = values, weights, lengths
-
-    def values(self) -> torch.Tensor:
-        """Returns the elements of all rows."""
-        return self._values
-
-    def weights_or_none(self) -> torch.Tensor | None:
-        """Returns the weights, if any."""
-        return self._weights
+        self.values, self.lengths, self.weights_or_none = (
+            (lambda: values),
+            (lambda: lengths),
+            (lambda: weights),
+        )
 
     def weights(self) -> torch.Tensor:
         """Returns the weights; KeyError if there are none."""
-        if self._weights is None:
+        weights = self.weights_or_none()
+        if weights is None:
             raise KeyError("this jagged tensor has no weights")
-        return self._weights
-
-    def lengths(self) -> torch.Tensor:
-        """Returns the elements of each row."""
-        return self._lengths
+        return weights
 
 
 class JaggedTensor(_Jagged):
@@ -80,42 +73,30 @@ class KeyedJaggedTensor(_Jagged):
         stride: int,
     ) -> None:
         super().__init__(values, weights, lengths=lengths)
-        self._keys, self._stride = list(keys), stride
-
-    def keys(self) -> list[str]:
-        """Returns the names of the features."""
-        return self._keys
-
-    def stride(self) -> int:
-        """Returns the number of rows."""
-        return self._stride
+        self.keys, self.stride = (lambda: list(keys)), (lambda: stride)
 
 
-def _module(name: str, **members: Any) -> types.ModuleType:
+def _make_module(name: str, **members: Any) -> types.ModuleType:
     module = types.ModuleType(name, "A stand-in of benchmarks.gpu_check.")
     vars(module).update(members, is_stand_in=True)
     return module
 
 
-def _placeholder(name: str) -> type:
-    """A class of which nothing is an instance, for `isinstance` checks."""
-    return type(name, (), {})
+def _make_placeholders(*names: str) -> dict[str, type]:
+    """Returns classes of which nothing is an instance, for `isinstance` checks."""
+    return {name: type(name, (), {}) for name in names}
 
 
-def _torchrec() -> dict[str, types.ModuleType]:
-    jagged = _module(
-        "torchrec.sparse.jagged_tensor",
-        JaggedTensor=JaggedTensor,
-        KeyedJaggedTensor=KeyedJaggedTensor,
-        KeyedTensor=_placeholder("KeyedTensor"),
-    )
-    streamable = _module("torchrec.streamable", Pipelineable=_placeholder("Pipelineable"))
-    sparse = _module("torchrec.sparse", jagged_tensor=jagged)
-    torchrec = _module("torchrec", sparse=sparse, streamable=streamable)
+def _make_torchrec() -> dict[str, types.ModuleType]:
+    classes = {"JaggedTensor": JaggedTensor, "KeyedJaggedTensor": KeyedJaggedTensor}
+    classes |= _make_placeholders("KeyedTensor")
+    jagged = _make_module("torchrec.sparse.jagged_tensor", **classes)
+    streamable = _make_module("torchrec.streamable", **_make_placeholders("Pipelineable"))
+    sparse = _make_module("torchrec.sparse", jagged_tensor=jagged)
+    torchrec = _make_module("torchrec", sparse=sparse, streamable=streamable)
     return {module.__name__: module for module in (torchrec, sparse, jagged, streamable)}
 
 
-def _tensordict() -> dict[str, types.ModuleType]:
-    names = ("NonTensorData", "NonTensorStack", "TensorDict", "TensorDictBase")
-    classes = {name: _placeholder(name) for name in names}
-    return {"tensordict": _module("tensordict", is_tensorclass=lambda value: False, **classes)}
+def _make_tensordict() -> dict[str, types.ModuleType]:
+    classes = _make_placeholders("NonTensorData", "NonTensorStack", "TensorDict", "TensorDictBase")
+    return {"tensordict": _make_module("tensordict", is_tensorclass=lambda value: False, **classes)}

@@ -7,14 +7,13 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from benchmarks.demo.training import parse_config
-from benchmarks.gpu_check.parts import REPOSITORY, NotRun
+from benchmarks.gpu_check.parts import NotRun, find_line
 from benchmarks.gpu_check.rows import DELAY_CYCLES
 from commons.gin_values import from_gin
 from commons.training import OptimizerArgs, TrainerArgs, rank_process, shard_model
@@ -23,30 +22,28 @@ from commons.training.training_state import Progress, training_batches
 STEPS, WARM_UP_STEPS = 3, 2
 TOLERANCE = 1e-5  # relative; a GPU adds up gradients in any order
 
+# Runs a training step and returns its loss, on the device.
+Step = Callable[[], torch.Tensor]
 
-def streams(device: torch.device) -> str:
+
+def check_streams(device: torch.device) -> str:
     """Compares the losses of steps with and without a delay on the stream of copy and exchange."""
-    on_gpu = device.type == "cuda"
-
-    def delay(pipeline: Any) -> None:
-        if on_gpu:
-            with torch.cuda.stream(pipeline._memcpy_stream):
-                torch.cuda._sleep(DELAY_CYCLES)
-
-    with _process():
-        plain, delayed = (_losses(device, before_step) for before_step in (_nothing, delay))
+    losses = []
+    for cycles in (0, DELAY_CYCLES):
+        with _training(device, cycles) as step:
+            losses.append(torch.stack([step() for _ in range(STEPS)]).tolist())
+    plain, delayed = losses
     difference = max(abs(a - b) / abs(a) for a, b in zip(plain, delayed, strict=True))
     if not difference <= TOLERANCE:
         raise AssertionError(f"losses {delayed} with a delayed stream, {plain} without")
     return f"losses of {STEPS} steps with and without a delay differ by {difference:.0e}"
 
 
-def memory(device: torch.device) -> str:
+def read_memory(device: torch.device) -> str:
     """Reads the peak memory of a step."""
     if device.type != "cuda":
         raise NotRun("reads the counters of torch's CUDA allocator")
-    with _process():
-        step = _step(device)
+    with _training(device) as step:
         for _ in range(WARM_UP_STEPS):
             step()
         torch.cuda.reset_peak_memory_stats(device)
@@ -56,63 +53,51 @@ def memory(device: torch.device) -> str:
     return f"peak {peak / 2**20:.0f} MiB, {before / 2**20:.0f} MiB of it between steps"
 
 
-def synchronizations(device: torch.device) -> str:
+def list_synchronizations(device: torch.device) -> str:
     """Lists where a step makes the host wait for the GPU. Passes whatever they are."""
-    with _process():
-        step = _step(device)
+    with _training(device) as step:
         for _ in range(WARM_UP_STEPS):
             step()
-        with _recorded_synchronizations(device) as places:
+        with record_synchronizations(device) as places:
             step()
     found = [f"{place} ({count} ×)" for place, count in places.items()]
     return f"{places.total()} in a step" + (f": {', '.join(found)}" if found else "")
 
 
 @contextmanager
-def _process() -> Iterator[None]:
+def _training(device: torch.device, delay_cycles: int = 0) -> Iterator[Step]:
+    """While active, this process trains; yields the step, before which copy and exchange are delayed."""
     try:
         with rank_process():
-            yield
+            make_task = parse_config("hstu")
+            args = from_gin(TrainerArgs)
+            args.enable_balanced_shuffler = True
+            task = make_task(args, device)
+            model, optimizer = shard_model(task.model, from_gin(OptimizerArgs), device)
+            pipeline = task.make_pipeline(args, model, optimizer, device)
+            batches = training_batches(task, device, Progress())
+
+            def step() -> torch.Tensor:
+                if delay_cycles and device.type == "cuda":
+                    with torch.cuda.stream(pipeline._memcpy_stream):
+                        torch.cuda._sleep(delay_cycles)
+                loss, _, _ = pipeline.progress(batches)
+                return loss
+
+            yield step
     finally:
         if dist.is_initialized():  # after a failure
             dist.destroy_process_group()
 
 
-def _nothing(pipeline: Any) -> None:
-    """Does nothing before a step."""
-
-
-def _step(device: torch.device, before_step: Callable[[Any], None] = _nothing) -> Callable[[], torch.Tensor]:
-    """Returns a function that runs a training step and returns the step's loss, on the device."""
-    make_task = parse_config("hstu")
-    args = from_gin(TrainerArgs)
-    args.enable_balanced_shuffler = True
-    task = make_task(args, device)
-    model, optimizer = shard_model(task.model, from_gin(OptimizerArgs), device)
-    pipeline = task.make_pipeline(args, model, optimizer, device)
-    batches = training_batches(task, device, Progress())
-
-    def step() -> torch.Tensor:
-        before_step(pipeline)
-        loss, _, _ = pipeline.progress(batches)
-        return loss
-
-    return step
-
-
-def _losses(device: torch.device, before_step: Callable[[Any], None]) -> list[float]:
-    step = _step(device, before_step)
-    return torch.stack([step() for _ in range(STEPS)]).tolist()
-
-
 @contextmanager
-def _recorded_synchronizations(device: torch.device) -> Iterator[Counter[str]]:
+def record_synchronizations(device: torch.device) -> Iterator[Counter[str]]:
     """While active, counts the lines of this repository that synchronize, or that call what does."""
     places: Counter[str] = Counter()
 
     def record(message: Any, *_: Any, **__: Any) -> None:
         if "called a synchronizing" in str(message):
-            places[_innermost_line()] += 1
+            places[find_line(traceback.extract_stack(), but_not_in=__file__) or "elsewhere"] += 1
 
     with warnings.catch_warnings():
         warnings.simplefilter("always")
@@ -124,11 +109,3 @@ def _recorded_synchronizations(device: torch.device) -> Iterator[Counter[str]]:
         finally:
             if device.type == "cuda":
                 torch.cuda.set_sync_debug_mode("default")
-
-
-def _innermost_line() -> str:
-    for frame in reversed(traceback.extract_stack()[:-2]):
-        path = Path(frame.filename)
-        if path.is_relative_to(REPOSITORY) and path != Path(__file__) and ".venv" not in path.parts:
-            return f"{path.relative_to(REPOSITORY)}:{frame.lineno}"
-    return "elsewhere"

@@ -6,28 +6,50 @@ Computed loads of random histories, and of MovieLens 100K's where its folder is 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import numba
 import numpy as np
 
-from benchmarks.harness import RESULTS, Record, machine
+from benchmarks.harness import Record, average, machine, show_progress, time_ms
 from benchmarks.markdown import markdown_table
-from benchmarks.partition.groups import groups_table, measure_groups, tolerances_table
-from benchmarks.partition.interpreter import measure_interpreter, threads_table
-from benchmarks.partition.lengths import LOGNORMAL, ML_100K, ML_100K_NEWEST, YAMBDA, all_lengths
-from benchmarks.partition.measure import measure_placements
-from benchmarks.partition.picture import draw
-from benchmarks.partition.pieces import measure_pieces, pieces_table
-from benchmarks.partition.placements import ROWS_PER_RANK
-from benchmarks.partition.windows import measure_windows, windows_table
+from benchmarks.partition.groups import measure_groups, tabulate_groups
+from benchmarks.partition.lengths import (
+    KUAIRAND,
+    LOGNORMAL,
+    ML_100K,
+    ML_100K_NEWEST,
+    TAOBAO,
+    YAMBDA,
+    ZIPF,
+    Lengths,
+    list_lengths,
+)
+from benchmarks.partition.pieces import measure_pieces, tabulate_pieces
+from benchmarks.partition.placements import (
+    AS_LOADED,
+    PLACEMENTS,
+    RANKS_PER_NODE,
+    REBALANCE_NODES,
+    ROWS_PER_RANK,
+    UNEQUAL_ROWS,
+    GlobalBatch,
+    draw_batches,
+)
+from benchmarks.partition.windows import measure_windows, tabulate_windows
 from commons.distributed import ShufflerSettings
+from commons.partition import imbalance, lower_bound
+from commons.partition.problem import number_of_part
 
-DRAWS = 30
-SIZES = (8, 64, 1024)
-SIZES_OF_MOVEMENT = (8, 64, 256)
-SIZES_OF_TIME = (8, 64, 256, 1024)
-# By how the README calls them, lengths and hidden size.
+# Lengths, and width of the layer.
+CASES = (
+    *((ML_100K, 128), (ML_100K, 1024), (ML_100K_NEWEST, 128), (LOGNORMAL, 128), (LOGNORMAL, 1024)),
+    *((ZIPF, 128), (YAMBDA, 1024), (KUAIRAND, 1024), (TAOBAO, 128), (TAOBAO, 1024)),
+)
+DRAWS, PASSES = 30, 2
+CALLS = {8: 240, 64: 240, 256: 90, 1024: 30}  # by ranks
+SHOWN_RANKS = (8, 64, 1024)
 CASES_OF_README = {
     "MovieLens 100K, uncapped": (ML_100K, 128),
     "MovieLens 100K, newest 200": (ML_100K_NEWEST, 128),
@@ -37,143 +59,138 @@ CASES_OF_README = {
 }
 # Placements by title.
 KARMARKAR_KARP = {"Karmarkar–Karp": "karmarkar_karp"}
-EQUAL_ROWS = {**KARMARKAR_KARP, "longest first": "longest_processing_time"} | {
-    name: name for name in ("refined", "rebalance")
-}
-PLACED = {"as loaded": "as loaded", **KARMARKAR_KARP, "refined": "refined", "rebalance": "rebalance"}
+TIMED = KARMARKAR_KARP | {"longest first": "longest_processing_time"}
+TIMED |= {name: name for name in ("refined", "rebalance", REBALANCE_NODES)}
+
+# Records by lengths, hidden size, ranks and placement.
+Known = Mapping[tuple[str, int, int, str], Record]
 
 
 def measure(movielens: Path | None = None) -> Record:
-    """Returns records of placements, pieces, groups, windows and threads; draws the picture if complete."""
-    lengths = all_lengths(movielens)
-    placements = measure_placements(lengths, DRAWS)
-    if movielens is not None:
-        draw(placements, RESULTS / "partition.png")
+    """Returns records of placements, pieces, groups and windows."""
+    lengths = list_lengths(movielens)
     return {
         "rows_per_rank": ROWS_PER_RANK,
         "draws": DRAWS,
         "machine": {**machine(), "numpy": np.__version__, "numba": numba.__version__},
-        "placements": placements,
+        "placements": _measure_placements(lengths),
         "pieces": measure_pieces(lengths, DRAWS),
         "groups": measure_groups(DRAWS),
         "windows": measure_windows(DRAWS),
-        "threads": measure_interpreter(),
+    }
+
+
+def _measure_placements(lengths: dict[str, Lengths]) -> list[Record]:
+    cases = [(*case, ranks) for case in CASES if case[0] in lengths for ranks in CALLS]
+    figures: dict[tuple, Record] = {}
+    times: dict[tuple, list[float]] = {}
+    # Whatever slows the machine for some seconds meets one pass of a case, not both.
+    for name, hidden_size, ranks in show_progress(cases * PASSES, "placements"):
+        batches = draw_batches(lengths[name], hidden_size, ranks, DRAWS)
+        for title, place in PLACEMENTS.items():
+            if title == REBALANCE_NODES and ranks <= RANKS_PER_NODE:
+                continue
+            key = (name, hidden_size, ranks, title)
+            if key not in figures:  # which compiles, too
+                equal_rows = title != UNEQUAL_ROWS
+                figures[key] = average([_assess(batch, place(batch), equal_rows) for batch in batches])
+            # In turns, so that no call finds its data in the cache.
+            turns = batches * -(-CALLS[ranks] // (DRAWS * PASSES))
+            times.setdefault(key, []).extend(time_ms(partial(place, batch)) for batch in turns)
+    names = ("lengths", "hidden_size", "ranks", "placement")
+    return [
+        {**dict(zip(names, key, strict=True)), **found, "ms": _summarize_times(times[key])}
+        for key, found in figures.items()
+    ]
+
+
+def _summarize_times(times: list[float]) -> Record:
+    median, p99 = np.percentile(times, [50, 99]).round(4).tolist()
+    return {"calls": len(times), "median": median, "p99": p99}
+
+
+def _assess(batch: GlobalBatch, partition: list[np.ndarray], equal_rows: bool) -> dict[str, float]:
+    """Returns balance, and the shares of all samples and bytes that move."""
+    rank_of = number_of_part(partition, len(batch.home))
+    moved = rank_of != batch.home
+    crossed = rank_of // RANKS_PER_NODE != batch.home // RANKS_PER_NODE
+    return {
+        "imbalance": imbalance(batch.workloads, partition),
+        "lower_bound": lower_bound(batch.workloads, batch.ranks, equal_size=equal_rows),
+        "percent_of_samples_moved": 100 * moved.mean(),
+        "percent_of_bytes_moved": 100 * batch.sizes[moved].sum() / batch.sizes.sum(),
+        "percent_of_bytes_across_nodes": 100 * batch.sizes[crossed].sum() / batch.sizes.sum(),
     }
 
 
 def tables(figures: Record) -> dict[str, str]:
     """Returns Markdown by marker."""
-    placements = figures["placements"]
+    names = ("lengths", "hidden_size", "ranks", "placement")
+    known = {tuple(record[name] for name in names): record for record in figures["placements"]}
     on = (
         "Times: one of {cores} cores ({cpu}), Python {python}, numpy {numpy}, numba {numba}. "
         "Everything else: {draws} draws each."
     )
-    balance = {title: (name, "{imbalance:.3f}") for title, name in PLACED.items()} | {
-        "bound": ("refined", "{lower_bound:.3f}"),
-        "refined, unequal rows": ("refined, unequal rows", "{imbalance:.3f}"),
-        "its bound": ("refined, unequal rows", "{lower_bound:.3f}"),
+    balance = {
+        title: (placement, "{imbalance:.3f}")
+        for title, placement in ({AS_LOADED: AS_LOADED} | KARMARKAR_KARP | {"rebalance": "rebalance"}).items()
     }
+    balance |= {"bound": ("refined", "{lower_bound:.3f}"), UNEQUAL_ROWS: (UNEQUAL_ROWS, "{imbalance:.3f}")}
     across = "{percent_of_bytes_across_nodes:.1f}"
     movement = {
-        "refined: samples": ("refined", "{percent_of_samples_moved:.0f}"),
-        "rebalance: samples": ("rebalance", "{percent_of_samples_moved:.1f}"),
-        "rebalance: bytes": ("rebalance", "{percent_of_bytes_moved:.1f}"),
+        "samples": ("rebalance", "{percent_of_samples_moved:.1f}"),
+        "bytes": ("rebalance", "{percent_of_bytes_moved:.1f}"),
         "across nodes": ("rebalance", across),
-        "across nodes, if told of them": ("rebalance, nodes of 8", across),
+        "across nodes, if told of them": (REBALANCE_NODES, across),
     }
-    of_tokens = PLACED | {"refined, unequal rows": "refined, unequal rows"}
-    tokens = {title: (name, "{largest_tokens:.2f}") for title, name in of_tokens.items()}
     return {
-        "partition balance": _by_case(placements, SIZES, balance),
-        "partition gap": _gap(placements),
-        "partition movement": _by_case(placements, SIZES_OF_MOVEMENT, movement),
-        "partition time": _time(placements),
-        "partition tokens": _by_case(placements, SIZES, tokens),
-        "partition pieces": pieces_table(figures["pieces"], SIZES),
-        "partition groups": groups_table(figures["groups"]),
-        "partition groups by tolerance": tolerances_table(figures["groups"]),
-        "partition windows": windows_table(figures["windows"]),
-        "partition threads": threads_table(figures["threads"]),
+        "partition balance": _tabulate_cases(known, balance),
+        "partition movement": _tabulate_cases(known, movement),
+        "partition time": _tabulate_times(known),
+        "partition pieces": tabulate_pieces(figures["pieces"], SHOWN_RANKS),
+        "partition groups": tabulate_groups(figures["groups"]),
+        "partition windows": tabulate_windows(figures["windows"]),
         "partition machine": on.format(draws=figures["draws"], **figures["machine"]),
-        "readme gains": _gains(placements),
+        "readme gains": _tabulate_gains(known),
     }
 
 
-def _by_case(placements: list[Record], sizes: Sequence[int], columns: Mapping[str, tuple[str, str]]) -> str:
-    """A row for each lengths and hidden size; a cell has a placement's figure at these numbers of ranks."""
-    rows = []
-    for case, records in _cases(placements).items():
-        known = {(record["ranks"], record["placement"]): record for record in records}
-        cells = [
-            " / ".join(
-                cell.format(**known[ranks, name]) if (ranks, name) in known else "–" for ranks in sizes
-            )
-            for name, cell in columns.values()
-        ]
-        rows.append([*case, *cells])
+def _join(known: Known, case: tuple[str, int], ranks: Sequence[int], placement: str, cell: str) -> str:
+    """Returns a placement's figure at each of these numbers of ranks."""
+    found = [known.get((*case, number, placement)) for number in ranks]
+    return " / ".join("–" if record is None else cell.format(**record) for record in found)
+
+
+def _tabulate_cases(known: Known, columns: Mapping[str, tuple[str, str]]) -> str:
+    """Returns a row for each lengths and width, and columns of a placement and its figure."""
+    measured = [case for case in CASES if (*case, SHOWN_RANKS[0], AS_LOADED) in known]
+    rows = [
+        [case[0], str(case[1]), *(_join(known, case, SHOWN_RANKS, *column) for column in columns.values())]
+        for case in measured
+    ]
     return markdown_table(["lengths", "d", *columns], rows)
 
 
-def _cases(placements: list[Record]) -> dict[tuple[str, str], list[Record]]:
-    cases: dict[tuple[str, str], list[Record]] = {}
-    for record in placements:
-        cases.setdefault((record["lengths"], str(record["hidden_size"])), []).append(record)
-    return cases
-
-
-def _gap(placements: list[Record]) -> str:
-    """The largest distance from the bound at any number of ranks, mean and worst draw."""
-    unequal = {
-        f"{title}, unequal rows": f"{EQUAL_ROWS[title]}, unequal rows"
-        for title in ("Karmarkar–Karp", "refined", "rebalance")
-    }
-    names = EQUAL_ROWS | unequal
-
-    def cell(records: list[Record], placement: str) -> str:
-        of_placement = [record for record in records if record["placement"] == placement]
-        mean, worst = (
-            max(record[key] for record in of_placement)
-            for key in ("percent_above_bound", "largest_percent_above_bound")
-        )
-        return f"{mean:.2f} ({worst:.2f})"
-
-    rows = [
-        [*case, *(cell(records, name) for name in names.values())]
-        for case, records in _cases(placements).items()
-    ]
-    return markdown_table(["lengths", "d", *names], rows)
-
-
-def _time(placements: list[Record]) -> str:
-    """The slowest case at each number of ranks."""
-    names = EQUAL_ROWS | {"rebalance, nodes of 8": "rebalance, nodes of 8"}
+def _tabulate_times(known: Known) -> str:
+    """Returns the slowest case at each number of ranks."""
 
     def cell(ranks: int, placement: str) -> str:
-        times = [r["ms"] for r in placements if (r["ranks"], r["placement"]) == (ranks, placement)]
+        found = (known.get((*case, ranks, placement)) for case in CASES)
+        times = [record["ms"] for record in found if record]
         if not times:
             return "–"
         return f"{max(ms['median'] for ms in times):.3f} ({max(ms['p99'] for ms in times):.3f})"
 
-    rows = [[str(ranks), *(cell(ranks, name) for name in names.values())] for ranks in SIZES_OF_TIME]
-    return markdown_table(["ranks", *names], rows)
+    rows = [[str(ranks), *(cell(ranks, name) for name in TIMED.values())] for ranks in CALLS]
+    return markdown_table(["ranks", *TIMED], rows)
 
 
-def _gains(placements: list[Record]) -> str:
-    """Imbalance at 8 / 64 ranks, as loaded and balanced, of what was measured."""
-    imbalance = {
-        (record["lengths"], record["hidden_size"], record["ranks"], record["placement"]): record["imbalance"]
-        for record in placements
-    }
-    names = {"as loaded": "as loaded", **KARMARKAR_KARP, "balanced (default)": ShufflerSettings().partitioner}
+def _tabulate_gains(known: Known) -> str:
+    """Returns the README's table: imbalance at 8 / 64 ranks, as loaded and balanced."""
+    columns = {AS_LOADED: AS_LOADED, **KARMARKAR_KARP, "balanced (default)": ShufflerSettings().partitioner}
     rows = [
-        [
-            title,
-            *(
-                " / ".join(f"{imbalance[*case, ranks, name]:.2f}" for ranks in (8, 64))
-                for name in names.values()
-            ),
-        ]
+        [title, *(_join(known, case, (8, 64), name, "{imbalance:.2f}") for name in columns.values())]
         for title, case in CASES_OF_README.items()
-        if (*case, 8, "as loaded") in imbalance
+        if (*case, 8, AS_LOADED) in known
     ]
-    return markdown_table(["histories", *names], rows)
+    return markdown_table(["histories", *columns], rows)

@@ -6,107 +6,98 @@ import time
 from functools import partial
 
 import numpy as np
-import torch
-from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from benchmarks.harness import Record, cases, means, measured, milliseconds
+from benchmarks.batches import make_hstu_batch
+from benchmarks.harness import Record, average, measure_cases, time_ms
 from benchmarks.markdown import pivot
-from benchmarks.partition.lengths import LOGNORMAL, LONG, PARETO_1_1, PARETO_1_6, Lengths, long_tailed_lengths
-from benchmarks.partition.placements import ROWS_PER_RANK, hstu_flops
-from commons.datasets import HSTUBatch
-from commons.distributed.cutting import Cutting
-from commons.distributed.loaded_samples import LoadedSamples
-from commons.distributed.placement import place
+from benchmarks.partition.lengths import KUAIRAND, LOGNORMAL, LONG, PARETO_1_1, PARETO_1_6, Lengths
+from benchmarks.partition.placements import ROWS_PER_RANK, make_flops
+from commons.distributed.placement import Partitioning, make_plan, place
+from commons.distributed.row_table import RowTable
 from commons.distributed.shuffle_plan import ShufflePlan
 from commons.distributed.shuffler_settings import ShufflerSettings
+from commons.features.sample_splitting.cut_search import cut_and_place
+from commons.features.sample_splitting.cutting import COLUMN, Cutting
 from commons.partition.balance import relative_to_mean
 from commons.sequence_batch.row_schema import RowSchema
 
-RANKS, HIDDEN_SIZES = (2, 8, 64, 1024), (128, 1024)
-# Where histories are long.
-LONG_CASES = (
-    *cases(lengths=[LOGNORMAL], hidden_size=[256], rows_per_rank=[ROWS_PER_RANK], ranks=RANKS),
-    *cases(lengths=[PARETO_1_6], hidden_size=HIDDEN_SIZES, rows_per_rank=[ROWS_PER_RANK], ranks=RANKS),
-    *cases(lengths=[PARETO_1_1], hidden_size=[1024], rows_per_rank=[ROWS_PER_RANK], ranks=RANKS),
-    *cases(lengths=[LONG], hidden_size=[1024], rows_per_rank=[2], ranks=RANKS),
+RANKS = (8, 64, 1024)
+# Where whole samples cannot be balanced: lengths, width, and rows per rank.
+CASES = (
+    *((LOGNORMAL, 128, ROWS_PER_RANK), (KUAIRAND, 128, ROWS_PER_RANK), (KUAIRAND, 1024, ROWS_PER_RANK)),
+    *((PARETO_1_6, 128, ROWS_PER_RANK), (PARETO_1_6, 1024, ROWS_PER_RANK), (PARETO_1_1, 1024, ROWS_PER_RANK)),
+    (LONG, 1024, 2),
 )
+NAMES = ("lengths", "hidden_size", "rows_per_rank")
 BYTES_PER_NUMBER = 2  # of keys and values, in bfloat16
 CALLS = 3  # of a draw, with and without pieces in turns
-SETTINGS = ShufflerSettings(equal_rows=False)
+PARTITIONING = Partitioning(ShufflerSettings(equal_rows=False))
+ONE = np.ones(1, dtype=np.int64)
 
 
 def measure_pieces(lengths: dict[str, Lengths], draws: int) -> list[Record]:
-    """Returns a record for each lengths, hidden size, and ranks."""
-    usual = cases(lengths=lengths, hidden_size=HIDDEN_SIZES, rows_per_rank=[ROWS_PER_RANK], ranks=RANKS)
-    known = {**lengths, **long_tailed_lengths()}
-    return measured([*usual, *LONG_CASES], partial(_measure, known, draws), "pieces")
+    """Returns a record for each case and number of ranks: means over draws."""
+
+    def measure(lengths: str, hidden_size: int, rows_per_rank: int, ranks: int) -> Record:
+        rng = np.random.default_rng([0, ranks])
+        figures, times = [], []
+        for _ in range(draws):
+            samples, cutting = _load(known[lengths](rng, rows_per_rank * ranks), hidden_size, ranks)
+            calls = [partial(place, samples, PARTITIONING), partial(_place_pieces, samples, cutting)]
+            whole, plan = (call() for call in calls)
+            fetched = count_fetched_tokens(plan) * 2 * hidden_size * BYTES_PER_NUMBER / ranks
+            figures.append(
+                {
+                    "imbalance_of_whole_samples": _find_imbalance(whole),
+                    "imbalance": _find_imbalance(plan),
+                    "samples_cut": int((np.bincount(plan.rows.sample_of) > 1).sum()),
+                    "mb_fetched": fetched / 1e6,
+                }
+            )
+            turns = [[time_ms(call, time.thread_time) for call in calls] for _ in range(CALLS)]
+            times += [] if plan.rows.starts_sample.all() else turns
+        medians = np.median(times, 0).round(4).tolist() if times else (None, None)
+        return average(figures, 4) | dict(zip(("ms_of_whole_samples", "ms"), medians, strict=True))
+
+    known = lengths
+    cases = [dict(zip(NAMES, case, strict=True)) | {"ranks": ranks} for case in CASES for ranks in RANKS]
+    return measure_cases(cases, measure, "pieces")
 
 
-def _measure(
-    known: dict[str, Lengths], draws: int, lengths: str, hidden_size: int, rows_per_rank: int, ranks: int
-) -> Record:
-    rng = np.random.default_rng([0, ranks])
-    figures, times = [], []
-    for _ in range(draws):
-        samples, cutting = _loaded(known[lengths](rng, rows_per_rank * ranks), hidden_size, ranks)
-        calls = [partial(place, samples, SETTINGS), partial(place, samples, SETTINGS, cutting=cutting)]
-        whole, plan = (call() for call in calls)
-        figures.append(
-            {
-                "imbalance_of_whole_samples": _imbalance(whole),
-                "imbalance": _imbalance(plan),
-                **_pieces(plan),
-                "mb_fetched": tokens_fetched(plan) * 2 * hidden_size * BYTES_PER_NUMBER / ranks / 1e6,
-            }
-        )
-        of_calls = [[milliseconds(call, time.thread_time) for call in calls] for _ in range(CALLS)]
-        if plan.pieces is not None:
-            times += of_calls
-    medians = np.median(times, 0).round(4).tolist() if times else (None, None)
-    return {
-        "draws": draws,
-        **means(figures, 4),
-        "largest_imbalance": round(max(each["imbalance"] for each in figures), 4),
-        **dict(zip(("ms_of_whole_samples", "ms"), medians, strict=True)),
-    }
+def _place_pieces(samples: RowTable, cutting: Cutting) -> ShufflePlan:
+    return make_plan(*cut_and_place(samples, PARTITIONING, cutting))
 
 
-def _imbalance(plan: ShufflePlan) -> float:
-    return relative_to_mean(np.bincount(plan.destination, plan.workloads, minlength=plan.num_ranks))
+def _find_imbalance(plan: ShufflePlan) -> float:
+    return relative_to_mean(plan.loads)
 
 
-def _pieces(plan: ShufflePlan) -> dict[str, int]:
-    per_sample = np.bincount(plan.sample_of)
-    of_cut = per_sample[per_sample > 1]
-    return {"samples_cut": len(of_cut), "pieces": int(of_cut.sum())}
-
-
-def tokens_fetched(plan: ShufflePlan) -> int:
+def count_fetched_tokens(plan: ShufflePlan) -> int:
     """Returns the tokens whose keys and values ranks fetch in one layer with causal attention, added up.
 
     A rank fetches those tokens of a sample that are on other ranks, before the last of its own.
     """
-    if plan.pieces is None:
+    rows = plan.rows
+    if rows.starts_sample.all():
         return 0
-    sample_of = plan.sample_of
-    keys, index = np.unique(sample_of * plan.num_ranks + plan.destination, return_inverse=True)
+    keys, index = np.unique(rows.sample_of * plan.num_ranks + plan.destination, return_inverse=True)
     last, own = np.zeros(len(keys), dtype=np.int64), np.zeros(len(keys), dtype=np.int64)
-    np.maximum.at(last, index, plan.pieces["last_token"])
-    np.add.at(own, index, plan.tokens)
+    np.maximum.at(last, index, rows.columns[COLUMN]["last_token"])
+    np.add.at(own, index, rows.tokens)
     return int((last - own).sum())
 
 
-def _loaded(lengths: np.ndarray, hidden_size: int, ranks: int) -> tuple[LoadedSamples, Cutting]:
+def _load(lengths: np.ndarray, hidden_size: int, ranks: int) -> tuple[RowTable, Cutting]:
     """Returns histories of these items, each with a user and an action per item, as ranks loaded them."""
     lengths = lengths.astype(np.int64)
-    batch = _batch()
+    batch = make_hstu_batch({"user": [ONE]}, [ONE], [ONE], 1)
     schema, names = RowSchema.of(batch.per_sample_fields()), tuple(batch.row_counts())
     users, tokens = np.ones_like(lengths), 2 * lengths + 1
     counts = np.stack([users if name == "features.user" else lengths for name in names], 1)
     elements = np.stack(
         [tokens if field.name == "features" else lengths for field in schema.jagged_fields], 1
     )
-    flops = hstu_flops(hidden_size)
+    flops = make_flops(hidden_size)
     cutting = Cutting(
         batch.cut_rules(),
         schema,
@@ -115,49 +106,27 @@ def _loaded(lengths: np.ndarray, hidden_size: int, ranks: int) -> tuple[LoadedSa
     )
     per_rank = np.full(ranks, len(lengths) // ranks)
     workloads, num_bytes = flops.per_sample(tokens), schema.row_bytes(elements)
-    return LoadedSamples(per_rank, per_rank, workloads, tokens, lengths, elements, num_bytes, counts), cutting
-
-
-def _batch() -> HSTUBatch:
-    one = torch.ones(3, dtype=torch.int64)
-    return HSTUBatch(
-        features=KeyedJaggedTensor(["user", "item", "action"], one, lengths=one),
-        batch_size=1,
-        feature_to_max_seqlen={},
-        contextual_feature_names=["user"],
-        action_feature_name="action",
-        labels=KeyedJaggedTensor(["label"], one[:1], lengths=one[:1]),
-    )
+    return RowTable(per_rank, per_rank, workloads, tokens, lengths, elements, num_bytes, counts), cutting
 
 
 # By title, the figure and its digits.
 _COLUMNS = {
     "whole": ("imbalance_of_whole_samples", 2),
-    "pieces": ("imbalance", 3),
-    "worst draw": ("largest_imbalance", 3),
+    "in pieces": ("imbalance", 3),
     "samples cut": ("samples_cut", 1),
-    "their pieces": ("pieces", 1),
     "MB fetched": ("mb_fetched", 1),
     "ms, whole": ("ms_of_whole_samples", 2),
-    "ms, pieces": ("ms", 2),
+    "ms, in pieces": ("ms", 2),
 }
 
 
-def pieces_table(pieces: list[Record], sizes: tuple[int, ...]) -> str:
-    """Returns Markdown at these numbers of ranks, of the cases in which something is cut."""
-    case = ("lengths", "hidden_size", "rows_per_rank")
-    shown = [record for record in pieces if record["ranks"] in sizes]
-    cut = {tuple(record[key] for key in case) for record in shown if record["pieces"]}
+def tabulate_pieces(pieces: list[Record], sizes: tuple[int, ...]) -> str:
+    """Returns Markdown at these numbers of ranks."""
     cells = [
-        record | {"title": title, "value": record[key], "digits": digits}
-        for record in shown
-        if tuple(record[key] for key in case) in cut
+        record | {"title": title, "text": "–" if record[key] is None else f"{record[key]:.{digits}f}"}
+        for record in pieces
+        if record["ranks"] in sizes and tuple(record[name] for name in NAMES) in CASES
         for title, (key, digits) in _COLUMNS.items()
     ]
     rows = {"lengths": "{lengths}", "d": "{hidden_size}", "rows": "{rows_per_rank}"}
-    return pivot(
-        cells,
-        rows,
-        "{title}",
-        lambda cell: "–" if cell["value"] is None else f"{cell['value']:.{cell['digits']}f}",
-    )
+    return pivot(cells, rows, "{title}", "{text}")

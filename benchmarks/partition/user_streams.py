@@ -49,7 +49,7 @@ class Stream:
 def draw(ranks: int, rows: int, users: str, lengths: str, order: str, seed: int) -> Stream:
     """Draws a stream: a user's samples follow one another, or are dealt to the ranks in turn."""
     rng, count = np.random.default_rng([seed, ranks, rows]), ranks * rows
-    samples_of = _samples_of_users(users, count, rng)
+    samples_of = _draw_sample_counts(users, count, rng)
     if lengths == "20 to 200":
         length = rng.integers(20, 201, len(samples_of))
     elif lengths == "lognormal":
@@ -63,8 +63,8 @@ def draw(ranks: int, rows: int, users: str, lengths: str, order: str, seed: int)
     return Stream(ranks, workloads, BYTES_PER_TOKEN * tokens, user, home, length)
 
 
-def _samples_of_users(users: str, count: int, rng: np.random.Generator) -> np.ndarray:
-    """int64 `[users]`, samples of each; `count` together."""
+def _draw_sample_counts(users: str, count: int, rng: np.random.Generator) -> np.ndarray:
+    """Returns the samples of each user, int64 `[users]`; `count` together."""
     if users == "half in fours":
         fours = count // 8
         samples_of = np.repeat([4, 1], [fours, count - 4 * fours])

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 
-from ..distributed.placement import compile_all
 from ..distributed.slow_start import shown_if_slow
 from .command_line import CHART_RANKS, Request
 from .figures import duration
@@ -61,6 +60,7 @@ class Advice:
         model: in words.
         unit: of loads.
         assumptions: sentences without a period.
+        left_out: a sentence without a period for each strategy whose feature is missing.
         cases: the requested numbers of ranks, each with its recommendation.
         gin_settings: the settings that the run's gin file has; None for a model that gin files do not
             configure.
@@ -71,6 +71,7 @@ class Advice:
     model: str
     unit: str
     assumptions: list[str]
+    left_out: list[str]
     cases: list[tuple[Case, Recommendation]]
     gin_settings: Mapping[str, object] | None
     over_ranks: list[Case]
@@ -85,7 +86,9 @@ def advise(request: Request) -> Advice:
     samples = request.samples
     workloads = request.cost.of(samples.tokens)
     sizes = request.bytes_per_item * samples.items
-    compared = strategies(request.cost.setting, samples.group_column)
+    known = strategies(request.cost.setting, samples.group_column)
+    missing = [strategy for strategy in known if strategy.is_missing]
+    compared = [strategy for strategy in known if strategy not in missing]
     asked = [(ranks, rows) for rows in request.rows_per_rank for ranks in request.ranks]
     charted = []
     if request.html is not None:
@@ -108,8 +111,7 @@ def advise(request: Request) -> Advice:
     working = "planning; the first run on a machine also compiles, for about 20 seconds"
     with shown_if_slow(working) if sys.stderr.isatty() else nullcontext():
         for strategy in compared:
-            if strategy.settings is not None:
-                compile_all(strategy.settings)  # so that no figure includes it
+            strategy.warm_up()
         cases = {
             key: predict(steps, request.cost, to_plan[key], request.network) for key, steps in drawn.items()
         }
@@ -117,14 +119,18 @@ def advise(request: Request) -> Advice:
         samples=samples,
         model=request.cost.description,
         unit=request.cost.unit,
-        assumptions=_assumptions(request),
+        assumptions=_assumptions(request, any(strategy.splits for strategy in compared)),
+        left_out=[
+            f"The strategy {strategy.title} is left out: the folder features/{strategy.feature} is missing"
+            for strategy in missing
+        ],
         cases=[(cases[key], recommend(cases[key], request.gin_settings)) for key in asked],
         gin_settings=request.gin_settings,
         over_ranks=[cases[key] for key in charted],
     )
 
 
-def _assumptions(request: Request) -> list[str]:
+def _assumptions(request: Request, splits: bool) -> list[str]:
     network, pieces = request.network, request.cost.pieces
     left = "rank" if network.ranks_per_node is None else f"node of {network.ranks_per_node} ranks"
     return [
@@ -133,7 +139,7 @@ def _assumptions(request: Request) -> list[str]:
         f"The exchange moves {request.bytes_per_item} bytes per item at {network.bytes_per_second / 1e9:g} "
         f"GB/s per rank, counting bytes that leave a {left}; the pipelines native and prefetch overlap it "
         "with the previous step, none does not",
-        pieces.assumption(network.bytes_per_second),
+        *([pieces.assumption(network.bytes_per_second)] if splits else []),
         "Steps are those of a loader that keeps the file's order and gives each rank the next rows; they are "
         "spread over the file, and an incomplete last step is left out"
         if request.samples.in_file_order
@@ -158,8 +164,8 @@ def recommend(case: Case, gin_settings: Mapping[str, object] | None) -> Recommen
     whole = case.outcomes[REBALANCE]
     for other in (case.outcomes[REFINED], case.outcomes[KARMARKAR_KARP]):
         whole = other if other.speedup >= whole.speedup * (1 + LEAST_GAIN) else whole
-    best, split = whole, case.outcomes[SPLIT]
-    if split.samples_cut and _gains(split, whole):
+    best, split = whole, case.outcomes.get(SPLIT)
+    if split is not None and split.samples_cut and _gains(split, whole):
         counts_fetch = split.step_seconds is not None or not split.fetch_seconds
         best = split if counts_fetch else whole
     gains = best.speedup >= 1 + LEAST_GAIN
@@ -207,8 +213,8 @@ def _about_pieces(
     case: Case, whole: Outcome, best: Outcome, gin_settings: Mapping[str, object] | None
 ) -> list[str]:
     """Tells what pieces take, if they even out the load more than the best placement of whole samples."""
-    split = case.outcomes[SPLIT]
-    if split.relative_time * (1 + LEAST_GAIN) > whole.relative_time:
+    split = case.outcomes.get(SPLIT)
+    if split is None or split.relative_time * (1 + LEAST_GAIN) > whole.relative_time:
         return []
     if best is split:
         return ["The model and its batches have to support pieces of samples, as HSTU and SID-GR do."]

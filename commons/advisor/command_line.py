@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from ..distributed.shuffler_settings import LEARNED
 from ..perf_model import HSTUFlops, TransformerConfig, transformer_work
 from . import InputError
 from .pieces import PieceCosts
@@ -24,6 +23,7 @@ from .samples import (
     flops_cost,
     read_lengths,
 )
+from .strategies import LEARNED
 
 if TYPE_CHECKING:
     from .gin_file import GinRun

@@ -20,11 +20,10 @@ from typing import TYPE_CHECKING
 
 import gin
 
-from ..distributed.shuffler_settings import LEARNED
 from ..gin_values import from_gin, is_bound
 from . import InputError
 from .samples import ConfiguredModel, SampleLengths
-from .strategies import CHOSEN
+from .strategies import CHOSEN, LEARNED
 
 if TYPE_CHECKING:
     from ..training import TrainerArgs

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..distributed.cutting import Cutting
+from ..distributed.placement import Partitioning, make_plan
+from ..distributed.row_table import RowTable
 from ..distributed.shuffle_plan import ShufflePlan
 from ..perf_model.cost import Cost
 from ..sequence_batch.cut_rules import ALONG_ITEMS, CutRules, ItemGroup
+
+if TYPE_CHECKING:
+    from ..features.sample_splitting.cutting import Cutting
 
 # Samples as the advisor knows them: a row of tokens, each with a loss. A cut may be before any token.
 RULES = CutRules(items=(ItemGroup("tokens"),), fields={"loss_tokens": ALONG_ITEMS})
@@ -71,13 +76,21 @@ class PieceCosts:
         def prefix_cost(first: np.ndarray, counts: Mapping[str, np.ndarray]) -> np.ndarray:
             return self.cost.of(first > 0, first, self.prefix_work(first, counts["tokens"]))
 
+        from ..features.sample_splitting.cutting import Cutting
+
         return Cutting(RULES, None, (), prefix_cost)
+
+    def place(self, samples: RowTable, partitioning: Partitioning) -> ShufflePlan:
+        """Places the samples of a step, and cuts those that stand in the way of balance."""
+        from ..features.sample_splitting.cut_search import cut_and_place
+
+        return make_plan(*cut_and_place(samples, partitioning, self.cutting))
 
     def cuts(self, plan: ShufflePlan, ranks_per_node: int | None) -> Cuts:
         """Returns what a plan of one step cuts; bytes within a node of `ranks_per_node` take no time."""
-        if plan.pieces is None:
+        if plan.rows.starts_sample.all():
             return Cuts()
-        per_sample = np.bincount(plan.sample_of)
+        per_sample = np.bincount(plan.rows.sample_of)
         sender, receiver, num_bytes = self.fetched(plan)
         nodes = 1 if ranks_per_node is None else ranks_per_node
         paid = num_bytes * (sender // nodes != receiver // nodes)
@@ -95,9 +108,9 @@ class PieceCosts:
         Returns:
             Three int64 `[transfers]`: the rank that sends, the rank that receives, and bytes.
         """
-        if plan.pieces is None:
+        if plan.rows.starts_sample.all():
             return (np.zeros(0, dtype=np.int64),) * 3
-        pieces, sample_of = plan.pieces, plan.sample_of
+        pieces, sample_of = pieces_of(plan), plan.rows.sample_of
         # The ranks of each sample, one sample after another, and how far they see.
         key, of_row = np.unique(sample_of * plan.num_ranks + plan.destination, return_inverse=True)
         sample, receiver = np.divmod(key, plan.num_ranks)
@@ -127,8 +140,16 @@ class PieceCosts:
 
 def bytes_of_rows(plan: ShufflePlan, sizes: np.ndarray) -> np.ndarray:
     """Returns the bytes of each row of a plan, from those of whole samples; a piece has its tokens' share."""
-    if plan.pieces is None:
+    rows = plan.rows
+    if rows.starts_sample.all():
         return sizes
-    num_tokens = plan.pieces["num_tokens"]
-    shares = np.where(num_tokens > 0, plan.tokens / np.maximum(num_tokens, 1), 1.0)
-    return shares * sizes[plan.sample_of]
+    num_tokens = pieces_of(plan)["num_tokens"]
+    shares = np.where(num_tokens > 0, rows.tokens / np.maximum(num_tokens, 1), 1.0)
+    return shares * sizes[rows.sample_of]
+
+
+def pieces_of(plan: ShufflePlan) -> np.ndarray:
+    """Returns the place of each row in its sample, `[rows]` of dtype `PIECE`; some sample has to be cut."""
+    from ..features.sample_splitting.cutting import COLUMN
+
+    return plan.rows.columns[COLUMN]

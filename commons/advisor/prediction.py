@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..distributed.loaded_samples import LoadedSamples
-from ..distributed.placement import place
+from ..distributed.placement import Partitioning, place
+from ..distributed.row_table import RowTable
 from ..partition import lower_bound
 from ..partition.problem import indices_of_parts
 from . import InputError
@@ -296,29 +296,31 @@ def _place(
     steps: DrawnSteps, strategy: Strategy, pieces: PieceCosts, ranks_per_node: int | None
 ) -> _Placement:
     """Places all steps as training does."""
-    cutting = pieces.cutting if strategy.splits else None
+    partitioning = None if strategy.settings is None else Partitioning(strategy.settings)
     rows, cuts, seconds = [], [], []
-    for step, (numbers, samples) in enumerate(_loaded(steps, strategy)):
+    for step, (numbers, samples) in enumerate(_loaded(steps, strategy, ranks_per_node)):
         of_samples = (samples.workloads, samples.tokens, samples.sample_bytes)
-        if strategy.settings is None:
+        if partitioning is None:
             rows.append((numbers, np.full_like(numbers, step), samples.home, samples.home, *of_samples))
             continue
         start = time.thread_time()  # a busy machine does not count
-        plan = place(samples, strategy.settings, ranks_per_node, cutting=cutting)
+        plan = (pieces.place if strategy.splits else place)(samples, partitioning)
         seconds.append(time.thread_time() - start)
-        of_rows = (plan.workloads, plan.tokens, bytes_of_rows(plan, samples.sample_bytes))
-        of_plan = (np.full_like(plan.home, step), plan.home, plan.destination)
-        rows.append((numbers[plan.sample_of], *of_plan, *of_rows))
-        if cutting is not None:
+        placed = plan.rows
+        of_rows = (placed.workloads, placed.tokens, bytes_of_rows(plan, samples.sample_bytes))
+        of_plan = (np.full_like(placed.home, step), placed.home, plan.destination)
+        rows.append((numbers[placed.sample_of], *of_plan, *of_rows))
+        if strategy.splits:
             cuts.append(pieces.cuts(plan, ranks_per_node))
     number, step_of, home, rank, workloads, tokens, sizes = map(np.concatenate, zip(*rows, strict=True))
     planning = float(np.median(seconds)) if seconds else 0.0
     return _Placement(number, step_of, home, rank, workloads, tokens, sizes, cuts, planning)
 
 
-def _loaded(steps: DrawnSteps, strategy: Strategy) -> Iterator[tuple[np.ndarray, LoadedSamples]]:
+def _loaded(
+    steps: DrawnSteps, strategy: Strategy, ranks_per_node: int | None
+) -> Iterator[tuple[np.ndarray, RowTable]]:
     """Yields for each step its samples' numbers, and the samples as a shuffler has them."""
-    takes_groups = strategy.settings is not None and strategy.settings.group_feature is not None
     of_groups = steps.numbers if steps.groups is None else steps.groups
     num_steps, num_ranks, rows_per_rank = steps.workloads.shape
     rows = np.full(num_ranks, rows_per_rank)
@@ -328,7 +330,8 @@ def _loaded(steps: DrawnSteps, strategy: Strategy) -> Iterator[tuple[np.ndarray,
             of[step].ravel() for of in (steps.numbers, steps.workloads, steps.tokens, steps.sizes, of_groups)
         )
         counts = (workloads, tokens, tokens, no_counts, sizes, no_counts)
-        yield numbers, LoadedSamples(rows, rows, *counts, groups=groups if takes_groups else None)
+        columns = {} if strategy.group_feature is None else {"groups": groups}
+        yield numbers, RowTable(rows, rows, *counts, columns=columns, ranks_per_node=ranks_per_node)
 
 
 def _outcome(

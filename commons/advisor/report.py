@@ -28,7 +28,7 @@ def json_report(advice: Advice) -> str:
         },
         "model": advice.model,
         "load_unit": advice.unit,
-        "assumptions": advice.assumptions,
+        "assumptions": advice.assumptions + advice.left_out,
         "cases": [
             _json_case(case, recommendation, advice.gin_settings) for case, recommendation in advice.cases
         ],
@@ -63,7 +63,7 @@ def text_report(advice: Advice) -> str:
         f"Data    {advice.samples.source}: {figures.summary(advice.samples)}\n"
         f"Model   {advice.model}; tokens = {advice.samples.token_rule}; loads in {advice.unit}",
         *(_text_case(*each, advice.gin_settings is not None) for each in advice.cases),
-        _wrapped(columns + ".", "") + "\n" + _wrapped(NOT_PREDICTED + ".", ""),
+        "\n".join(_wrapped(line + ".", "") for line in (columns, NOT_PREDICTED, *advice.left_out)),
     ]
     return "\n\n".join(blocks)
 

@@ -4,15 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from importlib import import_module
+from types import ModuleType
+from typing import Any
 
-from ..distributed.shuffler_settings import LEARNED, ShufflerSettings
+from ..distributed.placement import compile_placement
+from ..distributed.shuffler_settings import ShufflerSettings
 
 AS_LOADED, REFINED, REBALANCE = "as_loaded", "refined", "rebalance"
 REBALANCE_GROUPS = "rebalance_groups"
 SPLIT = "split"
 KARMARKAR_KARP = "karmarkar_karp"
-# Settings that a strategy decides. Others, such as limits of tokens, are the user's.
+# Settings that a strategy decides, `balance_<name>` in `TrainerArgs`. Others, such as limits of tokens, are
+# the user's.
 CHOSEN = ("partitioner", "equal_rows", "split")
+# The value of `balance_cost` with which training learns costs.
+LEARNED = "learned"
+# Modules of features that need numpy and numba alone, and compile what they need.
+_SEARCHES = {"sample_splitting": "cut_search", "sample_groups": "group_column"}
+_FEATURES = f"{__package__.rpartition('.')[0]}.features"
 
 
 @dataclass(frozen=True)
@@ -24,17 +34,48 @@ class Strategy:
         title: in tables.
         settings: of the shuffler; None leaves every sample on the rank that loaded it.
         balance_cost: the setting of the cost to balance by; None for FLOPs.
+        splits: whether samples are cut into pieces.
+        group_feature: the feature whose samples stay together; None for no groups.
     """
 
     name: str
     title: str
     settings: ShufflerSettings | None = None
     balance_cost: str | None = None
+    splits: bool = False
+    group_feature: str | None = None
 
     @property
-    def splits(self) -> bool:
-        """Whether samples are cut into pieces."""
-        return self.settings is not None and self.settings.split
+    def feature(self) -> str | None:
+        """The feature that the strategy needs; None if it needs none."""
+        if self.splits:
+            return "sample_splitting"
+        return None if self.group_feature is None else "sample_groups"
+
+    @property
+    def is_missing(self) -> bool:
+        """Whether the feature that the strategy needs has been deleted."""
+        try:
+            self._import_feature()
+        except ModuleNotFoundError as error:
+            if not (error.name or "").startswith(_FEATURES):
+                raise
+            return True
+        return False
+
+    def warm_up(self) -> None:
+        """Compiles what the strategy calls, so that no time of planning includes it."""
+        if self.settings is None:
+            return
+        compile_placement(self.settings)
+        feature = self._import_feature()
+        if feature is not None:
+            feature.compile_search()
+
+    def _import_feature(self) -> ModuleType | None:
+        if self.feature is None:
+            return None
+        return import_module(f"{_FEATURES}.{self.feature}.{_SEARCHES[self.feature]}")
 
     def gin_lines(self, present: Mapping[str, object]) -> list[str]:
         """Returns the lines that a gin file lacks to switch the strategy on.
@@ -44,10 +85,15 @@ class Strategy:
         """
         if self.settings is None:
             return []
-        wanted = {f"balance_{name}": getattr(self.settings, name) for name in CHOSEN}
-        wanted = {name: value for name, value in wanted.items() if name in present}
-        wanted |= {f"balance_{name}": value for name, value in self._changed().items()}
-        lines = {"enable_balanced_shuffler": True, **wanted}
+        chosen = (self.settings.partitioner, self.settings.equal_rows, self.splits)
+        wanted = dict(zip(CHOSEN, chosen, strict=True))
+        wanted = {name: value for name, value in wanted.items() if f"balance_{name}" in present}
+        wanted |= {} if self.balance_cost is None else {"cost": self.balance_cost}
+        wanted |= self._changed()
+        wanted |= {} if self.group_feature is None else {"group_feature": self.group_feature}
+        wanted |= {"split": True} if self.splits else {}
+        lines: dict[str, object] = {"enable_balanced_shuffler": True}
+        lines |= {f"balance_{name}": value for name, value in wanted.items()}
         unset = object()
         return [
             f"TrainerArgs.{name} = {value!r}"
@@ -62,16 +108,22 @@ class Strategy:
             return None
         given = {name: repr(value) for name, value in self._changed().items()}
         if self.balance_cost not in (None, LEARNED):
-            given["cost"] = f"Cost.load({given['cost']})"
+            given = {"cost": f"Cost.load({self.balance_cost!r})"} | given
+        features = ["LearnedCosts()"] if self.balance_cost == LEARNED else []
+        if self.group_feature is not None:
+            features.append(f"SampleGroups({self.group_feature!r})")
+        if self.splits:
+            features.append("SplitSamples()")
+        if features:
+            given["features"] = f"[{', '.join(features)}]"
         return f"batch_shuffler=MyShuffler({', '.join(f'{name}={value}' for name, value in given.items())})"
 
     def _changed(self) -> dict[str, object]:
-        """Returns the cost, and the settings that differ from their defaults."""
-        changed = {} if self.balance_cost is None else {"cost": self.balance_cost}
+        """Returns the settings that differ from their defaults."""
         settings = {
             spec.name: (getattr(self.settings, spec.name), spec.default) for spec in fields(ShufflerSettings)
         }
-        return changed | {name: value for name, (value, default) in settings.items() if value != default}
+        return {name: value for name, (value, default) in settings.items() if value != default}
 
 
 def strategies(balance_cost: str | None, group_column: str | None = None) -> list[Strategy]:
@@ -81,14 +133,19 @@ def strategies(balance_cost: str | None, group_column: str | None = None) -> lis
         balance_cost: the setting of the cost to balance by; None for FLOPs.
         group_column: the name of the samples' groups; None if they have none.
     """
-    settings = {
-        (KARMARKAR_KARP, "Karmarkar–Karp"): ShufflerSettings(partitioner="karmarkar_karp"),
-        (REFINED, "refined"): ShufflerSettings(partitioner="refined"),
-        (REBALANCE, "rebalance (default)"): ShufflerSettings(),
-    }
+
+    def balanced(name: str, title: str, settings: ShufflerSettings, **feature: Any) -> Strategy:
+        return Strategy(name, title, settings, balance_cost, **feature)
+
+    compared = [
+        Strategy(AS_LOADED, "as loaded"),
+        balanced(KARMARKAR_KARP, "Karmarkar–Karp", ShufflerSettings("karmarkar_karp")),
+        balanced(REFINED, "refined", ShufflerSettings("refined")),
+        balanced(REBALANCE, "rebalance (default)", ShufflerSettings()),
+    ]
     if group_column is not None:
-        settings[REBALANCE_GROUPS, "rebalance, groups"] = ShufflerSettings(group_feature=group_column)
+        settings = ShufflerSettings()
+        compared.append(balanced(REBALANCE_GROUPS, "rebalance, groups", settings, group_feature=group_column))
     # Refined spreads what pieces fetch more evenly.
-    settings[SPLIT, "pieces (split)"] = ShufflerSettings("refined", equal_rows=False, split=True)
-    balanced = [Strategy(*names, of_strategy, balance_cost) for names, of_strategy in settings.items()]
-    return [Strategy(AS_LOADED, "as loaded"), *balanced]
+    settings = ShufflerSettings("refined", equal_rows=False)
+    return [*compared, balanced(SPLIT, "pieces (split)", settings, splits=True)]

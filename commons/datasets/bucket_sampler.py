@@ -10,7 +10,7 @@ from torch.utils.data import Sampler
 
 from ..checks import require, require_at_least
 from ..partition import rebalance, refined
-from ..partition.groups import numbered_groups
+from ..partition.groups import number_groups
 from ..partition.workloads import as_workloads, check_count
 
 
@@ -76,7 +76,7 @@ class BucketSampler(Sampler[list[int]]):
         check_count("num_buckets", num_buckets)
         require_at_least(0, "seed", seed)
         self._workloads = as_workloads(workloads)
-        self._group_of = None if groups is None else numbered_groups(groups, len(self._workloads))
+        self._group_of = None if groups is None else number_groups(groups, len(self._workloads))
         self._step_size = batch_size * num_ranks
         self._rank = rank
         self._num_ranks = num_ranks

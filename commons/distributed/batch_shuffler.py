@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -13,11 +12,10 @@ import torch.distributed as dist
 
 from ..checks import require_type
 from ..perf_model.cost import Cost
+from ..sequence_batch.batch_view import BatchView, view_batch
 from ..sequence_batch.packed_rows import PackedRows, gather_rows
-from ..sequence_batch.sample_rows import SampleRows
 from .balance_report import WORKLOAD_UNITS
 from .batch_format import BatchFormat
-from .count_rows import Counter
 from .exchange import EXCHANGES, Traffic
 from .feature import Feature, chain, in_order
 from .loss_reduction import LossScale, check_global_mean
@@ -63,10 +61,8 @@ class BatchShuffler(ABC):
         cost, settings: as given.
         features: as given, outermost first.
         group: the ranks to balance among.
-        sample_rows: reads the rows of batches.
         partitioning: calls the partitioner.
         planner: makes the plans: of the group, or of all ranks once `plan_over` was called.
-        format: what the ranks agreed on at the first batch; None before it.
         expects_scale: whether a training loop has to call `scale`. Pipelines scale the loss themselves, and
             set it to False.
 
@@ -99,8 +95,9 @@ class BatchShuffler(ABC):
             feature.check(self.settings)
         self.partitioning = Partitioning(self.settings, self.features)
         self.group = self._make_group(process_group)
-        self.sample_rows = SampleRows(self.shared_fields)
-        self.format: BatchFormat | None = None
+        shared = self.shared_fields
+        if isinstance(shared, str):
+            raise TypeError(f"shared_fields is {shared!r}; expected a tuple of paths, as in ({shared!r},)")
         self.planner = Planner(self, self.group)
         self._exchange = EXCHANGES[self.settings.exchange]
         self._move = chain(self.features, "around_exchange", self._move_rows)
@@ -109,12 +106,20 @@ class BatchShuffler(ABC):
         if self.group.num_ranks > 1:
             self.group.group_for("exchange", job_device())  # connected here, so that no step waits for it
             warm_up(self.settings, self.features)
-        else:
-            for feature in self.features:
-                feature.warm_up()
+        for feature in self.features:
+            feature.is_taken = True
+
+    @property
+    def format(self) -> BatchFormat | None:
+        """What the ranks agreed on at the first batch; None before it."""
+        return self.planner.format
 
     def _make_group(self, process_group: dist.ProcessGroup | None) -> RankGroup:
         return RankGroup.of(process_group)
+
+    def view(self, batch: Any) -> BatchView:
+        """Returns the rows of a batch of any type, for those who count or move them."""
+        return view_batch(batch, self.shared_fields)
 
     @abstractmethod
     def get_workloads(self, batch: Any) -> torch.Tensor:
@@ -133,7 +138,7 @@ class BatchShuffler(ABC):
         Token caps, and costs that are fitted to times, count them. Defaults to `BaseBatch.num_tokens()`, or
         to the number of jagged elements of any other batch.
         """
-        return self.sample_rows.num_tokens(batch)
+        return self.view(batch).num_tokens()
 
     def get_loss_tokens(self, batch: Any) -> torch.Tensor:
         """Returns the loss tokens of each row, `[batch_size]` integers; `batch` is on the host.
@@ -141,31 +146,11 @@ class BatchShuffler(ABC):
         The loss is a mean over them. Defaults to `BaseBatch.num_loss_tokens()`, or to one per row
         of any other batch.
         """
-        return self.sample_rows.num_loss_tokens(batch)
-
-    def counters(self, batch: Any) -> Mapping[str, Counter]:
-        """Returns the functions for workloads, tokens and loss tokens, by the names in messages."""
-
-        def named(method: str, default: str) -> str:
-            mine = getattr(type(self), method) is not getattr(BatchShuffler, method)
-            return f"{type(self).__name__}.{method}" if mine else f"{type(batch).__name__}.{default}"
-
-        return {
-            f"{type(self).__name__}.get_workloads": self.get_workloads,
-            named("get_tokens", "num_tokens"): self.get_tokens,
-            named("get_loss_tokens", "num_loss_tokens"): self.get_loss_tokens,
-        }
-
-    def described_settings(self) -> dict[str, str]:
-        """Returns all settings by name, which the ranks have to have alike."""
-        described = {field.name: repr(getattr(self.settings, field.name)) for field in fields(self.settings)}
-        for feature in self.features:
-            described[feature.name] = repr(dict(feature.settings()))
-        return described | {"cost": repr(self.cost)}
+        return self.view(batch).num_loss_tokens()
 
     def plan_over(self, ranks: RankGroup) -> None:
         """Plans for all of these ranks from now on, as pipelines need it; collective over them."""
-        if ranks.ranks != self.planner.over.ranks:
+        if ranks.ranks != self.planner.ranks.ranks:
             if self.group.num_ranks == 1:  # it places the others' rows, too
                 warm_up(self.settings, self.features)
             self.planner = Planner(self, ranks)
@@ -183,12 +168,7 @@ class BatchShuffler(ABC):
                 rank, as is any error of `get_workloads`. An error of one rank alone after the gather, such as
                 a lack of memory, is raised there only, unless a feature compares plans.
         """
-        return self.plan_here(self.planner.plan(batch))
-
-    def plan_here(self, everyone: ShufflePlan) -> ShufflePlan:
-        """Returns the part of the planner's new plan among the ranks to balance among."""
-        self.format = self.planner.format
-        return everyone.within(np.searchsorted(self.planner.over.ranks, self.group.ranks))
+        return self.planner.within_set(self.planner.plan(batch))
 
     def exchange(self, batch: Batch, plan: ShufflePlan) -> Batch:
         """Moves the samples as planned. Collective over the group, on the batch's device.
@@ -208,17 +188,17 @@ class BatchShuffler(ABC):
         """
         if self.expects_scale:
             self._loss_scale.expect()
-        if self.format is None:
+        batch_format, rank = self.format, self.group.rank
+        if batch_format is None:
             return batch
-        rank = self.group.rank
         if self.group.num_ranks == 1:
-            return self.format.with_row_counts(batch, plan.rows.row_counts)
+            return batch_format.with_row_counts(self.view(batch), plan.rows.row_counts)
         batch = self.prepare(batch, plan)
-        loaded = self.sample_rows.packed(batch)
+        loaded = self.view(batch).packed()
         self._check_planned(loaded, plan)
         rows = self._move(loaded, plan)
         own_counts = plan.rows.row_counts[plan.computed_by(rank)]
-        placed = self.format.make_batch(batch, rows, int(plan.num_rows[rank]), own_counts)
+        placed = batch_format.make_batch(self.view(batch), rows, int(plan.num_rows[rank]), own_counts)
         for feature in self.features:
             placed = feature.after_exchange(placed, plan)
         return placed

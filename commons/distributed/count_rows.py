@@ -10,13 +10,14 @@ import numpy as np
 import torch
 
 from ..perf_model.cost import Cost
+from ..sequence_batch.batch_view import NARROW_INTEGERS, BatchView
 from ..sequence_batch.packed_rows import check_jagged_fields, key_lengths, row_elements
 from ..sequence_batch.row_schema import FieldValue, RowSchema
-from ..sequence_batch.sample_rows import NARROW_INTEGERS, SampleRows
 from .row_table import RowTable
 
 _NUM_TOKENS = 2  # after the workloads of a row: its tokens and loss tokens
 Counter = Callable[[Any], torch.Tensor]
+Columns = Callable[[Any], Mapping[str, torch.Tensor]]
 
 
 @dataclass(frozen=True)
@@ -82,43 +83,43 @@ class RowFormat:
 
 
 def count_rows(
-    batch: Any,
-    sample_rows: SampleRows,
+    batch: BatchView,
     counters: Mapping[str, Counter],
-    columns: Callable[[Any], Mapping[str, torch.Tensor]],
+    columns: Mapping[str, Columns],
 ) -> tuple[RowTable, RowFormat]:
     """Counts the real rows of a batch on the host.
 
     Args:
         batch: this rank's.
-        sample_rows: reads its rows.
         counters: functions that return workloads, tokens, and loss tokens of each row, all `[batch_size]`, in
             this order, by the names that messages call them. Workloads may be `[batch_size, columns]`. They
             see int64 lengths.
-        columns: likewise the columns of features by name, int64 `[batch_size]` each.
+        columns: functions that return the columns of a feature by name, int64 `[batch_size]` each, by the
+            features' names.
 
     Raises:
         ValueError: counts of the wrong length, in a dtype that wraps, negative, NaN or infinite; lengths that
-            do not account for the batch's values; or a field that requires a gradient.
+            do not account for the batch's values; a field that requires a gradient; or columns of another
+            shape or dtype, or two of one name.
     """
-    fields = sample_rows.per_sample_fields(batch)
+    fields = batch.fields
     check_jagged_fields(fields)
     _check_detached(fields)
     schema = RowSchema.of(fields)
-    num_rows, num_real = sample_rows.batch_rows(batch)
+    num_rows, num_real = batch.num_rows, batch.num_samples
     if num_rows == 0:
         raise ValueError(
             "a batch of this rank has no rows: skip it in the loader; ranks may have fewer batches"
         )
-    shown = sample_rows.with_long_lengths(batch)
+    shown = batch.with_long_lengths()
     counts: list[torch.Tensor] = []
     for whose, count in counters.items():
         check = check_counts if counts else check_work  # workloads come first
         counts.append(check(_call(count, shown, whose), num_rows, num_real, whose))
-    work, tokens, loss_tokens = (of_rows[:num_real].numpy() for of_rows in counts)
-    row_counts = sample_rows.row_counts(shown)
+    work, tokens, loss_tokens = (row_values[:num_real].numpy() for row_values in counts)
+    row_counts = batch.view(shown).row_counts()
+    feature_columns = _count_columns(columns, shown, num_rows, num_real)
     elements = row_elements(key_lengths(fields, schema, num_rows), schema)[:num_real].numpy()
-    of_features = {name: column[:num_real].numpy() for name, column in columns(shown).items()}
     table = RowTable(
         batch_sizes=np.array([num_rows]),
         num_loaded=np.array([num_real]),
@@ -127,11 +128,11 @@ def count_rows(
         loss_tokens=loss_tokens,
         num_elements=elements,
         sample_bytes=tokens,
-        row_counts=_check_row_counts(row_counts, num_rows, num_real, type(batch).__name__),
+        row_counts=_check_row_counts(row_counts, num_rows, num_real, type(batch.batch).__name__),
         work=work,
-        columns=of_features,
+        columns=feature_columns,
     )
-    return table, RowFormat(schema, work.shape[1], tuple(row_counts), tuple(of_features))
+    return table, RowFormat(schema, work.shape[1], tuple(row_counts), tuple(feature_columns))
 
 
 def _check_detached(fields: Mapping[str, FieldValue]) -> None:
@@ -166,7 +167,24 @@ def _check_row_counts(
     return checked
 
 
-def _call(count: Counter, batch: Any, whose: str) -> Any:
+def _count_columns(
+    columns: Mapping[str, Columns], batch: Any, num_rows: int, num_real: int
+) -> dict[str, np.ndarray]:
+    """Returns the columns of real rows, once each can be gathered."""
+    checked: dict[str, np.ndarray] = {}
+    for feature, columns_of in columns.items():
+        for name, column in _call(columns_of, batch, f"{feature}.columns").items():
+            whose = f"{feature}.columns()[{name!r}]"
+            if column.dtype != torch.int64 or column.shape != (num_rows,):
+                found = f"{column.dtype} of {tuple(column.shape)}"
+                raise ValueError(f"{whose} is {found}; expected torch.int64, one per row: ({num_rows},)")
+            if name in checked:
+                raise ValueError(f"{whose}: another feature has a column of this name, too")
+            checked[name] = column[:num_real].numpy()
+    return checked
+
+
+def _call(count: Callable[[Any], Any], batch: Any, whose: str) -> Any:
     try:
         return count(batch)
     except StopIteration as error:  # further up it would look like the end of the data
@@ -203,10 +221,10 @@ def check_counts(returned: Any, num_rows: int, num_real: int, whose: str) -> tor
             "int64, as in tokens.long() ** 2"
         )
     if values.shape != (num_rows,):
-        of_keys = values.dim() == 1 and num_rows and len(values) % num_rows == 0
+        has_all_keys = values.dim() == 1 and num_rows and len(values) % num_rows == 0
         raise ValueError(
             f"{whose} returned shape {tuple(values.shape)}, expected one number per row: ({num_rows},)"
-            + ("; lengths() of a KeyedJaggedTensor has all keys, one after the other" if of_keys else "")
+            + ("; lengths() of a KeyedJaggedTensor has all keys, one after the other" if has_all_keys else "")
         )
     real = values[:num_real]
     whole = torch.ones_like(real, dtype=torch.bool)

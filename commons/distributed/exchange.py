@@ -69,8 +69,8 @@ def transfer(rows: PackedRows, route: Route, rank: int, group: dist.ProcessGroup
         counts = np.diff(np.append(starts, len(arriving)))
         chunks = received.split(wanted.chunk_bytes[wanted.ranks[arriving][starts]].tolist())
         sources += [
-            PackedRows.from_bytes(chunk, rows.schema, int(count), of_chunk.tolist())
-            for chunk, count, of_chunk in zip(chunks, counts, elements, strict=True)
+            PackedRows.from_bytes(chunk, rows.schema, int(count), chunk_elements.tolist())
+            for chunk, count, chunk_elements in zip(chunks, counts, elements, strict=True)
         ]
     positions = np.empty(len(wanted.ranks), dtype=np.int64)
     positions[wanted.ranks == rank] = np.flatnonzero(held.ranks == rank)
@@ -79,8 +79,8 @@ def transfer(rows: PackedRows, route: Route, rank: int, group: dist.ProcessGroup
 
 
 def _all_to_all(rows: PackedRows, plan: ShufflePlan, group: RankGroup) -> PackedRows:
-    of_device = group.group_for("exchange", rows.lengths.device)
-    return transfer(rows, plan.route(group.rank), group.rank, of_device)
+    carrier = group.group_for("exchange", rows.lengths.device)
+    return transfer(rows, plan.route(group.rank), group.rank, carrier)
 
 
 def _all_to_all_traffic(plan: ShufflePlan, rank: int) -> Traffic:
@@ -91,7 +91,7 @@ def _all_to_all_traffic(plan: ShufflePlan, rank: int) -> Traffic:
 def _all_gather(rows: PackedRows, plan: ShufflePlan, group: RankGroup) -> PackedRows:
     """Sends every sample to every rank; each rank sends as many bytes as the one with most."""
     by_rank = np.split(plan.rows.num_elements, plan.rows.home_start[1:])
-    elements = np.stack([of_rank.sum(0) for of_rank in by_rank])
+    elements = np.stack([rank_elements.sum(0) for rank_elements in by_rank])
     size = _all_gather_size(plan)
     mine = np.arange(plan.rows.num_loaded[group.rank])
     packed = rows.to_chunks([mine], elements[group.rank : group.rank + 1])
@@ -99,16 +99,16 @@ def _all_gather(rows: PackedRows, plan: ShufflePlan, group: RankGroup) -> Packed
     send = F.pad(packed, (0, size - len(packed)))
     dist.all_gather_into_tensor(received.view(-1), send, group=group.group_for("exchange", send.device))
     sources = [
-        PackedRows.from_bytes(buffer, rows.schema, int(loaded), of_rank.tolist())
-        for buffer, loaded, of_rank in zip(received, plan.rows.num_loaded, elements, strict=True)
+        PackedRows.from_bytes(buffer, rows.schema, int(loaded), rank_elements.tolist())
+        for buffer, loaded, rank_elements in zip(received, plan.rows.num_loaded, elements, strict=True)
     ]
     samples = plan.partition[group.rank]
     return gather_rows(sources, samples, plan.rows.num_elements[samples].sum(0).tolist())
 
 
 def _all_gather_traffic(plan: ShufflePlan, rank: int) -> Traffic:
-    of_others = _all_gather_size(plan) * (plan.num_ranks - 1)
-    return Traffic(of_others, of_others)
+    bytes_of_others = _all_gather_size(plan) * (plan.num_ranks - 1)
+    return Traffic(bytes_of_others, bytes_of_others)
 
 
 def _all_gather_size(plan: ShufflePlan) -> int:

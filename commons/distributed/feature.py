@@ -62,6 +62,7 @@ class Feature:
         waits_on_device: why the device waits for other ranks between forward and backward; empty if it does
             not.
         verifies: whether it has the ranks compare what they do; others then compare more, too.
+        is_taken: whether it is part of a shuffler.
         faster_without: what to set where planning is too slow; empty if the feature hardly slows it.
     """
 
@@ -72,6 +73,7 @@ class Feature:
     partitioner_arguments: Mapping[str, Any] = {}
     waits_on_device: str = ""
     verifies: bool = False
+    is_taken: bool = False
     faster_without: str = ""
 
     def settings(self) -> Mapping[str, Any]:
@@ -111,7 +113,10 @@ class Feature:
         return place(rows)
 
     def before_copy(self, batch: Any, plan: ShufflePlan) -> Any:
-        """Returns the batch to copy to the device and exchange, from the one that was planned."""
+        """Returns the batch to copy to the device and exchange, from the one that was planned.
+
+        The exchange calls it again, with what it returned or a copy on the device, which it returns as it is.
+        """
         return batch
 
     def around_exchange(
@@ -143,15 +148,19 @@ def in_order(features: Sequence[Feature]) -> tuple[Feature, ...]:
     """Returns the features, outermost first.
 
     Raises:
-        TypeError: one is no `Feature`.
-        ValueError: one is given twice, or excludes another.
+        TypeError: one is no `Feature`, or they are no list.
+        ValueError: one is given twice, is part of another shuffler, or excludes another.
     """
+    if not isinstance(features, Sequence):
+        raise TypeError(f"features is {features!r}; expected a list of objects such as SplitSamples()")
     for feature in features:
         if not isinstance(feature, Feature):
             raise TypeError(f"features has {feature!r}; expected objects such as SplitSamples()")
     ordered = tuple(sorted(features, key=lambda feature: (feature.order, feature.name)))
     names = [feature.name for feature in ordered]
     for feature in ordered:
+        if feature.is_taken:
+            raise ValueError(f"{feature.name} is part of another shuffler; make an object for each")
         if names.count(feature.name) > 1:
             raise ValueError(f"features has {feature.name} twice; expected one of each")
         for other in names:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from ..sequence_batch.batch_view import BatchView
 from ..sequence_batch.row_schema import FieldValue
-from ..sequence_batch.sample_rows import SampleRows
 
 _SAMPLED = 64  # elements of each tensor, evenly spread
 
@@ -41,11 +41,11 @@ class LoadedMemory:
     about 5 µs per tensor, twice per step. A change of other elements alone goes unnoticed.
 
     Args:
-        sample_rows: reads the rows of batches.
+        view: returns the view of a batch.
     """
 
-    def __init__(self, sample_rows: SampleRows) -> None:
-        self._sample_rows = sample_rows
+    def __init__(self, view: Callable[[Any], BatchView]) -> None:
+        self._view = view
         self._waiting: deque[_Noted] = deque()
 
     def loaded(self, batch: Any) -> None:
@@ -85,7 +85,7 @@ class LoadedMemory:
                 )
 
     def _host_tensors(self, batch: Any) -> Iterator[tuple[str, torch.Tensor]]:
-        for name, field in self._sample_rows.per_sample_fields(batch).items():
+        for name, field in self._view(batch).fields.items():
             for part, tensor in _parts(field):
                 if tensor is not None and tensor.device.type == "cpu":
                     yield name + part, tensor

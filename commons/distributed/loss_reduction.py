@@ -150,20 +150,20 @@ class LossScale:
                 f'"global_mean" is of one batch, and step_plans has {len(plans)}: return the mean over this '
                 'rank\'s loss tokens, and use "mean"'
             )
-        of_rank = loss_sum(loss, reduction, plan.loss_tokens_on(self._group.rank), 1.0)
+        rank_loss = loss_sum(loss, reduction, plan.loss_tokens_on(self._group.rank), 1.0)
         copies = self._num_ranks if gradients == "mean" else 1
         tokens = self._tokens_of_all_ranks(plans, loss.device)
         if reduction == "global_mean":
-            return of_rank.masked_fill((tokens == 0).to(loss.device), 0.0) * (copies / self._num_ranks)
-        return of_rank * (copies / tokens.clamp(min=1)).to(of_rank.dtype)
+            return rank_loss.masked_fill((tokens == 0).to(loss.device), 0.0) * (copies / self._num_ranks)
+        return rank_loss * (copies / tokens.clamp(min=1)).to(rank_loss.dtype)
 
     def _tokens_of_all_ranks(self, plans: list[ShufflePlan], device: torch.device) -> torch.Tensor:
         """Returns the loss tokens of the plans on all ranks of the job, 0-d float64."""
         if self._group.num_ranks == self._num_ranks:
             return torch.tensor(sum(plan.num_loss_tokens for plan in plans), dtype=torch.float64)
         if self._counted is None or list(map(id, self._counted[0])) != list(map(id, plans)):
-            of_rank = sum(plan.loss_tokens_on(self._group.rank) for plan in plans)
-            tokens = torch.tensor(of_rank, dtype=torch.float64, device=device)
+            rank_tokens = sum(plan.loss_tokens_on(self._group.rank) for plan in plans)
+            tokens = torch.tensor(rank_tokens, dtype=torch.float64, device=device)
             dist.all_reduce(tokens)
             self._counted = plans, tokens
         return self._counted[1]

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from ..partition import lower_bound, rebalance, refine, refined
-from ..partition.problem import MOST_TOKENS, number_of_part, token_goal
+from ..partition.problem import number_of_part, token_goal
+from ..partition.workloads import MOST_TOKENS
 from .feature import Feature
 from .row_table import RowTable
 from .shuffle_plan import ShufflePlan, join_plans
@@ -194,13 +195,13 @@ def place_sets(
     Args:
         rows: of all ranks.
         sets: the ascending ranks of each set, each rank in one of them, and their ranks per node.
-        place_set: places the rows of a set.
+        place_set: places the rows of a set; not called where each rank is a set of its own.
     """
-    if len(sets) == 1:
-        return place_set(replace(rows, ranks_per_node=sets[0][1]))
     alone = np.array([ranks[0] for ranks, _ in sets if len(ranks) == 1], dtype=np.int64)
     if len(alone) == rows.num_ranks:
         return place_at_home(rows)
+    if len(sets) == 1:
+        return place_set(replace(rows, ranks_per_node=sets[0][1]))
     plans = [
         (ranks, place_set(replace(rows.within(ranks), ranks_per_node=ranks_per_node)))
         for ranks, ranks_per_node in sets
@@ -217,12 +218,13 @@ def warm_up(settings: ShufflerSettings, features: Sequence[Feature] = ()) -> Non
     Shows that it runs if it takes long. What only other settings reach is left out.
     """
     with shown_if_slow("compiling the partition functions, once per machine and version"):
-        _compile(settings)
+        compile_placement(settings)
         for feature in features:
             feature.warm_up()
 
 
-def _compile(settings: ShufflerSettings) -> None:
+def compile_placement(settings: ShufflerSettings) -> None:
+    """Compiles, or loads from numba's cache, what placing calls without features."""
     # Rows have to be made equal, and then no single swap reaches the target: rebalancing needs every search.
     work, home = np.array([2, 5, 7, 2, 5, 1, 5]), np.array([1, 0, 0, 1, 0, 0, 0])
     ones, each = np.ones(2, dtype=np.int64), np.ones((2, 1), dtype=np.int64)

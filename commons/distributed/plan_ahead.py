@@ -80,7 +80,7 @@ class PlanAhead:
     ) -> None:
         self._shuffler, self._planner, self._check = shuffler, shuffler.planner, check
         self._thread = _Thread(device)
-        self._memory = LoadedMemory(shuffler.sample_rows)
+        self._memory = LoadedMemory(shuffler.view)
         self._slow_plans = SlowPlans(shuffler)
         self._loader: Iterator[Any] | None = None
         self._this_rank_ended = self._all_ended = False
@@ -166,8 +166,8 @@ class PlanAhead:
                 if batch is _ENDED:
                     return None, None
                 self._memory.loaded(batch)
-                on_host = self._shuffler.sample_rows.to_host(batch)
-                if on_host is not batch and self._planner.over.rank == 0:
+                on_host = self._shuffler.view(batch).to_host()
+                if on_host is not batch and self._planner.ranks.rank == 0:
                     _warn_of_device_batches()
                 return (on_host, batch), None
         except Exception as error:  # the other ranks are told when this step is planned
@@ -180,7 +180,7 @@ class PlanAhead:
         everyone = self._planner.plan(on_host, failure, self.post)
         if not everyone.has_batch:
             return None
-        plan = self._shuffler.plan_here(everyone)
+        plan = self._planner.within_set(everyone)
         batch = self._shuffler.prepare(on_host, plan)
         if batch is on_host:
             batch = given  # what came on the device stays there
@@ -252,6 +252,11 @@ def _run(jobs: queue.SimpleQueue[Any], device: torch.device | None) -> None:
                 planned = function(*arguments)
             future.set_result(planned)
             del planned
+        except StopIteration as error:  # from `next_step` it would look like the end of the data
+            failure = RuntimeError(f"planning raised {error!r}")
+            failure.__cause__ = error
+            future.set_exception(failure)
+            del failure
         except BaseException as error:
             future.set_exception(error)
         del job, future, function, arguments  # else they would live until the next job comes

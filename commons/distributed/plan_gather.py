@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from ..sequence_batch.batch_view import BatchView
 from ..sequence_batch.row_schema import FieldValue, RowSchema
-from ..sequence_batch.sample_rows import SampleRows, knows_padding
 from .batch_format import BatchFormat
 from .channel import Channel
 from .count_rows import RowFormat
@@ -52,7 +52,7 @@ class PlanGather:
     Args:
         channel: of the ranks; used by one thread at a time.
         settings: of the shuffler and its features, by name; they have to be the same on all ranks.
-        sample_rows: reads the rows of batches.
+        view: returns the view of a batch.
         features: of the shuffler.
 
     Attributes:
@@ -63,11 +63,11 @@ class PlanGather:
         self,
         channel: Channel,
         settings: Mapping[str, str],
-        sample_rows: SampleRows,
+        view: Callable[[Any], BatchView],
         features: Sequence[Feature],
     ) -> None:
         self._channel, self._settings = channel, settings
-        self._sample_rows, self._features = sample_rows, features
+        self._view, self._features = view, features
         self._capacity = 0  # rows that a gather carries per rank
         self.format: BatchFormat | None = None
 
@@ -135,13 +135,13 @@ class PlanGather:
         self, counted: Counted | None, failure: Exception | None, first_batch: Any, num_posted: int
     ) -> None:
         """Sets `format`, unless no rank has a batch."""
-        mine, padding_batch, pinned = None, None, False
+        mine, padding, pinned = None, None, False
         if counted is not None and failure is None:
             try:
-                on_host = self._sample_rows.to_host(first_batch)
-                padding_batch = self._sample_rows.row_or_padding(on_host)
-                pinned = self._sample_rows.is_pinned(first_batch)
-                mine = self._offer(counted, on_host, padding_batch)
+                first = self._view(first_batch)
+                pinned, on_host = first.is_pinned, self._view(first.to_host())
+                padding = self._view(on_host.first_row())
+                mine = self._offer(counted, on_host.batch, padding)
             except Exception as error:
                 failure = error
         sent = mine, portable(failure), self._settings, num_posted
@@ -163,20 +163,21 @@ class PlanGather:
         for rank in ranks:
             _check_same_offers(ranks[0], agreed, rank, offers[rank])
         if len(ranks) < len(offers):
-            sent = sent_by(ranks[0], padding_batch, self._channel.rank, self._channel.all_gather_objects)
-            padding_batch = sent if mine is None else padding_batch
+            row = None if padding is None else padding.batch
+            row = sent_by(ranks[0], row, self._channel.rank, self._channel.all_gather_objects)
+            padding = self._view(row) if padding is None else padding
+        assert padding is not None
         if agreed.real_row is not None:
-            padding_batch = self._sample_rows.with_rows(padding_batch, agreed.real_row, 1, 1)
+            padding = self._view(padding.with_rows(agreed.real_row, 1, 1))
         self._capacity = max(offers[rank].capacity for rank in ranks)
-        self.format = BatchFormat(agreed.rows, padding_batch, self._sample_rows, pinned, agreed.agreed)
+        self.format = BatchFormat(agreed.rows, padding, pinned, agreed.agreed)
 
-    def _offer(self, counted: Counted, first_batch: Any, padding_batch: Any) -> _Offer:
+    def _offer(self, counted: Counted, first_batch: Any, padding: BatchView) -> _Offer:
         rows, row_format = counted
-        fields = self._sample_rows.per_sample_fields(padding_batch)
         return _Offer(
             rows=row_format,
             capacity=int(rows.batch_sizes[0]),
-            real_row=None if knows_padding(padding_batch) else fields,
+            real_row=None if padding.pads else padding.fields,
             agreed={feature.name: feature.agree(first_batch, row_format) for feature in self._features},
         )
 
@@ -198,9 +199,9 @@ def _columns(row_format: RowFormat) -> tuple[Any, ...]:
 
 def _check_same_settings(settings: Sequence[Mapping[str, str]]) -> None:
     first = settings[0]
-    for rank, of_rank in enumerate(settings):
-        for name in sorted(first.keys() | of_rank.keys()):
-            here, there = first.get(name, "absent"), of_rank.get(name, "absent")
+    for rank, rank_settings in enumerate(settings):
+        for name in sorted(first.keys() | rank_settings.keys()):
+            here, there = first.get(name, "absent"), rank_settings.get(name, "absent")
             if here != there:
                 raise ValueError(
                     f"rank {rank}'s shuffler has {name}={there}, that of rank 0 {here}; all ranks need the "

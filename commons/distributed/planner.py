@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,8 +13,9 @@ import numpy as np
 from ..named_ranges import named_range
 from ..perf_model.cost import Cost
 from ..sequence_batch import containers
+from ..sequence_batch.batch_view import BatchView
 from .batch_format import BatchFormat
-from .count_rows import RowFormat, count_rows
+from .count_rows import Counter, RowFormat, count_rows
 from .feature import chain
 from .placement import place, place_sets
 from .plan_gather import PlanGather
@@ -34,10 +35,10 @@ class Planner:
 
     Args:
         shuffler: knows costs, settings and features.
-        over: the ranks that plan together: those that exchange, or all ranks of the job.
+        ranks: that plan together: those that exchange, or all ranks of the job.
 
     Attributes:
-        over: as given.
+        ranks: as given.
         sets: int64, the ascending ranks of each set that exchanges, each rank in one of them.
         posted: int64 `[ranks]`, what each rank posted with the last plan.
         seconds: that this rank counted and placed rows for the last plan, without the wait for others.
@@ -46,23 +47,23 @@ class Planner:
         ValueError: ranks are not each in one set of ranks that exchange; on all ranks.
     """
 
-    def __init__(self, shuffler: BatchShuffler, over: RankGroup) -> None:
-        self.over = over
+    def __init__(self, shuffler: BatchShuffler, ranks: RankGroup) -> None:
+        self.ranks = ranks
         self._shuffler, self._features = shuffler, shuffler.features
-        self._sets = _sets_that_exchange(shuffler.group, over)
+        self._sets = _sets_that_exchange(shuffler.group, ranks)
         self.sets = [ranks for ranks, _ in self._sets]
         for feature in self._features:
-            feature.setup(shuffler, over)
+            feature.setup(shuffler, ranks)
         self._gather = PlanGather(
-            over.channel(), shuffler.described_settings(), shuffler.sample_rows, self._features
+            ranks.channel(), _describe_settings(shuffler), shuffler.view, self._features
         )
-        of_set = [feature for feature in self._features if feature.places_each_set]
-        of_all = [feature for feature in self._features if not feature.places_each_set]
-        self._place_set = chain(of_set, "place", self._place_whole)
-        self._place = chain(of_all, "place", self._place_sets)
+        set_features = [feature for feature in self._features if feature.places_each_set]
+        job_features = [feature for feature in self._features if not feature.places_each_set]
+        self._place_set = chain(set_features, "place", self._place_whole)
+        self._place = chain(job_features, "place", self._place_sets)
         self._batch_type: type | None = None
         self._reserved_by: int | None = None
-        self.posted = np.zeros(over.num_ranks, dtype=np.int64)
+        self.posted = np.zeros(ranks.num_ranks, dtype=np.int64)
         self.seconds = 0.0, 0.0
 
     @property
@@ -129,15 +130,16 @@ class Planner:
         self.seconds = counting, time.perf_counter() - start
         return plan
 
+    def within_set(self, plan: ShufflePlan) -> ShufflePlan:
+        """Returns the part of a plan among the ranks that exchange with this one."""
+        return plan.within(np.searchsorted(self.ranks.ranks, self._shuffler.group.ranks))
+
     def _count(self, batch: Any) -> tuple[RowTable, RowFormat]:
         shuffler = self._shuffler
-        on_host = shuffler.sample_rows.to_host(batch)
-        self._check_type(on_host)
-
-        def columns(shown: Any) -> dict[str, Any]:
-            return {name: of for feature in self._features for name, of in feature.columns(shown).items()}
-
-        return count_rows(on_host, shuffler.sample_rows, shuffler.counters(on_host), columns)
+        batch = shuffler.view(shuffler.view(batch).to_host())
+        self._check_type(batch)
+        columns = {feature.name: feature.columns for feature in self._features}
+        return count_rows(batch, _counters(shuffler, batch.batch), columns)
 
     def _with_cost(self, rows: RowTable) -> RowTable:
         """Returns rows with the shuffler's cost in nanoseconds, if it has one.
@@ -166,17 +168,36 @@ class Planner:
         pads = self.format is None or self.format.pads
         return place(rows, self._shuffler.partitioning, pads)
 
-    def _check_type(self, batch: Any) -> None:
+    def _check_type(self, batch: BatchView) -> None:
         """Checks that this rank's batches are of one type, and whether the first can be exchanged."""
         if self._batch_type is None:
-            self._shuffler.sample_rows.check_shared(batch)
-            containers.check_replaceable(batch)
-            self._batch_type = type(batch)
-        if type(batch) is not self._batch_type:
+            batch.check()
+            self._batch_type = type(batch.batch)
+        if type(batch.batch) is not self._batch_type:
             raise TypeError(
-                f"a batch is a {containers.type_name(batch)}, and the first was a "
+                f"a batch is a {containers.type_name(batch.batch)}, and the first was a "
                 f"{self._batch_type.__qualname__}; all must be of one type"
             )
+
+
+def _counters(shuffler: BatchShuffler, batch: Any) -> dict[str, Counter]:
+    """Returns the functions for workloads, tokens and loss tokens, by the names in messages."""
+    counters: dict[str, Counter] = {}
+    for method in ("get_workloads", "get_tokens", "get_loss_tokens"):
+        is_default = getattr(type(shuffler), method).__qualname__ == f"BatchShuffler.{method}"
+        whose = type(batch if is_default else shuffler).__name__
+        name = method.replace("get_", "num_") if is_default else method
+        counters[f"{whose}.{name}"] = getattr(shuffler, method)
+    return counters
+
+
+def _describe_settings(shuffler: BatchShuffler) -> dict[str, str]:
+    """Returns all settings by name, which the ranks have to have alike."""
+    settings = shuffler.settings
+    described = {field.name: repr(getattr(settings, field.name)) for field in fields(settings)}
+    for feature in shuffler.features:
+        described[feature.name] = repr(dict(feature.settings()))
+    return described | {"cost": repr(shuffler.cost)}
 
 
 def predict_seconds(plan: ShufflePlan, cost: Cost, speeds: np.ndarray | float = 1.0) -> np.ndarray:

@@ -133,9 +133,9 @@ class RowTable:
         if len(ranks) == self.num_ranks:
             return self
         taken = self.take(self.loaded_by(ranks))
-        of_ranks = {name: getattr(taken, name) for name in self._per_rank}
-        of_ranks = {name: None if values is None else values[ranks] for name, values in of_ranks.items()}
-        return replace(taken, **of_ranks, ranks_per_node=None)
+        per_rank = {name: getattr(taken, name) for name in self._per_rank}
+        per_rank = {name: None if values is None else values[ranks] for name, values in per_rank.items()}
+        return replace(taken, **per_rank, ranks_per_node=None)
 
     def arrays(self) -> list[np.ndarray]:
         """Returns all that the table holds, without names, in one order on all ranks."""
@@ -156,8 +156,8 @@ def join_tables(tables: list[tuple[np.ndarray, RowTable]]) -> RowTable:
     Args:
         tables: the ascending ranks of each set, each rank in one of them, and their rows.
     """
-    ranks = np.concatenate([of_set for of_set, _ in tables])
-    home = np.concatenate([of_set[table.home] for of_set, table in tables])
+    ranks = np.concatenate([members for members, _ in tables])
+    home = np.concatenate([members[table.home] for members, table in tables])
     order = np.argsort(home, kind="stable")
     parts, first = [table for _, table in tables], tables[0][1]
 
@@ -171,7 +171,8 @@ def join_tables(tables: list[tuple[np.ndarray, RowTable]]) -> RowTable:
     examples = {name: column for part in parts for name, column in part.columns.items()}
 
     def column_of(part: RowTable, name: str) -> np.ndarray:
-        absent = np.zeros(len(part.home), dtype=examples[name].dtype)
+        example = examples[name]
+        absent = np.zeros((len(part.home), *example.shape[1:]), dtype=example.dtype)
         return part.columns.get(name, absent)
 
     columns = {

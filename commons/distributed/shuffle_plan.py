@@ -157,8 +157,8 @@ class ShufflePlan:
         return len(mine) == len(others) and all(map(np.array_equal, mine, others))
 
     def _arrays(self) -> list[np.ndarray]:
-        of_step = np.array([self.step[name] for name in sorted(self.step)], dtype=np.int64)
-        values = (self.destination, self.num_rows, self.predicted_seconds, of_step)
+        step_numbers = np.array([self.step[name] for name in sorted(self.step)], dtype=np.int64)
+        values = (self.destination, self.num_rows, self.predicted_seconds, step_numbers)
         return self.rows.arrays() + [value for value in values if value is not None]
 
     @cached_property

@@ -26,7 +26,7 @@ class SlowPlans:
 
     def __init__(self, shuffler: BatchShuffler) -> None:
         self._shuffler, self._planner = shuffler, shuffler.planner
-        self._steps_to_skip: float = _WARM_UP if self._planner.over.rank == 0 else np.inf
+        self._steps_to_skip: float = _WARM_UP if self._planner.ranks.rank == 0 else np.inf
         self._times: list[tuple[float, float, float]] = []
 
     def after(self, busy_seconds: float) -> None:

@@ -7,13 +7,12 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
-from .problem import Problem, relative_speeds
-from .search import shortest_time
-from .workloads import as_workloads, check_count
+from .problem import Problem
+from .workloads import as_speeds, as_workloads, check_count
 
 
 def loads(workloads: ArrayLike, partition: Sequence[np.ndarray]) -> np.ndarray:
-    """float64 `[parts]`: the sum of the workloads of each part; `partition` holds an index array per part."""
+    """The sum of the workloads of each part, float64 `[parts]`; `partition` holds an index array per part."""
     values = as_workloads(workloads)
     return np.array([values[part].sum() for part in partition])
 
@@ -37,7 +36,7 @@ def imbalance(
 def relative_to_mean(part_loads: np.ndarray, speeds: ArrayLike | None = None) -> float:
     """Largest ÷ mean of non-negative numbers `[parts]`, as `imbalance` takes them; 1.0 where all are 0."""
     if speeds is not None:
-        relative = relative_speeds(speeds, len(part_loads))
+        relative = as_speeds(speeds, len(part_loads))
         part_loads, mean = part_loads / relative, part_loads.sum() / relative.sum()
     else:
         mean = part_loads.mean()
@@ -66,5 +65,4 @@ def lower_bound(
     total = problem.work.sum()
     if total == 0:
         return 1.0
-    time = shortest_time(problem.work, problem.speeds, problem.limits)
-    return float(max(1.0, time * float(problem.speeds.sum()) / total))
+    return float(max(1.0, problem.shortest_time() * float(problem.speeds.sum()) / total))

@@ -1,4 +1,4 @@
-"""Partitions to start from: longest first, and differencing; and the better of both, refined."""
+"""Placements to start from: longest first, differencing, and units of groups."""
 
 from __future__ import annotations
 
@@ -6,56 +6,29 @@ import numpy as np
 from numba import njit
 
 from .compiled import compiled, inner
-from .search import (
-    NO_CAP,
-    NONE,
-    RESOLUTION,
-    Limits,
-    are_unequal,
-    ascending,
-    base_of,
-    refine_to,
-    sum_per_part,
-    target_time,
-    time_of,
-)
-
-# Where parts have at most this many samples in the mean, the search is cheap but often gets stuck: it tries
-# several starts.
-FEW_SAMPLES = 8
-# With unequal sizes, differencing takes time in proportion to samples × parts. Where there are many of both
-# it is left out: it lowers the largest load by at most 0.01%.
-SHORT_DIFFERENCING = 2**17
-# Differencing is tried if it may end above the target by at most this share. To refine more than that takes
-# longer than to start from longest first.
-NEAR = 1e-3
-# A share of the target above it at which no other start is tried.
-GOOD = 1e-4
-# Target times that are tried where speeds differ and the first one is out of reach.
-MAX_TRIED_TIMES = 8
+from .costs import Costs
+from .parts import NONE, Task, argsort
 
 
 @compiled
-def place_longest_first(work: np.ndarray, tokens: np.ndarray, base: np.ndarray, limits: Limits) -> np.ndarray:
+def place_longest_first(task: Task) -> np.ndarray:
     """Places each sample, the heaviest first, in the lightest part that can take it.
 
-    Source: Graham, "Bounds on Multiprocessing Timing Anomalies", 1969. `base` int64 `[parts]` is the load of
-    each part before; `work` and `tokens` are int64 `[samples]`, `work` descending.
+    Source: Graham, "Bounds on Multiprocessing Timing Anomalies", 1969. Of equally light parts, the one with
+    fewer samples is lighter: samples that cost nothing are spread, too.
 
-    Of equally light parts, the one with fewer samples is lighter: samples that cost nothing are spread, too.
+    Example: work [8, 7, 6, 5, 4] on two parts goes to parts [0, 1, 1, 0, 0], with loads of 17 and 13.
 
     Returns:
         int64 `[samples]`, the part of each; NONE from the first sample on that no part can take.
     """
-    num_parts = len(base)
-    fewest, most, max_tokens = limits.fewest, limits.most, limits.max_tokens
-    part_of = np.empty(len(work), dtype=np.int64)
-    for i in range(len(work)):
-        part_of[i] = NONE
+    work, tokens, fewest, most = task.work, task.tokens, task.fewest, task.most
+    num_parts = len(task.initial)
+    part_of = np.full(len(work), NONE)
     # A heap of the parts that can take more, the lightest on top; loads lie next to it for speed.
-    heap, loads = ascending(base), np.empty(num_parts, dtype=np.int64)
+    heap, loads = argsort(task.initial), np.empty(num_parts, dtype=np.int64)
     for at in range(num_parts):
-        loads[at] = base[heap[at]]
+        loads[at] = task.initial[heap[at]]
     size = np.zeros(num_parts, dtype=np.int64)
     amount = np.zeros(num_parts, dtype=np.int64)
     end = num_parts
@@ -64,14 +37,14 @@ def place_longest_first(work: np.ndarray, tokens: np.ndarray, base: np.ndarray, 
     while sample < len(work) and end > 0:
         at = 0
         part = heap[0]
-        if size[part] >= most or (size[part] >= fewest and spare == 0):
+        if size[part] >= most or (size[part] >= fewest and spare == 0):  # 1. A full part leaves the heap.
             end -= 1
             part, load = heap[end], loads[end]
-        else:
-            if amount[part] + tokens[sample] > max_tokens:
-                room = max_tokens - tokens[sample]
+        else:  # 2. The lightest part that has room for the tokens takes the sample.
+            if amount[part] + tokens[sample] > task.max_tokens:
+                room = task.max_tokens - tokens[sample]
                 rows = fewest if spare == 0 else most
-                at = _lightest_with_room(heap, end, loads, size, amount, room, rows)
+                at = _find_lightest(heap, end, loads, size, amount, room, rows)
                 if at == NONE:
                     break
                 part = heap[at]
@@ -81,7 +54,8 @@ def place_longest_first(work: np.ndarray, tokens: np.ndarray, base: np.ndarray, 
             amount[part] += tokens[sample]
             load = loads[at] + work[sample]
             sample += 1
-        # Written out: as a function, counting references to its arguments would take most of the time.
+        # 3. The part sinks below the lighter ones. In a function of its own, counting references to its
+        # arguments would take most of the time.
         while 2 * at + 1 < end:
             child = 2 * at + 1
             if child + 1 < end:
@@ -98,7 +72,7 @@ def place_longest_first(work: np.ndarray, tokens: np.ndarray, base: np.ndarray, 
 
 
 @inner
-def _lightest_with_room(
+def _find_lightest(
     heap: np.ndarray, end: int, loads: np.ndarray, size: np.ndarray, amount: np.ndarray, room: int, most: int
 ) -> int:
     """Position in the heap of the lightest part with at most `room` tokens and fewer than `most` samples."""
@@ -113,40 +87,45 @@ def _lightest_with_room(
 
 
 @compiled
-def place_by_differencing(work: np.ndarray, num_parts: int, group: int) -> np.ndarray:
+def place_by_differencing(work: np.ndarray, num_parts: int, width: int) -> np.ndarray:
     """Merges partial partitions, the two worst balanced first, until one is left.
 
     Source: Karmarkar and Karp, "The Differencing Method of Set Partitioning", 1982. A merge joins the
     heaviest part of one partition with the lightest of the other, and so on.
 
+    Example: work [8, 7, 6, 5, 4] on two parts starts as (8, 0), (7, 0), (6, 0), (5, 0), (4, 0). The worst
+    balanced are the first two; merged, they are (8, 7). Then 6 and 5 become (6, 5). 4 joins 7 to (11, 8),
+    which meets (6, 5) to end as (8 + 6, 7 + 4 + 5) = (14, 16).
+
     Args:
         work: int64 `[samples]`, descending.
         num_parts: parts, at least 1.
-        group: samples of a partition to start with, which are in a part each: 1, or `num_parts` for part
+        width: samples of a partition to start with, each in a part of its own: 1, or `num_parts` for part
             sizes within one of each other.
 
     Returns:
         int64 `[samples]`, the part of each.
     """
     num_samples = len(work)
-    # A partition lies in consecutive slots, a slot for each part with samples, the heaviest first: its load,
-    # and its first and last sample. Merged ones go behind all others; where space ends, the gaps are closed.
+    # 1. A partition lies in consecutive slots, a slot for each part with samples, the heaviest first: its
+    # load, and its first and last sample. Merged ones go behind all others; where space ends, gaps close.
     room = 2 * num_samples + num_parts
     load, head, tail = np.empty(room, np.int64), np.empty(room, np.int64), np.empty(room, np.int64)
     after = np.empty(num_samples, dtype=np.int64)  # the next sample of the same part
     for i in range(num_samples):
         load[i], head[i], tail[i], after[i] = work[i], i, i, NONE
-    count = (num_samples + group - 1) // group
+    count = (num_samples + width - 1) // width
     start, size = np.empty(count, dtype=np.int64), np.empty(count, dtype=np.int64)
     heap, spread = np.empty(count, dtype=np.int64), np.empty(count, dtype=np.int64)
     for p in range(count):
-        start[p], size[p], heap[p] = p * group, min(num_samples - p * group, group), p
+        start[p], size[p], heap[p] = p * width, min(num_samples - p * width, width), p
         spread[p] = _spread(load, start[p], size[p], num_parts)
     for at in range(count // 2 - 1, -1, -1):
         _sink(heap, spread, at, count)
     end = num_samples
     sums = np.empty(num_parts, dtype=np.int64)
     while count > 1:
+        # 2. Take the two partitions with the largest spreads, the distance of their heaviest and lightest.
         one = heap[0]
         count -= 1
         heap[0] = heap[count]
@@ -155,12 +134,12 @@ def place_by_differencing(work: np.ndarray, num_parts: int, group: int) -> np.nd
         length = min(size[one] + size[other], num_parts)
         if end + length > room:
             end = _close_gaps(load, head, tail, start, size)
-        # Slot p of the first meets slot length − 1 − p of the second.
+        # 3. Slot p of the first meets slot length − 1 − p of the second.
         offset, last = length - size[other], start[other] + length - 1
         for p in range(length):
             total = load[start[one] + p] if p < size[one] else 0
             sums[p] = -total - (load[last - p] if p >= offset else 0)
-        order = ascending(sums[:length])
+        order = argsort(sums[:length])
         for place in range(length):
             p = order[place]
             load[end + place] = -sums[p]
@@ -171,10 +150,12 @@ def place_by_differencing(work: np.ndarray, num_parts: int, group: int) -> np.nd
                 if p < size[one]:
                     after[tail[last - p]] = head[start[one] + p]
                     tail[end + place] = tail[start[one] + p]
+        # 4. The merged partition takes the place of the second in the heap.
         start[one], size[one], size[other] = end, length, 0
         end += length
         heap[0], spread[one] = one, _spread(load, start[one], length, num_parts)
         _sink(heap, spread, 0, count)
+    # 5. Follow the samples of each part of the last partition.
     part_of = np.empty(num_samples, dtype=np.int64)
     for part in range(size[heap[0]] if count > 0 else 0):
         sample = head[start[heap[0]] + part]
@@ -182,12 +163,6 @@ def place_by_differencing(work: np.ndarray, num_parts: int, group: int) -> np.nd
             part_of[sample] = part
             sample = after[sample]
     return part_of
-
-
-def differenced(work: np.ndarray, speeds: np.ndarray, group: int) -> np.ndarray:
-    """`place_by_differencing`, and the heaviest part to the fastest."""
-    part_of = place_by_differencing(work, len(speeds), group)
-    return np.argsort(-speeds, kind="stable")[part_of] if are_unequal(speeds) else part_of
 
 
 @njit(inline="always")
@@ -200,19 +175,14 @@ def _sink(heap: np.ndarray, spread: np.ndarray, at: int, end: int) -> None:
     """Moves a partition down in the heap; on top is the largest spread, of equal ones the first."""
     p = heap[at]
     while 2 * at + 1 < end:
-        child = 2 * at + 1
-        if child + 1 < end and _is_above(spread, heap[child + 1], heap[child]):
-            child += 1
-        if _is_above(spread, p, heap[child]):
+        child, top = 2 * at + 1, heap[2 * at + 1]
+        if child + 1 < end and (-spread[heap[child + 1]], heap[child + 1]) < (-spread[top], top):
+            child, top = child + 1, heap[child + 1]
+        if (-spread[p], p) < (-spread[top], top):
             break
-        heap[at] = heap[child]
+        heap[at] = top
         at = child
     heap[at] = p
-
-
-@njit(inline="always")
-def _is_above(spread: np.ndarray, one: int, other: int) -> bool:
-    return spread[one] > spread[other] or (spread[one] == spread[other] and one < other)
 
 
 @inner
@@ -221,7 +191,7 @@ def _close_gaps(
 ) -> int:
     """Moves all partitions to the front; returns the slot after the last."""
     end = 0
-    for p in ascending(start):
+    for p in argsort(start):
         begin = start[p]
         for slot in range(size[p]):
             load[end + slot] = load[begin + slot]
@@ -231,137 +201,99 @@ def _close_gaps(
     return end
 
 
-def time_by_differencing(work: np.ndarray, tokens: np.ndarray, speeds: np.ndarray, limits: Limits) -> int:
-    """The longest time of differencing with equal sizes; NO_CAP if that does not keep to the limits."""
-    return _time_within_limits(work, tokens, differenced(work, speeds, len(speeds)), speeds, limits)
-
-
-def refined_from_scratch(
-    work: np.ndarray, tokens: np.ndarray, speeds: np.ndarray, limits: Limits, tolerance: float
-) -> np.ndarray:
-    """int64 `[samples]`, the part of each, refined; the last is NONE if some sample has no place.
-
-    Never worse than differencing with equal sizes, where that keeps to the limits.
-    """
-    if len(work) == 0:
-        return np.empty(0, dtype=np.int64)
-    num_parts = len(speeds)
-    target = target_time(work, speeds, limits, tolerance)
-    near = target * (1 + NEAR)
-    is_small = len(work) <= FEW_SAMPLES * num_parts
-    equal_sizes = best = np.full(len(work), NONE)
-    time = NO_CAP
-    least = _least_by_differencing(work, num_parts)
-    if is_small or least <= near:
-        equal_sizes = differenced(work, speeds, num_parts)
-        least = _time_within_limits(work, tokens, equal_sizes, speeds, limits)
-    if is_small or least <= near:
-        best, time = _better(best, time, equal_sizes, least, work, tokens, limits, speeds, target)
-    if is_small and limits.fewest < limits.most - 1 and len(work) * num_parts <= SHORT_DIFFERENCING:
-        start = differenced(work, speeds, 1)
-        start_time = _time_within_limits(work, tokens, start, speeds, limits)
-        best, time = _better(best, time, start, start_time, work, tokens, limits, speeds, target)
-    if is_small or time > target * (1 + GOOD):
-        start = place_longest_first(work, tokens, base_of(speeds, target), limits)
-        start_time = _time_within_limits(work, tokens, start, speeds, limits)
-        if time == NO_CAP:
-            best = start  # even where it leaves samples without a place
-        best, time = _better(best, time, start, start_time, work, tokens, limits, speeds, target)
-    if time > max(least, target):
-        if equal_sizes[-1] == NONE:
-            equal_sizes = differenced(work, speeds, num_parts)
-        least = _time_within_limits(work, tokens, equal_sizes, speeds, limits)
-        if time == NO_CAP:
-            best, time = _better(best, time, equal_sizes, least, work, tokens, limits, speeds, target)
-        elif least < time:
-            best = equal_sizes  # refining it would take longer than all before
-    return best
-
-
-def _better(
-    best: np.ndarray,
-    time: int,
-    start: np.ndarray,
-    start_time: int,
-    work: np.ndarray,
-    tokens: np.ndarray,
-    limits: Limits,
-    speeds: np.ndarray,
-    target: int,
-) -> tuple[np.ndarray, int]:
-    """The better of `best` and `start`, refined, and its longest time; NO_CAP stands for no partition."""
-    if time <= target or start_time == NO_CAP:
-        return best, time
-    if start_time > target:
-        start_time = refine_within(work, tokens, start, speeds, limits, target)
-        if start_time > target and are_unequal(speeds):
-            start = _heaviest_on_fastest(work, start, speeds)
-            start_time = refine_within(work, tokens, start, speeds, limits, target)
-    return (start, start_time) if start_time < time else (best, time)
-
-
-def _heaviest_on_fastest(work: np.ndarray, part_of: np.ndarray, speeds: np.ndarray) -> np.ndarray:
-    """The same partition, its parts renumbered: the heavier, the faster. No time is longer than before."""
-    by_load = np.argsort(-sum_per_part(work, part_of, len(speeds)), kind="stable")
-    number = np.empty_like(by_load)
-    number[by_load] = np.argsort(-speeds, kind="stable")
-    return number[part_of]
-
-
-def refine_within(
-    work: np.ndarray, tokens: np.ndarray, part_of: np.ndarray, speeds: np.ndarray, limits: Limits, target: int
-) -> int:
-    """Changes `part_of` until no part takes longer than the target, or nothing helps; returns the longest."""
-    if not are_unequal(speeds):
-        refine_to(work, tokens, part_of, np.zeros(len(speeds), dtype=np.int64), limits, target)
-        return int(sum_per_part(work, part_of, len(speeds)).max())
-    # Swaps lower the largest load beyond what a time allows, and so find the parts for a time that can be
-    # had. Of the times between the target and the best so far, the middle one is tried next.
-    time = time_of(work, part_of, speeds)
-    tried, failed = target, target
-    for _ in range(MAX_TRIED_TIMES):
-        if time <= target or time - failed <= RESOLUTION * time:
-            break
-        found = part_of.copy()
-        refine_to(work, tokens, found, base_of(speeds, tried), limits, tried)
-        reached = time_of(work, found, speeds)
-        if reached < time:
-            part_of[:] = found
-            time = reached
-        if reached > tried:
-            failed = tried
-        tried = failed + (time - failed) // 2
-    return time
-
-
 @compiled
-def _time_within_limits(
-    work: np.ndarray, tokens: np.ndarray, part_of: np.ndarray, speeds: np.ndarray, limits: Limits
-) -> int:
-    """The time of the slowest part; NO_CAP if a sample has none, or a part does not keep to the limits."""
-    if len(work) == 0 or part_of[-1] == NONE:
-        return NO_CAP
-    amount, size = np.zeros(len(speeds), dtype=np.int64), np.zeros(len(speeds), dtype=np.int64)
-    for sample in range(len(work)):
-        part = part_of[sample]
-        amount[part] += tokens[sample]
-        size[part] += 1
-        if amount[part] > limits.max_tokens or size[part] > limits.most:
-            return NO_CAP
-    return time_of(work, part_of, speeds)
-
-
-@compiled
-def _least_by_differencing(work: np.ndarray, num_parts: int) -> int:
+def bound_differencing(work: np.ndarray, num_parts: int) -> int:
     """A time that the slowest part takes at least, after differencing with equal sizes.
 
-    Every part gets one sample of each group. The part with the heaviest of one group also gets at least the
-    lightest of every other group. No part is faster than 1.
+    Every part gets one of each `num_parts` consecutive samples. The part with the heaviest of some also gets
+    at least the lightest of all the others. No part is faster than 1.
     """
     lightest, widest = 0, 0
     for start in range(0, len(work), num_parts):
         last = start + num_parts - 1
-        lightest_of_group = work[last] if last < len(work) else 0
-        lightest += lightest_of_group
-        widest = max(widest, work[start] - lightest_of_group)
+        lightest_of_these = work[last] if last < len(work) else 0
+        lightest += lightest_of_these
+        widest = max(widest, work[start] - lightest_of_these)
     return lightest + widest
+
+
+@compiled
+def place_units(
+    task: Task,
+    costs: Costs,
+    samples: np.ndarray,
+    ends: np.ndarray,
+    order: np.ndarray,
+    lightest: np.ndarray,
+    cut_at: int,
+) -> np.ndarray:
+    """int64 `[samples]`, the part of each: units at home where there is room, else in the lightest part.
+
+    Args:
+        task, costs: of the samples.
+        samples: by unit.
+        ends: where each unit ends in `samples`.
+        order: of the units, as they are placed.
+        lightest: `[most + 1]`, the load that a part needs for the rows that it still takes: the mean load of
+            the lightest r per part.
+        cut_at: load of a part up to which a unit is placed whole; beyond, it is cut.
+    """
+    home, most, num_parts = costs.home, task.most, len(task.initial)
+    part_of = np.full(len(samples), NONE)
+    load, size = task.initial.copy(), np.zeros(num_parts, dtype=np.int64)
+    at_home, sums = np.zeros(num_parts, dtype=np.int64), np.zeros(len(samples) + 1, dtype=np.int64)
+    for unit in order:
+        first = ends[unit - 1] if unit > 0 else 0
+        while first < ends[unit]:
+            # 1. Add up the unit's work, and what stays at home with each part.
+            rows = ends[unit] - first
+            for at in range(rows):
+                sample = samples[first + at]
+                sums[at + 1] = sums[at] + task.work[sample]
+                at_home[home[sample]] += costs.to_move[sample]
+            # 2. Take the home with room where most of it stays.
+            best, count = NONE, rows
+            for sample in samples[first : ends[unit]]:
+                part = home[sample]
+                left = most - size[part] - rows
+                if left < 0 or load[part] + sums[rows] + lightest[left] > task.target:
+                    continue
+                if best == NONE or (at_home[part], -load[part]) > (at_home[best], -load[best]):
+                    best = part
+            for sample in samples[first : ends[unit]]:
+                at_home[home[sample]] = 0
+            # 3. Without such a home, take the part with most room, and place the rest again.
+            if best == NONE:
+                best, count = _find_room(load, size, most, lightest, cut_at, sums[: rows + 1])
+            for sample in samples[first : first + count]:
+                part_of[sample] = best
+            load[best] += sums[count]
+            size[best] += count
+            first += count
+    return part_of
+
+
+@inner
+def _find_room(
+    load: np.ndarray, size: np.ndarray, most: int, lightest: np.ndarray, cut_at: int, sums: np.ndarray
+) -> tuple[int, int]:
+    """The part that takes most of a unit, the lightest of these, and how many samples; at least 1.
+
+    `sums` are those of the unit's first samples.
+    """
+    best, count = NONE, 0
+    for part in range(len(load)):
+        left = most - size[part]
+        fits, end = 0, min(len(sums) - 1, left)
+        while fits < end:
+            middle = (fits + end + 1) // 2
+            if load[part] + sums[middle] + lightest[left - middle] <= cut_at:
+                fits = middle
+            else:
+                end = middle - 1
+        if left == 0 or fits < count:
+            continue
+        is_lighter = best == NONE or load[part] + lightest[left] < load[best] + lightest[most - size[best]]
+        if fits > count or is_lighter:
+            best, count = part, fits
+    return best, max(count, 1)

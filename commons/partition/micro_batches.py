@@ -11,12 +11,10 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from .balance import imbalance
-from .problem import indices_of_parts, number_of_part, whole_tokens
+from .problem import indices_of_parts, number_of_part
 from .refine import refine, refined
-from .workloads import as_integers, as_workloads, check_count
+from .workloads import LOAD_BITS, MOST_TOKENS, as_integers, as_tokens, as_workloads, check_count
 
-# No cap holds more: all tokens together are fewer.
-MAX_TOKENS = 2**53
 # For fewer micro-batches, a rank gets at most this share of the room beyond the mean rank's tokens: packed
 # fuller, its samples seldom divide.
 SHARE_OF_SPARE_TOKENS = 0.75
@@ -27,17 +25,13 @@ TOLERANCE = 0.005
 
 
 def pack_micro_batches(
-    workloads: ArrayLike,
-    tokens: ArrayLike,
-    max_tokens: int,
-    multiple_of: int = 1,
-    min_count: int = 1,
+    workloads: ArrayLike, tokens: ArrayLike, max_tokens: int, multiple_of: int = 1, min_count: int = 1
 ) -> list[np.ndarray]:
     """Divides samples into few micro-batches under a token cap, with loads as equal as possible.
 
-    A sample above the cap gets a micro-batch of its own, and a warning names it. The
-    number of micro-batches is the smallest for which a division is found: never more than best-fit decreasing
-    by tokens needs, rounded up to the multiple.
+    A sample above the cap gets a micro-batch of its own, and a warning names it. The number of micro-batches
+    is the smallest for which a division is found: never more than best-fit decreasing by tokens needs,
+    rounded up to the multiple.
 
     Args:
         workloads: `[samples]`, non-negative.
@@ -97,6 +91,7 @@ def balance_micro_batches(
     """
     check_count("min_count", min_count)
     samples = _Samples.of(workloads, tokens, max_tokens)
+    # 1. Divide the placement with the best balance.
     partition = refined(workloads, num_partitions, equal_size, speeds=speeds)
     samples.warn_above_cap()
     balanced = _divide(samples.on_ranks(partition), 1, int(min_count))
@@ -104,6 +99,7 @@ def balance_micro_batches(
     fewest = max(-(-samples.fewest() // num_ranks), int(min_count))
     if len(balanced[0]) <= fewest:
         return balanced
+    # 2. Try one that leaves ranks some room under their caps.
     capped = np.minimum(samples.tokens, samples.max_tokens)
     mean = -(-int(capped.sum()) // num_ranks)
     most = mean + int(SHARE_OF_SPARE_TOKENS * (fewest * samples.max_tokens - mean))
@@ -112,18 +108,15 @@ def balance_micro_batches(
     except ValueError:  # no placement was found
         return balanced
     if speeds is not None:
-        of_even, of_balanced = (imbalance(workloads, placed, speeds) for placed in (even, partition))
-        if of_even > _COSTLY * of_balanced:
+        allowed = _COSTLY * imbalance(workloads, partition, speeds)
+        if imbalance(workloads, even, speeds) > allowed:
             return balanced
     roomy = _divide(samples.on_ranks(even), 1, int(min_count))
     return min(balanced, roomy, key=lambda ranks: len(ranks[0]))
 
 
 def divide_into_micro_batches(
-    workloads: ArrayLike,
-    tokens: ArrayLike,
-    partition: Sequence[np.ndarray],
-    max_tokens: int,
+    workloads: ArrayLike, tokens: ArrayLike, partition: Sequence[np.ndarray], max_tokens: int
 ) -> list[list[np.ndarray]]:
     """Divides the samples of each rank into micro-batches under a token cap, the same number on every rank.
 
@@ -158,7 +151,7 @@ def micro_batch_imbalance(workloads: ArrayLike, micro_batches: Sequence[Sequence
             micro-batches on every rank.
     """
     values = as_workloads(workloads)
-    loads = np.array([[values[indices].sum() for indices in of_rank] for of_rank in micro_batches])
+    loads = np.array([[values[indices].sum() for indices in rank] for rank in micro_batches])
     return time_relative_to_mean(loads)
 
 
@@ -170,13 +163,7 @@ def time_relative_to_mean(loads: np.ndarray) -> float:
 
 @dataclass(frozen=True)
 class _Samples:
-    """Samples to divide, for example those of one rank.
-
-    Attributes:
-        indices: int64 `[samples]`, ascending: the caller's.
-        work, tokens: int64 `[samples]`.
-        max_tokens: of a micro-batch.
-    """
+    """Samples to divide, for example those of one rank; `indices` are the caller's, ascending."""
 
     indices: np.ndarray
     work: np.ndarray
@@ -186,9 +173,9 @@ class _Samples:
     @staticmethod
     def of(workloads: ArrayLike, tokens: ArrayLike, max_tokens: int) -> _Samples:
         check_count("max_tokens", max_tokens)
-        work = as_integers(as_workloads(workloads))
-        amounts = whole_tokens(tokens, len(work))
-        return _Samples(np.arange(len(work)), work, amounts, min(int(max_tokens), MAX_TOKENS))
+        work = as_integers(as_workloads(workloads), LOAD_BITS)
+        amounts = as_tokens(tokens, len(work))
+        return _Samples(np.arange(len(work)), work, amounts, min(int(max_tokens), MOST_TOKENS))
 
     def on_ranks(self, partition: Sequence[np.ndarray]) -> list[_Samples]:
         """The samples of each rank."""
@@ -196,13 +183,12 @@ class _Samples:
 
     def warn_above_cap(self) -> None:
         """Names the samples that take a micro-batch of their own."""
-        above = np.flatnonzero(self.tokens > self.max_tokens)
-        if above.size:
+        if self.above.size:
             largest = int(np.argmax(self.tokens))
             warnings.warn(
-                f"samples {above[:10].tolist()}{' and more' if above.size > 10 else ''} have more than "
-                f"max_tokens={self.max_tokens} tokens (sample {largest} has {self.tokens[largest]}): each "
-                "gets a micro-batch of its own, which takes more memory than the cap allows",
+                f"samples {self.above[:10].tolist()}{' and more' if self.above.size > 10 else ''} have more "
+                f"than max_tokens={self.max_tokens} tokens (sample {largest} has {self.tokens[largest]}): "
+                "each gets a micro-batch of its own, which takes more memory than the cap allows",
                 stacklevel=3,
             )
 
@@ -240,13 +226,13 @@ class _Samples:
     def _share(self, count: int) -> list[np.ndarray] | None:
         """Parts of `others` under the cap with loads as equal as possible; None if not found."""
         work, tokens = self.work[self.others], self.tokens[self.others]
-        capped = {"equal_size": False, "tokens": tokens, "max_tokens": self.max_tokens}
         try:
-            return refined(work, count, tolerance=TOLERANCE, **capped)
+            return refined(work, count, False, tolerance=TOLERANCE, tokens=tokens, max_tokens=self.max_tokens)
         except ValueError:  # no placement was found
             if self._best_fit.max() >= count:
                 return None
-            return refine(work, indices_of_parts(self._best_fit, count), TOLERANCE, **capped)
+            start = indices_of_parts(self._best_fit, count)
+            return refine(work, start, TOLERANCE, False, tokens=tokens, max_tokens=self.max_tokens)
 
     @cached_property
     def _best_fit(self) -> np.ndarray:
@@ -266,12 +252,12 @@ def _divide(ranks: Sequence[_Samples], multiple_of: int, min_count: int) -> list
     fewest = max(1, min_count, *(rank.fewest() for rank in ranks))
     count = -(-fewest // multiple_of) * multiple_of
     while True:
-        divided: list[list[np.ndarray]] = []
+        found: list[list[np.ndarray]] = []
         for rank in ranks:
             micro_batches = rank.divide(count)
             if micro_batches is None:
                 break
-            divided.append(micro_batches)
-        if len(divided) == len(ranks):
-            return divided
+            found.append(micro_batches)
+        else:
+            return found
         count += multiple_of

@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
-from .compiled import compiled
-from .search import NONE, grouped
+from .compiled import compiled, inner
+from .parts import NONE, argsort, bucket
 
 
 @dataclass(frozen=True)
 class Pieces:
-    """Pieces in the order of their samples, and along each sample.
+    """Pieces in the order of their samples, and along each sample."""
 
-    Attributes:
-        sample: int64 `[pieces]`, ascending; every sample has at least one piece.
-        begin, end: int64 `[pieces]`, the cost of its sample before each piece and through it.
-    """
-
-    sample: np.ndarray
-    begin: np.ndarray
-    end: np.ndarray
+    sample: np.ndarray  # int64 [pieces], ascending; every sample has at least one piece
+    begin: np.ndarray  # int64 [pieces], the cost of its sample before each piece
+    end: np.ndarray  # int64 [pieces], and through it
 
     @property
     def costs(self) -> np.ndarray:
@@ -29,18 +25,20 @@ class Pieces:
         return self.end - self.begin
 
 
-def divided(
+def cut_heavy(
     workloads: np.ndarray, size: int, heavy: np.ndarray, least_first: np.ndarray, least: np.ndarray
 ) -> Pieces:
-    """Divides heavy samples into as few pieces of at most `size` as there can be.
+    """Cuts heavy samples into as few pieces of at most `size` as there can be.
 
     The first piece of a sample is the smallest, and the others cost the same. Where the cost of a token grows
     along a sample, later pieces then have the fewest tokens before them.
 
+    Example: with a size of 40, a sample of 100 becomes pieces of 20, 40, and 40.
+
     Args:
         workloads: int64 `[samples]`.
         size: cost of a piece at most, as far as `least` allows.
-        heavy: int64, the ascending samples to divide; the others stay whole.
+        heavy: int64, the ascending samples to cut; the others stay whole.
         least_first, least: int64 `[len(heavy)]`, cost that the first piece, and any other, has at least.
             Samples of less than twice the latter stay whole.
     """
@@ -59,7 +57,17 @@ def divided(
     return Pieces(sample, begin, end)
 
 
-def leveled(
+class _Cuttable(NamedTuple):
+    """Pieces on heavy parts, int64 `[pieces]` each, which cuts change."""
+
+    begin: np.ndarray
+    end: np.ndarray
+    part_of: np.ndarray
+    least_first: np.ndarray  # cost that a piece has at least, if it is the first of its sample
+    least: np.ndarray  # and that any other has
+
+
+def level(
     pieces: Pieces,
     part_of: np.ndarray,
     loads: np.ndarray,
@@ -75,10 +83,13 @@ def leveled(
     parts. Source: McNaughton, "Scheduling with Deadlines and Loss Functions", 1959, for parts that hold whole
     samples already.
 
+    Example: loads are 130, 90, and 80, and the goal is 100. The first part gives 20 of a sample to the last,
+    and then 10 to the second.
+
     Args:
         pieces: whole samples among them.
         part_of: int64 `[pieces]`, the part of each.
-        loads: int64 `[parts]`.
+        loads: int64 `[parts]`, initial loads included.
         least_first, least: int64 `[len(on_heavy)]`, cost that the first piece of a sample, and any other, has
             at least.
         on_heavy: int64, the ascending pieces on parts above `most`.
@@ -89,70 +100,50 @@ def leveled(
         The pieces after the cuts, and the part of each.
     """
     begin, end, part = pieces.begin.copy(), pieces.end.copy(), part_of.copy()
-    of_heavy = begin[on_heavy], end[on_heavy], part[on_heavy]
-    cut, *cut_off = _level(*of_heavy, least_first, least, loads.copy(), most, goal)
-    begin[on_heavy], end[on_heavy], part[on_heavy] = of_heavy
-    sample, begin, end, part = (
-        np.concatenate(arrays)
-        for arrays in zip(
-            (pieces.sample, begin, end, part), (pieces.sample[on_heavy[cut]], *cut_off), strict=True
-        )
-    )
+    heavy = _Cuttable(begin[on_heavy], end[on_heavy], part[on_heavy], least_first, least)
+    cut_off = _level(heavy, loads.copy(), most, goal)
+    begin[on_heavy], end[on_heavy], part[on_heavy] = heavy[:3]
+    sample = np.append(pieces.sample, pieces.sample[on_heavy[cut_off[0]]])
+    begin, end, part = np.append(begin, cut_off[1]), np.append(end, cut_off[2]), np.append(part, cut_off[3])
     order = np.lexsort((begin, sample))  # fast, as nearly all are in order
     return Pieces(sample[order], begin[order], end[order]), part[order]
 
 
 @compiled
-def _level(
-    begin: np.ndarray,
-    end: np.ndarray,
-    part_of: np.ndarray,
-    least_first: np.ndarray,
-    least: np.ndarray,
-    loads: np.ndarray,
-    most: int,
-    goal: int,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Changes pieces to what stays of them; returns what is cut off: of which piece, its range, its part."""
-    room_for = 2 * len(loads) + len(begin)
-    of, to = np.empty(room_for, dtype=np.int64), np.empty(room_for, dtype=np.int64)
-    new_begin, new_end = np.empty(room_for, dtype=np.int64), np.empty(room_for, dtype=np.int64)
-    count = 0
-    members, ends = grouped(part_of, len(loads))
-    for heavy in np.argsort(-loads, kind="mergesort"):
+def _level(pieces: _Cuttable, loads: np.ndarray, most: int, goal: int) -> np.ndarray:
+    """Changes pieces to what stays of them; returns int64 `[4, cuts]`: (piece, begin, end, part)."""
+    begin, end, part_of = pieces.begin, pieces.end, pieces.part_of
+    cuts, count = np.empty((4, 2 * len(loads) + len(begin)), dtype=np.int64), 0
+    members, ends = bucket(part_of, len(loads))
+    for heavy in argsort(-loads):
         on_part = members[(0 if heavy == 0 else ends[heavy - 1]) : ends[heavy]]
-        while loads[heavy] > most and count < room_for:
+        while loads[heavy] > most and count < cuts.shape[1]:
+            # 1. Find what takes most off the part, for the lightest one.
             light = np.argmin(loads)
             on_part = on_part[part_of[on_part] == heavy]
             excess, room = loads[heavy] - goal, most - loads[light]
             wanted = min(excess, goal - loads[light])
-            piece, first, last = _best_cut(begin, end, least_first, least, on_part, wanted, excess, room)
+            piece, first, last = _find_cut(pieces, on_part, wanted, excess, room)
             if piece == NONE:
                 break
+            # 2. Give it: a whole piece, or what is cut off its front or its back.
             loads[heavy] -= last - first
             loads[light] += last - first
             if first == begin[piece] and last == end[piece]:
                 part_of[piece] = light
                 continue
-            of[count], new_begin[count], new_end[count], to[count] = piece, first, last, light
+            cuts[0, count], cuts[1, count], cuts[2, count], cuts[3, count] = piece, first, last, light
             count += 1
             if first == begin[piece]:
                 begin[piece] = last
             else:
                 end[piece] = first
-    return of[:count], new_begin[:count], new_end[:count], to[:count]
+    return cuts[:, :count]
 
 
-@compiled
-def _best_cut(
-    begin: np.ndarray,
-    end: np.ndarray,
-    least_first: np.ndarray,
-    least: np.ndarray,
-    on_part: np.ndarray,
-    wanted: int,
-    excess: int,
-    room: int,
+@inner
+def _find_cut(
+    pieces: _Cuttable, on_part: np.ndarray, wanted: int, excess: int, room: int
 ) -> tuple[int, int, int]:
     """Finds what a heavy part gives away: (piece, begin, end); NONE if nothing helps.
 
@@ -162,20 +153,20 @@ def _best_cut(
     """
     best, first, last, relief, before = NONE, 0, 0, 0, 0
     for piece in on_part:
-        cost = end[piece] - begin[piece]
-        least_front = least_first[piece] if begin[piece] == 0 else least[piece]
-        front = min(max(wanted, least_front), cost - least[piece])
-        back = min(max(wanted, least[piece]), cost - least_front)
+        begin, end, least = pieces.begin[piece], pieces.end[piece], pieces.least[piece]
+        cost, least_front = end - begin, pieces.least_first[piece] if begin == 0 else least
+        front = min(max(wanted, least_front), cost - least)
+        back = min(max(wanted, least), cost - least_front)
         for amount, at_least, is_front, cut_at in (
             (cost, 0, 1, 0),
-            (front, least_front, 1, begin[piece] + front),
-            (back, least[piece], 0, end[piece] - back),
+            (front, least_front, 1, begin + front),
+            (back, least, 0, end - back),
         ):
             helps = min(amount, excess)
             if amount < at_least or amount > room or helps < max(relief, 1):
                 continue
             if helps > relief or cut_at < before:
                 best, relief, before = piece, helps, cut_at
-                first = begin[piece] if is_front else end[piece] - amount
+                first = begin if is_front else end - amount
                 last = first + amount
     return best, first, last

@@ -1,7 +1,8 @@
-"""The checked form of a problem that the compiled search takes: sorted integer workloads, and limits."""
+"""The checked form of a problem: sorted integer workloads, limits of every part, and the lower bound."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -9,40 +10,37 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from .compiled import compiled
-from .search import NO_CAP, Limits, grouped
-from .workloads import LOAD_BITS, SPEED_BITS, as_integers, as_workloads, check_count
-
-# Times of slower parts would overflow.
-MAX_SPEED_RATIO = 1000
-# As float64, sums of tokens below this are exact.
-MOST_TOKENS = 2**53
+from .parts import NO_CAP, NONE, Task, bucket, longest_time, sum_per_part
+from .workloads import (
+    LOAD_BITS,
+    SPEED_BITS,
+    as_integers,
+    as_speeds,
+    as_tokens,
+    as_workloads,
+    check_count,
+    check_tolerance,
+)
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Samples from the heaviest to the lightest, and the limits of every part.
+    """Samples from the heaviest to the lightest, and what every part may take."""
 
-    Attributes:
-        speeds: float64 `[parts]`, 1.0 for the fastest.
-        order: int64 `[samples]`, the caller's index of each sample.
-        work, tokens: int64 `[samples]`; tokens are 0 where nothing caps them.
-        limits: of every part.
-        token_goal: tokens that a part should have at most; NO_CAP where nothing says so.
-    """
-
-    speeds: np.ndarray
-    order: np.ndarray
-    work: np.ndarray
-    tokens: np.ndarray
-    limits: Limits
-    token_goal: int = NO_CAP
+    speeds: np.ndarray  # float64 [parts], 1.0 for the fastest; the time of a part is its load ÷ its speed
+    order: np.ndarray  # int64 [samples], the caller's index of each sample
+    work: np.ndarray  # int64 [samples]
+    tokens: np.ndarray  # int64 [samples]; 0 where nothing caps them
+    fewest: int  # samples of a part
+    most: int
+    max_tokens: int = NO_CAP  # sum of a part's tokens
+    token_goal: int = NO_CAP  # tokens that a part should have at most; NO_CAP where nothing says so
 
     @staticmethod
     def of(
         workloads: ArrayLike,
         num_partitions: int,
         equal_size: bool = True,
-        max_rows: int | None = None,
         tokens: ArrayLike | None = None,
         max_tokens: int | None = None,
         speeds: ArrayLike | None = None,
@@ -59,92 +57,109 @@ class Problem:
         check_count("num_partitions", num_partitions)
         num_partitions = int(num_partitions)  # a narrower numpy integer would overflow, and recompile
         values = as_workloads(workloads)
-        of_parts = relative_speeds(speeds, num_partitions)
-        are_equal = speeds is None or of_parts.min() == 1
-        integers = as_integers(values, LOAD_BITS if are_equal else SPEED_BITS)
-        order = np.argsort(-integers)  # not stable, which is much faster
-        work = integers[order]
-        _sort_ties(order, work)
-        amounts = _checked_tokens(tokens, max_tokens, token_tolerance, len(values), num_partitions)
-        fewest, most = _row_limits(len(values), num_partitions, equal_size, max_rows)
+        relative = as_speeds(speeds, num_partitions)
+        bits = SPEED_BITS if speeds is not None and are_unequal(relative) else LOAD_BITS
+        integers = as_integers(values, bits)
+        order = np.argsort(-integers, kind="stable")
+        amounts = _check_tokens(tokens, max_tokens, token_tolerance, len(values), num_partitions)
+        fewest, most = 0, len(values)
+        if equal_size:
+            fewest, most = len(values) // num_partitions, -(-len(values) // num_partitions)
         cap = NO_CAP if max_tokens is None else min(int(max_tokens), NO_CAP)
         goal = cap
         if token_tolerance is not None:
             goal = min(cap, token_goal(int(amounts.sum()), num_partitions, token_tolerance))
-        return Problem(of_parts, order, work, amounts[order], Limits(fewest, most, cap), goal)
+        return Problem(relative, order, integers[order], amounts[order], fewest, most, cap, goal)
 
     @property
     def num_parts(self) -> int:
         """Number of parts, at least 1."""
         return len(self.speeds)
 
-    def sorted(self, per_sample: np.ndarray) -> np.ndarray:
-        """Values per sample in the caller's order, as int64 in the order of `work`."""
+    def by_tokens(self) -> Problem:
+        """The problem of balancing tokens in place of work; `order` holds samples of this problem."""
+        order = np.argsort(-self.tokens, kind="stable")
+        amounts, none = self.tokens[order], np.zeros_like(self.tokens)
+        return Problem(np.ones(self.num_parts), order, amounts, none, self.fewest, self.most)
+
+    def sort(self, per_sample: np.ndarray) -> np.ndarray:
+        """Brings values per sample from the caller's order into that of `work`, as int64."""
         return np.ascontiguousarray(per_sample, dtype=np.int64)[self.order]
+
+    def unsort(self, per_sample: np.ndarray) -> np.ndarray:
+        """Brings values per sample from the order of `work` into the caller's."""
+        values = np.empty_like(per_sample)
+        values[self.order] = per_sample
+        return values
 
     def partition(self, part_of: np.ndarray) -> list[np.ndarray]:
         """For each part the caller's ascending indices; `part_of` is in the order of `work`."""
-        part_of_index = np.empty_like(part_of)
-        part_of_index[self.order] = part_of
-        return indices_of_parts(part_of_index, self.num_parts)
+        return indices_of_parts(self.unsort(part_of), self.num_parts)
 
-    def beyond_limits(self, part_of: np.ndarray) -> str | None:
-        """The first part that does not keep to the limits, in words; None if all do. Order as of `work`."""
-        fewest, most, max_tokens = self.limits
+    def target(self, tolerance: float) -> int:
+        """The time at which the slowest part is fast enough: (1 + tolerance) × the lower bound."""
+        bound = self.shortest_time()
+        target = max(math.ceil(bound), int(min(bound * (1 + tolerance), 2.0**61)))
+        # Loads that a time allows are rounded down. This much more, they are what gave the bound.
+        return target + (int(1 / self.speeds.min()) + 1 if are_unequal(self.speeds) else 0)
+
+    def shortest_time(self) -> float:
+        """A time that the slowest part takes at least; `lower_bound` gives the proof."""
+        speeds = np.sort(self.speeds) if are_unequal(self.speeds) else self.speeds
+        return _shortest_time(self.work, speeds, self.fewest, self.most)
+
+    def within(self, time: int) -> Task:
+        """The task of placing samples so that no part takes longer than `time`."""
+        initial = initial_loads(self.speeds, time)
+        return Task(self.work, self.tokens, initial, time, self.fewest, self.most, self.max_tokens)
+
+    def time(self, part_of: np.ndarray) -> int:
+        """The time of the slowest part; `part_of` is int64 `[samples]`, in the order of `work`."""
+        return longest_time(sum_per_part(self.work, part_of, self.num_parts), self.speeds)
+
+    def time_within_limits(self, part_of: np.ndarray) -> int:
+        """`time`; NO_CAP if a sample has no part, or a part is above `max_tokens`."""
+        if part_of[-1] == NONE:
+            return NO_CAP
+        amounts = sum_per_part(self.tokens, part_of, self.num_parts)
+        return NO_CAP if amounts.max() > self.max_tokens else self.time(part_of)
+
+    def fault(self, part_of: np.ndarray) -> str | None:
+        """Describes the first part that does not keep to the limits; None if all do. Order as of `work`."""
         sizes = np.bincount(part_of, minlength=self.num_parts)
-        for part in np.flatnonzero((sizes < fewest) | (sizes > most))[:1]:
-            return f"partition[{part}] has {sizes[part]} samples, expected {fewest} to {most}"
+        for part in np.flatnonzero((sizes < self.fewest) | (sizes > self.most))[:1]:
+            return f"partition[{part}] has {sizes[part]} samples, expected {self.fewest} to {self.most}"
         amounts = np.bincount(part_of, self.tokens, minlength=self.num_parts)
-        for part in np.flatnonzero(amounts > max_tokens)[:1]:
-            return f"partition[{part}] has {int(amounts[part])} tokens, above max_tokens={max_tokens}"
+        for part in np.flatnonzero(amounts > self.max_tokens)[:1]:
+            return f"partition[{part}] has {int(amounts[part])} tokens, above max_tokens={self.max_tokens}"
         return None
 
 
-def relative_speeds(speeds: ArrayLike | None, num_partitions: int) -> np.ndarray:
-    """Returns float64 `[parts]`, speeds relative to the fastest; all 1.0 for None.
+def are_unequal(speeds: np.ndarray) -> bool:
+    """Whether some part is slower than the fastest, whose speed is 1."""
+    return bool(speeds.min() < 1.0)
 
-    Raises:
-        ValueError: they are not one finite number above 0 per part, or differ by more than MAX_SPEED_RATIO.
+
+def initial_loads(speeds: np.ndarray, time: int) -> np.ndarray:
+    """Loads that parts carry before their first sample, int64 `[parts]`: all may then come up to `time`.
+
+    They take the place of speeds, float64 `[parts]`, 1.0 for the fastest. Example: in a time of 100, a part
+    of speed 0.8 computes a load of 80. It starts with 20, and like the fastest, it is full at 100.
     """
-    if speeds is None:
-        return np.ones(num_partitions)
-    values = np.array(speeds, dtype=np.float64)
-    if values.shape != (num_partitions,):
-        raise ValueError(f"speeds has shape {values.shape}, expected one for each of {num_partitions} parts")
-    is_bad = ~((values > 0) & (values < np.inf))
-    if is_bad.any():
-        part = int(np.argmax(is_bad))
-        raise ValueError(f"speeds[{part}] is {values[part]}, expected a finite number above 0")
-    if values.max() > MAX_SPEED_RATIO * values.min():
-        raise ValueError(
-            f"speeds are {values.min()} to {values.max()}, expected the fastest part to be at most "
-            f"{MAX_SPEED_RATIO} times as fast as the slowest"
-        )
-    return values / values.max()
+    if not are_unequal(speeds):
+        return np.zeros(len(speeds), dtype=np.int64)
+    return np.where(speeds < 1.0, time - (time * speeds).astype(np.int64), 0)
 
 
 def indices_of_parts(part_of: np.ndarray, num_parts: int) -> list[np.ndarray]:
     """For each part the ascending int64 indices of its samples; `part_of` int64 `[samples]`."""
-    indices, ends = grouped(np.require(part_of, requirements="W"), num_parts)  # else numba compiles anew
+    indices, ends = bucket(np.require(part_of, requirements="W"), num_parts)  # else numba compiles anew
     bounds = ends.tolist()
     return [indices[start:end] for start, end in zip([0, *bounds], bounds, strict=False)]
 
 
-def checked_tolerance(tolerance: float, name: str = "tolerance") -> float:
-    """`tolerance`; raises ValueError unless it is a finite number of at least 0."""
-    if not 0 <= tolerance < np.inf:
-        raise ValueError(f"{name} is {tolerance}, expected a finite number of at least 0")
-    return float(tolerance)
-
-
-def token_goal(total: int, num_parts: int, tolerance: float) -> int:
-    """Tokens that a part should have at most: (1 + tolerance) × the mean, which no part need exceed by 1."""
-    goal = (1 + checked_tolerance(tolerance, "token_tolerance")) * (total / num_parts)
-    return max(-(-total // num_parts), int(min(goal, NO_CAP)))
-
-
 def number_of_part(partition: Sequence[ArrayLike], num_samples: int) -> np.ndarray:
-    """int64 `[samples]`: the part that each sample is in.
+    """The part that each sample is in, int64 `[samples]`.
 
     Raises:
         ValueError: `partition` is not each index below `num_samples` once.
@@ -160,24 +175,13 @@ def number_of_part(partition: Sequence[ArrayLike], num_samples: int) -> np.ndarr
     return part_of
 
 
-def whole_tokens(tokens: ArrayLike, num_samples: int) -> np.ndarray:
-    """`tokens` as int64 `[samples]`.
-
-    Raises:
-        ValueError: they are not one whole number of at least 0 per sample, or too many together.
-    """
-    amounts = as_workloads(tokens, "tokens")
-    if len(amounts) != num_samples:
-        raise ValueError(f"tokens has {len(amounts)} values for {num_samples} workloads")
-    fractions = np.flatnonzero(amounts != np.floor(amounts))
-    if fractions.size:
-        raise ValueError(f"tokens[{fractions[0]}] is {amounts[fractions[0]]}, expected a whole number")
-    if amounts.sum() >= MOST_TOKENS:
-        raise ValueError(f"tokens add up to {amounts.sum():.3g}, expected less than 2**53")
-    return amounts.astype(np.int64)
+def token_goal(total: int, num_parts: int, tolerance: float) -> int:
+    """Tokens that a part should have at most: (1 + tolerance) × the mean, which no part need exceed by 1."""
+    goal = (1 + check_tolerance(tolerance, "token_tolerance")) * (total / num_parts)
+    return max(-(-total // num_parts), int(min(goal, NO_CAP)))
 
 
-def _checked_tokens(
+def _check_tokens(
     tokens: ArrayLike | None,
     max_tokens: int | None,
     token_tolerance: float | None,
@@ -192,11 +196,12 @@ def _checked_tokens(
         return np.zeros(num_samples, dtype=np.int64)
     if max_tokens is None and token_tolerance is None:
         raise ValueError("tokens is given without max_tokens, or token_tolerance where there is one")
+    if max_tokens is not None:
+        check_count("max_tokens", max_tokens, minimum=0)
+    amounts = as_tokens(tokens, num_samples)
     if max_tokens is None:
-        return whole_tokens(tokens, num_samples)
-    check_count("max_tokens", max_tokens, minimum=0)
+        return amounts
     max_tokens = int(max_tokens)
-    amounts = whole_tokens(tokens, num_samples)
     over = np.flatnonzero(amounts > max_tokens)
     if over.size:
         raise ValueError(
@@ -210,36 +215,31 @@ def _checked_tokens(
     return amounts
 
 
-def _row_limits(
-    num_samples: int, num_partitions: int, equal_size: bool, max_rows: int | None
-) -> tuple[int, int]:
-    """The fewest and the most samples of a part."""
-    even = -(-num_samples // num_partitions)
-    if max_rows is not None:
-        check_count("max_rows", max_rows, minimum=0)
-        max_rows = int(max_rows)
-    if max_rows is not None and max_rows < even:
-        raise ValueError(
-            f"max_rows={max_rows} is too small: {num_partitions} parts hold at most "
-            f"{num_partitions * max_rows} of {num_samples} samples"
-        )
-    if equal_size:
-        return num_samples // num_partitions, even
-    return 0, num_samples if max_rows is None else min(max_rows, num_samples)
-
-
 @compiled
-def _sort_ties(order: np.ndarray, work: np.ndarray) -> None:
-    """Sorts the indices of samples with equal work."""
-    count = len(work)
-    place = np.empty(count, dtype=np.int64)  # of the next sample with equal work
-    starts = np.empty(count, dtype=np.int64)  # by sample, where those with equal work start
-    start = 0
-    for at in range(count):
-        if work[at] != work[start]:
-            start = at
-        place[at], starts[order[at]] = at, start
-    for sample in range(count):
-        start = starts[sample]
-        order[place[start]] = sample
-        place[start] += 1
+def _shortest_time(work: np.ndarray, speeds: np.ndarray, fewest: int, most: int) -> float:
+    """`Problem.shortest_time`, given ascending speeds."""
+    num_samples, num_parts = len(work), len(speeds)
+    sums = np.zeros(num_samples + 1, dtype=np.int64)  # of the heaviest samples
+    for sample in range(num_samples):
+        sums[sample + 1] = sums[sample] + work[sample]
+    # 1. The q fastest parts together, at q − 1; all of them give the mean.
+    fastest = np.empty(num_parts)
+    fastest[0] = speeds[num_parts - 1]
+    for q in range(1, num_parts):
+        fastest[q] = fastest[q - 1] + speeds[num_parts - 1 - q]
+    bound = sums[num_samples] / fastest[num_parts - 1]
+    # 2. Some q parts hold j · q of the m heaviest samples, and the lightest ones up to their sizes.
+    for before in range(0, num_samples, num_parts):
+        j = before // num_parts + 1
+        for q in range(1, min(num_parts, num_samples - before) + 1):
+            m, others = before + q, max(fewest - j, 0) * q
+            load = sums[m] - sums[m - j * q] + sums[num_samples] - sums[num_samples - others]
+            if load > bound * fastest[q - 1]:
+                bound = load / fastest[q - 1]
+    # 3. The q slowest parts hold the lightest samples at least, as many as sizes demand.
+    slowest = 0.0
+    for q in range(1, num_parts if speeds[0] < 1.0 else 0):
+        slowest += speeds[q - 1]
+        rows = max(q * fewest, num_samples - (num_parts - q) * most)
+        bound = max(bound, (sums[num_samples] - sums[num_samples - rows]) / slowest)
+    return bound

@@ -5,23 +5,16 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
+from .compiled import compiled
+from .costs import LOOKS, LOOKS_FOR_GROUPS, Costs, no_copies, price_moves
 from .from_scratch import place_longest_first
-from .groups import MOVES_PER_COPY, Grouped, together
-from .problem import Problem, checked_tolerance
-from .refine import place_from_scratch
-from .search import NO_CAP, Limits, base_of, sum_per_part, target_time
-from .search_from_home import (
-    LOOKS,
-    LOOKS_FOR_GROUPS,
-    Costs,
-    allow_more_looks,
-    costs_of_moves,
-    even_out,
-    move,
-    nearest_home,
-)
+from .groups import MOVES_PER_COPY, GroupSearch
+from .parts import NO_CAP, NONE, Task, even_out, sum_per_part
+from .problem import Problem
+from .refine import difference, place_from_scratch, refine_from_scratch
+from .search import ALL_SWAPS, CHEAP_SWAPS, NO_SWAPS, search_to
 from .token_search import level_tokens
-from .workloads import as_integers, as_workloads, check_count
+from .workloads import as_integers, as_workloads, check_count, check_tolerance
 
 # Bits of the sum of all sizes: this many bytes times ACROSS_NODES are still below 2**63.
 SIZE_BITS = 50
@@ -41,7 +34,6 @@ def rebalance(
     groups: ArrayLike | None = None,
     moves_per_copy: float = MOVES_PER_COPY,
     equal_size: bool = True,
-    max_rows: int | None = None,
     tokens: ArrayLike | None = None,
     max_tokens: int | None = None,
     speeds: ArrayLike | None = None,
@@ -64,7 +56,7 @@ def rebalance(
         moves_per_copy: what it is worth to have a group in one part fewer: as much as moving its largest
             sample this many times. It is the bytes of embeddings that ranks exchange for an id ÷ the bytes of
             a sample per id. A group with more samples per part than this may stay in several.
-        equal_size, max_rows, tokens, max_tokens, speeds: as for `longest_processing_time`; `home` need not
+        equal_size, tokens, max_tokens, speeds: as for `longest_processing_time`; `home` need not
             keep to the limits.
         token_tolerance: tokens of the fullest part may be (1 + token_tolerance) × the mean. Samples move for
             that where the largest load allows it, at most 4% of all. `tokens` may then come without
@@ -80,46 +72,37 @@ def rebalance(
             each sample; a tolerance or a size is negative; `ranks_per_node` is below 1; or `moves_per_copy`
             is not from 0 to 1000.
     """
-    tolerance = checked_tolerance(tolerance)
-    problem = Problem.of(
-        workloads, num_partitions, equal_size, max_rows, tokens, max_tokens, speeds, token_tolerance
-    )
-    costs = _costs(problem, home, sizes, ranks_per_node)
-    target = target_time(problem.work, problem.speeds, problem.limits, tolerance)
-    samples = None if groups is None else Grouped.of(problem, costs, groups, moves_per_copy)
-    if samples is None:  # no two belong together
-        part_of = _moved(problem, costs, target, tolerance)
-        level_tokens(problem, costs, part_of, target)
-        return problem.partition(part_of)
-    part_of = _together(samples, target, tolerance)
-    samples.level_tokens(part_of, target)
+    tolerance = check_tolerance(tolerance)
+    problem = Problem.of(workloads, num_partitions, equal_size, tokens, max_tokens, speeds, token_tolerance)
+    costs = _price(problem, home, sizes, ranks_per_node)
+    target = problem.target(tolerance)
+    search = None if groups is None else GroupSearch.of(problem, costs, groups, moves_per_copy)
+    if search is None:  # no two belong together
+        part_of = _move(problem, costs, target, tolerance)
+    else:
+        costs, part_of = search.costs, _bring_together(search, target, tolerance)
+    level_tokens(problem, costs, part_of, target)
     return problem.partition(part_of)
 
 
-def _together(samples: Grouped, target: int, tolerance: float) -> np.ndarray:
-    """int64 `[samples]`: as `_moved`, with few groups in more than one part."""
-    problem, costs = samples.problem, samples.costs
-    allow_more_looks(costs, LOOKS_FOR_GROUPS)
-    part_of = together(samples, target)
-    if samples.reaches(part_of, target):
+def _bring_together(search: GroupSearch, target: int, tolerance: float) -> np.ndarray:
+    """int64 `[samples]`: as `_move`, with few groups in more than one part."""
+    problem, costs = search.problem, search.costs
+    costs.allow_looks(LOOKS_FOR_GROUPS)
+    part_of = search.run(target)
+    if search.reaches(part_of, target):
         return part_of
-    allow_more_looks(costs, LOOKS)
-    alone = _moved(problem, costs, target, tolerance)
-    attained = max(target, samples.time(alone))  # the target may be out of reach
+    costs.allow_looks(LOOKS)
+    alone = _move(problem, costs._replace(copies=no_copies(len(costs.home))), target, tolerance)
+    attained = max(target, problem.time(alone))  # the target may be out of reach
     if attained > target:
-        allow_more_looks(costs, LOOKS_FOR_GROUPS)
-        part_of = together(samples, attained)
-    return part_of if samples.reaches(part_of, attained) else samples.finish(alone, attained)
+        costs.allow_looks(LOOKS_FOR_GROUPS)
+        part_of = search.run(attained)
+    return part_of if search.reaches(part_of, attained) else search.finish(alone, attained)
 
 
-def _moved(problem: Problem, costs: Costs, target: int, tolerance: float) -> np.ndarray:
-    """int64 `[samples]`: a partition near home that keeps to the limits, and to the target if that can be."""
-    part_of = _within_limits(problem, costs, target)
-    move(problem.work, problem.tokens, part_of, problem.speeds, problem.limits, costs, target, tolerance)
-    return part_of
-
-
-def _costs(problem: Problem, home: ArrayLike, sizes: ArrayLike | None, ranks_per_node: int | None) -> Costs:
+def _price(problem: Problem, home: ArrayLike, sizes: ArrayLike | None, ranks_per_node: int | None) -> Costs:
+    """Checks the arguments; returns the costs of moves, in the order of the problem."""
     homes = np.asarray(home)
     num_samples, num_parts = len(problem.work), problem.num_parts
     if homes.shape != (num_samples,):
@@ -131,62 +114,128 @@ def _costs(problem: Problem, home: ArrayLike, sizes: ArrayLike | None, ranks_per
     if ranks_per_node is not None:
         check_count("ranks_per_node", ranks_per_node)
         ranks_per_node = int(ranks_per_node)
-    costs = np.ones(num_samples) if sizes is None else as_workloads(sizes, "sizes")
-    if len(costs) != num_samples:
-        raise ValueError(f"sizes has {len(costs)} values for {num_samples} workloads")
+    to_move = np.ones(num_samples) if sizes is None else as_workloads(sizes, "sizes")
+    if len(to_move) != num_samples:
+        raise ValueError(f"sizes has {len(to_move)} values for {num_samples} workloads")
     node_of = np.arange(num_parts) // (ranks_per_node or num_parts)
-    return costs_of_moves(problem.sorted(homes), problem.sorted(as_integers(costs, SIZE_BITS)), node_of)
+    return price_moves(problem.sort(homes), problem.sort(as_integers(to_move, SIZE_BITS)), node_of)
 
 
-def _within_limits(problem: Problem, costs: Costs, target: int) -> np.ndarray:
+def _move(problem: Problem, costs: Costs, target: int, tolerance: float) -> np.ndarray:
+    """int64 `[samples]`: a partition near home that keeps to the limits, and to the target if that can be."""
+    part_of = _keep_to_limits(problem, costs, target)
+    _move_to(problem, part_of, costs, target, tolerance)
+    return part_of
+
+
+def _move_to(problem: Problem, part_of: np.ndarray, costs: Costs, target: int, tolerance: float) -> None:
+    """Changes `part_of` until no part takes longer than the target; then sends home what may go.
+
+    Where that fails, the target becomes (1 + tolerance) × the longest time of a search from scratch, and a
+    tenth of the tolerance more, because the last step to it would take more moves than all before; but no
+    more than the longest time of differencing. Where that fails, too, the partition from scratch is taken, or
+    the one given if that is better: speeds or `max_tokens` can make it so.
+    """
+    given = part_of.copy()
+    if search_to(problem.within(target), part_of, costs, CHEAP_SWAPS):
+        return
+    scratch = refine_from_scratch(problem, 0.0)
+    at_first = problem.time(given)
+    longest = min(at_first, problem.time(part_of))
+    attained = longest if scratch[-1] == NONE else problem.time(scratch)
+    relaxed = int(min(attained * (1 + 1.1 * tolerance), 2.0**61))
+    by_differencing = problem.time_within_limits(difference(problem, problem.num_parts))
+    relaxed = max(target, min(relaxed, longest, by_differencing))
+    for time in (target, relaxed) if attained <= target else (relaxed,):
+        if search_to(problem.within(time), part_of, costs, ALL_SWAPS):
+            return
+    reached = problem.time(part_of)
+    if scratch[-1] != NONE and attained <= min(at_first, reached):
+        part_of[:] = _renumber(scratch, costs, problem.speeds)
+    elif at_first < reached:
+        part_of[:] = given
+    search_to(problem.within(relaxed), part_of, costs, NO_SWAPS)
+
+
+def _keep_to_limits(problem: Problem, costs: Costs, target: int) -> np.ndarray:
     """int64 `[samples]`: home, or a partition near it that keeps to the limits."""
     part_of = costs.home.copy()
-    fewest, most, max_tokens = problem.limits
-    if max_tokens == NO_CAP and np.bincount(part_of).max(initial=0) > FAR * most:
-        return nearest_home(place_from_scratch(problem, tolerance=0.0), costs, problem.speeds)
-    base = base_of(problem.speeds, target)
-    any_rows = fewest == 0 and most == len(part_of)
-    if any_rows and max_tokens == NO_CAP:
-        _relieve(problem.work, part_of, base, target)
-    if problem.beyond_limits(part_of) is None:
+    is_capped = problem.max_tokens < NO_CAP
+    if not is_capped and np.bincount(part_of).max(initial=0) > FAR * problem.most:
+        return _renumber(place_from_scratch(problem, tolerance=0.0), costs, problem.speeds)
+    any_rows = problem.fewest == 0 and problem.most == len(part_of)
+    task = problem.within(target)
+    if any_rows and not is_capped:
+        _relieve(task, part_of)
+    if problem.fault(part_of) is None:
         return part_of
-    even_out(problem.work, part_of, base, problem.limits)
-    if problem.beyond_limits(part_of) is None:
+    even_out(task, part_of)
+    if problem.fault(part_of) is None:
         return part_of
     # Keeping all parts within a number of tokens is rebalancing by tokens.
-    by_tokens = np.argsort(-problem.tokens, kind="stable")
-    amounts, part_by_tokens = problem.tokens[by_tokens], part_of[by_tokens]
-    costs_by_tokens = costs_of_moves(costs.home[by_tokens], costs.of_move[by_tokens], costs.node_of)
-    no_cap = Limits(fewest, most, NO_CAP)
-    equal = np.ones(problem.num_parts)
+    tokens = problem.by_tokens()
+    part_by_tokens = tokens.sort(part_of)
     if any_rows:
-        _relieve(amounts, part_by_tokens, np.zeros_like(base), max_tokens)
-    move(amounts, np.zeros_like(amounts), part_by_tokens, equal, no_cap, costs_by_tokens, max_tokens, 0.0)
-    part_of[by_tokens] = part_by_tokens
-    if problem.beyond_limits(part_of) is None:
+        _relieve(tokens.within(problem.max_tokens), part_by_tokens)
+    by_tokens = price_moves(tokens.sort(costs.home), tokens.sort(costs.to_move), costs.node_of)
+    _move_to(tokens, part_by_tokens, by_tokens, problem.max_tokens, 0.0)
+    part_of = tokens.unsort(part_by_tokens)
+    if problem.fault(part_of) is None:
         return part_of
-    return nearest_home(place_from_scratch(problem, tolerance=0.0), costs, problem.speeds)
+    return _renumber(place_from_scratch(problem, tolerance=0.0), costs, problem.speeds)
 
 
-def _relieve(work: np.ndarray, part_of: np.ndarray, base: np.ndarray, target: int) -> None:
+def _relieve(task: Task, part_of: np.ndarray) -> None:
     """Changes `part_of`: parts that have to give many samples away keep their lightest, up to the target.
 
-    The others are placed longest first, which leaves no part with more than the largest had. Arguments are as
-    `move` and `make_parts` take them.
+    The others are placed longest first, which leaves no part with more than the largest had.
     """
-    load = base + sum_per_part(work, part_of, len(base))
-    size = np.bincount(part_of, minlength=len(base))
+    work, num_parts = task.work, len(task.initial)
+    load = task.initial + sum_per_part(work, part_of, num_parts)
+    size = np.bincount(part_of, minlength=num_parts)
     leaves = np.zeros(len(work), dtype=np.bool_)
     # Samples that leave are no lighter than a part's mean, so that MANY need this much above the target.
-    for part in np.flatnonzero(
-        (load - target) * size.astype(np.float64) > MANY * (load - base).astype(np.float64)
-    ):
+    excess = (load - task.target) * size.astype(np.float64)
+    for part in np.flatnonzero(excess > MANY * (load - task.initial).astype(np.float64)):
         members = np.flatnonzero(part_of == part)
         lighter = load[part] - np.cumsum(work[members])
-        of_part = members[lighter + work[members] > target]
-        leaves[of_part] = len(of_part) > MANY
+        heaviest = members[lighter + work[members] > task.target]
+        leaves[heaviest] = len(heaviest) > MANY
     leaving = np.flatnonzero(leaves)
     if leaving.size:
-        load -= sum_per_part(work[leaving], part_of[leaving], len(base))
-        no_tokens, no_caps = np.zeros_like(leaving), Limits(0, len(leaving), NO_CAP)
-        part_of[leaving] = place_longest_first(work[leaving], no_tokens, load, no_caps)
+        load -= sum_per_part(work[leaving], part_of[leaving], num_parts)
+        no_tokens, count = np.zeros_like(leaving), len(leaving)
+        part_of[leaving] = place_longest_first(
+            Task(work[leaving], no_tokens, load, task.target, 0, count, NO_CAP)
+        )
+
+
+def _renumber(part_of: np.ndarray, costs: Costs, speeds: np.ndarray) -> np.ndarray:
+    """The same partition, its parts renumbered so that much stays at home: the largest matches first.
+
+    Parts keep their speeds.
+    """
+    num_parts = len(speeds)
+    at_home = sum_per_part(costs.to_move, part_of * num_parts + costs.home, num_parts * num_parts)
+    matches = np.flatnonzero(at_home)
+    number, is_taken = _match(matches[np.argsort(-at_home[matches], kind="stable")], speeds)
+    left, free = np.flatnonzero(number == NONE), np.flatnonzero(~is_taken)
+    left = left[np.argsort(speeds[left], kind="stable")]
+    number[left] = free[np.argsort(speeds[free], kind="stable")]
+    return number[part_of]
+
+
+@compiled
+def _match(matches: np.ndarray, speeds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The number that each part gets, NONE for the others; and which numbers are taken.
+
+    A match is part × number of parts + number, the best one first.
+    """
+    num_parts = len(speeds)
+    number, is_taken = np.full(num_parts, NONE), np.zeros(num_parts, dtype=np.bool_)
+    for match in matches:
+        part, home = match // num_parts, match % num_parts
+        if number[part] == NONE and not is_taken[home] and speeds[part] == speeds[home]:
+            number[part] = home
+            is_taken[home] = True
+    return number, is_taken

@@ -7,15 +7,27 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
-from .from_scratch import (
-    differenced,
-    place_longest_first,
-    refine_within,
-    refined_from_scratch,
-)
-from .problem import Problem, checked_tolerance, number_of_part
-from .search import NO_CAP, NONE, Limits, base_of, target_time
-from .token_search import free_moves, level_tokens
+from .costs import price_moves
+from .from_scratch import bound_differencing, place_by_differencing, place_longest_first
+from .parts import NO_CAP, NONE, RESOLUTION, sum_per_part
+from .problem import Problem, are_unequal, number_of_part
+from .search import refine_to
+from .token_search import level_tokens
+from .workloads import check_tolerance
+
+# Where parts have at most this many samples in the mean, the search is cheap but often gets stuck: it tries
+# several starts.
+FEW_SAMPLES = 8
+# With unequal sizes, differencing takes time in proportion to samples × parts. Where there are many of both
+# it is left out: it lowers the largest load by at most 0.01%.
+SHORT_DIFFERENCING = 2**17
+# Differencing is tried if it may end above the target by at most this share. To refine more than that takes
+# longer than to start from longest first.
+NEAR = 1e-3
+# A share of the target above it at which no other start is tried.
+GOOD = 1e-4
+# Target times that are tried where speeds differ and the first one is out of reach.
+MAX_TRIED_TIMES = 8
 
 
 def karmarkar_karp(
@@ -28,8 +40,8 @@ def karmarkar_karp(
     Args:
         workloads: `[samples]`, non-negative.
         num_partitions: parts, at least 1.
-        equal_size: part sizes differ by at most one. Differencing then starts from groups of
-            `num_partitions` samples of similar workload, and every part gets one of each group.
+        equal_size: part sizes differ by at most one. Differencing then starts from sets of `num_partitions`
+            samples of similar workload, and every part gets one of each set.
         speeds: as for `longest_processing_time`: the heaviest part goes to the fastest, and so on.
 
     Returns:
@@ -41,8 +53,7 @@ def karmarkar_karp(
             a number above 0 per part.
     """
     problem = Problem.of(workloads, num_partitions, equal_size, speeds=speeds)
-    group = problem.num_parts if equal_size else 1
-    return problem.partition(differenced(problem.work, problem.speeds, group))
+    return problem.partition(difference(problem, problem.num_parts if equal_size else 1))
 
 
 def longest_processing_time(
@@ -50,7 +61,6 @@ def longest_processing_time(
     num_partitions: int,
     equal_size: bool = True,
     *,
-    max_rows: int | None = None,
     tokens: ArrayLike | None = None,
     max_tokens: int | None = None,
     speeds: ArrayLike | None = None,
@@ -63,7 +73,6 @@ def longest_processing_time(
         workloads: `[samples]`, non-negative.
         num_partitions: parts, at least 1.
         equal_size: part sizes differ by at most one; else sizes follow the load.
-        max_rows: samples of a part at most.
         tokens: `[samples]`, whole numbers: a second quantity, capped by `max_tokens`.
         max_tokens: tokens of a part at most; given together with `tokens`.
         speeds: `[parts]`, above 0, in any unit: loads are divided by them, so that times become equal. None
@@ -79,7 +88,7 @@ def longest_processing_time(
             number above 0 per part; no placement can keep to the caps; or none that does was found. The last
             error names a sample that fits nowhere.
     """
-    problem = Problem.of(workloads, num_partitions, equal_size, max_rows, tokens, max_tokens, speeds)
+    problem = Problem.of(workloads, num_partitions, equal_size, tokens, max_tokens, speeds)
     return problem.partition(place_from_scratch(problem))
 
 
@@ -89,7 +98,6 @@ def refined(
     equal_size: bool = True,
     *,
     tolerance: float = 0.0,
-    max_rows: int | None = None,
     tokens: ArrayLike | None = None,
     max_tokens: int | None = None,
     speeds: ArrayLike | None = None,
@@ -102,14 +110,13 @@ def refined(
 
     Arguments, result, and errors are as theirs, and as those of `rebalance` for `token_tolerance`.
     """
-    tolerance = checked_tolerance(tolerance)
-    problem = Problem.of(
-        workloads, num_partitions, equal_size, max_rows, tokens, max_tokens, speeds, token_tolerance
-    )
+    tolerance = check_tolerance(tolerance)
+    problem = Problem.of(workloads, num_partitions, equal_size, tokens, max_tokens, speeds, token_tolerance)
     part_of = place_from_scratch(problem, tolerance)
     if problem.token_goal < NO_CAP:
-        target = target_time(problem.work, problem.speeds, problem.limits, tolerance)
-        level_tokens(problem, free_moves(problem), part_of, target)
+        nowhere = np.full_like(part_of, NONE)
+        no_costs = price_moves(nowhere, np.zeros_like(part_of), np.zeros(problem.num_parts, dtype=np.int64))
+        level_tokens(problem, no_costs, part_of, problem.target(tolerance))
     return problem.partition(part_of)
 
 
@@ -119,7 +126,6 @@ def refine(
     tolerance: float = 0.0,
     equal_size: bool = True,
     *,
-    max_rows: int | None = None,
     tokens: ArrayLike | None = None,
     max_tokens: int | None = None,
     speeds: ArrayLike | None = None,
@@ -133,23 +139,23 @@ def refine(
         workloads: `[samples]`, non-negative.
         partition: for each part the indices of its samples; each sample is in one part.
         tolerance: the largest load ÷ speed may be (1 + tolerance) × the lower bound.
-        equal_size, max_rows, tokens, max_tokens, speeds: as for `longest_processing_time`; `partition` must
-            keep to the limits, too.
+        equal_size, tokens, max_tokens, speeds: as for `longest_processing_time`; `partition` must keep to
+            the limits, too.
 
     Returns:
         As `longest_processing_time`.
 
     Raises:
-        ValueError: as `longest_processing_time`; or `partition` does not hold each sample once, or does not
-            keep to the limits.
+        ValueError: as `longest_processing_time`; or `tolerance` is negative; or `partition` does not hold
+            each sample once, or does not keep to the limits.
     """
-    tolerance = checked_tolerance(tolerance)
-    problem = Problem.of(workloads, len(partition), equal_size, max_rows, tokens, max_tokens, speeds)
-    part_of = problem.sorted(number_of_part(partition, len(problem.work)))
-    broken = problem.beyond_limits(part_of)
-    if broken is not None:
-        raise ValueError(broken)
-    _refine(problem, part_of, tolerance)
+    tolerance = check_tolerance(tolerance)
+    problem = Problem.of(workloads, len(partition), equal_size, tokens, max_tokens, speeds)
+    part_of = problem.sort(number_of_part(partition, len(problem.work)))
+    fault = problem.fault(part_of)
+    if fault is not None:
+        raise ValueError(fault)
+    refine_within(problem, part_of, problem.target(tolerance))
     return problem.partition(part_of)
 
 
@@ -161,38 +167,122 @@ def place_from_scratch(problem: Problem, tolerance: float | None = None) -> np.n
     Raises:
         ValueError: neither start keeps to `max_tokens`.
     """
-    work, tokens, speeds, limits = problem.work, problem.tokens, problem.speeds, problem.limits
     if tolerance is None:
-        base = base_of(speeds, target_time(work, speeds, limits, 0.0))
-        part_of = place_longest_first(work, tokens, base, limits)
+        part_of = place_longest_first(problem.within(problem.target(0.0)))
     else:
-        part_of = refined_from_scratch(work, tokens, speeds, limits, tolerance)
+        part_of = refine_from_scratch(problem, tolerance)
     if len(part_of) > 0 and part_of[-1] == NONE:
-        part_of = _balanced_by_tokens(problem, unplaced=int(np.argmax(part_of == NONE)))
+        part_of = _balance_tokens(problem, unplaced=int(np.argmax(part_of == NONE)))
         if tolerance is not None:
-            _refine(problem, part_of, tolerance)
+            refine_within(problem, part_of, problem.target(tolerance))
     return part_of
 
 
-def _balanced_by_tokens(problem: Problem, unplaced: int) -> np.ndarray:
+def _balance_tokens(problem: Problem, unplaced: int) -> np.ndarray:
     """int64 `[samples]`; `unplaced` is the sample that longest first had no place for."""
-    fewest, most, max_tokens = problem.limits
-    by_tokens = np.argsort(-problem.tokens, kind="stable")
-    amounts = problem.tokens[by_tokens]
-    part_of = np.empty_like(amounts)
-    part_of[by_tokens] = refined_from_scratch(
-        amounts, np.zeros_like(amounts), np.ones(problem.num_parts), Limits(fewest, most, NO_CAP), 0.0
-    )
-    if problem.beyond_limits(part_of) is not None:
+    tokens = problem.by_tokens()
+    part_of = tokens.unsort(refine_from_scratch(tokens, 0.0))
+    if problem.fault(part_of) is not None:
         raise ValueError(
-            f"no placement under max_tokens={max_tokens} was found: sample {problem.order[unplaced]} with "
-            f"{problem.tokens[unplaced]} tokens fits in none of {problem.num_parts} parts next to the others"
-            "; raise max_tokens, or use more parts"
+            f"no placement under max_tokens={problem.max_tokens} was found: sample {problem.order[unplaced]} "
+            f"with {problem.tokens[unplaced]} tokens fits in none of {problem.num_parts} parts next to the "
+            "others; raise max_tokens, or use more parts"
         )
     return part_of
 
 
-def _refine(problem: Problem, part_of: np.ndarray, tolerance: float) -> None:
-    """Changes `part_of`."""
-    target = target_time(problem.work, problem.speeds, problem.limits, tolerance)
-    refine_within(problem.work, problem.tokens, part_of, problem.speeds, problem.limits, target)
+def refine_from_scratch(problem: Problem, tolerance: float) -> np.ndarray:
+    """int64 `[samples]`, the part of each, refined; the last is NONE if some sample has no place.
+
+    Never worse than differencing with equal sizes, where that keeps to the limits.
+    """
+    work, num_parts = problem.work, problem.num_parts
+    best, time = np.full(len(work), NONE), NO_CAP
+    if len(work) == 0:
+        return best
+    target = problem.target(tolerance)
+    is_small = len(work) <= FEW_SAMPLES * num_parts
+    equal_sizes: np.ndarray | None = None
+    least = bound_differencing(work, num_parts)
+    # 1. Differencing with equal sizes, if it can be good enough.
+    if is_small or least <= target * (1 + NEAR):
+        equal_sizes = difference(problem, num_parts)
+        least = problem.time_within_limits(equal_sizes)
+    if equal_sizes is not None and (is_small or least <= target * (1 + NEAR)):
+        best, time = _pick_better(problem, best, time, equal_sizes, target)
+    # 2. Differencing with free sizes.
+    if is_small and problem.fewest < problem.most - 1 and len(work) * num_parts <= SHORT_DIFFERENCING:
+        best, time = _pick_better(problem, best, time, difference(problem, 1), target)
+    # 3. Longest first, the usual start.
+    if is_small or time > target * (1 + GOOD):
+        start = place_longest_first(problem.within(target))
+        if time == NO_CAP:
+            best = start  # even where it leaves samples without a place
+        best, time = _pick_better(problem, best, time, start, target)
+    # 4. Differencing with equal sizes, if all that was worse.
+    if time > max(least, target):
+        if equal_sizes is None:
+            equal_sizes = difference(problem, num_parts)
+        least = problem.time_within_limits(equal_sizes)
+        if time == NO_CAP:
+            best, time = _pick_better(problem, best, time, equal_sizes, target)
+        elif least < time:
+            best = equal_sizes  # refining it would take longer than all before
+    return best
+
+
+def difference(problem: Problem, width: int) -> np.ndarray:
+    """`place_by_differencing`, and the heaviest part to the fastest."""
+    part_of = place_by_differencing(problem.work, problem.num_parts, width)
+    if not are_unequal(problem.speeds):
+        return part_of
+    return np.argsort(-problem.speeds, kind="stable")[part_of]
+
+
+def _pick_better(
+    problem: Problem, best: np.ndarray, time: int, start: np.ndarray, target: int
+) -> tuple[np.ndarray, int]:
+    """The better of `best` and `start`, refined, and its longest time; NO_CAP stands for no partition."""
+    if time <= target:
+        return best, time
+    start_time = problem.time_within_limits(start)
+    if start_time == NO_CAP:
+        return best, time
+    if start_time > target:
+        start_time = refine_within(problem, start, target)
+        if start_time > target and are_unequal(problem.speeds):
+            start = _match_speeds(problem, start)
+            start_time = refine_within(problem, start, target)
+    return (start, start_time) if start_time < time else (best, time)
+
+
+def _match_speeds(problem: Problem, part_of: np.ndarray) -> np.ndarray:
+    """The same partition, its parts renumbered: the heavier, the faster. No time is longer than before."""
+    by_load = np.argsort(-sum_per_part(problem.work, part_of, problem.num_parts), kind="stable")
+    number = np.empty_like(by_load)
+    number[by_load] = np.argsort(-problem.speeds, kind="stable")
+    return number[part_of]
+
+
+def refine_within(problem: Problem, part_of: np.ndarray, target: int) -> int:
+    """Changes `part_of` until no part takes longer than the target, or nothing helps; returns the longest."""
+    if not are_unequal(problem.speeds):
+        refine_to(problem.within(target), part_of)
+        return problem.time(part_of)
+    # Swaps lower the largest load beyond what a time allows, and so find the parts for a time that can be
+    # had. Of the times between the target and the best so far, the middle one is tried next.
+    time = problem.time(part_of)
+    tried, failed = target, target
+    for _ in range(MAX_TRIED_TIMES):
+        if time <= target or time - failed <= RESOLUTION * time:
+            break
+        found = part_of.copy()
+        refine_to(problem.within(tried), found)
+        reached = problem.time(found)
+        if reached < time:
+            part_of[:] = found
+            time = reached
+        if reached > tried:
+            failed = tried
+        tried = failed + (time - failed) // 2
+    return time

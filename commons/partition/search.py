@@ -1,218 +1,54 @@
-"""The search of every placement: swaps that lighten the heaviest part.
+"""Searches by swaps that lighten the heaviest part: for balance alone, and from home, with a price on moves.
 
-Samples are numbered from the heaviest down, so comparing two numbers compares workloads and breaks ties.
-Loads are integers: sums are exact in any order, and no machine's way of adding decides a tie.
-
-Parts have speeds: float64 `[parts]`, 1.0 for the fastest. The time of a part is its load ÷ its speed.
+From home, the heaviest part swaps with a light one, at the lowest price for what the swap takes off it. Where
+no such swap is left, the search for balance alone makes the next one. Last, samples that are away go home
+wherever the target allows.
 """
 
 from __future__ import annotations
 
-import math
-from typing import NamedTuple, cast
-
 import numpy as np
-from numba import njit
 
 from .compiled import compiled, inner
+from .costs import LOOKS, Costs, copying_cost, count_copies, moving_cost, returning_cost, swap_and_count
+from .parts import NONE, RESOLUTION, Parts, Task, find_below, fits, make_parts, swap
 
-# In place of a sample, a part, or a position. Numba compiles functions anew for literals such as -1.
-NONE = cast(int, np.int64(-1))
-NO_CAP = 2**62
-
-# A swap that lightens the heaviest part by less than this share of the mean load is not worth its time.
-RESOLUTION = 3e-5
-# A swap is accepted once it brings the heaviest part near the middle between it and the lightest: within 1/8
-# of their distance. Until then, this many partners are tried in either direction after the first swap.
+# For balance alone, a swap is accepted once it brings the heaviest part near the middle between it and the
+# lightest: within 1/8 of their distance. Until then, this many partners are tried in either direction after
+# the first swap.
 NEAR_ENOUGH = 8
 TRIES = 16
-# Partners that the search looks at: this many × samples × the logarithm of their number. Then it takes what
-# it has. Under tight caps hardly any swap is allowed, and it would look at all of them again and again.
-LOOKS = 16
-# Runs of a merge sort that insertion sorts.
-SHORT_RUN = 16
-
-
-class Limits(NamedTuple):
-    """Limits of every part.
-
-    Attributes:
-        fewest, most: samples of a part.
-        max_tokens: sum of a part's tokens.
-    """
-
-    fewest: int
-    most: int
-    max_tokens: int
-
-
-class Parts(NamedTuple):
-    """A partition that the search changes; all arrays are int64.
-
-    Attributes:
-        work: `[samples]`, descending.
-        tokens: `[samples]`.
-        part_of: `[samples]`, the part of each.
-        members: the samples of part p, ascending, from `start[p]` on; room for more follows them.
-        start: `[parts + 1]`, positions in `members`.
-        size: `[parts]`, samples.
-        load, amount: `[parts]`, sums of work and of tokens.
-        by_load: `[parts]`, the lightest part first; of equally light parts, the one with the smaller index.
-        place: `[parts]`, position of each part in `by_load`.
-    """
-
-    work: np.ndarray
-    tokens: np.ndarray
-    part_of: np.ndarray
-    members: np.ndarray
-    start: np.ndarray
-    size: np.ndarray
-    load: np.ndarray
-    amount: np.ndarray
-    by_load: np.ndarray
-    place: np.ndarray
+# From home, parts considered for a swap: this many that can help, among this many of the lightest; more for
+# a swap that is all a part needs. Still more hardly save movement, and take time.
+PARTNERS = 16
+# With more samples than this, the lightest parts are much alike, and fewer will do; or with groups, which are
+# brought together again after the search.
+MANY_SAMPLES, FEW_PARTNERS = 8192, 4
+CANDIDATES_FOR_ALL, CANDIDATES_FOR_PART = 200, 48
+# Samples of a part considered for a swap, evenly spaced by load. Those in between would do little better.
+MOST_TRIED = 64
+# Samples considered in return for one, where some may belong to a group that the heavy part has.
+RETURNS = 6
+# Parts considered for a sample to join others of its group.
+MOST_TO_JOIN = 8
+# Swaps to make: none, those at a price for each move, and where there is no such swap any other.
+NO_SWAPS, CHEAP_SWAPS, ALL_SWAPS = 0, 1, 2
 
 
 @compiled
-def sum_per_part(values: np.ndarray, part_of: np.ndarray, num_parts: int) -> np.ndarray:
-    """int64 `[parts]`: the sums of int64 `[samples]`."""
-    sums = np.zeros(num_parts, dtype=np.int64)
-    for sample in range(len(values)):
-        sums[part_of[sample]] += values[sample]
-    return sums
-
-
-@compiled
-def grouped(part_of: np.ndarray, num_parts: int) -> tuple[np.ndarray, np.ndarray]:
-    """The indices of all parts, one part after the other, each ascending; and where each part ends."""
-    ends = np.zeros(num_parts + 1, dtype=np.int64)
-    for part in part_of:
-        ends[part + 1] += 1
-    for part in range(num_parts):
-        ends[part + 1] += ends[part]
-    indices = np.empty(len(part_of), dtype=np.int64)
-    for index in range(len(part_of)):  # `ends` grow from where parts start to where they end
-        part = part_of[index]
-        indices[ends[part]] = index
-        ends[part] += 1
-    return indices, ends[:num_parts]
-
-
-@inner
-def ascending(values: np.ndarray) -> np.ndarray:
-    """int64 `[values]`: the positions of the smallest value to the largest; ties by position."""
-    count = len(values)
-    order, spare = np.empty(count, dtype=np.int64), np.empty(count, dtype=np.int64)
-    for i in range(count):  # short runs by insertion
-        value, j = values[i], i
-        while j % SHORT_RUN > 0 and values[order[j - 1]] > value:
-            order[j] = order[j - 1]
-            j -= 1
-        order[j] = i
-    width = SHORT_RUN
-    while width < count:  # and then merges of two runs
-        for start in range(0, count, 2 * width):
-            left, right = start, min(start + width, count)
-            middle, end = right, min(start + 2 * width, count)
-            for at in range(start, end):
-                if right == end or (left < middle and values[order[left]] <= values[order[right]]):
-                    spare[at] = order[left]
-                    left += 1
-                else:
-                    spare[at] = order[right]
-                    right += 1
-        order, spare = spare, order
-        width *= 2
-    return order
-
-
-def shortest_time(work: np.ndarray, speeds: np.ndarray, limits: Limits) -> float:
-    """A time that the slowest part takes at least; `lower_bound` gives the proof."""
-    return _shortest_time(work, np.sort(speeds) if are_unequal(speeds) else speeds, limits)
-
-
-@compiled
-def _shortest_time(work: np.ndarray, speeds: np.ndarray, limits: Limits) -> float:
-    """`shortest_time`, given ascending speeds."""
-    num_samples, num_parts = len(work), len(speeds)
-    sums = np.zeros(num_samples + 1, dtype=np.int64)  # of the heaviest samples
-    for sample in range(num_samples):
-        sums[sample + 1] = sums[sample] + work[sample]
-    fastest = np.empty(num_parts)  # q of them together, at q − 1
-    fastest[0] = speeds[num_parts - 1]
-    for q in range(1, num_parts):
-        fastest[q] = fastest[q - 1] + speeds[num_parts - 1 - q]
-    bound = sums[num_samples] / fastest[num_parts - 1]
-    for before in range(0, num_samples, num_parts):
-        j = before // num_parts + 1
-        for q in range(1, min(num_parts, num_samples - before) + 1):
-            m, others = before + q, max(limits.fewest - j, 0) * q
-            load = sums[m] - sums[m - j * q] + sums[num_samples] - sums[num_samples - others]
-            if load > bound * fastest[q - 1]:
-                bound = load / fastest[q - 1]
-    slowest = 0.0
-    for q in range(1, num_parts if speeds[0] < 1.0 else 0):
-        slowest += speeds[q - 1]
-        rows = max(q * limits.fewest, num_samples - (num_parts - q) * limits.most)
-        bound = max(bound, (sums[num_samples] - sums[num_samples - rows]) / slowest)
-    return bound
-
-
-def are_unequal(speeds: np.ndarray) -> bool:
-    """Whether some part is slower than the fastest, whose speed is 1."""
-    return bool(speeds.min() < 1.0)
-
-
-def target_time(work: np.ndarray, speeds: np.ndarray, limits: Limits, tolerance: float) -> int:
-    """The time at which the slowest part is fast enough: (1 + tolerance) × the lower bound."""
-    bound = shortest_time(work, speeds, limits)
-    target = max(math.ceil(bound), int(min(bound * (1 + tolerance), 2.0**61)))
-    # Loads that a time allows are rounded down. This much more, they are what the bound was worked out from.
-    return target + (int(1 / speeds.min()) + 1 if are_unequal(speeds) else 0)
-
-
-def base_of(speeds: np.ndarray, time: int) -> np.ndarray:
-    """int64 `[parts]`, what slower parts have less room for in this time than the fastest.
-
-    Counted as loads from the start, all parts may come up to one target, and need no speeds.
-    """
-    if not are_unequal(speeds):
-        return np.zeros(len(speeds), dtype=np.int64)
-    return np.where(speeds < 1.0, time - (time * speeds).astype(np.int64), 0)
-
-
-@compiled
-def longest_time(load: np.ndarray, speeds: np.ndarray) -> int:
-    """The time of the slowest part: the largest load ÷ speed."""
-    longest = 0
-    for part in range(len(speeds)):
-        time = load[part] if speeds[part] == 1.0 else int(load[part] / speeds[part])
-        longest = max(longest, time)
-    return longest
-
-
-@compiled
-def time_of(work: np.ndarray, part_of: np.ndarray, speeds: np.ndarray) -> int:
-    """The time of the slowest part of a partition, int64 `[samples]`."""
-    return longest_time(sum_per_part(work, part_of, len(speeds)), speeds)
-
-
-@compiled
-def refine_to(
-    work: np.ndarray, tokens: np.ndarray, part_of: np.ndarray, base: np.ndarray, limits: Limits, target: int
-) -> None:
+def refine_to(task: Task, part_of: np.ndarray) -> None:
     """Changes `part_of` until no part is above the target load, or no swap helps."""
-    parts = make_parts(work, tokens, part_of, base)
-    total = 0
-    for each in work:
-        total += each
-    least = max(int(RESOLUTION * total / len(base)), 1)
-    most_looks = most_looks_at(len(work))
-    while len(base) > 1:
+    parts = make_parts(task, part_of)
+    least = max(int(RESOLUTION * task.work.sum() / len(parts.load)), 1)
+    bits = 1
+    while len(part_of) >> bits:
+        bits += 1
+    most_looks = LOOKS * len(part_of) * bits
+    while len(parts.load) > 1:
         heavy = parts.by_load[-1]
-        if parts.load[heavy] <= target:
+        if parts.load[heavy] <= task.target:
             break
-        gives, partner, returns, looks = lightening_swap(parts, limits, heavy, least, most_looks)
+        gives, partner, returns, looks = find_swap(parts, heavy, least, most_looks)
         most_looks -= looks
         if partner == NONE or most_looks < 0:
             break
@@ -220,92 +56,27 @@ def refine_to(
 
 
 @inner
-def most_looks_at(count: int) -> int:
-    """LOOKS × n × log2(n) for n samples."""
-    bits = 1
-    while count >> bits:
-        bits += 1
-    return LOOKS * count * bits
-
-
-@compiled
-def make_parts(work: np.ndarray, tokens: np.ndarray, part_of: np.ndarray, base: np.ndarray) -> Parts:
-    """The parts of a given partition; swaps change `part_of`, too. Loads come on top of `base` `[parts]`."""
-    num_parts = len(base)
-    members = np.empty(2 * len(work) + 4 * num_parts, dtype=np.int64)  # what _lay_out needs
-    start, size = np.zeros(num_parts + 1, dtype=np.int64), np.zeros(num_parts, dtype=np.int64)
-    load = base + sum_per_part(work, part_of, num_parts)
-    amount = sum_per_part(tokens, part_of, num_parts)
-    by_load, place = ascending(load), np.empty(num_parts, dtype=np.int64)
-    for at in range(num_parts):
-        place[by_load[at]] = at
-    parts = Parts(work, tokens, part_of, members, start, size, load, amount, by_load, place)
-    _lay_out(parts)
-    return parts
-
-
-@inner
-def _lay_out(parts: Parts) -> None:
-    """Writes `members`, `start` and `size` from `part_of`, with room for every part to double."""
-    size, start, part_of, members = parts.size, parts.start, parts.part_of, parts.members
-    for part in range(len(size)):
-        size[part] = 0
-    for part in part_of:
-        size[part] += 1
-    for part in range(len(size)):
-        start[part + 1] = start[part] + 2 * size[part] + 4
-        size[part] = 0
-    for sample in range(len(part_of)):
-        part = part_of[sample]
-        members[start[part] + size[part]] = sample
-        size[part] += 1
-
-
-@inner
-def swap(parts: Parts, giver: int, gives: int, taker: int, returns: int) -> None:
-    """Moves sample `gives` from part `giver` to part `taker`, and `returns` back unless it is NONE."""
-    if returns == NONE and parts.start[taker] + parts.size[taker] == parts.start[taker + 1]:
-        _lay_out(parts)
-    if returns != NONE:
-        _remove(parts, taker, returns)
-    _remove(parts, giver, gives)
-    _insert(parts, taker, gives)
-    if returns != NONE:
-        _insert(parts, giver, returns)
-    _reorder(parts, giver)
-    _reorder(parts, taker)
-
-
-@njit(inline="always")
-def fits(parts: Parts, limits: Limits, giver: int, gives: int, taker: int, returns: int) -> bool:
-    """Whether that swap keeps both parts within `limits.max_tokens`."""
-    change = parts.tokens[gives] - (parts.tokens[returns] if returns != NONE else 0)
-    if change > 0:
-        return parts.amount[taker] + change <= limits.max_tokens
-    return change == 0 or parts.amount[giver] - change <= limits.max_tokens
-
-
-@inner
-def lightening_swap(
-    parts: Parts, limits: Limits, heavy: int, least: int, most_looks: int
-) -> tuple[int, int, int, int]:
+def find_swap(parts: Parts, heavy: int, least: int, most_looks: int) -> tuple[int, int, int, int]:
     """Finds the swap that most lowers the larger of two loads, by at least `least`.
 
-    Returns (sample given, partner, sample returned, partners looked at).
+    Example: a part of load 100 should give the lightest, of load 60, a difference of 20: for its sample of
+    50, it looks from samples of 30 on. One of 32 in a part of load 64 makes both loads 82.
 
-    The partner is NONE if there is no such swap among the first `most_looks`. The best sample to get in
-    return for one of the heavy part takes half the distance to the lightest part. From there, samples are
-    tried in both directions for as long as they can be better than the swap found so far.
+    Returns:
+        (sample given, partner, sample returned, partners looked at); the partner is NONE if there is no such
+        swap among the first `most_looks`.
     """
-    work, part_of, loads = parts.work, parts.part_of, parts.load
-    load, lightest = loads[heavy], loads[parts.by_load[0]]
-    below = load - least + 1
+    task, part_of, loads = parts.task, parts.part_of, parts.load
+    work, load, lightest = task.work, loads[heavy], loads[parts.by_load[0]]
+    below = load - least + 1  # what the larger load has to be under
     enough = load - (load - lightest) // 2 + (load - lightest) // NEAR_ENOUGH
     gives, partner, returns, looks = NONE, NONE, NONE, 0
-    taker = NONE if parts.size[heavy] == limits.fewest else _lightest_taker(parts, limits, heavy, NONE)
+    taker = NONE if parts.size[heavy] == task.fewest else _find_taker(parts, heavy, NONE)
     for at in range(parts.start[heavy], parts.start[heavy] + parts.size[heavy]):
+        # 1. The best sample in return takes half the distance to the lightest part.
         i = parts.members[at]
-        middle = _first_at_most(work, i + 1, work[i] - (load - lightest) // 2)
+        middle = _find_at_most(work, i + 1, work[i] - (load - lightest) // 2)
+        # 2. From there, try lighter and heavier ones, as long as they can be better than the best so far.
         for step in (1, -1):
             j = middle if step == 1 else middle - 1
             while i < j < len(work) and (partner == NONE or abs(j - middle) <= TRIES):
@@ -313,12 +84,13 @@ def lightening_swap(
                 if (lightest + difference if step == 1 else load - difference) >= below:
                     break
                 larger = max(load - difference, loads[part_of[j]] + difference)
-                if larger < below and part_of[j] != heavy and fits(parts, limits, heavy, i, part_of[j], j):
+                if larger < below and part_of[j] != heavy and fits(parts, heavy, i, part_of[j], j):
                     below, gives, partner, returns = larger, i, part_of[j], j
                 j += step
                 looks += 1
+        # 3. Where sizes allow it, the lightest part may take the sample for none.
         if taker != NONE and max(load - work[i], loads[taker] + work[i]) < below:
-            other = _lightest_taker(parts, limits, heavy, i)  # the same, unless it has no room for its tokens
+            other = _find_taker(parts, heavy, i)  # the same, unless it has no room for its tokens
             if other != NONE and max(load - work[i], loads[other] + work[i]) < below:
                 below, gives, partner, returns = max(load - work[i], loads[other] + work[i]), i, other, NONE
         if looks > most_looks or (partner != NONE and below <= enough):
@@ -326,31 +98,19 @@ def lightening_swap(
     return gives, partner, returns, looks
 
 
-@njit(inline="always")
-def first_below(work: np.ndarray, members: np.ndarray, start: int, end: int, value: int) -> int:
-    """The first position from `start` to `end` whose sample has less work than `value`."""
-    while start < end:
-        middle = (start + end) // 2
-        if work[members[middle]] < value:
-            end = middle
-        else:
-            start = middle + 1
-    return start
-
-
 @inner
-def _lightest_taker(parts: Parts, limits: Limits, giver: int, sample: int) -> int:
+def _find_taker(parts: Parts, giver: int, sample: int) -> int:
     """The lightest part with room for one more sample, and for this one unless it is NONE; else NONE."""
     for taker in parts.by_load:
-        if taker == giver or parts.size[taker] == limits.most:
+        if taker == giver or parts.size[taker] == parts.task.most:
             continue
-        if sample == NONE or fits(parts, limits, giver, sample, taker, NONE):
+        if sample == NONE or fits(parts, giver, sample, taker, NONE):
             return taker
     return NONE
 
 
 @inner
-def _first_at_most(work: np.ndarray, start: int, value: int) -> int:
+def _find_at_most(work: np.ndarray, start: int, value: int) -> int:
     """The first sample from `start` on whose work is at most `value`; the number of samples if none is."""
     left = len(work) - start
     while left > 1:  # without a branch, which the processor would mispredict every other time
@@ -360,47 +120,187 @@ def _first_at_most(work: np.ndarray, start: int, value: int) -> int:
     return start + (left == 1 and work[start] > value)
 
 
-@inner
-def _remove(parts: Parts, part: int, sample: int) -> None:
-    members = parts.members
-    last = parts.start[part] + parts.size[part] - 1
-    i = parts.start[part]
-    while members[i] != sample:
-        i += 1
-    while i < last:
-        members[i] = members[i + 1]
-        i += 1
-    parts.size[part] -= 1
-    parts.load[part] -= parts.work[sample]
-    parts.amount[part] -= parts.tokens[sample]
+@compiled
+def search_to(task: Task, part_of: np.ndarray, costs: Costs, swaps: int) -> bool:
+    """Changes `part_of` until no part is above the target load; then sends home what may go.
+
+    Returns whether it got there; with NO_SWAPS, what may go is sent home in any case.
+    """
+    parts = make_parts(task, part_of)
+    count_copies(costs.copies, part_of)
+    is_there = swaps == NO_SWAPS or _lighten(parts, costs, swaps == ALL_SWAPS)
+    if is_there:
+        _send_home(parts, costs)
+    return is_there
 
 
 @inner
-def _insert(parts: Parts, part: int, sample: int) -> None:
-    members, start = parts.members, parts.start[part]
-    i = start + parts.size[part]
-    while i > start and members[i - 1] > sample:
-        members[i] = members[i - 1]
-        i -= 1
-    members[i] = sample
-    parts.part_of[sample] = part
-    parts.size[part] += 1
-    parts.load[part] += parts.work[sample]
-    parts.amount[part] += parts.tokens[sample]
+def _lighten(parts: Parts, costs: Costs, at_any_price: bool) -> bool:
+    """Makes swaps until no part is above the target, or none helps; whether it got there."""
+    target = parts.task.target
+    least = max(int(RESOLUTION * target), 1)
+    while len(parts.load) > 1 and parts.load[parts.by_load[-1]] > target:
+        heavy = parts.by_load[-1]
+        gives, partner, returns = _find_cheap_swap(parts, costs, heavy, least)
+        if partner == NONE and at_any_price:
+            most_looks = costs.looks[1] - costs.looks[0]
+            gives, partner, returns, looks = find_swap(parts, heavy, least, most_looks)
+            costs.looks[0] += looks
+        if partner == NONE or costs.looks[0] > costs.looks[1]:
+            return False
+        swap_and_count(parts, costs.copies, heavy, gives, partner, returns)
+    return True
 
 
 @inner
-def _reorder(parts: Parts, part: int) -> None:
-    """Moves a part whose load has changed to its position in `by_load`."""
-    by_load, place, load = parts.by_load, parts.place, parts.load
-    i = place[part]
-    while i + 1 < len(by_load) and (load[by_load[i + 1]], by_load[i + 1]) < (load[part], part):
-        by_load[i] = by_load[i + 1]
-        place[by_load[i]] = i
-        i += 1
-    while i > 0 and (load[part], part) < (load[by_load[i - 1]], by_load[i - 1]):
-        by_load[i] = by_load[i - 1]
-        place[by_load[i]] = i
-        i -= 1
-    by_load[i] = part
-    place[part] = i
+def _find_cheap_swap(parts: Parts, costs: Costs, heavy: int, least: int) -> tuple[int, int, int]:
+    """(sample given, partner, sample returned); the partner is NONE if no swap takes at least `least`.
+
+    First come swaps that bring the heavy part to the target at once, within its node and then anywhere. Then
+    come those that take part of it, again within the node first.
+    """
+    has_nodes = costs.node_of[0] != costs.node_of[-1]
+    for relief, candidates in (
+        (parts.load[heavy] - parts.task.target, CANDIDATES_FOR_ALL),
+        (least, CANDIDATES_FOR_PART),
+    ):
+        for near in (True, False):
+            if near and not has_nodes:
+                continue
+            found = _find_best_swap(parts, costs, heavy, relief, near, candidates)
+            if found[1] != NONE:
+                return found
+    return NONE, NONE, NONE
+
+
+@inner
+def _find_best_swap(
+    parts: Parts, costs: Costs, heavy: int, least: int, near: bool, candidates: int
+) -> tuple[int, int, int]:
+    """The swap that takes most off the load above the target for its cost, at least `least`.
+
+    The partner is one of the `candidates` lightest parts, of the same node if `near`. It may end above the
+    target, but that counts against the swap: of two giants in one part, one leaves although no part has room
+    for it.
+
+    Example: the target is 80, a part has 100, and its partner 70. A sample of 25 for one of 10 takes 15 off
+    the excess of 20, and leaves the partner 5 above the target: relief is 10. At a cost of 2 it is worth 5.
+    """
+    task, load, members, home = parts.task, parts.load, parts.members, costs.home
+    work, needed = task.work, load[heavy] - task.target
+    first, end = parts.start[heavy], parts.start[heavy] + parts.size[heavy]
+    step = max(parts.size[heavy] // MOST_TRIED, 1)
+    has_groups = len(costs.copies.cost) > 0
+    most_returned = max(RETURNS // step, 1) if has_groups else 1
+    looks = 0  # written once, because in the loop that would slow it
+    gives, partner, returns, best = NONE, NONE, NONE, 0.0
+    partners, most_partners = 0, max(PARTNERS // step, 1)
+    if len(work) > MANY_SAMPLES or has_groups:
+        most_partners = min(most_partners, FEW_PARTNERS)
+    for taker in parts.by_load:
+        # 1. Partners from the lightest part on, as long as they have room.
+        headroom = task.target - load[taker]
+        if headroom < least or partners == most_partners or candidates == 0:
+            break
+        if taker == heavy or (near and costs.node_of[taker] != costs.node_of[heavy]):
+            continue
+        may_give = parts.size[heavy] > task.fewest and parts.size[taker] < task.most
+        start, stop = parts.start[taker], parts.start[taker] + parts.size[taker]
+        lightest = 0 if may_give or start == stop else work[members[stop - 1]]
+        most = max(needed, headroom)
+        candidates -= 1
+        helps = may_give
+        for at in range(first, end, step):
+            i = members[at]
+            if work[i] - lightest < least:
+                break
+            looks += 1
+            # 2. Skip a sample whose swaps all cost too much. This one is at least its price, unless the
+            # sample that comes back goes home, or to its group.
+            copied = copying_cost(costs.copies, i, heavy, taker) if has_groups else 0
+            price = max((costs.to_move[i] if home[i] == heavy else 0) + copied, 1)
+            if min(needed, headroom, work[i] - lightest) <= best * price:
+                continue
+            # 3. Samples to return, from the lightest on, because it is the cheapest; last, none.
+            j = find_below(work, members, start, stop, work[i] - most)
+            if j == start and not may_give:
+                continue
+            moved = moving_cost(costs, i, heavy, taker)
+            for option in range(min(most_returned, j - start) + may_give):
+                returned = members[j - 1 - option] if option < min(most_returned, j - start) else NONE
+                difference = work[i] - (work[returned] if returned != NONE else 0)
+                relief = min(difference, needed) - max(difference - headroom, 0)
+                if relief < least:
+                    continue
+                helps = True
+                looks += 1
+                if has_groups:
+                    cost = moved + returning_cost(costs, i, copied, heavy, taker, returned)
+                else:
+                    cost = moved + moving_cost(costs, returned, taker, heavy)
+                value = relief / max(cost, 1)
+                if value > best and fits(parts, heavy, i, taker, returned):
+                    gives, partner, returns, best = i, taker, returned, value
+        partners += helps
+    costs.looks[0] += looks
+    return gives, partner, returns
+
+
+@inner
+def _send_home(parts: Parts, costs: Costs) -> None:
+    """Sends samples that are away nearer to home, alone or in a swap, where the target allows.
+
+    One that is on another node may go to any part of its own, any other one only home; and one whose group
+    is in several parts to each of these.
+    """
+    for i in range(len(parts.part_of)):
+        if costs.looks[0] > costs.looks[1]:
+            break
+        part, home, group = parts.part_of[i], costs.home[i], costs.copies.group_of[i]
+        cheapest, goes_to, returns = 0, NONE, NONE
+        # 1. It may go to the parts from `first` on, before `end`.
+        first, end = home, home + 1
+        if part == home:
+            end = home
+        elif costs.node_of[part] != costs.node_of[home]:
+            while first > 0 and costs.node_of[first - 1] == costs.node_of[home]:
+                first -= 1
+            while end < len(costs.node_of) and costs.node_of[end] == costs.node_of[home]:
+                end += 1
+        # 2. It may also join others of its group.
+        slot, joins = 0, 0
+        if group != NONE:
+            slot, joins = costs.copies.start[group], min(costs.copies.used[group], MOST_TO_JOIN)
+        # 3. Take the cheapest of these moves.
+        for goal in range(end - first + joins):
+            to = first + goal if goal < end - first else costs.copies.part[slot + goal - (end - first)]
+            if to != part:
+                cost, returned = _find_return(parts, costs, i, to)
+                if cost < cheapest:
+                    cheapest, goes_to, returns = cost, to, returned
+        if goes_to != NONE:
+            swap_and_count(parts, costs.copies, part, i, goes_to, returns)
+
+
+@inner
+def _find_return(parts: Parts, costs: Costs, sample: int, to: int) -> tuple[int, int]:
+    """(cost of moving a sample to this part, what comes back for it); the cost is 0 if none saves any."""
+    task, load, members, part = parts.task, parts.load, parts.members, parts.part_of[sample]
+    work, cheapest, returns = task.work, 0, NONE
+    moved, copied = moving_cost(costs, sample, part, to), copying_cost(costs.copies, sample, part, to)
+    if moved + copied >= 0:
+        return 0, NONE
+    # What comes back has at least the work that `to` has no room for, and at most what `part` has room for.
+    least, most = work[sample] - (task.target - load[to]), work[sample] + task.target - load[part]
+    start, stop = parts.start[to], parts.start[to] + parts.size[to]
+    first = find_below(work, members, start, stop, most + 1)
+    end = find_below(work, members, start, stop, least)
+    may_go = least <= 0 <= most and parts.size[part] > task.fewest and parts.size[to] < task.most
+    step = max((end - first) // MOST_TRIED, 1)
+    for at in range(first, end + may_go * step, step):
+        returned = members[at] if at < end else NONE
+        costs.looks[0] += 1
+        cost = moved + returning_cost(costs, sample, copied, part, to, returned)
+        if cost < cheapest and fits(parts, part, sample, to, returned):
+            cheapest, returns = cost, returned
+    return cheapest, returns

@@ -9,19 +9,17 @@ from __future__ import annotations
 import numpy as np
 
 from .compiled import compiled, inner
-from .copies import copies_added, swap_counted
-from .problem import Problem
-from .search import NONE, Limits, Parts, base_of, make_parts, time_of
-from .search_from_home import (
-    MANY_SAMPLES,
-    MOST_TRIED,
-    NO_SWAPS,
+from .costs import (
     Costs,
-    cost_of_return,
-    costs_of_moves,
+    copying_cost,
+    count_copies,
     moving_cost,
-    search_to,
+    returning_cost,
+    swap_and_count,
 )
+from .parts import NONE, Parts, Task, make_parts
+from .problem import Problem
+from .search import MANY_SAMPLES, MOST_TRIED, NO_SWAPS, search_to
 
 # Of 100 samples, this many more may leave home.
 MORE_MOVED = 4
@@ -43,70 +41,44 @@ def level_tokens(problem: Problem, costs: Costs, part_of: np.ndarray, target: in
     amounts = np.bincount(part_of, problem.tokens, minlength=problem.num_parts)
     if amounts.max() <= problem.token_goal:
         return
-    work, tokens, speeds, limits = problem.work, problem.tokens, problem.speeds, problem.limits
-    most_moved = MORE_MOVED * len(work) // 100
-    most_looks = LOOKS * len(work) * len(work).bit_length()
-    target = max(target, int(time_of(work, part_of, speeds)))
-    goal, base, relieved = problem.token_goal, base_of(speeds, target), part_of.copy()
-    most = relieve(work, tokens, relieved, base, limits, costs, target, goal, most_moved, most_looks)
+    count = len(part_of)
+    most_moved, most_looks = MORE_MOVED * count // 100, LOOKS * count * count.bit_length()
+    task, goal = problem.within(max(target, problem.time(part_of))), problem.token_goal
+    relieved = part_of.copy()
+    most = relieve(task, relieved, costs, goal, most_moved, most_looks)
     if most == amounts.max():
         return
     away = np.count_nonzero(part_of != costs.home)
     part_of[:] = relieved
-    if costs.home[0] != NONE and len(work) <= MANY_SAMPLES:  # with more, it takes long and sends few home
-        limits = limits._replace(max_tokens=max(most, goal))
-        search_to(work, tokens, relieved, base, limits, costs, target, NO_SWAPS)
+    if costs.home[0] != NONE and count <= MANY_SAMPLES:  # with more, it takes long and sends few home
+        search_to(task._replace(max_tokens=max(most, goal)), relieved, costs, NO_SWAPS)
         # Samples that cost nothing to move, or join their group, may have left home for others.
         if np.count_nonzero(relieved != costs.home) <= away + most_moved:
             part_of[:] = relieved
 
 
-def free_moves(problem: Problem) -> Costs:
-    """Costs of samples that have no home."""
-    nowhere = np.full_like(problem.work, NONE)
-    return costs_of_moves(nowhere, np.zeros_like(nowhere), np.zeros(problem.num_parts, dtype=np.int64))
-
-
 @compiled
 def relieve(
-    work: np.ndarray,
-    tokens: np.ndarray,
-    part_of: np.ndarray,
-    base: np.ndarray,
-    limits: Limits,
-    costs: Costs,
-    target: int,
-    goal: int,
-    most_moved: int,
-    most_looks: int,
+    task: Task, part_of: np.ndarray, costs: Costs, goal: int, most_moved: int, most_looks: int
 ) -> int:
     """`level_tokens`, with at most `most_moved` more samples away from home, and at most `most_looks`.
 
     Returns the tokens of the fullest part.
     """
-    parts = make_parts(work, tokens, part_of, base)
-    full = _fullest(parts)
+    parts = make_parts(task, part_of)
+    count_copies(costs.copies, part_of)
+    full = np.argmax(parts.amount)
     while parts.amount[full] > goal and most_looks > 0:
-        gives, taker, returns, looks = _relieving_swap(parts, limits, costs, full, target, goal)
+        gives, taker, returns, looks = _find_relief(parts, costs, full, goal)
         most_looks -= looks
         if taker == NONE:
             break
         most_moved -= _leaves_home(costs, gives, full, taker) + _leaves_home(costs, returns, taker, full)
         if most_moved < 0:
             break
-        swap_counted(parts, costs.copies, full, gives, taker, returns)
-        full = _fullest(parts)
+        swap_and_count(parts, costs.copies, full, gives, taker, returns)
+        full = np.argmax(parts.amount)
     return parts.amount[full]
-
-
-@inner
-def _fullest(parts: Parts) -> int:
-    """The part with most tokens; of equally full ones the first."""
-    full = 0
-    for part in range(len(parts.amount)):
-        if parts.amount[part] > parts.amount[full]:
-            full = part
-    return full
 
 
 @inner
@@ -119,26 +91,29 @@ def _leaves_home(costs: Costs, sample: int, source: int, to: int) -> int:
 
 
 @inner
-def _relieving_swap(
-    parts: Parts, limits: Limits, costs: Costs, full: int, target: int, goal: int
-) -> tuple[int, int, int, int]:
+def _find_relief(parts: Parts, costs: Costs, full: int, goal: int) -> tuple[int, int, int, int]:
     """Finds the swap that takes most tokens above the goal off the full part, for its cost.
 
     The taker may end above the goal, but that counts against the swap; it ends below what the full part had.
     No part ends above the target.
 
+    Example: the goal is 500 tokens, a part has 540, and the taker 480. A sample with 50 tokens for one with
+    25 takes 25 off, and leaves the taker 5 above the goal: relief is 20. At a cost of 2 it is worth 10.
+
     Returns:
         (sample given, taker, sample returned, pairs looked at); the taker is NONE if no swap helps.
     """
-    work, tokens, members = parts.work, parts.tokens, parts.members
-    needed, slack = parts.amount[full] - goal, target - parts.load[full]
+    task, members = parts.task, parts.members
+    work, tokens = task.work, task.tokens
+    needed, slack = parts.amount[full] - goal, task.target - parts.load[full]
     first, end = parts.start[full], parts.start[full] + parts.size[full]
     step = max(parts.size[full] // MOST_TRIED, 1)
-    has_groups = len(costs.copies.of_copy) > 0
+    has_groups = len(costs.copies.cost) > 0
     gives, partner, returns, best = NONE, NONE, NONE, 0.0
     looks = candidates = 0
     for taker in parts.by_load:
-        room, headroom = goal - parts.amount[taker], target - parts.load[taker]
+        # 1. Takers with room for tokens, from the lightest part on.
+        room, headroom = goal - parts.amount[taker], task.target - parts.load[taker]
         if taker == full or room <= 0:
             continue
         if candidates == MOST_CANDIDATES or (candidates >= CANDIDATES and partner != NONE):
@@ -146,18 +121,20 @@ def _relieving_swap(
         candidates += 1
         start, stop = parts.start[taker], parts.start[taker] + parts.size[taker]
         looks += (end - first) // step + stop - start
-        may_give = parts.size[full] > limits.fewest and parts.size[taker] < limits.most
+        may_give = parts.size[full] > task.fewest and parts.size[taker] < task.most
         last = start  # behind the lightest sample that may come back
         for at in range(first, end, step):
             i = members[at]
             while last < stop and work[i] - work[members[last]] <= headroom:
                 last += 1
+            # 2. Skip a sample whose swaps all cost too much. This one is at least its price, unless the
+            # sample that comes back goes home, or to its group.
             moved = moving_cost(costs, i, full, taker)
-            copied = copies_added(costs.copies, i, full, taker) if has_groups else 0
-            # A move costs this at least, unless the sample that comes back goes home, or to its group.
-            price = max((costs.of_move[i] if costs.home[i] == full else 0) + copied, 1)
+            copied = copying_cost(costs.copies, i, full, taker) if has_groups else 0
+            price = max((costs.to_move[i] if costs.home[i] == full else 0) + copied, 1)
             if min(needed, tokens[i]) <= best * price:
                 continue
+            # 3. In return comes none, or one of the lightest that leave the taker below the target.
             for option in range(0 if may_give and work[i] <= headroom else 1, TRIES + 1):
                 returned = NONE
                 if option > 0:
@@ -169,7 +146,7 @@ def _relieving_swap(
                 relief = min(difference, needed) - max(difference - room, 0)
                 if relief <= 0:
                     continue
-                cost = moved + cost_of_return(costs, i, copied, full, taker, returned)
+                cost = moved + returning_cost(costs, i, copied, full, taker, returned)
                 value = relief / max(cost, 1)
                 if value > best:
                     gives, partner, returns, best = i, taker, returned, value

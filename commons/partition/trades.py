@@ -2,6 +2,10 @@
 
 Groups differ in rows. Where parts may not, swaps of one run for another hardly find a match. In a trade, a
 third group makes up for the difference, best one that both parts have anyway.
+
+Example: part 0 has 4 rows of group A, whose others are in part 1. Part 1 has 3 rows of group B, whose others
+are in part 0. A for B leaves part 1 with a row too many. Both parts have rows of group C: one of them goes to
+part 0. A and B have a copy less each, and C as many as before.
 """
 
 from __future__ import annotations
@@ -11,9 +15,9 @@ from typing import NamedTuple
 import numpy as np
 
 from .compiled import compiled, inner
-from .copies import add_to_group, remove_from_group, samples_in
-from .search import NONE, Limits, Parts, grouped, make_parts, swap
-from .search_from_home import MOST_TO_JOIN, MOST_TRIED, Costs, moving_cost
+from .costs import Costs, count_copies, count_samples, moving_cost, swap_and_count
+from .parts import NONE, Parts, Task, bucket, fits_tokens, make_parts
+from .search import MOST_TO_JOIN, MOST_TRIED
 
 # Passes over all groups; each saves less than the one before.
 PASSES = 3
@@ -22,286 +26,214 @@ PASSES = 3
 MOST_ROWS_TO_HOME = 32
 
 
-class Held(NamedTuple):
-    """Groups that a part has and could give to another; a sample without others counts as one.
+class Stock(NamedTuple):
+    """Groups that a part has and could give to another; a sample without others counts as one."""
 
-    Attributes:
-        counts: int64 `[2]`, of groups, and of those tried as a third.
-        group: int64 `[groups]`, NONE for a sample without others.
-        start: int64 `[groups + 1]`, the first of each in `sample`.
-        of_copy: int64 `[groups]`, the cost of a copy.
-        is_shared: bool `[groups]`, whether the other part has samples of it, too.
-        thirds: int64 `[thirds]`, groups.
-        sample: int64 `[samples]`, by group, first those that cost nothing to move.
-        work, tokens, cost: int64 `[samples + 1]`, sums over the samples before; costs are those of moves.
-        spare: int64 `[2, samples]`, for the group of each member, and the next free place of each group.
-    """
-
-    counts: np.ndarray
-    group: np.ndarray
-    start: np.ndarray
-    of_copy: np.ndarray
-    is_shared: np.ndarray
-    thirds: np.ndarray
-    sample: np.ndarray
-    work: np.ndarray
-    tokens: np.ndarray
-    cost: np.ndarray
-    spare: np.ndarray
+    part: int
+    to: int  # the part that would get them
+    group: np.ndarray  # int64 [groups], NONE for a sample without others
+    start: np.ndarray  # int64 [groups + 1], the first of each in `sample`
+    copy_cost: np.ndarray  # int64 [groups]
+    is_shared: np.ndarray  # bool [groups], whether the other part has samples of it, too
+    thirds: np.ndarray  # int64 [thirds], groups that are tried as a third
+    sample: np.ndarray  # int64 [samples], by group, first those that cost nothing to move
+    work: np.ndarray  # int64 [samples + 1], sums over the samples before
+    tokens: np.ndarray  # likewise
+    cost: np.ndarray  # likewise, of moves
 
 
 class Trade(NamedTuple):
-    """Samples that change places with all of a group in part `source`.
+    """Samples that change places with all of a group in part `source`."""
 
-    Attributes:
-        cost: negative if it saves any.
-        to: the part that the group goes to; NONE for no trade.
-        back: the group that comes back, a number in what `to` holds; NONE for none.
-        third: another one, a number in what its part holds; NONE for none.
-        rows: samples of the third.
-        source_gives: whether the third is given by `source`, not by `to`.
-    """
-
-    cost: int
-    to: int
-    back: int
-    third: int
-    rows: int
-    source_gives: bool
+    cost: int  # negative if it saves any
+    to: int  # the part that the group goes to; NONE for no trade
+    back: int  # the group that comes back, a number in what `to` has; NONE for none
+    third: int  # another one, a number in what its part has; NONE for none
+    rows: int  # samples of the third
+    source_gives: bool  # whether the third is given by `source`, not by `to`
 
 
 @compiled
-def trade(
-    work: np.ndarray,
-    tokens: np.ndarray,
-    part_of: np.ndarray,
-    base: np.ndarray,
-    limits: Limits,
-    costs: Costs,
-    target: int,
-) -> None:
-    """Changes `part_of` by trades that save costs and leave no part above the target load.
-
-    Loads come on top of `base` `[parts]`.
-    """
-    parts, copies = make_parts(work, tokens, part_of, base), costs.copies
-    num_groups = len(copies.of_copy)
-    by_group, ends = grouped(copies.group_of + 1, num_groups + 1)
-    gives, returns = _held(len(work)), _held(len(work))
+def trade(task: Task, part_of: np.ndarray, costs: Costs) -> None:
+    """Changes `part_of` by trades that save costs and leave no part above the target load."""
+    parts, copies = make_parts(task, part_of), costs.copies
+    count_copies(copies, part_of)
+    num_groups = len(copies.cost)
+    by_group, ends = bucket(copies.group_of + 1, num_groups + 1)
     number = np.full(num_groups, NONE)
     for _ in range(PASSES):
         is_better = False
         for group in range(num_groups):
+            members = by_group[ends[group] : ends[group + 1]]
             slot = copies.start[group]
             while slot < copies.start[group] + copies.used[group] and costs.looks[0] <= costs.looks[1]:
-                source, of_group = copies.part[slot], by_group[ends[group] : ends[group + 1]]
-                found = _best_trade(parts, limits, costs, target, of_group, source, gives, returns, number)
+                source = copies.part[slot]
+                found = _find_trade(parts, costs, members, source, number)
                 if found.to == NONE:
                     slot += 1
                 else:
                     is_better = True
-                    _make(parts, costs, group, source, found, gives, returns, number)
+                    _make(parts, costs, group, source, found, number)
         if not is_better:
             return
 
 
 @inner
-def _held(most: int) -> Held:
-    """Room for what a part of at most so many samples holds."""
-    integers = np.empty((8, most + 1), dtype=np.int64)
-    return Held(
-        np.empty(2, dtype=np.int64),
-        integers[0],
-        integers[1],
-        integers[2],
-        np.empty(most, dtype=np.bool_),
-        integers[3],
-        integers[4],
-        integers[5],
-        integers[6],
-        integers[7],
-        np.empty((2, most), dtype=np.int64),
-    )
+def _take_stock(parts: Parts, costs: Costs, part: int, to: int, number: np.ndarray) -> Stock:
+    """Lists what `part` has, and could give to another part.
 
-
-@inner
-def _fill(held: Held, parts: Parts, costs: Costs, part: int, to: int, number: np.ndarray) -> None:
-    """Writes what `part` holds, and could give to another part.
-
-    `number` `[groups]` is NONE for each, before and after.
+    `number` int64 `[groups]` is NONE for each, before and after.
     """
-    copies, (number_of, end), count = costs.copies, held.spare, 0
-    first, rows = parts.start[part], parts.size[part]
+    copies, first, rows = costs.copies, parts.start[part], parts.size[part]
+    # 1. Number the groups in the order of their heaviest samples, in even numbers; odd are those samples of a
+    # group that cost something to move.
+    group_of, keys, count = np.empty(rows, dtype=np.int64), np.empty(rows, dtype=np.int64), 0
     for at in range(rows):
-        group = copies.group_of[parts.members[first + at]]
+        sample = parts.members[first + at]
+        group = copies.group_of[sample]
         entry = count if group == NONE else number[group]
         if entry == NONE:
             entry = count
             number[group] = entry
         if entry == count:
-            held.group[entry], held.start[entry + 1] = group, 0
+            group_of[entry] = group
             count += 1
-        number_of[at] = entry
-        held.start[entry + 1] += 1
-    held.start[0] = thirds = 0
+        keys[at] = 2 * entry + (moving_cost(costs, sample, part, to) > 0)
+    order, ends = bucket(keys, 2 * count)
+    start = np.zeros(count + 1, dtype=np.int64)
+    start[1:] = ends[1::2]
+    # 2. Look up what a copy costs, and which groups may be a third: those that both have, and some others.
+    copy_cost, is_shared = np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.bool_)
+    thirds, num_thirds = np.empty(count, dtype=np.int64), 0
     step = max(count // MOST_TRIED, 1)
     for entry in range(count):
-        group = held.group[entry]
-        held.start[entry + 1] += held.start[entry]
-        end[entry] = held.start[entry]
-        held.of_copy[entry], held.is_shared[entry] = 0, False
+        group = group_of[entry]
         if group != NONE:
-            held.of_copy[entry] = copies.of_copy[group]
-            held.is_shared[entry] = samples_in(copies, group, to) > 0
+            copy_cost[entry] = copies.cost[group]
+            is_shared[entry] = count_samples(copies, group, to) > 0
             number[group] = NONE
-        if held.is_shared[entry] or entry % step == 0:
-            held.thirds[thirds] = entry
-            thirds += 1
-    held.counts[0], held.counts[1] = count, thirds
-    for costs_nothing in (True, False):
-        for at in range(rows):
-            sample, entry = parts.members[first + at], number_of[at]
-            if (moving_cost(costs, sample, part, to) <= 0) == costs_nothing:
-                held.sample[end[entry]] = sample
-                end[entry] += 1
-    held.work[0] = held.tokens[0] = held.cost[0] = 0
+        if is_shared[entry] or entry % step == 0:
+            thirds[num_thirds] = entry
+            num_thirds += 1
+    # 3. Add the samples up.
+    samples = parts.members[first : first + rows][order]
+    sums = np.zeros((3, rows + 1), dtype=np.int64)
+    work, tokens, cost = sums[0], sums[1], sums[2]
     for at in range(rows):
-        sample = held.sample[at]
-        held.work[at + 1] = held.work[at] + parts.work[sample]
-        held.tokens[at + 1] = held.tokens[at] + parts.tokens[sample]
-        held.cost[at + 1] = held.cost[at] + moving_cost(costs, sample, part, to)
+        sample = samples[at]
+        work[at + 1] = work[at] + parts.task.work[sample]
+        tokens[at + 1] = tokens[at] + parts.task.tokens[sample]
+        cost[at + 1] = cost[at] + moving_cost(costs, sample, part, to)
+    group_of, thirds = group_of[:count], thirds[:num_thirds]
+    return Stock(part, to, group_of, start, copy_cost, is_shared, thirds, samples, work, tokens, cost)
 
 
 @inner
-def _cost_of(held: Held, entry: int, rows: int) -> int:
+def _giving_cost(stock: Stock, entry: int, rows: int) -> int:
     """The cost of giving so many samples of a group, the first ones."""
-    start = held.start[entry]
-    copies = int(not held.is_shared[entry]) - int(start + rows == held.start[entry + 1])
-    return held.cost[start + rows] - held.cost[start] + held.of_copy[entry] * copies
+    start = stock.start[entry]
+    copies = int(not stock.is_shared[entry]) - int(start + rows == stock.start[entry + 1])
+    return stock.cost[start + rows] - stock.cost[start] + stock.copy_cost[entry] * copies
 
 
 @inner
-def _best_trade(
-    parts: Parts,
-    limits: Limits,
-    costs: Costs,
-    target: int,
-    of_group: np.ndarray,
-    source: int,
-    gives: Held,
-    returns: Held,
-    number: np.ndarray,
-) -> Trade:
-    """The cheapest trade of what `source` has of a group, whose samples are `of_group`.
+def _find_trade(parts: Parts, costs: Costs, members: np.ndarray, source: int, number: np.ndarray) -> Trade:
+    """The cheapest trade of what `source` has of a group, int64 `members`.
 
     It goes to parts that have others of the group, or to the home of one.
     """
-    copies, group = costs.copies, costs.copies.group_of[of_group[0]]
+    copies, group = costs.copies, costs.copies.group_of[members[0]]
     home = NONE
-    for sample in of_group:
+    for sample in members:
         if parts.part_of[sample] == source:
             home = costs.home[sample]
             break
     best = Trade(0, NONE, NONE, NONE, 0, False)
     joins = min(copies.used[group], MOST_TO_JOIN)
     for goal in range(joins + 1):
+        # 1. Skip parts where the group would save nothing.
         joins_others = goal < joins
         to = copies.part[copies.start[group] + goal] if joins_others else home
-        if to in (source, NONE) or (not joins_others and samples_in(copies, group, to) > 0):
+        if to in (source, NONE) or (not joins_others and count_samples(copies, group, to) > 0):
             continue
-        rows, cost = 0, -copies.of_copy[group] if joins_others else 0
-        for sample in of_group:
+        rows, cost = 0, -copies.cost[group] if joins_others else 0
+        for sample in members:
             if parts.part_of[sample] == source:
                 rows += 1
                 cost += moving_cost(costs, sample, source, to)
         if cost >= 0 or (not joins_others and rows * MOST_ROWS_TO_HOME < parts.size[source]):
             continue
+        # 2. See what either part has to even it out.
         costs.looks[0] += parts.size[source] + parts.size[to]
-        _fill(gives, parts, costs, source, to, number)
-        _fill(returns, parts, costs, to, source, number)
-        best = _evened_out(parts, limits, costs, target, group, source, to, gives, returns, best)
+        gives = _take_stock(parts, costs, source, to, number)
+        returns = _take_stock(parts, costs, to, source, number)
+        best = _even_out(parts, costs, group, gives, returns, best)
     return best
 
 
 @inner
-def _evened_out(
-    parts: Parts,
-    limits: Limits,
-    costs: Costs,
-    target: int,
-    group: int,
-    source: int,
-    to: int,
-    gives: Held,
-    returns: Held,
-    best: Trade,
-) -> Trade:
-    """The cheapest trade of the group from `source` to `to`, or `best` if none is cheaper."""
-    given = _entry_of(gives, group)
+def _even_out(parts: Parts, costs: Costs, group: int, gives: Stock, returns: Stock, best: Trade) -> Trade:
+    """The cheapest trade of the group for what `returns` has, or `best` if none is cheaper."""
+    task, source, to = parts.task, gives.part, gives.to
+    given = np.argmax(gives.group == group)
     first, end = gives.start[given], gives.start[given + 1]
-    of_given = _cost_of(gives, given, end - first)
-    for back in range(NONE, returns.counts[0]):
+    cost_of_given = _giving_cost(gives, given, end - first)
+    for back in range(NONE, len(returns.group)):
+        # 1. Add up what goes from the source for the group that comes back.
         if costs.looks[0] > costs.looks[1]:
             break
         costs.looks[0] += 1
-        rows, load, cost = end - first, gives.work[end] - gives.work[first], of_given
+        rows, load, cost = end - first, gives.work[end] - gives.work[first], cost_of_given
         amount = gives.tokens[end] - gives.tokens[first]
         if back != NONE:
             start, stop = returns.start[back], returns.start[back + 1]
             rows -= stop - start
             load -= returns.work[stop] - returns.work[start]
             amount -= returns.tokens[stop] - returns.tokens[start]
-            cost += _cost_of(returns, back, stop - start)
+            cost += _giving_cost(returns, back, stop - start)
             if returns.group[back] == group:
                 continue
-        # Rows and load that each part has to give, or may get if negative.
-        rows_of_to = max(parts.size[to] + rows - limits.most, limits.fewest - parts.size[source] + rows)
-        rows_of_source = max(parts.size[source] - rows - limits.most, limits.fewest - parts.size[to] - rows)
-        load_of_to, load_of_source = parts.load[to] + load - target, parts.load[source] - load - target
+        # 2. Rows and load that each part then has to give, or may get if negative. Of both, none can be had.
+        rows_of_to = max(parts.size[to] + rows - task.most, task.fewest - parts.size[source] + rows)
+        rows_of_source = max(parts.size[source] - rows - task.most, task.fewest - parts.size[to] - rows)
+        load_of_to = parts.load[to] + load - task.target
+        load_of_source = parts.load[source] - load - task.target
         to_gives, source_gives = max(rows_of_to, load_of_to) > 0, max(rows_of_source, load_of_source) > 0
         if to_gives == source_gives:
-            if not to_gives and cost < best.cost and _fits(parts, limits, source, to, amount):
+            if not to_gives and cost < best.cost and fits_tokens(parts, source, to, amount):
                 best = Trade(cost, to, back, NONE, 0, False)
             continue
-        held = returns if to_gives else gives
+        # 3. Find a third group with as many samples as the one has to give, and the other may get.
+        stock = returns if to_gives else gives
         least, lightest = (rows_of_to, load_of_to) if to_gives else (rows_of_source, load_of_source)
         most, heaviest = (-rows_of_source, -load_of_source) if to_gives else (-rows_of_to, -load_of_to)
         group_back = returns.group[back] if back != NONE else NONE
-        for at in range(held.counts[1]):
-            third = held.thirds[at]
-            count = _fewest_rows(held, third, least, lightest)
-            start = held.start[third]
-            work = held.work[start + count] - held.work[start]
+        for third in stock.thirds:
+            count = _count_rows(stock, third, least, lightest)
+            start = stock.start[third]
+            work = stock.work[start + count] - stock.work[start]
             if count > most or work < lightest or work > heaviest or count < least:
                 continue
             costs.looks[0] += 1
-            total = cost + _cost_of(held, third, count)
-            if total >= best.cost or held.group[third] == group or (to_gives and third == back):
+            total = cost + _giving_cost(stock, third, count)
+            if total >= best.cost or stock.group[third] == group or (to_gives and third == back):
                 continue
-            if held.group[third] != NONE and held.group[third] == group_back:
+            if stock.group[third] != NONE and stock.group[third] == group_back:
                 continue
-            change = held.tokens[start + count] - held.tokens[start]
-            if _fits(parts, limits, source, to, amount + (-change if to_gives else change)):
+            change = stock.tokens[start + count] - stock.tokens[start]
+            if fits_tokens(parts, source, to, amount + (-change if to_gives else change)):
                 best = Trade(total, to, back, third, count, source_gives)
     return best
 
 
 @inner
-def _entry_of(held: Held, group: int) -> int:
-    entry = 0
-    while held.group[entry] != group:
-        entry += 1
-    return entry
-
-
-@inner
-def _fewest_rows(held: Held, entry: int, least: int, lightest: int) -> int:
+def _count_rows(stock: Stock, entry: int, least: int, lightest: int) -> int:
     """Samples of a group to give that are at least so many, and so heavy; all if these are too few."""
-    start, stop = held.start[entry], held.start[entry + 1]
+    start, stop = stock.start[entry], stock.start[entry + 1]
     count, most = min(max(least, 1), stop - start), stop - start
     while count < most:
         middle = (count + most) // 2
-        if held.work[start + middle] - held.work[start] < lightest:
+        if stock.work[start + middle] - stock.work[start] < lightest:
             count = middle + 1
         else:
             most = middle
@@ -309,41 +241,20 @@ def _fewest_rows(held: Held, entry: int, least: int, lightest: int) -> int:
 
 
 @inner
-def _fits(parts: Parts, limits: Limits, source: int, to: int, amount: int) -> bool:
-    """Whether both parts keep within `limits.max_tokens` if so many tokens go from one to the other."""
-    if amount > 0:
-        return parts.amount[to] + amount <= limits.max_tokens
-    return amount == 0 or parts.amount[source] - amount <= limits.max_tokens
-
-
-@inner
-def _make(
-    parts: Parts,
-    costs: Costs,
-    group: int,
-    source: int,
-    chosen: Trade,
-    gives: Held,
-    returns: Held,
-    number: np.ndarray,
-) -> None:
-    to = chosen.to
-    _fill(gives, parts, costs, source, to, number)
-    _fill(returns, parts, costs, to, source, number)
-    given = _entry_of(gives, group)
-    _give(parts, costs, gives, given, gives.start[given + 1] - gives.start[given], source, to)
+def _make(parts: Parts, costs: Costs, group: int, source: int, chosen: Trade, number: np.ndarray) -> None:
+    """Makes the trade."""
+    gives = _take_stock(parts, costs, source, chosen.to, number)
+    returns = _take_stock(parts, costs, chosen.to, source, number)
+    given = np.argmax(gives.group == group)
+    _give(parts, costs, gives, given, gives.start[given + 1] - gives.start[given])
     if chosen.back != NONE:
         rows = returns.start[chosen.back + 1] - returns.start[chosen.back]
-        _give(parts, costs, returns, chosen.back, rows, to, source)
-    if chosen.third != NONE and chosen.source_gives:
-        _give(parts, costs, gives, chosen.third, chosen.rows, source, to)
-    elif chosen.third != NONE:
-        _give(parts, costs, returns, chosen.third, chosen.rows, to, source)
+        _give(parts, costs, returns, chosen.back, rows)
+    if chosen.third != NONE:
+        _give(parts, costs, gives if chosen.source_gives else returns, chosen.third, chosen.rows)
 
 
 @inner
-def _give(parts: Parts, costs: Costs, held: Held, entry: int, rows: int, source: int, to: int) -> None:
-    for sample in held.sample[held.start[entry] : held.start[entry] + rows]:
-        swap(parts, source, sample, to, NONE)
-        remove_from_group(costs.copies, sample, source)
-        add_to_group(costs.copies, sample, to)
+def _give(parts: Parts, costs: Costs, stock: Stock, entry: int, rows: int) -> None:
+    for sample in stock.sample[stock.start[entry] : stock.start[entry] + rows]:
+        swap_and_count(parts, costs.copies, stock.part, sample, stock.to, NONE)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from .from_scratch import place_longest_first, refined_from_scratch
-from .problem import Problem, relative_speeds
-from .search import longest_time, refine_to, sum_per_part
-from .workloads import as_workloads, check_count
+from .from_scratch import place_longest_first
+from .parts import longest_time, sum_per_part
+from .problem import Problem, are_unequal
+from .refine import refine_from_scratch
+from .search import refine_to
+from .workloads import as_speeds, as_workloads, check_count
 
 # A step with giants leaves its other parts at least this share of the mean load. Less would take the lightest
 # samples, which are also wanted next to the giants.
@@ -62,17 +65,15 @@ def balance_window(
     check_count("num_partitions", num_partitions)
     if max_step_ratio is not None and not max_step_ratio >= 1:
         raise ValueError(f"max_step_ratio is {max_step_ratio}, expected at least 1, or None for no limit")
-    of_step = relative_speeds(speeds, num_partitions)
-    problem = Problem.of(
-        workloads, num_partitions * num_steps, equal_size, speeds=np.tile(of_step, num_steps)
-    )
+    tiled = np.tile(as_speeds(speeds, num_partitions), num_steps)
+    problem = Problem.of(workloads, num_partitions * num_steps, equal_size, speeds=tiled)
     limit = np.inf if max_step_ratio is None else max_step_ratio
-    plans = _plans(problem, np.zeros((num_steps, num_partitions)))  # all steps alike
+    plans = _make_plans(problem, np.zeros((num_steps, num_partitions)))  # all steps alike
     if num_steps == 1 or len(problem.work) % (num_steps * num_partitions) == 0:
-        plans.append(_separate_steps(problem, num_partitions, num_steps))
+        plans.append(_plan_each_step(problem, num_partitions, num_steps))
     for margin in MARGINS:
-        targets = _targets(problem, num_partitions, num_steps, max(limit * margin, 1.0))
-        found = _plans(problem, targets)
+        targets = _set_targets(problem, num_partitions, num_steps, max(limit * margin, 1.0))
+        found = _make_plans(problem, targets)
         plans += found
         is_beyond, _ = _rank(problem, found[0], num_steps, limit)
         if not is_beyond:
@@ -96,35 +97,44 @@ def _rank(problem: Problem, part_of: np.ndarray, num_steps: int, limit: float) -
     """
     loads = sum_per_part(problem.work, part_of, problem.num_parts).reshape(num_steps, -1)
     totals = loads.sum(1)
-    times = [int(longest_time(of_step, problem.speeds[: len(of_step)])) for of_step in loads]
+    times = [longest_time(step_loads, problem.speeds[: len(step_loads)]) for step_loads in loads]
     total = int(totals.sum())
     ratio = int(totals.max()) * num_steps / total if total else 1.0
     return (False, sum(times)) if ratio <= limit else (True, ratio)
 
 
-def _targets(problem: Problem, num_partitions: int, num_steps: int, max_ratio: float) -> np.ndarray:
-    """float64 `[steps, parts]`: the target load of each part; only giants take steps above the ratio."""
-    work, rows = problem.work, problem.limits.fewest
+def _set_targets(problem: Problem, num_partitions: int, num_steps: int, max_ratio: float) -> np.ndarray:
+    """float64 `[steps, parts]`: the target load of each part; only giants take steps above the ratio.
+
+    Example: two steps of 4 parts share a load of 400, in it a giant of 100, under a ratio of 1.25. The first
+    step may have 250: its targets are 100 for the giant, and 50 each for the rest. The second step gets 37.5
+    for each part.
+    """
+    work, rows = problem.work, problem.fewest
     left = int(work.sum())
     limit = max_ratio * left / num_steps if left else 0.0
-    # A giant's part also gets an equal share of the lightest samples.
+    # 1. A giant's part also gets an equal share of the lightest samples.
     num_giants = max(int(np.searchsorted(-work, -left / (num_partitions * num_steps))), 1)
     lightest = work[max(len(work) - num_giants * (rows - 1), 0) :] if rows > 1 else work[:0]
     with_fill = np.append(work + int(lightest.sum()) // num_giants, np.zeros(num_partitions, dtype=np.int64))
     targets = np.empty((num_steps, num_partitions))
     first = 0  # of the samples that are in no step yet
     for step in range(num_steps):
+        # 2. Without giants, all further steps are alike.
         mean = left / (num_partitions * (num_steps - step))
         largest = int(with_fill[first])
         if largest <= mean:
             targets[step:] = mean
             break
+        # 3. Else all parts get as much as the largest sample.
         total = int(min(num_partitions * largest, limit, left))
         targets[step] = total / num_partitions
         placed = num_partitions
-        if total < min(num_partitions * largest, left):  # not all parts may be as full as the largest
+        # 4. Where the ratio, or what is left, is too small for that, some parts have a giant each, and the
+        # others share the rest.
+        if total < min(num_partitions * largest, left):
             giants = with_fill[first : first + num_partitions]
-            number = _parts_with_giants(giants, total, LEAST_FILL * mean)
+            number = _count_giants(giants, total, LEAST_FILL * mean)
             total = max(total, int(giants[:number].sum()))
             others = (total - int(giants[:number].sum())) / max(num_partitions - number, 1)
             targets[step, :number], targets[step, number:] = giants[:number], others
@@ -135,8 +145,8 @@ def _targets(problem: Problem, num_partitions: int, num_steps: int, max_ratio: f
     return targets
 
 
-def _parts_with_giants(giants: np.ndarray, total: int, least: float) -> int:
-    """The number of parts of a step that get a giant of their own; `giants` is int64 `[parts]`, descending.
+def _count_giants(giants: np.ndarray, total: int, least: float) -> int:
+    """Counts the parts of a step that get a giant of their own; `giants` is int64 `[parts]`, descending.
 
     These giants are above the load of the other parts, which is at least `least`.
     """
@@ -150,7 +160,7 @@ def _parts_with_giants(giants: np.ndarray, total: int, least: float) -> int:
     return number
 
 
-def _plans(problem: Problem, targets: np.ndarray) -> list[np.ndarray]:
+def _make_plans(problem: Problem, targets: np.ndarray) -> list[np.ndarray]:
     """Places the samples so that loads come near the targets `[steps, parts]`.
 
     Returns:
@@ -158,43 +168,41 @@ def _plans(problem: Problem, targets: np.ndarray) -> list[np.ndarray]:
         fast, the parts sorted by load, so that the heaviest share a step. The second takes no longer, but may
         make one step too large.
     """
-    unequal = problem.speeds.min() < 1
-    if unequal:
-        targets = np.array([_for_speeds(of_step, problem.speeds) for of_step in targets])
-    # The gap between a target and the largest one is a load from the start: then all parts share one target.
-    base = np.rint(targets.max() - targets).astype(np.int64).ravel()
-    part_of = place_longest_first(problem.work, problem.tokens, base, problem.limits)
-    refine_to(problem.work, problem.tokens, part_of, base, problem.limits, int(targets.max()))
-    if unequal:
+    if are_unequal(problem.speeds):
+        speeds = problem.speeds[: targets.shape[1]]
+        targets = np.array([_adapt_to_speeds(step_targets, speeds) for step_targets in targets])
+    # The gap between a target and the largest one is an initial load: then all parts share one target.
+    initial = np.rint(targets.max() - targets).astype(np.int64).ravel()
+    task = problem.within(int(targets.max()))._replace(initial=initial)
+    part_of = place_longest_first(task)
+    refine_to(task, part_of)
+    if are_unequal(problem.speeds):
         return [part_of]
-    loads = sum_per_part(problem.work, part_of, len(base))
-    place = np.empty_like(base)
-    place[np.argsort(-loads, kind="stable")] = np.arange(len(base))
+    loads = sum_per_part(problem.work, part_of, problem.num_parts)
+    place = np.empty_like(initial)
+    place[np.argsort(-loads, kind="stable")] = np.arange(len(place))
     return [part_of, place[part_of]]
 
 
-def _for_speeds(targets: np.ndarray, speeds: np.ndarray) -> np.ndarray:
+def _adapt_to_speeds(targets: np.ndarray, speeds: np.ndarray) -> np.ndarray:
     """float64 `[parts]`: giants on the fastest parts of a step, and the rest in proportion to their speeds.
 
-    `targets` are those of equally fast parts, `speeds` those of the parts of all steps.
+    `targets` are those of equally fast parts; `speeds` are those of the step's parts.
     """
-    fastest_first = np.argsort(-speeds[: len(targets)], kind="stable")
     placed = np.empty_like(targets)
-    placed[fastest_first] = np.sort(targets)[::-1]
+    placed[np.argsort(-speeds, kind="stable")] = np.sort(targets)[::-1]
     others = placed == targets.min()
-    of_others = speeds[: len(targets)][others]
-    placed[others] *= of_others / (math.fsum(of_others) / len(of_others))  # exact on every processor
+    placed[others] *= speeds[others] / (math.fsum(speeds[others]) / others.sum())  # exact on every processor
     return placed
 
 
-def _separate_steps(problem: Problem, num_partitions: int, num_steps: int) -> np.ndarray:
+def _plan_each_step(problem: Problem, num_partitions: int, num_steps: int) -> np.ndarray:
     """A step of consecutive samples each, as without a window, so that a window is not worse than none."""
     step_of = problem.order // max(len(problem.work) // num_steps, 1)
     part_of = np.empty(len(problem.work), dtype=np.int64)
     for step in range(num_steps):
         samples = np.flatnonzero(step_of == step)
         work, tokens = problem.work[samples], problem.tokens[samples]
-        speeds = problem.speeds[:num_partitions]
-        placed = refined_from_scratch(work, tokens, speeds, problem.limits, 0.0)
-        part_of[samples] = step * num_partitions + placed
+        one_step = replace(problem, speeds=problem.speeds[:num_partitions], work=work, tokens=tokens)
+        part_of[samples] = step * num_partitions + refine_from_scratch(one_step, 0.0)
     return part_of

@@ -15,10 +15,27 @@ from .compiled import compiled
 LOAD_BITS = 60
 # Loads times speeds, and loads ÷ speeds, are exact enough for float64 with so many.
 SPEED_BITS = 48
+# Times of slower parts would overflow.
+MAX_SPEED_RATIO = 1000
+# As float64, sums of tokens below this are exact.
+MOST_TOKENS = 2**53
+
+
+def check_count(name: str, count: int, minimum: int = 1) -> None:
+    """Raises ValueError, naming the argument, unless it is a whole number of at least `minimum`."""
+    if not isinstance(count, Integral) or count < minimum:
+        raise ValueError(f"{name} is {count}, expected a whole number of at least {minimum}")
+
+
+def check_tolerance(tolerance: float, name: str = "tolerance") -> float:
+    """Returns `tolerance`; raises ValueError unless it is a finite number of at least 0."""
+    if not 0 <= tolerance < np.inf:
+        raise ValueError(f"{name} is {tolerance}, expected a finite number of at least 0")
+    return float(tolerance)
 
 
 def as_workloads(workloads: ArrayLike, name: str = "workloads") -> np.ndarray:
-    """`workloads` as a float64 array `[samples]`.
+    """Returns `workloads` as a float64 array `[samples]`.
 
     Integers up to 2**53 stay exact; sums of larger ones overflow int64 but not float64.
 
@@ -35,31 +52,13 @@ def as_workloads(workloads: ArrayLike, name: str = "workloads") -> np.ndarray:
     return values
 
 
-def as_integers(values: np.ndarray, bits: int = LOAD_BITS) -> np.ndarray:
+@compiled
+def as_integers(values: np.ndarray, bits: int) -> np.ndarray:
     """Scales non-negative float64 `[samples]` by a power of two and rounds them to int64.
 
     The power is the largest that keeps the sum below 2**bits for sure, so the unit of the numbers does not
     matter. Rounding changes a number by at most 2**(1 − bits) of the largest possible sum.
     """
-    return _as_integers(values, bits)
-
-
-def check_count(name: str, count: int, minimum: int = 1) -> None:
-    """Raises ValueError, naming the argument, unless it is a whole number of at least `minimum`."""
-    if not isinstance(count, Integral) or count < minimum:
-        raise ValueError(f"{name} is {count}, expected a whole number of at least {minimum}")
-
-
-@compiled
-def _first_bad(values: np.ndarray) -> int:
-    for i in range(len(values)):
-        if not 0 <= values[i] < np.inf:  # NaN compares as False
-            return i
-    return -1
-
-
-@compiled
-def _as_integers(values: np.ndarray, bits: int) -> np.ndarray:
     scaled = np.empty(len(values), dtype=np.int64)
     largest = 0.0
     for value in values:
@@ -68,3 +67,51 @@ def _as_integers(values: np.ndarray, bits: int) -> np.ndarray:
     for i in range(len(values)):
         scaled[i] = np.int64(np.rint(math.ldexp(values[i], shift)))
     return scaled
+
+
+def as_tokens(tokens: ArrayLike, num_samples: int) -> np.ndarray:
+    """Returns `tokens` as int64 `[samples]`.
+
+    Raises:
+        ValueError: they are not one whole number of at least 0 per sample, or too many together.
+    """
+    amounts = as_workloads(tokens, "tokens")
+    if len(amounts) != num_samples:
+        raise ValueError(f"tokens has {len(amounts)} values for {num_samples} workloads")
+    fractions = np.flatnonzero(amounts != np.floor(amounts))
+    if fractions.size:
+        raise ValueError(f"tokens[{fractions[0]}] is {amounts[fractions[0]]}, expected a whole number")
+    if amounts.sum() >= MOST_TOKENS:
+        raise ValueError(f"tokens add up to {amounts.sum():.3g}, expected less than 2**53")
+    return amounts.astype(np.int64)
+
+
+def as_speeds(speeds: ArrayLike | None, num_partitions: int) -> np.ndarray:
+    """Returns speeds relative to the fastest, float64 `[parts]`; all 1.0 for None.
+
+    Raises:
+        ValueError: they are not one finite number above 0 per part, or differ by more than MAX_SPEED_RATIO.
+    """
+    if speeds is None:
+        return np.ones(num_partitions)
+    values = np.array(speeds, dtype=np.float64)
+    if values.shape != (num_partitions,):
+        raise ValueError(f"speeds has shape {values.shape}, expected one for each of {num_partitions} parts")
+    is_bad = ~((values > 0) & (values < np.inf))
+    if is_bad.any():
+        part = int(np.argmax(is_bad))
+        raise ValueError(f"speeds[{part}] is {values[part]}, expected a finite number above 0")
+    if values.max() > MAX_SPEED_RATIO * values.min():
+        raise ValueError(
+            f"speeds are {values.min()} to {values.max()}, expected the fastest part to be at most "
+            f"{MAX_SPEED_RATIO} times as fast as the slowest"
+        )
+    return values / values.max()
+
+
+@compiled
+def _first_bad(values: np.ndarray) -> int:
+    for i in range(len(values)):
+        if not 0 <= values[i] < np.inf:  # NaN compares as False
+            return i
+    return -1

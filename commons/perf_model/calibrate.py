@@ -69,9 +69,9 @@ class MeasuredSteps:
                 previous, last_step = last_step, figures["step"]
                 if previous < first_step + WARM_UP_STEPS:
                     continue
-                of_ranks = np.array(figures["counts_after"], dtype=np.float64)
+                rank_values = np.array(figures["counts_after"], dtype=np.float64)
                 in_seconds = [milliseconds / 1e3 for milliseconds in figures["compute_ms"]]
-                rows += [(*row, time) for row, time in zip(of_ranks.tolist(), in_seconds, strict=True)]
+                rows += [(*row, time) for row, time in zip(rank_values.tolist(), in_seconds, strict=True)]
             except (ValueError, KeyError, TypeError) as error:
                 raise ValueError(f"{path}, line {number}: not a line of a training log: {error!r}") from error
         return rows
@@ -104,14 +104,14 @@ class MeasuredSteps:
 
 def summary(cost: Cost, steps: MeasuredSteps) -> str:
     """Returns the fitted cost, its error, and whether it is blind to what grows faster than tokens."""
-    of_loads = float(np.median(steps.errors_of_loads(steps)))
+    load_values = float(np.median(steps.errors_of_loads(steps)))
     per_sample, per_token, *per_unit = cost.coefficients
     columns = " + ".join(f"{unit:.3g} ns · w{column}" for column, unit in enumerate(per_unit))
     lines = [
         f"a step: {cost.per_step / 1e6:.3g} ms, and for each sample of T tokens and workloads w "
         f"{per_sample / 1e3:.3g} µs + {per_token / 1e3:.3g} µs · T + {columns}",
         f"median error over {len(steps.seconds)} steps: {cost.median_error:.1%}; "
-        f"of times proportional to the workloads: {of_loads:.1%}",
+        f"of times proportional to the workloads: {load_values:.1%}",
     ]
     return "\n".join([*lines, LINEAR] if is_linear(steps.counts) else lines)
 

@@ -138,10 +138,10 @@ class Cost:
         least = counts.shape[1] + 1  # one per coefficient, and one for the step
         if len(seconds) < least:
             raise ValueError(f"{len(seconds)} measured steps; expected at least {least}")
-        of_samples = counts.copy()
+        fitted_counts = counts.copy()
         if (counts[:, 0] == counts[0, 0]).all():
-            of_samples[:, 0] = 0
-        with_step = np.concatenate([np.ones((len(seconds), 1)), of_samples], 1)
+            fitted_counts[:, 0] = 0
+        with_step = np.concatenate([np.ones((len(seconds), 1)), fitted_counts], 1)
         per_step, *coefficients = (1e9 * fitted(with_step, seconds, _REWEIGHTINGS)).tolist()
         if not any(coefficients):
             raise ValueError(

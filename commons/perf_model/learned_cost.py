@@ -38,8 +38,8 @@ def rank_counts(
         samples, tokens, work: counts of each row, as `Cost.of` takes them.
         rank_of: int64 `[rows]`.
     """
-    of_rows = (samples, tokens, *work.T)
-    return np.stack([np.bincount(rank_of, count, minlength=num_ranks) for count in of_rows], 1)
+    row_values = (samples, tokens, *work.T)
+    return np.stack([np.bincount(rank_of, count, minlength=num_ranks) for count in row_values], 1)
 
 
 def refitted(cost: Cost | None, counts: np.ndarray, seconds: np.ndarray) -> Cost | None:
@@ -74,8 +74,8 @@ def follows_workloads(cost: Cost | None) -> bool:
     """Whether times are proportional to workloads, or unknown."""
     if cost is None:
         return True
-    of_columns = cost.coefficients[NUM_OTHERS:]
-    return not any(cost.coefficients[:NUM_OTHERS]) and len(set(of_columns)) == 1
+    column_sums = cost.coefficients[NUM_OTHERS:]
+    return not any(cost.coefficients[:NUM_OTHERS]) and len(set(column_sums)) == 1
 
 
 def speeds_then(cost: Cost | None, counts: np.ndarray, seconds: np.ndarray) -> np.ndarray:

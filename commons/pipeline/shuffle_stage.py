@@ -16,7 +16,7 @@ from ..distributed.loss_reduction import check_global_mean, check_reduction, los
 from ..distributed.plan_ahead import PlanAhead, PlannedStep
 from ..distributed.rank_group import RankGroup
 from ..named_ranges import named_range
-from ..sequence_batch.sample_rows import knows_padding, without_copied_row
+from ..sequence_batch.batch_view import without_copied_row
 from .in_flight import InFlightBatch, land
 
 # A step returns the loss sum of this rank, the loss tokens of all ranks, and the model's output.
@@ -119,7 +119,7 @@ class ShuffleStage:
         losses, output = losses_and_output(call.model(call.batch))
         mean_tokens = call.everyone.num_loss_tokens / self._num_ranks
         total = loss_sum(losses, call.loss_reduction, call.plan.loss_tokens_on(self.rank), mean_tokens)
-        is_copy = not (call.plan.num_placed[self.rank] or knows_padding(call.batch))
+        is_copy = not (call.plan.num_placed[self.rank] or self._shuffler.view(call.batch).pads)
         if is_copy and not call.model.training:
             output = without_copied_row(output)
         return total * call.scale, total.detach(), output
@@ -157,7 +157,7 @@ class ShuffleStage:
 
     def _check(self, step: PlannedStep) -> None:
         if self._loss_reduction == "global_mean":
-            check_global_mean(step.everyone.num_placed, knows_padding(step.batch))
+            check_global_mean(step.everyone.num_placed, self._shuffler.view(step.batch).pads)
 
 
 def losses_and_output(returned: Any) -> tuple[torch.Tensor, Any]:

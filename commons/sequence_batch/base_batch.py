@@ -167,7 +167,8 @@ class BaseBatch(Pipelineable):
         """Returns the lengths of each key of `features`, `[batch_size]`, as "features.<key>" for
         `row_counts`."""
         lengths = self.features.lengths().view(-1, self.batch_size)
-        return {f"features.{key}": of_key for key, of_key in zip(self.features.keys(), lengths, strict=True)}
+        names = [f"features.{key}" for key in list(self.features.keys())]
+        return dict(zip(names, lengths, strict=True))
 
     def row_counts_on_host(self) -> Mapping[str, np.ndarray]:
         """Returns `row_counts` as int64 arrays `[batch_size]`, 0 for padding rows.
@@ -179,7 +180,7 @@ class BaseBatch(Pipelineable):
         counts = self.row_counts()
         if not counts:
             return {}
-        together = torch.stack([of_rows.long() for of_rows in counts.values()])
+        together = torch.stack([row_values.long() for row_values in counts.values()])
         return dict(zip(counts, together.cpu().numpy(), strict=True))
 
     def with_row_counts(self, counts: Mapping[str, np.ndarray]) -> Self:
@@ -220,9 +221,9 @@ class BaseBatch(Pipelineable):
         if rules is None:
             raise ValueError(f"a {type(self).__name__} has no cut_rules, so its samples cannot be cut")
         padding = np.arange(self.num_samples, self.batch_size)
-        of_padding = np.zeros(len(padding), dtype=PIECE)
+        padding_pieces = np.zeros(len(padding), dtype=PIECE)
         fields = cut_fields(
-            self.per_sample_fields(), np.append(row_of, padding), np.append(pieces, of_padding), rules
+            self.per_sample_fields(), np.append(row_of, padding), np.append(pieces, padding_pieces), rules
         )
         return self.with_fields(fields, len(row_of) + len(padding), len(row_of))
 

@@ -164,26 +164,6 @@ def paths(value: Any, path: str = "") -> set[str]:
     return set().union(*below) | ({path} if path else set())
 
 
-def plain_sizes(value: Any, shared: Collection[str], path: str = "") -> Iterator[tuple[str, str, int]]:
-    """Finds numbers that may describe the rows of a batch, and would not change when these move.
-
-    Yields:
-        For a list or tuple without leaves: its path, "has length" and its length. For an integer: its path,
-        "is" and the integer.
-    """
-    if isinstance(value, Leaf) or path in shared:
-        return
-    if isinstance(value, int) and not isinstance(value, bool):
-        yield path, "is", value
-    container = _container_type(value)
-    if container is _SEQUENCE and not any(leaves(value, shared, path)):
-        yield path, "has length", len(value)
-    elif container is not None:
-        for key, part in container.parts(value).items():
-            if key not in container.shared:
-                yield from plain_sizes(part, shared, joined(path, key))
-
-
 def check_replaceable(value: Any, path: str = "") -> None:
     """Checks that rebuilding the containers in a batch, as every move does, changes and leaves out nothing.
 
@@ -300,8 +280,8 @@ def as_field(value: Any) -> FieldValue:
                 "holes, to be placed row by row"
             )
         field = JaggedTensor(values=nested.values(), lengths=nested.offsets().diff())
-    of_parts = (field,) if isinstance(field, torch.Tensor) else (field.values(), field.weights_or_none())
-    for part in of_parts:
+    part_tensors = (field,) if isinstance(field, torch.Tensor) else (field.values(), field.weights_or_none())
+    for part in part_tensors:
         if part is not None:
             _check_tensor(part)
     return field

@@ -85,8 +85,8 @@ class FieldRule:
             return begin, end
         items = pieces["first_item"] + self.after
         is_from_end = np.array(self.place == "items_from_end")
-        of_earlier = _first_elements(items, lengths, pieces["num_items"], self.unit, is_from_end)
-        return np.where(is_first, begin, np.maximum(begin, of_earlier)), end
+        earlier_end = _first_elements(items, lengths, pieces["num_items"], self.unit, is_from_end)
+        return np.where(is_first, begin, np.maximum(begin, earlier_end)), end
 
 
 class FieldRules:
@@ -180,8 +180,8 @@ class CutRules:
 
     def all_tokens(self, counts: Mapping[str, np.ndarray]) -> np.ndarray:
         """Returns the tokens of each sample as the rules count them, int64 `[samples]`."""
-        of_items = [group.tokens * (counts[group.name] // group.elements) for group in self.items]
-        return np.sum([*of_items, *(counts[name] for name in self.head)], axis=0) - self.left_out
+        item_tokens = [group.tokens * (counts[group.name] // group.elements) for group in self.items]
+        return np.sum([*item_tokens, *(counts[name] for name in self.head)], axis=0) - self.left_out
 
     def num_items(self, counts: Mapping[str, np.ndarray]) -> np.ndarray:
         """Returns the items of each sample, int64 `[samples]`, from its counts by name."""
@@ -199,9 +199,9 @@ class CutRules:
         tokens = sum((counts[name] for name in self.head), np.zeros_like(items))
         left = items
         for group in self.items:
-            of_group = np.minimum(left, counts[group.name] // group.elements)
-            tokens = tokens + group.tokens * of_group
-            left = left - of_group
+            group_items = np.minimum(left, counts[group.name] // group.elements)
+            tokens = tokens + group.tokens * group_items
+            left = left - group_items
         return np.where(items == 0, 0, np.minimum(tokens, counts["tokens"]))
 
     def fixed_tokens(self, counts: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -286,11 +286,11 @@ def cut_fields(
         num_rows = value.stride() if isinstance(value, KeyedJaggedTensor) else value.lengths().numel()
         lengths = value.lengths().view(len(keys), num_rows).long()
         starts = value.offsets()[:-1].view(len(keys), num_rows).long()
-        of_keys = [
-            rules.rule(f"{name}.{key}").span(of_key[row_of], pieces)
-            for key, of_key in zip(keys, lengths.numpy(), strict=True)
+        key_spans = [
+            rules.rule(f"{name}.{key}").span(key_lengths[row_of], pieces)
+            for key, key_lengths in zip(keys, lengths.numpy(), strict=True)
         ]
-        spans = np.array(of_keys, dtype=np.int64).reshape(len(keys), 2, len(row_of))
+        spans = np.array(key_spans, dtype=np.int64).reshape(len(keys), 2, len(row_of))
         begins, ends = torch.from_numpy(spans).unbind(1)
         counts = (ends - begins).flatten()
         elements = spread((starts[:, rows] + begins).flatten(), counts, int(counts.sum()))

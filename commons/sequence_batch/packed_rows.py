@@ -84,11 +84,11 @@ class PackedRows:
         values: dict[tuple[str, bool], torch.Tensor] = {}
         for section, words in zip(self.schema.sections, self.sections, strict=True):
             if section.is_dense:
-                of_blocks = _side_by_side(F.pad(words, (0, 0, 0, missing)) if missing else words, section)
+                block_words = _side_by_side(F.pad(words, (0, 0, 0, missing)) if missing else words, section)
             else:
-                of_blocks = _one_after_another(words, section, self.num_elements)
-            for block, of_block in zip(section.blocks, of_blocks, strict=True):
-                values[block.field, block.is_weights] = block.from_words(of_block)
+                block_words = _one_after_another(words, section, self.num_elements)
+            for block, words_of_block in zip(section.blocks, block_words, strict=True):
+                values[block.field, block.is_weights] = block.from_words(words_of_block)
         lengths = F.pad(self.lengths, (0, missing)) if missing else self.lengths
         lengths_of = iter(lengths.split([len(field.keys) for field in self.schema.jagged_fields]))
         fields: dict[str, FieldValue] = {}
@@ -121,18 +121,18 @@ class PackedRows:
             The chunks one after another, each taking the bytes of its rows, up to the next multiple of
             `BUFFER_ALIGNMENT`.
         """
-        schema, counts = self.schema, np.array([len(of_chunk) for of_chunk in rows])
+        schema, counts = self.schema, np.array([len(chunk) for chunk in rows])
         lengths, sections = _gather([self], rows, num_elements, is_aligned=False)
         words = list(zip(sections, schema.sections, strict=True))
         sized = [
             (w, section.size(counts, num_elements.T) * section.width * section.words) for w, section in words
         ]
         sized.insert(schema.lengths_at, (lengths, counts * schema.num_keys * LENGTH_WIDTH))
-        of_sections = [w.view(-1).view(torch.uint8).split(num_bytes.tolist()) for w, num_bytes in sized]
+        section_bytes = [w.view(-1).view(torch.uint8).split(num_bytes.tolist()) for w, num_bytes in sized]
         missing = -sum(num_bytes for _, num_bytes in sized) % BUFFER_ALIGNMENT
         padding = lengths.new_zeros(BUFFER_ALIGNMENT, dtype=torch.uint8)
-        of_chunks = zip(zip(*of_sections, strict=True), missing.tolist(), strict=True)
-        return torch.cat([part for parts, count in of_chunks for part in (*parts, padding[:count])])
+        chunk_parts = zip(zip(*section_bytes, strict=True), missing.tolist(), strict=True)
+        return torch.cat([part for parts, count in chunk_parts for part in (*parts, padding[:count])])
 
     @staticmethod
     def from_bytes(
@@ -177,8 +177,8 @@ def gather_rows(
         num_elements: elements of each jagged field in the selected rows together.
     """
     schema, num_rows = sources[0].schema, len(positions)
-    of_chunk = np.array([num_elements], dtype=np.int64)
-    lengths, sections = _gather(sources, [positions], of_chunk, is_aligned=True)
+    chunk_elements = np.array([num_elements], dtype=np.int64)
+    lengths, sections = _gather(sources, [positions], chunk_elements, is_aligned=True)
     lengths = lengths.view(schema.num_keys, num_rows)
     return PackedRows(schema, num_rows, list(num_elements), lengths, sections, is_aligned=True)
 
@@ -204,28 +204,28 @@ def _gather(
         Lengths, flat, and the words of each section; in each tensor one chunk follows another.
     """
     schema, sources = sources[0].schema, [source.compact() for source in sources]
-    num_rows, of_all = np.array([source.num_rows for source in sources]), num_elements.sum(0).tolist()
-    padding = [section.padding(of_all) if is_aligned else [] for section in schema.sections]
+    num_rows, all_elements = np.array([source.num_rows for source in sources]), num_elements.sum(0).tolist()
+    padding = [section.padding(all_elements) if is_aligned else [] for section in schema.sections]
     keys = np.arange(schema.num_keys)[:, None] * num_rows.sum()
     indices = [np.concatenate(chunks), np.concatenate([(keys + rows).ravel() for rows in chunks])]
-    for section, of_section in zip(schema.sections, padding, strict=True):
+    for section, section_padding in zip(schema.sections, padding, strict=True):
         if not section.is_dense:
-            indices += _segments(section, num_rows, chunks, of_section)
-    in_order, of_keys, *of_sections = to_device_together(indices, sources[0].lengths.device)
-    segments = iter(of_sections)
+            indices += _segments(section, num_rows, chunks, section_padding)
+    in_order, key_indices, *section_indices = to_device_together(indices, sources[0].lengths.device)
+    segments = iter(section_indices)
     lengths = _together([source.lengths for source in sources], 1).view(-1)
     sizes = torch.cat([torch.arange(-1, 2, dtype=torch.int32, device=lengths.device), lengths])
     selected = []
     for number, section in enumerate(schema.sections):
         words, rows = _together([source.sections[number] for source in sources]), in_order
         if not section.is_dense:
-            total = section.size(None, of_all) + sum(padding[number])
+            total = section.size(None, all_elements) + sum(padding[number])
             rows = _elements(sizes, next(segments), next(segments), total)
         if section.words == 1:  # torch selects from flat tensors faster
             selected.append(words.view(-1).index_select(0, rows).view(-1, 1))
         else:
             selected.append(words.index_select(0, rows))
-    return lengths.index_select(0, of_keys), selected
+    return lengths.index_select(0, key_indices), selected
 
 
 def _segments(
@@ -253,29 +253,29 @@ def _segments(
     first_column = 3 + firsts[source] * (num_columns - 1) + positions
     chosen = first_column + np.arange(num_columns)[:, None] * num_rows[source]
     if any(padding):
-        of_columns = np.zeros(num_columns, dtype=np.int64)
-        np.add.at(of_columns, section.last_columns, padding)
-        added = np.where(np.arange(max(padding)) < of_columns[:, None], 0, 2)
+        padding_of_columns = np.zeros(num_columns, dtype=np.int64)
+        np.add.at(padding_of_columns, section.last_columns, padding)
+        added = np.where(np.arange(max(padding)) < padding_of_columns[:, None], 0, 2)
         chosen = np.concatenate([chosen, added], 1)
     elif len(chunks) > 1:
         bounds = np.cumsum([len(rows) for rows in chunks])[:-1]
-        chosen = np.concatenate([of_chunk.ravel() for of_chunk in np.split(chosen, bounds, 1)])
+        chosen = np.concatenate([chunk.ravel() for chunk in np.split(chosen, bounds, 1)])
     return np.concatenate([[2, 0, 1], *sizes_at]), chosen.ravel()
 
 
 def _elements(sizes: torch.Tensor, sizes_at: torch.Tensor, chosen: torch.Tensor, total: int) -> torch.Tensor:
     """int64 `[total]`: the elements in the chosen segments, as `_segments` returns them."""
-    of_segments = sizes.index_select(0, sizes_at)
-    starts = of_segments.cumsum(0, dtype=torch.int64) - of_segments
-    return spread(starts.index_select(0, chosen), of_segments.index_select(0, chosen), total)
+    segment_sizes = sizes.index_select(0, sizes_at)
+    starts = segment_sizes.cumsum(0, dtype=torch.int64) - segment_sizes
+    return spread(starts.index_select(0, chosen), segment_sizes.index_select(0, chosen), total)
 
 
 def _side_by_side(words: torch.Tensor, section: Section) -> list[torch.Tensor]:
     """The words of each block of a dense section; copies, so that they are contiguous and aligned."""
     if len(section.blocks) == 1:
         return [words]
-    of_blocks = words.split([block.words for block in section.blocks], 1)
-    return [of_block.clone(memory_format=torch.contiguous_format) for of_block in of_blocks]
+    block_words = words.split([block.words for block in section.blocks], 1)
+    return [words_of_block.clone(memory_format=torch.contiguous_format) for words_of_block in block_words]
 
 
 def _one_after_another(
@@ -336,7 +336,7 @@ def row_elements(lengths: torch.Tensor, schema: RowSchema) -> torch.Tensor:
     per_field = lengths.split([len(field.keys) for field in schema.jagged_fields])
     if not per_field:
         return torch.zeros(lengths.shape[1], 0, dtype=torch.int64, device=lengths.device)
-    return torch.stack([of_field.sum(0, dtype=torch.int64) for of_field in per_field], 1)
+    return torch.stack([key_rows.sum(0, dtype=torch.int64) for key_rows in per_field], 1)
 
 
 def to_device_together(arrays: Sequence[np.ndarray], device: torch.device) -> list[torch.Tensor]:

@@ -37,10 +37,10 @@ def hash_elements(
     hashes = seed.expand(len(rows))
     for part in parts:
         flat = part.detach().cpu().resolve_conj().resolve_neg().contiguous()
-        of_bytes = torch.zeros(len(rows), 0, dtype=torch.uint8)
+        element_bytes = torch.zeros(len(rows), 0, dtype=torch.uint8)
         if flat.numel():
-            of_bytes = flat.view(len(rows), -1).view(torch.uint8)
-        for byte in of_bytes.long().unbind(1):
+            element_bytes = flat.view(len(rows), -1).view(torch.uint8)
+        for byte in element_bytes.long().unbind(1):
             hashes = mix(hashes, byte, seed)
     return rows, positions, hashes
 

@@ -210,9 +210,9 @@ class RowSchema:
         keys = np.split(np.arange(self.num_keys), ends[:-1]) if len(ends) else []
         sections = []
         for (_, size), blocks in sorted(members.items()):
-            of_blocks = [keys[block.jagged_field] for block in blocks] if size else [np.arange(0)]
-            last = np.cumsum([len(of_block) for of_block in of_blocks]) - 1
-            sections.append(Section(tuple(blocks), not size, np.concatenate(of_blocks), last))
+            block_keys = [keys[block.jagged_field] for block in blocks] if size else [np.arange(0)]
+            last = np.cumsum([len(keys_of_block) for keys_of_block in block_keys]) - 1
+            sections.append(Section(tuple(blocks), not size, np.concatenate(block_keys), last))
         return tuple(sections)
 
     def _blocks(self, field: FieldSchema) -> list[Block]:

@@ -79,7 +79,7 @@ def _num_seen(pieces: PlacedPieces, tokens_per_candidate: int, is_causal: bool) 
     rows = pieces.all_rows()
     if is_causal:
         return rows["last_token"]
-    history_ends = rows["num_tokens"] - tokens_per_candidate * pieces.of_last_piece("num_candidates")
+    history_ends = rows["num_tokens"] - tokens_per_candidate * pieces.last_piece_count("num_candidates")
     return np.where(rows["last_item"] == rows["num_items"], rows["num_tokens"], history_ends)
 
 

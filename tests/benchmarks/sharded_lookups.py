@@ -34,10 +34,10 @@ def lookups_and_trained_tables(lengths, ids):
         sharded, _ = shard_model(model, OptimizerArgs("sgd", 0.1), torch.device("cpu"))
         [lookups] = sharded.module
         embedded = _by_feature(lookups(features))
-        values = torch.cat([of_feature.values() for of_feature in embedded])
+        values = torch.cat([rows.values() for rows in embedded])
         (values * torch.arange(values.numel()).reshape(values.shape)).sum().backward()
-        tables = torch.cat([of_feature.values() for of_feature in _by_feature(lookups(everything))])
-        lengths_after = [of_feature.lengths().tolist() for of_feature in embedded]
+        tables = torch.cat([rows.values() for rows in _by_feature(lookups(everything))])
+        lengths_after = [rows.lengths().tolist() for rows in embedded]
         results.append((values.detach().numpy(), lengths_after, tables.detach().numpy()))
     return results
 

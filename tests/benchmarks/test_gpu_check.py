@@ -13,8 +13,8 @@ import torch
 
 from benchmarks.gpu_check import ranks
 from benchmarks.gpu_check.parts import PARTS, REPOSITORY, Part, run
-from benchmarks.gpu_check.report import report
-from benchmarks.gpu_check.training_step import _recorded_synchronizations
+from benchmarks.gpu_check.report import make_report
+from benchmarks.gpu_check.training_step import record_synchronizations
 
 CPU = torch.device("cpu")
 WITHOUT_GPU = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
@@ -52,9 +52,9 @@ def test_parts_for_one_gpu_run_with_torchrec_and_with_stand_ins(hidden):
             reason = "needs 2 GPUs; there is one"
         elif set(hidden) & set(part.packages):
             reason = "needs torchrec, for which there is only a stand-in"
-        elif part.function == "memory":
+        elif part.function in ("check_memory", "read_memory"):
             reason = "reads the counters of torch's CUDA allocator"
-        elif part.function == "triton_hstu_attention":
+        elif part.function == "check_triton_hstu":
             reason = "Triton's kernels run on GPUs"
         else:
             assert result["outcome"] == "passed", result["detail"] + result["trace"]
@@ -65,23 +65,25 @@ def test_parts_for_one_gpu_run_with_torchrec_and_with_stand_ins(hidden):
 
 
 def test_a_failure_is_reported_with_its_line_and_its_traceback():
-    result = run(Part("broken", "rows", "moved"), CPU, 1)  # a function that takes another argument
+    result = run(Part("broken", "rows", "move"), CPU, 1)  # a function that takes another argument
     assert result.outcome == "failed"
     assert "missing 1 required positional argument" in result.detail
     assert "benchmarks/gpu_check/parts.py:" in result.detail
-    printed = report([result], [])
+    printed = make_report([result], [])
     assert "0 passed, 1 failed, 0 not run." in printed
     assert printed.endswith(f"```text\n{result.trace}```\n")
 
 
 def test_an_fbgemm_without_kernels_for_gpus_is_named():
-    result = run(Part("step", "training_step", "memory", packages=("fbgemm_gpu",)), torch.device("cuda"), 1)
+    result = run(
+        Part("step", "training_step", "read_memory", packages=("fbgemm_gpu",)), torch.device("cuda"), 1
+    )
     assert result.outcome == "not run"
     assert result.detail.startswith("needs fbgemm for cuda")
 
 
 def test_synchronizations_are_counted_by_the_line_that_calls_them():
-    with _recorded_synchronizations(CPU) as places:
+    with record_synchronizations(CPU) as places:
         for _ in range(2):
             warnings.warn("called a synchronizing CUDA operation", stacklevel=1)
         warnings.warn("something else", stacklevel=1)
@@ -91,5 +93,5 @@ def test_synchronizations_are_counted_by_the_line_that_calls_them():
 
 def test_a_command_that_fails_shows_its_last_lines():
     with pytest.raises(RuntimeError, match="ended with exit code 3") as error:
-        ranks._output("-c", "print('the last line'); raise SystemExit(3)")
+        ranks.run_python("-c", "print('the last line'); raise SystemExit(3)")
     assert error.value.__notes__ == ["the last line"]

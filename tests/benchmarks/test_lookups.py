@@ -7,7 +7,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from benchmarks.lookup_streams import LENGTHS, ROWS, SHARED, STREAMS, batches
+from benchmarks.lookup_streams import LENGTHS, ROWS, SHARED, STREAMS, draw_batches
 from tests.benchmarks.sharded_lookups import lookups_and_trained_tables
 
 
@@ -30,15 +30,15 @@ def test_unique_lookups_give_the_same_embeddings_and_gradients(pools, lengths, i
 def test_the_samples_of_a_user_share_the_ids_that_the_stream_claims(stream, lengths):
     samples = [sample for rank in (0, 1) for sample in _samples(stream, lengths, rank)]
     per_user = STREAMS[stream].samples_per_user
-    of_users: dict[int, list[np.ndarray]] = {}
+    by_user: dict[int, list[np.ndarray]] = {}
     for user, items in samples:
-        of_users.setdefault(user, []).append(items)
-    assert {len(of_user) for of_user in of_users.values()} == {per_user}
-    users_of_item = Counter(item for of_user in of_users.values() for item in set(np.concatenate(of_user)))
+        by_user.setdefault(user, []).append(items)
+    assert {len(rows) for rows in by_user.values()} == {per_user}
+    users_of_item = Counter(item for rows in by_user.values() for item in set(np.concatenate(rows)))
     assert set(users_of_item.values()) == {1}
-    for of_user in of_users.values():
-        [num_items] = {len(items) for items in of_user}
-        samples_of_item = Counter(np.concatenate(of_user).tolist())
+    for rows in by_user.values():
+        [num_items] = {len(items) for items in rows}
+        samples_of_item = Counter(np.concatenate(rows).tolist())
         shared = round(SHARED * num_items)
         own = per_user * (num_items - shared)
         assert sorted(samples_of_item.values()) == sorted([per_user] * shared + [1] * own)
@@ -53,6 +53,6 @@ def test_users_stay_together_until_they_are_shuffled():
 
 def _samples(stream: str, lengths: str, rank: int) -> list[tuple[int, np.ndarray]]:
     """The user and the items of each sample that a rank of two loads first."""
-    [batch] = batches(STREAMS[stream], lengths, 1, rank, 2)
+    [batch] = draw_batches(STREAMS[stream], lengths, 1, rank, 2)
     users, items = (batch.features[name].to_dense() for name in ("user_id", "item"))
-    return [(int(user), of_sample.numpy()) for [user], of_sample in zip(users, items, strict=True)]
+    return [(int(user), sample.numpy()) for [user], sample in zip(users, items, strict=True)]

@@ -9,10 +9,12 @@ import torch.distributed as dist
 import hstu.batch_shuffler  # noqa: F401  registers "hstu"
 from benchmarks.demo.replay import place_rows
 from benchmarks.demo.training import ARMS, AS_LOADED, DEFAULT
-from benchmarks.split_samples import history_batch
+from benchmarks.split_samples import make_history_batch
 from commons.datasets import HSTUBatch
 from commons.distributed import BatchShufflerFactory
 from commons.perf_model import HSTUFlops
+from commons.training import TrainerArgs
+from commons.training.balance_flags import make_features
 
 RANKS, ROWS = 2, 8
 LENGTHS = np.random.default_rng(0).lognormal(5, 1.2, RANKS * ROWS).clip(1, 2048).astype(int).tolist()
@@ -25,12 +27,12 @@ def test_the_default_is_what_one_setting_switches_on():
 
 @pytest.mark.parametrize("arm", [arm for arm in ARMS if arm != AS_LOADED])
 def test_ranks_are_replayed_with_the_samples_that_the_stage_gives_them(pools, arm):
-    of_ranks = pools(RANKS).run(_replayed_and_shuffled, arm)
-    for replayed, shuffled in of_ranks:
+    by_rank = pools(RANKS).run(_replayed_and_shuffled, arm)
+    for replayed, shuffled in by_rank:
         assert replayed == shuffled
-    rows = [len(replayed) for replayed, _ in of_ranks]
+    rows = [len(replayed) for replayed, _ in by_rank]
     moved = sum(
-        set(replayed) != set(LENGTHS[rank * ROWS :][:ROWS]) for rank, (replayed, _) in enumerate(of_ranks)
+        set(replayed) != set(LENGTHS[rank * ROWS :][:ROWS]) for rank, (replayed, _) in enumerate(by_rank)
     )
     assert moved == RANKS
     assert rows == [ROWS] * RANKS or "unequal rows" in arm
@@ -38,15 +40,12 @@ def test_ranks_are_replayed_with_the_samples_that_the_stage_gives_them(pools, ar
 
 def _replayed_and_shuffled(arm: str) -> tuple[list[int], list[int]]:
     """Returns the histories of this rank by the replay, and by the stage."""
-    settings = {
-        name.removeprefix("balance_"): value
-        for name, value in ARMS[arm].items()
-        if name.startswith("balance_")
-    }
+    args = TrainerArgs(train_batch_size=ROWS, **ARMS[arm])
+    settings = {"features": make_features(args), **args.balance_settings}
     shuffler = BatchShufflerFactory.create("hstu", flops=HSTUFlops(2, 128, 2, 64), **settings)
     rank = dist.get_rank()
-    mine = history_batch(LENGTHS[rank * ROWS :][:ROWS], seed=rank)
-    replayed = place_rows(history_batch(LENGTHS, seed=0), shuffler, RANKS).batches[rank]
+    mine = make_history_batch(LENGTHS[rank * ROWS :][:ROWS], seed=rank)
+    replayed = place_rows(make_history_batch(LENGTHS, seed=0), shuffler, RANKS)[rank]
     return _histories(replayed), _histories(shuffler.shuffle(mine))
 
 

@@ -12,14 +12,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from commons.distributed import BatchShuffler
 from commons.perf_model import HSTUFlops
 from commons.sequence_batch import BaseBatch
-from commons.sequence_batch.cut_rules import (
-    ALONG_ITEMS,
-    FROM_END,
-    WITH_FIRST,
-    WITH_LAST,
-    CutRules,
-    ItemGroup,
-)
+from commons.sequence_batch.cut_rules import ALONG_ITEMS, FROM_END, WITH_FIRST, WITH_LAST, CutRules, ItemGroup
 
 VOCABULARY, NUM_CLASSES = 50, 5
 FLOPS = HSTUFlops(num_layers=1, hidden_size=128, num_heads=2, head_dim=64)

@@ -11,12 +11,7 @@ import pytest
 import torch
 
 from commons.checks import require_type
-from commons.datasets import (
-    DynamicEmbeddingArgs,
-    EmbeddingArgs,
-    FeatureArgs,
-    RandomDistribution,
-)
+from commons.datasets import DynamicEmbeddingArgs, EmbeddingArgs, FeatureArgs, RandomDistribution
 from commons.distributed.shuffler_settings import ShufflerSettings
 from commons.training import OptimizerArgs, TensorModelParallelArgs, TrainerArgs
 from hstu.training import model_args as hstu

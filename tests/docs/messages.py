@@ -13,7 +13,7 @@ _PACKAGES = ("commons", "hstu", "sid_gr", "examples", "benchmarks")
 # Shorter strings prove nothing: they occur in any line by chance.
 _LEAST_CHARACTERS = 12
 # The share of a line that strings must cover. The rest is filled in, or an exception's name.
-_LEAST_SHARE = 0.45
+_LEAST_SHARE = 0.4
 
 
 def is_in_code(line: str) -> bool:
@@ -62,11 +62,16 @@ def _strings(tree: ast.AST) -> Iterator[tuple[str, ...]]:
             continue  # a docstring
         if isinstance(node, ast.JoinedStr):
             constants = (piece.value for piece in node.values if isinstance(piece, ast.Constant))
-            yield tuple(_one_spaced(str(piece)) for piece in constants)
+            yield tuple(part for piece in constants for part in _parts(_one_spaced(str(piece))))
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            yield (_one_spaced(node.value).strip(),)
+            yield tuple(_parts(_one_spaced(node.value).strip()))
         else:
             yield from _strings(node)
+
+
+def _parts(text: str) -> list[str]:
+    """Divides a text at names in braces, where an error writes a setting and its value."""
+    return [part for part in re.split(r"\{\w+\}", text) if part]
 
 
 def _one_spaced(text: str) -> str:

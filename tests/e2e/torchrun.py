@@ -63,12 +63,7 @@ def python(directory: Path, *arguments: str | Path, fails: bool = False) -> str:
 
 def _run(directory: Path, command: list[str], fails: bool) -> str:
     process = subprocess.Popen(
-        command,
-        cwd=directory,
-        env=ENVIRONMENT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
+        command, cwd=directory, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
     try:
         output, _ = process.communicate(timeout=_TIMEOUT)

@@ -8,23 +8,20 @@ import torch.distributed as dist
 import sid_gr.batch_shuffler  # noqa: F401  registers "sid_gr"
 from commons.distributed import BatchShufflerFactory
 from commons.perf_model import TransformerConfig, transformer_flops
+from tests.on_ranks import on_ranks
 from tests.sid_gr.sid_samples import Sample, sid_batch
 
 FLOPS = partial(transformer_flops, TransformerConfig(1, 8, 2, 2, 4, 32))
 
 
-def _workloads() -> tuple[list[int], list[int]]:
+@on_ranks(2)
+def test_heads_alone_cost_what_a_layer_of_their_width_does():
     rows = [Sample([0] * n, [1], []) for n in ([7, 0, 3], [1, 2])[dist.get_rank()]]
     by_heads, by_flops = (
         BatchShufflerFactory.create("sid_gr", **settings).plan(sid_batch(rows)).rows.workloads.tolist()
         for settings in ({"num_heads": 2, "head_dim": 4}, {"flops": FLOPS})
     )
-    return by_heads, by_flops
-
-
-def test_heads_alone_cost_what_a_layer_of_their_width_does(pools):
-    for by_heads, by_flops in pools(2).run(_workloads):
-        assert len(by_heads) == 5 and by_heads == by_flops
+    assert len(by_heads) == 5 and by_heads == by_flops
 
 
 @pytest.mark.parametrize("settings", [{}, {"num_heads": 2}, {"flops": FLOPS, "num_heads": 2, "head_dim": 4}])

@@ -21,6 +21,7 @@ from ...partition import refined
 from ...partition.workloads import as_workloads, check_count
 from ...perf_model.cost import Cost
 from ...sequence_batch import containers
+from ...sequence_batch.batch_view import BatchView, view_batch
 from ...sequence_batch.packed_rows import (
     PackedRows,
     check_jagged_fields,
@@ -29,7 +30,6 @@ from ...sequence_batch.packed_rows import (
     select_from,
 )
 from ...sequence_batch.row_schema import FieldValue, with_parts
-from ...sequence_batch.sample_rows import SampleRows, knows_padding
 
 Batch = TypeVar("Batch")
 
@@ -94,12 +94,13 @@ def split_balanced(
             groups not integers or strings.
     """
     check_count("num_chunks", num_chunks)
-    rows = workloads.sample_rows if isinstance(workloads, BatchShuffler) else SampleRows()
-    check_jagged_fields(rows.per_sample_fields(batch))
+    shared = workloads.shared_fields if isinstance(workloads, BatchShuffler) else ()
+    view = view_batch(batch, shared)
+    check_jagged_fields(view.fields)
     containers.check_replaceable(batch)
-    batch_size, num_real = rows.batch_rows(batch)
+    batch_size, num_real = view.num_rows, view.num_samples
     if isinstance(workloads, BatchShuffler):
-        shown = rows.with_long_lengths(rows.to_host(batch))
+        shown = view.view(view.to_host()).with_long_lengths()
         if groups is None:
             groups = _read_groups(workloads, shown, num_real)
         costs = _costs_of(workloads, shown, batch_size, num_real)
@@ -111,17 +112,17 @@ def split_balanced(
         group_of = _numbered_groups(groups, batch_size, num_real)
         partition = _partition_of_groups(costs, num_chunks, group_of)
     chunk_rows = tuple(len(samples) for samples in partition)
-    if knows_padding(batch):
+    if view.pads:
         chunk_rows = (max(1, *chunk_rows),) * num_chunks
-    packed = rows.packed(batch)
+    packed = view.packed()
     elements = row_elements(packed.lengths.cpu(), packed.schema).numpy()
     chunks = []
     sums = _sums(elements, partition)
     for samples, num_elements, num_rows in zip(partition, sums, chunk_rows, strict=True):
         fields = gather_rows([packed], samples, num_elements).unpack(num_rows)
         own = {name: _in_own_memory(value) for name, value in fields.items()}
-        chunks.append(rows.with_rows(batch, own, num_rows, len(samples)))
-    return chunks, SplitOrder(tuple(partition), batch_size, chunk_rows, rows.shared)
+        chunks.append(view.with_rows(own, num_rows, len(samples)))
+    return chunks, SplitOrder(tuple(partition), batch_size, chunk_rows, frozenset(shared))
 
 
 def merge(batches: Sequence[Batch], order: SplitOrder) -> Batch:
@@ -147,10 +148,10 @@ def merge(batches: Sequence[Batch], order: SplitOrder) -> Batch:
             f"merge got {len(batches)} batches, expected one for each of {len(order.partition)} chunks, "
             "in the order in which split_balanced returned them"
         )
-    rows = SampleRows(order.shared_fields)
+    views = [view_batch(batch, order.shared_fields) for batch in batches]
     sources: list[PackedRows] = []
-    for chunk, batch in enumerate(batches):
-        packed = _packed_chunk(rows, batch, chunk, order.chunk_rows[chunk])
+    for chunk, view in enumerate(views):
+        packed = _pack_chunk(view, chunk, order.chunk_rows[chunk])
         if sources and (difference := sources[0].schema.difference(packed.schema)):
             raise ValueError(
                 f"batches 0 and {chunk} differ: {difference}; give merge the same fields of all chunks"
@@ -161,7 +162,7 @@ def merge(batches: Sequence[Batch], order: SplitOrder) -> Batch:
     for samples, num_rows in zip(order.partition, order.chunk_rows, strict=True):
         positions[samples] = first + np.arange(len(samples))
         first += num_rows
-    return rows.unpacked(batches[0], select_from(sources, positions), order.batch_size)
+    return views[0].unpack(select_from(sources, positions), order.batch_size)
 
 
 def _costs_of(shuffler: BatchShuffler, batch: Any, num_rows: int, num_real: int) -> np.ndarray:
@@ -218,8 +219,8 @@ def _numbered_groups(groups: Any, num_rows: int, num_real: int) -> np.ndarray:
 
 def _partition_of_groups(costs: np.ndarray, num_chunks: int, group_of: np.ndarray) -> list[np.ndarray]:
     """For each chunk the ascending indices of its samples; `costs` and `group_of` `[samples]`."""
-    sizes, of_groups = np.bincount(group_of), np.bincount(group_of, costs)
-    groups_of_chunks = refined(of_groups, num_chunks, equal_size=len(np.unique(sizes)) <= 1)
+    sizes, group_costs = np.bincount(group_of), np.bincount(group_of, costs)
+    groups_of_chunks = refined(group_costs, num_chunks, equal_size=len(np.unique(sizes)) <= 1)
     chunk_of_group = np.empty(len(sizes), dtype=np.int64)
     for chunk, members in enumerate(groups_of_chunks):
         chunk_of_group[members] = chunk
@@ -236,9 +237,9 @@ def _sums(elements: np.ndarray, partition: Sequence[np.ndarray]) -> list[list[in
     return np.diff(before[ends], axis=0).tolist()
 
 
-def _packed_chunk(rows: SampleRows, batch: Any, chunk: int, num_rows: int) -> PackedRows:
-    check_jagged_fields(rows.per_sample_fields(batch))
-    packed = rows.packed(batch)
+def _pack_chunk(view: BatchView, chunk: int, num_rows: int) -> PackedRows:
+    check_jagged_fields(view.fields)
+    packed = view.packed()
     if packed.num_rows != num_rows:
         raise ValueError(
             f"batch {chunk} has {packed.num_rows} rows, expected {num_rows}: give merge a row for each row "

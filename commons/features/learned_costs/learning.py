@@ -146,10 +146,10 @@ class Learning:
             cost = refitted(cost, state.counts, state.seconds)
             self._say_if_linear(cost)
         time, hashed = round(self._seconds(state.plans - _DELAY) * 1e9), zlib.crc32(state.speeds.tobytes())
-        of_state = np.array([round(speed / _SPEED_UNIT), hashed, time], dtype=np.int64)
+        state_numbers = np.array([round(speed / _SPEED_UNIT), hashed, time], dtype=np.int64)
         coefficients = np.zeros(NUM_OTHERS + state.num_columns)
         coefficients[:] = 0.0 if cost is None else cost.coefficients
-        return np.concatenate([of_state, coefficients.view(np.int64)])
+        return np.concatenate([state_numbers, coefficients.view(np.int64)])
 
     def take(self, posted: np.ndarray, num_columns: int) -> None:
         """Takes what all ranks posted.
@@ -215,12 +215,12 @@ class Learning:
         Raises:
             ValueError: the plan is none of them.
         """
-        for of_plan, number in tuple(self._number_of):  # the planning thread appends meanwhile
-            if of_plan is plan:
+        for kept_plan, number in tuple(self._number_of):  # the planning thread appends meanwhile
+            if kept_plan is plan:
                 return number
         raise ValueError(
             f"the plan is none of the last {_DELAY} of this shuffler: record a step, or save what was "
-            "learned, before so many more are planned; in a pipeline, use the pipeline's methods"
+            "learned, before so many more are planned; in a pipeline, leave out the plan"
         )
 
     def saved(self, next_plan: int) -> dict[str, bytes]:
@@ -272,9 +272,9 @@ class Learning:
             self.state = Learned.nothing(self._num_ranks, num_columns, cost, self._last_timed)
             return
         self.state = Learned(cost=cost, plans=self._last_timed, **{name: arrays[name] for name in _ARRAYS})
-        of_plans = _from_bytes(times)["times"].tolist()
-        first = self.state.plans - len(of_plans)
-        self._times = {first + number: seconds for number, seconds in enumerate(of_plans)}
+        plan_times = _from_bytes(times)["times"].tolist()
+        first = self.state.plans - len(plan_times)
+        self._times = {first + number: seconds for number, seconds in enumerate(plan_times)}
 
     def _seconds(self, number: int) -> float:
         """Returns this rank's time of a plan's step, 0 if it was not measured; waits for its end."""

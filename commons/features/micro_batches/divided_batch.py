@@ -9,9 +9,7 @@ import numpy as np
 
 from ...distributed import BatchShuffler, ShufflePlan
 from ...partition.problem import indices_of_parts
-from ...sequence_batch.packed_rows import PackedRows, gather_rows, select_from
-from ...sequence_batch.row_schema import RowSchema
-from ...sequence_batch.sample_rows import knows_padding
+from ...sequence_batch.packed_rows import gather_rows, select_from
 
 Batch = TypeVar("Batch")
 # The column of a plan's rows with the micro-batch of each, and how many every rank runs.
@@ -28,7 +26,7 @@ def rows_of_micro_batches(plan: ShufflePlan, rank: int) -> list[np.ndarray]:
 def micro_batch_rows(shuffler: BatchShuffler, batch: Any, plan: ShufflePlan) -> list[np.ndarray]:
     """Returns the rows of the exchanged batch in each micro-batch, int64; the first for one without samples,
     but none where the batch knows padding."""
-    first = np.zeros(0 if knows_padding(batch) else 1, dtype=np.int64)
+    first = np.zeros(0 if shuffler.view(batch).pads else 1, dtype=np.int64)
     return [rows if len(rows) else first for rows in rows_of_micro_batches(plan, shuffler.group.rank)]
 
 
@@ -41,16 +39,16 @@ def micro_batches(shuffler: BatchShuffler, batch: Batch, plan: ShufflePlan) -> l
     rank, batch_format = shuffler.group.rank, shuffler.format
     if COUNT not in plan.step or batch_format is None:
         return [batch]
-    if not (plan.num_placed[rank] or knows_padding(batch)):
+    view = shuffler.view(batch)
+    if not (plan.num_placed[rank] or view.pads):
         # A rank without samples runs its only row once for each micro-batch.
         return [batch] * plan.step[COUNT]
-    packed = shuffler.sample_rows.packed(batch)
-    own = plan.computed_by(rank)
+    packed, own = view.packed(), plan.computed_by(rank)
     elements, row_counts = plan.rows.num_elements[own], plan.rows.row_counts[own]
     parts = []
     for rows in micro_batch_rows(shuffler, batch, plan):
         selected = gather_rows([packed], rows, elements[rows].sum(0).tolist())
-        parts.append(batch_format.make_batch(batch, selected, max(len(rows), 1), row_counts[rows]))
+        parts.append(batch_format.make_batch(view, selected, max(len(rows), 1), row_counts[rows]))
     return parts
 
 
@@ -67,19 +65,19 @@ def join_values(shuffler: BatchShuffler, values: Sequence[Any], plan: ShufflePla
     Raises:
         ValueError: there are more or fewer than micro-batches, with other rows, or of different kinds.
     """
-    sample_rows, rows_of_each = shuffler.sample_rows, rows_of_micro_batches(plan, shuffler.group.rank)
+    rows_of_each = rows_of_micro_batches(plan, shuffler.group.rank)
     if len(values) != len(rows_of_each):
         raise ValueError(
             f"got values of {len(values)} micro-batches, the plan has {len(rows_of_each)}: give a list with "
             "those of each"
         )
     sources = []
-    for number, (of_one, rows) in enumerate(zip(values, rows_of_each, strict=True)):
-        found, _ = sample_rows.batch_rows(of_one)
+    for number, (part_values, rows) in enumerate(zip(values, rows_of_each, strict=True)):
+        view = shuffler.view(part_values)
+        found = view.num_rows
         if found not in (len(rows), max(len(rows), 1)):
             raise ValueError(f"got {found} rows of micro-batch {number}, which has {len(rows)} samples")
-        fields = sample_rows.per_sample_fields(of_one)
-        sources.append(PackedRows.pack(fields, RowSchema.of(fields), found))
+        sources.append(view.packed())
         if difference := sources[0].schema.difference(sources[number].schema):
             raise ValueError(f"got other values of micro-batch {number} than of the first: {difference}")
     ends = np.cumsum([source.num_rows for source in sources])
@@ -88,4 +86,4 @@ def join_values(shuffler: BatchShuffler, values: Sequence[Any], plan: ShufflePla
         for end, source, rows in zip(ends, sources, rows_of_each, strict=True)
     ]
     joined = select_from(sources, np.concatenate(places)[np.argsort(np.concatenate(rows_of_each))])
-    return sample_rows.unpacked(values[0], joined, joined.num_rows)
+    return shuffler.view(values[0]).unpack(joined, joined.num_rows)

@@ -19,9 +19,9 @@ from ...distributed import BatchShuffler, ShufflePlan
 from ...distributed.loss_reduction import check_reduction, loss_sum
 from ...named_ranges import named_range
 from ...pipeline.shuffle_stage import losses_and_output
+from ...sequence_batch.batch_view import BatchView, without_copied_row
 from ...sequence_batch.jagged_indices import spread
 from ...sequence_batch.packed_rows import to_device_together
-from ...sequence_batch.sample_rows import SampleRows, knows_padding, without_copied_row
 from ...sharded_modules import outermost_sharded
 from .divided_batch import micro_batch_rows, micro_batches, rows_of_micro_batches
 
@@ -68,19 +68,18 @@ def run_micro_batches(
     check_reduction(loss_reduction)
     if loss_reduction == "global_mean":
         raise ValueError('"global_mean" is for a whole step: return a micro-batch\'s mean, and use "mean"')
-    sample_rows = shuffler.sample_rows
-    device = sample_rows.device_of(batch)
+    device = shuffler.view(batch).device
     if loss_scale is None:
         loss_scale = shuffler.scale(torch.ones((), device=device), plan, "sum")
     parts, rows = micro_batches(shuffler, batch, plan), micro_batch_rows(shuffler, batch, plan)
     rank = shuffler.group.rank
     own = plan.rows.loss_tokens[plan.computed_by(rank)]
     samples = rows_of_micro_batches(plan, rank)
-    loss_tokens = [int(own[of_one].sum()) for of_one in samples]
+    loss_tokens = [int(own[part_rows].sum()) for part_rows in samples]
     trains = model.training and torch.is_grad_enabled()
     replicated = _replicated(model) if trains else []
     dense = _DenseGradients(model if trains else None)
-    lookups = _Lookups(model, batch, parts, rows, sample_rows)
+    lookups = _Lookups(model, batch, parts, rows, shuffler.view)
     total = torch.zeros((), device=device)
     outputs = []
     with lookups.in_place():
@@ -99,7 +98,7 @@ def run_micro_batches(
                         lookups.collect_gradients()
                     _has_learnt_graph.update(replicated)
             total = total + loss.detach()
-            is_copy = not (len(samples[number]) or knows_padding(micro_batch))
+            is_copy = not (len(samples[number]) or shuffler.view(micro_batch).pads)
             outputs.append(without_copied_row(output) if is_copy and not model.training else output)
     scaled = total * loss_scale
     return (lookups.backward_from(scaled, dense) if trains else scaled), total, outputs
@@ -125,7 +124,7 @@ class _Lookups:
         model, batch: as `run_micro_batches` takes them.
         micro_batches: of the batch.
         rows: int64, the rows of the batch in each micro-batch.
-        sample_rows: reads rows.
+        view: returns the view of a batch.
     """
 
     def __init__(
@@ -134,16 +133,16 @@ class _Lookups:
         batch: Any,
         micro_batches: Sequence[Any],
         rows: Sequence[np.ndarray],
-        sample_rows: SampleRows,
+        view: Callable[[Any], BatchView],
     ) -> None:
-        whole = sample_rows.per_sample_fields(batch)
+        whole = view(batch).fields
         # The batch's field for each field of a micro-batch, which is kept, so that its id stays its own.
         self._whole_of = {
             id(value): (whole[name], value)
             for micro_batch in micro_batches
-            for name, value in sample_rows.per_sample_fields(micro_batch).items()
+            for name, value in view(micro_batch).fields.items()
         }
-        self._rows = to_device_together(rows, sample_rows.device_of(batch))
+        self._rows = to_device_together(rows, view(batch).device)
         self._modules = outermost_sharded(model)
         self._found: dict[tuple[int, int], _Found] = {}  # by module and how often it was called before
         self._calls = [0] * len(self._modules)
@@ -233,9 +232,9 @@ class _Found:
         jagged = [tensor for tensor in self.tensors if isinstance(tensor, _Jagged)]
         if jagged:  # their elements in each micro-batch, in one transfer from the device
             lengths = torch.stack([tensor.lengths for tensor in jagged])
-            totals = torch.stack([lengths[:, of_one].sum(1) for of_one in rows], 1).tolist()
-            for tensor, of_tensor in zip(jagged, totals, strict=True):
-                tensor.totals = of_tensor
+            totals = torch.stack([lengths[:, part_rows].sum(1) for part_rows in rows], 1).tolist()
+            for tensor, part_totals in zip(jagged, totals, strict=True):
+                tensor.totals = part_totals
 
     def part(self, number: int) -> Any:
         """Returns the result for a micro-batch."""
@@ -393,9 +392,9 @@ class _BackwardOfTables(torch.autograd.Function):
         return loss.clone()
 
     @staticmethod
-    def backward(ctx: Any, of_loss: torch.Tensor) -> tuple[Any, ...]:
-        ctx.dense.multiply(of_loss)
-        return None, None, None, *(gradient.mul_(of_loss) for gradient in ctx.gradients)
+    def backward(ctx: Any, loss_gradient: torch.Tensor) -> tuple[Any, ...]:
+        ctx.dense.multiply(loss_gradient)
+        return None, None, None, *(gradient.mul_(loss_gradient) for gradient in ctx.gradients)
 
 
 def _padded(rows: torch.Tensor) -> torch.Tensor:

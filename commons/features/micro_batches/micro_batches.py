@@ -16,6 +16,7 @@ from ...distributed.placement import compile_refine
 from ...distributed.rank_group import RankGroup
 from ...distributed.row_table import RowTable
 from ...distributed.shuffle_plan import ShufflePlan
+from ...distributed.slow_start import shown_if_slow
 from ...partition import divide_into_micro_batches
 from ...partition.micro_batches import time_relative_to_mean
 from ...partition.problem import number_of_part
@@ -59,8 +60,11 @@ class MicroBatches(Feature):
         return {"max_tokens": self.max_tokens}
 
     def setup(self, shuffler: BatchShuffler, ranks: RankGroup) -> None:
-        """Keeps the shuffler."""
+        """Compiles the division where nothing else is compiled."""
         self._shuffler, self._ranks = shuffler, ranks
+        if ranks.num_ranks == 1:
+            with shown_if_slow("compiling the division into micro-batches, once per machine and version"):
+                self.warm_up()
 
     def warm_up(self) -> None:
         """Compiles the division."""
@@ -136,7 +140,7 @@ def divide(plan: ShufflePlan, max_tokens: int) -> ShufflePlan:
     rows = plan.rows
     by_rank = divide_into_micro_batches(rows.workloads, rows.tokens, plan.partition, max_tokens)
     count = len(by_rank[0])
-    parts = [part for of_rank in by_rank for part in of_rank]
+    parts = [part for rank_parts in by_rank for part in rank_parts]
     micro_batch = number_of_part(parts, len(rows.workloads)) % count
     columns = {**rows.columns, COLUMN: micro_batch}
     return replace(plan, rows=replace(rows, columns=columns), step={**plan.step, COUNT: count})

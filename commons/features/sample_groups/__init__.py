@@ -1,5 +1,12 @@
 """Sample groups: samples that belong together, on one rank if that can be."""
 
-from .sample_groups import SampleGroups
+from typing import TYPE_CHECKING
+
+from ...lazy_names import imported_on_use
+
+if TYPE_CHECKING:
+    from .sample_groups import SampleGroups
 
 __all__ = ["SampleGroups"]
+
+__getattr__ = imported_on_use(__name__, {"sample_groups": ["SampleGroups"]})

@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
 from ...checks import SettingError, require_type
 from ...distributed.feature import Feature
 from ...distributed.rank_group import RankGroup
 from ...distributed.shuffler_settings import ShufflerSettings
-from ...partition import rebalance
-from ...partition.groups import MOVES_PER_COPY, checked_moves_per_copy
+from ...partition.groups import MOVES_PER_COPY, check_moves_per_copy
 from ...sequence_batch import BaseBatch, containers
 from ...sequence_batch.jagged_indices import first_values
+from .group_column import COLUMN, compile_search
 
 if TYPE_CHECKING:
     from ...distributed.batch_shuffler import BatchShuffler
@@ -58,7 +57,7 @@ class SampleGroups(Feature):
         if feature is not None and get_groups is not None:
             raise TypeError(f"SampleGroups got feature={feature!r} and get_groups; expected one of them")
         try:
-            checked_moves_per_copy(moves_per_copy)
+            check_moves_per_copy(moves_per_copy)
         except ValueError:
             raise SettingError(
                 "{moves_per_copy}: expected a finite number of at least 0", moves_per_copy=moves_per_copy
@@ -78,7 +77,7 @@ class SampleGroups(Feature):
                 moves_per_copy=self.moves_per_copy,
                 partitioner=settings.partitioner,
             )
-        if not settings.takes("groups"):
+        if not settings.takes(COLUMN):
             given = "" if self.feature is None else "{feature}: "
             raise SettingError(
                 f"{given}{{partitioner}} has no argument groups; choose another partitioner, such as "
@@ -89,7 +88,7 @@ class SampleGroups(Feature):
 
     def setup(self, shuffler: BatchShuffler, ranks: RankGroup) -> None:
         """Finds what tells the groups."""
-        self._sample_rows = shuffler.sample_rows
+        self._view = shuffler.view
         own = getattr(shuffler, "get_groups", None)
         self._whose = f"{type(shuffler).__name__}.get_groups"
         if own is not None and self.feature is not None:
@@ -110,8 +109,7 @@ class SampleGroups(Feature):
 
     def warm_up(self) -> None:
         """Compiles the search for groups' places."""
-        work, home = np.array([2, 5, 7, 2, 5, 1, 5]), np.array([1, 0, 0, 1, 0, 0, 0])
-        rebalance(work, home, 2, tolerance=0.0, groups=0 * home)
+        compile_search()
 
     def columns(self, batch: Any) -> Mapping[str, torch.Tensor]:
         """Returns the group of each row, int64 `[batch_size]`."""
@@ -119,8 +117,7 @@ class SampleGroups(Feature):
             groups = self._get_groups(batch)
         except StopIteration as error:  # further up it would look like the end of the data
             raise RuntimeError(f"{self._whose} raised {error!r}") from error
-        num_rows, _ = self._sample_rows.batch_rows(batch)
-        return {"groups": check_groups(groups, num_rows, self._whose)}
+        return {COLUMN: check_groups(groups, self._view(batch).num_rows, self._whose)}
 
     def _read_feature(self, batch: Any) -> torch.Tensor:
         name = self.feature

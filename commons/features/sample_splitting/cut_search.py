@@ -10,9 +10,8 @@ import numpy as np
 from ...distributed.placement import Partitioning, relative_speeds
 from ...distributed.row_table import RowTable
 from ...partition import lower_bound, rebalance
-from ...partition.pieces import Pieces, divided, leveled
-from ...partition.problem import number_of_part
-from ...partition.search import base_of
+from ...partition.pieces import Pieces, cut_heavy, level
+from ...partition.problem import initial_loads, number_of_part
 from .cutting import MIN_TOKENS, Cutting
 
 # Samples are cut where whole ones cannot come this close to the mean load, whatever the settings' tolerance.
@@ -22,6 +21,15 @@ MAX_ATTEMPTS = 8
 # Attempts that also bring groups together; one where samples are more than this, because each may take most
 # of a second at 32,768.
 GROUP_ATTEMPTS, FEW_SAMPLES = 3, 8192
+
+
+def compile_search() -> None:
+    """Compiles, or loads from numba's cache, what the search calls."""
+    work, home = np.array([2, 5, 7, 2, 5, 1, 5]), np.array([1, 0, 0, 1, 0, 0, 0])
+    rebalance(work, home, 2, tolerance=0.0)
+    ones = np.ones(2, dtype=np.int64)
+    whole = cut_heavy(ones, 1, home[:0], home[:0], home[:0])
+    level(whole, 0 * ones, 2 * ones, ones, ones, np.arange(2), 1, 1)
 
 
 def cut_and_place(
@@ -108,7 +116,7 @@ def _pieces_of_equal_loads(
     """
     full, most = int(mean * (1 + TOLERANCE / 4)), int(mean * (1 + TOLERANCE * 3 / 4))
     giants = np.flatnonzero(samples.workloads > mean * (1 + TOLERANCE))
-    pieces = divided(samples.workloads, full, giants, *cutting.least_costs(samples, giants))
+    pieces = cut_heavy(samples.workloads, full, giants, *cutting.least_costs(samples, giants))
     if rank is None:
         share = pieces.costs / np.maximum(samples.workloads, 1)[pieces.sample]
         rows = samples.take(pieces.sample)
@@ -118,12 +126,12 @@ def _pieces_of_equal_loads(
     loads = np.bincount(rank, pieces.costs, minlength=samples.num_ranks).astype(np.int64)
     speeds = relative_speeds(samples)
     if speeds is not None:
-        loads += base_of(speeds, full)
+        loads += initial_loads(speeds, full)
     is_long = samples.tokens >= 2 * MIN_TOKENS  # the others cannot be cut
     on_heavy = np.flatnonzero((loads > most)[rank] & is_long[pieces.sample])
     if on_heavy.size:
         least = cutting.least_costs(samples, pieces.sample[on_heavy])
-        pieces, rank = leveled(pieces, rank, loads, *least, on_heavy, most, full)
+        pieces, rank = level(pieces, rank, loads, *least, on_heavy, most, full)
     return pieces, rank
 
 

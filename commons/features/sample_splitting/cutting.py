@@ -50,13 +50,13 @@ class Cutting:
     def counts(self, samples: RowTable) -> dict[str, np.ndarray]:
         """Returns what planning knows of each sample by name, int64 `[samples]` each."""
         elements = zip(self._jagged_fields, samples.num_elements.T, strict=True)
-        named = {field.name: of_field for field, of_field in elements}
+        named = {field.name: elements_of for field, elements_of in elements}
         named |= dict(zip(self.count_names, samples.row_counts.T, strict=True))
         return named | {"tokens": samples.tokens, "loss_tokens": samples.loss_tokens}
 
     def most_pieces(self, samples: RowTable, numbers: np.ndarray) -> np.ndarray:
         """Returns how many pieces samples of these numbers may be cut into, int64 `[numbers]`; at least 1."""
-        counts = _of(self.counts(samples), numbers)
+        counts = _select(self.counts(samples), numbers)
         last_cut = self.rules.last_cut(counts)
         kept = counts["tokens"] - self.rules.tokens_before(last_cut, counts)
         most = counts["tokens"] // np.maximum(kept, MIN_TOKENS)
@@ -71,8 +71,8 @@ class Cutting:
             Two int64 `[numbers]`: for a piece at the start of a sample, and for any other. The second is the
             cost of the whole sample where it cannot be cut.
         """
-        counts = _of(self.counts(samples), numbers)
-        thrice = {name: np.concatenate([of_all] * 3) for name, of_all in counts.items()}
+        counts = _select(self.counts(samples), numbers)
+        thrice = {name: np.concatenate([counts_of_all] * 3) for name, counts_of_all in counts.items()}
         thrice |= self.rules.fixed_tokens(thrice)
         items = np.concatenate([*self._useful_cuts(counts), self.rules.num_items(counts)])
         tokens = self.rules.tokens_before(items, thrice)
@@ -111,7 +111,7 @@ class Cutting:
         numbers = np.arange(len(num_pieces)).repeat(num_pieces - 1)
         before = np.cumsum(num_pieces - 1) - (num_pieces - 1)
         place = np.arange(1, len(numbers) + 1) - before[numbers]
-        counts = _of(self.counts(samples), numbers)
+        counts = _select(self.counts(samples), numbers)
         items = place * self.rules.num_items(counts) // num_pieces[numbers]
         items = np.clip(items, 1, np.maximum(self.rules.last_cut(counts), 1))
         is_new = np.append(True, (numbers[1:] != numbers[:-1]) | (items[1:] > items[:-1]))[: len(items)]
@@ -131,14 +131,14 @@ class Cutting:
         is_first = np.append(True, numbers[1:] != numbers[:-1])
         owner = np.cumsum(is_first) - 1
         chosen = numbers[is_first]
-        counts = _of(self.counts(samples), chosen)
+        counts = _select(self.counts(samples), chosen)
         fixed = self.rules.fixed_tokens(counts)
         first, last = self._useful_cuts(counts)
         points = np.rint(SHARES * self.rules.num_items(counts)[:, None]).ravel()
         to_points = np.arange(len(chosen)).repeat(GRID + 1)
-        counts = _of(counts, to_points)
+        counts = _select(counts, to_points)
         tokens = self.rules.tokens_before(points.astype(np.int64), counts)
-        work = self._prefix_work(tokens, counts | _of(fixed, to_points))
+        work = self._prefix_work(tokens, counts | _select(fixed, to_points))
         decreases = (work[1:] < work[:-1]).any(1) & (to_points[1:] == to_points[:-1])
         for point in np.flatnonzero(decreases)[:1]:
             raise ValueError(
@@ -174,16 +174,16 @@ class Cutting:
         pieces = self._pieces(samples, sample_of, numbers, items)
         whole = samples.take(sample_of)  # each row still has the numbers of its sample
         chosen = np.flatnonzero(num_pieces.take(sample_of) > 1)
-        of_cut = pieces[chosen]
+        cut_pieces = pieces[chosen]
         columns = (whole.row_counts, whole.num_elements, whole.loss_tokens[:, None])
-        counts = np.concatenate([of_all.take(chosen, axis=0) for of_all in columns], 1)
-        begin, end = self._rules_of_columns.spans(counts, of_cut)
+        counts = np.concatenate([counts_of_all.take(chosen, axis=0) for counts_of_all in columns], 1)
+        begin, end = self._rules_of_columns.spans(counts, cut_pieces)
         lengths = end - begin
-        work, workloads = self._work(whole, chosen, of_cut)
+        work, workloads = self._work(whole, chosen, cut_pieces)
         changed: dict[str, Any] = {
             "work": work,
             "workloads": workloads,
-            "tokens": of_cut["last_token"] - of_cut["first_token"],
+            "tokens": cut_pieces["last_token"] - cut_pieces["first_token"],
             "row_counts": lengths[:, : len(self.count_names)],
             "num_elements": lengths @ self._counts_of_elements,
             "loss_tokens": lengths[:, -1],
@@ -208,7 +208,7 @@ class Cutting:
             return
         is_first = np.append(True, numbers[1:] != numbers[:-1])
         chosen = numbers[is_first]
-        counts = _of(self.counts(samples), chosen)
+        counts = _select(self.counts(samples), chosen)
         counted = self.rules.all_tokens(counts)
         for sample in np.flatnonzero(counted != counts["tokens"])[:1]:
             raise ValueError(
@@ -235,12 +235,12 @@ class Cutting:
                 f"{self.rules.last_cut(counts)[numbers[cut]]}"
             )
         follows = np.flatnonzero(sample_of[1:] == sample_of[:-1]) + 1  # the piece after each cut
-        tokens = self.rules.tokens_before(items, {name: of_all[numbers] for name, of_all in counts.items()})
+        tokens = self.rules.tokens_before(items, _select(counts, numbers))
         pieces = np.zeros(len(sample_of), dtype=PIECE)
-        for unit, of_sample, of_cut in (("item", num_items, items), ("token", samples.tokens, tokens)):
-            pieces[f"num_{unit}s"] = pieces[f"last_{unit}"] = of_sample[sample_of]
-            pieces[f"first_{unit}"][follows] = of_cut
-            pieces[f"last_{unit}"][follows - 1] = of_cut
+        for unit, totals, at_cut in (("item", num_items, items), ("token", samples.tokens, tokens)):
+            pieces[f"num_{unit}s"] = pieces[f"last_{unit}"] = totals[sample_of]
+            pieces[f"first_{unit}"][follows] = at_cut
+            pieces[f"last_{unit}"][follows - 1] = at_cut
         return pieces
 
     def _work(self, whole: RowTable, chosen: np.ndarray, pieces: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -250,7 +250,7 @@ class Cutting:
         numbers of its sample for each row.
         """
         later = np.flatnonzero(pieces["first_item"])
-        counts = _of(self.counts(whole), chosen[later])
+        counts = _select(self.counts(whole), chosen[later])
         tokens = pieces["first_token"][later]
         before = self._prefix_work(tokens, counts | self.rules.fixed_tokens(counts))
         work = _differences(whole.work[chosen], before, later)
@@ -302,8 +302,8 @@ class Cutting:
         return adds
 
 
-def _of(counts: Counts, numbers: np.ndarray) -> dict[str, np.ndarray]:
-    return {name: of_all[numbers] for name, of_all in counts.items()}
+def _select(counts: Counts, numbers: np.ndarray) -> dict[str, np.ndarray]:
+    return {name: counts_of_all[numbers] for name, counts_of_all in counts.items()}
 
 
 def _with_rows(array: np.ndarray, rows: np.ndarray, values: np.ndarray) -> np.ndarray:

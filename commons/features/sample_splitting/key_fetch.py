@@ -61,16 +61,16 @@ class PlacedPieces:
         """`[rows of the step]` of dtype `PIECE`, of all ranks, the pieces of a sample one after another."""
         return self._all
 
-    def of_last_piece(self, count: str) -> np.ndarray:
+    def last_piece_count(self, count: str) -> np.ndarray:
         """int64 `[rows of the step]`, a row count of the last piece of each row's sample; zeros if batches do
         not have it."""
         if count not in self._count_names:
             return np.zeros(len(self._all), dtype=np.int64)
         rows = self._plan.rows
-        of_rows = rows.row_counts[:, self._count_names.index(count)]
+        counts_of_rows = rows.row_counts[:, self._count_names.index(count)]
         starts = np.flatnonzero(rows.starts_sample)
-        last = np.append(starts[1:], len(of_rows)) - 1
-        return of_rows[last][rows.sample_of]
+        last = np.append(starts[1:], len(counts_of_rows)) - 1
+        return counts_of_rows[last][rows.sample_of]
 
     def check_read(self) -> None:
         """Checks that a model that has run on the batch has fetched for its pieces.
@@ -148,18 +148,18 @@ class _Route:
         # The first piece of a sample mostly sees itself alone, as a whole sample does.
         sees_others = (first[own] > 0) | (num_seen[own] > last[own])
         piece_rows = np.flatnonzero(sees_others & np.isin(own, np.concatenate([_NOTHING, *mine])))
-        of_sample = {int(piece): pieces for pieces in mine for piece in pieces}
+        pieces_of = {int(piece): pieces for pieces in mine for piece in pieces}
         keys = [
             place_of[piece] + np.arange(count)
             for seeing in own[piece_rows].tolist()
-            for piece, count in _needed(of_sample[seeing], first, last, num_seen[seeing])
+            for piece, count in _needed(pieces_of[seeing], first, last, num_seen[seeing])
         ]
         return _Route(
             piece_rows=piece_rows,
             piece_starts=own_starts[piece_rows].tolist(),
             piece_keys=num_seen[own[piece_rows]].tolist(),
             key_tokens=np.concatenate([_NOTHING, *keys]),
-            sent=[np.concatenate([_NOTHING, *of_rank]) for of_rank in sent],
+            sent=[np.concatenate([_NOTHING, *rank_tokens]) for rank_tokens in sent],
             received=received,
         )
 

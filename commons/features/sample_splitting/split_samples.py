@@ -17,13 +17,11 @@ from ...distributed.rank_group import RankGroup, job_device
 from ...distributed.row_table import RowTable
 from ...distributed.shuffle_plan import ShufflePlan
 from ...distributed.shuffler_settings import ShufflerSettings
-from ...partition import rebalance
-from ...partition.pieces import divided, leveled
 from ...perf_model.cost import Cost
 from ...sequence_batch import BaseBatch, containers
 from ...sequence_batch.cut_rules import CutRules
 from .check_cut import check_cut
-from .cut_search import cut_and_place
+from .cut_search import compile_search, cut_and_place
 from .cutting import COLUMN, Cutting, PrefixCost
 from .key_fetch import PlacedPieces
 
@@ -91,11 +89,7 @@ class SplitSamples(Feature):
 
     def warm_up(self) -> None:
         """Compiles the search for cuts."""
-        work, home = np.array([2, 5, 7, 2, 5, 1, 5]), np.array([1, 0, 0, 1, 0, 0, 0])
-        rebalance(work, home, 2, tolerance=0.0)
-        ones = np.ones(2, dtype=np.int64)
-        whole = divided(ones, 1, home[:0], home[:0], home[:0])
-        leveled(whole, 0 * ones, 2 * ones, ones, ones, np.arange(2), 1, 1)
+        compile_search()
 
     def agree(self, batch: Any, row_format: RowFormat) -> CutRules:
         """Returns the rules by which batches are cut."""
@@ -110,6 +104,8 @@ class SplitSamples(Feature):
 
     def place(self, rows: RowTable, place: Place) -> ShufflePlan:
         """Places whole samples and pieces."""
+        if rows.num_ranks == 1:
+            return place(rows)
         cutting = self._make_cutting(rows.cost)
         return make_plan(*cut_and_place(rows, self._shuffler.partitioning, cutting))
 
@@ -118,19 +114,19 @@ class SplitSamples(Feature):
 
         A batch on the device is copied to the host for it, which waits for the device.
         """
-        sample_rows, own = self._shuffler.sample_rows, plan.rows.loaded_by(self._shuffler.group.rank)
+        view, own = self._shuffler.view(batch), plan.rows.loaded_by(self._shuffler.group.rank)
         # Padding rows are not counted: a batch with a row for each piece has more samples than were loaded.
-        if plan.rows.starts_sample.all() or sample_rows.batch_rows(batch)[1] == len(own):
+        if plan.rows.starts_sample.all() or view.num_samples == len(own):
             return batch
-        on_host, pieces = sample_rows.to_host(batch), plan.rows.columns[COLUMN][own]
+        on_host, pieces = view.to_host(), plan.rows.columns[COLUMN][own]
         row_of = np.cumsum(plan.rows.starts_sample[own]) - 1
         cut = on_host.cut_by(pieces, row_of)
         self._check_counts(cut, plan, own)
         if self._checks_cuts:
             check_cut(on_host, cut, pieces, row_of)
         if on_host is not batch:
-            return cut.to(sample_rows.device_of(batch))
-        return cut.pin_memory() if sample_rows.is_pinned(batch) else cut
+            return cut.to(view.device)
+        return cut.pin_memory() if view.is_pinned else cut
 
     def after_exchange(self, batch: Any, plan: ShufflePlan) -> Any:
         """Tells the batch the places of its rows in their samples."""
@@ -175,7 +171,7 @@ class SplitSamples(Feature):
         rules = cut.cut_rules()
         if rules is None or rules.has_halo:  # a batch counts its halo, too
             return
-        shown = shuffler.sample_rows.with_long_lengths(cut)
+        shown = shuffler.view(cut).with_long_lengths()
         planned_counts = {"get_tokens": plan.rows.tokens, "get_loss_tokens": plan.rows.loss_tokens}
         for name, planned in planned_counts.items():
             counted = torch.as_tensor(getattr(shuffler, name)(shown))[: len(own)].cpu().numpy()

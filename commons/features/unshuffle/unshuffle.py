@@ -14,9 +14,9 @@ from ...distributed.feature import Feature
 from ...distributed.rank_group import RankGroup
 from ...distributed.shuffle_plan import Route, RouteEnd, ShufflePlan
 from ...sequence_batch.base_batch import num_rows
+from ...sequence_batch.batch_view import BatchView
 from ...sequence_batch.packed_rows import PackedRows, gather_rows, row_elements, to_device_together
 from ...sequence_batch.row_schema import FieldValue, RowSchema
-from ...sequence_batch.sample_rows import SampleRows
 
 if TYPE_CHECKING:
     from ...distributed.batch_shuffler import BatchShuffler
@@ -32,7 +32,7 @@ class Unshuffle(Feature):
 
     def setup(self, shuffler: BatchShuffler, ranks: RankGroup) -> None:
         """Makes a channel for the ranks to agree on what they return."""
-        self._group, self._sample_rows = shuffler.group, shuffler.sample_rows
+        self._group, self._view = shuffler.group, shuffler.view
         self._channel = shuffler.group.channel()
         self._every_call = any(feature.verifies for feature in shuffler.features)
         self._agreed: set[RowSchema] = set()
@@ -61,18 +61,19 @@ class Unshuffle(Feature):
                 raised on every rank. Or they have another number of rows; raised on this rank alone, while
                 the others wait for it.
         """
-        rows, rank = self._rows_at_home(values, plan), self._group.rank
+        view, rank = self._view(values), self._group.rank
+        rows = self._rows_at_home(view, plan)
         starts = plan.rows.starts_sample[plan.rows.loaded_by(rank)]
         num_rows = int(plan.rows.batch_sizes[rank]) - int((~starts).sum())
         if not starts.all():
             rows = _join_pieces(rows, starts)
-        return self._sample_rows.unpacked(values, rows, max(num_rows, 1))
+        return view.unpack(rows, max(num_rows, 1))
 
-    def _rows_at_home(self, values: Any, plan: ShufflePlan) -> PackedRows:
+    def _rows_at_home(self, values: BatchView, plan: ShufflePlan) -> PackedRows:
         """Returns the values of the real rows that this rank loaded, in their order."""
         group, rank = self._group, self._group.rank
         held, at_home = plan.computed_by(rank), plan.rows.loaded_by(rank)
-        packed = _pack(values, int(plan.num_placed[rank]), int(plan.num_rows[rank]), self._sample_rows)
+        packed = _pack(values, int(plan.num_placed[rank]), int(plan.num_rows[rank]))
         elements = row_elements(packed.lengths[:, : len(held)].cpu(), packed.schema).numpy()
         if group.num_ranks == 1:
             return gather_rows([packed], np.arange(len(held)), elements.sum(0).tolist())
@@ -85,8 +86,8 @@ class Unshuffle(Feature):
 
         def move(sent: PackedRows, elements: np.ndarray, elements_to_come: np.ndarray) -> PackedRows:
             ends = (
-                RouteEnd.of(ranks, of_each, sent.schema.row_bytes(of_each), rank, group.num_ranks)
-                for ranks, of_each in ((to, elements), (come_from, elements_to_come))
+                RouteEnd.of(ranks, elements_of, sent.schema.row_bytes(elements_of), rank, group.num_ranks)
+                for ranks, elements_of in ((to, elements), (come_from, elements_to_come))
             )
             return transfer(sent, Route(*ends), rank, carrier)
 
@@ -149,8 +150,8 @@ def _join_pieces(rows: PackedRows, starts: np.ndarray) -> PackedRows:
     )
 
 
-def _pack(values: Any, num_real: int, num_padded: int, sample_rows: SampleRows) -> PackedRows:
-    fields = dict(sorted(sample_rows.per_sample_fields(values).items()))  # the same order on every rank
+def _pack(values: BatchView, num_real: int, num_padded: int) -> PackedRows:
+    fields = dict(sorted(values.fields.items()))  # the same order on every rank
     return PackedRows.pack(fields, RowSchema.of(fields), _check_rows(fields, num_real, num_padded))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from ...distributed.feature import Feature, Place
 from ...distributed.rank_group import RankGroup
 from ...distributed.row_table import RowTable
 from ...distributed.shuffle_plan import ShufflePlan
-from ...sequence_batch.packed_rows import PackedRows, gather_rows, row_elements
+from ...sequence_batch.packed_rows import PackedRows, gather_rows, row_elements, select_from
 from ...sequence_batch.row_hashes import row_hashes
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ class Verification(Feature):
 
     def setup(self, shuffler: BatchShuffler, ranks: RankGroup) -> None:
         """Makes a channel for each thread."""
+        self._view, self._rank = shuffler.view, shuffler.group.rank
         self._planning, self._exchanging = ranks.channel(), shuffler.group.channel()
 
     def place(self, rows: RowTable, place: Place) -> ShufflePlan:
@@ -41,11 +42,21 @@ class Verification(Feature):
     def around_exchange(
         self, rows: PackedRows, plan: ShufflePlan, exchange: Callable[[PackedRows, ShufflePlan], PackedRows]
     ) -> PackedRows:
-        """Compares the plans that ranks carry out, and each row before and after."""
+        """Compares the plans that ranks are about to carry out."""
         check_same_plan(self._exchanging, plan)
-        placed = exchange(rows, plan)
-        check_placed_samples(self._exchanging, plan, rows, placed)
-        return placed
+        placed, planned = exchange(rows, plan), int(plan.num_rows[self._rank])
+        self._loaded, self._num_moved = rows, placed.num_rows
+        # A batch of too many rows could not be made here, and the other ranks would wait for the comparison.
+        return select_from([placed], np.arange(planned)) if placed.num_rows > planned else placed
+
+    def after_exchange(self, batch: Any, plan: ShufflePlan) -> Any:
+        """Compares each row before and after."""
+        view = self._view(batch)
+        num_samples = min(view.num_samples, self._num_moved)  # a copied row is no sample
+        rows = select_from([view.packed()], np.arange(num_samples))
+        more = max(self._num_moved - int(plan.num_rows[self._rank]), 0)
+        check_placed_samples(self._exchanging, plan, self._loaded, rows, num_samples + more)
+        return batch
 
 
 def check_plans(channel: Channel, place: Callable[[], ShufflePlan]) -> ShufflePlan:
@@ -80,7 +91,9 @@ def check_same_plan(channel: Channel, plan: ShufflePlan) -> None:
     _raise_if_different(channel.all_gather(np.array([plan.fingerprint]))[:, 0])
 
 
-def check_placed_samples(channel: Channel, plan: ShufflePlan, loaded: PackedRows, rows: PackedRows) -> None:
+def check_placed_samples(
+    channel: Channel, plan: ShufflePlan, loaded: PackedRows, rows: PackedRows, num_moved: int
+) -> None:
     """Compares each rank's samples after the exchange with the plan and with the loaded ones.
 
     Collective; for the main thread.
@@ -90,6 +103,7 @@ def check_placed_samples(channel: Channel, plan: ShufflePlan, loaded: PackedRows
         plan: the placement.
         loaded: the rows that this rank brought.
         rows: this rank's real rows.
+        num_moved: rows that the exchange gave this rank.
 
     Raises:
         RuntimeError: a rank has more or fewer samples, of other lengths, or with other contents; on every
@@ -104,7 +118,7 @@ def check_placed_samples(channel: Channel, plan: ShufflePlan, loaded: PackedRows
     if len(elements) == len(here):
         wrong = len(here) - int((elements == plan.rows.num_elements[here]).all(1).sum())
         changed[here] -= row_hashes(rows.unpack(), rows.num_rows)
-    table = channel.all_gather(np.concatenate([[rows.num_rows, wrong], changed]))
+    table = channel.all_gather(np.concatenate([[num_moved, wrong], changed]))
     for rank in np.flatnonzero(table[:, 0] != plan.num_placed)[:1]:
         raise RuntimeError(
             f"rank {rank} of the ranks to balance among has {table[rank, 0]} samples after the exchange, "

@@ -11,8 +11,8 @@ import pytest
 from commons.advisor import prediction
 from commons.advisor.__main__ import main
 from commons.advisor.prediction import draw_steps
-from commons.distributed.loaded_samples import LoadedSamples
-from commons.distributed.placement import place
+from commons.distributed.placement import Partitioning, place
+from commons.distributed.row_table import RowTable
 from commons.distributed.shuffler_settings import ShufflerSettings
 from commons.perf_model import HSTUFlops
 from tests.commons.advisor.command import MODEL, advise_on, by_name
@@ -22,7 +22,7 @@ RUN = ["--ranks", str(RANKS), "--rows-per-rank", str(ROWS)]
 SETTINGS = {
     "refined": ShufflerSettings(partitioner="refined"),
     "rebalance": ShufflerSettings(),
-    "rebalance_groups": ShufflerSettings(group_feature="user"),
+    "rebalance_groups": ShufflerSettings(),
 }
 
 
@@ -68,9 +68,9 @@ def test_unique_ids_are_those_of_training(path: Path, ids: list[list[int]]):
             rows = np.full(RANKS, ROWS)
             of_rows = tokens[numbers]
             counts = (work[numbers], of_rows, of_rows, of_rows[:, None], 24 * lengths[numbers])
-            groups = user[numbers] if name == "rebalance_groups" else None
-            samples = LoadedSamples(rows, rows, *counts, of_rows[:, None], groups=groups)
-            rank = samples.home if settings is None else place(samples, settings).destination
+            columns = {"groups": user[numbers]} if name == "rebalance_groups" else {}
+            samples = RowTable(rows, rows, *counts, of_rows[:, None], columns=columns)
+            rank = samples.home if settings is None else place(samples, Partitioning(settings)).destination
             on_ranks = [numbers[rank == of_rank] for of_rank in range(RANKS)]
             unique.append([len({i for sample in of_rank for i in ids[sample]}) for of_rank in on_ranks])
         per_rank, of_most = np.mean(unique), np.max(unique, axis=1).mean()

@@ -97,7 +97,7 @@ def test_the_demo_is_predicted_within_a_tenth(application: tuple[str, ProcessPoo
         (learned,) = json.loads(out)["cases"]
         # The file has the other settings.
         assert by_name(learned)["rebalance"]["gin"] == []
-        assert "cost='learned'" in by_name(learned)["rebalance"]["python"]
+        assert "features=[LearnedCosts()]" in by_name(learned)["rebalance"]["python"]
         assert by_name(learned)["rebalance"]["speedup"] < default["speedup"]
 
 

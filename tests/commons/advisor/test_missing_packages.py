@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -19,8 +20,9 @@ import sys
 class Absent:
     def find_spec(self, name, path=None, target=None):
         package = name.partition(".")[0]
-        if package not in {"commons", "numpy", "numba", "llvmlite"} | sys.stdlib_module_names:
-            raise ModuleNotFoundError(f"No module named {package!r}", name=package)
+        present = {"commons", "numpy", "numba", "llvmlite"} | sys.stdlib_module_names
+        if package not in present or name in ABSENT:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 sys.meta_path.insert(0, Absent())
 from commons.advisor.__main__ import main
@@ -35,10 +37,10 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def advisor(folder: Path, *arguments: str) -> subprocess.CompletedProcess:
+def advisor(folder: Path, *arguments: str, absent: Sequence[str] = ()) -> subprocess.CompletedProcess:
     """Runs the command in a folder without any other package than the wheel requires."""
     return subprocess.run(
-        [sys.executable, "-c", PROGRAM, *arguments],
+        [sys.executable, "-c", f"ABSENT = {list(absent)}\n{PROGRAM}", *arguments],
         cwd=folder,
         env={"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"},
         capture_output=True,
@@ -52,6 +54,16 @@ def test_lengths_need_numpy_and_numba_alone(arguments: list[str], folder: Path):
     result = advisor(folder, "lengths.npy", *MODEL, "--ranks", "8", *arguments)
     assert result.returncode == 0, result.stderr
     assert "Switch on" in result.stdout and "pieces" in result.stdout
+
+
+def test_a_strategy_whose_feature_is_missing_is_left_out(folder: Path):
+    absent = ["commons.features.sample_splitting"]
+    result = advisor(folder, "lengths.npy", *MODEL, "--ranks", "8", absent=absent)
+    assert result.returncode == 0, result.stderr
+    *others, last = result.stdout.splitlines()
+    assert last == "The strategy pieces (split) is left out: the folder features/sample_splitting is missing."
+    assert "Switch on" in result.stdout and "(split)" not in "".join(others)
+    assert advisor(folder, "lengths.npy", *MODEL, "--ranks", "8", "--json", absent=absent).returncode == 0
 
 
 @pytest.mark.parametrize(

@@ -10,14 +10,15 @@ import pytest
 import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from commons.advisor.pieces import PieceCosts, bytes_of_rows
+from commons.advisor.pieces import PieceCosts, bytes_of_rows, pieces_of
 from commons.advisor.prediction import DrawnSteps, draw_steps
 from commons.datasets import HSTUBatch
-from commons.distributed.cutting import Cutting
-from commons.distributed.loaded_samples import LoadedSamples
-from commons.distributed.placement import place, placed_by_hand
+from commons.distributed.placement import Partitioning, make_plan, place
+from commons.distributed.row_table import RowTable
 from commons.distributed.shuffle_plan import ShufflePlan
 from commons.distributed.shuffler_settings import ShufflerSettings
+from commons.features.sample_splitting.cut_search import cut_and_place
+from commons.features.sample_splitting.cutting import Cutting
 from commons.partition import lower_bound
 from commons.perf_model import Cost, HSTUFlops
 from commons.sequence_batch.row_schema import RowSchema
@@ -68,10 +69,10 @@ def test_strategies_place_samples_as_training_does(name: str, case: dict[str, An
     for work, tokens, sizes in zip(
         *(of.reshape(len(of), -1) for of in (steps.workloads, steps.tokens, steps.sizes)), strict=True
     ):
-        loaded = LoadedSamples(
+        loaded = RowTable(
             num_loaded, num_loaded, work, tokens, tokens, tokens[:, None], sizes, tokens[:, None]
         )
-        plan = place(loaded, settings)
+        plan = place(loaded, Partitioning(settings))
         loads.append([work[samples].sum() for samples in plan.partition])
         tokens_of.append([tokens[samples].sum() for samples in plan.partition])
         sent.append(sizes[plan.destination != home].sum() / RANKS)
@@ -109,7 +110,7 @@ def hstu_cutting(flops: HSTUFlops) -> Cutting:
 
 def fetched(plan: ShufflePlan, is_causal: bool) -> np.ndarray:
     """Tokens that each rank, in rows, sends to each other, in columns."""
-    rows = list(zip(np.cumsum(plan.starts_sample), plan.destination, plan.pieces, strict=True))
+    rows = list(zip(plan.rows.sample_of, plan.destination, pieces_of(plan), strict=True))
     holder = {(s, token): rank for s, rank, p in rows for token in range(p["first_token"], p["last_token"])}
     end = "last_token" if is_causal else "num_tokens"
     wanted = {(s, token, rank) for s, rank, p in rows for token in range(p[end])}
@@ -127,21 +128,22 @@ def test_pieces_are_those_of_training(tmp_path: Path):
     run = ["--ranks", str(ranks), "--rows-per-rank", str(rows), "--tflops", "0.002"]
     (case,) = advise(tmp_path, lengths, *run)["cases"]
     steps = drawn(lengths, ranks, rows)
-    loaded, settings = np.full(ranks, rows), ShufflerSettings("refined", equal_rows=False, split=True)
+    loaded, settings = np.full(ranks, rows), ShufflerSettings("refined", equal_rows=False)
     imbalance, cut, pieces, tokens, slowest = [], [], [], [], []
     for work, num_tokens in zip(steps.workloads.reshape(-1, 32), steps.tokens.reshape(-1, 32), strict=True):
         items, one = num_tokens // 2, np.ones_like(num_tokens)
         counts = np.stack([one, items, items], 1)  # user, item, action
-        samples = LoadedSamples(
+        samples = RowTable(
             loaded, loaded, work, num_tokens, items, num_tokens[:, None], 8 * num_tokens, counts
         )
-        plan = place(samples, settings, cutting=hstu_cutting(flops))
-        loads = np.bincount(plan.destination, plan.workloads, minlength=ranks)
+        plan = make_plan(*cut_and_place(samples, Partitioning(settings), hstu_cutting(flops)))
+        loads = np.bincount(plan.destination, plan.rows.workloads, minlength=ranks)
         imbalance.append(loads.max() / loads.mean())
-        per_sample = np.bincount(plan.sample_of)
+        per_sample = np.bincount(plan.rows.sample_of)
         cut.append((per_sample > 1).sum())
         pieces.append(per_sample[per_sample > 1].sum())
-        moved = np.zeros((ranks, ranks)) if plan.pieces is None else fetched(plan, is_causal=True)
+        is_cut = not plan.rows.starts_sample.all()
+        moved = fetched(plan, is_causal=True) if is_cut else np.zeros((ranks, ranks))
         tokens.append(moved.sum() / ranks)
         slowest.append(max(moved.sum(0).max(), moved.sum(1).max()))
     split = by_name(case)["split"]
@@ -166,7 +168,7 @@ def test_ranks_fetch_what_their_pieces_see_and_they_do_not_hold(is_causal: bool)
     costs = PieceCosts(flops.prefix_work, 1, 1, 8, is_causal=is_causal)
     tokens = np.array([70, 400, 30, 500, 90, 300])
     loaded = np.full(3, 2)
-    samples = LoadedSamples(
+    samples = RowTable(
         *(loaded, loaded, flops.per_sample(tokens), tokens, tokens),
         num_elements=np.zeros((6, 0), dtype=np.int64),
         sample_bytes=8 * tokens,
@@ -174,11 +176,12 @@ def test_ranks_fetch_what_their_pieces_see_and_they_do_not_hold(is_causal: bool)
     )
     numbers, cuts = np.array([1, 1, 3, 3, 3, 5]), np.array([50, 300, 1, 2, 400, 299])
     for _ in range(5):
-        plan = placed_by_hand(samples, costs.cutting, numbers, cuts, rng.integers(0, 3, 12))
+        plan = make_plan(costs.cutting.cut(samples, numbers, cuts), rng.integers(0, 3, 12))
         num_bytes = np.zeros((3, 3))
         np.add.at(num_bytes, costs.fetched(plan)[:2], costs.fetched(plan)[2])
         np.testing.assert_array_equal(num_bytes, 2 * 8 * 2 * fetched(plan, is_causal))
-        np.testing.assert_allclose(np.bincount(plan.sample_of, bytes_of_rows(plan, 24 * tokens)), 24 * tokens)
+        of_samples = np.bincount(plan.rows.sample_of, bytes_of_rows(plan, 24 * tokens))
+        np.testing.assert_allclose(of_samples, 24 * tokens)
 
 
 def test_speedup_is_that_of_the_sums(case: dict[str, Any], steps: DrawnSteps):

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 
 import gin
@@ -8,6 +9,7 @@ import pytest
 
 from commons.advisor.strategies import strategies
 from commons.distributed import ShufflerSettings
+from commons.features.sample_splitting import SplitSamples
 from commons.gin_values import from_gin
 from commons.perf_model import Cost
 from commons.training.training_args import TrainerArgs
@@ -21,6 +23,16 @@ def trainer_args(lines: list[str]) -> TrainerArgs:
         return from_gin(TrainerArgs)
     finally:
         gin.clear_config()
+
+
+def changed(trainer: TrainerArgs) -> dict[str, object]:
+    """The `balance_*` settings that differ from their defaults."""
+    values = {spec.name: (getattr(trainer, spec.name), spec.default) for spec in fields(TrainerArgs)}
+    return {
+        name.removeprefix("balance_"): value
+        for name, (value, default) in values.items()
+        if name.startswith("balance_") and value != default
+    }
 
 
 @pytest.mark.parametrize(
@@ -88,12 +100,15 @@ def test_the_lines_to_paste_are_valid(tmp_path: Path):
     for name, strategy in by_name(case).items():
         trainer = trainer_args(strategy["gin"])
         assert trainer.enable_balanced_shuffler == (name != "as_loaded")
-        assert trainer.balance_settings == expected[name]
+        assert changed(trainer) == expected[name]
         # Nothing is to be set that has its default.
         assert len(strategy["gin"]) == (name != "as_loaded") + len(expected[name])
         if name != "as_loaded":
             given = strategy["python"].removeprefix("batch_shuffler=")
-            assert eval(given, {"MyShuffler": dict}) == expected[name]
+            made = eval(given, {"MyShuffler": dict, "SplitSamples": SplitSamples})
+            features = [type(feature) for feature in made.pop("features", [])]
+            assert ("split" in expected[name]) == (features == [SplitSamples])
+            assert made == {setting: of for setting, of in expected[name].items() if setting != "split"}
 
 
 @pytest.mark.parametrize(
@@ -110,7 +125,9 @@ def test_lines_undo_what_the_gin_file_has(present: dict[str, object]):
         lines = strategy.gin_lines(present)
         trainer = trainer_args([*file, *lines])
         assert trainer.enable_balanced_shuffler
-        assert ShufflerSettings(**trainer.balance_settings) == strategy.settings
+        settings = changed(trainer)
+        assert settings.pop("split", False) == strategy.splits
+        assert ShufflerSettings(**settings) == strategy.settings
         assert not set(lines) & set(file)
 
 
@@ -122,7 +139,7 @@ def test_pieces_where_the_network_is_fast(tmp_path: Path):
     fast, slow = (case["recommendation"] for case in cases)
     assert fast["strategy"] == "split"
     expected = {"partitioner": "refined", "equal_rows": False, "split": True}
-    assert trainer_args(fast["gin"]).balance_settings == expected
+    assert changed(trainer_args(fast["gin"])) == expected
     assert slow["strategy"] != "split"
     assert any("pay off below" in note for note in slow["notes"])
     in_node = advise(tmp_path, lengths, "--rows-per-rank", "8", "--ranks-per-node", "8")["cases"][0]
@@ -131,14 +148,13 @@ def test_pieces_where_the_network_is_fast(tmp_path: Path):
 
 
 def test_a_strategy_on_measured_times_trains_on_them(tmp_path: Path):
-    cost = Cost((1e5, 1e3, 0.1, 0.1), per_step=1e7)
-    cost.save(tmp_path / "cost.json")
+    Cost((1e5, 1e3, 0.1, 0.1), per_step=1e7).save(tmp_path / "cost.json")
     file = str(tmp_path / "cost.json")
     model = [*MODEL, "--cost", file]
     report = advise(tmp_path, heavy_tailed(1000), "--ranks", "4", model=model)
     (case,) = report["cases"]
     rebalance = by_name(case)["rebalance"]
-    assert trainer_args(rebalance["gin"]).balance_settings == {"cost": cost}
+    assert changed(trainer_args(rebalance["gin"])) == {"cost": file}
     assert rebalance["python"] == f"batch_shuffler=MyShuffler(cost=Cost.load({file!r}))"
     assert report["load_unit"] == "predicted ns"
     assert by_name(case)["split"]["imbalance"]["mean"] < by_name(case)["refined"]["imbalance"]["mean"]

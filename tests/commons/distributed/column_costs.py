@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
-from commons.distributed import BalanceReport, BatchShuffler, ShufflePlan
+from commons.distributed import BalanceReport, BatchShuffler, Feature, ShufflePlan
 from commons.perf_model import Cost
 from tests.commons.histories import FlopsShuffler, drawn_lengths, histories
 
@@ -36,30 +37,31 @@ def _plans(shuffler: BatchShuffler, steps: int = 12) -> list[ShufflePlan]:
     ]
 
 
-def planned_by_one_column_and_two(settings: dict[str, Any]) -> list[ShufflePlan]:
+def planned_by_one_column_and_two(
+    settings: dict[str, Any], features: Sequence[type[Feature]] = ()
+) -> list[ShufflePlan]:
     """Checks that plans are the same; returns them."""
-    one, two = (_plans(kind(**settings)) for kind in (SumOfColumns, FlopsShuffler))
+    one, two = (
+        _plans(kind(features=[feature() for feature in features], **settings))
+        for kind in (SumOfColumns, FlopsShuffler)
+    )
     for of_sum, of_columns in zip(one, two, strict=True):
-        for spec in fields(ShufflePlan):
-            mine, others = (getattr(plan, spec.name) for plan in (of_sum, of_columns))
-            if spec.name == "work":
-                np.testing.assert_array_equal(mine[:, 0], others.sum(1))
-            else:
-                np.testing.assert_array_equal(mine, others)
+        np.testing.assert_array_equal(of_sum.rows.work[:, 0], of_columns.rows.work.sum(1))
+        assert replace(of_sum, rows=replace(of_sum.rows, work=of_columns.rows.work)) == of_columns
     return two
 
 
-def planned_by_calibrated_cost(cost: Cost, settings: dict[str, Any]) -> list[ShufflePlan]:
+def planned_by_calibrated_cost(cost: Cost, features: Sequence[type[Feature]] = ()) -> list[ShufflePlan]:
     """Checks that the cost of a sample is that of all its rows; returns the plans."""
-    shuffler = FlopsShuffler(cost=cost, equal_rows=False, **settings)
+    shuffler = FlopsShuffler(cost=cost, equal_rows=False, features=[feature() for feature in features])
     plans = _plans(shuffler)
     for plan in plans:
-        whole = np.flatnonzero(plan.starts_sample)
-        of_samples = {name: np.add.reduceat(getattr(plan, name), whole) for name in ("work", "tokens")}
-        expected = cost.of(1, of_samples["tokens"], of_samples["work"])
-        np.testing.assert_array_equal(np.add.reduceat(plan.workloads, whole), expected)
-        counted = cost.of(plan.starts_sample, plan.tokens, plan.work)
-        np.testing.assert_allclose(plan.workloads, counted, atol=1)  # differences of rounded costs
+        rows, whole = plan.rows, np.flatnonzero(plan.rows.starts_sample)
+        tokens, work = (np.add.reduceat(of_rows, whole) for of_rows in (rows.tokens, rows.work))
+        of_samples = np.add.reduceat(rows.workloads, whole)
+        np.testing.assert_array_equal(of_samples, cost.of(1, tokens, work))
+        counted = cost.of(rows.starts_sample, rows.tokens, rows.work)
+        np.testing.assert_allclose(rows.workloads, counted, atol=1)  # differences of rounded costs
         np.testing.assert_allclose(cost.step_seconds(plan.counts), plan.predicted_seconds, rtol=1e-6)
         assert BalanceReport.of(plan, False, unit=shuffler.unit).unit == "predicted ns"
     return plans

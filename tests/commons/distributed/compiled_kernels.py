@@ -14,24 +14,26 @@ from numba.core.dispatcher import Dispatcher
 # In a process of its own, because the tests' processes have compiled everything.
 PROGRAM = """
 import json, sys
+from dataclasses import replace
 import numpy as np
-from commons.distributed.loaded_samples import LoadedSamples
-from commons.distributed.placement import divide, place, warm_up
+from commons.distributed.row_table import RowTable
+from commons.distributed.placement import Partitioning, place, warm_up
 from commons.distributed.shuffler_settings import ShufflerSettings
 from tests.commons.distributed.compiled_kernels import compiled
 
-settings = ShufflerSettings(**json.loads(sys.argv[1]))
-warm_up(settings)
+settings, features = ShufflerSettings(**json.loads(sys.argv[1])), []
+SETUP
+warm_up(settings, features)
+partitioning = Partitioning(settings, features)
 before, rng = compiled(), np.random.default_rng(0)
 for num_loaded in ([8] * 8, [40, 0, 3], [9, 8, 8], [600, 0, 0, 0, 0]):
     for spread in (0.1, 1, 3):
         rows = np.array(num_loaded)
         tokens = rng.lognormal(3, spread, rows.sum()).clip(1, 99).astype(np.int64)
         each = tokens[:, None]
-        groups = GROUPS
-        samples = LoadedSamples(rows, rows, tokens**2, tokens, tokens, each, tokens, each, groups=groups)
+        samples = RowTable(rows, rows, tokens**2, tokens, tokens, each, tokens, each, columns=COLUMNS)
         for speeds in (None, 1 + rng.random(len(rows))):
-            plan = place(samples, settings, 2, speeds=speeds)
+            plan = place(replace(samples, speeds=speeds, ranks_per_node=2), partitioning)
             THEN
 print(json.dumps([before, compiled()]))
 """
@@ -44,15 +46,18 @@ def compiled() -> list[str]:
     return sorted(f.__name__ for f in found.values() for _ in f.signatures)
 
 
-def before_and_after_placing(groups: str = "None", then: str = "pass", **settings: Any) -> list[list[str]]:
+def before_and_after_placing(
+    setup: str = "", columns: str = "{}", then: str = "pass", **settings: Any
+) -> list[list[str]]:
     """Returns what is compiled after the warm-up, and after steps.
 
     Args:
-        groups: expression for the groups of samples.
+        setup: statements that make `features`.
+        columns: expression for the columns of features, of the samples' `tokens`.
         then: statement that follows placing.
         settings: of the shuffler.
     """
-    program = PROGRAM.replace("GROUPS", groups).replace("THEN", then)
+    program = PROGRAM.replace("SETUP", setup).replace("COLUMNS", columns).replace("THEN", then)
     process = subprocess.run(
         [sys.executable, "-c", program, json.dumps(settings)],
         cwd=Path(__file__).parents[3],

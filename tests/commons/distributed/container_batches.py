@@ -8,7 +8,8 @@ from tensordict import TensorDict
 from torchrec.datasets.utils import Batch as TorchRecBatch
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
-from tests.commons.distributed.shufflers import FieldShuffler
+from commons.distributed import BatchShuffler
+from tests.drawn_batches import MixedBatch, sample_contents
 
 KINDS = ["dict", "torchrec", "tensordict"]
 
@@ -59,7 +60,9 @@ def make_batch(kind: str, seed: int, first_sample: int, rows: int):
 
 
 def contents(batch) -> list[tuple]:
-    """Returns everything that belongs to each row, comparable."""
+    """Returns everything that belongs to each row, of a `MixedBatch` to each real row, comparable."""
+    if isinstance(batch, MixedBatch):
+        return sample_contents(batch)
     if isinstance(batch, TorchRecBatch):
         fields = {"dense": batch.dense_features, "keyed": batch.sparse_features, "labels": batch.labels}
     elif isinstance(batch, TensorDict):
@@ -81,13 +84,25 @@ def contents(batch) -> list[tuple]:
     ]
 
 
+def check_shared(moved, batch) -> None:
+    """Checks that a batch made from another is of its type, and has what all samples share."""
+    assert type(moved) is type(batch)
+    if isinstance(batch, MixedBatch):
+        assert moved.shared is batch.shared and moved.feature_to_max_seqlen == batch.feature_to_max_seqlen
+    elif isinstance(batch, TensorDict):
+        assert moved.batch_size == (len(contents(moved)),)
+    elif isinstance(batch, dict):
+        assert list(moved) == list(batch)
+        assert all(moved[name] is batch[name] for name in ("name", "rate", "limits", "nothing"))
+
+
 def _rows_of(jagged: JaggedTensor) -> list[tuple]:
     parts = [jagged.values(), *([] if jagged.weights_or_none() is None else [jagged.weights()])]
     lengths = jagged.lengths().tolist()
     return list(zip(*([tuple(row.tolist()) for row in part.split(lengths)] for part in parts), strict=True))
 
 
-class ContainerShuffler(FieldShuffler):
+class ContainerShuffler(BatchShuffler):
     """Long histories cost more. Remembers the batches that it was asked about."""
 
     def __init__(self, **settings):

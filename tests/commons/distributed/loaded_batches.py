@@ -8,6 +8,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from tensordict import TensorDictBase
+from torchrec.datasets.utils import Batch as TorchRecBatch
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
 from commons.distributed.exchange import EXCHANGES
@@ -23,6 +24,8 @@ PAYLOAD = {"all_gather": "all_gather_into_tensor", "all_to_all": "all_to_all_sin
 def check_identical(got, expected, where="batch") -> None:
     """Checks that both are the same, bit for bit: -0.0 is not 0.0, and NaNs are equal if their bits are."""
     assert type(got) is type(expected), where
+    if isinstance(got, TorchRecBatch):
+        got, expected = vars(got), vars(expected)
     if isinstance(got, TensorDictBase):
         assert got.batch_size == expected.batch_size, where
         got, expected = dict(got.items(True, True)), dict(expected.items(True, True))

@@ -114,5 +114,5 @@ def exchanged(case: Case) -> tuple[FieldShuffler, ShufflePlan, MixedBatch, Mixed
         return None
     if not plan.has_batch:
         return None
-    brought = shuffler.batch_for_step(batch, plan)
+    brought = shuffler.prepare(batch, plan)
     return shuffler, plan, brought, shuffler.exchange(brought, plan)

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from commons.distributed.rank_group import RankGroup
+from tests.on_ranks import on_ranks
 
 
 def _rows_and_objects(sizes: list[int]) -> list:
@@ -28,8 +29,8 @@ def test_every_rank_gets_what_each_gave(pools, num_ranks):
     assert pools(num_ranks).run(_rows_and_objects, sizes) == [[rows, values]] * num_ranks
 
 
-def _messages_of_threads() -> list[str]:
-    """Threads with a channel each run at speeds of their own on each rank, next to collectives."""
+@on_ranks(3)
+def test_threads_share_a_group_in_any_order():
     group = RankGroup.of()
     channels = [group.channel() for _ in range(3)]
     rank, wrong = dist.get_rank(), []
@@ -53,11 +54,7 @@ def _messages_of_threads() -> list[str]:
             wrong.append(f"collective, turn {turn}")
     for thread in threads:
         thread.join()
-    return wrong
-
-
-def test_threads_share_a_group_in_any_order(pools):
-    assert pools(3).run(_messages_of_threads) == [[]] * 3
+    assert wrong == []
 
 
 def _channels_after_a_failure() -> list[int]:

@@ -10,20 +10,15 @@ import torch
 import torch.distributed as dist
 
 from commons.distributed.exchange import EXCHANGES
-from commons.distributed.loaded_samples import LoadedSamples
-from commons.distributed.placement import place
+from commons.distributed.placement import Partitioning, place
+from commons.distributed.row_table import RowTable
 from commons.distributed.shuffler_settings import ShufflerSettings
 from tests.commons.distributed.counted_collectives import no_synchronization, recorded_collectives
-from tests.commons.distributed.loaded_batches import (
-    BOTH,
-    PAYLOAD,
-    agreed,
-    check_identical,
-    many_fields,
-)
+from tests.commons.distributed.loaded_batches import BOTH, PAYLOAD, agreed, check_identical, many_fields
 from tests.commons.distributed.shufflers import DictShuffler, FieldShuffler
 from tests.commons.histories import FLOPS, FlopsShuffler, histories
 from tests.drawn_batches import draw_batch
+from tests.on_ranks import on_ranks
 
 MOVIELENS_100K = Path(__file__).parents[4] / "shared/data/ml-100k"
 
@@ -59,26 +54,21 @@ def test_asynchronous_work_passes():
         assert x.index_select(0, rows).repeat_interleave(x[:2], output_size=3).int().shape == (3,)
 
 
-def _collectives_of_a_step(exchange: str) -> list[str]:
+@pytest.mark.parametrize("exchange", BOTH)
+@on_ranks(3)
+def test_a_step_takes_one_collective_to_plan_and_one_to_exchange_and_never_waits_for_the_device(exchange):
     shuffler = DictShuffler(exchange=exchange)
     shuffler.shuffle(many_fields(0))  # agrees on the fields, and fills the caches that depend on them
-    names = {id(shuffler.planner._channel): "planning"}
-    names[id(shuffler.group.exchange_group(torch.device("cpu")))] = "exchange"
+    names = {id(shuffler.planner._gather._channel): "planning"}
+    names[id(shuffler.group.group_for("exchange", torch.device("cpu")))] = "exchange"
     batch = many_fields(1)
     with recorded_collectives() as calls:
         plan = shuffler.plan(batch)
         assert plan.moves
         with no_synchronization():
             shuffler.exchange(batch, plan)
-    return [f"{name} on {names[id(arguments['group'])]}" for name, arguments in calls]
-
-
-@pytest.mark.parametrize("exchange", BOTH)
-def test_a_step_takes_one_collective_to_plan_and_one_to_exchange_and_never_waits_for_the_device(
-    pools, exchange
-):
-    for calls in pools(3).run(_collectives_of_a_step, exchange):
-        assert calls == ["all_gather on planning", f"{PAYLOAD[exchange]} on exchange"]
+    calls = [f"{name} on {names[id(arguments['group'])]}" for name, arguments in calls]
+    assert calls == ["all_gather on planning", f"{PAYLOAD[exchange]} on exchange"]
 
 
 def _collectives_where_nothing_moves(exchange: str) -> list[str]:
@@ -146,8 +136,8 @@ def test_all_to_all_sends_at_most_a_hundredth_of_an_all_gather_at_64_ranks_of_mo
         elements = np.stack([tokens, lengths], 1)  # user, items and actions; labels
         size = 8 * elements.sum(1) + 4 * 4  # int64 values, and the lengths of four keys
         each = np.full(ranks, rows)
-        loaded = LoadedSamples(each, each, workloads, tokens, lengths, elements, size, elements)
-        plan = place(loaded, ShufflerSettings("rebalance"))
+        loaded = RowTable(each, each, workloads, tokens, lengths, elements, size, elements)
+        plan = place(loaded, Partitioning(ShufflerSettings("rebalance")))
         sent += [EXCHANGES["all_to_all"].traffic(plan, rank).sent for rank in range(ranks)]
         received += [EXCHANGES["all_gather"].traffic(plan, rank).received for rank in range(ranks)]
     assert 0 < np.mean(sent) <= np.mean(received) / 100

@@ -15,7 +15,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from commons.distributed import BatchShuffler
 from commons.distributed.exchange import EXCHANGES
-from commons.sequence_batch.sample_rows import SampleRows
+from commons.sequence_batch.batch_view import view_batch
 from tests.commons.distributed.container_batches import KINDS, ContainerShuffler, contents, make_batch
 from tests.commons.distributed.shufflers import FieldShuffler
 
@@ -43,7 +43,7 @@ def _move(kind: str, seed: int, rows: tuple[int, ...], exchange: str, equal_rows
         for shared in ("name", "rate", "limits", "nothing"):
             assert moved[shared] is batch[shared]
     elif kind == "tensordict":
-        assert moved.batch_size == (plan.rows[rank],)
+        assert moved.batch_size == (plan.num_rows[rank],)
     real = int(plan.num_placed[rank])
     return contents(batch), plan.partition[rank], contents(moved)[:real], len(contents(moved))
 
@@ -80,7 +80,7 @@ def _with_an_ended_loader(kind: str):
     rank = dist.get_rank()
     batch = make_batch(kind, 0, 10, 4) if rank == 0 else None
     plan = shuffler.plan(batch)
-    moved = shuffler.exchange(shuffler.batch_for_step(batch, plan), plan)
+    moved = shuffler.exchange(shuffler.prepare(batch, plan), plan)
     assert type(moved) is type(shuffler.padding_batch())
     return [] if batch is None else contents(batch), contents(moved)[: plan.num_placed[rank]]
 
@@ -188,4 +188,4 @@ STAYS = "which would stay behind when its samples move"
 def test_data_whose_rows_cannot_be_sent_is_refused(value, message):
     value = value() if callable(value) else value
     with pytest.raises(TypeError, match=message):
-        SampleRows().per_sample_fields({"ids": torch.arange(4), "more": value})
+        assert view_batch({"ids": torch.arange(4), "more": value}).fields

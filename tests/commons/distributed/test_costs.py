@@ -26,7 +26,7 @@ def test_columns_that_add_up_to_one_are_placed_as_it_is(pools):
 
 @pytest.mark.parametrize("cost", COSTS)
 def test_loads_are_of_the_costs_that_were_calibrated(pools, cost):
-    plans = pools(3).run(planned_by_calibrated_cost, cost, {})
+    plans = pools(3).run(planned_by_calibrated_cost, cost)
     assert plans == [plans[0]] * 3
 
 
@@ -53,8 +53,8 @@ def test_errors_of_columns_are_the_same_on_all_ranks(pools):
         for error, part in zip(
             errors,
             [
-                "rank 1 has a batch with 2 columns of get_workloads, row_counts of (), and no groups; rank 0",
-                "no groups; the first one had 2 columns of get_workloads",
+                "rank 1 has a batch with 2 columns of get_workloads, row_counts of (); rank 0",
+                "row_counts of (); the first one had 2 columns of get_workloads",
                 "is of 1 columns of get_workloads, which returns 2; calibrate this model",
                 "shuffler has cost=Cost(coefficients=(1.0, 1.0, 1.0)",
                 "Lengths.get_workloads returned ",

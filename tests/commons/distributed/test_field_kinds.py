@@ -14,10 +14,10 @@ from tensordict import MemoryMappedTensor
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
 from commons.sequence_batch import BaseBatch
-from commons.sequence_batch.sample_rows import SampleRows
 from tests.commons.distributed.errors_and_warnings import error_of
 from tests.commons.distributed.shufflers import FieldShuffler
 from tests.commons.sequence_batch.drawn_fields import bytes_of_rows
+from tests.on_ranks import on_ranks
 
 ROWS = 4
 DTYPES = sorted(
@@ -41,7 +41,7 @@ class HeavyOnRank1(FieldShuffler):
     shared_fields: tuple[str, ...] = ()
 
     def get_workloads(self, batch):
-        rows, _ = self.sample_rows.batch_rows(batch)
+        rows = self.view(batch).num_rows
         return torch.full((rows,), 1 + 9 * dist.get_rank())
 
 
@@ -79,7 +79,6 @@ def _moved(name: str, as_dict: bool) -> tuple[list[Any], list[Any]] | str:
         plan = shuffler.plan(batch)
         return shuffler.exchange(shuffler.padding_batch() if batch is None else batch, plan)
 
-    rows = SampleRows(shuffler.shared_fields)
     try:
         batch = _batch_of(getattr(torch, name), as_dict)
         shared = batch["shared"] if as_dict else batch.shared
@@ -88,9 +87,8 @@ def _moved(name: str, as_dict: bool) -> tuple[list[Any], list[Any]] | str:
         assert (moved["shared"] if as_dict else moved.shared) is shared
     except Exception as error:
         return f"{type(error).__name__}: {error}"
-    return bytes_of_rows(rows.per_sample_fields(batch), ROWS), bytes_of_rows(
-        rows.per_sample_fields(moved), ROWS
-    )
+    before, after = shuffler.view(batch).fields, shuffler.view(moved).fields
+    return bytes_of_rows(before, ROWS), bytes_of_rows(after, ROWS)
 
 
 def _all_moved(as_dict: bool) -> dict[str, Any]:
@@ -227,16 +225,11 @@ def test_what_would_lose_something_is_refused_by_all_ranks_at_once(pools):
             assert all(error.startswith(expected) for error in errors), (kind, errors)
 
 
-def _error_of_attribute() -> str:
+@on_ranks(2)
+def test_a_tensor_that_is_an_attribute_of_a_dict_is_refused_by_all_ranks():
     more = _with_attribute() if dist.get_rank() == 1 else SubclassedDict(inner=torch.arange(ROWS))
-    return error_of(HeavyOnRank1().plan, {"ids": IDS, "more": more})
-
-
-def test_a_tensor_that_is_an_attribute_of_a_dict_is_refused_by_all_ranks(pools):
-    for error in pools(2).run(_error_of_attribute):
-        assert error.startswith(
-            "TypeError: more.mask is a tensor that would stay behind when its samples move"
-        )
+    error = error_of(HeavyOnRank1().plan, {"ids": IDS, "more": more})
+    assert error.startswith("TypeError: more.mask is a tensor that would stay behind when its samples move")
 
 
 class AttributeDict(dict):

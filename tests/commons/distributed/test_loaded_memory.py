@@ -12,7 +12,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from commons.distributed.loaded_memory import LoadedMemory
 from commons.sequence_batch import BaseBatch
-from commons.sequence_batch.sample_rows import SampleRows
+from commons.sequence_batch.batch_view import view_batch
 from tests.commons.distributed.errors_and_warnings import error_of
 from tests.commons.distributed.shufflers import FieldShuffler
 from tests.commons.pipeline.ranking_pipelines import pipeline_of, steps_of
@@ -103,7 +103,7 @@ def test_memory_that_does_not_change_too_early_is_fine(pools, own_loop):
 
 
 def test_equal_contents_are_fine_whatever_holds_them():
-    memory, batch = LoadedMemory(SampleRows()), _batch(0)
+    memory, batch = LoadedMemory(view_batch), _batch(0)
     for _ in range(3):
         batch.scores.copy_(_batch(0).scores)
         batch.features = _batch(0).features
@@ -124,7 +124,7 @@ def test_every_kind_of_tensor_is_looked_at(dtype, shape, transposed):
     if transposed:
         tensor = tensor.t().contiguous().t()
     rows = {"rows": tensor, "none": torch.zeros(shape[0], 0)}
-    memory = LoadedMemory(SampleRows())
+    memory = LoadedMemory(view_batch)
     memory.loaded(rows)
     memory.loaded({"rows": tensor.clone()})
     rows["rows"][-1] = 1

@@ -1,17 +1,21 @@
-"""Planning ahead in a thread, for a custom training loop."""
+"""Planning ahead in a thread."""
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 
 import numpy as np
 import pytest
+import torch
 import torch.distributed as dist
 
-from commons.distributed.plan_ahead import PlanAhead
-from tests.commons.distributed.shufflers import FieldShuffler
+from commons.distributed.plan_ahead import PlanAhead, PlannedStep
+from tests.commons.distributed.shufflers import DictShuffler, FieldShuffler
 from tests.drawn_batches import MixedBatch, draw_batch, sample_contents
+from tests.on_ranks import on_ranks
 
 NUM_BATCHES = (5, 2)
 
@@ -40,7 +44,8 @@ def test_a_loop_computes_each_sample_once(pools):
     assert [num_steps for *_, num_steps in results] == [max(NUM_BATCHES)] * 2
 
 
-def _plan_alongside_a_loop() -> list[str]:
+@on_ranks(2)
+def test_planning_alongside_a_loop_is_refused():
     shuffler, batch = FieldShuffler(), draw_batch(np.random.default_rng(0), 0, 4, 3)
     errors = []
     for _ in shuffler.plan_ahead(_batches()):
@@ -48,13 +53,8 @@ def _plan_alongside_a_loop() -> list[str]:
             shuffler.plan(batch)
         errors.append(str(error.value))
     shuffler.plan(batch)  # the loop has ended
-    return errors
-
-
-def test_planning_alongside_a_loop_is_refused(pools):
-    for errors in pools(2).run(_plan_alongside_a_loop):
-        assert len(errors) == max(NUM_BATCHES)
-        assert "this FieldShuffler plans for a pipeline, or a loop over plan_ahead" in errors[0]
+    assert len(errors) == max(NUM_BATCHES)
+    assert "this FieldShuffler plans for a pipeline, or a loop over plan_ahead" in errors[0]
 
 
 def _loop_over_failing_files() -> int:
@@ -69,19 +69,24 @@ def test_a_failing_loader_ends_the_loops_of_all_ranks(pools):
     assert pools(2).run(_loop_over_failing_files) == [3, 3]
 
 
-def _numbers(count: int, ends_with: Exception | None = None) -> Iterator[int]:
-    yield from range(count)
-    if ends_with is not None:
-        raise ends_with
+def _numbers(count: int, broken: int | None = None) -> Iterator[dict[str, torch.Tensor]]:
+    """Gives batches of one number each; the broken one cannot be read."""
+    return map(partial(_read, broken=broken), range(count))  # goes on after an error, as a generator does not
 
 
-def _ahead() -> PlanAhead[int]:
-    def plan(loaded, failure):
-        if failure is not None:
-            raise failure
-        return loaded
+def _read(number: int, broken: int | None) -> dict[str, torch.Tensor]:
+    if number == broken:
+        raise OSError(f"file {number} cannot be read")
+    return {"workload": torch.tensor([number])}
 
-    return PlanAhead(plan, lambda number: number)
+
+def _number(step: PlannedStep) -> int:
+    assert step.plan.rows.workloads.tolist() == step.batch["workload"].tolist()  # the plan of this batch
+    return int(step.batch["workload"])
+
+
+def _ahead(check: Callable[[PlannedStep], None] | None = None) -> PlanAhead:
+    return PlanAhead(DictShuffler(), check=check)
 
 
 @pytest.mark.parametrize("count", [0, 1, 4, 7])
@@ -90,58 +95,73 @@ def test_steps_come_in_order_one_loader_after_another(count):
     for _ in range(2):
         loader = _numbers(count)
         steps = [ahead.next_step(loader) for _ in range(count + 2)]
-        assert [step[0] for step in steps[:count]] == list(range(count))
+        assert [_number(step) for step in steps[:count]] == list(range(count))
         assert steps[count:] == [None, None]
 
 
 def test_one_batch_is_loaded_ahead():
     ahead, loaded = _ahead(), []
-    loader = (loaded.append(number) or number for number in range(50))
+    loader = (loaded.append(batch) or batch for batch in _numbers(50))
     for step in range(20):
         ahead.next_step(loader)
         assert len(loaded) == step + 2
 
 
 def test_a_dropped_error_is_raised_by_the_next_step():
-    ahead, loader = _ahead(), _numbers(1, OSError("no more files"))
+    ahead, loader = _ahead(), _numbers(2, broken=1)
     ahead.next_step(loader)
     ahead.drop()
-    with pytest.raises(OSError, match="no more files"):
-        for _ in range(3):
-            ahead.next_step(loader)
+    with pytest.raises(OSError, match="file 1 cannot be read"):
+        ahead.next_step(loader)
+    assert ahead.next_step(loader) is None
 
 
 def test_steps_continue_after_an_error():
     ahead = _ahead()
     with pytest.raises(OSError):
-        ahead.next_step(_numbers(0, OSError("no more files")))
+        ahead.next_step(_numbers(1, broken=0))
     loader = _numbers(3)
-    assert [ahead.next_step(loader)[0] for _ in range(3)] == [0, 1, 2]
-
-
-class _Files:
-    """Numbers, of which one cannot be read."""
-
-    def __init__(self, count: int, broken: int) -> None:
-        self._numbers, self._broken = iter(range(count)), broken
-
-    def __iter__(self) -> Iterator[int]:
-        return self
-
-    def __next__(self) -> int:
-        number = next(self._numbers)
-        if number == self._broken:
-            raise OSError(f"file {number} cannot be read")
-        return number
+    assert [_number(ahead.next_step(loader)) for _ in range(3)] == [0, 1, 2]
 
 
 def test_steps_go_on_with_the_batches_after_one_that_failed():
-    ahead, loader, numbers = _ahead(), _Files(9, broken=5), []
+    ahead, loader, numbers = _ahead(), _numbers(9, broken=5), []
     for _ in range(11):
         try:
             step = ahead.next_step(loader)
         except OSError as error:
             assert str(error) == "file 5 cannot be read"
         else:
-            numbers += [] if step is None else [step[0]]
+            numbers += [] if step is None else [_number(step)]
     assert numbers == [number for number in range(9) if number != 5]
+
+
+def test_steps_are_checked_before_they_are_handed_out():
+    checked: list[int] = []
+
+    def check(step: PlannedStep) -> None:
+        assert threading.current_thread() is not threading.main_thread()
+        checked.append(_number(step))
+        if checked[-1] == 3:
+            raise LookupError("step 3 is wrong")
+
+    ahead, loader = _ahead(check), _numbers(5)
+    assert [_number(ahead.next_step(loader)) for _ in range(3)] == [0, 1, 2]
+    with pytest.raises(LookupError, match="step 3 is wrong"):
+        ahead.next_step(loader)
+    assert _number(ahead.next_step(loader)) == 4 and ahead.next_step(loader) is None
+    assert checked == [0, 1, 2, 3, 4]
+
+
+def _posts() -> list[list[int]]:
+    ahead, loader, rank = PlanAhead(FieldShuffler()), _batches(), dist.get_rank()
+    numbers = iter(range(100 * rank, 100 * rank + 100))
+    ahead.post = lambda: next(numbers)
+    steps = [ahead.next_step(loader) for _ in range(max(NUM_BATCHES) + 1)]
+    assert steps.pop() is None
+    return [step.posted.tolist() for step in steps]
+
+
+def test_each_step_has_what_all_ranks_posted_with_its_plan(pools):
+    expected = [[number, 100 + number] for number in range(max(NUM_BATCHES))]
+    assert pools(2).run(_posts) == [expected] * 2

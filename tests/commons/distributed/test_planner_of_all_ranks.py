@@ -6,6 +6,7 @@ import numpy as np
 import torch.distributed as dist
 
 from commons.distributed import BatchShufflerFactory, IdentityShuffler
+from commons.distributed.rank_group import RankGroup
 from tests.commons.distributed.errors_and_warnings import error_of
 from tests.commons.distributed.loaded_batches import lopsided_batch
 from tests.commons.distributed.shufflers import FieldShuffler
@@ -19,15 +20,16 @@ def _plan_of_pairs(identity: bool) -> tuple[list[int], int]:
         if identity
         else FieldShuffler(pairs[dist.get_rank() % 2])
     )
-    planner = shuffler.planner.of_all_ranks()
     batch = lopsided_batch()
-    everyone = shuffler.plan_with(planner, batch, post=lambda: 7 * dist.get_rank())
-    assert everyone.num_ranks == 3 and planner.posted.tolist() == [0, 7, 14]
-    ranks = shuffler.group.ranks
-    here, alone = everyone.within(np.array(ranks)), shuffler.plan(batch)
-    for name in ("workloads", "destination", "rows"):
-        assert np.array_equal(getattr(here, name), getattr(alone, name)), name
-    return list(ranks), everyone.fingerprint
+    alone = shuffler.plan(batch)
+    shuffler.plan_over(RankGroup.of())
+    everyone = shuffler.planner.plan(batch, post=lambda: 7 * dist.get_rank())
+    assert everyone.num_ranks == 3 and shuffler.planner.posted.tolist() == [0, 7, 14]
+    here = shuffler.planner.within_set(everyone)
+    assert np.array_equal(here.rows.workloads, alone.rows.workloads)
+    assert np.array_equal(here.destination, alone.destination)
+    assert np.array_equal(here.num_rows, alone.num_rows)
+    return list(shuffler.group.ranks), everyone.fingerprint
 
 
 def test_a_planner_of_all_ranks_places_as_each_group_does(pools):
@@ -43,22 +45,26 @@ def _errors_of_inconsistent_ranks() -> list[str]:
     identity_in_a_group = BatchShufflerFactory.create("identity") if rank == 1 else FieldShuffler(outer)
     # Rank 1 belongs to two groups, and takes part with the shuffler that rank 0 does not expect.
     made = [FieldShuffler(group) for group in (low, high) if dist.get_rank(group) >= 0]
-    return [error_of(shuffler.planner.of_all_ranks) for shuffler in (identity_in_a_group, made[-1])]
+    everyone = RankGroup.of()
+    return [error_of(shuffler.plan_over, everyone) for shuffler in (identity_in_a_group, made[-1])]
 
 
 def _errors_of_other_settings() -> list[str]:
     """Returns the errors of a pipeline's planner, and of a plan among the group."""
     other = {"equal_rows": dist.get_rank() == 1}
-    everyone = IdentityShuffler(**other).planner.of_all_ranks()
-    return [error_of(everyone.plan, None, None), error_of(FieldShuffler(**other).plan, lopsided_batch())]
+    identity = IdentityShuffler(**other)
+    identity.plan_over(RankGroup.of())
+    return [error_of(identity.plan, None), error_of(FieldShuffler(**other).plan, lopsided_batch())]
 
 
 def test_ranks_with_different_settings_are_refused_on_all(pools):
     results = pools(3).run(_errors_of_other_settings)
     assert results == [results[0]] * 3
     for error in results[0]:
-        assert error.startswith("ValueError: rank 1's shuffler has ShufflerSettings(")
-        assert "all ranks need the same settings" in error
+        assert error == (
+            "ValueError: rank 1's shuffler has equal_rows=True, that of rank 0 False; all ranks need the "
+            "same settings"
+        )
 
 
 def test_ranks_in_overlapping_groups_are_refused_on_all(pools):

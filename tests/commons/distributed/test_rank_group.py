@@ -31,7 +31,7 @@ def _balance_among_some() -> list[int]:
         made = RankGroup.of(parent)
         rank = np.array([dist.get_rank()])
         sums += [
-            _sum_over(made.exchange_group(torch.device("cpu"))),
+            _sum_over(made.group_for("exchange", torch.device("cpu"))),
             int(made.channel().all_gather(rank).sum()),
         ]
     everyone = dist.new_group()
@@ -52,7 +52,7 @@ def _sums_after_leaving_a_job() -> list[int]:
     for port_offset in range(2):
         made = RankGroup.of()
         sums.append(int(made.channel().all_gather(np.array([rank])).sum()))
-        sums.append(_sum_over(made.exchange_group(torch.device("cpu"))))
+        sums.append(_sum_over(made.group_for("exchange", torch.device("cpu"))))
         dist.barrier()
         dist.destroy_process_group()
         os.environ["MASTER_PORT"] = str(int(os.environ["MASTER_PORT"]) + 1 + port_offset)
@@ -75,7 +75,7 @@ def _groups_and_timeouts() -> tuple[list[int], set[timedelta]]:
         shuffler = FieldShuffler()
         shuffler.shuffle(lopsided_batch())
         counts.append(len(dist.distributed_c10d._world.pg_map))
-    groups = shuffler.group.control, shuffler.group.exchange_group(cpu)
+    groups = shuffler.group.control, shuffler.group.group_for("exchange", cpu)
     return counts, {group._get_backend(cpu).options._timeout for group in groups}
 
 

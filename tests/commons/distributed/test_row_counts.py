@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from commons.distributed.rank_group import RankGroup
 from commons.sequence_batch import BaseBatch
 from tests.commons.distributed.counted_collectives import wrong_counts_on_host
 from tests.commons.distributed.errors_and_warnings import error_of
@@ -22,7 +23,7 @@ def _differences(settings: dict) -> tuple[int, list[str]]:
     for _ in range(4):
         loaded = draw_histories(rng, 4)
         plan = shuffler.plan(loaded)
-        moved += int((plan.home != plan.destination).sum())
+        moved += int((plan.rows.home != plan.destination).sum())
         wrong += wrong_counts_on_host(shuffler.exchange(loaded, plan))
     return moved, wrong
 
@@ -69,8 +70,8 @@ def test_wrong_counts_are_named_on_all_ranks(pools):
         for error, message in zip(
             errors,
             [
-                "columns of get_workloads, row_counts of ('a',), and no groups; rank 0 with 1 columns",
-                "row_counts of ('a',), and no groups; the first one had 1 columns of get_workloads",
+                "columns of get_workloads, row_counts of ('a',); rank 0 with 1 columns",
+                "row_counts of ('a',); the first one had 1 columns of get_workloads",
                 "CountedBatch.row_counts()['a'] has 2147483648 for row 1; expected an integer",
                 "CountedBatch.row_counts()['a'] has -1 for row 1",
                 "CountedBatch.row_counts()['a'] has shape (3,), expected one number per row: (2,)",
@@ -78,3 +79,22 @@ def test_wrong_counts_are_named_on_all_ranks(pools):
             strict=True,
         ):
             assert message in error
+
+
+def _wrong_counts_where_a_set_has_ended(ended: tuple[int, ...]) -> list[str]:
+    """Ranks 0 and 2 exchange, rank 1 is alone; these of them have no batch, and run a row of padding."""
+    pairs, rank = [dist.new_group(ranks) for ranks in ([0, 2], [1])], dist.get_rank()
+    shuffler = TokenShuffler(pairs[rank % 2])
+    shuffler.plan_over(RankGroup.of())
+    shuffler.plan(draw_histories(np.random.default_rng(rank), 4))
+    loaded = None if rank in ended else draw_histories(np.random.default_rng(rank), 4)
+    plan = shuffler.plan(loaded)
+    assert plan.has_batch != (rank in ended)
+    moved = shuffler.exchange(shuffler.prepare(loaded, plan), plan)
+    assert rank not in ended or (moved.batch_size, moved.num_samples) == (1, 0)
+    return wrong_counts_on_host(moved)
+
+
+@pytest.mark.parametrize("ended", [(0, 2), (1,)])
+def test_counts_are_known_where_all_that_exchange_have_ended(pools, ended):
+    assert pools(3).run(_wrong_counts_where_a_set_has_ended, ended) == [[]] * 3

@@ -11,10 +11,10 @@ import torch.distributed as dist
 from tensordict import TensorDict
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
-from commons.distributed.batch_shuffler import IdentityShuffler
+from commons.distributed import IdentityShuffler
 from commons.perf_model import HSTUFlops
 from commons.sequence_batch import BaseBatch, containers
-from tests.commons.distributed.errors_and_warnings import error_of, warnings_of
+from tests.commons.distributed.errors_and_warnings import error_of
 from tests.commons.distributed.shufflers import FieldShuffler
 
 LENGTHS = (50_000, 70_000, 3_000, 1)  # the squares of the first two wrap in int32
@@ -55,7 +55,7 @@ def in_int32(batch):
 
 def _workloads() -> list[Any]:
     batch = _long_histories()
-    costs = [Costing(cost).plan(batch).workloads.tolist() for cost in (squared, summed_squares, flops)]
+    costs = [Costing(cost).plan(batch).rows.workloads.tolist() for cost in (squared, summed_squares, flops)]
     return [*costs, error_of(Costing(in_int32).plan, batch)]
 
 
@@ -78,7 +78,7 @@ class Tokens(Costing):
 
 def _tokens():
     plan = Tokens(squared).plan(_long_histories())
-    return plan.tokens.tolist(), plan.loss_tokens.tolist()
+    return plan.rows.tokens.tolist(), plan.rows.loss_tokens.tolist()
 
 
 def test_a_shuffler_counts_the_tokens_of_a_foreign_batch(pools):
@@ -186,35 +186,6 @@ def test_batches_of_other_types_are_refused_on_all_ranks(pools):
         assert steps.startswith("TypeError: a batch is a list, and the first was a dict; all must be of one")
         assert unknown.startswith(f"TypeError: {Batch.__module__}.Batch has no rows to place")
         assert "register_batch_type" in unknown
-
-
-def _names_per_row():
-    lengths = torch.tensor([1, 2, 4])
-    batch = {
-        "ids": torch.arange(3),
-        "history": JaggedTensor(torch.arange(7), lengths=lengths),
-        "users": ["a", "b", "c"],
-        "items": [[1, 2], [3], [4]],
-        "longest": 4,
-        "keys": ["x", "y"],
-        "layers": 12,
-    }
-    shuffler = Costing(lambda batch: batch["ids"])
-    batches = [batch] * 2 if dist.get_rank() else []  # rank 0 has none, and warns all the same
-    with warnings_of("commons.distributed.plan_gather") as messages:
-        for _, _ in shuffler.plan_ahead(batches):
-            pass
-    return messages
-
-
-def test_numbers_that_may_be_per_row_are_named_once(pools):
-    on_rank_0, elsewhere = pools(2).run(_names_per_row)
-    assert [message.split(",")[0] for message in on_rank_0] == [
-        "users has length 3",
-        "items has length 3",
-        "longest is 4",
-    ]
-    assert elsewhere == []
 
 
 @dataclass

@@ -18,6 +18,7 @@ from tests.commons.pipeline.scored_samples import (
     on_whole_batch,
     samples_of,
 )
+from tests.on_ranks import on_ranks
 
 ROWS = (5, 2)
 ACCUMULATED = [(5, 2), (1, 4), (3, 3)]
@@ -89,7 +90,8 @@ def test_ranks_that_balance_in_pairs_count_the_tokens_of_all(pools):
         _check(results, case[-1])
 
 
-def _errors():
+@on_ranks(2)
+def test_wrong_calls_are_refused():
     shuffler = ScoredShuffler("dict")
     batch = draw("dict", samples_of(dist.get_rank(), ROWS))
     plan, other = shuffler.plan(batch), shuffler.plan(batch)
@@ -107,17 +109,12 @@ def _errors():
             shuffler.scale(*call)
         messages.append(str(error.value))
     assert shuffler.scale(loss, plan, None) is loss
-    return messages
-
-
-def test_wrong_calls_are_refused(pools):
-    for messages in pools(2).run(_errors):
-        unknown, vector, gradients, foreign, accumulated = messages
-        assert unknown.startswith("loss_reduction='average': expected")
-        assert "losses of shape (3,), and 'mean' is one number" in vector
-        assert gradients.startswith("gradients='median': expected")
-        assert foreign.startswith("plan is not among step_plans")
-        assert '"global_mean" is of one batch, and step_plans has 2' in accumulated
+    unknown, vector, gradients, foreign, accumulated = messages
+    assert unknown.startswith("loss_reduction='average': expected")
+    assert "losses of shape (3,), and 'mean' is one number" in vector
+    assert gradients.startswith("gradients='median': expected")
+    assert foreign.startswith("plan is not among step_plans")
+    assert '"global_mean" is of one batch, and step_plans has 2' in accumulated
 
 
 def _warnings() -> list[list[str]]:

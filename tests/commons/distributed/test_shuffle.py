@@ -47,8 +47,8 @@ def _run(case: Case, ranks: list[int] | None = None) -> Ran | str | None:
         return str(error)
     if not plan.has_batch:
         return NOTHING
-    brought = shuffler.batch_for_step(batch, plan)
-    assert brought.num_samples == plan.num_loaded[shuffler.group.rank]
+    brought = shuffler.prepare(batch, plan)
+    assert brought.num_samples == plan.rows.num_loaded[shuffler.group.rank]
     moved = shuffler.exchange(brought, plan)
     assert torch.equal(moved.shared, torch.tensor([1.0, 2.0]))
     return Ran(
@@ -92,13 +92,13 @@ def _check_loads(case: Case, plan: ShufflePlan, report: BalanceReport) -> None:
     """Checks loads and tokens, and that the report has them."""
     max_tokens = case.settings.get("max_tokens")
     before, after = (
-        np.bincount(rank_of, plan.workloads, minlength=plan.num_ranks)
-        for rank_of in (plan.home, plan.destination)
+        np.bincount(rank_of, plan.rows.workloads, minlength=plan.num_ranks)
+        for rank_of in (plan.rows.home, plan.destination)
     )
     assert np.array_equal(report.loads_after, after)
     if max_tokens is not None:
         assert report.tokens_after.max() <= max_tokens
-    elif not case.equal_rows or np.ptp(plan.num_loaded) <= 1:
+    elif not case.equal_rows or np.ptp(plan.rows.num_loaded) <= 1:
         assert after.max() <= before.max()  # never worse than as loaded
 
 
@@ -156,7 +156,7 @@ def test_identity_moves_nothing(pools):
 def test_a_process_without_a_group_keeps_its_batches():
     batch, shuffler = draw_batch(np.random.default_rng(0), 0, 4, 3), FieldShuffler()
     plan = shuffler.plan(batch)
-    assert shuffler.batch_for_step(batch, plan) is shuffler.exchange(batch, plan) is batch
+    assert shuffler.prepare(batch, plan) is shuffler.exchange(batch, plan) is batch
 
 
 class BadShuffler(FieldShuffler):

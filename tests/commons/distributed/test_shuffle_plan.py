@@ -2,70 +2,56 @@
 
 from __future__ import annotations
 
+import pickle
+from collections.abc import Iterator
 from dataclasses import fields, replace
 
 import numpy as np
 from hypothesis import given
-from hypothesis import strategies as st
 
 from commons.distributed import ShufflePlan
+from commons.distributed.shuffle_plan import join_plans
 from commons.sequence_batch.row_schema import aligned
-
-
-@st.composite
-def plans(draw) -> tuple[ShufflePlan, list[np.ndarray]]:
-    """Draws a plan whose samples stay within groups of ranks, and these groups; workloads are numbers."""
-    rng = np.random.default_rng(draw(st.integers(0, 10**6)))
-    num_ranks = draw(st.integers(1, 5))
-    group_of = rng.integers(0, draw(st.integers(1, 3)), num_ranks)
-    batch_sizes = rng.integers(0, 5, num_ranks)
-    num_loaded = rng.integers(0, batch_sizes + 1)
-    home = np.repeat(np.arange(num_ranks), num_loaded)
-    count = len(home)
-    mates = [np.flatnonzero(group_of == group_of[rank]) for rank in home]
-    destination = np.array([rng.choice(ranks) for ranks in mates], dtype=np.int64)
-    plan = ShufflePlan(
-        batch_sizes=batch_sizes,
-        num_loaded=num_loaded,
-        workloads=np.arange(count),
-        tokens=rng.integers(0, 9, count),
-        loss_tokens=rng.integers(0, 9, count),
-        num_elements=rng.integers(0, 9, (count, 2)),
-        sample_bytes=rng.integers(1, 99, count),
-        row_counts=rng.integers(0, 9, (count, 3)),
-        destination=destination,
-        micro_batch=rng.integers(0, 2, count),
-        rows=np.maximum(np.bincount(destination, minlength=num_ranks), 1),
-        num_micro_batches=2,
-    )
-    return plan, [np.flatnonzero(group_of == group) for group in np.unique(group_of)]
+from tests.commons.distributed.drawn_plans import plans
 
 
 @given(drawn=plans())
-def test_groups_together_have_each_sample_once(drawn):
-    plan, groups = drawn
-    parts = [plan.within(ranks) for ranks in groups]
-    numbers = np.concatenate([part.workloads for part in parts])
-    assert sorted(numbers.tolist()) == list(range(len(plan.workloads)))
-    for ranks, part in zip(groups, parts, strict=True):
-        assert np.array_equal(ranks[part.home], plan.home[part.workloads])
-        assert np.array_equal(ranks[part.destination], plan.destination[part.workloads])
-        assert np.array_equal(part.rows, plan.rows[ranks])
+def test_sets_together_have_each_row_once(drawn):
+    plan, sets = drawn
+    parts = [plan.within(ranks) for ranks in sets]
+    numbers = np.concatenate([part.rows.workloads for part in parts])
+    assert sorted(numbers.tolist()) == list(range(len(plan.rows.workloads)))
+    for ranks, part in zip(sets, parts, strict=True):
+        assert np.array_equal(ranks[part.rows.home], plan.rows.home[part.rows.workloads])
+        assert np.array_equal(ranks[part.destination], plan.destination[part.rows.workloads])
+        assert np.array_equal(part.num_rows, plan.num_rows[ranks])
         assert np.array_equal(part.loads, plan.loads[ranks])
+        assert np.array_equal(part.counts, plan.counts[ranks])
         assert [part.loss_tokens_on(rank) for rank in range(len(ranks))] == [
             plan.loss_tokens_on(rank) for rank in ranks
         ]
-        assert part.num_micro_batches == plan.num_micro_batches
+        assert part.step == plan.step
+        if plan.predicted_seconds is not None:
+            assert np.array_equal(part.predicted_seconds, plan.predicted_seconds[ranks])
     assert sum(part.num_loss_tokens for part in parts) == plan.num_loss_tokens
 
 
 @given(drawn=plans())
-def test_samples_know_where_they_were_loaded(drawn):
+def test_the_plans_of_sets_join_to_the_whole(drawn):
+    plan, sets = drawn
+    joined = join_plans([(ranks, plan.within(ranks)) for ranks in sets])
+    assert joined == replace(plan, predicted_seconds=None, step={})  # which sets by themselves do not know
+
+
+@given(drawn=plans())
+def test_a_plan_moves_rows_unless_all_stay_where_they_were_loaded(drawn):
     plan, _ = drawn
-    places = [plan.where_loaded(sample) for sample in range(len(plan.workloads))]
-    assert places == [(rank, row) for rank, real in enumerate(plan.num_loaded) for row in range(real)]
-    assert [rank for rank, _ in places] == plan.home.tolist()
+    places = [plan.rows.where_loaded(row) for row in range(len(plan.rows.workloads))]
     assert plan.moves == any(rank != to for (rank, _), to in zip(places, plan.destination, strict=True))
+    assert not replace(plan, destination=plan.rows.home).moves
+    placed = np.concatenate([plan.computed_by(rank) for rank in range(plan.num_ranks)])
+    assert np.array_equal(placed, np.concatenate(plan.partition))
+    assert sorted(placed.tolist()) == list(range(len(places)))
 
 
 @given(drawn=plans())
@@ -73,25 +59,52 @@ def test_both_ends_of_a_route_agree(drawn):
     plan, _ = drawn
     routes = [plan.route(rank) for rank in range(plan.num_ranks)]
     for here, route in enumerate(routes):
-        assert np.array_equal(route.held.ranks, plan.destination[plan.home == here])
+        assert np.array_equal(route.held.ranks, plan.destination[plan.rows.home == here])
         for there, other in enumerate(routes):
             sent, received = route.held.ranks == there, other.wanted.ranks == here
             assert np.array_equal(route.held.elements[sent], other.wanted.elements[received])
             num_bytes = route.held.chunk_bytes[there]
             assert num_bytes == other.wanted.chunk_bytes[here]
-            moving = (plan.home == here) & (plan.destination == there)
-            assert num_bytes == (0 if here == there else aligned(plan.sample_bytes[moving].sum()))
+            moving = (plan.rows.home == here) & (plan.destination == there)
+            assert num_bytes == (0 if here == there else aligned(plan.rows.sample_bytes[moving].sum()))
+
+
+def _changes(plan: ShufflePlan) -> Iterator[tuple[str, ShufflePlan]]:
+    """Changes one number in each array of a plan, by the array's name."""
+
+    def changed(array: np.ndarray) -> np.ndarray:
+        other = array.copy()
+        last = other.reshape(-1)[-1:]
+        last[:] = ~last if other.dtype == bool else _one_more(last)
+        return other
+
+    for of, make in (
+        (plan, replace),
+        (plan.rows, lambda rows, **new: replace(plan, rows=replace(rows, **new))),
+    ):
+        for field in fields(of):
+            value = getattr(of, field.name)
+            if isinstance(value, np.ndarray) and value.size:
+                yield field.name, make(of, **{field.name: changed(value)})
+    for name, column in plan.rows.columns.items():
+        if column.size:
+            columns = {**plan.rows.columns, name: changed(column)}
+            yield name, replace(plan, rows=replace(plan.rows, columns=columns))
+    yield "step", replace(plan, step={name: number + 1 for name, number in plan.step.items()})
+
+
+def _one_more(array: np.ndarray) -> np.ndarray:
+    if array.dtype.names is None:
+        return array + 1
+    other = array.copy()
+    other[array.dtype.names[-1]] += 1
+    return other
 
 
 @given(drawn=plans())
 def test_only_plans_with_equal_arrays_are_equal_and_have_equal_fingerprints(drawn):
     plan, _ = drawn
-    copied = replace(plan)
+    copied = pickle.loads(pickle.dumps(plan))
     assert copied == plan and copied.fingerprint == plan.fingerprint
-    for field in fields(plan):
-        value = getattr(plan, field.name)
-        if value is not None and np.size(value):
-            changed = np.array(value)
-            changed.flat[-1] += 1
-            other = replace(plan, **{field.name: changed})
-            assert other != plan and other.fingerprint != plan.fingerprint, field.name
+    for name, other in _changes(plan):
+        assert other != plan and other.fingerprint != plan.fingerprint, name

@@ -8,26 +8,30 @@ import pytest
 
 from commons.distributed import BatchShufflerFactory
 from commons.distributed.exchange import EXCHANGES
-from commons.distributed.shuffler_settings import EXCHANGE_NAMES, ShufflerSettings
+from commons.distributed.placement import Partitioning
+from commons.distributed.row_table import RowTable
+from commons.distributed.shuffler_settings import EXCHANGE_NAMES, MOVED, PARTITIONERS, ShufflerSettings
 from tests.commons.distributed.shufflers import FieldShuffler
 
 
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ({"partitioner": "nothing"}, "unknown partitioner 'nothing'; there are"),
-        ({"exchange": "nothing"}, "unknown exchange 'nothing'; there are"),
+        ({"partitioner": "nothing"}, "unknown partitioner='nothing'; there are"),
+        ({"exchange": "nothing"}, "unknown exchange='nothing'; there are"),
         ({"tolerance": -0.1}, "tolerance=-0.1: expected"),
         ({"tolerance": float("nan")}, "tolerance=nan: expected"),
         ({"token_tolerance": -0.1}, "token_tolerance=-0.1: expected"),
         ({"token_tolerance": float("inf")}, "token_tolerance=inf: expected"),
-        ({"partitioner": "karmarkar_karp", "tolerance": 0.1}, "0.1 has no effect on 'karmarkar_karp'"),
+        (
+            {"partitioner": "karmarkar_karp", "tolerance": 0.1},
+            "tolerance=0.1 has no effect on partitioner='karmarkar_karp': leave it None",
+        ),
         (
             {"partitioner": "karmarkar_karp", "max_tokens": 9},
-            "9: 'karmarkar_karp' has no argument",
+            "max_tokens=9: partitioner='karmarkar_karp' has no argument max_tokens; choose another",
         ),
         ({"max_tokens": 0}, "max_tokens=0: expected an integer"),
-        ({"max_rows": 9}, "max_rows=9 has no effect with equal_rows=True"),
         ({"window": 2}, "window=2: each step is planned by itself"),
         ({"window": 0}, "window=0: each step is planned by itself"),
         ({"window_max_step_ratio": 1.5}, "window_max_step_ratio=1.5: each step is planned by itself"),
@@ -39,16 +43,19 @@ def test_settings_that_make_no_sense_are_refused(setting, message):
         ShufflerSettings(**setting)
 
 
-@pytest.mark.parametrize("partitioner", ["karmarkar_karp", "longest_processing_time"])
+def test_a_partitioner_without_equal_size_cannot_make_rows_equal(monkeypatch):
+    monkeypatch.setitem(PARTITIONERS, "mine", lambda workloads, num_partitions: [])
+    with pytest.raises(ValueError, match="equal_rows=True: partitioner='mine' has no argument equal_size"):
+        ShufflerSettings("mine")
+    assert not ShufflerSettings("mine", equal_rows=False).takes("equal_size")
+
+
+@pytest.mark.parametrize("partitioner", sorted(PARTITIONERS))
 @pytest.mark.parametrize("token_tolerance", [None, 0.1, 0.5])
 def test_partitioners_without_a_token_tolerance_ignore_it(partitioner, token_tolerance):
     settings = ShufflerSettings(partitioner, token_tolerance=token_tolerance)
-    assert settings.heeded_token_tolerance is None
-
-
-@pytest.mark.parametrize("partitioner", ["refined", "rebalance"])
-def test_partitioners_with_a_token_tolerance_heed_it(partitioner):
-    assert ShufflerSettings(partitioner).heeded_token_tolerance == 0.1
+    heeded = token_tolerance if partitioner in ("rebalance", "refined") else None
+    assert Partitioning(settings).token_tolerance(RowTable.empty(2)) == heeded
 
 
 def test_a_window_of_one_step_is_no_setting():
@@ -62,7 +69,7 @@ def test_the_error_of_a_window_names_the_ways_left(settings):
     with pytest.raises(ValueError) as error:
         ShufflerSettings(**settings)
     (sentence,) = error.value.args
-    for way in ("split=True", "more rows", "datasets.BucketSampler", "partition.balance_window"):
+    for way in ("SplitSamples", "more rows", "datasets.BucketSampler", "partition.balance_window"):
         assert way in sentence
 
 
@@ -75,3 +82,19 @@ def test_every_shuffler_checks_its_settings():
         FieldShuffler(window=2)
     with pytest.raises(ValueError, match="max_tokens=0"):
         BatchShufflerFactory.create("identity", max_tokens=0)
+
+
+def test_unknown_settings_are_refused_with_those_that_there_are():
+    with pytest.raises(
+        TypeError, match=r"FieldShuffler has no setting 'tolerence'; there are \[.*'tolerance'"
+    ):
+        FieldShuffler(tolerence=0.1)
+
+
+@pytest.mark.parametrize("name", sorted(MOVED))
+def test_settings_that_moved_are_refused_with_what_to_use(name):
+    with pytest.raises(TypeError, match=f"FieldShuffler takes no {name} any more; use ") as error:
+        FieldShuffler(**{name: 9})
+    assert str(error.value).endswith(MOVED[name])
+    with pytest.raises(TypeError, match=f"IdentityShuffler takes no {name} any more"):
+        BatchShufflerFactory.create("identity", **{name: 9})

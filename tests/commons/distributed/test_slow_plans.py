@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from commons.distributed import PARTITIONERS, BatchShuffler, ShufflerSettings
+from commons.distributed import PARTITIONERS, BatchShuffler, Feature
 from commons.distributed.slow_plans import _faster
 from commons.partition import longest_processing_time
 from commons.pipeline import TrainPipelineFactory
@@ -119,4 +119,16 @@ def test_rank_0_names_the_partitioner(pools):
     ],
 )
 def test_the_setting_that_makes_planning_faster(settings, remedy):
-    assert remedy in _faster(ShufflerSettings(**settings))
+    assert remedy in _faster(SlowShuffler(0.0, **settings))
+
+
+class Searching(Feature):
+    """Takes long to place rows."""
+
+    name, order = "searching", 0
+    faster_without = "leave Searching out"
+
+
+def test_a_feature_that_slows_planning_is_named_first():
+    settings = {"partitioner": "longest_processing_time"}
+    assert _faster(SlowShuffler(0.0, features=[Searching()], **settings)) == "leave Searching out"

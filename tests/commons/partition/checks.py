@@ -27,12 +27,8 @@ def is_even(partition: list[np.ndarray]) -> bool:
 
 
 def keeps(partition: list[np.ndarray], limits: dict[str, Any]) -> bool:
-    """Whether the parts keep to `max_rows`, and to `max_tokens` with `tokens`, where these are given."""
-    sizes = [len(part) for part in partition]
-    has_rows = "max_rows" not in limits or max(sizes) <= limits["max_rows"]
-    return has_rows and (
-        "max_tokens" not in limits or loads(limits["tokens"], partition).max() <= limits["max_tokens"]
-    )
+    """Whether the parts keep to `max_tokens` with `tokens`, where these are given."""
+    return "max_tokens" not in limits or loads(limits["tokens"], partition).max() <= limits["max_tokens"]
 
 
 def is_no_worse(workloads: Sequence, partition: list[np.ndarray], other: list[np.ndarray]) -> bool:

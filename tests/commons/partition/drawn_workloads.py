@@ -66,13 +66,8 @@ def costs(draw: st.DrawFn, num_samples: int) -> dict[str, Any]:
 
 @st.composite
 def caps(draw: st.DrawFn, num_samples: int, num_parts: int) -> dict[str, Any]:
-    """Arguments `max_rows`, `tokens` and `max_tokens`, which most often can be held."""
-    limits: dict[str, Any] = {}
-    if draw(st.booleans()):
-        limits["max_rows"] = -(-num_samples // num_parts) + draw(st.integers(0, 3))
-    if not limits or draw(st.booleans()):
-        tokens = draw(st.lists(SMALL, min_size=num_samples, max_size=num_samples))
-        slack = draw(st.sampled_from([1.0, 1.1, 1.5]))
-        limits["tokens"] = tokens
-        limits["max_tokens"] = max(int(np.ceil(slack * sum(tokens) / num_parts)), max(tokens, default=0))
-    return limits
+    """Arguments `tokens` and `max_tokens`, which most often can be held."""
+    tokens = draw(st.lists(SMALL, min_size=num_samples, max_size=num_samples))
+    slack = draw(st.sampled_from([1.0, 1.1, 1.5]))
+    most = max(int(np.ceil(slack * sum(tokens) / num_parts)), max(tokens, default=0))
+    return {"tokens": tokens, "max_tokens": most}

@@ -45,7 +45,6 @@ FROM_SCRATCH: dict[str, Function] = {
         workloads,
         parts,
         equal_size,
-        max_rows=len(workloads),
         tokens=as_loaded(workloads) % 5,
         max_tokens=5 * len(workloads) // parts + 5,
     ),

@@ -20,9 +20,7 @@ def best_load(workloads: np.ndarray, num_parts: int, equal_size: bool, limits: d
     """The smallest that the largest load can be; infinite if no partition keeps to the limits."""
     partitions = _all_partitions(len(workloads), num_parts)
     sizes = partitions.sum(axis=2)
-    allowed = sizes.max(axis=1) <= limits.get("max_rows", len(workloads))
-    if equal_size:
-        allowed &= sizes.max(axis=1) - sizes.min(axis=1) <= 1
+    allowed = np.ptp(sizes, axis=1) <= (1 if equal_size else len(workloads))
     if "max_tokens" in limits:
         allowed &= (partitions @ limits["tokens"]).max(axis=1) <= limits["max_tokens"]
     return float((partitions[allowed] @ workloads).max(axis=1).min(initial=np.inf))

@@ -46,16 +46,6 @@ def test_what_is_returned_keeps_to_the_caps(function, data, workloads, parts, eq
     assert keeps(partition, limits)
 
 
-@settings(max_examples=100, deadline=None)
-@given(workloads=WORKLOADS, parts=PARTS, extra=st.integers(0, 3), equal_size=st.booleans())
-def test_a_cap_on_rows_alone_can_always_be_held(workloads, parts, extra, equal_size):
-    limits = {"max_rows": -(-len(workloads) // parts) + extra}
-    for function in FUNCTIONS:
-        partition = function(workloads, parts, equal_size, **limits)
-        check_partition(partition, len(workloads), parts, equal_size)
-        assert keeps(partition, limits)
-
-
 @any_sizes
 @settings(max_examples=100, deadline=None)
 @given(data=st.data(), drawn=samples_at_home(), tolerance=TOLERANCES)
@@ -79,10 +69,8 @@ def test_rebalance_keeps_to_the_caps_from_any_home(equal_size, data, drawn, tole
 def test_refine_keeps_to_the_caps_that_its_input_keeps(equal_size, data):
     workloads, home, parts = data.draw(samples_at_home(even=equal_size))
     start = parts_at(home, parts)
-    rows = max(len(part) for part in start)
     tokens = np.array(data.draw(st.lists(st.integers(0, 50), min_size=len(home), max_size=len(home))), int)
     limits = {
-        "max_rows": rows + data.draw(st.integers(0, 2)),
         "tokens": tokens,
         "max_tokens": int(max(tokens[part].sum() for part in start)) + data.draw(st.integers(0, 2)),
     }
@@ -116,11 +104,8 @@ def test_a_cap_changes_nothing_where_it_is_far_away(function):
     rng = np.random.default_rng(0)
     workloads, tokens = rng.integers(0, 1000, 64), rng.integers(0, 100, 64)
     expected = as_lists(function(workloads, 4, False))
-    for limits in (
-        {"max_rows": 64},
-        {"tokens": tokens, "max_tokens": 10**6},
-        {"tokens": tokens, "max_tokens": 2**70},
-    ):
+    for max_tokens in (10**6, 2**70):
+        limits = {"tokens": tokens, "max_tokens": max_tokens}
         assert as_lists(function(workloads, 4, False, **limits)) == expected
 
 
@@ -132,8 +117,6 @@ def test_a_cap_changes_nothing_where_it_is_far_away(function):
         ({"tokens": [5, 5, 5], "max_tokens": 7}, "max_tokens=7 .* at most 14 tokens, the samples have 15"),
         ({"tokens": [5, 5, 5], "max_tokens": 8}, r"max_tokens=8 .* sample \d with 5 tokens fits in none"),
         ({"tokens": [0, 0, 0], "max_tokens": -1}, "max_tokens is -1"),
-        ({"max_rows": 1}, "max_rows=1 .* at most 2 of 3 samples"),
-        ({"max_rows": -1}, "max_rows is -1"),
         ({"tokens": [1, 1, 1]}, "tokens is given without max_tokens"),
         ({"max_tokens": 9}, "max_tokens is given without tokens"),
         ({"tokens": [1, 1], "max_tokens": 9}, "tokens has 2 values for 3 workloads"),

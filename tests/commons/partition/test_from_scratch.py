@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from numba import njit
 
 from commons.partition import imbalance, karmarkar_karp, longest_processing_time, lower_bound, refine, refined
-from commons.partition.search import ascending
+from commons.partition.parts import argsort
 from tests.commons.partition.checks import SLACK, as_lists, check_partition, is_no_worse, parts_at
 from tests.commons.partition.drawn_workloads import PARTS, TOLERANCES, WORKLOADS, samples_at_home
 from tests.commons.partition.exhaustive import best_load
@@ -157,11 +157,11 @@ def test_parts_to_refine_may_be_lists_or_tensors():
 
 
 @njit
-def _ascending(values):
-    return ascending(values)
+def _argsort(values):
+    return argsort(values)
 
 
 @given(values=st.lists(st.integers(-5, 5), max_size=200), spread=st.sampled_from([1, 10**15]))
 def test_positions_come_in_the_order_of_values_and_then_of_positions(values, spread):
     drawn = np.array(values, dtype=np.int64) * spread
-    assert np.array_equal(_ascending(drawn), np.argsort(drawn, kind="stable"))
+    assert np.array_equal(_argsort(drawn), np.argsort(drawn, kind="stable"))

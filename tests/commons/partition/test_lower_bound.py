@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from commons.partition import lower_bound
 from tests.commons.partition.checks import SLACK
@@ -22,7 +22,6 @@ def test_no_partition_is_below_the_bound(equal_size, largest):
         assert bound <= best * SLACK, (workloads, num_parts)
 
 
-@settings(max_examples=100, deadline=None)
 @given(workloads=WORKLOADS, parts=PARTS)
 def test_is_at_least_the_mean_and_the_largest_sample_with_its_lightest_companions(workloads, parts):
     descending = -np.sort(-np.array(workloads, dtype=np.float64))
@@ -36,7 +35,6 @@ def test_is_at_least_the_mean_and_the_largest_sample_with_its_lightest_companion
     assert lower_bound(workloads, parts, equal_size=True) * SLACK >= max(1, with_companions / mean)
 
 
-@settings(max_examples=100, deadline=None)
 @given(workloads=WORKLOADS, parts=PARTS)
 def test_freedom_of_sizes_does_not_raise_it(workloads, parts):
     free = lower_bound(workloads, parts, equal_size=False)

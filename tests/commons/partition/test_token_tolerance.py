@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from commons.partition import imbalance, loads, lower_bound, rebalance, refined
 from commons.partition.problem import Problem
-from commons.partition.search import target_time
 from commons.perf_model import HSTUFlops
 from tests.commons.partition.checks import SLACK, as_lists, check_partition, keeps, part_of, parts_at
 from tests.commons.partition.drawn_workloads import SMALL, TOLERANCES, caps, costs, samples_at_home
@@ -47,9 +46,9 @@ def fullest(tokens, partition):
 
 def allowed_imbalance(workloads, parts, tolerance, options):
     """The time that the tolerance allows under limits on rows, which the lower bound alone does not know."""
-    limits = {name: options.get(name) for name in ("equal_size", "max_rows", "speeds")}
+    limits = {name: options.get(name) for name in ("equal_size", "speeds")}
     problem = Problem.of(workloads, parts, **limits)
-    target = target_time(problem.work, problem.speeds, problem.limits, tolerance)
+    target = problem.target(tolerance)
     return target * problem.speeds.sum() / max(problem.work.sum(), 1)
 
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from commons.partition import balance_window, imbalance, loads, refined, step_ratios
@@ -32,14 +32,12 @@ def times_over_ideal(ranks, steps, ratio, lengths="lognormal", draws=5):
     return np.array(times)
 
 
-@settings(max_examples=100, deadline=None)
 @given(workloads=WORKLOADS, parts=PARTS, ratio=RATIOS)
 def test_one_step_is_as_good_as_refined(workloads, parts, ratio):
     (step,) = balance_window(workloads, parts, 1, ratio)
     assert imbalance(workloads, step) <= imbalance(workloads, refined(workloads, parts)) * (1 + 1e-6)
 
 
-@settings(max_examples=100, deadline=None)
 @given(workloads=WORKLOADS, parts=PARTS, steps=st.integers(1, 5))
 def test_ratios_are_the_totals_of_steps_over_their_mean(workloads, parts, steps):
     window = balance_window(workloads, parts, steps)
@@ -105,13 +103,7 @@ def test_eight_steps_are_no_worse_than_four(ranks, ratio, lengths):
 
 @pytest.mark.parametrize(
     ("workloads", "shortest"),
-    [
-        ([], 0),
-        ([5], 5),
-        ([0] * 50, 0),
-        ([7] * 48, 4 * 28),
-        ([0] * 49 + [10**15], 10**15),
-    ],
+    [([], 0), ([5], 5), ([0] * 50, 0), ([7] * 48, 4 * 28), ([0] * 49 + [10**15], 10**15)],
 )
 @pytest.mark.parametrize("ratio", [None, 1.25, 1.5])
 def test_corner_cases_take_as_little_time_as_can_be(workloads, shortest, ratio):

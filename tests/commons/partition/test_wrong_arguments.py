@@ -147,8 +147,6 @@ def test_wrong_costs_are_named(options, message):
         ([[0, 1], [NAN]], {}, "partition"),
         ([[0, 1, 2], []], {}, r"partition\[0\] has 3 samples, expected 1 to 2"),
         ([[], [0, 1, 2]], {}, r"partition\[0\] has 0 samples, expected 1 to 2"),
-        ([[2], [0, 1]], {"equal_size": False, "max_rows": 1}, "max_rows=1"),
-        ([[], [0, 1, 2]], {"equal_size": False, "max_rows": 2}, r"partition\[1\] has 3 samples"),
         ([[0, 1], [2]], {"tokens": [4, 4, 1], "max_tokens": 7}, r"partition\[0\] has 8 tokens.*max_tokens=7"),
         ([[0, 1], [2]], {"tokens": [4, 8, 1], "max_tokens": 7}, r"tokens\[1\] is 8"),
         ([[0, 1], [2]], {"max_tokens": 7}, "max_tokens is given without tokens"),
@@ -179,7 +177,6 @@ def test_wrong_windows_are_named(steps, ratio, message):
     [
         ("num_partitions", lambda value: refined([1, 2, 3], value)),
         ("num_steps", lambda value: balance_window([1, 2, 3], 2, value)),
-        ("max_rows", lambda value: refined([1, 2, 3], 2, False, max_rows=value)),
         ("max_tokens", lambda value: refined([1, 2, 3], 2, tokens=[1, 1, 1], max_tokens=value)),
         ("ranks_per_node", lambda value: rebalance([1, 2, 3], [0, 0, 0], 3, ranks_per_node=value)),
     ],

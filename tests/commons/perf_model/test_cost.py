@@ -169,10 +169,7 @@ def _log_lines(steps: MeasuredSteps) -> list[str]:
     lines = [json.dumps({"kind": "start", "step": 0})]
     for step, (counts, time) in enumerate(zip(steps.counts.tolist(), steps.seconds.tolist(), strict=True)):
         # What comes first has one-off costs in it.
-        figures = {
-            "counts_after": [counts],
-            "compute_ms": [time * 1e3 * (50 if step < WARM_UP_STEPS else 1)],
-        }
+        figures = {"counts_after": [counts], "compute_ms": [time * 1e3 * (50 if step < WARM_UP_STEPS else 1)]}
         lines.append(json.dumps({"kind": "train", "step": step + 1, **figures}))
     return lines
 

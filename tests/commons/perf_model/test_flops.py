@@ -13,14 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from commons.perf_model import HSTUFlops, TransformerConfig, transformer_flops
 from tests.tiled_attention import tiled_attention
 
-DENSE = TransformerConfig(
-    num_layers=3,
-    hidden_size=24,
-    num_heads=4,
-    num_kv_heads=4,
-    head_dim=6,
-    mlp_size=40,
-)
+DENSE = TransformerConfig(num_layers=3, hidden_size=24, num_heads=4, num_kv_heads=4, head_dim=6, mlp_size=40)
 MIXTURE = replace(DENSE, num_experts=5, experts_per_token=2)
 DECODERS = {
     "dense": DENSE,

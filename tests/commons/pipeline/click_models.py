@@ -144,7 +144,7 @@ class FirstFieldShuffler(FieldShuffler):
     """The workload is the sum of squared lengths in the first keyed field."""
 
     def get_workloads(self, batch):
-        fields = self.sample_rows.per_sample_fields(batch)
+        fields = self.view(batch).fields
         kjt = next(value for value in fields.values() if isinstance(value, KeyedJaggedTensor))
         return (kjt.lengths().view(2, -1) ** 2).sum(0)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -53,7 +54,8 @@ class Launches(TorchDispatchMode):
 def launches(name: str, settings: dict[str, Any], by: Launching = WHOLE) -> list[str]:
     """Trains on loaders of different lengths, with an evaluation after two steps; returns the launches."""
     model, optimizer = by.make_model()
-    shuffler, of_evaluation = TokenShuffler(**settings), TokenShuffler(**settings)
+    # Each has features of its own.
+    shuffler, of_evaluation = (TokenShuffler(**copy.deepcopy(settings)) for _ in range(2))
     for one in (shuffler, of_evaluation):
         by.prepare(one)
     training = pipeline_of(name, model, optimizer, shuffler)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
-from commons.sequence_batch.sample_rows import without_copied_row
+from commons.sequence_batch.batch_view import without_copied_row
 from tests.commons.pipeline.runs import check_summed, summed_outputs
 
 

@@ -27,6 +27,7 @@ from tests.commons.pipeline.scored_samples import (
     scored_pipeline,
     scored_steps,
 )
+from tests.on_ranks import on_ranks
 
 
 @pytest.mark.parametrize("kind", sorted(MAKE))
@@ -91,15 +92,14 @@ class EqualCosts(FieldShuffler):
         return torch.ones(len(batch["x"]), dtype=torch.int64)
 
 
-def _three_rows_on_four_ranks():
+@on_ranks(4)
+def test_more_ranks_than_samples():
     pipeline = replicated_pipeline(Logarithm(), "mean", EqualCosts())
-    return ran(pipeline, [{"x": torch.tensor([2.0, 3.0, 4.0])}] if dist.get_rank() == 3 else [])
-
-
-def test_more_ranks_than_samples(pools):
-    for loss, _, gradients, _ in pools(4).run(_three_rows_on_four_ranks):
-        assert loss == pytest.approx(float(torch.tensor([2.0, 3.0, 4.0]).log().mean()), rel=1e-5)
-        assert float(gradients[0]) == pytest.approx(1.0, rel=1e-5)
+    loss, _, gradients, _ = ran(
+        pipeline, [{"x": torch.tensor([2.0, 3.0, 4.0])}] if dist.get_rank() == 3 else []
+    )
+    assert loss == pytest.approx(float(torch.tensor([2.0, 3.0, 4.0]).log().mean()), rel=1e-5)
+    assert float(gradients[0]) == pytest.approx(1.0, rel=1e-5)
 
 
 def _train(reduction, model_reduction, rows, **settings):
@@ -109,35 +109,28 @@ def _train(reduction, model_reduction, rows, **settings):
     pipeline.progress(iter([draw("dict", mine)] if mine else []))
 
 
-def _errors():
-    return [
-        error_of(_train, None, "mean", (2, 2, 2)),
-        error_of(_train, "average", "mean", (2, 2, 2)),
-        error_of(_train, "mean", "sum", (2, 2, 2)),
-    ]
-
-
-def test_wrong_reductions_are_refused(pools):
+@on_ranks(3)
+def test_wrong_reductions_are_refused():
     expected = [
         "ValueError: loss_reduction=None: expected",
         "ValueError: loss_reduction='average': expected",
         "ValueError: the model returned losses of shape (",
     ]
-    for errors in pools(3).run(_errors):
-        assert all(map(str.startswith, errors, expected)), errors
+    errors = [
+        error_of(_train, None, "mean", (2, 2, 2)),
+        error_of(_train, "average", "mean", (2, 2, 2)),
+        error_of(_train, "mean", "sum", (2, 2, 2)),
+    ]
+    assert all(map(str.startswith, errors, expected)), errors
 
 
-def _global_mean_without_samples():
-    """Returns the error where ranks balance, and where only the plan of rank 1 has no sample."""
+@on_ranks(3)
+def test_a_global_mean_with_a_rank_without_samples_is_refused_on_all_ranks():
     balanced = error_of(_train, "global_mean", "global_mean", (1, 0, 1))
     batches = [draw("dict", [1, 2])] if dist.get_rank() != 1 else []
-    return [balanced, error_of(ran, identity_pipeline("global_mean"), batches)]
-
-
-def test_a_global_mean_with_a_rank_without_samples_is_refused_on_all_ranks(pools):
-    for balanced, identity in pools(3).run(_global_mean_without_samples):
-        assert "runs a copy of one" in balanced
-        assert "a rank has no sample in this step" in identity
+    balanced, identity = [balanced, error_of(ran, identity_pipeline("global_mean"), batches)]
+    assert "runs a copy of one" in balanced
+    assert "a rank has no sample in this step" in identity
 
 
 def test_a_mean_is_one_number():

@@ -12,6 +12,7 @@ from commons.pipeline import TrainPipelineFactory
 from tests.commons.distributed.errors_and_warnings import error_of
 from tests.commons.histories import histories
 from tests.commons.pipeline.ranking_pipelines import CPU, RankingModel, pipeline_of, sharded
+from tests.on_ranks import on_ranks
 
 
 class LoopingModel(torch.nn.Module):
@@ -69,22 +70,20 @@ def _error_of_model(name: str, model: torch.nn.Module) -> str:
     return error_of(train)
 
 
-def _errors() -> list[str]:
+@on_ranks(2)
+def test_models_and_devices_that_a_pipeline_cannot_run_are_refused():
     native = [_error_of_model("native", model()) for model in (LoopingModel, CountingModel)]
-    return [*native, _error_of_model("prefetch", RankingModel())]
+    looping, counting, without_gpu = [*native, _error_of_model("prefetch", RankingModel())]
+    assert looping.startswith('RuntimeError: pipeline "native" cannot trace the model (TraceError')
+    assert counting.startswith('RuntimeError: pipeline "native" cannot trace the model (TypeError: int()')
+    assert "do the rest in a submodule" in looping and "do the rest in a submodule" in counting
+    assert without_gpu == (
+        'ValueError: pipeline "prefetch" fills the cache of a GPU, and the device is cpu: use "native"'
+    )
 
 
-def test_models_and_devices_that_a_pipeline_cannot_run_are_refused(pools):
-    for looping, counting, without_gpu in pools(2).run(_errors):
-        assert looping.startswith('RuntimeError: pipeline "native" cannot trace the model (TraceError')
-        assert counting.startswith('RuntimeError: pipeline "native" cannot trace the model (TypeError: int()')
-        assert "do the rest in a submodule" in looping and "do the rest in a submodule" in counting
-        assert without_gpu == (
-            'ValueError: pipeline "prefetch" fills the cache of a GPU, and the device is cpu: use "native"'
-        )
-
-
-def _errors_of_returned() -> list[str]:
+@on_ranks(2)
+def test_what_a_model_returns_is_checked():
     errors = []
     for form in ("loss", "dict", "three"):
         model, shuffler = Returning(form), BatchShufflerFactory.create("identity")
@@ -92,32 +91,25 @@ def _errors_of_returned() -> list[str]:
         pipeline = pipeline_of("none", model, optimizer, shuffler, "mean")
         errors.append(error_of(pipeline.progress, iter([{"x": torch.ones(2)}])))
         pipeline.reset()
-    return errors
+    loss, of_dict, three = errors
+    assert loss.startswith(
+        "TypeError: the model returned a Parameter of shape (); a pipeline expects (losses, output)"
+    )
+    assert "the model returned a dict; a pipeline expects (losses, output)" in of_dict
+    assert "the model returned a tuple of Parameter, NoneType, NoneType; a pipeline" in three
 
 
-def test_what_a_model_returns_is_checked(pools):
-    for loss, of_dict, three in pools(2).run(_errors_of_returned):
-        assert loss.startswith(
-            "TypeError: the model returned a Parameter of shape (); a pipeline expects (losses, output)"
-        )
-        assert "the model returned a dict; a pipeline expects (losses, output)" in of_dict
-        assert "the model returned a tuple of Parameter, NoneType, NoneType; a pipeline" in three
-
-
-def _errors_of_arguments() -> list[str]:
+@on_ranks(2)
+def test_wrong_arguments_and_loaders_are_refused():
     model, shuffler = Returning("loss"), BatchShufflerFactory.create("identity")
     loader = iter([None] if dist.get_rank() else [{"x": torch.ones(2)}])
-    return [
+    name, of_class, of_torchrec, nothing = [
         error_of(pipeline_of, "none", model, None, "identity"),
         error_of(pipeline_of, "none", model, None, type(shuffler)),
         error_of(pipeline_of, "none", model, None, shuffler, pipeline_postproc=True),
         error_of(pipeline_of("none", model, None, shuffler).progress, loader),
     ]
-
-
-def test_wrong_arguments_and_loaders_are_refused(pools):
-    for name, of_class, of_torchrec, nothing in pools(2).run(_errors_of_arguments):
-        assert name.startswith("TypeError: batch_shuffler is 'identity'; expected a BatchShuffler")
-        assert "expected a BatchShuffler" in of_class
-        assert of_torchrec.startswith('ValueError: pipeline "none" takes no pipeline_postproc')
-        assert nothing.startswith("TypeError: a loader gave None for a batch")
+    assert name.startswith("TypeError: batch_shuffler is 'identity'; expected a BatchShuffler")
+    assert "expected a BatchShuffler" in of_class
+    assert of_torchrec.startswith('ValueError: pipeline "none" takes no pipeline_postproc')
+    assert nothing.startswith("TypeError: a loader gave None for a batch")

@@ -12,6 +12,7 @@ from tests.commons.distributed.counted_collectives import recorded_collectives
 from tests.commons.histories import TokenShuffler, histories
 from tests.commons.pipeline.ranking_pipelines import ranking_pipeline, steps_of
 from tests.commons.pipeline.whole_epochs import LOADINGS, ROWS, check_epochs, epochs
+from tests.on_ranks import on_ranks
 
 SETTINGS: list[dict[str, Any]] = [
     {"equal_rows": False},
@@ -29,8 +30,9 @@ def test_every_sample_is_computed_once_and_all_ranks_know_all_loads(pools, name,
     assert all(len(step.calls) == 1 for _, steps in results[0] for step in steps)
 
 
-def _one_batch_at_a_time(name: str) -> list[int]:
-    """Returns the loss tokens of steps that each get an iterator of their own, and of one after a reset."""
+@pytest.mark.parametrize("name", ["none", "native"])
+@on_ranks(2)
+def test_a_new_iterator_loses_no_batch_and_a_reset_drops_those_on_their_way(name):
     pipeline = ranking_pipeline(name, TokenShuffler())
     rank = dist.get_rank()
     tokens = [pipeline.progress(iter([histories([n + rank] * ROWS)]))[1] for n in (1, 2, 3, 4)]
@@ -38,17 +40,13 @@ def _one_batch_at_a_time(name: str) -> list[int]:
     pipeline.reset()
     tokens.append(pipeline.progress(iter([histories([2] * ROWS)]))[1])
     pipeline.reset()
-    return tokens
-
-
-@pytest.mark.parametrize("name", ["none", "native"])
-def test_a_new_iterator_loses_no_batch_and_a_reset_drops_those_on_their_way(pools, name):
     expected = [ROWS * (n + n + 1) for n in (1, 2, 3, 4)] + [2 * ROWS * 2]
-    assert pools(2).run(_one_batch_at_a_time, name) == [expected] * 2
+    assert tokens == expected
 
 
-def _posted(name: str) -> list[tuple[Counter, list[list[int]]]]:
-    """Returns the collectives of an epoch and what ranks posted in each step, without a post and with one."""
+@pytest.mark.parametrize(("name", "ahead"), [("none", 0), ("native", 2)])
+@on_ranks(2)
+def test_posts_reach_all_ranks_in_the_same_step_without_another_collective(name, ahead):
     rank, results = dist.get_rank(), []
     for posts in (False, True):
         pipeline = ranking_pipeline(name, TokenShuffler())
@@ -58,13 +56,8 @@ def _posted(name: str) -> list[tuple[Counter, list[list[int]]]]:
         with recorded_collectives() as recorded:
             steps = [pipeline.posted.tolist() for _ in steps_of(pipeline, [histories([2] * ROWS)] * 4)]
         results.append((Counter(name for name, _ in recorded), steps))
-    return results
-
-
-@pytest.mark.parametrize(("name", "ahead"), [("none", 0), ("native", 2)])
-def test_posts_reach_all_ranks_in_the_same_step_without_another_collective(pools, name, ahead):
-    for (collectives, nothing), (collectives_with_post, posted) in pools(2).run(_posted, name):
-        assert collectives == collectives_with_post and collectives["all_gather"] > 0
-        assert nothing == [[0, 0]] * 4
-        plans = [min(step + ahead, 3) for step in range(4)]  # the newest one that was handed out
-        assert posted == [[10 * plan, 10 * plan + 1] for plan in plans]
+    (collectives, nothing), (collectives_with_post, posted) = results
+    assert collectives == collectives_with_post and collectives["all_gather"] > 0
+    assert nothing == [[0, 0]] * 4
+    plans = [min(step + ahead, 3) for step in range(4)]  # the newest one that was handed out
+    assert posted == [[10 * plan, 10 * plan + 1] for plan in plans]

@@ -53,10 +53,7 @@ def test_values_that_belong_to_no_row_are_refused(values):
         batch.index_select([1, 0])
 
 
-@pytest.mark.parametrize(
-    "container",
-    [np.zeros(2), [np.zeros(2)], {"a": object()}],
-)
+@pytest.mark.parametrize("container", [np.zeros(2), [np.zeros(2)], {"a": object()}])
 def test_containers_that_would_stay_behind_are_refused(container):
     with pytest.raises(TypeError, match=r"Containers.anything\S* is a .*, which would stay behind"):
         Containers(_features(2), 2, {}, anything=container)
@@ -100,10 +97,7 @@ def test_a_batch_that_contradicts_itself_is_refused(arguments, message):
 
 def test_variable_batch_size_per_key_is_refused():
     features = KeyedJaggedTensor(
-        ["a", "b"],
-        torch.arange(4),
-        lengths=torch.tensor([1, 1, 2]),
-        stride_per_key_per_rank=[[2], [1]],
+        ["a", "b"], torch.arange(4), lengths=torch.tensor([1, 1, 2]), stride_per_key_per_rank=[[2], [1]]
     )
     with pytest.raises(ValueError, match="features is a KeyedJaggedTensor with a variable batch size"):
         BaseBatch(features=features, batch_size=2, feature_to_max_seqlen={})

@@ -10,13 +10,8 @@ import torch
 import torch.distributed as dist
 
 from commons.training import CatalogueMetrics, OptimizerArgs, catalogue_metrics, shard_model
-from tests.hstu.retrieval_samples import (
-    VOCABULARY,
-    Sample,
-    item_vectors,
-    retrieval_batch,
-    retrieval_model,
-)
+from tests.hstu.retrieval_samples import VOCABULARY, Sample, item_vectors, retrieval_batch, retrieval_model
+from tests.on_ranks import on_ranks
 
 NAMES = ("HR@1", "hr@7", "Recall@12", "NDCG@7", "NDCG@12")
 # Without the first ids and without some in between, the most of which are on one rank.
@@ -108,8 +103,8 @@ def test_without_queries_metrics_are_not_a_number(pools):
         assert all(np.isnan(value) for figures in evaluations for value in figures.values())
 
 
-def _found_in_a_table_of_unbounded_ids() -> tuple[float, float]:
-    """The share of items found by their own embeddings: of those in table and catalogue, and of others."""
+@on_ranks(2)
+def test_items_of_unbounded_ids_are_ranked_if_they_have_a_row():
     ids = [7, -1, 10**15, 2**62, 41, 42, 43]
     items = [*ids, 10**15 + 1]
     model, _ = shard_model(retrieval_model(eviction="lru"), OptimizerArgs("sgd", 0.1), torch.device("cpu"))
@@ -126,14 +121,11 @@ def _found_in_a_table_of_unbounded_ids() -> tuple[float, float]:
             SimpleNamespace(queries=queries / queries.norm(dim=1, keepdim=True), targets=torch.tensor(wanted))
         )
         found.append(metrics.compute()["HR@1"])
-    return found[0], found[1]
+    assert found[0], found[1] == (1.0, 0.0)
 
 
-def test_items_of_unbounded_ids_are_ranked_if_they_have_a_row(pools):
-    assert pools(2).run(_found_in_a_table_of_unbounded_ids) == [(1.0, 0.0)] * 2
-
-
-def _of_a_table_that_is_not_there() -> None:
+@on_ranks(2)
+def test_a_table_that_is_not_there_is_named():
     model, _ = shard_model(retrieval_model(), OptimizerArgs("sgd", 0.1), torch.device("cpu"))
     metrics = _metrics(table="items")
     with pytest.raises(RuntimeError, match="bind the sharded model first"):
@@ -141,10 +133,6 @@ def _of_a_table_that_is_not_there() -> None:
     metrics.bind(model)
     with pytest.raises(ValueError, match="no sharded table 'items'"):
         metrics.compute()
-
-
-def test_a_table_that_is_not_there_is_named(pools):
-    pools(2).run(_of_a_table_that_is_not_there)
 
 
 def test_an_unknown_metric_is_named():

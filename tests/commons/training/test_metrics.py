@@ -11,28 +11,24 @@ import torch.distributed as dist
 
 from commons.training import RankingMetrics, RetrievalMetrics
 from hstu.models.ranking import RankingOutput
+from tests.on_ranks import on_ranks
 
 CPU = torch.device("cpu")
 NAMES = ("HitRate@1", "hitrate@3", "Recall@5", "NDCG@3", "NDCG@5")
 
 
-def _aucs_of_two_ranks() -> dict[str, float]:
-    """Three tasks: each rank sees one class of the first, all ranks one of the second, both of the third."""
+@on_ranks(2)
+def test_a_task_of_one_class_has_no_auc_and_no_part_of_the_mean():
     metrics = RankingMetrics(3, positive_class=0, device=CPU)
     labels = torch.tensor([[0b100, 0b100, 0b000], [0b101, 0b001, 0b001]][dist.get_rank()])
     logits = torch.tensor([[-1.0, 0, 2], [-2, 1, 1], [-3, 2, 3]]) + 4 * dist.get_rank()
     metrics.update(RankingOutput(logits, labels))
     figures = metrics.compute()
     assert metrics._aucs[0].update_called is False  # a fresh start
-    return figures
-
-
-def test_a_task_of_one_class_has_no_auc_and_no_part_of_the_mean(pools):
-    for figures in pools(2).run(_aucs_of_two_ranks):
-        assert figures["AUC_task0"] == 1.0
-        assert np.isnan(figures["AUC_task1"])
-        assert figures["AUC_task2"] == pytest.approx(2 / 9)
-        assert figures["AUC"] == pytest.approx((1 + 2 / 9) / 2)
+    assert figures["AUC_task0"] == 1.0
+    assert np.isnan(figures["AUC_task1"])
+    assert figures["AUC_task2"] == pytest.approx(2 / 9)
+    assert figures["AUC"] == pytest.approx((1 + 2 / 9) / 2)
 
 
 def test_auc_of_ratings_and_of_tasks():
@@ -56,8 +52,9 @@ def _outputs(num_samples: int) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.from_numpy(permutations[:, :5].copy()), torch.from_numpy(targets)
 
 
-def _metrics_of_rank(shares: list[list[int]]) -> list[dict[str, float]]:
-    """Twice the same evaluation; the shares are the sizes of each rank's batches."""
+@pytest.mark.parametrize("shares", [[[3, 4], [2]], [[9], []], [[0, 5], [4, 0]]])
+@on_ranks(2)
+def test_every_sample_counts_once_on_any_rank(shares):
     metrics = RetrievalMetrics(NAMES, 5, CPU)
     items, targets = _outputs(sum(map(sum, shares)))
     evaluations = []
@@ -67,11 +64,6 @@ def _metrics_of_rank(shares: list[list[int]]) -> list[dict[str, float]]:
             metrics.update(SimpleNamespace(items=items[start:][:rows], targets=targets[start:][:rows]))
             start += rows
         evaluations.append(metrics.compute())
-    return evaluations
-
-
-@pytest.mark.parametrize("shares", [[[3, 4], [2]], [[9], []], [[0, 5], [4, 0]]])
-def test_every_sample_counts_once_on_any_rank(pools, shares):
     items, targets = (tensor.tolist() for tensor in _outputs(9))
     places = [row.index(target) if target in row else 99 for row, target in zip(items, targets, strict=True)]
     expected = {
@@ -82,8 +74,7 @@ def test_every_sample_counts_once_on_any_rank(pools, shares):
         for name in NAMES
     }
     assert 0 < expected["HitRate@1"] < expected["Recall@5"] < 1
-    for evaluations in pools(2).run(_metrics_of_rank, shares):
-        assert evaluations == [pytest.approx(expected)] * 2
+    assert evaluations == [pytest.approx(expected)] * 2
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from commons.training import NonFiniteLossError, OptimizerArgs, TrainerArgs, tra
 from commons.training.step_vote import StepVote
 from tests.commons.training.small_task import CPU, small_dataset, small_task
 from tests.hstu.hstu_samples import ranking_model
+from tests.on_ranks import on_ranks
 
 
 def _posted(vote: StepVote) -> np.ndarray:
@@ -51,7 +52,9 @@ def test_the_first_bad_loss_stops_all_ranks_in_one_step(pools, losses_of_ranks, 
         assert answer.startswith(stopped)
 
 
-def _terminated_at(step: int) -> list[bool]:
+@on_ranks(2)
+def test_a_request_to_one_rank_reaches_all_with_the_next_plan_and_stays():
+    step = 3
     vote = StepVote()
     answers = []
     with vote.listening():
@@ -61,12 +64,7 @@ def _terminated_at(step: int) -> list[bool]:
                 os.kill(os.getpid(), signal.SIGTERM)
             answers.append(vote.after_step(number, torch.tensor(1.0), posted))
         vote.finish()
-    return answers
-
-
-def test_a_request_to_one_rank_reaches_all_with_the_next_plan_and_stays(pools):
-    for answers in pools(2).run(_terminated_at, 3):
-        assert answers == [False, False, False, True, True]
+    assert answers == [False, False, False, True, True]
 
 
 def _train_spoiled(folder: str, interval: int, spoiled: str) -> str:

@@ -11,6 +11,7 @@ from commons.training.checkpoints import Checkpoints
 from commons.unbounded_ids.id_mix import fresh_rows, mixed, owners
 from commons.unbounded_ids.id_rows import id_rows
 from tests.commons.unbounded_ids.sharded_tables import WIDTH, Table, owned_by
+from tests.on_ranks import on_ranks
 
 A, B, C, D, E = owned_by(0, 2, 5, start=10**15)
 
@@ -41,8 +42,10 @@ def test_new_ids_evict_those_used_least_recently_or_frequently(pools, eviction, 
     assert of_other == []
 
 
-def _new_row(eviction: str, optimizer: str) -> tuple[torch.Tensor, ...]:
-    """Returns a new id's embedding after one step, in a recycled row and in an unused one, and before it."""
+@pytest.mark.parametrize("optimizer", ["adam", "adagrad", "sgd"])
+@on_ranks(2)
+def test_recycled_row_is_that_of_a_fresh_id(optimizer):
+    eviction = "lru"
     found = []
     for others in ([A, B, C], []):
         table = Table(8, eviction, optimizer)
@@ -51,32 +54,24 @@ def _new_row(eviction: str, optimizer: str) -> tuple[torch.Tensor, ...]:
         table.step([D], [])
         found.append(table.look_up([D]))
     salt = table.collection._salts["item_table"]
-    return *found, fresh_rows(mixed(torch.tensor([D])), WIDTH, 8**-0.5, salt)
+    recycled, unused, fresh = *found, fresh_rows(mixed(torch.tensor([D])), WIDTH, 8**-0.5, salt)
+    assert torch.equal(recycled, unused)
+    assert not torch.equal(unused, fresh)  # one step has changed it
+    assert (unused - fresh).abs().max() < 1
 
 
-@pytest.mark.parametrize("optimizer", ["adam", "adagrad", "sgd"])
-def test_recycled_row_is_that_of_a_fresh_id(pools, optimizer):
-    for recycled, unused, fresh in pools(2).run(_new_row, "lru", optimizer):
-        assert torch.equal(recycled, unused)
-        assert not torch.equal(unused, fresh)  # one step has changed it
-        assert (unused - fresh).abs().max() < 1
-
-
-def _kept_through_evaluation(eviction: str) -> tuple[list[torch.Tensor], list[torch.Tensor], torch.Tensor]:
+@pytest.mark.parametrize("eviction", ["lru", "lfu"])
+@on_ranks(2)
+def test_evaluation_changes_nothing(eviction):
     table = Table(8, eviction)
     table.step([A, B], [B])
     before = table.contents()
     unknown = table.look_up([C, D, E, A])
-    return before, table.contents(), unknown
-
-
-@pytest.mark.parametrize("eviction", ["lru", "lfu"])
-def test_evaluation_changes_nothing(pools, eviction):
-    for before, after, found in pools(2).run(_kept_through_evaluation, eviction):
-        assert len(before) == len(after) > 4
-        assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
-        assert torch.equal(found[0], found[1]) and torch.equal(found[1], found[2])
-        assert not torch.equal(found[0], found[3])
+    after, found = table.contents(), unknown
+    assert len(before) == len(after) > 4
+    assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
+    assert torch.equal(found[0], found[1]) and torch.equal(found[1], found[2])
+    assert not torch.equal(found[0], found[3])
 
 
 def _met_in_growing_steps(eviction: str) -> list[list[int]]:

@@ -102,10 +102,7 @@ def _in_pieces(is_causal: bool, tokens: int) -> tuple[list[SampleMask], list[lis
 
 
 # By backend; "cutlass" leaves pieces to Triton.
-IN_PIECES = {
-    "triton": _in_pieces(is_causal=True, tokens=2),
-    "cutlass": _in_pieces(is_causal=False, tokens=1),
-}
+IN_PIECES = {"triton": _in_pieces(is_causal=True, tokens=2), "cutlass": _in_pieces(is_causal=False, tokens=1)}
 
 
 def interpret(file: Path) -> dict[str, list[torch.Tensor]]:

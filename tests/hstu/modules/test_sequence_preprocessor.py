@@ -25,10 +25,7 @@ def preprocessor(with_actions: bool) -> SequencePreprocessor:
     )
 
 
-@given(
-    rows=st.lists(st.tuples(*[st.integers(0, 4)] * 4), min_size=1, max_size=4),
-    with_actions=st.booleans(),
-)
+@given(rows=st.lists(st.tuples(*[st.integers(0, 4)] * 4), min_size=1, max_size=4), with_actions=st.booleans())
 @settings(max_examples=60, deadline=None)
 def test_order_of_tokens_and_positions(rows: list[tuple[int, ...]], with_actions: bool) -> None:
     """Every embedding's first entry tells the feature, the second the row, the third the place in it."""

@@ -15,7 +15,7 @@ from commons.distributed import BatchShufflerFactory, ShufflePlan
 from commons.perf_model import TransformerConfig, transformer_flops
 from sid_gr.batch_shuffler import SIDGRBatchShuffler
 from tests.commons.distributed.counted_collectives import recorded_synchronizations
-from tests.drawn_cuts import DrawnCuts, GivenCuts
+from tests.commons.features.sample_splitting.drawn_cuts import DrawnCuts, GivenCuts
 from tests.sid_gr.sid_samples import CONTEXTUAL_VOCABULARY, ITEM_CODES, Sample, sid_batch, sid_gr_model
 
 ROWS = 4

@@ -21,7 +21,7 @@ from commons.distributed import BatchShuffler, BatchShufflerFactory, register_ba
 from commons.features.controller import SplitOrder, merge, split_balanced
 from commons.partition import imbalance, loads, refined
 from commons.sequence_batch import BaseBatch
-from commons.sequence_batch.sample_rows import SampleRows
+from commons.sequence_batch.batch_view import SampleRows
 from tests.commons.distributed.container_batches import KINDS, contents, make_batch
 from tests.commons.distributed.loaded_batches import check_identical, outputs_of
 from tests.drawn_batches import draw_batch, sample_contents, tensors_of

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import torch.distributed as dist
 
-from commons.distributed.learning import _DELAY
+from commons.distributed import BatchShuffler, Feature
+from commons.features.learned_costs import LearnedCosts
+from commons.features.learned_costs.learning import _DELAY
 from commons.sequence_batch import BaseBatch
 from tests.commons.histories import TokenShuffler, draw_histories
 from tests.commons.pipeline.ranking_pipelines import pipeline_of, sharded_ranking_model
@@ -19,10 +21,24 @@ STEPS, STOP = 44, 28
 def learning_pipeline(
     name: str,
     settings: dict[str, Any],
-    cost: str | None = "learned",
+    learns: bool = True,
     make_model: Callable[[], tuple[Any, Any]] = sharded_ranking_model,
+    features: Sequence[Feature] = (),
 ) -> Any:
-    return pipeline_of(name, *make_model(), TokenShuffler(cost=cost, equal_rows=False, **settings))
+    """Returns a pipeline whose shuffler learns costs, and has other features."""
+    learning = [LearnedCosts()] if learns else []
+    shuffler = TokenShuffler(features=[*learning, *features], equal_rows=False, **settings)
+    return pipeline_of(name, *make_model(), shuffler)
+
+
+def learned(shuffler: BatchShuffler) -> LearnedCosts:
+    """Returns what a shuffler learns by."""
+    return next(feature for feature in shuffler.features if isinstance(feature, LearnedCosts))
+
+
+def learned_by(pipeline: Any) -> LearnedCosts:
+    """Returns what a pipeline learns by."""
+    return learned(pipeline._stage._shuffler)
 
 
 def batches_from(first: int) -> Iterator[BaseBatch]:
@@ -34,7 +50,6 @@ def _plans(pipeline: Any, batches: Iterator[BaseBatch], steps: int) -> list[Any]
     plans = []
     for _ in range(steps):
         pipeline.progress(batches)
-        assert pipeline.compute_span.seconds() > 0
         plans.append(pipeline.plan)
     return plans
 
@@ -43,15 +58,16 @@ def check_resumed(
     name: str,
     settings: dict[str, Any],
     make_model: Callable[[], tuple[Any, Any]] = sharded_ranking_model,
+    make_features: Callable[[], Sequence[Feature]] = tuple,
 ) -> None:
     """Checks that a resumed pipeline plans as the one that went on, with what it had learned."""
-    pipeline = learning_pipeline(name, settings, make_model=make_model)
+    pipeline = learning_pipeline(name, settings, True, make_model, make_features())
     batches = batches_from(0)
     _plans(pipeline, batches, STOP)
-    saved = pipeline.learning_state()
+    saved = learned_by(pipeline).state()
     rest = _plans(pipeline, batches, STEPS - STOP)
-    other = learning_pipeline(name, settings, make_model=make_model)
-    other.load_learning_state(saved)
+    other = learning_pipeline(name, settings, True, make_model, make_features())
+    learned_by(other).load_state(saved)
     again = _plans(other, batches_from(STOP), STEPS - STOP)
     # Up to here, plans use the times before the stop alone.
     same = min(_DELAY, STEPS - STOP)

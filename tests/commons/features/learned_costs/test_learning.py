@@ -11,9 +11,14 @@ import torch
 import torch.distributed as dist
 
 from commons.distributed import BatchShuffler, IdentityShuffler
-from commons.distributed.loaded_samples import LoadedSamples
+from commons.distributed.rank_group import RankGroup
+from commons.distributed.row_table import RowTable
 from commons.distributed.shuffle_plan import ShufflePlan
+from commons.features.learned_costs import LearnedCosts
+from commons.perf_model import Cost
 from tests.commons.distributed.errors_and_warnings import error_of, warnings_of
+from tests.commons.features.learned_costs.learning_pipelines import learned
+from tests.on_ranks import on_ranks
 
 ROWS, NOISE = 16, 0.02
 STEPS_TO_FOLLOW = 50
@@ -36,7 +41,7 @@ def _batch(step: int, lengths: tuple[int, int] = (20, 2000), rows: int = ROWS) -
 
 def _seconds(plan: ShufflePlan, step: int, speeds: list[float]) -> np.ndarray:
     """`[ranks]`, the times that a step takes; some steps stand out."""
-    of_samples = 2e-3 + 1e-5 * plan.tokens
+    of_samples = 2e-3 + 1e-5 * plan.rows.tokens
     seconds = 5e-3 + np.bincount(plan.destination, of_samples, minlength=plan.num_ranks)
     noise = np.random.default_rng(step).lognormal(0, NOISE, plan.num_ranks)
     return seconds / np.array(speeds) * noise * (5 if step % 17 == 3 else 1)
@@ -50,22 +55,22 @@ def _train(
     for step in range(first, last):
         batch = _batch(step, **drawn)
         plan = shuffler.plan(batch)
-        shuffler.record(plan, float(_seconds(plan, step, speeds)[shuffler.group.rank]))
+        learned(shuffler).record(plan, float(_seconds(plan, step, speeds)[shuffler.group.rank]))
         plans.append(plan)
-        exact = (5e-3 + np.bincount(plan.destination, 2e-3 + 1e-5 * plan.tokens)) / np.array(speeds)
+        exact = (5e-3 + np.bincount(plan.destination, 2e-3 + 1e-5 * plan.rows.tokens)) / np.array(speeds)
         imbalance.append(float(exact.max() / exact.mean()))
     return plans, imbalance
 
 
 def _follows(speeds: list[float], settings: dict[str, Any]) -> list[Any]:
-    shuffler = LengthShuffler(cost="learned", equal_rows=False, **settings)
+    shuffler = LengthShuffler(features=[LearnedCosts()], equal_rows=False, **settings)
     equal = [1.0] * len(speeds)
     _, before = _train(shuffler, 0, 60, equal)
     _, during = _train(shuffler, 60, 130, speeds)
-    followed = shuffler.planner.learning.state.speeds.tolist()
+    followed = learned(shuffler)._learning.state.speeds.tolist()
     _, after = _train(shuffler, 130, 200, equal)
-    trace = shuffler.planner.learning.state.speeds.tolist()
-    return [before, during, after, followed, trace, shuffler.planner.learning.learned_cost().median_error]
+    trace = learned(shuffler)._learning.state.speeds.tolist()
+    return [before, during, after, followed, trace, learned(shuffler).cost().median_error]
 
 
 @pytest.mark.parametrize("settings", [{}, {"partitioner": "refined"}, {"partitioner": "karmarkar_karp"}])
@@ -82,68 +87,59 @@ def test_loads_follow_times_and_speeds_within_fifty_steps(pools, settings):
     assert error < 1.5 * NOISE
 
 
-def _limited() -> list[float]:
-    shuffler = LengthShuffler(cost="learned", speed_limit=1.2, equal_rows=False)
+@on_ranks(2)
+def test_speeds_stay_within_the_limit():
+    shuffler = LengthShuffler(features=[LearnedCosts(1.2)], equal_rows=False)
     plans, _ = _train(shuffler, 0, 80, [1.0, 0.4])
-    assert np.ptp(shuffler.planner.learning.state.speeds) > 0.8  # measured, and named, as it is
-    return plans[-1].speeds.tolist()
+    assert np.ptp(learned(shuffler)._learning.state.speeds) > 0.8  # measured, and named, as it is
+    speeds = plans[-1].rows.speeds.tolist()
+    assert speeds == pytest.approx([1.2, 1 / 1.2], rel=1e-3)
 
 
-def test_speeds_stay_within_the_limit(pools):
-    for speeds in pools(2).run(_limited):
-        assert speeds == pytest.approx([1.2, 1 / 1.2], rel=1e-3)
-
-
-def _starved() -> tuple[bool, list[float]]:
-    shuffler = LengthShuffler(cost="learned", speed_limit=30.0, equal_rows=False)
+@on_ranks(2)
+def test_a_rank_too_slow_for_a_sample_can_recover():
+    shuffler = LengthShuffler(features=[LearnedCosts(30.0)], equal_rows=False)
     plans, _ = _train(shuffler, 0, 120, [1.0, 0.03], rows=2)
     is_starved = all((plan.destination == 0).all() for plan in plans[-4:])
     _train(shuffler, 120, 400, [1.0, 1.0], rows=2)
-    return is_starved, shuffler.planner.learning.state.speeds.tolist()
+    speeds = learned(shuffler)._learning.state.speeds.tolist()
+    assert is_starved and speeds == pytest.approx([1.0, 1.0], rel=0.1)
 
 
-def test_a_rank_too_slow_for_a_sample_can_recover(pools):
-    for is_starved, speeds in pools(2).run(_starved):
-        assert is_starved and speeds == pytest.approx([1.0, 1.0], rel=0.1)
-
-
-def _resumed(planned_ahead: int) -> list[bool]:
-    settings = {"cost": "learned", "equal_rows": False}
+@pytest.mark.parametrize("planned_ahead", [0, 4])
+@on_ranks(2)
+def test_a_resumed_run_plans_as_the_uninterrupted_one(planned_ahead):
+    settings = {"features": [LearnedCosts()], "equal_rows": False}
     whole, speeds = LengthShuffler(**settings), [1.0, 0.5]
     last = _train(whole, 0, 45, speeds)[0][-1]
     ahead = [whole.plan(_batch(step)) for step in range(45, 45 + planned_ahead)]
     if not planned_ahead:
         whole.plan(None)  # a loader's end, which the resumed run does not meet
-    saved = whole.learning_state(last)
+    saved = learned(whole).state(last)
     for step, plan in enumerate(ahead, 45):
-        whole.record(plan, float(_seconds(plan, step, speeds)[whole.group.rank]))
+        learned(whole).record(plan, float(_seconds(plan, step, speeds)[whole.group.rank]))
     rest = ahead + _train(whole, 45 + planned_ahead, 90, speeds)[0]
     resumed, other = LengthShuffler(**settings), LengthShuffler(**settings)
-    resumed.load_learning_state(saved)
-    return [
+    learned(resumed).load_state(saved)
+    assert [
         _train(resumed, 45, 90, speeds)[0] == rest,
         _train(other, 45, 90, speeds)[0] != rest,
-        rest[-1].speeds is not None and rest[-1].predicted_seconds is not None,
-    ]
-
-
-@pytest.mark.parametrize("planned_ahead", [0, 4])
-def test_a_resumed_run_plans_as_the_uninterrupted_one(pools, planned_ahead):
-    assert pools(2).run(_resumed, planned_ahead) == [[True, True, True]] * 2
+        rest[-1].rows.speeds is not None and rest[-1].predicted_seconds is not None,
+    ] == [True, True, True]
 
 
 def _saved_by(num_ranks: int) -> dict[str, bytes]:
-    shuffler = LengthShuffler(cost="learned", equal_rows=False)
+    shuffler = LengthShuffler(features=[LearnedCosts()], equal_rows=False)
     plans, _ = _train(shuffler, 0, 60, [1.0] * (num_ranks - 1) + [0.5])
-    return shuffler.learning_state(plans[-1])
+    return learned(shuffler).state(plans[-1])
 
 
 def _loaded(saved: dict[str, bytes], other_host: bool) -> tuple[bool, bool, list[float]]:
-    shuffler = LengthShuffler(cost="learned", equal_rows=False)
+    shuffler = LengthShuffler(features=[LearnedCosts()], equal_rows=False)
     if other_host:
-        shuffler.planner.learning._hosts = ["another", "host"]
-    shuffler.load_learning_state(saved)
-    state, measured = shuffler.planner.learning.state, shuffler.planner.learning.learned_cost()
+        learned(shuffler)._learning._hosts = ["another", "host"]
+    learned(shuffler).load_state(saved)
+    state, measured = learned(shuffler)._learning.state, learned(shuffler).cost()
     _train(shuffler, 60, 62, [1.0, 1.0])
     return state.cost is not None, measured is not None, state.speeds.tolist()
 
@@ -170,77 +166,71 @@ class UnknownCost(LengthShuffler):
         )
 
 
-def _without_workloads(steps: range) -> list[float]:
-    shuffler = UnknownCost(cost="learned", equal_rows=False)
-    shuffler.steps = steps
-    return _train(shuffler, 0, 90, [1.0, 0.5])[1]
-
-
 @pytest.mark.parametrize("steps", [range(1, 91), range(30, 31)])
-def test_workloads_may_be_zero(pools, steps):
-    for imbalance in pools(2).run(_without_workloads, steps):
-        assert np.mean(imbalance[60:]) < 1.05
-
-
-def _errors() -> list[str]:
-    rank = dist.get_rank()
-    shuffler, plain = LengthShuffler(cost="learned"), LengthShuffler()
-    plans = [shuffler.plan(_batch(step)) for step in range(30)]
-    only_one = LengthShuffler(cost="learned" if rank else None)
-    return [
-        error_of(plain.record, plans[-1], 1.0),
-        error_of(shuffler.record, plans[0], 1.0),
-        error_of(shuffler.learning_state, plans[0]),
-        error_of(shuffler.record, plans[-1], float("nan")),
-        error_of(shuffler.record, plans[-1], 0.0),
-        error_of(lambda: [shuffler.record(plans[-1], 1.0) for _ in range(2)]),
-        error_of(only_one.plan, _batch(0)),
-        error_of(LengthShuffler, cost="measured"),
-        error_of(LengthShuffler, speed_limit=3.0),
-        error_of(LengthShuffler, cost="learned", speed_limit=0.5),
-        error_of(IdentityShuffler, cost="learned"),
-        error_of(LengthShuffler(cost="learned").load_learning_state, {"times": b""}),
-        error_of(shuffler.load_learning_state, shuffler.learning_state(plans[-1])),
-        _error_of_different_states(),
-    ]
+@on_ranks(2)
+def test_workloads_may_be_zero(steps):
+    shuffler = UnknownCost(features=[LearnedCosts()], equal_rows=False)
+    shuffler.steps = steps
+    imbalance = _train(shuffler, 0, 90, [1.0, 0.5])[1]
+    assert np.mean(imbalance[60:]) < 1.05
 
 
 def _error_of_different_states() -> str:
-    shuffler, slow = LengthShuffler(cost="learned", equal_rows=False), [1.0, 0.5]
+    shuffler, slow = LengthShuffler(features=[LearnedCosts()], equal_rows=False), [1.0, 0.5]
     plans, _ = _train(shuffler, 0, 60, slow)
-    resumed = LengthShuffler(cost="learned", equal_rows=False)
+    resumed = LengthShuffler(features=[LearnedCosts()], equal_rows=False)
     if dist.get_rank() == 0:
-        resumed.load_learning_state(shuffler.learning_state(plans[-1]))
+        learned(resumed).load_state(learned(shuffler).state(plans[-1]))
     return error_of(resumed.plan, _batch(60))
 
 
-def test_errors(pools):
+@on_ranks(2)
+def test_errors():
+    rank = dist.get_rank()
+    shuffler = LengthShuffler(features=[LearnedCosts()])
+    plans = [shuffler.plan(_batch(step)) for step in range(30)]
+    only_one = LengthShuffler(features=[LearnedCosts()] if rank else [])
     expected = [
-        'record is for cost="learned", and this LengthShuffler has another cost',
         "the plan is none of the last",
         "the plan is none of the last",
         "record got nan seconds",
         "record got 0.0 seconds",
         "the plan's step has a time: record each step once",
-        "rank 1's shuffler has cost='learned', that of rank 0 cost=None; all ranks need the same cost",
-        "unknown cost 'measured'",
-        'speed_limit=3.0 has no effect without cost="learned"',
+        "rank 1's shuffler has learned_costs={'speed_limit': 2.0}, that of rank 0 absent; all ranks need",
+        "LengthShuffler.cost = 'measured' (str): expected Cost or None",
+        "LengthShuffler takes no speed_limit any more; use features=[LearnedCosts(speed_limit=…)]",
+        "has no effect with LearnedCosts: leave out one of them",
         "speed_limit=0.5: expected 1 to",
-        'cost="learned" has no effect on an IdentityShuffler',
+        "LearnedCosts has no effect on an IdentityShuffler",
         "has the keys ['times']; expected",
-        "load_learning_state came after the first plan",
+        "load_state came after the first plan",
         "only one of the ranks 0 and 1 has restored what was learned",
     ]
-    for errors in pools(2).run(_errors):
-        assert all(part in error for part, error in zip(expected, errors, strict=True)), errors
+    errors = [
+        error_of(learned(shuffler).record, plans[0], 1.0),
+        error_of(learned(shuffler).state, plans[0]),
+        error_of(learned(shuffler).record, plans[-1], float("nan")),
+        error_of(learned(shuffler).record, plans[-1], 0.0),
+        error_of(lambda: [learned(shuffler).record(plans[-1], 1.0) for _ in range(2)]),
+        error_of(only_one.plan, _batch(0)),
+        error_of(LengthShuffler, cost="measured"),
+        error_of(LengthShuffler, speed_limit=3.0),
+        error_of(LengthShuffler, cost=Cost((0.0, 0.0, 1.0)), features=[LearnedCosts()]),
+        error_of(LearnedCosts, 0.5),
+        error_of(IdentityShuffler, features=[LearnedCosts()]),
+        error_of(learned(LengthShuffler(features=[LearnedCosts()])).load_state, {"times": b""}),
+        error_of(learned(shuffler).load_state, learned(shuffler).state(plans[-1])),
+        _error_of_different_states(),
+    ]
+    assert all(part in error for part, error in zip(expected, errors, strict=True)), errors
 
 
 def _warnings(settings: dict[str, Any], recorded: int) -> list[str]:
     with (
-        warnings_of("commons.distributed.planner") as of_plans,
-        warnings_of("commons.distributed.learning") as told,
+        warnings_of("commons.features.learned_costs.learned_costs") as of_plans,
+        warnings_of("commons.features.learned_costs.learning") as told,
     ):
-        shuffler = LengthShuffler(cost="learned", **settings)
+        shuffler = LengthShuffler(features=[LearnedCosts()], **settings)
         _train(shuffler, 0, recorded, [1.0, 0.5], lengths=(900, 1100))
         for _ in range(120 - recorded):
             shuffler.plan(_batch(0))
@@ -255,7 +245,6 @@ def test_loads_that_do_not_follow_speeds_are_said_once(pools):
     slow = [line for line in equal if "times as fast as the other rank" in line]
     assert [line[:10] for line in slow] == ["rank 1 on "]
     for settings in (
-        {"max_rows": ROWS + 1},
         {"max_tokens": ROWS * 1200},
         {"partitioner": "karmarkar_karp"},
         {},
@@ -275,20 +264,20 @@ def test_missing_times_are_named_once(pools, recorded):
 def _copies_of_samples() -> tuple[int, bool]:
     """Returns how often planning copied samples, and whether speeds differ."""
     group = [dist.new_group(ranks) for ranks in ([0, 1], [2])][dist.get_rank() // 2]
-    planner = LengthShuffler(group, cost="learned", equal_rows=False).planner.of_all_ranks()
-    copies = 0
-    of_samples = LoadedSamples._of_samples
+    shuffler = LengthShuffler(group, features=[LearnedCosts()], equal_rows=False)
+    shuffler.plan_over(RankGroup.of())
+    copies, take = 0, RowTable.take
 
-    def counted(samples: LoadedSamples, numbers: np.ndarray) -> LoadedSamples:
+    def counted(rows: RowTable, numbers: np.ndarray) -> RowTable:
         nonlocal copies
         copies += 1
-        return of_samples(samples, numbers)
+        return take(rows, numbers)
 
-    with mock.patch.object(LoadedSamples, "_of_samples", counted):
+    with mock.patch.object(RowTable, "take", counted):
         for step in range(60):
-            plan = planner.plan(_batch(step), None)
-            planner.learning.record(plan, float(_seconds(plan, step, [1.0, 0.5, 1.0])[dist.get_rank()]))
-    return copies, plan.speeds is not None
+            plan = shuffler.planner.plan(_batch(step))
+            learned(shuffler).record(plan, float(_seconds(plan, step, [1.0, 0.5, 1.0])[dist.get_rank()]))
+    return copies, plan.rows.speeds is not None
 
 
 def test_no_rank_copies_plans_to_see_whether_loads_follow_speeds(pools):

@@ -15,18 +15,21 @@ import torch.distributed as dist
 from torch import nn
 
 from commons.distributed import BatchShuffler
-from commons.pipeline.compute_clock import ComputeSpan
+from commons.features.learned_costs import LearnedCosts
+from commons.perf_model.compute_clock import ComputeSpan
 from tests.commons.distributed.counted_collectives import recorded_collectives
 from tests.commons.distributed.errors_and_warnings import error_of
 from tests.commons.features.learned_costs.learning_pipelines import (
     STEPS,
     batches_from,
     check_resumed,
+    learned,
     learning_pipeline,
 )
 from tests.commons.histories import TokenShuffler
 from tests.commons.pipeline.ranking_pipelines import pipeline_of, steps_of
 from tests.commons.pipeline.scored_samples import ScoredShuffler, Scorer, ddp, draw
+from tests.on_ranks import on_ranks
 
 
 @pytest.mark.parametrize("name", ["none", "native"])
@@ -40,18 +43,15 @@ class _Waits(nn.Module):
         self.norm = nn.SyncBatchNorm(4)
 
 
-def _refused() -> str:
-    return error_of(pipeline_of, "none", _Waits(), None, TokenShuffler(cost="learned"))
+@on_ranks(2)
+def test_models_that_wait_within_a_step_are_refused():
+    refused = error_of(pipeline_of, "none", _Waits(), None, TokenShuffler(features=[LearnedCosts()]))
+    assert "ValueError: LearnedCosts: SyncBatchNorm waits for all ranks within a step" in refused
 
 
-def test_models_that_wait_within_a_step_are_refused(pools):
-    for refused in pools(2).run(_refused):
-        assert 'ValueError: cost="learned": SyncBatchNorm waits for all ranks within a step' in refused
-
-
-def _collectives(cost: str | None) -> tuple[Counter[str], set[str]]:
+def _collectives(learns: bool) -> tuple[Counter[str], set[str]]:
     """Counts collectives of a run, except each step's exchange; and names the threads that wait for times."""
-    pipeline, waiting = learning_pipeline("native", {}, cost), set()
+    pipeline, waiting = learning_pipeline("native", {}, learns), set()
 
     def seconds(span: ComputeSpan) -> float:
         waiting.add(threading.current_thread().name)
@@ -60,7 +60,7 @@ def _collectives(cost: str | None) -> tuple[Counter[str], set[str]]:
     unpatched = ComputeSpan.seconds
     with recorded_collectives() as calls, mock.patch.object(ComputeSpan, "seconds", seconds):
         plans = [pipeline.plan for _ in steps_of(pipeline, batches_from(0))]
-    assert (cost is None) == (plans[-1].predicted_seconds is None)
+    assert learns == (plans[-1].predicted_seconds is not None)
     collectives = Counter(name for name, _ in calls)
     collectives["all_to_all_single"] -= sum(plan.moves for plan in plans)
     return collectives, waiting
@@ -68,10 +68,10 @@ def _collectives(cost: str | None) -> tuple[Counter[str], set[str]]:
 
 def test_a_step_that_learns_has_as_many_collectives_and_its_thread_never_waits(pools):
     pool = pools(2)
-    for (before, none), (learned, waiting) in zip(
-        pool.run(_collectives, None), pool.run(_collectives, "learned"), strict=True
+    for (before, none), (during, waiting) in zip(
+        pool.run(_collectives, False), pool.run(_collectives, True), strict=True
     ):
-        assert learned == before and before["all_gather"] > STEPS
+        assert during == before and before["all_gather"] > STEPS
         assert not none and waiting == {"plan ahead"}
 
 
@@ -85,28 +85,23 @@ def _scored_batches() -> Iterator[Any]:
     return iter([draw("dict", rng.integers(0, 1000, 6).tolist()) for _ in range(32)])
 
 
-def _learning_among_some_ranks() -> tuple[list[Any], str]:
-    """Returns facts that must hold, and the error of a plan that the pipeline derived."""
+@on_ranks(3)
+def test_a_shuffler_among_some_ranks_answers_for_its_pipeline():
     group = [dist.new_group(ranks) for ranks in ([0, 1], [2])][dist.get_rank() // 2]
-    settings = {"cost": "learned", "equal_rows": False}
-    shuffler = ScoredShuffler("dict", process_group=group, **settings)
+    features = [LearnedCosts()]
+    shuffler = ScoredShuffler("dict", process_group=group, features=features, equal_rows=False)
     pipeline = _group_pipeline(shuffler)
     assert len(list(steps_of(pipeline, _scored_batches()))) == 32
-    other = ScoredShuffler("dict", process_group=group, **settings)
+    other = ScoredShuffler("dict", process_group=group, features=[LearnedCosts()], equal_rows=False)
     resumed = _group_pipeline(other)
-    other.load_learning_state(pipeline.learning_state())
+    learned(other).load_state(learned(shuffler).state())
     resumed.progress(_scored_batches())
     resumed.reset()
     facts = [
-        shuffler.learned_cost() is not None,
-        shuffler.learned_cost() == pipeline.learned_cost(),
+        learned(shuffler).cost() is not None,
         pipeline.plan.predicted_seconds is not None,
         resumed.plan.predicted_seconds is not None,  # from its first step on
     ]
-    return facts, error_of(shuffler.learning_state, pipeline.plan)
-
-
-def test_a_shuffler_among_some_ranks_answers_for_its_pipeline(pools):
-    for facts, error in pools(3).run(_learning_among_some_ranks):
-        assert facts == [True] * 4
-        assert error == "no error" or "in a pipeline, use the pipeline's methods" in error
+    error = error_of(learned(shuffler).state, pipeline.plan)
+    assert facts == [True] * 3
+    assert error == "no error" or "in a pipeline, leave out the plan" in error

@@ -13,6 +13,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from commons.distributed import IdentityShuffler
 from tests.commons.distributed.errors_and_warnings import error_of
+from tests.commons.features.micro_batches.divided import in_micro_batches
 from tests.commons.pipeline.click_models import (
     Clicks,
     FirstFieldShuffler,
@@ -37,7 +38,7 @@ from tests.commons.pipeline.ranking_pipelines import CPU, pipeline_of
     ],
 )
 def test_any_batch_trains_in_micro_batches_as_in_one_process(pools, kind, pipeline_name, cap):
-    settings = {"max_tokens_per_micro_batch": cap}
+    settings = {"features": in_micro_batches(cap)}
     results = pools(2).run(trained, kind, pipeline_name, {}, settings, None)
     check_trained(results)
     assert all((count > 1) == (cap == 12) for *_, count in results)
@@ -66,12 +67,12 @@ def _compare_tables_alone(name: str) -> None:
         plan = sharding(model.tables, True, sharder)
         sharded = DistributedModelParallel(model, device=CPU, plan=plan, sharders=[sharder])
         before = shards_of(sharded)
-        shuffler = IdentityShuffler(max_tokens_per_micro_batch=cap)
+        shuffler = IdentityShuffler(features=in_micro_batches(cap))
         pipeline = pipeline_of(name, sharded, sharded.fused_optimizer, shuffler)
         num_real = 12 if dist.get_rank() else 1
         pipeline.progress(iter([padded_batch(*kjt_and_labels(0, num_real, 0), num_padding=12 - num_real)]))
         pipeline.reset()
-        assert (pipeline.report.num_micro_batches > 1) == (cap is not None)
+        assert (pipeline.report.features.get("micro_batches", 1) > 1) == (cap is not None)
         trained.append(shards_of(sharded))
     assert len(before) >= 2 and not any(map(torch.equal, before.values(), trained[0].values()))
     torch.testing.assert_close(*trained)
@@ -92,7 +93,7 @@ class Rebuilding(Clicks):
 
 
 def _hidden_features() -> str:
-    model, shuffler = Rebuilding(), FirstFieldShuffler(max_tokens_per_micro_batch=12)
+    model, shuffler = Rebuilding(), FirstFieldShuffler(features=in_micro_batches(12))
     sharded = DistributedModelParallel(model, device=CPU, plan=sharding(model.tables, True))
     optimizer = torch.optim.SGD(model.head.parameters(), lr=0.5)
     pipeline = pipeline_of("none", sharded, optimizer, shuffler, "mean")

@@ -164,7 +164,6 @@ def test_fewer_micro_batches_do_not_cost_speeds(max_tokens):
     assert [sum(len(batch) for batch in rank) for rank in (fast, slow)] == [40, 20]
 
 
-@settings(max_examples=100, deadline=None)
 @given(drawn=drawn_samples(), multiple=st.integers(1, 4), fewest=st.integers(1, 12))
 def test_pack_keeps_the_cap_with_few_micro_batches(drawn, multiple, fewest):
     workloads, tokens, cap = drawn
@@ -268,7 +267,6 @@ def test_few_samples_get_as_few_micro_batches_as_there_can_be(related):
     assert needs_more <= 5
 
 
-@settings(max_examples=100, deadline=None)
 @given(data=st.data(), workloads=WORKLOADS, num_ranks=st.integers(1, 4), count=st.integers(1, 4))
 def test_no_division_at_all_beats_the_bound(data, workloads, num_ranks, count):
     tokens = data.draw(st.lists(SMALL, min_size=len(workloads), max_size=len(workloads)))

@@ -7,6 +7,7 @@ from itertools import product
 import pytest
 
 from tests.commons.distributed.errors_and_warnings import error_of
+from tests.commons.features.micro_batches.divided import in_micro_batches
 from tests.commons.pipeline.scored_samples import (
     UNEVEN,
     WITHOUT_SAMPLES,
@@ -18,7 +19,7 @@ from tests.commons.pipeline.scored_samples import (
 
 @pytest.mark.parametrize("kind", ["dict", "named tuple", "base"])
 def test_micro_batches_of_any_container(pools, kind):
-    settings = {"max_tokens_per_micro_batch": 12}
+    settings = {"features": in_micro_batches(12)}
     cases = [(kind, reduction, rows, settings) for reduction in ("sum", "mean") for rows in [*UNEVEN, (7, 0)]]
     check_scored(pools(2).run(scored_steps, cases), cases)
     cases = [
@@ -29,7 +30,7 @@ def test_micro_batches_of_any_container(pools, kind):
 
 
 def _error_of_a_global_mean() -> str:
-    return error_of(scored_pipeline, "dict", "global_mean", max_tokens_per_micro_batch=9)
+    return error_of(scored_pipeline, "dict", "global_mean", features=in_micro_batches(9))
 
 
 def test_a_global_mean_is_refused(pools):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,8 +13,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from commons.distributed import BalanceReport, BatchShufflerFactory, IdentityShuffler, ShufflePlan
+from commons.distributed import (
+    BalanceReport,
+    BatchShuffler,
+    BatchShufflerFactory,
+    IdentityShuffler,
+    ShufflePlan,
+)
+from commons.distributed.placement import Partitioning
+from commons.distributed.rank_group import RankGroup
+from commons.distributed.row_table import RowTable
 from commons.distributed.shuffler_settings import ShufflerSettings
+from commons.features.micro_batches import MicroBatches
+from commons.features.micro_batches.divided_batch import micro_batches, rows_of_micro_batches
+from commons.features.micro_batches.micro_batches import micro_batch_loads
 from tests.commons.distributed.compiled_kernels import before_and_after_placing
 from tests.commons.distributed.container_batches import KINDS, ContainerShuffler, contents, make_batch
 from tests.commons.distributed.counted_collectives import (
@@ -24,31 +37,40 @@ from tests.commons.distributed.counted_collectives import (
 from tests.commons.distributed.errors_and_warnings import error_of, warnings_of
 from tests.commons.distributed.loaded_batches import BOTH, lopsided_batch, many_fields
 from tests.commons.distributed.shufflers import Case, DictShuffler, FieldShuffler, cases, exchanged
-from tests.commons.features.micro_batches.divided import check_divided
+from tests.commons.features.micro_batches.divided import check_divided, in_micro_batches
 from tests.commons.histories import TokenShuffler, draw_histories
 from tests.drawn_batches import sample_contents
 
 
 @pytest.mark.parametrize("cap", [0, -3])
 def test_a_cap_below_one_token_is_refused(cap):
-    with pytest.raises(ValueError, match=f"max_tokens_per_micro_batch={cap}: expected an integer"):
-        ShufflerSettings(max_tokens_per_micro_batch=cap)
+    with pytest.raises(ValueError, match=f"max_tokens={cap}: expected an integer"):
+        MicroBatches(cap)
 
 
 @pytest.mark.parametrize("partitioner", ["refined", "rebalance"])
 def test_a_token_tolerance_is_off_with_micro_batches(partitioner):
-    assert ShufflerSettings(partitioner, max_tokens_per_micro_batch=9).heeded_token_tolerance is None
+    rows = RowTable.empty(2)
+    settings = ShufflerSettings(partitioner)
+    assert Partitioning(settings).token_tolerance(rows) == settings.token_tolerance
+    assert Partitioning(settings, [MicroBatches(9)]).token_tolerance(rows) is None
 
 
 def _error_of_another_cap() -> str:
     cap = 8 if dist.get_rank() == 1 else 16
-    return error_of(FieldShuffler(max_tokens_per_micro_batch=cap).plan, lopsided_batch())
+    return error_of(FieldShuffler(features=[MicroBatches(cap)]).plan, lopsided_batch())
 
 
 def test_ranks_that_would_divide_differently_are_refused(pools):
     first, second = pools(2).run(_error_of_another_cap)
     assert first == second
     assert first.startswith("ValueError: rank 1's shuffler has") and "all ranks need the same" in first
+
+
+def divided(shuffler: BatchShuffler, batch: Any, plan: ShufflePlan) -> list[Any]:
+    """Returns the micro-batches that the shuffler's only feature makes."""
+    (feature,) = shuffler.features
+    return feature.micro_batches(batch, plan)
 
 
 CAPS = [1, 6, 12, 13, 30, 10**6]
@@ -60,18 +82,21 @@ def _divide(case: Case) -> tuple[ShufflePlan, BalanceReport] | None:
     if step is None:
         return None
     shuffler, plan, _, moved = step
-    every, of_rank = sample_contents(moved), plan.micro_batches_on(shuffler.group.rank)
-    for micro_batch, rows in zip(shuffler.micro_batches(moved, plan), of_rank, strict=True):
+    every, of_rank = sample_contents(moved), rows_of_micro_batches(plan, shuffler.group.rank)
+    for micro_batch, rows in zip(divided(shuffler, moved, plan), of_rank, strict=True):
         assert sample_contents(micro_batch) == [every[row] for row in rows]
         assert (micro_batch.batch_size, micro_batch.num_samples) == (max(len(rows), 1), len(rows))
         assert type(micro_batch) is type(moved) and micro_batch.shared is moved.shared
         assert micro_batch.feature_to_max_seqlen == moved.feature_to_max_seqlen
-    return plan, BalanceReport.of(plan, case.equal_rows, shuffler.traffic(plan))
+    report = BalanceReport.of(plan, case.equal_rows, features=shuffler.features[0].report(plan))
+    return plan, report
 
 
 @settings(max_examples=40, deadline=None)
 @given(
-    case=st.sampled_from([2, 3, 3, 4]).flatmap(lambda ranks: cases(ranks, max_tokens_per_micro_batch=CAPS))
+    case=st.sampled_from([2, 3, 3, 4]).flatmap(
+        lambda ranks: cases(ranks, features=[[MicroBatches(cap)] for cap in CAPS])
+    )
 )
 def test_every_sample_is_in_one_micro_batch_and_the_lightest_come_first(pools, case):
     results = pools(len(case.batches)).run(_divide, case)
@@ -79,23 +104,21 @@ def test_every_sample_is_in_one_micro_batch_and_the_lightest_come_first(pools, c
         return
     for plan, report in results:
         assert plan == results[0][0]
-        check_divided(plan, case.settings["max_tokens_per_micro_batch"])
+        check_divided(plan, case.settings["features"][0].max_tokens)
         for rank, samples in enumerate(plan.partition):
-            loads = [plan.workloads[samples[rows]].sum() for rows in plan.micro_batches_on(rank)]
-            assert loads == sorted(loads) == report.micro_batch_loads[rank].tolist()
-        assert report.num_micro_batches == plan.num_micro_batches
-        assert report.micro_batch_imbalance >= report.imbalance_after - 1e-12
+            loads = [plan.rows.workloads[samples[rows]].sum() for rows in rows_of_micro_batches(plan, rank)]
+            assert loads == sorted(loads) == micro_batch_loads(plan)[rank].tolist()
+        assert report.features["micro_batches"] == plan.step["num_micro_batches"]
+        assert report.features["micro_batch_imbalance"] >= report.imbalance_after - 1e-12
 
 
 def _whole() -> None:
     shuffler, batch = FieldShuffler(), lopsided_batch()
     plan = shuffler.plan(batch)
-    moved, report = shuffler.exchange(batch, plan), BalanceReport.of(plan, True)
-    assert (plan.micro_batches_on(dist.get_rank()), plan.num_micro_batches) == ([], 0)
-    (micro_batch,) = shuffler.micro_batches(moved, plan)
+    moved = shuffler.exchange(batch, plan)
+    assert rows_of_micro_batches(plan, dist.get_rank()) == []
+    (micro_batch,) = micro_batches(shuffler, moved, plan)
     assert micro_batch is moved
-    assert (report.micro_batch_loads, report.num_micro_batches) == (None, 1)
-    assert report.micro_batch_imbalance == report.imbalance_after
 
 
 def test_without_a_cap_the_batch_is_the_only_micro_batch(pools):
@@ -103,15 +126,16 @@ def test_without_a_cap_the_batch_is_the_only_micro_batch(pools):
 
 
 def _divide_container(kind: str, seed: int, rows: tuple[int, ...], cap: int) -> int:
-    shuffler = ContainerShuffler(max_tokens_per_micro_batch=cap)
+    shuffler = ContainerShuffler(features=[MicroBatches(cap)])
     rank = dist.get_rank()
     batch = make_batch(kind, seed, 1000 * (rank + 1), rows[rank])
     plan = shuffler.plan(batch)
     check_divided(plan, cap)
     moved = shuffler.exchange(batch, plan)
     every = contents(moved)
-    micro_batches = shuffler.micro_batches(moved, plan)
-    for micro_batch, of_one in zip(micro_batches, plan.micro_batches_on(rank), strict=True):
+    for micro_batch, of_one in zip(
+        divided(shuffler, moved, plan), rows_of_micro_batches(plan, rank), strict=True
+    ):
         assert type(micro_batch) is type(batch)
         got = contents(micro_batch)
         assert got[: len(of_one)] == [every[row] for row in of_one]
@@ -122,7 +146,7 @@ def _divide_container(kind: str, seed: int, rows: tuple[int, ...], cap: int) -> 
                 assert micro_batch[shared] is batch[shared]
         elif kind == "tensordict":
             assert micro_batch.batch_size == (len(got),)
-    return plan.num_micro_batches
+    return plan.step["num_micro_batches"]
 
 
 @settings(max_examples=15)
@@ -139,14 +163,14 @@ def test_any_container_is_divided(pools, kind, seed, rows, cap):
 
 def _collectives(exchange: str, cap: int | None) -> list[str]:
     """Returns those of a step; to divide it takes none, and waits for no device."""
-    shuffler = DictShuffler(exchange=exchange, max_tokens_per_micro_batch=cap)
+    shuffler = DictShuffler(exchange=exchange, features=[] if cap is None else [MicroBatches(cap)])
     shuffler.shuffle(many_fields(0))
     batch = many_fields(1)
     with recorded_collectives() as calls:
         plan = shuffler.plan(batch)
         with no_synchronization():
-            micro_batches = shuffler.micro_batches(shuffler.exchange(batch, plan), plan)
-    assert plan.moves and (len(micro_batches) > 1) == (cap is not None)
+            parts = micro_batches(shuffler, shuffler.exchange(batch, plan), plan)
+    assert plan.moves and (len(parts) > 1) == (cap is not None)
     return [name for name, _ in calls]
 
 
@@ -162,11 +186,11 @@ def _histories(lengths: list[int]) -> dict:
     return {"ids": ids, "workload": torch.ones(len(lengths), dtype=torch.int64)}
 
 
-NAMED = "row {} of a batch of {} has {} tokens, above max_tokens_per_micro_batch=20: it gets a micro"
+NAMED = "row {} of a batch of {} has {} tokens, above MicroBatches.max_tokens=20: it gets a micro"
 
 
 def test_a_sample_above_the_cap_is_named_once_until_a_longer_one_comes(caplog):
-    shuffler = BatchShufflerFactory.create("identity", max_tokens_per_micro_batch=20)
+    shuffler = BatchShufflerFactory.create("identity", features=[MicroBatches(20)])
     named = []
     for lengths in ([3, 20], [3, 50, 21], [50, 49, 30], [20, 9, 51], [51]):
         caplog.clear()
@@ -174,15 +198,15 @@ def test_a_sample_above_the_cap_is_named_once_until_a_longer_one_comes(caplog):
             plan = shuffler.plan(_histories(lengths))
         check_divided(plan, 20)
         messages = [record.getMessage() for record in caplog.records]
-        named.append([message for message in messages if "above max_tokens" in message])
+        named.append([message for message in messages if "above MicroBatches" in message])
     assert [len(messages) for messages in named] == [0, 1, 0, 1, 0]
     assert named[1][0].startswith(NAMED.format(1, "rank 0", 50))
     assert named[3][0].startswith(NAMED.format(2, "rank 0", 51))
 
 
 def _named_samples(lengths: tuple[list[int], ...]) -> list[str]:
-    with warnings_of("commons.distributed.planner") as messages:
-        DictShuffler(max_tokens_per_micro_batch=20).plan(_histories(lengths[dist.get_rank()]))
+    with warnings_of("commons.features.micro_batches.micro_batches") as messages:
+        DictShuffler(features=[MicroBatches(20)]).plan(_histories(lengths[dist.get_rank()]))
     return messages
 
 
@@ -193,14 +217,14 @@ def test_rank_0_names_a_sample_above_the_cap_and_the_rank_that_loaded_it(pools):
 
 
 def _wrong_counts() -> list[str]:
-    rng, shuffler = np.random.default_rng(dist.get_rank()), TokenShuffler(max_tokens_per_micro_batch=20)
+    rng, shuffler = np.random.default_rng(dist.get_rank()), TokenShuffler(features=[MicroBatches(20)])
     wrong, count = [], 0
     for _ in range(4):
         loaded = draw_histories(rng, 4)
         plan = shuffler.plan(loaded)
-        micro_batches = shuffler.micro_batches(shuffler.exchange(loaded, plan), plan)
-        wrong += [name for one in micro_batches for name in wrong_counts_on_host(one)]
-        count = max(count, len(micro_batches))
+        parts = divided(shuffler, shuffler.exchange(loaded, plan), plan)
+        wrong += [name for one in parts for name in wrong_counts_on_host(one)]
+        count = max(count, len(parts))
     return wrong if count > 1 else ["no micro-batches"]
 
 
@@ -211,11 +235,13 @@ def test_counts_follow_samples_into_their_micro_batches(pools):
 def _counts_within_pairs(identity: bool) -> tuple[int, int, int]:
     """Returns the micro-batches that a plan of all ranks has, those of it here, and those of a plan alone."""
     pairs = [dist.new_group(ranks) for ranks in ([0, 2], [1])]
-    cap = {"max_tokens_per_micro_batch": 13}
+    cap = {"features": [MicroBatches(13)]}
     shuffler = IdentityShuffler(**cap) if identity else FieldShuffler(pairs[dist.get_rank() % 2], **cap)
-    everyone = shuffler.plan_with(shuffler.planner.of_all_ranks(), lopsided_batch())
-    plans = (everyone, everyone.within(np.array(shuffler.group.ranks)), shuffler.plan(lopsided_batch()))
-    return tuple(plan.num_micro_batches for plan in plans)
+    alone = shuffler.plan(lopsided_batch())
+    shuffler.plan_over(RankGroup.of())
+    everyone = shuffler.planner.plan(lopsided_batch())
+    plans = (everyone, shuffler.planner.within_set(everyone), alone)
+    return tuple(plan.step["num_micro_batches"] for plan in plans)
 
 
 @pytest.mark.parametrize("identity", [False, True])
@@ -226,13 +252,13 @@ def test_groups_of_ranks_have_as_many_micro_batches_as_the_largest_needs(pools, 
 
 
 def _micro_batches_where_rank_1_has_no_samples() -> list[int]:
-    shuffler = IdentityShuffler(max_tokens_per_micro_batch=9)
+    shuffler = IdentityShuffler(features=[MicroBatches(9)])
+    shuffler.plan_over(RankGroup.of())
     ids = KeyedJaggedTensor(["id"], torch.arange(12), lengths=torch.full((3,), 4))
     loaded = {"ids": ids} if dist.get_rank() == 0 else None
-    everyone = shuffler.plan_with(shuffler.planner.of_all_ranks(), loaded)
-    plan = everyone.within(np.array(shuffler.group.ranks))
-    batch = shuffler.exchange(shuffler.batch_for_step(loaded, plan), plan)
-    return [one["ids"].stride() for one in shuffler.micro_batches(batch, plan)]
+    plan = shuffler.plan(loaded)
+    batch = shuffler.exchange(shuffler.prepare(loaded, plan), plan)
+    return [one["ids"].stride() for one in divided(shuffler, batch, plan)]
 
 
 def test_a_rank_without_samples_repeats_its_only_row_in_each_micro_batch(pools):
@@ -241,6 +267,6 @@ def test_a_rank_without_samples_repeats_its_only_row_in_each_micro_batch(pools):
 
 
 def test_no_step_compiles():
-    settings = {"partitioner": "refined", "max_tokens_per_micro_batch": 100}
+    settings = {"partitioner": "refined", "features": in_micro_batches(100)}
     before, after = before_and_after_placing(then="divide(plan, 100)", **settings)
     assert before == after and len(before) > 4

@@ -15,7 +15,8 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.parallel import DistributedDataParallel
 from torchrec.distributed.embedding import ShardedEmbeddingCollection
 
-from commons.pipeline import run_micro_batches
+from commons.features.micro_batches import run_micro_batches
+from tests.commons.features.micro_batches.divided import in_micro_batches
 from tests.commons.histories import TokenShuffler, draw_histories, histories
 from tests.commons.pipeline.ranking_pipelines import (
     RankingModel,
@@ -32,19 +33,18 @@ from tests.commons.pipeline.runs import (
     spans,
     summed_outputs,
 )
+from tests.on_ranks import on_ranks
 
 both_pipelines = pytest.mark.parametrize("name", ["none", "native"])
 CAP = 24
 
 
-def _lookups_and_reductions(name: str) -> list[tuple[int, int, int]]:
-    """Returns, for whole batches and for micro-batches, table lookups, reduced buckets, and micro-batches.
-
-    They are those of three steps after the first two.
-    """
+@both_pipelines
+@on_ranks(2)
+def test_tables_are_looked_up_and_gradients_reduced_as_often_as_without(name):
     counts = []
     for cap in (None, CAP):
-        pipeline = ranking_pipeline(name, TokenShuffler(max_tokens_per_micro_batch=cap))
+        pipeline = ranking_pipeline(name, TokenShuffler(features=in_micro_batches(cap)))
         (replicated,) = (m for m in pipeline._model.modules() if isinstance(m, DistributedDataParallel))
         reduced = []
 
@@ -65,17 +65,12 @@ def _lookups_and_reductions(name: str) -> list[tuple[int, int, int]]:
         ) as lookups:
             for _ in range(3):
                 pipeline.progress(loader)
-                micro_batches += pipeline.report.num_micro_batches
+                micro_batches += pipeline.report.features.get("micro_batches", 1)
         pipeline.reset()
         counts.append((lookups.call_count, len(reduced), micro_batches))
-    return counts
-
-
-@both_pipelines
-def test_tables_are_looked_up_and_gradients_reduced_as_often_as_without(pools, name):
-    for (*whole, once), (*divided, several) in pools(2).run(_lookups_and_reductions, name):
-        assert divided == whole and min(whole) > 0
-        assert once == 3 and several > 6
+    (*whole, once), (*divided, several) = counts
+    assert divided == whole and min(whole) > 0
+    assert once == 3 and several > 6
 
 
 class _Kept:
@@ -111,15 +106,15 @@ def _kept_for_backward(name: str, cases: list[tuple[int, int | None]]) -> list[i
     model, optimizer = sharded_ranking_model()
     peaks = []
     for rows, cap in cases:
-        pipeline = pipeline_of(name, model, optimizer, TokenShuffler(max_tokens_per_micro_batch=cap))
+        pipeline = pipeline_of(name, model, optimizer, TokenShuffler(features=in_micro_batches(cap)))
         kept = _CountKept()
         forward = pipeline._stage.forward
 
-        def watched(model, batch, kept=kept, forward=forward):
+        def watched(batch, kept=kept, forward=forward):
             with torch.autograd.graph.saved_tensors_hooks(
                 lambda tensor: _Kept(tensor, kept), lambda saved: saved.tensor
             ):
-                return forward(model, batch)
+                return forward(batch)
 
         pipeline._stage.forward = watched
         pipeline.progress(iter([histories([10] * rows)]))
@@ -141,7 +136,7 @@ def test_activations_grow_with_the_cap_and_not_with_the_batch(pools, name):
 
 def _evaluated(cap: int | None) -> tuple[float, list[torch.Tensor]]:
     """Returns the loss sum of an evaluation step, and what it left in the gradients."""
-    pipeline = ranking_pipeline("native", TokenShuffler(max_tokens_per_micro_batch=cap))
+    pipeline = ranking_pipeline("native", TokenShuffler(features=in_micro_batches(cap)))
     pipeline._model.eval()
     with torch.no_grad():
         batch = draw_histories(np.random.default_rng(dist.get_rank()), 6)
@@ -165,7 +160,7 @@ def test_a_model_alone_runs_in_micro_batches():
     gradients = []
     for cap in (None, CAP):
         optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-        pipeline = pipeline_of("none", model, optimizer, TokenShuffler(max_tokens_per_micro_batch=cap))
+        pipeline = pipeline_of("none", model, optimizer, TokenShuffler(features=in_micro_batches(cap)))
         _, _, outputs = pipeline.progress(iter([batch]))
         assert cap is None or len(outputs) > 1
         gradients.append([p.grad.clone() for p in model.parameters()])
@@ -173,19 +168,19 @@ def test_a_model_alone_runs_in_micro_batches():
         torch.testing.assert_close(whole, divided)
 
 
-def _custom_loop_and_pipeline() -> None:
-    """Compares the dense parameters after two steps."""
+@on_ranks(2)
+def test_a_custom_loop_trains_as_the_pipeline_does():
     parameters = []
     for with_pipeline in (False, True):
         model, optimizer = sharded_ranking_model(0.5)
-        shuffler = TokenShuffler(max_tokens_per_micro_batch=CAP)
+        shuffler = TokenShuffler(features=in_micro_batches(CAP))
         rng = np.random.default_rng(dist.get_rank())
         batches = [histories(rng.integers(3, 12, 6), rng) for _ in range(2)]
         if with_pipeline:
             assert len(list(steps_of(pipeline_of("none", model, optimizer, shuffler), batches))) == 2
         else:
             for batch, plan in shuffler.plan_ahead(batches):
-                assert plan.num_micro_batches > 1
+                assert plan.step["num_micro_batches"] > 1
                 optimizer.zero_grad()
                 exchanged = shuffler.exchange(batch, plan)
                 loss, _, _ = run_micro_batches(model, exchanged, shuffler, plan, "sum")
@@ -193,10 +188,6 @@ def _custom_loop_and_pipeline() -> None:
                 optimizer.step()
         parameters.append([parameter.detach().clone() for parameter in model.module.dense.parameters()])
     assert all(map(torch.equal, *parameters))
-
-
-def test_a_custom_loop_trains_as_the_pipeline_does(pools):
-    pools(2).run(_custom_loop_and_pipeline)
 
 
 class FailingOnce(nn.Module):
@@ -218,7 +209,7 @@ class FailingOnce(nn.Module):
 def test_a_step_that_raises_can_be_tried_again_with_its_own_plan(cap):
     model = FailingOnce()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    pipeline = pipeline_of("none", model, optimizer, TokenShuffler(max_tokens_per_micro_batch=cap))
+    pipeline = pipeline_of("none", model, optimizer, TokenShuffler(features=in_micro_batches(cap)))
     rng = np.random.default_rng(3)
     batches = [draw_histories(rng, 6) for _ in range(3)]
     loader = iter(batches)
@@ -236,7 +227,7 @@ def _of_halved_losses(cap: int | None, accumulates: bool) -> list[torch.Tensor]:
     With `accumulates`, the dense gradients of the batch before it stay.
     """
     model, _ = sharded_ranking_model(0.5)
-    shuffler = TokenShuffler(max_tokens_per_micro_batch=cap)
+    shuffler = TokenShuffler(features=in_micro_batches(cap))
     rng = np.random.default_rng(dist.get_rank())
     for factor in (1.0, 0.5) if accumulates else (0.5,):
         batch = histories(rng.integers(3, 12, 6), rng)
@@ -245,7 +236,7 @@ def _of_halved_losses(cap: int | None, accumulates: bool) -> list[torch.Tensor]:
         if cap is None:
             loss = shuffler.scale(model(exchanged)[0], plan, "sum")
         else:
-            assert plan.num_micro_batches > 1
+            assert plan.step["num_micro_batches"] > 1
             loss, _, _ = run_micro_batches(model, exchanged, shuffler, plan, "sum")
         (loss * factor).backward()
     tables = [value for value in model.state_dict().values() if hasattr(value, "local_shards")]
@@ -266,13 +257,13 @@ def test_a_factor_of_the_loss_reaches_all_gradients(pools, accumulates):
 
 
 def test_outputs_add_up_to_those_of_all_samples(pools):
-    check_summed(pools(2).run(summed_outputs, {"max_tokens_per_micro_batch": 1}))
+    check_summed(pools(2).run(summed_outputs, {"features": in_micro_batches(1)}))
 
 
 def test_a_report_names_micro_batches(pools):
-    check_printed(pools(2).run(printed_report, {"max_tokens_per_micro_batch": 6}), ", 2 micro-batches")
+    check_printed(pools(2).run(printed_report, {"features": in_micro_batches(6)}), ", 2 micro batches")
 
 
 @pytest.mark.parametrize("sharded_tables", [True, False])
 def test_a_slow_rank_computes_and_the_others_wait(pools, sharded_tables):
-    check_spans(pools(2).run(spans, "none", sharded_tables, {"max_tokens_per_micro_batch": 40}), 2)
+    check_spans(pools(2).run(spans, "none", sharded_tables, {"features": in_micro_batches(40)}), 2)

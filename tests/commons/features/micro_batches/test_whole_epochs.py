@@ -6,13 +6,14 @@ from typing import Any
 
 import pytest
 
+from tests.commons.features.micro_batches.divided import in_micro_batches
 from tests.commons.histories import num_tokens
 from tests.commons.pipeline.whole_epochs import LOADINGS, check_epochs, epochs
 
 CAP = 16
 SETTINGS: list[dict[str, Any]] = [
-    {"max_tokens_per_micro_batch": CAP},
-    {"equal_rows": False, "partitioner": "karmarkar_karp", "max_tokens_per_micro_batch": CAP},
+    {"features": in_micro_batches(CAP)},
+    {"equal_rows": False, "partitioner": "karmarkar_karp", "features": in_micro_batches(CAP)},
 ]
 
 

@@ -13,6 +13,7 @@ from tests.commons.distributed.compiled_kernels import before_and_after_placing
 from tests.commons.distributed.counted_collectives import recorded_collectives
 from tests.commons.distributed.errors_and_warnings import error_of, warnings_of
 from tests.commons.histories import TokenShuffler
+from tests.on_ranks import on_ranks
 
 PER_USER, ROWS = 4, 32
 
@@ -50,15 +51,12 @@ def _ranks_of_users(shuffler) -> list[tuple[int, int]]:
     return counts
 
 
-def _users_and_ranks() -> list[list[tuple[int, int]]]:
+@on_ranks(3)
+def test_users_stay_on_one_rank():
     together = TokenShuffler(tolerance=0.03, group_feature="user")
-    return [_ranks_of_users(together), _ranks_of_users(TokenShuffler(partitioner="refined"))]
-
-
-def test_users_stay_on_one_rank(pools):
-    for together, alone in pools(3).run(_users_and_ranks):
-        assert all(pairs <= users + 1 for users, pairs in together)
-        assert all(pairs >= 1.5 * users for users, pairs in alone)
+    together, alone = [_ranks_of_users(together), _ranks_of_users(TokenShuffler(partitioner="refined"))]
+    assert all(pairs <= users + 1 for users, pairs in together)
+    assert all(pairs >= 1.5 * users for users, pairs in alone)
 
 
 def _placed_users(shuffler, users: list[int]) -> list[int]:
@@ -82,7 +80,8 @@ def test_samples_of_a_group_come_together_and_others_stay(pools):
     assert none == none_there == []
 
 
-def _gathers() -> list[list[str]]:
+@on_ranks(2)
+def test_groups_take_no_collective_more():
     names = []
     for settings in ({}, {"group_feature": "user"}):
         shuffler = TokenShuffler(**settings)
@@ -90,12 +89,8 @@ def _gathers() -> list[list[str]]:
         with recorded_collectives() as calls:
             shuffler.plan(_batch([1, 2], [3, 4]))
         names.append([name for name, _ in calls])
-    return names
-
-
-def test_groups_take_no_collective_more(pools):
-    for without, with_groups in pools(2).run(_gathers):
-        assert without == with_groups
+    without, with_groups = names
+    assert without == with_groups
 
 
 class _Wrong(TokenShuffler):
@@ -105,23 +100,6 @@ class _Wrong(TokenShuffler):
 
     def get_groups(self, batch):
         return self.groups
-
-
-def _errors() -> list[str]:
-    batch = _batch([1, 2], [3, 4])
-    rank = dist.get_rank()
-    differing = UserShuffler if rank else TokenShuffler
-    return [
-        error_of(TokenShuffler(group_feature="users").plan, batch),
-        error_of(_Wrong(torch.tensor([1, 2, 3])).plan, batch),
-        error_of(_Wrong(torch.tensor([1.0, 2.0])).plan, batch),
-        error_of(_Wrong([1, 2]).plan, batch),
-        error_of(differing().plan, batch),
-        error_of(UserShuffler, group_feature="user"),
-        error_of(TokenShuffler, partitioner="karmarkar_karp", group_feature="user"),
-        error_of(TokenShuffler, group_feature=3),
-        error_of(TokenShuffler(group_feature="user").plan, _batch([1.5, 2.5], [3, 4])),
-    ]
 
 
 def test_hashes_name_groups_whatever_their_sign():
@@ -135,19 +113,31 @@ def test_hashes_name_groups_whatever_their_sign():
     ]
 
 
-def test_errors(pools):
-    for unknown, shape, dtype, kind, differs, both, no_effect, name, floats in pools(2).run(_errors):
-        assert "group_feature='users' is not among the batch's features: ['item', 'user']" in unknown
-        assert "_Wrong.get_groups returned torch.int64 of (3,); expected an int64 or int32 tensor" in shape
-        assert "_Wrong.get_groups returned torch.float32" in dtype
-        assert "_Wrong.get_groups returned list" in kind
-        assert (
-            "and groups; rank 0 with 1 columns of get_workloads, row_counts of (), and no groups" in differs
-        )
-        assert "group_feature='user' has no effect, because UserShuffler.get_groups" in both
-        assert "group_feature='user': 'karmarkar_karp' has no argument groups" in no_effect
-        assert "ShufflerSettings.group_feature = 3 (int): expected str or None" in name
-        assert "group_feature='user' has torch.float32 values, expected integers" in floats
+@on_ranks(2)
+def test_errors():
+    batch = _batch([1, 2], [3, 4])
+    rank = dist.get_rank()
+    differing = UserShuffler if rank else TokenShuffler
+    unknown, shape, dtype, kind, differs, both, no_effect, name, floats = [
+        error_of(TokenShuffler(group_feature="users").plan, batch),
+        error_of(_Wrong(torch.tensor([1, 2, 3])).plan, batch),
+        error_of(_Wrong(torch.tensor([1.0, 2.0])).plan, batch),
+        error_of(_Wrong([1, 2]).plan, batch),
+        error_of(differing().plan, batch),
+        error_of(UserShuffler, group_feature="user"),
+        error_of(TokenShuffler, partitioner="karmarkar_karp", group_feature="user"),
+        error_of(TokenShuffler, group_feature=3),
+        error_of(TokenShuffler(group_feature="user").plan, _batch([1.5, 2.5], [3, 4])),
+    ]
+    assert "group_feature='users' is not among the batch's features: ['item', 'user']" in unknown
+    assert "_Wrong.get_groups returned torch.int64 of (3,); expected an int64 or int32 tensor" in shape
+    assert "_Wrong.get_groups returned torch.float32" in dtype
+    assert "_Wrong.get_groups returned list" in kind
+    assert "and groups; rank 0 with 1 columns of get_workloads, row_counts of (), and no groups" in differs
+    assert "group_feature='user' has no effect, because UserShuffler.get_groups" in both
+    assert "group_feature='user': 'karmarkar_karp' has no argument groups" in no_effect
+    assert "ShufflerSettings.group_feature = 3 (int): expected str or None" in name
+    assert "group_feature='user' has torch.float32 values, expected integers" in floats
 
 
 def _warnings() -> list[str]:

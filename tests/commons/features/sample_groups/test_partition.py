@@ -9,10 +9,9 @@ from hypothesis import strategies as st
 
 from benchmarks.partition.user_streams import ORDERS, USERS, draw
 from commons.partition import imbalance, karmarkar_karp, lower_bound, rebalance
-from commons.partition.groups import MOVES_PER_COPY, Grouped, together
+from commons.partition.costs import LOOKS, price_moves
+from commons.partition.groups import MOVES_PER_COPY, GroupSearch
 from commons.partition.problem import Problem
-from commons.partition.search import target_time
-from commons.partition.search_from_home import LOOKS, costs_of_moves
 from tests.commons.partition.checks import SLACK, as_lists, check_partition, keeps, part_of
 from tests.commons.partition.drawn_workloads import PARTS, WORKLOADS, caps, samples_at_home
 from tests.commons.partition.every_function import check_alike_in_other_processes, check_conserved
@@ -63,7 +62,6 @@ def test_other_processes_and_hash_seeds_reach_the_same_partition():
     check_alike_in_other_processes(__name__, "PARTITIONS")
 
 
-@settings(max_examples=100, deadline=None)
 @given(data=st.data(), problem=problems(), equal_size=st.booleans(), unit=st.sampled_from([1.0, 1e-3, 7e5]))
 def test_speeds_and_limits_hold_with_groups(data, problem, equal_size, unit):
     check_speeds(rebalance_with_groups, problem, equal_size, unit)
@@ -161,11 +159,9 @@ def test_limits_that_only_home_keeps_to_are_kept_with_groups():
 def test_swaps_looked_at_are_bounded(users, order, ranks, rows):
     stream = draw(ranks, rows, users, "lognormal", order, seed=0)
     problem = Problem.of(stream.workloads, ranks)
-    costs = costs_of_moves(
-        problem.sorted(stream.home), problem.sorted(stream.sizes), np.zeros(ranks, dtype=np.int64)
-    )
-    samples = Grouped.of(problem, costs, stream.user, MOVES_PER_COPY)
-    together(samples, target_time(problem.work, problem.speeds, problem.limits, TOLERANCE))
+    nodes = np.zeros(ranks, dtype=np.int64)
+    costs = price_moves(problem.sort(stream.home), problem.sort(stream.sizes), nodes)
+    GroupSearch.of(problem, costs, stream.user, MOVES_PER_COPY).run(problem.target(TOLERANCE))
     count = ranks * rows
     # One more swap may be looked for when the bound is reached.
     assert costs.looks[0] <= LOOKS * count * count.bit_length() + 200 * count
@@ -176,11 +172,8 @@ def test_a_group_of_most_samples_takes_no_long_search():
     workloads, home = rng.lognormal(5, 1.2, 64 * ROWS), np.repeat(np.arange(64), ROWS)
     problem, groups = Problem.of(workloads, 64), np.zeros(len(home), dtype=np.int64)
     ones, count = np.ones_like(home), len(home)
-    costs = costs_of_moves(problem.sorted(home), ones, np.zeros(64, dtype=np.int64))
-    together(
-        Grouped.of(problem, costs, groups, MOVES_PER_COPY),
-        target_time(problem.work, problem.speeds, problem.limits, TOLERANCE),
-    )
+    costs = price_moves(problem.sort(home), ones, np.zeros(64, dtype=np.int64))
+    GroupSearch.of(problem, costs, groups, MOVES_PER_COPY).run(problem.target(TOLERANCE))
     assert costs.looks[0] <= LOOKS * count * count.bit_length() + 200 * count
 
 

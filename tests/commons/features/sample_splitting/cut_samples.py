@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
-from commons.distributed import ShufflePlan
-from commons.distributed.cutting import MIN_TOKENS, Cutting
-from commons.distributed.loaded_samples import LoadedSamples
+from commons.distributed import ShufflePlan, ShufflerSettings
+from commons.distributed.feature import Feature
+from commons.distributed.placement import Partitioning, make_plan, place
+from commons.distributed.row_table import RowTable
+from commons.features.sample_splitting.cut_search import cut_and_place
+from commons.features.sample_splitting.cutting import MIN_TOKENS, Cutting
 from commons.sequence_batch import BaseBatch
+from commons.sequence_batch.batch_view import view_batch
 from commons.sequence_batch.cut_rules import (
     FROM_END,
     TO_EVERY,
@@ -23,8 +27,7 @@ from commons.sequence_batch.cut_rules import (
     ItemGroup,
 )
 from commons.sequence_batch.row_schema import RowSchema
-from commons.sequence_batch.sample_rows import SampleRows
-from tests.commons.histories import FLOPS, histories, keyed
+from tests.commons.histories import FLOPS, drawn_lengths, histories, keyed
 
 CODES = 3  # of an item
 KINDS = ("history", "history with candidates", "ahead", "codes")
@@ -148,7 +151,7 @@ def flops(tokens: np.ndarray, counts: Mapping[str, np.ndarray]) -> np.ndarray:
     return FLOPS.prefix_work(tokens, *of_samples).sum(1)
 
 
-def loaded_by(ranks: Sequence[int], batch: BaseBatch) -> tuple[LoadedSamples, Cutting]:
+def loaded_by(ranks: Sequence[int], batch: BaseBatch) -> tuple[RowTable, Cutting]:
     """Returns a batch's samples as ranks loaded them, which have so many each, and how they are cut."""
     rules = batch.cut_rules()
     assert rules is not None
@@ -158,13 +161,13 @@ def loaded_by(ranks: Sequence[int], batch: BaseBatch) -> tuple[LoadedSamples, Cu
     elements = np.stack(
         [_elements(fields[field.name], batch.batch_size) for field in schema.jagged_fields], 1
     )
-    sample_rows, per_rank = SampleRows(), np.array(ranks, dtype=np.int64)
-    samples = LoadedSamples(
+    view, per_rank = view_batch(batch), np.array(ranks, dtype=np.int64)
+    samples = RowTable(
         per_rank,
         per_rank,
         np.zeros(batch.batch_size, dtype=np.int64),
-        sample_rows.num_tokens(batch).long().numpy(),
-        sample_rows.num_loss_tokens(batch).long().numpy(),
+        view.num_tokens().long().numpy(),
+        view.num_loss_tokens().long().numpy(),
         elements,
         schema.row_bytes(elements),
         counts,
@@ -179,36 +182,59 @@ def _elements(value: KeyedJaggedTensor, num_rows: int) -> np.ndarray:
     return value.lengths().view(-1, num_rows).sum(0).numpy()
 
 
-def check_pieces(plan: ShufflePlan, samples: LoadedSamples, cutting: Cutting) -> None:
+def placed(
+    rows: RowTable,
+    cutting: Cutting | None,
+    settings: ShufflerSettings | None = None,
+    features: Sequence[Feature] = (),
+) -> ShufflePlan:
+    """Returns the plan of rows of one set of ranks, cut unless `cutting` is None."""
+    partitioning = Partitioning(settings or ShufflerSettings(equal_rows=False), features)
+    if cutting is None:
+        return place(rows, partitioning)
+    return make_plan(*cut_and_place(rows, partitioning, replace(cutting, cost=rows.cost)))
+
+
+def check_pieces(plan: ShufflePlan, samples: RowTable, cutting: Cutting) -> None:
     """Checks that pieces cover their samples, and that what is per token or cost adds up to theirs."""
-    pieces, sample_of = plan.pieces, plan.sample_of
+    pieces, sample_of = plan.rows.columns["pieces"], plan.rows.sample_of
     assert sample_of[-1] + 1 == len(samples.workloads)
-    ends_sample = np.append(plan.starts_sample[1:], True)
+    ends_sample = np.append(plan.rows.starts_sample[1:], True)
     num_items = cutting.rules.num_items(cutting.counts(samples))
     for unit, of_samples in (("item", num_items), ("token", samples.tokens)):
         first, last = pieces[f"first_{unit}"], pieces[f"last_{unit}"]
         assert (pieces[f"num_{unit}s"] == of_samples[sample_of]).all()
-        assert (first[plan.starts_sample] == 0).all()
+        assert (first[plan.rows.starts_sample] == 0).all()
         assert (last[ends_sample] == of_samples).all()
-        assert (first[1:][~plan.starts_sample[1:]] == last[:-1][~ends_sample[:-1]]).all()
-    assert (plan.tokens == pieces["last_token"] - pieces["first_token"]).all()
+        assert (first[1:][~plan.rows.starts_sample[1:]] == last[:-1][~ends_sample[:-1]]).all()
+    assert (plan.rows.tokens == pieces["last_token"] - pieces["first_token"]).all()
     for name in ("workloads", "tokens", "loss_tokens"):
-        sums = np.bincount(sample_of, getattr(plan, name))
+        sums = np.bincount(sample_of, getattr(plan.rows, name))
         assert (sums == getattr(samples, name)).all()
     is_cut = np.bincount(sample_of)[sample_of] > 1
-    assert plan.tokens[is_cut].min(initial=MIN_TOKENS) >= MIN_TOKENS
+    assert plan.rows.tokens[is_cut].min(initial=MIN_TOKENS) >= MIN_TOKENS
     same_sample = sample_of[1:] == sample_of[:-1]
     assert (plan.destination[1:] != plan.destination[:-1])[same_sample].all()  # or the cut is for nothing
-    assert plan.num_loaded.sum() == plan.rows.sum() - (plan.num_placed == 0).sum() == len(sample_of)
+    assert plan.rows.num_loaded.sum() == plan.num_rows.sum() - (plan.num_placed == 0).sum() == len(sample_of)
+
+
+def check_drawn_cuts(make: Callable[[np.ndarray], BaseBatch], seed: int, num_ranks: int, rows: int) -> None:
+    """Checks the pieces of batches that are made from drawn numbers of items."""
+    batch = make(drawn_lengths(np.random.default_rng(seed), rows * num_ranks))
+    samples, cutting = loaded_by([rows] * num_ranks, batch)
+    plan = placed(samples, cutting)
+    if not plan.rows.starts_sample.all():
+        check_pieces(plan, samples, cutting)
+        check_cut(batch, plan, cutting)
 
 
 def check_cut(batch: BaseBatch, plan: ShufflePlan, cutting: Cutting) -> None:
     """Checks that the cut batch has the lengths and bytes that the plan has for its pieces."""
-    cut = batch.cut_by(plan.pieces, plan.sample_of)
+    cut = batch.cut_by(plan.rows.columns["pieces"], plan.rows.sample_of)
     for column, lengths in enumerate(cut.row_counts().values()):
-        assert (lengths.numpy() == plan.row_counts[:, column]).all()
+        assert (lengths.numpy() == plan.rows.row_counts[:, column]).all()
     fields = cut.per_sample_fields()
     for column, field in enumerate(RowSchema.of(fields).jagged_fields):
         lengths = fields[field.name].lengths().view(-1, cut.batch_size).sum(0)
-        assert (lengths.numpy() == plan.num_elements[:, column]).all()
-    assert (plan.sample_bytes == cutting.schema.row_bytes(plan.num_elements)).all()
+        assert (lengths.numpy() == plan.rows.num_elements[:, column]).all()
+    assert (plan.rows.sample_bytes == cutting.schema.row_bytes(plan.rows.num_elements)).all()

@@ -2,15 +2,51 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
-from commons.distributed.cutting import Cutting
-from commons.distributed.loaded_samples import LoadedSamples
+from commons.distributed.feature import Place
+from commons.distributed.placement import make_plan
+from commons.distributed.row_table import RowTable
+from commons.distributed.shuffle_plan import ShufflePlan
+from commons.features.sample_splitting import SplitSamples
+from commons.features.sample_splitting.cutting import Cutting
+
+# Of samples as loaded: for each cut the sample and the items before it, and for each row the rank.
+Cuts = Callable[[RowTable, Cutting], tuple[np.ndarray, np.ndarray, np.ndarray]]
 
 
-def drawn_cuts(
-    samples: LoadedSamples, cutting: Cutting, seed: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+class GivenCuts(SplitSamples):
+    """Cuts and places samples as a function says, which may be exchanged between plans."""
+
+    def __init__(self, cuts: Cuts) -> None:
+        super().__init__()
+        self.cuts = cuts
+
+    def place(self, rows: RowTable, place: Place) -> ShufflePlan:
+        cutting = self._make_cutting(rows.cost)
+        numbers, items, ranks = self.cuts(rows, cutting)
+        return make_plan(cutting.cut(rows, numbers, items) if len(numbers) else rows, ranks)
+
+
+class DrawnCuts(GivenCuts):
+    """Cuts anywhere and places each row on any rank, by a seed which may be changed between plans."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(self._draw)
+        self.seed = seed
+
+    def _draw(self, samples: RowTable, cutting: Cutting) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        return drawn_cuts(samples, cutting, self.seed)
+
+
+def is_cut(plan: ShufflePlan) -> bool:
+    """Whether the step has a piece of a sample."""
+    return not plan.rows.starts_sample.all()
+
+
+def drawn_cuts(samples: RowTable, cutting: Cutting, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Draws cuts anywhere and a rank for each row; one rank in three has no row, another no piece."""
     rng = np.random.default_rng(seed)
     last_cut = cutting.rules.last_cut(cutting.counts(samples))

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from commons.distributed.cutting import MIN_TOKENS, Cutting
-from commons.distributed.loaded_samples import LoadedSamples
-from commons.distributed.placement import place, place_within
+from commons.distributed.placement import place_sets
+from commons.distributed.row_table import RowTable
 from commons.distributed.shuffle_plan import ShufflePlan
 from commons.distributed.shuffler_settings import PARTITIONERS, ShufflerSettings
 from commons.distributed.slow_plans import _faster
+from commons.features.sample_splitting import SplitSamples
+from commons.features.sample_splitting.cutting import MIN_TOKENS, Cutting
 from commons.partition import lower_bound
 from commons.sequence_batch import BaseBatch
+from tests.commons.distributed.column_costs import (
+    COSTS,
+    SLOW_ATTENTION,
+    planned_by_calibrated_cost,
+    planned_by_one_column_and_two,
+)
 from tests.commons.distributed.compiled_kernels import compiled
 from tests.commons.distributed.shufflers import LIMITED
 from tests.commons.features.sample_splitting.cut_samples import (
@@ -26,21 +34,22 @@ from tests.commons.features.sample_splitting.cut_samples import (
     check_pieces,
     flops,
     loaded_by,
+    placed,
 )
-from tests.commons.histories import drawn_lengths
+from tests.commons.histories import TokenShuffler, drawn_lengths
 from tests.process_pool import ProcessPool
 
 
-def _placed(samples: LoadedSamples, cutting: Cutting | None, **options) -> ShufflePlan:
-    return place(samples, ShufflerSettings(equal_rows=False, **options), cutting=cutting)
+def _placed(samples: RowTable, cutting: Cutting | None, **options) -> ShufflePlan:
+    return placed(samples, cutting, ShufflerSettings(equal_rows=False, **options))
 
 
 def _imbalance(plan: ShufflePlan) -> float:
-    loads = np.bincount(plan.destination, plan.workloads, minlength=plan.num_ranks)
+    loads = np.bincount(plan.destination, plan.rows.workloads, minlength=plan.num_ranks)
     return loads.max() / max(loads.mean(), 1)
 
 
-def _drawn(seed: int, kind: str, rows: int, num_ranks: int) -> tuple[BaseBatch, LoadedSamples, Cutting]:
+def _drawn(seed: int, kind: str, rows: int, num_ranks: int) -> tuple[BaseBatch, RowTable, Cutting]:
     batch = batch_of(kind, drawn_lengths(np.random.default_rng(seed), rows * num_ranks))
     return batch, *loaded_by([rows] * num_ranks, batch)
 
@@ -61,7 +70,7 @@ def test_pieces_are_those_of_the_batch_and_balance_it(seed, kind, partitioner, n
         assert plan == _placed(samples, None, partitioner=partitioner)
     elif samples.tokens.sum() >= 2000 * num_ranks:  # or pieces would be too short
         assert _imbalance(plan) <= 1.01
-    if plan.pieces is None:
+    if plan.rows.starts_sample.all():
         return
     check_pieces(plan, samples, cutting)
     check_cut(batch, plan, cutting)
@@ -79,10 +88,10 @@ def test_pieces_follow_the_speeds_of_ranks(seed, partitioner, num_ranks, slow):
     _, samples, cutting = _drawn(seed, "history", 16, num_ranks)
     speeds = np.where(np.arange(num_ranks) == 1, slow, 1.0)
     chosen = ShufflerSettings(partitioner, equal_rows=False)
-    plan = place(samples, chosen, cutting=cutting, speeds=speeds)
-    ideal = plan.workloads.sum() / speeds.sum()
+    plan = placed(replace(samples, speeds=speeds), cutting, chosen)
+    ideal = plan.rows.workloads.sum() / speeds.sum()
     bound = lower_bound(samples.workloads, num_ranks, equal_size=False, speeds=speeds)
-    assert (plan.loads / speeds).max() <= 1.05 * ideal * (bound if plan.pieces is None else 1)
+    assert (plan.loads / speeds).max() <= 1.05 * ideal * (bound if plan.rows.starts_sample.all() else 1)
 
 
 def test_equal_speeds_cut_no_more():
@@ -90,7 +99,7 @@ def test_equal_speeds_cut_no_more():
     for seed in range(50):
         _, samples, cutting = _drawn(seed, "history", 8, 4)
         equal, none = (
-            place(samples, settings, cutting=cutting, speeds=speeds) for speeds in (np.full(4, 1.3), None)
+            placed(replace(samples, speeds=speeds), cutting, settings) for speeds in (np.full(4, 1.3), None)
         )
         assert np.array_equal(equal.destination, none.destination)
 
@@ -112,8 +121,8 @@ def test_pieces_keep_to_max_tokens(seed, kind, partitioner, num_ranks, slack):
     _, samples, cutting = _drawn(seed, kind, 8, num_ranks)
     max_tokens = int(samples.tokens.sum() / num_ranks * slack) + 4 * MIN_TOKENS
     plan = _placed(samples, cutting, partitioner=partitioner, max_tokens=max_tokens)
-    assert np.bincount(plan.destination, plan.tokens).max() <= max_tokens
-    if plan.pieces is not None:
+    assert np.bincount(plan.destination, plan.rows.tokens).max() <= max_tokens
+    if not plan.rows.starts_sample.all():
         check_pieces(plan, samples, cutting)
 
 
@@ -121,17 +130,9 @@ def test_pieces_keep_to_max_tokens(seed, kind, partitioner, num_ranks, slack):
 def test_max_tokens_gives_a_rank_an_early_and_a_late_piece(partitioner):
     samples, cutting = loaded_by([1, 0], batch_of("history", np.array([5000])))
     plan = _placed(samples, cutting, partitioner=partitioner, max_tokens=5600)
-    assert np.bincount(plan.destination, plan.tokens).max() <= 5600
+    assert np.bincount(plan.destination, plan.rows.tokens).max() <= 5600
     assert _imbalance(plan) <= 1.01
-    assert len(plan.workloads) == 3
-
-
-def test_max_rows_holds_for_pieces():
-    samples, cutting = loaded_by([4] * 4, batch_of("history", np.array([8000] + [100] * 15)))
-    free = _placed(samples, cutting)
-    limited = _placed(samples, cutting, max_rows=8)
-    assert free.num_placed.max() > 8 >= limited.num_placed.max()
-    assert limited.pieces is not None
+    assert len(plan.rows.workloads) == 3
 
 
 def test_rebalancing_with_pieces_moves_few_samples_and_keeps_its_tolerance():
@@ -143,7 +144,7 @@ def test_rebalancing_with_pieces_moves_few_samples_and_keeps_its_tolerance():
     for partitioner, tolerance in (("refined", None), ("rebalance", None), ("rebalance", 0.1)):
         plan = _placed(samples, cutting, partitioner=partitioner, tolerance=tolerance)
         assert _imbalance(plan) <= 1 + (tolerance or 0.01)
-        moved[partitioner, tolerance] = (plan.home != plan.destination).sum()
+        moved[partitioner, tolerance] = (plan.rows.home != plan.destination).sum()
     assert moved["rebalance", 0.1] <= moved["rebalance", None] < moved["refined", None] / 2
 
 
@@ -157,8 +158,8 @@ def test_tokens_of_pieces_are_evened_out_at_no_cost_in_load(partitioner):
             _placed(samples, cutting, partitioner=partitioner, token_tolerance=each) for each in (None, 0.1)
         ]
         loads = [plan.loads.max() for plan in plans]
-        tokens = [np.bincount(plan.destination, plan.tokens).max() for plan in plans]
-        if plans[0].pieces is not None:
+        tokens = [np.bincount(plan.destination, plan.rows.tokens).max() for plan in plans]
+        if not plans[0].rows.starts_sample.all():
             assert loads[1] <= loads[0] and tokens[1] <= tokens[0]
             fewer += tokens[1] < tokens[0]
     assert fewer >= 3
@@ -167,14 +168,14 @@ def test_tokens_of_pieces_are_evened_out_at_no_cost_in_load(partitioner):
 def test_samples_are_cut_within_their_groups():
     _, samples, cutting = _drawn(3, "history", 8, 6)
     groups = [(np.array([0, 2, 4]), None), (np.array([1, 3]), None), (np.array([5]), None)]
-    options = ShufflerSettings(equal_rows=False)
-    plan = place_within(samples, groups, options, pads=True, cutting=cutting)
-    check_pieces(plan, samples, cutting)
+    plan = place_sets(samples, groups, partial(placed, cutting=cutting))
     for ranks, _ in groups:
-        assert np.isin(plan.destination[np.isin(plan.home, ranks)], ranks).all()
+        if not plan.within(ranks).rows.starts_sample.all():
+            check_pieces(plan.within(ranks), samples.within(ranks), cutting)
+        assert np.isin(plan.destination[np.isin(plan.rows.home, ranks)], ranks).all()
         alone = samples.within(ranks)
-        of_group = place(alone, options, cutting=cutting)
-        assert np.array_equal(ranks[of_group.destination], plan.destination[np.isin(plan.home, ranks)])
+        of_group = placed(alone, cutting if len(ranks) > 1 else None)
+        assert np.array_equal(ranks[of_group.destination], plan.destination[np.isin(plan.rows.home, ranks)])
 
 
 @pytest.mark.parametrize(
@@ -195,13 +196,13 @@ def test_few_samples_are_cut_as_far_as_pieces_are_of_use(lengths, num_ranks, mos
     if most < np.inf:
         check_pieces(plan, samples, cutting)
     else:
-        assert plan.pieces is None
+        assert plan.rows.starts_sample.all()
 
 
 def test_samples_without_cost_stay_whole():
     samples, cutting = loaded_by([3, 2], batch_of("history", np.array([500, 9, 9, 9, 9])))
     samples = replace(samples, workloads=0 * samples.workloads, work=0 * samples.work)
-    assert _placed(samples, cutting).pieces is None
+    assert _placed(samples, cutting).rows.starts_sample.all()
 
 
 def test_a_cost_that_decreases_is_named():
@@ -217,27 +218,24 @@ def test_a_cost_that_decreases_is_named():
 
 def test_plans_and_pieces_cannot_be_written_to():
     samples, cutting = loaded_by([3, 2, 1], batch_of("history", np.array([9000, 9, 9, 9, 700, 9])))
-    placed = ShufflerSettings(equal_rows=False)
     groups = [(np.array([0, 2]), None), (np.array([1]), None)]
-    plans = [place(samples, placed, cutting=cutting), place_within(samples, groups, placed, True, cutting)]
-    assert all(plan.pieces is not None for plan in plans)
-    of_whole = place_within(samples, groups, placed, True)
-    for made in (samples, *plans, of_whole, of_whole.within(np.array([0, 2]))):
-        values = [getattr(made, field.name) for field in fields(made)]
-        assert not any(value.flags.writeable for value in values if isinstance(value, np.ndarray))
+    plans = [placed(samples, cutting), place_sets(samples, groups, partial(placed, cutting=cutting))]
+    assert all(not plan.rows.starts_sample.all() for plan in plans)
+    of_whole = place_sets(samples, groups, partial(placed, cutting=None))
+    for made in (*plans, of_whole, of_whole.within(np.array([0, 2]))):
+        assert not any(array.flags.writeable for array in made.rows.arrays())
 
 
 def test_planning_becomes_faster_without_pieces():
-    assert "set split=False (TrainerArgs.balance_split)" in _faster(
-        ShufflerSettings(split=True, equal_rows=False)
-    )
+    shuffler = TokenShuffler(equal_rows=False, features=[SplitSamples()])
+    assert "leave SplitSamples out (TrainerArgs.balance_split = False)" in _faster(shuffler)
 
 
 def _compiled_before_and_after_cutting() -> tuple[list[str], list[str]]:
     before = compiled()
     for ranks, lengths in (([9, 0], [3000] + [200] * 8), ([3, 0], [200] * 3)):
         samples, cutting = loaded_by(ranks, batch_of("history", np.array(lengths)))
-        assert _placed(samples, cutting).pieces is not None
+        assert not _placed(samples, cutting).rows.starts_sample.all()
     return before, compiled()
 
 
@@ -246,3 +244,20 @@ def test_nothing_is_compiled_after_the_warm_up():
     ((before, after),) = pool.run(_compiled_before_and_after_cutting)
     pool.close()
     assert before == after and "_level" in before
+
+
+def test_columns_that_add_up_to_one_are_cut_as_it_is(pools):
+    for plans in pools(3).run(
+        planned_by_one_column_and_two, {"equal_rows": False, "features": [SplitSamples()]}
+    ):
+        assert sum(not plan.rows.starts_sample.all() for plan in plans) >= 6
+
+
+@pytest.mark.parametrize("cost", COSTS)
+def test_pieces_level_the_costs_that_were_calibrated(pools, cost):
+    for plans in pools(3).run(planned_by_calibrated_cost, cost, {"features": [SplitSamples()]}):
+        largest = [
+            plan.loads.max() / plan.loads.mean() for plan in plans if not plan.rows.starts_sample.all()
+        ]
+        assert len(largest) >= (3 if cost is SLOW_ATTENTION else 0)
+        assert max(largest, default=1) <= 1.02

@@ -13,20 +13,23 @@ import torch
 import torch.distributed as dist
 
 from commons.distributed import BatchShuffler
+from commons.features.sample_splitting import SplitSamples
 from commons.sequence_batch import moved_to
-from commons.sequence_batch.cut_rules import (
-    ALONG_ITEMS,
-    TO_EVERY,
-    WITH_FIRST,
-    ItemGroup,
-)
+from commons.sequence_batch.cut_rules import ALONG_ITEMS, TO_EVERY, WITH_FIRST, ItemGroup
 from tests.commons.distributed.errors_and_warnings import error_of
 from tests.commons.distributed.loaded_batches import BOTH
 from tests.commons.features.sample_splitting.cut_samples import RULES, AheadBatch, ahead_batch
-from tests.commons.features.sample_splitting.drawn_cuts import drawn_cuts
+from tests.commons.features.sample_splitting.drawn_cuts import DrawnCuts
 from tests.commons.histories import TokenShuffler
+from tests.on_ranks import on_ranks
 
-SETTINGS = {"split": True, "equal_rows": False}
+
+def splitting(**settings: Any) -> TokenShuffler:
+    return TokenShuffler(features=[SplitSamples()], equal_rows=False, **settings)
+
+
+def cutting_anywhere(seed: int, **settings: Any) -> TokenShuffler:
+    return TokenShuffler(features=[DrawnCuts(seed)], equal_rows=False, **settings)
 
 
 def draw_history(rng: np.random.Generator, num_rows: int, num_real: int, longest: int = 12) -> AheadBatch:
@@ -49,12 +52,11 @@ def rows_of(batch: AheadBatch) -> list[dict[str, list]]:
 def _exchanged(exchange: str, num_real: tuple[int, ...], seed: int, on_device: bool) -> Any:
     rng = np.random.default_rng(seed + 100 * dist.get_rank())
     batch = draw_history(rng, 5, num_real[dist.get_rank()])
-    shuffler = TokenShuffler(**SETTINGS, exchange=exchange)
-    shuffler.planner.cuts = partial(drawn_cuts, seed=seed)
+    shuffler = cutting_anywhere(seed, exchange=exchange)
     plan = shuffler.plan(batch)
-    if plan.pieces is None:
+    if plan.rows.starts_sample.all():
         return None
-    arrived = shuffler.exchange(shuffler.batch_for_step(batch, plan) if on_device else batch, plan)
+    arrived = shuffler.exchange(shuffler.prepare(batch, plan) if on_device else batch, plan)
     assert arrived.num_samples == plan.num_placed[dist.get_rank()]
     mine = {name: counts.tolist() for name, counts in arrived.row_counts_on_host().items()}
     lengths = arrived.features.lengths().view(3, -1)
@@ -104,81 +106,68 @@ class OfUnknownLengths(AheadBatch):
 
 
 class WithoutCost(TokenShuffler):
-    prefix_cost = BatchShuffler.prefix_cost
+    prefix_cost = None
 
 
-def _cut_and_as_loaded() -> list[Any]:
-    """Returns what arrives from a batch as loaded, and cut, and copied in any way after that."""
+@on_ranks(2)
+def test_a_cut_batch_is_not_cut_again_however_it_is_copied():
     batch = draw_history(np.random.default_rng(dist.get_rank()), 5, 4)
-    shuffler = TokenShuffler(**SETTINGS)
-    shuffler.planner.cuts = partial(drawn_cuts, seed=2)
+    shuffler = cutting_anywhere(2)
     plan = shuffler.plan(batch)
-    assert plan.pieces is not None
-    cut = shuffler.batch_for_step(batch, plan)
+    assert not plan.rows.starts_sample.all()
+    cut = shuffler.prepare(batch, plan)
     cpu = torch.device("cpu")
     copies = (batch, cut, cut.to(cpu), moved_to(cut, cpu), replace(cut))
-    return [rows_of(shuffler.exchange(one, plan)) for one in copies]
+    as_loaded, *copies = [rows_of(shuffler.exchange(one, plan)) for one in copies]
+    assert all(of_copy == as_loaded for of_copy in copies)
 
 
-def test_a_cut_batch_is_not_cut_again_however_it_is_copied(pools):
-    for as_loaded, *copies in pools(2).run(_cut_and_as_loaded):
-        assert all(of_copy == as_loaded for of_copy in copies)
-
-
-def _refusals() -> list[str]:
+@on_ranks(2)
+def test_what_cannot_be_cut_is_refused_with_one_sentence():
     rng = np.random.default_rng(0)
     makers: list[Callable[[], Any]] = [
-        partial(WithoutCost, **SETTINGS),
-        partial(TokenShuffler, split=True),
+        partial(WithoutCost, features=[SplitSamples()], equal_rows=False),
+        partial(TokenShuffler, features=[SplitSamples()]),
     ]
     errors = [error_of(maker) for maker in makers]
     for kind in (Uncuttable, OfUnknownLengths):
         batch = draw_history(rng, 3, 3)
         batch.__class__ = kind
-        errors.append(error_of(TokenShuffler(**SETTINGS).plan, batch))
-    return errors
-
-
-def test_what_cannot_be_cut_is_refused_with_one_sentence(pools):
+        errors.append(error_of(splitting().plan, batch))
     expected = [
-        "split=True: WithoutCost has no prefix_cost",
-        "split=True: a piece takes a row, and rows follow the load; set equal_rows=False",
-        f"split=True: a {__name__}.Uncuttable cannot be cut; give it cut_rules",
+        "give it the argument, or WithoutCost a method of this name",
+        "equal_rows=True with SplitSamples: a piece takes a row, and rows follow the load; set it False",
+        f"SplitSamples: a {__name__}.Uncuttable cannot be cut; give it cut_rules",
         "planning does not know the lengths of key 'user' of 'features'",
     ]
-    for errors in pools(2).run(_refusals):
-        for error, part in zip(errors, expected, strict=True):
-            assert part in error
+    for error, part in zip(errors, expected, strict=True):
+        assert part in error
 
 
-def _train_on_pieces_unread() -> tuple[str, str, str]:
+@on_ranks(2)
+def test_a_model_that_takes_pieces_for_samples_is_an_error():
     batch = draw_history(np.random.default_rng(dist.get_rank()), 2, 2, longest=400)
-    shuffler = TokenShuffler(**SETTINGS)
-    shuffler.planner.cuts = partial(drawn_cuts, seed=1)
+    shuffler = cutting_anywhere(1)
     plan = shuffler.plan(batch)
     arrived = shuffler.exchange(batch, plan)
     loss = arrived.features.values().float().sum()
     unread = error_of(shuffler.scale, loss, plan, "sum")
-    fetch = arrived.pieces.fetch(plan.pieces["last_token"], torch.device("cpu"))
+    fetch = arrived.pieces.fetch(plan.rows.columns["pieces"]["last_token"], torch.device("cpu"))
     tokens = torch.zeros(
         int((arrived.pieces.rows["last_token"] - arrived.pieces.rows["first_token"]).sum()), 1, 1
     )
     flight = fetch.start(tokens, tokens)
     not_landed = error_of(shuffler.scale, loss, plan, "sum")
     flight.land()
-    return unread, not_landed, error_of(shuffler.scale, loss, plan, "sum")
-
-
-def test_a_model_that_takes_pieces_for_samples_is_an_error(pools):
-    for unread, not_landed, read in pools(2).run(_train_on_pieces_unread):
-        assert "the model did not read batch.pieces: it took each piece for a whole sample" in unread
-        assert "a model started 1 fetches for its pieces and landed 0" in not_landed
-        assert read == "no error"
+    not_landed, read = not_landed, error_of(shuffler.scale, loss, plan, "sum")
+    assert "the model did not read batch.pieces: it took each piece for a whole sample" in unread
+    assert "a model started 1 fetches for its pieces and landed 0" in not_landed
+    assert read == "no error"
 
 
 class WithOtherCosts(TokenShuffler):
     def __init__(self, factor):
-        super().__init__(**SETTINGS)
+        super().__init__(features=[SplitSamples()], equal_rows=False)
         self.factor = factor
 
     def prefix_cost(self, tokens, counts):
@@ -212,13 +201,13 @@ def _wrong_contracts() -> list[str]:
     batch.__class__ = WithOtherRules
     for changed in rules:
         WithOtherRules.changed = changed
-        errors.append(error_of(partial(_cut_batch, TokenShuffler(**SETTINGS)), batch))
+        errors.append(error_of(partial(_cut_batch, splitting()), batch))
     return errors
 
 
 def _cut_batch(shuffler: BatchShuffler, batch: AheadBatch) -> None:
     """Plans, which is collective, and cuts this rank's batch, which is not."""
-    shuffler.batch_for_step(batch, shuffler.plan(batch))
+    shuffler.prepare(batch, shuffler.plan(batch))
 
 
 def test_costs_and_rules_that_do_not_fit_are_errors(pools):

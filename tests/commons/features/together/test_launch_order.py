@@ -2,36 +2,35 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import pytest
 import torch
 
 from commons.distributed import BatchShuffler
-from tests.commons.features.sample_splitting.drawn_cuts import drawn_cuts
+from commons.features.micro_batches import MicroBatches
+from commons.features.unshuffle import Unshuffle
+from commons.features.verification import Verification
+from tests.commons.features.sample_splitting.drawn_cuts import DrawnCuts
 from tests.commons.features.sample_splitting.ranking_on_pieces import sharded_model_for_pieces
 from tests.commons.pipeline.launches import Launching, check_launches, launches
 
 
 def _unshuffles(shuffler: BatchShuffler, training: Any) -> None:
-    shuffler.unshuffle(torch.arange(training.num_samples), training.plan)
-
-
-def _cuts(shuffler: BatchShuffler) -> None:
-    shuffler.planner.cuts = partial(drawn_cuts, seed=0)
+    (unshuffle,) = (feature for feature in shuffler.features if isinstance(feature, Unshuffle))
+    unshuffle.unshuffle(torch.arange(training.num_samples), training.plan)
 
 
 WHOLE = Launching(after_step=_unshuffles)
-IN_PIECES = Launching(sharded_model_for_pieces, _cuts, _unshuffles)
+IN_PIECES = Launching(sharded_model_for_pieces, after_step=_unshuffles)
 
 
 @pytest.mark.parametrize(
     ("settings", "by", "num_groups"),
     [
-        ({}, WHOLE, 2),
-        ({"max_tokens_per_micro_batch": 16, "verify": True}, WHOLE, 2),
-        ({"split": True, "equal_rows": False}, IN_PIECES, 3),
+        ({"features": [Unshuffle()]}, WHOLE, 2),
+        ({"features": [Unshuffle(), MicroBatches(16), Verification()]}, WHOLE, 2),
+        ({"features": [Unshuffle(), DrawnCuts(0)], "equal_rows": False}, IN_PIECES, 3),
     ],
     ids=["whole", "micro-batches", "pieces"],
 )

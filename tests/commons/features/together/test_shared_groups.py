@@ -7,6 +7,8 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
+from commons.features.unshuffle import Unshuffle
+from commons.features.verification import Verification
 from tests.commons.distributed.loaded_batches import lopsided_batch
 from tests.commons.distributed.shufflers import FieldShuffler
 from tests.process_pool import ProcessPool
@@ -17,11 +19,12 @@ def _groups_and_timeout() -> tuple[list[int], timedelta]:
     cpu, counts = torch.device("cpu"), []
     dist.group.WORLD._get_backend(cpu).options._timeout = timedelta(hours=2)  # as init_process_group sets it
     for verify in (False, True, True):
-        shuffler = FieldShuffler(verify=verify)
+        unshuffle = Unshuffle()
+        shuffler = FieldShuffler(features=[unshuffle, *([Verification()] if verify else [])])
         plan = shuffler.plan(lopsided_batch())
-        shuffler.unshuffle(shuffler.exchange(lopsided_batch(), plan).workload, plan)
+        unshuffle.unshuffle(shuffler.exchange(lopsided_batch(), plan).workload, plan)
         counts.append(len(dist.distributed_c10d._world.pg_map))
-    return counts, shuffler.group.unshuffle_group(cpu)._get_backend(cpu).options._timeout
+    return counts, shuffler.group.group_for("exchange", cpu)._get_backend(cpu).options._timeout
 
 
 def test_shufflers_share_two_groups_with_the_timeout_of_the_job():

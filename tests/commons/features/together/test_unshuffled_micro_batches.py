@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -9,8 +11,11 @@ import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from commons.distributed import ShufflePlan
-from tests.commons.distributed.container_batches import KINDS, ContainerShuffler, make_batch
+from commons.distributed import BatchShuffler, Feature, ShufflePlan
+from commons.features.micro_batches import MicroBatches
+from commons.features.micro_batches.divided_batch import rows_of_micro_batches
+from commons.features.unshuffle import Unshuffle
+from commons.features.verification import Verification
 from tests.commons.distributed.counted_collectives import recorded_collectives
 from tests.commons.distributed.errors_and_warnings import error_of
 from tests.commons.distributed.loaded_batches import (
@@ -23,6 +28,27 @@ from tests.commons.distributed.loaded_batches import (
 )
 from tests.commons.distributed.shufflers import Case, FieldShuffler, cases, exchanged
 from tests.commons.pipeline.click_models import check_trained, trained
+from tests.on_ranks import on_ranks
+
+
+def features_with(cap: int | None) -> list[Feature]:
+    return [Unshuffle(), *([] if cap is None else [MicroBatches(cap)])]
+
+
+def _feature(shuffler: BatchShuffler, kind: type) -> Any:
+    return next((feature for feature in shuffler.features if isinstance(feature, kind)), None)
+
+
+def divided(shuffler: BatchShuffler, batch: Any, plan: ShufflePlan) -> list[Any]:
+    feature = _feature(shuffler, MicroBatches)
+    return [batch] if feature is None else feature.micro_batches(batch, plan)
+
+
+def back(shuffler: BatchShuffler, values: list[Any], plan: ShufflePlan) -> Any:
+    feature = _feature(shuffler, MicroBatches)
+    joined = values[0] if feature is None else feature.join_values(values, plan)
+    return _feature(shuffler, Unshuffle).unshuffle(joined, plan)
+
 
 CAPS = [1, 6, 12, 13, 30, 10**6]
 
@@ -32,49 +58,32 @@ def _there_and_back(case: Case, padded: bool) -> None:
     if step is None:
         return
     shuffler, plan, brought, moved = step
-    micro_batches = shuffler.micro_batches(moved, plan)
-    of_each, expected = [model_outputs(one, padded) for one in micro_batches], expected_outputs(brought)
-    check_identical(shuffler.unshuffle(micro_batches, plan), brought)
-    check_identical(shuffler.unshuffle(of_each, plan), expected)
+    parts = divided(shuffler, moved, plan)
+    check_identical(back(shuffler, parts, plan), brought)
+    of_each, expected = [model_outputs(one, padded) for one in parts], expected_outputs(brought)
+    check_identical(back(shuffler, of_each, plan), expected)
     for alone in ("scores", "keyed", "tokens", "right"):
         values = [of_one[alone] for of_one in of_each]
-        check_identical(shuffler.unshuffle(values, plan), expected[alone], alone)
+        check_identical(back(shuffler, values, plan), expected[alone], alone)
 
 
 @settings(max_examples=25, deadline=None)
 @given(
-    case=st.sampled_from([2, 3, 3, 4]).flatmap(lambda ranks: cases(ranks, max_tokens_per_micro_batch=CAPS)),
+    case=st.sampled_from([2, 3, 3, 4]).flatmap(
+        lambda ranks: cases(ranks, features=[features_with(cap) for cap in CAPS])
+    ),
     padded=st.booleans(),
 )
 def test_results_come_back_to_their_rows(pools, case, padded):
     pools(len(case.batches)).run(_there_and_back, case, padded)
 
 
-def _container_there_and_back(kind: str, seed: int, rows: tuple[int, ...], cap: int) -> None:
-    shuffler, rank = ContainerShuffler(max_tokens_per_micro_batch=cap), dist.get_rank()
-    batch = make_batch(kind, seed, 1000 * (rank + 1), rows[rank])
-    plan = shuffler.plan(batch)
-    back = shuffler.unshuffle(shuffler.micro_batches(shuffler.exchange(batch, plan), plan), plan)
-    check_identical(*((vars(back), vars(batch)) if kind == "torchrec" else (back, batch)))
-
-
-@settings(max_examples=10)
-@given(
-    kind=st.sampled_from(KINDS),
-    seed=st.integers(0, 10**6),
-    rows=st.tuples(*[st.integers(1, 6)] * 3),
-    cap=st.sampled_from([4, 9, 10**6]),
-)
-def test_any_container_comes_back(pools, kind, seed, rows, cap):
-    pools(3).run(_container_there_and_back, kind, seed, rows, cap)
-
-
-def _errors() -> tuple[list[str], int]:
-    """Returns the errors of wrong values, and how many micro-batches the plan has."""
-    shuffler = agreed(FieldShuffler(max_tokens_per_micro_batch=13))
+@on_ranks(2)
+def test_values_of_other_micro_batches_are_refused():
+    shuffler = agreed(FieldShuffler(features=features_with(13)))
     plan = shuffler.plan(lopsided_batch())
-    values = [torch.zeros(len(rows)) for rows in plan.micro_batches_on(dist.get_rank())]
-    assert plan.num_micro_batches == len(values) > 1
+    values = [torch.zeros(len(rows)) for rows in rows_of_micro_batches(plan, dist.get_rank())]
+    assert plan.step["num_micro_batches"] == len(values) > 1
     wrong = [
         values[1:],
         [*values, torch.zeros(1)],
@@ -82,32 +91,31 @@ def _errors() -> tuple[list[str], int]:
         [*values[:-1], torch.zeros(len(values[-1]) + 7)],
         [*values[:-1], values[-1].int()],
     ]
-    return [error_of(shuffler.unshuffle, given, plan) for given in wrong], plan.num_micro_batches
-
-
-def test_values_of_other_micro_batches_are_refused(pools):
-    for errors, count in pools(2).run(_errors):
-        expected = [
-            f"values of {count - 1} micro-batches, the plan has {count}",
-            f"values of {count + 1} micro-batches, the plan has {count}",
-            f"values of 0 micro-batches, the plan has {count}",
-            "rows in 'values', expected",
-            f"unshuffle got other values of micro-batch {count - 1} than of the first: ",
-        ]
-        for error, part in zip(errors, expected, strict=True):
-            assert error.startswith("ValueError") and part in error
+    errors, count = (
+        [error_of(back, shuffler, given, plan) for given in wrong],
+        plan.step["num_micro_batches"],
+    )
+    expected = [
+        f"values of {count - 1} micro-batches, the plan has {count}",
+        f"values of {count + 1} micro-batches, the plan has {count}",
+        f"values of 0 micro-batches, the plan has {count}",
+        "rows of micro-batch",
+        f"got other values of micro-batch {count - 1} than of the first: ",
+    ]
+    for error, part in zip(errors, expected, strict=True):
+        assert error.startswith("ValueError") and part in error
 
 
 def _collectives_back(exchange: str, cap: int | None) -> list[list[str]]:
-    shuffler = agreed(FieldShuffler(exchange=exchange, max_tokens_per_micro_batch=cap))
+    shuffler = agreed(FieldShuffler(exchange=exchange, features=features_with(cap)))
     batch = lopsided_batch()
     plan = shuffler.plan(batch)
-    micro_batches = shuffler.micro_batches(shuffler.exchange(batch, plan), plan)
+    micro_batches = divided(shuffler, shuffler.exchange(batch, plan), plan)
     assert plan.moves and (len(micro_batches) > 1) == (cap is not None)
     counted = []
     for values in (micro_batches, [micro_batch.small for micro_batch in micro_batches]):
         with recorded_collectives() as calls:
-            shuffler.unshuffle(values if cap else values[0], plan)
+            back(shuffler, values, plan)
         counted.append([name for name, _ in calls])
     return counted
 
@@ -120,11 +128,11 @@ def test_the_way_back_takes_as_many_collectives_as_for_a_whole_batch(pools, exch
 
 def unshuffled(shuffler: FieldShuffler, plan: ShufflePlan, output: list) -> tuple[list[int], torch.Tensor]:
     """Returns the numbers of the samples that this rank has loaded, and the score of each."""
-    numbers = np.flatnonzero(plan.home == dist.get_rank()).tolist()
-    return numbers, shuffler.unshuffle(output, plan)[: len(numbers)]
+    numbers = np.flatnonzero(plan.rows.home == dist.get_rank()).tolist()
+    return numbers, back(shuffler, output, plan)[: len(numbers)]
 
 
 @pytest.mark.parametrize(("kind", "name"), [("dict", "native"), ("padded", "none")])
 def test_outputs_of_a_pipeline_come_back(pools, kind, name):
-    settings = {"max_tokens_per_micro_batch": 12, "verify": True}
+    settings = {"features": [*features_with(12), Verification()]}
     check_trained(pools(2).run(trained, kind, name, {}, settings, unshuffled))

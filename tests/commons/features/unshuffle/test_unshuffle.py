@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
-from commons.distributed import ShufflePlan
+from commons.distributed import BatchShuffler, ShufflePlan
+from commons.features.unshuffle import Unshuffle
 from tests.commons.distributed.container_batches import KINDS, ContainerShuffler, make_batch
 from tests.commons.distributed.counted_collectives import no_synchronization, recorded_collectives
 from tests.commons.distributed.errors_and_warnings import error_of
@@ -30,6 +31,18 @@ from tests.commons.distributed.shufflers import Case, FieldShuffler, cases, exch
 from tests.commons.pipeline.click_models import check_trained, trained
 from tests.drawn_batches import draw_batch
 
+
+def back_of(shuffler: BatchShuffler) -> Callable[[Any, ShufflePlan], Any]:
+    """Returns the way back of a shuffler."""
+    (unshuffle,) = shuffler.features
+    assert isinstance(unshuffle, Unshuffle)
+    return unshuffle.unshuffle
+
+
+def returning(*arguments: Any, **settings: Any) -> FieldShuffler:
+    return FieldShuffler(*arguments, features=[Unshuffle()], **settings)
+
+
 FIELDS = ("scores", "keyed", "tokens", "right")  # of the outputs
 
 
@@ -39,14 +52,17 @@ def _there_and_back(case: Case, padded: bool) -> None:
     if step is None:
         return
     shuffler, plan, brought, moved = step
-    check_identical(shuffler.unshuffle(moved, plan), brought)
+    check_identical(back_of(shuffler)(moved, plan), brought)
     outputs, expected = model_outputs(moved, padded), expected_outputs(brought)
-    check_identical(shuffler.unshuffle(outputs, plan), expected)
-    check_identical(shuffler.unshuffle(outputs[alone], plan), expected[alone], alone)
+    check_identical(back_of(shuffler)(outputs, plan), expected)
+    check_identical(back_of(shuffler)(outputs[alone], plan), expected[alone], alone)
 
 
 @settings(max_examples=40, deadline=None)
-@given(case=st.sampled_from([2, 3, 3, 4]).flatmap(cases), padded=st.booleans())
+@given(
+    case=st.sampled_from([2, 3, 3, 4]).flatmap(lambda ranks: cases(ranks, features=[[Unshuffle()]])),
+    padded=st.booleans(),
+)
 def test_results_come_back_to_their_rows(pools, case, padded):
     pools(len(case.batches)).run(_there_and_back, case, padded)
 
@@ -56,8 +72,8 @@ def _container_there_and_back(kind: str, seed: int, rows: tuple[int | None, ...]
     shuffler, rank = ContainerShuffler(**settings), dist.get_rank()
     batch = None if rows[rank] is None else make_batch(kind, seed, 1000 * (rank + 1), rows[rank])
     plan = shuffler.plan(batch)
-    moved = shuffler.exchange(shuffler.batch_for_step(batch, plan), plan)
-    back = shuffler.unshuffle(moved, plan)
+    moved = shuffler.exchange(shuffler.prepare(batch, plan), plan)
+    back = back_of(shuffler)(moved, plan)
     if batch is not None:
         check_identical(*((vars(back), vars(batch)) if kind == "torchrec" else (back, batch)))
 
@@ -71,34 +87,34 @@ def _container_there_and_back(kind: str, seed: int, rows: tuple[int | None, ...]
     equal_rows=st.booleans(),
 )
 def test_any_container_comes_back(pools, kind, seed, rows, exchange, equal_rows):
-    changed = {"exchange": exchange, "equal_rows": equal_rows}
+    changed = {"exchange": exchange, "equal_rows": equal_rows, "features": [Unshuffle()]}
     pools(3).run(_container_there_and_back, kind, seed, rows, changed)
 
 
 def _after_the_last_batch() -> None:
-    shuffler = agreed(FieldShuffler())
+    shuffler = agreed(returning())
     plan = shuffler.plan(None)
     assert not plan.has_batch
     padding = shuffler.padding_batch()
     moved = shuffler.exchange(padding, plan)
     check_identical(moved, padding)
-    check_identical(shuffler.unshuffle(moved, plan), padding)
-    check_identical(shuffler.unshuffle(torch.ones(1, 2), plan), torch.zeros(1, 2))
+    check_identical(back_of(shuffler)(moved, plan), padding)
+    check_identical(back_of(shuffler)(torch.ones(1, 2), plan), torch.zeros(1, 2))
 
 
 def _other_outputs() -> None:
-    shuffler = agreed(FieldShuffler())
+    shuffler = agreed(returning())
     batch = lopsided_batch()
     plan = shuffler.plan(batch)
     assert plan.moves
     ids = shuffler.exchange(batch, plan).matrix[:, 0, 0]
     learned = (ids * torch.ones((), dtype=ids.dtype, requires_grad=True))[:, None]
-    assert shuffler.unshuffle(learned, plan)[:, 0].tolist() == sample_ids(batch)
-    assert shuffler.unshuffle(learned.cfloat(), plan)[:, 0].real.tolist() == sample_ids(batch)
+    assert back_of(shuffler)(learned, plan)[:, 0].tolist() == sample_ids(batch)
+    assert back_of(shuffler)(learned.cfloat(), plan)[:, 0].real.tolist() == sample_ids(batch)
     transposed = torch.stack([ids, -ids]).T
-    assert shuffler.unshuffle(transposed, plan)[:, 1].tolist() == [-s for s in sample_ids(batch)]
-    without_bytes = torch.zeros(int(plan.rows[dist.get_rank()]), 0)
-    assert shuffler.unshuffle(without_bytes, plan).shape == (4, 0)
+    assert back_of(shuffler)(transposed, plan)[:, 1].tolist() == [-s for s in sample_ids(batch)]
+    without_bytes = torch.zeros(int(plan.num_rows[dist.get_rank()]), 0)
+    assert back_of(shuffler)(without_bytes, plan).shape == (4, 0)
 
 
 @pytest.mark.parametrize("run", [_after_the_last_batch, _other_outputs])
@@ -107,7 +123,7 @@ def test_padding_and_unusual_tensors_come_back(pools, run: Callable[[], None]):
 
 
 def _errors() -> list[str]:
-    shuffler = agreed(FieldShuffler())
+    shuffler = agreed(returning())
     plan = shuffler.plan(draw_batch(np.random.default_rng(0), 0, 4, 3))
     real = int(plan.num_placed[dist.get_rank()])
     wrong: list[Any] = [
@@ -117,7 +133,7 @@ def _errors() -> list[str]:
         {"rows": torch.zeros(4), "samples": torch.zeros(real)},
         torch.zeros(()),
     ]
-    return [error_of(shuffler.unshuffle, given, plan) for given in wrong]
+    return [error_of(back_of(shuffler), given, plan) for given in wrong]
 
 
 def test_values_of_other_rows_are_refused(pools):
@@ -135,24 +151,24 @@ def test_values_of_other_rows_are_refused(pools):
 
 def test_a_rank_alone_gets_its_rows_back_with_padding():
     batch = draw_batch(np.random.default_rng(0), 0, 4, 3)
-    shuffler = FieldShuffler()
+    shuffler = returning()
     plan = shuffler.plan(batch)
-    check_identical(shuffler.unshuffle(batch, plan), batch)
-    assert torch.equal(shuffler.unshuffle(batch.small, plan), batch.small)
-    assert torch.equal(shuffler.unshuffle(batch.small[:3], plan), batch.small)
+    check_identical(back_of(shuffler)(batch, plan), batch)
+    assert torch.equal(back_of(shuffler)(batch.small, plan), batch.small)
+    assert torch.equal(back_of(shuffler)(batch.small[:3], plan), batch.small)
     with pytest.raises(ValueError, match="unshuffle got 99 rows"):
-        shuffler.unshuffle(torch.ones(99), plan)
+        back_of(shuffler)(torch.ones(99), plan)
 
 
 def _values_of_kinds() -> tuple[bool, list[str]]:
     """Returns whether dicts in two orders come back, and the errors of values that differ between ranks."""
-    rank, shuffler = dist.get_rank(), agreed(FieldShuffler())
+    rank, shuffler = dist.get_rank(), agreed(returning())
     batch = lopsided_batch()
     plan = shuffler.plan(batch)
     ids = shuffler.exchange(batch, plan).matrix[:, 0, 0].clone()
     ones = torch.ones(len(ids), dtype=torch.int32)
     named = {"positive": ids, "negative": -ids}
-    returned = shuffler.unshuffle(dict(reversed(named.items())) if rank else named, plan)
+    returned = back_of(shuffler)(dict(reversed(named.items())) if rank else named, plan)
     keys = ["p", "q"] if rank else ["q", "p"]
     of_ranks: list[Any] = [
         ids.float() if rank else ids.float().view(torch.int32),
@@ -161,8 +177,8 @@ def _values_of_kinds() -> tuple[bool, list[str]]:
         KeyedJaggedTensor(keys, torch.cat([ids, ids]), lengths=torch.cat([ones, ones])),
         JaggedTensor(ids, lengths=ones.long() if rank else ones),
     ]
-    errors = [error_of(shuffler.unshuffle, values, plan) for values in of_ranks]
-    again = shuffler.unshuffle(named, plan)  # after errors of all ranks, the next call is like any other
+    errors = [error_of(back_of(shuffler), values, plan) for values in of_ranks]
+    again = back_of(shuffler)(named, plan)  # after errors of all ranks, the next call is like any other
     expected = sample_ids(batch)
     comes_back = all(
         values["positive"].tolist() == expected and values["negative"].tolist() == [-s for s in expected]
@@ -190,7 +206,7 @@ def test_values_of_another_kind_on_one_rank_are_refused_on_all_and_the_order_of_
 
 def _collectives_of_unshuffle() -> list[list[str]]:
     """Returns the collectives of a first call for each kind of values, and of a second one."""
-    shuffler = agreed(FieldShuffler())
+    shuffler = agreed(returning())
     batch = lopsided_batch()
     plan = shuffler.plan(batch)
     moved = shuffler.exchange(batch, plan)
@@ -198,10 +214,10 @@ def _collectives_of_unshuffle() -> list[list[str]]:
     counted = []
     for values in (*kinds, *kinds):
         with recorded_collectives() as calls:
-            shuffler.unshuffle(values, plan)
+            back_of(shuffler)(values, plan)
         counted.append([name for name, _ in calls])
     with no_synchronization():
-        shuffler.unshuffle(moved.small[: moved.num_samples].clone(), plan)
+        back_of(shuffler)(moved.small[: moved.num_samples].clone(), plan)
     return counted
 
 
@@ -214,10 +230,10 @@ def test_unshuffle_takes_one_collective_and_one_more_for_lengths_and_for_a_first
 
 def unshuffled(shuffler: FieldShuffler, plan: ShufflePlan, output: Any) -> tuple[list[int], torch.Tensor]:
     """Returns the numbers of the samples that this rank has loaded, and the score of each."""
-    numbers = np.flatnonzero(plan.home == dist.get_rank()).tolist()
-    return numbers, shuffler.unshuffle(output, plan)[: len(numbers)]
+    numbers = np.flatnonzero(plan.rows.home == dist.get_rank()).tolist()
+    return numbers, back_of(shuffler)(output, plan)[: len(numbers)]
 
 
 @pytest.mark.parametrize("kind", ["dict", "padded"])
 def test_outputs_of_a_pipeline_come_back(pools, kind):
-    check_trained(pools(2).run(trained, kind, "native", {}, {}, unshuffled))
+    check_trained(pools(2).run(trained, kind, "native", {}, {"features": [Unshuffle()]}, unshuffled))

@@ -1,4 +1,4 @@
-"""With `verify`, ranks notice that they disagree, and all of them say so."""
+"""With `Verification`, ranks notice that they disagree, and all of them say so."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from commons.distributed.exchange import EXCHANGES, Exchange
-from commons.distributed.planner import Planner
+from commons.distributed.feature import Feature
+from commons.features.verification import Verification
 from commons.sequence_batch.packed_rows import select_from
 from tests.commons.distributed.container_batches import KINDS, ContainerShuffler, make_batch
 from tests.commons.distributed.counted_collectives import recorded_collectives
@@ -32,14 +33,14 @@ def _verified(case: Case) -> None:
 
 
 @settings(max_examples=20, deadline=None)
-@given(case=st.sampled_from([2, 3]).flatmap(lambda ranks: cases(ranks, verify=[True])))
+@given(case=st.sampled_from([2, 3]).flatmap(lambda ranks: cases(ranks, features=[[Verification()]])))
 def test_right_steps_pass(pools, case):
     pools(len(case.batches)).run(_verified, case)
 
 
 class Equal(FieldShuffler):
     def get_workloads(self, batch):
-        return torch.ones(self.sample_rows.batch_rows(batch)[0], dtype=torch.int64)
+        return torch.ones(self.view(batch).num_rows, dtype=torch.int64)
 
 
 def _verified_fields(seeds: list[int]) -> None:
@@ -47,7 +48,7 @@ def _verified_fields(seeds: list[int]) -> None:
     for seed in seeds:
         rng = np.random.default_rng((seed, rank))
         fields = draw_fields(seed, rng, 1 + 5 * rank)
-        moved = Equal(verify=True).shuffle(fields)
+        moved = Equal(features=[Verification()]).shuffle(fields)
         assert set(moved) == set(fields)
 
 
@@ -62,14 +63,19 @@ def test_any_container_passes(pools, kind):
 
 def _verified_container(kind: str) -> None:
     rank = dist.get_rank()
-    ContainerShuffler(verify=True).shuffle(make_batch(kind, 0, 1000 * (rank + 1), 2 + 3 * rank))
+    ContainerShuffler(features=[Verification()]).shuffle(make_batch(kind, 0, 1000 * (rank + 1), 2 + 3 * rank))
 
 
 def _collectives(exchange: str) -> list[str]:
-    shuffler = DictShuffler(exchange=exchange, verify=True)
+    verification = Verification()
+    shuffler = DictShuffler(exchange=exchange, features=[verification])
     shuffler.shuffle(many_fields(0))
-    names = {id(shuffler.planner._channel): "planning", id(shuffler._checks): "checks"}
-    names[id(shuffler.group.exchange_group(torch.device("cpu")))] = "exchange"
+    names = {
+        id(shuffler.planner._gather._channel): "planning",
+        id(verification._planning): "plans",
+        id(verification._exchanging): "checks",
+    }
+    names[id(shuffler.group.group_for("exchange", torch.device("cpu")))] = "exchange"
     batch = many_fields(1)
     with recorded_collectives() as calls:
         shuffler.exchange(batch, shuffler.plan(batch))
@@ -78,18 +84,19 @@ def _collectives(exchange: str) -> list[str]:
 
 @pytest.mark.parametrize("exchange", BOTH)
 def test_verifying_takes_one_more_to_plan_and_two_to_exchange(pools, exchange):
-    planning, checks = "all_gather on planning", "all_gather on checks"
+    planning, plans, checks = (f"all_gather on {name}" for name in ("planning", "plans", "checks"))
     for calls in pools(2).run(_collectives, exchange):
-        assert calls == [planning, planning, checks, f"{PAYLOAD[exchange]} on exchange", checks]
+        assert calls == [planning, plans, checks, f"{PAYLOAD[exchange]} on exchange", checks]
 
 
-class DifferentPlanner(Planner):
+class Different(Feature):
     """From the second plan on, rank 1 swaps the samples of the first two ranks."""
 
+    name, order = "different", 5
     plans = 0
 
-    def _placed(self, gathered):
-        plan = super()._placed(gathered)
+    def place(self, rows, place):
+        plan = place(rows)
         self.plans += 1
         if self.plans == 1 or dist.get_rank() != 1:
             return plan
@@ -97,14 +104,8 @@ class DifferentPlanner(Planner):
         return dataclasses.replace(plan, destination=swapped)
 
 
-class DifferentShuffler(FieldShuffler):
-    def __init__(self, **settings):
-        super().__init__(**settings)
-        self.planner.__class__ = DifferentPlanner
-
-
 def _different_plans() -> str:
-    shuffler = DifferentShuffler(verify=True)
+    shuffler = FieldShuffler(features=[Different(), Verification()])
     shuffler.plan(lopsided_batch())
     return error_of(shuffler.plan, lopsided_batch())
 
@@ -121,7 +122,7 @@ def test_ranks_with_different_plans_all_name_both_hashes(pools):
 
 
 def _fingerprints(loads: list[list[int]]) -> list[int]:
-    shuffler = FieldShuffler(verify=True)
+    shuffler = FieldShuffler(features=[Verification()])
     fingerprints = []
     for of_step in loads:
         batch = lopsided_batch()
@@ -138,7 +139,7 @@ def test_only_equal_plans_have_equal_hashes(pools):
 
 def _error_of_a_wrong_exchange(exchange: str, change: int) -> str:
     """On rank 1, the exchange drops or doubles a sample."""
-    shuffler, whole = FieldShuffler(exchange=exchange, verify=True), EXCHANGES[exchange]
+    shuffler, whole = FieldShuffler(exchange=exchange, features=[Verification()]), EXCHANGES[exchange]
 
     def move(rows, plan, group):
         moved = whole.move(rows, plan, group)
@@ -183,7 +184,7 @@ def _error_of_a_changing_batch() -> str:
         made.matrix *= factor
         return made
 
-    shuffler = FieldShuffler(verify=True)
+    shuffler = FieldShuffler(features=[Verification()])
     shuffler.shuffle(batch(1))
     return error_of(shuffler.shuffle, batch(6))
 
@@ -201,21 +202,25 @@ class Unpicklable(Exception):
         self.held = lambda: None
 
 
-class RaisingPlanner(Planner):
-    """On rank 1, placing raises in the second step; after that it works again."""
+class Raising(Feature):
+    """On rank 1, placing raises in some steps."""
 
-    def _placed(self, gathered):
+    name, order = "raising", 5
+
+    def __init__(self, errors):
+        self.errors = errors
+
+    def place(self, rows, place):
         error = self.errors.pop(0)
         if error is not None and dist.get_rank() == 1:
             raise error
-        return super()._placed(gathered)
+        return place(rows)
 
 
 def _errors_of_placing() -> list[str]:
     """Returns the errors of three steps, and that of one whose error does not pickle."""
-    shuffler = FieldShuffler(verify=True)
-    shuffler.planner.__class__ = RaisingPlanner
-    shuffler.planner.errors = [None, LookupError("no such placement"), None, Unpicklable("this", "that")]
+    errors = [None, LookupError("no such placement"), None, Unpicklable("this", "that")]
+    shuffler = FieldShuffler(features=[Raising(errors), Verification()])
     return [error_of(shuffler.plan, lopsided_batch()) for _ in range(4)]
 
 

@@ -1,0 +1,71 @@
+"""Tests the core, and trains with it, in a copy without features: `make core-alone`.
+
+    python -m ci.core_alone [--without FEATURE ...]
+
+The copy has the core's packages and tests alone. With `--without`, it has all other features and their tests,
+too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+REPOSITORY = Path(__file__).parents[1]
+CORE = ("sequence_batch", "partition", "distributed", "pipeline")
+# What the core stands on.
+BELOW = ("perf_model", "*.py")
+SUPPORT = ("tests/*.py", "tests/commons/*.py", "pyproject.toml")
+
+
+def main() -> None:
+    """Copies, tests and trains."""
+    parser = argparse.ArgumentParser(description=str(__doc__).partition(":")[0])
+    parser.add_argument("--without", nargs="+", metavar="FEATURE", default=[], help="features to leave out")
+    without = parser.parse_args().without
+    features = {path.parent.name for path in REPOSITORY.glob("commons/features/*/__init__.py")}
+    if unknown := set(without) - features:
+        parser.error(f"no features {sorted(unknown)}; there are {sorted(features)}")
+    kept = sorted(features - set(without)) if without else []
+    with tempfile.TemporaryDirectory() as folder:
+        copy_core(Path(folder), kept)
+        tests = [f"tests/commons/{package}" for package in CORE]
+        tests += ["tests/commons/features"] if kept else []
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": folder}
+
+        def run(*arguments: str) -> None:
+            subprocess.run([sys.executable, "-m", *arguments], cwd=folder, env=environment, check=True)
+
+        run("pytest", *tests)
+        run("torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "tests.train_on_two_ranks")
+
+
+def copy_core(folder: Path, features: list[str]) -> None:
+    """Copies the core, what it stands on, its tests, and these features with theirs."""
+    paths = [f"commons/{name}" for name in (*CORE, *BELOW)] + list(SUPPORT)
+    paths += [f"tests/commons/{name}" for name in CORE]
+    if features:
+        paths += [f"{root}/features/__init__.py" for root in ("commons", "tests/commons")]
+        paths += [f"{root}/features/{name}" for root in ("commons", "tests/commons") for name in features]
+        paths += ["tests/commons/features/together"]
+    patterns = [f":(glob){path}" if "*" in path else path for path in paths]
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "--", *patterns],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.splitlines()
+    for name in listed:
+        if (REPOSITORY / name).exists():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(REPOSITORY / name, folder / name)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,257 @@
+"""One view of any batch: a `BaseBatch`, or any container of tensors with one row per sample."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+
+from .. import NAME
+from . import containers
+from .base_batch import BaseBatch, num_rows
+from .packed_rows import PackedRows, select_from
+from .row_schema import FieldValue, RowSchema, with_parts
+
+# Integers in which squares and FLOPs of lengths wrap.
+NARROW_INTEGERS = (torch.int8, torch.int16, torch.int32, torch.uint8, torch.uint16, torch.uint32)
+_HOST = torch.device("cpu")
+
+
+def view_batch(batch: Any, shared: Collection[str] = ()) -> BatchView:
+    """Returns the view of a batch.
+
+    Args:
+        batch: of any type that can be exchanged.
+        shared: paths of what all samples share, as in "context.temperature" or "[2]".
+    """
+    return (PaddedView if isinstance(batch, BaseBatch) else BatchView)(batch, shared)
+
+
+class BatchView:
+    """The rows of a batch that cannot tell its padding, and so has none; made by `view_batch`.
+
+    `packed` is the way from a batch to its rows, `unpack` the way back.
+
+    Attributes:
+        batch: as given.
+        pads: whether the batch can tell its padding rows, and so may get some.
+    """
+
+    pads = False
+
+    def __init__(self, batch: Any, shared: Collection[str] = ()) -> None:
+        self.batch, self._shared = batch, shared
+
+    @cached_property
+    def fields(self) -> dict[str, FieldValue]:
+        """The fields that travel with the samples, by path; each has one row per row of the batch.
+
+        A jagged nested tensor is a JaggedTensor here, a KeyedTensor a tensor `[rows, width]`.
+
+        Raises:
+            TypeError: nothing in the batch has rows, or something would stay behind when samples move.
+        """
+        fields = containers.fields_of(self.batch, self._shared)
+        if fields:
+            return fields
+        raise TypeError(
+            f"{containers.type_name(self.batch)} has no rows to place; expected a BaseBatch, or tensors, "
+            "KeyedJaggedTensors, JaggedTensors and KeyedTensors with one row per sample, in any nesting of "
+            "dataclasses, dicts, TensorDicts, lists and (named) tuples. Take another type apart with "
+            f"{NAME}.sequence_batch.register_batch_type"
+        )
+
+    @cached_property
+    def num_rows(self) -> int:
+        """Rows of the batch.
+
+        Raises:
+            ValueError: the fields disagree.
+        """
+        rows = {name: num_rows(name, value) for name, value in self.fields.items()}
+        if len(set(rows.values())) > 1:
+            raise ValueError(
+                f"fields have different numbers of rows: {rows}; each needs one row per sample. Name what "
+                "all samples share in the shuffler's shared_fields"
+            )
+        return next(iter(rows.values()))
+
+    @property
+    def num_samples(self) -> int:
+        """Rows that are samples, which come first."""
+        return self.num_rows
+
+    @cached_property
+    def device(self) -> torch.device:
+        """The device of the rows."""
+        return self._any_tensor.device
+
+    @property
+    def is_pinned(self) -> bool:
+        """Whether the rows are in pinned memory."""
+        return self._any_tensor.is_pinned()
+
+    def view(self, batch: Any) -> BatchView:
+        """Returns the view of another batch of the same kind."""
+        return type(self)(batch, self._shared)
+
+    @property
+    def _any_tensor(self) -> torch.Tensor:
+        value = next(iter(self.fields.values()))
+        return value if isinstance(value, torch.Tensor) else value.values()
+
+    def packed(self) -> PackedRows:
+        """Returns all rows as machine words; no host-device synchronization."""
+        return PackedRows.pack(self.fields, RowSchema.of(self.fields), self.num_rows)
+
+    def unpack(self, rows: PackedRows, batch_size: int) -> Any:
+        """Returns a batch of the same kind that has other rows.
+
+        Args:
+            rows: the samples, as `gather_rows` returns them.
+            batch_size: rows of the batch; those after the samples are padding.
+        """
+        return self.with_rows(rows.unpack(batch_size), batch_size, rows.num_rows)
+
+    def with_rows(self, fields: dict[str, FieldValue], batch_size: int, num_samples: int) -> Any:
+        """Returns a batch of the same kind with other rows; what is not in `fields` stays."""
+        return containers.with_fields(self.batch, fields)
+
+    def first_row(self) -> Any:
+        """Returns a batch of one row for a rank without samples: padding, or a copy of the first row where
+        the batch does not know padding. The batch is on the host."""
+        chosen = np.zeros(0 if self.pads else 1, dtype=np.int64)
+        return self.unpack(select_from([self.packed()], chosen), 1)
+
+    def copy(self) -> Any:
+        """Returns the batch with its rows in memory of their own."""
+        rows = select_from([self.packed()], np.arange(self.num_rows))
+        return self.with_rows(rows.unpack(), self.num_rows, self.num_samples)
+
+    def to_host(self) -> Any:
+        """Returns the batch itself if it is on the host, else a copy, for which this waits."""
+        return self.batch if self.device == _HOST else containers.moved_to(self.batch, _HOST)
+
+    def with_long_lengths(self) -> Any:
+        """Returns the batch with int64 lengths, so that what a user computes from them does not wrap."""
+        widened = {
+            path: with_parts(value, lengths=value.lengths().long())
+            for path, value in self.fields.items()
+            if not isinstance(value, torch.Tensor) and value.lengths().dtype in NARROW_INTEGERS
+        }
+        return self.with_rows(widened, self.num_rows, self.num_samples) if widened else self.batch
+
+    def num_tokens(self) -> torch.Tensor:
+        """Returns the tokens of each row, `[rows]` int64: its jagged elements."""
+        tokens = torch.zeros(self.num_rows, dtype=torch.int64, device=self.device)
+        for value in self.fields.values():
+            if not isinstance(value, torch.Tensor):
+                tokens += value.lengths().view(-1, self.num_rows).sum(0)
+        return tokens
+
+    def num_loss_tokens(self) -> torch.Tensor:
+        """Returns the loss tokens of each row, `[rows]` int64: one."""
+        return torch.ones(self.num_rows, dtype=torch.int64, device=self.device)
+
+    def row_counts(self) -> dict[str, torch.Tensor]:
+        """Returns `BaseBatch.row_counts`; none of another batch."""
+        return {}
+
+    def with_row_counts(self, counts: Mapping[str, np.ndarray]) -> Any:
+        """Returns the batch with the row counts that a plan has, int64 `[rows]` each."""
+        return self.batch
+
+    def check(self) -> None:
+        """Checks that the batch has the shared paths, and that it can be made again with other rows.
+
+        Raises:
+            ValueError: it has no such path, or is a `BaseBatch`.
+            TypeError: see `containers.check_replaceable`.
+        """
+        paths = containers.paths(self.batch) if self._shared else set()
+        for path in sorted(set(self._shared) - paths):
+            raise ValueError(
+                f"shared_fields names {path!r}, which is not in the batch; there are {sorted(paths)}"
+            )
+        containers.check_replaceable(self.batch)
+
+
+class PaddedView(BatchView):
+    """The rows of a `BaseBatch`, which knows its padding."""
+
+    pads = True
+    batch: BaseBatch
+
+    @cached_property
+    def fields(self) -> dict[str, FieldValue]:
+        """The fields that travel with the samples."""
+        return self.batch.per_sample_fields()
+
+    @cached_property
+    def num_rows(self) -> int:
+        """Rows of the batch, padding included."""
+        return self.batch.batch_size
+
+    @property
+    def num_samples(self) -> int:
+        """Rows that are samples."""
+        return self.batch.num_samples
+
+    def with_rows(self, fields: dict[str, FieldValue], batch_size: int, num_samples: int) -> BaseBatch:
+        """Returns a batch of the same kind with other rows."""
+        return self.batch.with_fields(fields, batch_size, num_samples)
+
+    def num_tokens(self) -> torch.Tensor:
+        """Returns what the batch says."""
+        return self.batch.num_tokens()
+
+    def num_loss_tokens(self) -> torch.Tensor:
+        """Returns what the batch says."""
+        return self.batch.num_loss_tokens()
+
+    def row_counts(self) -> dict[str, torch.Tensor]:
+        """Returns what the batch says."""
+        return self.batch.row_counts()
+
+    def with_row_counts(self, counts: Mapping[str, np.ndarray]) -> BaseBatch:
+        """Returns the batch with the result of its `row_counts_on_host`."""
+        return self.batch.with_row_counts(counts)
+
+    def check(self) -> None:
+        """Checks that nothing is named as shared."""
+        if self._shared:
+            raise ValueError(
+                f"shared_fields names {sorted(self._shared)}, and {containers.type_name(self.batch)} is a "
+                'BaseBatch: mark what its samples share with field(metadata={"per_sample": False})'
+            )
+        containers.check_replaceable(self.batch)
+
+
+def without_copied_row(output: Any) -> Any:
+    """Returns a model's output for a batch whose only row is a copy, with no row in place of one.
+
+    So outputs add up to those of the samples. What has another number of rows, or none, stays: it may be
+    about anything.
+    """
+
+    def without_row(_: str, leaf: Any) -> Any:
+        try:
+            field = containers.as_field(leaf)
+            rows = num_rows("output", field)
+        except (TypeError, ValueError):  # no rows to speak of, as in a number or a sparse tensor
+            return leaf
+        if rows != 1:
+            return leaf
+        if isinstance(field, torch.Tensor):
+            return containers.like(field[:0], leaf)
+        packed = PackedRows.pack({"output": field}, RowSchema.of({"output": field}), 1)
+        none = select_from([packed], np.zeros(0, dtype=np.int64)).unpack(0)
+        return containers.like(none["output"], leaf)
+
+    try:
+        return containers.transformed(output, without_row)
+    except TypeError:  # of a type that cannot be made again
+        return output
