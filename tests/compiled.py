@@ -21,7 +21,7 @@ def compile_kernels() -> None:
     features = []
     for path, arguments in _COMPILING.items():
         package, _, name = f"commons.features.{path}".rpartition(".")
-        if find_spec(package):
+        if (found := find_spec(package)) and found.origin:  # without its files, a folder still is a package
             features.append(getattr(import_module(package), name)(*arguments))
     warm_up(ShufflerSettings(), features)
     compile_refine()

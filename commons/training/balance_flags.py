@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -44,29 +44,19 @@ CORE, *FEATURES = SETS
 
 
 def check_flags(args: TrainerArgs, **window: Any) -> None:
-    """Checks the flags together.
-
-    Args:
-        args: the flags.
-        window: values of `balance_window` and `balance_window_max_step_ratio`.
+    """Checks the flags together; `window` has those that are no attributes, by name.
 
     Raises:
-        ValueError: flags that do not work together, or have no effect; the message names them.
-        ModuleNotFoundError: as `make_features`.
+        ValueError, ModuleNotFoundError: as `make_features`; or flags have no effect with others.
     """
     with errors_name_flags():
         given = {argument: window.get(flag, getattr(args, flag)) for flag, argument in SETS[CORE].items()}
-        settings, features = ShufflerSettings(**given), make_features(args)
-        try:
-            in_order(features)
-        except ValueError as error:
-            asked = [reason for part in FEATURES for reason in _reasons(args, part)]
-            raise ValueError(f"{', '.join(asked)}: {error}") from None
-        for feature in features:
+        settings = ShufflerSettings(**given)
+        for feature in make_features(args):
             feature.check(settings)
 
 
-def make_features(args: TrainerArgs, tells_groups: str = "") -> list[Feature]:
+def make_features(args: TrainerArgs, tells_groups: str = "") -> Sequence[Feature]:
     """Makes the features that flags ask for.
 
     Args:
@@ -74,40 +64,39 @@ def make_features(args: TrainerArgs, tells_groups: str = "") -> list[Feature]:
         tells_groups: a shuffler's method that asks for `SampleGroups`, for messages; empty without.
 
     Raises:
-        ValueError: a value is out of range; the message names the flag.
+        ValueError: a value is out of range, or features exclude each other; the message names the flags.
         ModuleNotFoundError: a feature's package is missing.
     """
-    features = []
+    features, all_asked = [], []
     for part in FEATURES:
-        reasons = _reasons(args, part)
+        asked = [
+            f"TrainerArgs.{flag} = {value!r}"
+            for flag, value in args.changed()
+            if flag in SETS[part] and (flag != "balance_cost" or value == LEARNED)
+        ]
         if tells_groups and "balance_group_feature" in SETS[part]:
-            reasons.append(tells_groups)
-        if reasons:
+            asked.append(tells_groups)
+        if asked:
             arguments = {argument: getattr(args, flag) for flag, argument in SETS[part].items() if argument}
             with errors_name_flags(part):
-                features.append(_class_of(part, reasons[0])(**arguments))
-    return features
+                features.append(_class_of(part, asked[0])(**arguments))
+        all_asked += asked
+    try:
+        return in_order(features)
+    except ValueError as error:
+        raise ValueError(f"{', '.join(all_asked)}: {error}") from None
 
 
 @contextmanager
 def errors_name_flags(*parts: str) -> Iterator[None]:
     """Re-raises a `SettingError` of some parts, or of any, as a ValueError that names the flags."""
     searched = parts or (*FEATURES, CORE)  # the core last, so that its names win
-    flag_of = {argument: flag for part in searched for flag, argument in SETS[part].items()}
+    flag_of = {argument: f"TrainerArgs.{flag}" for part in searched for flag, argument in SETS[part].items()}
     try:
         yield
     except SettingError as error:
-        text = error.show(lambda name, value: f"TrainerArgs.{flag_of[name]} = {value!r}")
+        text = error.show(lambda name, value: f"{flag_of.get(name, name)} = {value!r}")
         raise ValueError(text) from None
-
-
-def _reasons(args: TrainerArgs, part: str) -> list[str]:
-    """Returns the flags, with values, that ask for a feature."""
-    return [
-        f"TrainerArgs.{flag} = {value!r}"
-        for flag, value in args.changed()
-        if flag in SETS[part] and (flag != "balance_cost" or value == LEARNED)
-    ]
 
 
 def _class_of(part: str, reason: str) -> type[Feature]:

@@ -33,6 +33,6 @@ def test_too_little_or_too_much_is_refused_with_what_was_expected(settings):
 def test_samples_of_a_feature_belong_together():
     users = [5, 3, 5]
     batch = sid_batch([Sample([0], [1], [user]) for user in users])
-    groups = pytest.importorskip("commons.features.sample_groups").SampleGroups("tags")
+    groups = pytest.importorskip("commons.features.sample_groups.sample_groups").SampleGroups("tags")
     BatchShufflerFactory.create("sid_gr", num_heads=1, head_dim=8, features=[groups])
     assert groups.columns(batch)["groups"].tolist() == users
