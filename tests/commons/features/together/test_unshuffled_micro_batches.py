@@ -33,8 +33,9 @@ def _there_and_back(case: Case, padded: bool) -> None:
         return
     shuffler, plan = step.shuffler, step.plan
     micro_batches = shuffler.micro_batches(step.moved, plan)
+    back = shuffler.unshuffle(micro_batches, plan)
     if case.kind == "mixed" or step.loaded is not None:
-        check_identical(shuffler.unshuffle(micro_batches, plan), step.brought)
+        check_identical(back, step.brought)
     if case.kind != "mixed":
         return
     of_each, expected = [model_outputs(one, padded) for one in micro_batches], expected_outputs(step.brought)
