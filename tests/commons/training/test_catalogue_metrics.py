@@ -121,7 +121,7 @@ def test_items_of_unbounded_ids_are_ranked_if_they_have_a_row():
             SimpleNamespace(queries=queries / queries.norm(dim=1, keepdim=True), targets=torch.tensor(wanted))
         )
         found.append(metrics.compute()["HR@1"])
-    assert found[0], found[1] == (1.0, 0.0)
+    assert (found[0], found[1]) == (1.0, 0.0)
 
 
 @on_ranks(2)
