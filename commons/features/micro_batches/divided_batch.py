@@ -86,4 +86,5 @@ def join_values(shuffler: BatchShuffler, values: Sequence[Any], plan: ShufflePla
         for end, source, rows in zip(ends, sources, rows_of_each, strict=True)
     ]
     joined = select_from(sources, np.concatenate(places)[np.argsort(np.concatenate(rows_of_each))])
-    return shuffler.view(values[0]).unpack(joined, joined.num_rows)
+    view = shuffler.view(values[0])
+    return view.unpack(joined, int(plan.num_rows[shuffler.group.rank]) if view.pads else joined.num_rows)

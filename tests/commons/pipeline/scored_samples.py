@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -203,7 +204,9 @@ def replicated_pipeline(model, reduction, shuffler):
 
 
 def scored_pipeline(kind, reduction, **settings):
-    return replicated_pipeline(Scorer(kind, reduction), reduction, ScoredShuffler(kind, **settings))
+    # Features serve one shuffler each, and settings make several.
+    shuffler = ScoredShuffler(kind, **copy.deepcopy(settings))
+    return replicated_pipeline(Scorer(kind, reduction), reduction, shuffler)
 
 
 def identity_pipeline(reduction):

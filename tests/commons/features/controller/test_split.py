@@ -17,16 +17,15 @@ from tensordict import TensorDict
 from torchrec.datasets.utils import Batch as TorchRecBatch
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
-from commons.distributed import BatchShuffler, BatchShufflerFactory, register_batch_shuffler
+from commons.distributed import BatchShuffler, BatchShufflerFactory, Feature, register_batch_shuffler
 from commons.features.controller import SplitOrder, merge, split_balanced
 from commons.partition import imbalance, loads, refined
 from commons.sequence_batch import BaseBatch
-from commons.sequence_batch.batch_view import SampleRows
+from commons.sequence_batch.batch_view import view_batch
 from tests.commons.distributed.container_batches import KINDS, contents, make_batch
 from tests.commons.distributed.loaded_batches import check_identical, outputs_of
 from tests.drawn_batches import draw_batch, sample_contents, tensors_of
 
-ROWS = SampleRows()
 LABELS = ["keyed", "dense", "flat", "none"]
 
 
@@ -77,7 +76,7 @@ def check_chunks(case: Case, chunks: list[Any], order: SplitOrder) -> None:
         assert samples.tolist() == sorted(samples)
         is_padded = isinstance(chunk, BaseBatch)
         most = max(1, order.num_samples.max())
-        assert ROWS.batch_rows(chunk)[0] == (most if is_padded else len(samples))
+        assert view_batch(chunk).num_rows == (most if is_padded else len(samples))
         if is_padded:
             assert chunk.num_samples == len(samples)
             assert chunk.shared is case.batch.shared
@@ -100,7 +99,7 @@ def test_merge_undoes_split_and_nothing_is_lost(case, as_pickled):
     assert not dist.is_initialized()
     chunks, order = split_balanced(case.batch, case.num_chunks, case.workloads)
     check_chunks(case, chunks, order)
-    assert order.batch_size == ROWS.batch_rows(case.batch)[0]
+    assert order.batch_size == view_batch(case.batch).num_rows
     assert np.ptp(order.num_samples) <= 1
     best = refined(case.workloads, case.num_chunks)
     assert imbalance(case.workloads, order.partition) == imbalance(case.workloads, best)
@@ -193,7 +192,7 @@ def test_each_chunk_owns_its_memory(kind, num_real):
     chunks, _ = split_balanced(batch, 8, np.ones(num_real))
     for chunk in [*chunks, *pickle.loads(pickle.dumps(chunks))]:
         tensors = tensors_of(chunk)
-        assert len(tensors) >= len(ROWS.per_sample_fields(batch))
+        assert len(tensors) >= len(view_batch(batch).fields)
         for tensor in tensors:
             assert tensor.untyped_storage().nbytes() == tensor.nbytes
 
@@ -272,11 +271,18 @@ def test_a_registered_shuffler_says_what_samples_cost(kind):
     check_identical(merge(chunks, order), batch)
 
 
-class PromptShuffler(TokenShuffler):
-    """The dense field has each row's prompt; below 0 it has none."""
+class ToldGroups(Feature):
+    """Reads the prompt of each row; below 0 it has none."""
 
-    def get_groups(self, batch):
-        return batch["prompt"]
+    name, order = "told_groups", 1
+
+    def columns(self, batch):
+        if isinstance(batch, dict):
+            return {"groups": batch["prompt"]}
+        prompt = batch.features["prompt"]
+        groups = torch.full((batch.batch_size,), -1)
+        groups[prompt.lengths() > 0] = prompt.values()
+        return {"groups": groups}
 
 
 @settings(max_examples=20, deadline=None)
@@ -298,10 +304,9 @@ def test_the_groups_of_a_shuffler_are_those_given_and_lone_samples_have_their_ow
             lengths=torch.cat([lengths, (given >= 0).long()]),
         )
         batch = BaseBatch(keyed, len(prompts), {"item": 4, "prompt": 1})
-        shuffler = TokenShuffler(group_feature="prompt", partitioner="rebalance")
     else:
         batch = {"jagged": JaggedTensor(values, lengths=lengths), "prompt": torch.tensor(prompts)}
-        shuffler = PromptShuffler()
+    shuffler = TokenShuffler(features=[ToldGroups()])
     labels = [f"alone {row}" if prompt < 0 else f"prompt {prompt}" for row, prompt in enumerate(prompts)]
     chunks, order = split_balanced(batch, num_chunks, shuffler)
     _, expected = split_balanced(batch, num_chunks, shuffler, labels)

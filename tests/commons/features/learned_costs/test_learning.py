@@ -109,8 +109,8 @@ def test_a_rank_too_slow_for_a_sample_can_recover():
 @pytest.mark.parametrize("planned_ahead", [0, 4])
 @on_ranks(2)
 def test_a_resumed_run_plans_as_the_uninterrupted_one(planned_ahead):
-    settings = {"features": [LearnedCosts()], "equal_rows": False}
-    whole, speeds = LengthShuffler(**settings), [1.0, 0.5]
+    whole, resumed, other = (LengthShuffler(features=[LearnedCosts()], equal_rows=False) for _ in range(3))
+    speeds = [1.0, 0.5]
     last = _train(whole, 0, 45, speeds)[0][-1]
     ahead = [whole.plan(_batch(step)) for step in range(45, 45 + planned_ahead)]
     if not planned_ahead:
@@ -119,7 +119,6 @@ def test_a_resumed_run_plans_as_the_uninterrupted_one(planned_ahead):
     for step, plan in enumerate(ahead, 45):
         learned(whole).record(plan, float(_seconds(plan, step, speeds)[whole.group.rank]))
     rest = ahead + _train(whole, 45 + planned_ahead, 90, speeds)[0]
-    resumed, other = LengthShuffler(**settings), LengthShuffler(**settings)
     learned(resumed).load_state(saved)
     assert [
         _train(resumed, 45, 90, speeds)[0] == rest,

@@ -37,7 +37,7 @@ from tests.commons.distributed.counted_collectives import (
 from tests.commons.distributed.errors_and_warnings import error_of, warnings_of
 from tests.commons.distributed.loaded_batches import BOTH, lopsided_batch, many_fields
 from tests.commons.distributed.shufflers import Case, DictShuffler, FieldShuffler, cases, exchanged
-from tests.commons.features.micro_batches.divided import check_divided, in_micro_batches
+from tests.commons.features.micro_batches.divided import check_divided
 from tests.commons.histories import TokenShuffler, draw_histories
 from tests.drawn_batches import sample_contents
 
@@ -267,6 +267,8 @@ def test_a_rank_without_samples_repeats_its_only_row_in_each_micro_batch(pools):
 
 
 def test_no_step_compiles():
-    settings = {"partitioner": "refined", "features": in_micro_batches(100)}
-    before, after = before_and_after_placing(then="divide(plan, 100)", **settings)
+    setup = "from commons.features.micro_batches.micro_batches import MicroBatches, divide"
+    before, after = before_and_after_placing(
+        f"{setup}; features = [MicroBatches(100)]", then="divide(plan, 100)", partitioner="refined"
+    )
     assert before == after and len(before) > 4

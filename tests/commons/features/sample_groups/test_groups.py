@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from commons.features.sample_groups import SampleGroups
 from commons.sequence_batch import BaseBatch
 from tests.commons.distributed.compiled_kernels import before_and_after_placing
 from tests.commons.distributed.counted_collectives import recorded_collectives
@@ -24,6 +25,10 @@ class UserShuffler(TokenShuffler):
     def get_groups(self, batch):
         user = batch.features["user"].values()
         return torch.where(user < 2, -1, user)
+
+
+def grouping(**settings) -> TokenShuffler:
+    return TokenShuffler(features=[SampleGroups("user")], **settings)
 
 
 def _batch(users: list[int], items: list[int]) -> BaseBatch:
@@ -53,7 +58,7 @@ def _ranks_of_users(shuffler) -> list[tuple[int, int]]:
 
 @on_ranks(3)
 def test_users_stay_on_one_rank():
-    together = TokenShuffler(tolerance=0.03, group_feature="user")
+    together = grouping(tolerance=0.03)
     together, alone = [_ranks_of_users(together), _ranks_of_users(TokenShuffler(partitioner="refined"))]
     assert all(pairs <= users + 1 for users, pairs in together)
     assert all(pairs >= 1.5 * users for users, pairs in alone)
@@ -67,9 +72,9 @@ def _placed_users(shuffler, users: list[int]) -> list[int]:
 def _scattered() -> tuple[list[int], list[int], list[int]]:
     users = [5, 6, 7, 8] if dist.get_rank() else [5, 6, 7, 8][::-1]
     return (
-        _placed_users(TokenShuffler(group_feature="user"), users),
-        _placed_users(UserShuffler(), [0, 1, 5, 5]),
-        _placed_users(TokenShuffler(group_feature="user"), [-1, -1, -1, -1]),
+        _placed_users(grouping(), users),
+        _placed_users(UserShuffler(features=[SampleGroups()]), [0, 1, 5, 5]),
+        _placed_users(grouping(), [-1, -1, -1, -1]),
     )
 
 
@@ -83,8 +88,7 @@ def test_samples_of_a_group_come_together_and_others_stay(pools):
 @on_ranks(2)
 def test_groups_take_no_collective_more():
     names = []
-    for settings in ({}, {"group_feature": "user"}):
-        shuffler = TokenShuffler(**settings)
+    for shuffler in (TokenShuffler(), grouping()):
         shuffler.plan(_batch([1, 2], [3, 4]))
         with recorded_collectives() as calls:
             shuffler.plan(_batch([1, 2], [3, 4]))
@@ -94,8 +98,8 @@ def test_groups_take_no_collective_more():
 
 
 class _Wrong(TokenShuffler):
-    def __init__(self, groups, **settings):
-        super().__init__(**settings)
+    def __init__(self, groups):
+        super().__init__(features=[SampleGroups()])
         self.groups = groups
 
     def get_groups(self, batch):
@@ -103,10 +107,10 @@ class _Wrong(TokenShuffler):
 
 
 def test_hashes_name_groups_whatever_their_sign():
-    shuffler = TokenShuffler(group_feature="user")
+    shuffler = grouping()
     hashes = [-5, 7, -(2**63), -5]
     keyed = KeyedJaggedTensor(["user"], torch.tensor(hashes), lengths=torch.ones(4, dtype=torch.int64))
-    groups = shuffler.get_groups(BaseBatch(keyed, 4, {}))
+    groups = shuffler.features[0].columns(BaseBatch(keyed, 4, {}))["groups"]
     assert (groups >= 0).all()
     assert [[bool(one == other) for other in groups] for one in groups] == [
         [one == other for other in hashes] for one in hashes
@@ -117,48 +121,53 @@ def test_hashes_name_groups_whatever_their_sign():
 def test_errors():
     batch = _batch([1, 2], [3, 4])
     rank = dist.get_rank()
-    differing = UserShuffler if rank else TokenShuffler
-    unknown, shape, dtype, kind, differs, both, no_effect, name, floats = [
-        error_of(TokenShuffler(group_feature="users").plan, batch),
+    differing = UserShuffler(features=[SampleGroups()]) if rank else TokenShuffler()
+    unknown, shape, dtype, kind, differs, both, no_effect, name, floats, untold, old = [
+        error_of(TokenShuffler(features=[SampleGroups("users")]).plan, batch),
         error_of(_Wrong(torch.tensor([1, 2, 3])).plan, batch),
         error_of(_Wrong(torch.tensor([1.0, 2.0])).plan, batch),
         error_of(_Wrong([1, 2]).plan, batch),
-        error_of(differing().plan, batch),
-        error_of(UserShuffler, group_feature="user"),
-        error_of(TokenShuffler, partitioner="karmarkar_karp", group_feature="user"),
-        error_of(TokenShuffler, group_feature=3),
-        error_of(TokenShuffler(group_feature="user").plan, _batch([1.5, 2.5], [3, 4])),
+        error_of(differing.plan, batch),
+        error_of(UserShuffler, features=[SampleGroups("user")]),
+        error_of(TokenShuffler, partitioner="karmarkar_karp", features=[SampleGroups("user")]),
+        error_of(SampleGroups, 3),
+        error_of(grouping().plan, _batch([1.5, 2.5], [3, 4])),
+        error_of(TokenShuffler, features=[SampleGroups()]),
+        error_of(TokenShuffler, group_feature="user"),
     ]
-    assert "group_feature='users' is not among the batch's features: ['item', 'user']" in unknown
+    assert "feature='users' is not among the batch's features: ['item', 'user']" in unknown
     assert "_Wrong.get_groups returned torch.int64 of (3,); expected an int64 or int32 tensor" in shape
     assert "_Wrong.get_groups returned torch.float32" in dtype
     assert "_Wrong.get_groups returned list" in kind
-    assert "and groups; rank 0 with 1 columns of get_workloads, row_counts of (), and no groups" in differs
-    assert "group_feature='user' has no effect, because UserShuffler.get_groups" in both
-    assert "group_feature='user': 'karmarkar_karp' has no argument groups" in no_effect
-    assert "ShufflerSettings.group_feature = 3 (int): expected str or None" in name
-    assert "group_feature='user' has torch.float32 values, expected integers" in floats
+    assert "rank 1's shuffler has sample_groups={" in differs and "that of rank 0 absent" in differs
+    assert "feature='user' has no effect, because UserShuffler.get_groups" in both
+    assert "feature='user': partitioner='karmarkar_karp' has no argument groups" in no_effect
+    assert "SampleGroups.feature = 3 (int): expected str or None" in name
+    assert "does not know the groups" in untold and "or TokenShuffler a method get_groups" in untold
+    assert "features=[SampleGroups(feature=…)], of commons.features.sample_groups" in old
+    assert "feature='user' has torch.float32 values, expected integers" in floats
 
 
 def _warnings() -> list[str]:
-    with warnings_of("commons.distributed.batch_shuffler") as messages:
-        UserShuffler(partitioner="refined")
+    with warnings_of("commons.distributed.shuffler_settings") as messages:
+        UserShuffler()
     return messages
 
 
 def test_groups_without_effect_are_named(pools):
     first, second = pools(2).run(_warnings)
     (line,) = first
-    assert "plans with partitioner='refined' place samples one by one: UserShuffler.get_groups has no" in line
+    assert line.startswith("UserShuffler.get_groups has no effect without features=[SampleGroups()]")
     assert second == []
 
 
 def test_a_batch_of_another_type_overrides_get_groups():
-    shuffler = TokenShuffler(group_feature="user")
-    with pytest.raises(TypeError, match="this is a dict: override get_groups"):
-        shuffler.get_groups({})
+    shuffler = grouping()
+    with pytest.raises(TypeError, match="this is a dict: give SampleGroups get_groups"):
+        shuffler.features[0].columns({"ids": torch.zeros(2)})
 
 
 def test_no_step_compiles():
-    before, after = before_and_after_placing("tokens % 9", group_feature="user")
-    assert before == after and "_placed" in before
+    setup = "from commons.features.sample_groups import SampleGroups; features = [SampleGroups('user')]"
+    before, after = before_and_after_placing(setup, "{'groups': tokens % 9}")
+    assert before == after and "place_units" in before

@@ -247,15 +247,13 @@ def test_nothing_is_compiled_after_the_warm_up():
 
 
 def test_columns_that_add_up_to_one_are_cut_as_it_is(pools):
-    for plans in pools(3).run(
-        planned_by_one_column_and_two, {"equal_rows": False, "features": [SplitSamples()]}
-    ):
+    for plans in pools(3).run(planned_by_one_column_and_two, {"equal_rows": False}, [SplitSamples]):
         assert sum(not plan.rows.starts_sample.all() for plan in plans) >= 6
 
 
 @pytest.mark.parametrize("cost", COSTS)
 def test_pieces_level_the_costs_that_were_calibrated(pools, cost):
-    for plans in pools(3).run(planned_by_calibrated_cost, cost, {"features": [SplitSamples()]}):
+    for plans in pools(3).run(planned_by_calibrated_cost, cost, [SplitSamples]):
         largest = [
             plan.loads.max() / plan.loads.mean() for plan in plans if not plan.rows.starts_sample.all()
         ]
