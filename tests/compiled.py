@@ -23,5 +23,7 @@ def compile_kernels() -> None:
         package, _, name = f"commons.features.{path}".rpartition(".")
         if (found := find_spec(package)) and found.origin:  # without its files, a folder still is a package
             features.append(getattr(import_module(package), name)(*arguments))
-    warm_up(ShufflerSettings(), features)
+    warm_up(ShufflerSettings())
+    for feature in features:  # together, micro-batches would keep the partitioner from tokens
+        feature.warm_up()
     compile_refine()

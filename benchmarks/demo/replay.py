@@ -83,7 +83,7 @@ def place_rows(batch: BaseBatch, shuffler: BatchShuffler, num_ranks: int) -> lis
         "tokens": shuffler.get_tokens,
         "loss tokens": shuffler.get_loss_tokens,
     }
-    counted, row_format = count_rows(shuffler.view(batch), count, lambda batch: {})
+    counted, row_format = count_rows(shuffler.view(batch), count, {})
     sizes = np.full(num_ranks, batch.batch_size // num_ranks)
     rows = row_format.decode(row_format.encode(counted), sizes, sizes)
     if shuffler.cost is not None:

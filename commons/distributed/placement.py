@@ -218,23 +218,24 @@ def warm_up(settings: ShufflerSettings, features: Sequence[Feature] = ()) -> Non
     Shows that it runs if it takes long. What only other settings reach is left out.
     """
     with shown_if_slow("compiling the partition functions, once per machine and version"):
-        compile_placement(settings)
+        compile_placement(settings, features)
         for feature in features:
             feature.warm_up()
 
 
-def compile_placement(settings: ShufflerSettings) -> None:
-    """Compiles, or loads from numba's cache, what placing calls without features."""
+def compile_placement(settings: ShufflerSettings, features: Sequence[Feature] = ()) -> None:
+    """Compiles, or loads from numba's cache, what placing calls, but not what features do."""
     # Rows have to be made equal, and then no single swap reaches the target: rebalancing needs every search.
     work, home = np.array([2, 5, 7, 2, 5, 1, 5]), np.array([1, 0, 0, 1, 0, 0, 0])
     ones, each = np.ones(2, dtype=np.int64), np.ones((2, 1), dtype=np.int64)
     rows = RowTable(ones, ones, ones, ones, ones, each, ones, each)
-    Partitioning(replace(settings, max_tokens=None)).rank_of(rows)  # it may compile functions of its own
+    partitioning = Partitioning(replace(settings, max_tokens=None), features)
+    partitioning.rank_of(rows)  # it may compile functions of its own
     if settings.partitioner in ("longest_processing_time", "refined"):
         compile_refine()
     elif settings.partitioner != "karmarkar_karp":
         rebalance(work, home, 2, tolerance=0.0)
-    if settings.token_tolerance is not None and settings.takes("token_tolerance"):
+    if partitioning.token_tolerance(rows) is not None:
         rebalance(ones, np.arange(2), 2, tokens=3 * np.arange(2), token_tolerance=0.0)
     lower_bound(ones, 2)  # for reports
 
