@@ -10,7 +10,7 @@ from functools import cached_property
 import numpy as np
 
 from ..partition.problem import indices_of_parts
-from ..perf_model.learned_cost import rank_counts
+from ..perf_model.cost import sum_counts
 from .row_table import RowTable, join_tables
 
 
@@ -113,7 +113,7 @@ class ShufflePlan:
     def counts(self) -> np.ndarray:
         """float64 `[ranks, 2 + columns]`, what costs are of: sums of samples, tokens, and `work`."""
         rows = self.rows
-        return rank_counts(rows.starts_sample, rows.tokens, rows.work, self.destination, self.num_ranks)
+        return sum_counts(rows.starts_sample, rows.tokens, rows.work, self.destination, self.num_ranks)
 
     def computed_by(self, rank: int) -> np.ndarray:
         """int64, the ascending numbers of the rows that a rank computes."""

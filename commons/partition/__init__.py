@@ -1,15 +1,20 @@
 """Which part computes which sample: pure host functions of numbers, deterministic on every machine."""
 
+from typing import TYPE_CHECKING
+
+from ..lazy_names import imported_on_use
 from .balance import imbalance, loads, lower_bound
-from .micro_batches import (
-    balance_micro_batches,
-    divide_into_micro_batches,
-    micro_batch_imbalance,
-    pack_micro_batches,
-)
 from .rebalance import rebalance
 from .refine import karmarkar_karp, longest_processing_time, refine, refined
-from .window import balance_window, step_ratios
+
+if TYPE_CHECKING:
+    from .micro_batches import (
+        balance_micro_batches,
+        divide_into_micro_batches,
+        micro_batch_imbalance,
+        pack_micro_batches,
+    )
+    from .window import balance_window, step_ratios
 
 __all__ = [
     "balance_micro_batches",
@@ -27,3 +32,16 @@ __all__ = [
     "refined",
     "step_ratios",
 ]
+
+__getattr__ = imported_on_use(
+    __name__,
+    {
+        "micro_batches": [
+            "balance_micro_batches",
+            "divide_into_micro_batches",
+            "micro_batch_imbalance",
+            "pack_micro_batches",
+        ],
+        "window": ["balance_window", "step_ratios"],
+    },
+)

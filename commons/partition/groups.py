@@ -19,19 +19,15 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from .compiled import compiled
-from .costs import ACROSS_NODES, Costs, make_copies
+from .costs import Costs, make_copies
 from .from_scratch import place_units
 from .parts import NONE, Task, bucket, even_out, sum_per_part
 from .problem import Problem
 from .refine import refine_within
 from .search import ALL_SWAPS, CHEAP_SWAPS, search_to
 from .trades import trade
+from .workloads import check_moves_per_copy
 
-# Embeddings of 128 float32 travel once as values and once as gradients: 1,024 bytes for an id, where moving a
-# sample sends 16, its item and action.
-MOVES_PER_COPY = 64.0
-# More could overflow.
-MOST_MOVES_PER_COPY = float(ACROSS_NODES)
 # Where groups have at most this many copies each, on average, no other start is tried. With twice as many,
 # users of four samples would end with 1.04 ranks each; with less than half, far more samples would move.
 FEW_COPIES = 0.025
@@ -61,15 +57,6 @@ def number_groups(groups: ArrayLike, num_samples: int) -> np.ndarray:
     _, first_of_label, label_of = np.unique(labels, return_index=True, return_inverse=True)
     first = np.where(labels < 0, samples, first_of_label[label_of])
     return (np.cumsum(first == samples) - 1)[first]
-
-
-def check_moves_per_copy(moves_per_copy: float) -> float:
-    """Returns `moves_per_copy`; raises ValueError unless it is a number from 0 to MOST_MOVES_PER_COPY."""
-    if not 0 <= moves_per_copy <= MOST_MOVES_PER_COPY:
-        raise ValueError(
-            f"moves_per_copy is {moves_per_copy}, expected a number from 0 to {MOST_MOVES_PER_COPY:g}"
-        )
-    return float(moves_per_copy)
 
 
 @dataclass(frozen=True)

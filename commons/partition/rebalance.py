@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 from numpy.typing import ArrayLike
 
 from .compiled import compiled
 from .costs import LOOKS, LOOKS_FOR_GROUPS, Costs, no_copies, price_moves
 from .from_scratch import place_longest_first
-from .groups import MOVES_PER_COPY, GroupSearch
 from .parts import NO_CAP, NONE, Task, even_out, sum_per_part
 from .problem import Problem
 from .refine import difference, place_from_scratch, refine_from_scratch
 from .search import ALL_SWAPS, CHEAP_SWAPS, NO_SWAPS, search_to
 from .token_search import level_tokens
-from .workloads import as_integers, as_workloads, check_count, check_tolerance
+from .workloads import MOVES_PER_COPY, as_integers, as_workloads, check_count, check_tolerance
+
+if TYPE_CHECKING:
+    from .groups import GroupSearch
 
 # Bits of the sum of all sizes: this many bytes times ACROSS_NODES are still below 2**63.
 SIZE_BITS = 50
@@ -76,7 +80,11 @@ def rebalance(
     problem = Problem.of(workloads, num_partitions, equal_size, tokens, max_tokens, speeds, token_tolerance)
     costs = _price(problem, home, sizes, ranks_per_node)
     target = problem.target(tolerance)
-    search = None if groups is None else GroupSearch.of(problem, costs, groups, moves_per_copy)
+    search = None
+    if groups is not None:
+        from .groups import GroupSearch  # only who has groups needs it
+
+        search = GroupSearch.of(problem, costs, groups, moves_per_copy)
     if search is None:  # no two belong together
         part_of = _move(problem, costs, target, tolerance)
     else:

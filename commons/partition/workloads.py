@@ -19,12 +19,24 @@ SPEED_BITS = 48
 MAX_SPEED_RATIO = 1000
 # As float64, sums of tokens below this are exact.
 MOST_TOKENS = 2**53
+# Embeddings of 128 float32 travel once as values and once as gradients: 1,024 bytes for an id, where moving a
+# sample sends 16, its item and action. More than the most could overflow.
+MOVES_PER_COPY, MOST_MOVES_PER_COPY = 64.0, 1000.0
 
 
 def check_count(name: str, count: int, minimum: int = 1) -> None:
     """Raises ValueError, naming the argument, unless it is a whole number of at least `minimum`."""
     if not isinstance(count, Integral) or count < minimum:
         raise ValueError(f"{name} is {count}, expected a whole number of at least {minimum}")
+
+
+def check_moves_per_copy(moves_per_copy: float) -> float:
+    """Returns `moves_per_copy`; raises ValueError unless it is a number from 0 to MOST_MOVES_PER_COPY."""
+    if not 0 <= moves_per_copy <= MOST_MOVES_PER_COPY:
+        raise ValueError(
+            f"moves_per_copy is {moves_per_copy}, expected a number from 0 to {MOST_MOVES_PER_COPY:g}"
+        )
+    return float(moves_per_copy)
 
 
 def check_tolerance(tolerance: float, name: str = "tolerance") -> float:

@@ -11,8 +11,6 @@ from pathlib import Path
 
 import numpy as np
 
-from .nonnegative_fit import fitted
-
 _KIND = "cost of samples, tokens and workloads"
 _KIND_BEFORE = "measured cost"  # of samples, tokens and squared tokens
 # Counts before the columns of `get_workloads`: samples and tokens.
@@ -134,6 +132,8 @@ class Cost:
             ValueError: fewer steps took any time than there are coefficients, or times do not grow with the
                 samples.
         """
+        from .nonnegative_fit import fitted  # only who fits needs it
+
         counts, seconds = counts[seconds > 0], seconds[seconds > 0]
         least = counts.shape[1] + 1  # one per coefficient, and one for the step
         if len(seconds) < least:
@@ -150,6 +150,22 @@ class Cost:
             )
         cost = Cost(tuple(coefficients), per_step)
         return dataclasses.replace(cost, median_error=median_error(cost.step_seconds(counts), seconds))
+
+
+def sum_counts(
+    samples: np.ndarray, tokens: np.ndarray, work: np.ndarray, rank_of: np.ndarray, num_ranks: int
+) -> np.ndarray:
+    """Returns float64 `[ranks, 2 + columns]`: what each rank computes in a step, to fit costs to.
+
+    There is no constant among the counts: on a rank with less to compute, it could not be told from a lower
+    speed.
+
+    Args:
+        samples, tokens, work: counts of each row, as `Cost.of` takes them.
+        rank_of: int64 `[rows]`.
+    """
+    row_values = (samples, tokens, *work.T)
+    return np.stack([np.bincount(rank_of, count, minlength=num_ranks) for count in row_values], 1)
 
 
 def median_error(predicted: np.ndarray, measured: np.ndarray) -> float:

@@ -26,22 +26,6 @@ _LEAST_CHANGE = 0.03
 MOST_CHANGE, _FARTHEST = 0.1, 100.0
 
 
-def rank_counts(
-    samples: np.ndarray, tokens: np.ndarray, work: np.ndarray, rank_of: np.ndarray, num_ranks: int
-) -> np.ndarray:
-    """Returns float64 `[ranks, 2 + columns]`: what each rank computes in a step, to fit costs to.
-
-    There is no constant among the counts: on a rank with less to compute, it could not be told from a lower
-    speed.
-
-    Args:
-        samples, tokens, work: counts of each row, as `Cost.of` takes them.
-        rank_of: int64 `[rows]`.
-    """
-    row_values = (samples, tokens, *work.T)
-    return np.stack([np.bincount(rank_of, count, minlength=num_ranks) for count in row_values], 1)
-
-
 def refitted(cost: Cost | None, counts: np.ndarray, seconds: np.ndarray) -> Cost | None:
     """Returns the cost fitted anew: of all counts if it predicts better than workloads do, else by workloads.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Self, cast
+from typing import TYPE_CHECKING, Any, Self, cast
 
 import numpy as np
 import torch
@@ -13,9 +13,11 @@ from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 from torchrec.streamable import Pipelineable
 
 from . import containers
-from .cut_rules import PIECE, CutRules, cut_fields
 from .packed_rows import PackedRows, check_jagged_fields, select_from
 from .row_schema import FieldValue, RowSchema
+
+if TYPE_CHECKING:
+    from .cut_rules import CutRules
 
 
 @dataclass(eq=False)
@@ -217,6 +219,8 @@ class BaseBatch(Pipelineable):
         Raises:
             ValueError: the batch has no `cut_rules`.
         """
+        from .cut_rules import PIECE, cut_fields  # only who cuts needs it
+
         rules = self.cut_rules()
         if rules is None:
             raise ValueError(f"a {type(self).__name__} has no cut_rules, so its samples cannot be cut")

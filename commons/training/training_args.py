@@ -10,7 +10,7 @@ import gin
 
 from ..checks import check_types, require, require_at_least
 from ..distributed.shuffler_settings import ShufflerSettings
-from ..partition.groups import MOVES_PER_COPY
+from ..partition.workloads import MOVES_PER_COPY
 from ..perf_model.cost import Cost
 from .balance_flags import CORE, FLOPS, LEARNED, SETS, check_flags
 

@@ -11,7 +11,7 @@ from ...checks import SettingError, require_type
 from ...distributed.feature import Feature
 from ...distributed.rank_group import RankGroup
 from ...distributed.shuffler_settings import ShufflerSettings
-from ...partition.groups import MOVES_PER_COPY, check_moves_per_copy
+from ...partition.workloads import MOVES_PER_COPY, check_moves_per_copy
 from ...sequence_batch import BaseBatch, containers
 from ...sequence_batch.jagged_indices import first_values
 from .group_column import COLUMN, compile_search

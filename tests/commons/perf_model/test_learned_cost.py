@@ -12,7 +12,7 @@ from commons.perf_model.learned_cost import (
     MOST_CHANGE,
     followed_speed,
     follows_workloads,
-    rank_counts,
+    sum_counts,
     refitted,
     speeds_then,
 )
@@ -38,7 +38,7 @@ def drawn(rng: np.random.Generator, coefficients, noise=0.02, steps=STEPS, lengt
             tokens[:] = lengths
             rank_of = np.repeat(np.arange(RANKS), ROWS)
         work = np.stack([1000 * tokens, 4 * tokens**2], 1)
-        counts[step] = rank_counts(np.ones(RANKS * ROWS), tokens, work, rank_of, RANKS)
+        counts[step] = sum_counts(np.ones(RANKS * ROWS), tokens, work, rank_of, RANKS)
     speeds = np.ones(RANKS) if speeds is None else speeds
     seconds = counts @ np.array(coefficients, dtype=float) / speeds
     return counts, seconds * rng.lognormal(0, noise, seconds.shape)
@@ -117,7 +117,7 @@ def test_costs_of_samples_add_up_to_those_of_ranks():
     starts, work = rng.integers(0, 2, 64), np.stack([7 * tokens, tokens**2], 1)
     cost = Cost((1e7, 1e4, 1.0, 1e-3))
     of_ranks = np.bincount(rank_of, cost.of(starts, tokens, work), minlength=RANKS)
-    counts = rank_counts(starts, tokens, work, rank_of, RANKS)
+    counts = sum_counts(starts, tokens, work, rank_of, RANKS)
     np.testing.assert_allclose(cost.step_seconds(counts), of_ranks * 1e-9)
 
 
