@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 
-from ..distributed.slow_start import shown_if_slow
+from ..distributed.slow_start import show_if_slow
 from .command_line import CHART_RANKS, Request
 from .figures import duration
 from .prediction import Case, Outcome, draw_steps, predict
@@ -109,7 +109,7 @@ def advise(request: Request) -> Advice:
     # A single rank never waits: there is nothing to compare.
     to_plan = {key: compared if key[0] > 1 else compared[:1] for key in drawn}
     working = "planning; the first run on a machine also compiles, for about 20 seconds"
-    with shown_if_slow(working) if sys.stderr.isatty() else nullcontext():
+    with show_if_slow(working) if sys.stderr.isatty() else nullcontext():
         for strategy in compared:
             strategy.warm_up()
         cases = {

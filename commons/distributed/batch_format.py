@@ -42,7 +42,7 @@ class BatchFormat:
         """Returns a batch of one row, for a rank without samples, with the same row on all ranks: padding, or
         a copy of a real row where batches do not know their padding."""
         row = self._padding.copy()  # a model may work in place on what it is given
-        return containers.pinned(row) if self._pinned else row
+        return containers.pin(row) if self._pinned else row
 
     def make_batch(self, like: BatchView, rows: PackedRows, num_rows: int, row_counts: np.ndarray) -> Any:
         """Makes a batch of packed rows, padded to `num_rows`; a copy of a real row if there are none.
@@ -56,7 +56,7 @@ class BatchFormat:
         if rows.num_rows or like.pads:
             made = like.unpack(rows, num_rows)
             return self.with_row_counts(like.view(made), row_counts)
-        copied = containers.moved_to(self.padding_batch(), like.device, non_blocking=True)
+        copied = containers.move_to(self.padding_batch(), like.device, non_blocking=True)
         return like.with_rows(like.view(copied).fields, 1, 0)
 
     def with_row_counts(self, batch: BatchView, row_counts: np.ndarray) -> Any:

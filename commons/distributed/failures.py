@@ -101,7 +101,7 @@ def raise_first(
         raise own if rank == own_rank and own is not None else failure  # type: ignore[misc]
 
 
-def sent_by(sender: int, value: Any, rank: int, all_gather: Callable[[Any], list[Any]]) -> Any:
+def broadcast_object(sender: int, value: Any, rank: int, all_gather: Callable[[Any], list[Any]]) -> Any:
     """Broadcasts a value of one rank to all ranks of a group, and returns it. Collective.
 
     Args:

@@ -16,7 +16,7 @@ from .feature import Feature
 from .row_table import RowTable
 from .shuffle_plan import ShufflePlan, join_plans
 from .shuffler_settings import PARTITIONERS, ShufflerSettings
-from .slow_start import shown_if_slow
+from .slow_start import show_if_slow
 
 
 class Partitioning:
@@ -217,7 +217,7 @@ def warm_up(settings: ShufflerSettings, features: Sequence[Feature] = ()) -> Non
 
     Shows that it runs if it takes long. What only other settings reach is left out.
     """
-    with shown_if_slow("compiling the partition functions, once per machine and version"):
+    with show_if_slow("compiling the partition functions, once per machine and version"):
         compile_placement(settings, features)
         for feature in features:
             feature.warm_up()

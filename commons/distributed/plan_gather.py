@@ -13,7 +13,7 @@ from ..sequence_batch.row_schema import FieldValue, RowSchema
 from .batch_format import BatchFormat
 from .channel import Channel
 from .count_rows import RowFormat
-from .failures import portable, raise_first, sent_by
+from .failures import broadcast_object, portable, raise_first
 from .feature import Feature
 from .row_table import RowTable
 
@@ -164,7 +164,7 @@ class PlanGather:
             _check_same_offers(ranks[0], agreed, rank, offers[rank])
         if len(ranks) < len(offers):
             row = None if padding is None else padding.batch
-            row = sent_by(ranks[0], row, self._channel.rank, self._channel.all_gather_objects)
+            row = broadcast_object(ranks[0], row, self._channel.rank, self._channel.all_gather_objects)
             padding = self._view(row) if padding is None else padding
         assert padding is not None
         if agreed.real_row is not None:

@@ -31,7 +31,7 @@ from torch.distributed.constants import default_pg_timeout
 from ..tried_versions import warn_of_untried
 from .channel import Channel
 from .failures import show_first_cause_only
-from .slow_start import shown_if_slow
+from .slow_start import show_if_slow
 
 logger = logging.getLogger(__name__)
 _NEVER_SENT = 2**31 - 1  # a tag that no channel has
@@ -81,7 +81,7 @@ class RankGroup:
         ranks = tuple(sorted(dist.get_process_group_ranks(process_group)))  # as new_group sorts them
         known: dict[tuple[int, ...], RankGroup] = _groups_of_job[1]
         if ranks not in known:
-            with shown_if_slow(f"connecting {len(ranks)} ranks for planning"):
+            with show_if_slow(f"connecting {len(ranks)} ranks for planning"):
                 named = [0] * len(ranks)
                 dist.all_gather_object(named, _groups_named, group=process_group)
                 control = _new_group(ranks, "gloo", max(named))
@@ -119,7 +119,7 @@ class RankGroup:
         if key not in self._groups:
             if key[1] == "nccl":
                 _warn_of_launch_order()
-            with shown_if_slow(f"connecting {self.num_ranks} ranks for the {use}"):
+            with show_if_slow(f"connecting {self.num_ranks} ranks for the {use}"):
                 named = int(self._base.all_gather(np.array([_groups_named])).max())
                 self._groups[key] = _new_group(self.ranks, key[1], named)
                 # NCCL would connect them in the first step.

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def shown_if_slow(what: str, after_s: float = 2.0) -> Iterator[None]:
+def show_if_slow(what: str, after_s: float = 2.0) -> Iterator[None]:
     """While active for longer than `after_s`, shows on rank 0 what runs, and for how long.
 
     A terminal counts the seconds in one line; a log file has a line at first, and one at the end.

@@ -27,12 +27,12 @@ class InFlightBatch(Pipelineable):
         batch = self._landed
         if isinstance(batch, Pipelineable):
             return type(self)(batch.to(device, non_blocking), self._step)
-        return type(self)(containers.moved_to(batch, device, non_blocking), self._step)
+        return type(self)(containers.move_to(batch, device, non_blocking), self._step)
 
     def pin_memory(self) -> Self:
         """Returns the batch with every tensor in pinned host memory."""
         batch = self._landed
-        pinned = batch.pin_memory() if isinstance(batch, Pipelineable) else containers.pinned(batch)
+        pinned = batch.pin_memory() if isinstance(batch, Pipelineable) else containers.pin(batch)
         return type(self)(pinned, self._step)
 
     def record_stream(self, stream: torch.Stream) -> None:

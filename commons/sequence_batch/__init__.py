@@ -6,10 +6,16 @@ from ..lazy_names import imported_on_use
 
 if TYPE_CHECKING:
     from .base_batch import BaseBatch
-    from .containers import moved_to, register_batch_type
+    from .container_types import register_batch_type
+    from .containers import move_to
 
-__all__ = ["BaseBatch", "moved_to", "register_batch_type"]
+__all__ = ["BaseBatch", "move_to", "register_batch_type"]
 
 __getattr__ = imported_on_use(
-    __name__, {"base_batch": ["BaseBatch"], "containers": ["moved_to", "register_batch_type"]}
+    __name__,
+    {
+        "base_batch": ["BaseBatch"],
+        "container_types": ["register_batch_type"],
+        "containers": ["move_to"],
+    },
 )

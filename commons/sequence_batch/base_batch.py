@@ -243,11 +243,11 @@ class BaseBatch(Pipelineable):
 
     def to(self, device: torch.device, non_blocking: bool = False) -> Self:
         """Returns this batch with every tensor on `device`."""
-        return self._with_rows_of(containers.moved_to(self, device, non_blocking))
+        return self._with_rows_of(containers.move_to(self, device, non_blocking))
 
     def pin_memory(self) -> Self:
         """Returns this batch with every tensor in pinned host memory."""
-        return self._with_rows_of(containers.pinned(self))
+        return self._with_rows_of(containers.pin(self))
 
     def record_stream(self, stream: torch.Stream) -> None:
         """Tells the allocator that `stream` uses this batch's tensors."""

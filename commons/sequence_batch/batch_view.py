@@ -133,7 +133,7 @@ class BatchView:
 
     def to_host(self) -> Any:
         """Returns the batch itself if it is on the host, else a copy, for which this waits."""
-        return self.batch if self.device == _HOST else containers.moved_to(self.batch, _HOST)
+        return self.batch if self.device == _HOST else containers.move_to(self.batch, _HOST)
 
     def with_long_lengths(self) -> Any:
         """Returns the batch with int64 lengths, so that what a user computes from them does not wrap."""
@@ -252,6 +252,6 @@ def without_copied_row(output: Any) -> Any:
         return containers.like(none["output"], leaf)
 
     try:
-        return containers.transformed(output, without_row)
+        return containers.transform(output, without_row)
     except TypeError:  # of a type that cannot be made again
         return output

@@ -9,21 +9,19 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 from torchrec.distributed.train_pipeline.runtime_forwards import BaseForward
-from torchrec.distributed.types import LazyAwaitable, ShardedModule
-from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedTensor
+from torchrec.distributed.types import ShardedModule
 
 from ...distributed import BatchShuffler, ShufflePlan
 from ...distributed.loss_reduction import check_reduction, loss_sum
 from ...named_ranges import named_range
 from ...pipeline.shuffle_stage import losses_and_output
 from ...sequence_batch.batch_view import BatchView, without_copied_row
-from ...sequence_batch.jagged_indices import spread
 from ...sequence_batch.packed_rows import to_device_together
 from ...sharded_modules import outermost_sharded
 from .divided_batch import micro_batch_rows, micro_batches, rows_of_micro_batches
+from .looked_up import LookedUp
 
 
 def run_micro_batches(
@@ -144,7 +142,7 @@ class _Lookups:
         }
         self._rows = to_device_together(rows, view(batch).device)
         self._modules = outermost_sharded(model)
-        self._found: dict[tuple[int, int], _Found] = {}  # by module and how often it was called before
+        self._found: dict[tuple[int, int], LookedUp] = {}  # by module and how often it was called before
         self._calls = [0] * len(self._modules)
         self._number = 0
 
@@ -189,7 +187,7 @@ class _Lookups:
             self._calls[index] += 1
             if key not in self._found:
                 whole = self._look_up(self._modules[index], forward, args, kwargs)
-                self._found[key] = _Found(whole, self._rows)
+                self._found[key] = LookedUp(whole, self._rows)
             return self._found[key].part(self._number)
 
         return part
@@ -213,138 +211,6 @@ class _Lookups:
         return forward(
             *(self._whole_of[id(value)][0] for value in args),
             **{name: self._whole_of[id(value)][0] for name, value in kwargs.items()},
-        )
-
-
-class _Found:
-    """The result of one call of a sharded module for the whole batch.
-
-    Args:
-        whole: a dict of JaggedTensors, as from an EmbeddingCollection; a KeyedTensor, as from an
-            EmbeddingBagCollection; a tensor with one row per row of the batch; a tuple of these; or None.
-        rows: int64, the rows of each micro-batch.
-    """
-
-    def __init__(self, whole: Any, rows: Sequence[torch.Tensor]) -> None:
-        self.tensors: list[_Tensor] = []
-        self._rows = rows
-        self._whole = self._registered(whole)
-        jagged = [tensor for tensor in self.tensors if isinstance(tensor, _Jagged)]
-        if jagged:  # their elements in each micro-batch, in one transfer from the device
-            lengths = torch.stack([tensor.lengths for tensor in jagged])
-            totals = torch.stack([lengths[:, part_rows].sum(1) for part_rows in rows], 1).tolist()
-            for tensor, part_totals in zip(jagged, totals, strict=True):
-                tensor.totals = part_totals
-
-    def part(self, number: int) -> Any:
-        """Returns the result for a micro-batch."""
-        return self._part(self._whole, number)
-
-    def collect_gradients(self) -> None:
-        """Copies the gradients of the last part to their places."""
-        for tensor in self.tensors:
-            tensor.collect_gradient()
-
-    def _registered(self, value: Any) -> Any:
-        if isinstance(value, LazyAwaitable):
-            value = value.wait()
-        if isinstance(value, tuple | list):
-            return type(value)(self._registered(element) for element in value)
-        if isinstance(value, dict):
-            return {key: self._registered(element) for key, element in value.items()}
-        if value is None:
-            return None
-        tensor: _Tensor
-        if isinstance(value, JaggedTensor):
-            tensor = _Jagged(value.values(), value.lengths(), value.weights_or_none())
-        elif isinstance(value, KeyedTensor):
-            tensor = _Keyed(value.values(), value.keys(), value.length_per_key())
-        elif isinstance(value, torch.Tensor):
-            tensor = _Tensor(value)
-        else:
-            raise TypeError(
-                f"a sharded module returns a {type(value).__name__}, which cannot be divided into "
-                "micro-batches; expected a dict of JaggedTensors, a KeyedTensor or a tensor"
-            )
-        self.tensors.append(tensor)
-        return tensor
-
-    def _part(self, value: Any, number: int) -> Any:
-        if isinstance(value, tuple | list):
-            return type(value)(self._part(element, number) for element in value)
-        if isinstance(value, dict):
-            return {key: self._part(element, number) for key, element in value.items()}
-        return None if value is None else value.part(self._rows[number], number)
-
-
-class _Tensor:
-    """A looked-up tensor with one row per row of the batch.
-
-    Attributes:
-        values: `[any, ...]`, of the whole batch.
-        gradient: of `values`, from the parts computed so far; None where it needs none.
-    """
-
-    def __init__(self, values: torch.Tensor) -> None:
-        self.values = values
-        self.gradient: torch.Tensor | None = None
-        self._last: tuple[torch.Tensor, torch.Tensor] | None = None  # positions and values of the last part
-
-    def part(self, rows: torch.Tensor, number: int) -> Any:
-        """Returns the rows, int64 `[rows]`, of micro-batch `number`."""
-        return _padded(self._select(rows))
-
-    def collect_gradient(self) -> None:
-        """Copies the gradient of the last part to its place."""
-        if self._last is not None and self._last[1].requires_grad:
-            positions, leaf = self._last
-            if self.gradient is None:
-                self.gradient = torch.zeros_like(self.values)
-            if leaf.grad is not None:
-                self.gradient.index_copy_(0, positions, leaf.grad)
-        self._last = None
-
-    def _select(self, positions: torch.Tensor) -> torch.Tensor:
-        leaf = self.values.detach().index_select(0, positions)
-        leaf.requires_grad_(self.values.requires_grad and torch.is_grad_enabled())
-        self._last = positions, leaf
-        return leaf
-
-
-class _Keyed(_Tensor):
-    """The values of a KeyedTensor."""
-
-    def __init__(self, values: torch.Tensor, keys: list[str], widths: list[int]) -> None:
-        super().__init__(values)
-        self._keys, self._widths = keys, widths
-
-    def part(self, rows: torch.Tensor, number: int) -> KeyedTensor:
-        return KeyedTensor(self._keys, self._widths, super().part(rows, number))
-
-
-class _Jagged(_Tensor):
-    """The values of a JaggedTensor.
-
-    Attributes:
-        lengths: int64 `[batch_size]`.
-        totals: sum of the lengths in each micro-batch.
-    """
-
-    def __init__(self, values: torch.Tensor, lengths: torch.Tensor, weights: torch.Tensor | None) -> None:
-        super().__init__(values)
-        self._weights = weights
-        self.lengths = lengths.long()
-        self.totals: list[int] = []
-        self._starts = self.lengths.cumsum(0) - self.lengths
-        self._dtype = lengths.dtype
-
-    def part(self, rows: torch.Tensor, number: int) -> JaggedTensor:
-        lengths = self.lengths[rows]
-        positions = spread(self._starts[rows], lengths, self.totals[number])
-        return JaggedTensor(
-            values=self._select(positions),
-            weights=None if self._weights is None else self._weights.index_select(0, positions),
-            lengths=_padded(lengths.to(self._dtype)),
         )
 
 
@@ -395,8 +261,3 @@ class _BackwardOfTables(torch.autograd.Function):
     def backward(ctx: Any, loss_gradient: torch.Tensor) -> tuple[Any, ...]:
         ctx.dense.multiply(loss_gradient)
         return None, None, None, *(gradient.mul_(loss_gradient) for gradient in ctx.gradients)
-
-
-def _padded(rows: torch.Tensor) -> torch.Tensor:
-    """Adds a padding row to a micro-batch without samples, so that its loss has a graph."""
-    return rows if len(rows) else functional.pad(rows, (0, 0) * (rows.dim() - 1) + (0, 1))

@@ -16,7 +16,7 @@ from ...distributed.placement import compile_refine
 from ...distributed.rank_group import RankGroup
 from ...distributed.row_table import RowTable
 from ...distributed.shuffle_plan import ShufflePlan
-from ...distributed.slow_start import shown_if_slow
+from ...distributed.slow_start import show_if_slow
 from ...partition import divide_into_micro_batches
 from ...partition.micro_batches import time_relative_to_mean
 from ...partition.problem import number_of_part
@@ -63,7 +63,7 @@ class MicroBatches(Feature):
         """Compiles the division where nothing else is compiled."""
         self._shuffler, self._ranks = shuffler, ranks
         if ranks.num_ranks == 1:
-            with shown_if_slow("compiling the division into micro-batches, once per machine and version"):
+            with show_if_slow("compiling the division into micro-batches, once per machine and version"):
                 self.warm_up()
 
     def warm_up(self) -> None:

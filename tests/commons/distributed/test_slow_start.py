@@ -8,13 +8,13 @@ import os
 import re
 import time
 
-from commons.distributed.slow_start import shown_if_slow
+from commons.distributed.slow_start import show_if_slow
 
 
 def _shown(seconds: float) -> str:
     with (
         contextlib.redirect_stderr(io.StringIO()) as shown,
-        shown_if_slow("connecting 9 ranks", after_s=0.05),
+        show_if_slow("connecting 9 ranks", after_s=0.05),
     ):
         time.sleep(seconds)
     return shown.getvalue()
@@ -31,7 +31,7 @@ def test_a_log_file_has_two_lines_and_a_terminal_counts_seconds():
     with (
         os.fdopen(terminal, "w") as stderr,
         contextlib.redirect_stderr(stderr),
-        shown_if_slow("connecting 9 ranks", after_s=0.05),
+        show_if_slow("connecting 9 ranks", after_s=0.05),
     ):
         time.sleep(2.5)
     shown = ""

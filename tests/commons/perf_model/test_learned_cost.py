@@ -6,13 +6,12 @@ import numpy as np
 import pytest
 
 from commons.perf_model import Cost
-from commons.perf_model.cost import median_error
+from commons.perf_model.cost import median_error, sum_counts
 from commons.perf_model.learned_cost import (
     LEAST_TIMES,
     MOST_CHANGE,
     followed_speed,
     follows_workloads,
-    sum_counts,
     refitted,
     speeds_then,
 )

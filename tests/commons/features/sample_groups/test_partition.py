@@ -11,8 +11,8 @@ from benchmarks.partition.user_streams import ORDERS, USERS, draw
 from commons.partition import imbalance, karmarkar_karp, lower_bound, rebalance
 from commons.partition.costs import LOOKS, price_moves
 from commons.partition.groups import GroupSearch
-from commons.partition.workloads import MOVES_PER_COPY
 from commons.partition.problem import Problem
+from commons.partition.workloads import MOVES_PER_COPY
 from tests.commons.partition.checks import SLACK, as_lists, check_partition, keeps, part_of
 from tests.commons.partition.drawn_workloads import PARTS, WORKLOADS, caps, samples_at_home
 from tests.commons.partition.every_function import check_alike_in_other_processes, check_conserved

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from commons.distributed import BatchShuffler
 from commons.features.sample_splitting import SplitSamples
-from commons.sequence_batch import moved_to
+from commons.sequence_batch import move_to
 from commons.sequence_batch.cut_rules import ALONG_ITEMS, TO_EVERY, WITH_FIRST, ItemGroup
 from tests.commons.distributed.errors_and_warnings import error_of
 from tests.commons.distributed.loaded_batches import BOTH
@@ -117,7 +117,7 @@ def test_a_cut_batch_is_not_cut_again_however_it_is_copied():
     assert not plan.rows.starts_sample.all()
     cut = shuffler.prepare(batch, plan)
     cpu = torch.device("cpu")
-    copies = (batch, cut, cut.to(cpu), moved_to(cut, cpu), replace(cut))
+    copies = (batch, cut, cut.to(cpu), move_to(cut, cpu), replace(cut))
     as_loaded, *copies = [rows_of(shuffler.exchange(one, plan)) for one in copies]
     assert all(of_copy == as_loaded for of_copy in copies)
 

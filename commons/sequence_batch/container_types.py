@@ -1,0 +1,199 @@
+"""Types of containers that batches are made of: how to take them apart, and to make them again."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import datetime
+import enum
+import inspect
+import numbers
+import pathlib
+import types
+from collections.abc import Callable, Hashable, Mapping, MutableMapping
+from typing import Any, NamedTuple, TypeAlias, TypeVar
+
+import numpy as np
+import torch
+from tensordict import NonTensorData, NonTensorStack, TensorDict, TensorDictBase, is_tensorclass
+
+Batch = TypeVar("Batch")
+Parts: TypeAlias = Mapping[Hashable, Any]
+
+# Types that hold no data of single samples; all samples share their values.
+_PLAIN = (
+    type(None),
+    bool,
+    numbers.Number,
+    np.generic,
+    str,
+    bytes,
+    range,
+    slice,
+    enum.Enum,
+    type,
+    datetime.date,
+    datetime.timedelta,
+    pathlib.PurePath,
+    types.FunctionType,
+    types.BuiltinFunctionType,
+    torch.dtype,
+    torch.device,
+    torch.Size,
+    NonTensorData,
+)
+TAKE_APART = "take it apart with commons.sequence_batch.register_batch_type"
+
+
+class ContainerType(NamedTuple):
+    """How to take containers of one type apart, and to rebuild them.
+
+    Attributes:
+        parts: returns the parts of a container, by key.
+        replaced: returns a container like the given one in which the given parts replace its own.
+        shared: keys of parts that all samples share.
+    """
+
+    parts: Callable[[Any], Parts]
+    replaced: Callable[[Any, Parts], Any]
+    shared: frozenset[str] = frozenset()
+
+
+_REGISTERED: dict[type, ContainerType] = {}
+_KNOWN: dict[type, ContainerType | None] = {}  # container types of all types seen so far
+
+
+def register_batch_type(
+    batch_type: type[Batch],
+    parts: Callable[[Batch], Parts],
+    replaced: Callable[[Batch, Parts], Batch],
+) -> None:
+    """Registers how to take instances of a type, and of its subclasses, apart and to rebuild them.
+
+    Args:
+        batch_type: the type of a batch, or of a part of one.
+        parts: returns the parts of an instance, by name; parts may be containers.
+        replaced: returns a new instance in which the given parts replace those of the given instance.
+
+    Raises:
+        TypeError: `batch_type` is not a type.
+    """
+    if not isinstance(batch_type, type):
+        raise TypeError(f"register_batch_type got {batch_type!r}, expected a class")
+    _REGISTERED[batch_type] = ContainerType(parts, replaced)
+    _KNOWN.clear()
+
+
+def container_type(value: Any) -> ContainerType | None:
+    """Returns how to take a value apart; None if it is no container."""
+    if type(value) not in _KNOWN:
+        _KNOWN[type(value)] = _container_of(type(value))
+    return _KNOWN[type(value)]
+
+
+def _container_of(of: type) -> ContainerType | None:
+    for base in of.__mro__:
+        if base in _REGISTERED:
+            return _REGISTERED[base]
+    if issubclass(of, NonTensorData | NonTensorStack | torch.Size) or is_tensorclass(of):
+        return None
+    if dataclasses.is_dataclass(of):
+        fields = dataclasses.fields(of)
+        shared = frozenset(spec.name for spec in fields if not spec.metadata.get("per_sample", True))
+        return ContainerType(_dataclass_parts, replace_dataclass, shared)
+    if issubclass(of, TensorDictBase):
+        return _TENSORDICT
+    if issubclass(of, MutableMapping):
+        return _DICT
+    if issubclass(of, tuple) and hasattr(of, "_asdict"):
+        return _NAMED_TUPLE
+    return SEQUENCE if issubclass(of, list | tuple) else None
+
+
+def is_plain(value: Any) -> bool:
+    """Returns whether a value holds no data of single samples."""
+    if isinstance(value, set | frozenset):
+        return all(is_plain(element) for element in value)
+    return isinstance(value, _PLAIN)
+
+
+def join_path(path: str, key: Hashable) -> str:
+    """Returns the path of a part of the container at `path`."""
+    if isinstance(key, str) and key.isidentifier():
+        return f"{path}.{key}" if path else key
+    return f"{path}[{key!r}]"
+
+
+def type_name(value: Any) -> str:
+    """Returns the name of a value's type, with its module unless it is a builtin."""
+    of = type(value)
+    return of.__qualname__ if of.__module__ == "builtins" else f"{of.__module__}.{of.__qualname__}"
+
+
+def replace_dataclass(value: Any, parts: Parts) -> Any:
+    """Returns a dataclass instance like `value` with some of its fields replaced.
+
+    Raises:
+        TypeError: its `__init__` takes something other than its fields, such as an InitVar.
+    """
+    specs = {spec.name: spec for spec in dataclasses.fields(value)}
+    given = {name for name, spec in specs.items() if spec.init}
+    if inspect.signature(type(value)).parameters.keys() != given:
+        raise TypeError(
+            f"{type_name(value)} cannot be made again by dataclasses.replace: its __init__ takes something "
+            f"else than its fields; {TAKE_APART}"
+        )
+    made = dataclasses.replace(value, **{str(name): part for name, part in parts.items() if name in given})
+    for name in specs.keys() - given:
+        part = parts.get(name, getattr(value, name, None))
+        if name in parts or not is_plain(part):
+            object.__setattr__(made, name, part)  # frozen or not
+    return made
+
+
+def _dataclass_parts(value: Any) -> Parts:
+    return {spec.name: getattr(value, spec.name, None) for spec in dataclasses.fields(value)}
+
+
+def _replace_dict(value: Any, parts: Parts) -> Any:
+    made = copy.copy(value)
+    made.update(parts)
+    attributes = getattr(made, "__dict__", {})
+    attributes.update({key: parts[key] for key in parts if attributes.get(key) is value[key]})
+    return made
+
+
+def _replace_sequence(value: Any, parts: Parts) -> Any:
+    try:
+        return type(value)([parts.get(number, element) for number, element in enumerate(value)])
+    except TypeError as error:
+        raise TypeError(f"{type_name(value)} cannot be made of a list of elements; {TAKE_APART}") from error
+
+
+def _replace_tensordict(value: TensorDictBase, parts: Parts) -> TensorDict:
+    changed = [part for part in parts.values() if isinstance(part, torch.Tensor | TensorDictBase)]
+    batch_size, device = list(value.batch_size), value.device
+    if changed and batch_size:
+        batch_size[0] = changed[0].shape[0]
+    if changed and device is not None:
+        device = changed[0].device
+    made = TensorDict({}, batch_size=batch_size, device=device, names=value.names if batch_size else None)
+    for key, part in _tensordict_parts(value).items():
+        if isinstance(part, NonTensorData):
+            made.set_non_tensor(key, part.data)
+        else:
+            made.set(key, parts.get(key, part))
+    return made.lock_() if value.is_locked else made
+
+
+def _tensordict_parts(value: TensorDictBase) -> Parts:
+    return {key: value.get(key) for key in value.keys()}  # noqa: SIM118  iterating it yields rows
+
+
+_DICT = ContainerType(dict, _replace_dict)
+SEQUENCE = ContainerType(lambda value: dict(enumerate(value)), _replace_sequence)
+_NAMED_TUPLE = ContainerType(
+    lambda value: value._asdict(),
+    lambda value, parts: value._replace(**{str(name): part for name, part in parts.items()}),
+)
+_TENSORDICT = ContainerType(_tensordict_parts, _replace_tensordict)
