@@ -21,7 +21,8 @@ def compile_kernels() -> None:
     features = []
     for path, arguments in _COMPILING.items():
         package, _, name = f"commons.features.{path}".rpartition(".")
-        if (found := find_spec(package)) and found.origin:  # without its files, a folder still is a package
+        # Without its files, a folder still is a package.
+        if find_spec("commons.features") and (found := find_spec(package)) and found.origin:
             features.append(getattr(import_module(package), name)(*arguments))
     warm_up(ShufflerSettings())
     for feature in features:  # together, micro-batches would keep the partitioner from tokens
