@@ -20,7 +20,8 @@ HITS = f"{LOADS}\nfrom commons.partition import workloads\nprint(len(workloads._
 def copied(tmp_path) -> Path:
     """A folder to import `commons.partition` from, without a cache."""
     (tmp_path / "commons").mkdir()
-    shutil.copy(Path(commons.__file__), tmp_path / "commons")
+    for name in ("__init__.py", "lazy_names.py"):
+        shutil.copy(Path(commons.__file__).parent / name, tmp_path / "commons")
     source = Path(commons.partition.__file__).parent
     target = tmp_path / "commons" / "partition"
     shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"))
