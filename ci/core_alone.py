@@ -52,7 +52,7 @@ def copy_core(folder: Path, features: list[str]) -> None:
     if features:
         paths += [f"{root}/features/__init__.py" for root in ("commons", "tests/commons")]
         paths += [f"{root}/features/{name}" for root in ("commons", "tests/commons") for name in features]
-        paths += ["tests/commons/features/together"]
+        paths += ["tests/commons/features/together", "benchmarks"]  # some tests draw what is measured
     patterns = [f":(glob){path}" if "*" in path else path for path in paths]
     listed = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard", "--", *patterns],
