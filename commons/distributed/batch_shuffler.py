@@ -17,7 +17,7 @@ from ..sequence_batch.packed_rows import PackedRows, gather_rows
 from .balance_report import WORKLOAD_UNITS
 from .batch_format import BatchFormat
 from .exchange import EXCHANGES, Traffic
-from .feature import Feature, chain, in_order
+from .feature import Feature, chain, order_features
 from .loss_reduction import LossScale, check_global_mean
 from .placement import Partitioning, warm_up
 from .plan_ahead import PlanAhead
@@ -92,7 +92,7 @@ class BatchShuffler(ABC):
         if isinstance(cost, str):
             raise TypeError(f"{name}.cost = {cost!r}: expected a Cost; for costs that are learned, {LEARNED}")
         require_type(f"{name}.cost", cost, Cost | None)
-        self.cost, self.features = cost, in_order(features)
+        self.cost, self.features = cost, order_features(features)
         for feature in self.features:
             feature.check(self.settings)
         self.partitioning = Partitioning(self.settings, self.features)

@@ -152,7 +152,7 @@ class Feature:
         return {}
 
 
-def in_order(features: Sequence[Feature]) -> tuple[Feature, ...]:
+def order_features(features: Sequence[Feature]) -> tuple[Feature, ...]:
     """Returns the features, outermost first.
 
     Raises:

@@ -180,4 +180,5 @@ def join_plans(plans: Sequence[tuple[np.ndarray, ShufflePlan]]) -> ShufflePlan:
     destination = np.zeros(len(rows.home), dtype=np.int64)
     for ranks, plan in plans:
         destination[rows.loaded_by(ranks)] = ranks[plan.destination]
-    return ShufflePlan(rows, destination, num_rows)
+    step = {name: value for _, plan in plans for name, value in plan.step.items()}
+    return ShufflePlan(rows, destination, num_rows, step=step)

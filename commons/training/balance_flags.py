@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import NAME
 from ..checks import SettingError
-from ..distributed.feature import Feature, in_order
+from ..distributed.feature import Feature, order_features
 from ..distributed.shuffler_settings import ShufflerSettings
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def make_features(args: TrainerArgs, tells_groups: str = "") -> Sequence[Feature
                 features.append(_class_of(part, asked[0])(**arguments))
         all_asked += asked
     try:
-        return in_order(features)
+        return order_features(features)
     except ValueError as error:
         raise ValueError(f"{', '.join(all_asked)}: {error}") from None
 

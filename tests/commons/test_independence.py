@@ -38,6 +38,21 @@ def test_the_core_imports_no_feature(package):
             assert "features" not in {part for name in (*names, module) for part in name.split(".")}, path
 
 
+@pytest.mark.parametrize("package", CORE)
+def test_the_core_looks_no_feature_up(package):
+    """Only the settings' table of what features took over names their packages."""
+    names = "|".join(path.parent.name for path in COMMONS.glob("features/*/__init__.py"))
+    for path in (COMMONS / package).glob("*.py"):
+        found = re.findall(rf"""["'](?:{names})["']""", path.read_text())
+        assert not found or path.name == "shuffler_settings.py" or package == "partition", (path, found)
+
+
+@pytest.mark.parametrize("package", CORE)
+def test_tests_of_the_core_import_no_feature(package):
+    for path in (REPOSITORY / "tests/commons" / package).glob("*.py"):
+        assert not re.search(r"^ *(?:from|import) commons\.features", path.read_text(), re.MULTILINE), path
+
+
 def test_no_feature_imports_another():
     features = {path.name for path in (COMMONS / "features").iterdir() if (path / "__init__.py").exists()}
     assert "controller" in features

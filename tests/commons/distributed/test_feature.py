@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from commons.distributed import BatchShuffler, Feature, ShufflePlan
-from commons.distributed.feature import chain, in_order
+from commons.distributed.feature import chain, order_features
 from commons.distributed.placement import Partitioning, place_at_home
 from commons.distributed.rank_group import RankGroup
 from commons.distributed.row_table import RowTable
@@ -137,7 +137,7 @@ def test_a_feature_wraps_those_of_a_larger_order(orders, shuffle):
     expected = sorted(features, key=lambda feature: (feature.order, feature.name))
     features += [Named(f"without hooks {order}", order) for order in (-4, 0, 4)]
     shuffle.shuffle(features)
-    ordered = in_order(features)
+    ordered = order_features(features)
     assert [feature for feature in ordered if feature in expected] == expected
 
     def innermost(rows, plan):

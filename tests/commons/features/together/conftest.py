@@ -15,4 +15,5 @@ def _has_all_features(test: Path) -> bool:
     return all((_FEATURES / name / "__init__.py").exists() for name in named)
 
 
-collect_ignore = [path.name for path in Path(__file__).parent.glob("test_*.py") if not _has_all_features(path)]
+_TESTS = Path(__file__).parent.glob("test_*.py")
+collect_ignore = [test.name for test in _TESTS if not _has_all_features(test)]
