@@ -44,7 +44,8 @@ class Planner:
         seconds: that this rank counted and placed rows for the last plan, without the wait for others.
 
     Raises:
-        ValueError: ranks are not each in one set of ranks that exchange; on all ranks.
+        ValueError: ranks are not each in one set of ranks that exchange, or have different features; on all
+            ranks.
     """
 
     def __init__(self, shuffler: BatchShuffler, ranks: RankGroup) -> None:
@@ -52,6 +53,7 @@ class Planner:
         self._shuffler, self._features = shuffler, shuffler.features
         self._sets = _sets_that_exchange(shuffler.group, ranks)
         self.sets = [ranks for ranks, _ in self._sets]
+        _check_same_features(ranks, [feature.name for feature in self._features])
         for feature in self._features:
             feature.setup(shuffler, ranks)
         self._gather = PlanGather(
@@ -198,6 +200,17 @@ def _describe_settings(shuffler: BatchShuffler) -> dict[str, str]:
     for feature in shuffler.features:
         described[feature.name] = repr(dict(feature.settings()))
     return described | {"cost": repr(shuffler.cost)}
+
+
+def _check_same_features(ranks: RankGroup, names: list[str]) -> None:
+    """Compares features before their `setup`, whose collectives would wait for ranks without them."""
+    gathered = ranks.all_gather_objects(names)
+    for rank, others in enumerate(gathered):
+        if others != gathered[0]:
+            raise ValueError(
+                f"rank {rank}'s shuffler has the features {others}, that of rank 0 {gathered[0]}; all ranks "
+                "need the same"
+            )
 
 
 def predict_seconds(plan: ShufflePlan, cost: Cost, speeds: np.ndarray | float = 1.0) -> np.ndarray:

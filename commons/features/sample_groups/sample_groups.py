@@ -11,7 +11,7 @@ from ...checks import SettingError, require_type
 from ...distributed.feature import Feature
 from ...distributed.rank_group import RankGroup
 from ...distributed.shuffler_settings import ShufflerSettings
-from ...partition.workloads import MOVES_PER_COPY, check_moves_per_copy
+from ...partition.workloads import MOST_MOVES_PER_COPY, MOVES_PER_COPY, check_moves_per_copy
 from ...sequence_batch import BaseBatch, containers
 from ...sequence_batch.jagged_indices import first_values
 from .group_column import COLUMN, compile_search
@@ -61,7 +61,8 @@ class SampleGroups(Feature):
             check_moves_per_copy(moves_per_copy)
         except ValueError:
             raise SettingError(
-                "{moves_per_copy}: expected a finite number of at least 0", moves_per_copy=moves_per_copy
+                f"{{moves_per_copy}}: expected a number from 0 to {MOST_MOVES_PER_COPY:g}",
+                moves_per_copy=moves_per_copy,
             ) from None
         self.feature, self.moves_per_copy, self._given = feature, moves_per_copy, get_groups
         self.partitioner_arguments = {"moves_per_copy": moves_per_copy}

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from commons.distributed import BatchShuffler, Feature, ShufflePlan
+from commons.distributed import Feature, ShufflePlan
 from commons.distributed.feature import chain, order_features
 from commons.distributed.placement import Partitioning, place_at_home
 from commons.distributed.rank_group import RankGroup
@@ -503,18 +503,24 @@ class Setting(Named):
         return self.agreed
 
 
+class Connecting(Named):
+    """Waits for the other ranks when it is set up."""
+
+    def setup(self, shuffler, ranks):
+        ranks.channel()
+
+
 def _errors_of_other_features() -> list[str]:
     rank, batch = dist.get_rank(), lopsided_batch()
-    on_one_rank = [Posting("posting", 0, 2)] if rank == 1 else []
+    on_one_rank = [Connecting("connecting", 0)] if rank == 1 else []
     features: list[list[Feature]] = [
         [Setting(3 + rank)],
         [Setting(3, agreed=("rule", rank))],
-        on_one_rank,
+        [*on_one_rank, Connecting("other", 1)],
         [Columns() if rank == 1 else Named("columns")],
         [Posting("posting", 0, 2 + rank)],
     ]
-    shufflers: list[BatchShuffler] = [FieldShuffler(features=of_rank) for of_rank in features]
-    return [error_of(shuffler.plan, batch) for shuffler in shufflers]
+    return [error_of(lambda given=given: FieldShuffler(features=given).plan(batch)) for given in features]
 
 
 def test_features_that_differ_between_ranks_are_refused_on_all(pools):
@@ -525,7 +531,7 @@ def test_features_that_differ_between_ranks_are_refused_on_all(pools):
         [
             "rank 1's shuffler has setting={'value': 4}, that of rank 0 {'value': 3}; all ranks need the",
             "rank 1's batch has ('rule', 1) for setting, that of rank 0 ('rule', 0); all ranks need the same",
-            "rank 1's shuffler has posting={}, that of rank 0 absent; all ranks need the same settings",
+            "rank 1's shuffler has the features ['connecting', 'other'], that of rank 0 ['other']; all ranks",
             "and smallest, negative; rank 0 with 1 columns of get_workloads",
             "the ranks 0 and 1",
         ],

@@ -38,7 +38,7 @@ LEARNS = {"balance_cost": "learned"}
         ({"max_tokens_per_micro_batch": 0}, "max_tokens_per_micro_batch = 0: expected an integer of at"),
         ({"balance_speed_limit": 1.5}, "balance_speed_limit = 1.5: expected its default without balance_c"),
         ({**LEARNS, "balance_speed_limit": 50.0}, "balance_speed_limit = 50.0: expected 1 to 30"),
-        ({"balance_moves_per_copy": -1.0}, "balance_moves_per_copy = -1.0: expected a finite number"),
+        ({"balance_moves_per_copy": 5000.0}, "balance_moves_per_copy = 5000.0: expected a number from 0 to"),
         (
             {"balance_group_feature": "user", "balance_partitioner": "refined"},
             "balance_group_feature = 'user': TrainerArgs.balance_partitioner = 'refined' has no argument gr",
