@@ -32,11 +32,14 @@ def main() -> None:
     if unknown := set(without) - features:
         parser.error(f"no features {sorted(unknown)}; there are {sorted(features)}")
     kept = sorted(features - set(without)) if without else []
-    with tempfile.TemporaryDirectory() as folder:
-        copy_core(Path(folder), kept)
+    with tempfile.TemporaryDirectory() as root:
+        folder, data = Path(root) / "copy", REPOSITORY.parent / "shared"
+        copy_core(folder, kept)
+        if data.exists():  # tests look for it beside the repository
+            (Path(root) / data.name).symlink_to(data)
         tests = [f"tests/commons/{package}" for package in CORE]
         tests += ["tests/commons/features"] if kept else []
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": folder}
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(folder)}
 
         def run(*arguments: str) -> None:
             subprocess.run([sys.executable, "-m", *arguments], cwd=folder, env=environment, check=True)
