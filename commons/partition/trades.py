@@ -79,6 +79,11 @@ def trade(task: Task, part_of: np.ndarray, costs: Costs) -> None:
 
 
 @inner
+def _zeros(count: int) -> np.ndarray:
+    return np.zeros(count, dtype=np.int64)
+
+
+@inner
 def _take_stock(parts: Parts, costs: Costs, part: int, to: int, number: np.ndarray) -> Stock:
     """Lists what `part` has, and could give to another part.
 
@@ -100,10 +105,11 @@ def _take_stock(parts: Parts, costs: Costs, part: int, to: int, number: np.ndarr
             count += 1
         keys[at] = 2 * entry + (moving_cost(costs, sample, part, to) > 0)
     order, ends = bucket(keys, 2 * count)
-    start = np.zeros(count + 1, dtype=np.int64)
-    start[1:] = ends[1::2]
+    start = _zeros(count + 1)
+    for entry in range(count):
+        start[entry + 1] = ends[2 * entry + 1]
     # 2. Look up what a copy costs, and which groups may be a third: those that both have, and some others.
-    copy_cost, is_shared = np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.bool_)
+    copy_cost, is_shared = _zeros(count), np.zeros(count, dtype=np.bool_)
     thirds, num_thirds = np.empty(count, dtype=np.int64), 0
     step = max(count // MOST_TRIED, 1)
     for entry in range(count):
@@ -116,11 +122,10 @@ def _take_stock(parts: Parts, costs: Costs, part: int, to: int, number: np.ndarr
             thirds[num_thirds] = entry
             num_thirds += 1
     # 3. Add the samples up.
-    samples = parts.members[first : first + rows][order]
-    sums = np.zeros((3, rows + 1), dtype=np.int64)
-    work, tokens, cost = sums[0], sums[1], sums[2]
+    samples = np.empty(rows, dtype=np.int64)
+    work, tokens, cost = _zeros(rows + 1), _zeros(rows + 1), _zeros(rows + 1)
     for at in range(rows):
-        sample = samples[at]
+        sample = samples[at] = parts.members[first + order[at]]
         work[at + 1] = work[at] + parts.task.work[sample]
         tokens[at + 1] = tokens[at] + parts.task.tokens[sample]
         cost[at + 1] = cost[at] + moving_cost(costs, sample, part, to)
@@ -175,7 +180,7 @@ def _find_trade(parts: Parts, costs: Costs, members: np.ndarray, source: int, nu
 def _even_out(parts: Parts, costs: Costs, group: int, gives: Stock, returns: Stock, best: Trade) -> Trade:
     """The cheapest trade of the group for what `returns` has, or `best` if none is cheaper."""
     task, source, to = parts.task, gives.part, gives.to
-    given = np.argmax(gives.group == group)
+    given = _find_entry(gives, group)
     first, end = gives.start[given], gives.start[given + 1]
     cost_of_given = _giving_cost(gives, given, end - first)
     for back in range(NONE, len(returns.group)):
@@ -245,13 +250,22 @@ def _make(parts: Parts, costs: Costs, group: int, source: int, chosen: Trade, nu
     """Makes the trade."""
     gives = _take_stock(parts, costs, source, chosen.to, number)
     returns = _take_stock(parts, costs, chosen.to, source, number)
-    given = np.argmax(gives.group == group)
+    given = _find_entry(gives, group)
     _give(parts, costs, gives, given, gives.start[given + 1] - gives.start[given])
     if chosen.back != NONE:
         rows = returns.start[chosen.back + 1] - returns.start[chosen.back]
         _give(parts, costs, returns, chosen.back, rows)
     if chosen.third != NONE:
         _give(parts, costs, gives if chosen.source_gives else returns, chosen.third, chosen.rows)
+
+
+@inner
+def _find_entry(stock: Stock, group: int) -> int:
+    """The place of a group that is there."""
+    entry = 0
+    while stock.group[entry] != group:
+        entry += 1
+    return entry
 
 
 @inner
