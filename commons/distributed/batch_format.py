@@ -1,4 +1,4 @@
-"""What ranks agree on at the first batch, and batches made by it."""
+"""The batch format that ranks agree on at the first batch, and batches made by it."""
 
 from __future__ import annotations
 

@@ -114,7 +114,7 @@ class BatchShuffler(ABC):
 
     @property
     def format(self) -> BatchFormat | None:
-        """What the ranks agreed on at the first batch; None before it."""
+        """The format that the ranks agreed on at the first batch; None before it."""
         return self.planner.format
 
     def _make_group(self, process_group: dist.ProcessGroup | None) -> RankGroup:

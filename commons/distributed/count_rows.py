@@ -22,7 +22,7 @@ Columns = Callable[[Any], Mapping[str, torch.Tensor]]
 
 @dataclass(frozen=True)
 class RowFormat:
-    """What is known of each row; the same on all ranks and in all steps.
+    """The numbers that are known of each row; the same on all ranks and in all steps.
 
     Attributes:
         schema: fields of the batch.

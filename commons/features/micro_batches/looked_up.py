@@ -1,4 +1,4 @@
-"""What a sharded module looks up for a whole batch, divided among its micro-batches."""
+"""Results of a sharded module for a whole batch, divided among its micro-batches."""
 
 from __future__ import annotations
 

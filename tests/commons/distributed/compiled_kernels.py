@@ -1,4 +1,4 @@
-"""What is compiled when a shuffler starts, and by the placing after it."""
+"""The functions that are compiled when a shuffler starts, and by the placing after it."""
 
 from __future__ import annotations
 

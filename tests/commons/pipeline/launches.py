@@ -25,7 +25,7 @@ def _nothing(*_: Any) -> None:
 
 @dataclass(frozen=True)
 class Launching:
-    """What a step is made of besides the pipeline: functions that can be imported."""
+    """The parts of a step besides the pipeline: functions that can be imported."""
 
     make_model: Callable[[], tuple[Any, Any]] = sharded_ranking_model
     prepare: Callable[[BatchShuffler], None] = _nothing
