@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
 from .compiled import compiled, inner
 from .costs import Costs
@@ -107,23 +106,19 @@ def place_by_differencing(work: np.ndarray, num_parts: int, width: int) -> np.nd
         int64 `[samples]`, the part of each.
     """
     num_samples = len(work)
-    # 1. A partition lies in consecutive slots, a slot for each part with samples, the heaviest first: its
-    # load, and its first and last sample. Merged ones go behind all others; where space ends, gaps close.
-    room = 2 * num_samples + num_parts
-    load, head, tail = np.empty(room, np.int64), np.empty(room, np.int64), np.empty(room, np.int64)
-    after = np.empty(num_samples, dtype=np.int64)  # the next sample of the same part
-    for i in range(num_samples):
-        load[i], head[i], tail[i], after[i] = work[i], i, i, NONE
+    # 1. A partition is a chain of slots, one for each part with samples, the heaviest first: `below` leads to
+    # the next. A slot is named by its first sample; `after` leads to the other samples of the part.
+    load, tail, below = work.copy(), np.arange(num_samples), np.arange(1, num_samples + 1)
+    after = np.full(num_samples, NONE)
     count = (num_samples + width - 1) // width
-    start, size = np.empty(count, dtype=np.int64), np.empty(count, dtype=np.int64)
+    top, size = np.empty(count, dtype=np.int64), np.empty(count, dtype=np.int64)
     heap, spread = np.empty(count, dtype=np.int64), np.empty(count, dtype=np.int64)
     for p in range(count):
-        start[p], size[p], heap[p] = p * width, min(num_samples - p * width, width), p
-        spread[p] = _spread(load, start[p], size[p], num_parts)
+        top[p], size[p], heap[p] = p * width, min(num_samples - p * width, width), p
+        spread[p] = work[p * width] - (work[p * width + width - 1] if size[p] == num_parts else 0)
     for at in range(count // 2 - 1, -1, -1):
         _sink(heap, spread, at, count)
-    end = num_samples
-    sums = np.empty(num_parts, dtype=np.int64)
+    slots, sums = np.empty((2, num_parts), dtype=np.int64)
     while count > 1:
         # 2. Take the two partitions with the largest spreads, the distance of their heaviest and lightest.
         one = heap[0]
@@ -131,43 +126,43 @@ def place_by_differencing(work: np.ndarray, num_parts: int, width: int) -> np.nd
         heap[0] = heap[count]
         _sink(heap, spread, 0, count)
         other = heap[0]
-        length = min(size[one] + size[other], num_parts)
-        if end + length > room:
-            end = _close_gaps(load, head, tail, start, size)
         # 3. Slot p of the first meets slot length − 1 − p of the second.
-        offset, last = length - size[other], start[other] + length - 1
+        length, rows = min(size[one] + size[other], num_parts), size[one]
+        alone = length - size[other]
+        slot = top[other]
+        for p in range(length - 1, alone - 1, -1):
+            slots[p] = slot
+            slot = below[slot]
+        slot = top[one]
         for p in range(length):
-            total = load[start[one] + p] if p < size[one] else 0
-            sums[p] = -total - (load[last - p] if p >= offset else 0)
+            if p < alone:
+                slots[p] = slot
+            elif p < rows:
+                joined = slots[p]
+                load[joined] += load[slot]
+                after[tail[joined]] = slot
+                tail[joined] = tail[slot]
+            if p < rows:
+                slot = below[slot]
+            sums[p] = -load[slots[p]]
         order = argsort(sums[:length])
-        for place in range(length):
-            p = order[place]
-            load[end + place] = -sums[p]
-            if p < offset:
-                head[end + place], tail[end + place] = head[start[one] + p], tail[start[one] + p]
-            else:
-                head[end + place], tail[end + place] = head[last - p], tail[last - p]
-                if p < size[one]:
-                    after[tail[last - p]] = head[start[one] + p]
-                    tail[end + place] = tail[start[one] + p]
+        for place in range(1, length):
+            below[slots[order[place - 1]]] = slots[order[place]]
         # 4. The merged partition takes the place of the second in the heap.
-        start[one], size[one], size[other] = end, length, 0
-        end += length
-        heap[0], spread[one] = one, _spread(load, start[one], length, num_parts)
+        top[one], size[one], heap[0] = slots[order[0]], length, one
+        lightest = load[slots[order[length - 1]]] if length == num_parts else 0
+        spread[one] = load[top[one]] - lightest
         _sink(heap, spread, 0, count)
     # 5. Follow the samples of each part of the last partition.
     part_of = np.empty(num_samples, dtype=np.int64)
+    slot = top[heap[0]] if count > 0 else NONE
     for part in range(size[heap[0]] if count > 0 else 0):
-        sample = head[start[heap[0]] + part]
+        sample = slot
         while sample != NONE:
             part_of[sample] = part
             sample = after[sample]
+        slot = below[slot]
     return part_of
-
-
-@njit(inline="always")
-def _spread(load: np.ndarray, start: int, size: int, num_parts: int) -> int:
-    return load[start] - (load[start + size - 1] if size == num_parts else 0)
 
 
 @inner
@@ -183,22 +178,6 @@ def _sink(heap: np.ndarray, spread: np.ndarray, at: int, end: int) -> None:
         heap[at] = top
         at = child
     heap[at] = p
-
-
-@inner
-def _close_gaps(
-    load: np.ndarray, head: np.ndarray, tail: np.ndarray, start: np.ndarray, size: np.ndarray
-) -> int:
-    """Moves all partitions to the front; returns the slot after the last."""
-    end = 0
-    for p in argsort(start):
-        begin = start[p]
-        for slot in range(size[p]):
-            load[end + slot] = load[begin + slot]
-            head[end + slot], tail[end + slot] = head[begin + slot], tail[begin + slot]
-        start[p] = end
-        end += size[p]
-    return end
 
 
 @compiled
