@@ -105,8 +105,7 @@ class Problem:
 
     def shortest_time(self) -> float:
         """A time that the slowest part takes at least; `lower_bound` gives the proof."""
-        speeds = np.sort(self.speeds) if are_unequal(self.speeds) else self.speeds
-        return _shortest_time(self.work, speeds, self.fewest, self.most)
+        return _shortest_time(self.work, np.sort(self.speeds), self.fewest, self.most)
 
     def within(self, time: int) -> Task:
         """The task of placing samples so that no part takes longer than `time`."""

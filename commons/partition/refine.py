@@ -234,8 +234,6 @@ def refine_from_scratch(problem: Problem, tolerance: float) -> np.ndarray:
 def difference(problem: Problem, width: int) -> np.ndarray:
     """`place_by_differencing`, and the heaviest part to the fastest."""
     part_of = place_by_differencing(problem.work, problem.num_parts, width)
-    if not are_unequal(problem.speeds):
-        return part_of
     return np.argsort(-problem.speeds, kind="stable")[part_of]
 
 

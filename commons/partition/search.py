@@ -7,6 +7,8 @@ wherever the target allows.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from .compiled import compiled, inner
@@ -40,10 +42,7 @@ def refine_to(task: Task, part_of: np.ndarray) -> None:
     """Changes `part_of` until no part is above the target load, or no swap helps."""
     parts = make_parts(task, part_of)
     least = max(int(RESOLUTION * task.work.sum() / len(parts.load)), 1)
-    bits = 1
-    while len(part_of) >> bits:
-        bits += 1
-    most_looks = LOOKS * len(part_of) * bits
+    most_looks = LOOKS * len(part_of) * math.frexp(float(len(part_of)))[1]
     while len(parts.load) > 1:
         heavy = parts.by_load[-1]
         if parts.load[heavy] <= task.target:
