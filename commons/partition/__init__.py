@@ -1,4 +1,7 @@
-"""Which part computes which sample: pure host functions of numbers, deterministic on every machine."""
+"""Which part computes which sample: pure host functions of numbers, on every machine alike.
+
+Ties are broken by index. Nothing depends on the order in which a processor adds.
+"""
 
 from typing import TYPE_CHECKING
 

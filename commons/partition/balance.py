@@ -22,19 +22,17 @@ def imbalance(
 ) -> float:
     """Largest load ÷ mean load of the parts; 1.0 is perfect, and the value where nothing costs anything.
 
-    With `speeds` `[parts]`, times take the place of loads: the longest ÷ the one that all parts would take if
-    their loads were proportional to their speeds.
+    With `speeds` `[parts]`, the longest time ÷ the one of all parts with loads proportional to speeds.
 
     Raises:
-        ValueError: there are no parts; a workload is negative, NaN, or infinite; or `speeds` are not a number
-            above 0 per part.
+        ValueError: there are no parts, or as `longest_processing_time`.
     """
     check_count("num_partitions", len(partition))
     return relative_to_mean(loads(workloads, partition), speeds)
 
 
 def relative_to_mean(part_loads: np.ndarray, speeds: ArrayLike | None = None) -> float:
-    """Largest ÷ mean of non-negative numbers `[parts]`, as `imbalance` takes them; 1.0 where all are 0."""
+    """`imbalance`, given loads of at least 0, `[parts]`."""
     if speeds is not None:
         relative = as_speeds(speeds, len(part_loads))
         part_loads, mean = part_loads / relative, part_loads.sum() / relative.sum()
@@ -46,7 +44,7 @@ def relative_to_mean(part_loads: np.ndarray, speeds: ArrayLike | None = None) ->
 def lower_bound(
     workloads: ArrayLike, num_partitions: int, equal_size: bool = True, speeds: ArrayLike | None = None
 ) -> float:
-    """An imbalance that no partition of whole samples beats; relative to the mean load.
+    """An `imbalance` that no partition of whole samples beats; arguments and errors as of `karmarkar_karp`.
 
     Some q parts together hold at least j·q of the m = (j − 1)·parts + q largest samples. Otherwise one of
     the q parts with the most of them would hold fewer than j, the other parts no more, and all together fewer
@@ -54,12 +52,8 @@ def lower_bound(
     other samples, too, up to ⌊samples ÷ parts⌋ each, which weigh no less than the lightest samples of all.
     The bound is the largest over all j and q, among them the mean load and the largest sample.
 
-    With `speeds` `[parts]`, the q parts are no faster than the q fastest, and the bound is relative as
-    `imbalance` is. The q slowest parts have the lightest samples at least, as many as sizes demand.
-
-    Raises:
-        ValueError: `num_partitions` is below 1; a workload is negative, NaN, or infinite; or `speeds` are not
-            a number above 0 per part.
+    With `speeds`, the q parts are no faster than the q fastest, and the q slowest have the lightest samples
+    at least, as many as sizes demand.
     """
     problem = Problem.of(workloads, num_partitions, equal_size, speeds=speeds)
     total = problem.work.sum()

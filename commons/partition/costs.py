@@ -22,10 +22,7 @@ LOOKS, LOOKS_FOR_GROUPS = 16, 64
 
 
 class Copies(NamedTuple):
-    """Groups of samples, and the parts that have some of each; all int64.
-
-    A slot is a part with samples of a group. Those of a group lie side by side, ascending by part.
-    """
+    """Slots, one for each part with samples of a group, by group and ascending part; all int64."""
 
     group_of: np.ndarray  # [samples], NONE for a sample without others
     cost: np.ndarray  # [groups], of each part with samples of the group, beyond the first

@@ -11,15 +11,11 @@ from .parts import NONE, Task, argsort
 
 @compiled
 def place_longest_first(task: Task) -> np.ndarray:
-    """Places each sample, the heaviest first, in the lightest part that can take it.
+    """int64 `[samples]`, the part of each, as of `longest_processing_time`; NONE from one without a place on.
 
-    Source: Graham, "Bounds on Multiprocessing Timing Anomalies", 1969. Of equally light parts, the one with
-    fewer samples is lighter: samples that cost nothing are spread, too.
+    Of equally light parts, the one with fewer samples is lighter: samples that cost nothing are spread, too.
 
     Example: work [8, 7, 6, 5, 4] on two parts goes to parts [0, 1, 1, 0, 0], with loads of 17 and 13.
-
-    Returns:
-        int64 `[samples]`, the part of each; NONE from the first sample on that no part can take.
     """
     work, tokens, fewest, most = task.work, task.tokens, task.fewest, task.most
     num_parts = len(task.initial)
@@ -87,23 +83,14 @@ def _find_lightest(
 
 @compiled
 def place_by_differencing(work: np.ndarray, num_parts: int, width: int) -> np.ndarray:
-    """Merges partial partitions, the two worst balanced first, until one is left.
+    """int64 `[samples]`, the part of each, by merging partial partitions, the two worst balanced first.
 
-    Source: Karmarkar and Karp, "The Differencing Method of Set Partitioning", 1982. A merge joins the
-    heaviest part of one partition with the lightest of the other, and so on.
+    A merge joins the heaviest part of one partition with the lightest of the other, and so on. Partitions
+    start with `width` samples of `work`, which is descending, each in a part of its own.
 
     Example: work [8, 7, 6, 5, 4] on two parts starts as (8, 0), (7, 0), (6, 0), (5, 0), (4, 0). The worst
     balanced are the first two; merged, they are (8, 7). Then 6 and 5 become (6, 5). 4 joins 7 to (11, 8),
     which meets (6, 5) to end as (8 + 6, 7 + 4 + 5) = (14, 16).
-
-    Args:
-        work: int64 `[samples]`, descending.
-        num_parts: parts, at least 1.
-        width: samples of a partition to start with, each in a part of its own: 1, or `num_parts` for part
-            sizes within one of each other.
-
-    Returns:
-        int64 `[samples]`, the part of each.
     """
     num_samples = len(work)
     # 1. A partition is a chain of slots, one for each part with samples, the heaviest first: `below` leads to
@@ -182,10 +169,9 @@ def _sink(heap: np.ndarray, spread: np.ndarray, at: int, end: int) -> None:
 
 @compiled
 def bound_differencing(work: np.ndarray, num_parts: int) -> int:
-    """A time that the slowest part takes at least, after differencing with equal sizes.
+    """A time that the slowest part, at most of speed 1, takes at least after differencing with equal sizes.
 
-    Every part gets one of each `num_parts` consecutive samples. The part with the heaviest of some also gets
-    at least the lightest of all the others. No part is faster than 1.
+    The part with the heaviest of `num_parts` consecutive samples gets at least the lightest of all others.
     """
     lightest, widest = 0, 0
     for start in range(0, len(work), num_parts):
@@ -208,14 +194,8 @@ def place_units(
 ) -> np.ndarray:
     """int64 `[samples]`, the part of each: units at home where there is room, else in the lightest part.
 
-    Args:
-        task, costs: of the samples.
-        samples: by unit.
-        ends: where each unit ends in `samples`.
-        order: of the units, as they are placed.
-        lightest: `[most + 1]`, the load that a part needs for the rows that it still takes: the mean load of
-            the lightest r per part.
-        cut_at: load of a part up to which a unit is placed whole; beyond, it is cut.
+    `samples` are sorted by unit and `ends` is where each unit ends; `order` is that of placing units. With r
+    rows to come, a part needs the load `lightest[r]` for them. A unit that would exceed `cut_at` is cut.
     """
     home, most, num_parts = costs.home, task.most, len(task.initial)
     part_of = np.full(len(samples), NONE)
@@ -256,10 +236,7 @@ def place_units(
 def _find_room(
     load: np.ndarray, size: np.ndarray, most: int, lightest: np.ndarray, cut_at: int, sums: np.ndarray
 ) -> tuple[int, int]:
-    """The part that takes most of a unit, the lightest of these, and how many samples; at least 1.
-
-    `sums` are those of the unit's first samples.
-    """
+    """The part that takes most of a unit, the lightest of these, and how many, given `sums` of its first."""
     best, count = NONE, 0
     for part in range(len(load)):
         left = most - size[part]

@@ -41,8 +41,7 @@ OVERFULL_OF_EQUAL_ROWS, OVERFULL_OF_FREE_ROWS = (1.25, 1.0), (1.0, 1.25)
 def number_groups(groups: ArrayLike, num_samples: int) -> np.ndarray:
     """Numbers the groups from 0 in the order of their first samples, int64 `[samples]`.
 
-    A sample with a negative label gets a number of its own. Were groups numbered by label, labels such as
-    random ids would break ties. Example: [70, −1, 30, 70] becomes [0, 1, 2, 0].
+    A sample with a negative label gets a number of its own: [70, −1, 30, 70] becomes [0, 1, 2, 0].
 
     Raises:
         ValueError: `groups` is not one integer per sample.
@@ -56,7 +55,7 @@ def number_groups(groups: ArrayLike, num_samples: int) -> np.ndarray:
     samples = np.arange(num_samples)
     _, first_of_label, label_of = np.unique(labels, return_index=True, return_inverse=True)
     first = np.where(labels < 0, samples, first_of_label[label_of])
-    return (np.cumsum(first == samples) - 1)[first]
+    return (np.cumsum(first == samples) - 1)[first]  # numbers by label would let random ids break ties
 
 
 @dataclass(frozen=True)
@@ -197,9 +196,7 @@ class GroupSearch:
 
 
 def _divide_into_units(costs: Costs, in_groups: np.ndarray) -> np.ndarray:
-    """int64 `[samples]`, the unit of each: a group, without samples that had better stay at home.
-
-    Samples of a group with one home stay there as a unit of their own, if their moves cost more than a copy.
+    """int64 `[samples]`, the unit of each: a group, without those of one home that cost more than a copy.
 
     Example: a copy costs 64. A group with 100 samples on one part, 70 on another, and 3 on a third, which
     cost 1 each, makes units of 103 and 70: the 3 join the 100.
@@ -226,9 +223,7 @@ def _divide_into_units(costs: Costs, in_groups: np.ndarray) -> np.ndarray:
 def _divide_into_runs(
     group_of: np.ndarray, part_of: np.ndarray, order: np.ndarray, longest: int
 ) -> np.ndarray:
-    """int64 `[samples]`, the run of each: up to `longest` samples of one group in one part.
-
-    Runs of a group in a part differ by one sample at most. `order` is that of group and part.
+    """int64 `[samples]`, the run of each: up to `longest` samples of one group in one part, evenly divided.
 
     Example: 5 samples of a group in a part, at most 2 long, make runs [0, 0, 1, 1, 2].
     """

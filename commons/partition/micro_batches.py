@@ -29,21 +29,20 @@ def pack_micro_batches(
 ) -> list[np.ndarray]:
     """Divides samples into few micro-batches under a token cap, with loads as equal as possible.
 
-    A sample above the cap gets a micro-batch of its own, and a warning names it. The number of micro-batches
-    is the smallest for which a division is found: never more than best-fit decreasing by tokens needs,
-    rounded up to the multiple.
+    The number of micro-batches is the smallest for which a division is found: never more than best-fit
+    decreasing by tokens needs, rounded up to the multiple.
 
     Args:
         workloads: `[samples]`, non-negative.
         tokens: `[samples]`, whole numbers.
-        max_tokens: tokens of a micro-batch at most; at least 1.
+        max_tokens: tokens of a micro-batch at most; at least 1. A sample above it gets a micro-batch of its
+            own, and a warning names it.
         multiple_of: the number of micro-batches is a multiple of this.
         min_count: micro-batches at least.
 
     Returns:
-        For each micro-batch the ascending int64 indices of its samples, the lightest micro-batch first; empty
-        ones where there are fewer samples than micro-batches. Equal input gives equal output on every
-        machine.
+        For each micro-batch, some of which may be empty, the ascending int64 indices of its samples, the
+        lightest micro-batch first.
 
     Raises:
         ValueError: a value is negative, NaN, or infinite; tokens are not whole numbers; or a count is
@@ -72,22 +71,8 @@ def balance_micro_batches(
     with a cap on the tokens of a rank is tried, too. It is taken if it needs fewer, and costs 1 to 2% of
     balance; not where speeds differ and it costs more.
 
-    Args:
-        workloads: `[samples]`, non-negative.
-        tokens: `[samples]`, whole numbers.
-        num_partitions: ranks, at least 1.
-        max_tokens: tokens of a micro-batch at most; at least 1. A sample above it gets a micro-batch of its
-            own, and a warning names it.
-        equal_size: whether numbers of samples per rank differ by at most one.
-        min_count: micro-batches of a rank at least.
-        speeds: `[ranks]`, as for `refined`.
-
-    Returns:
-        For each rank and micro-batch the ascending int64 indices of its samples, the lightest micro-batch of
-        every rank first.
-
-    Raises:
-        ValueError: as `pack_micro_batches`.
+    Arguments and errors are those of `refined` and `pack_micro_batches`; `min_count` is of a rank. Returns
+    what the latter does for each rank.
     """
     check_count("min_count", min_count)
     samples = _Samples.of(workloads, tokens, max_tokens)
@@ -118,17 +103,10 @@ def balance_micro_batches(
 def divide_into_micro_batches(
     workloads: ArrayLike, tokens: ArrayLike, partition: Sequence[np.ndarray], max_tokens: int
 ) -> list[list[np.ndarray]]:
-    """Divides the samples of each rank into micro-batches under a token cap, the same number on every rank.
+    """As `balance_micro_batches`, of samples that are on ranks, and without a warning.
 
-    The number is the smallest for which a division is found on every rank. A rank's micro-batches have loads
-    as equal as possible. A sample above the cap gets a micro-batch of its own, without a warning.
-
-    Args:
-        workloads, tokens, max_tokens: as for `pack_micro_batches`.
-        partition: for each rank the indices of its samples; each sample is on one rank.
-
-    Returns:
-        As `balance_micro_batches`.
+    `partition` is for each rank the indices of its samples. The number of micro-batches is the smallest for
+    which a division is found on every rank.
 
     Raises:
         ValueError: as `pack_micro_batches`; or `partition` does not hold each sample once.
@@ -143,12 +121,8 @@ def micro_batch_imbalance(workloads: ArrayLike, micro_batches: Sequence[Sequence
     """Sum over k of the largest k-th load of any rank ÷ mean load of a rank; 1.0 is perfect.
 
     This is the relative time of a step whose ranks wait for each other after every micro-batch. Benchmarks
-    and `BalanceReport` use it; no placement does, because pipelines here wait once a step.
-
-    Args:
-        workloads: `[samples]`, non-negative.
-        micro_batches: for each rank and micro-batch the indices of its samples; the same number of
-            micro-batches on every rank.
+    and `BalanceReport` use it; no placement does, because pipelines here wait once a step. Arguments are one
+    of `balance_micro_batches`, and its result.
     """
     values = as_workloads(workloads)
     loads = np.array([[values[indices].sum() for indices in rank] for rank in micro_batches])

@@ -28,19 +28,15 @@ class Pieces:
 def cut_heavy(
     workloads: np.ndarray, size: int, heavy: np.ndarray, least_first: np.ndarray, least: np.ndarray
 ) -> Pieces:
-    """Cuts heavy samples into as few pieces of at most `size` as there can be.
+    """Cuts samples, int64 `[samples]`, that are heavy into as few pieces of at most `size` as there can be.
 
     The first piece of a sample is the smallest, and the others cost the same. Where the cost of a token grows
     along a sample, later pieces then have the fewest tokens before them.
 
     Example: with a size of 40, a sample of 100 becomes pieces of 20, 40, and 40.
 
-    Args:
-        workloads: int64 `[samples]`.
-        size: cost of a piece at most, as far as `least` allows.
-        heavy: int64, the ascending samples to cut; the others stay whole.
-        least_first, least: int64 `[len(heavy)]`, cost that the first piece, and any other, has at least.
-            Samples of less than twice the latter stay whole.
+    `heavy` are the ascending samples to cut. Their first piece costs at least `least_first`, and any other
+    `least`, int64 `[len(heavy)]`, whatever the size. Samples of less than twice the latter stay whole.
     """
     work = workloads[heavy]
     count = np.maximum(np.minimum(-(-work // max(size, 1)), work // np.maximum(least, 1)), 1)
@@ -87,17 +83,11 @@ def level(
     and then 10 to the second.
 
     Args:
-        pieces: whole samples among them.
-        part_of: int64 `[pieces]`, the part of each.
+        pieces, part_of: whole samples among them, and int64 `[pieces]`, the part of each; so is the result.
         loads: int64 `[parts]`, initial loads included.
-        least_first, least: int64 `[len(on_heavy)]`, cost that the first piece of a sample, and any other, has
-            at least.
+        least_first, least: int64 `[len(on_heavy)]`, as for `cut_heavy`.
         on_heavy: int64, the ascending pieces on parts above `most`.
-        most: load of a part at most, as far as `least` allows.
-        goal: load that these parts come down to, and others up to; at most `most`.
-
-    Returns:
-        The pieces after the cuts, and the part of each.
+        most, goal: load that a part has at most, as far as `least` allows, and that these parts come down to.
     """
     begin, end, part = pieces.begin.copy(), pieces.end.copy(), part_of.copy()
     heavy = _Cuttable(begin[on_heavy], end[on_heavy], part[on_heavy], least_first, least)
@@ -145,11 +135,10 @@ def _level(pieces: _Cuttable, loads: np.ndarray, most: int, goal: int) -> np.nda
 def _find_cut(
     pieces: _Cuttable, on_part: np.ndarray, wanted: int, excess: int, room: int
 ) -> tuple[int, int, int]:
-    """Finds what a heavy part gives away: (piece, begin, end); NONE if nothing helps.
+    """(piece, begin, end) that a heavy part gives away, maybe all of a piece; NONE if nothing helps.
 
     It takes most of the excess, with the least cost before the cut: the tokens there are what the other side
-    needs. A piece may leave whole, which needs no cut. A cut gives away what is wanted, or as little more as
-    there has to be.
+    needs. A cut gives away what is wanted, or as little more as there has to be.
     """
     best, first, last, relief, before = NONE, 0, 0, 0, 0
     for piece in on_part:

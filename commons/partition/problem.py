@@ -46,14 +46,7 @@ class Problem:
         speeds: ArrayLike | None = None,
         token_tolerance: float | None = None,
     ) -> Problem:
-        """Checks the arguments and sorts the samples.
-
-        Raises:
-            ValueError: a value is negative, NaN, or infinite; `tokens` are not one whole number per sample;
-                `tokens` come without a cap or tolerance, or these without `tokens`; no placement can keep to
-                the caps; `speeds` are not a number above 0 per part; or `token_tolerance` is not a number of
-                at least 0.
-        """
+        """Checks the arguments, which raises the ValueErrors of public functions, and sorts the samples."""
         check_count("num_partitions", num_partitions)
         num_partitions = int(num_partitions)  # a narrower numpy integer would overflow, and recompile
         values = as_workloads(workloads)
@@ -140,10 +133,10 @@ def are_unequal(speeds: np.ndarray) -> bool:
 
 
 def initial_loads(speeds: np.ndarray, time: int) -> np.ndarray:
-    """Loads that parts carry before their first sample, int64 `[parts]`: all may then come up to `time`.
+    """Loads in place of speeds, int64 `[parts]`: with them to start from, all parts may come up to `time`.
 
-    They take the place of speeds, float64 `[parts]`, 1.0 for the fastest. Example: in a time of 100, a part
-    of speed 0.8 computes a load of 80. It starts with 20, and like the fastest, it is full at 100.
+    Example: in a time of 100, a part of speed 0.8 computes a load of 80. It starts with 20, and like the
+    fastest, of speed 1, it is full at 100.
     """
     if not are_unequal(speeds):
         return np.zeros(len(speeds), dtype=np.int64)

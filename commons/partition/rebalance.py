@@ -49,22 +49,18 @@ def rebalance(
         workloads: `[samples]`, non-negative.
         home: `[samples]`, the part that each sample is in.
         num_partitions: parts, at least 1.
-        tolerance: the largest load ÷ speed may be (1 + tolerance) × the lower bound; where that is out of
-            reach, about (1 + 1.1 · tolerance) × what `refined` attains, but not more than equal-size
-            `karmarkar_karp` attains under the same limits.
+        tolerance: as for `refine`; where that is out of reach, about (1 + 1.1 · tolerance) × what `refined`
+            attains, but not more than equal-size `karmarkar_karp` attains under the same limits.
         sizes: `[samples]`, non-negative: the cost of moving each, in bytes for example; None for 1 each.
         ranks_per_node: parts p with equal p // ranks_per_node share a node; samples rarely leave it.
-        groups: `[samples]`, integers: samples with the same one belong together, in one part. They are
-            brought together where the tolerance and the limits allow it. A sample with a negative one belongs
-            to no group. `ranks_per_node` matters less then. None if every sample may move alone.
+        groups: `[samples]`, integers: samples with the same one are brought together in one part where the
+            tolerance and the limits allow it, all but negative ones. `ranks_per_node` matters less then.
         moves_per_copy: what it is worth to have a group in one part fewer: as much as moving its largest
             sample this many times. It is the bytes of embeddings that ranks exchange for an id ÷ the bytes of
             a sample per id. A group with more samples per part than this may stay in several.
-        equal_size, tokens, max_tokens, speeds: as for `longest_processing_time`; `home` need not
-            keep to the limits.
+        equal_size, tokens, max_tokens, speeds: as for `longest_processing_time`.
         token_tolerance: tokens of the fullest part may be (1 + token_tolerance) × the mean. Samples move for
-            that where the largest load allows it, at most 4% of all. `tokens` may then come without
-            `max_tokens`. None to leave tokens alone.
+            that where the largest load allows it, at most 4% of all. `tokens` may come without `max_tokens`.
 
     Returns:
         As `longest_processing_time`. Without groups, never worse than `home` if that keeps to the limits.
@@ -139,14 +135,14 @@ def _move(problem: Problem, costs: Costs, target: int, tolerance: float) -> np.n
 def _move_to(problem: Problem, part_of: np.ndarray, costs: Costs, target: int, tolerance: float) -> None:
     """Changes `part_of` until no part takes longer than the target; then sends home what may go.
 
-    Where that fails, the target becomes (1 + tolerance) × the longest time of a search from scratch, and a
-    tenth of the tolerance more, because the last step to it would take more moves than all before; but no
-    more than the longest time of differencing. Where that fails, too, the partition from scratch is taken, or
-    the one given if that is better: speeds or `max_tokens` can make it so.
+    Where both targets fail, the partition from scratch is taken, or the one given if that is better: speeds
+    or `max_tokens` can make it so.
     """
     given = part_of.copy()
     if search_to(problem.within(target), part_of, costs, CHEAP_SWAPS):
         return
+    # The next target is (1 + tolerance) × the longest time of a search from scratch, and a tenth of the
+    # tolerance more, because the last step would take more moves than all before; but not above differencing.
     scratch = refine_from_scratch(problem, 0.0)
     at_first = problem.time(given)
     longest = min(at_first, problem.time(part_of))
@@ -194,10 +190,7 @@ def _keep_to_limits(problem: Problem, costs: Costs, target: int) -> np.ndarray:
 
 
 def _relieve(task: Task, part_of: np.ndarray) -> None:
-    """Changes `part_of`: parts that have to give many samples away keep their lightest, up to the target.
-
-    The others are placed longest first, which leaves no part with more than the largest had.
-    """
+    """Changes `part_of`: of parts far above the target, all but the lightest samples are placed elsewhere."""
     work, num_parts = task.work, len(task.initial)
     load = task.initial + sum_per_part(work, part_of, num_parts)
     size = np.bincount(part_of, minlength=num_parts)
@@ -219,10 +212,7 @@ def _relieve(task: Task, part_of: np.ndarray) -> None:
 
 
 def _renumber(part_of: np.ndarray, costs: Costs, speeds: np.ndarray) -> np.ndarray:
-    """The same partition, its parts renumbered so that much stays at home: the largest matches first.
-
-    Parts keep their speeds.
-    """
+    """The same partition, its parts renumbered so that much stays at home; parts keep their speeds."""
     num_parts = len(speeds)
     at_home = sum_per_part(costs.to_move, part_of * num_parts + costs.home, num_parts * num_parts)
     matches = np.flatnonzero(at_home)
@@ -235,10 +225,7 @@ def _renumber(part_of: np.ndarray, costs: Costs, speeds: np.ndarray) -> np.ndarr
 
 @compiled
 def _match(matches: np.ndarray, speeds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The number that each part gets, NONE for the others; and which numbers are taken.
-
-    A match is part × number of parts + number, the best one first.
-    """
+    """The number of each part, else NONE, and numbers taken, by matches part · parts + number, best first."""
     num_parts = len(speeds)
     number, is_taken = np.full(num_parts, NONE), np.zeros(num_parts, dtype=np.bool_)
     for match in matches:

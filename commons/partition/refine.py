@@ -35,22 +35,11 @@ def karmarkar_karp(
 ) -> list[np.ndarray]:
     """Partitions samples by differencing: merges the two worst balanced partial partitions, again and again.
 
-    Source: Karmarkar and Karp, "The Differencing Method of Set Partitioning", 1982.
+    Source: Karmarkar and Karp, "The Differencing Method of Set Partitioning", 1982. With `equal_size`, it
+    starts from sets of `num_partitions` samples of similar workload, and every part gets one of each set.
+    With `speeds`, the heaviest part goes to the fastest, and so on.
 
-    Args:
-        workloads: `[samples]`, non-negative.
-        num_partitions: parts, at least 1.
-        equal_size: part sizes differ by at most one. Differencing then starts from sets of `num_partitions`
-            samples of similar workload, and every part gets one of each set.
-        speeds: as for `longest_processing_time`: the heaviest part goes to the fastest, and so on.
-
-    Returns:
-        For each part the ascending int64 indices of its samples. Ties are broken by index, so equal input
-        gives equal output on every machine.
-
-    Raises:
-        ValueError: a workload is negative, NaN, or infinite; `num_partitions` is below 1; or `speeds` are not
-            a number above 0 per part.
+    Arguments, result, and errors are as of `longest_processing_time`.
     """
     problem = Problem.of(workloads, num_partitions, equal_size, speeds=speeds)
     return problem.partition(difference(problem, problem.num_parts if equal_size else 1))
@@ -73,15 +62,12 @@ def longest_processing_time(
         workloads: `[samples]`, non-negative.
         num_partitions: parts, at least 1.
         equal_size: part sizes differ by at most one; else sizes follow the load.
-        tokens: `[samples]`, whole numbers: a second quantity, capped by `max_tokens`.
-        max_tokens: tokens of a part at most; given together with `tokens`.
-        speeds: `[parts]`, above 0, in any unit: loads are divided by them, so that times become equal. None
-            if all parts are equally fast.
+        tokens, max_tokens: `[samples]`, whole numbers, and how many of them a part may have. If that leaves a
+            sample without a place, the samples are balanced by their tokens instead.
+        speeds: `[parts]`, above 0, in any unit: loads are divided by them, so that times become equal.
 
     Returns:
-        For each part the ascending int64 indices of its samples. Ties are broken by index, so equal input
-        gives equal output on every machine. If the caps leave a sample without a place, the samples are
-        balanced by their tokens instead.
+        For each part the ascending int64 indices of its samples.
 
     Raises:
         ValueError: a value is negative, NaN, or infinite; `num_partitions` is below 1; `speeds` are not a
@@ -135,15 +121,8 @@ def refine(
     Where part sizes allow it, a swap may move one sample and return none. It helps if it takes at least 3e-5
     of the mean load off the heaviest part. The result is never worse than `partition`.
 
-    Args:
-        workloads: `[samples]`, non-negative.
-        partition: for each part the indices of its samples; each sample is in one part.
-        tolerance: the largest load ÷ speed may be (1 + tolerance) × the lower bound.
-        equal_size, tokens, max_tokens, speeds: as for `longest_processing_time`; `partition` must keep to
-            the limits, too.
-
-    Returns:
-        As `longest_processing_time`.
+    Arguments and result are as of `longest_processing_time`, and the latter is what `partition` is. The
+    largest load ÷ speed may be (1 + tolerance) × the lower bound.
 
     Raises:
         ValueError: as `longest_processing_time`; or `tolerance` is negative; or `partition` does not hold
@@ -160,9 +139,7 @@ def refine(
 
 
 def place_from_scratch(problem: Problem, tolerance: float | None = None) -> np.ndarray:
-    """int64 `[samples]`, the part of each: longest first, refined unless `tolerance` is None.
-
-    Where longest first finds no place for a sample, it starts from samples balanced by their tokens.
+    """int64 `[samples]`, the part of each: longest first, or by tokens; refined unless `tolerance` is None.
 
     Raises:
         ValueError: neither start keeps to `max_tokens`.

@@ -121,10 +121,7 @@ def _find_at_most(work: np.ndarray, start: int, value: int) -> int:
 
 @compiled
 def search_to(task: Task, part_of: np.ndarray, costs: Costs, swaps: int) -> bool:
-    """Changes `part_of` until no part is above the target load; then sends home what may go.
-
-    Returns whether it got there; with NO_SWAPS, what may go is sent home in any case.
-    """
+    """Changes `part_of` until no part is above the target load, if it gets there; then sends samples home."""
     parts = make_parts(task, part_of)
     count_copies(costs.copies, part_of)
     is_there = swaps == NO_SWAPS or _lighten(parts, costs, swaps == ALL_SWAPS)
@@ -155,8 +152,7 @@ def _lighten(parts: Parts, costs: Costs, at_any_price: bool) -> bool:
 def _find_cheap_swap(parts: Parts, costs: Costs, heavy: int, least: int) -> tuple[int, int, int]:
     """(sample given, partner, sample returned); the partner is NONE if no swap takes at least `least`.
 
-    First come swaps that bring the heavy part to the target at once, within its node and then anywhere. Then
-    come those that take part of it, again within the node first.
+    Swaps that bring the heavy part to the target at once come first; of either kind, those in its node.
     """
     has_nodes = costs.node_of[0] != costs.node_of[-1]
     for relief, candidates in (
@@ -247,17 +243,13 @@ def _find_best_swap(
 
 @inner
 def _send_home(parts: Parts, costs: Costs) -> None:
-    """Sends samples that are away nearer to home, alone or in a swap, where the target allows.
-
-    One that is on another node may go to any part of its own, any other one only home; and one whose group
-    is in several parts to each of these.
-    """
+    """Sends samples that are away nearer to home, alone or in a swap, where the target allows."""
     for i in range(len(parts.part_of)):
         if costs.looks[0] > costs.looks[1]:
             break
         part, home, group = parts.part_of[i], costs.home[i], costs.copies.group_of[i]
         cheapest, goes_to, returns = 0, NONE, NONE
-        # 1. It may go to the parts from `first` on, before `end`.
+        # 1. On another node, it may go to any part of its own, from `first` to `end`; else only home.
         first, end = home, home + 1
         if part == home:
             end = home

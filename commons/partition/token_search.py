@@ -9,14 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from .compiled import compiled, inner
-from .costs import (
-    Costs,
-    copying_cost,
-    count_copies,
-    moving_cost,
-    returning_cost,
-    swap_and_count,
-)
+from .costs import Costs, copying_cost, count_copies, moving_cost, returning_cost, swap_and_count
 from .parts import NONE, Parts, Task, make_parts
 from .problem import Problem
 from .search import MANY_SAMPLES, MOST_TRIED, NO_SWAPS, search_to
@@ -35,8 +28,7 @@ LOOKS = 8
 def level_tokens(problem: Problem, costs: Costs, part_of: np.ndarray, target: int) -> None:
     """Changes `part_of` so that no part has more tokens than `problem.token_goal`, as far as that can be.
 
-    No part takes longer than the target, or than the slowest did before. Tokens of the fullest part never
-    grow. At most MORE_MOVED percent of the samples leave home for that; costs of moves count, too.
+    No part takes longer than the target, or than the slowest did before, nor has more than the fullest had.
     """
     amounts = np.bincount(part_of, problem.tokens, minlength=problem.num_parts)
     if amounts.max() <= problem.token_goal:
@@ -61,10 +53,7 @@ def level_tokens(problem: Problem, costs: Costs, part_of: np.ndarray, target: in
 def relieve(
     task: Task, part_of: np.ndarray, costs: Costs, goal: int, most_moved: int, most_looks: int
 ) -> int:
-    """`level_tokens`, with at most `most_moved` more samples away from home, and at most `most_looks`.
-
-    Returns the tokens of the fullest part.
-    """
+    """`level_tokens`, with at most `most_moved` more samples away; returns the tokens of the fullest part."""
     parts = make_parts(task, part_of)
     count_copies(costs.copies, part_of)
     full = np.argmax(parts.amount)

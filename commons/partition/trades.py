@@ -85,10 +85,7 @@ def _zeros(count: int) -> np.ndarray:
 
 @inner
 def _take_stock(parts: Parts, costs: Costs, part: int, to: int, number: np.ndarray) -> Stock:
-    """Lists what `part` has, and could give to another part.
-
-    `number` int64 `[groups]` is NONE for each, before and after.
-    """
+    """Lists what `part` has, and could give to another; `number` `[groups]` is NONE before and after."""
     copies, first, rows = costs.copies, parts.start[part], parts.size[part]
     # 1. Number the groups in the order of their heaviest samples, in even numbers; odd are those samples of a
     # group that cost something to move.
@@ -143,10 +140,7 @@ def _giving_cost(stock: Stock, entry: int, rows: int) -> int:
 
 @inner
 def _find_trade(parts: Parts, costs: Costs, members: np.ndarray, source: int, number: np.ndarray) -> Trade:
-    """The cheapest trade of what `source` has of a group, int64 `members`.
-
-    It goes to parts that have others of the group, or to the home of one.
-    """
+    """The cheapest trade of what `source` has of a group, to parts with others, or the home of one."""
     copies, group = costs.copies, costs.copies.group_of[members[0]]
     home = NONE
     for sample in members:

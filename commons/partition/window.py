@@ -45,21 +45,18 @@ def balance_window(
 
     Args:
         workloads: `[samples]` of all steps, non-negative.
-        num_partitions: parts of a step, at least 1.
+        num_partitions, speeds: of a step, as for `longest_processing_time`.
         num_steps: at least 1.
         max_step_ratio: a step's total is at most this times the mean step's, at least 1; None for no limit.
             A limit that whole samples cannot keep gives way, for example to a giant that is above it alone.
             `step_ratios` tells what was reached.
         equal_size: whether sizes of all parts of all steps differ by at most one.
-        speeds: `[parts]` of a step, above 0, in any unit; None if all are equally fast.
 
     Returns:
-        For each step and part the ascending int64 indices of its samples. Equal input gives equal output on
-        every machine.
+        For each step and part the ascending int64 indices of its samples.
 
     Raises:
-        ValueError: a workload is negative, NaN, or infinite; a count or `max_step_ratio` is below 1; or
-            `speeds` are not a number above 0 per part.
+        ValueError: as `longest_processing_time`; or `num_steps` or `max_step_ratio` is below 1.
     """
     check_count("num_steps", num_steps)
     check_count("num_partitions", num_partitions)
@@ -91,10 +88,7 @@ def step_ratios(workloads: ArrayLike, window: Sequence[Sequence[np.ndarray]]) ->
 
 
 def _rank(problem: Problem, part_of: np.ndarray, num_steps: int, limit: float) -> tuple[bool, float]:
-    """The smaller, the better the plan: by time within the limit, by the largest ratio beyond it.
-
-    Sums are of integers, so no machine's way of adding decides between plans.
-    """
+    """The smaller, the better the plan: by time within the limit, by the largest ratio beyond it."""
     loads = sum_per_part(problem.work, part_of, problem.num_parts).reshape(num_steps, -1)
     totals = loads.sum(1)
     times = [longest_time(step_loads, problem.speeds[: len(step_loads)]) for step_loads in loads]
@@ -146,10 +140,7 @@ def _set_targets(problem: Problem, num_partitions: int, num_steps: int, max_rati
 
 
 def _count_giants(giants: np.ndarray, total: int, least: float) -> int:
-    """Counts the parts of a step that get a giant of their own; `giants` is int64 `[parts]`, descending.
-
-    These giants are above the load of the other parts, which is at least `least`.
-    """
+    """Counts giants above the load of the other parts, at least `least`; int64 `[parts]`, descending."""
     number = 1
     sums = np.cumsum(giants)
     while number < len(giants) - 1:
@@ -161,12 +152,10 @@ def _count_giants(giants: np.ndarray, total: int, least: float) -> int:
 
 
 def _make_plans(problem: Problem, targets: np.ndarray) -> list[np.ndarray]:
-    """Places the samples so that loads come near the targets `[steps, parts]`.
+    """Plans, int64 `[samples]` each, whose loads come near the targets `[steps, parts]`.
 
-    Returns:
-        Plans, int64 `[samples]` each: every part in the step of its target; and, where parts are equally
-        fast, the parts sorted by load, so that the heaviest share a step. The second takes no longer, but may
-        make one step too large.
+    Every part is in the step of its target; where parts are equally fast, a second plan sorts them by load,
+    so that the heaviest share a step. That takes no longer, but may make one step too large.
     """
     if are_unequal(problem.speeds):
         speeds = problem.speeds[: targets.shape[1]]
@@ -185,10 +174,7 @@ def _make_plans(problem: Problem, targets: np.ndarray) -> list[np.ndarray]:
 
 
 def _adapt_to_speeds(targets: np.ndarray, speeds: np.ndarray) -> np.ndarray:
-    """float64 `[parts]`: giants on the fastest parts of a step, and the rest in proportion to their speeds.
-
-    `targets` are those of equally fast parts; `speeds` are those of the step's parts.
-    """
+    """float64 `[parts]` of a step: giants on the fastest parts, the rest in proportion to their speeds."""
     placed = np.empty_like(targets)
     placed[np.argsort(-speeds, kind="stable")] = np.sort(targets)[::-1]
     others = placed == targets.min()

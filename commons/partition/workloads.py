@@ -49,8 +49,6 @@ def check_tolerance(tolerance: float, name: str = "tolerance") -> float:
 def as_workloads(workloads: ArrayLike, name: str = "workloads") -> np.ndarray:
     """Returns `workloads` as a float64 array `[samples]`.
 
-    Integers up to 2**53 stay exact; sums of larger ones overflow int64 but not float64.
-
     Raises:
         ValueError: not one-dimensional, or a value is negative, NaN, or infinite.
     """
@@ -66,10 +64,9 @@ def as_workloads(workloads: ArrayLike, name: str = "workloads") -> np.ndarray:
 
 @compiled
 def as_integers(values: np.ndarray, bits: int) -> np.ndarray:
-    """Scales non-negative float64 `[samples]` by a power of two and rounds them to int64.
+    """Rounds float64 `[samples]` to int64, scaled by the largest power of two with sums below 2**bits.
 
-    The power is the largest that keeps the sum below 2**bits for sure, so the unit of the numbers does not
-    matter. Rounding changes a number by at most 2**(1 − bits) of the largest possible sum.
+    The unit does not matter. Rounding changes a number by at most 2**(1 − bits) of the largest possible sum.
     """
     scaled = np.empty(len(values), dtype=np.int64)
     largest = 0.0
@@ -82,11 +79,7 @@ def as_integers(values: np.ndarray, bits: int) -> np.ndarray:
 
 
 def as_tokens(tokens: ArrayLike, num_samples: int) -> np.ndarray:
-    """Returns `tokens` as int64 `[samples]`.
-
-    Raises:
-        ValueError: they are not one whole number of at least 0 per sample, or too many together.
-    """
+    """Returns `tokens`, whole numbers of at least 0, as int64 `[samples]`; raises ValueError for others."""
     amounts = as_workloads(tokens, "tokens")
     if len(amounts) != num_samples:
         raise ValueError(f"tokens has {len(amounts)} values for {num_samples} workloads")
@@ -99,11 +92,7 @@ def as_tokens(tokens: ArrayLike, num_samples: int) -> np.ndarray:
 
 
 def as_speeds(speeds: ArrayLike | None, num_partitions: int) -> np.ndarray:
-    """Returns speeds relative to the fastest, float64 `[parts]`; all 1.0 for None.
-
-    Raises:
-        ValueError: they are not one finite number above 0 per part, or differ by more than MAX_SPEED_RATIO.
-    """
+    """Returns speeds relative to the fastest, float64 `[parts]`; raises ValueError unless all can be."""
     if speeds is None:
         return np.ones(num_partitions)
     values = np.array(speeds, dtype=np.float64)
