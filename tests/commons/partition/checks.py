@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,18 @@ def keeps(partition: list[np.ndarray], limits: dict[str, Any]) -> bool:
 
 def is_no_worse(workloads: Sequence, partition: list[np.ndarray], other: list[np.ndarray]) -> bool:
     return imbalance(workloads, partition) <= imbalance(workloads, other) * SLACK
+
+
+def or_none(function: Callable, *arguments: Any, **limits: Any) -> list[np.ndarray] | None:
+    """Calls the function; returns None if tight caps leave no placement."""
+    try:
+        return function(*arguments, **limits)
+    except ValueError as error:
+        named = re.search(r"max_tokens=(\d+) .* sample (\d+) with (\d+) tokens", str(error))
+        assert named, error
+        cap, sample, amount = map(int, named.groups())
+        assert cap == limits["max_tokens"] and amount == limits["tokens"][sample]
+        return None
 
 
 def parts_at(home: Sequence[int] | np.ndarray, num_parts: int) -> list[np.ndarray]:

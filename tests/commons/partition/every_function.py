@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -37,55 +38,54 @@ def joined(groups: list[Partition]) -> Partition:
     return [part for group in groups for part in group]
 
 
-# From (workloads, number of parts, equal sizes) to as many parts, from scratch.
-FROM_SCRATCH: dict[str, Function] = {
-    "karmarkar_karp": karmarkar_karp,
-    "longest_processing_time": longest_processing_time,
-    "longest_processing_time with caps": lambda workloads, parts, equal_size: longest_processing_time(
-        workloads,
-        parts,
-        equal_size,
-        tokens=as_loaded(workloads) % 5,
-        max_tokens=5 * len(workloads) // parts + 5,
+def _from_scratch(function: Callable[..., Partition]) -> Callable[..., Partition]:
+    return lambda workloads, home, parts, equal_size, **options: function(
+        workloads, parts, equal_size, **options
+    )
+
+
+# From (workloads, home, number of parts, equal sizes, options) to as many parts.
+FUNCTIONS: dict[str, Callable[..., Partition]] = {
+    "karmarkar_karp": _from_scratch(karmarkar_karp),
+    "longest_processing_time": _from_scratch(longest_processing_time),
+    "refined": _from_scratch(refined),
+    "refine": lambda workloads, home, parts, equal_size, **options: refine(
+        workloads, np.array_split(as_loaded(workloads), parts), equal_size=equal_size, **options
     ),
-    "refined": refined,
-    "refine": lambda workloads, parts, equal_size: refine(
-        workloads, np.array_split(as_loaded(workloads), parts), equal_size=equal_size
-    ),
-}
-# Also from where the samples are.
-ONE_STEP: dict[str, Function] = FROM_SCRATCH | {
-    "rebalance": lambda workloads, parts, equal_size: rebalance(
-        workloads, as_loaded(workloads) % parts, parts, equal_size=equal_size
-    ),
-    "rebalance with costs": lambda workloads, parts, equal_size: rebalance(
-        workloads,
-        as_loaded(workloads) % parts,
-        parts,
-        sizes=as_loaded(workloads),
-        ranks_per_node=2,
-        equal_size=equal_size,
-    ),
-    "rebalance with a token tolerance": lambda workloads, parts, equal_size: rebalance(
-        workloads,
-        as_loaded(workloads) % parts,
-        parts,
-        equal_size=equal_size,
-        tokens=as_loaded(workloads) % 5,
-        token_tolerance=0.1,
-    ),
-    "refined with a token tolerance": lambda workloads, parts, equal_size: refined(
-        workloads, parts, equal_size, tokens=as_loaded(workloads) % 5, token_tolerance=0.1
+    "rebalance": lambda workloads, home, parts, equal_size, **options: rebalance(
+        workloads, home, parts, equal_size=equal_size, **options
     ),
 }
-# Also to NUM_STEPS times as many parts.
+# To NUM_STEPS times as many parts.
+WINDOW: dict[str, Callable[..., Partition]] = {
+    "balance_window": lambda workloads, home, parts, equal_size, **options: joined(
+        balance_window(workloads, parts, NUM_STEPS, equal_size=equal_size, **options)
+    )
+}
+
+
+def _call(name: str, **options: Any) -> Function:
+    """The function of that name with those options, of which arrays are made from consecutive numbers."""
+
+    def partition(workloads: Sequence, parts: int, equal_size: bool) -> Partition:
+        numbers = as_loaded(workloads)
+        made = {option: make(numbers, parts) if callable(make) else make for option, make in options.items()}
+        return (FUNCTIONS | WINDOW)[name](workloads, numbers % parts, parts, equal_size, **made)
+
+    return partition
+
+
+_CAPS = {"tokens": lambda n, parts: n % 5, "max_tokens": lambda n, parts: 5 * len(n) // parts + 5}
+_EVEN_TOKENS = {"tokens": lambda n, parts: n % 5, "token_tolerance": 0.1}
+ONE_STEP: dict[str, Function] = {name: _call(name) for name in FUNCTIONS} | {
+    "longest_processing_time with caps": _call("longest_processing_time", **_CAPS),
+    "rebalance with costs": _call("rebalance", sizes=lambda n, parts: n, ranks_per_node=2),
+    "rebalance with a token tolerance": _call("rebalance", **_EVEN_TOKENS),
+    "refined with a token tolerance": _call("refined", **_EVEN_TOKENS),
+}
 PARTITIONS: dict[str, Function] = ONE_STEP | {
-    "balance_window": lambda workloads, parts, equal_size: joined(
-        balance_window(workloads, parts, NUM_STEPS, equal_size=equal_size)
-    ),
-    "balance_window with a ratio": lambda workloads, parts, equal_size: joined(
-        balance_window(workloads, parts, NUM_STEPS, max_step_ratio=1.25, equal_size=equal_size)
-    ),
+    "balance_window": _call("balance_window"),
+    "balance_window with a ratio": _call("balance_window", max_step_ratio=1.25),
 }
 
 

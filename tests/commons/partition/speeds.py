@@ -14,6 +14,12 @@ from tests.commons.partition.drawn_workloads import PARTS, WORKLOADS, homes
 
 # With speeds, workloads are rounded to fewer bits than float64 has.
 ROUNDING = 1 + 1e-6
+SPEEDS: dict[str, Callable[[np.random.Generator, int], np.ndarray]] = {
+    "equal": lambda rng, n: np.ones(n),
+    "one slow": lambda rng, n: np.where(np.arange(n) == rng.integers(n), 0.5, 1.0),
+    "two generations": lambda rng, n: rng.choice([1.0, 1.6], n),
+    "all different": lambda rng, n: rng.uniform(0.5, 2, n),
+}
 WRONG_SPEEDS = [
     ([1.0], r"speeds has shape \(1,\), expected one for each of 2 parts"),
     ([1.0, 0.0], r"speeds\[1\] is 0.0"),

@@ -6,9 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from commons.partition import imbalance, lower_bound
-from tests.commons.partition.checks import as_lists, check_partition
+from tests.commons.partition.checks import SLACK, as_lists, check_partition
 from tests.commons.partition.drawn_workloads import ARRAYS, PARTS, WORKLOADS
 from tests.commons.partition.every_function import (
+    FUNCTIONS,
     NUM_STEPS,
     ONE_STEP,
     PARTITIONS,
@@ -33,6 +34,23 @@ def test_kind_and_type_of_the_workloads_do_not_matter(name, kind):
     workloads = [5, 0, 17, 3, 3, 8, 1, 2, 40]
     expected = as_lists(PARTITIONS[name](np.array(workloads, np.float64), 3, True))
     assert as_lists(PARTITIONS[name](kind(workloads), 3, True)) == expected
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize(
+    ("workloads", "parts"),
+    [
+        *(([], 3), ([5], 1), ([0, 0, 0], 2), ([4, 4, 4, 4], 4), ([10**15] * 8, 3), ([1, 10**15], 2)),
+        *(([3, 4], 5), ([5, 5], 4), ([1, 10**15, 1], 2)),
+    ],
+)
+def test_corner_cases_are_as_balanced_as_can_be(name, workloads, parts):
+    most = 1.01 if name == "rebalance" else 1 + 1e-6
+    for equal_size in (True, False):
+        bound = lower_bound(workloads, parts, equal_size)
+        for home in (0, parts - 1):
+            partition = FUNCTIONS[name](workloads, [home] * len(workloads), parts, equal_size)
+            assert bound / SLACK <= imbalance(workloads, partition) <= most * bound
 
 
 @pytest.mark.parametrize("name", ["refined", "rebalance", "balance_window"])

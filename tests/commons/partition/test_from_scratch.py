@@ -11,18 +11,12 @@ from commons.partition import imbalance, karmarkar_karp, longest_processing_time
 from commons.partition.parts import argsort
 from tests.commons.partition.checks import SLACK, as_lists, check_partition, is_no_worse, parts_at
 from tests.commons.partition.drawn_workloads import PARTS, TOLERANCES, WORKLOADS, samples_at_home
-from tests.commons.partition.exhaustive import best_load
+from tests.commons.partition.every_function import ONE_STEP
 from tests.commons.partition.heavy_tails import FLOPS, ROWS, draw_flops
 
-
-def refined_as_loaded(workloads, num_partitions, equal_size=True):
-    """`refine` in the form of the others, from consecutive samples."""
-    as_loaded = np.array_split(np.arange(len(workloads)), num_partitions)
-    return refine(workloads, as_loaded, equal_size=equal_size)
-
-
-FUNCTIONS = [karmarkar_karp, longest_processing_time, refined, refined_as_loaded]
-every_function = pytest.mark.parametrize("function", FUNCTIONS)
+every_function = pytest.mark.parametrize(
+    "function", [karmarkar_karp, longest_processing_time, refined, ONE_STEP["refine"]]
+)
 any_sizes = pytest.mark.parametrize("equal_size", [True, False])
 
 
@@ -55,37 +49,13 @@ def test_refined_meets_the_tolerance_or_is_as_good_as_it_gets(workloads, parts, 
     assert reached <= max((1 + tolerance) * bound, best) * SLACK
 
 
-@any_sizes
-@settings(max_examples=100, deadline=None)
-@given(data=st.data())
-def test_refine_leaves_alone_what_is_within_the_tolerance(equal_size, data):
-    workloads, home, parts = data.draw(samples_at_home(even=equal_size))
-    start = parts_at(home, parts)
-    tolerance = imbalance(workloads, start) / lower_bound(workloads, parts, equal_size) * SLACK - 1
-    assert as_lists(refine(workloads, start, tolerance, equal_size)) == as_lists(start)
-
-
-def test_refine_leaves_alone_what_is_within_a_huge_tolerance():
-    start = [[0, 1, 2, 3], []]
-    assert as_lists(refine([0.1, 0.2, 0.3, 0.4], start, 1e6, equal_size=False)) == start
-
-
-@settings(max_examples=60, deadline=None)
-@given(workloads=st.lists(st.integers(1, 30), min_size=1, max_size=7), equal_size=st.booleans())
-def test_two_parts_are_close_to_the_best_there_is(workloads, equal_size):
-    best = 2 * best_load(np.array(workloads), 2, equal_size, {}) / sum(workloads)
-    # 7/6 is the proven worst ratio of differencing for two parts; with equal sizes it is 4/3.
-    worst = (4 / 3 if equal_size else 7 / 6) * best
-    assert imbalance(workloads, karmarkar_karp(workloads, 2, equal_size)) <= worst * SLACK
-
-
 @every_function
 def test_beats_the_order_of_loading_on_heavy_tails(function):
     workloads = np.random.default_rng(0).lognormal(5, 1.2, 256).clip(1, 1024) ** 2
     as_loaded = imbalance(workloads, np.split(np.arange(256), 8))
     for equal_size in (True, False):
         assert imbalance(workloads, function(workloads, 8, equal_size)) < 0.8 * as_loaded
-    unequal = imbalance(workloads, function(workloads, 8, equal_size=False))
+    unequal = imbalance(workloads, function(workloads, 8, False))
     assert unequal == pytest.approx(lower_bound(workloads, 8, equal_size=False), rel=1e-3)
 
 
@@ -118,22 +88,11 @@ def test_refined_halves_what_longest_first_leaves_on_short_histories(rows, equal
 
 
 @every_function
-@pytest.mark.parametrize(
-    ("workloads", "parts"),
-    [([], 3), ([5], 1), ([0, 0, 0], 2), ([4, 4, 4, 4], 4), ([10**15] * 8, 3), ([1, 10**15], 2), ([3, 4], 5)],
-)
-def test_corner_cases_are_as_balanced_as_can_be(function, workloads, parts):
-    for equal_size in (True, False):
-        reached = imbalance(workloads, function(workloads, parts, equal_size))
-        assert reached == pytest.approx(lower_bound(workloads, parts, equal_size))
-
-
-@every_function
 @settings(max_examples=30, deadline=None)
 @given(workloads=WORKLOADS.filter(len))
 def test_one_part_holds_everything_and_as_many_parts_as_samples_one_each(function, workloads):
-    assert as_lists(function(workloads, 1)) == [list(range(len(workloads)))]
-    assert [len(part) for part in function(workloads, len(workloads))] == [1] * len(workloads)
+    assert as_lists(function(workloads, 1, True)) == [list(range(len(workloads)))]
+    assert [len(part) for part in function(workloads, len(workloads), True)] == [1] * len(workloads)
 
 
 @pytest.mark.parametrize("function", [longest_processing_time, refined])

@@ -7,13 +7,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from commons.partition import balance_window, karmarkar_karp, loads, lower_bound, rebalance, refined
-from tests.commons.partition.checks import SLACK, keeps
+from commons.partition import (
+    balance_window,
+    imbalance,
+    karmarkar_karp,
+    loads,
+    lower_bound,
+    rebalance,
+    refined,
+)
+from tests.commons.partition.checks import SLACK, keeps, part_of
 from tests.commons.partition.drawn_workloads import caps, samples_at_home
+from tests.commons.partition.every_function import FUNCTIONS
 from tests.commons.partition.heavy_tails import DRAWN_LENGTHS as LENGTHS
 from tests.commons.partition.heavy_tails import FLOPS
+from tests.commons.partition.speeds import ROUNDING, SPEEDS
 
-DRAWS = 1000
 TOLERANCE = 0.01  # the default of "rebalance"
 
 
@@ -22,19 +31,45 @@ def largest(workloads, partition):
 
 
 @pytest.mark.parametrize("equal_size", [True, False])
+@pytest.mark.parametrize("speeds_of", SPEEDS)
 @pytest.mark.parametrize("lengths", LENGTHS)
-def test_drawn_lengths(lengths, equal_size):
-    rng = np.random.default_rng(0)
-    for draw in range(DRAWS):
+def test_drawn_lengths(lengths, speeds_of, equal_size):
+    rng, is_equal = np.random.default_rng(0), speeds_of == "equal"
+    for draw in range(1000 if is_equal else 100):
         ranks, rows = int(rng.integers(2, 65)), int(rng.integers(2, 33))
         workloads = FLOPS.per_sample(2 * LENGTHS[lengths](rng, ranks * rows).astype(np.int64) + 1)
+        speeds = None if is_equal else SPEEDS[speeds_of](rng, ranks)
+        slack, case = SLACK if is_equal else ROUNDING, f"draw {draw}: {ranks} ranks of {rows} rows"
         home = np.repeat(np.arange(ranks), rows)
-        peers = largest(workloads, karmarkar_karp(workloads, ranks))
-        bound = lower_bound(workloads, ranks, equal_size) * workloads.sum() / ranks
-        case = f"draw {draw}: {ranks} ranks of {rows} rows"
-        assert largest(workloads, refined(workloads, ranks, equal_size)) <= peers * SLACK, case
-        moved = rebalance(workloads, home, ranks, equal_size=equal_size)
-        assert largest(workloads, moved) <= max(peers, (1 + TOLERANCE) * bound) * SLACK, case
+        peers, found, moved = (
+            imbalance(workloads, FUNCTIONS[name](workloads, home, ranks, even, speeds=speeds), speeds)
+            for name, even in (("karmarkar_karp", True), ("refined", equal_size), ("rebalance", equal_size))
+        )
+        bound = lower_bound(workloads, ranks, equal_size, speeds)
+        assert bound <= found * slack and found <= peers * slack, case
+        assert moved <= max(peers, (1 + TOLERANCE) * bound) * slack, case
+
+
+@pytest.mark.parametrize("equal_size", [True, False])
+def test_rebalancing_is_never_worse_than_a_good_home_under_its_own_limits(equal_size):
+    rng = np.random.default_rng(0)
+    for draw in range(600):
+        ranks, rows = int(rng.integers(2, 9)), int(rng.integers(1, 7))
+        workloads, tokens = rng.integers(1, rng.choice([5, 100]), (2, ranks * rows))
+        speeds = rng.uniform(0.3, 3, ranks)
+        at_home = refined(workloads, ranks, equal_size, speeds=speeds)
+        moved = rebalance(
+            workloads,
+            part_of(at_home),
+            ranks,
+            tolerance=0.0,
+            equal_size=equal_size,
+            tokens=tokens,
+            max_tokens=int(loads(tokens, at_home).max()),
+            speeds=speeds,
+        )
+        times = [imbalance(workloads, partition, speeds) for partition in (moved, at_home)]
+        assert times[0] <= times[1] * ROUNDING, f"draw {draw}"
 
 
 @settings(max_examples=300, deadline=None)

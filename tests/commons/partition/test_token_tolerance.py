@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from commons.partition import imbalance, loads, lower_bound, rebalance, refined
+from commons.partition import imbalance, loads, rebalance
 from commons.partition.problem import Problem
 from commons.perf_model import HSTUFlops
-from tests.commons.partition.checks import SLACK, as_lists, check_partition, keeps, part_of, parts_at
+from tests.commons.partition.checks import as_lists, check_partition, keeps, or_none, part_of
 from tests.commons.partition.drawn_workloads import SMALL, TOLERANCES, caps, costs, samples_at_home
+from tests.commons.partition.every_function import FUNCTIONS
 
 # Slower parts take loads that are rounded to whole numbers.
 ROUNDING = 1 + 1e-6
@@ -31,19 +34,6 @@ def problems(draw):
     return workloads, home, parts, options, options.get("tokens") or draw(tokens)
 
 
-def or_none(function, *arguments, **options):
-    """Calls the function; returns None if tight caps leave no placement."""
-    try:
-        return function(*arguments, **options)
-    except ValueError as error:
-        assert "no placement under max_tokens" in str(error)
-        return None
-
-
-def fullest(tokens, partition):
-    return loads(tokens, partition).max()
-
-
 def allowed_imbalance(workloads, parts, tolerance, options):
     """The time that the tolerance allows under limits on rows, which the lower bound alone does not know."""
     limits = {name: options.get(name) for name in ("equal_size", "speeds")}
@@ -52,66 +42,32 @@ def allowed_imbalance(workloads, parts, tolerance, options):
     return target * problem.speeds.sum() / max(problem.work.sum(), 1)
 
 
-def check_against(without, partition, workloads, tokens, options, token_tolerance, allowed):
-    """Limits and target load hold; tokens of the fullest part are fewer, unless nothing has changed."""
-    parts = len(without)
+@pytest.mark.parametrize("name", ["rebalance", "refined"])
+@settings(max_examples=250, deadline=None)
+@given(problem=problems(), tolerance=TOLERANCES, token_tolerance=TOLERANCES)
+def test_tokens_are_evened_out_within_limits_and_target(name, problem, tolerance, token_tolerance):
+    workloads, home, parts, options, tokens = problem
+    if name == "refined":
+        options = {name: options[name] for name in options if name not in ("sizes", "ranks_per_node")}
+    call = partial(or_none, FUNCTIONS[name], workloads, home, parts, tolerance=tolerance)
+    without = call(**options)
+    partition = call(**options | {"tokens": tokens, "token_tolerance": token_tolerance})
+    assert (partition is None) == (without is None)
+    if without is None:
+        return
     check_partition(partition, len(workloads), parts, options["equal_size"])
     assert keeps(partition, options)
     speeds = options.get("speeds")
     reached, before = imbalance(workloads, partition, speeds), imbalance(workloads, without, speeds)
+    allowed = allowed_imbalance(workloads, parts, tolerance, options)
     assert reached <= max(before, allowed) * ROUNDING
     if as_lists(partition) != as_lists(without):
-        assert fullest(tokens, partition) < fullest(tokens, without)
-        assert fullest(tokens, without) > (1 + token_tolerance) * sum(tokens) / parts
-
-
-@settings(max_examples=300, deadline=None)
-@given(problem=problems(), tolerance=TOLERANCES, token_tolerance=TOLERANCES)
-def test_tokens_are_evened_out_within_limits_and_target_at_few_moves(problem, tolerance, token_tolerance):
-    workloads, home, parts, options, tokens = problem
-    without = or_none(rebalance, workloads, home, parts, tolerance, **options)
-    heeding = options | {"tokens": tokens, "token_tolerance": token_tolerance}
-    partition = or_none(rebalance, workloads, home, parts, tolerance, **heeding)
-    assert (partition is None) == (without is None)
-    if without is None:
-        return
-    allowed = allowed_imbalance(workloads, parts, tolerance, options)
-    check_against(without, partition, workloads, tokens, options, token_tolerance, allowed)
-    moved, moved_without = (np.sum(part_of(each) != home) for each in (partition, without))
-    assert moved <= moved_without + MORE_MOVED * len(workloads)
-
-
-@settings(max_examples=200, deadline=None)
-@given(problem=problems(), tolerance=TOLERANCES, token_tolerance=TOLERANCES)
-def test_from_scratch_tokens_are_evened_out_as_well(problem, tolerance, token_tolerance):
-    workloads, _, parts, options, tokens = problem
-    options = {name: value for name, value in options.items() if name not in ("sizes", "ranks_per_node")}
-    without = or_none(refined, workloads, parts, tolerance=tolerance, **options)
-    heeding = options | {"tokens": tokens, "token_tolerance": token_tolerance}
-    partition = or_none(refined, workloads, parts, tolerance=tolerance, **heeding)
-    assert (partition is None) == (without is None)
-    if without is None:
-        return
-    allowed = allowed_imbalance(workloads, parts, tolerance, options)
-    check_against(without, partition, workloads, tokens, options, token_tolerance, allowed)
-
-
-@settings(max_examples=100, deadline=None)
-@given(data=st.data(), equal_size=st.booleans())
-def test_nothing_moves_where_home_is_within_both_tolerances(data, equal_size):
-    workloads, home, parts = data.draw(samples_at_home(even=equal_size))
-    tokens = data.draw(st.lists(SMALL, min_size=len(home), max_size=len(home)))
-    at_home = parts_at(home, parts)
-    partition = rebalance(
-        workloads,
-        home,
-        parts,
-        imbalance(workloads, at_home) / lower_bound(workloads, parts, equal_size) * SLACK - 1,
-        equal_size=equal_size,
-        tokens=tokens,
-        token_tolerance=imbalance(tokens, at_home) * SLACK - 1,
-    )
-    assert part_of(partition).tolist() == list(home)
+        most, most_without = (loads(tokens, each).max() for each in (partition, without))
+        assert most < most_without
+        assert most_without > (1 + token_tolerance) * sum(tokens) / parts
+    if name == "rebalance":
+        moved, moved_without = (np.sum(part_of(each) != home) for each in (partition, without))
+        assert moved <= moved_without + MORE_MOVED * len(workloads)
 
 
 @pytest.mark.parametrize("equal_size", [True, False])
