@@ -18,8 +18,9 @@ from .. import NAME
 _SOURCES = hashlib.sha256(
     b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py")))
 ).hexdigest()
-# Without numba's wrappers for callers in C, because to compile them takes time.
+# Without numba's wrappers for callers in C, and in Python: to compile them takes time.
 _WITHOUT_C: dict[str, Any] = {"nogil": True, "no_cfunc_wrapper": True}
+_INNER: dict[str, Any] = {**_WITHOUT_C, "no_cpython_wrapper": True}
 _warned = False
 
 
@@ -50,7 +51,7 @@ def compiled(function: Callable[..., Any]) -> Any:
 
 def inner(function: Callable[..., Any]) -> Any:
     """Compiles a function that only compiled ones call, as a part of these; Python cannot call it."""
-    return njit(no_cpython_wrapper=True, **_WITHOUT_C)(function)
+    return njit(**_INNER)(function)
 
 
 def _or_compile(access: Callable[..., Any], cache: Any) -> Callable[..., Any]:
