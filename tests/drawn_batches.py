@@ -1,7 +1,5 @@
 """Random batches with every kind of field, whose samples can be told apart."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 

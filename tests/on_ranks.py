@@ -1,7 +1,5 @@
 """Tests that run on several ranks at once."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 from collections.abc import Callable

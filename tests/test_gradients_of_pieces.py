@@ -1,7 +1,5 @@
 """Cutting samples into pieces changes nothing that a step learns."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

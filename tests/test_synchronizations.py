@@ -1,8 +1,5 @@
 """The forward of a model does not wait for the device if its batch was exchanged."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -17,7 +14,6 @@ from commons.training import OptimizerArgs, shard_model
 from tests.commons.distributed.counted_collectives import recorded_synchronizations
 from tests.commons.features.sample_splitting.drawn_cuts import DrawnCuts
 from tests.commons.pipeline.ranking_pipelines import pipeline_of, steps_of
-from tests.conftest import Pools
 from tests.gradient_models import CASES
 from tests.hstu import hstu_samples, retrieval_samples
 from tests.hstu.hstu_samples import hstu_batch, ranking_model
@@ -65,9 +61,7 @@ def _loss_and_gradients(model: torch.nn.Module, batch: BaseBatch) -> list[torch.
     ],
     ids=["ranking with candidates", "ranking with recomputation", "retrieval", "SID-GR"],
 )
-def test_training_on_an_exchanged_batch_reads_nothing_back(
-    make_model: Callable[[], torch.nn.Module], batch: Any
-) -> None:
+def test_training_on_an_exchanged_batch_reads_nothing_back(make_model, batch):
     model, shuffler = make_model(), IdentityShuffler()
     exchanged = shuffler.exchange(batch, shuffler.plan(batch))
     with recorded_synchronizations() as found:
@@ -112,7 +106,7 @@ def _reads_in_a_pipeline(*features: Feature) -> list[str]:
 @pytest.mark.parametrize(
     "features", [[], [MicroBatches(40)], [DrawnCuts(0)]], ids=["whole", "micro-batches", "pieces"]
 )
-def test_a_pipeline_passes_its_plan_on_to_the_model(pools: Pools, features: list[Feature]) -> None:
+def test_a_pipeline_passes_its_plan_on_to_the_model(pools, features):
     for places in pools(2).run(_reads_in_a_pipeline, *features):
         assert places.count("step") == 4
         assert set(places) == CHECKED_ON_CPU_ONLY | {"step"}

@@ -1,7 +1,5 @@
 """Trains a small TorchRec model with the core alone: `torchrun --nproc-per-node=2 -m` this module."""
 
-from __future__ import annotations
-
 import torch
 import torch.distributed as dist
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor

@@ -1,7 +1,5 @@
 """Trains equal sharded tables, looked up with and without duplicates."""
 
-from __future__ import annotations
-
 import torch
 import torch.distributed as dist
 from torch import nn

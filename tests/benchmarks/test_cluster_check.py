@@ -1,7 +1,5 @@
 """`make cluster-check`, with few processes."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

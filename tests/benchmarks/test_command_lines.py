@@ -1,7 +1,5 @@
 """`--help` of every module that runs prints its help and runs nothing; so does an unknown argument."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

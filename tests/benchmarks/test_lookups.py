@@ -1,7 +1,5 @@
 """The benchmark of lookups: its collection and its streams."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A setting of the wrong type is refused, by its name."""
 
-from __future__ import annotations
-
 import ast
 from dataclasses import fields, replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The library does not depend on any model."""
 
-from __future__ import annotations
-
 import ast
 import re
 import subprocess

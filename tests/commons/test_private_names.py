@@ -3,8 +3,6 @@
 A new version may rename them without notice. Other tests cover how they behave.
 """
 
-from __future__ import annotations
-
 import ast
 import sys
 from collections.abc import Callable, Iterator

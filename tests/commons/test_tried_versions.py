@@ -1,7 +1,5 @@
 """Tested sets of versions are documented, allowed by the package, and pinned for the tests."""
 
-from __future__ import annotations
-
 import logging
 import tomllib
 from importlib import metadata

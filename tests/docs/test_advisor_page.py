@@ -1,11 +1,6 @@
 """The output that the advisor's page shows is what its command prints."""
 
-from __future__ import annotations
-
 import re
-from pathlib import Path
-
-import pytest
 
 from commons.advisor.__main__ import main
 from tests.docs.pages import blocks, blocks_of, commands
@@ -15,9 +10,7 @@ PAGE = "docs/advisor.md"
 _PLANNING = re.compile(r"\s+([\d.]+ (µs|ms|s)|–)$")
 
 
-def test_the_example_prints_what_the_page_shows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
+def test_the_example_prints_what_the_page_shows(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     example = next(block for block in blocks("bash") if block.page == PAGE)
     (_, _, make_lengths), (_, *advise) = commands(example)

@@ -1,7 +1,5 @@
 """Runs every code block of the pages, or checks it as far as possible without training."""
 
-from __future__ import annotations
-
 import ast
 import importlib.util
 import re

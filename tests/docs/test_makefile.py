@@ -1,7 +1,5 @@
 """`make` alone lists the targets and what `make bench` measures, and does nothing else."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """The README's example logs the loss of the step over all ranks."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import sys

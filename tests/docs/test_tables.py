@@ -1,7 +1,5 @@
 """The tables between markers, and the README's, have the committed results."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -6,8 +6,6 @@ FAILURE is bad_id, killed, stuck, workloads, placement, forward, exchange, fetch
 fetch_slow, writing, terminated, disk, or none.
 """
 
-from __future__ import annotations
-
 import commons.quiet_logs  # noqa: F401  isort: skip
 import os
 import resource

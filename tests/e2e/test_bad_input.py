@@ -1,7 +1,5 @@
 """Bad settings and failing ranks end every process in time, and the cause is shown once."""
 
-from __future__ import annotations
-
 import re
 import time
 
@@ -37,10 +35,7 @@ def random_data(tmp_path):
 @pytest.mark.parametrize(
     ("bindings", "error"),
     [
-        (
-            ['TrainerArgs.pipeline_type = "nothing"'],
-            "ValueError: TrainerArgs.pipeline_type = 'nothing': expected one of 'native', 'none', 'prefetch'",
-        ),
+        (['TrainerArgs.pipeline_type = "nothing"'], "ValueError: TrainerArgs.pipeline_type = 'nothing':"),
         (["NetworkArgs.depth = 3"], "'NetworkArgs' doesn't have a parameter named 'depth'"),
         (
             ['item/EmbeddingArgs.sharding_type = "data_parallel"'],

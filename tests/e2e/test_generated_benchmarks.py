@@ -1,7 +1,5 @@
 """Files of recsys-examples' benchmark generator train, and train again in the same folder."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The ranking model trains the same in every mode, on random data."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

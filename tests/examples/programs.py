@@ -1,7 +1,5 @@
 """Programs of `examples/`, their versions before balancing, and what they should learn."""
 
-from __future__ import annotations
-
 import ast
 import itertools
 import re

@@ -1,7 +1,5 @@
 """The programs learn the same as a single process that has the batches of all ranks."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.distributed as dist

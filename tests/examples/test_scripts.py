@@ -1,7 +1,5 @@
 """The example programs run under torchrun."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """Small HSTU models, and batches built sample by sample."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """HSTU batches are cut as planning counts them."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import numpy as np

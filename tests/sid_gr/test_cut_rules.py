@@ -1,7 +1,5 @@
 """SID-GR batches are cut as planning counts them."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from hypothesis import given, settings

@@ -1,7 +1,5 @@
 """Unique ids per rank, and groups that stay together, where samples of a user stand next to one another."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
@@ -42,7 +40,7 @@ def path(ids: list[list[int]], tmp_path_factory: pytest.TempPathFactory) -> Path
 
 
 @pytest.mark.parametrize("num_samples", [90, 1003, 50_000])
-def test_steps_in_order_are_those_of_a_loader_that_does_not_shuffle(num_samples: int):
+def test_steps_in_order_are_those_of_a_loader_that_does_not_shuffle(num_samples):
     numbers = np.arange(num_samples)
     steps = draw_steps(numbers, numbers, numbers, 4, 10, in_order=True)
     of_epoch = numbers[: num_samples // 40 * 40].reshape(-1, 4, 10)
@@ -53,7 +51,7 @@ def test_steps_in_order_are_those_of_a_loader_that_does_not_shuffle(num_samples:
     assert step.max() - step.min() == len(of_epoch) - 1  # spread over the file
 
 
-def test_unique_ids_are_those_of_training(path: Path, ids: list[list[int]]):
+def test_unique_ids_are_those_of_training(path, ids):
     (case,) = advise_on(path, "--ids", "ids", "--groups", "user", *RUN)["cases"]
     figures = by_name(case)
     lengths = np.array(list(map(len, ids)))
@@ -93,7 +91,7 @@ def test_unique_ids_are_those_of_training(path: Path, ids: list[list[int]]):
     assert "balance_group_feature = 'user'" in note
 
 
-def test_ids_are_counted_in_as_many_steps_as_take_little_time(path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_ids_are_counted_in_as_many_steps_as_take_little_time(path, monkeypatch):
     monkeypatch.setattr(prediction, "IDS_TO_COUNT", 1)
     (case,) = advise_on(path, "--ids", "ids", *RUN)["cases"]
     for name, figures in by_name(case).items():
@@ -101,7 +99,7 @@ def test_ids_are_counted_in_as_many_steps_as_take_little_time(path: Path, monkey
 
 
 @pytest.mark.parametrize("options", [[], ["--ids", "ids"], ["--groups", "user"]])
-def test_what_is_not_given_is_not_shown(options: list[str], path: Path, capsys: pytest.CaptureFixture[str]):
+def test_what_is_not_given_is_not_shown(options, path, capsys):
     page = path.with_suffix(".html")
     assert main([str(path), "--column", "ids", *options, *MODEL, *RUN, "--html", str(page)]) == 0
     out, written = capsys.readouterr().out, page.read_text()

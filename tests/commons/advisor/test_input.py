@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,14 +24,14 @@ NetworkArgs.kv_channels = 16
 
 
 @pytest.mark.parametrize("dtype", [np.int32, np.uint16, np.int64])
-def test_an_array_of_integers(dtype: type, tmp_path: Path):
+def test_an_array_of_integers(dtype, tmp_path):
     np.save(tmp_path / "lengths.npy", np.array([3, 0, 7], dtype=dtype))
     lengths = read_lengths(tmp_path / "lengths.npy", None)
     assert lengths.dtype == np.int64
     assert lengths.tolist() == [3, 0, 7]
 
 
-def test_columns_of_integers_and_of_lists(tmp_path: Path):
+def test_columns_of_integers_and_of_lists(tmp_path):
     (tmp_path / "lengths.csv").write_text("n\n5\n6\n")
     assert read_lengths(tmp_path / "lengths.csv", None).tolist() == [5, 6]  # the only column needs no name
     path = tmp_path / "histories.parquet"
@@ -43,7 +41,7 @@ def test_columns_of_integers_and_of_lists(tmp_path: Path):
 
 
 @pytest.mark.parametrize("dtype", [pl.List(pl.Int32), pl.List(pl.UInt64), pl.Array(pl.Int64, 2)])
-def test_ids_and_groups(dtype: pl.DataType, tmp_path: Path):
+def test_ids_and_groups(dtype, tmp_path):
     ids = [[7, 5], [5, 5]] if isinstance(dtype, pl.Array) else [[7, 5], [], [5, 5], []]
     user = pl.Series([2**64 - 1, 2**64 - 2, 0, 0][: len(ids)], dtype=pl.UInt64)
     none = pl.Series([-1, 3, -1, 3][: len(ids)])
@@ -72,7 +70,7 @@ def application(request: pytest.FixtureRequest) -> Iterator[tuple[str, ProcessPo
     process.close()
 
 
-def test_the_demo_is_predicted_within_a_tenth(application: tuple[str, ProcessPool], tmp_path: Path):
+def test_the_demo_is_predicted_within_a_tenth(application, tmp_path):
     model, process = application
     if model == "hstu":
         incomplete = tmp_path / "incomplete.gin"
@@ -274,7 +272,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_wrong_input_is_named_in_one_line(case: str, folder: Path, capsys: pytest.CaptureFixture[str]):
+def test_wrong_input_is_named_in_one_line(case, folder, capsys):
     arguments, *expected = CASES[case]
     files = {path: path.read_bytes() for path in folder.iterdir() if path.is_file()}
     assert main(arguments) == 2
@@ -286,9 +284,7 @@ def test_wrong_input_is_named_in_one_line(case: str, folder: Path, capsys: pytes
         assert text in written.err
 
 
-def test_a_missing_application_is_named(
-    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-):
+def test_a_missing_application_is_named(folder, capsys, monkeypatch):
     def absent(name: str):
         raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 

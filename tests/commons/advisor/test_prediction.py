@@ -1,8 +1,5 @@
 """The figures are those of training's placement on the drawn steps."""
 
-from __future__ import annotations
-
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -61,7 +58,7 @@ def test_steps_are_drawn_without_replacement():
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_strategies_place_samples_as_training_does(name: str, case: dict[str, Any], steps: DrawnSteps):
+def test_strategies_place_samples_as_training_does(name, case, steps):
     settings, figures = SETTINGS[name], by_name(case)[name]
     assert case["steps_drawn"] == len(steps.workloads)
     num_loaded, home = np.full(RANKS, ROWS), np.repeat(np.arange(RANKS), ROWS)
@@ -120,7 +117,7 @@ def fetched(plan: ShufflePlan, is_causal: bool) -> np.ndarray:
     return counts
 
 
-def test_pieces_are_those_of_training(tmp_path: Path):
+def test_pieces_are_those_of_training(tmp_path):
     ranks, rows = 4, 8
     flops = HSTUFlops(2, 64, 2, 32)
     lengths = heavy_tailed(500)
@@ -162,7 +159,7 @@ def test_pieces_are_those_of_training(tmp_path: Path):
 
 
 @pytest.mark.parametrize("is_causal", [True, False])
-def test_ranks_fetch_what_their_pieces_see_and_they_do_not_hold(is_causal: bool):
+def test_ranks_fetch_what_their_pieces_see_and_they_do_not_hold(is_causal):
     rng = np.random.default_rng(0)
     flops = HSTUFlops(1, 8, 1, 8, is_causal=is_causal)
     costs = PieceCosts(flops.prefix_work, 1, 1, 8, is_causal=is_causal)
@@ -184,7 +181,7 @@ def test_ranks_fetch_what_their_pieces_see_and_they_do_not_hold(is_causal: bool)
         np.testing.assert_allclose(of_samples, 24 * tokens)
 
 
-def test_speedup_is_that_of_the_sums(case: dict[str, Any], steps: DrawnSteps):
+def test_speedup_is_that_of_the_sums(case, steps):
     figures = by_name(case)
     loads = steps.workloads.sum(-1)
     relative = loads.max(1).sum() / loads.mean(1).sum()
@@ -197,7 +194,7 @@ def test_speedup_is_that_of_the_sums(case: dict[str, Any], steps: DrawnSteps):
     assert figures["refined"]["step_seconds"] is None
 
 
-def test_the_same_answer_every_time(tmp_path: Path):
+def test_the_same_answer_every_time(tmp_path):
     def answer() -> dict[str, Any]:
         report = advise(tmp_path, heavy_tailed(900), "--ranks", "2,4")
         for case in report["cases"]:
@@ -208,7 +205,7 @@ def test_the_same_answer_every_time(tmp_path: Path):
     assert answer() == answer()
 
 
-def test_seconds_from_tflops_and_the_exchange(tmp_path: Path):
+def test_seconds_from_tflops_and_the_exchange(tmp_path):
     lengths = heavy_tailed(2000)
     slow = ["--tflops", "0.002", "--bandwidth", "0.000001", "--ranks", "4"]
     (case,) = advise(tmp_path, lengths, *slow)["cases"]
@@ -226,7 +223,7 @@ def test_seconds_from_tflops_and_the_exchange(tmp_path: Path):
     assert any("the network decides" in note for note in case["recommendation"]["notes"])
 
 
-def test_few_moves_pay_where_the_exchange_does(tmp_path: Path):
+def test_few_moves_pay_where_the_exchange_does(tmp_path):
     slow = ["--tflops", "0.002", "--bandwidth", "0.00002", "--ranks", "4"]
     (case,) = advise(tmp_path, heavy_tailed(2000), *slow)["cases"]
     figures = by_name(case)
@@ -234,7 +231,7 @@ def test_few_moves_pay_where_the_exchange_does(tmp_path: Path):
     assert case["recommendation"]["strategy"] == "rebalance"
 
 
-def test_a_step_waits_for_planning_that_takes_longer(tmp_path: Path):
+def test_a_step_waits_for_planning_that_takes_longer(tmp_path):
     run = ["--tflops", "1000000", "--ranks", "8", "--bandwidth", "1000000"]
     (case,) = advise(tmp_path, heavy_tailed(2000), *run)["cases"]
     figures = by_name(case)
@@ -250,7 +247,7 @@ def test_a_step_waits_for_planning_that_takes_longer(tmp_path: Path):
     assert any("takes longer than a step" in note for note in case["recommendation"]["notes"])
 
 
-def test_bytes_within_a_node_take_no_time(tmp_path: Path):
+def test_bytes_within_a_node_take_no_time(tmp_path):
     run = ["--ranks", "4", "--ranks-per-node"]
     in_nodes, in_one = (by_name(advise(tmp_path, heavy_tailed(2000), *run, n)["cases"][0]) for n in "24")
     assert 0 < in_nodes["refined"]["share_of_bytes_across_nodes"] < 1
@@ -262,7 +259,7 @@ def test_bytes_within_a_node_take_no_time(tmp_path: Path):
     assert in_pairs < apart
 
 
-def test_a_measured_cost_has_a_part_that_does_not_shrink(tmp_path: Path):
+def test_a_measured_cost_has_a_part_that_does_not_shrink(tmp_path):
     seconds = {}
     for per_step in (0.0, 0.05):
         Cost((1e3, 2e3, 0.1, 0.1), per_step * 1e9).save(tmp_path / "cost.json")

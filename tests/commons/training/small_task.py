@@ -1,7 +1,5 @@
 """A small HSTU ranking task, and runs of it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Costs from measured steps, and training balanced by them."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import numpy as np

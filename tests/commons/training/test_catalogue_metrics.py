@@ -1,7 +1,5 @@
 """A ranking of all items, spread over ranks, against one that compares all scores."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import numpy as np

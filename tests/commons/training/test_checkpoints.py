@@ -1,7 +1,5 @@
 """Checkpoints are whole or refused, whatever happens to the disk or to their files."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Training with tables of unbounded ids, which test_recovery.py resumes, too."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.distributed as dist

@@ -1,7 +1,5 @@
 """A stalled rank reports its stacks, even while no Python code runs."""
 
-from __future__ import annotations
-
 import ctypes
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Copies of a training state on the host, and the checkpoints that are written from them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

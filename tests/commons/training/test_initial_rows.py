@@ -1,7 +1,5 @@
 """Tables that ranks create shard by shard."""
 
-from __future__ import annotations
-
 import resource
 from functools import partial
 from itertools import pairwise

@@ -1,9 +1,6 @@
 """A training that learns costs: evaluated, stopped and resumed, with every plan verified."""
 
-from __future__ import annotations
-
 from functools import partial
-from pathlib import Path
 
 from commons.perf_model import Cost
 from tests.commons.training.small_task import lines_in, small_run
@@ -27,7 +24,7 @@ def _train(folder: str, num_steps: int) -> None:
     )
 
 
-def test_ranks_plan_alike_through_evaluations_checkpoints_and_a_resume(pools, tmp_path: Path):
+def test_ranks_plan_alike_through_evaluations_checkpoints_and_a_resume(pools, tmp_path):
     for last in (STOP, STEPS):
         pools(2).run(partial(_train, str(tmp_path), last))
     lines = lines_in(tmp_path / "logs", "train")

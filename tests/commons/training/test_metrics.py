@@ -1,7 +1,5 @@
 """AUC, HitRate, Recall and NDCG over all ranks."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import numpy as np

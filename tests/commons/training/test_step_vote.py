@@ -1,7 +1,5 @@
 """All ranks stop in the same step for what only one of them knows."""
 
-from __future__ import annotations
-
 import os
 import signal
 from functools import partial

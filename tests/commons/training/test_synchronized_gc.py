@@ -1,7 +1,5 @@
 """Garbage is collected after the same steps on all ranks, and as before once training has ended."""
 
-from __future__ import annotations
-
 import gc
 from functools import partial
 from itertools import count

@@ -1,7 +1,5 @@
 """Settings of a training: what is refused, what has no effect, and what shufflers and pipelines get."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import replace
 
@@ -179,10 +177,7 @@ def test_partitioners_that_take_no_groups_ignore_the_shufflers_own(pools):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (
-            {},
-            "balance_group_feature = None, TrainerArgs.balance_moves_per_copy = 8.0\\) does not know the gr",
-        ),
+        ({}, "balance_group_feature = None, TrainerArgs.balance_moves_per_copy = 8.0\\) does not know the"),
         (
             {"batch_shuffler": "grouped", "balance_group_feature": "user"},
             "TrainerArgs.balance_group_feature = 'user' has no effect, because _Grouped.get_groups returns",

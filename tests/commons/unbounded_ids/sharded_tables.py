@@ -1,7 +1,5 @@
 """Table of unbounded ids on gloo ranks, to look up and train step by step."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

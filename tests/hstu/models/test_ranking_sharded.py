@@ -1,11 +1,8 @@
-from __future__ import annotations
-
 import torch
 import torch.distributed as dist
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
 
-from tests.conftest import Pools
 from tests.hstu.hstu_samples import Sample, hstu_batch, ranking_model
 
 EMPTY = Sample([], [], [], [], 0, [])
@@ -24,7 +21,7 @@ def train_with_an_empty_rank() -> tuple[int, list[torch.Tensor]]:
     return len(pipeline._pipelined_modules), [parameter.detach() for parameter in dense]
 
 
-def test_an_empty_rank_keeps_in_step_and_all_lookups_are_pipelined(pools: Pools) -> None:
+def test_an_empty_rank_keeps_in_step_and_all_lookups_are_pipelined(pools):
     (num_pipelined, first), (_, second) = pools(2).run(train_with_an_empty_rank)
     assert num_pipelined == 2  # sharded tables of two widths
     for of_first, of_second in zip(first, second, strict=True):

@@ -1,7 +1,5 @@
 """Samples cut into pieces on several ranks, all simulated in one process."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 
@@ -61,7 +59,7 @@ def tiles_of(of_samples: Sequence[SampleMask]) -> AttentionTiles:
 @given(of_samples=st.lists(masks(), min_size=1, max_size=4))
 @example(of_samples=[SampleMask(70, 33, 70, 2, True)])  # the prefix ends in a tile's first column
 @settings(max_examples=40, deadline=None)
-def test_matches_a_dense_masked_reference(heads: tuple[int, int], of_samples: list[SampleMask]) -> None:
+def test_matches_a_dense_masked_reference(heads, of_samples):
     qkv = draw_qkv(sum(mask.num_tokens for mask in of_samples), heads, torch.float64)
     out = jagged_hstu_attention(*qkv, tiles_of(of_samples), SCALING_SEQLEN)
     expected = reference(*qkv, of_samples)
@@ -73,7 +71,7 @@ def test_matches_a_dense_masked_reference(heads: tuple[int, int], of_samples: li
 
 
 @pytest.mark.usefixtures("chunk_sizes")
-def test_gradients_match_finite_differences() -> None:
+def test_gradients_match_finite_differences():
     of_samples = [SampleMask(5, 2, 3, 2, True), SampleMask(0, 0, 0, 1, True), SampleMask(1, 0, 1, 1, True)]
     qkv = draw_qkv(6, (2, 3), torch.float64)
     tiles = tiles_of(of_samples)
@@ -82,7 +80,7 @@ def test_gradients_match_finite_differences() -> None:
 
 @pytest.mark.usefixtures("chunk_sizes")
 @pytest.mark.parametrize(("dtype", "rtol"), [(torch.bfloat16, 3e-2), (torch.float16, 4e-3)])
-def test_16_bit_types_are_close_to_the_reference(dtype: torch.dtype, rtol: float) -> None:
+def test_16_bit_types_are_close_to_the_reference(dtype, rtol):
     of_samples = [SampleMask(40, 3, 36, 2, True), SampleMask(17, 0, 17, 1, True)]
     qkv = draw_qkv(57, (2, 8), dtype)
     exact = [x.detach().double().requires_grad_() for x in qkv]
@@ -97,7 +95,7 @@ def test_16_bit_types_are_close_to_the_reference(dtype: torch.dtype, rtol: float
         assert (got.double() - want).norm() <= rtol * want.norm()
 
 
-def test_float16_sums_over_long_samples_stay_finite() -> None:
+def test_float16_sums_over_long_samples_stay_finite():
     num_tokens = 2000
     q, k, v = (torch.full((num_tokens, 1, 4), value, dtype=torch.float16) for value in (2, 4, 8))
     tiles = tiles_of([SampleMask(num_tokens, 0, num_tokens, 2, True)])
@@ -106,7 +104,7 @@ def test_float16_sums_over_long_samples_stay_finite() -> None:
     torch.testing.assert_close(out[-1].float(), torch.full((1, 4), 8 * weight.item()), rtol=4e-3, atol=0)
 
 
-def test_chunks_fit_the_budget_and_samples_of_other_sizes_stay_apart() -> None:
+def test_chunks_fit_the_budget_and_samples_of_other_sizes_stay_apart():
     lengths = [300, 5, 31, 32, 33, 0, 64, 20_000, 7]
     tiles = tiles_of([SampleMask(length, 1, length, 2, True) for length in lengths])
     heads_of = dict.fromkeys(lengths, 0)
@@ -131,9 +129,7 @@ def test_chunks_fit_the_budget_and_samples_of_other_sizes_stay_apart() -> None:
         ([(3, 2, 4)] * 3, 3, 0.0, "scaling_seqlen is 0.0"),
     ],
 )
-def test_wrong_arguments_are_named(
-    shapes: list[tuple[int, ...]], num_tokens: int, scaling_seqlen: float, message: str
-) -> None:
+def test_wrong_arguments_are_named(shapes, num_tokens, scaling_seqlen, message):
     with pytest.raises(ValueError, match=message):
         jagged_hstu_attention(
             *(torch.zeros(shape) for shape in shapes),
@@ -142,7 +138,7 @@ def test_wrong_arguments_are_named(
         )
 
 
-def test_a_value_that_is_not_finite_stays_within_its_sample() -> None:
+def test_a_value_that_is_not_finite_stays_within_its_sample():
     of_samples = [SampleMask(length, 1, length, 2, True) for length in (3, 20, 5)]  # one chunk, with padding
     q, k, v = (x.detach().clone() for x in draw_qkv(28, (2, 8), torch.float32))
     expected = jagged_hstu_attention(q, k, v, tiles_of(of_samples), SCALING_SEQLEN)

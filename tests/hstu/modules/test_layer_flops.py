@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -24,14 +22,8 @@ from hstu.modules import HSTULayer, SampleMask, batch_attention
 )
 @settings(max_examples=40, deadline=None)
 def test_hstu_flops_match_the_layers(
-    samples: list[tuple[int, int, int]],
-    is_causal: bool,
-    disable_contextual_mask: bool,
-    num_layers: int,
-    hidden_size: int,
-    num_heads: int,
-    head_dim: int,
-) -> None:
+    samples, is_causal, disable_contextual_mask, num_layers, hidden_size, num_heads, head_dim
+):
     contextual, lengths, candidates = (torch.tensor(column) for column in zip(*samples, strict=True))
     lengths += contextual + candidates
     x = torch.randn(int(lengths.sum()), hidden_size)

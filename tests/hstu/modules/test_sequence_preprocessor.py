@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -27,7 +25,7 @@ def preprocessor(with_actions: bool) -> SequencePreprocessor:
 
 @given(rows=st.lists(st.tuples(*[st.integers(0, 4)] * 4), min_size=1, max_size=4), with_actions=st.booleans())
 @settings(max_examples=60, deadline=None)
-def test_order_of_tokens_and_positions(rows: list[tuple[int, ...]], with_actions: bool) -> None:
+def test_order_of_tokens_and_positions(rows, with_actions):
     """Every embedding's first entry tells the feature, the second the row, the third the place in it."""
     module = preprocessor(with_actions)
     kinds = {"a": 0, "b": 1, "item": 2, "action": 3}
@@ -68,7 +66,7 @@ def test_order_of_tokens_and_positions(rows: list[tuple[int, ...]], with_actions
     assert structure.total_tokens == len(expected)
 
 
-def test_masks_of_a_structure() -> None:
+def test_masks_of_a_structure():
     structure = SequenceStructure.of(
         contextual_lengths=torch.tensor([2, 0]),
         item_lengths=torch.tensor([3, 1]),
@@ -91,7 +89,7 @@ def test_masks_of_a_structure() -> None:
         ([1, 2], [2, 0], "row 0 has 2 candidates among its 1"),
     ],
 )
-def test_disagreeing_lengths_are_named(actions: list[int], candidates: list[int], message: str) -> None:
+def test_disagreeing_lengths_are_named(actions, candidates, message):
     with pytest.raises(ValueError, match=message):
         SequenceStructure.of(
             torch.tensor([0, 0]),

@@ -1,7 +1,5 @@
 """A step, or an evaluation, on pieces of samples is that of the whole samples on one process."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 
