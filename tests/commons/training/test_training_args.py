@@ -10,7 +10,7 @@ from commons.distributed import BatchShuffler, BatchShufflerFactory
 from commons.features.learned_costs.learned_costs import SPEED_LIMIT
 from commons.features.micro_batches.divided_batch import COLUMN, COUNT
 from commons.perf_model import Cost
-from commons.training import OptimizerArgs, TensorModelParallelArgs, TrainerArgs, TrainingTask
+from commons.training import TrainerArgs, TrainingTask
 from tests.commons.training.small_task import small_task
 from tests.hstu.hstu_samples import Sample, hstu_batch
 
@@ -55,19 +55,6 @@ LEARNS = {"balance_cost": "learned"}
 def test_a_bad_setting_is_named(settings, message):
     with pytest.raises(ValueError, match=f"^(unknown )?TrainerArgs.{message}"):
         TrainerArgs(**{"train_batch_size": 1, **settings})
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: OptimizerArgs("lion", 0.1), "OptimizerArgs.optimizer_str = 'lion': expected one of adam"),
-        (lambda: OptimizerArgs("sgd", -1), "OptimizerArgs.learning_rate = -1"),
-        (lambda: TensorModelParallelArgs(2), "tensor_model_parallel_size = 2: expected 1"),
-    ],
-)
-def test_another_bad_setting_is_named(make, message):
-    with pytest.raises(ValueError, match=message):
-        make()
 
 
 def test_a_window_of_one_step_is_no_setting():

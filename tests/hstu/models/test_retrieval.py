@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from hstu.models import EmbeddingTable, HSTUConfig, HSTUFeatures, HSTURetrieval, RetrievalConfig
+from hstu.training.model_args import RetrievalArgs
 from tests.hstu.retrieval_samples import (
     TEMPERATURE,
     VOCABULARY,
@@ -127,3 +128,8 @@ def test_what_cannot_be_trained_is_named(is_causal, negatives, tables, message):
 def test_wrong_settings_are_named(wrong):
     with pytest.raises(ValueError, match="expected more than 0"):
         RetrievalConfig(**wrong)
+
+
+def test_the_model_is_scored_as_the_file_says():
+    assert RetrievalArgs(num_negatives=8).config() == RetrievalConfig(temperature=0.05, l2_norm_eps=1e-6)
+    assert RetrievalArgs(8, temperature=0.3).config() == RetrievalConfig(temperature=0.3)
