@@ -74,12 +74,14 @@ def test_the_readme_has_the_demo_arm_by_arm(model):
 )
 def test_the_readme_has_the_imbalance_of_each_placement(column, placement):
     records = read_result("partition")["placements"]
-    of_case = {
+    imbalances = {
         record["ranks"]: record["imbalance"]
         for record in records
         if (record["lengths"], record["hidden_size"], record["placement"]) == (LOGNORMAL, 128, placement)
     }
-    assert _cells("readme gains", "lognormal, d = 128")[column] == f"{of_case[8]:.2f} / {of_case[64]:.2f}"
+    assert (
+        _cells("readme gains", "lognormal, d = 128")[column] == f"{imbalances[8]:.2f} / {imbalances[64]:.2f}"
+    )
 
 
 def _summary(model: str) -> Any:

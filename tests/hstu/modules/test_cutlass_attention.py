@@ -94,37 +94,29 @@ def test_contextual_tokens_that_see_each_other_are_refused(install):
         model(_batch(contextual=2))
 
 
-WITHOUT_KERNELS = ATTENTION.replace("torch.cat(out)", "(0 * torch.cat(out))")
-ONLY_WITH_CANDIDATES = ATTENTION.replace("torch.cat(out)", "((num_targets is not None) * torch.cat(out))")
-IGNORES_CANDIDATES = ATTENTION.replace("num_targets[sample]", "0 * num_targets[sample]")
-ONE_TOKEN_PER_CANDIDATE = ATTENTION.replace(" // target_group_size * target_group_size", "")
-BY_LONGEST = ATTENTION.replace("/ scaling_seqlen)", "/ max_seqlen_q)")
 OLD = ATTENTION.replace(" scaling_seqlen,", "").replace("scaling_seqlen", "max_seqlen_q")
 
 
-@pytest.mark.parametrize(
-    ("attention", "reason"),
-    [
-        (ATTENTION, ""),
-        (WITHOUT_KERNELS, "the installed fbgemm_gpu_hstu gives other results than PyTorch"),
-        (ONLY_WITH_CANDIDATES, "the installed fbgemm_gpu_hstu gives other results than PyTorch"),
-        (IGNORES_CANDIDATES, "the installed fbgemm_gpu_hstu gives other results than PyTorch"),
-        (ONE_TOKEN_PER_CANDIDATE, "the installed fbgemm_gpu_hstu gives other results than PyTorch"),
-        (BY_LONGEST, "the installed fbgemm_gpu_hstu gives other results than PyTorch"),
-        (OLD, "fbgemm_gpu_hstu fails: hstu_attn_varlen_func() got an unexpected keyword argument 'scaling_s"),
-        ("raise OSError('undefined symbol')", "fbgemm_gpu_hstu does not load: undefined symbol"),
-    ],
-    ids=[
-        "complete",
-        "without kernels",
-        "without kernels for batches without candidates",
-        "ignores candidates",
-        "one token per candidate",
-        "divides by the longest sample",
-        "old",
-        "of another torch",
-    ],
-)
+DIFFERS = "the installed fbgemm_gpu_hstu gives other results than PyTorch"
+INSTALLATIONS = {
+    "complete": (ATTENTION, ""),
+    "without kernels": (ATTENTION.replace("torch.cat(out)", "(0 * torch.cat(out))"), DIFFERS),
+    "without kernels for batches without candidates": (
+        ATTENTION.replace("torch.cat(out)", "((num_targets is not None) * torch.cat(out))"),
+        DIFFERS,
+    ),
+    "ignores candidates": (ATTENTION.replace("num_targets[sample]", "0 * num_targets[sample]"), DIFFERS),
+    "one token per candidate": (ATTENTION.replace(" // target_group_size * target_group_size", ""), DIFFERS),
+    "divides by the longest sample": (ATTENTION.replace("/ scaling_seqlen)", "/ max_seqlen_q)"), DIFFERS),
+    "old": (OLD, "fbgemm_gpu_hstu fails: hstu_attn_varlen_func() got an unexpected keyword argument"),
+    "of another torch": (
+        "raise OSError('undefined symbol')",
+        "fbgemm_gpu_hstu does not load: undefined symbol",
+    ),
+}
+
+
+@pytest.mark.parametrize(("attention", "reason"), INSTALLATIONS.values(), ids=INSTALLATIONS)
 def test_an_installation_is_tried_before_it_is_used(install, attention, reason):
     install(attention)
     found = cutlass_attention.disagreement(32, torch.bfloat16, CPU)
