@@ -102,9 +102,11 @@ def test_cut_samples_train_and_evaluate_the_same(tmp_path):
     assert sum(step["samples_cut"] for step in cut) > 0
     assert sum(step["imbalance_after"] for step in cut) < sum(step["imbalance_after"] for step in whole)
     assert "pieces, fetch" in output
-    of_whole, of_cut = ([line for line in log if line.pop("kind") == "eval"] for log in logs)
-    assert len(of_whole) == 2
-    for line, expected in zip(of_cut, of_whole, strict=True):
+    whole_evaluations, cut_evaluations = (
+        [line for line in log if line.pop("kind") == "eval"] for log in logs
+    )
+    assert len(whole_evaluations) == 2
+    for line, expected in zip(cut_evaluations, whole_evaluations, strict=True):
         assert line == pytest.approx(expected, rel=1e-3)
 
 

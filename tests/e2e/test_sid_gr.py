@@ -39,7 +39,7 @@ def workspace(tmp_path_factory) -> Path:
     python(directory, "-m", "commons.datasets.sid_preprocess", *arguments)
     codes = torch.randint(0, CODEBOOK_SIZE, (NUM_HIERARCHIES, NUM_ITEMS), generator=torch.manual_seed(0))
     torch.save(codes, directory / "item_to_sid.pt")
-    mapping = {str(item): of_item for item, of_item in enumerate(codes.T.tolist())}
+    mapping = {str(item): item_codes for item, item_codes in enumerate(codes.T.tolist())}
     (directory / "item_to_sid.json").write_text(json.dumps(mapping))
     (directory / "shop.gin").write_text(RECSYS_EXAMPLES_SID_GR)
     return directory

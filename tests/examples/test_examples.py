@@ -29,8 +29,8 @@ STEPS = 6
 
 def check_equal(results: list[tuple[list[float], Shards]], losses: list[float], parameters: dict) -> None:
     """Checks losses and parameters to 1e-5, and that the ranks together hold each whole parameter."""
-    for of_rank, shards in results:
-        assert of_rank == pytest.approx(losses, rel=1e-5)
+    for rank_values, shards in results:
+        assert rank_values == pytest.approx(losses, rel=1e-5)
         assert shards.keys() <= parameters.keys()
     for name, expected in parameters.items():
         seen = torch.zeros_like(expected, dtype=torch.bool)
@@ -67,8 +67,10 @@ def test_a_program_learns_what_it_did_before(pools, name):
     now, before = (pools(2).run(trained, name, data, *args) for args in ((), (True,)))
     for (losses, shards), (losses_before, shards_before) in zip(now, before, strict=True):
         assert losses == pytest.approx(losses_before, rel=1e-5)
-        for parameter, of_rank in shards.items():
-            for (offsets, values), (place, expected) in zip(of_rank, shards_before[parameter], strict=True):
+        for parameter, rank_values in shards.items():
+            for (offsets, values), (place, expected) in zip(
+                rank_values, shards_before[parameter], strict=True
+            ):
                 assert offsets == place
                 assert (values - expected).norm() <= 1e-5 * expected.norm(), parameter
 
@@ -77,8 +79,8 @@ def test_a_program_learns_what_it_did_before(pools, name):
 @on_ranks(2)
 def test_a_program_is_balanced(name):
     module = load(name)
-    of_module = [value for value in vars(module).values() if isinstance(value, type)]
-    [shuffler] = [value for value in of_module if BatchShuffler in value.__bases__]
+    classes = [value for value in vars(module).values() if isinstance(value, type)]
+    [shuffler] = [value for value in classes if BatchShuffler in value.__bases__]
     made = shuffler()
     data = rows_of(name, [BATCH_SIZE] * 2)[dist.get_rank()]
     report = BalanceReport.of(made.plan(module.collate(data[:BATCH_SIZE])), made.settings.equal_rows)

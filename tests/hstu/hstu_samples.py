@@ -48,7 +48,7 @@ def samples(draw: st.DrawFn, max_items: int = 6) -> Sample:
 
 def hstu_batch(rows: Sequence[Sample]) -> HSTUBatch:
     def keyed(**ids: list[list[int]]) -> KeyedJaggedTensor:
-        arrays = {key: [np.array(row, dtype=np.int64) for row in of_key] for key, of_key in ids.items()}
+        arrays = {key: [np.array(row, dtype=np.int64) for row in column] for key, column in ids.items()}
         return keyed_rows(arrays, len(rows))
 
     return HSTUBatch(

@@ -32,8 +32,8 @@ class Sample:
 
 
 def retrieval_batch(rows: Sequence[Sample], num_padding: int = 0, with_actions: bool = True) -> HSTUBatch:
-    def keyed(**of_rows):
-        arrays = {key: [np.array(row, dtype=np.int64) for row in rows] for key, rows in of_rows.items()}
+    def keyed(**columns):
+        arrays = {key: [np.array(row, dtype=np.int64) for row in rows] for key, rows in columns.items()}
         return keyed_rows(arrays, len(rows) + num_padding)
 
     actions = {"action": [row.actions for row in rows]} if with_actions else {}

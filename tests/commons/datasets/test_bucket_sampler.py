@@ -104,10 +104,10 @@ def test_a_group_falls_into_few_steps_and_a_step_is_no_worse_than_rebalanced_sam
 ):
     workloads, groups = np.array(workloads), drawn_groups(len(workloads), num_groups)
     steps = steps_of(workloads, batch_size, num_ranks, num_buckets=num_buckets, groups=groups)
-    of_own = np.where(groups < 0, -1 - np.arange(len(groups)), groups)
-    places = sum(len(set(of_own[samples_of(step)])) for step in steps)
+    own_groups = np.where(groups < 0, -1 - np.arange(len(groups)), groups)
+    places = sum(len(set(own_groups[samples_of(step)])) for step in steps)
     # Each cut between steps, and between buckets, divides at most one group.
-    assert places <= len(set(of_own)) + len(steps) + num_buckets
+    assert places <= len(set(own_groups)) + len(steps) + num_buckets
     for step in steps:
         samples = np.array(samples_of(step))
         largest = max(workloads[batch].sum() for batch in step)
@@ -144,10 +144,10 @@ def test_epochs_and_seeds_differ_and_repeat(num_buckets):
     assert epoch_of(0, seed=1) != first
     sampler = BucketSampler(histories(100), 4, 0, 2, num_buckets)
     for _ in range(2):  # it starts at epoch 0 and keeps it until another is set
-        assert list(sampler) == [of_rank for of_rank, _ in first]
+        assert list(sampler) == [batch for batch, _ in first]
     sampler.set_epoch(1, start_step=2)
     sampler.set_epoch(0)
-    assert list(sampler) == [of_rank for of_rank, _ in first]
+    assert list(sampler) == [batch for batch, _ in first]
 
 
 @pytest.mark.parametrize("num_samples", [0, 3, 96, 100])
@@ -156,8 +156,8 @@ def test_one_bucket_has_the_steps_of_a_shuffled_dataset(num_samples):
     plain = [SequenceDataset(source, 4, rank, 3, shuffle=True, seed=7) for rank in range(3)]
     for dataset in plain:
         dataset.set_epoch(2)
-    of_buckets = steps_of(histories(num_samples), 4, 3, epoch=2, num_buckets=1, seed=7)
-    assert list(map(samples_of, of_buckets)) == list(map(samples_of, zip(*plain, strict=True)))
+    bucketed = steps_of(histories(num_samples), 4, 3, epoch=2, num_buckets=1, seed=7)
+    assert list(map(samples_of, bucketed)) == list(map(samples_of, zip(*plain, strict=True)))
 
 
 @settings(max_examples=20)

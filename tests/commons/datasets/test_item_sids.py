@@ -39,7 +39,7 @@ def test_a_tensor_has_an_item_per_column(dtype, tmp_path):
     )
 )
 def test_json_items_are_sorted_and_need_not_be_contiguous(codes, tmp_path_factory):
-    text = json.dumps({f"{item:03}": of_item for item, of_item in codes.items()})
+    text = json.dumps({f"{item:03}": item_codes for item, item_codes in codes.items()})
     sids = ItemSIDs.load(write(tmp_path_factory.mktemp("sids"), text), SIZES)
     assert sids.items.tolist() == sorted(codes)
     rows = sids.rows_of(np.array(list(codes)))

@@ -84,7 +84,7 @@ def test_negatives_share_no_draw_with_random_histories():
     items = [sample.items.tolist() for sample in samples(source)]
     for epoch in range(20):
         for negatives in drawn(source, epoch):
-            assert all(negatives[: len(of_one)] != of_one for of_one in items if len(of_one) > 4)
+            assert all(negatives[: len(history)] != history for history in items if len(history) > 4)
 
 
 @pytest.mark.parametrize("split", ["train", "eval"])

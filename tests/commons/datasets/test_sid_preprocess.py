@@ -60,8 +60,8 @@ def test_every_row_is_in_one_part_and_every_user_too(rows, seed, ends, tmp_path_
     users = [{user for user, _ in part} for part in found]
     assert sum(map(len, users)) == len(set().union(*users))
     in_order = [(str(user), items) for user, items in rows]
-    for part, of_part in zip(found, users, strict=True):
-        assert part == [row for row in in_order if row[0] in of_part]
+    for part, part_users in zip(found, users, strict=True):
+        assert part == [row for row in in_order if row[0] in part_users]
     assert sum(counts.values()) == len(rows)
 
 
@@ -168,7 +168,7 @@ def test_the_real_interactions(tmp_path):
     counts = convert(interactions, tmp_path / "a", seed=0, split=SPLIT)
     assert sum(counts.values()) == 4532
     users = [set(part["user_id"]) for part in parts(tmp_path / "a")]
-    assert [len(of_part) for of_part in users] == [1608, 201, 202]
+    assert [len(part_users) for part_users in users] == [1608, 201, 202]
     assert len(set().union(*users)) == 2011
     sids = ItemSIDs.load(REAL_DATA / "item_to_sid.json", (256,) * 3)
     assert len(sids.items) == 3686

@@ -84,7 +84,7 @@ def test_every_random_item_has_codes_of_its_own(sizes, num_items, seed):
 def test_random_codes_are_uniform(num_items):
     sids = [random_item_sids((4, 64), num_items, seed) for seed in range(200)]
     assert not np.array_equal(sids[0].codes, sids[1].codes)
-    counts = np.bincount(np.concatenate([of_seed.codes[:20, 0] for of_seed in sids]), minlength=4)
+    counts = np.bincount(np.concatenate([drawn.codes[:20, 0] for drawn in sids]), minlength=4)
     np.testing.assert_allclose(counts, 1000, rtol=0.15)  # also among the first items: they are in no order
 
 

@@ -184,9 +184,9 @@ def test_a_mapping_of_other_codebooks_is_an_error(sids, tmp_path):
 
 @pytest.mark.parametrize("max_candidate_length", [0, 1, 2])
 def test_the_longest_sample_has_as_many_tokens_as_the_spec_says(max_candidate_length):
-    of_dataset = spec(5, max_candidate_length, age=3)
+    dataset_spec = spec(5, max_candidate_length, age=3)
     sids = ItemSIDs(np.arange(NUM_ITEMS), CODES)
-    source = RandomSIDSource(sids, of_dataset, None, 1, seed=0)
-    longest = SIDSample(CODES[: of_dataset.max_items], 0, {"age": np.array([1])})
+    source = RandomSIDSource(sids, dataset_spec, None, 1, seed=0)
+    longest = SIDSample(CODES[: dataset_spec.max_items], 0, {"age": np.array([1])})
     batch = source.collate([longest, source[0]], 2)
-    assert batch.num_tokens()[0] == of_dataset.max_tokens >= batch.num_tokens()[1]
+    assert batch.num_tokens()[0] == dataset_spec.max_tokens >= batch.num_tokens()[1]

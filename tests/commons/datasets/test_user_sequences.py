@@ -43,37 +43,37 @@ def labelled(sample):
 
 
 def test_training_has_the_older_events_of_every_user(sequences):
-    of_3, of_5, of_7 = histories = samples(sequences, "train")
-    assert of_3.items.tolist() == [13, 12, 11]
-    assert of_3.actions.tolist() == [2, 4, 3]
-    assert of_3.labels.tolist() == [1, 3, 2]
-    assert of_5.items.tolist() == [30]  # a single event is for training
-    assert of_7.items.tolist() == [12, 11, 20, 21, 22, 23, 24, 25]
-    assert of_3.contextual["user_id"].tolist() == of_3.contextual["occupation"].tolist() == [3]
+    user_3, user_5, user_7 = histories = samples(sequences, "train")
+    assert user_3.items.tolist() == [13, 12, 11]
+    assert user_3.actions.tolist() == [2, 4, 3]
+    assert user_3.labels.tolist() == [1, 3, 2]
+    assert user_5.items.tolist() == [30]  # a single event is for training
+    assert user_7.items.tolist() == [12, 11, 20, 21, 22, 23, 24, 25]
+    assert user_3.contextual["user_id"].tolist() == user_3.contextual["occupation"].tolist() == [3]
     assert {sample.num_candidates for sample in histories} == {0}
 
 
 def test_evaluation_has_all_events_and_labels_the_newest(sequences):
-    of_3, of_7 = samples(sequences, "eval")
-    assert of_3.items.tolist() == [13, 12, 11, 14]
-    assert labelled(of_3) == [(14, 0)]
-    assert labelled(of_7) == [(26, 1), (27, 2)]
-    assert of_7.num_candidates == 0
+    user_3, user_7 = samples(sequences, "eval")
+    assert user_3.items.tolist() == [13, 12, 11, 14]
+    assert labelled(user_3) == [(14, 0)]
+    assert labelled(user_7) == [(26, 1), (27, 2)]
+    assert user_7.num_candidates == 0
 
 
 def test_candidates(sequences):
-    of_3, of_5, _ = samples(sequences, "train", max_num_candidates=2)
-    assert (of_3.num_candidates, labelled(of_3)) == (2, [(12, 3), (11, 2)])
-    assert (of_5.num_candidates, labelled(of_5)) == (0, [])
-    of_3, of_7 = samples(sequences, "eval", max_num_candidates=1)
-    assert (of_3.num_candidates, labelled(of_3)) == (1, [(14, 0)])
-    assert (of_7.num_candidates, labelled(of_7)) == (1, [(27, 2)])
+    user_3, user_5, _ = samples(sequences, "train", max_num_candidates=2)
+    assert (user_3.num_candidates, labelled(user_3)) == (2, [(12, 3), (11, 2)])
+    assert (user_5.num_candidates, labelled(user_5)) == (0, [])
+    user_3, user_7 = samples(sequences, "eval", max_num_candidates=1)
+    assert (user_3.num_candidates, labelled(user_3)) == (1, [(14, 0)])
+    assert (user_7.num_candidates, labelled(user_7)) == (1, [(27, 2)])
 
 
 def test_sequences_are_cut_to_their_newest_items_after_the_split(sequences):
     assert samples(sequences, "train", max_history_seqlen=2)[2].items.tolist() == [24, 25]
-    of_7 = samples(sequences, "eval", max_history_seqlen=2, max_num_candidates=5)[1]
-    assert (of_7.items.tolist(), of_7.num_candidates, labelled(of_7)) == ([26, 27], 1, [(27, 2)])
+    user_7 = samples(sequences, "eval", max_history_seqlen=2, max_num_candidates=5)[1]
+    assert (user_7.items.tolist(), user_7.num_candidates, labelled(user_7)) == ([26, 27], 1, [(27, 2)])
     assert labelled(samples(sequences, "eval", max_history_seqlen=1)[1]) == [(27, 2)]
 
 
@@ -253,9 +253,9 @@ def shop(tmp_path):
 
 def test_a_dataset_of_ones_own_is_found_by_its_name(shop):
     shop.write_text("user_id,time,product,stars\n7,3,30,5\n2,1,40,1\n7,1,10,2\n7,2,20,4\n")
-    of_2, of_7 = samples(UserSequences.open(shop.parent, "shop"), "train")
-    assert (of_2.items.tolist(), of_2.contextual["user_id"].tolist()) == ([40], [2])
-    assert (of_7.items.tolist(), of_7.labels.tolist()) == ([10, 20], [1, 3])
+    user_2, user_7 = samples(UserSequences.open(shop.parent, "shop"), "train")
+    assert (user_2.items.tolist(), user_2.contextual["user_id"].tolist()) == ([40], [2])
+    assert (user_7.items.tolist(), user_7.labels.tolist()) == ([10, 20], [1, 3])
     shop.write_text("user_id,time,product,stars\n7,3,100,5\n")
     with pytest.raises(ValueError, match="feature 'product' has ids 100 to 100 in a vocabulary of 100"):
         UserSequences.open(shop.parent, "shop")

@@ -106,8 +106,8 @@ def _changed(path: Path, data: bytes | None) -> Iterator[None]:
 
 
 def _assert_skipped(pools, folder: Path, problem: str) -> None:
-    (newest, problems), of_other_rank = pools(2).run(_newest, str(folder))
-    assert newest == folder / "step_2" and (newest, problems) == of_other_rank
+    (newest, problems), on_other_rank = pools(2).run(_newest, str(folder))
+    assert newest == folder / "step_2" and (newest, problems) == on_other_rank
     (line,) = problems
     assert line.startswith(f"{folder}/step_4 is damaged and is skipped: ") and problem in line
 

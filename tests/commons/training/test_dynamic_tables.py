@@ -78,9 +78,9 @@ def test_rows_and_losses_do_not_depend_on_where_a_sample_is_computed(
 def _num_distinct_items() -> int:
     """Distinct items of all ranks in fifteen steps."""
     own = torch.cat([batch.features["item"].values() for batch in small_dataset(120, unbounded_ids=True)])
-    of_ranks: list[torch.Tensor] = [own] * dist.get_world_size()
-    dist.all_gather_object(of_ranks, own)
-    return len(torch.cat(of_ranks).unique())
+    gathered: list[torch.Tensor] = [own] * dist.get_world_size()
+    dist.all_gather_object(gathered, own)
+    return len(torch.cat(gathered).unique())
 
 
 def test_there_are_far_more_ids_than_rows(pools):

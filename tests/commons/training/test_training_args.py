@@ -99,7 +99,7 @@ def _tokens_in_micro_batches(**settings) -> list[list[int]]:
 def test_any_shuffler_gets_the_setting_of_micro_batches(settings):
     assert _tokens_in_micro_batches(**settings) == []
     divided = _tokens_in_micro_batches(max_tokens_per_micro_batch=20, **settings)
-    assert sorted(tokens for of_one in divided for tokens in of_one) == [2, 6, 8, 10, 16, 18, 18]
+    assert sorted(tokens for micro_batch in divided for tokens in micro_batch) == [2, 6, 8, 10, 16, 18, 18]
     assert max(map(sum, divided)) <= 20
 
 

@@ -35,9 +35,9 @@ def _held_after(eviction: str, steps: list[list[int]], from_rank: int) -> list[i
     ],
 )
 def test_new_ids_evict_those_used_least_recently_or_frequently(pools, eviction, steps, held, from_rank):
-    of_owner, of_other = pools(2).run(_held_after, eviction, steps, from_rank)
-    assert set(held) <= set(of_owner) and len(of_owner) == 3
-    assert of_other == []
+    on_owner, on_other = pools(2).run(_held_after, eviction, steps, from_rank)
+    assert set(held) <= set(on_owner) and len(on_owner) == 3
+    assert on_other == []
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "adagrad", "sgd"])
@@ -85,10 +85,10 @@ def _met_in_growing_steps(eviction: str) -> list[list[int]]:
 
 @pytest.mark.parametrize("eviction", ["lru", "lfu"])
 def test_every_id_gets_a_row_in_the_step_it_first_occurs_in(pools, eviction):
-    of_ranks = pools(2).run(_met_in_growing_steps, eviction)
-    assert of_ranks[0][0] == [] and len(of_ranks[1][0]) == 1
+    by_rank = pools(2).run(_met_in_growing_steps, eviction)
+    assert by_rank[0][0] == [] and len(by_rank[1][0]) == 1
     for number, expected in ((1, 20), (2, 150)):
-        first, second = (set(of_rank[number]) for of_rank in of_ranks)
+        first, second = (set(held[number]) for held in by_rank)
         assert set(range(expected)) <= first | second and not first & second
         assert abs(len(first) - expected / 2) < 0.2 * expected
         for rank, ids in enumerate((first, second)):
@@ -110,11 +110,11 @@ def _crowded(eviction: str) -> tuple[list[int], torch.Tensor, list[str]]:
 
 @pytest.mark.parametrize("eviction", ["lru", "lfu"])
 def test_ids_of_a_step_beyond_the_rows_share_one(pools, eviction):
-    (held, found, messages), (_, _, of_other) = pools(2).run(_crowded, eviction)
+    (held, found, messages), (_, _, on_other) = pools(2).run(_crowded, eviction)
     assert held == sorted([C, D, E])  # the most frequent
     assert torch.equal(found[0], found[1])
     assert len({tuple(row) for row in found.tolist()}) == 4
-    assert len(messages) == 1 and of_other == []
+    assert len(messages) == 1 and on_other == []
     assert messages[0].startswith("table 'item_table': one step has 5 ids for the 3 rows of ids on one rank")
 
 

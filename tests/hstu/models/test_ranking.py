@@ -169,7 +169,7 @@ def test_tables_must_fit_the_features(features, tables, message):
     with pytest.raises(ValueError, match=message):
         HSTURanking(
             config,
-            [EmbeddingTable(name, of_table, 10, sharded=True) for name, of_table in tables],
+            [EmbeddingTable(name, names, 10, sharded=True) for name, names in tables],
             features,
             RankingHeadConfig((5,)),
         )
@@ -214,6 +214,6 @@ def train_with_an_empty_rank() -> tuple[int, list[torch.Tensor]]:
 def test_an_empty_rank_keeps_in_step_and_all_lookups_are_pipelined(pools):
     (num_pipelined, first), (_, second) = pools(2).run(train_with_an_empty_rank)
     assert num_pipelined == 2  # sharded tables of two widths
-    for of_first, of_second in zip(first, second, strict=True):
-        assert torch.equal(of_first, of_second)
-        assert of_first.isfinite().all()
+    for one, other in zip(first, second, strict=True):
+        assert torch.equal(one, other)
+        assert one.isfinite().all()

@@ -30,12 +30,12 @@ def test_a_prediction_sees_what_is_before_its_item_and_nothing_else(with_actions
     for changed in range(5):
         items, actions = list(SAMPLE.items), list(SAMPLE.actions)
         items[changed], actions[changed] = 40, (actions[changed] + 1) % 5
-        of_item = queries_of(model, replace(SAMPLE, items=items), with_actions=with_actions)
-        of_action = queries_of(model, replace(SAMPLE, actions=actions), with_actions=with_actions)
+        with_item = queries_of(model, replace(SAMPLE, items=items), with_actions=with_actions)
+        with_action = queries_of(model, replace(SAMPLE, actions=actions), with_actions=with_actions)
         for label in range(4):
             is_seen = changed <= label  # label l is that of item l + 1
-            assert torch.allclose(of_item[label], before[label], atol=1e-6) != is_seen
-            assert torch.allclose(of_action[label], before[label], atol=1e-6) != (is_seen and with_actions)
+            assert torch.allclose(with_item[label], before[label], atol=1e-6) != is_seen
+            assert torch.allclose(with_action[label], before[label], atol=1e-6) != (is_seen and with_actions)
     shorter = replace(SAMPLE, items=SAMPLE.items[:3], actions=SAMPLE.actions[:3])
     torch.testing.assert_close(queries_of(model, shorter, with_actions=with_actions), before[:2])
 

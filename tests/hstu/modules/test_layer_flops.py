@@ -38,6 +38,6 @@ def test_hstu_flops_match_the_layers(
         for _ in range(num_layers):
             layer = HSTULayer(hidden_size, num_heads, head_dim, dropout=0.2, norm_epsilon=1e-5)
             x = layer(x, attention)
-    of_layers = HSTUFlops(num_layers, hidden_size, num_heads, head_dim, is_causal, disable_contextual_mask)
-    flops = of_layers.per_sample(lengths, contextual, candidates)
+    layers = HSTUFlops(num_layers, hidden_size, num_heads, head_dim, is_causal, disable_contextual_mask)
+    flops = layers.per_sample(lengths, contextual, candidates)
     assert counter.get_total_flops() == int(flops.sum())

@@ -76,13 +76,13 @@ def test_only_the_arguments_are_saved_and_fetched_ones_always_get_a_gradient(num
     assert len(out.grad_fn.next_functions) == 4 and all(
         function for function, _ in out.grad_fn.next_functions
     )
-    *of_own, of_fetched = torch.autograd.grad(out.sum(), (q, k, v, fetched), allow_unused=True)
-    assert bool(of_fetched.any()) == (num_pieces > 0)
+    *own_grads, fetched_grad = torch.autograd.grad(out.sum(), (q, k, v, fetched), allow_unused=True)
+    assert bool(fetched_grad.any()) == (num_pieces > 0)
     assert not out[40:70].any()
     if num_pieces:
-        assert all(grad.any() for grad in of_own) and not of_own[0][40:70].any()
+        assert all(grad.any() for grad in own_grads) and not own_grads[0][40:70].any()
     else:
-        assert of_own == [None] * 3
+        assert own_grads == [None] * 3
 
 
 def test_layers_recompute_what_pieces_see():

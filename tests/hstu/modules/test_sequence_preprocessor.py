@@ -37,12 +37,16 @@ def test_order_of_tokens_and_positions(rows, with_actions):
     embedded = {
         name: JaggedTensor(
             torch.tensor(
-                [[kinds[name], row, place] for row, length in enumerate(of_rows) for place in range(length)],
+                [
+                    [kinds[name], row, place]
+                    for row, length in enumerate(row_lengths)
+                    for place in range(length)
+                ],
                 dtype=torch.float32,
             ).view(-1, WIDTH),
-            lengths=torch.tensor(of_rows, dtype=torch.int32),
+            lengths=torch.tensor(row_lengths, dtype=torch.int32),
         )
-        for name, of_rows in lengths.items()
+        for name, row_lengths in lengths.items()
     }
     candidates = [min(row[2], row[3]) for row in rows]
     expected, positions = [], []
@@ -56,7 +60,7 @@ def test_order_of_tokens_and_positions(rows, with_actions):
         positions += range(history_end)
         positions += [history_end + token for _ in range(candidates[row]) for token in range(per_candidate)]
         expected += tokens
-    counts = {f"features.{name}": np.array(of_rows) for name, of_rows in lengths.items()}
+    counts = {f"features.{name}": np.array(row_lengths) for name, row_lengths in lengths.items()}
     counts["num_candidates"] = np.array(candidates)
     got, structure = module(embedded, torch.tensor(candidates), counts)
     buckets = torch.tensor(positions, dtype=torch.int64).clamp(max=NUM_BUCKETS - 1)

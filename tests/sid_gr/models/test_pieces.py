@@ -47,8 +47,8 @@ def _samples(seed: int, count: int) -> list[Sample]:
 def _kinds(plan: ShufflePlan, samples: list[Sample]) -> set[str]:
     """Returns which of `KINDS` the plan's pieces are, and the kinds of ranks that it has."""
     kinds, seen = set(), set()
-    of_rows = plan.rows.sample_of.tolist(), plan.destination.tolist(), plan.rows.columns["pieces"]
-    for sample, rank, piece in zip(*of_rows, strict=True):
+    columns = plan.rows.sample_of.tolist(), plan.destination.tolist(), plan.rows.columns["pieces"]
+    for sample, rank, piece in zip(*columns, strict=True):
         first, last, history = piece["first_item"], piece["last_item"], len(samples[sample].history)
         if last - first == piece["num_items"]:
             continue
@@ -62,7 +62,7 @@ def _kinds(plan: ShufflePlan, samples: list[Sample]) -> set[str]:
         seen.add((sample, rank))
     for rank in range(plan.num_ranks):
         kinds |= {"rank without a row"} if not plan.num_placed[rank] else set()
-        kinds |= {"rank without a piece"} if rank not in {of_piece for _, of_piece in seen} else set()
+        kinds |= {"rank without a piece"} if rank not in {holder for _, holder in seen} else set()
     return kinds
 
 
@@ -79,11 +79,11 @@ def _retrieved(model: torch.nn.Module, batch: SIDBatch) -> list[torch.Tensor]:
 
 def _check_draws(num_real: tuple[int, ...]) -> set[str]:
     """Compares with one process; returns the kinds of pieces and ranks that were met."""
-    of_ranks = [_samples(rank, count) for rank, count in enumerate(num_real)]
-    samples, rank = [sample for of_rank in of_ranks for sample in of_rank], dist.get_rank()
+    by_rank = [_samples(rank, count) for rank, count in enumerate(num_real)]
+    samples, rank = [sample for loaded in by_rank for sample in loaded], dist.get_rank()
     cuts = DrawnCuts(0)
     shuffler = BatchShufflerFactory.create("sid_gr", flops=FLOPS, features=[cuts], equal_rows=False)
-    batch, whole = sid_batch(of_ranks[rank], ROWS), sid_batch(samples)
+    batch, whole = sid_batch(by_rank[rank], ROWS), sid_batch(samples)
     model, half = sid_gr_model(), sid_gr_model(dtype=torch.bfloat16)
     expected, retrieved = _gradients(model, whole), _retrieved(model, whole)
     kinds = set()
@@ -149,7 +149,7 @@ def _refusals() -> list[str]:
 
 
 def test_what_pieces_do_not_allow_is_refused(pools):
-    for of_model, of_batch in pools(2).run(_refusals):
-        assert "and the plan that cut samples counts" in of_model
-        assert of_model.endswith("let the shuffler's get_tokens return SIDBatch.num_tokens()")
-        assert of_batch.endswith("select rows before the exchange")
+    for from_model, from_batch in pools(2).run(_refusals):
+        assert "and the plan that cut samples counts" in from_model
+        assert from_model.endswith("let the shuffler's get_tokens return SIDBatch.num_tokens()")
+        assert from_batch.endswith("select rows before the exchange")
