@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from commons.distributed import BatchShufflerFactory, Feature, IdentityShuffler
+from commons.distributed import BatchShufflerFactory, IdentityShuffler
 from commons.features.micro_batches import MicroBatches
 from commons.sequence_batch import BaseBatch
 from commons.training import OptimizerArgs, shard_model
@@ -14,6 +14,7 @@ from tests.commons.distributed.counted_collectives import recorded_synchronizati
 from tests.commons.features.sample_splitting.drawn_cuts import DrawnCuts
 from tests.commons.pipeline.ranking_pipelines import pipeline_of, steps_of
 from tests.gradient_models import CASES
+from tests.on_ranks import on_ranks
 
 CHECKED_ON_CPU_ONLY = {"hstu/models/action_loss.py _check"}
 
@@ -39,8 +40,12 @@ def test_training_on_an_exchanged_batch_reads_nothing_back(name):
         assert (one is None and other is None) or torch.equal(one, other)
 
 
-def _reads_in_a_pipeline(*features: Feature) -> list[str]:
-    """Reads from the dense part of a model that a pipeline runs, sharded lookups included."""
+@pytest.mark.parametrize(
+    "features", [[], [MicroBatches(40)], [DrawnCuts(0)]], ids=["whole", "micro-batches", "pieces"]
+)
+@on_ranks(2)
+def test_a_pipeline_passes_its_plan_on_to_the_model(features):
+    """Its dense part reads nothing back either, sharded lookups included."""
     case, rank = CASES["ranking"], dist.get_rank()
     model, optimizer = shard_model(case.make_model(), OptimizerArgs("sgd", 0.01), torch.device("cpu"))
     places: list[str] = []
@@ -64,13 +69,5 @@ def _reads_in_a_pipeline(*features: Feature) -> list[str]:
     batches = [case.make_batch(case.samples(rank + 10 * number, 4)) for number in range(4)]
     for _ in steps_of(pipeline, batches):
         places.append("step")
-    return places
-
-
-@pytest.mark.parametrize(
-    "features", [[], [MicroBatches(40)], [DrawnCuts(0)]], ids=["whole", "micro-batches", "pieces"]
-)
-def test_a_pipeline_passes_its_plan_on_to_the_model(pools, features):
-    for places in pools(2).run(_reads_in_a_pipeline, *features):
-        assert places.count("step") == 4
-        assert set(places) == CHECKED_ON_CPU_ONLY | {"step"}
+    assert places.count("step") == 4
+    assert set(places) == CHECKED_ON_CPU_ONLY | {"step"}
