@@ -89,45 +89,36 @@ def test_an_item_is_looked_up_once_and_learns_as_input_label_and_negative():
     assert learned == sorted({*SAMPLE.items, *SAMPLE.negatives})
 
 
-def test_a_first_item_with_a_label_is_named():
-    with pytest.raises(ValueError, match="row 1 has 3 labels for 3 items, of which the first 1 cannot"):
-        retrieval_model()(retrieval_batch([SAMPLE, replace(OTHER, num_labels=3)]))
-
-
-def test_candidates_are_refused():
-    batch = retrieval_batch([SAMPLE])
-    batch.max_num_candidates = 2
-    with pytest.raises(ValueError, match="max_num_candidates = 2; expected 0"):
-        retrieval_model()(batch)
-
-
 ITEMS = EmbeddingTable("items_of_shop", ("item", "negative"), VOCABULARY, sharded=True)
+ONLY_ITEMS = replace(ITEMS, feature_names=("item",))
+APART = (ONLY_ITEMS, EmbeddingTable("other", ("negative",), 9, True))
+LABELED_FIRST = retrieval_batch([SAMPLE, replace(OTHER, num_labels=3)])
+WITH_CANDIDATES = replace(retrieval_batch([SAMPLE]), max_num_candidates=2)
+
+
+def _make(
+    *tables: EmbeddingTable, negatives: str | None = "negative", is_causal: bool = True
+) -> HSTURetrieval:
+    config = HSTUConfig(1, 8, 1, 4, scaling_seqlen=10, is_causal=is_causal)
+    return HSTURetrieval(config, tables, HSTUFeatures("item", negatives=negatives), RetrievalConfig())
 
 
 @pytest.mark.parametrize(
-    ("is_causal", "negatives", "tables", "message"),
+    ("make", "message"),
     [
-        (False, "negative", [ITEMS], "is_causal=False"),
-        (True, None, [replace(ITEMS, feature_names=("item",))], "no such feature is named"),
-        (True, "negative", [replace(ITEMS, sharded=False)], "'items_of_shop' is replicated"),
-        (
-            True,
-            "negative",
-            [replace(ITEMS, feature_names=("item",)), EmbeddingTable("other", ("negative",), 9, True)],
-            "'negative' are not in the items' table 'items_of_shop'",
-        ),
+        (lambda: _make(ITEMS, is_causal=False), "is_causal=False"),
+        (lambda: _make(ONLY_ITEMS, negatives=None), "no such feature is named"),
+        (lambda: _make(replace(ITEMS, sharded=False)), "'items_of_shop' is replicated"),
+        (lambda: _make(*APART), "'negative' are not in the items' table 'items_of_shop'"),
+        (lambda: RetrievalConfig(temperature=0.0), "expected more than 0"),
+        (lambda: RetrievalConfig(l2_norm_eps=-1.0), "expected more than 0"),
+        (lambda: retrieval_model()(LABELED_FIRST), "row 1 has 3 labels for 3 items, of which the first 1"),
+        (lambda: retrieval_model()(WITH_CANDIDATES), "max_num_candidates = 2; expected 0"),
     ],
 )
-def test_what_cannot_be_trained_is_named(is_causal, negatives, tables, message):
-    config = HSTUConfig(1, 8, 1, 4, scaling_seqlen=10, is_causal=is_causal)
+def test_what_cannot_be_trained_is_named(make, message):
     with pytest.raises(ValueError, match=message):
-        HSTURetrieval(config, tables, HSTUFeatures("item", negatives=negatives), RetrievalConfig())
-
-
-@pytest.mark.parametrize("wrong", [{"temperature": 0.0}, {"l2_norm_eps": -1.0}])
-def test_wrong_settings_are_named(wrong):
-    with pytest.raises(ValueError, match="expected more than 0"):
-        RetrievalConfig(**wrong)
+        make()
 
 
 def test_the_model_is_scored_as_the_file_says():

@@ -58,7 +58,7 @@ def tiles_of(sample_masks: Sequence[SampleMask]) -> AttentionTiles:
 @pytest.mark.parametrize("heads", HEADS)
 @given(sample_masks=st.lists(masks(), min_size=1, max_size=4))
 @example(sample_masks=[SampleMask(70, 33, 70, 2, True)])  # the prefix ends in a tile's first column
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_matches_a_dense_masked_reference(heads, sample_masks):
     qkv = draw_qkv(sum(mask.num_tokens for mask in sample_masks), heads, torch.float64)
     out = jagged_hstu_attention(*qkv, tiles_of(sample_masks), SCALING_SEQLEN)
