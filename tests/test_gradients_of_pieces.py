@@ -53,7 +53,7 @@ def compare(name: str, pipeline: str, num_real: tuple[int, ...], seeds: list[int
     return results
 
 
-@settings(max_examples=1, deadline=None)
+@settings(max_examples=1)
 @given(seeds=st.lists(st.integers(0, 2**32 - 1), min_size=6, max_size=6))
 @pytest.mark.parametrize("num_real", [(6, 6), (6, 3, 0), (2, 6, 1, 4)])
 @pytest.mark.parametrize(("name", "pipeline"), MODELS)

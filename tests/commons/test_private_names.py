@@ -113,10 +113,6 @@ def test_it_is_still_there(missing, owner, name):
     assert (owner, name) not in missing, missing[owner, name]
 
 
-def _is_private(name: str) -> bool:
-    return name.startswith("_") and not name.startswith("__")
-
-
 def _own_names(tree: ast.AST) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
@@ -145,7 +141,7 @@ def test_all_that_are_read_are_listed():
         name
         for tree in trees
         for name, is_others in _private_names_read(tree)
-        if _is_private(name) and (is_others or name not in ours)
+        if name.startswith("_") and not name.startswith("__") and (is_others or name not in ours)
     }
     read -= {"_asdict", "_replace"}  # public methods of named tuples, despite the underscore
     assert read - {name for _, name in NAMES} == set()

@@ -1,7 +1,6 @@
 """The tables between markers, and the README's, have the committed results."""
 
 import re
-from typing import Any
 
 import pytest
 
@@ -51,7 +50,7 @@ def test_a_number_that_is_edited_by_hand_is_noticed(tables):
 
 @pytest.mark.parametrize("model", TITLES)
 def test_the_readme_has_the_demo_arm_by_arm(model):
-    summary = _summary(model)
+    summary = read_result(f"demo/{model}/summary")
     assert summary["arms"] == ARMS
     assert list(summary["balanced"]) == list(summary["replay"])[1:] == list(ARMS)[1:]
     cells = _cells("demo speedup", f"{TITLES[model]}, 2 ranks")
@@ -82,10 +81,6 @@ def test_the_readme_has_the_imbalance_of_each_placement(column, placement):
     assert (
         _cells("readme gains", "lognormal, d = 128")[column] == f"{imbalances[8]:.2f} / {imbalances[64]:.2f}"
     )
-
-
-def _summary(model: str) -> Any:
-    return read_result(f"demo/{model}/summary")
 
 
 def _cells(table: str, row: str) -> dict[str, str]:

@@ -162,27 +162,13 @@ def changed(column, value):
 
 
 MALFORMED = [
-    "",
-    GOOD.rpartition(",")[0],
-    GOOD.partition(",")[2],
-    GOOD + ",1",
-    GOOD + ",",
-    GOOD[: len(GOOD) // 2],
-    "0,5,2022",
-    changed("user_id", "x"),
-    changed("user_id", "-1"),
-    changed("video_id", "5.5"),
-    changed("video_id", ""),
-    changed("video_id", "9" * 30),
-    changed("time_ms", "today"),
-    changed("is_click", "2"),
-    changed("is_hate", "-1"),
-    changed("is_profile_enter", "true"),
-    changed("is_rand", "7"),
-    changed("play_time_ms", "long"),
+    *("", GOOD.rpartition(",")[0], GOOD.partition(",")[2], GOOD + ",1", GOOD + ",", GOOD[: len(GOOD) // 2]),
+    *("0,5,2022", "#" + GOOD),
+    *(changed("user_id", value) for value in ("x", "-1")),
+    *(changed("video_id", value) for value in ("5.5", "", "9" * 30, '"5"')),
+    *(changed(flag, value) for flag, value in (("is_click", "2"), ("is_hate", "-1"), ("is_rand", "7"))),
+    *(changed("is_profile_enter", "true"), changed("time_ms", "today"), changed("play_time_ms", "long")),
     changed("tab", "é"),
-    changed("video_id", '"5"'),
-    "#" + GOOD,
 ]
 
 
@@ -208,16 +194,14 @@ def test_a_log_without_a_column_is_an_error(raw, tmp_path):
     assert f"{raw / FIRST}, line 1: expected the header 'user_id," in error_of(raw)
 
 
+USER = user_line(0)
+
+
 @pytest.mark.parametrize(
     "line",
     [
-        "",
-        user_line(0) + ",9",
-        user_line(0).rpartition(",")[0],
-        user_line(9),
-        "x" + user_line(0),
-        "-" + user_line(3),
-        user_line(0).replace(",0,", ',"0,', 1),
+        *("", USER + ",9", USER.rpartition(",")[0], user_line(9), "x" + USER, "-" + user_line(3)),
+        USER.replace(",0,", ',"0,', 1),
     ],
 )
 def test_a_malformed_user_is_named_by_file_and_line(line, raw, tmp_path):

@@ -42,39 +42,27 @@ def labelled(sample):
     return list(zip(sample.items[len(sample.items) - len(sample.labels) :], sample.labels, strict=True))
 
 
-def test_training_has_the_older_events_of_every_user(sequences):
-    user_3, user_5, user_7 = histories = samples(sequences, "train")
-    assert user_3.items.tolist() == [13, 12, 11]
-    assert user_3.actions.tolist() == [2, 4, 3]
-    assert user_3.labels.tolist() == [1, 3, 2]
-    assert user_5.items.tolist() == [30]  # a single event is for training
-    assert user_7.items.tolist() == [12, 11, 20, 21, 22, 23, 24, 25]
-    assert user_3.contextual["user_id"].tolist() == user_3.contextual["occupation"].tolist() == [3]
-    assert {sample.num_candidates for sample in histories} == {0}
+USER_3, USER_7, LABELS_7 = [13, 12, 11, 14], [12, 11, *range(20, 28)], [0, 4, 0, 1, 2, 3, 4, 0]
 
 
-def test_evaluation_has_all_events_and_labels_the_newest(sequences):
-    user_3, user_7 = samples(sequences, "eval")
-    assert user_3.items.tolist() == [13, 12, 11, 14]
-    assert labelled(user_3) == [(14, 0)]
-    assert labelled(user_7) == [(26, 1), (27, 2)]
-    assert user_7.num_candidates == 0
-
-
-def test_candidates(sequences):
-    user_3, user_5, _ = samples(sequences, "train", max_num_candidates=2)
-    assert (user_3.num_candidates, labelled(user_3)) == (2, [(12, 3), (11, 2)])
-    assert (user_5.num_candidates, labelled(user_5)) == (0, [])
-    user_3, user_7 = samples(sequences, "eval", max_num_candidates=1)
-    assert (user_3.num_candidates, labelled(user_3)) == (1, [(14, 0)])
-    assert (user_7.num_candidates, labelled(user_7)) == (1, [(27, 2)])
-
-
-def test_sequences_are_cut_to_their_newest_items_after_the_split(sequences):
-    assert samples(sequences, "train", max_history_seqlen=2)[2].items.tolist() == [24, 25]
-    user_7 = samples(sequences, "eval", max_history_seqlen=2, max_num_candidates=5)[1]
-    assert (user_7.items.tolist(), user_7.num_candidates, labelled(user_7)) == ([26, 27], 1, [(27, 2)])
-    assert labelled(samples(sequences, "eval", max_history_seqlen=1)[1]) == [(27, 2)]
+# The newest events are for evaluation, but for a user with a single one.
+@pytest.mark.parametrize(
+    ("split", "longest", "candidates", "expected"),
+    [
+        ("train", 100, 0, [(USER_3[:3], [1, 3, 2], 0), ([30], [1], 0), (USER_7[:8], LABELS_7, 0)]),
+        ("train", 100, 2, [(USER_3[:3], [3, 2], 2), ([30], [], 0), (USER_7[:8], [4, 0], 2)]),
+        ("train", 2, 0, [([12, 11], [3, 2], 0), ([30], [1], 0), ([24, 25], [4, 0], 0)]),
+        ("eval", 100, 0, [(USER_3, [0], 0), (USER_7, [1, 2], 0)]),
+        ("eval", 100, 1, [(USER_3, [0], 1), (USER_7, [2], 1)]),
+        ("eval", 1, 0, [([14], [0], 0), ([27], [2], 0)]),
+        ("eval", 2, 5, [([11, 14], [0], 1), ([26, 27], [2], 1)]),
+    ],
+)
+def test_events_are_split_by_time_and_then_cut_to_the_newest(split, longest, candidates, expected, sequences):
+    found = samples(sequences, split, max_history_seqlen=longest, max_num_candidates=candidates)
+    assert [(one.items.tolist(), one.labels.tolist(), one.num_candidates) for one in found] == expected
+    assert all((one.actions[len(one.items) - len(one.labels) :] == one.labels + 1).all() for one in found)
+    assert found[0].contextual["user_id"].tolist() == found[0].contextual["occupation"].tolist() == [3]
 
 
 def synthetic(num_events):

@@ -37,7 +37,7 @@ def reference_loss(model, sample: Sample) -> torch.Tensor:
     num_kv_heads=st.sampled_from([1, 2, 4]),
     gated_mlp=st.booleans(),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_loss_is_that_of_each_sample_by_itself(rows, padding, share_lm_head, num_kv_heads, gated_mlp):
     model = sid_gr_model(share_lm_head=share_lm_head, num_kv_heads=num_kv_heads, gated_mlp=gated_mlp)
     batch = sid_batch(rows, len(rows) + padding)
