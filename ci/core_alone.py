@@ -20,7 +20,8 @@ REPOSITORY = Path(__file__).parents[1]
 CORE = ("sequence_batch", "partition", "distributed", "pipeline")
 # What the core stands on.
 BELOW = ("perf_model", "*.py")
-SUPPORT = ("tests/*.py", "tests/commons/*.py", "pyproject.toml")
+PROGRAM = "tests/e2e/plain_program.py"
+SUPPORT = ("tests/*.py", "tests/commons/*.py", "tests/e2e/__init__.py", PROGRAM, "pyproject.toml")
 
 
 def main() -> None:
@@ -45,7 +46,7 @@ def main() -> None:
             subprocess.run([sys.executable, "-m", *arguments], cwd=folder, env=environment, check=True)
 
         run("pytest", *tests)
-        run("torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "tests.train_on_two_ranks")
+        run("torch.distributed.run", "--standalone", "--nproc-per-node=2", PROGRAM, "none")
 
 
 def copy_core(folder: Path, features: list[str]) -> None:

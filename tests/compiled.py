@@ -1,7 +1,5 @@
 """Compiles what tests run, so that processes find it in the cache."""
 
-from __future__ import annotations
-
 from importlib import import_module
 from importlib.util import find_spec
 

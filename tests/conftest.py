@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import fcntl
 from collections.abc import Iterator
 from typing import Protocol

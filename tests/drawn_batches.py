@@ -1,7 +1,5 @@
 """Random batches with every kind of field, whose samples can be told apart."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -104,10 +102,10 @@ def sample_contents(batch: MixedBatch) -> list[tuple]:
     """Returns everything that belongs to each real row, in a form that can be compared."""
     contents = []
     jagged = {
-        f"{name}.{key}": of_key
+        f"{name}.{key}": column
         for name in ("features", "weighted", "labels")
         if isinstance(getattr(batch, name), KeyedJaggedTensor)
-        for key, of_key in getattr(batch, name).to_dict().items()
+        for key, column in getattr(batch, name).to_dict().items()
     } | {"jagged": batch.jagged}
     dense = {name: getattr(batch, name) for name in ("small", "matrix", "flags", "workload")}
     if isinstance(batch.labels, torch.Tensor):
@@ -119,5 +117,5 @@ def sample_contents(batch: MixedBatch) -> list[tuple]:
             content.append((name, tensor.values()[start:end].flatten().tolist()))
             if tensor.weights_or_none() is not None:
                 content.append((name + ".weights", tensor.weights()[start:end].tolist()))
-        contents.append(tuple((name, tuple(of_row)) for name, of_row in content))
+        contents.append(tuple((name, tuple(row_values)) for name, row_values in content))
     return contents

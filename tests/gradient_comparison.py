@@ -1,7 +1,5 @@
 """Compares what training steps learn with and without a shuffler, on real ranks."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import pytest

@@ -1,7 +1,5 @@
 """Models whose gradients are compared, with batches on which the ranks' loads differ widely."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial

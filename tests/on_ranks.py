@@ -1,7 +1,5 @@
 """Tests that run on several ranks at once."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 from collections.abc import Callable
@@ -20,9 +18,9 @@ def on_ranks(num_ranks: int) -> Callable[[Callable[..., None]], Callable[..., No
             function.__name__,
             function.__doc__,
         )
-        of_pools = inspect.Parameter("pools", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        pools_parameter = inspect.Parameter("pools", inspect.Parameter.POSITIONAL_OR_KEYWORD)
         parameters = inspect.signature(function).parameters.values()
-        test.__signature__ = inspect.Signature([of_pools, *parameters])  # type: ignore[attr-defined]
+        test.__signature__ = inspect.Signature([pools_parameter, *parameters])  # type: ignore[attr-defined]
         test.on_rank = function  # type: ignore[attr-defined]
         return test
 

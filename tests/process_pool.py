@@ -1,7 +1,5 @@
 """Pools of processes that live across tests, because importing TorchRec takes seconds."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import socket

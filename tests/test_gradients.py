@@ -1,7 +1,5 @@
 """No shuffler setting changes what a step learns."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

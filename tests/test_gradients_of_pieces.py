@@ -1,7 +1,5 @@
 """Cutting samples into pieces changes nothing that a step learns."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -55,7 +53,7 @@ def compare(name: str, pipeline: str, num_real: tuple[int, ...], seeds: list[int
     return results
 
 
-@settings(max_examples=1, deadline=None)
+@settings(max_examples=1)
 @given(seeds=st.lists(st.integers(0, 2**32 - 1), min_size=6, max_size=6))
 @pytest.mark.parametrize("num_real", [(6, 6), (6, 3, 0), (2, 6, 1, 4)])
 @pytest.mark.parametrize(("name", "pipeline"), MODELS)
@@ -123,12 +121,12 @@ def evaluated(name: str, num_real: tuple[int, ...]) -> list[np.ndarray]:
 @pytest.mark.parametrize("name", ["ranking", "ranking with candidates and tasks", "retrieval"])
 def test_predictions_of_pieces_are_those_of_whole_samples(pools, name):
     whole, pieces = (
-        np.concatenate(of_ranks) for of_ranks in zip(*pools(2).run(evaluated, name, (6, 5)), strict=True)
+        np.concatenate(by_rank) for by_rank in zip(*pools(2).run(evaluated, name, (6, 5)), strict=True)
     )
     assert whole.shape == pieces.shape and len(whole)
     for label in np.unique(whole[:, 0]):
-        of_whole, of_pieces = (np.sort(of[of[:, 0] == label], 0) for of in (whole, pieces))
-        assert of_pieces == pytest.approx(of_whole, rel=1e-4, abs=1e-5)
+        whole_rows, piece_rows = (np.sort(of[of[:, 0] == label], 0) for of in (whole, pieces))
+        assert piece_rows == pytest.approx(whole_rows, rel=1e-4, abs=1e-5)
 
 
 @pytest.mark.parametrize("name", ["ranking", "retrieval", "sid_gr, all items"])

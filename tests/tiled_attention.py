@@ -1,7 +1,5 @@
 """Causal attention in tiles of matrix products, whose FLOPs `FlopCounterMode` counts."""
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -3,8 +3,6 @@
 python tests/benchmarks/command_lines.py OUTPUT.json ARGUMENT MODULE...
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

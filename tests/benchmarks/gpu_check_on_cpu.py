@@ -3,8 +3,6 @@
 python -m tests.benchmarks.gpu_check_on_cpu [PACKAGE_TO_HIDE ...]
 """
 
-from __future__ import annotations
-
 import commons.quiet_logs  # noqa: F401  isort: skip
 import dataclasses
 import json

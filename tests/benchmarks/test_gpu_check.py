@@ -1,7 +1,5 @@
 """The GPU check ends well without a GPU, and its parts run: here on the CPU, with TorchRec and without."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,14 +1,44 @@
 """The benchmark of lookups: its collection and its streams."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import numpy as np
 import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torchrec import EmbeddingCollection, EmbeddingConfig, KeyedJaggedTensor
 
+from benchmarks.lookup_model import UniqueLookups
 from benchmarks.lookup_streams import LENGTHS, ROWS, SHARED, STREAMS, draw_batches
-from tests.benchmarks.sharded_lookups import lookups_and_trained_tables
+from commons.training import OptimizerArgs, shard_model
+from tests.on_ranks import on_ranks
+
+NUM_IDS, FEATURES = 11, ["item", "user_id"]
+
+
+def _features(ids, lengths) -> KeyedJaggedTensor:
+    return KeyedJaggedTensor(FEATURES, ids, lengths=torch.tensor(lengths))
+
+
+def _train(unique: bool, features: KeyedJaggedTensor) -> tuple[torch.Tensor, list[list[int]], torch.Tensor]:
+    """Returns this rank's embeddings, their lengths, and all rows of the tables after a step of SGD."""
+    torch.manual_seed(0)
+    tables = [EmbeddingConfig(NUM_IDS, 4, f"{name}_table", feature_names=[name]) for name in FEATURES]
+    collection = EmbeddingCollection(tables)
+    model = nn.ModuleList([UniqueLookups(collection) if unique else collection])
+    sharded, _ = shard_model(model, OptimizerArgs("sgd", 0.1), torch.device("cpu"))
+    [lookups] = sharded.module
+
+    def look_up(features):
+        found = lookups(features)
+        rows = [found[name] for name in FEATURES]
+        return torch.cat([each.values() for each in rows]), [each.lengths().tolist() for each in rows]
+
+    values, lengths = look_up(features)
+    (values * torch.arange(values.numel()).reshape(values.shape)).sum().backward()
+    everything = _features(torch.arange(NUM_IDS).repeat(len(FEATURES)), [NUM_IDS, NUM_IDS])
+    return values.detach(), lengths, look_up(everything)[0].detach()
 
 
 @pytest.mark.parametrize(
@@ -18,11 +48,13 @@ from tests.benchmarks.sharded_lookups import lookups_and_trained_tables
         ([[0, 0, 1, 1], [2, 0, 0, 0]], [[5, 5], [5, 5]]),  # a feature without ids
     ],
 )
-def test_unique_lookups_give_the_same_embeddings_and_gradients(pools, lengths, ids):
-    for all_ids, unique_ids in pools(2).run(lookups_and_trained_tables, lengths, ids):
-        np.testing.assert_array_equal(unique_ids[0], all_ids[0])
-        assert unique_ids[1] == all_ids[1]
-        np.testing.assert_allclose(unique_ids[2], all_ids[2], rtol=1e-5)
+@on_ranks(2)
+def test_unique_lookups_give_the_same_embeddings_and_gradients(lengths, ids):
+    rank = dist.get_rank()
+    features = _features(torch.tensor(ids[rank], dtype=torch.int64), lengths[rank])
+    plain, unique = (_train(unique, features) for unique in (False, True))
+    assert torch.equal(unique[0], plain[0]) and unique[1] == plain[1]
+    torch.testing.assert_close(unique[2], plain[2], rtol=1e-5, atol=0)
 
 
 @pytest.mark.parametrize("lengths", LENGTHS)

@@ -1,7 +1,5 @@
 """The demo's replay places samples as the stage does on real ranks."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch.distributed as dist

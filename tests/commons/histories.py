@@ -1,7 +1,5 @@
 """Histories of users in batches of the tests' own, and what they cost."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 

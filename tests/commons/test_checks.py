@@ -1,7 +1,5 @@
 """A setting of the wrong type is refused, by its name."""
 
-from __future__ import annotations
-
 import ast
 from dataclasses import fields, replace
 from pathlib import Path
@@ -129,7 +127,12 @@ def test_what_a_type_takes(expected, fitting, others):
         (HSTU, {"norm_epsilon": 0.0}),
         (SID_GR, {"norm_epsilon": float("nan")}),
         (hstu.RetrievalArgs(4), {"temperature": float("inf")}),
+        (hstu.RetrievalArgs(4), {"temperature": 0}),
         (hstu.RetrievalArgs(4), {"l2_norm_eps": -1.0}),
+        (hstu.RetrievalArgs(4), {"num_negatives": 0}),
+        (hstu.RetrievalArgs(4), {"eval_metrics": ("AUC",)}),
+        (ADAM, {"optimizer_str": "lion"}),
+        (TensorModelParallelArgs(), {"tensor_model_parallel_size": 2}),
         (RandomDistribution("zipf", alpha=1.2), {"alpha": float("inf")}),
         (RandomDistribution("normal", mean=1.0, std=1.0), {"mean": float("nan")}),
         (TRAINER, {"ckpt_save_interval": -2}),

@@ -1,6 +1,4 @@
-"""The library does not depend on any model."""
-
-from __future__ import annotations
+"""Imports point one way, and the library does not depend on any model."""
 
 import ast
 import re
@@ -14,88 +12,54 @@ REPOSITORY = Path(__file__).parents[2]
 COMMONS = REPOSITORY / "commons"
 # Packages of batch, plan, exchange and pipeline. Datasets and cost models belong to some model.
 CORE = ("sequence_batch", "partition", "distributed", "pipeline")
+FEATURES = [path.parent.name for path in COMMONS.glob("features/*/__init__.py")]
+# Files, and a pattern of what they must not import.
+RULES = [
+    *((f"commons/{package}/*.py", r"commons\.features") for package in (*CORE, "perf_model", "datasets")),
+    *((f"tests/commons/{package}/*.py", r"commons\.features") for package in CORE),
+    *((f"commons/features/{name}/*.py", rf"commons\.features(?!\.{name}\b)") for name in FEATURES),
+    ("commons/**/*.py", "hstu|sid_gr"),
+    ("hstu/**/*.py", "sid_gr"),
+    ("sid_gr/**/*.py", "hstu"),
+]
 
 
 def imported(path: Path) -> set[str]:
-    """Returns the top-level packages that a file imports."""
-    packages = set()
+    """Returns the full names of modules and of names in modules that a file imports."""
+    package = path.relative_to(REPOSITORY).with_suffix("").parts
+    names = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
-            packages |= {name.name.partition(".")[0] for name in node.names}
+            names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            packages.add(str(node.module).partition(".")[0])
-    return packages
+            parents = package[: -node.level] if node.level else ()
+            module = ".".join([*parents, *filter(None, [node.module])])
+            names |= {module, *(f"{module}.{alias.name}" for alias in node.names)}
+    return names
 
 
-@pytest.mark.parametrize("package", [*CORE, "perf_model", "datasets"])
-def test_the_core_imports_no_feature(package):
-    for path in (COMMONS / package).glob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            names = (
-                [name.name for name in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
-            )
-            module = str(node.module) if isinstance(node, ast.ImportFrom) else ""
-            assert "features" not in {part for name in (*names, module) for part in name.split(".")}, path
+@pytest.mark.parametrize(("files", "others"), RULES)
+def test_imports_point_one_way(files, others):
+    paths = list(REPOSITORY.glob(files))
+    assert paths
+    for path in paths:
+        assert not [name for name in imported(path) if re.match(rf"(?:{others})\b", name)], path
 
 
 @pytest.mark.parametrize("package", CORE)
-def test_the_core_looks_no_feature_up(package):
+def test_the_core_looks_no_feature_up_and_names_no_model(package):
     """Only the settings' table of what features took over names their packages."""
-    names = "|".join(path.parent.name for path in COMMONS.glob("features/*/__init__.py"))
     for path in (COMMONS / package).glob("*.py"):
-        found = re.findall(rf"""["'](?:{names})["']""", path.read_text())
+        found = re.findall(rf"""["'](?:{"|".join(FEATURES)})["']""", path.read_text())
         assert not found or path.name == "shuffler_settings.py" or package == "partition", (path, found)
-
-
-@pytest.mark.parametrize("package", CORE)
-def test_tests_of_the_core_import_no_feature(package):
-    for path in (REPOSITORY / "tests/commons" / package).glob("*.py"):
-        assert not re.search(r"^ *(?:from|import) commons\.features", path.read_text(), re.MULTILINE), path
-
-
-def test_no_feature_imports_another():
-    features = {path.name for path in (COMMONS / "features").iterdir() if (path / "__init__.py").exists()}
-    assert "controller" in features
-    for feature in features:
-        for path in (COMMONS / "features" / feature).glob("*.py"):
-            for node in ast.walk(ast.parse(path.read_text())):
-                if isinstance(node, ast.ImportFrom) and node.level > 1:
-                    others = {"features", *features} if node.level == 3 else features
-                    assert str(node.module).partition(".")[0] not in others, path
-
-
-def test_the_library_imports_no_model():
-    files = list(COMMONS.rglob("*.py"))
-    assert len(files) > 50
-    for path in files:
-        assert imported(path).isdisjoint({"hstu", "sid_gr"}), path
-
-
-def without_extras(program: str) -> subprocess.CompletedProcess:
-    """Runs a program without the packages that only trainer and datasets need."""
-    missing = "import sys; sys.modules.update(dict.fromkeys(('gin', 'polars', 'tensorboard')))"
-    return subprocess.run(
-        [sys.executable, "-c", f"{missing}\n{program}"],
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-
-
-def test_the_core_needs_no_extra():
-    packages = ", ".join(f"commons.{package}" for package in (*CORE, "perf_model"))
-    result = without_extras(f"import {packages}")
-    assert result.returncode == 0, result.stderr
-
-
-@pytest.mark.parametrize("package", CORE)
-def test_the_core_names_no_model(package):
-    for path in (COMMONS / package).glob("*.py"):
         assert not re.search(r"hstu|\bsid(?!es?\b)|semantic", path.read_text(), re.IGNORECASE), path
 
 
-def test_models_do_not_import_each_other():
-    for model, other in (("hstu", "sid_gr"), ("sid_gr", "hstu")):
-        for path in (REPOSITORY / model).rglob("*.py"):
-            assert other not in imported(path), path
+def test_the_core_needs_no_extra():
+    program = (
+        "import sys; sys.modules.update(dict.fromkeys(('gin', 'polars', 'tensorboard')))\n"
+        f"import {', '.join(f'commons.{package}' for package in (*CORE, 'perf_model'))}"
+    )
+    command = [sys.executable, "-c", program]
+    result = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0, result.stderr

@@ -1,7 +1,5 @@
 """Tested sets of versions are documented, allowed by the package, and pinned for the tests."""
 
-from __future__ import annotations
-
 import logging
 import tomllib
 from importlib import metadata
@@ -9,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
@@ -16,6 +15,7 @@ from benchmarks.harness import read_result
 from ci.versions import Outcome, table
 from commons.distributed.rank_group import RankGroup
 from commons.tried_versions import TRIED, note_on_untried, warn_of_untried
+from tests.on_ranks import on_ranks
 
 REPOSITORY = Path(__file__).parents[2]
 PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
@@ -90,26 +90,18 @@ def test_the_warning_names_the_untried_set_and_the_tried_ones(versions):
         assert f"{torch_minor} with {torchrec_minor}" in note
 
 
-def _make_groups_with_another_torch() -> list[str]:
-    """Makes two groups with an untested version of torch, and returns the log."""
+@on_ranks(2)
+def test_an_untried_torch_gives_one_warning_on_rank_0():
     logged: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: logged.append(record.getMessage())
     logger = logging.getLogger("commons.tried_versions")
     logger.addHandler(handler)
-    version, torch.__version__ = torch.__version__, "2.99.0"
     warn_of_untried.cache_clear()
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "__version__", "2.99.0")
         for _ in range(2):
             RankGroup.of()
-    finally:
-        torch.__version__ = version
-        warn_of_untried.cache_clear()
-        logger.removeHandler(handler)
-    return logged
-
-
-def test_an_untried_torch_gives_one_warning_on_rank_0(pools):
-    first, second = pools(2).run(_make_groups_with_another_torch)
-    assert len(first) == 1 and "torch 2.99.0" in first[0]
-    assert second == []
+    warn_of_untried.cache_clear()
+    logger.removeHandler(handler)
+    assert len(logged) == (dist.get_rank() == 0) and all("torch 2.99.0" in line for line in logged)

@@ -1,7 +1,5 @@
 """Checks of gin text and command lines, in a process that has the configurables of one model only."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import io

@@ -1,7 +1,5 @@
 """Tells whether a message quoted on a page is one that the code prints."""
 
-from __future__ import annotations
-
 import ast
 import functools
 import re

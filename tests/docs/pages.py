@@ -1,7 +1,5 @@
 """The pages that users read, and the code blocks in them."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Runs the Python blocks of a page in one process of a pool."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 import traceback

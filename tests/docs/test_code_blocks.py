@@ -1,7 +1,5 @@
 """Runs every code block of the pages, or checks it as far as possible without training."""
 
-from __future__ import annotations
-
 import ast
 import importlib.util
 import re
@@ -33,8 +31,8 @@ def test_every_block_is_of_a_kind_that_is_checked(page):
 
 @pytest.mark.parametrize("page", [page for page in PAGES if any(b.page == page for b in blocks("python"))])
 def test_python_blocks_run_on_two_ranks(pools, page):
-    of_page = [block for block in blocks("python") if block.page == page]
-    for problem in pools(2).run(run_page, PRELUDES.get(page), of_page):
+    page_blocks = [block for block in blocks("python") if block.page == page]
+    for problem in pools(2).run(run_page, PRELUDES.get(page), page_blocks):
         assert not problem, problem
 
 
@@ -52,10 +50,10 @@ def test_gin_blocks_are_valid_settings(processes, block, tmp_path):
     Cost((1e3, 1.0, 1.0), 1e6).save(tmp_path / "cost.json")
     problems = []
     for model in ("sid_gr", "hstu"):
-        [of_model] = processes(model).run(in_folder, tmp_path, problems_of_gin_text, model, block.code)
-        if not of_model:
+        [found] = processes(model).run(in_folder, tmp_path, problems_of_gin_text, model, block.code)
+        if not found:
             return
-        problems += of_model
+        problems += found
     raise AssertionError(f"{block.where} fits no model's configuration:\n" + "\n".join(problems))
 
 
@@ -163,7 +161,7 @@ def _check_torchrun(words: list[str], processes: Callable[[str], ProcessPool]) -
     assert not problem, f"{module} {' '.join(arguments)}\n{problem}"
 
 
-# test_advisor_page.py compares this one with the command's output.
+# test_shown_output.py compares this one with the command's output.
 _ADVICE = "Data    lengths.npy"
 PRINTED = [block for block in blocks("text") if not block.code.startswith(_ADVICE)]
 

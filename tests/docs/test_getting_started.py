@@ -3,11 +3,8 @@
 With UPDATE_PAGES=1, the test writes them to the page.
 """
 
-from __future__ import annotations
-
 import os
 import re
-from pathlib import Path
 
 import pytest
 
@@ -20,7 +17,7 @@ _MEASURED = re.compile(r"[\d.e-]+(?= (?:samples/s|tokens/s|TFLOP/s|ms))|(?<=meas
 _LOSS = re.compile(r"(?<=loss )[\d.]+")
 
 
-def test_the_log_lines_are_those_of_the_commands(tmp_path: Path):
+def test_the_log_lines_are_those_of_the_commands(tmp_path):
     printed = []
     for block in blocks("bash"):
         for words in commands(block) if block.page == PAGE else []:

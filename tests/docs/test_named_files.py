@@ -1,7 +1,5 @@
 """Checks that files and functions named on the pages exist."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import re

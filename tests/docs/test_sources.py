@@ -1,7 +1,5 @@
 """Checks that statements about other projects have a source that a reader can open."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

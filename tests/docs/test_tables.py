@@ -1,9 +1,6 @@
 """The tables between markers, and the README's, have the committed results."""
 
-from __future__ import annotations
-
 import re
-from typing import Any
 
 import pytest
 
@@ -53,7 +50,7 @@ def test_a_number_that_is_edited_by_hand_is_noticed(tables):
 
 @pytest.mark.parametrize("model", TITLES)
 def test_the_readme_has_the_demo_arm_by_arm(model):
-    summary = _summary(model)
+    summary = read_result(f"demo/{model}/summary")
     assert summary["arms"] == ARMS
     assert list(summary["balanced"]) == list(summary["replay"])[1:] == list(ARMS)[1:]
     cells = _cells("demo speedup", f"{TITLES[model]}, 2 ranks")
@@ -76,16 +73,14 @@ def test_the_readme_has_the_demo_arm_by_arm(model):
 )
 def test_the_readme_has_the_imbalance_of_each_placement(column, placement):
     records = read_result("partition")["placements"]
-    of_case = {
+    imbalances = {
         record["ranks"]: record["imbalance"]
         for record in records
         if (record["lengths"], record["hidden_size"], record["placement"]) == (LOGNORMAL, 128, placement)
     }
-    assert _cells("readme gains", "lognormal, d = 128")[column] == f"{of_case[8]:.2f} / {of_case[64]:.2f}"
-
-
-def _summary(model: str) -> Any:
-    return read_result(f"demo/{model}/summary")
+    assert (
+        _cells("readme gains", "lognormal, d = 128")[column] == f"{imbalances[8]:.2f} / {imbalances[64]:.2f}"
+    )
 
 
 def _cells(table: str, row: str) -> dict[str, str]:

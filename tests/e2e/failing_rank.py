@@ -6,16 +6,14 @@ FAILURE is bad_id, killed, stuck, workloads, placement, forward, exchange, fetch
 fetch_slow, writing, terminated, disk, or none.
 """
 
-from __future__ import annotations
-
 import commons.quiet_logs  # noqa: F401  isort: skip
-import os
 import resource
 import signal
 import sys
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -51,14 +49,7 @@ def strike_once(owner: object, method: str, call: int, strike: Callable[[], None
     setattr(owner, method, strike_and_call)
 
 
-def kill() -> None:
-    """Ends the process like a machine that is lost."""
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def terminate() -> None:
-    """Sends SIGTERM, as a cluster does that takes its machine back."""
-    os.kill(os.getpid(), signal.SIGTERM)
+kill = partial(signal.raise_signal, signal.SIGKILL)  # like a machine that is lost
 
 
 def linger() -> None:
@@ -81,28 +72,28 @@ def fail() -> None:
     raise IndexError("a mistake of the user's")
 
 
+# By failure: the call that strikes the last rank.
+STRIKES: dict[str, tuple[object, str, int, Callable[[], None]]] = {
+    "placement": (planner, "place", 3, run_out_of_memory),
+    "workloads": (HSTUBatchShuffler, "get_workloads", 3, fail),
+    "forward": (HSTUEncoder, "forward", 3, fail),
+    "exchange": (BatchShuffler, "exchange", 9, kill),
+    "fetch_killed": (InFlight, "land", 5, kill),
+    "fetch_memory": (InFlight, "land", 5, run_out_of_memory),
+    "fetch_slow": (InFlight, "land", 5, never_come_back),
+    "writing": (FileSystemWriter, "write_data", 2, kill),
+    "terminated": (BatchShuffler, "exchange", 5, partial(signal.raise_signal, signal.SIGTERM)),
+    "stuck": (BatchShuffler, "exchange", 5, linger),
+}
+
+
 def prepare(failure: str) -> None:
     """Arranges a failure, unless the task's own check of its batches has to fail."""
-    if failure == "placement":
-        strike_once(planner, "place", 3, run_out_of_memory)
-    elif failure == "workloads":
-        strike_once(HSTUBatchShuffler, "get_workloads", 3, fail)
-    elif failure == "forward":
-        strike_once(HSTUEncoder, "forward", 3, fail)
-    elif failure == "exchange":
-        strike_once(BatchShuffler, "exchange", 9, kill)
-    elif failure.startswith("fetch"):
-        strikes = {"killed": kill, "memory": run_out_of_memory, "slow": never_come_back}
-        strike_once(InFlight, "land", 5, strikes[failure.removeprefix("fetch_")])
-        if failure == "fetch_slow":
-            dist.distributed_c10d.default_pg_timeout = timedelta(seconds=8)
-    elif failure == "writing":
-        strike_once(FileSystemWriter, "write_data", 2, kill)
-    elif failure == "terminated":
-        strike_once(BatchShuffler, "exchange", 5, terminate)
-    elif failure == "stuck":
-        strike_once(BatchShuffler, "exchange", 5, linger)
-    elif failure == "disk":  # writing beyond this size raises an OSError, as on a full disk
+    if failure in STRIKES:
+        strike_once(*STRIKES[failure])
+    if failure == "fetch_slow":
+        dist.distributed_c10d.default_pg_timeout = timedelta(seconds=8)
+    if failure == "disk":  # writing beyond this size raises an OSError, as on a full disk
         resource.setrlimit(resource.RLIMIT_FSIZE, (16384, resource.RLIM_INFINITY))
 
 

@@ -1,7 +1,5 @@
 """Small configurations, as files that users write."""
 
-from __future__ import annotations
-
 from tests.e2e.torchrun import REPOSITORY
 
 # Eight rows per rank, six steps, all logged; no balancing, dropout or checkpoints.

@@ -1,7 +1,5 @@
 """A small dataset in the format of ml-100k, prepared as users do."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 

@@ -5,8 +5,6 @@ torchrun ... tests/e2e/plain_program.py PART
 PART is loader, workloads, partitioner, forward, or none.
 """
 
-from __future__ import annotations
-
 import sys
 from itertools import count
 from pathlib import Path

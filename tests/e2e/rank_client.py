@@ -3,8 +3,6 @@
 python -I -S rank_client.py SERVER ARGUMENTS
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

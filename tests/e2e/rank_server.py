@@ -1,7 +1,5 @@
 """Forks interpreters from a process that has imported TorchRec, because that import takes seconds."""
 
-from __future__ import annotations
-
 import atexit
 import functools
 import json

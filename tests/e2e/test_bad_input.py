@@ -1,7 +1,5 @@
 """Bad settings and failing ranks end every process in time, and the cause is shown once."""
 
-from __future__ import annotations
-
 import re
 import time
 
@@ -11,10 +9,6 @@ from tests.e2e.gin_files import RANDOM_DATA, for_inference
 from tests.e2e.torchrun import RANKING, REPOSITORY, bind, python, torchrun
 
 MOVIELENS = REPOSITORY / "hstu/training/configs/movielens_100k_ranking.gin"
-UNKNOWN_SHUFFLER = (
-    ["TrainerArgs.enable_balanced_shuffler = True", 'TrainerArgs.batch_shuffler = "nothing"'],
-    "KeyError: \"unknown batch shuffler 'nothing'; registered are ['hstu', 'identity']\"",
-)
 
 CUT = """
 TrainerArgs.enable_balanced_shuffler = True
@@ -37,10 +31,7 @@ def random_data(tmp_path):
 @pytest.mark.parametrize(
     ("bindings", "error"),
     [
-        (
-            ['TrainerArgs.pipeline_type = "nothing"'],
-            "ValueError: TrainerArgs.pipeline_type = 'nothing': expected one of 'native', 'none', 'prefetch'",
-        ),
+        (['TrainerArgs.pipeline_type = "nothing"'], "ValueError: TrainerArgs.pipeline_type = 'nothing':"),
         (["NetworkArgs.depth = 3"], "'NetworkArgs' doesn't have a parameter named 'depth'"),
         (
             ['item/EmbeddingArgs.sharding_type = "data_parallel"'],
@@ -59,17 +50,20 @@ def test_bad_setting(tmp_path, random_data, bindings, error):
     assert error in python(tmp_path, *RANKING, *arguments, fails=True)
 
 
-def test_missing_data_error_has_the_command_that_prepares_it(tmp_path):
-    output = python(tmp_path, *RANKING, "--gin-config-file", MOVIELENS, fails=True)
-    assert (
-        "FileNotFoundError: data/ml-100k/meta.json does not exist; prepare it with: "
-        "python -m commons.datasets.movielens_preprocess --dataset ml-100k --out data/ml-100k"
-    ) in output
-
-
-def test_missing_gin_file(tmp_path):
-    output = python(tmp_path, *RANKING, "--gin-config-file", "none.gin", fails=True)
-    assert "FileNotFoundError: --gin-config-file none.gin does not exist\n" in output
+@pytest.mark.parametrize(
+    ("file", "error"),
+    [
+        (
+            MOVIELENS,
+            "FileNotFoundError: data/ml-100k/meta.json does not exist; prepare it with: "
+            "python -m commons.datasets.movielens_preprocess --dataset ml-100k --out data/ml-100k",
+        ),
+        ("none.gin", "FileNotFoundError: --gin-config-file none.gin does not exist\n"),
+    ],
+    ids=["data", "gin file"],
+)
+def test_missing_file(tmp_path, file, error):
+    assert error in python(tmp_path, *RANKING, "--gin-config-file", file, fails=True)
 
 
 @pytest.mark.parametrize("calibrate", [[], ["--calibrate", "costs.json"]], ids=["train", "calibrate"])
@@ -82,8 +76,9 @@ def test_missing_optimizer_error_explains_how_to_train_and_how_to_evaluate(tmp_p
 
 
 def test_bad_setting_is_shown_once(tmp_path, random_data):
-    bindings, error = UNKNOWN_SHUFFLER
-    output = torchrun(tmp_path, *RANKING, "--gin-config-file", random_data, *bind(*bindings), fails=True)
+    settings = ["TrainerArgs.enable_balanced_shuffler = True", 'TrainerArgs.batch_shuffler = "nothing"']
+    output = torchrun(tmp_path, *RANKING, "--gin-config-file", random_data, *bind(*settings), fails=True)
+    error = "KeyError: \"unknown batch shuffler 'nothing'; registered are ['hstu', 'identity']\""
     assert output.count(error) == 1, output
 
 
@@ -109,7 +104,8 @@ def test_only_the_rank_that_raises_shows_a_traceback(tmp_path, random_data, rank
 def test_only_the_rank_that_raises_shows_a_traceback_in_a_program_of_a_users_own(tmp_path, ranks, part):
     program = REPOSITORY / "tests/e2e/plain_program.py"
     # Forked processes end at once; only an interpreter of its own could abort on its way.
-    output = torchrun(tmp_path, program, part, fails=True, ranks=ranks, fresh=ranks == 2)
+    fresh = ranks == 2 and part in ("loader", "forward")
+    output = torchrun(tmp_path, program, part, fails=True, ranks=ranks, fresh=fresh)
     assert time.time() - (tmp_path / "failed").stat().st_mtime < 60
     assert output.count(f"ValueError: the {part} fails") == 1, output
     if part in ("loader", "workloads"):  # the other ranks know at once

@@ -1,7 +1,5 @@
 """Files of recsys-examples' benchmark generator train, and train again in the same folder."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -81,9 +79,9 @@ def test_a_generated_file_trains_twice_in_a_row(tmp_path, name):
 
 def _check_auc(figures: dict, output: str) -> None:
     """Checks that the last of eight tasks is left out: no action below 100 has bit 7, so it has one class."""
-    of_tasks = [figures[f"AUC_task{task}"] for task in range(8)]
-    assert of_tasks[7] is None and None not in of_tasks[:7]
-    assert figures["AUC"] == pytest.approx(sum(of_tasks[:7]) / 7)
+    aucs = [figures[f"AUC_task{task}"] for task in range(8)]
+    assert aucs[7] is None and None not in aucs[:7]
+    assert figures["AUC"] == pytest.approx(sum(aucs[:7]) / 7)
     assert "AUC_task7 nan" in output and output.count("all labels of task 7 in an evaluation") == 1
 
 

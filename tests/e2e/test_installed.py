@@ -1,7 +1,5 @@
 """The wheel installs the library by a name of its own, beside any other package that is called commons."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys
@@ -33,7 +31,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return site
 
 
-def test_every_package_is_installed(site: Path):
+def test_every_package_is_installed(site):
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
     folders = {path.parent for path in (REPOSITORY / "commons").rglob("__init__.py")}
     names = {".".join(("workload_balancer", *each.relative_to(REPOSITORY).parts[1:])) for each in folders}
@@ -43,9 +41,7 @@ def test_every_package_is_installed(site: Path):
     assert (site / "workload_balancer" / "advisor" / "page.html").exists()
 
 
-def test_two_ranks_exchange_batches_beside_a_foreign_commons(
-    site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_two_ranks_exchange_batches_beside_a_foreign_commons(site, tmp_path, monkeypatch):
     program = (REPOSITORY / "tests" / "e2e" / "plain_program.py").read_text()
     assert "from commons.pipeline import" in program
     program = program.replace("from commons.", "from workload_balancer.")
@@ -56,7 +52,7 @@ def test_two_ranks_exchange_batches_beside_a_foreign_commons(
     assert out.count("trained") == 2 and out.count("Another project's package.") == 2
 
 
-def test_one_process_imports_the_library_by_one_name(site: Path, tmp_path: Path):
+def test_one_process_imports_the_library_by_one_name(site, tmp_path):
     result = subprocess.run(
         [sys.executable, "-c", "import workload_balancer, commons"],
         cwd=tmp_path,

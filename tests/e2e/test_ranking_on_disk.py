@@ -1,7 +1,5 @@
 """The ranking model trains on prepared datasets, with the configurations that ship for them."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

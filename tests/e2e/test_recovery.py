@@ -1,7 +1,5 @@
 """A job that is killed, terminated or stuck, or that cannot write, goes on under torchrun."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

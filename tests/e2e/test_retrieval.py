@@ -1,7 +1,5 @@
 """The retrieval model trains and evaluates the same in every mode."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 import random
 from pathlib import Path
@@ -41,7 +39,7 @@ def workspace(tmp_path_factory) -> Path:
     python(directory, "-m", "commons.datasets.sid_preprocess", *arguments)
     codes = torch.randint(0, CODEBOOK_SIZE, (NUM_HIERARCHIES, NUM_ITEMS), generator=torch.manual_seed(0))
     torch.save(codes, directory / "item_to_sid.pt")
-    mapping = {str(item): of_item for item, of_item in enumerate(codes.T.tolist())}
+    mapping = {str(item): item_codes for item, item_codes in enumerate(codes.T.tolist())}
     (directory / "item_to_sid.json").write_text(json.dumps(mapping))
     (directory / "shop.gin").write_text(RECSYS_EXAMPLES_SID_GR)
     return directory
@@ -128,21 +126,12 @@ def test_amazon_data_trains_as_its_configuration_says(tmp_path):
 @pytest.mark.parametrize(
     ("binding", "error"),
     [
-        (
-            "TrainerArgs.top_k_for_generation = 5",
-            "TrainerArgs.eval_metrics = 'NDCG@10': expected k of at most top_k_for_generation = 5",
-        ),
-        (
-            "DatasetArgs.codebook_sizes = [16, 16]",
-            "DatasetArgs.codebook_sizes = [16, 16]: expected one size for each of num_hierarchies = 3",
-        ),
+        ("TrainerArgs.top_k_for_generation = 5", "TrainerArgs.eval_metrics = 'NDCG@10': expected k of at"),
+        ("DatasetArgs.codebook_sizes = [16, 16]", "DatasetArgs.codebook_sizes = [16, 16]: expected one"),
         ("DatasetArgs.codebook_sizes = [16, 16, 9]", "ValueError: item_to_sid.pt: item"),
         ('DatasetArgs.item_to_sid_mapping_path = "none.pt"', "No such file or directory: 'none.pt'"),
         ("NetworkArgs.is_causal = False", "ValueError: NetworkArgs.is_causal = False: expected True"),
-        (
-            'DatasetArgs.dataset_type_str = "sid"',
-            "ValueError: DatasetArgs.dataset_type_str = 'sid': expected one of",
-        ),
+        ('DatasetArgs.dataset_type_str = "sid"', "ValueError: DatasetArgs.dataset_type_str = 'sid':"),
     ],
 )
 def test_bad_setting(workspace, binding, error):

@@ -1,7 +1,5 @@
 """Runs entry points as users do: under torchrun, from a folder of their own."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Programs of `examples/`, their versions before balancing, and what they should learn."""
 
-from __future__ import annotations
-
 import ast
 import itertools
 import re
@@ -87,8 +85,8 @@ def rows_with_equal_loss_tokens(name: str, num_ranks: int, steps: int) -> Rows:
     tokens = program.loss_tokens(module.draw(0, 2))
     assert tokens
     drawn = [map(module.draw, itertools.repeat(rank), itertools.count()) for rank in range(num_ranks)]
-    alike = [(row for row in of_rank if program.loss_tokens(row) == tokens) for of_rank in drawn]
-    return [list(itertools.islice(of_rank, rows)) for of_rank in alike]
+    alike = [(row for row in rank_rows if program.loss_tokens(row) == tokens) for rank_rows in drawn]
+    return [list(itertools.islice(rank_rows, rows)) for rank_rows in alike]
 
 
 def trained(name: str, data: Rows, before: bool = False) -> tuple[list[float], Shards]:
@@ -118,7 +116,7 @@ def trained_alone(name: str, data: Rows) -> tuple[list[float], dict[str, torch.T
 
 def _global_batches(data: Rows, rows: int) -> Iterator[list[Any]]:
     for start in range(0, max(map(len, data)), rows):
-        yield list(itertools.chain.from_iterable(of_rank[start : start + rows] for of_rank in data))
+        yield list(itertools.chain.from_iterable(rank_rows[start : start + rows] for rank_rows in data))
 
 
 def _shards(value: Any) -> list[tuple[tuple[int, ...], torch.Tensor]]:

@@ -1,17 +1,19 @@
 """The programs learn the same as a single process that has the batches of all ranks."""
 
-from __future__ import annotations
+import re
 
 import pytest
 import torch
 import torch.distributed as dist
 
 from commons.distributed import BalanceReport, BatchShuffler
+from tests.e2e.torchrun import torchrun
 from tests.examples.programs import (
     BATCH_SIZE,
     FOLDER,
     PROGRAMS,
     Shards,
+    in_checkout,
     load,
     rows_of,
     rows_with_equal_loss_tokens,
@@ -27,8 +29,8 @@ STEPS = 6
 
 def check_equal(results: list[tuple[list[float], Shards]], losses: list[float], parameters: dict) -> None:
     """Checks losses and parameters to 1e-5, and that the ranks together hold each whole parameter."""
-    for of_rank, shards in results:
-        assert of_rank == pytest.approx(losses, rel=1e-5)
+    for rank_values, shards in results:
+        assert rank_values == pytest.approx(losses, rel=1e-5)
         assert shards.keys() <= parameters.keys()
     for name, expected in parameters.items():
         seen = torch.zeros_like(expected, dtype=torch.bool)
@@ -62,25 +64,23 @@ def test_a_program_learns_what_a_single_process_does(pools, name, last):
 def test_a_program_learns_what_it_did_before(pools, name):
     """Averaging the ranks' means is right if they have equal numbers of loss tokens."""
     data = rows_with_equal_loss_tokens(name, 2, STEPS)
-    before = pools(2).run(trained, name, data, True)
-    for (losses, shards), (losses_before, shards_before) in zip(
-        pools(2).run(trained, name, data), before, strict=True
-    ):
+    now, before = (pools(2).run(trained, name, data, *args) for args in ((), (True,)))
+    for (losses, shards), (losses_before, shards_before) in zip(now, before, strict=True):
         assert losses == pytest.approx(losses_before, rel=1e-5)
-        for parameter, of_rank in shards.items():
-            for (offsets, values), (offsets_before, values_before) in zip(
-                of_rank, shards_before[parameter], strict=True
+        for parameter, rank_values in shards.items():
+            for (offsets, values), (place, expected) in zip(
+                rank_values, shards_before[parameter], strict=True
             ):
-                assert offsets == offsets_before
-                assert (values - values_before).norm() <= 1e-5 * values_before.norm(), parameter
+                assert offsets == place
+                assert (values - expected).norm() <= 1e-5 * expected.norm(), parameter
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
 @on_ranks(2)
 def test_a_program_is_balanced(name):
     module = load(name)
-    of_module = [value for value in vars(module).values() if isinstance(value, type)]
-    [shuffler] = [value for value in of_module if BatchShuffler in value.__bases__]
+    classes = [value for value in vars(module).values() if isinstance(value, type)]
+    [shuffler] = [value for value in classes if BatchShuffler in value.__bases__]
     made = shuffler()
     data = rows_of(name, [BATCH_SIZE] * 2)[dist.get_rank()]
     report = BalanceReport.of(made.plan(module.collate(data[:BATCH_SIZE])), made.settings.equal_rows)
@@ -93,15 +93,33 @@ def test_a_program_is_balanced(name):
 def test_a_program_is_short_and_says_what_is_new(name):
     assert len(source(name).splitlines()) < 105
     assert "workload_balancer" in source(name)
-    assert "workload_balancer" not in source_before(name)
-    assert "shuffler" not in source_before(name).lower()
+    assert not re.search("workload_balancer|shuffler", source_before(name), re.IGNORECASE)
 
 
-def test_every_program_is_tried():
-    assert {path.stem for path in FOLDER.glob("*.py")} == {*PROGRAMS, "own_torchrec_model"}
-
-
-@pytest.mark.parametrize("name", [*PROGRAMS, "own_torchrec_model"])
-def test_a_program_ends_its_loop_and_its_process_as_one_would(name):
+@pytest.mark.parametrize("name", [path.stem for path in FOLDER.glob("*.py")])
+def test_a_program_is_tried_and_ends_its_loop_and_its_process_as_one_would(name):
+    assert name in {*PROGRAMS, "own_torchrec_model"}
     assert "_exit" not in source(name) and "iter(lambda" not in source(name)
     assert source(name).endswith("    dist.destroy_process_group()\n")
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_program_prints_the_losses_of_a_single_process(tmp_path, name):
+    (tmp_path / "program.py").write_text(in_checkout(source(name)))
+    output = torchrun(tmp_path, "program.py")
+    losses, _ = trained_alone(name, rows_of(name, [5, 2]))
+    printed = re.findall(r"^loss ([\d.]+)$", output, re.MULTILINE)
+    assert list(map(float, printed)) == pytest.approx(losses, abs=1e-4), output
+
+
+def test_own_torchrec_model_is_short_trains_and_balances(tmp_path):
+    example = source("own_torchrec_model")
+    assert len(example.splitlines()) < 80
+    (tmp_path / "program.py").write_text(in_checkout(example))
+    lines = torchrun(tmp_path, "program.py", fresh=True).splitlines()
+    lines = [line for line in lines if not line.startswith("compiling ")]  # shown where that takes seconds
+    steps = [re.fullmatch(r"loss ([\d.]+)  imbalance ([\d.]+) → ([\d.]+)", line) for line in lines]
+    assert len(steps) == 10 and all(steps), f"expected ten lines of figures and nothing else:\n{lines}"
+    losses, before, after = zip(*(map(float, step.groups()) for step in steps if step), strict=True)
+    assert losses[-1] < losses[0]
+    assert sum(after) < sum(before) - 1

@@ -1,7 +1,5 @@
 """Small HSTU models, and batches built sample by sample."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -48,13 +46,16 @@ def samples(draw: st.DrawFn, max_items: int = 6) -> Sample:
     )
 
 
-def hstu_batch(rows: Sequence[Sample]) -> HSTUBatch:
-    def keyed(**ids: list[list[int]]) -> KeyedJaggedTensor:
-        arrays = {key: [np.array(row, dtype=np.int64) for row in of_key] for key, of_key in ids.items()}
-        return keyed_rows(arrays, len(rows))
+def keyed(num_rows: int, **ids: Sequence[list[int]]) -> KeyedJaggedTensor:
+    """Makes jagged features of each row's ids; further rows are empty."""
+    arrays = {key: [np.array(row, dtype=np.int64) for row in column] for key, column in ids.items()}
+    return keyed_rows(arrays, num_rows)
 
+
+def hstu_batch(rows: Sequence[Sample]) -> HSTUBatch:
     return HSTUBatch(
         features=keyed(
+            len(rows),
             user=[row.user for row in rows],
             tags=[row.tags for row in rows],
             item=[row.items for row in rows],
@@ -63,12 +64,33 @@ def hstu_batch(rows: Sequence[Sample]) -> HSTUBatch:
         batch_size=len(rows),
         feature_to_max_seqlen={},
         contextual_feature_names=["user", "tags"],
-        labels=keyed(label=[row.labels for row in rows]),
+        labels=keyed(len(rows), label=[row.labels for row in rows]),
         item_feature_name="item",
         action_feature_name="action",
         max_num_candidates=10,
         num_candidates=torch.tensor([row.num_candidates for row in rows]),
     )
+
+
+def small_config(dtype: torch.dtype, **changes: int | bool) -> HSTUConfig:
+    sizes = {
+        "num_layers": 2,
+        "hidden_size": 16,
+        "num_heads": 2,
+        "head_dim": 4,
+        "scaling_seqlen": 20,
+        "item_embedding_dim": 12,
+        "contextual_embedding_dim": 8,
+        "num_position_buckets": 32,
+        "hidden_dropout": 0.0,
+    }
+    return HSTUConfig(**{**sizes, **changes}, dtype=dtype)
+
+
+def enlarge(model: torch.nn.Module) -> None:
+    """Draws parameters larger than the default, so every input shows in the outputs."""
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
 
 
 def ranking_model(
@@ -82,34 +104,13 @@ def ranking_model(
     With `eviction`, the tables of items and users take unbounded ids.
     """
     torch.manual_seed(0)
-    model = HSTURanking(
-        config=HSTUConfig(
-            **{
-                "num_layers": 2,
-                "hidden_size": 16,
-                "num_heads": 2,
-                "head_dim": 4,
-                "scaling_seqlen": 20,
-                "item_embedding_dim": 12,
-                "contextual_embedding_dim": 8,
-                "num_position_buckets": 32,
-                "hidden_dropout": 0.0,
-                **config,
-            },
-            dtype=dtype,
-        ),
-        tables=[
-            EmbeddingTable("item_table", ("item",), VOCABULARY, sharded=True, eviction=eviction),
-            EmbeddingTable("tag_table", ("tags",), VOCABULARY, sharded=True),
-            EmbeddingTable(
-                "user_table", ("user",), VOCABULARY, sharded=eviction is not None, eviction=eviction
-            ),
-            EmbeddingTable("action_table", ("action",), VOCABULARY, sharded=False),
-        ],
-        features=FEATURES,
-        head=head or RankingHeadConfig((8, NUM_CLASSES)),
-    )
-    # Larger than the default, so every input shows in the outputs.
-    for parameter in model.parameters():
-        torch.nn.init.normal_(parameter, std=0.3)
+    tables = [
+        EmbeddingTable("item_table", ("item",), VOCABULARY, sharded=True, eviction=eviction),
+        EmbeddingTable("tag_table", ("tags",), VOCABULARY, sharded=True),
+        EmbeddingTable("user_table", ("user",), VOCABULARY, sharded=eviction is not None, eviction=eviction),
+        EmbeddingTable("action_table", ("action",), VOCABULARY, sharded=False),
+    ]
+    head = head or RankingHeadConfig((8, NUM_CLASSES))
+    model = HSTURanking(small_config(dtype, **config), tables, FEATURES, head)
+    enlarge(model)
     return model

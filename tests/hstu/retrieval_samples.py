@@ -1,19 +1,15 @@
 """Small retrieval models, and batches built sample by sample."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
 import torch
 
 from commons.datasets import HSTUBatch
-from commons.datasets.sample_source import keyed_rows
-from hstu.models import EmbeddingTable, HSTUConfig, HSTUFeatures, HSTURetrieval, RetrievalConfig
+from hstu.models import EmbeddingTable, HSTUFeatures, HSTURetrieval, RetrievalConfig
+from tests.hstu.hstu_samples import VOCABULARY, enlarge, keyed, small_config
 
 NUM_ACTIONS = 5
-VOCABULARY = 50
 TEMPERATURE = 0.2
 
 
@@ -34,22 +30,20 @@ class Sample:
 
 
 def retrieval_batch(rows: Sequence[Sample], num_padding: int = 0, with_actions: bool = True) -> HSTUBatch:
-    def keyed(**of_rows):
-        arrays = {key: [np.array(row, dtype=np.int64) for row in rows] for key, rows in of_rows.items()}
-        return keyed_rows(arrays, len(rows) + num_padding)
-
+    num_rows = len(rows) + num_padding
     actions = {"action": [row.actions for row in rows]} if with_actions else {}
     return HSTUBatch(
         features=keyed(
+            num_rows,
             user=[row.user for row in rows],
             item=[row.items for row in rows],
             **actions,
             negative=[row.negatives for row in rows],
         ),
-        batch_size=len(rows) + num_padding,
+        batch_size=num_rows,
         feature_to_max_seqlen={},
         contextual_feature_names=["user"],
-        labels=keyed(label=[row.labels for row in rows]),
+        labels=keyed(num_rows, label=[row.labels for row in rows]),
         actual_batch_size=len(rows),
         item_feature_name="item",
         action_feature_name="action" if with_actions else None,
@@ -70,18 +64,7 @@ def retrieval_model(
     torch.manual_seed(0)
     actions = [EmbeddingTable("action_table", ("action",), NUM_ACTIONS, sharded=False)]
     model = HSTURetrieval(
-        config=HSTUConfig(
-            num_layers=2,
-            hidden_size=16,
-            num_heads=2,
-            head_dim=4,
-            scaling_seqlen=20,
-            item_embedding_dim=item_embedding_dim,
-            contextual_embedding_dim=8,
-            num_position_buckets=32,
-            hidden_dropout=0.0,
-            dtype=dtype,
-        ),
+        config=small_config(dtype, item_embedding_dim=item_embedding_dim),
         tables=[
             EmbeddingTable("item_table", ("item", "negative"), VOCABULARY, sharded=True, eviction=eviction),
             EmbeddingTable("user_table", ("user",), VOCABULARY, sharded=True),
@@ -90,9 +73,7 @@ def retrieval_model(
         features=HSTUFeatures("item", "action" if with_actions else None, ("user",), "negative"),
         retrieval=RetrievalConfig(temperature=TEMPERATURE),
     )
-    # Larger than the default, so every input shows in the outputs.
-    for parameter in model.parameters():
-        torch.nn.init.normal_(parameter, std=0.3)
+    enlarge(model)
     return model
 
 

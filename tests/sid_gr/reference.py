@@ -1,7 +1,5 @@
 """Straightforward forward pass of the SID-GR model, to compare with."""
 
-from __future__ import annotations
-
 import torch
 
 from tests.sid_gr.sid_samples import CODEBOOK_SIZES, ITEM_CODES, Sample

@@ -1,7 +1,5 @@
 """Small SID-GR models, and batches built sample by sample."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -58,8 +56,8 @@ def sid_batch(rows: Sequence[Sample], batch_size: int | None = None) -> SIDBatch
         "country": [row.country for row in rows],  # one of two contextual features follows the items
     }
     padding = [[]] * (batch_size - len(rows))
-    lengths = [len(ids) for of_rows in by_key.values() for ids in of_rows + padding]
-    values = [value for of_rows in by_key.values() for ids in of_rows for value in ids]
+    lengths = [len(ids) for column in by_key.values() for ids in column + padding]
+    values = [value for column in by_key.values() for ids in column for value in ids]
     targets = torch.zeros(batch_size, dtype=torch.int64)
     targets[: len(rows)] = torch.tensor([int(SIDS.items[row.candidates[-1]]) for row in rows])
     return SIDBatch(

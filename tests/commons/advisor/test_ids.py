@@ -1,7 +1,5 @@
 """Unique ids per rank, and groups that stay together, where samples of a user stand next to one another."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
@@ -30,8 +28,10 @@ SETTINGS = {
 def ids() -> list[list[int]]:
     """The ids of 1,600 samples: four of each user have the same."""
     lengths = np.random.default_rng(0).integers(20, 200, 400)
-    of_users = [list(range(end - length, end)) for end, length in zip(lengths.cumsum(), lengths, strict=True)]
-    return [of_user for of_user in of_users for _ in range(PER_USER)]
+    ids_by_user = [
+        list(range(end - length, end)) for end, length in zip(lengths.cumsum(), lengths, strict=True)
+    ]
+    return [user_ids for user_ids in ids_by_user for _ in range(PER_USER)]
 
 
 @pytest.fixture(scope="module")
@@ -42,18 +42,18 @@ def path(ids: list[list[int]], tmp_path_factory: pytest.TempPathFactory) -> Path
 
 
 @pytest.mark.parametrize("num_samples", [90, 1003, 50_000])
-def test_steps_in_order_are_those_of_a_loader_that_does_not_shuffle(num_samples: int):
+def test_steps_in_order_are_those_of_a_loader_that_does_not_shuffle(num_samples):
     numbers = np.arange(num_samples)
     steps = draw_steps(numbers, numbers, numbers, 4, 10, in_order=True)
-    of_epoch = numbers[: num_samples // 40 * 40].reshape(-1, 4, 10)
+    epoch = numbers[: num_samples // 40 * 40].reshape(-1, 4, 10)
     step = steps.numbers[:, 0, 0] // 40
-    np.testing.assert_array_equal(steps.numbers, of_epoch[step])
+    np.testing.assert_array_equal(steps.numbers, epoch[step])
     assert len(np.unique(step)) == len(step)
     assert steps.num_epochs == 1
-    assert step.max() - step.min() == len(of_epoch) - 1  # spread over the file
+    assert step.max() - step.min() == len(epoch) - 1  # spread over the file
 
 
-def test_unique_ids_are_those_of_training(path: Path, ids: list[list[int]]):
+def test_unique_ids_are_those_of_training(path, ids):
     (case,) = advise_on(path, "--ids", "ids", "--groups", "user", *RUN)["cases"]
     figures = by_name(case)
     lengths = np.array(list(map(len, ids)))
@@ -66,21 +66,21 @@ def test_unique_ids_are_those_of_training(path: Path, ids: list[list[int]]):
         unique = []
         for numbers in steps.numbers.reshape(-1, RANKS * ROWS):
             rows = np.full(RANKS, ROWS)
-            of_rows = tokens[numbers]
-            counts = (work[numbers], of_rows, of_rows, of_rows[:, None], 24 * lengths[numbers])
+            row_tokens = tokens[numbers]
+            counts = (work[numbers], row_tokens, row_tokens, row_tokens[:, None], 24 * lengths[numbers])
             columns = {"groups": user[numbers]} if name == "rebalance_groups" else {}
-            samples = RowTable(rows, rows, *counts, of_rows[:, None], columns=columns)
+            samples = RowTable(rows, rows, *counts, row_tokens[:, None], columns=columns)
             rank = samples.home if settings is None else place(samples, Partitioning(settings)).destination
-            on_ranks = [numbers[rank == of_rank] for of_rank in range(RANKS)]
-            unique.append([len({i for sample in of_rank for i in ids[sample]}) for of_rank in on_ranks])
-        per_rank, of_most = np.mean(unique), np.max(unique, axis=1).mean()
-        loaded = loaded or (per_rank, of_most)
+            on_ranks = [numbers[rank == held] for held in range(RANKS)]
+            unique.append([len({i for sample in held for i in ids[sample]}) for held in on_ranks])
+        per_rank, most = np.mean(unique), np.max(unique, axis=1).mean()
+        loaded = loaded or (per_rank, most)
         assert figures[name]["unique_ids"] == {
             "steps": case["steps_drawn"],
             "per_rank": pytest.approx(per_rank),
-            "of_rank_with_most": pytest.approx(of_most),
+            "of_rank_with_most": pytest.approx(most),
             "per_rank_relative": pytest.approx(per_rank / loaded[0]),
-            "of_rank_with_most_relative": pytest.approx(of_most / loaded[1]),
+            "of_rank_with_most_relative": pytest.approx(most / loaded[1]),
         }
     groups, few_moves, refined = (
         figures[name]["unique_ids"]["per_rank_relative"]
@@ -93,7 +93,7 @@ def test_unique_ids_are_those_of_training(path: Path, ids: list[list[int]]):
     assert "balance_group_feature = 'user'" in note
 
 
-def test_ids_are_counted_in_as_many_steps_as_take_little_time(path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_ids_are_counted_in_as_many_steps_as_take_little_time(path, monkeypatch):
     monkeypatch.setattr(prediction, "IDS_TO_COUNT", 1)
     (case,) = advise_on(path, "--ids", "ids", *RUN)["cases"]
     for name, figures in by_name(case).items():
@@ -101,7 +101,7 @@ def test_ids_are_counted_in_as_many_steps_as_take_little_time(path: Path, monkey
 
 
 @pytest.mark.parametrize("options", [[], ["--ids", "ids"], ["--groups", "user"]])
-def test_what_is_not_given_is_not_shown(options: list[str], path: Path, capsys: pytest.CaptureFixture[str]):
+def test_what_is_not_given_is_not_shown(options, path, capsys):
     page = path.with_suffix(".html")
     assert main([str(path), "--column", "ids", *options, *MODEL, *RUN, "--html", str(page)]) == 0
     out, written = capsys.readouterr().out, page.read_text()

@@ -1,5 +1,4 @@
-from __future__ import annotations
-
+import contextlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,14 +25,14 @@ NetworkArgs.kv_channels = 16
 
 
 @pytest.mark.parametrize("dtype", [np.int32, np.uint16, np.int64])
-def test_an_array_of_integers(dtype: type, tmp_path: Path):
+def test_an_array_of_integers(dtype, tmp_path):
     np.save(tmp_path / "lengths.npy", np.array([3, 0, 7], dtype=dtype))
     lengths = read_lengths(tmp_path / "lengths.npy", None)
     assert lengths.dtype == np.int64
     assert lengths.tolist() == [3, 0, 7]
 
 
-def test_columns_of_integers_and_of_lists(tmp_path: Path):
+def test_columns_of_integers_and_of_lists(tmp_path):
     (tmp_path / "lengths.csv").write_text("n\n5\n6\n")
     assert read_lengths(tmp_path / "lengths.csv", None).tolist() == [5, 6]  # the only column needs no name
     path = tmp_path / "histories.parquet"
@@ -43,7 +42,7 @@ def test_columns_of_integers_and_of_lists(tmp_path: Path):
 
 
 @pytest.mark.parametrize("dtype", [pl.List(pl.Int32), pl.List(pl.UInt64), pl.Array(pl.Int64, 2)])
-def test_ids_and_groups(dtype: pl.DataType, tmp_path: Path):
+def test_ids_and_groups(dtype, tmp_path):
     ids = [[7, 5], [5, 5]] if isinstance(dtype, pl.Array) else [[7, 5], [], [5, 5], []]
     user = pl.Series([2**64 - 1, 2**64 - 2, 0, 0][: len(ids)], dtype=pl.UInt64)
     none = pl.Series([-1, 3, -1, 3][: len(ids)])
@@ -72,7 +71,7 @@ def application(request: pytest.FixtureRequest) -> Iterator[tuple[str, ProcessPo
     process.close()
 
 
-def test_the_demo_is_predicted_within_a_tenth(application: tuple[str, ProcessPool], tmp_path: Path):
+def test_the_demo_is_predicted_within_a_tenth(application, tmp_path):
     model, process = application
     if model == "hstu":
         incomplete = tmp_path / "incomplete.gin"
@@ -110,185 +109,157 @@ def _run_that_learns(config: Path, log_dir: Path) -> None:
     Cost((1e6, 1.0, 0.0, 0.0)).save(log_dir / "learned_cost.json")
 
 
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working directory with files of all kinds."""
-    monkeypatch.chdir(tmp_path)
-    np.save("good.npy", np.arange(1, 400))
-    np.save("empty.npy", np.zeros(0, dtype=np.int64))
-    np.save("negative.npy", np.array([3, -7, 2]))
-    np.save("floats.npy", np.array([3.0, 2.5]))
-    np.save("nan.npy", np.array([3.0, np.nan]))
-    np.save("square.npy", np.ones((2, 2), dtype=np.int64))
-    np.save("huge.npy", np.array([1, 2**40]))
-    np.save("long.npy", np.array([1, 2**30]))
-    Path("broken.npy").write_bytes(b"no array")
-    Path("lengths.txt").write_text("1\n2\n")
-    Path("words.csv").write_text("n,m\n1,2\nmany,3\n")
-    Path("fraction.csv").write_text("n\n1\n2.5\n")
-    Path("header.csv").write_text("n\n")
-    Path("nothing.csv").write_text("")
-    Path("null.csv").write_text("n,m\n1,1\n,2\n")
-    Path("broken.parquet").write_text("no table")
-    pl.DataFrame({"n": [1.0, float("nan")]}).write_parquet("nan.parquet")
-    pl.DataFrame({"n": [[1], None]}).write_parquet("null.parquet")
-    lists = {"ids": [[1], [2, 3]], "words": [["a"], ["b"]], "holes": [[1, None], [2]], "user": [1, 2]}
-    pl.DataFrame(lists).write_parquet("lists.parquet")
-    Path("broken.json").write_text("{")
-    Path("other.json").write_text('{"kind": "something else"}')
-    Path("unknown.gin").write_text("NoSuchArgs.size = 3\n")
-    Path("folder").mkdir()
-    Path("link.npy").symlink_to("good.npy")
-    np.save("spans.npy", np.array([1, 2], dtype="timedelta64[s]"))
-    Path("no_header.csv").write_text("3\n4\n")
-    Path("wide.csv").write_text(f"n\n{2**70}\n")
-    pl.DataFrame({"n": pl.Series([1, 2**70], dtype=pl.Int128)}).write_parquet("wide.parquet")
-    Path("typing.json").write_text(
-        '{"kind": "cost of samples, tokens and workloads", "coefficients": [1, 0, 0, 0], "per_step": true}'
-    )
-    Cost((1.0, 0.0, 0.0)).save("one_column.json")
-    Path("digits.json").write_text(Path("typing.json").read_text().replace("true", "9" * 400))
-    Path("typo.gin").write_text("NetworkArgs.num_layers = (\n")
-    Path("missing.gin").write_text("include 'none.gin'\n")
-    Path("first.gin").write_text("include 'second.gin'\n")
-    Path("second.gin").write_text("include 'first.gin'\n")
-    return tmp_path
-
-
-CASES = {
-    "no file": (["none.npy", *MODEL], "none.npy does not exist"),
-    "unreadable format": (["lengths.txt", *MODEL], ".csv, .npy, .parquet"),
-    "no array": (["broken.npy", *MODEL], "broken.npy cannot be read"),
-    "no table": (["broken.parquet", *MODEL], "broken.parquet cannot be read"),
-    "no column of that name": (["words.csv", "--column", "size", *MODEL], "--column size", "n, m"),
-    "several columns": (["words.csv", *MODEL], "n, m; name the one with --column"),
-    "a column of an array": (["good.npy", "--column", "n", *MODEL], "--column n has no effect"),
-    "empty array": (["empty.npy", *MODEL], "empty.npy is empty"),
-    "empty column": (["header.csv", *MODEL], "header.csv", "expected"),
-    "empty file": (["nothing.csv", *MODEL], "nothing.csv is empty"),
-    "negative": (["negative.npy", *MODEL], "row 1: length -7"),
-    "fractions in an array": (["floats.npy", *MODEL], "float64 (row 1 is 2.5)"),
-    "NaN in an array": (["nan.npy", *MODEL], "row 1 is nan"),
-    "two dimensions": (["square.npy", *MODEL], "(2, 2)"),
-    "too long to be a length": (["huge.npy", *MODEL], "row 1: length 1099511627776"),
-    "too expensive": (["long.npy", *MODEL, "--ranks", "1"], "costs more than 2^62"),
-    "words": (["words.csv", "--column", "n", *MODEL], "String (row 1 is many)"),
-    "fractions": (["fraction.csv", *MODEL], "Float64 (row 1 is 2.5)"),
-    "null": (["null.csv", "--column", "n", *MODEL], "row 1: n is null"),
-    "NaN": (["nan.parquet", *MODEL], "Float64 (row 1 is nan)"),
-    "null list": (["null.parquet", *MODEL], "row 1: n is null"),
-    "ids of an array": (["good.npy", *MODEL, "--ids", "n"], "--ids n has no effect"),
-    "ids of a CSV": (["words.csv", *MODEL, "--column", "m", "--ids", "n"], "--ids n has no effect"),
-    "ids that are no lists": (["lists.parquet", *MODEL, "--ids", "user"], "holds Int64; expected lists"),
-    "ids that are words": (["lists.parquet", *MODEL, "--ids", "words"], "column words holds List(String)"),
-    "an id that is null": (["lists.parquet", *MODEL, "--ids", "holes"], "column holes has a null in a list"),
-    "groups of an array": (["good.npy", *MODEL, "--groups", "n"], "--groups n has no effect"),
-    "groups that are lists": (
-        ["lists.parquet", *MODEL, "--ids", "ids", "--groups", "ids"],
-        "column ids holds List(Int64); expected integers",
-    ),
-    "no group of that name": (
-        ["lists.parquet", *MODEL, "--ids", "ids", "--groups", "session"],
-        "--groups session: lists.parquet has no such column",
-    ),
-    "groups of a gin file": (["unknown.gin", "--groups", "user"], "--groups user has no effect"),
-    "no ranks": (["good.npy", *MODEL, "--ranks", "0"], "--ranks", "'0'", "at least 1"),
-    "ranks in words": (["good.npy", *MODEL, "--ranks", "8,many"], "'many'"),
-    "no rows": (["good.npy", *MODEL, "--rows-per-rank", "0"], "--rows-per-rank", "'0'"),
-    "no bandwidth": (["good.npy", *MODEL, "--bandwidth", "0"], "--bandwidth", "above 0"),
-    "too few samples": (
-        ["good.npy", *MODEL, "--ranks", "8,64"],
-        "399 samples",
-        "64 ranks × 32 rows needs 2048",
-    ),
-    "no model": (["good.npy"], "no model", "--model"),
-    "a cost without a model": (["good.npy", "--cost", "one_column.json"], "no model", "--model"),
-    "a cost of other columns": (
-        ["good.npy", *MODEL, "--cost", "one_column.json"],
-        "--cost one_column.json is of a get_workloads with 1 columns; expected 2",
-    ),
-    "unknown model": (["good.npy", "--model", "bert"], "--model bert", "hstu"),
-    "missing dimensions": (
-        ["good.npy", "--model", "hstu", "--hidden-size", "8"],
-        "--num-layers, --num-heads",
-    ),
-    "heads that do not divide": ([*["good.npy", *MODEL], "--num-heads", "3"], "--num-heads 3", "--head-dim"),
-    "an MLP for HSTU": (["good.npy", *MODEL, "--mlp-size", "8"], "--mlp-size 8 has no effect"),
-    "dimensions without a model": (["good.npy", "--num-layers", "2"], "--num-layers 2 has no effect"),
-    "no cost file": (["good.npy", *MODEL, "--cost", "none.json"], "none.json does not exist"),
-    "malformed cost file": (["good.npy", *MODEL, "--cost", "broken.json"], "broken.json"),
-    "another cost file": (["good.npy", *MODEL, "--cost", "other.json"], "other.json", "another kind"),
-    "times twice": (["good.npy", "--cost", "other.json", "--tflops", "3"], "--tflops 3 has no effect"),
-    "no gin file": (["none.gin"], "none.gin does not exist"),
-    "unknown configurable": (["unknown.gin"], "unknown.gin", "NoSuchArgs"),
-    "tokens of a gin file": (["unknown.gin", "--extra-tokens", "1"], "--extra-tokens 1 has no effect"),
-    "two gin files": (["unknown.gin", "--model", "other.gin"], "--model other.gin"),
-    "bindings without a gin file": (["good.npy", *MODEL, "--gin-bindings", "A.b=1"], "--gin-bindings A.b=1"),
-    "no data": ([], "data"),
-    "unknown option": (["good.npy", "--color", "red"], "--color"),
-    "a folder": (["folder.npy/../folder", *MODEL], "folder"),
-    "spans of time": (["spans.npy", *MODEL], "timedelta64"),
-    "a first line that is no header": (["no_header.csv", *MODEL], "begins with 3", "header"),
-    "a wide integer in a CSV": (["wide.csv", *MODEL], "wide.csv"),
-    "a wide integer in Parquet": (["wide.parquet", *MODEL], "row 1"),
-    "a cost of another type": (["good.npy", *MODEL, "--cost", "typing.json"], "has True; expected"),
-    "a cost of many digits": (["good.npy", *MODEL, "--cost", "digits.json"], "digits.json"),
-    "a typing error in a gin file": (["typo.gin"], "typo.gin"),
-    "a missing include": (["missing.gin"], "missing.gin", "none.gin"),
-    "includes in a circle": (["first.gin"], "first.gin"),
-    "too large a model": (["good.npy", *MODEL, "--hidden-size", "9" * 20], "--hidden-size", "at most"),
-    "a model that overflows": (
-        ["good.npy", *MODEL, "--num-layers", "1000000", "--hidden-size", "1000000"],
-        "more than 2^62",
-    ),
-    "too many extra tokens": (["good.npy", *MODEL, "--extra-tokens", "9" * 20], "--extra-tokens", "at most"),
-    "too large a step": (
-        ["good.npy", *MODEL, "--ranks", "1000000", "--rows-per-rank", "1000000"],
-        "in a step",
-    ),
-    "next to no bandwidth": (["good.npy", *MODEL, "--bandwidth", "1e-320"], "--bandwidth", "1e-9"),
-    "a page on a folder": (["good.npy", *MODEL, "--html", "folder"], "--html folder is a folder"),
-    "a page on a full disk": (
-        ["good.npy", *MODEL, "--ranks", "2", "--html", "/dev/full"],
-        "--html /dev/full",
-        "No space left",
-    ),
-    "a page over its lengths": (
-        ["good.npy", *MODEL, "--html", "folder/../good.npy"],
-        "--html folder/../good.npy would overwrite good.npy, which is read",
-    ),
-    "a page over its lengths, by a link": (["good.npy", *MODEL, "--html", "link.npy"], "overwrite good.npy"),
-    "a page over its cost": (
-        ["good.npy", "--cost", "other.json", "--html", "other.json"],
-        "would overwrite other.json",
-    ),
-    "a page over its model": (
-        ["good.npy", "--model", "unknown.gin", "--html", "unknown.gin"],
-        "would overwrite unknown.gin",
-    ),
-    "a page in no folder": (
-        ["good.npy", *MODEL, "--ranks", "1", "--html", "none/page.html"],
-        "none/page.html",
-    ),
+COST = {"kind": "cost of samples, tokens and workloads", "coefficients": [1, 0, 0, 0], "per_step": None}
+TEXTS = {
+    "broken.npy": "no array",
+    "lengths.txt": "1\n2\n",
+    "words.csv": "n,m\n1,2\nmany,3\n",
+    "fraction.csv": "n\n1\n2.5\n",
+    "header.csv": "n\n",
+    "nothing.csv": "",
+    "null.csv": "n,m\n1,1\n,2\n",
+    "no_header.csv": "3\n4\n",
+    "wide.csv": f"n\n{2**70}\n",
+    "broken.parquet": "no table",
+    "broken.json": "{",
+    "other.json": '{"kind": "something else"}',
+    "typing.json": json.dumps(COST | {"per_step": True}),
+    "digits.json": json.dumps(COST).replace("null", "9" * 400),
+    "unknown.gin": "NoSuchArgs.size = 3\n",
+    "typo.gin": "NetworkArgs.num_layers = (\n",
+    "missing.gin": "include 'none.gin'\n",
+    "first.gin": "include 'second.gin'\n",
+    "second.gin": "include 'first.gin'\n",
+}
+ARRAYS = {
+    "good": np.arange(1, 400),
+    "empty": np.zeros(0, dtype=np.int64),
+    "negative": np.array([3, -7, 2]),
+    "floats": np.array([3.0, 2.5]),
+    "nan": np.array([3.0, np.nan]),
+    "square": np.ones((2, 2), dtype=np.int64),
+    "huge": np.array([1, 2**40]),
+    "long": np.array([1, 2**30]),
+    "spans": np.array([1, 2], dtype="timedelta64[s]"),
+}
+TABLES = {
+    "nan": {"n": [1.0, float("nan")]},
+    "null": {"n": [[1], None]},
+    "lists": {"ids": [[1], [2, 3]], "words": [["a"], ["b"]], "holes": [[1, None], [2]], "user": [1, 2]},
+    "wide": {"n": pl.Series([1, 2**70], dtype=pl.Int128)},
 }
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_wrong_input_is_named_in_one_line(case: str, folder: Path, capsys: pytest.CaptureFixture[str]):
-    arguments, *expected = CASES[case]
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Iterator[Path]:
+    """A working directory with files of all kinds, which no test changes."""
+    with contextlib.chdir(path := tmp_path_factory.mktemp("folder")):
+        for name, text in TEXTS.items():
+            Path(name).write_text(text)
+        for name, array in ARRAYS.items():
+            np.save(name, array)
+        for name, columns in TABLES.items():
+            pl.DataFrame(columns).write_parquet(f"{name}.parquet")
+        Cost((1.0, 0.0, 0.0)).save("one_column.json")
+        Path("folder").mkdir()
+        Path("link.npy").symlink_to("good.npy")
+        yield path
+
+
+# Command lines, where MODEL stands for the dimensions of a model, and what the error says.
+CASES = {
+    "none.npy MODEL": "none.npy does not exist",
+    "lengths.txt MODEL": ".csv, .npy, .parquet",
+    "broken.npy MODEL": "broken.npy cannot be read",
+    "broken.parquet MODEL": "broken.parquet cannot be read",
+    "words.csv --column size MODEL": ("--column size", "n, m"),
+    "words.csv MODEL": "n, m; name the one with --column",
+    "good.npy --column n MODEL": "--column n has no effect",
+    "empty.npy MODEL": "empty.npy is empty",
+    "header.csv MODEL": ("header.csv", "expected"),
+    "nothing.csv MODEL": "nothing.csv is empty",
+    "negative.npy MODEL": "row 1: length -7",
+    "floats.npy MODEL": "float64 (row 1 is 2.5)",
+    "nan.npy MODEL": "row 1 is nan",
+    "square.npy MODEL": "(2, 2)",
+    "huge.npy MODEL": "row 1: length 1099511627776",
+    "long.npy MODEL --ranks 1": "costs more than 2^62",
+    "words.csv --column n MODEL": "String (row 1 is many)",
+    "fraction.csv MODEL": "Float64 (row 1 is 2.5)",
+    "null.csv --column n MODEL": "row 1: n is null",
+    "nan.parquet MODEL": "Float64 (row 1 is nan)",
+    "null.parquet MODEL": "row 1: n is null",
+    "good.npy MODEL --ids n": "--ids n has no effect",
+    "words.csv MODEL --column m --ids n": "--ids n has no effect",
+    "lists.parquet MODEL --ids user": "holds Int64; expected lists",
+    "lists.parquet MODEL --ids words": "column words holds List(String)",
+    "lists.parquet MODEL --ids holes": "column holes has a null in a list",
+    "good.npy MODEL --groups n": "--groups n has no effect",
+    "lists.parquet MODEL --ids ids --groups ids": "column ids holds List(Int64); expected integers",
+    "lists.parquet MODEL --ids ids --groups session": "--groups session: lists.parquet has no such",
+    "unknown.gin --groups user": "--groups user has no effect",
+    "good.npy MODEL --ranks 0": ("--ranks", "'0'", "at least 1"),
+    "good.npy MODEL --ranks 8,many": "'many'",
+    "good.npy MODEL --rows-per-rank 0": ("--rows-per-rank", "'0'"),
+    "good.npy MODEL --bandwidth 0": ("--bandwidth", "above 0"),
+    "good.npy MODEL --ranks 8,64": ("399 samples", "64 ranks × 32 rows needs 2048"),
+    "good.npy": ("no model", "--model"),
+    "good.npy --cost one_column.json": ("no model", "--model"),
+    "good.npy MODEL --cost one_column.json": "one_column.json is of a get_workloads with 1 columns; exp",
+    "good.npy --model bert": ("--model bert", "hstu"),
+    "good.npy --model hstu --hidden-size 8": "--num-layers, --num-heads",
+    "good.npy MODEL --num-heads 3": ("--num-heads 3", "--head-dim"),
+    "good.npy MODEL --mlp-size 8": "--mlp-size 8 has no effect",
+    "good.npy --num-layers 2": "--num-layers 2 has no effect",
+    "good.npy MODEL --cost none.json": "none.json does not exist",
+    "good.npy MODEL --cost broken.json": "broken.json",
+    "good.npy MODEL --cost other.json": ("other.json", "another kind"),
+    "good.npy --cost other.json --tflops 3": "--tflops 3 has no effect",
+    "none.gin": "none.gin does not exist",
+    "unknown.gin": ("unknown.gin", "NoSuchArgs"),
+    "unknown.gin --extra-tokens 1": "--extra-tokens 1 has no effect",
+    "unknown.gin --model other.gin": "--model other.gin",
+    "good.npy MODEL --gin-bindings A.b=1": "--gin-bindings A.b=1",
+    "": "data",
+    "good.npy --color red": "--color",
+    "folder.npy/../folder MODEL": "folder",
+    "spans.npy MODEL": "timedelta64",
+    "no_header.csv MODEL": ("begins with 3", "header"),
+    "wide.csv MODEL": "wide.csv",
+    "wide.parquet MODEL": "row 1",
+    "good.npy MODEL --cost typing.json": "has True; expected",
+    "good.npy MODEL --cost digits.json": "digits.json",
+    "typo.gin": "typo.gin",
+    "missing.gin": ("missing.gin", "none.gin"),
+    "first.gin": "first.gin",
+    "good.npy MODEL --hidden-size 99999999999999999999": ("--hidden-size", "at most"),
+    "good.npy MODEL --num-layers 1000000 --hidden-size 1000000": "more than 2^62",
+    "good.npy MODEL --extra-tokens 99999999999999999999": ("--extra-tokens", "at most"),
+    "good.npy MODEL --ranks 1000000 --rows-per-rank 1000000": "in a step",
+    "good.npy MODEL --bandwidth 1e-320": ("--bandwidth", "1e-9"),
+    "good.npy MODEL --html folder": "--html folder is a folder",
+    "good.npy MODEL --ranks 2 --html /dev/full": ("--html /dev/full", "No space left"),
+    "good.npy MODEL --html folder/../good.npy": "would overwrite good.npy, which is read",
+    "good.npy MODEL --html link.npy": "overwrite good.npy",
+    "good.npy --cost other.json --html other.json": "would overwrite other.json",
+    "good.npy --model unknown.gin --html unknown.gin": "would overwrite unknown.gin",
+    "good.npy MODEL --ranks 1 --html none/page.html": "none/page.html",
+}
+
+
+@pytest.mark.parametrize(("arguments", "expected"), CASES.items(), ids=CASES)
+def test_wrong_input_is_named_in_one_line(arguments, expected, folder, capsys):
     files = {path: path.read_bytes() for path in folder.iterdir() if path.is_file()}
-    assert main(arguments) == 2
+    assert main(arguments.replace("MODEL", " ".join(MODEL)).split()) == 2
     assert {path: path.read_bytes() for path in folder.iterdir() if path.is_file()} == files
     written = capsys.readouterr()
     assert written.out == ""
     assert written.err.count("\n") == 1, written.err
-    for text in expected:
+    for text in [expected] if isinstance(expected, str) else expected:
         assert text in written.err
 
 
-def test_a_missing_application_is_named(
-    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-):
+def test_a_missing_application_is_named(folder, capsys, monkeypatch):
     def absent(name: str):
         raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 

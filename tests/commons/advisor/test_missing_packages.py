@@ -1,7 +1,5 @@
 """The command works after `pip install .`, which brings numpy and numba, and names what else it needs."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -50,13 +48,13 @@ def advisor(folder: Path, *arguments: str, absent: Sequence[str] = ()) -> subpro
 
 
 @pytest.mark.parametrize("arguments", [["--tflops", "2"], ["--json"]])
-def test_lengths_need_numpy_and_numba_alone(arguments: list[str], folder: Path):
+def test_lengths_need_numpy_and_numba_alone(arguments, folder):
     result = advisor(folder, "lengths.npy", *MODEL, "--ranks", "8", *arguments)
     assert result.returncode == 0, result.stderr
     assert "Switch on" in result.stdout and "pieces" in result.stdout
 
 
-def test_a_strategy_whose_feature_is_missing_is_left_out(folder: Path):
+def test_a_strategy_whose_feature_is_missing_is_left_out(folder):
     absent = ["commons.features.sample_splitting"]
     result = advisor(folder, "lengths.npy", *MODEL, "--ranks", "8", absent=absent)
     assert result.returncode == 0, result.stderr
@@ -74,7 +72,7 @@ def test_a_strategy_whose_feature_is_missing_is_left_out(folder: Path):
         ([str(REPOSITORY / "benchmarks/demo/hstu.gin")], "gin"),
     ],
 )
-def test_what_needs_more_names_the_extra(arguments: list[str], package: str, folder: Path):
+def test_what_needs_more_names_the_extra(arguments, package, folder):
     result = advisor(folder, *arguments)
     assert result.returncode == 2
     assert result.stderr == (

@@ -1,7 +1,4 @@
-from __future__ import annotations
-
 import re
-from pathlib import Path
 from xml.etree import ElementTree
 
 import numpy as np
@@ -26,7 +23,7 @@ STRATEGY_KEYS = (
 )
 
 
-def test_json_keeps_its_form(tmp_path: Path):
+def test_json_keeps_its_form(tmp_path):
     report = advise(tmp_path, heavy_tailed(500), "--ranks", "2,4")
     assert report.keys() == set(REPORT_KEYS.split())
     assert report["version"] == 2
@@ -41,7 +38,7 @@ def test_json_keeps_its_form(tmp_path: Path):
 
 
 @pytest.mark.parametrize("tflops", [[], ["--tflops", "2"]])
-def test_tables_name_everything(tflops: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_tables_name_everything(tflops, tmp_path, capsys):
     path = tmp_path / "lengths.npy"
     np.save(path, heavy_tailed(500))
     assert main([str(path), *MODEL, *tflops, "--ranks", "2", "--rows-per-rank", "8,16"]) == 0
@@ -60,9 +57,7 @@ def test_tables_name_everything(tflops: list[str], tmp_path: Path, capsys: pytes
 
 
 @pytest.mark.parametrize("model", ["hstu", "transformer"])
-def test_the_answer_is_short_and_for_the_model(
-    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
+def test_the_answer_is_short_and_for_the_model(model, tmp_path, capsys):
     path = tmp_path / "lengths.npy"
     np.save(path, heavy_tailed(5000))
     assert main([str(path), *MODEL, "--model", model, "--ranks", "4,16,64"]) == 0
@@ -74,7 +69,7 @@ def test_the_answer_is_short_and_for_the_model(
     assert len(out.split()) < 600
 
 
-def test_the_page_stands_alone_and_has_the_figures(tmp_path: Path):
+def test_the_page_stands_alone_and_has_the_figures(tmp_path):
     page = tmp_path / "page.html"
     report = advise(tmp_path, heavy_tailed(500), "--ranks", "2,8", "--html", str(page))
     text = page.read_text()
@@ -100,7 +95,7 @@ def test_the_page_stands_alone_and_has_the_figures(tmp_path: Path):
 
 
 @pytest.mark.parametrize("length", [0, 1, 7])
-def test_lengths_may_be_equal_or_zero_on_the_page(length: int, tmp_path: Path):
+def test_lengths_may_be_equal_or_zero_on_the_page(length, tmp_path):
     folder = tmp_path / "<&>"  # its name is on the page
     folder.mkdir()
     page = folder / "page.html"

@@ -1,5 +1,7 @@
+import json
 from pathlib import Path
 
+import polars as pl
 import pytest
 
 # User 7 has ten ratings, 3 has four of which two are at the same time, 5 has one.
@@ -24,7 +26,19 @@ def write_lines(path: Path, lines: list[str]) -> Path:
 
 @pytest.fixture
 def raw_100k(tmp_path):
-    raw = tmp_path / "raw"
-    write_lines(raw / "u.data", ["\t".join(map(str, rating)) for rating in RATINGS_100K])
-    write_lines(raw / "u.user", USERS_100K)
-    return raw
+    write_lines(tmp_path / "raw/u.data", ["\t".join(map(str, rating)) for rating in RATINGS_100K])
+    return write_lines(tmp_path / "raw/u.user", USERS_100K).parent
+
+
+def prepare(main, dataset, raw, out, *options):
+    """Runs a preprocessor, and returns the table and the metadata that it writes."""
+    main(["--dataset", dataset, "--raw", str(raw), "--out", str(out), *options])
+    return pl.read_parquet(out / "sequences.parquet"), json.loads((out / "meta.json").read_text())
+
+
+def error_of(main, *arguments):
+    """Returns the error of a preprocessor that stops."""
+    with pytest.raises(SystemExit) as stopped:
+        main([str(argument) for argument in arguments])
+    assert "\n" not in str(stopped.value)
+    return str(stopped.value)

@@ -5,8 +5,6 @@
 writes those of kuairand-1k.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from pathlib import Path

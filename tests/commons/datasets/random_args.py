@@ -1,7 +1,5 @@
 """A small random dataset, of items with actions and one contextual feature."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from commons.datasets import BenchmarkDatasetArgs, EmbeddingArgs, FeatureArgs

@@ -1,7 +1,8 @@
 import itertools
-import json
 import random
 from collections import defaultdict
+from functools import partial
+from operator import itemgetter
 
 import numpy as np
 import polars as pl
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from commons.datasets import kuairand
 from commons.datasets.kuairand import TASKS, KuaiRand, KuaiRand1K
 from commons.datasets.kuairand_preprocess import main
+from tests.commons.datasets import conftest
 from tests.commons.datasets.kuairand_files import (
     LOG_HEADER,
     LOGS_1K,
@@ -23,21 +25,24 @@ from tests.commons.datasets.kuairand_files import (
 
 FIRST, SECOND = LOGS_1K
 USERS = "user_features_1k.csv"
+ATTRIBUTES = [
+    "user_active_degree",
+    *(
+        f"{number}_range"
+        for number in ("follow_user_num", "fans_user_num", "friend_user_num", "register_days")
+    ),
+]
+prepare = partial(conftest.prepare, main, "kuairand-1k")
 
 
 @pytest.fixture
 def raw(tmp_path):
     """Users 0, 4 and 9, of whom 4 has no events; the second log's are not all after the first's."""
     directory = tmp_path / "raw"
-    first = [
-        log_line(9, 70, 50),
-        log_line(0, 5, 40, 0b1),
-        log_line(9, 5, 50, 0b10000001),
-        log_line(9, 900, 10),
-    ]
-    second = [log_line(9, 33, 50, 255), log_line(0, 70, 30, 0b1000000), log_line(9, 5, 60)]
-    write_csv(directory / FIRST, LOG_HEADER, first)
-    write_csv(directory / SECOND, LOG_HEADER, second)
+    events = [(9, 70, 50), (0, 5, 40, 0b1), (9, 5, 50, 0b10000001), (9, 900, 10)]
+    write_csv(directory / FIRST, LOG_HEADER, [log_line(*event) for event in events])
+    events = [(9, 33, 50, 255), (0, 70, 30, 0b1000000), (9, 5, 60)]
+    write_csv(directory / SECOND, LOG_HEADER, [log_line(*event) for event in events])
     users = [
         user_line(9, "high_active", ("(10,50]", "0", "0", "730+")),
         user_line(0, "UNKNOWN", ("0", "(0,10]", "0", "61-90")),
@@ -47,17 +52,10 @@ def raw(tmp_path):
     return directory
 
 
-def prepare(raw, out, *options, dataset="kuairand-1k"):
-    main(["--dataset", dataset, "--raw", str(raw), "--out", str(out), *options])
-    return pl.read_parquet(out / "sequences.parquet"), json.loads((out / "meta.json").read_text())
-
-
-def error_of(raw, out, *options, dataset="kuairand-1k"):
-    with pytest.raises(SystemExit) as stopped:
-        prepare(raw, out, *options, dataset=dataset)
-    assert "\n" not in str(stopped.value)
-    assert list(out.glob(".*")) == []
-    return str(stopped.value)
+def error_of(raw):
+    error = conftest.error_of(main, "--dataset", "kuairand-1k", "--raw", raw, "--out", raw.parent / "out")
+    assert list((raw.parent / "out").glob(".*")) == []
+    return error
 
 
 def test_kuairand_1k(raw, tmp_path):
@@ -69,29 +67,14 @@ def test_kuairand_1k(raw, tmp_path):
     assert table["actions"].to_list() == [[65, 2], [1, 1, 130, 256, 1]]
     assert table["timestamps"].to_list() == [[30, 40], [10, 50, 50, 50, 60]]
     # Attributes are ids in the order of their values.
-    assert table.select(meta["contextual_feature_names"][1:]).rows() == [(1, 3, 1, 2, 1), (3, 2, 2, 2, 2)]
+    assert table.select(ATTRIBUTES).rows() == [(1, 3, 1, 2, 1), (3, 2, 2, 2, 2)]
+    names = ["user_id", *ATTRIBUTES, "video_id", "action"]
     assert meta == {
         "dataset": "kuairand-1k",
-        "contextual_feature_names": [
-            "user_id",
-            "user_active_degree",
-            "follow_user_num_range",
-            "fans_user_num_range",
-            "friend_user_num_range",
-            "register_days_range",
-        ],
+        "contextual_feature_names": names[:-2],
         "item_feature_name": "video_id",
         "action_feature_name": "action",
-        "vocab_sizes": {
-            "user_id": 4,
-            "user_active_degree": 4,
-            "follow_user_num_range": 4,
-            "fans_user_num_range": 4,
-            "friend_user_num_range": 3,
-            "register_days_range": 4,
-            "video_id": 5,
-            "action": 257,
-        },
+        "vocab_sizes": dict(zip(names, (4, 4, 4, 4, 3, 4, 5, 257), strict=True)),
         "num_classes": 256,
         "positive_class": None,
         "num_tasks": 8,
@@ -123,7 +106,7 @@ def test_logs_in_parts_are_read_in_order(dataset, version, parts, tmp_path):
             write_csv(data / f"log_standard_{period}_{version}{part}.csv", LOG_HEADER, [line])
     write_csv(data / f"log_random_4_22_to_5_08_{version}.csv", LOG_HEADER, [log_line(3, 77, 10)])
     write_csv(data / f"user_features_{version}.csv", USERS_HEADER, [user_line(3)])
-    table, meta = prepare(data.parent, tmp_path / "out", dataset=dataset)
+    table, meta = conftest.prepare(main, dataset, data.parent, tmp_path / "out")
     assert table["items"].to_list() == [list(range(1, 1 + 2 * len(parts)))]
     assert meta["dataset"] == dataset
 
@@ -133,38 +116,29 @@ def test_only_the_newest_events_are_kept_if_asked(raw, tmp_path):
     assert table["timestamps"].to_list() == [[30, 40], [50, 60]]
     assert table["items"].to_list() == [[3, 1], [2, 1]]  # videos 5, 33 and 70; 900 is in no history
     assert meta["vocab_sizes"]["video_id"] == 4
-    error = error_of(raw, tmp_path / "out", "--max-history-seqlen", "0")
-    assert "max_history_seqlen = 0: expected at least 1" in error
-
-
-def expected_histories(events, longest):
-    of_user = defaultdict(list)
-    for user, video, time, bits in events:
-        of_user[user].append((video, time, bits + 1))
-    newest = {user: sorted(of, key=lambda event: event[1])[-longest:] for user, of in of_user.items()}
-    return [newest[user] for user in sorted(newest)]
+    with pytest.raises(SystemExit, match="max_history_seqlen = 0: expected at least 1"):
+        prepare(raw, tmp_path / "out", "--max-history-seqlen", "0")
 
 
 @pytest.mark.parametrize(("held_events", "longest"), [(1, None), (7, 5), (100, None), (10_000, 5)])
 def test_every_event_is_kept_once_and_in_order(held_events, longest, raw, tmp_path, monkeypatch):
     monkeypatch.setattr(kuairand, "_BLOCK_BYTES", 2000)
-    rng = random.Random(0)
-    users = [int(user**2) for user in range(20)]
-    events = [
-        (rng.choice(users[: 2 + i % 18]), rng.randrange(40) * 10**9, rng.randrange(30), i % 256)
-        for i in range(400)
-    ]
-    write_csv(raw / FIRST, LOG_HEADER, [log_line(*event) for event in events[:150]])
-    write_csv(raw / SECOND, LOG_HEADER, [log_line(*event) for event in events[150:]])
+    rng, users, histories = random.Random(0), [user**2 for user in range(20)], defaultdict(list)
+    lines = []
+    for i in range(400):
+        event = rng.choice(users[: 2 + i % 18]), rng.randrange(40) * 10**9, rng.randrange(30), i % 256
+        lines.append(log_line(*event))
+        histories[event[0]].append((*event[1:3], event[3] + 1))
+    write_csv(raw / FIRST, LOG_HEADER, lines[:150])
+    write_csv(raw / SECOND, LOG_HEADER, lines[150:])
     write_csv(raw / USERS, USERS_HEADER, [user_line(user) for user in users])
     KuaiRand1K().prepare(raw, tmp_path / "out", longest, held_events)
     table = pl.read_parquet(tmp_path / "out/sequences.parquet")
-    histories = expected_histories(events, longest or len(events))
-    videos = sorted({video for history in histories for video, _, _ in history})
-    written = table.select("items", "timestamps", "actions").rows()
-    of_users = [zip(*row, strict=True) for row in written]
-    assert [[(videos[item - 1], *rest) for item, *rest in events] for events in of_users] == histories
-    assert table["user_id"].to_list() == sorted(1 + users.index(user) for user in {e[0] for e in events})
+    newest = [sorted(histories[user], key=itemgetter(1))[-(longest or 400) :] for user in sorted(histories)]
+    videos = sorted({video for history in newest for video, _, _ in history})
+    rows = (zip(*row, strict=True) for row in table.select("items", "timestamps", "actions").rows())
+    assert [[(videos[item - 1], *rest) for item, *rest in events] for events in rows] == newest
+    assert table["user_id"].to_list() == sorted(1 + users.index(user) for user in histories)
 
 
 @given(num_events=st.lists(st.integers(0, 9), min_size=1, max_size=12).filter(any), held=st.integers(1, 12))
@@ -188,27 +162,13 @@ def changed(column, value):
 
 
 MALFORMED = [
-    "",
-    GOOD.rpartition(",")[0],
-    GOOD.partition(",")[2],
-    GOOD + ",1",
-    GOOD + ",",
-    GOOD[: len(GOOD) // 2],
-    "0,5,2022",
-    changed("user_id", "x"),
-    changed("user_id", "-1"),
-    changed("video_id", "5.5"),
-    changed("video_id", ""),
-    changed("video_id", "9" * 30),
-    changed("time_ms", "today"),
-    changed("is_click", "2"),
-    changed("is_hate", "-1"),
-    changed("is_profile_enter", "true"),
-    changed("is_rand", "7"),
-    changed("play_time_ms", "long"),
+    *("", GOOD.rpartition(",")[0], GOOD.partition(",")[2], GOOD + ",1", GOOD + ",", GOOD[: len(GOOD) // 2]),
+    *("0,5,2022", "#" + GOOD),
+    *(changed("user_id", value) for value in ("x", "-1")),
+    *(changed("video_id", value) for value in ("5.5", "", "9" * 30, '"5"')),
+    *(changed(flag, value) for flag, value in (("is_click", "2"), ("is_hate", "-1"), ("is_rand", "7"))),
+    *(changed("is_profile_enter", "true"), changed("time_ms", "today"), changed("play_time_ms", "long")),
     changed("tab", "é"),
-    changed("video_id", '"5"'),
-    "#" + GOOD,
 ]
 
 
@@ -218,7 +178,7 @@ def test_a_malformed_event_is_named_by_file_and_line(line, number, raw, tmp_path
     lines = [GOOD] * 40
     lines[number - 2] = line
     write_csv(raw / SECOND, LOG_HEADER, lines)
-    error = error_of(raw, tmp_path / "out")
+    error = error_of(raw)
     assert f"{raw / SECOND}, line {number}: {line!r}, expected 'user_id,video_id," in error
 
 
@@ -231,44 +191,42 @@ def test_windows_line_ends_and_unused_columns_that_are_empty_or_fractions(raw, t
 
 def test_a_log_without_a_column_is_an_error(raw, tmp_path):
     write_csv(raw / FIRST, LOG_HEADER.removesuffix(",tab"), [])
-    assert f"{raw / FIRST}, line 1: expected the header 'user_id," in error_of(raw, tmp_path / "out")
+    assert f"{raw / FIRST}, line 1: expected the header 'user_id," in error_of(raw)
+
+
+USER = user_line(0)
 
 
 @pytest.mark.parametrize(
     "line",
     [
-        "",
-        user_line(0) + ",9",
-        user_line(0).rpartition(",")[0],
-        user_line(9),
-        "x" + user_line(0),
-        "-" + user_line(3),
-        user_line(0).replace(",0,", ',"0,', 1),
+        *("", USER + ",9", USER.rpartition(",")[0], user_line(9), "x" + USER, "-" + user_line(3)),
+        USER.replace(",0,", ',"0,', 1),
     ],
 )
 def test_a_malformed_user_is_named_by_file_and_line(line, raw, tmp_path):
     write_csv(raw / USERS, USERS_HEADER, [user_line(9), line, user_line(1)])
-    error = error_of(raw, tmp_path / "out")
+    error = error_of(raw)
     assert f"{raw / USERS}, line 3: {line!r}, expected 31 columns" in error
 
 
 def test_no_users_no_events_and_events_of_unknown_users_are_errors(raw, tmp_path):
     write_csv(raw / USERS, USERS_HEADER.replace("fans_user_num_range", "fans"), [user_line(9)])
-    assert f"{raw / USERS}, line 1: expected a header with the columns" in error_of(raw, tmp_path / "out")
+    assert f"{raw / USERS}, line 1: expected a header with the columns" in error_of(raw)
     write_csv(raw / USERS, USERS_HEADER, [])
-    assert f"{raw / USERS} has no users" in error_of(raw, tmp_path / "out")
+    assert f"{raw / USERS} has no users" in error_of(raw)
     write_csv(raw / USERS, USERS_HEADER, [user_line(9)])
-    error = error_of(raw, tmp_path / "out")
+    error = error_of(raw)
     assert f"{raw / FIRST}, line 3: {raw / USERS} does not have user 0" in error
     for name in LOGS_1K:
         write_csv(raw / name, LOG_HEADER, [])
-    assert "there are no events" in error_of(raw, tmp_path / "out")
+    assert "there are no events" in error_of(raw)
 
 
 def test_absent_files_are_named_with_where_they_come_from(raw, tmp_path):
     (raw / SECOND).unlink()
     (raw / USERS).unlink()
-    error = error_of(raw, tmp_path / "out")
+    error = error_of(raw)
     assert f"error: {raw} does not have {SECOND}, {USERS}; put the official archive's files" in error
     assert "https://kuairand.com" in error
 
@@ -278,10 +236,9 @@ def test_an_interrupted_run_leaves_nothing_that_opens(raw, tmp_path, monkeypatch
         raise KeyboardInterrupt
 
     out = tmp_path / "out"
-    with monkeypatch.context() as interrupted:
+    with monkeypatch.context() as interrupted, pytest.raises(KeyboardInterrupt):
         interrupted.setattr(KuaiRand, "_meta", interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            prepare(raw, out)
+        prepare(raw, out)
     assert list(out.iterdir()) == []
     (out / ".unfinished").mkdir()  # of a run that was killed
     (out / ".unfinished/run-000007.parquet").write_bytes(b"")

@@ -1,6 +1,6 @@
-import json
 import urllib.error
 import zipfile
+from functools import partial
 from pathlib import Path
 
 import polars as pl
@@ -8,47 +8,38 @@ import pytest
 
 from commons.datasets import movielens
 from commons.datasets.movielens_preprocess import main
+from tests.commons.datasets import conftest
 from tests.commons.datasets.conftest import write_lines
 
 REAL_100K = Path(__file__).parents[4] / "shared/data/ml-100k"
 
 
-def prepare(dataset, raw, out):
-    main(["--dataset", dataset, "--raw", str(raw), "--out", str(out)])
-    return pl.read_parquet(out / "sequences.parquet"), json.loads((out / "meta.json").read_text())
+prepare = partial(conftest.prepare, main)
 
 
 def error_of(dataset, raw, out):
-    with pytest.raises(SystemExit) as stopped:
-        prepare(dataset, raw, out)
-    return str(stopped.value)
+    return conftest.error_of(main, "--dataset", dataset, "--raw", raw, "--out", out)
 
 
 def test_ml_100k(raw_100k, tmp_path):
     table, meta = prepare("ml-100k", raw_100k, tmp_path)
-    assert table["user_id"].to_list() == [3, 5, 7]
-    assert table["items"].to_list()[:2] == [[13, 12, 11, 14], [30]]  # 12 and 11: equal time, file order
-    assert table["actions"].to_list()[:2] == [[2, 4, 3, 1], [2]]
+    assert {name: column.to_list() for name, column in table.to_dict().items() if name != "timestamps"} == {
+        "user_id": [3, 5, 7],
+        "items": [[13, 12, 11, 14], [30], [12, 11, *range(20, 28)]],  # 12 and 11: equal time, file order
+        "actions": [[2, 4, 3, 1], [2], [1, 5, *(1 + i % 5 for i in range(8))]],
+        "age": [1, 3, 1],
+        "gender": [2, 1, 1],
+        "occupation": [3, 2, 1],
+        "zip_code": [2, 3, 4],
+    }
     assert table["timestamps"].to_list()[:2] == [[10, 50, 50, 60], [70]]
-    assert table["items"].to_list()[2] == [12, 11, *range(20, 28)]
-    assert table["age"].to_list() == [1, 3, 1]
-    assert table["gender"].to_list() == [2, 1, 1]
-    assert table["occupation"].to_list() == [3, 2, 1]
-    assert table["zip_code"].to_list() == [2, 3, 4]
+    names = ["user_id", "age", "gender", "occupation", "zip_code", "movie_id", "rating"]
     assert meta == {
         "dataset": "ml-100k",
-        "contextual_feature_names": ["user_id", "age", "gender", "occupation", "zip_code"],
+        "contextual_feature_names": names[:-2],
         "item_feature_name": "movie_id",
         "action_feature_name": "rating",
-        "vocab_sizes": {
-            "user_id": 8,
-            "age": 4,
-            "gender": 3,
-            "occupation": 4,
-            "zip_code": 5,
-            "movie_id": 31,
-            "rating": 6,
-        },
+        "vocab_sizes": dict(zip(names, (8, 4, 3, 4, 5, 31, 6), strict=True)),
         "num_classes": 5,
         "positive_class": 3,
     }
@@ -59,10 +50,8 @@ def test_ml_1m(tmp_path):
     write_lines(tmp_path / "raw/users.dat", ["1::F::1::10::48067", "2::M::56::16::70072-1023"])
     table, meta = prepare("ml-1m", tmp_path / "raw", tmp_path)
     assert table["user_id"].to_list() == [1, 2]
-    assert table["items"].to_list() == [[661], [1193]]
-    assert table["actions"].to_list() == [[3], [5]]
-    assert table["gender"].to_list() == [1, 2]
-    assert table["age"].to_list() == [1, 2]
+    assert table.select("items", "actions").rows() == [([661], [3]), ([1193], [5])]
+    assert table["gender"].to_list() == table["age"].to_list() == [1, 2]
     assert meta["contextual_feature_names"] == ["user_id", "age", "gender", "occupation", "zip_code"]
     assert meta["vocab_sizes"]["movie_id"] == 1194
 
@@ -71,45 +60,38 @@ def test_ml_20m(tmp_path):
     lines = ["userId,movieId,rating,timestamp", "1,2,3.5,1112486027", "1,29,0.5,1112484676", "4,2,5.0,7"]
     write_lines(tmp_path / "raw/ratings.csv", lines)
     table, meta = prepare("ml-20m", tmp_path / "raw", tmp_path)
-    assert table["items"].to_list() == [[29, 2], [2]]
-    assert table["actions"].to_list() == [[1, 7], [10]]
+    assert table.select("items", "actions").rows() == [([29, 2], [1, 7]), ([2], [10])]
     assert meta["contextual_feature_names"] == ["user_id"]
     assert meta["vocab_sizes"] == {"user_id": 5, "movie_id": 30, "rating": 11}
     assert (meta["num_classes"], meta["positive_class"]) == (10, 7)
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "",
-        "1\t2\t3",
-        "1\t2\t3\t4\t5",
-        "x\t2\t3\t4",
-        "0\t2\t3\t4",
-        "1\t-2\t3\t4",
-        "1\t2\t6\t4",
-        "1\t2\t0\t4",
-        "1\t2\t3.5\t4",
-        "1\t2\tnan\t4",
-        "1\t2\t3\t",
-        "1|2|3|4",
-        "1\t2\té\t4",
-    ],
+RATINGS = (
+    "",
+    "1|2|3",
+    "1|2|3|4|5",
+    "x|2|3|4",
+    "0|2|3|4",
+    "1|-2|3|4",
+    "1|2|6|4",
+    "1|2|0|4",
+    "1|2|3.5|4",
+    "1|2|nan|4",
 )
-def test_a_malformed_rating_is_named_by_file_and_line(line, raw_100k, tmp_path):
-    write_lines(raw_100k / "u.data", ["3\t11\t5\t100", line, "3\t12\t5\t100"])
-    error = error_of("ml-100k", raw_100k, tmp_path)
-    assert f"{raw_100k / 'u.data'}, line 2: {line!r}, expected " in error
+MALFORMED = {
+    "u.data": [*(rating.replace("|", "\t") for rating in (*RATINGS, "1|2|3|", "1|2|é|4")), "1|2|3|4"],
+    "u.user": ["3|24|M|writer", "3|24|M|writer|85711|9", "3|old|M|writer|1", "3|24||writer|1", "5|53|F|x|1"],
+}
 
 
 @pytest.mark.parametrize(
-    "line",
-    ["3|24|M|writer", "3|24|M|writer|85711|9", "3|old|M|writer|85711", "3|24||writer|85711", "5|53|F|x|1"],
+    ("name", "line"), [(name, line) for name, lines in MALFORMED.items() for line in lines]
 )
-def test_a_malformed_user_is_named_by_file_and_line(line, raw_100k, tmp_path):
-    write_lines(raw_100k / "u.user", ["5|53|F|other|94043", "7|24|F|artist|T8H1N", line])
-    error = error_of("ml-100k", raw_100k, tmp_path)
-    assert f"{raw_100k / 'u.user'}, line 3: {line!r}, expected 'user_id|age|gender" in error
+def test_a_malformed_line_is_named_by_file_and_number(name, line, raw_100k, tmp_path):
+    lines = (raw_100k / name).read_text().splitlines()
+    write_lines(raw_100k / name, [*lines, line])
+    expected = f"{raw_100k / name}, line {len(lines) + 1}: {line!r}, expected "
+    assert expected + "'user_id|age|gender" * (name == "u.user") in error_of("ml-100k", raw_100k, tmp_path)
 
 
 def test_headers_count_as_lines_and_files_must_have_ratings_of_known_users(raw_100k, tmp_path):
@@ -136,11 +118,8 @@ def test_absent_files_are_downloaded_and_unpacked(raw_100k, tmp_path, monkeypatc
     monkeypatch.setattr(movielens, "ARCHIVES_URL", (tmp_path / "server").as_uri())
     table, _ = prepare("ml-100k", tmp_path / "fresh/raw", tmp_path / "fresh")
     assert len(table) == 3
-    assert sorted(path.name for path in (tmp_path / "fresh/raw").iterdir()) == [
-        "ml-100k.zip",
-        "u.data",
-        "u.user",
-    ]
+    names = sorted(path.name for path in (tmp_path / "fresh/raw").iterdir())
+    assert names == ["ml-100k.zip", "u.data", "u.user"]
 
 
 def refuse(*_, **__):
@@ -210,7 +189,5 @@ def test_the_real_ml_100k(tmp_path):
     table, meta = prepare("ml-100k", REAL_100K, tmp_path)
     assert len(table) == 943
     assert table["items"].list.len().sum() == 100_000
-    assert meta["vocab_sizes"]["movie_id"] == 1683
-    assert meta["vocab_sizes"]["user_id"] == 944
-    assert meta["vocab_sizes"]["occupation"] == 22
+    assert [meta["vocab_sizes"][name] for name in ("movie_id", "user_id", "occupation")] == [1683, 944, 22]
     assert table["timestamps"].list.eval(pl.element().diff().min()).explode().min() >= 0

@@ -1,4 +1,4 @@
-import dataclasses
+from dataclasses import replace
 
 import gin
 import numpy as np
@@ -15,56 +15,9 @@ from commons.datasets import (
     RandomSource,
 )
 from tests.commons.datasets.random_args import random_args
+from tests.e2e.gin_files import generated_benchmark
 
-# Written as the benchmark files of recsys-examples' HSTU are.
-GIN_FILE = """
-len/RandomDistribution.dist_type = "lognormal"
-len/RandomDistribution.low = 1
-len/RandomDistribution.high = 4096
-len/RandomDistribution.mean = 300
-len/RandomDistribution.std = 500
-v/RandomDistribution.dist_type = "zipf"
-v/RandomDistribution.low = 0
-v/RandomDistribution.high = 100000
-v/RandomDistribution.alpha = 1.2
-
-item_and_action_feature/FeatureArgs.feature_names = ['item', 'act']
-item_and_action_feature/FeatureArgs.max_sequence_length = 4096
-item_and_action_feature/FeatureArgs.is_jagged = True
-item_and_action_feature/FeatureArgs.seqlen_dist = @len/RandomDistribution()
-item_and_action_feature/FeatureArgs.value_dists = {'item': @v/RandomDistribution()}
-
-contextual_feature/FeatureArgs.feature_names = ['user0', 'user1']
-contextual_feature/FeatureArgs.max_sequence_length = 1
-contextual_feature/FeatureArgs.is_jagged = False
-
-act/EmbeddingArgs.feature_names = ['act']
-act/EmbeddingArgs.table_name = 'act'
-act/EmbeddingArgs.item_vocab_size_or_capacity = 128
-act/EmbeddingArgs.sharding_type = "data_parallel"
-user/EmbeddingArgs.feature_names = ['user0', 'user1']
-user/EmbeddingArgs.table_name = 'user'
-user/EmbeddingArgs.item_vocab_size_or_capacity = 1000
-user/EmbeddingArgs.sharding_type = "model_parallel"
-item/DynamicEmbeddingArgs.feature_names = ['item']
-item/DynamicEmbeddingArgs.table_name = 'item'
-item/DynamicEmbeddingArgs.item_vocab_size_or_capacity = 100000
-item/DynamicEmbeddingArgs.item_vocab_gpu_capacity_ratio = 0.5
-item/DynamicEmbeddingArgs.evict_strategy = "lru"
-item/DynamicEmbeddingArgs.caching = True
-
-BenchmarkDatasetArgs.feature_args = [
-    @item_and_action_feature/FeatureArgs(),
-    @contextual_feature/FeatureArgs(),
-]
-BenchmarkDatasetArgs.embedding_args = [
-    @item/DynamicEmbeddingArgs(), @user/EmbeddingArgs(), @act/EmbeddingArgs(),
-]
-BenchmarkDatasetArgs.item_feature_name = 'item'
-BenchmarkDatasetArgs.contextual_feature_names = ['user0', 'user1']
-BenchmarkDatasetArgs.action_feature_name = 'act'
-BenchmarkDatasetArgs.max_num_candidates = 10
-"""
+ZIPF = RandomDistribution("zipf", alpha=2.0)
 
 
 @pytest.fixture(autouse=True)
@@ -77,37 +30,36 @@ def table(*features, size=10, sharding="data_parallel"):
     return EmbeddingArgs(list(features), "_".join(features), size, sharding)
 
 
-def test_a_recsys_examples_file_parses():
-    gin.parse_config(GIN_FILE)
+def item_table(rows=9, **options):
+    return DynamicEmbeddingArgs(["item"], "item", rows, **options)
+
+
+def test_a_recsys_examples_file_parses_and_bindings_override_it():
+    # Without the settings of the model, whose names those of another model share.
+    file = generated_benchmark(caching=True, zipf_values=1.2).partition("\nNetworkArgs")[0]
+    gin.parse_config(file, skip_unknown=["TrainerArgs"])
     parsed = BenchmarkDatasetArgs()
     assert parsed.num_generated_batches == 100
-    features = parsed.feature_args[0]
-    assert features.seqlen_dist == RandomDistribution("lognormal", low=1, high=4096, mean=300, std=500)
-    assert features.value_dists["item"].dist_type == "zipf"
-    item_table = parsed.embedding_args[0]
-    assert isinstance(item_table, DynamicEmbeddingArgs)
-    assert item_table.sharding_type == "model_parallel"
-    assert item_table.caching
+    assert parsed.feature_args[0].seqlen_dist == RandomDistribution("zipf", low=1, alpha=1.2)
+    assert parsed.feature_args[0].value_dists["item"] == RandomDistribution("zipf", alpha=1.2)
+    items = parsed.embedding_args[0]
+    assert (
+        isinstance(items, DynamicEmbeddingArgs) and items.sharding_type == "model_parallel" and items.caching
+    )
     spec = parsed.spec()
-    assert spec.feature_names == ["user0", "user1", "item", "act"]
-    assert spec.feature_to_max_seqlen == {"user0": 1, "user1": 1, "item": 4096, "act": 4096}
-    assert spec.vocab_sizes == {"item": 100000, "user0": 1000, "user1": 1000, "act": 128}
-    assert (spec.num_classes, spec.positive_class, spec.max_num_candidates) == (128, None, 10)
-
-
-def test_sizes_can_be_overridden_by_bindings():
-    overrides = [
-        "item_and_action_feature/FeatureArgs.max_sequence_length = 16",
-        "item/DynamicEmbeddingArgs.item_vocab_size_or_capacity = 100",
+    names = ["user_id", "user_age", "item_category_l1", "item", "action"]
+    assert spec.feature_names == names
+    assert spec.feature_to_max_seqlen == dict(zip(names, (1, 1, 1, 4096, 4096), strict=True))
+    assert spec.vocab_sizes == dict(zip(names, (5 * 10**7, 100, 50, 5 * 10**7, 100), strict=True))
+    assert (spec.num_classes, spec.positive_class, spec.max_num_candidates) == (100, None, 0)
+    sizes = (
+        "history/FeatureArgs.max_sequence_length = 16",
         "BenchmarkDatasetArgs.contextual_feature_names = []",
-    ]
-    gin.parse_config_files_and_bindings([], [GIN_FILE, *overrides])
-    parsed = BenchmarkDatasetArgs()
-    assert parsed.spec().feature_names == ["item", "act"]
-    assert [table.table_name for table in parsed.spec().tables] == ["item", "act"]
-    sample = RandomSource(parsed, num_samples=1, seed=0)[0]
-    assert len(sample.items) <= 16
-    assert 100 <= sample.items.max() <= 100000  # of a dynamic table: its ids may be more than its rows
+    )
+    gin.parse_config([file, *sizes], skip_unknown=["TrainerArgs"])
+    overridden = BenchmarkDatasetArgs().spec()
+    assert overridden.feature_to_max_seqlen == {"item": 16, "action": 16}
+    assert [table.table_name for table in overridden.tables] == ["item", "action"]
 
 
 def test_a_table_serves_only_the_features_in_use():
@@ -115,115 +67,67 @@ def test_a_table_serves_only_the_features_in_use():
     assert [t.feature_names for t in shared.spec().tables] == [["item"], ["act"], ["user"]]
 
 
-def test_without_actions_there_is_one_class():
-    spec = random_args(action_feature_name=None).spec()
-    assert spec.feature_names == ["user", "item"]
-    assert spec.num_classes == 1
+TWICE = [table("item"), table("act", "user"), table("user")]
 
 
 @pytest.mark.parametrize(
-    "build, message",
+    ("make", "message"),
     [
         (lambda: FeatureArgs([], 1), r"FeatureArgs.feature_names = \[\]"),
-        (lambda: FeatureArgs(["item"], 0), r"FeatureArgs.max_sequence_length = 0: expected at least 1"),
-        (
-            lambda: FeatureArgs(["item"], 1, value_dists={"act": RandomDistribution("zipf", alpha=2.0)}),
-            r"FeatureArgs.value_dists has 'act': expected one of \['item'\]",
-        ),
+        (lambda: FeatureArgs(["item"], 0), "FeatureArgs.max_sequence_length = 0: expected at least 1"),
+        (lambda: FeatureArgs(["item"], 1, value_dists={"a": ZIPF}), r"value_dists has 'a': expected one of"),
         (lambda: table(), r"EmbeddingArgs.feature_names = \[\]"),
-        (lambda: table("item", size=0), r"EmbeddingArgs.item_vocab_size_or_capacity = 0"),
-        (lambda: table("item", sharding="row_wise"), r"EmbeddingArgs.sharding_type = 'row_wise'"),
-        (
-            lambda: DynamicEmbeddingArgs(["item"], "item", 0),
-            r"DynamicEmbeddingArgs.item_vocab_size_or_capacity = 0",
-        ),
-        (
-            lambda: DynamicEmbeddingArgs(["item"], "item", 9, sharding_type="data_parallel"),
-            r"DynamicEmbeddingArgs.sharding_type = 'data_parallel': expected model_parallel",
-        ),
-        (
-            lambda: DynamicEmbeddingArgs(["item"], "item", 9, item_vocab_gpu_capacity_ratio=1.5),
-            r"DynamicEmbeddingArgs.item_vocab_gpu_capacity_ratio = 1.5: expected 0 to 1",
-        ),
-        (
-            lambda: DynamicEmbeddingArgs(["item"], "item", 9, global_hbm_for_values=-1),
-            r"DynamicEmbeddingArgs.global_hbm_for_values = -1",
-        ),
-        (
-            lambda: DynamicEmbeddingArgs(["item"], "item", 9, evict_strategy="fifo"),
-            r"DynamicEmbeddingArgs.evict_strategy = 'fifo': expected one of lru, lfu",
-        ),
-        (lambda: RandomDistribution("poisson"), r"dist_type = 'poisson': expected one of uniform, "),
-        (lambda: RandomDistribution("uniform", low=0), r"high is not set: uniform needs it"),
-        (lambda: RandomDistribution("lognormal", mean=5.0), r"std is not set: lognormal needs it"),
-        (lambda: RandomDistribution("normal", std=5.0), r"mean is not set"),
-        (lambda: RandomDistribution("zipf"), r"alpha is not set"),
-        (lambda: RandomDistribution("zipf", alpha=1.0), r"alpha = 1.0: expected more than 1"),
-        (lambda: RandomDistribution("uniform", low=4, high=4), r"high = 4: expected at least 5"),
-        (lambda: RandomDistribution("zipf", alpha=2.0, low=4, high=3), r"high = 3"),
-        (lambda: RandomDistribution("normal", mean=0.0, std=-1.0), r"std = -1.0"),
-        (lambda: RandomDistribution("lognormal", mean=0.0, std=1.0), r"mean = 0.0"),
-        (lambda: random_args(max_num_candidates=-1), r"BenchmarkDatasetArgs.max_num_candidates = -1"),
-        (lambda: random_args(num_generated_batches=0), r"BenchmarkDatasetArgs.num_generated_batches = 0"),
-        (
-            lambda: random_args(item_feature_name="movie"),
-            r"BenchmarkDatasetArgs.feature_args has feature 'movie' 0 times",
-        ),
-        (
-            lambda: random_args(embedding_args=[table("item"), table("act")]),
-            r"BenchmarkDatasetArgs.embedding_args has feature 'user' 0 times",
-        ),
-        (
-            lambda: random_args(embedding_args=[table("item"), table("act", "user"), table("user")]),
-            r"BenchmarkDatasetArgs.embedding_args has feature 'user' 2 times",
-        ),
-        (
-            lambda: random_args(action_feature_name="user", contextual_feature_names=[]),
-            r"BenchmarkDatasetArgs.action_feature_name = 'user': expected one of \['item', 'act'\]",
-        ),
+        (lambda: table("item", size=0), "EmbeddingArgs.item_vocab_size_or_capacity = 0"),
+        (lambda: table("item", sharding="row_wise"), "EmbeddingArgs.sharding_type = 'row_wise'"),
+        (lambda: item_table(0), "DynamicEmbeddingArgs.item_vocab_size_or_capacity = 0"),
+        (lambda: item_table(sharding_type="data_parallel"), "type = 'data_parallel': expected model_p"),
+        (lambda: item_table(item_vocab_gpu_capacity_ratio=1.5), "capacity_ratio = 1.5: expected 0 to 1"),
+        (lambda: item_table(global_hbm_for_values=-1), "DynamicEmbeddingArgs.global_hbm_for_values = -1"),
+        (lambda: item_table(evict_strategy="fifo"), "evict_strategy = 'fifo': expected one of lru, lfu"),
+        (lambda: RandomDistribution("poisson"), "dist_type = 'poisson': expected one of uniform, "),
+        (lambda: RandomDistribution("uniform", low=0), "high is not set: uniform needs it"),
+        (lambda: RandomDistribution("lognormal", mean=5.0), "std is not set: lognormal needs it"),
+        (lambda: RandomDistribution("normal", std=5.0), "mean is not set"),
+        (lambda: RandomDistribution("zipf"), "alpha is not set"),
+        (lambda: RandomDistribution("zipf", alpha=1.0), "alpha = 1.0: expected more than 1"),
+        (lambda: RandomDistribution("uniform", low=4, high=4), "high = 4: expected at least 5"),
+        (lambda: RandomDistribution("zipf", alpha=2.0, low=4, high=3), "high = 3"),
+        (lambda: RandomDistribution("normal", mean=0.0, std=-1.0), "std = -1.0"),
+        (lambda: RandomDistribution("lognormal", mean=0.0, std=1.0), "mean = 0.0"),
+        (lambda: random_args(max_num_candidates=-1), "BenchmarkDatasetArgs.max_num_candidates = -1"),
+        (lambda: random_args(num_generated_batches=0), "BenchmarkDatasetArgs.num_generated_batches = 0"),
+        (lambda: random_args(item_feature_name="movie"), "feature_args has feature 'movie' 0 times"),
+        (lambda: random_args(embedding_args=TWICE[:1]), "Args.embedding_args has feature 'user' 0 times"),
+        (lambda: random_args(embedding_args=TWICE), "Args.embedding_args has feature 'user' 2 times"),
+        (lambda: random_args(action_feature_name="user", contextual_feature_names=[]), "'user': expected"),
+        (lambda: replace(random_args().spec(), tables=()), "feature 'user' is in 0 embedding tables, not"),
+        (lambda: replace(random_args().spec(), feature_to_max_seqlen={"user": 1}), "'item' has no entry"),
+        (lambda: RandomSource(random_args(), -1, seed=0), "num_samples = -1, seed = 0"),
     ],
 )
-def test_settings_that_make_no_sense_are_named(build, message):
+def test_settings_that_make_no_sense_are_named(make, message):
     with pytest.raises(ValueError, match=message):
-        build()
-
-
-@pytest.mark.parametrize(
-    "changes, message",
-    [
-        ({"tables": ()}, "feature 'user' is in 0 embedding tables, not one"),
-        ({"feature_to_max_seqlen": {"user": 1}}, "feature 'item' has no entry in feature_to_max_seqlen"),
-    ],
-)
-def test_a_spec_covers_its_features(changes, message):
-    with pytest.raises(ValueError, match=message):
-        dataclasses.replace(random_args().spec(), **changes)
+        make()
 
 
 def test_options_of_a_dynamic_table_that_change_nothing_are_named():
-    def without_effect(**options) -> list[str]:
-        return DynamicEmbeddingArgs(["item"], "item", 100, **options).settings_without_effect()
-
-    assert without_effect() == []
     everywhere = {"item_vocab_gpu_capacity_ratio": 1.0, "item_vocab_gpu_capacity": 100}
-    assert without_effect(**everywhere, evict_strategy="lfu", caching=False) == []
-    assert without_effect(
-        item_vocab_gpu_capacity_ratio=0.5,
-        item_vocab_gpu_capacity=50,
-        global_hbm_for_values=0,
-        caching=True,
-        dist_type="continuous",
-    ) == [
-        "item_vocab_gpu_capacity_ratio = 0.5",
-        "item_vocab_gpu_capacity = 50",
-        "global_hbm_for_values = 0",
-        "caching = True",
-        "dist_type = 'continuous'",
-    ]
+    for options in ({}, {**everywhere, "evict_strategy": "lfu", "caching": False}):
+        assert item_table(100, **options).settings_without_effect() == []
+    ignored = {
+        "item_vocab_gpu_capacity_ratio": 0.5,
+        "item_vocab_gpu_capacity": 50,
+        "global_hbm_for_values": 0,
+        "caching": True,
+        "dist_type": "continuous",
+    }
+    lines = [f"{name} = {value!r}" for name, value in ignored.items()]
+    assert item_table(100, **ignored).settings_without_effect() == lines
 
 
-def lengths(source):
-    return [len(source[i].items) for i in range(len(source))]
+def all_samples(args=None, num_samples=200, seed=0):
+    source = RandomSource(args or random_args(), num_samples, seed)
+    return [source[index] for index in range(num_samples)]
 
 
 def test_a_sample_depends_on_the_seed_and_its_index_alone():
@@ -232,15 +136,14 @@ def test_a_sample_depends_on_the_seed_and_its_index_alone():
     for name in ("items", "actions", "labels"):
         np.testing.assert_array_equal(getattr(source[4], name), getattr(again[4], name))
     np.testing.assert_array_equal(source[4].contextual["user"], again[4].contextual["user"])
-    all_items = [
-        RandomSource(random_args(), 50, seed)[i].items.tolist() for seed in (3, 4) for i in range(50)
-    ]
-    assert all_items[:50] != all_items[50:]
+    first, other = ([sample.items.tolist() for sample in all_samples(seed=seed)] for seed in (3, 4))
+    assert first != other
+    with pytest.raises(IndexError, match="sample 5: expected 0 to 4"):
+        source[5]
 
 
 def test_ids_lie_in_their_tables_and_every_item_has_its_action_for_a_label():
-    source = RandomSource(random_args(), 300, seed=0)
-    samples = [source[i] for i in range(len(source))]
+    samples = all_samples(num_samples=300)
     assert {int(i) for s in samples for i in s.items} == set(range(50))
     assert {int(i) for s in samples for i in s.actions} == set(range(4))
     assert {len(s.contextual["user"]) for s in samples} == {2}
@@ -252,8 +155,7 @@ def test_ids_lie_in_their_tables_and_every_item_has_its_action_for_a_label():
 
 
 def test_candidates_are_the_last_items_and_have_the_labels():
-    source = RandomSource(random_args(max_num_candidates=3), 200, seed=0)
-    for sample in (source[i] for i in range(len(source))):
+    for sample in all_samples(random_args(max_num_candidates=3)):
         assert len(sample.items) <= 8
         assert sample.num_candidates == min(3, len(sample.items) - 1)
         first = len(sample.items) - sample.num_candidates
@@ -261,60 +163,51 @@ def test_candidates_are_the_last_items_and_have_the_labels():
 
 
 def test_lengths_and_ids_follow_their_distributions():
-    zipf = RandomDistribution("zipf", alpha=2.0)
-    fixed = FeatureArgs(["item", "act"], 8, seqlen_dist=zipf)  # not jagged: all have the full length
-    assert set(lengths(RandomSource(random_args(fixed), 20, seed=0))) == {8}
+    def drawn(*lengths, items=None):
+        feature = FeatureArgs(["item", "act"], 8, *lengths, value_dists={"item": items} if items else None)
+        return [sample.items for sample in all_samples(random_args(feature))]
+
     wide = RandomDistribution("normal", mean=4.0, std=10.0)
-    drawn = lengths(RandomSource(random_args(FeatureArgs(["item", "act"], 8, True, wide)), 200, seed=0))
-    assert (min(drawn), max(drawn)) == (1, 8)
-    dists = {"item": RandomDistribution("uniform", low=99, high=102)}
-    folded = RandomSource(random_args(FeatureArgs(["item", "act"], 8, True, None, dists)), 100, seed=0)
-    assert {int(i) for k in range(100) for i in folded[k].items} == {49, 0, 1}
+    assert set(map(len, drawn(False, ZIPF))) == {8}  # not jagged: all have the full length
+    assert set(map(len, drawn(True, wide))) == set(range(1, 9))
+    folded = drawn(True, items=RandomDistribution("uniform", low=99, high=102))
+    assert set(np.concatenate(folded).tolist()) == {49, 0, 1}
 
 
-def test_without_actions_labels_only_mark_their_items():
-    sample = RandomSource(random_args(action_feature_name=None), 1, seed=0)[0]
+def test_without_actions_there_is_one_class_and_labels_only_mark_their_items():
+    args = random_args(action_feature_name=None)
+    assert args.spec().feature_names == ["user", "item"] and args.spec().num_classes == 1
+    sample = RandomSource(args, 1, seed=0)[0]
     assert sample.actions is None
     np.testing.assert_array_equal(sample.labels, np.zeros(len(sample.items)))
 
 
-def test_arguments_are_checked():
-    with pytest.raises(ValueError, match="num_samples = -1, seed = 0"):
-        RandomSource(random_args(), -1, seed=0)
-    with pytest.raises(IndexError, match="sample 5: expected 0 to 4"):
-        RandomSource(random_args(), 5, seed=0)[5]
-
-
 def dynamic(**dists):
     """Items and actions of dynamic tables of 50 and 4 rows."""
-    return random_args(
-        FeatureArgs(["item", "act"], 8, value_dists=dists),
-        embedding_args=[
-            DynamicEmbeddingArgs(["item"], "item", 50),
-            DynamicEmbeddingArgs(["act"], "act", 4),
-            EmbeddingArgs(["user"], "user", 9, "data_parallel"),
-        ],
-    )
+    act = DynamicEmbeddingArgs(["act"], "act", 4)
+    feature = FeatureArgs(["item", "act"], 8, value_dists=dists)
+    return random_args(feature, embedding_args=[item_table(50), act, table("user", size=9)])
 
 
 def test_ids_of_a_dynamic_table_are_as_drawn_but_actions_are_classes():
     wide = RandomDistribution("uniform", low=-500, high=10**12)
-    source = RandomSource(dynamic(item=wide, act=wide), 50, seed=0)
-    samples = [source[i] for i in range(50)]
+    samples = all_samples(dynamic(item=wide, act=wide))
     assert max(s.items.max() for s in samples) > 10**11
     assert {int(i) for s in samples for i in s.actions} == set(range(4))
-    plain = RandomSource(dynamic(), 50, seed=0)
-    assert {int(i) for s in map(plain.__getitem__, range(50)) for i in s.items} == set(range(50))
+    assert {int(i) for s in all_samples(dynamic()) for i in s.items} == set(range(50))
 
 
 def test_the_catalogue_of_a_dynamic_table_is_what_can_be_drawn():
-    assert RandomSource(dynamic(), 1, 0).catalogue.tolist() == list(range(50))
     uniform = RandomDistribution("uniform", low=70, high=900)
-    assert RandomSource(dynamic(item=uniform), 1, 0).catalogue.tolist() == list(range(70, 900))
     clipped = RandomDistribution("zipf", low=1, high=900, alpha=1.2)
-    assert RandomSource(dynamic(item=clipped), 1, 0).catalogue.tolist() == list(range(1, 901))
+    for dists, end in (
+        ({}, range(50)),
+        ({"item": uniform}, range(70, 900)),
+        ({"item": clipped}, range(1, 901)),
+    ):
+        assert RandomSource(dynamic(**dists), 1, 0).catalogue.tolist() == list(end)
     with pytest.raises(ValueError, match=r"of 'item': low = None, high = None; set both"):
-        _ = RandomSource(dynamic(item=RandomDistribution("zipf", alpha=1.2)), 1, 0).catalogue
+        _ = RandomSource(dynamic(item=ZIPF), 1, 0).catalogue
 
 
 RANGED = {
@@ -332,20 +225,12 @@ def draw(distribution, size=1000, seed=0):
 @pytest.mark.parametrize("dist_type", RANGED)
 @settings(max_examples=25)
 @given(low=st.integers(0, 50), width=st.integers(1, 100), seed=st.integers(0, 1000))
-def test_draws_are_integers_within_their_bounds(dist_type, low, width, seed):
+def test_draws_are_integers_within_their_bounds_and_follow_the_generator(dist_type, low, width, seed):
     distribution = RandomDistribution(dist_type, low=low, high=low + width, **RANGED[dist_type])
     values = draw(distribution, 200, seed)
-    assert values.dtype == np.int64
-    assert values.shape == (200,)
-    assert values.min() >= low
-    assert values.max() <= low + width - (dist_type == "uniform")
-
-
-@pytest.mark.parametrize("dist_type", RANGED)
-def test_the_same_generator_state_draws_the_same_values(dist_type):
-    distribution = RandomDistribution(dist_type, low=1, high=500, **RANGED[dist_type])
-    np.testing.assert_array_equal(draw(distribution), draw(distribution))
-    assert not np.array_equal(draw(distribution), draw(distribution, seed=1))
+    assert values.dtype == np.int64 and values.shape == (200,)
+    assert low <= values.min() and values.max() <= low + width - (dist_type == "uniform")
+    np.testing.assert_array_equal(draw(distribution, 200, seed), values)
 
 
 def test_parameters_are_those_of_the_values():

@@ -4,8 +4,6 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader
 
 from commons.datasets import (
-    BenchmarkDatasetArgs,
-    EmbeddingArgs,
     FeatureArgs,
     RandomSource,
     RetrievalSource,
@@ -19,21 +17,15 @@ from commons.datasets.retrieval_source import NEGATIVES
 from commons.distributed import BatchShufflerFactory
 from commons.perf_model import HSTUFlops
 from hstu import batch_shuffler  # noqa: F401
+from tests.commons.datasets.random_args import random_args
 
 ITEMS = [[11, 30, 12, 14], [13], [12, 11], [30, 13, 11, 12, 14, 40]]
 
 
 def sequences():
     """Four users; ids of items are 11 to 40, with gaps."""
-    meta = SequencesMeta(
-        dataset="ml-100k",
-        contextual_feature_names=["user_id"],
-        item_feature_name="movie_id",
-        action_feature_name="rating",
-        vocab_sizes={"user_id": 5, "movie_id": 41, "rating": 6},
-        num_classes=5,
-        positive_class=3,
-    )
+    sizes = {"user_id": 5, "movie_id": 41, "rating": 6}
+    meta = SequencesMeta("ml-100k", ["user_id"], "movie_id", "rating", sizes, num_classes=5, positive_class=3)
     items = np.concatenate(ITEMS).astype(np.int32)
     offsets = np.cumsum([0, *map(len, ITEMS)])
     return UserSequences(meta, {"user_id": np.arange(1, 5)}, items, items % 5 + 1, offsets)
@@ -44,36 +36,30 @@ def movielens(split, num_negatives=8, seed=0, max_history_seqlen=100, **options)
     return RetrievalSource(histories, split, num_negatives, seed)
 
 
-def random_args(**options):
-    return BenchmarkDatasetArgs(
-        feature_args=[FeatureArgs(["item"], 12, is_jagged=True), FeatureArgs(["user"], 1)],
-        embedding_args=[
-            EmbeddingArgs(["item"], "items", 30, "model_parallel"),
-            EmbeddingArgs(["user"], "users", 40, "model_parallel"),
-        ],
-        item_feature_name="item",
-        contextual_feature_names=["user"],
-        **options,
-    )
+def random_histories(num_samples=200, split="train", seed=0, num_negatives=4):
+    args = random_args(FeatureArgs(["item"], 40, is_jagged=True), action_feature_name=None)
+    histories = RandomSource(args, num_samples, seed)
+    return RetrievalSource(histories, split, num_negatives, seed)
+
+
+def samples(source):
+    return [source[index] for index in range(len(source))]
 
 
 def drawn(source, epoch):
-    of_epoch = source.of_epoch(epoch)
-    return [of_epoch[index].negatives.tolist() for index in range(len(source))]
+    return [sample.negatives.tolist() for sample in samples(source.of_epoch(epoch))]
 
 
 def test_training_leaves_out_the_last_item_and_evaluation_is_about_it():
-    train, evaluation = (movielens(split) for split in ("train", "eval"))
-    samples = [train[index] for index in range(len(train))]
-    assert [sample.items.tolist() for sample in samples] == [[11, 30, 12], [13], [12], [30, 13, 11, 12, 14]]
-    assert [sample.labels.tolist() for sample in samples] == [[30, 12], [], [], [13, 11, 12, 14]]
-    held_out = [evaluation[index] for index in range(len(evaluation))]
+    train, held_out = (samples(movielens(split)) for split in ("train", "eval"))
+    assert [sample.items.tolist() for sample in train] == [[11, 30, 12], [13], [12], [30, 13, 11, 12, 14]]
+    assert [sample.labels.tolist() for sample in train] == [[30, 12], [], [], [13, 11, 12, 14]]
     assert [sample.items.tolist() for sample in held_out] == [ITEMS[0], ITEMS[2], ITEMS[3]]
     assert [sample.labels.tolist() for sample in held_out] == [[14], [11], [40]]
     assert all(not len(sample.negatives) for sample in held_out)
-    train, evaluation = (movielens(split, max_history_seqlen=3) for split in ("train", "eval"))
+    train, held_out = (movielens(split, max_history_seqlen=3) for split in ("train", "eval"))
     assert train[3].items.tolist() == [11, 12, 14] and train[3].labels.tolist() == [12, 14]
-    assert evaluation[2].items.tolist() == [12, 14, 40] and evaluation[2].labels.tolist() == [40]
+    assert held_out[2].items.tolist() == [12, 14, 40] and held_out[2].labels.tolist() == [40]
 
 
 def test_negatives_are_a_function_of_seed_epoch_and_sample():
@@ -81,7 +67,7 @@ def test_negatives_are_a_function_of_seed_epoch_and_sample():
     assert drawn(source, 2) == drawn(movielens("train"), 2) == drawn(source.of_epoch(5), 2)
     different = [*drawn(source, 0), *drawn(source, 1), *drawn(movielens("train", seed=1), 0)]
     assert len({tuple(negatives) for negatives in different}) == len(different)
-    assert drawn(source, 0) == [source[index].negatives.tolist() for index in range(len(source))]
+    assert drawn(source, 0) == [sample.negatives.tolist() for sample in samples(source)]
 
 
 def test_negatives_are_uniform_over_the_items_that_occur():
@@ -90,18 +76,15 @@ def test_negatives_are_uniform_over_the_items_that_occur():
     ids, counts = np.unique(source[0].negatives, return_counts=True)
     assert ids.tolist() == source.catalogue.tolist()
     assert abs(counts - 1000).max() < 150  # five standard deviations
-    assert RetrievalSource(RandomSource(random_args(), 3, 0), "train", 4, 0).catalogue.tolist() == [
-        *range(30)
-    ]
+    assert random_histories().catalogue.tolist() == list(range(50))
 
 
 def test_negatives_share_no_draw_with_random_histories():
-    histories = RandomSource(random_args(), 20, 3)
-    source = RetrievalSource(histories, "train", 12, 3)
-    items = [histories[index].items.tolist() for index in range(20)]
+    source = random_histories(20, seed=3, num_negatives=12)
+    items = [sample.items.tolist() for sample in samples(source)]
     for epoch in range(20):
         for negatives in drawn(source, epoch):
-            assert all(negatives[: len(of_one)] != of_one for of_one in items if len(of_one) > 4)
+            assert all(negatives[: len(history)] != history for history in items if len(history) > 4)
 
 
 @pytest.mark.parametrize("split", ["train", "eval"])
@@ -119,10 +102,9 @@ def test_batches_have_one_schema_and_ids_of_their_tables(split):
 
 
 def test_random_evaluation_samples_have_one_label_if_there_is_something_before_it():
-    source = RetrievalSource(RandomSource(random_args(), 200, 0), "eval", 4, 0)
-    samples = [source[index] for index in range(200)]
-    assert {len(sample.items) for sample in samples} >= {1, 2}
-    for sample in samples:
+    evaluation = samples(random_histories(split="eval"))
+    assert {len(sample.items) for sample in evaluation} >= {1, 2}
+    for sample in evaluation:
         assert sample.labels.tolist() == (sample.items[-1:].tolist() if len(sample.items) > 1 else [])
 
 
@@ -148,8 +130,7 @@ def test_an_iteration_under_way_keeps_its_epoch():
 
 def _after_the_shuffle():
     """Returns the item ids and negatives of this rank's samples."""
-    source = RetrievalSource(RandomSource(random_args(), 12, 7), "train", 5, 7)
-    dataset = SequenceDataset(source, 6, dist.get_rank(), dist.get_world_size())
+    dataset = SequenceDataset(random_histories(12, seed=7), 6, dist.get_rank(), dist.get_world_size())
     dataset.set_epoch(3)
     shuffler = BatchShufflerFactory.create("hstu", flops=HSTUFlops(1, 8, 1, 8))
     (batch,) = dataset
@@ -160,8 +141,8 @@ def _after_the_shuffle():
 
 
 def test_negatives_travel_with_their_samples(pools):
-    source = RetrievalSource(RandomSource(random_args(), 12, 7), "train", 5, 7).of_epoch(3)
-    expected = [(source[index].items.tolist(), source[index].negatives.tolist()) for index in range(12)]
+    source = random_histories(12, seed=7).of_epoch(3)
+    expected = [(sample.items.tolist(), sample.negatives.tolist()) for sample in samples(source)]
     results = pools(2).run(_after_the_shuffle)
     assert sorted(sample for moved, _ in results for sample in moved) == sorted(expected)
     assert any(items not in loaded for moved, loaded in results for items, _ in moved)

@@ -53,16 +53,13 @@ class CountingSource(HSTUSource):
 
 
 def batches_by_rank(num_samples, batch_size, num_ranks, start_sample=0, epoch=0, **options):
-    datasets = [
-        SequenceDataset(CountingSource(num_samples), batch_size, rank, num_ranks, **options)
-        for rank in range(num_ranks)
-    ]
-    for dataset in datasets:
+    source, by_rank = CountingSource(num_samples), []
+    for rank in range(num_ranks):
+        dataset = SequenceDataset(source, batch_size, rank, num_ranks, **options)
         dataset.set_epoch(epoch, start_sample)
-    batches = [list(dataset) for dataset in datasets]
-    for dataset, of_rank in zip(datasets, batches, strict=True):
-        assert len(of_rank) == len(dataset)
-    return batches
+        by_rank.append(list(dataset))
+        assert len(by_rank[-1]) == len(dataset)
+    return by_rank
 
 
 def users(batch):
@@ -108,41 +105,33 @@ def test_the_order_is_that_of_one_rank_wherever_it_starts(
 
 
 def test_shuffled_epochs_differ_and_repeat():
-    first, second, again = (
-        global_order(batches_by_rank(50, 4, 2, epoch=epoch, shuffle=True)) for epoch in (0, 1, 0)
-    )
-    assert first == again
-    assert first != second
-    assert first != list(range(50)) == global_order(batches_by_rank(50, 4, 2, epoch=3))
-    assert first != global_order(batches_by_rank(50, 4, 2, shuffle=True, seed=1))
+    def order(**options):
+        return global_order(batches_by_rank(50, 4, 2, **options))
 
-
-def test_a_rank_without_a_sample_has_a_batch_of_padding():
-    batch = batches_by_rank(2, 3, 4)[3][0]
-    assert (batch.batch_size, batch.actual_batch_size) == (3, 0)
-    assert batch.features.lengths().tolist() == [0] * 9
-    assert batch.labels.lengths().tolist() == [0] * 3
-    assert batch.num_candidates.tolist() == [0] * 3
+    first = order(shuffle=True)
+    assert first == order(shuffle=True) != list(range(50)) == order(epoch=3)
+    assert first not in (order(epoch=1, shuffle=True), order(shuffle=True, seed=1))
 
 
 def test_a_batch_has_its_samples_rows_then_padding():
     source = CountingSource(9)
     batch = collate_hstu_batch([source[3], source[5], source[1]], SPEC, batch_size=4)
+    found = {
+        name: of.to_dense()
+        for name, of in (*batch.features.to_dict().items(), *batch.labels.to_dict().items())
+    }
+    assert {name: [row.tolist() for row in rows] for name, rows in found.items()} == {
+        "user": [[3], [5], [1], []],
+        "item": [[30, 31, 32], [], [10], []],
+        "act": [[31, 32, 33], [], [11], []],
+        "label": [[33, 34], [], [12], []],
+    }
     assert batch.features.keys() == ["user", "item", "act"]
-    features = batch.features.to_dict()
-    assert features["user"].lengths().tolist() == [1, 1, 1, 0]
-    assert features["user"].values().tolist() == [3, 5, 1]
-    assert features["item"].lengths().tolist() == features["act"].lengths().tolist() == [3, 0, 1, 0]
-    assert features["item"].values().tolist() == [30, 31, 32, 10]
-    assert features["act"].values().tolist() == [31, 32, 33, 11]
-    assert batch.labels.keys() == ["label"]
-    assert batch.labels.lengths().tolist() == batch.num_candidates.tolist() == [2, 0, 1, 0]
-    assert batch.labels.values().tolist() == [33, 34, 12]
-    assert (batch.batch_size, batch.actual_batch_size) == (4, 3)
+    assert batch.num_candidates.tolist() == [2, 0, 1, 0]
+    assert (batch.batch_size, batch.actual_batch_size, batch.max_num_candidates) == (4, 3, 2)
     assert batch.feature_to_max_seqlen == {"user": 1, "item": 5, "act": 5}
     assert batch.contextual_feature_names == ["user"]
     assert (batch.item_feature_name, batch.action_feature_name) == ("item", "act")
-    assert batch.max_num_candidates == 2
 
 
 def test_a_batch_without_candidates_and_actions():
@@ -190,44 +179,41 @@ CHECKED = dataclasses.replace(
         EmbeddingArgs(["item"], "item", 10, "model_parallel"),
     ),
 )
+UNBOUNDED = dataclasses.replace(
+    CHECKED, tables=(CHECKED.tables[0], DynamicEmbeddingArgs(["item"], "item", 10))
+)
 
 
-def batch_of(rows, users):
+def check(rows, users, spec=CHECKED):
     samples = [
         HSTUSample({"user": np.array([user])}, np.array(items, dtype=np.int64), None, np.zeros(0, int), 0)
         for items, user in zip(rows, users, strict=True)
     ]
-    return collate_hstu_batch(samples, CHECKED, batch_size=5)
+    check_ids(collate_hstu_batch(samples, spec, batch_size=5), spec)
 
 
-def test_ids_of_their_tables_pass():
-    check_ids(batch_of([[0, 9], [], [3]], [0, 1, 2]), CHECKED)
-    check_ids(batch_of([], []), CHECKED)
+def test_ids_of_their_tables_pass_and_a_dynamic_table_takes_any_but_the_smallest():
+    check([[0, 9], [], [3]], [0, 1, 2])
+    check([], [])
+    assert UNBOUNDED.unbounded_features == {"item"}
+    check([[0, 10, 2**63 - 1], [-1, -(2**63) + 1], []], [0, 1, 2], UNBOUNDED)
 
 
 @pytest.mark.parametrize(
-    "rows, users, message",
+    ("spec", "rows", "users", "message"),
     [
+        (CHECKED, [[0], [], [1, 2, 10]], [0, 0, 0], "'item' has id 10 in row 2; its table has 10 rows, so"),
+        (CHECKED, [[0], [-4, 11], [1]], [0, 0, 0], "'item' has id -4 in row 1"),
+        (CHECKED, [[99], [], []], [0, 3, 0], "'user' has id 3 in row 1; its table has 3 rows"),
         (
-            [[0], [], [1, 2, 10]],
-            [0, 0, 0],
-            "'item' has id 10 in row 2; its table has 10 rows, so ids are 0 to 9",
+            UNBOUNDED,
+            [[0], [], [1, -(2**63), 10]],
+            [0, 1, 2],
+            f"'item' has id {-(2**63)} in row 2; ids of a dyn",
         ),
-        ([[0], [-4, 11], [1]], [0, 0, 0], "'item' has id -4 in row 1"),
-        ([[99], [], []], [0, 3, 0], "'user' has id 3 in row 1; its table has 3 rows"),
+        (UNBOUNDED, [[99], [], []], [0, 3, 0], "'user' has id 3 in row 1; its table has 3 rows"),
     ],
 )
-def test_another_id_is_named_with_its_feature_row_and_table_size(rows, users, message):
+def test_another_id_is_named_with_its_feature_row_and_table_size(spec, rows, users, message):
     with pytest.raises(ValueError, match=message):
-        check_ids(batch_of(rows, users), CHECKED)
-
-
-def test_a_dynamic_table_takes_any_id_but_the_smallest():
-    tables = (CHECKED.tables[0], DynamicEmbeddingArgs(["item"], "item", 10))
-    spec = dataclasses.replace(CHECKED, tables=tables)
-    assert spec.unbounded_features == {"item"}
-    check_ids(batch_of([[0, 10, 2**63 - 1], [-1, -(2**63) + 1], []], [0, 1, 2]), spec)
-    with pytest.raises(ValueError, match=r"'item' has id -9223372036854775808 in row 2; ids of a dynamic"):
-        check_ids(batch_of([[0], [], [1, -(2**63), 10]], [0, 1, 2]), spec)
-    with pytest.raises(ValueError, match="'user' has id 3 in row 1; its table has 3 rows"):
-        check_ids(batch_of([[99], [], []], [0, 3, 0]), spec)
+        check(rows, users, spec)

@@ -10,17 +10,13 @@ from commons.datasets.sid_random_source import RandomSIDSource, random_item_sids
 
 SIZES = (4, 8, 16)
 SIDS = random_item_sids(SIZES, 30, seed=0)
+NORMAL = RandomDistribution("normal", mean=3.0, std=10.0)
 
 
 def source(history_length_dist=None, num_samples=200, seed=0, sids=SIDS, **changes):
-    arguments = {
-        "codebook_sizes": SIZES,
-        "max_history_length": 6,
-        "contextual_vocab_sizes": {"age": 4, "job": 9},
-    }
-    return RandomSIDSource(
-        sids, SIDDatasetSpec(**(arguments | changes)), history_length_dist, num_samples, seed
-    )
+    settings = {"max_history_length": 6, "contextual_vocab_sizes": {"age": 4, "job": 9}}
+    spec = SIDDatasetSpec(**{"codebook_sizes": SIZES, **settings, **changes})
+    return RandomSIDSource(sids, spec, history_length_dist, num_samples, seed)
 
 
 def samples(of):
@@ -57,32 +53,24 @@ def test_items_and_contextual_ids_are_drawn_from_all_that_there_are():
 
 
 @pytest.mark.parametrize("max_candidate_length", [0, 1, 3])
-def test_histories_are_uniform_without_a_distribution(max_candidate_length):
+def test_lengths_are_uniform_without_a_distribution_and_clipped_with_one(max_candidate_length):
     of = source(max_candidate_length=max_candidate_length)
     assert of.spec.max_candidate_length == max_candidate_length
     assert set(history_lengths(of)) == set(range(1, 7))
-
-
-def test_drawn_lengths_are_clipped_to_zero_and_the_longest():
-    lengths = history_lengths(source(RandomDistribution("normal", mean=3.0, std=10.0)))
-    assert set(lengths) == set(range(7))
-    assert set(history_lengths(source(RandomDistribution("uniform", low=2, high=4)))) == {2, 3}
+    for drawn, lengths in ((NORMAL, range(7)), (RandomDistribution("uniform", low=2, high=4), (2, 3))):
+        assert set(history_lengths(source(drawn))) == set(lengths)
 
 
 def test_the_spec_describes_the_batches():
-    of = source(RandomDistribution("normal", mean=3.0, std=10.0), max_candidate_length=2)
+    of = source(NORMAL, max_candidate_length=2)
     for batch in SequenceDataset(of, batch_size=30):
         for name, longest in of.spec.feature_to_max_seqlen.items():
             assert int(batch.feature_lengths(name).max()) <= longest
         assert batch.features["candidate"].lengths()[: batch.num_samples].min() == 3
 
 
-@settings(max_examples=30, deadline=None)
-@given(
-    sizes=st.lists(st.integers(1, 6), min_size=1, max_size=4),
-    num_items=st.integers(1, 60),
-    seed=st.integers(0, 9),
-)
+@settings(max_examples=30)
+@given(st.lists(st.integers(1, 6), min_size=1, max_size=4), st.integers(1, 60), st.integers(0, 9))
 def test_every_random_item_has_codes_of_its_own(sizes, num_items, seed):
     sids = random_item_sids(sizes, num_items, seed)
     sids.check_codebooks(sizes)
@@ -96,7 +84,7 @@ def test_every_random_item_has_codes_of_its_own(sizes, num_items, seed):
 def test_random_codes_are_uniform(num_items):
     sids = [random_item_sids((4, 64), num_items, seed) for seed in range(200)]
     assert not np.array_equal(sids[0].codes, sids[1].codes)
-    counts = np.bincount(np.concatenate([of_seed.codes[:20, 0] for of_seed in sids]), minlength=4)
+    counts = np.bincount(np.concatenate([drawn.codes[:20, 0] for drawn in sids]), minlength=4)
     np.testing.assert_allclose(counts, 1000, rtol=0.15)  # also among the first items: they are in no order
 
 
@@ -110,28 +98,19 @@ def test_the_product_of_large_codebooks_is_not_made(size):
 
 
 @pytest.mark.parametrize(
-    "arguments, message",
+    ("make", "message"),
     [
-        (((), 5, 0), r"codebook_sizes = \(\): expected positive sizes, at least one"),
-        (((4, 0), 5, 0), r"codebook_sizes = \(4, 0\): expected positive sizes"),
-        (((4, 8), 0, 0), "num_items = 0, seed = 0: expected at least 1 and at least 0"),
-        (((4, 8), 5, -1), "num_items = 5, seed = -1: expected at least 1 and at least 0"),
+        (lambda: random_item_sids((), 5, 0), r"codebook_sizes = \(\): expected positive sizes, at least one"),
+        (lambda: random_item_sids((4, 0), 5, 0), r"codebook_sizes = \(4, 0\): expected positive sizes"),
+        (lambda: random_item_sids((4, 8), 0, 0), "num_items = 0, seed = 0: expected at least 1 and at"),
+        (lambda: random_item_sids((4, 8), 5, -1), "num_items = 5, seed = -1: expected at least 1 and at"),
+        (lambda: source(num_samples=-1), "num_samples = -1, seed = 0: expected at least 0"),
+        (lambda: source(seed=-1), "num_samples = 200, seed = -1: expected at least 0"),
+        (lambda: source(codebook_sizes=(4, 8)), r"codebook_sizes = \(4, 8\): expected 3, as items have 3"),
+        (lambda: source(num_samples=5)[-1], "sample -1: expected 0 to 4"),
+        (lambda: source(num_samples=5)[5], "sample 5: expected 0 to 4"),
     ],
 )
-def test_arguments_of_random_items_are_checked(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        random_item_sids(*arguments)
-
-
-def test_arguments_are_checked():
-    with pytest.raises(ValueError, match="num_samples = -1, seed = 0: expected at least 0"):
-        source(num_samples=-1)
-    with pytest.raises(ValueError, match="num_samples = 200, seed = -1: expected at least 0"):
-        source(seed=-1)
-    with pytest.raises(
-        ValueError, match=r"codebook_sizes = \(4, 8\): expected 3, as items have 3 codes each"
-    ):
-        source(codebook_sizes=(4, 8))
-    for index in (-1, 5):
-        with pytest.raises(IndexError, match=f"sample {index}: expected 0 to 4"):
-            source(num_samples=5)[index]
+def test_arguments_are_checked(make, message):
+    with pytest.raises((ValueError, IndexError), match=message):
+        make()

@@ -24,9 +24,8 @@ from tests.commons.datasets.kuairand_files import write_kuairand_1k
 
 @pytest.fixture
 def prepared(raw_100k, tmp_path):
-    out = tmp_path / "ml-100k"
-    prepare_movielens(["--dataset", "ml-100k", "--raw", str(raw_100k), "--out", str(out)])
-    return out
+    prepare_movielens(["--dataset", "ml-100k", "--raw", str(raw_100k), "--out", str(tmp_path / "ml-100k")])
+    return tmp_path / "ml-100k"
 
 
 @pytest.fixture
@@ -43,40 +42,27 @@ def labelled(sample):
     return list(zip(sample.items[len(sample.items) - len(sample.labels) :], sample.labels, strict=True))
 
 
-def test_training_has_the_older_events_of_every_user(sequences):
-    of_3, of_5, of_7 = samples(sequences, "train")
-    assert of_3.items.tolist() == [13, 12, 11]
-    assert of_3.actions.tolist() == [2, 4, 3]
-    assert of_3.labels.tolist() == [1, 3, 2]
-    assert of_5.items.tolist() == [30]  # a single event is for training
-    assert of_7.items.tolist() == [12, 11, 20, 21, 22, 23, 24, 25]
-    assert of_3.contextual["user_id"].tolist() == [3]
-    assert of_3.contextual["occupation"].tolist() == [3]
-    assert {s.num_candidates for s in (of_3, of_5, of_7)} == {0}
+USER_3, USER_7, LABELS_7 = [13, 12, 11, 14], [12, 11, *range(20, 28)], [0, 4, 0, 1, 2, 3, 4, 0]
 
 
-def test_evaluation_has_all_events_and_labels_the_newest(sequences):
-    of_3, of_7 = samples(sequences, "eval")
-    assert of_3.items.tolist() == [13, 12, 11, 14]
-    assert labelled(of_3) == [(14, 0)]
-    assert labelled(of_7) == [(26, 1), (27, 2)]
-    assert of_7.num_candidates == 0
-
-
-def test_candidates(sequences):
-    of_3, of_5, _ = samples(sequences, "train", max_num_candidates=2)
-    assert (of_3.num_candidates, labelled(of_3)) == (2, [(12, 3), (11, 2)])
-    assert (of_5.num_candidates, labelled(of_5)) == (0, [])
-    of_3, of_7 = samples(sequences, "eval", max_num_candidates=1)
-    assert (of_3.num_candidates, labelled(of_3)) == (1, [(14, 0)])
-    assert (of_7.num_candidates, labelled(of_7)) == (1, [(27, 2)])
-
-
-def test_sequences_are_cut_to_their_newest_items_after_the_split(sequences):
-    assert samples(sequences, "train", max_history_seqlen=2)[2].items.tolist() == [24, 25]
-    of_7 = samples(sequences, "eval", max_history_seqlen=2, max_num_candidates=5)[1]
-    assert (of_7.items.tolist(), of_7.num_candidates, labelled(of_7)) == ([26, 27], 1, [(27, 2)])
-    assert labelled(samples(sequences, "eval", max_history_seqlen=1)[1]) == [(27, 2)]
+# The newest events are for evaluation, but for a user with a single one.
+@pytest.mark.parametrize(
+    ("split", "longest", "candidates", "expected"),
+    [
+        ("train", 100, 0, [(USER_3[:3], [1, 3, 2], 0), ([30], [1], 0), (USER_7[:8], LABELS_7, 0)]),
+        ("train", 100, 2, [(USER_3[:3], [3, 2], 2), ([30], [], 0), (USER_7[:8], [4, 0], 2)]),
+        ("train", 2, 0, [([12, 11], [3, 2], 0), ([30], [1], 0), ([24, 25], [4, 0], 0)]),
+        ("eval", 100, 0, [(USER_3, [0], 0), (USER_7, [1, 2], 0)]),
+        ("eval", 100, 1, [(USER_3, [0], 1), (USER_7, [2], 1)]),
+        ("eval", 1, 0, [([14], [0], 0), ([27], [2], 0)]),
+        ("eval", 2, 5, [([11, 14], [0], 1), ([26, 27], [2], 1)]),
+    ],
+)
+def test_events_are_split_by_time_and_then_cut_to_the_newest(split, longest, candidates, expected, sequences):
+    found = samples(sequences, split, max_history_seqlen=longest, max_num_candidates=candidates)
+    assert [(one.items.tolist(), one.labels.tolist(), one.num_candidates) for one in found] == expected
+    assert all((one.actions[len(one.items) - len(one.labels) :] == one.labels + 1).all() for one in found)
+    assert found[0].contextual["user_id"].tolist() == found[0].contextual["occupation"].tolist() == [3]
 
 
 def synthetic(num_events):
@@ -107,10 +93,7 @@ def test_no_label_of_an_evaluation_is_in_training(num_events, longest, candidate
     for sample in train + evaluation:
         assert 1 <= len(sample.items) <= longest
         assert 0 <= sample.num_candidates <= max(0, min(candidates, len(sample.items) - 1))
-        if candidates:
-            assert len(sample.labels) == sample.num_candidates
-        else:
-            assert len(sample.labels) >= 1
+        assert len(sample.labels) == sample.num_candidates if candidates else len(sample.labels) >= 1
 
 
 def test_the_spec_describes_the_batches(sequences):
@@ -127,66 +110,67 @@ def test_the_spec_describes_the_batches(sequences):
         check_ids(batch, spec)
 
 
+@pytest.mark.parametrize(
+    ("dataset", "preprocessor"), [("ml-100k", "movielens_preprocess"), ("kuairand-1k", "kuairand_preprocess")]
+)
 @pytest.mark.parametrize("name", ["meta.json", "sequences.parquet"])
-def test_a_missing_file_is_named_with_the_command_that_prepares_it(name, prepared):
+def test_a_missing_file_is_named_with_the_command_that_prepares_it(name, dataset, preprocessor, prepared):
     (prepared / name).unlink()
-    command = f"python -m commons.datasets.movielens_preprocess --dataset ml-100k --out {prepared}"
-    with pytest.raises(FileNotFoundError, match=re.escape(f"{prepared / name} does not exist")) as raised:
-        UserSequences.open(prepared, "ml-100k")
-    assert command in str(raised.value)
+    command = f"python -m commons.datasets.{preprocessor} --dataset {dataset} --out {prepared}"
+    error = f"{prepared / name} does not exist.*{command}"
+    with pytest.raises(FileNotFoundError, match=error):
+        UserSequences.open(prepared, dataset)
 
 
-def rewrite_meta(directory, **changes):
-    path = directory / "meta.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+def meta(**changes):
+    """Returns a function that changes entries of the metadata in a folder."""
+
+    def change(directory):
+        path = directory / "meta.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+    return change
 
 
-def rewrite_column(directory, column):
-    path = directory / "sequences.parquet"
-    pl.read_parquet(path).with_columns(column).write_parquet(path)
+def column(expression):
+    """Returns a function that replaces a column of the table in a folder."""
+
+    def change(directory):
+        path = directory / "sequences.parquet"
+        pl.read_parquet(path).with_columns(expression).write_parquet(path)
+
+    return change
+
+
+ITEMS, ACTIONS, AGE = pl.col("items").list, pl.col("actions").list, pl.col("age")
 
 
 @pytest.mark.parametrize(
-    "damage, message",
+    ("damage", "message"),
     [
         (lambda d: (d / "meta.json").write_text("{"), "meta.json is malformed"),
         (lambda d: (d / "meta.json").write_text("[]"), "meta.json is malformed: expected the entries"),
-        (lambda d: rewrite_meta(d, more=1), "meta.json is malformed: expected the entries"),
-        (lambda d: rewrite_meta(d, vocab_sizes=None), "meta.json is malformed"),
-        (lambda d: rewrite_meta(d, dataset="ml-1m"), "meta.json is malformed: it belongs to 'ml-1m'"),
-        (
-            lambda d: rewrite_meta(d, vocab_sizes={"age": 9}),
-            r"meta.json is malformed: vocab_sizes has \['age'\]",
-        ),
+        (meta(more=1), "meta.json is malformed: expected the entries"),
+        (meta(vocab_sizes=None), "meta.json is malformed"),
+        (meta(dataset="ml-1m"), "meta.json is malformed: it belongs to 'ml-1m'"),
+        (meta(vocab_sizes={"age": 9}), r"meta.json is malformed: vocab_sizes has \['age'\]"),
+        (meta(num_tasks=7), "num_tasks = 7 does not go with num_classes = 5"),
+        (meta(num_tasks=0), "num_tasks = 0 does not go with"),
+        (meta(num_tasks="8"), "meta.json is malformed"),
         (lambda d: (d / "sequences.parquet").write_bytes(b"PAR1"), "sequences.parquet is malformed"),
         (
             lambda d: pl.DataFrame({"user_id": [1]}).write_parquet(d / "sequences.parquet"),
             "sequences.parquet is malformed",
         ),
-        (
-            lambda d: rewrite_column(d, pl.col("items").list.head(2)),
-            "sequences.parquet is malformed: a user has no items, or not one action per item",
-        ),
-        (lambda d: rewrite_column(d, pl.col("age") + 10), "malformed: feature 'age' has ids 11 to 13"),
-        (lambda d: rewrite_column(d, pl.col("age") * None), "malformed: feature 'age' has ids nan"),
-        (
-            lambda d: rewrite_column(d, pl.col("items").list.eval(-pl.element())),
-            "feature 'movie_id' has ids -30",
-        ),
-        (lambda d: rewrite_column(d, pl.col("actions").list.eval(pl.element() - 1)), "an action id is 0"),
-        (lambda d: rewrite_column(d, pl.col("user_id").alias("items")), "sequences.parquet is malformed"),
-        (
-            lambda d: rewrite_column(d, pl.col("items").list.eval(pl.element() + 0.5)),
-            r"sequences.parquet is malformed: column 'items' is List\(Float64\): expected lists of integers",
-        ),
-        (
-            lambda d: rewrite_column(d, pl.col("actions").list.eval(pl.element().cast(pl.Float32))),
-            r"column 'actions' is List\(Float32\): expected lists of integers",
-        ),
-        (
-            lambda d: rewrite_column(d, pl.col("age") / 2),
-            "sequences.parquet is malformed: column 'age' is Float64: expected integers",
-        ),
+        (column(ITEMS.head(2)), "parquet is malformed: a user has no items, or not one action per item"),
+        (column(AGE + 10), "malformed: feature 'age' has ids 11 to 13"),
+        (column(AGE * None), "malformed: feature 'age' has ids nan"),
+        (column(ITEMS.eval(-pl.element())), "feature 'movie_id' has ids -30"),
+        (column(ACTIONS.eval(pl.element() - 1)), "an action id is 0"),
+        (column(pl.col("user_id").alias("items")), "sequences.parquet is malformed"),
+        (column(ITEMS.eval(pl.element() + 0.5)), r"'items' is List\(Float64\): expected lists of integers"),
+        (column(ACTIONS.eval(pl.element().cast(pl.Float32))), r"column 'actions' is List\(Float32\): expect"),
+        (column(AGE / 2), "sequences.parquet is malformed: column 'age' is Float64: expected integers"),
     ],
 )
 def test_a_malformed_file_is_named_with_the_command_that_prepares_it(damage, message, prepared):
@@ -215,21 +199,19 @@ def kuairand(tmp_path_factory):
     out = tmp_path_factory.mktemp("kuairand")
     write_kuairand_1k(out / "raw", num_events=600, num_users=12, num_videos=200)
     prepare_kuairand(["--dataset", "kuairand-1k", "--raw", str(out / "raw"), "--out", str(out)])
-    return out
+    return UserSequences.open(out, "kuairand-1k")
 
 
 def test_labels_of_several_tasks_are_their_bits(kuairand):
-    sequences = UserSequences.open(kuairand, "kuairand-1k")
-    source, whole = (UserSequenceSource(sequences, "train", longest) for longest in (20, 10_000))
+    source, whole = (UserSequenceSource(kuairand, "train", longest) for longest in (20, 10_000))
     labels = set()
     for index in range(len(source)):
         sample = source[index]
         assert sample.items.tolist() == whole[index].items[-20:].tolist()
         assert (sample.labels == sample.actions - 1).all()
         labels |= set(sample.labels.tolist())
-    assert labels <= set(range(256))
-    assert len(labels) > 4
-    evaluation = UserSequenceSource(sequences, "eval", 20)
+    assert labels <= set(range(256)) and len(labels) > 4
+    evaluation = UserSequenceSource(kuairand, "eval", 20)
     spec = evaluation.spec
     assert (spec.num_tasks, spec.num_classes, spec.positive_class) == (8, 256, None)
     assert spec.vocab_sizes["action"] == 257
@@ -237,25 +219,6 @@ def test_labels_of_several_tasks_are_their_bits(kuairand):
     assert large == {"user_id", "video_id"}
     for batch in SequenceDataset(evaluation, batch_size=4):
         check_ids(batch, spec)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"num_tasks": 7}, "num_tasks = 7 does not go with num_classes = 256"),
-        ({"num_tasks": 0}, "num_tasks = 0 does not go with"),
-        ({"num_tasks": "8"}, "meta.json is malformed"),
-        ({"dataset": "kuairand-pure"}, "it belongs to 'kuairand-pure'"),
-    ],
-)
-def test_malformed_tasks_are_named_with_the_command_that_prepares_them(changes, message, kuairand, tmp_path):
-    meta = json.loads((kuairand / "meta.json").read_text())
-    (tmp_path / "meta.json").write_text(json.dumps(meta | changes))
-    (tmp_path / "sequences.parquet").write_bytes((kuairand / "sequences.parquet").read_bytes())
-    command = f"python -m commons.datasets.kuairand_preprocess --dataset kuairand-1k --out {tmp_path}"
-    with pytest.raises(ValueError, match=re.escape(message)) as raised:
-        UserSequences.open(tmp_path, "kuairand-1k")
-    assert command in str(raised.value)
 
 
 class Shop(UserDataset):
@@ -278,9 +241,9 @@ def shop(tmp_path):
 
 def test_a_dataset_of_ones_own_is_found_by_its_name(shop):
     shop.write_text("user_id,time,product,stars\n7,3,30,5\n2,1,40,1\n7,1,10,2\n7,2,20,4\n")
-    of_2, of_7 = samples(UserSequences.open(shop.parent, "shop"), "train")
-    assert (of_2.items.tolist(), of_2.contextual["user_id"].tolist()) == ([40], [2])
-    assert (of_7.items.tolist(), of_7.labels.tolist()) == ([10, 20], [1, 3])
+    user_2, user_7 = samples(UserSequences.open(shop.parent, "shop"), "train")
+    assert (user_2.items.tolist(), user_2.contextual["user_id"].tolist()) == ([40], [2])
+    assert (user_7.items.tolist(), user_7.labels.tolist()) == ([10, 20], [1, 3])
     shop.write_text("user_id,time,product,stars\n7,3,100,5\n")
     with pytest.raises(ValueError, match="feature 'product' has ids 100 to 100 in a vocabulary of 100"):
         UserSequences.open(shop.parent, "shop")

@@ -1,7 +1,5 @@
 """A small HSTU ranking task, and runs of it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -68,8 +66,8 @@ def small_dataset(
     """Random samples; with `unbounded_ids`, those of items and users are far more than their tables' rows."""
     items = RandomDistribution("uniform", low=0, high=100 * VOCABULARY)
     users = RandomDistribution("normal", mean=0, std=2e18)
-    of_ids = DynamicEmbeddingArgs if unbounded_ids else EmbeddingArgs
-    of_users = "model_parallel" if unbounded_ids else "data_parallel"
+    id_args = DynamicEmbeddingArgs if unbounded_ids else EmbeddingArgs
+    user_sharding = "model_parallel" if unbounded_ids else "data_parallel"
     args = BenchmarkDatasetArgs(
         feature_args=[
             FeatureArgs(["item", "action"], 12, True, value_dists={"item": items} if unbounded_ids else None),
@@ -77,8 +75,8 @@ def small_dataset(
             FeatureArgs(["tags"], 3, is_jagged=True),
         ],
         embedding_args=[
-            of_ids(["item"], "item_table", VOCABULARY, sharding_type="model_parallel"),
-            of_ids(["user"], "user_table", VOCABULARY, sharding_type=of_users),
+            id_args(["item"], "item_table", VOCABULARY, sharding_type="model_parallel"),
+            id_args(["user"], "user_table", VOCABULARY, sharding_type=user_sharding),
             EmbeddingArgs(["tags"], "tag_table", VOCABULARY, "model_parallel"),
             EmbeddingArgs(["action"], "action_table", NUM_CLASSES, "data_parallel"),
         ],

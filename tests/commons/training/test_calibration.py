@@ -1,6 +1,4 @@
-"""Costs from measured steps, and training balanced by them."""
-
-from __future__ import annotations
+"""Costs from measured steps, or learned during training, and training balanced by them."""
 
 from functools import partial
 
@@ -50,3 +48,34 @@ def test_training_is_balanced_by_the_measured_cost(pools, tmp_path):
 def test_a_missing_cost_file_is_named_at_once(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"TrainerArgs.balance_cost = .*cost.json.: expected .flops"):
         TrainerArgs(train_batch_size=1, balance_cost=str(tmp_path / "cost.json"))
+
+
+STEPS, STOP = 240, 130
+
+
+def _learn(folder: str, num_steps: int) -> None:
+    small_run(
+        f"{folder}/logs",
+        max_train_iters=num_steps,
+        log_interval=10,
+        eval_interval=60,
+        ckpt_save_interval=65,
+        ckpt_save_dir=f"{folder}/checkpoints",
+        enable_balanced_shuffler=True,
+        balance_cost="learned",
+        balance_equal_rows=False,
+        balance_verify=True,
+        pipeline_type="native",
+    )
+
+
+def test_ranks_that_learn_plan_alike_through_evaluations_checkpoints_and_a_resume(pools, tmp_path):
+    for last in (STOP, STEPS):
+        pools(2).run(partial(_learn, str(tmp_path), last))
+    lines = lines_in(tmp_path / "logs", "train")
+    assert [line["step"] for line in lines] == list(range(10, STEPS + 1, 10))
+    learned = [line for line in lines if "predicted_ms" in line]
+    # Not while the first times are on their way; and from the first step after the resume.
+    assert [line["step"] for line in learned] == list(range(30, STEPS + 1, 10))
+    assert all(len(line["predicted_ms"]) == len(line["speeds"]) == 2 for line in learned)
+    assert Cost.load(tmp_path / "logs" / "learned_cost.json").median_error > 0

@@ -1,7 +1,5 @@
 """Checkpoints are whole or refused, whatever happens to the disk or to their files."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -22,6 +20,7 @@ from hypothesis import strategies as st
 
 from commons.training.checkpoints import CONTENTS_FILE, Checkpoints
 from commons.training.plain_reader import PlainReader
+from tests.on_ranks import on_ranks
 from tests.process_pool import RankError
 
 MB = 2**20
@@ -43,36 +42,28 @@ def _state(num_bytes: int) -> dict[str, torch.Tensor]:
     return {f"rank{dist.get_rank()}.{part}": torch.ones(num_bytes // 8) for part in "ab"}
 
 
-def _save_while_the_disk_is_full(path: str) -> tuple[str, list[str]]:
-    """Saves 4 MB after steps 2, 4 and 6; returns the error of step 4, and the checkpoints there are."""
-    folder, filler = Path(path), Path(path) / "filler"
-    checkpoints = Checkpoints(folder, keep=1)
-    checkpoints.save(2, _state(2 * MB))
-    checkpoints.finish()
+@on_ranks(2)
+def test_a_disk_that_is_full_for_a_moment_costs_one_checkpoint(small_disk):
+    filler, checkpoints = small_disk / "filler", Checkpoints(small_disk, keep=1)
+
+    def save(step):  # 4 MB
+        checkpoints.save(step, _state(2 * MB))
+        checkpoints.finish()
+        dist.barrier()
+
+    save(2)
     if dist.get_rank() == 0:
         filler.write_bytes(bytes(3 * MB))
     dist.barrier()
-    checkpoints.save(4, _state(2 * MB))
-    try:
-        checkpoints.finish()
-        error = ""
-    except Exception as failure:
-        error = str(failure)
+    with pytest.raises(Exception, match="No space left on device"):
+        save(4)
     dist.barrier()
-    left = sorted(path.name for path in folder.iterdir())
+    assert sorted(path.name for path in small_disk.iterdir()) == ["filler", "step_2"]
     dist.barrier()
     if dist.get_rank() == 0:
         filler.unlink()
     dist.barrier()
-    checkpoints.save(6, _state(2 * MB))
-    checkpoints.finish()
-    return error, left
-
-
-def test_a_disk_that_is_full_for_a_moment_costs_one_checkpoint(pools, small_disk):
-    for error, left in pools(2).run(_save_while_the_disk_is_full, str(small_disk)):
-        assert "No space left on device" in error
-        assert left == ["filler", "step_2"]
+    save(6)
     assert [path.name for path in small_disk.iterdir()] == ["step_6"]
 
 
@@ -108,8 +99,8 @@ def _changed(path: Path, data: bytes | None) -> Iterator[None]:
 
 
 def _assert_skipped(pools, folder: Path, problem: str) -> None:
-    (newest, problems), of_other_rank = pools(2).run(_newest, str(folder))
-    assert newest == folder / "step_2" and (newest, problems) == of_other_rank
+    (newest, problems), on_other_rank = pools(2).run(_newest, str(folder))
+    assert newest == folder / "step_2" and (newest, problems) == on_other_rank
     (line,) = problems
     assert line.startswith(f"{folder}/step_4 is damaged and is skipped: ") and problem in line
 
@@ -228,22 +219,17 @@ def test_an_enum_pickled_by_name_is_read(tmp_path):
     assert PlainReader(tmp_path).read_metadata().planner_data.name == "TORCH_CHANNELS_LAST"
 
 
-def _save_too_large_a_part(path: str) -> str:
-    """Saves parts of which a rank can write the small one; returns the error."""
+@on_ranks(2)
+def test_a_checkpoint_without_one_of_its_tensors_is_not_published(tmp_path):
     state = _state(4096) | {f"large.{dist.get_rank()}": torch.ones(2 * MB // 4)}
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)
-    checkpoints = Checkpoints(Path(path))
+    checkpoints = Checkpoints(tmp_path)
     resource.setrlimit(resource.RLIMIT_FSIZE, (MB, limit[1]))
     try:
-        checkpoints.save(2, state)
-        checkpoints.finish()
-    except Exception as error:
-        return str(error)
+        with pytest.raises(Exception, match="File too large"):
+            checkpoints.save(2, state)
+            checkpoints.finish()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limit)
-    return ""
-
-
-def test_a_checkpoint_without_one_of_its_tensors_is_not_published(pools, tmp_path):
-    assert all("File too large" in error for error in pools(2).run(_save_too_large_a_part, str(tmp_path)))
+    dist.barrier()
     assert list(tmp_path.iterdir()) == []

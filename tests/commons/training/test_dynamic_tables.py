@@ -1,7 +1,5 @@
 """Training with tables of unbounded ids, which test_recovery.py resumes, too."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.distributed as dist
@@ -15,6 +13,7 @@ from commons.training.host_copies import HostCopies
 from commons.unbounded_ids import ShardedUnboundedEmbeddingCollection
 from tests.commons.training.small_task import CPU, FLOPS, small_dataset
 from tests.hstu.hstu_samples import VOCABULARY, ranking_model
+from tests.on_ranks import on_ranks
 
 SHUFFLER = {"type": "hstu", "flops": FLOPS}
 
@@ -77,13 +76,9 @@ def test_rows_and_losses_do_not_depend_on_where_a_sample_is_computed(
         assert one[2][0] > 15  # users
 
 
-def _num_distinct_items() -> int:
-    """Distinct items of all ranks in fifteen steps."""
+@on_ranks(2)
+def test_there_are_far_more_ids_than_rows():
     own = torch.cat([batch.features["item"].values() for batch in small_dataset(120, unbounded_ids=True)])
-    of_ranks: list[torch.Tensor] = [own] * dist.get_world_size()
-    dist.all_gather_object(of_ranks, own)
-    return len(torch.cat(of_ranks).unique())
-
-
-def test_there_are_far_more_ids_than_rows(pools):
-    assert pools(2).run(_num_distinct_items)[0] > 10 * VOCABULARY
+    gathered = [own] * dist.get_world_size()
+    dist.all_gather_object(gathered, own)
+    assert len(torch.cat(gathered).unique()) > 10 * VOCABULARY

@@ -1,8 +1,5 @@
 """Copies of a training state on the host, and the checkpoints that are written from them."""
 
-from __future__ import annotations
-
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +12,7 @@ from commons.training.host_copies import HostCopies
 from commons.training.training_state import TrainingState
 from tests.commons.training.small_task import CPU
 from tests.hstu.hstu_samples import ranking_model
+from tests.on_ranks import on_ranks
 
 
 def _tensors(state: Any) -> list[torch.Tensor]:
@@ -74,24 +72,18 @@ def test_tensors_of_another_kind_get_memory_of_their_own():
     assert _places(copies.copy(state)) == places
 
 
-def _save_twice(folder: str) -> tuple[list[int], list[int], str]:
-    """Memory of the copies of two saves, and the error of a third that does not wait."""
+@on_ranks(2)
+def test_a_second_checkpoint_takes_no_memory_and_waits_for_the_first(tmp_path):
     model, optimizer = shard_model(ranking_model(), OptimizerArgs("adam", 0.1), CPU)
     optimizer.init_state()
-    state, checkpoints = TrainingState(model, optimizer), Checkpoints(Path(folder))
+    state, checkpoints = TrainingState(model, optimizer), Checkpoints(tmp_path)
     places = []
     for step in (1, 2):
         checkpoints.save(step, state.to_save())
         places.append(_places(list(checkpoints._copies._buffers.values())))
         if step == 1:
             checkpoints.finish()
-    with pytest.raises(RuntimeError) as error:
+    assert places[0] == places[1] and places[0]
+    with pytest.raises(RuntimeError, match=r"^save of step 3 before the last checkpoint, to "):
         checkpoints.save(3, state.to_save())
     checkpoints.finish()
-    return (*places, str(error.value))
-
-
-def test_a_second_checkpoint_takes_no_memory(pools, tmp_path):
-    for first, second, error in pools(2).run(_save_twice, str(tmp_path)):
-        assert first == second and first
-        assert error.startswith("save of step 3 before the last checkpoint, to ")

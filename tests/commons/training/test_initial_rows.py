@@ -1,7 +1,5 @@
 """Tables that ranks create shard by shard."""
 
-from __future__ import annotations
-
 import resource
 from functools import partial
 from itertools import pairwise
@@ -56,10 +54,10 @@ def _shards(seed: int) -> dict[str, tuple[int, torch.Tensor]]:
 
 
 def _whole(pools, num_ranks: int, seed: int = 1) -> dict[str, torch.Tensor]:
-    of_ranks = pools(num_ranks).run(_shards, seed)
+    by_rank = pools(num_ranks).run(_shards, seed)
     whole = {}
-    for name in of_ranks[0]:
-        parts = [shards[name] for shards in of_ranks]
+    for name in by_rank[0]:
+        parts = [shards[name] for shards in by_rank]
         starts = [first for first, _ in parts]
         assert starts == sorted(set(starts)) and len(starts) == num_ranks
         whole[name] = torch.cat([rows for _, rows in parts])

@@ -1,7 +1,5 @@
 """A training that was stopped resumes as if it had never stopped."""
 
-from __future__ import annotations
-
 import logging
 import re
 import shutil
@@ -136,10 +134,7 @@ def test_a_run_stops_if_the_only_checkpoint_to_start_from_is_damaged(pools, copi
 @pytest.mark.parametrize(
     ("settings", "difference"),
     [
-        (
-            {"num_layers": 1},
-            r"parameter dense.encoder.layers.1.* = 'absent', the checkpoint has 'float32 \[16\]",
-        ),
+        ({"num_layers": 1}, r"parameter dense.encoder.layers.1.* = 'absent', the checkpoint has 'float32"),
         ({"hidden_size": 8}, r"= 'float32 \[8\]', the checkpoint has 'float32 \[16\]'"),
         ({"optimizer": "adagrad"}, "OptimizerArgs.optimizer_str = 'adagrad', the checkpoint has 'adam'"),
         ({"seed": 1}, "TrainerArgs.seed = 1, the checkpoint has 1234"),
@@ -193,18 +188,13 @@ def test_an_interval_beyond_the_run_neither_saves_nor_resumes(pools, saved, copi
 
 
 @pytest.mark.parametrize("interval", [EPOCH, EPOCH + 1])
-def test_a_run_that_only_reads_or_restarts_resumes(pools, copied, interval):
+def test_a_run_that_only_reads_or_restarts_resumes_says_what_is_left_and_evaluates(pools, copied, interval):
     folder, first = copied
     load_dir = str(folder / "checkpoints") if interval > EPOCH else ""
     run = partial(_train, str(folder), None, ckpt_save_interval=interval, ckpt_load_dir=load_dir)
-    assert pools(2).run(run)[0] == first  # no step is left
-    assert _names(folder) == ["step_2", "step_4"]
-
-
-def test_a_run_with_nothing_left_to_train_says_so_and_evaluates(pools, copied):
-    folder, _ = copied
-    (_, said), (_, others) = pools(2).run(_warnings, partial(_train, str(folder), EPOCH))
+    (steps, said), (_, others) = pools(2).run(_warnings, run)
+    assert steps == first  # no step is left
     assert said[-1].startswith(f"NOTHING LEFT TO TRAIN: {folder}/checkpoints/step_4 is of step 4")
-    assert others == []
+    assert others == [] and _names(folder) == ["step_2", "step_4"]
     *_, before, again = lines_in(folder / "logs", "eval")
     assert before == again

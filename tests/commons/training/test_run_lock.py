@@ -1,7 +1,5 @@
 """Two runs never write to the same folder at the same time."""
 
-from __future__ import annotations
-
 import os
 import signal
 from functools import partial

@@ -1,7 +1,5 @@
 """The figures of a run, in JSON lines, in TensorBoard and in a line of text."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A trace shows every stage by name, and the plan of a step alongside an earlier step's computation."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import re

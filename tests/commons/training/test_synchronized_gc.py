@@ -1,9 +1,6 @@
 """Garbage is collected after the same steps on all ranks, and as before once training has ended."""
 
-from __future__ import annotations
-
 import gc
-from functools import partial
 from itertools import count
 
 import pytest
@@ -11,6 +8,7 @@ import pytest
 from commons.pipeline.train_pipelines import SparseDistTrainPipeline
 from commons.training.synchronized_gc import SynchronizedGC
 from tests.commons.training.small_task import small_run
+from tests.on_ranks import on_ranks
 
 
 @pytest.mark.parametrize("enabled", [True, False])
@@ -31,8 +29,8 @@ def test_without_an_interval_python_collects_when_it_sees_fit():
         assert gc.isenabled() and not gc.get_freeze_count()
 
 
-def _collections(log_dir: str) -> list[int]:
-    """The batches that a training and its evaluations had computed at each collection."""
+@on_ranks(2)
+def test_all_ranks_collect_after_the_same_batches(tmp_path):
     original, numbers, computed, found = SparseDistTrainPipeline.progress, count(1), 0, []
 
     def progress(pipeline, loader):
@@ -48,13 +46,8 @@ def _collections(log_dir: str) -> list[int]:
     SparseDistTrainPipeline.progress = progress
     gc.callbacks.append(note)
     try:
-        small_run(log_dir, max_train_iters=5, eval_interval=3, max_eval_iters=2, gc_interval=2)
+        small_run(str(tmp_path), max_train_iters=5, eval_interval=3, max_eval_iters=2, gc_interval=2)
     finally:
         gc.callbacks.remove(note)
         SparseDistTrainPipeline.progress = original
-    return found
-
-
-def test_all_ranks_collect_after_the_same_batches(pools, tmp_path):
-    # Three of training, two of an evaluation, and again two of each.
-    assert pools(2).run(partial(_collections, str(tmp_path))) == [[2, 4, 6, 8]] * 2
+    assert found == [2, 4, 6, 8]  # three of training, two of an evaluation, and again two of each

@@ -1,7 +1,5 @@
 """Training is the same however its samples are loaded, placed and run."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import pytest

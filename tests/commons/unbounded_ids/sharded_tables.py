@@ -1,7 +1,5 @@
 """Table of unbounded ids on gloo ranks, to look up and train step by step."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch
@@ -69,11 +67,11 @@ class Table:
 
     def contents(self) -> list[torch.Tensor]:
         """Returns copies of this rank's model state, and of the table's optimizer state."""
-        of_model = [
+        model_state = [
             value.local_shards()[0].tensor if hasattr(value, "local_shards") else value
             for value in self.state.model.state_dict().values()
         ]
-        return [value.clone() for value in [*of_model, *self.collection._states("item_table")]]
+        return [value.clone() for value in [*model_state, *self.collection._states("item_table")]]
 
 
 def owned_by(rank: int, num_ranks: int, number: int, start: int = 0) -> list[int]:

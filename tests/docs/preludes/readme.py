@@ -1,7 +1,5 @@
 """A model and a loader for the Python blocks of the README and of the page about your own model."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Both models in 16-bit types, and on batches without anything to learn."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,11 +1,13 @@
-from __future__ import annotations
-
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
 
 from hstu.models import (
     EmbeddingTable,
@@ -26,6 +28,7 @@ SAMPLE = Sample(
     labels=[3, 4, 0],
 )
 HISTORY_ONLY = replace(SAMPLE, num_candidates=0, labels=SAMPLE.actions)
+NO_CANDIDATES = replace(hstu_batch([HISTORY_ONLY]), max_num_candidates=0)
 
 
 def logits_of(model: HSTURanking, sample: Sample) -> torch.Tensor:
@@ -33,8 +36,8 @@ def logits_of(model: HSTURanking, sample: Sample) -> torch.Tensor:
 
 
 @given(rows=st.lists(samples(), min_size=1, max_size=5))
-@settings(max_examples=30, deadline=None)
-def test_loss_and_gradients_do_not_depend_on_other_samples(rows: list[Sample]) -> None:
+@settings(max_examples=30)
+def test_loss_and_gradients_do_not_depend_on_other_samples(rows):
     model = ranking_model()
     losses, logits = [], []
     for row in rows:
@@ -55,7 +58,7 @@ def test_loss_and_gradients_do_not_depend_on_other_samples(rows: list[Sample]) -
         torch.testing.assert_close(parameter.grad, grad, rtol=1e-4, atol=1e-5)
 
 
-def test_candidates_do_not_depend_on_each_other() -> None:
+def test_candidates_do_not_depend_on_each_other():
     model = ranking_model()
     logits = logits_of(model, SAMPLE)
     order = [2, 0, 1]
@@ -72,7 +75,7 @@ def test_candidates_do_not_depend_on_each_other() -> None:
 
 
 @pytest.mark.parametrize("sample", [SAMPLE, HISTORY_ONLY], ids=["candidates", "history"])
-def test_an_item_sees_only_the_actions_before_it(sample: Sample) -> None:
+def test_an_item_sees_only_the_actions_before_it(sample):
     model = ranking_model()
     logits = logits_of(model, sample)
     first_label = len(sample.items) - len(sample.labels)
@@ -86,19 +89,19 @@ def test_an_item_sees_only_the_actions_before_it(sample: Sample) -> None:
             assert torch.allclose(before, after, atol=1e-6) != in_sight, (changed, item)
 
 
-def test_labels_belong_to_the_last_items() -> None:
+def test_labels_belong_to_the_last_items():
     model = ranking_model()
     last_two = replace(HISTORY_ONLY, labels=HISTORY_ONLY.labels[-2:])
     torch.testing.assert_close(logits_of(model, last_two), logits_of(model, HISTORY_ONLY)[-2:])
 
 
-def test_contextual_tokens_matter_and_see_each_other_unless_masked() -> None:
+def test_contextual_tokens_matter_and_see_each_other_unless_masked():
     with_mask, without = ranking_model(), ranking_model(disable_contextual_mask=True)
     assert not torch.allclose(logits_of(with_mask, SAMPLE), logits_of(without, SAMPLE))
     assert not torch.allclose(logits_of(with_mask, SAMPLE), logits_of(with_mask, replace(SAMPLE, tags=[1])))
 
 
-def test_several_tasks_are_the_bits_of_the_action() -> None:
+def test_several_tasks_are_the_bits_of_the_action():
     model = ranking_model(RankingHeadConfig((8, 3), num_tasks=3))
     loss, output = model(hstu_batch([SAMPLE]))
     targets = torch.tensor([[1.0, 1, 0], [0, 0, 1], [0, 0, 0]])  # labels 3, 4, 0
@@ -106,13 +109,13 @@ def test_several_tasks_are_the_bits_of_the_action() -> None:
     torch.testing.assert_close(loss.detach(), per_task.mean(1).sum())
 
 
-def test_classes_take_cross_entropy() -> None:
+def test_classes_take_cross_entropy():
     loss, output = ranking_model()(hstu_batch([SAMPLE]))
     expected = -output.logits.log_softmax(1)[torch.arange(3), torch.tensor(SAMPLE.labels)].sum()
     torch.testing.assert_close(loss.detach(), expected)
 
 
-def test_full_sequence_length() -> None:
+def test_full_sequence_length():
     assert full_sequence_length(num_contextual=3, max_history=10, max_candidates=2) == 27
 
 
@@ -125,77 +128,68 @@ def test_full_sequence_length() -> None:
         (RankingHeadConfig((5,)), [0] * 7, "row 0 has 7 labels for 6 items"),
     ],
 )
-def test_wrong_labels_are_named(head: RankingHeadConfig, labels: list[int], message: str) -> None:
+def test_wrong_labels_are_named(head, labels, message):
     with pytest.raises(ValueError, match=message):
         ranking_model(head)(hstu_batch([replace(SAMPLE, labels=labels)]))
 
 
-@pytest.mark.parametrize(
-    ("head", "message"),
-    [
-        (RankingHeadConfig((8, 4), num_tasks=3), "ends in width 4; with num_tasks = 3 it must end in 3"),
-        (RankingHeadConfig(()), "expected positive widths"),
-        (RankingHeadConfig((5,), "tanh"), r"'tanh'; expected one of \['gelu', 'relu'\]"),
-        (RankingHeadConfig((5,), num_tasks=0), "num_tasks is 0"),
-    ],
-)
-def test_wrong_heads_are_named(head: RankingHeadConfig, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        ranking_model(head)
+BOTH = HSTUFeatures("item", "action")
 
 
-def test_an_item_of_the_history_may_not_see_its_label() -> None:
-    batch = hstu_batch([HISTORY_ONLY])
-    batch.max_num_candidates = 0
-    with pytest.raises(ValueError, match="sees its own action"):
-        ranking_model(is_causal=False)(batch)
-
-
-@pytest.mark.parametrize(
-    ("features", "tables", "message"),
-    [
-        (HSTUFeatures("item"), [], "no action feature"),
-        (
-            HSTUFeatures("item", "action"),
-            [("t", ("item",))],
-            r"no embedding table has the features \['action'\]",
-        ),
-        (HSTUFeatures("item", "action"), [("t", ("item", "action", "x"))], "has feature 'x'"),
-        (HSTUFeatures("item", "action"), [("t", ("item",)), ("u", ("item",))], "is in tables 't' and 'u'"),
-        (HSTUFeatures("item", "action"), [("t", ("item",)), ("t", ("action",))], "are named 't'"),
-        (HSTUFeatures("item", "action"), [("items", ("item", "action"))], "cannot be named 'items'"),
-        (HSTUFeatures("item", "action", ("c",)), [("t", ("item", "c"))], "widths"),
-    ],
-)
-def test_tables_must_fit_the_features(
-    features: HSTUFeatures, tables: list[tuple[str, tuple[str, ...]]], message: str
-) -> None:
+def _make(features: HSTUFeatures, *tables: tuple[str, tuple[str, ...]], **options: Any) -> HSTURanking:
     config = HSTUConfig(1, 8, 1, 4, scaling_seqlen=10, contextual_embedding_dim=4)
-    with pytest.raises(ValueError, match=message):
-        HSTURanking(
-            config,
-            [EmbeddingTable(name, of_table, 10, sharded=True) for name, of_table in tables],
-            features,
-            RankingHeadConfig((5,)),
-        )
-
-
-def test_a_table_that_evicts_must_be_sharded() -> None:
-    table = EmbeddingTable("t", ("item", "action"), 10, sharded=False, eviction="lru")
-    config = HSTUConfig(1, 8, 1, 4, scaling_seqlen=10)
-    with pytest.raises(ValueError, match="table 't' is replicated; a table that evicts must be sharded"):
-        HSTURanking(config, [table], HSTUFeatures("item", "action"), RankingHeadConfig((5,)))
+    made = [EmbeddingTable(*table, 10, **{"sharded": True, **options}) for table in tables]
+    return HSTURanking(config, made, features, RankingHeadConfig((5,)))
 
 
 @pytest.mark.parametrize(
-    ("wrong", "message"),
+    ("make", "message"),
     [
-        ({"num_layers": 0}, "num_layers is 0"),
-        ({"scaling_seqlen": -1}, "scaling_seqlen is -1"),
-        ({"item_embedding_dim": 0}, "item_embedding_dim is 0"),
-        ({"num_position_buckets": 0}, "num_position_buckets"),
+        (lambda: ranking_model(RankingHeadConfig((8, 4), num_tasks=3)), "4; with num_tasks = 3 it must end"),
+        (lambda: ranking_model(RankingHeadConfig(())), "expected positive widths"),
+        (lambda: ranking_model(RankingHeadConfig((5,), "tanh")), r"'tanh'; expected one of \['gelu',"),
+        (lambda: ranking_model(RankingHeadConfig((5,), num_tasks=0)), "num_tasks is 0"),
+        (lambda: ranking_model(num_layers=0), "num_layers is 0"),
+        (lambda: ranking_model(scaling_seqlen=-1), "scaling_seqlen is -1"),
+        (lambda: ranking_model(item_embedding_dim=0), "item_embedding_dim is 0"),
+        (lambda: ranking_model(num_position_buckets=0), "num_position_buckets"),
+        (lambda: _make(HSTUFeatures("item")), "no action feature"),
+        (lambda: _make(BOTH, ("t", ("item",))), r"no embedding table has the features \['action'\]"),
+        (lambda: _make(BOTH, ("t", ("item", "action", "x"))), "has feature 'x'"),
+        (lambda: _make(BOTH, ("t", ("item",)), ("u", ("item",))), "is in tables 't' and 'u'"),
+        (lambda: _make(BOTH, ("t", ("item",)), ("t", ("action",))), "are named 't'"),
+        (lambda: _make(BOTH, ("items", ("item", "action"))), "cannot be named 'items'"),
+        (lambda: _make(HSTUFeatures("item", "action", ("c",)), ("t", ("item", "c"))), "widths"),
+        (
+            lambda: _make(BOTH, ("t", ("item", "action")), sharded=False, eviction="lru"),
+            "'t' is replicated; a ",
+        ),
+        (lambda: ranking_model(is_causal=False)(NO_CANDIDATES), "sees its own action"),
     ],
 )
-def test_wrong_sizes_are_named(wrong: dict[str, int], message: str) -> None:
+def test_what_cannot_be_trained_is_named(make, message):
     with pytest.raises(ValueError, match=message):
-        ranking_model(**wrong)
+        make()
+
+
+EMPTY = Sample([], [], [], [], 0, [])
+
+
+def train_with_an_empty_rank() -> tuple[int, list[torch.Tensor]]:
+    """Trains 3 steps; how many lookups were pipelined, and the dense parameters."""
+    device = torch.device("cpu")
+    model = DistributedModelParallel(ranking_model(), device=device)
+    dense = [parameter for name, parameter in model.named_parameters() if "dense." in name]
+    pipeline = TrainPipelineSparseDist(model, torch.optim.SGD(dense, lr=0.1), device)
+    batches = iter([hstu_batch([SAMPLE if dist.get_rank() else EMPTY] * 2) for _ in range(3)])
+    for _ in range(3):
+        pipeline.progress(batches)
+    return len(pipeline._pipelined_modules), [parameter.detach() for parameter in dense]
+
+
+def test_an_empty_rank_keeps_in_step_and_all_lookups_are_pipelined(pools):
+    (num_pipelined, first), (_, second) = pools(2).run(train_with_an_empty_rank)
+    assert num_pipelined == 2  # sharded tables of two widths
+    for one, other in zip(first, second, strict=True):
+        assert torch.equal(one, other)
+        assert one.isfinite().all()

@@ -1,11 +1,10 @@
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
 import torch
 
 from hstu.models import EmbeddingTable, HSTUConfig, HSTUFeatures, HSTURetrieval, RetrievalConfig
+from hstu.training.model_args import RetrievalArgs
 from tests.hstu.retrieval_samples import (
     TEMPERATURE,
     VOCABULARY,
@@ -31,12 +30,12 @@ def test_a_prediction_sees_what_is_before_its_item_and_nothing_else(with_actions
     for changed in range(5):
         items, actions = list(SAMPLE.items), list(SAMPLE.actions)
         items[changed], actions[changed] = 40, (actions[changed] + 1) % 5
-        of_item = queries_of(model, replace(SAMPLE, items=items), with_actions=with_actions)
-        of_action = queries_of(model, replace(SAMPLE, actions=actions), with_actions=with_actions)
+        with_item = queries_of(model, replace(SAMPLE, items=items), with_actions=with_actions)
+        with_action = queries_of(model, replace(SAMPLE, actions=actions), with_actions=with_actions)
         for label in range(4):
             is_seen = changed <= label  # label l is that of item l + 1
-            assert torch.allclose(of_item[label], before[label], atol=1e-6) != is_seen
-            assert torch.allclose(of_action[label], before[label], atol=1e-6) != (is_seen and with_actions)
+            assert torch.allclose(with_item[label], before[label], atol=1e-6) != is_seen
+            assert torch.allclose(with_action[label], before[label], atol=1e-6) != (is_seen and with_actions)
     shorter = replace(SAMPLE, items=SAMPLE.items[:3], actions=SAMPLE.actions[:3])
     torch.testing.assert_close(queries_of(model, shorter, with_actions=with_actions), before[:2])
 
@@ -90,42 +89,38 @@ def test_an_item_is_looked_up_once_and_learns_as_input_label_and_negative():
     assert learned == sorted({*SAMPLE.items, *SAMPLE.negatives})
 
 
-def test_a_first_item_with_a_label_is_named():
-    with pytest.raises(ValueError, match="row 1 has 3 labels for 3 items, of which the first 1 cannot"):
-        retrieval_model()(retrieval_batch([SAMPLE, replace(OTHER, num_labels=3)]))
-
-
-def test_candidates_are_refused():
-    batch = retrieval_batch([SAMPLE])
-    batch.max_num_candidates = 2
-    with pytest.raises(ValueError, match="max_num_candidates = 2; expected 0"):
-        retrieval_model()(batch)
-
-
 ITEMS = EmbeddingTable("items_of_shop", ("item", "negative"), VOCABULARY, sharded=True)
+ONLY_ITEMS = replace(ITEMS, feature_names=("item",))
+APART = (ONLY_ITEMS, EmbeddingTable("other", ("negative",), 9, True))
+LABELED_FIRST = retrieval_batch([SAMPLE, replace(OTHER, num_labels=3)])
+WITH_CANDIDATES = replace(retrieval_batch([SAMPLE]), max_num_candidates=2)
+
+
+def _make(
+    *tables: EmbeddingTable, negatives: str | None = "negative", is_causal: bool = True
+) -> HSTURetrieval:
+    config = HSTUConfig(1, 8, 1, 4, scaling_seqlen=10, is_causal=is_causal)
+    return HSTURetrieval(config, tables, HSTUFeatures("item", negatives=negatives), RetrievalConfig())
 
 
 @pytest.mark.parametrize(
-    ("is_causal", "negatives", "tables", "message"),
+    ("make", "message"),
     [
-        (False, "negative", [ITEMS], "is_causal=False"),
-        (True, None, [replace(ITEMS, feature_names=("item",))], "no such feature is named"),
-        (True, "negative", [replace(ITEMS, sharded=False)], "'items_of_shop' is replicated"),
-        (
-            True,
-            "negative",
-            [replace(ITEMS, feature_names=("item",)), EmbeddingTable("other", ("negative",), 9, True)],
-            "'negative' are not in the items' table 'items_of_shop'",
-        ),
+        (lambda: _make(ITEMS, is_causal=False), "is_causal=False"),
+        (lambda: _make(ONLY_ITEMS, negatives=None), "no such feature is named"),
+        (lambda: _make(replace(ITEMS, sharded=False)), "'items_of_shop' is replicated"),
+        (lambda: _make(*APART), "'negative' are not in the items' table 'items_of_shop'"),
+        (lambda: RetrievalConfig(temperature=0.0), "expected more than 0"),
+        (lambda: RetrievalConfig(l2_norm_eps=-1.0), "expected more than 0"),
+        (lambda: retrieval_model()(LABELED_FIRST), "row 1 has 3 labels for 3 items, of which the first 1"),
+        (lambda: retrieval_model()(WITH_CANDIDATES), "max_num_candidates = 2; expected 0"),
     ],
 )
-def test_what_cannot_be_trained_is_named(is_causal, negatives, tables, message):
-    config = HSTUConfig(1, 8, 1, 4, scaling_seqlen=10, is_causal=is_causal)
+def test_what_cannot_be_trained_is_named(make, message):
     with pytest.raises(ValueError, match=message):
-        HSTURetrieval(config, tables, HSTUFeatures("item", negatives=negatives), RetrievalConfig())
+        make()
 
 
-@pytest.mark.parametrize("wrong", [{"temperature": 0.0}, {"l2_norm_eps": -1.0}])
-def test_wrong_settings_are_named(wrong):
-    with pytest.raises(ValueError, match="expected more than 0"):
-        RetrievalConfig(**wrong)
+def test_the_model_is_scored_as_the_file_says():
+    assert RetrievalArgs(num_negatives=8).config() == RetrievalConfig(temperature=0.05, l2_norm_eps=1e-6)
+    assert RetrievalArgs(8, temperature=0.3).config() == RetrievalConfig(temperature=0.3)

@@ -1,7 +1,5 @@
 """A distribution like `fbgemm_gpu_hstu`, whose function computes plain masked attention on any device."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 INIT = """

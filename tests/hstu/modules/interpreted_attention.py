@@ -4,8 +4,6 @@
 cases. It runs in a process of its own, because triton reads the switch at import.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import subprocess

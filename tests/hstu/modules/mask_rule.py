@@ -1,7 +1,5 @@
 """The attention mask, as a rule for each pair of tokens."""
 
-from __future__ import annotations
-
 from hstu.modules import SampleMask
 
 

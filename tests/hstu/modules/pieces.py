@@ -1,7 +1,5 @@
 """Samples cut into pieces on several ranks, all simulated in one process."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -107,10 +105,10 @@ def attention_in_pieces(
         location = {token: place for place, token in enumerate([*own.tolist(), *elsewhere.tolist()])}
         key_tokens = np.array([location[token] for token in keys.tolist()], np.int64)
         fetched = torch.stack(qkv[1:], 1)[torch.from_numpy(elsewhere)]
-        of_whole = batch_attention(
+        attend_to_whole = batch_attention(
             backend, [mask for mask, _ in whole], scaling_seqlen, CPU, [start for _, start in whole]
         )
-        of_pieces = piece_attention(
+        attend_to_pieces = piece_attention(
             backend,
             [p.mask for p, _ in cut_up],
             [start for _, start in cut_up],
@@ -118,7 +116,7 @@ def attention_in_pieces(
             scaling_seqlen,
             CPU,
         )
-        outs.append(of_whole(q, k, v) + of_pieces(q, k, v, fetched))
+        outs.append(attend_to_whole(q, k, v) + attend_to_pieces(q, k, v, fetched))
         tokens_of_outs.append(own)
     order = np.argsort(np.concatenate(tokens_of_outs))
     return torch.cat(outs)[torch.from_numpy(order)]

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 
@@ -32,10 +30,10 @@ def masks(draw: st.DrawFn) -> SampleMask:
 
 
 def reference(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, of_samples: Sequence[SampleMask]
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sample_masks: Sequence[SampleMask]
 ) -> torch.Tensor:
     out, start = [], 0
-    for mask in of_samples:
+    for mask in sample_masks:
         tokens = range(mask.num_tokens)
         seen = torch.tensor([[float(sees(mask, row, column)) for column in tokens] for row in tokens])
         q_, k_, v_ = (x[start : start + mask.num_tokens] for x in (q, k, v))
@@ -52,19 +50,19 @@ def draw_qkv(num_tokens: int, heads: tuple[int, int], dtype: torch.dtype) -> lis
     return [x.to(dtype).requires_grad_() for x in drawn]
 
 
-def tiles_of(of_samples: Sequence[SampleMask]) -> AttentionTiles:
-    return AttentionTiles(of_samples, torch.device("cpu"))
+def tiles_of(sample_masks: Sequence[SampleMask]) -> AttentionTiles:
+    return AttentionTiles(sample_masks, torch.device("cpu"))
 
 
 @pytest.mark.usefixtures("chunk_sizes")
 @pytest.mark.parametrize("heads", HEADS)
-@given(of_samples=st.lists(masks(), min_size=1, max_size=4))
-@example(of_samples=[SampleMask(70, 33, 70, 2, True)])  # the prefix ends in a tile's first column
-@settings(max_examples=40, deadline=None)
-def test_matches_a_dense_masked_reference(heads: tuple[int, int], of_samples: list[SampleMask]) -> None:
-    qkv = draw_qkv(sum(mask.num_tokens for mask in of_samples), heads, torch.float64)
-    out = jagged_hstu_attention(*qkv, tiles_of(of_samples), SCALING_SEQLEN)
-    expected = reference(*qkv, of_samples)
+@given(sample_masks=st.lists(masks(), min_size=1, max_size=4))
+@example(sample_masks=[SampleMask(70, 33, 70, 2, True)])  # the prefix ends in a tile's first column
+@settings(max_examples=40)
+def test_matches_a_dense_masked_reference(heads, sample_masks):
+    qkv = draw_qkv(sum(mask.num_tokens for mask in sample_masks), heads, torch.float64)
+    out = jagged_hstu_attention(*qkv, tiles_of(sample_masks), SCALING_SEQLEN)
+    expected = reference(*qkv, sample_masks)
     torch.testing.assert_close(out, expected)
     grad_out = torch.randn_like(out)
     grads = torch.autograd.grad(out, qkv, grad_out)
@@ -73,22 +71,22 @@ def test_matches_a_dense_masked_reference(heads: tuple[int, int], of_samples: li
 
 
 @pytest.mark.usefixtures("chunk_sizes")
-def test_gradients_match_finite_differences() -> None:
-    of_samples = [SampleMask(5, 2, 3, 2, True), SampleMask(0, 0, 0, 1, True), SampleMask(1, 0, 1, 1, True)]
+def test_gradients_match_finite_differences():
+    sample_masks = [SampleMask(5, 2, 3, 2, True), SampleMask(0, 0, 0, 1, True), SampleMask(1, 0, 1, 1, True)]
     qkv = draw_qkv(6, (2, 3), torch.float64)
-    tiles = tiles_of(of_samples)
+    tiles = tiles_of(sample_masks)
     torch.autograd.gradcheck(lambda q, k, v: jagged_hstu_attention(q, k, v, tiles, 3), qkv)
 
 
 @pytest.mark.usefixtures("chunk_sizes")
 @pytest.mark.parametrize(("dtype", "rtol"), [(torch.bfloat16, 3e-2), (torch.float16, 4e-3)])
-def test_16_bit_types_are_close_to_the_reference(dtype: torch.dtype, rtol: float) -> None:
-    of_samples = [SampleMask(40, 3, 36, 2, True), SampleMask(17, 0, 17, 1, True)]
+def test_16_bit_types_are_close_to_the_reference(dtype, rtol):
+    sample_masks = [SampleMask(40, 3, 36, 2, True), SampleMask(17, 0, 17, 1, True)]
     qkv = draw_qkv(57, (2, 8), dtype)
     exact = [x.detach().double().requires_grad_() for x in qkv]
     out, expected = (
-        jagged_hstu_attention(*qkv, tiles_of(of_samples), SCALING_SEQLEN),
-        reference(*exact, of_samples),
+        jagged_hstu_attention(*qkv, tiles_of(sample_masks), SCALING_SEQLEN),
+        reference(*exact, sample_masks),
     )
     assert out.dtype == dtype
     grads = torch.autograd.grad(out.float().sum(), qkv)
@@ -97,7 +95,7 @@ def test_16_bit_types_are_close_to_the_reference(dtype: torch.dtype, rtol: float
         assert (got.double() - want).norm() <= rtol * want.norm()
 
 
-def test_float16_sums_over_long_samples_stay_finite() -> None:
+def test_float16_sums_over_long_samples_stay_finite():
     num_tokens = 2000
     q, k, v = (torch.full((num_tokens, 1, 4), value, dtype=torch.float16) for value in (2, 4, 8))
     tiles = tiles_of([SampleMask(num_tokens, 0, num_tokens, 2, True)])
@@ -106,19 +104,19 @@ def test_float16_sums_over_long_samples_stay_finite() -> None:
     torch.testing.assert_close(out[-1].float(), torch.full((1, 4), 8 * weight.item()), rtol=4e-3, atol=0)
 
 
-def test_chunks_fit_the_budget_and_samples_of_other_sizes_stay_apart() -> None:
+def test_chunks_fit_the_budget_and_samples_of_other_sizes_stay_apart():
     lengths = [300, 5, 31, 32, 33, 0, 64, 20_000, 7]
     tiles = tiles_of([SampleMask(length, 1, length, 2, True) for length in lengths])
     heads_of = dict.fromkeys(lengths, 0)
     for chunk in tiles.chunks(num_heads=4, head_dim=64):
         place = chunk.queries
-        of_chunk = place.num_heads // len(chunk.masks)
+        heads_per_sample = place.num_heads // len(chunk.masks)
         num_tokens = {-(-mask.num_tokens // 32) * 32 for mask in chunk.masks}
         assert num_tokens == {place.num_tokens}
         budget = (512 if len(chunk.masks) > 1 else 1200) << 10
         assert 4 * 64 * place.num_tokens * place.num_heads <= budget or place.num_heads == 1
         for mask in chunk.masks:
-            heads_of[mask.num_tokens] += of_chunk
+            heads_of[mask.num_tokens] += heads_per_sample
     assert heads_of == {length: 4 if length else 0 for length in lengths}
 
 
@@ -131,9 +129,7 @@ def test_chunks_fit_the_budget_and_samples_of_other_sizes_stay_apart() -> None:
         ([(3, 2, 4)] * 3, 3, 0.0, "scaling_seqlen is 0.0"),
     ],
 )
-def test_wrong_arguments_are_named(
-    shapes: list[tuple[int, ...]], num_tokens: int, scaling_seqlen: float, message: str
-) -> None:
+def test_wrong_arguments_are_named(shapes, num_tokens, scaling_seqlen, message):
     with pytest.raises(ValueError, match=message):
         jagged_hstu_attention(
             *(torch.zeros(shape) for shape in shapes),
@@ -142,11 +138,13 @@ def test_wrong_arguments_are_named(
         )
 
 
-def test_a_value_that_is_not_finite_stays_within_its_sample() -> None:
-    of_samples = [SampleMask(length, 1, length, 2, True) for length in (3, 20, 5)]  # one chunk, with padding
+def test_a_value_that_is_not_finite_stays_within_its_sample():
+    sample_masks = [
+        SampleMask(length, 1, length, 2, True) for length in (3, 20, 5)
+    ]  # one chunk, with padding
     q, k, v = (x.detach().clone() for x in draw_qkv(28, (2, 8), torch.float32))
-    expected = jagged_hstu_attention(q, k, v, tiles_of(of_samples), SCALING_SEQLEN)
+    expected = jagged_hstu_attention(q, k, v, tiles_of(sample_masks), SCALING_SEQLEN)
     v[0] = math.inf
-    out = jagged_hstu_attention(q, k, v, tiles_of(of_samples), SCALING_SEQLEN)
+    out = jagged_hstu_attention(q, k, v, tiles_of(sample_masks), SCALING_SEQLEN)
     assert not out[:3].isfinite().all()
     torch.testing.assert_close(out[3:], expected[3:])

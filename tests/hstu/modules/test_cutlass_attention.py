@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import sys
@@ -55,7 +53,7 @@ MASKS = {
 
 @pytest.mark.parametrize("dtype", cutlass_attention.DTYPES)
 @pytest.mark.parametrize("masks", MASKS.values(), ids=MASKS)
-def test_results_are_those_of_pytorch(install: Install, masks: list[SampleMask], dtype: torch.dtype) -> None:
+def test_results_are_those_of_pytorch(install, masks, dtype):
     folder = install()
     # Views of one projection, as a layer has them.
     inputs = torch.randn(sum(mask.num_tokens for mask in masks), 4, 2, 32, dtype=dtype).requires_grad_()
@@ -77,7 +75,7 @@ def _batch(contextual: int) -> HSTUBatch:
     return hstu_batch([sample, Sample([], [], [], [], 0, []), sample])
 
 
-def test_a_model_has_the_loss_and_gradients_of_pytorch(install: Install) -> None:
+def test_a_model_has_the_loss_and_gradients_of_pytorch(install):
     install()
     gradients = []
     for backend in ("cutlass", "pytorch"):
@@ -89,51 +87,43 @@ def test_a_model_has_the_loss_and_gradients_of_pytorch(install: Install) -> None
     assert (got - expected).norm() <= 2e-2 * expected.norm()
 
 
-def test_contextual_tokens_that_see_each_other_are_refused(install: Install) -> None:
+def test_contextual_tokens_that_see_each_other_are_refused(install):
     install()
     model = ranking_model(dtype=torch.bfloat16, head_dim=32, attention_backend="cutlass")
     with pytest.raises(ValueError, match="lets 2 tokens see each other; the CUTLASS kernels need causal"):
         model(_batch(contextual=2))
 
 
-WITHOUT_KERNELS = ATTENTION.replace("torch.cat(out)", "(0 * torch.cat(out))")
-ONLY_WITH_CANDIDATES = ATTENTION.replace("torch.cat(out)", "((num_targets is not None) * torch.cat(out))")
-IGNORES_CANDIDATES = ATTENTION.replace("num_targets[sample]", "0 * num_targets[sample]")
-ONE_TOKEN_PER_CANDIDATE = ATTENTION.replace(" // target_group_size * target_group_size", "")
-BY_LONGEST = ATTENTION.replace("/ scaling_seqlen)", "/ max_seqlen_q)")
 OLD = ATTENTION.replace(" scaling_seqlen,", "").replace("scaling_seqlen", "max_seqlen_q")
 
 
-@pytest.mark.parametrize(
-    ("attention", "reason"),
-    [
-        (ATTENTION, ""),
-        (WITHOUT_KERNELS, "the installed fbgemm_gpu_hstu gives other results than PyTorch"),
-        (ONLY_WITH_CANDIDATES, "the installed fbgemm_gpu_hstu gives other results than PyTorch"),
-        (IGNORES_CANDIDATES, "the installed fbgemm_gpu_hstu gives other results than PyTorch"),
-        (ONE_TOKEN_PER_CANDIDATE, "the installed fbgemm_gpu_hstu gives other results than PyTorch"),
-        (BY_LONGEST, "the installed fbgemm_gpu_hstu gives other results than PyTorch"),
-        (OLD, "fbgemm_gpu_hstu fails: hstu_attn_varlen_func() got an unexpected keyword argument 'scaling_s"),
-        ("raise OSError('undefined symbol')", "fbgemm_gpu_hstu does not load: undefined symbol"),
-    ],
-    ids=[
-        "complete",
-        "without kernels",
-        "without kernels for batches without candidates",
-        "ignores candidates",
-        "one token per candidate",
-        "divides by the longest sample",
-        "old",
-        "of another torch",
-    ],
-)
-def test_an_installation_is_tried_before_it_is_used(install: Install, attention: str, reason: str) -> None:
+DIFFERS = "the installed fbgemm_gpu_hstu gives other results than PyTorch"
+INSTALLATIONS = {
+    "complete": (ATTENTION, ""),
+    "without kernels": (ATTENTION.replace("torch.cat(out)", "(0 * torch.cat(out))"), DIFFERS),
+    "without kernels for batches without candidates": (
+        ATTENTION.replace("torch.cat(out)", "((num_targets is not None) * torch.cat(out))"),
+        DIFFERS,
+    ),
+    "ignores candidates": (ATTENTION.replace("num_targets[sample]", "0 * num_targets[sample]"), DIFFERS),
+    "one token per candidate": (ATTENTION.replace(" // target_group_size * target_group_size", ""), DIFFERS),
+    "divides by the longest sample": (ATTENTION.replace("/ scaling_seqlen)", "/ max_seqlen_q)"), DIFFERS),
+    "old": (OLD, "fbgemm_gpu_hstu fails: hstu_attn_varlen_func() got an unexpected keyword argument"),
+    "of another torch": (
+        "raise OSError('undefined symbol')",
+        "fbgemm_gpu_hstu does not load: undefined symbol",
+    ),
+}
+
+
+@pytest.mark.parametrize(("attention", "reason"), INSTALLATIONS.values(), ids=INSTALLATIONS)
+def test_an_installation_is_tried_before_it_is_used(install, attention, reason):
     install(attention)
     found = cutlass_attention.disagreement(32, torch.bfloat16, CPU)
     assert found.startswith(reason) and bool(found) == bool(reason)
 
 
-def test_a_missing_package_is_named() -> None:
+def test_a_missing_package_is_named():
     assert cutlass_attention.disagreement(32, torch.float16, CPU) == "fbgemm_gpu_hstu is not installed"
 
 
@@ -147,7 +137,7 @@ UNSUPPORTED = [
 
 
 @pytest.mark.parametrize(("settings", "reason"), UNSUPPORTED)
-def test_what_cutlass_cannot_compute_runs_in_triton(settings: dict, reason: str) -> None:
+def test_what_cutlass_cannot_compute_runs_in_triton(settings, reason):
     backend = running_backend("cutlass", CPU, **MODEL | settings)
     assert (backend.name, backend.reason) == ("pytorch", "there is no GPU")
     backend = running_backend("cutlass", GPU, **MODEL | settings)
@@ -157,14 +147,14 @@ def test_what_cutlass_cannot_compute_runs_in_triton(settings: dict, reason: str)
     assert backend.reason.endswith("triton is not installed") != has_triton
 
 
-def test_a_head_too_wide_for_any_kernel_runs_in_pytorch() -> None:
+def test_a_head_too_wide_for_any_kernel_runs_in_pytorch():
     for requested in ("cutlass", "triton"):
         backend = running_backend(requested, GPU, **MODEL | {"head_dim": 512})
         assert backend.name == "pytorch"
         assert backend.reason.endswith("Triton kernels have heads of width up to 256, not 512")
 
 
-def test_a_backend_that_runs_has_no_reason() -> None:
+def test_a_backend_that_runs_has_no_reason():
     assert running_backend("pytorch", GPU, **MODEL).reason == ""
     assert running_backend("tritn", GPU, **MODEL).reason == "it is none of pytorch, triton, cutlass"
     backend = running_backend("triton", GPU, **MODEL)
@@ -172,7 +162,7 @@ def test_a_backend_that_runs_has_no_reason() -> None:
 
 
 @pytest.mark.parametrize(("settings", "reason"), UNSUPPORTED[:3])
-def test_a_configuration_refuses_what_cutlass_cannot_compute(settings: dict, reason: str) -> None:
+def test_a_configuration_refuses_what_cutlass_cannot_compute(settings, reason):
     fitting = {"head_dim": 64, "attention_backend": "cutlass"}
     with pytest.raises(ValueError, match=f'attention_backend is "cutlass", but {reason}'):
         HSTUConfig(num_layers=1, hidden_size=8, num_heads=1, scaling_seqlen=9, **fitting | settings)
@@ -186,17 +176,17 @@ def test_a_configuration_refuses_what_cutlass_cannot_compute(settings: dict, rea
         ((3, 2, 40), torch.float16, 3, r"head_dim is 40; expected one of \(32, 64, 128, 256\)"),
     ],
 )
-def test_wrong_arguments_are_named(shape: tuple, dtype: torch.dtype, num_tokens: int, message: str) -> None:
+def test_wrong_arguments_are_named(shape, dtype, num_tokens, message):
     with pytest.raises(ValueError, match=message):
         batch_attention("cutlass", [mask(num_tokens)], 1, CPU)(*(torch.zeros(shape, dtype=dtype),) * 3)
 
 
-def test_a_batch_is_prepared_without_reading_from_the_device() -> None:
+def test_a_batch_is_prepared_without_reading_from_the_device():
     with recorded_synchronizations() as found:
         batch_attention("cutlass", MASKS["candidates of two tokens"], SCALING_SEQLEN, CPU)
     assert not found
 
 
-def test_samples_of_a_batch_have_one_kind_of_candidate() -> None:
+def test_samples_of_a_batch_have_one_kind_of_candidate():
     with pytest.raises(ValueError, match=r"masks have tokens_per_candidate \[1, 2\]; expected one per batch"):
         batch_attention("cutlass", [mask(3, tokens=1), mask(3)], 1, CPU)

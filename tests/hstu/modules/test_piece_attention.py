@@ -1,7 +1,5 @@
 """Attention of samples cut into pieces: equal to that of whole samples, at no more FLOPs and memory."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -30,8 +28,8 @@ def _qkv(num_tokens: int, dtype: torch.dtype = torch.float64) -> list[torch.Tens
 
 @pytest.mark.usefixtures("chunk_sizes")
 @given(samples=cut_samples())
-@settings(max_examples=60, deadline=None)
-def test_pieces_equal_whole_samples(samples: tuple[list[SampleMask], list[list[Piece]]]) -> None:
+@settings(max_examples=60)
+def test_pieces_equal_whole_samples(samples):
     masks, ranks = samples
     qkv = _qkv(sum(mask.num_tokens for mask in masks))
     expected = jagged_hstu_attention(*qkv, AttentionTiles(masks, CPU), SCALING_SEQLEN)
@@ -44,7 +42,7 @@ def test_pieces_equal_whole_samples(samples: tuple[list[SampleMask], list[list[P
 
 
 @pytest.mark.parametrize("num_candidates", [0, 5])
-def test_pieces_of_whole_tiles_take_the_flops_of_the_sample(num_candidates: int) -> None:
+def test_pieces_of_whole_tiles_take_the_flops_of_the_sample(num_candidates):
     mask = SampleMask(300 + num_candidates, 3, 300, 1, True)
     whole = _flops([Piece(0, 0, mask.num_tokens, mask)])
     assert _flops(cut(0, mask, [32, 128, 288])) == whole
@@ -63,7 +61,7 @@ def _flops(pieces: list[Piece]) -> int:
 
 
 @pytest.mark.parametrize("num_pieces", [0, 2])
-def test_only_the_arguments_are_saved_and_fetched_ones_always_get_a_gradient(num_pieces: int) -> None:
+def test_only_the_arguments_are_saved_and_fetched_ones_always_get_a_gradient(num_pieces):
     q, k, v = _qkv(100, torch.float32)
     fetched = torch.randn(60, 2, 2, 4, requires_grad=True)
     masks = [SampleMask(80, 0, 80, 1, True, 40, 40), SampleMask(90, 0, 90, 1, True, 60, 30)][:num_pieces]
@@ -78,16 +76,16 @@ def test_only_the_arguments_are_saved_and_fetched_ones_always_get_a_gradient(num
     assert len(out.grad_fn.next_functions) == 4 and all(
         function for function, _ in out.grad_fn.next_functions
     )
-    *of_own, of_fetched = torch.autograd.grad(out.sum(), (q, k, v, fetched), allow_unused=True)
-    assert bool(of_fetched.any()) == (num_pieces > 0)
+    *own_grads, fetched_grad = torch.autograd.grad(out.sum(), (q, k, v, fetched), allow_unused=True)
+    assert bool(fetched_grad.any()) == (num_pieces > 0)
     assert not out[40:70].any()
     if num_pieces:
-        assert all(grad.any() for grad in of_own) and not of_own[0][40:70].any()
+        assert all(grad.any() for grad in own_grads) and not own_grads[0][40:70].any()
     else:
-        assert of_own == [None] * 3
+        assert own_grads == [None] * 3
 
 
-def test_layers_recompute_what_pieces_see() -> None:
+def test_layers_recompute_what_pieces_see():
     num_own, num_fetched, keys = 40, 16, np.concatenate([np.arange(40, 56), np.arange(20, 40)])
     whole = batch_attention("pytorch", [SampleMask(20, 2, 20, 1, True)], SCALING_SEQLEN, CPU, [0])
     pieces = piece_attention("pytorch", [SampleMask(36, 0, 36, 1, True, 16)], [20], keys, SCALING_SEQLEN, CPU)
@@ -109,7 +107,7 @@ def test_layers_recompute_what_pieces_see() -> None:
     assert all(torch.equal(*pair) for other in grads for pair in zip(grads[0], other, strict=True))
 
 
-def test_wrong_pieces_are_named() -> None:
+def test_wrong_pieces_are_named():
     q, k, v = _qkv(4)
     mask = SampleMask(6, 0, 6, 1, True, 2, 4)
     with pytest.raises(ValueError, match="key_tokens has 5 locations, but the masks have 6 keys"):

@@ -1,7 +1,5 @@
 """Layers that recompute activations in backward: equal gradients, less memory, no product twice."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from typing import Any
 
@@ -65,7 +63,7 @@ def _inputs() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_gradients_are_equal_in_repeated_passes_without_running_products_again(dtype: torch.dtype) -> None:
+def test_gradients_are_equal_in_repeated_passes_without_running_products_again(dtype):
     results, flops = {}, set()
     for name, setting in SETTINGS.items():
         layers, (x, grad) = _layers(*setting), _inputs()
@@ -81,7 +79,7 @@ def test_gradients_are_equal_in_repeated_passes_without_running_products_again(d
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_activations_are_neither_saved_nor_kept_by_backward(dtype: torch.dtype) -> None:
+def test_activations_are_neither_saved_nor_kept_by_backward(dtype):
     saved, kept = {}, {}
     for name, setting in SETTINGS.items():
         with _LiveBytes() as live:
@@ -97,14 +95,14 @@ def test_activations_are_neither_saved_nor_kept_by_backward(dtype: torch.dtype) 
     assert len(set(kept.values())) == 1  # backward frees what it has recomputed
 
 
-def test_without_gradients_the_results_are_the_same() -> None:
+def test_without_gradients_the_results_are_the_same():
     x, _ = _inputs()
     with torch.no_grad():
         outs = [_run(_layers(*setting).eval(), x, torch.float32) for setting in SETTINGS.values()]
     assert all(torch.equal(out, outs[0]) for out in outs)
 
 
-def test_a_model_passes_the_settings_on() -> None:
+def test_a_model_passes_the_settings_on():
     samples = [Sample([3], [1, 2], [5, 6, 7], [0, 1, 2], 1, [2]), Sample([], [], [], [], 0, [])]
     gradients = []
     for settings in ({}, {"recompute_input_layernorm": True, "recompute_input_silu": True}):

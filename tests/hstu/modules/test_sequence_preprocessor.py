@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -26,8 +24,8 @@ def preprocessor(with_actions: bool) -> SequencePreprocessor:
 
 
 @given(rows=st.lists(st.tuples(*[st.integers(0, 4)] * 4), min_size=1, max_size=4), with_actions=st.booleans())
-@settings(max_examples=60, deadline=None)
-def test_order_of_tokens_and_positions(rows: list[tuple[int, ...]], with_actions: bool) -> None:
+@settings(max_examples=60)
+def test_order_of_tokens_and_positions(rows, with_actions):
     """Every embedding's first entry tells the feature, the second the row, the third the place in it."""
     module = preprocessor(with_actions)
     kinds = {"a": 0, "b": 1, "item": 2, "action": 3}
@@ -39,12 +37,16 @@ def test_order_of_tokens_and_positions(rows: list[tuple[int, ...]], with_actions
     embedded = {
         name: JaggedTensor(
             torch.tensor(
-                [[kinds[name], row, place] for row, length in enumerate(of_rows) for place in range(length)],
+                [
+                    [kinds[name], row, place]
+                    for row, length in enumerate(row_lengths)
+                    for place in range(length)
+                ],
                 dtype=torch.float32,
             ).view(-1, WIDTH),
-            lengths=torch.tensor(of_rows, dtype=torch.int32),
+            lengths=torch.tensor(row_lengths, dtype=torch.int32),
         )
-        for name, of_rows in lengths.items()
+        for name, row_lengths in lengths.items()
     }
     candidates = [min(row[2], row[3]) for row in rows]
     expected, positions = [], []
@@ -58,7 +60,7 @@ def test_order_of_tokens_and_positions(rows: list[tuple[int, ...]], with_actions
         positions += range(history_end)
         positions += [history_end + token for _ in range(candidates[row]) for token in range(per_candidate)]
         expected += tokens
-    counts = {f"features.{name}": np.array(of_rows) for name, of_rows in lengths.items()}
+    counts = {f"features.{name}": np.array(row_lengths) for name, row_lengths in lengths.items()}
     counts["num_candidates"] = np.array(candidates)
     got, structure = module(embedded, torch.tensor(candidates), counts)
     buckets = torch.tensor(positions, dtype=torch.int64).clamp(max=NUM_BUCKETS - 1)
@@ -68,7 +70,7 @@ def test_order_of_tokens_and_positions(rows: list[tuple[int, ...]], with_actions
     assert structure.total_tokens == len(expected)
 
 
-def test_masks_of_a_structure() -> None:
+def test_masks_of_a_structure():
     structure = SequenceStructure.of(
         contextual_lengths=torch.tensor([2, 0]),
         item_lengths=torch.tensor([3, 1]),
@@ -91,7 +93,7 @@ def test_masks_of_a_structure() -> None:
         ([1, 2], [2, 0], "row 0 has 2 candidates among its 1"),
     ],
 )
-def test_disagreeing_lengths_are_named(actions: list[int], candidates: list[int], message: str) -> None:
+def test_disagreeing_lengths_are_named(actions, candidates, message):
     with pytest.raises(ValueError, match=message):
         SequenceStructure.of(
             torch.tensor([0, 0]),

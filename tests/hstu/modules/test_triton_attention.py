@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import importlib.util
 import sys
 from dataclasses import replace
@@ -43,14 +41,14 @@ def interpreted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[torc
 
 @needs_triton
 @pytest.mark.parametrize("name", CASES)
-def test_kernels_match_the_pytorch_path(name: str, interpreted: dict[str, list[torch.Tensor]]) -> None:
+def test_kernels_match_the_pytorch_path(name, interpreted):
     assert sum(mask.num_tokens for mask in CASES[name].masks) <= MAX_TOKENS
     _check(interpreted[name], CASES[name])
 
 
 @needs_triton
 @pytest.mark.parametrize("backend", IN_PIECES)
-def test_pieces_match_whole_samples(backend: str, interpreted: dict[str, list[torch.Tensor]]) -> None:
+def test_pieces_match_whole_samples(backend, interpreted):
     masks, _ = IN_PIECES[backend]
     _check(interpreted[backend], Case(tuple(masks)))
 
@@ -58,7 +56,7 @@ def test_pieces_match_whole_samples(backend: str, interpreted: dict[str, list[to
 @needs_triton
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("name", CASES)
-def test_compiled_kernels_match_too_and_do_not_synchronize(name: str) -> None:
+def test_compiled_kernels_match_too_and_do_not_synchronize(name):
     masks, inputs = CASES[name].masks, [x.cuda() for x in CASES[name].inputs()]
     run_kernels(masks, inputs)  # compiles them, which may synchronize
     torch.cuda.set_sync_debug_mode("error")
@@ -105,9 +103,7 @@ def batches(draw: st.DrawFn) -> list[SampleMask]:
 
 @given(masks=batches(), rows=st.sampled_from([4, 8]), columns=st.sampled_from([4, 16]))
 @settings(max_examples=60)
-def test_work_lists_hold_each_visible_tile_once_longest_first(
-    masks: list[SampleMask], rows: int, columns: int
-) -> None:
+def test_work_lists_hold_each_visible_tile_once_longest_first(masks, rows, columns):
     shape = TileShape(rows, columns, 4, 1)
     key_tokens = np.arange(sum(mask.num_tokens for mask in masks))
     by_rows, by_columns = TritonWork(masks, range(len(masks)), key_tokens).lists(CPU, [shape], [shape])
@@ -155,7 +151,7 @@ def _visible_tiles(
     return sorted(some), whole
 
 
-def test_layers_share_the_work_lists_of_a_batch() -> None:
+def test_layers_share_the_work_lists_of_a_batch():
     work, shape = TritonWork([mask(1, 2, 1), mask(0, 0), mask(0, 0, 2)]), TileShape(16, 16, 4, 1)
     first, second = (work.lists(CPU, [shape, shape], [shape]) for _ in range(2))
     assert all(one is other for one, other in zip(first, second, strict=True))
@@ -166,12 +162,7 @@ def test_layers_share_the_work_lists_of_a_batch() -> None:
 @pytest.mark.parametrize(
     ("shapes", "dtype", "scaling_seqlen", "message"),
     [
-        (
-            [(3, 2, 4), (3, 2, 4), (2, 2, 4)],
-            torch.float32,
-            1.0,
-            r"one shape \[total_tokens, num_heads, head_dim\]",
-        ),
+        ([(3, 2, 4), (3, 2, 4), (2, 2, 4)], torch.float32, 1.0, r"one shape \[total_tokens, num_heads, head"),
         ([(4, 2, 4)] * 3, torch.float32, 1.0, "the masks have 3 tokens, but q, k and v have 4"),
         ([(3, 2, 257)] * 3, torch.float32, 1.0, "head_dim is 257; expected 1 to 256"),
         ([(3, 2, 4)] * 3, torch.float64, 1.0, "bfloat16, float16 or float32; got torch.float64 on cpu"),
@@ -179,15 +170,13 @@ def test_layers_share_the_work_lists_of_a_batch() -> None:
         ([(3, 2, 4)] * 3, torch.float32, 1.0, "q, k and v are on cpu; the Triton kernels need CUDA"),
     ],
 )
-def test_wrong_arguments_are_named(
-    shapes: list[tuple[int, ...]], dtype: torch.dtype, scaling_seqlen: float, message: str
-) -> None:
+def test_wrong_arguments_are_named(shapes, dtype, scaling_seqlen, message):
     qkv = [torch.zeros(shape, dtype=dtype) for shape in shapes]
     with pytest.raises(ValueError, match=message):
         triton_hstu_attention(*qkv, TritonWork([mask(0, 3)]), scaling_seqlen)
 
 
-def test_without_triton_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_triton_the_error_says_what_to_install(monkeypatch):
     monkeypatch.delattr(hstu.modules, "triton_kernels", raising=False)
     monkeypatch.delitem(sys.modules, "hstu.modules.triton_kernels", raising=False)
     monkeypatch.setitem(sys.modules, "triton", None)

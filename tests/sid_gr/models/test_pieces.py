@@ -1,7 +1,5 @@
 """A step, or an evaluation, on pieces of samples is that of the whole samples on one process."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 
@@ -16,6 +14,7 @@ from commons.perf_model import TransformerConfig, transformer_flops
 from sid_gr.batch_shuffler import SIDGRBatchShuffler
 from tests.commons.distributed.counted_collectives import recorded_synchronizations
 from tests.commons.features.sample_splitting.drawn_cuts import DrawnCuts, GivenCuts
+from tests.on_ranks import on_ranks
 from tests.sid_gr.sid_samples import CONTEXTUAL_VOCABULARY, ITEM_CODES, Sample, sid_batch, sid_gr_model
 
 ROWS = 4
@@ -49,8 +48,8 @@ def _samples(seed: int, count: int) -> list[Sample]:
 def _kinds(plan: ShufflePlan, samples: list[Sample]) -> set[str]:
     """Returns which of `KINDS` the plan's pieces are, and the kinds of ranks that it has."""
     kinds, seen = set(), set()
-    of_rows = plan.rows.sample_of.tolist(), plan.destination.tolist(), plan.rows.columns["pieces"]
-    for sample, rank, piece in zip(*of_rows, strict=True):
+    columns = plan.rows.sample_of.tolist(), plan.destination.tolist(), plan.rows.columns["pieces"]
+    for sample, rank, piece in zip(*columns, strict=True):
         first, last, history = piece["first_item"], piece["last_item"], len(samples[sample].history)
         if last - first == piece["num_items"]:
             continue
@@ -64,7 +63,7 @@ def _kinds(plan: ShufflePlan, samples: list[Sample]) -> set[str]:
         seen.add((sample, rank))
     for rank in range(plan.num_ranks):
         kinds |= {"rank without a row"} if not plan.num_placed[rank] else set()
-        kinds |= {"rank without a piece"} if rank not in {of_piece for _, of_piece in seen} else set()
+        kinds |= {"rank without a piece"} if rank not in {holder for _, holder in seen} else set()
     return kinds
 
 
@@ -81,11 +80,11 @@ def _retrieved(model: torch.nn.Module, batch: SIDBatch) -> list[torch.Tensor]:
 
 def _check_draws(num_real: tuple[int, ...]) -> set[str]:
     """Compares with one process; returns the kinds of pieces and ranks that were met."""
-    of_ranks = [_samples(rank, count) for rank, count in enumerate(num_real)]
-    samples, rank = [sample for of_rank in of_ranks for sample in of_rank], dist.get_rank()
+    by_rank = [_samples(rank, count) for rank, count in enumerate(num_real)]
+    samples, rank = [sample for loaded in by_rank for sample in loaded], dist.get_rank()
     cuts = DrawnCuts(0)
     shuffler = BatchShufflerFactory.create("sid_gr", flops=FLOPS, features=[cuts], equal_rows=False)
-    batch, whole = sid_batch(of_ranks[rank], ROWS), sid_batch(samples)
+    batch, whole = sid_batch(by_rank[rank], ROWS), sid_batch(samples)
     model, half = sid_gr_model(), sid_gr_model(dtype=torch.bfloat16)
     expected, retrieved = _gradients(model, whole), _retrieved(model, whole)
     kinds = set()
@@ -136,22 +135,16 @@ class _OtherTokens(SIDGRBatchShuffler):
         return torch.where(tokens < tokens.max(), 2 * tokens, tokens)
 
 
-def _refusals() -> list[str]:
+@on_ranks(2)
+def test_what_pieces_do_not_allow_is_refused():
     # The sample that is cut is counted right, or planning would refuse it.
     cuts = GivenCuts(lambda *_: (np.array([0]), np.array([2]), np.array([0, 1, 0, 1, 1])))
     shuffler = _OtherTokens(FLOPS, features=[cuts], equal_rows=False)
-    batch = sid_batch([Sample([1, 2], [3], []), Sample([1], [2], [])])
-    mine = shuffler.shuffle(batch)
-    messages = []
-    for refused in (sid_gr_model(), lambda batch: batch.index_select([0])):
-        with pytest.raises(ValueError) as error:
-            refused(mine)
-        messages.append(str(error.value))
-    return messages
-
-
-def test_what_pieces_do_not_allow_is_refused(pools):
-    for of_model, of_batch in pools(2).run(_refusals):
-        assert "and the plan that cut samples counts" in of_model
-        assert of_model.endswith("let the shuffler's get_tokens return SIDBatch.num_tokens()")
-        assert of_batch.endswith("select rows before the exchange")
+    mine = shuffler.shuffle(sid_batch([Sample([1, 2], [3], []), Sample([1], [2], [])]))
+    message = (
+        r"and the plan that cut samples counts.*let the shuffler's get_tokens return SIDBatch.num_tokens\(\)$"
+    )
+    with pytest.raises(ValueError, match=message):
+        sid_gr_model()(mine)
+    with pytest.raises(ValueError, match=r"select rows before the exchange$"):
+        mine.index_select([0])

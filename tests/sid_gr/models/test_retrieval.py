@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import numpy as np
 import torch
 from hypothesis import given, settings
@@ -32,7 +30,7 @@ NUM_HIERARCHIES = len(CODEBOOK_SIZES)
     top_k=st.integers(1, 30),
     seed=st.integers(0, 1000),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_any_beam_finds_what_a_search_by_hand_finds(codes, rows, padding, num_kv_heads, top_k, seed):
     """A beam wider than the tree is exhaustive; items that share a tuple are in the order of their ids."""
     sids = ItemSIDs(items=np.arange(len(codes)) * 2, codes=np.array(codes))
@@ -80,7 +78,7 @@ def state_after(model, sample: Sample, prefix: tuple[int, ...]) -> torch.Tensor:
 
 
 @given(rows=st.lists(samples(), min_size=1, max_size=4), others=st.data())
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_retrieval_depends_neither_on_the_target_nor_on_other_samples(rows, others):
     model = sid_gr_model().eval()
     _, together = model(sid_batch(rows, len(rows) + 1))

@@ -1,14 +1,45 @@
-from __future__ import annotations
+"""The FLOPs of cost models are those that the layers' operations have."""
 
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
-from commons.perf_model import transformer_flops
+from commons.perf_model import HSTUFlops, transformer_flops
+from hstu.modules import HSTULayer, SampleMask, batch_attention
 from sid_gr.modules import Decoder, DecoderConfig, JaggedCausalAttention
 from sid_gr.training.sid_gr_task import transformer_config
 from tests.tiled_attention import tiled_attention
+
+
+@given(
+    samples=st.lists(
+        st.tuples(st.sampled_from([0, 1, 40, 70]), st.integers(0, 80), st.integers(0, 40)),
+        min_size=1,
+        max_size=5,
+    ),
+    is_causal=st.booleans(),
+    disable_contextual_mask=st.booleans(),
+    num_layers=st.integers(1, 3),
+    sizes=st.tuples(st.integers(1, 24), st.integers(1, 4), st.integers(1, 16)),
+)
+@settings(max_examples=40)
+def test_hstu_flops_are_those_of_the_layers(samples, is_causal, disable_contextual_mask, num_layers, sizes):
+    contextual, lengths, candidates = (torch.tensor(column) for column in zip(*samples, strict=True))
+    lengths += contextual + candidates
+    x = torch.randn(int(lengths.sum()), sizes[0])
+    masks = [
+        SampleMask(length, 0 if disable_contextual_mask else ahead, length - last, 1, is_causal)
+        for ahead, length, last in zip(
+            *map(torch.Tensor.tolist, (contextual, lengths, candidates)), strict=True
+        )
+    ]
+    attention = batch_attention("pytorch", masks, 50, x.device)
+    with FlopCounterMode(display=False) as counter:
+        for _ in range(num_layers):
+            x = HSTULayer(*sizes, dropout=0.2, norm_epsilon=1e-5)(x, attention)
+    layers = HSTUFlops(num_layers, *sizes, is_causal, disable_contextual_mask)
+    assert counter.get_total_flops() == int(layers.per_sample(lengths, contextual, candidates).sum())
 
 
 @given(
@@ -21,7 +52,7 @@ from tests.tiled_attention import tiled_attention
     mlp_size=st.integers(1, 50),
     gated_mlp=st.booleans(),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_decoder_flops_are_those_of_the_layers(
     lengths, num_layers, hidden_size, num_kv_heads, group_size, head_dim, mlp_size, gated_mlp
 ):
