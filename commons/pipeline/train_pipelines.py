@@ -1,4 +1,4 @@
-"""TorchRec's train pipelines with the shuffle stage in them."""
+"""TorchRec's train pipelines with the shuffle stage in them, by name."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from torchrec.distributed.types import ShardedModule
 
 from ..distributed import BalanceReport, BatchShuffler, ShufflePlan
 from ..named_ranges import named_range
+from ..registry import NamedFactory
 from .shuffle_stage import ShuffleStage, StepOutput
 
 _CACHED_KERNEL = EmbeddingComputeKernel.FUSED_UVM_CACHING.value
@@ -259,6 +260,23 @@ class PrefetchTrainPipeline(_SparseDistWithStage, PrefetchTrainPipelineSparseDis
             )
         super().__init__(model, optimizer, device, batch_shuffler, loss_reduction, **torchrec_arguments)
         self._prefetch_stream = _stream(device, "prefetch")
+
+
+class TrainPipelineFactory(NamedFactory[TrainPipeline]):
+    """Registers train pipelines and creates them by name.
+
+    `create(name, model=, optimizer=, device=, batch_shuffler=, loss_reduction=)`, where name is "none" (only
+    planning is overlapped), "native" (TorchRec's sparse-dist pipeline) or "prefetch" (the same with cached
+    tables; CUDA only).
+    """
+
+    kind = "train pipeline"
+    base = TrainPipeline
+
+
+TrainPipelineFactory.register("none", SequentialTrainPipeline)
+TrainPipelineFactory.register("native", SparseDistTrainPipeline)
+TrainPipelineFactory.register("prefetch", PrefetchTrainPipeline)
 
 
 def _raised_in_rewriting(error: Exception) -> bool:
