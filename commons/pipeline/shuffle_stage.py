@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
 import torch.distributed as dist
+from torchrec.streamable import Pipelineable
 
 from ..distributed import BalanceReport, BatchShuffler
 from ..distributed.feature import ModelCall, chain
@@ -16,11 +17,52 @@ from ..distributed.loss_reduction import check_global_mean, check_reduction, los
 from ..distributed.plan_ahead import PlanAhead, PlannedStep
 from ..distributed.rank_group import RankGroup
 from ..named_ranges import named_range
+from ..sequence_batch import containers
 from ..sequence_batch.batch_view import without_copied_row
-from .in_flight import InFlightBatch, land
 
 # A step returns the loss sum of this rank, the loss tokens of all ranks, and the model's output.
 StepOutput = tuple[torch.Tensor, int, Any]
+
+
+class InFlightBatch(Pipelineable):
+    """Gives any batch the methods of a `Pipelineable`; attributes and items are those of the batch.
+
+    Args:
+        batch: of any type that the stage can exchange.
+        step: that the batch belongs to.
+    """
+
+    def __init__(self, batch: Any, step: PlannedStep) -> None:
+        # Private, because the batch may have attributes of these names.
+        self._landed, self._step = batch, step
+
+    def to(self, device: torch.device, non_blocking: bool = False) -> Self:
+        """Returns the batch with every tensor on `device`."""
+        batch = self._landed
+        if isinstance(batch, Pipelineable):
+            return type(self)(batch.to(device, non_blocking), self._step)
+        return type(self)(containers.move_to(batch, device, non_blocking), self._step)
+
+    def pin_memory(self) -> Self:
+        """Returns the batch with every tensor in pinned host memory."""
+        batch = self._landed
+        pinned = batch.pin_memory() if isinstance(batch, Pipelineable) else containers.pin(batch)
+        return type(self)(pinned, self._step)
+
+    def record_stream(self, stream: torch.Stream) -> None:
+        """Tells the allocator that `stream` uses the batch's tensors."""
+        if isinstance(self._landed, Pipelineable):
+            self._landed.record_stream(stream)
+        else:
+            containers.record_stream(self._landed, stream)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("_landed", "_step"):  # not there yet, as in copy.copy
+            raise AttributeError(name)
+        return getattr(self._landed, name)
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._landed[key]
 
 
 class ShuffleStage:
@@ -88,10 +130,10 @@ class ShuffleStage:
 
     def exchange(self, batch: InFlightBatch) -> InFlightBatch:
         """Carries out the plan of a device batch; collective over the ranks to balance among."""
-        loaded, step = land(batch)
+        step = batch._step
         with named_range("## exchange ##"):
             start = time.perf_counter()
-            placed = self._shuffler.exchange(loaded, step.plan)
+            placed = self._shuffler.exchange(batch._landed, step.plan)
             step.exchange_seconds = time.perf_counter() - start
         return InFlightBatch(placed, step)
 
@@ -104,10 +146,10 @@ class ShuffleStage:
             tokens of the step, whichever rank they are on. Without any loss token it is 0. Without samples,
             what has one row in the output has none.
         """
-        placed, step = land(batch)
+        step = batch._step
         loss_tokens = step.everyone.num_loss_tokens
         scale = self._num_ranks / loss_tokens if loss_tokens else 0.0
-        call = ModelCall(self._model, placed, step.plan, step.everyone, self._loss_reduction, scale)
+        call = ModelCall(self._model, batch._landed, step.plan, step.everyone, self._loss_reduction, scale)
         loss, total, output = self._forward(call)
         for feature in self._shuffler.features:
             feature.check_ran(step.plan)
