@@ -8,13 +8,10 @@ import pickle
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from types import TracebackType
-from typing import Any
 
 import torch.distributed as dist
-
-from .channel import to_bytes
 
 # A rank that fails because of another one ends so much later. Torchrun, which looks ten times a second, then
 # ends it, and names the other one as the cause.
@@ -99,29 +96,3 @@ def raise_first(
         _, rank = min(raised)
         failure, _ = failures[rank]
         raise own if rank == own_rank and own is not None else failure  # type: ignore[misc]
-
-
-def broadcast_object(sender: int, value: Any, rank: int, all_gather: Callable[[Any], list[Any]]) -> Any:
-    """Broadcasts a value of one rank to all ranks of a group, and returns it. Collective.
-
-    Args:
-        sender: the rank that has it.
-        value: the value; ignored on other ranks.
-        rank: this rank.
-        all_gather: gathers anything that pickles over the group.
-
-    Raises:
-        TypeError: the value does not pickle; on every rank.
-    """
-    failure, pickled = None, None
-    if rank == sender:
-        try:
-            pickled = to_bytes(value)
-        except Exception as error:
-            failure = TypeError(
-                f"a batch of rank {rank} does not pickle ({error}), and a rank that has none yet needs it "
-                "for its type and what its samples share; keep functions and handles out of batches"
-            )
-    gathered = all_gather((pickled, portable(failure)))
-    raise_first([failed for _, failed in gathered], failure, rank)
-    return value if rank == sender else pickle.loads(gathered[sender][0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,10 +12,10 @@ import numpy as np
 from ..sequence_batch.batch_view import BatchView
 from ..sequence_batch.row_schema import FieldValue, RowSchema
 from .batch_format import BatchFormat
-from .channel import Channel
 from .count_rows import RowFormat
-from .failures import broadcast_object, portable, raise_first
+from .failures import portable, raise_first
 from .feature import Feature
+from .rank_group import Channel, to_bytes
 from .row_table import RowTable
 
 _OK, _NO_BATCH, _FAILED = range(3)
@@ -164,7 +165,7 @@ class PlanGather:
             _check_same_offers(ranks[0], agreed, rank, offers[rank])
         if len(ranks) < len(offers):
             row = None if padding is None else padding.batch
-            row = broadcast_object(ranks[0], row, self._channel.rank, self._channel.all_gather_objects)
+            row = _broadcast(self._channel, ranks[0], row)
             padding = self._view(row) if padding is None else padding
         assert padding is not None
         if agreed.real_row is not None:
@@ -236,3 +237,19 @@ def _raise_if_different(expected: RowSchema, whose: str, schemas: Sequence[RowSc
                 f"rank {rank} has a batch that differs from that of {whose}: {difference}; batches of all "
                 "ranks and steps must have the same fields, keys, dtypes and trailing shapes"
             )
+
+
+def _broadcast(channel: Channel, sender: int, batch: Any) -> Any:
+    """Returns a batch of one rank on all of them; raises a TypeError on all if it does not pickle."""
+    failure, pickled = None, None
+    if channel.rank == sender:
+        try:
+            pickled = to_bytes(batch)
+        except Exception as error:
+            failure = TypeError(
+                f"a batch of rank {sender} does not pickle ({error}), and a rank that has none yet needs it "
+                "for its type and what its samples share; keep functions and handles out of batches"
+            )
+    gathered = channel.all_gather_objects((pickled, portable(failure)))
+    raise_first([failed for _, failed in gathered], failure, channel.rank)
+    return batch if channel.rank == sender else pickle.loads(gathered[sender][0])
