@@ -15,12 +15,12 @@ from ..perf_model.cost import Cost
 from ..sequence_batch.batch_view import BatchView, view_batch
 from ..sequence_batch.packed_rows import PackedRows, gather_rows
 from .balance_report import WORKLOAD_UNITS
-from .batch_format import BatchFormat
 from .exchange import EXCHANGES, Traffic
 from .feature import Feature, chain, order_features
 from .loss_reduction import LossScale, check_global_mean
 from .placement import Partitioning, warm_up
 from .plan_ahead import PlanAhead
+from .plan_gather import BatchFormat
 from .planner import Planner
 from .rank_group import RankGroup, job_device
 from .shuffle_plan import ShufflePlan

@@ -14,11 +14,10 @@ from ..named_ranges import named_range
 from ..perf_model.cost import Cost
 from ..sequence_batch import containers
 from ..sequence_batch.batch_view import BatchView
-from .batch_format import BatchFormat
 from .count_rows import Counter, RowFormat, count_rows
 from .feature import chain
 from .placement import place, place_sets
-from .plan_gather import PlanGather
+from .plan_gather import BatchFormat, PlanGather
 from .rank_group import RankGroup
 from .row_table import RowTable
 from .shuffle_plan import ShufflePlan
