@@ -57,7 +57,7 @@ class BatchShuffler(ABC):
         shared_fields: paths of what all samples of a batch share, as in "context.temperature" or "[2]"; a
             subclass sets it. A field of a `BaseBatch` is marked in its metadata instead.
         unit: of the workloads, for logs, as in "FLOPs"; a subclass sets it.
-        moves_samples: whether samples may leave their ranks.
+        moves_samples: whether samples may leave their ranks; if not, each rank is a group of its own.
         cost, settings: as given.
         features: as given, outermost first.
         group: the ranks to balance among.
@@ -96,7 +96,7 @@ class BatchShuffler(ABC):
         for feature in self.features:
             feature.check(self.settings)
         self.partitioning = Partitioning(self.settings, self.features)
-        self.group = self._make_group(process_group)
+        self.group = RankGroup.of(process_group) if self.moves_samples else RankGroup.alone()
         shared = self.shared_fields
         if isinstance(shared, str):
             raise TypeError(f"shared_fields is {shared!r}; expected a tuple of paths, as in ({shared!r},)")
@@ -116,9 +116,6 @@ class BatchShuffler(ABC):
     def format(self) -> BatchFormat | None:
         """The format that the ranks agreed on at the first batch; None before it."""
         return self.planner.format
-
-    def _make_group(self, process_group: dist.ProcessGroup | None) -> RankGroup:
-        return RankGroup.of(process_group)
 
     def view(self, batch: Any) -> BatchView:
         """Returns the rows of a batch of any type, for those who count or move them."""
