@@ -22,7 +22,6 @@ from ..named_ranges import named_range
 from .loaded_memory import LoadedMemory
 from .rank_group import close_connections
 from .shuffle_plan import ShufflePlan
-from .slow_plans import SlowPlans
 
 if TYPE_CHECKING:
     from .batch_shuffler import BatchShuffler
@@ -30,6 +29,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 _ENDED = object()
 _PATIENCE_S = 0.5
+# Steps until planning is timed, and as many as its median is of.
+_WARM_UP, _STEPS = 10, 32
 
 
 @dataclass
@@ -81,7 +82,7 @@ class PlanAhead:
         self._shuffler, self._planner, self._check = shuffler, shuffler.planner, check
         self._thread = _Thread(device)
         self._memory = LoadedMemory(shuffler.view)
-        self._slow_plans = SlowPlans(shuffler)
+        self._slow_plans = _SlowPlans(shuffler)
         self._loader: Iterator[Any] | None = None
         self._this_rank_ended = self._all_ended = False
         self._planned: deque[tuple[Iterator[Any], Future[PlannedStep | None]]] = deque()
@@ -188,6 +189,48 @@ class PlanAhead:
         if self._check is not None:
             self._check(step)
         return step
+
+
+class _SlowPlans:
+    """Warns once, on rank 0, if planning takes longer than a step, by medians; nothing else uses the times."""
+
+    def __init__(self, shuffler: BatchShuffler) -> None:
+        self._shuffler, self._planner = shuffler, shuffler.planner
+        self._steps_to_skip: float = _WARM_UP if self._planner.ranks.rank == 0 else np.inf
+        self._times: list[tuple[float, float, float]] = []
+
+    def after(self, busy_seconds: float) -> None:
+        """Notes a step, which the training thread computed in `busy_seconds` before it asked for the next."""
+        if self._steps_to_skip > 0:
+            self._steps_to_skip -= 1
+            return
+        self._times.append((*self._planner.seconds, busy_seconds))
+        if len(self._times) < _STEPS:
+            return
+        counting, placing, busy = 1e3 * np.median(self._times, axis=0)
+        self._times.clear()
+        planning = counting + placing
+        if planning > busy:
+            self._steps_to_skip = np.inf
+            slow = f"make {type(self._shuffler).__name__}.get_workloads faster"
+            logger.warning(
+                f"planning takes {planning:.1f} ms per step, and a step that should hide it {busy:.1f} ms: "
+                f"every step waits for its plan; {slow if counting > placing else _faster(self._shuffler)}"
+            )
+
+
+def _faster(shuffler: BatchShuffler) -> str:
+    """Returns what to set, for a faster placement."""
+    for feature in shuffler.features:
+        if feature.faster_without:
+            return feature.faster_without
+    settings = shuffler.settings
+    if settings.partitioner == "longest_processing_time":
+        return "balance among fewer ranks, as those of one node, with process_group="
+    remedy = 'set partitioner="longest_processing_time" (TrainerArgs.balance_partitioner)'
+    if settings.takes("tolerance"):
+        remedy += ", or raise tolerance (TrainerArgs.balance_tolerance)"
+    return remedy
 
 
 @functools.cache
