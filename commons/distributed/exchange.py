@@ -14,7 +14,43 @@ import torch.nn.functional as F
 from ..sequence_batch.packed_rows import PackedRows, gather_rows
 from ..sequence_batch.row_schema import aligned
 from .rank_group import RankGroup
-from .shuffle_plan import Route, RouteEnd, ShufflePlan
+from .shuffle_plan import ShufflePlan
+
+
+@dataclass(frozen=True)
+class RouteEnd:
+    """The rows of one rank before a transfer, or after it, in ascending order of their numbers.
+
+    Attributes:
+        ranks: int64 `[rows]`, the rank that each goes to, or comes from.
+        elements: int64 `[rows, jagged fields]`, elements of each in each jagged field.
+        chunk_bytes: int64 `[ranks]`, aligned bytes to, or from, each other rank.
+    """
+
+    ranks: np.ndarray
+    elements: np.ndarray
+    chunk_bytes: np.ndarray
+
+    @staticmethod
+    def of(
+        ranks: np.ndarray, elements: np.ndarray, row_bytes: np.ndarray, rank: int, num_ranks: int
+    ) -> RouteEnd:
+        """Makes the end at `rank`, one of `num_ranks`; `row_bytes` is int64 `[rows]`."""
+        num_bytes = np.zeros(num_ranks, dtype=np.int64)
+        np.add.at(num_bytes, ranks, row_bytes)
+        num_bytes[rank] = 0
+        return RouteEnd(ranks, elements, aligned(num_bytes))
+
+
+@dataclass(frozen=True)
+class Route:
+    """The rows that one rank holds before a transfer, and those it will hold after it.
+
+    Both are in ascending order, so that two ranks agree on the order of the rows between them.
+    """
+
+    held: RouteEnd
+    wanted: RouteEnd
 
 
 class Traffic(NamedTuple):
@@ -37,6 +73,17 @@ class Exchange:
 
     move: Callable[[PackedRows, ShufflePlan, RankGroup], PackedRows]
     traffic: Callable[[ShufflePlan, int], Traffic]
+
+
+def route_of(plan: ShufflePlan, rank: int) -> Route:
+    """Returns the rows that a plan moves from and to a rank."""
+    rows = plan.rows
+
+    def end(numbers: np.ndarray, rank_of: np.ndarray) -> RouteEnd:
+        elements, num_bytes = rows.num_elements[numbers], rows.sample_bytes[numbers]
+        return RouteEnd.of(rank_of[numbers], elements, num_bytes, rank, plan.num_ranks)
+
+    return Route(end(rows.loaded_by(rank), plan.destination), end(plan.computed_by(rank), rows.home))
 
 
 def transfer(rows: PackedRows, route: Route, rank: int, group: dist.ProcessGroup | None) -> PackedRows:
@@ -80,11 +127,11 @@ def transfer(rows: PackedRows, route: Route, rank: int, group: dist.ProcessGroup
 
 def _all_to_all(rows: PackedRows, plan: ShufflePlan, group: RankGroup) -> PackedRows:
     carrier = group.group_for("exchange", rows.lengths.device)
-    return transfer(rows, plan.route(group.rank), group.rank, carrier)
+    return transfer(rows, route_of(plan, group.rank), group.rank, carrier)
 
 
 def _all_to_all_traffic(plan: ShufflePlan, rank: int) -> Traffic:
-    route = plan.route(rank)
+    route = route_of(plan, rank)
     return Traffic(int(route.held.chunk_bytes.sum()), int(route.wanted.chunk_bytes.sum()))
 
 

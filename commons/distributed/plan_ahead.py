@@ -192,7 +192,7 @@ class PlanAhead:
 
 
 class _SlowPlans:
-    """Warns once, on rank 0, if planning takes longer than a step, by medians; nothing else uses the times."""
+    """Warns once, on rank 0, if planning takes longer than a step, by medians; times serve nothing else."""
 
     def __init__(self, shuffler: BatchShuffler) -> None:
         self._shuffler, self._planner = shuffler, shuffler.planner
