@@ -66,8 +66,7 @@ class Exchange:
 
     Attributes:
         move: turns the rows that this rank loaded, real rows first, into its samples in the plan's order,
-            without padding. One collective, whose sizes all come from the plan, so that host and device need
-            not synchronize.
+            without padding. One collective, whose sizes all come from the plan.
         traffic: the bytes that `move` sends and receives on a rank.
     """
 
@@ -94,11 +93,7 @@ def transfer(rows: PackedRows, route: Route, rank: int, group: dist.ProcessGroup
     Args:
         rows: the rows that this rank holds; padding may follow the rows of the route.
         route: which rows leave, and which arrive.
-        rank: this process's place among the ranks.
-        group: of the ranks; carries the bytes.
-
-    Returns:
-        The rows that the route ends at this rank.
+        rank: this process's place in `group`, which carries the bytes.
     """
     held, wanted = route.held, route.wanted
     leaving, arriving = _by_rank(held, rank), _by_rank(wanted, rank)

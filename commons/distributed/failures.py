@@ -20,10 +20,9 @@ _RAISED_ON = "raised_on_another_rank"
 
 
 def portable(failure: Exception | None) -> tuple[Exception | None, bool]:
-    """Makes a copy of a failure to send to other ranks, with its traceback, which does not pickle, as a note.
+    """Returns a copy of a failure to send to other ranks, and whether it was raised on this rank.
 
-    Returns:
-        The copy, or None without a failure; and whether it was raised on this rank, not received from one.
+    Its traceback, which does not pickle, becomes a note.
     """
     if failure is None or is_copy(failure):
         return failure, False
@@ -44,8 +43,7 @@ def is_copy(error: BaseException) -> bool:
 
 
 def cause_elsewhere(error: BaseException) -> str | None:
-    """Returns a line that says which failure of another rank this error follows from; None for an error of
-    this rank's own."""
+    """Returns a line about the other rank's failure that this error follows from; None for one of its own."""
     if is_copy(error):
         reason = f"rank {error.__dict__[_RAISED_ON]} raised {type(error).__name__}, and shows the traceback"
     elif isinstance(error, dist.DistBackendError) or "gloo/transport" in str(error):
@@ -86,13 +84,11 @@ def raise_first(
 
     Args:
         failures: each rank's, from `portable`.
-        own: this rank's.
-        own_rank: this rank.
+        own, own_rank: this rank's, and the rank.
     """
     raised = [
         (not original, rank) for rank, (failure, original) in enumerate(failures) if failure is not None
     ]
     if raised:
         _, rank = min(raised)
-        failure, _ = failures[rank]
-        raise own if rank == own_rank and own is not None else failure  # type: ignore[misc]
+        raise own if rank == own_rank and own is not None else failures[rank][0]  # type: ignore[misc]

@@ -35,42 +35,30 @@ _WARM_UP, _STEPS = 10, 32
 
 @dataclass
 class PlannedStep:
-    """A step on its way.
+    """A step on its way."""
 
-    Attributes:
-        batch: this rank's, as loaded or prepared on the host.
-        everyone: the placement of all ranks that plan together.
-        plan: the same among the ranks that exchange with this one.
-        posted: int64 `[ranks]`, what ranks posted when this was planned.
-        wait_seconds: that this rank waited for the plan.
-        exchange_seconds: host time of the exchange.
-    """
-
-    batch: Any
-    everyone: ShufflePlan
-    plan: ShufflePlan
-    posted: np.ndarray
-    wait_seconds: float = 0.0
-    exchange_seconds: float = 0.0
+    batch: Any  # this rank's, as loaded or prepared on the host
+    everyone: ShufflePlan  # of all ranks that plan together
+    plan: ShufflePlan  # among the ranks that exchange with this one
+    posted: np.ndarray  # int64 `[ranks]`, what ranks posted when this was planned
+    wait_seconds: float = 0.0  # that this rank waited for the plan
+    exchange_seconds: float = 0.0  # host time of the exchange
 
 
 class PlanAhead:
     """Takes batches from a loader one step ahead, and hands out planned steps in the loader's order.
 
-    Every rank calls `next_step` in lockstep, and hands over a new iterator in the same call. All ranks then
-    load and plan the same number of steps, even if some loaders end early. They learn of the end, or of an
-    error on any rank, in the same call.
-
-    Until the loaders have ended, or `drop`, no other thread plans with the shuffler.
+    All ranks call `next_step` in lockstep, and hand over a new iterator in the same call. They learn of the
+    end of all loaders, or of an error on any rank, in the same call. Until then, or `drop`, no other thread
+    plans with the shuffler.
 
     Args:
         shuffler: makes the plans.
-        device: device of the steps, which becomes the thread's current one; None for the caller's.
+        device: of the steps, which becomes the thread's current one; None for the caller's.
         check: called with each planned step, in the planning thread.
 
     Attributes:
-        post: returns a number for all ranks, int64; called in the planning thread before each plan. None
-            for 0.
+        post: returns a number for all ranks, int64, before each plan in the planning thread; None for 0.
     """
 
     def __init__(
@@ -151,8 +139,7 @@ class PlanAhead:
         self._planner.release()
 
     def _load(self, loader: Iterator[Any]) -> tuple[tuple[Any, Any] | None, Exception | None]:
-        """Returns the next batch on the host and as it came, None after the end; and the error that kept this
-        rank from loading it."""
+        """Returns the next batch on the host and as it came, None after the end; and the error of loading."""
         if self._this_rank_ended:  # some loaders hang if asked again after their end
             return None, None
         try:

@@ -25,12 +25,7 @@ StepOutput = tuple[torch.Tensor, int, Any]
 
 
 class InFlightBatch(Pipelineable):
-    """Gives any batch the methods of a `Pipelineable`; attributes and items are those of the batch.
-
-    Args:
-        batch: of any type that the stage can exchange.
-        step: that the batch belongs to.
-    """
+    """Gives any batch of a step the methods of a `Pipelineable`; attributes and items are the batch's."""
 
     def __init__(self, batch: Any, step: PlannedStep) -> None:
         # Private, because the batch may have attributes of these names.
@@ -73,15 +68,9 @@ class ShuffleStage:
     Collectives per step: on the main thread, that of the shuffler's exchange; in the planning thread, one
     all-gather of host numbers over all ranks. Construction is collective.
 
-    Args:
-        shuffler: places samples on ranks; it serves this stage alone, until `reset` or the loaders' end.
-        model: takes a batch, returns `(losses, output)`.
-        device: where batches are copied to.
-        loss_reduction: one of `LOSS_REDUCTIONS`, as pipelines take it.
-
     Attributes:
         ahead: plans the next steps.
-        rank: this rank's place in the plans of `last_step`.
+        rank: this rank's place in the plan of `last_step`.
         posted: int64 `[all ranks]`, what ranks posted with the newest plan handed out: the same on all ranks
             in the same step.
 
@@ -117,10 +106,7 @@ class ShuffleStage:
         self._computed: PlannedStep | None = None
 
     def next_batch(self, loader: Iterator[Any]) -> InFlightBatch | None:
-        """Returns this rank's host batch of the next step; None once all loaders have ended.
-
-        A rank whose loader has ended gets the shuffler's `padding_batch`.
-        """
+        """Returns this rank's host batch of the next step; None once all loaders have ended."""
         step = self.ahead.next_step(loader)
         if step is None:
             return None
@@ -138,13 +124,11 @@ class ShuffleStage:
         return InFlightBatch(placed, step)
 
     def forward(self, batch: InFlightBatch) -> tuple[torch.Tensor, StepOutput]:
-        """Runs the model on an exchanged batch.
+        """Runs the model on an exchanged batch; returns the loss to run backward on, and the step's output.
 
-        Returns:
-            The loss to run backward on, and the output of the step. Data-parallel training averages gradients
-            over ranks. The loss is scaled so that this average is the gradient of the mean over all loss
-            tokens of the step, whichever rank they are on. Without any loss token it is 0. Without samples,
-            what has one row in the output has none.
+        Data-parallel training averages gradients over ranks. The loss is scaled so that this average is the
+        gradient of the mean over all loss tokens of the step. Without any loss token it is 0. Without
+        samples, what has one row in the output of an evaluation has none.
         """
         step = batch._step
         loss_tokens = step.everyone.num_loss_tokens
@@ -171,11 +155,7 @@ class ShuffleStage:
         self.ahead.drop()
 
     def report(self) -> BalanceReport:
-        """Computes the report of the last step, over all ranks; bytes and times are this rank's.
-
-        Raises:
-            RuntimeError: no step has run.
-        """
+        """Computes the report of the last step, over all ranks; bytes and times are this rank's."""
         step, shuffler = self.last_step, self._shuffler
         figures: dict[str, Any] = {}
         for feature in shuffler.features:
@@ -203,11 +183,7 @@ class ShuffleStage:
 
 
 def losses_and_output(returned: Any) -> tuple[torch.Tensor, Any]:
-    """Takes apart the return value of a model.
-
-    Raises:
-        TypeError: it is not a pair of a tensor of losses and anything else.
-    """
+    """Takes apart the return value of a model; raises a TypeError unless it is a tensor and anything else."""
     if isinstance(returned, tuple | list) and len(returned) == 2 and isinstance(returned[0], torch.Tensor):
         return returned[0], returned[1]
     if isinstance(returned, tuple | list):
