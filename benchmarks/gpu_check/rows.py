@@ -239,8 +239,7 @@ def _make_exchange(host: Fields) -> Callable[[Fields], Fields]:
     `transfer` copies the rows that stay on their rank. So this process takes part as rank 1, and all rows go
     to rank 0 and come from it, which is itself.
     """
-    from commons.distributed.exchange import transfer
-    from commons.distributed.shuffle_plan import Route, RouteEnd
+    from commons.distributed.exchange import Route, RouteEnd, transfer
 
     elements = _count_elements(host)
     chunk_bytes = aligned(RowSchema.of(host).row_bytes(elements).sum(keepdims=True))

@@ -7,9 +7,8 @@ from ..lazy_names import imported_on_use
 if TYPE_CHECKING:
     from .balance_report import BalanceReport
     from .batch_shuffler import BatchShuffler
-    from .batch_shuffler_factory import BatchShufflerFactory, register_batch_shuffler
+    from .batch_shuffler_factory import BatchShufflerFactory, IdentityShuffler, register_batch_shuffler
     from .feature import Feature
-    from .identity_shuffler import IdentityShuffler
     from .shuffle_plan import ShufflePlan
     from .shuffler_settings import PARTITIONERS, ShufflerSettings
 
@@ -30,9 +29,8 @@ __getattr__ = imported_on_use(
     {
         "balance_report": ["BalanceReport"],
         "batch_shuffler": ["BatchShuffler"],
-        "batch_shuffler_factory": ["BatchShufflerFactory", "register_batch_shuffler"],
+        "batch_shuffler_factory": ["BatchShufflerFactory", "IdentityShuffler", "register_batch_shuffler"],
         "feature": ["Feature"],
-        "identity_shuffler": ["IdentityShuffler"],
         "shuffle_plan": ["ShufflePlan"],
         "shuffler_settings": ["PARTITIONERS", "ShufflerSettings"],
     },

@@ -69,15 +69,7 @@ class BalanceReport:
         unit: str = WORKLOAD_UNITS,
         features: Mapping[str, Any] | None = None,
     ) -> BalanceReport:
-        """Reports on the step of a plan.
-
-        Args:
-            plan: the placement of the step.
-            equal_rows: whether the lower bound is that of equal rows.
-            traffic: this rank's, from `BatchShuffler.traffic`.
-            plan_wait_seconds, exchange_seconds, features: as in the report.
-            unit: of the workloads, `BatchShuffler.unit`.
-        """
+        """Reports on the step of a plan; `traffic` and `unit` are those of a `BatchShuffler`."""
         rows = plan.rows
 
         def per_rank(amounts: np.ndarray, rank_of: np.ndarray) -> np.ndarray:

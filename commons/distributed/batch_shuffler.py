@@ -15,12 +15,12 @@ from ..perf_model.cost import Cost
 from ..sequence_batch.batch_view import BatchView, view_batch
 from ..sequence_batch.packed_rows import PackedRows, gather_rows
 from .balance_report import WORKLOAD_UNITS
-from .batch_format import BatchFormat
 from .exchange import EXCHANGES, Traffic
 from .feature import Feature, chain, order_features
 from .loss_reduction import LossScale, check_global_mean
 from .placement import Partitioning, warm_up
 from .plan_ahead import PlanAhead
+from .plan_gather import BatchFormat
 from .planner import Planner
 from .rank_group import RankGroup, job_device
 from .shuffle_plan import ShufflePlan
@@ -36,38 +36,32 @@ class BatchShuffler(ABC):
 
     A batch is a `BaseBatch`, or any nesting of dataclasses (such as TorchRec's `Batch`), dicts, TensorDicts,
     lists and (named) tuples that hold KeyedJaggedTensors, JaggedTensors, KeyedTensors and tensors with one
-    row per sample; `register_batch_type` adds other types. Only a `BaseBatch` can tell padding rows, so only
-    it has any: every row of another batch is a sample. A rank without samples of such batches gets a copy of
-    a real row, the same on all ranks; `plan.num_placed` tells that it has none.
+    row per sample; `register_batch_type` adds other types. Only a `BaseBatch` can tell padding rows: every
+    row of another batch is a sample. A rank without samples of such batches gets a copy of a real row, the
+    same on all ranks; `plan.num_placed` tells that it has none.
 
     Collectives per step: `plan` takes one all-gather of host numbers (a few for the first, and for one with
     more rows than any before). `exchange` takes one all-to-all (or all-gather) on the batch's device, or none
-    if no sample moves. Host-device synchronizations: none if the batch given to `plan` is on the host, as it
-    should be.
+    if no sample moves. No host-device synchronization if the batch given to `plan` is on the host.
+
+    A shuffler serves one pipeline, or one loop over `plan_ahead`, at a time: a thread plans with it from the
+    first step until the loaders have ended or the pipeline is reset. Meanwhile `plan` is an error.
 
     Args:
         process_group: the ranks to balance among; None means all. Making a shuffler is collective over them.
         cost: of samples, tokens, and each column of `get_workloads`, in nanoseconds, as a calibration of the
             model measured it; None for the sum of the columns.
-        features: optional parts, in any order, such as `SplitSamples()`; see the package `features`. Each
-            serves this shuffler alone.
+        features: optional parts, in any order, such as `SplitSamples()`. Each serves this shuffler alone.
         settings: the fields of `ShufflerSettings`.
 
     Attributes:
         shared_fields: paths of what all samples of a batch share, as in "context.temperature" or "[2]"; a
             subclass sets it. A field of a `BaseBatch` is marked in its metadata instead.
         unit: of the workloads, for logs, as in "FLOPs"; a subclass sets it.
-        moves_samples: whether samples may leave their ranks.
-        cost, settings: as given.
+        moves_samples: whether samples may leave their ranks; if not, each rank is a group of its own.
         features: as given, outermost first.
-        group: the ranks to balance among.
-        partitioning: calls the partitioner.
         planner: makes the plans: of the group, or of all ranks once `plan_over` was called.
-        expects_scale: whether a training loop has to call `scale`. Pipelines scale the loss themselves, and
-            set it to False.
-
-    A shuffler serves one pipeline, or one loop over `plan_ahead`, at a time: a thread plans with it from the
-    first step until the loaders have ended or the pipeline is reset. Meanwhile `plan` is an error.
+        expects_scale: whether a training loop has to call `scale`; pipelines scale the loss themselves.
 
     Raises:
         TypeError: a setting is unknown or has the wrong type, or `features` has something else.
@@ -96,7 +90,7 @@ class BatchShuffler(ABC):
         for feature in self.features:
             feature.check(self.settings)
         self.partitioning = Partitioning(self.settings, self.features)
-        self.group = self._make_group(process_group)
+        self.group = RankGroup.of(process_group) if self.moves_samples else RankGroup.alone()
         shared = self.shared_fields
         if isinstance(shared, str):
             raise TypeError(f"shared_fields is {shared!r}; expected a tuple of paths, as in ({shared!r},)")
@@ -117,9 +111,6 @@ class BatchShuffler(ABC):
         """The format that the ranks agreed on at the first batch; None before it."""
         return self.planner.format
 
-    def _make_group(self, process_group: dist.ProcessGroup | None) -> RankGroup:
-        return RankGroup.of(process_group)
-
     def view(self, batch: Any) -> BatchView:
         """Returns the rows of a batch of any type, for those who count or move them."""
         return view_batch(batch, self.shared_fields)
@@ -130,9 +121,8 @@ class BatchShuffler(ABC):
 
         `[batch_size]`, or `[batch_size, columns]` for parts of a row's work that may differ in speed, such as
         matrix products and attention. Costs that are fitted to times weigh each column by itself; otherwise
-        they add up. The unit is up to the shuffler, but the same everywhere. Values of padding rows are
-        ignored. Lengths in `batch` are int64, so that their squares do not wrap. Pipelines call this in a
-        thread of their own, alongside the training.
+        they add up. Values of padding rows are ignored. Lengths in `batch` are int64, so that their squares
+        do not wrap. Pipelines call this in a thread of their own, alongside the training.
         """
 
     def get_tokens(self, batch: Any) -> torch.Tensor:
@@ -183,7 +173,7 @@ class BatchShuffler(ABC):
             plan: the placement.
 
         Returns:
-            A batch of the same kind with this rank's samples first, then padding rows where the batch knows
+            A batch of the same kind with this rank's samples first, then padding rows where batches know
             padding; at least one row.
 
         Raises:
@@ -196,12 +186,12 @@ class BatchShuffler(ABC):
             return batch
         if self.group.num_ranks == 1:
             return batch_format.with_row_counts(self.view(batch), plan.rows.row_counts)
-        batch = self.prepare(batch, plan)
-        loaded = self.view(batch).packed()
-        self._check_planned(loaded, plan)
+        view = self.view(self.prepare(batch, plan))
+        loaded = view.packed()
+        self._check_planned(batch_format, loaded, plan)
         rows = self._move(loaded, plan)
         own_counts = plan.rows.row_counts[plan.computed_by(rank)]
-        placed = batch_format.make_batch(self.view(batch), rows, int(plan.num_rows[rank]), own_counts)
+        placed = batch_format.make_batch(view, rows, int(plan.num_rows[rank]), own_counts)
         for feature in self.features:
             placed = feature.after_exchange(placed, plan)
         return placed
@@ -226,20 +216,18 @@ class BatchShuffler(ABC):
     ) -> torch.Tensor:
         """Returns the loss to call `backward` on, for the gradient of the mean over all loss tokens.
 
-        For a loop of your own; pipelines do it themselves. One all-reduce on the loss's device if the
-        shuffler balances among some of the ranks, else no collective. No host-device synchronization, except
-        for a "mean" on a rank without loss tokens.
+        For a loop of your own. One all-reduce on the loss's device if the shuffler balances among some of the
+        ranks, else no collective. No host-device synchronization, except for a "mean" on a rank without loss
+        tokens.
 
         Args:
             loss: of the exchanged batch; of any shape for "sum", a scalar for "mean" and "global_mean".
             plan: the plan of that exchange.
             reduction: how the model reduced the losses: "sum" or "mean" over this rank's loss tokens, or
-                "global_mean" over those of all ranks. None returns the loss unscaled, for a loop that scales
-                it.
+                "global_mean" over those of all ranks. None for a loop that scales the loss itself.
             gradients: how ranks reduce their gradients: "mean" (as DistributedDataParallel and TorchRec's
                 sharded tables do) or "sum".
-            step_plans: with gradient accumulation, the plans of all batches of the optimizer step, among them
-                `plan`.
+            step_plans: with gradient accumulation, the plans of all batches of the optimizer step.
 
         Raises:
             TypeError: `loss` is no tensor.
@@ -256,12 +244,11 @@ class BatchShuffler(ABC):
     def plan_ahead(self, batches: Iterable[Batch]) -> Iterator[tuple[Batch, ShufflePlan]]:
         """Plans each step in a thread of its own while the one before trains; for a loop of your own.
 
-        Collective: every rank of the group takes one step after another, and all end together, or leave the
-        loop in the same step. Pipelines do this by themselves.
+        Collective: all ranks of the group end together, or leave the loop in the same step.
 
         Args:
-            batches: this rank's, on the host. The loop copies one to the device after the next was loaded,
-                so each needs memory of its own. That it did not change is checked.
+            batches: this rank's, on the host. The next is loaded before the loop copies one to the device, so
+                each needs memory of its own. That it did not change is checked.
 
         Yields:
             This rank's batch of a step (`padding_batch` once its own have ended), to be copied to the device;
@@ -278,12 +265,7 @@ class BatchShuffler(ABC):
             ahead.drop()
 
     def prepare(self, batch: Any, plan: ShufflePlan) -> Any:
-        """Returns this rank's batch of a planned step, to be copied and exchanged.
-
-        Args:
-            batch: as loaded and planned; None if the rank's loader has ended.
-            plan: the placement within the group.
-        """
+        """Returns this rank's batch of a planned step, None once its loader has ended, to be exchanged."""
         if batch is None:
             return self.padding_batch()
         for feature in self.features:
@@ -308,13 +290,13 @@ class BatchShuffler(ABC):
             raise RuntimeError("no rank of the group has had a batch yet, so that its fields are unknown")
         return self.format.padding_batch()
 
-    def _check_planned(self, rows: PackedRows, plan: ShufflePlan) -> None:
+    def _check_planned(self, batch_format: BatchFormat, rows: PackedRows, plan: ShufflePlan) -> None:
         """Compares the host's knowledge of a batch with the plan; any other batch would be cut mid-sample."""
         own = plan.rows.loaded_by(self.group.rank)
         num_rows = max(int(plan.rows.batch_sizes[self.group.rank]), 1)
         planned = plan.rows.num_elements[own].sum(0).tolist()
         same_elements = rows.num_elements == planned or len(own) < num_rows
-        difference = "" if self.format is None else self.format.rows.schema.difference(rows.schema)
+        difference = batch_format.rows.schema.difference(rows.schema)
         if difference or rows.num_rows != num_rows or not same_elements:
             raise ValueError(
                 f"exchange got a batch of {rows.num_rows} rows with {rows.num_elements} elements in its "

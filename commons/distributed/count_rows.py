@@ -28,13 +28,13 @@ class RowFormat:
         schema: fields of the batch.
         num_work: columns of `get_workloads`.
         count_names: names of the batch's `row_counts`.
-        column_names: names of the features' columns, each one number per row.
+        column_names: names of the features' columns.
     """
 
     schema: RowSchema
     num_work: int
     count_names: tuple[str, ...]
-    column_names: tuple[str, ...] = ()
+    column_names: tuple[str, ...]
 
     def __str__(self) -> str:
         others = f", and {', '.join(self.column_names)}" if self.column_names else ""
@@ -57,12 +57,7 @@ class RowFormat:
         return np.concatenate([rows.work, *tokens, *columns, rows.num_elements, words], 1)
 
     def decode(self, numbers: np.ndarray, batch_sizes: np.ndarray, num_loaded: np.ndarray) -> RowTable:
-        """Returns the rows of all ranks; the cost of each is the sum of its workloads' columns.
-
-        Args:
-            numbers: as `encode` returns them, of all ranks, one after another.
-            batch_sizes, num_loaded: int64 `[ranks]`.
-        """
+        """Returns the rows of all ranks from `encode`; the cost of each is the sum of its work's columns."""
         widths = [self.num_work, 1, 1, len(self.column_names), len(self.schema.jagged_fields)]
         work, tokens, loss_tokens, columns, num_elements, words = (
             np.ascontiguousarray(part) for part in np.split(numbers, np.cumsum(widths), axis=1)
@@ -83,24 +78,20 @@ class RowFormat:
 
 
 def count_rows(
-    batch: BatchView,
-    counters: Mapping[str, Counter],
-    columns: Mapping[str, Columns],
+    batch: BatchView, counters: Mapping[str, Counter], columns: Mapping[str, Columns]
 ) -> tuple[RowTable, RowFormat]:
     """Counts the real rows of a batch on the host.
 
     Args:
         batch: this rank's.
-        counters: functions that return workloads, tokens, and loss tokens of each row, all `[batch_size]`, in
-            this order, by the names that messages call them. Workloads may be `[batch_size, columns]`. They
-            see int64 lengths.
+        counters: functions that count workloads, tokens, and loss tokens of each row, in this order, by the
+            names that messages call them. They see int64 lengths.
         columns: functions that return the columns of a feature by name, int64 `[batch_size]` each, by the
             features' names.
 
     Raises:
-        ValueError: counts of the wrong length, in a dtype that wraps, negative, NaN or infinite; lengths that
-            do not account for the batch's values; a field that requires a gradient; or columns of another
-            shape or dtype, or two of one name.
+        ValueError: counts that `check_work` refuses; lengths that do not account for the batch's values; a
+            field that requires a gradient; or columns of another shape or dtype, or two of one name.
     """
     fields = batch.fields
     check_jagged_fields(fields)
@@ -192,11 +183,7 @@ def _call(count: Callable[[Any], Any], batch: Any, whose: str) -> Any:
 
 
 def check_work(returned: Any, num_rows: int, num_real: int, whose: str) -> torch.Tensor:
-    """Returns int64 `[rows, columns]` from a user's workloads, `[rows]` or `[rows, columns]`.
-
-    Raises:
-        ValueError: as `check_counts`, for the first column that is at fault.
-    """
+    """Returns int64 `[rows, columns]` from a user's workloads, checked by column as `check_counts`."""
     if not isinstance(returned, torch.Tensor | np.ndarray) or returned.ndim != 2 or not returned.shape[1]:
         return check_counts(returned, num_rows, num_real, whose)[:, None]
     columns = [returned[:, column] for column in range(returned.shape[1])]

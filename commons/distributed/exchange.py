@@ -14,7 +14,43 @@ import torch.nn.functional as F
 from ..sequence_batch.packed_rows import PackedRows, gather_rows
 from ..sequence_batch.row_schema import aligned
 from .rank_group import RankGroup
-from .shuffle_plan import Route, RouteEnd, ShufflePlan
+from .shuffle_plan import ShufflePlan
+
+
+@dataclass(frozen=True)
+class RouteEnd:
+    """The rows of one rank before a transfer, or after it, in ascending order of their numbers.
+
+    Attributes:
+        ranks: int64 `[rows]`, the rank that each goes to, or comes from.
+        elements: int64 `[rows, jagged fields]`, elements of each in each jagged field.
+        chunk_bytes: int64 `[ranks]`, aligned bytes to, or from, each other rank.
+    """
+
+    ranks: np.ndarray
+    elements: np.ndarray
+    chunk_bytes: np.ndarray
+
+    @staticmethod
+    def of(
+        ranks: np.ndarray, elements: np.ndarray, row_bytes: np.ndarray, rank: int, num_ranks: int
+    ) -> RouteEnd:
+        """Makes the end at `rank`, one of `num_ranks`; `row_bytes` is int64 `[rows]`."""
+        num_bytes = np.zeros(num_ranks, dtype=np.int64)
+        np.add.at(num_bytes, ranks, row_bytes)
+        num_bytes[rank] = 0
+        return RouteEnd(ranks, elements, aligned(num_bytes))
+
+
+@dataclass(frozen=True)
+class Route:
+    """The rows that one rank holds before a transfer, and those it will hold after it.
+
+    Both are in ascending order, so that two ranks agree on the order of the rows between them.
+    """
+
+    held: RouteEnd
+    wanted: RouteEnd
 
 
 class Traffic(NamedTuple):
@@ -30,13 +66,23 @@ class Exchange:
 
     Attributes:
         move: turns the rows that this rank loaded, real rows first, into its samples in the plan's order,
-            without padding. One collective, whose sizes all come from the plan, so that host and device need
-            not synchronize.
+            without padding. One collective, whose sizes all come from the plan.
         traffic: the bytes that `move` sends and receives on a rank.
     """
 
     move: Callable[[PackedRows, ShufflePlan, RankGroup], PackedRows]
     traffic: Callable[[ShufflePlan, int], Traffic]
+
+
+def route_of(plan: ShufflePlan, rank: int) -> Route:
+    """Returns the rows that a plan moves from and to a rank."""
+    rows = plan.rows
+
+    def end(numbers: np.ndarray, rank_of: np.ndarray) -> RouteEnd:
+        elements, num_bytes = rows.num_elements[numbers], rows.sample_bytes[numbers]
+        return RouteEnd.of(rank_of[numbers], elements, num_bytes, rank, plan.num_ranks)
+
+    return Route(end(rows.loaded_by(rank), plan.destination), end(plan.computed_by(rank), rows.home))
 
 
 def transfer(rows: PackedRows, route: Route, rank: int, group: dist.ProcessGroup | None) -> PackedRows:
@@ -47,11 +93,7 @@ def transfer(rows: PackedRows, route: Route, rank: int, group: dist.ProcessGroup
     Args:
         rows: the rows that this rank holds; padding may follow the rows of the route.
         route: which rows leave, and which arrive.
-        rank: this process's place among the ranks.
-        group: of the ranks; carries the bytes.
-
-    Returns:
-        The rows that the route ends at this rank.
+        rank: this process's place in `group`, which carries the bytes.
     """
     held, wanted = route.held, route.wanted
     leaving, arriving = _by_rank(held, rank), _by_rank(wanted, rank)
@@ -80,11 +122,11 @@ def transfer(rows: PackedRows, route: Route, rank: int, group: dist.ProcessGroup
 
 def _all_to_all(rows: PackedRows, plan: ShufflePlan, group: RankGroup) -> PackedRows:
     carrier = group.group_for("exchange", rows.lengths.device)
-    return transfer(rows, plan.route(group.rank), group.rank, carrier)
+    return transfer(rows, route_of(plan, group.rank), group.rank, carrier)
 
 
 def _all_to_all_traffic(plan: ShufflePlan, rank: int) -> Traffic:
-    route = plan.route(rank)
+    route = route_of(plan, rank)
     return Traffic(int(route.held.chunk_bytes.sum()), int(route.wanted.chunk_bytes.sum()))
 
 

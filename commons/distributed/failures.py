@@ -8,13 +8,10 @@ import pickle
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from types import TracebackType
-from typing import Any
 
 import torch.distributed as dist
-
-from .channel import to_bytes
 
 # A rank that fails because of another one ends so much later. Torchrun, which looks ten times a second, then
 # ends it, and names the other one as the cause.
@@ -23,10 +20,9 @@ _RAISED_ON = "raised_on_another_rank"
 
 
 def portable(failure: Exception | None) -> tuple[Exception | None, bool]:
-    """Makes a copy of a failure to send to other ranks, with its traceback, which does not pickle, as a note.
+    """Returns a copy of a failure to send to other ranks, and whether it was raised on this rank.
 
-    Returns:
-        The copy, or None without a failure; and whether it was raised on this rank, not received from one.
+    Its traceback, which does not pickle, becomes a note.
     """
     if failure is None or is_copy(failure):
         return failure, False
@@ -47,8 +43,7 @@ def is_copy(error: BaseException) -> bool:
 
 
 def cause_elsewhere(error: BaseException) -> str | None:
-    """Returns a line that says which failure of another rank this error follows from; None for an error of
-    this rank's own."""
+    """Returns a line about the other rank's failure that this error follows from; None for one of its own."""
     if is_copy(error):
         reason = f"rank {error.__dict__[_RAISED_ON]} raised {type(error).__name__}, and shows the traceback"
     elif isinstance(error, dist.DistBackendError) or "gloo/transport" in str(error):
@@ -89,39 +84,11 @@ def raise_first(
 
     Args:
         failures: each rank's, from `portable`.
-        own: this rank's.
-        own_rank: this rank.
+        own, own_rank: this rank's, and the rank.
     """
     raised = [
         (not original, rank) for rank, (failure, original) in enumerate(failures) if failure is not None
     ]
     if raised:
         _, rank = min(raised)
-        failure, _ = failures[rank]
-        raise own if rank == own_rank and own is not None else failure  # type: ignore[misc]
-
-
-def broadcast_object(sender: int, value: Any, rank: int, all_gather: Callable[[Any], list[Any]]) -> Any:
-    """Broadcasts a value of one rank to all ranks of a group, and returns it. Collective.
-
-    Args:
-        sender: the rank that has it.
-        value: the value; ignored on other ranks.
-        rank: this rank.
-        all_gather: gathers anything that pickles over the group.
-
-    Raises:
-        TypeError: the value does not pickle; on every rank.
-    """
-    failure, pickled = None, None
-    if rank == sender:
-        try:
-            pickled = to_bytes(value)
-        except Exception as error:
-            failure = TypeError(
-                f"a batch of rank {rank} does not pickle ({error}), and a rank that has none yet needs it "
-                "for its type and what its samples share; keep functions and handles out of batches"
-            )
-    gathered = all_gather((pickled, portable(failure)))
-    raise_first([failed for _, failed in gathered], failure, rank)
-    return value if rank == sender else pickle.loads(gathered[sender][0])
+        raise own if rank == own_rank and own is not None else failures[rank][0]  # type: ignore[misc]

@@ -29,14 +29,9 @@ def check_reduction(reduction: object) -> None:
 
 
 def check_global_mean(num_placed: np.ndarray, knows_padding: bool) -> None:
-    """Checks that a model's mean over all ranks counts no copied row.
+    """Raises a ValueError if a model's mean over all ranks counts a copied row.
 
-    Args:
-        num_placed: `[ranks]`, samples that each rank computes.
-        knows_padding: whether batches know their padding: a rank without samples then has a row of it.
-
-    Raises:
-        ValueError: a rank has no samples, and runs a copy of one.
+    A rank without samples, of `num_placed` `[ranks]`, runs one unless batches know their padding.
     """
     if not knows_padding and not num_placed.all():
         raise ValueError(
@@ -53,7 +48,7 @@ def loss_sum(losses: torch.Tensor, reduction: str, num_loss_tokens: int, mean_to
     except for a "mean" on a rank without loss tokens.
 
     Args:
-        losses: as the model returned them, of any shape for "sum", else a scalar.
+        losses: as the model returned them.
         reduction: one of `LOSS_REDUCTIONS`.
         num_loss_tokens: this rank's, in this forward.
         mean_tokens: loss tokens of the step ÷ ranks, which turns a "global_mean" into a sum.
@@ -90,11 +85,7 @@ def _warn_of_mean_of_none() -> None:
 
 
 class LossScale:
-    """Scales the losses of a user's own loop, and notices if the loop forgets to.
-
-    Args:
-        group: the ranks to balance among.
-    """
+    """Scales the losses of a user's own loop, and notices if the loop forgets to."""
 
     def __init__(self, group: RankGroup) -> None:
         self._group = group
@@ -104,12 +95,10 @@ class LossScale:
         self._counted: tuple[list[ShufflePlan], torch.Tensor] | None = None
 
     def expect(self) -> None:
-        """Notes that a batch was exchanged: if gradients are taken, its loss has to be scaled.
-
-        A loop may exchange one batch ahead, and all batches of an optimizer step before their losses.
-        """
+        """Notes that a batch was exchanged: if gradients are taken, its loss has to be scaled."""
         if not torch.is_grad_enabled():
             return
+        # A loop may exchange one batch ahead, and all batches of an optimizer step before their losses.
         self._outstanding += 1
         if self._outstanding > self._most_outstanding and not self._warned:
             self._warned = True

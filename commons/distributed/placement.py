@@ -20,12 +20,7 @@ from .slow_start import show_if_slow
 
 
 class Partitioning:
-    """Calls the partitioner that the settings name, and checks what it returns.
-
-    Args:
-        settings: of the shuffler.
-        features: which may have arguments for the partitioner.
-    """
+    """Calls the partitioner that the settings name, with what features add, and checks what it returns."""
 
     def __init__(self, settings: ShufflerSettings, features: Sequence[Feature] = ()) -> None:
         self.settings = settings
@@ -67,10 +62,8 @@ class Partitioning:
     def partition(self, rows: RowTable, **arguments: Any) -> np.ndarray:
         """Returns int64 `[rows]`, the rank of each.
 
-        Args:
-            rows: of ranks that exchange.
-            arguments: of the partitioner, in place of those from rows and settings; it gets those that it
-                takes, and that are not None.
+        `arguments` of the partitioner replace those from rows and settings. It gets those that it takes, and
+        that are not None.
 
         Raises:
             RuntimeError: the partitioner, which may be a user's, did not return one array of indices per
@@ -111,10 +104,8 @@ class Partitioning:
         return float(self.times(rows, rank_of).max())
 
     def times(self, rows: RowTable, rank_of: np.ndarray) -> np.ndarray:
-        """Returns loads ÷ speeds, float64 `[ranks]`.
-
-        It adds one by one, as bincount does, so that all processors get the same last bit.
-        """
+        """Returns loads ÷ speeds, float64 `[ranks]`."""
+        # bincount adds one by one, so that all processors get the same last bit.
         loads, speeds = np.bincount(rank_of, rows.workloads, minlength=rows.num_ranks), relative_speeds(rows)
         return loads if speeds is None else loads / speeds
 
@@ -154,17 +145,9 @@ def relative_speeds(rows: RowTable) -> np.ndarray | None:
 
 
 def place(rows: RowTable, partitioning: Partitioning, pads: bool = True) -> ShufflePlan:
-    """Places the rows of a step on the ranks that loaded them.
+    """Places the rows of a step on the ranks that loaded them, with errors of `Partitioning.rank_of`.
 
-    They stay as loaded if the partitioner does no better and the limits allow it.
-
-    Args:
-        rows: as loaded.
-        partitioning: by which to place them.
-        pads: whether batches may get padding rows, to make rows equal.
-
-    Raises:
-        ValueError: `max_tokens` cannot be kept, or no placement that keeps it was found.
+    With `pads`, batches may get padding rows, to make rows equal.
     """
     if rows.num_ranks == 1:
         return place_at_home(rows)
@@ -195,7 +178,7 @@ def place_sets(
     Args:
         rows: of all ranks.
         sets: the ascending ranks of each set, each rank in one of them, and their ranks per node.
-        place_set: places the rows of a set; not called where each rank is a set of its own.
+        place_set: places the rows of a set of several ranks.
     """
     alone = np.array([ranks[0] for ranks, _ in sets if len(ranks) == 1], dtype=np.int64)
     if len(alone) == rows.num_ranks:
@@ -213,10 +196,7 @@ def place_sets(
 
 
 def warm_up(settings: ShufflerSettings, features: Sequence[Feature] = ()) -> None:
-    """Compiles, or loads from numba's cache, all that placing may call, so that no step does.
-
-    Shows that it runs if it takes long. What only other settings reach is left out.
-    """
+    """Compiles, or loads from numba's cache, all that placing may call with these settings."""
     with show_if_slow("compiling the partition functions, once per machine and version"):
         compile_placement(settings, features)
         for feature in features:

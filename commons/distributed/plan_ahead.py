@@ -22,7 +22,6 @@ from ..named_ranges import named_range
 from .loaded_memory import LoadedMemory
 from .rank_group import close_connections
 from .shuffle_plan import ShufflePlan
-from .slow_plans import SlowPlans
 
 if TYPE_CHECKING:
     from .batch_shuffler import BatchShuffler
@@ -30,46 +29,36 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 _ENDED = object()
 _PATIENCE_S = 0.5
+# Steps until planning is timed, and as many as its median is of.
+_WARM_UP, _STEPS = 10, 32
 
 
 @dataclass
 class PlannedStep:
-    """A step on its way.
+    """A step on its way."""
 
-    Attributes:
-        batch: this rank's, as loaded or prepared on the host.
-        everyone: the placement of all ranks that plan together.
-        plan: the same among the ranks that exchange with this one.
-        posted: int64 `[ranks]`, what ranks posted when this was planned.
-        wait_seconds: that this rank waited for the plan.
-        exchange_seconds: host time of the exchange.
-    """
-
-    batch: Any
-    everyone: ShufflePlan
-    plan: ShufflePlan
-    posted: np.ndarray
-    wait_seconds: float = 0.0
-    exchange_seconds: float = 0.0
+    batch: Any  # this rank's, as loaded or prepared on the host
+    everyone: ShufflePlan  # of all ranks that plan together
+    plan: ShufflePlan  # among the ranks that exchange with this one
+    posted: np.ndarray  # int64 `[ranks]`, what ranks posted when this was planned
+    wait_seconds: float = 0.0  # that this rank waited for the plan
+    exchange_seconds: float = 0.0  # host time of the exchange
 
 
 class PlanAhead:
     """Takes batches from a loader one step ahead, and hands out planned steps in the loader's order.
 
-    Every rank calls `next_step` in lockstep, and hands over a new iterator in the same call. All ranks then
-    load and plan the same number of steps, even if some loaders end early. They learn of the end, or of an
-    error on any rank, in the same call.
-
-    Until the loaders have ended, or `drop`, no other thread plans with the shuffler.
+    All ranks call `next_step` in lockstep, and hand over a new iterator in the same call. They learn of the
+    end of all loaders, or of an error on any rank, in the same call. Until then, or `drop`, no other thread
+    plans with the shuffler.
 
     Args:
         shuffler: makes the plans.
-        device: device of the steps, which becomes the thread's current one; None for the caller's.
+        device: of the steps, which becomes the thread's current one; None for the caller's.
         check: called with each planned step, in the planning thread.
 
     Attributes:
-        post: returns a number for all ranks, int64; called in the planning thread before each plan. None
-            for 0.
+        post: returns a number for all ranks, int64, before each plan in the planning thread; None for 0.
     """
 
     def __init__(
@@ -81,7 +70,7 @@ class PlanAhead:
         self._shuffler, self._planner, self._check = shuffler, shuffler.planner, check
         self._thread = _Thread(device)
         self._memory = LoadedMemory(shuffler.view)
-        self._slow_plans = SlowPlans(shuffler)
+        self._slow_plans = _SlowPlans(shuffler)
         self._loader: Iterator[Any] | None = None
         self._this_rank_ended = self._all_ended = False
         self._planned: deque[tuple[Iterator[Any], Future[PlannedStep | None]]] = deque()
@@ -150,8 +139,7 @@ class PlanAhead:
         self._planner.release()
 
     def _load(self, loader: Iterator[Any]) -> tuple[tuple[Any, Any] | None, Exception | None]:
-        """Returns the next batch on the host and as it came, None after the end; and the error that kept this
-        rank from loading it."""
+        """Returns the next batch on the host and as it came, None after the end; and the error of loading."""
         if self._this_rank_ended:  # some loaders hang if asked again after their end
             return None, None
         try:
@@ -188,6 +176,48 @@ class PlanAhead:
         if self._check is not None:
             self._check(step)
         return step
+
+
+class _SlowPlans:
+    """Warns once, on rank 0, if planning takes longer than a step, by medians; times serve nothing else."""
+
+    def __init__(self, shuffler: BatchShuffler) -> None:
+        self._shuffler, self._planner = shuffler, shuffler.planner
+        self._steps_to_skip: float = _WARM_UP if self._planner.ranks.rank == 0 else np.inf
+        self._times: list[tuple[float, float, float]] = []
+
+    def after(self, busy_seconds: float) -> None:
+        """Notes a step, which the training thread computed in `busy_seconds` before it asked for the next."""
+        if self._steps_to_skip > 0:
+            self._steps_to_skip -= 1
+            return
+        self._times.append((*self._planner.seconds, busy_seconds))
+        if len(self._times) < _STEPS:
+            return
+        counting, placing, busy = 1e3 * np.median(self._times, axis=0)
+        self._times.clear()
+        planning = counting + placing
+        if planning > busy:
+            self._steps_to_skip = np.inf
+            slow = f"make {type(self._shuffler).__name__}.get_workloads faster"
+            logger.warning(
+                f"planning takes {planning:.1f} ms per step, and a step that should hide it {busy:.1f} ms: "
+                f"every step waits for its plan; {slow if counting > placing else _faster(self._shuffler)}"
+            )
+
+
+def _faster(shuffler: BatchShuffler) -> str:
+    """Returns what to set, for a faster placement."""
+    for feature in shuffler.features:
+        if feature.faster_without:
+            return feature.faster_without
+    settings = shuffler.settings
+    if settings.partitioner == "longest_processing_time":
+        return "balance among fewer ranks, as those of one node, with process_group="
+    remedy = 'set partitioner="longest_processing_time" (TrainerArgs.balance_partitioner)'
+    if settings.takes("tolerance"):
+        remedy += ", or raise tolerance (TrainerArgs.balance_tolerance)"
+    return remedy
 
 
 @functools.cache

@@ -2,85 +2,113 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+import pickle
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from ..sequence_batch import containers
 from ..sequence_batch.batch_view import BatchView
+from ..sequence_batch.packed_rows import PackedRows
 from ..sequence_batch.row_schema import FieldValue, RowSchema
-from .batch_format import BatchFormat
-from .channel import Channel
 from .count_rows import RowFormat
-from .failures import broadcast_object, portable, raise_first
-from .feature import Feature
+from .failures import portable, raise_first
+from .rank_group import Channel, RankGroup, to_bytes
 from .row_table import RowTable
 
+if TYPE_CHECKING:
+    from .batch_shuffler import BatchShuffler
+
 _OK, _NO_BATCH, _FAILED = range(3)
-# What a rank gathers begins with its status and the schema's fingerprint, then its rows and real rows. Posts
-# and rows follow.
-_FIRST, _SIZES = 2, 2
+# What a rank gathers begins with its status, the schema's fingerprint, its rows and real rows. Posts follow,
+# then the rows.
+_HEADER, _NUM_ROWS, _NUM_REAL = 4, 2, 3
 
 Counted = tuple[RowTable, RowFormat]
 
 
+class _Offer(NamedTuple):
+    """A rank's part of the agreement."""
+
+    rows: RowFormat
+    num_rows: int  # in its batch
+    real_row: dict[str, FieldValue] | None  # one of its samples; None where batches know their padding
+    agreed: Mapping[str, Any]  # what features have to agree on, by their names
+
+
 @dataclass(frozen=True)
-class _Offer:
-    """A rank's part of the agreement.
+class BatchFormat:
+    """The batch format that the ranks agreed on at the first batch.
 
     Attributes:
-        rows: what is known of its rows.
-        capacity: rows that a gather carries per rank.
-        real_row: fields of one of its samples; None where batches know their padding.
-        agreed: what features have to agree on, by their names.
+        rows: what is known of every row.
+        padding: a batch of one row, the same on all ranks.
+        pinned: whether this rank's batches are in pinned memory.
+        agreed: what features agreed on, by their names.
     """
 
     rows: RowFormat
-    capacity: int
-    real_row: dict[str, FieldValue] | None
+    padding: BatchView
+    pinned: bool
     agreed: Mapping[str, Any]
+
+    @property
+    def pads(self) -> bool:
+        """Whether batches know their padding rows, and so may be padded."""
+        return self.padding.pads
+
+    def padding_batch(self) -> Any:
+        """Returns a batch of one row, as `BatchShuffler.padding_batch`."""
+        row = self.padding.copy()  # a model may work in place on what it is given
+        return containers.pin(row) if self.pinned else row
+
+    def make_batch(self, like: BatchView, rows: PackedRows, num_rows: int, row_counts: np.ndarray) -> Any:
+        """Makes a batch of samples, padded to `num_rows`; a copy of a real row if there are none.
+
+        Type, and what all samples share, are those of `like`; `row_counts` is int64 `[samples, names]`.
+        """
+        if rows.num_rows or like.pads:
+            made = like.unpack(rows, num_rows)
+            return self.with_row_counts(like.view(made), row_counts)
+        copied = containers.move_to(self.padding_batch(), like.device, non_blocking=True)
+        return like.with_rows(like.view(copied).fields, 1, 0)
+
+    def with_row_counts(self, batch: BatchView, row_counts: np.ndarray) -> Any:
+        """Returns the batch with the row counts of its real rows, int64 `[samples, names]`."""
+        names = self.rows.count_names
+        if not names:
+            return batch.batch
+        padded = np.zeros((len(names), batch.num_rows), dtype=np.int64)
+        padded[:, : len(row_counts)] = row_counts.T
+        return batch.with_row_counts(dict(zip(names, padded, strict=True)))
 
 
 class PlanGather:
     """Gathers row tables over a group; a failure on one rank is raised on all of them.
 
-    The first call agrees on the schema, on a row for ranks without samples, and on the number of rows that a
-    gather carries per rank. Every later one is a single all-gather of equal sizes. If a rank has more rows
-    than any before, all ranks see that and gather once more.
-
-    Args:
-        channel: of the ranks; used by one thread at a time.
-        settings: of the shuffler and its features, by name; they have to be the same on all ranks.
-        view: returns the view of a batch.
-        features: of the shuffler.
-
-    Attributes:
-        format: the outcome of the first batch; None before it.
+    The first call agrees on the format, and on the number of rows that a gather carries per rank. Every later
+    one is a single all-gather of equal sizes. If a rank has more rows than any before, all ranks see that and
+    gather once more. Construction is collective.
     """
 
-    def __init__(
-        self,
-        channel: Channel,
-        settings: Mapping[str, str],
-        view: Callable[[Any], BatchView],
-        features: Sequence[Feature],
-    ) -> None:
-        self._channel, self._settings = channel, settings
-        self._view, self._features = view, features
+    def __init__(self, shuffler: BatchShuffler, ranks: RankGroup) -> None:
+        self._channel, self._settings = ranks.channel(), _describe_settings(shuffler)
+        self._view, self._features = shuffler.view, shuffler.features
         self._capacity = 0  # rows that a gather carries per rank
         self.format: BatchFormat | None = None
 
     def gather(
-        self, counted: Counted | None, failure: Exception | None, first_batch: Any, post: np.ndarray
+        self, counted: Counted | None, failure: Exception | None, batch: Any, post: np.ndarray
     ) -> tuple[RowTable, np.ndarray]:
         """Gathers the rows of all ranks. Collective, also for ranks without a batch.
 
         Args:
             counted: this rank's rows; None if its loader has ended, or if `failure` is given.
             failure: the error that kept this rank from counting.
-            first_batch: this rank's first batch, for the agreement.
-            post: int64 `[num_posted]`, for the other ranks; as long on all of them.
+            batch: this rank's, for the agreement.
+            post: int64 `[num_posted]`, for the other ranks.
 
         Returns:
             The rows of all ranks; int64 `[ranks, num_posted]`, what each rank posted.
@@ -91,7 +119,7 @@ class PlanGather:
             Exception: the failure of the first rank that has one, on every rank.
         """
         if self.format is None:
-            self._agree(counted, failure, first_batch, len(post))
+            self._agree(counted, failure, batch, len(post))
         if self.format is None:  # no rank has ever had a batch
             num_ranks = self._channel.num_ranks
             return RowTable.empty(num_ranks), np.zeros((num_ranks, len(post)), dtype=np.int64)
@@ -100,48 +128,47 @@ class PlanGather:
             failure = failure or ValueError(f"a batch has {counted[1]}; the first one had {expected}")
             counted = None
         table = self._channel.all_gather(self._encode(counted, failure, expected, post))
-        most = int(table[:, _FIRST].max())
+        most = int(table[:, _NUM_ROWS].max())
         if most > self._capacity:
             self._capacity = most
             table = self._channel.all_gather(self._encode(counted, failure, expected, post))
         self._raise_if_any_failed(table, counted, failure, expected.schema)
-        header = _FIRST + _SIZES + len(post)
-        batch_sizes, num_loaded = table[:, _FIRST : _FIRST + _SIZES].T.copy()
-        per_rank = table[:, header:].reshape(self._channel.num_ranks, self._capacity, -1)
-        numbers = np.concatenate([rows[:real] for rows, real in zip(per_rank, num_loaded, strict=True)])
-        rows = expected.decode(numbers, batch_sizes, num_loaded)
-        return rows, table[:, _FIRST + _SIZES : header].copy()
+        _, posted, numbers = np.split(table, [_HEADER, _HEADER + len(post)], axis=1)
+        batch_sizes, num_loaded = table[:, _NUM_ROWS].copy(), table[:, _NUM_REAL].copy()
+        per_rank = numbers.reshape(self._channel.num_ranks, self._capacity, -1)
+        real = np.concatenate([rows[:count] for rows, count in zip(per_rank, num_loaded, strict=True)])
+        return expected.decode(real, batch_sizes, num_loaded), posted.copy()
 
     def _encode(
         self, counted: Counted | None, failure: Exception | None, expected: RowFormat, post: np.ndarray
     ) -> np.ndarray:
-        """Returns this rank's part of the gather. It leaves out rows beyond the agreed number, which the
-        others see from the header."""
-        header = _FIRST + _SIZES + len(post)
+        """Returns this rank's part; without the rows if they are too many, which the header tells."""
+        header = _HEADER + len(post)
         encoded = np.zeros(header + self._capacity * expected.width, dtype=np.int64)
-        encoded[_FIRST + _SIZES : header] = post
+        encoded[_HEADER:header] = post
         if counted is None:
             encoded[0] = _NO_BATCH if failure is None else _FAILED
             return encoded
         rows, row_format = counted
-        encoded[:2] = _OK, row_format.schema.fingerprint
-        encoded[_FIRST : _FIRST + _SIZES] = rows.batch_sizes[0], rows.num_loaded[0]
+        sizes = rows.batch_sizes[0], rows.num_loaded[0]
+        encoded[:_HEADER] = _OK, row_format.schema.fingerprint, *sizes
         if rows.batch_sizes[0] <= self._capacity and row_format.schema == expected.schema:
             numbers = expected.encode(rows).ravel()
             encoded[header : header + len(numbers)] = numbers
         return encoded
 
-    def _agree(
-        self, counted: Counted | None, failure: Exception | None, first_batch: Any, num_posted: int
-    ) -> None:
+    def _agree(self, counted: Counted | None, failure: Exception | None, batch: Any, num_posted: int) -> None:
         """Sets `format`, unless no rank has a batch."""
         mine, padding, pinned = None, None, False
         if counted is not None and failure is None:
             try:
-                first = self._view(first_batch)
+                first = self._view(batch)
                 pinned, on_host = first.is_pinned, self._view(first.to_host())
                 padding = self._view(on_host.first_row())
-                mine = self._offer(counted, on_host.batch, padding)
+                rows, row_format = counted
+                real_row = None if padding.pads else padding.fields
+                agreed = {of.name: of.agree(on_host.batch, row_format) for of in self._features}
+                mine = _Offer(row_format, int(rows.batch_sizes[0]), real_row, agreed)
             except Exception as error:
                 failure = error
         sent = mine, portable(failure), self._settings, num_posted
@@ -157,29 +184,20 @@ class PlanGather:
         ranks = [rank for rank, offer in enumerate(offers) if offer is not None]
         if not ranks:
             return
-        agreed: _Offer = offers[ranks[0]]
+        first: _Offer = offers[ranks[0]]
         schemas = [None if offer is None else offer.rows.schema for offer in offers]
-        _raise_if_different(agreed.rows.schema, f"rank {ranks[0]}", schemas)
+        _raise_if_different(first.rows.schema, f"rank {ranks[0]}", schemas)
         for rank in ranks:
-            _check_same_offers(ranks[0], agreed, rank, offers[rank])
+            _check_same_offers(ranks[0], first, rank, offers[rank])
         if len(ranks) < len(offers):
             row = None if padding is None else padding.batch
-            row = broadcast_object(ranks[0], row, self._channel.rank, self._channel.all_gather_objects)
+            row = _broadcast(self._channel, ranks[0], row)
             padding = self._view(row) if padding is None else padding
         assert padding is not None
-        if agreed.real_row is not None:
-            padding = self._view(padding.with_rows(agreed.real_row, 1, 1))
-        self._capacity = max(offers[rank].capacity for rank in ranks)
-        self.format = BatchFormat(agreed.rows, padding, pinned, agreed.agreed)
-
-    def _offer(self, counted: Counted, first_batch: Any, padding: BatchView) -> _Offer:
-        rows, row_format = counted
-        return _Offer(
-            rows=row_format,
-            capacity=int(rows.batch_sizes[0]),
-            real_row=None if padding.pads else padding.fields,
-            agreed={feature.name: feature.agree(first_batch, row_format) for feature in self._features},
-        )
+        if first.real_row is not None:
+            padding = self._view(padding.with_rows(first.real_row, 1, 1))
+        self._capacity = max(offers[rank].num_rows for rank in ranks)
+        self.format = BatchFormat(first.rows, padding, pinned, first.agreed)
 
     def _raise_if_any_failed(
         self, table: np.ndarray, counted: Counted | None, failure: Exception | None, schema: RowSchema
@@ -195,6 +213,14 @@ class PlanGather:
 
 def _columns(row_format: RowFormat) -> tuple[Any, ...]:
     return row_format.num_work, row_format.count_names, row_format.column_names
+
+
+def _describe_settings(shuffler: BatchShuffler) -> dict[str, str]:
+    """Returns all settings by name, which the ranks have to have alike."""
+    settings = shuffler.settings
+    described = {field.name: repr(getattr(settings, field.name)) for field in fields(settings)}
+    described |= {feature.name: repr(dict(feature.settings())) for feature in shuffler.features}
+    return described | {"cost": repr(shuffler.cost)}
 
 
 def _check_same_settings(settings: Sequence[Mapping[str, str]]) -> None:
@@ -236,3 +262,19 @@ def _raise_if_different(expected: RowSchema, whose: str, schemas: Sequence[RowSc
                 f"rank {rank} has a batch that differs from that of {whose}: {difference}; batches of all "
                 "ranks and steps must have the same fields, keys, dtypes and trailing shapes"
             )
+
+
+def _broadcast(channel: Channel, sender: int, batch: Any) -> Any:
+    """Returns a batch of one rank on all of them; raises a TypeError on all if it does not pickle."""
+    failure, pickled = None, None
+    if channel.rank == sender:
+        try:
+            pickled = to_bytes(batch)
+        except Exception as error:
+            failure = TypeError(
+                f"a batch of rank {sender} does not pickle ({error}), and a rank that has none yet needs it "
+                "for its type and what its samples share; keep functions and handles out of batches"
+            )
+    gathered = channel.all_gather_objects((pickled, portable(failure)))
+    raise_first([failed for _, failed in gathered], failure, channel.rank)
+    return batch if channel.rank == sender else pickle.loads(gathered[sender][0])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,11 +14,10 @@ from ..named_ranges import named_range
 from ..perf_model.cost import Cost
 from ..sequence_batch import containers
 from ..sequence_batch.batch_view import BatchView
-from .batch_format import BatchFormat
 from .count_rows import Counter, RowFormat, count_rows
 from .feature import chain
 from .placement import place, place_sets
-from .plan_gather import PlanGather
+from .plan_gather import BatchFormat, PlanGather
 from .rank_group import RankGroup
 from .row_table import RowTable
 from .shuffle_plan import ShufflePlan
@@ -30,15 +29,11 @@ if TYPE_CHECKING:
 class Planner:
     """Makes plans for ranks, whose rows stay within the ranks that they exchange with.
 
-    Collectives of a plan: one all-gather of host numbers, over a channel of its own. The first one, and one
-    that meets more rows than any before, take a few. Construction is collective.
-
-    Args:
-        shuffler: knows costs, settings and features.
-        ranks: that plan together: those that exchange, or all ranks of the job.
+    A plan takes one all-gather of host numbers, over a channel of its own. The first one, and one that meets
+    more rows than any before, take a few. Construction is collective.
 
     Attributes:
-        ranks: as given.
+        ranks: that plan together: those that exchange, or all ranks of the job.
         sets: int64, the ascending ranks of each set that exchanges, each rank in one of them.
         posted: int64 `[ranks]`, what each rank posted with the last plan.
         seconds: that this rank counted and placed rows for the last plan, without the wait for others.
@@ -56,9 +51,7 @@ class Planner:
         _check_same_features(ranks, [feature.name for feature in self._features])
         for feature in self._features:
             feature.setup(shuffler, ranks)
-        self._gather = PlanGather(
-            ranks.channel(), _describe_settings(shuffler), shuffler.view, self._features
-        )
+        self._gather = PlanGather(shuffler, ranks)
         set_features = [feature for feature in self._features if feature.places_each_set]
         job_features = [feature for feature in self._features if not feature.places_each_set]
         self._place_set = chain(set_features, "place", self._place_whole)
@@ -74,8 +67,7 @@ class Planner:
         return self._gather.format
 
     def reserve(self) -> None:
-        """Lets only the calling thread plan, until `release`: concurrent plans would interleave their
-        collectives."""
+        """Lets only the calling thread plan, until `release`: messages of several would interleave."""
         if self._reserved_by is None:
             self._reserved_by = threading.get_ident()
 
@@ -89,12 +81,9 @@ class Planner:
         """Plans a step of all ranks. Collective over them.
 
         Args:
-            batch: this rank's; None if its loader has ended.
+            batch: this rank's; None if its loader has ended. If all have, the plan has no rows.
             failure: the error that kept this rank from loading it; raised on every rank.
             post: returns a number for the other ranks, int64; its errors are raised on every rank.
-
-        Returns:
-            The plan; without a batch on any rank, one without rows.
         """
         if self._reserved_by not in (None, threading.get_ident()):
             raise RuntimeError(
@@ -144,11 +133,7 @@ class Planner:
         return count_rows(batch, _counters(shuffler, batch.batch), columns)
 
     def _with_cost(self, rows: RowTable) -> RowTable:
-        """Returns rows with the shuffler's cost in nanoseconds, if it has one.
-
-        Raises:
-            ValueError: it was fitted to another number of columns; on every rank.
-        """
+        """Returns rows with the shuffler's cost, if it has one; raises on all ranks if that does not fit."""
         cost, columns = self._shuffler.cost, rows.work.shape[1]
         if cost is None:
             return rows
@@ -191,15 +176,6 @@ def _counters(shuffler: BatchShuffler, batch: Any) -> dict[str, Counter]:
         name = method.replace("get_", "num_") if is_default else method
         counters[f"{whose}.{name}"] = getattr(shuffler, method)
     return counters
-
-
-def _describe_settings(shuffler: BatchShuffler) -> dict[str, str]:
-    """Returns all settings by name, which the ranks have to have alike."""
-    settings = shuffler.settings
-    described = {field.name: repr(getattr(settings, field.name)) for field in fields(settings)}
-    for feature in shuffler.features:
-        described[feature.name] = repr(dict(feature.settings()))
-    return described | {"cost": repr(shuffler.cost)}
 
 
 def _check_same_features(ranks: RankGroup, names: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""The ranks that balance together, and the process groups that they plan and exchange over.
+"""The ranks that balance together, and the groups and channels that they plan and exchange over.
 
 All shufflers, pipelines, logs and checkpoints of a process share one gloo group and one exchange group per
 set of ranks. A gloo group of N ranks holds N + 3 descriptors and 3 threads, and an NCCL communicator holds
@@ -14,12 +14,15 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import io
 import itertools
 import logging
 import os
+import pickle
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -29,12 +32,64 @@ import torch.distributed as dist
 from torch.distributed.constants import default_pg_timeout
 
 from ..tried_versions import warn_of_untried
-from .channel import Channel
 from .failures import show_first_cause_only
 from .slow_start import show_if_slow
 
 logger = logging.getLogger(__name__)
 _NEVER_SENT = 2**31 - 1  # a tag that no channel has
+
+
+@dataclass(frozen=True)
+class Channel:
+    """Gathers host numbers and objects, apart from all other messages over the same group.
+
+    Messages are point-to-point and carry the channel's tag. So threads with a channel each may use one group
+    at the same time, in any order. On each channel, all ranks must make the same calls in the same order, one
+    thread at a time.
+
+    Attributes:
+        rank: this process's place among the ranks.
+        num_ranks: ranks that gather.
+        group: gloo; None for a single rank.
+        tag: message tag, unique to the channel within its group.
+    """
+
+    rank: int
+    num_ranks: int
+    group: dist.ProcessGroup | None
+    tag: int
+
+    def all_gather(self, row: np.ndarray) -> np.ndarray:
+        """Gathers numbers `[n]`, the same n and dtype on every rank, to `[ranks, n]`.
+
+        Takes ceil(log2(ranks)) rounds of one message each, where gloo's own gather passes rows around a ring
+        in ranks - 1. Bruck et al., "Efficient Algorithms for All-to-All Communications in Multiport
+        Message-Passing Systems", 1997.
+        """
+        table = np.empty((self.num_ranks, len(row)), dtype=row.dtype)
+        table[0] = row
+        rows, there = torch.from_numpy(table), 1  # of this rank, the next one, and so on
+        while there < self.num_ranks:
+            end = min(2 * there, self.num_ranks)
+            source, target = ((self.rank + ahead) % self.num_ranks for ahead in (there, -there))
+            arriving = dist.irecv(rows[there:end], group=self.group, tag=self.tag, group_src=source)
+            leaving = dist.isend(rows[: end - there], group=self.group, tag=self.tag, group_dst=target)
+            for message in (arriving, leaving):
+                if message is not None:
+                    message.wait()
+            there = end
+        return np.roll(table, self.rank, axis=0)
+
+    def all_gather_objects(self, value: Any) -> list[Any]:
+        """Gathers anything that pickles, in two gathers: of sizes, and of bytes up to the largest."""
+        if self.num_ranks == 1:
+            return [value]
+        pickled = np.frombuffer(to_bytes(value), dtype=np.uint8)
+        sizes = self.all_gather(np.array([len(pickled)]))[:, 0]
+        padded = np.zeros(sizes.max(), dtype=np.uint8)
+        padded[: len(pickled)] = pickled
+        table = self.all_gather(padded)
+        return [pickle.loads(row[:size].tobytes()) for row, size in zip(table, sizes, strict=True)]
 
 
 class RankGroup:
@@ -168,13 +223,7 @@ _groups_of_job: list = [None, {}]
 
 
 def _new_group(ranks: Sequence[int], backend: str, groups_named: int) -> dist.ProcessGroup:
-    """Makes a process group with the timeout of the job. Collective over the ranks.
-
-    Args:
-        ranks: of the group.
-        backend: of the group.
-        groups_named: the most groups that `_agreed_names` has named on one of the ranks.
-    """
+    """Makes a process group of the ranks, where one of them has named `groups_named` at most. Collective."""
     only_these = len(ranks) < dist.get_world_size()
     with _agreed_names(groups_named) if only_these else nullcontext():
         return dist.new_group(
@@ -234,3 +283,26 @@ def _agreed_names(groups_named: int) -> Iterator[None]:
         yield
     finally:
         c10d._process_group_name = name_by_torch
+
+
+def to_bytes(value: Any) -> bytes:
+    """Pickles anything, with tensors of dtypes that pickle itself refuses, such as uint16."""
+    buffer = io.BytesIO()
+    _Pickler(buffer).dump(value)
+    return buffer.getvalue()
+
+
+class _Pickler(pickle.Pickler):
+    """Pickles dense tensors as bytes, a dtype and a shape."""
+
+    def reducer_override(self, value: Any) -> Any:
+        if type(value) is not torch.Tensor or value.dtype == torch.uint8 or value.requires_grad:
+            return NotImplemented
+        if value.layout != torch.strided or value.is_nested or value.is_quantized:
+            return NotImplemented
+        flat = value.resolve_conj().resolve_neg().reshape(-1).clone()
+        return _typed, (flat.view(torch.uint8), value.dtype, value.shape)
+
+
+def _typed(flat: torch.Tensor, dtype: torch.dtype, shape: torch.Size) -> torch.Tensor:
+    return flat.view(dtype).view(shape)

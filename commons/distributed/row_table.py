@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any, ClassVar
@@ -148,7 +148,7 @@ class RowTable:
         return [spec.name for spec in fields(self) if spec.name not in others]
 
 
-def join_tables(tables: list[tuple[np.ndarray, RowTable]]) -> RowTable:
+def join_tables(tables: Sequence[tuple[np.ndarray, RowTable]]) -> RowTable:
     """Puts the rows of disjoint sets of ranks into one table.
 
     A column of a feature that some tables lack is 0 in their rows.
@@ -156,33 +156,22 @@ def join_tables(tables: list[tuple[np.ndarray, RowTable]]) -> RowTable:
     Args:
         tables: the ascending ranks of each set, each rank in one of them, and their rows.
     """
-    ranks = np.concatenate([members for members, _ in tables])
-    home = np.concatenate([members[table.home] for members, table in tables])
-    order = np.argsort(home, kind="stable")
     parts, first = [table for _, table in tables], tables[0][1]
-
-    def joined(name: str) -> np.ndarray:
-        return np.concatenate([getattr(part, name) for part in parts]).take(order, axis=0)
-
-    def by_rank(name: str) -> np.ndarray:
-        values = np.concatenate([getattr(part, name) for part in parts])
-        return values[np.argsort(ranks)]
-
+    by_rank = np.argsort(np.concatenate([ranks for ranks, _ in tables]))
+    by_row = np.argsort(np.concatenate([ranks[table.home] for ranks, table in tables]), kind="stable")
     examples = {name: column for part in parts for name, column in part.columns.items()}
 
     def column_of(part: RowTable, name: str) -> np.ndarray:
         example = examples[name]
-        absent = np.zeros((len(part.home), *example.shape[1:]), dtype=example.dtype)
-        return part.columns.get(name, absent)
+        return part.columns.get(name, np.zeros((len(part.home), *example.shape[1:]), dtype=example.dtype))
 
-    columns = {
-        name: np.concatenate([column_of(part, name) for part in parts]).take(order, axis=0)
-        for name in examples
+    per_rank = [name for name in RowTable._per_rank if getattr(first, name) is not None]
+    orders = dict.fromkeys(per_rank, by_rank) | dict.fromkeys(first._row_columns(), by_row)
+    joined: dict[str, Any] = {
+        name: np.concatenate([getattr(part, name) for part in parts])[order] for name, order in orders.items()
     }
-    changed: dict[str, Any] = {name: by_rank(name) for name in ("batch_sizes", "num_loaded")}
-    changed |= {name: joined(name) for name in first._row_columns()}
-    speeds = None if first.speeds is None else by_rank("speeds")
-    return replace(first, **changed, columns=columns, speeds=speeds, ranks_per_node=None)
+    columns = {name: np.concatenate([column_of(part, name) for part in parts])[by_row] for name in examples}
+    return replace(first, **joined, columns=columns, ranks_per_node=None)
 
 
 def _read_only(array: np.ndarray) -> np.ndarray:

@@ -14,44 +14,6 @@ from ..perf_model.cost import sum_counts
 from .row_table import RowTable, join_tables
 
 
-@dataclass(frozen=True)
-class RouteEnd:
-    """The rows of one rank before a transfer, or after it, in ascending order of their numbers.
-
-    Attributes:
-        ranks: int64 `[rows]`, the rank that each goes to, or comes from.
-        elements: int64 `[rows, jagged fields]`, elements of each in each jagged field.
-        chunk_bytes: int64 `[ranks]`, aligned bytes to, or from, each other rank.
-    """
-
-    ranks: np.ndarray
-    elements: np.ndarray
-    chunk_bytes: np.ndarray
-
-    @staticmethod
-    def of(
-        ranks: np.ndarray, elements: np.ndarray, row_bytes: np.ndarray, rank: int, num_ranks: int
-    ) -> RouteEnd:
-        """Makes the end at `rank`, one of `num_ranks`; `row_bytes` is int64 `[rows]`."""
-        from ..sequence_batch.row_schema import aligned  # only exchanges need it, and with it torch
-
-        num_bytes = np.zeros(num_ranks, dtype=np.int64)
-        np.add.at(num_bytes, ranks, row_bytes)
-        num_bytes[rank] = 0
-        return RouteEnd(ranks, elements, aligned(num_bytes))
-
-
-@dataclass(frozen=True)
-class Route:
-    """The rows that one rank holds before a transfer, and those it will hold after it.
-
-    Both are in ascending order, so that two ranks agree on the order of the rows between them.
-    """
-
-    held: RouteEnd
-    wanted: RouteEnd
-
-
 @dataclass(frozen=True, eq=False)
 class ShufflePlan:
     """The placement of one step; plain data, equal on every rank.
@@ -132,15 +94,6 @@ class ShufflePlan:
             predicted_seconds=None if seconds is None else seconds[ranks],
         )
 
-    def route(self, rank: int) -> Route:
-        """Returns what the exchange moves from and to a rank; computed once."""
-        if rank not in self._routes:
-            held, wanted = self.rows.loaded_by(rank), self.computed_by(rank)
-            self._routes[rank] = Route(
-                self._route_end(held, self.destination, rank), self._route_end(wanted, self.rows.home, rank)
-            )
-        return self._routes[rank]
-
     @cached_property
     def fingerprint(self) -> int:
         """A 63-bit hash of the whole plan, the same in every process."""
@@ -160,14 +113,6 @@ class ShufflePlan:
         step_numbers = np.array([self.step[name] for name in sorted(self.step)], dtype=np.int64)
         values = (self.destination, self.num_rows, self.predicted_seconds, step_numbers)
         return self.rows.arrays() + [value for value in values if value is not None]
-
-    @cached_property
-    def _routes(self) -> dict[int, Route]:
-        return {}
-
-    def _route_end(self, numbers: np.ndarray, rank_of: np.ndarray, rank: int) -> RouteEnd:
-        elements, num_bytes = self.rows.num_elements[numbers], self.rows.sample_bytes[numbers]
-        return RouteEnd.of(rank_of[numbers], elements, num_bytes, rank, self.num_ranks)
 
 
 def join_plans(plans: Sequence[tuple[np.ndarray, ShufflePlan]]) -> ShufflePlan:

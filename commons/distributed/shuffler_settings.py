@@ -96,14 +96,10 @@ class ShufflerSettings:
         return argument in _arguments(PARTITIONERS[self.partitioner])
 
     def _check_choices(self) -> None:
-        if self.partitioner not in PARTITIONERS:
-            raise UnknownSettingError(
-                f"unknown {{partitioner}}; there are {sorted(PARTITIONERS)}", partitioner=self.partitioner
-            )
-        if self.exchange not in EXCHANGE_NAMES:
-            raise UnknownSettingError(
-                f"unknown {{exchange}}; there are {sorted(EXCHANGE_NAMES)}", exchange=self.exchange
-            )
+        for name, known in (("partitioner", PARTITIONERS), ("exchange", EXCHANGE_NAMES)):
+            value = getattr(self, name)
+            if value not in known:
+                raise UnknownSettingError(f"unknown {{{name}}}; there are {sorted(known)}", **{name: value})
 
     def _check_ranges(self) -> None:
         for name in ("tolerance", "token_tolerance"):

@@ -1,5 +1,5 @@
 """Train pipelines with the shuffle stage in them."""
 
-from .train_pipeline_factory import TrainPipelineFactory
+from .train_pipelines import TrainPipelineFactory
 
 __all__ = ["TrainPipelineFactory"]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
 import torch.distributed as dist
+from torchrec.streamable import Pipelineable
 
 from ..distributed import BalanceReport, BatchShuffler
 from ..distributed.feature import ModelCall, chain
@@ -16,11 +17,47 @@ from ..distributed.loss_reduction import check_global_mean, check_reduction, los
 from ..distributed.plan_ahead import PlanAhead, PlannedStep
 from ..distributed.rank_group import RankGroup
 from ..named_ranges import named_range
+from ..sequence_batch import containers
 from ..sequence_batch.batch_view import without_copied_row
-from .in_flight import InFlightBatch, land
 
 # A step returns the loss sum of this rank, the loss tokens of all ranks, and the model's output.
 StepOutput = tuple[torch.Tensor, int, Any]
+
+
+class InFlightBatch(Pipelineable):
+    """Gives any batch of a step the methods of a `Pipelineable`; attributes and items are the batch's."""
+
+    def __init__(self, batch: Any, step: PlannedStep) -> None:
+        # Private, because the batch may have attributes of these names.
+        self._landed, self._step = batch, step
+
+    def to(self, device: torch.device, non_blocking: bool = False) -> Self:
+        """Returns the batch with every tensor on `device`."""
+        batch = self._landed
+        if isinstance(batch, Pipelineable):
+            return type(self)(batch.to(device, non_blocking), self._step)
+        return type(self)(containers.move_to(batch, device, non_blocking), self._step)
+
+    def pin_memory(self) -> Self:
+        """Returns the batch with every tensor in pinned host memory."""
+        batch = self._landed
+        pinned = batch.pin_memory() if isinstance(batch, Pipelineable) else containers.pin(batch)
+        return type(self)(pinned, self._step)
+
+    def record_stream(self, stream: torch.Stream) -> None:
+        """Tells the allocator that `stream` uses the batch's tensors."""
+        if isinstance(self._landed, Pipelineable):
+            self._landed.record_stream(stream)
+        else:
+            containers.record_stream(self._landed, stream)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("_landed", "_step"):  # not there yet, as in copy.copy
+            raise AttributeError(name)
+        return getattr(self._landed, name)
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._landed[key]
 
 
 class ShuffleStage:
@@ -31,15 +68,9 @@ class ShuffleStage:
     Collectives per step: on the main thread, that of the shuffler's exchange; in the planning thread, one
     all-gather of host numbers over all ranks. Construction is collective.
 
-    Args:
-        shuffler: places samples on ranks; it serves this stage alone, until `reset` or the loaders' end.
-        model: takes a batch, returns `(losses, output)`.
-        device: where batches are copied to.
-        loss_reduction: one of `LOSS_REDUCTIONS`, as pipelines take it.
-
     Attributes:
         ahead: plans the next steps.
-        rank: this rank's place in the plans of `last_step`.
+        rank: this rank's place in the plan of `last_step`.
         posted: int64 `[all ranks]`, what ranks posted with the newest plan handed out: the same on all ranks
             in the same step.
 
@@ -75,10 +106,7 @@ class ShuffleStage:
         self._computed: PlannedStep | None = None
 
     def next_batch(self, loader: Iterator[Any]) -> InFlightBatch | None:
-        """Returns this rank's host batch of the next step; None once all loaders have ended.
-
-        A rank whose loader has ended gets the shuffler's `padding_batch`.
-        """
+        """Returns this rank's host batch of the next step; None once all loaders have ended."""
         step = self.ahead.next_step(loader)
         if step is None:
             return None
@@ -88,26 +116,24 @@ class ShuffleStage:
 
     def exchange(self, batch: InFlightBatch) -> InFlightBatch:
         """Carries out the plan of a device batch; collective over the ranks to balance among."""
-        loaded, step = land(batch)
+        step = batch._step
         with named_range("## exchange ##"):
             start = time.perf_counter()
-            placed = self._shuffler.exchange(loaded, step.plan)
+            placed = self._shuffler.exchange(batch._landed, step.plan)
             step.exchange_seconds = time.perf_counter() - start
         return InFlightBatch(placed, step)
 
     def forward(self, batch: InFlightBatch) -> tuple[torch.Tensor, StepOutput]:
-        """Runs the model on an exchanged batch.
+        """Runs the model on an exchanged batch; returns the loss to run backward on, and the step's output.
 
-        Returns:
-            The loss to run backward on, and the output of the step. Data-parallel training averages gradients
-            over ranks. The loss is scaled so that this average is the gradient of the mean over all loss
-            tokens of the step, whichever rank they are on. Without any loss token it is 0. Without samples,
-            what has one row in the output has none.
+        Data-parallel training averages gradients over ranks. The loss is scaled so that this average is the
+        gradient of the mean over all loss tokens of the step. Without any loss token it is 0. Without
+        samples, what has one row in the output of an evaluation has none.
         """
-        placed, step = land(batch)
+        step = batch._step
         loss_tokens = step.everyone.num_loss_tokens
         scale = self._num_ranks / loss_tokens if loss_tokens else 0.0
-        call = ModelCall(self._model, placed, step.plan, step.everyone, self._loss_reduction, scale)
+        call = ModelCall(self._model, batch._landed, step.plan, step.everyone, self._loss_reduction, scale)
         loss, total, output = self._forward(call)
         for feature in self._shuffler.features:
             feature.check_ran(step.plan)
@@ -129,11 +155,7 @@ class ShuffleStage:
         self.ahead.drop()
 
     def report(self) -> BalanceReport:
-        """Computes the report of the last step, over all ranks; bytes and times are this rank's.
-
-        Raises:
-            RuntimeError: no step has run.
-        """
+        """Computes the report of the last step, over all ranks; bytes and times are this rank's."""
         step, shuffler = self.last_step, self._shuffler
         figures: dict[str, Any] = {}
         for feature in shuffler.features:
@@ -161,11 +183,7 @@ class ShuffleStage:
 
 
 def losses_and_output(returned: Any) -> tuple[torch.Tensor, Any]:
-    """Takes apart the return value of a model.
-
-    Raises:
-        TypeError: it is not a pair of a tensor of losses and anything else.
-    """
+    """Takes apart the return value of a model; raises a TypeError unless it is a tensor and anything else."""
     if isinstance(returned, tuple | list) and len(returned) == 2 and isinstance(returned[0], torch.Tensor):
         return returned[0], returned[1]
     if isinstance(returned, tuple | list):

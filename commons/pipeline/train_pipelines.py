@@ -1,4 +1,4 @@
-"""TorchRec's train pipelines with the shuffle stage in them."""
+"""TorchRec's train pipelines with the shuffle stage in them, by name."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from torchrec.distributed.types import ShardedModule
 
 from ..distributed import BalanceReport, BatchShuffler, ShufflePlan
 from ..named_ranges import named_range
+from ..registry import NamedFactory
 from .shuffle_stage import ShuffleStage, StepOutput
 
 _CACHED_KERNEL = EmbeddingComputeKernel.FUSED_UVM_CACHING.value
@@ -158,9 +159,9 @@ class _SparseDistWithStage(_WithStage):
     ) -> None:
         for name in torchrec_arguments.keys() & _REFUSED.keys():
             raise ValueError(f'pipeline "{self.name}" takes no {name}: {_REFUSED[name]}')
-        # The next class is one of TorchRec's.
         device = torch.device(device)
-        super().__init__(model, optimizer, device, custom_model_fwd=self._forward, **torchrec_arguments)  # type: ignore[call-arg]
+        torchrec_arguments["custom_model_fwd"] = lambda batch: self._stage.forward(batch)
+        super().__init__(model, optimizer, device, **torchrec_arguments)  # type: ignore[call-arg]
         self._stage = ShuffleStage(batch_shuffler, model, device, loss_reduction)
         if device.type == "cuda":
             # A second pipeline on a model, for evaluation, takes over its lookups, and the stream they wait
@@ -182,9 +183,6 @@ class _SparseDistWithStage(_WithStage):
 
     def _next_batch(self, dataloader_iter: Iterator[Any]) -> Any | None:
         return self._stage.next_batch(dataloader_iter)
-
-    def _forward(self, batch: Any) -> tuple[torch.Tensor, StepOutput]:
-        return self._stage.forward(batch)
 
     def _pipeline_model(self, *args: Any, **kwargs: Any) -> None:
         # Without a sharded module, TorchRec would trace into all others and fail at a branch on data.
@@ -243,9 +241,8 @@ class PrefetchTrainPipeline(_SparseDistWithStage, PrefetchTrainPipelineSparseDis
         model: torch.nn.Module,
         optimizer: torch.optim.Optimizer,
         device: torch.device | str,
-        batch_shuffler: BatchShuffler | None = None,
-        loss_reduction: str | None = None,
-        **torchrec_arguments: Any,
+        *arguments: Any,
+        **named_arguments: Any,
     ) -> None:
         device = torch.device(device)
         if device.type != "cuda":
@@ -257,8 +254,25 @@ class PrefetchTrainPipeline(_SparseDistWithStage, PrefetchTrainPipelineSparseDis
                 'pipeline "prefetch" needs a table planned with the compute kernel "fused_uvm_caching", with '
                 'prefetch_pipeline=True among its fused parameters: use "native" for tables in GPU memory'
             )
-        super().__init__(model, optimizer, device, batch_shuffler, loss_reduction, **torchrec_arguments)
+        super().__init__(model, optimizer, device, *arguments, **named_arguments)
         self._prefetch_stream = _stream(device, "prefetch")
+
+
+class TrainPipelineFactory(NamedFactory[TrainPipeline]):
+    """Registers train pipelines and creates them by name.
+
+    `create(name, model=, optimizer=, device=, batch_shuffler=, loss_reduction=)`, where name is "none" (only
+    planning is overlapped), "native" (TorchRec's sparse-dist pipeline) or "prefetch" (the same with cached
+    tables; CUDA only).
+    """
+
+    kind = "train pipeline"
+    base = TrainPipeline
+
+
+TrainPipelineFactory.register("none", SequentialTrainPipeline)
+TrainPipelineFactory.register("native", SparseDistTrainPipeline)
+TrainPipelineFactory.register("prefetch", PrefetchTrainPipeline)
 
 
 def _raised_in_rewriting(error: Exception) -> bool:

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from ...distributed.channel import Channel
-from ...distributed.exchange import transfer
+from ...distributed.exchange import Route, RouteEnd, transfer
 from ...distributed.feature import Feature
-from ...distributed.rank_group import RankGroup
-from ...distributed.shuffle_plan import Route, RouteEnd, ShufflePlan
+from ...distributed.rank_group import Channel, RankGroup
+from ...distributed.shuffle_plan import ShufflePlan
 from ...sequence_batch.base_batch import num_rows
 from ...sequence_batch.batch_view import BatchView
 from ...sequence_batch.packed_rows import PackedRows, gather_rows, row_elements, to_device_together

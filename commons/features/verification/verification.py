@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...distributed.channel import Channel
 from ...distributed.failures import portable, raise_first
 from ...distributed.feature import Feature, Place
-from ...distributed.rank_group import RankGroup
+from ...distributed.rank_group import Channel, RankGroup
 from ...distributed.row_table import RowTable
 from ...distributed.shuffle_plan import ShufflePlan
 from ...sequence_batch.packed_rows import PackedRows, gather_rows, row_elements, select_from

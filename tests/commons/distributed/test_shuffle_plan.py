@@ -10,6 +10,7 @@ import numpy as np
 from hypothesis import given
 
 from commons.distributed import ShufflePlan
+from commons.distributed.exchange import route_of
 from commons.distributed.shuffle_plan import join_plans
 from commons.sequence_batch.row_schema import aligned
 from tests.commons.distributed.drawn_plans import plans
@@ -57,7 +58,7 @@ def test_a_plan_moves_rows_unless_all_stay_where_they_were_loaded(drawn):
 @given(drawn=plans())
 def test_both_ends_of_a_route_agree(drawn):
     plan, _ = drawn
-    routes = [plan.route(rank) for rank in range(plan.num_ranks)]
+    routes = [route_of(plan, rank) for rank in range(plan.num_ranks)]
     for here, route in enumerate(routes):
         assert np.array_equal(route.held.ranks, plan.destination[plan.rows.home == here])
         for there, other in enumerate(routes):

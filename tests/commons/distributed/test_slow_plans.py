@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from commons.distributed import PARTITIONERS, BatchShuffler, Feature
-from commons.distributed.slow_plans import _faster
+from commons.distributed.plan_ahead import _faster
 from commons.partition import longest_processing_time
 from commons.pipeline import TrainPipelineFactory
 

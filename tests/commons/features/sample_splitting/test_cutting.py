@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from commons.distributed.placement import place_sets
+from commons.distributed.plan_ahead import _faster
 from commons.distributed.row_table import RowTable
 from commons.distributed.shuffle_plan import ShufflePlan
 from commons.distributed.shuffler_settings import PARTITIONERS, ShufflerSettings
-from commons.distributed.slow_plans import _faster
 from commons.features.sample_splitting import SplitSamples
 from commons.features.sample_splitting.cutting import MIN_TOKENS, Cutting
 from commons.partition import lower_bound
