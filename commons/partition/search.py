@@ -65,12 +65,12 @@ def find_swap(parts: Parts, heavy: int, least: int, most_looks: int) -> tuple[in
         (sample given, partner, sample returned, partners looked at); the partner is NONE if there is no such
         swap among the first `most_looks`.
     """
-    task, part_of, loads = parts.task, parts.part_of, parts.load
-    work, load, lightest = task.work, loads[heavy], loads[parts.by_load[0]]
+    part_of, loads = parts.part_of, parts.load
+    work, load, lightest = parts.work, loads[heavy], loads[parts.by_load[0]]
     below = load - least + 1  # what the larger load has to be under
     enough = load - (load - lightest) // 2 + (load - lightest) // NEAR_ENOUGH
     gives, partner, returns, looks = NONE, NONE, NONE, 0
-    taker = NONE if parts.size[heavy] == task.fewest else _find_taker(parts, heavy, NONE)
+    taker = NONE if parts.size[heavy] == parts.fewest else _find_taker(parts, heavy, NONE)
     for at in range(parts.start[heavy], parts.start[heavy] + parts.size[heavy]):
         # 1. The best sample in return takes half the distance to the lightest part.
         i = parts.members[at]
@@ -101,7 +101,7 @@ def find_swap(parts: Parts, heavy: int, least: int, most_looks: int) -> tuple[in
 def _find_taker(parts: Parts, giver: int, sample: int) -> int:
     """The lightest part with room for one more sample, and for this one unless it is NONE; else NONE."""
     for taker in parts.by_load:
-        if taker == giver or parts.size[taker] == parts.task.most:
+        if taker == giver or parts.size[taker] == parts.most:
             continue
         if sample == NONE or fits(parts, giver, sample, taker, NONE):
             return taker
@@ -133,7 +133,7 @@ def search_to(task: Task, part_of: np.ndarray, costs: Costs, swaps: int) -> bool
 @inner
 def _lighten(parts: Parts, costs: Costs, at_any_price: bool) -> bool:
     """Makes swaps until no part is above the target, or none helps; whether it got there."""
-    target = parts.task.target
+    target = parts.target
     least = max(int(RESOLUTION * target), 1)
     while len(parts.load) > 1 and parts.load[parts.by_load[-1]] > target:
         heavy = parts.by_load[-1]
@@ -156,7 +156,7 @@ def _find_cheap_swap(parts: Parts, costs: Costs, heavy: int, least: int) -> tupl
     """
     has_nodes = costs.node_of[0] != costs.node_of[-1]
     for relief, candidates in (
-        (parts.load[heavy] - parts.task.target, CANDIDATES_FOR_ALL),
+        (parts.load[heavy] - parts.target, CANDIDATES_FOR_ALL),
         (least, CANDIDATES_FOR_PART),
     ):
         for near in (True, False):
@@ -181,8 +181,8 @@ def _find_best_swap(
     Example: the target is 80, a part has 100, and its partner 70. A sample of 25 for one of 10 takes 15 off
     the excess of 20, and leaves the partner 5 above the target: relief is 10. At a cost of 2 it is worth 5.
     """
-    task, load, members, home = parts.task, parts.load, parts.members, costs.home
-    work, needed = task.work, load[heavy] - task.target
+    load, members, home = parts.load, parts.members, costs.home
+    work, needed = parts.work, load[heavy] - parts.target
     first, end = parts.start[heavy], parts.start[heavy] + parts.size[heavy]
     step = max(parts.size[heavy] // MOST_TRIED, 1)
     has_groups = len(costs.copies.cost) > 0
@@ -194,12 +194,12 @@ def _find_best_swap(
         most_partners = min(most_partners, FEW_PARTNERS)
     for taker in parts.by_load:
         # 1. Partners from the lightest part on, as long as they have room.
-        headroom = task.target - load[taker]
+        headroom = parts.target - load[taker]
         if headroom < least or partners == most_partners or candidates == 0:
             break
         if taker == heavy or (near and costs.node_of[taker] != costs.node_of[heavy]):
             continue
-        may_give = parts.size[heavy] > task.fewest and parts.size[taker] < task.most
+        may_give = parts.size[heavy] > parts.fewest and parts.size[taker] < parts.most
         start, stop = parts.start[taker], parts.start[taker] + parts.size[taker]
         lightest = 0 if may_give or start == stop else work[members[stop - 1]]
         most = max(needed, headroom)
@@ -276,17 +276,17 @@ def _send_home(parts: Parts, costs: Costs) -> None:
 @inner
 def _find_return(parts: Parts, costs: Costs, sample: int, to: int) -> tuple[int, int]:
     """(cost of moving a sample to this part, what comes back for it); the cost is 0 if none saves any."""
-    task, load, members, part = parts.task, parts.load, parts.members, parts.part_of[sample]
-    work, cheapest, returns = task.work, 0, NONE
+    load, members, part = parts.load, parts.members, parts.part_of[sample]
+    work, cheapest, returns = parts.work, 0, NONE
     moved, copied = moving_cost(costs, sample, part, to), copying_cost(costs.copies, sample, part, to)
     if moved + copied >= 0:
         return 0, NONE
     # What comes back has at least the work that `to` has no room for, and at most what `part` has room for.
-    least, most = work[sample] - (task.target - load[to]), work[sample] + task.target - load[part]
+    least, most = work[sample] - (parts.target - load[to]), work[sample] + parts.target - load[part]
     start, stop = parts.start[to], parts.start[to] + parts.size[to]
     first = find_below(work, members, start, stop, most + 1)
     end = find_below(work, members, start, stop, least)
-    may_go = least <= 0 <= most and parts.size[part] > task.fewest and parts.size[to] < task.most
+    may_go = least <= 0 <= most and parts.size[part] > parts.fewest and parts.size[to] < parts.most
     step = max((end - first) // MOST_TRIED, 1)
     for at in range(first, end + may_go * step, step):
         returned = members[at] if at < end else NONE

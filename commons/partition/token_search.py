@@ -92,9 +92,9 @@ def _find_relief(parts: Parts, costs: Costs, full: int, goal: int) -> tuple[int,
     Returns:
         (sample given, taker, sample returned, pairs looked at); the taker is NONE if no swap helps.
     """
-    task, members = parts.task, parts.members
-    work, tokens = task.work, task.tokens
-    needed, slack = parts.amount[full] - goal, task.target - parts.load[full]
+    members = parts.members
+    work, tokens = parts.work, parts.tokens
+    needed, slack = parts.amount[full] - goal, parts.target - parts.load[full]
     first, end = parts.start[full], parts.start[full] + parts.size[full]
     step = max(parts.size[full] // MOST_TRIED, 1)
     has_groups = len(costs.copies.cost) > 0
@@ -102,7 +102,7 @@ def _find_relief(parts: Parts, costs: Costs, full: int, goal: int) -> tuple[int,
     looks = candidates = 0
     for taker in parts.by_load:
         # 1. Takers with room for tokens, from the lightest part on.
-        room, headroom = goal - parts.amount[taker], task.target - parts.load[taker]
+        room, headroom = goal - parts.amount[taker], parts.target - parts.load[taker]
         if taker == full or room <= 0:
             continue
         if candidates == MOST_CANDIDATES or (candidates >= CANDIDATES and partner != NONE):
@@ -110,7 +110,7 @@ def _find_relief(parts: Parts, costs: Costs, full: int, goal: int) -> tuple[int,
         candidates += 1
         start, stop = parts.start[taker], parts.start[taker] + parts.size[taker]
         looks += (end - first) // step + stop - start
-        may_give = parts.size[full] > task.fewest and parts.size[taker] < task.most
+        may_give = parts.size[full] > parts.fewest and parts.size[taker] < parts.most
         last = start  # behind the lightest sample that may come back
         for at in range(first, end, step):
             i = members[at]

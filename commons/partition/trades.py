@@ -123,8 +123,8 @@ def _take_stock(parts: Parts, costs: Costs, part: int, to: int, number: np.ndarr
     work, tokens, cost = _zeros(rows + 1), _zeros(rows + 1), _zeros(rows + 1)
     for at in range(rows):
         sample = samples[at] = parts.members[first + order[at]]
-        work[at + 1] = work[at] + parts.task.work[sample]
-        tokens[at + 1] = tokens[at] + parts.task.tokens[sample]
+        work[at + 1] = work[at] + parts.work[sample]
+        tokens[at + 1] = tokens[at] + parts.tokens[sample]
         cost[at + 1] = cost[at] + moving_cost(costs, sample, part, to)
     group_of, thirds = group_of[:count], thirds[:num_thirds]
     return Stock(part, to, group_of, start, copy_cost, is_shared, thirds, samples, work, tokens, cost)
@@ -173,7 +173,7 @@ def _find_trade(parts: Parts, costs: Costs, members: np.ndarray, source: int, nu
 @inner
 def _even_out(parts: Parts, costs: Costs, group: int, gives: Stock, returns: Stock, best: Trade) -> Trade:
     """The cheapest trade of the group for what `returns` has, or `best` if none is cheaper."""
-    task, source, to = parts.task, gives.part, gives.to
+    source, to = gives.part, gives.to
     given = _find_entry(gives, group)
     first, end = gives.start[given], gives.start[given + 1]
     cost_of_given = _giving_cost(gives, given, end - first)
@@ -193,10 +193,10 @@ def _even_out(parts: Parts, costs: Costs, group: int, gives: Stock, returns: Sto
             if returns.group[back] == group:
                 continue
         # 2. Rows and load that each part then has to give, or may get if negative. Of both, none can be had.
-        rows_of_to = max(parts.size[to] + rows - task.most, task.fewest - parts.size[source] + rows)
-        rows_of_source = max(parts.size[source] - rows - task.most, task.fewest - parts.size[to] - rows)
-        load_of_to = parts.load[to] + load - task.target
-        load_of_source = parts.load[source] - load - task.target
+        rows_of_to = max(parts.size[to] + rows - parts.most, parts.fewest - parts.size[source] + rows)
+        rows_of_source = max(parts.size[source] - rows - parts.most, parts.fewest - parts.size[to] - rows)
+        load_of_to = parts.load[to] + load - parts.target
+        load_of_source = parts.load[source] - load - parts.target
         to_gives, source_gives = max(rows_of_to, load_of_to) > 0, max(rows_of_source, load_of_source) > 0
         if to_gives == source_gives:
             if not to_gives and cost < best.cost and fits_tokens(parts, source, to, amount):
