@@ -162,8 +162,8 @@ class PlanGather:
         mine, padding, pinned = None, None, False
         if counted is not None and failure is None:
             try:
-                first = self._view(batch)
-                pinned, on_host = first.is_pinned, self._view(first.to_host())
+                view = self._view(batch)
+                pinned, on_host = view.is_pinned, self._view(view.to_host())
                 padding = self._view(on_host.first_row())
                 rows, row_format = counted
                 real_row = None if padding.pads else padding.fields
@@ -184,7 +184,7 @@ class PlanGather:
         ranks = [rank for rank, offer in enumerate(offers) if offer is not None]
         if not ranks:
             return
-        first: _Offer = offers[ranks[0]]
+        first = offers[ranks[0]]
         schemas = [None if offer is None else offer.rows.schema for offer in offers]
         _raise_if_different(first.rows.schema, f"rank {ranks[0]}", schemas)
         for rank in ranks:
