@@ -271,7 +271,7 @@ def cut_fields(
     import torch
     from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
-    from .jagged_indices import spread
+    from .packed_rows import spread
 
     rows = torch.from_numpy(row_of)
     cut: dict[str, FieldValue] = {}

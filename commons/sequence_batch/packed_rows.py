@@ -20,7 +20,6 @@ import torch
 import torch.nn.functional as F
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
-from .jagged_indices import spread
 from .row_schema import (
     BUFFER_ALIGNMENT,
     LENGTH_WIDTH,
@@ -337,6 +336,20 @@ def row_elements(lengths: torch.Tensor, schema: RowSchema) -> torch.Tensor:
     if not per_field:
         return torch.zeros(lengths.shape[1], 0, dtype=torch.int64, device=lengths.device)
     return torch.stack([key_rows.sum(0, dtype=torch.int64) for key_rows in per_field], 1)
+
+
+def spread(starts: torch.Tensor, lengths: torch.Tensor, total: int, step: int = 1) -> torch.Tensor:
+    """Returns for each row b the `lengths[b]` indices `starts[b]`, `starts[b] + step`, …; int64 `[total]`.
+
+    Args:
+        starts, lengths: `[B]` integers.
+        total: the sum of `lengths`; passed in so that nothing is read from the device.
+        step: the difference between an index of a row and the next.
+    """
+    lengths = lengths.long()
+    before = lengths.cumsum(0) - lengths
+    first = torch.sub(starts.long(), before, alpha=step).repeat_interleave(lengths, output_size=total)
+    return first.add_(torch.arange(total, device=starts.device), alpha=step)
 
 
 def to_device_together(arrays: Sequence[np.ndarray], device: torch.device) -> list[torch.Tensor]:

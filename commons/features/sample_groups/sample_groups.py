@@ -5,21 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from ...checks import SettingError, require_type
 from ...distributed.feature import Feature
 from ...distributed.rank_group import RankGroup
 from ...distributed.shuffler_settings import ShufflerSettings
+from ...partition import rebalance
 from ...partition.workloads import MOST_MOVES_PER_COPY, MOVES_PER_COPY, check_moves_per_copy
 from ...sequence_batch import BaseBatch, containers
-from ...sequence_batch.jagged_indices import first_values
-from .group_column import COLUMN, compile_search
 
 if TYPE_CHECKING:
     from ...distributed.batch_shuffler import BatchShuffler
 
 GetGroups = Callable[[Any], torch.Tensor]
+# The column of rows with the group of each, int64; negative for none. Partitioners take it by this name.
+COLUMN = "groups"
 
 
 class SampleGroups(Feature):
@@ -110,8 +112,9 @@ class SampleGroups(Feature):
             )
 
     def warm_up(self) -> None:
-        """Compiles the search for groups' places."""
-        compile_search()
+        """Compiles, or loads from numba's cache, the search for groups' places."""
+        work, home = np.array([2, 5, 7, 2, 5, 1, 5]), np.array([1, 0, 0, 1, 0, 0, 0])
+        rebalance(work, home, 2, tolerance=0.0, groups=0 * home)
 
     def columns(self, batch: Any) -> Mapping[str, torch.Tensor]:
         """Returns the group of each row, int64 `[batch_size]`."""
@@ -134,12 +137,14 @@ class SampleGroups(Feature):
                 f"feature={name!r} is not among the batch's features: {sorted(names)}. For groups from "
                 "elsewhere, give SampleGroups get_groups"
             )
-        feature = batch.features[name]
-        groups = first_values(feature.values(), feature.lengths())
-        if groups.is_floating_point():
-            raise ValueError(f"feature={name!r} has {groups.dtype} values, expected integers")
-        # Hashes may be negative; a row without a value belongs to no group.
-        return torch.where(feature.lengths() > 0, groups.long() & torch.iinfo(torch.int64).max, -1)
+        values, lengths = batch.features[name].values(), batch.features[name].lengths().long()
+        if values.is_floating_point():
+            raise ValueError(f"feature={name!r} has {values.dtype} values, expected integers")
+        has_group, starts = lengths > 0, lengths.cumsum(0) - lengths
+        groups = torch.full_like(lengths, -1)
+        # Hashes may be negative.
+        groups[has_group] = values[starts[has_group]].long() & torch.iinfo(torch.int64).max
+        return groups
 
 
 def check_groups(returned: Any, num_rows: int, whose: str) -> torch.Tensor:
