@@ -27,7 +27,7 @@ def view_batch(batch: Any, shared: Collection[str] = ()) -> BatchView:
         batch: of any type that can be exchanged.
         shared: paths of what all samples share, as in "context.temperature" or "[2]".
     """
-    return (PaddedView if isinstance(batch, BaseBatch) else BatchView)(batch, shared)
+    return (_PaddedView if isinstance(batch, BaseBatch) else BatchView)(batch, shared)
 
 
 class BatchView:
@@ -179,49 +179,40 @@ class BatchView:
         containers.check_replaceable(self.batch)
 
 
-class PaddedView(BatchView):
-    """The rows of a `BaseBatch`, which knows its padding."""
+class _PaddedView(BatchView):
+    """The rows of a `BaseBatch`, which knows its padding, and tells its counts."""
 
     pads = True
     batch: BaseBatch
 
     @cached_property
     def fields(self) -> dict[str, FieldValue]:
-        """The fields that travel with the samples."""
         return self.batch.per_sample_fields()
 
     @cached_property
     def num_rows(self) -> int:
-        """Rows of the batch, padding included."""
         return self.batch.batch_size
 
     @property
     def num_samples(self) -> int:
-        """Rows that are samples."""
         return self.batch.num_samples
 
     def with_rows(self, fields: dict[str, FieldValue], batch_size: int, num_samples: int) -> BaseBatch:
-        """Returns a batch of the same kind with other rows."""
         return self.batch.with_fields(fields, batch_size, num_samples)
 
     def num_tokens(self) -> torch.Tensor:
-        """Returns what the batch says."""
         return self.batch.num_tokens()
 
     def num_loss_tokens(self) -> torch.Tensor:
-        """Returns what the batch says."""
         return self.batch.num_loss_tokens()
 
     def row_counts(self) -> dict[str, torch.Tensor]:
-        """Returns what the batch says."""
         return self.batch.row_counts()
 
     def with_row_counts(self, counts: Mapping[str, np.ndarray]) -> BaseBatch:
-        """Returns the batch with the result of its `row_counts_on_host`."""
         return self.batch.with_row_counts(counts)
 
     def check(self) -> None:
-        """Checks that nothing is named as shared."""
         if self._shared:
             raise ValueError(
                 f"shared_fields names {sorted(self._shared)}, and {containers.type_name(self.batch)} is a "
@@ -238,18 +229,16 @@ def without_copied_row(output: Any) -> Any:
     """
 
     def without_row(_: str, leaf: Any) -> Any:
+        view = BatchView(leaf)
         try:
-            field = containers.as_field(leaf)
-            rows = num_rows("output", field)
+            (field,), rows = view.fields.values(), view.num_rows
         except (TypeError, ValueError):  # no rows to speak of, as in a number or a sparse tensor
             return leaf
         if rows != 1:
             return leaf
         if isinstance(field, torch.Tensor):
             return containers.like(field[:0], leaf)
-        packed = PackedRows.pack({"output": field}, RowSchema.of({"output": field}), 1)
-        none = select_from([packed], np.zeros(0, dtype=np.int64)).unpack(0)
-        return containers.like(none["output"], leaf)
+        return view.unpack(select_from([view.packed()], np.zeros(0, dtype=np.int64)), 0)
 
     try:
         return containers.transform(output, without_row)
