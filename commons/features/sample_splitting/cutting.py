@@ -11,7 +11,7 @@ import numpy as np
 
 from ...distributed.row_table import RowTable
 from ...perf_model.cost import Cost
-from ...sequence_batch.cut_rules import PIECE, CutRules, FieldRules
+from ...sequence_batch.cut_rules import PIECE, CutRules, FieldRule, spans
 
 if TYPE_CHECKING:
     from ...sequence_batch.row_schema import FieldSchema, RowSchema
@@ -177,7 +177,7 @@ class Cutting:
         cut_pieces = pieces[chosen]
         columns = (whole.row_counts, whole.num_elements, whole.loss_tokens[:, None])
         counts = np.concatenate([counts_of_all.take(chosen, axis=0) for counts_of_all in columns], 1)
-        begin, end = self._rules_of_columns.spans(counts, cut_pieces)
+        begin, end = spans(self._rules_of_columns, counts, cut_pieces)
         lengths = end - begin
         work, workloads = self._work(whole, chosen, cut_pieces)
         changed: dict[str, Any] = {
@@ -285,10 +285,10 @@ class Cutting:
         return () if self.schema is None else self.schema.jagged_fields
 
     @cached_property
-    def _rules_of_columns(self) -> FieldRules:
+    def _rules_of_columns(self) -> list[FieldRule]:
         """The rules of all row counts, of the jagged fields with one key, and of loss tokens."""
         fields = [f"{field.name}.{field.keys[0]}" for field in self._jagged_fields]
-        return FieldRules([self.rules.rule(name) for name in (*self.count_names, *fields, "loss_tokens")])
+        return [self.rules.rule(name) for name in (*self.count_names, *fields, "loss_tokens")]
 
     @cached_property
     def _counts_of_elements(self) -> np.ndarray:
