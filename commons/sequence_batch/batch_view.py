@@ -54,8 +54,7 @@ class BatchView:
         Raises:
             TypeError: nothing in the batch has rows, or something would stay behind when samples move.
         """
-        fields = containers.fields_of(self.batch, self._shared)
-        if fields:
+        if fields := containers.fields_of(self.batch, self._shared):
             return fields
         raise TypeError(
             f"{containers.type_name(self.batch)} has no rows to place; expected a BaseBatch, or tensors, "
@@ -108,12 +107,7 @@ class BatchView:
         return PackedRows.pack(self.fields, RowSchema.of(self.fields), self.num_rows)
 
     def unpack(self, rows: PackedRows, batch_size: int) -> Any:
-        """Returns a batch of the same kind that has other rows.
-
-        Args:
-            rows: the samples, as `gather_rows` returns them.
-            batch_size: rows of the batch; those after the samples are padding.
-        """
+        """Returns a batch of the same kind with samples from `gather_rows`, then padding."""
         return self.with_rows(rows.unpack(batch_size), batch_size, rows.num_rows)
 
     def with_rows(self, fields: dict[str, FieldValue], batch_size: int, num_samples: int) -> Any:
@@ -222,10 +216,8 @@ class _PaddedView(BatchView):
 
 
 def without_copied_row(output: Any) -> Any:
-    """Returns a model's output for a batch whose only row is a copy, with no row in place of one.
-
-    So outputs add up to those of the samples. What has another number of rows, or none, stays: it may be
-    about anything.
+    """Returns a model's output for a batch whose only row is a copy, with no row in place of one, so that
+    outputs add up to those of the samples. What has another number of rows, or none, may be about anything.
     """
 
     def without_row(_: str, leaf: Any) -> Any:

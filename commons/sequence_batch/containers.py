@@ -41,11 +41,8 @@ _PLAINEST = frozenset({type(None), bool, int, float, str})  # skipped without a 
 def leaves(value: Any, shared: Collection[str] = (), path: str = "") -> Iterator[tuple[str, Leaf]]:
     """Yields the path and value of each tensor, jagged or keyed tensor that travels with the samples.
 
-    Args:
-        value: a batch.
-        shared: paths that all samples share; nothing below them travels. Nor do dataclass fields with
-            `metadata={"per_sample": False}`.
-        path: the path of `value` in its batch.
+    Nothing below the paths in `shared` travels, nor does what dataclass fields hold that are marked
+    `metadata={"per_sample": False}`. `path` is that of `value` in its batch.
 
     Raises:
         TypeError: something may hold data of samples, and would stay behind when they move.
@@ -148,10 +145,7 @@ def fields_of(batch: Any, shared: Collection[str] = ()) -> dict[str, FieldValue]
 def with_fields(batch: Batch, fields: Mapping[str, FieldValue], values: Parts | None = None) -> Batch:
     """Returns the batch with other values for some of its fields; the inverse of `fields_of`.
 
-    Args:
-        batch: the batch.
-        fields: values by name, as `fields_of` returns them.
-        values: other parts of the batch itself to replace, by key.
+    `values` replace other parts of the batch itself, by key.
     """
 
     def replaced(path: str, leaf: Any) -> Any:

@@ -165,8 +165,12 @@ class CutRules:
 
     def all_tokens(self, counts: Mapping[str, np.ndarray]) -> np.ndarray:
         """Returns the tokens of each sample as the rules count them, int64 `[samples]`."""
-        item_tokens = [group.tokens * (counts[group.name] // group.elements) for group in self.items]
-        return np.sum([*item_tokens, *(counts[name] for name in self.head)], axis=0) - self.left_out
+        item_tokens = (group.tokens * (counts[group.name] // group.elements) for group in self.items)
+        return sum(item_tokens, self.head_tokens(counts)) - self.left_out
+
+    def head_tokens(self, counts: Mapping[str, np.ndarray]) -> np.ndarray:
+        """Returns the tokens of each sample before its first item, int64 `[samples]`."""
+        return sum((counts[name] for name in self.head), np.zeros_like(counts["tokens"]))
 
     def num_items(self, counts: Mapping[str, np.ndarray]) -> np.ndarray:
         """Returns the items of each sample, int64 `[samples]`, from its counts by name."""
@@ -181,8 +185,7 @@ class CutRules:
     def tokens_before(self, items: np.ndarray, counts: Mapping[str, np.ndarray]) -> np.ndarray:
         """Returns the tokens before the item of this number, int64 `[samples]`; those of the sample at its
         end."""
-        tokens = sum((counts[name] for name in self.head), np.zeros_like(items))
-        left = items
+        tokens, left = self.head_tokens(counts), items
         for group in self.items:
             group_items = np.minimum(left, counts[group.name] // group.elements)
             tokens = tokens + group.tokens * group_items
@@ -192,14 +195,12 @@ class CutRules:
     def fixed_tokens(self, counts: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Returns the "head_tokens" of each sample, and the "kept_tokens" of items that are kept together,
         int64 `[samples]` each."""
-        head = sum((counts[name] for name in self.head), np.zeros_like(counts["tokens"]))
+        head = self.head_tokens(counts)
         if not self.kept_together:
             return {"head_tokens": head, "kept_tokens": np.zeros_like(head)}
         kept = counts[self.kept_together]
-        tokens = counts["tokens"] - np.maximum(
-            self.tokens_before(self.num_items(counts) - kept, counts), head
-        )
-        return {"head_tokens": head, "kept_tokens": np.where(kept > 0, tokens, 0)}
+        before = np.maximum(self.tokens_before(self.num_items(counts) - kept, counts), head)
+        return {"head_tokens": head, "kept_tokens": np.where(kept > 0, counts["tokens"] - before, 0)}
 
     def rule(self, name: str) -> FieldRule:
         """Returns the rule of a field, a count, or "<field>.<key>".

@@ -94,8 +94,8 @@ class Cutting:
         The last is 0 where there is none.
         """
         num_items, last_cut = self.rules.num_items(counts), self.rules.last_cut(counts)
-        head = sum((counts[name] for name in self.rules.head), np.int64(0))
-        few = np.minimum(-(-MIN_TOKENS * num_items // np.maximum(counts["tokens"] - head, 1)), num_items)
+        after_head = np.maximum(counts["tokens"] - self.rules.head_tokens(counts), 1)
+        few = np.minimum(-(-MIN_TOKENS * num_items // after_head), num_items)
         return few, np.minimum(num_items - few, last_cut)
 
     def even_cuts(self, samples: RowTable, num_pieces: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
