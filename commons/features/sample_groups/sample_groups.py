@@ -117,12 +117,23 @@ class SampleGroups(Feature):
         rebalance(work, home, 2, tolerance=0.0, groups=0 * home)
 
     def columns(self, batch: Any) -> Mapping[str, torch.Tensor]:
-        """Returns the group of each row, int64 `[batch_size]`."""
+        """Returns the group of each row, int64 `[batch_size]`.
+
+        Raises:
+            ValueError: the user's groups are not one integer for each row.
+        """
         try:
             groups = self._get_groups(batch)
         except StopIteration as error:  # further up it would look like the end of the data
             raise RuntimeError(f"{self._whose} raised {error!r}") from error
-        return {COLUMN: check_groups(groups, self._view(batch).num_rows, self._whose)}
+        shape, is_tensor = (self._view(batch).num_rows,), isinstance(groups, torch.Tensor)
+        if not is_tensor or groups.shape != shape or groups.dtype not in (torch.int32, torch.int64):
+            kind = f"{groups.dtype} of {tuple(groups.shape)}" if is_tensor else type(groups).__name__
+            raise ValueError(
+                f"{self._whose} returned {kind}; expected an int64 or int32 tensor with a group for each "
+                f"row, {shape}"
+            )
+        return {COLUMN: groups.detach().cpu().long()}
 
     def _read_feature(self, batch: Any) -> torch.Tensor:
         name = self.feature
@@ -145,19 +156,3 @@ class SampleGroups(Feature):
         # Hashes may be negative.
         groups[has_group] = values[starts[has_group]].long() & torch.iinfo(torch.int64).max
         return groups
-
-
-def check_groups(returned: Any, num_rows: int, whose: str) -> torch.Tensor:
-    """Returns int64 `[rows]` from a user's groups.
-
-    Raises:
-        ValueError: not one integer for each row; the message calls the groups `whose`.
-    """
-    is_tensor = isinstance(returned, torch.Tensor)
-    if not is_tensor or returned.shape != (num_rows,) or returned.dtype not in (torch.int32, torch.int64):
-        kind = f"{returned.dtype} of {tuple(returned.shape)}" if is_tensor else type(returned).__name__
-        raise ValueError(
-            f"{whose} returned {kind}; expected an int64 or int32 tensor with a group for each row, "
-            f"({num_rows},)"
-        )
-    return returned.detach().cpu().long()
