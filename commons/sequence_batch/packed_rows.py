@@ -266,8 +266,8 @@ def _block_words(
     words = F.pad(words, (0, 0, 0, missing)) if missing else words
     if len(section.blocks) == 1:
         return [words]
-    side_by_side = words.split([block.words for block in section.blocks], 1)
-    return [part.clone(memory_format=torch.contiguous_format) for part in side_by_side]
+    columns = words.split([block.words for block in section.blocks], 1)
+    return [part.clone(memory_format=torch.contiguous_format) for part in columns]
 
 
 def key_lengths(fields: Mapping[str, Any], schema: RowSchema, num_rows: int) -> torch.Tensor:
