@@ -42,6 +42,8 @@ CORE_TESTS = (
     "tests/commons/features",
     "tests/commons/test_private_names.py",
     "tests/hstu",
+    "tests/test_layer_flops.py",
+    "tests/test_model_shufflers.py",
     "tests/test_gradients.py",
 )
 

@@ -64,7 +64,7 @@ class BaseBatch(Pipelineable):
             raise ValueError(
                 f"actual_batch_size is {self.actual_batch_size}; expected 0 to batch_size = {self.batch_size}"
             )
-        self._check_flat_labels()
+        self._check_flat_labels(self.actual_batch_size)
         for name, value in self.per_sample_fields().items():
             rows = num_rows(name, value)
             if rows != self.batch_size:
@@ -91,11 +91,10 @@ class BaseBatch(Pipelineable):
 
     def with_fields(self, per_sample: dict[str, FieldValue], batch_size: int, actual_batch_size: int) -> Self:
         """Returns this batch with other rows; `per_sample` replaces fields of `per_sample_fields`."""
-        fields = dict(per_sample)
-        if "labels" in fields and self._labels_are_flat():
-            fields["labels"] = cast(torch.Tensor, fields["labels"]).flatten()
+        if "labels" in per_sample and self._labels_are_flat():
+            per_sample = per_sample | {"labels": cast(torch.Tensor, per_sample["labels"]).flatten()}
         sizes: dict[Hashable, int] = {"batch_size": batch_size, "actual_batch_size": actual_batch_size}
-        return containers.with_fields(self, fields, sizes)
+        return containers.with_fields(self, per_sample, sizes)
 
     def index_select(self, indices: torch.Tensor | Sequence[int]) -> Self:
         """Returns the batch of the given rows, in the given order; rows may repeat or be left out.
@@ -103,11 +102,8 @@ class BaseBatch(Pipelineable):
         Padding rows may be selected after all real ones. An empty selection gives one padding row. On CUDA
         this synchronizes host and device; the exchange, which must not, selects rows in another way.
 
-        Args:
-            indices: integers `[rows]`.
-
         Raises:
-            TypeError: `indices` are not integers; a mask is not accepted.
+            TypeError: `indices` are not integers `[rows]`; a mask is not accepted.
             ValueError: an index is outside the batch, a real row follows a padding row, the lengths of a
                 jagged field do not account for its values, or rows are pieces of samples.
         """
@@ -131,11 +127,9 @@ class BaseBatch(Pipelineable):
         num_real = int(is_real.sum())
         if not bool(is_real[:num_real].all()):
             raise ValueError("index_select got a padding row before a real row; real rows come first")
-        fields = self.per_sample_fields()
+        fields, out_rows = self.per_sample_fields(), max(len(rows), 1)
         check_jagged_fields(fields)
-        schema = RowSchema.of(fields)
-        packed = select_from([PackedRows.pack(fields, schema, self.batch_size)], rows.numpy())
-        out_rows = max(len(rows), 1)
+        packed = select_from([PackedRows.pack(fields, RowSchema.of(fields), self.batch_size)], rows.numpy())
         return self.with_fields(packed.unpack(out_rows), out_rows, num_real)
 
     def num_tokens(self) -> torch.Tensor:
@@ -169,8 +163,7 @@ class BaseBatch(Pipelineable):
         """Returns the lengths of each key of `features`, `[batch_size]`, as "features.<key>" for
         `row_counts`."""
         lengths = self.features.lengths().view(-1, self.batch_size)
-        names = [f"features.{key}" for key in list(self.features.keys())]
-        return dict(zip(names, lengths, strict=True))
+        return {f"features.{key}": of_key for key, of_key in zip(self.features.keys(), lengths, strict=True)}
 
     def row_counts_on_host(self) -> Mapping[str, np.ndarray]:
         """Returns `row_counts` as int64 arrays `[batch_size]`, 0 for padding rows.
@@ -179,8 +172,7 @@ class BaseBatch(Pipelineable):
         """
         if self._counts_on_host is not None:
             return self._counts_on_host
-        counts = self.row_counts()
-        if not counts:
+        if not (counts := self.row_counts()):
             return {}
         together = torch.stack([row_values.long() for row_values in counts.values()])
         return dict(zip(counts, together.cpu().numpy(), strict=True))
@@ -225,38 +217,30 @@ class BaseBatch(Pipelineable):
         if rules is None:
             raise ValueError(f"a {type(self).__name__} has no cut_rules, so its samples cannot be cut")
         padding = np.arange(self.num_samples, self.batch_size)
-        padding_pieces = np.zeros(len(padding), dtype=PIECE)
-        fields = cut_fields(
-            self.per_sample_fields(), np.append(row_of, padding), np.append(pieces, padding_pieces), rules
+        rows = np.append(row_of, padding)
+        places = np.append(pieces, np.zeros(len(padding), dtype=PIECE))
+        return self.with_fields(
+            cut_fields(self.per_sample_fields(), rows, places, rules), len(rows), len(row_of)
         )
-        return self.with_fields(fields, len(row_of) + len(padding), len(row_of))
 
     def with_pieces(self, pieces: Any) -> Self:
-        """Returns this batch with the places of its rows in their samples; whatever cut these calls it.
-
-        Args:
-            pieces: what the model finds in `pieces`; None where all rows are whole samples.
-        """
+        """Returns this batch with what the model finds in `pieces`: the places of its rows in their samples,
+        None where all are whole."""
         made = copy.copy(self)
         made.pieces = pieces
         return made
 
     def to(self, device: torch.device, non_blocking: bool = False) -> Self:
         """Returns this batch with every tensor on `device`."""
-        return self._with_rows_of(containers.move_to(self, device, non_blocking))
+        return containers.move_to(self, device, non_blocking).with_pieces(self.pieces)
 
     def pin_memory(self) -> Self:
         """Returns this batch with every tensor in pinned host memory."""
-        return self._with_rows_of(containers.pin(self))
+        return containers.pin(self).with_pieces(self.pieces)
 
     def record_stream(self, stream: torch.Stream) -> None:
         """Tells the allocator that `stream` uses this batch's tensors."""
         containers.record_stream(self, stream)
-
-    def _with_rows_of(self, copied: Self) -> Self:
-        """Returns a copy of this batch elsewhere, with what this one knows of its rows."""
-        copied.pieces = self.pieces
-        return copied
 
     def _labels_are_flat(self) -> bool:
         labels = self.labels
@@ -267,9 +251,9 @@ class BaseBatch(Pipelineable):
             and labels.numel() % self.batch_size == 0
         )
 
-    def _check_flat_labels(self) -> None:
+    def _check_flat_labels(self, real: int) -> None:
         """Refuses flat labels of the real rows alone, which would go to the wrong samples."""
-        labels, real = self.labels, self.num_samples
+        labels = self.labels
         if not isinstance(labels, torch.Tensor) or labels.dim() != 1 or not 0 < real < self.batch_size:
             return
         if labels.numel() % real or labels.numel() % self.batch_size == 0:

@@ -27,7 +27,7 @@ def view_batch(batch: Any, shared: Collection[str] = ()) -> BatchView:
         batch: of any type that can be exchanged.
         shared: paths of what all samples share, as in "context.temperature" or "[2]".
     """
-    return (PaddedView if isinstance(batch, BaseBatch) else BatchView)(batch, shared)
+    return (_PaddedView if isinstance(batch, BaseBatch) else BatchView)(batch, shared)
 
 
 class BatchView:
@@ -54,8 +54,7 @@ class BatchView:
         Raises:
             TypeError: nothing in the batch has rows, or something would stay behind when samples move.
         """
-        fields = containers.fields_of(self.batch, self._shared)
-        if fields:
+        if fields := containers.fields_of(self.batch, self._shared):
             return fields
         raise TypeError(
             f"{containers.type_name(self.batch)} has no rows to place; expected a BaseBatch, or tensors, "
@@ -108,12 +107,7 @@ class BatchView:
         return PackedRows.pack(self.fields, RowSchema.of(self.fields), self.num_rows)
 
     def unpack(self, rows: PackedRows, batch_size: int) -> Any:
-        """Returns a batch of the same kind that has other rows.
-
-        Args:
-            rows: the samples, as `gather_rows` returns them.
-            batch_size: rows of the batch; those after the samples are padding.
-        """
+        """Returns a batch of the same kind with samples from `gather_rows`, then padding."""
         return self.with_rows(rows.unpack(batch_size), batch_size, rows.num_rows)
 
     def with_rows(self, fields: dict[str, FieldValue], batch_size: int, num_samples: int) -> Any:
@@ -179,49 +173,40 @@ class BatchView:
         containers.check_replaceable(self.batch)
 
 
-class PaddedView(BatchView):
-    """The rows of a `BaseBatch`, which knows its padding."""
+class _PaddedView(BatchView):
+    """The rows of a `BaseBatch`, which knows its padding, and tells its counts."""
 
     pads = True
     batch: BaseBatch
 
     @cached_property
     def fields(self) -> dict[str, FieldValue]:
-        """The fields that travel with the samples."""
         return self.batch.per_sample_fields()
 
     @cached_property
     def num_rows(self) -> int:
-        """Rows of the batch, padding included."""
         return self.batch.batch_size
 
     @property
     def num_samples(self) -> int:
-        """Rows that are samples."""
         return self.batch.num_samples
 
     def with_rows(self, fields: dict[str, FieldValue], batch_size: int, num_samples: int) -> BaseBatch:
-        """Returns a batch of the same kind with other rows."""
         return self.batch.with_fields(fields, batch_size, num_samples)
 
     def num_tokens(self) -> torch.Tensor:
-        """Returns what the batch says."""
         return self.batch.num_tokens()
 
     def num_loss_tokens(self) -> torch.Tensor:
-        """Returns what the batch says."""
         return self.batch.num_loss_tokens()
 
     def row_counts(self) -> dict[str, torch.Tensor]:
-        """Returns what the batch says."""
         return self.batch.row_counts()
 
     def with_row_counts(self, counts: Mapping[str, np.ndarray]) -> BaseBatch:
-        """Returns the batch with the result of its `row_counts_on_host`."""
         return self.batch.with_row_counts(counts)
 
     def check(self) -> None:
-        """Checks that nothing is named as shared."""
         if self._shared:
             raise ValueError(
                 f"shared_fields names {sorted(self._shared)}, and {containers.type_name(self.batch)} is a "
@@ -231,25 +216,21 @@ class PaddedView(BatchView):
 
 
 def without_copied_row(output: Any) -> Any:
-    """Returns a model's output for a batch whose only row is a copy, with no row in place of one.
-
-    So outputs add up to those of the samples. What has another number of rows, or none, stays: it may be
-    about anything.
+    """Returns a model's output for a batch whose only row is a copy, with no row in place of one, so that
+    outputs add up to those of the samples. What has another number of rows, or none, may be about anything.
     """
 
     def without_row(_: str, leaf: Any) -> Any:
+        view = BatchView(leaf)
         try:
-            field = containers.as_field(leaf)
-            rows = num_rows("output", field)
+            (field,), rows = view.fields.values(), view.num_rows
         except (TypeError, ValueError):  # no rows to speak of, as in a number or a sparse tensor
             return leaf
         if rows != 1:
             return leaf
         if isinstance(field, torch.Tensor):
             return containers.like(field[:0], leaf)
-        packed = PackedRows.pack({"output": field}, RowSchema.of({"output": field}), 1)
-        none = select_from([packed], np.zeros(0, dtype=np.int64)).unpack(0)
-        return containers.like(none["output"], leaf)
+        return view.unpack(select_from([view.packed()], np.zeros(0, dtype=np.int64)), 0)
 
     try:
         return containers.transform(output, without_row)

@@ -8,13 +8,13 @@ added by `register_batch_type`. A leaf is named by its path, as in `sparse.ids`,
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import torch
-from tensordict import NonTensorStack
+from tensordict import MemoryMappedTensor, NonTensorStack
+from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
-from .batch_leaves import Leaf, as_field, field_name, like, pin_leaf
 from .container_types import (
     TAKE_APART,
     Parts,
@@ -24,20 +24,25 @@ from .container_types import (
     replace_dataclass,
     type_name,
 )
-from .row_schema import FieldValue
+from .row_schema import FieldValue, with_parts
 
 Batch = TypeVar("Batch")
+Leaf: TypeAlias = torch.Tensor | JaggedTensor | KeyedJaggedTensor | KeyedTensor
+
+# Leaves that hold nothing but what travels: subclasses may. A memory-mapped tensor arrives in memory.
+_EXACT_TYPES = (torch.Tensor, MemoryMappedTensor, JaggedTensor, KeyedJaggedTensor, KeyedTensor)
+# torch has no copies of these, or copies that also need what is not in the bytes.
+_REFUSED_DTYPES = {torch.qint8, torch.qint32, torch.quint8, torch.quint4x2, torch.quint2x4} | {
+    getattr(torch, f"{sign}int{bits}") for sign in ("", "u") for bits in range(1, 8)
+}
 _PLAINEST = frozenset({type(None), bool, int, float, str})  # skipped without a look
 
 
 def leaves(value: Any, shared: Collection[str] = (), path: str = "") -> Iterator[tuple[str, Leaf]]:
     """Yields the path and value of each tensor, jagged or keyed tensor that travels with the samples.
 
-    Args:
-        value: a batch.
-        shared: paths that all samples share; nothing below them travels. Nor do dataclass fields with
-            `metadata={"per_sample": False}`.
-        path: the path of `value` in its batch.
+    Nothing below the paths in `shared` travels, nor does what dataclass fields hold that are marked
+    `metadata={"per_sample": False}`. `path` is that of `value` in its batch.
 
     Raises:
         TypeError: something may hold data of samples, and would stay behind when they move.
@@ -123,7 +128,7 @@ def check_replaceable(value: Any, path: str = "") -> None:
 
 
 def fields_of(batch: Any, shared: Collection[str] = ()) -> dict[str, FieldValue]:
-    """Returns the leaves that travel with samples, converted by `as_field`, by `field_name`.
+    """Returns the leaves that travel with samples, converted by `as_field`, by path.
 
     Raises:
         TypeError: as `leaves` and `as_field`.
@@ -131,7 +136,7 @@ def fields_of(batch: Any, shared: Collection[str] = ()) -> dict[str, FieldValue]
     fields = {}
     for path, leaf in leaves(batch, shared):
         try:
-            fields[field_name(path, leaf)] = as_field(leaf)
+            fields[_field_name(path, leaf)] = as_field(leaf)
         except TypeError as error:
             raise TypeError(f"{path}: {error}") from error
     return fields
@@ -140,17 +145,51 @@ def fields_of(batch: Any, shared: Collection[str] = ()) -> dict[str, FieldValue]
 def with_fields(batch: Batch, fields: Mapping[str, FieldValue], values: Parts | None = None) -> Batch:
     """Returns the batch with other values for some of its fields; the inverse of `fields_of`.
 
-    Args:
-        batch: the batch.
-        fields: values by name, as `fields_of` returns them.
-        values: other parts of the batch itself to replace, by key.
+    `values` replace other parts of the batch itself, by key.
     """
 
     def replaced(path: str, leaf: Any) -> Any:
-        name = field_name(path, leaf)
+        name = _field_name(path, leaf)
         return like(fields[name], leaf) if name in fields else leaf
 
     return transform(batch, replaced, values=values)
+
+
+def as_field(value: Any) -> FieldValue:
+    """Returns a leaf as a field: a jagged nested tensor as a JaggedTensor, a KeyedTensor as a tensor.
+
+    Raises:
+        TypeError: a tensor whose rows do not simply follow one another, or something that would be lost when
+            they move.
+    """
+    _check_type(value)
+    field = value
+    if isinstance(value, KeyedTensor):
+        if value.key_dim() != 1:
+            raise TypeError(f"a KeyedTensor has key_dim {value.key_dim()}; expected 1, so that dim 0 is rows")
+        field = value.values()
+    elif isinstance(value, torch.Tensor) and value.is_nested:
+        nested: Any = value
+        if value.layout != torch.jagged or nested._ragged_idx != 1 or nested.lengths() is not None:
+            raise TypeError(
+                "a nested tensor has to have layout torch.jagged, its rows ragged in dim 1 and without "
+                "holes, to be placed row by row"
+            )
+        field = JaggedTensor(values=nested.values(), lengths=nested.offsets().diff())
+    part_tensors = (field,) if isinstance(field, torch.Tensor) else (field.values(), field.weights_or_none())
+    for part in part_tensors:
+        if part is not None:
+            _check_tensor(part)
+    return field
+
+
+def like(field: FieldValue, leaf: Any) -> Any:
+    """Returns a field as the kind of leaf that `leaf` is; the inverse of `as_field`."""
+    if isinstance(leaf, KeyedTensor):
+        return KeyedTensor(leaf.keys(), leaf.length_per_key(), field)
+    if isinstance(leaf, torch.Tensor) and leaf.is_nested and isinstance(field, JaggedTensor):
+        return torch.nested.nested_tensor_from_jagged(field.values(), field.offsets())
+    return field
 
 
 def move_to(batch: Batch, device: torch.device, non_blocking: bool = False) -> Batch:
@@ -160,7 +199,7 @@ def move_to(batch: Batch, device: torch.device, non_blocking: bool = False) -> B
 
 def pin(batch: Batch) -> Batch:
     """Returns the batch with every tensor in pinned host memory."""
-    return transform(batch, lambda _, leaf: pin_leaf(leaf))
+    return transform(batch, lambda _, leaf: _pinned(leaf))
 
 
 def record_stream(batch: Any, stream: torch.Stream) -> None:
@@ -189,3 +228,47 @@ def _remedy(value: Any) -> str:
     if isinstance(value, NonTensorStack):
         return "it has a value that is no tensor for each row; make it a tensor"
     return f"{TAKE_APART}, or name it in the shuffler's shared_fields if all samples share it"
+
+
+def _field_name(path: str, leaf: Leaf) -> str:
+    """Returns a leaf's path, with the keys of a KeyedTensor, on which ranks must agree."""
+    if not isinstance(leaf, KeyedTensor):
+        return path
+    keys = zip(leaf.keys(), leaf.length_per_key(), strict=True)
+    return f"{path}({', '.join(f'{key}: {width}' for key, width in keys)})"
+
+
+def _pinned(leaf: Any) -> Any:
+    if isinstance(leaf, JaggedTensor):  # has no pin_memory of its own
+        parts = {"values": leaf.values(), "lengths": leaf.lengths(), "weights": leaf.weights_or_none()}
+        return with_parts(
+            leaf, **{name: part.pin_memory() for name, part in parts.items() if part is not None}
+        )
+    return like(leaf.values().pin_memory(), leaf) if isinstance(leaf, KeyedTensor) else leaf.pin_memory()
+
+
+def _check_type(leaf: Leaf) -> None:
+    """Refuses what would arrive without a part of it."""
+    if type(leaf) not in _EXACT_TYPES and not (isinstance(leaf, torch.Tensor) and leaf.is_nested):
+        plain = next(of for of in _EXACT_TYPES if isinstance(leaf, of)).__name__
+        raise TypeError(
+            f"a {type_name(leaf)} would arrive as a {plain}, without what the subclass adds; make it a "
+            f"{plain}, and what else it holds fields of their own"
+        )
+    if isinstance(leaf, KeyedJaggedTensor) and leaf.inverse_indices_or_none() is not None:
+        raise TypeError(
+            "a KeyedJaggedTensor has inverse_indices, which refer to rows of this batch alone; leave them "
+            "out, and deduplicate after the exchange"
+        )
+
+
+def _check_tensor(tensor: torch.Tensor) -> None:
+    """Refuses tensors whose rows cannot be sent as bytes."""
+    _check_type(tensor)
+    if tensor.layout != torch.strided:
+        raise TypeError(f"a tensor has layout {tensor.layout}, of which rows cannot be sent; make it dense")
+    if tensor.dtype in _REFUSED_DTYPES:
+        raise TypeError(
+            f"a tensor has dtype {tensor.dtype}, of which rows cannot be sent; send quantized values as "
+            "integers of at least 8 bits (int_repr), next to their scale"
+        )

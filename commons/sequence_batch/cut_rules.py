@@ -23,6 +23,9 @@ PIECE = np.dtype(
         for name in ("first_item", "last_item", "num_items", "first_token", "last_token", "num_tokens")
     ]
 )
+# Places of a field that does not follow the items.
+_OF_WHOLE = ("first", "last", "every")
+_PLACES = ("items", "items_from_end", *_OF_WHOLE)
 
 
 @dataclass(frozen=True)
@@ -48,9 +51,8 @@ class FieldRule:
     after: int = 0
 
     def __post_init__(self) -> None:
-        places = ("items", "items_from_end", "first", "last", "every")
-        if self.place not in places:
-            raise ValueError(f"place is {self.place!r}; expected one of {places}")
+        if self.place not in _PLACES:
+            raise ValueError(f"place is {self.place!r}; expected one of {_PLACES}")
         if self.unit < 1:
             raise ValueError(f"unit is {self.unit}; expected the elements of an item, at least 1")
         if self.before + self.after < 0:
@@ -59,76 +61,59 @@ class FieldRule:
                 "between two pieces would be lost"
             )
 
-    def span(self, lengths: np.ndarray, pieces: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the first and the last of a sample's elements, exclusive, that each piece gets.
 
-        Args:
-            lengths: int64 `[pieces]`, elements of the whole sample.
-            pieces: `[pieces]` of dtype `PIECE`.
+def spans(
+    rules: Sequence[FieldRule], lengths: np.ndarray, pieces: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the first and the last of a sample's elements, exclusive, that each piece gets in some fields.
 
-        Returns:
-            Two int64 `[pieces]`.
-        """
-        begin, end = FieldRules((self,)).spans(lengths[:, None], pieces)
-        return begin[:, 0], end[:, 0]
+    Args:
+        rules: of the fields.
+        lengths: int64 `[pieces, rules]`, elements of the whole sample.
+        pieces: `[pieces]` of dtype `PIECE`.
 
-    def own_span(self, lengths: np.ndarray, pieces: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the part of `span` that no earlier piece of the sample has.
-
-        One after another, these parts are the sample's elements.
-        """
-        begin, end = self.span(lengths, pieces)
-        is_first = pieces["first_item"] == 0
-        if self.place == "every":
-            return begin, np.where(is_first, end, 0)
-        if self.place in ("first", "last"):
-            return begin, end
-        items = pieces["first_item"] + self.after
-        is_from_end = np.array(self.place == "items_from_end")
-        earlier_end = _first_elements(items, lengths, pieces["num_items"], self.unit, is_from_end)
-        return np.where(is_first, begin, np.maximum(begin, earlier_end)), end
+    Returns:
+        Two int64 `[pieces, rules]`.
+    """
+    place, unit, before, after = _by_attribute(rules)
+    first, last, num_items = (pieces[name][:, None] for name in ("first_item", "last_item", "num_items"))
+    is_first, is_last = first == 0, last == num_items
+    elsewhere = ((place == "first") & ~is_first) | ((place == "last") & ~is_last)
+    lengths, is_whole = np.where(elsewhere, 0, lengths), np.isin(place, _OF_WHOLE)
+    begin = _first_elements(first - before, lengths, num_items, unit, place)
+    end = _first_elements(last + after, lengths, num_items, unit, place)
+    begin = np.where(is_first | is_whole, 0, begin)
+    return begin, np.maximum(np.where(is_last | is_whole, lengths, end), begin)
 
 
-class FieldRules:
-    """The rules of several fields, for the lengths of all at once."""
+def own_spans(
+    rules: Sequence[FieldRule], lengths: np.ndarray, pieces: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the parts of `spans` that no earlier piece of the sample has; arguments as there.
 
-    def __init__(self, rules: Sequence[FieldRule]) -> None:
-        def all_of(attribute: str) -> np.ndarray:
-            return np.array([getattr(rule, attribute) for rule in rules])
+    One after another, these parts are the sample's elements.
+    """
+    begin, end = spans(rules, lengths, pieces)
+    place, unit, _, after = _by_attribute(rules)
+    first, num_items = pieces["first_item"][:, None], pieces["num_items"][:, None]
+    earlier_end = _first_elements(first + after, lengths, num_items, unit, place)
+    is_later = (first > 0) & ~np.isin(place, _OF_WHOLE)
+    begin = np.where(is_later, np.maximum(begin, earlier_end), begin)
+    return begin, np.where((place == "every") & (first > 0), 0, end)
 
-        place = all_of("place")
-        self._unit, self._before, self._after = all_of("unit"), all_of("before"), all_of("after")
-        self._with_first, self._with_last = place == "first", place == "last"
-        self._is_whole = self._with_first | self._with_last | (place == "every")
-        self._from_end = place == "items_from_end"
 
-    def spans(self, lengths: np.ndarray, pieces: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns `FieldRule.span` of each rule, two int64 `[pieces, rules]`.
-
-        Args:
-            lengths: int64 `[pieces, rules]`, elements of the whole sample.
-            pieces: `[pieces]` of dtype `PIECE`.
-        """
-        first, last, num_items = (pieces[name][:, None] for name in ("first_item", "last_item", "num_items"))
-        is_first, is_last = first == 0, last == num_items
-        elsewhere = (self._with_first & ~is_first) | (self._with_last & ~is_last)
-        lengths = np.where(elsewhere, 0, lengths)
-        begin = _first_elements(first - self._before, lengths, num_items, self._unit, self._from_end)
-        end = _first_elements(last + self._after, lengths, num_items, self._unit, self._from_end)
-        begin = np.where(is_first | self._is_whole, 0, begin)
-        return begin, np.maximum(np.where(is_last | self._is_whole, lengths, end), begin)
+def _by_attribute(rules: Sequence[FieldRule]) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Returns places, units, and what is before and after, `[rules]` each."""
+    numbers = np.array([(rule.unit, rule.before, rule.after) for rule in rules], dtype=np.int64)
+    return np.array([rule.place for rule in rules], dtype=np.str_), *numbers.reshape(-1, 3).T
 
 
 def _first_elements(
-    items: np.ndarray,
-    lengths: np.ndarray,
-    num_items: np.ndarray,
-    unit: int | np.ndarray,
-    from_end: np.ndarray,
+    items: np.ndarray, lengths: np.ndarray, num_items: np.ndarray, unit: np.ndarray, place: np.ndarray
 ) -> np.ndarray:
     """Returns the first element of each item, within the elements that there are."""
     with_elements = lengths // unit
-    skipped = np.where(from_end, num_items - with_elements, 0)
+    skipped = np.where(place == "items_from_end", num_items - with_elements, 0)
     return np.minimum(np.maximum(items - skipped, 0), with_elements) * unit
 
 
@@ -180,8 +165,12 @@ class CutRules:
 
     def all_tokens(self, counts: Mapping[str, np.ndarray]) -> np.ndarray:
         """Returns the tokens of each sample as the rules count them, int64 `[samples]`."""
-        item_tokens = [group.tokens * (counts[group.name] // group.elements) for group in self.items]
-        return np.sum([*item_tokens, *(counts[name] for name in self.head)], axis=0) - self.left_out
+        item_tokens = (group.tokens * (counts[group.name] // group.elements) for group in self.items)
+        return sum(item_tokens, self.head_tokens(counts)) - self.left_out
+
+    def head_tokens(self, counts: Mapping[str, np.ndarray]) -> np.ndarray:
+        """Returns the tokens of each sample before its first item, int64 `[samples]`."""
+        return sum((counts[name] for name in self.head), np.zeros_like(counts["tokens"]))
 
     def num_items(self, counts: Mapping[str, np.ndarray]) -> np.ndarray:
         """Returns the items of each sample, int64 `[samples]`, from its counts by name."""
@@ -196,8 +185,7 @@ class CutRules:
     def tokens_before(self, items: np.ndarray, counts: Mapping[str, np.ndarray]) -> np.ndarray:
         """Returns the tokens before the item of this number, int64 `[samples]`; those of the sample at its
         end."""
-        tokens = sum((counts[name] for name in self.head), np.zeros_like(items))
-        left = items
+        tokens, left = self.head_tokens(counts), items
         for group in self.items:
             group_items = np.minimum(left, counts[group.name] // group.elements)
             tokens = tokens + group.tokens * group_items
@@ -207,14 +195,12 @@ class CutRules:
     def fixed_tokens(self, counts: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Returns the "head_tokens" of each sample, and the "kept_tokens" of items that are kept together,
         int64 `[samples]` each."""
-        head = sum((counts[name] for name in self.head), np.zeros_like(counts["tokens"]))
+        head = self.head_tokens(counts)
         if not self.kept_together:
             return {"head_tokens": head, "kept_tokens": np.zeros_like(head)}
         kept = counts[self.kept_together]
-        tokens = counts["tokens"] - np.maximum(
-            self.tokens_before(self.num_items(counts) - kept, counts), head
-        )
-        return {"head_tokens": head, "kept_tokens": np.where(kept > 0, tokens, 0)}
+        before = np.maximum(self.tokens_before(self.num_items(counts) - kept, counts), head)
+        return {"head_tokens": head, "kept_tokens": np.where(kept > 0, counts["tokens"] - before, 0)}
 
     def rule(self, name: str) -> FieldRule:
         """Returns the rule of a field, a count, or "<field>.<key>".
@@ -236,7 +222,7 @@ class CutRules:
         for field in schema.fields:
             for key in field.keys:
                 rule = self.rule(f"{field.name}.{key}")
-                if field.is_dense and rule.place not in ("first", "last", "every"):
+                if field.is_dense and rule.place not in _OF_WHOLE:
                     raise ValueError(
                         f"{field.name!r} is dense and has rule {rule.place!r}; expected first, last or every"
                     )
@@ -271,27 +257,24 @@ def cut_fields(
     import torch
     from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
-    from .jagged_indices import spread
+    from .packed_rows import spread
 
     rows = torch.from_numpy(row_of)
     cut: dict[str, FieldValue] = {}
     for name, value in fields.items():
         if isinstance(value, torch.Tensor):
-            _, has_value = rules.rule(name).span(np.ones_like(row_of), pieces)
+            _, num_values = spans([rules.rule(name)], np.ones((len(row_of), 1), dtype=np.int64), pieces)
             selected = value.index_select(0, rows)
-            selected[torch.from_numpy(has_value == 0)] = 0
+            selected[torch.from_numpy(num_values[:, 0] == 0)] = 0
             cut[name] = selected
             continue
         keys = value.keys() if isinstance(value, KeyedJaggedTensor) else [""]
         num_rows = value.stride() if isinstance(value, KeyedJaggedTensor) else value.lengths().numel()
         lengths = value.lengths().view(len(keys), num_rows).long()
         starts = value.offsets()[:-1].view(len(keys), num_rows).long()
-        key_spans = [
-            rules.rule(f"{name}.{key}").span(key_lengths[row_of], pieces)
-            for key, key_lengths in zip(keys, lengths.numpy(), strict=True)
-        ]
-        spans = np.array(key_spans, dtype=np.int64).reshape(len(keys), 2, len(row_of))
-        begins, ends = torch.from_numpy(spans).unbind(1)
+        key_rules = [rules.rule(f"{name}.{key}") for key in keys]
+        of_keys = spans(key_rules, lengths.numpy()[:, row_of].T, pieces)
+        begins, ends = (torch.from_numpy(span.T) for span in of_keys)
         counts = (ends - begins).flatten()
         elements = spread((starts[:, rows] + begins).flatten(), counts, int(counts.sum()))
         weights = value.weights_or_none()

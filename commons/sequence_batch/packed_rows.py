@@ -20,7 +20,6 @@ import torch
 import torch.nn.functional as F
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
-from .jagged_indices import spread
 from .row_schema import (
     BUFFER_ALIGNMENT,
     LENGTH_WIDTH,
@@ -36,8 +35,6 @@ class PackedRows:
     """Rows of a batch as words.
 
     Attributes:
-        schema: the fields.
-        num_rows: rows.
         num_elements: elements of each jagged field, over all rows.
         lengths: int32 `[keys, rows]`, lengths of every key of every jagged field.
         sections: the words of each section of the schema, `[rows or elements, words]`.
@@ -83,10 +80,7 @@ class PackedRows:
             raise ValueError(f"unpack got num_rows={num_rows} for {self.num_rows} rows; it drops none")
         values: dict[tuple[str, bool], torch.Tensor] = {}
         for section, words in zip(self.schema.sections, self.sections, strict=True):
-            if section.is_dense:
-                block_words = _side_by_side(F.pad(words, (0, 0, 0, missing)) if missing else words, section)
-            else:
-                block_words = _one_after_another(words, section, self.num_elements)
+            block_words = _block_words(words, section, self.num_elements, missing)
             for block, words_of_block in zip(section.blocks, block_words, strict=True):
                 values[block.field, block.is_weights] = block.from_words(words_of_block)
         lengths = F.pad(self.lengths, (0, missing)) if missing else self.lengths
@@ -123,9 +117,9 @@ class PackedRows:
         """
         schema, counts = self.schema, np.array([len(chunk) for chunk in rows])
         lengths, sections = _gather([self], rows, num_elements, is_aligned=False)
-        words = list(zip(sections, schema.sections, strict=True))
         sized = [
-            (w, section.size(counts, num_elements.T) * section.width * section.words) for w, section in words
+            (words, section.num_bytes(counts, num_elements.T))
+            for words, section in zip(sections, schema.sections, strict=True)
         ]
         sized.insert(schema.lengths_at, (lengths, counts * schema.num_keys * LENGTH_WIDTH))
         section_bytes = [w.view(-1).view(torch.uint8).split(num_bytes.tolist()) for w, num_bytes in sized]
@@ -142,9 +136,8 @@ class PackedRows:
 
         Args:
             buffer: uint8, aligned to eight bytes; may be longer than the rows need.
-            schema: the fields.
-            num_rows: rows in the buffer.
-            num_elements: elements of each jagged field in the buffer.
+            schema, num_rows: of the rows in the buffer.
+            num_elements: their elements in each jagged field.
         """
         shapes = [
             (section.width, section.size(num_rows, num_elements), section.words)
@@ -161,9 +154,7 @@ class PackedRows:
 
     def compact(self) -> PackedRows:
         """Returns the rows without padding between blocks."""
-        if not self.is_aligned:
-            return self
-        return PackedRows.pack(self.unpack(), self.schema, self.num_rows)
+        return PackedRows.pack(self.unpack(), self.schema, self.num_rows) if self.is_aligned else self
 
 
 def gather_rows(
@@ -194,14 +185,9 @@ def _gather(
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
     """Copies chunks of rows, with as many device operations for many chunks as for one.
 
-    Args:
-        sources: the rows.
-        chunks: for each chunk int64 `[selected]`, positions among all rows of all sources.
-        num_elements: int64 `[chunks, jagged fields]`, elements of each jagged field in each chunk.
-        is_aligned: whether to pad jagged blocks; of one chunk only.
-
-    Returns:
-        Lengths, flat, and the words of each section; in each tensor one chunk follows another.
+    `chunks` are positions among all rows of all sources, int64 `[selected]` each; `num_elements` is int64
+    `[chunks, jagged fields]`. Jagged blocks of a single chunk can be padded. Returns lengths, flat, and the
+    words of each section; in each tensor one chunk follows another.
     """
     schema, sources = sources[0].schema, [source.compact() for source in sources]
     num_rows, all_elements = np.array([source.num_rows for source in sources]), num_elements.sum(0).tolist()
@@ -237,9 +223,8 @@ def _segments(
     of padding, at the start of the section, 1 takes back the place that it takes, and 2 is empty.
 
     Args:
-        section: the section.
+        section, chunks: as in `_gather`.
         num_rows: int64 `[sources]`, rows of each source.
-        chunks: for each chunk int64 positions among all rows of all sources.
         padding: for each block the elements of padding after it; empty for none.
 
     Returns:
@@ -270,21 +255,19 @@ def _elements(sizes: torch.Tensor, sizes_at: torch.Tensor, chosen: torch.Tensor,
     return spread(starts.index_select(0, chosen), segment_sizes.index_select(0, chosen), total)
 
 
-def _side_by_side(words: torch.Tensor, section: Section) -> list[torch.Tensor]:
-    """The words of each block of a dense section; copies, so that they are contiguous and aligned."""
+def _block_words(
+    words: torch.Tensor, section: Section, num_elements: Sequence[int], missing: int
+) -> list[torch.Tensor]:
+    """Returns the words of each block, contiguous and aligned, with `missing` rows of padding."""
+    if not section.is_dense:
+        counts = [num_elements[block.jagged_field] for block in section.blocks]
+        padded = words.split([sum(each) for each in zip(counts, section.padding(num_elements), strict=True)])
+        return [part[:count] for part, count in zip(padded, counts, strict=True)]
+    words = F.pad(words, (0, 0, 0, missing)) if missing else words
     if len(section.blocks) == 1:
         return [words]
-    block_words = words.split([block.words for block in section.blocks], 1)
-    return [words_of_block.clone(memory_format=torch.contiguous_format) for words_of_block in block_words]
-
-
-def _one_after_another(
-    words: torch.Tensor, section: Section, num_elements: Sequence[int]
-) -> list[torch.Tensor]:
-    """The words of each block of a padded jagged section."""
-    counts = [num_elements[block.jagged_field] for block in section.blocks]
-    sizes = [count + padding for count, padding in zip(counts, section.padding(num_elements), strict=True)]
-    return [padded[:count] for padded, count in zip(words.split(sizes), counts, strict=True)]
+    columns = words.split([block.words for block in section.blocks], 1)
+    return [part.clone(memory_format=torch.contiguous_format) for part in columns]
 
 
 def key_lengths(fields: Mapping[str, Any], schema: RowSchema, num_rows: int) -> torch.Tensor:
@@ -337,6 +320,20 @@ def row_elements(lengths: torch.Tensor, schema: RowSchema) -> torch.Tensor:
     if not per_field:
         return torch.zeros(lengths.shape[1], 0, dtype=torch.int64, device=lengths.device)
     return torch.stack([key_rows.sum(0, dtype=torch.int64) for key_rows in per_field], 1)
+
+
+def spread(starts: torch.Tensor, lengths: torch.Tensor, total: int, step: int = 1) -> torch.Tensor:
+    """Returns for each row b the `lengths[b]` indices `starts[b]`, `starts[b] + step`, …; int64 `[total]`.
+
+    Args:
+        starts, lengths: `[B]` integers.
+        total: the sum of `lengths`; passed in so that nothing is read from the device.
+        step: the difference between an index of a row and the next.
+    """
+    lengths = lengths.long()
+    before = lengths.cumsum(0) - lengths
+    first = torch.sub(starts.long(), before, alpha=step).repeat_interleave(lengths, output_size=total)
+    return first.add_(torch.arange(total, device=starts.device), alpha=step)
 
 
 def to_device_together(arrays: Sequence[np.ndarray], device: torch.device) -> list[torch.Tensor]:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 
-from .jagged_indices import spread
+from .packed_rows import spread
 from .row_schema import FieldValue
 
 

@@ -30,11 +30,8 @@ class FieldSchema:
         name: the field's name in the batch.
         kind: "keyed" (KeyedJaggedTensor), "jagged" (JaggedTensor) or "dense" (tensor).
         keys: keys of a KeyedJaggedTensor; one empty name otherwise.
-        dtype: of the values.
         trailing_shape: shape of one value of a jagged field, of one row of a dense one.
-        weights_dtype: of the weights, None without weights.
-        weights_trailing_shape: shape of one weight.
-        lengths_dtype: of the lengths, None for a dense field.
+        weights_dtype, lengths_dtype: None without weights, and for a dense field.
     """
 
     name: str
@@ -74,12 +71,8 @@ class FieldSchema:
 class Block:
     """The values or the weights of one field, as words: the widest that divide an element.
 
-    Attributes:
-        field: the field's name.
-        dtype: of the elements.
-        element_shape: shape of one element of a jagged field, of one row of a dense one.
-        jagged_field: the index of the field among the jagged ones; -1 for a dense field.
-        is_weights: whether these are the weights.
+    An element is a value of a jagged field, or a row of a dense one. `jagged_field` is the index of the field
+    among the jagged ones; -1 for a dense field.
     """
 
     field: str
@@ -129,8 +122,6 @@ class Section:
     size follow one another, `[elements, words]`: all rows of a block's first key, then all of the second, ...
 
     Attributes:
-        blocks: the blocks, in order.
-        is_dense: whether they are dense.
         keys: int64 `[columns]`: for each key of each jagged block its index among the keys of all fields.
         last_columns: int64 `[blocks]`: where in `keys` the last of each block is.
     """
@@ -151,13 +142,17 @@ class Section:
         return sum(block.words for block in self.blocks) if self.is_dense else self.blocks[0].words
 
     def size(self, num_rows: Any, num_elements: Any) -> Any:
-        """Returns the rows or elements in the section, without padding.
+        """Returns the rows or elements in the section, without padding; integers or arrays, as given.
 
         Args:
-            num_rows: rows; an integer or an array of any shape.
-            num_elements: for each jagged field its elements, likewise.
+            num_rows: rows.
+            num_elements: for each jagged field its elements.
         """
         return num_rows if self.is_dense else sum(num_elements[block.jagged_field] for block in self.blocks)
+
+    def num_bytes(self, num_rows: Any, num_elements: Any) -> Any:
+        """Returns the bytes of `size` rows or elements."""
+        return self.size(num_rows, num_elements) * self.width * self.words
 
     def padding(self, num_elements: Sequence[int]) -> list[int]:
         """Returns the elements to add to each jagged block so that the next starts at 16 bytes."""
@@ -211,7 +206,7 @@ class RowSchema:
         sections = []
         for (_, size), blocks in sorted(members.items()):
             block_keys = [keys[block.jagged_field] for block in blocks] if size else [np.arange(0)]
-            last = np.cumsum([len(keys_of_block) for keys_of_block in block_keys]) - 1
+            last = np.cumsum(list(map(len, block_keys))) - 1
             sections.append(Section(tuple(blocks), not size, np.concatenate(block_keys), last))
         return tuple(sections)
 
@@ -236,9 +231,8 @@ class RowSchema:
         Args:
             num_elements: int64 `[rows, jagged fields]`, elements of each row in each jagged field.
         """
-        sizes = [section.size(1, num_elements.T) * section.width * section.words for section in self.sections]
         lengths = np.full(len(num_elements), LENGTH_WIDTH * self.num_keys, dtype=np.int64)
-        return sum(sizes, lengths)
+        return sum((section.num_bytes(1, num_elements.T) for section in self.sections), lengths)
 
     def difference(self, other: RowSchema) -> str:
         """Returns one line that tells where `other` differs from this schema; empty if it does not."""

@@ -8,8 +8,7 @@ import numpy as np
 import torch
 
 from commons.datasets import SIDBatch
-from commons.sequence_batch.jagged_indices import spread
-from commons.sequence_batch.packed_rows import to_device_together
+from commons.sequence_batch.packed_rows import spread, to_device_together
 
 
 @dataclass(frozen=True)

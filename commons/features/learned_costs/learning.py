@@ -32,8 +32,7 @@ _STEPS_OF_SPEED, _PLANS_PER_FIT = 16, 4
 _TIMES, _FEWEST_STEPS, _MOST_STEPS = 1024, _STEPS_OF_SPEED, 64
 # Of what a rank posts: its speed, a hash, and a time.
 _NUM_OF_STATE = 3
-# Speeds are posted as integers of this unit.
-_SPEED_UNIT = 2.0**-20
+_SPEED_UNIT = 2.0**-20  # speeds are posted as integers of it
 # A rank this much slower or faster than the others for this many plans is named; so are missing times.
 _NAMED_SPEED, _NAMED_PLANS = 0.8, 50
 
@@ -71,8 +70,8 @@ class Learned:
     def nothing(num_ranks: int, num_columns: int, cost: Cost | None = None, plans: int = 0) -> Learned:
         """Returns a state without times, for so many columns of `get_workloads`."""
         none = np.zeros((0, num_ranks, NUM_OTHERS + num_columns))
-        speeds, slow_since = np.ones(num_ranks), np.full(num_ranks, -1)
-        return Learned(cost, speeds, none, np.zeros((0, num_ranks)), none, plans, slow_since)
+        seconds, slow_since = np.zeros((0, num_ranks)), np.full(num_ranks, -1)
+        return Learned(cost, np.ones(num_ranks), none, seconds, none, plans, slow_since)
 
     @property
     def num_columns(self) -> int:
@@ -86,24 +85,17 @@ class Learning:
     Args:
         num_ranks, rank: of the planner.
         speed_limit: loads follow speeds within 1 / this and this.
-        hosts: of the ranks.
-        names: of the ranks in messages.
+        hosts, names: of the ranks; names are for messages.
 
     Attributes:
         state: before the next plan.
     """
 
     def __init__(
-        self,
-        num_ranks: int,
-        rank: int,
-        speed_limit: float,
-        hosts: Sequence[str],
-        names: Sequence[int],
+        self, num_ranks: int, rank: int, speed_limit: float, hosts: Sequence[str], names: Sequence[int]
     ) -> None:
         self._num_ranks, self._rank = num_ranks, rank
-        self._hosts, self._names = hosts, names
-        self._speed_limit = speed_limit
+        self._hosts, self._names, self._speed_limit = hosts, names, speed_limit
         self._most_steps = min(max(_TIMES // num_ranks, _FEWEST_STEPS), _MOST_STEPS)
         self.state = Learned.nothing(num_ranks, 0)
         # This rank's times of the steps of plans, as far as a checkpoint may need them.
@@ -170,8 +162,7 @@ class Learning:
         coefficients = np.ascontiguousarray(posted[0, _NUM_OF_STATE:]).view(np.float64).tolist()
         cost = Cost(tuple(coefficients)) if any(coefficients) else None
         seconds = posted[:, _NUM_OF_STATE - 1] * 1e-9
-        speeds = posted[:, 0] * _SPEED_UNIT
-        state = replace(state, cost=cost, speeds=speeds)
+        state = replace(state, cost=cost, speeds=posted[:, 0] * _SPEED_UNIT)
         if state.num_columns != num_columns:
             if cost is not None:
                 self._warn(f"costs of {state.num_columns} columns were learned, and there are {num_columns}")
@@ -181,7 +172,11 @@ class Learning:
             if (seconds > 0).all():
                 self._last_timed = state.plans
                 if counts.any(1).all():  # a rank without samples tells nothing
-                    state = self._with_step(state, counts, seconds)
+                    state = replace(
+                        state,
+                        counts=np.concatenate([state.counts, counts[None]])[-self._most_steps :],
+                        seconds=np.concatenate([state.seconds, seconds[None]])[-self._most_steps :],
+                    )
             state = replace(state, in_flight=state.in_flight[1:])
         if state.plans - self._last_timed == _NAMED_PLANS:
             self._name_missing(np.flatnonzero(seconds == 0))
@@ -233,12 +228,11 @@ class Learning:
         state = self._states.get(next_plan, self.state)
         before = range(state.plans - len(state.in_flight), state.plans)
         times = np.array([self._seconds(number) for number in before])
-        arrays = {name: getattr(state, name) for name in _ARRAYS}
         learned = _to_bytes(
             nanoseconds=np.array([] if state.cost is None else state.cost.coefficients),
             hosts=np.array(self._hosts),
             plans=np.array(state.plans),
-            **arrays,
+            **{name: getattr(state, name) for name in _ARRAYS},
         )
         return {"learned": learned, "times": _to_bytes(times=times)}
 
@@ -280,15 +274,6 @@ class Learning:
         """Returns this rank's time of a plan's step, 0 if it was not measured; waits for its end."""
         span = self._times.get(number, 0.0)
         return span if isinstance(span, float) else max(span.seconds(), 0.0)
-
-    def _with_step(self, state: Learned, counts: np.ndarray, seconds: np.ndarray) -> Learned:
-        """Adds a step: what ranks computed, `[ranks, 2 + columns]`, and how long it took, `[ranks]`."""
-        keep = self._most_steps
-        return replace(
-            state,
-            counts=np.concatenate([state.counts, counts[None]])[-keep:],
-            seconds=np.concatenate([state.seconds, seconds[None]])[-keep:],
-        )
 
     def _own_ratios(self) -> np.ndarray:
         """float64 `[steps]`: predicted ÷ measured time at speed 1, relative to the median rank."""

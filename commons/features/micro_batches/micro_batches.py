@@ -20,7 +20,8 @@ from ...distributed.slow_start import show_if_slow
 from ...partition import divide_into_micro_batches
 from ...partition.micro_batches import time_relative_to_mean
 from ...partition.problem import number_of_part
-from .divided_batch import COLUMN, COUNT, join_values, micro_batches
+from ...sequence_batch.packed_rows import select_from
+from .divided_batch import COLUMN, COUNT, micro_batches, rows_of_micro_batches
 from .micro_batch_forward import run_micro_batches
 
 if TYPE_CHECKING:
@@ -104,21 +105,49 @@ class MicroBatches(Feature):
         return {"micro_batches": loads.shape[1], "micro_batch_imbalance": time_relative_to_mean(loads)}
 
     def micro_batches(self, batch: Batch, plan: ShufflePlan) -> list[Batch]:
-        """Returns the micro-batches of an exchanged batch, in order; no host-device synchronization.
+        """Returns the micro-batches of a batch that `exchange` returned, in order; the batch alone if its
+        plan has none. No host-device synchronization.
 
         Each has its samples in the order of the batch, and no padding. One without samples has one row:
         padding, or the first of the batch.
-
-        Args:
-            batch: as `exchange` returned it, on any device.
-            plan: the plan of that exchange.
         """
         return micro_batches(self._shuffler, batch, plan)
 
     def join_values(self, values: Sequence[Any], plan: ShufflePlan) -> Any:
         """Puts per-sample values of micro-batches in the order of their batch's samples, as if it had run
-        whole; see `divided_batch.join_values`."""
-        return join_values(self._shuffler, values, plan)
+        whole; one host-device synchronization.
+
+        Args:
+            values: of each micro-batch, with a row for each of its samples, or one of padding without any.
+            plan: of the exchange.
+
+        Raises:
+            ValueError: there are more or fewer than micro-batches, with other rows, or of different kinds.
+        """
+        rank = self._shuffler.group.rank
+        rows_of_each = rows_of_micro_batches(plan, rank)
+        if len(values) != len(rows_of_each):
+            raise ValueError(
+                f"got values of {len(values)} micro-batches, the plan has {len(rows_of_each)}: give a list "
+                "with those of each"
+            )
+        sources = []
+        for number, (part_values, rows) in enumerate(zip(values, rows_of_each, strict=True)):
+            view = self._shuffler.view(part_values)
+            found = view.num_rows
+            if found not in (len(rows), max(len(rows), 1)):
+                raise ValueError(f"got {found} rows of micro-batch {number}, which has {len(rows)} samples")
+            sources.append(view.packed())
+            if difference := sources[0].schema.difference(sources[number].schema):
+                raise ValueError(f"got other values of micro-batch {number} than of the first: {difference}")
+        ends = np.cumsum([source.num_rows for source in sources])
+        places = [
+            end - source.num_rows + np.arange(len(rows))
+            for end, source, rows in zip(ends, sources, rows_of_each, strict=True)
+        ]
+        joined = select_from(sources, np.concatenate(places)[np.argsort(np.concatenate(rows_of_each))])
+        view = self._shuffler.view(values[0])
+        return view.unpack(joined, int(plan.num_rows[rank]) if view.pads else joined.num_rows)
 
     def _name_sample_above_cap(self, plan: ShufflePlan) -> None:
         """Warns of a sample that takes a micro-batch of its own, if it is longer than all named before."""

@@ -5,21 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from ...checks import SettingError, require_type
 from ...distributed.feature import Feature
 from ...distributed.rank_group import RankGroup
 from ...distributed.shuffler_settings import ShufflerSettings
+from ...partition import rebalance
 from ...partition.workloads import MOST_MOVES_PER_COPY, MOVES_PER_COPY, check_moves_per_copy
 from ...sequence_batch import BaseBatch, containers
-from ...sequence_batch.jagged_indices import first_values
-from .group_column import COLUMN, compile_search
 
 if TYPE_CHECKING:
     from ...distributed.batch_shuffler import BatchShuffler
 
 GetGroups = Callable[[Any], torch.Tensor]
+# The column of rows with the group of each, int64; negative for none. Partitioners take it by this name.
+COLUMN = "groups"
 
 
 class SampleGroups(Feature):
@@ -110,16 +112,28 @@ class SampleGroups(Feature):
             )
 
     def warm_up(self) -> None:
-        """Compiles the search for groups' places."""
-        compile_search()
+        """Compiles, or loads from numba's cache, the search for groups' places."""
+        work, home = np.array([2, 5, 7, 2, 5, 1, 5]), np.array([1, 0, 0, 1, 0, 0, 0])
+        rebalance(work, home, 2, tolerance=0.0, groups=0 * home)
 
     def columns(self, batch: Any) -> Mapping[str, torch.Tensor]:
-        """Returns the group of each row, int64 `[batch_size]`."""
+        """Returns the group of each row, int64 `[batch_size]`.
+
+        Raises:
+            ValueError: the user's groups are not one integer for each row.
+        """
         try:
             groups = self._get_groups(batch)
         except StopIteration as error:  # further up it would look like the end of the data
             raise RuntimeError(f"{self._whose} raised {error!r}") from error
-        return {COLUMN: check_groups(groups, self._view(batch).num_rows, self._whose)}
+        shape, is_tensor = (self._view(batch).num_rows,), isinstance(groups, torch.Tensor)
+        if not is_tensor or groups.shape != shape or groups.dtype not in (torch.int32, torch.int64):
+            kind = f"{groups.dtype} of {tuple(groups.shape)}" if is_tensor else type(groups).__name__
+            raise ValueError(
+                f"{self._whose} returned {kind}; expected an int64 or int32 tensor with a group for each "
+                f"row, {shape}"
+            )
+        return {COLUMN: groups.detach().cpu().long()}
 
     def _read_feature(self, batch: Any) -> torch.Tensor:
         name = self.feature
@@ -134,25 +148,11 @@ class SampleGroups(Feature):
                 f"feature={name!r} is not among the batch's features: {sorted(names)}. For groups from "
                 "elsewhere, give SampleGroups get_groups"
             )
-        feature = batch.features[name]
-        groups = first_values(feature.values(), feature.lengths())
-        if groups.is_floating_point():
-            raise ValueError(f"feature={name!r} has {groups.dtype} values, expected integers")
-        # Hashes may be negative; a row without a value belongs to no group.
-        return torch.where(feature.lengths() > 0, groups.long() & torch.iinfo(torch.int64).max, -1)
-
-
-def check_groups(returned: Any, num_rows: int, whose: str) -> torch.Tensor:
-    """Returns int64 `[rows]` from a user's groups.
-
-    Raises:
-        ValueError: not one integer for each row; the message calls the groups `whose`.
-    """
-    is_tensor = isinstance(returned, torch.Tensor)
-    if not is_tensor or returned.shape != (num_rows,) or returned.dtype not in (torch.int32, torch.int64):
-        kind = f"{returned.dtype} of {tuple(returned.shape)}" if is_tensor else type(returned).__name__
-        raise ValueError(
-            f"{whose} returned {kind}; expected an int64 or int32 tensor with a group for each row, "
-            f"({num_rows},)"
-        )
-    return returned.detach().cpu().long()
+        values, lengths = batch.features[name].values(), batch.features[name].lengths().long()
+        if values.is_floating_point():
+            raise ValueError(f"feature={name!r} has {values.dtype} values, expected integers")
+        has_group, starts = lengths > 0, lengths.cumsum(0) - lengths
+        groups = torch.full_like(lengths, -1)
+        # Hashes may be negative.
+        groups[has_group] = values[starts[has_group]].long() & torch.iinfo(torch.int64).max
+        return groups

@@ -11,7 +11,7 @@ import numpy as np
 
 from ...distributed.row_table import RowTable
 from ...perf_model.cost import Cost
-from ...sequence_batch.cut_rules import PIECE, CutRules, FieldRules
+from ...sequence_batch.cut_rules import PIECE, CutRules, FieldRule, spans
 
 if TYPE_CHECKING:
     from ...sequence_batch.row_schema import FieldSchema, RowSchema
@@ -94,8 +94,8 @@ class Cutting:
         The last is 0 where there is none.
         """
         num_items, last_cut = self.rules.num_items(counts), self.rules.last_cut(counts)
-        head = sum((counts[name] for name in self.rules.head), np.int64(0))
-        few = np.minimum(-(-MIN_TOKENS * num_items // np.maximum(counts["tokens"] - head, 1)), num_items)
+        after_head = np.maximum(counts["tokens"] - self.rules.head_tokens(counts), 1)
+        few = np.minimum(-(-MIN_TOKENS * num_items // after_head), num_items)
         return few, np.minimum(num_items - few, last_cut)
 
     def even_cuts(self, samples: RowTable, num_pieces: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -177,7 +177,7 @@ class Cutting:
         cut_pieces = pieces[chosen]
         columns = (whole.row_counts, whole.num_elements, whole.loss_tokens[:, None])
         counts = np.concatenate([counts_of_all.take(chosen, axis=0) for counts_of_all in columns], 1)
-        begin, end = self._rules_of_columns.spans(counts, cut_pieces)
+        begin, end = spans(self._rules_of_columns, counts, cut_pieces)
         lengths = end - begin
         work, workloads = self._work(whole, chosen, cut_pieces)
         changed: dict[str, Any] = {
@@ -285,10 +285,10 @@ class Cutting:
         return () if self.schema is None else self.schema.jagged_fields
 
     @cached_property
-    def _rules_of_columns(self) -> FieldRules:
+    def _rules_of_columns(self) -> list[FieldRule]:
         """The rules of all row counts, of the jagged fields with one key, and of loss tokens."""
         fields = [f"{field.name}.{field.keys[0]}" for field in self._jagged_fields]
-        return FieldRules([self.rules.rule(name) for name in (*self.count_names, *fields, "loss_tokens")])
+        return [self.rules.rule(name) for name in (*self.count_names, *fields, "loss_tokens")]
 
     @cached_property
     def _counts_of_elements(self) -> np.ndarray:

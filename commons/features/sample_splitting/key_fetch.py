@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -98,70 +97,7 @@ class PlacedPieces:
                 queries of each row see.
             device: of keys and values.
         """
-        return KeyFetch(self, _Route.of(self._plan, self._group, num_seen), self._group, device)
-
-
-@dataclass(frozen=True)
-class _Route:
-    """Tokens that a rank sends and receives, and where the keys of its pieces will be.
-
-    Attributes:
-        piece_rows: rows of the rank's batch that see tokens of other pieces, ascending.
-        piece_starts: for each of them, where its tokens start among those of the batch.
-        piece_keys: for each of them, how many of its sample's tokens it sees.
-        key_tokens: int64, for all of them, one after another, where those tokens are: among the tokens of the
-            batch, or, counted on from these, among the fetched ones.
-        sent: for each rank, the tokens of the batch that it gets, int64 each.
-        received: tokens from each rank.
-    """
-
-    piece_rows: np.ndarray
-    piece_starts: list[int]
-    piece_keys: list[int]
-    key_tokens: np.ndarray
-    sent: list[np.ndarray]
-    received: list[int]
-
-    @staticmethod
-    def of(plan: ShufflePlan, group: RankGroup, num_seen: np.ndarray) -> _Route:
-        """Works out the route of this rank; each looks at the samples that it has a piece of."""
-        rank, own = group.rank, plan.computed_by(group.rank)
-        pieces_of_all = plan.rows.columns[COLUMN]
-        first, last = pieces_of_all["first_token"], pieces_of_all["last_token"]
-        own_starts = np.cumsum(last[own] - first[own]) - (last[own] - first[own])
-        start_of = dict(zip(own.tolist(), own_starts.tolist(), strict=True))
-        mine = [pieces for pieces in _cut_samples(plan) if (plan.destination[pieces] == rank).any()]
-        place_of = dict(start_of)
-        place = int((last[own] - first[own]).sum())
-        sent: list[list[np.ndarray]] = [[] for _ in range(group.num_ranks)]
-        received = []
-        for other in range(group.num_ranks):
-            before = place
-            for pieces in mine if other != rank else []:
-                there, here = (pieces[plan.destination[pieces] == on] for on in (other, rank))
-                for piece, count in _needed(there, first, last, num_seen[here].max(initial=0)):
-                    place_of[piece] = place
-                    place += count
-                for piece, count in _needed(here, first, last, num_seen[there].max(initial=0)):
-                    sent[other].append(start_of[piece] + np.arange(count))
-            received.append(place - before)
-        # The first piece of a sample mostly sees itself alone, as a whole sample does.
-        sees_others = (first[own] > 0) | (num_seen[own] > last[own])
-        piece_rows = np.flatnonzero(sees_others & np.isin(own, np.concatenate([_NOTHING, *mine])))
-        pieces_of = {int(piece): pieces for pieces in mine for piece in pieces}
-        keys = [
-            place_of[piece] + np.arange(count)
-            for seeing in own[piece_rows].tolist()
-            for piece, count in _needed(pieces_of[seeing], first, last, num_seen[seeing])
-        ]
-        return _Route(
-            piece_rows=piece_rows,
-            piece_starts=own_starts[piece_rows].tolist(),
-            piece_keys=num_seen[own[piece_rows]].tolist(),
-            key_tokens=np.concatenate([_NOTHING, *keys]),
-            sent=[np.concatenate([_NOTHING, *rank_tokens]) for rank_tokens in sent],
-            received=received,
-        )
+        return KeyFetch(self, self._plan, self._group, num_seen, device)
 
 
 _NOTHING = np.zeros(0, dtype=np.int64)
@@ -190,19 +126,66 @@ class KeyFetch:
     """Fetches keys and values, layer by layer; `PlacedPieces.fetch` makes it.
 
     Attributes:
-        piece_rows, piece_starts, piece_keys, key_tokens: as in `_Route`.
+        piece_rows: rows of the rank's batch that see tokens of other pieces, ascending.
+        piece_starts: for each of them, where its tokens start among those of the batch.
+        piece_keys: for each of them, how many of its sample's tokens it sees.
+        key_tokens: int64, for all of them, one after another, where those tokens are: among the tokens of the
+            batch, or, counted on from these, among the fetched ones.
+        sent_tokens: for each rank, the tokens of the batch that it gets, int64 on the device.
         ranks: that fetch from each other.
     """
 
-    def __init__(self, pieces: PlacedPieces, route: _Route, group: RankGroup, device: torch.device) -> None:
-        self.pieces = pieces
-        self.piece_rows, self.piece_starts = route.piece_rows, route.piece_starts
-        self.piece_keys, self.key_tokens = route.piece_keys, route.key_tokens
-        self.ranks = group
+    def __init__(
+        self,
+        pieces: PlacedPieces,
+        plan: ShufflePlan,
+        group: RankGroup,
+        num_seen: np.ndarray,
+        device: torch.device,
+    ) -> None:
+        self.pieces, self.ranks = pieces, group
         self.group = group.group_for("fetch", device)
-        self.sent_counts, self.received_counts = [len(tokens) for tokens in route.sent], route.received
-        self.sent_tokens = to_device_together(route.sent, device)
+        sent = self._work_out(plan, num_seen)
+        self.sent_counts = [len(tokens) for tokens in sent]
+        self.sent_tokens = to_device_together(sent, device)
         self.all_sent = torch.cat(self.sent_tokens)
+
+    def _work_out(self, plan: ShufflePlan, num_seen: np.ndarray) -> list[np.ndarray]:
+        """Works out where the keys of this rank's pieces will be, and returns the tokens to send to each."""
+        rank, num_ranks = self.ranks.rank, self.ranks.num_ranks
+        own = plan.computed_by(rank)
+        pieces_of_all = plan.rows.columns[COLUMN]
+        first, last = pieces_of_all["first_token"], pieces_of_all["last_token"]
+        own_starts = np.cumsum(last[own] - first[own]) - (last[own] - first[own])
+        start_of = dict(zip(own.tolist(), own_starts.tolist(), strict=True))
+        mine = [pieces for pieces in _cut_samples(plan) if (plan.destination[pieces] == rank).any()]
+        place_of = dict(start_of)
+        place = int((last[own] - first[own]).sum())
+        sent: list[list[np.ndarray]] = [[] for _ in range(num_ranks)]
+        received = []
+        for other in range(num_ranks):
+            before = place
+            for pieces in mine if other != rank else []:
+                there, here = (pieces[plan.destination[pieces] == on] for on in (other, rank))
+                for piece, count in _needed(there, first, last, num_seen[here].max(initial=0)):
+                    place_of[piece] = place
+                    place += count
+                for piece, count in _needed(here, first, last, num_seen[there].max(initial=0)):
+                    sent[other].append(start_of[piece] + np.arange(count))
+            received.append(place - before)
+        # The first piece of a sample mostly sees itself alone, as a whole sample does.
+        sees_others = (first[own] > 0) | (num_seen[own] > last[own])
+        piece_rows = np.flatnonzero(sees_others & np.isin(own, np.concatenate([_NOTHING, *mine])))
+        pieces_of = {int(piece): pieces for pieces in mine for piece in pieces}
+        keys = [
+            place_of[piece] + np.arange(count)
+            for seeing in own[piece_rows].tolist()
+            for piece, count in _needed(pieces_of[seeing], first, last, num_seen[seeing])
+        ]
+        self.piece_rows, self.piece_starts = piece_rows, own_starts[piece_rows].tolist()
+        self.piece_keys = num_seen[own[piece_rows]].tolist()
+        self.key_tokens, self.received_counts = np.concatenate([_NOTHING, *keys]), received
+        return [np.concatenate([_NOTHING, *rank_tokens]) for rank_tokens in sent]
 
     def all_to_all(self, received: torch.Tensor, sent: torch.Tensor, back: bool) -> dist.Work:
         """Starts to move what other ranks need, or gradients of it back; returns what to wait for."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from ...checks import SettingError
 from ...distributed.count_rows import RowFormat
@@ -19,8 +20,9 @@ from ...distributed.shuffle_plan import ShufflePlan
 from ...distributed.shuffler_settings import ShufflerSettings
 from ...perf_model.cost import Cost
 from ...sequence_batch import BaseBatch, containers
-from ...sequence_batch.cut_rules import CutRules
-from .check_cut import check_cut
+from ...sequence_batch.cut_rules import PIECE, CutRules, own_spans, spans
+from ...sequence_batch.row_hashes import hash_elements, mix, row_hashes
+from ...sequence_batch.row_schema import FieldValue
 from .cut_search import compile_search, cut_and_place
 from .cutting import COLUMN, Cutting, PrefixCost
 from .key_fetch import PlacedPieces
@@ -124,7 +126,7 @@ class SplitSamples(Feature):
         cut = on_host.cut_by(pieces, row_of)
         self._check_counts(cut, plan, own)
         if self._checks_cuts:
-            check_cut(on_host, cut, pieces, row_of)
+            _check_cut(on_host, cut, pieces, row_of)
         if on_host is not batch:
             return cut.to(view.device)
         return cut.pin_memory() if view.is_pinned else cut
@@ -181,3 +183,37 @@ class SplitSamples(Feature):
                     f"{name} counts {counted[row]} in a piece, and cut_rules {planned[own][row]}; expected "
                     f"the same: check the rules of the fields that {name} counts"
                 )
+
+
+def _check_cut(whole: BaseBatch, cut: BaseBatch, pieces: np.ndarray, row_of: np.ndarray) -> None:
+    """Compares a batch as loaded with the pieces that `cut_by` made of it, put together again."""
+    padding = np.arange(whole.num_samples, whole.batch_size)
+    row_of, pieces = np.append(row_of, padding), np.append(pieces, np.zeros(len(padding), dtype=PIECE))
+    rules, fields = whole.cut_rules(), whole.per_sample_fields()
+    if rules is None:
+        raise ValueError(f"a {type(whole).__name__} has no cut_rules, so its samples cannot be cut")
+    together = torch.zeros(whole.batch_size, dtype=torch.int64)
+    for name, value in cut.per_sample_fields().items():
+        rows, positions, hashes = hash_elements(name, value, len(row_of))
+        key, piece = rows // len(row_of), rows % len(row_of)
+        begin, own_begin, own_end = _spans(name, fields[name], row_of, pieces, rules)[:, rows]
+        places = positions + begin
+        is_own = (places >= own_begin) & (places < own_end)
+        mixed = mix(hashes, places, key)[is_own]
+        together.index_add_(0, torch.from_numpy(row_of)[piece[is_own]], mixed)
+    for row in np.flatnonzero(together.numpy() != row_hashes(fields, whole.batch_size))[:1]:
+        raise RuntimeError(f"the pieces of row {row} do not make up the sample that was cut")
+
+
+def _spans(
+    name: str, whole: FieldValue, row_of: np.ndarray, pieces: np.ndarray, rules: CutRules
+) -> torch.Tensor:
+    """Returns for each key and piece of a field where its elements begin in their sample, and where those
+    begin and end that no earlier piece has, int64 `[3, keys * pieces]`."""
+    keys = whole.keys() if isinstance(whole, KeyedJaggedTensor) else [""]
+    lengths = np.ones((len(row_of), 1), dtype=np.int64)
+    if not isinstance(whole, torch.Tensor):
+        lengths = whole.lengths().view(len(keys), -1).long().numpy()[:, row_of].T
+    of_keys = [rules.rule(f"{name}.{key}") for key in keys], lengths, pieces
+    of_pieces = np.stack([spans(*of_keys)[0], *own_spans(*of_keys)])
+    return torch.from_numpy(of_pieces).transpose(1, 2).flatten(1)

@@ -10,12 +10,12 @@ import torch
 
 from ...distributed.exchange import Route, RouteEnd, transfer
 from ...distributed.feature import Feature
-from ...distributed.rank_group import Channel, RankGroup
+from ...distributed.rank_group import RankGroup
 from ...distributed.shuffle_plan import ShufflePlan
 from ...sequence_batch.base_batch import num_rows
 from ...sequence_batch.batch_view import BatchView
 from ...sequence_batch.packed_rows import PackedRows, gather_rows, row_elements, to_device_together
-from ...sequence_batch.row_schema import FieldValue, RowSchema
+from ...sequence_batch.row_schema import RowSchema
 
 if TYPE_CHECKING:
     from ...distributed.batch_shuffler import BatchShuffler
@@ -104,26 +104,17 @@ class Unshuffle(Feature):
         Raises:
             ValueError: they differ; on every rank.
         """
-        if self._every_call or schema not in self._agreed:
-            check_same_schema(self._channel, schema)
-            self._agreed.add(schema)
-
-
-def check_same_schema(channel: Channel, schema: RowSchema) -> None:
-    """Compares the kinds of values that ranks are about to return. Collective; for the main thread.
-
-    Raises:
-        ValueError: they differ; on every rank.
-    """
-    fingerprints = channel.all_gather(np.array([schema.fingerprint]))[:, 0]
-    if (fingerprints == fingerprints[0]).all():
-        return
-    schemas = channel.all_gather_objects(schema)
-    rank = int(np.flatnonzero(fingerprints != fingerprints[0])[0])
-    raise ValueError(
-        f"unshuffle got other values on rank {rank} than on rank 0: {schemas[0].difference(schemas[rank])}; "
-        "give it the same names, keys, dtypes and trailing shapes on every rank"
-    )
+        if schema in self._agreed and not self._every_call:
+            return
+        fingerprints = self._channel.all_gather(np.array([schema.fingerprint]))[:, 0]
+        for rank in np.flatnonzero(fingerprints != fingerprints[0])[:1]:
+            schemas = self._channel.all_gather_objects(schema)
+            raise ValueError(
+                f"unshuffle got other values on rank {rank} than on rank 0: "
+                f"{schemas[0].difference(schemas[rank])}; give it the same names, keys, dtypes and trailing "
+                "shapes on every rank"
+            )
+        self._agreed.add(schema)
 
 
 def _join_pieces(rows: PackedRows, starts: np.ndarray) -> PackedRows:
@@ -151,15 +142,12 @@ def _join_pieces(rows: PackedRows, starts: np.ndarray) -> PackedRows:
 
 def _pack(values: BatchView, num_real: int, num_padded: int) -> PackedRows:
     fields = dict(sorted(values.fields.items()))  # the same order on every rank
-    return PackedRows.pack(fields, RowSchema.of(fields), _check_rows(fields, num_real, num_padded))
-
-
-def _check_rows(fields: dict[str, FieldValue], num_real: int, num_padded: int) -> int:
     sizes = {name: num_rows(name, value) for name, value in fields.items()}
+    first = next(iter(sizes.values()))
     for name, rows in sizes.items():
-        if rows not in (num_real, num_padded) or rows != next(iter(sizes.values())):
+        if rows not in (num_real, num_padded) or rows != first:
             raise ValueError(
                 f"unshuffle got {rows} rows in {name or 'values'!r}, expected {num_padded}, as the exchange "
                 f"gave this rank, or {num_real} without the padding; join values of micro-batches first"
             )
-    return next(iter(sizes.values()))
+    return PackedRows.pack(fields, RowSchema.of(fields), first)

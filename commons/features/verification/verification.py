@@ -9,7 +9,7 @@ import numpy as np
 
 from ...distributed.failures import portable, raise_first
 from ...distributed.feature import Feature, Place
-from ...distributed.rank_group import Channel, RankGroup
+from ...distributed.rank_group import RankGroup
 from ...distributed.row_table import RowTable
 from ...distributed.shuffle_plan import ShufflePlan
 from ...sequence_batch.packed_rows import PackedRows, gather_rows, row_elements, select_from
@@ -35,89 +35,68 @@ class Verification(Feature):
         self._planning, self._exchanging = ranks.channel(), shuffler.group.channel()
 
     def place(self, rows: RowTable, place: Place) -> ShufflePlan:
-        """Compares the ranks' plans."""
-        return check_plans(self._planning, lambda: place(rows))
+        """Returns the plan, once all ranks have the same.
+
+        Raises:
+            RuntimeError: the plans differ.
+            Exception: the error of the first rank whose placement has one, on every rank.
+        """
+        channel = self._planning
+        plan: ShufflePlan | None = None
+        failure: Exception | None = None
+        try:
+            plan = place(rows)
+        except Exception as error:  # raised again on all ranks below
+            failure = error
+        mine = -1 if plan is None else plan.fingerprint
+        fingerprints = channel.all_gather(np.array([mine]))[:, 0]
+        if (fingerprints < 0).any():
+            raise_first(channel.all_gather_objects(portable(failure)), failure, channel.rank)
+        if plan is None:
+            raise RuntimeError("planning failed on a rank that gave no cause")
+        _raise_if_different(fingerprints)
+        return plan
 
     def around_exchange(
         self, rows: PackedRows, plan: ShufflePlan, exchange: Callable[[PackedRows, ShufflePlan], PackedRows]
     ) -> PackedRows:
-        """Compares the plans that ranks are about to carry out."""
-        check_same_plan(self._exchanging, plan)
+        """Compares the plans that ranks are about to carry out; raises RuntimeError on every rank."""
+        _raise_if_different(self._exchanging.all_gather(np.array([plan.fingerprint]))[:, 0])
         placed, planned = exchange(rows, plan), int(plan.num_rows[self._rank])
         self._loaded, self._num_moved = rows, placed.num_rows
         # A batch of too many rows could not be made here, and the other ranks would wait for the comparison.
         return select_from([placed], np.arange(planned)) if placed.num_rows > planned else placed
 
     def after_exchange(self, batch: Any, plan: ShufflePlan) -> Any:
-        """Compares each row before and after."""
+        """Compares each rank's samples with the plan and with the loaded ones.
+
+        Raises:
+            RuntimeError: a rank has more or fewer samples, of other lengths, or with other contents; on every
+                rank.
+        """
         view = self._view(batch)
         num_samples = min(view.num_samples, self._num_moved)  # a copied row is no sample
         rows = select_from([view.packed()], np.arange(num_samples))
         more = max(self._num_moved - int(plan.num_rows[self._rank]), 0)
-        check_placed_samples(self._exchanging, plan, self._loaded, rows, num_samples + more)
+        here, own = plan.computed_by(self._rank), plan.rows.loaded_by(self._rank)
+        elements = row_elements(rows.lengths.cpu(), rows.schema).numpy()
+        wrong, own_elements = 0, plan.rows.num_elements[own]
+        brought = gather_rows([self._loaded], np.arange(len(own)), own_elements.sum(0).tolist())
+        changed = np.zeros(len(plan.rows.workloads), dtype=np.int64)
+        changed[own] = row_hashes(brought.unpack(), brought.num_rows)
+        if len(elements) == len(here):
+            wrong = len(here) - int((elements == plan.rows.num_elements[here]).all(1).sum())
+            changed[here] -= row_hashes(rows.unpack(), rows.num_rows)
+        _raise_if_wrong(self._exchanging.all_gather(np.append([num_samples + more, wrong], changed)), plan)
         return batch
 
 
-def check_plans(channel: Channel, place: Callable[[], ShufflePlan]) -> ShufflePlan:
-    """Returns the plan of `place`, once all ranks have the same. Collective; for the planning thread.
+def _raise_if_wrong(table: np.ndarray, plan: ShufflePlan) -> None:
+    """Raises for the first rank or row that is wrong after the exchange.
 
-    Raises:
-        RuntimeError: the plans differ.
-        Exception: the error of `place` on the first rank that has one, on every rank.
+    `table` is int64 `[ranks, 2 + rows]`: samples of a rank, those of wrong lengths, and for each row of the
+    step the hash of what the rank brought, less that of what it has now.
     """
-    plan: ShufflePlan | None = None
-    failure: Exception | None = None
-    try:
-        plan = place()
-    except Exception as error:  # raised again on all ranks below
-        failure = error
-    mine = -1 if plan is None else plan.fingerprint
-    fingerprints = channel.all_gather(np.array([mine]))[:, 0]
-    if (fingerprints < 0).any():
-        raise_first(channel.all_gather_objects(portable(failure)), failure, channel.rank)
-    if plan is None:
-        raise RuntimeError("planning failed on a rank that gave no cause")
-    _raise_if_different(fingerprints)
-    return plan
-
-
-def check_same_plan(channel: Channel, plan: ShufflePlan) -> None:
-    """Compares the plans that ranks are about to carry out. Collective; for the main thread.
-
-    Raises:
-        RuntimeError: the plans differ; on every rank.
-    """
-    _raise_if_different(channel.all_gather(np.array([plan.fingerprint]))[:, 0])
-
-
-def check_placed_samples(
-    channel: Channel, plan: ShufflePlan, loaded: PackedRows, rows: PackedRows, num_moved: int
-) -> None:
-    """Compares each rank's samples after the exchange with the plan and with the loaded ones.
-
-    Collective; for the main thread.
-
-    Args:
-        channel: of the ranks.
-        plan: the placement.
-        loaded: the rows that this rank brought.
-        rows: this rank's real rows.
-        num_moved: rows that the exchange gave this rank.
-
-    Raises:
-        RuntimeError: a rank has more or fewer samples, of other lengths, or with other contents; on every
-            rank.
-    """
-    here, own = plan.computed_by(channel.rank), plan.rows.loaded_by(channel.rank)
-    elements = row_elements(rows.lengths.cpu(), rows.schema).numpy()
-    wrong = 0
-    brought = gather_rows([loaded], np.arange(len(own)), plan.rows.num_elements[own].sum(0).tolist())
-    changed = np.zeros(len(plan.rows.workloads), dtype=np.int64)
-    changed[own] = row_hashes(brought.unpack(), brought.num_rows)
-    if len(elements) == len(here):
-        wrong = len(here) - int((elements == plan.rows.num_elements[here]).all(1).sum())
-        changed[here] -= row_hashes(rows.unpack(), rows.num_rows)
-    table = channel.all_gather(np.concatenate([[num_moved, wrong], changed]))
     for rank in np.flatnonzero(table[:, 0] != plan.num_placed)[:1]:
         raise RuntimeError(
             f"rank {rank} of the ranks to balance among has {table[rank, 0]} samples after the exchange, "

@@ -11,7 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from commons.sequence_batch.cut_rules import PIECE, CutRules, FieldRule, ItemGroup, cut_fields
+from commons.sequence_batch.cut_rules import (
+    PIECE,
+    CutRules,
+    FieldRule,
+    ItemGroup,
+    cut_fields,
+    own_spans,
+    spans,
+)
 from commons.sequence_batch.row_schema import RowSchema
 from tests.commons.sequence_batch.drawn_fields import bytes_of_rows, draw_fields
 
@@ -77,9 +85,9 @@ def test_pieces_put_together_again_are_the_sample_to_the_bit(seed, num_rows):
                 others = [] if rule.place == "every" else np.flatnonzero(~has_value)
                 assert not any(any(of_pieces[piece][0]) for piece in others)
                 continue
-            lengths = np.array([len(row) for row in of_whole], dtype=np.int64)[row_of]
-            begins, ends = rule.span(lengths, pieces)
-            own_begins, own_ends = rule.own_span(lengths, pieces)
+            lengths = np.array([[len(row)] for row in of_whole], dtype=np.int64)[row_of]
+            begins, ends = (of_rules[:, 0] for of_rules in spans([rule], lengths, pieces))
+            own_begins, own_ends = (of_rules[:, 0] for of_rules in own_spans([rule], lengths, pieces))
             together: list[list[bytes]] = [[] for _ in range(num_rows)]
             for piece, elements in enumerate(of_pieces):
                 assert elements == of_whole[row_of[piece]][begins[piece] : ends[piece]]
