@@ -20,7 +20,11 @@ from tests.process_pool import ProcessPool
 
 CHECKED_LANGUAGES = {"python", "gin", "bash", "text"}
 # Modules of `tests.docs.preludes` with names that a page's blocks use but do not define.
-PRELUDES = {"README.md": "readme", "docs/your-own-model.md": "readme"}
+PRELUDES = {
+    "README.md": "readme",
+    "docs/own-loop.md": "own_loop",
+    "docs/your-own-model.md": "readme",
+}
 
 
 @pytest.mark.parametrize("page", PAGES)
