@@ -61,7 +61,7 @@ tables: $(INSTALLED)  ## write the marked tables of all pages from benchmarks/re
 #- groups         ranks per user, and time to plan, where samples of a user belong together
 #- kuairand       memory and time of preparing KuaiRand's logs
 #- learning       learned costs with a slow rank, and with a part that FLOPs leave out
-#- loading        imbalance and padding if batches are loaded by length
+#- loading        imbalance if batches are loaded by length
 #- lookups        steps in which embedding lookups take a share
 #- micro-batch    micro-batches: their balance, memory and time
 #- movielens      AUC on MovieLens 100K with and without the stage
