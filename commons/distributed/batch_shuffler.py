@@ -58,7 +58,7 @@ class BatchShuffler(ABC):
         shared_fields: paths of what all samples of a batch share, as in "context.temperature" or "[2]"; a
             subclass sets it. A field of a `BaseBatch` is marked in its metadata instead.
         unit: of the workloads, for logs, as in "FLOPs"; a subclass sets it.
-        moves_samples: whether samples may leave their ranks; if not, each rank is a group of its own.
+        moves_samples: whether samples may leave their ranks.
         features: as given, outermost first.
         planner: makes the plans: of the group, or of all ranks once `plan_over` was called.
         expects_scale: whether a training loop has to call `scale`; pipelines scale the loss themselves.
