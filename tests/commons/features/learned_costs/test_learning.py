@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 from unittest import mock
 
@@ -223,13 +224,13 @@ def test_errors():
     assert all(part in error for part, error in zip(expected, errors, strict=True)), errors
 
 
-def _warnings(settings: dict[str, Any], recorded: int) -> list[str]:
+def _warnings(settings: dict[str, Any], recorded: int, speeds: Sequence[float] = (1.0, 0.5)) -> list[str]:
     with (
         warnings_of("commons.features.learned_costs.learned_costs") as of_plans,
         warnings_of("commons.features.learned_costs.learning") as told,
     ):
         shuffler = LengthShuffler(features=[LearnedCosts()], **settings)
-        _train(shuffler, 0, recorded, [1.0, 0.5], lengths=(900, 1100))
+        _train(shuffler, 0, recorded, speeds, lengths=(900, 1100))
         for _ in range(120 - recorded):
             shuffler.plan(_batch(0))
     return [*of_plans, *told]
@@ -241,7 +242,7 @@ def test_loads_that_do_not_follow_speeds_are_said_once(pools):
     assert second == []
     assert len(equal) == 2 and sum("loads do not follow: equal_rows=True" in line for line in equal) == 1
     slow = [line for line in equal if "times as fast as the other rank" in line]
-    assert [line[:10] for line in slow] == ["rank 1 on "]
+    assert [line[:10] for line in slow] == ["rank 1 on "] and slow[0].endswith("GPU or host is slower")
     for settings in (
         {"max_tokens": ROWS * 1200},
         {"partitioner": "karmarkar_karp"},
@@ -249,6 +250,12 @@ def test_loads_that_do_not_follow_speeds_are_said_once(pools):
     ):
         told, _ = pool.run(_warnings, {"equal_rows": False, **settings}, 120)
         assert sum("loads do not follow" in line for line in told) == bool(settings)
+
+
+def test_a_rank_faster_than_the_others_is_called_faster(pools):
+    told, *_ = pools(3).run(_warnings, {}, 120, (1.0, 1.0, 2.0))
+    named = [line for line in told if "times as fast as" in line]
+    assert [line[:10] for line in named] == ["rank 2 on "] and named[0].endswith("GPU or host is faster")
 
 
 @pytest.mark.parametrize("recorded", [0, 40])
