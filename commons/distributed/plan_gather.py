@@ -162,8 +162,8 @@ class PlanGather:
         mine, padding, pinned = None, None, False
         if counted is not None and failure is None:
             try:
-                first = self._view(batch)
-                pinned, on_host = first.is_pinned, self._view(first.to_host())
+                view = self._view(batch)
+                pinned, on_host = view.is_pinned, self._view(view.to_host())
                 padding = self._view(on_host.first_row())
                 rows, row_format = counted
                 real_row = None if padding.pads else padding.fields
