@@ -16,7 +16,14 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from commons.distributed import BatchShuffler
 from commons.distributed.exchange import EXCHANGES
 from commons.sequence_batch.batch_view import view_batch
-from tests.commons.distributed.container_batches import KINDS, ContainerShuffler, contents, make_batch
+from tests.commons.distributed.container_batches import (
+    KINDS,
+    ContainerShuffler,
+    check_shared,
+    contents,
+    make_batch,
+)
+from tests.commons.distributed.errors_and_warnings import error_of
 from tests.commons.distributed.shufflers import FieldShuffler
 
 
@@ -37,13 +44,8 @@ def _move(kind: str, seed: int, rows: tuple[int, ...], exchange: str, equal_rows
     plan = shuffler.plan(batch)
     check_shown(shuffler.asked_about[-1], batch)
     moved = shuffler.exchange(batch, plan)
-    assert type(moved) is type(batch)
-    if kind == "dict":
-        assert list(moved) == list(batch)
-        for shared in ("name", "rate", "limits", "nothing"):
-            assert moved[shared] is batch[shared]
-    elif kind == "tensordict":
-        assert moved.batch_size == (plan.num_rows[rank],)
+    check_shared(moved, batch)
+    assert len(contents(moved)) == plan.num_rows[rank]
     real = int(plan.num_placed[rank])
     return contents(batch), plan.partition[rank], contents(moved)[:real], len(contents(moved))
 
@@ -122,11 +124,7 @@ def test_keys_need_not_be_names_and_may_look_like_paths(pools, keys, as_tensordi
 
 
 def _error_of(batch) -> str:
-    try:
-        EvenShuffler().plan(batch)
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return "planned"
+    return error_of(EvenShuffler().plan, batch).partition("\n")[0]
 
 
 KEYED = KeyedJaggedTensor(["a"], torch.arange(3), lengths=torch.tensor([1, 2]))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Iterator
 
@@ -13,6 +12,7 @@ from commons.distributed import PARTITIONERS, BatchShuffler, Feature
 from commons.distributed.plan_ahead import _faster
 from commons.partition import longest_processing_time
 from commons.pipeline import TrainPipelineFactory
+from tests.commons.distributed.errors_and_warnings import warnings_of
 
 STEPS = 100
 ROWS = 4
@@ -93,14 +93,10 @@ def _slow_partitioner(workloads, num_partitions, equal_size=True):
 
 def _warnings_of_slow_partitioner() -> list[str]:
     PARTITIONERS["slow"] = _slow_partitioner
-    messages: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: messages.append(record.getMessage())
-    logging.getLogger("commons").addHandler(handler)
     try:
-        _own_loop(SlowShuffler(0.0, partitioner="slow"), 0.0)
+        with warnings_of("commons") as messages:
+            _own_loop(SlowShuffler(0.0, partitioner="slow"), 0.0)
     finally:
-        logging.getLogger("commons").removeHandler(handler)
         del PARTITIONERS["slow"]
     return [message for message in messages if NAMED in message]
 
