@@ -5,23 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
 from ...checks import SettingError, require_type
 from ...distributed.feature import Feature
 from ...distributed.rank_group import RankGroup
 from ...distributed.shuffler_settings import ShufflerSettings
-from ...partition import rebalance
 from ...partition.workloads import MOST_MOVES_PER_COPY, MOVES_PER_COPY, check_moves_per_copy
 from ...sequence_batch import BaseBatch, containers
+from .group_column import COLUMN, compile_search
 
 if TYPE_CHECKING:
     from ...distributed.batch_shuffler import BatchShuffler
 
 GetGroups = Callable[[Any], torch.Tensor]
-# The column of rows with the group of each, int64; negative for none. Partitioners take it by this name.
-COLUMN = "groups"
 
 
 class SampleGroups(Feature):
@@ -112,9 +109,8 @@ class SampleGroups(Feature):
             )
 
     def warm_up(self) -> None:
-        """Compiles, or loads from numba's cache, the search for groups' places."""
-        work, home = np.array([2, 5, 7, 2, 5, 1, 5]), np.array([1, 0, 0, 1, 0, 0, 0])
-        rebalance(work, home, 2, tolerance=0.0, groups=0 * home)
+        """Compiles the search for groups' places."""
+        compile_search()
 
     def columns(self, batch: Any) -> Mapping[str, torch.Tensor]:
         """Returns the group of each row, int64 `[batch_size]`.
