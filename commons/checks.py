@@ -70,7 +70,7 @@ def check_types(settings: Any) -> None:
 def _has_type(value: object, annotation: Any) -> bool:
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is UnionType:
-        return any(_has_type(value, of_union) for of_union in arguments)
+        return any(_has_type(value, member) for member in arguments)
     if origin in (list, tuple):
         return isinstance(value, list | tuple) and all(_has_type(item, arguments[0]) for item in value)
     if origin is dict:

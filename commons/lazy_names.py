@@ -12,7 +12,7 @@ from importlib import import_module
 
 def imported_on_use(package: str, names: Mapping[str, Sequence[str]]) -> Callable[[str], object]:
     """Returns the `__getattr__` of a package, by the modules of its names."""
-    module_of = {name: module for module, of_module in names.items() for name in of_module}
+    module_of = {name: module for module, names_of_module in names.items() for name in names_of_module}
 
     def __getattr__(name: str) -> object:
         if name not in module_of:

@@ -44,7 +44,7 @@ def note_on_untried(torch_version: str, torchrec_version: str) -> str | None:
     tried = {_minor(each.torch): _minor(each.torchrec) for each in TRIED}
     if tried.get(_minor(torch_version)) == _minor(torchrec_version):
         return None
-    sets = ", ".join(f"{of_torch} with {of_torchrec}" for of_torch, of_torchrec in tried.items())
+    sets = ", ".join(f"{known_torch} with {known_torchrec}" for known_torch, known_torchrec in tried.items())
     return (
         f"torch {torch_version} with torchrec {torchrec_version} is untested; tested are torch and torchrec "
         f"{sets}. Compare the losses of a few steps with those without balancing"

@@ -112,10 +112,10 @@ class PieceCosts:
             return (np.zeros(0, dtype=np.int64),) * 3
         pieces, sample_of = pieces_of(plan), plan.rows.sample_of
         # The ranks of each sample, one sample after another, and how far they see.
-        key, of_row = np.unique(sample_of * plan.num_ranks + plan.destination, return_inverse=True)
+        key, key_of_row = np.unique(sample_of * plan.num_ranks + plan.destination, return_inverse=True)
         sample, receiver = np.divmod(key, plan.num_ranks)
         farthest = np.zeros_like(key)
-        np.maximum.at(farthest, of_row, pieces["last_token" if self.is_causal else "num_tokens"])
+        np.maximum.at(farthest, key_of_row, pieces["last_token" if self.is_causal else "num_tokens"])
         # Each row with each rank of its sample.
         num_ranks = np.bincount(sample)
         repeats = num_ranks[sample_of]

@@ -218,13 +218,13 @@ def draw_steps(
         drawn = _in_random_order(len(workloads), per_step, wanted)
     num_epochs = -(-len(drawn) // per_epoch)
     drawn = drawn.reshape(-1, num_ranks, rows_per_rank)
-    of_groups = None if groups is None else groups[drawn]
+    drawn_groups = None if groups is None else groups[drawn]
     num_with_ids = 0
     if ids is not None:
         ids_of_steps = np.diff(ids.start)[drawn].sum((1, 2)).cumsum()
         num_with_ids = max(int(np.searchsorted(ids_of_steps, IDS_TO_COUNT, side="right")), 1)
     return DrawnSteps(
-        drawn, workloads[drawn], tokens[drawn], sizes[drawn], num_epochs, of_groups, ids, num_with_ids
+        drawn, workloads[drawn], tokens[drawn], sizes[drawn], num_epochs, drawn_groups, ids, num_with_ids
     )
 
 
@@ -299,17 +299,17 @@ def _place(
     partitioning = None if strategy.settings is None else Partitioning(strategy.settings)
     rows, cuts, seconds = [], [], []
     for step, (numbers, samples) in enumerate(_loaded(steps, strategy, ranks_per_node)):
-        of_samples = (samples.workloads, samples.tokens, samples.sample_bytes)
+        own_values = (samples.workloads, samples.tokens, samples.sample_bytes)
         if partitioning is None:
-            rows.append((numbers, np.full_like(numbers, step), samples.home, samples.home, *of_samples))
+            rows.append((numbers, np.full_like(numbers, step), samples.home, samples.home, *own_values))
             continue
         start = time.thread_time()  # a busy machine does not count
         plan = (pieces.place if strategy.splits else place)(samples, partitioning)
         seconds.append(time.thread_time() - start)
         placed = plan.rows
-        of_rows = (placed.workloads, placed.tokens, bytes_of_rows(plan, samples.sample_bytes))
-        of_plan = (np.full_like(placed.home, step), placed.home, plan.destination)
-        rows.append((numbers[placed.sample_of], *of_plan, *of_rows))
+        placed_values = (placed.workloads, placed.tokens, bytes_of_rows(plan, samples.sample_bytes))
+        places = (np.full_like(placed.home, step), placed.home, plan.destination)
+        rows.append((numbers[placed.sample_of], *places, *placed_values))
         if strategy.splits:
             cuts.append(pieces.cuts(plan, ranks_per_node))
     number, step_of, home, rank, workloads, tokens, sizes = map(np.concatenate, zip(*rows, strict=True))
@@ -321,13 +321,14 @@ def _loaded(
     steps: DrawnSteps, strategy: Strategy, ranks_per_node: int | None
 ) -> Iterator[tuple[np.ndarray, RowTable]]:
     """Yields for each step its samples' numbers, and the samples as a shuffler has them."""
-    of_groups = steps.numbers if steps.groups is None else steps.groups
+    drawn_groups = steps.numbers if steps.groups is None else steps.groups
     num_steps, num_ranks, rows_per_rank = steps.workloads.shape
     rows = np.full(num_ranks, rows_per_rank)
     no_counts = np.zeros((num_ranks * rows_per_rank, 0), dtype=np.int64)
     for step in range(num_steps):
         numbers, workloads, tokens, sizes, groups = (
-            of[step].ravel() for of in (steps.numbers, steps.workloads, steps.tokens, steps.sizes, of_groups)
+            of[step].ravel()
+            for of in (steps.numbers, steps.workloads, steps.tokens, steps.sizes, drawn_groups)
         )
         counts = (workloads, tokens, tokens, no_counts, sizes, no_counts)
         columns = {} if strategy.group_feature is None else {"groups": groups}
@@ -354,7 +355,7 @@ def _outcome(
     slowest = np.maximum(per_rank(paid, home), per_rank(paid, rank)).max(1)
     exchange = slowest / network.bytes_per_second
     cuts = placed.cuts or [Cuts()] * num_steps
-    fetch = np.array([of_step.bytes_of_slowest for of_step in cuts]) / network.bytes_per_second
+    fetch = np.array([step_cuts.bytes_of_slowest for step_cuts in cuts]) / network.bytes_per_second
     computing_before = cost.step_times((loads if as_loaded is None else as_loaded.loads).max(1))
     computing = cost.step_times(loads.max(1))
     timed = cost.seconds_per_unit is not None
@@ -386,9 +387,9 @@ def _outcome(
         share_of_samples_moved=float(moves.mean()),
         largest_tokens_per_rank=float(tokens.max(1).mean()),
         most_tokens_per_rank=int(tokens.max()),
-        samples_cut=float(np.mean([of_step.num_samples for of_step in cuts])),
-        pieces=float(np.mean([of_step.num_pieces for of_step in cuts])),
-        bytes_fetched_per_rank_and_layer=float(np.mean([of_step.bytes_per_layer for of_step in cuts])),
+        samples_cut=float(np.mean([step_cuts.num_samples for step_cuts in cuts])),
+        pieces=float(np.mean([step_cuts.num_pieces for step_cuts in cuts])),
+        bytes_fetched_per_rank_and_layer=float(np.mean([step_cuts.bytes_per_layer for step_cuts in cuts])),
         fetch_seconds=float(fetch.mean()),
         host_batches_per_rank=host_batches,
         host_bytes_per_rank=float(host_batches * steps.sizes.sum(-1).mean()),
@@ -406,14 +407,14 @@ def _unique_ids(steps: DrawnSteps, placed: _Placement, as_loaded: Outcome | None
     on_ranks = indices_of_parts(placed.step * num_ranks + placed.rank, num_steps * num_ranks)
     counted = on_ranks[: steps.num_with_ids * num_ranks]
     unique = np.array([steps.ids.num_unique(placed.number[rows]) for rows in counted]).reshape(-1, num_ranks)
-    per_rank, of_most = float(unique.mean()), float(unique.max(1).mean())
+    per_rank, most_ids = float(unique.mean()), float(unique.max(1).mean())
     loaded = None if as_loaded is None else as_loaded.unique_ids
     return UniqueIds(
         steps=len(unique),
         per_rank=per_rank,
-        of_rank_with_most=of_most,
+        of_rank_with_most=most_ids,
         per_rank_relative=1.0 if loaded is None else per_rank / max(loaded.per_rank, 1),
-        of_rank_with_most_relative=1.0 if loaded is None else of_most / max(loaded.of_rank_with_most, 1),
+        of_rank_with_most_relative=1.0 if loaded is None else most_ids / max(loaded.of_rank_with_most, 1),
     )
 
 

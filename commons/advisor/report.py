@@ -44,13 +44,13 @@ def _json_case(
     entries["strategies"] = []
     for outcome in case.outcomes.values():
         strategy = outcome.strategy
-        of_outcome = asdict(outcome)
-        del of_outcome["strategy"], of_outcome["loads"]
+        outcome_figures = asdict(outcome)
+        del outcome_figures["strategy"], outcome_figures["loads"]
         if outcome.unique_ids is None:
-            del of_outcome["unique_ids"]
+            del outcome_figures["unique_ids"]
         lines = [] if gin_settings is None else strategy.gin_lines(gin_settings)
         name = {"name": strategy.name}
-        entries["strategies"].append(name | of_outcome | {"gin": lines, "python": strategy.python})
+        entries["strategies"].append(name | outcome_figures | {"gin": lines, "python": strategy.python})
     entries["recommendation"] = asdict(recommendation)
     return entries
 

@@ -69,8 +69,8 @@ class SampleIds:
 
     def num_unique(self, samples: np.ndarray) -> int:
         """Counts the different ids of some samples, int64 `[n]`, together."""
-        of_samples = [self.values[self.start[sample] : self.start[sample + 1]] for sample in samples]
-        ids = np.sort(np.concatenate([self.values[:0], *of_samples]))  # several times as fast as np.unique
+        sample_values = [self.values[self.start[sample] : self.start[sample + 1]] for sample in samples]
+        ids = np.sort(np.concatenate([self.values[:0], *sample_values]))  # several times as fast as np.unique
         return int((ids[1:] != ids[:-1]).sum()) + min(len(ids), 1)
 
 

@@ -316,8 +316,8 @@ def _sorted_parts(
     total = int(num_events.sum())
     with tqdm(total=total, desc="sort", unit="event", unit_scale=True, disable=None) as progress:
         for first, last in _user_ranges(num_events, held_events):
-            of_range = pl.scan_parquet(runs).filter(pl.col(USER_ID).is_between(first, last))
-            part = of_range.collect().sort(USER_ID, TIME, maintain_order=True)
+            user_rows = pl.scan_parquet(runs).filter(pl.col(USER_ID).is_between(first, last))
+            part = user_rows.collect().sort(USER_ID, TIME, maintain_order=True)
             progress.update(len(part))
             if max_history_seqlen is not None:
                 part = part.filter(pl.int_range(pl.len()).reverse().over(USER_ID) < max_history_seqlen)

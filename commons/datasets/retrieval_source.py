@@ -60,7 +60,7 @@ class RetrievalSource(HSTUSource):
         """The histories' catalogue."""
         return self._catalogue
 
-    def of_epoch(self, epoch: int) -> RetrievalSource:
+    def for_epoch(self, epoch: int) -> RetrievalSource:
         """Returns the same samples with the negatives of `epoch`. A new source has those of epoch 0."""
         other = copy.copy(self)
         other._epoch = epoch

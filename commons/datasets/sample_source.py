@@ -34,7 +34,7 @@ class SampleSource(Protocol):
 class PerEpochSource(SampleSource, Protocol):
     """A source that redraws part of each sample every epoch, from the epoch and the index alone."""
 
-    def of_epoch(self, epoch: int) -> Self:
+    def for_epoch(self, epoch: int) -> Self:
         """Returns the samples of one epoch as a new source, so a running iteration keeps its own."""
 
 

@@ -103,13 +103,13 @@ class SequenceDataset(IterableDataset[BaseBatch]):
         order = self._epoch_order()
         source = self._source
         if isinstance(source, PerEpochSource):
-            source = source.of_epoch(self._epoch)
+            source = source.for_epoch(self._epoch)
         rows = self.samples_per_step if self._single_rank else self._batch_size
         worker = get_worker_info()
         first, stride = (0, 1) if worker is None else (worker.id, worker.num_workers)
         for step in range(first, len(self), stride):
-            of_all_ranks = order[step * self.samples_per_step : (step + 1) * self.samples_per_step]
-            samples = [source[int(index)] for index in self._rank_share(of_all_ranks)]
+            step_samples = order[step * self.samples_per_step : (step + 1) * self.samples_per_step]
+            samples = [source[int(index)] for index in self._rank_share(step_samples)]
             yield source.collate(samples, rows)
 
     def _epoch_order(self) -> np.ndarray:

@@ -163,7 +163,10 @@ class BaseBatch(Pipelineable):
         """Returns the lengths of each key of `features`, `[batch_size]`, as "features.<key>" for
         `row_counts`."""
         lengths = self.features.lengths().view(-1, self.batch_size)
-        return {f"features.{key}": of_key for key, of_key in zip(self.features.keys(), lengths, strict=True)}
+        return {
+            f"features.{key}": key_lengths
+            for key, key_lengths in zip(self.features.keys(), lengths, strict=True)
+        }
 
     def row_counts_on_host(self) -> Mapping[str, np.ndarray]:
         """Returns `row_counts` as int64 arrays `[batch_size]`, 0 for padding rows.

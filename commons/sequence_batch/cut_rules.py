@@ -273,8 +273,8 @@ def cut_fields(
         lengths = value.lengths().view(len(keys), num_rows).long()
         starts = value.offsets()[:-1].view(len(keys), num_rows).long()
         key_rules = [rules.rule(f"{name}.{key}") for key in keys]
-        of_keys = spans(key_rules, lengths.numpy()[:, row_of].T, pieces)
-        begins, ends = (torch.from_numpy(span.T) for span in of_keys)
+        key_spans = spans(key_rules, lengths.numpy()[:, row_of].T, pieces)
+        begins, ends = (torch.from_numpy(span.T) for span in key_spans)
         counts = (ends - begins).flatten()
         elements = spread((starts[:, rows] + begins).flatten(), counts, int(counts.sum()))
         weights = value.weights_or_none()

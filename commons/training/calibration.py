@@ -73,5 +73,5 @@ def measure_steps(
             if seconds_of_step := span.seconds():
                 rows.append((*pipeline.report.counts_after[dist.get_rank()].tolist(), seconds_of_step))
     pipeline.reset()
-    of_ranks = channel.all_gather_objects(rows[WARM_UP_STEPS:])
-    return MeasuredSteps.of([row for of_rank in of_ranks for row in of_rank])
+    rank_rows = channel.all_gather_objects(rows[WARM_UP_STEPS:])
+    return MeasuredSteps.of([row for rows_of_rank in rank_rows for row in rows_of_rank])

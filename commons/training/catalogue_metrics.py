@@ -88,8 +88,8 @@ class CatalogueMetrics(EvaluationMetrics):
         dist.all_reduce(most, dist.ReduceOp.MAX)
         rows = max(QUERIES_PER_CHUNK // dist.get_world_size(), 1)
         for start in range(0, int(most), rows):
-            of_chunk = queries[start : start + rows]
-            items = self._best_of_all_ranks(of_chunk, min(rows, int(most) - start), shards)
+            chunk = queries[start : start + rows]
+            items = self._best_of_all_ranks(chunk, min(rows, int(most) - start), shards)
             self._gains.update_rankings(items, targets[start : start + rows])
         return self._gains.compute()
 
@@ -103,11 +103,11 @@ class CatalogueMetrics(EvaluationMetrics):
         gathered = padded.new_empty(ranks * rows, padded.shape[1])
         dist.all_gather_into_tensor(gathered, padded)
         merged = []
-        for of_all_queries in self._best_here(gathered, shards):
-            of_all_ranks = torch.empty_like(of_all_queries)
-            dist.all_to_all_single(of_all_ranks, of_all_queries)
+        for best_here in self._best_here(gathered, shards):
+            best_everywhere = torch.empty_like(best_here)
+            dist.all_to_all_single(best_everywhere, best_here)
             # From [rank, query, k] to one row per query.
-            merged.append(of_all_ranks.view(ranks, rows, -1).transpose(0, 1).flatten(1)[: len(queries)])
+            merged.append(best_everywhere.view(ranks, rows, -1).transpose(0, 1).flatten(1)[: len(queries)])
         scores, items = merged
         return items.gather(1, scores.topk(self._k, dim=1).indices)
 

@@ -190,7 +190,9 @@ class Checkpoints:
             checksums = self._together(
                 lambda: {name: _size_and_checksum(unfinished / name) for name in writer.written}
             )
-            contents = {name: checksum for of_rank in checksums for name, checksum in of_rank.items()}
+            contents = {
+                name: checksum for rank_checksums in checksums for name, checksum in rank_checksums.items()
+            }
             self._together(
                 lambda: self._folder.publish(unfinished, contents, self._keep) if self._rank == 0 else None
             )

@@ -66,8 +66,8 @@ class Evaluator:
                     _, _, output = self._pipeline.progress(batches)
                 except StopIteration:
                     break
-                for of_part in output if self._in_micro_batches else [output]:
-                    self._task.metrics.update(of_part)
+                for part in output if self._in_micro_batches else [output]:
+                    self._task.metrics.update(part)
                 self._collector.after_step()
         self._watch.begins("the metrics of an evaluation")
         self._model.train()

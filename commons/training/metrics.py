@@ -77,9 +77,9 @@ class RankingMetrics(EvaluationMetrics):
             auc.reset()
         unknown = [task for task, value in enumerate(values) if math.isnan(value)]
         if unknown:
-            of_tasks = f" of task {', '.join(map(str, unknown))}" if self._num_tasks > 1 else ""
+            tasks = f" of task {', '.join(map(str, unknown))}" if self._num_tasks > 1 else ""
             warn_once(
-                f"all labels{of_tasks} in an evaluation are of one class, which has no AUC: shown as nan and "
+                f"all labels{tasks} in an evaluation are of one class, which has no AUC: shown as nan and "
                 "left out of the mean. More samples may have both (TrainerArgs.max_eval_iters)"
             )
         known = [value for value in values if not math.isnan(value)]

@@ -91,8 +91,10 @@ class Recovery:
             except NonFiniteLossError as error:
                 try:
                     self._saves.finish()
-                except Exception as of_writing:
-                    error.add_note(f"the checkpoint of step {self._last_saved} was not written: {of_writing}")
+                except Exception as write_error:
+                    error.add_note(
+                        f"the checkpoint of step {self._last_saved} was not written: {write_error}"
+                    )
                 raise
 
     def after_step(self, requested: bool, is_last: bool, log: StepLog) -> bool:

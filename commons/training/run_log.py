@@ -118,7 +118,7 @@ class RunRecord:
             if isinstance(value, list) and not isinstance(value[0], list):
                 scalars = {f"{name}/largest": max(value), f"{name}/mean": sum(value) / len(value)}
                 if name in _SHOWN_BY_RANK and len(value) <= _MOST_SHOWN_RANKS:
-                    scalars |= {f"{name}/rank_{rank}": of_rank for rank, of_rank in enumerate(value)}
+                    scalars |= {f"{name}/rank_{rank}": figure for rank, figure in enumerate(value)}
             elif isinstance(value, int | float):
                 scalars = {name: value}
             for scalar, number in scalars.items():
@@ -137,7 +137,7 @@ class _Interval:
     reports: list[BalanceReport] = field(default_factory=list)
     spans: list[ComputeSpan] = field(default_factory=list)
 
-    def of_this_rank(self) -> dict[str, Any]:
+    def rank_sums(self) -> dict[str, Any]:
         """The figures that differ by rank, for `interval_figures`; waits for the device."""
         return {
             "loss": float(self.loss_sum),
@@ -209,10 +209,10 @@ class StepLog:
         interval.spans.append(span)
         self._record.advance()
         if self._step % self._interval_steps == 0 or self._step == self._num_steps:
-            of_ranks = self._channel.all_gather_objects(interval.of_this_rank())
+            rank_sums = self._channel.all_gather_objects(interval.rank_sums())
             seconds = time.perf_counter() - interval.start
             figures = interval_figures(
-                seconds, interval.loss_tokens, interval.reports, of_ranks, self._peak_flops
+                seconds, interval.loss_tokens, interval.reports, rank_sums, self._peak_flops
             )
             self.write("train", figures, text_of(self._step, figures))
             self._interval = _Interval()
@@ -233,7 +233,7 @@ def interval_figures(
     seconds: float,
     loss_tokens: int,
     reports: Sequence[BalanceReport],
-    of_ranks: Sequence[dict[str, Any]],
+    rank_sums: Sequence[dict[str, Any]],
     peak_flops: float | None,
 ) -> dict[str, Any]:
     """Returns the figures of an interval by name; lists have one entry per rank.
@@ -251,21 +251,21 @@ def interval_figures(
         seconds: duration of the interval.
         loss_tokens: loss tokens of all ranks and steps.
         reports: balance of each step.
-        of_ranks: for each rank, sums over the steps by name, the peak memory, and the compute time of each
+        rank_sums: for each rank, sums over the steps by name, the peak memory, and the compute time of each
             step.
         peak_flops: peak FLOP/s of one device; None if unknown.
     """
-    num_ranks, num_steps = len(of_ranks), len(reports)
-    compute_seconds = np.array([of_rank["compute_seconds"] for of_rank in of_ranks])
+    num_ranks, num_steps = len(rank_sums), len(reports)
+    compute_seconds = np.array([sums["compute_seconds"] for sums in rank_sums])
     slowest = compute_seconds.max(0)
 
     def total(name: str) -> float:
-        return sum(of_rank[name] for of_rank in of_ranks)
+        return sum(sums[name] for sums in rank_sums)
 
-    def of_each_rank(name: str, scale: float) -> list[float]:
-        return _rounded(np.array([of_rank[name] for of_rank in of_ranks]) * scale)
+    def scale_each_rank(name: str, scale: float) -> list[float]:
+        return _rounded(np.array([sums[name] for sums in rank_sums]) * scale)
 
-    def of_reports(name: str) -> list[Any]:
+    def mean_over_reports(name: str) -> list[Any]:
         return _rounded(np.mean([getattr(report, name) for report in reports], 0))
 
     flops_per_second = TRAINING_FLOPS_PER_FORWARD * total("forward_flops") / seconds
@@ -293,13 +293,13 @@ def interval_figures(
         "bytes_fetched": total("bytes_fetched") * per_step,
         "compute_ms": _rounded(compute_seconds.mean(1) * 1e3),
         "waiting_ms": _rounded((slowest - compute_seconds).mean(1) * 1e3),
-        "tokens_before": of_reports("tokens_before"),
-        "tokens_after": of_reports("tokens_after"),
-        "loads_after": of_reports("loads_after"),
+        "tokens_before": mean_over_reports("tokens_before"),
+        "tokens_after": mean_over_reports("tokens_after"),
+        "loads_after": mean_over_reports("loads_after"),
         "unit": reports[-1].unit,
-        "samples_after": [of_rank[0] for of_rank in of_reports("counts_after")],
-        "counts_after": of_reports("counts_after"),
-        "peak_memory_mb": of_each_rank("peak_memory_bytes", 1e-6),
+        "samples_after": [counts[0] for counts in mean_over_reports("counts_after")],
+        "counts_after": mean_over_reports("counts_after"),
+        "peak_memory_mb": scale_each_rank("peak_memory_bytes", 1e-6),
     }
     predicted = [report.predicted_seconds for report in reports if report.predicted_seconds is not None]
     if predicted and len(predicted) == len(reports):
@@ -344,8 +344,8 @@ def text_of(step: int, figures: dict[str, Any]) -> str:
 
 def _imbalance(loads: Sequence[np.ndarray]) -> float:
     """Largest ÷ mean load over several steps: the largest of each step add up, as time does."""
-    mean = sum(of_step.mean() for of_step in loads)
-    return float(sum(of_step.max() for of_step in loads) / mean) if mean else 1.0
+    mean = sum(step_loads.mean() for step_loads in loads)
+    return float(sum(step_loads.max() for step_loads in loads) / mean) if mean else 1.0
 
 
 def _mean_of(reports: Sequence[BalanceReport], name: str) -> float:

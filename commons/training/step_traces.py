@@ -150,9 +150,9 @@ def _events(ranges: Sequence[RangeOfThread], base_ns: int) -> Iterator[dict[str,
     """The ranges and their threads in the trace's format, with times in microseconds from `base_ns`."""
     process = os.getpid()
     for thread_id, thread in {noted.thread_id: noted.thread for noted in ranges}.items():
-        of_thread = {"ph": "M", "pid": process, "tid": thread_id}
-        yield {**of_thread, "name": "thread_name", "args": {"name": f"thread {thread_id} ({thread})"}}
-        yield {**of_thread, "name": "thread_sort_index", "args": {"sort_index": thread_id}}
+        metadata = {"ph": "M", "pid": process, "tid": thread_id}
+        yield {**metadata, "name": "thread_name", "args": {"name": f"thread {thread_id} ({thread})"}}
+        yield {**metadata, "name": "thread_sort_index", "args": {"sort_index": thread_id}}
     for noted in ranges:
         yield {
             "ph": "X",

@@ -197,10 +197,10 @@ class UnboundedEmbeddingCollectionSharder(ManagedCollisionEmbeddingCollectionSha
 
 def _check_rows(config: EmbeddingConfig, num_ranks: int) -> None:
     """Checks that the last rank has rows: the others have the average, rounded up, and it has the rest."""
-    of_last = config.num_embeddings - (num_ranks - 1) * -(-config.num_embeddings // num_ranks)
-    if of_last < 2:
+    last_rows = config.num_embeddings - (num_ranks - 1) * -(-config.num_embeddings // num_ranks)
+    if last_rows < 2:
         raise ValueError(
             f"table {config.name!r} has {config.num_embeddings} rows for {num_ranks} ranks, which leaves "
-            f"{max(of_last, 0)} on the last; expected at least 2, one of which is for ids without a row: set "
+            f"{max(last_rows, 0)} on the last; expected at least 2, one of them for ids without a row: set "
             f"item_vocab_size_or_capacity to a multiple of the ranks, {2 * num_ranks} or more"
         )

@@ -34,8 +34,8 @@ def owners(values: torch.Tensor, num_ranks: int) -> torch.Tensor:
 
     It is the remainder of the id as an unsigned number, like in TorchRec's distribution of unbounded ids.
     """
-    of_sign = (values < 0) * ((1 << 63) % num_ranks)
-    return ((values & MARK_OF_FREE_ROW) % num_ranks + of_sign) % num_ranks
+    sign_part = (values < 0) * ((1 << 63) % num_ranks)
+    return ((values & MARK_OF_FREE_ROW) % num_ranks + sign_part) % num_ranks
 
 
 def fresh_rows(values: torch.Tensor, width: int, bound: float, salt: int) -> torch.Tensor:

@@ -26,10 +26,10 @@ def place_ids(rows: IdRows, states: Sequence[torch.Tensor], group: dist.ProcessG
     rank, num_ranks = dist.get_rank(group), dist.get_world_size(group)
     starts = torch.tensor(rows.segments[1:-1], dtype=torch.int64, device=states[0].device)
     kept = _kept(_of_all_ranks(rows, group), rows.segments)
-    held_by = [torch.bucketize(of_owner[1], starts, right=True) for of_owner in kept]
+    held_by = [torch.bucketize(entries_kept[1], starts, right=True) for entries_kept in kept]
     outgoing = [
-        of_owner[1, holders == rank] - rows.segments[rank]
-        for of_owner, holders in zip(kept, held_by, strict=True)
+        entries_kept[1, holders == rank] - rows.segments[rank]
+        for entries_kept, holders in zip(kept, held_by, strict=True)
     ]
     # In order of arrival: by source rank.
     places = torch.argsort(held_by[rank], stable=True)
@@ -61,9 +61,9 @@ def _kept(entries: torch.Tensor, segments: Sequence[int]) -> list[torch.Tensor]:
     owner[ids == MARK_OF_FREE_ROW] = num_ranks
     by_use = torch.argsort(used, descending=True, stable=True)
     order = by_use[torch.argsort(owner[by_use], stable=True)]
-    of_owners = order.split(torch.bincount(owner, minlength=num_ranks + 1).tolist())
+    per_owner = order.split(torch.bincount(owner, minlength=num_ranks + 1).tolist())
     kept = []
-    for of_owner, start, end in zip(of_owners[:-1], segments, segments[1:], strict=False):
-        chosen = entries[:, of_owner[: end - start - 1]]  # the last row is for ids without one
+    for entries_kept, start, end in zip(per_owner[:-1], segments, segments[1:], strict=False):
+        chosen = entries[:, entries_kept[: end - start - 1]]  # the last row is for ids without one
         kept.append(chosen[:, torch.argsort(chosen[0])])
     return kept

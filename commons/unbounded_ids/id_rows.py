@@ -54,10 +54,10 @@ class LeastFrequentlyUsed(_IdleWithoutNewIds, LFU_EvictionPolicy):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns evicted rows and the new ids admitted in their place, like the base class."""
         counts = mch_metadata["counts"]
-        of_step = coalesced_history_sorted_unique_ids_counts
+        step_counts = coalesced_history_sorted_unique_ids_counts
         is_held, held = coalesced_history_mch_matching_elements_mask, coalesced_history_mch_matching_indices
-        counts[held] += of_step[is_held]
-        new = of_step[~is_held]
+        counts[held] += step_counts[is_held]
+        new = step_counts[~is_held]
         scores = counts.clone()
         scores[held] = scores[mch_size - 1] = _MOST  # the last row is for ids without one
         evicted, selected = self._compute_selected_eviction_and_replacement_indices(
@@ -87,9 +87,9 @@ class IdRows(MCHManagedCollisionModule):
 
     _input_history_buffer_size: int
 
-    def __init__(self, **of_base: Any) -> None:
-        super().__init__(**of_base)
-        self.segments: list[int] = of_base.get("output_segments") or [0, self._zch_size]
+    def __init__(self, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self.segments: list[int] = arguments.get("output_segments") or [0, self._zch_size]
         self.is_misplaced = False
         self._has_warned = False
 

@@ -43,9 +43,9 @@ class HSTUFeatures:
 
     def embedding_dims(self, config: HSTUConfig) -> dict[str, int]:
         """Returns the embedding width of each feature by name."""
-        of_items = [name for name in (self.item, self.action, self.negatives) if name is not None]
+        item_features = [name for name in (self.item, self.action, self.negatives) if name is not None]
         return {name: config.contextual_embedding_dim for name in self.contextual} | {
-            name: config.item_embedding_dim for name in of_items
+            name: config.item_embedding_dim for name in item_features
         }
 
 

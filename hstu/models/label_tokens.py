@@ -43,6 +43,6 @@ def labeled_item_tokens(
     """
     for row, (num, num_items) in enumerate(zip(num_labels, structure.host_looked_up_lengths, strict=True)):
         if num > max(num_items - num_unlabeled, 0):
-            of_them = f", of which the first {num_unlabeled} cannot have one" if num_unlabeled else ""
-            raise ValueError(f"row {row} has {num} labels for {num_items} items{of_them}")
+            unlabeled = f", of which the first {num_unlabeled} cannot have one" if num_unlabeled else ""
+            raise ValueError(f"row {row} has {num} labels for {num_items} items{unlabeled}")
     return structure.last_item_tokens(labels.lengths(), labels.values().shape[0])

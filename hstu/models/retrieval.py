@@ -165,16 +165,16 @@ def _negatives_and_collection(
     if features.negatives is None:
         raise ValueError("retrieval contrasts the target with negatives, but no such feature is named")
     dims = table_dims(tables, features.embedding_dims(config))
-    of_items = next(table for table in tables if features.item in table.feature_names)
-    if features.negatives not in of_items.feature_names:
+    item_table = next(table for table in tables if features.item in table.feature_names)
+    if features.negatives not in item_table.feature_names:
         raise ValueError(
-            f"negatives {features.negatives!r} are not in the items' table {of_items.name!r}; negatives "
+            f"negatives {features.negatives!r} are not in the items' table {item_table.name!r}; negatives "
             "are items: list both features in that table"
         )
-    if not of_items.sharded:
+    if not item_table.sharded:
         raise ValueError(
-            f"the items' table {of_items.name!r} is replicated; retrieval ranks the rows that each rank "
+            f"the items' table {item_table.name!r} is replicated; retrieval ranks the rows that each rank "
             "holds: make it model_parallel"
         )
     groups = collection_groups(tables, dims)
-    return features.negatives, next(index for index, group in enumerate(groups) if of_items in group)
+    return features.negatives, next(index for index, group in enumerate(groups) if item_table in group)

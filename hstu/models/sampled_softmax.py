@@ -43,8 +43,8 @@ def sampled_softmax_loss(
         strict=True,
     )
     against = []
-    for of_sample, ids, others, other_ids in samples:
-        scores = (of_sample @ others.T / temperature).masked_fill(ids.unsqueeze(1) == other_ids, hidden)
+    for sample_queries, ids, others, other_ids in samples:
+        scores = (sample_queries @ others.T / temperature).masked_fill(ids.unsqueeze(1) == other_ids, hidden)
         against.append(scores.logsumexp(1))
     right = (queries * positives).sum(1) / temperature
     # log(1 + exp(against - right)) is the cross-entropy: the log of the softmax's denominator minus `right`.

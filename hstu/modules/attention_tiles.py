@@ -291,14 +291,14 @@ class AttentionTiles:
 
     def _divided(self, num_heads: int, head_dim: int) -> Iterator[Chunk]:
         is_cuda = self._device.type == "cuda"
-        of_chunk = CUDA_CHUNK_BYTES if is_cuda else CPU_CHUNK_BYTES
-        of_heads = CUDA_HEADS_BYTES if is_cuda else CPU_HEADS_BYTES
+        chunk_bytes = CUDA_CHUNK_BYTES if is_cuda else CPU_CHUNK_BYTES
+        heads_bytes = CUDA_HEADS_BYTES if is_cuda else CPU_HEADS_BYTES
         half = sum(num_tokens * len(samples) for (num_tokens, *_), samples in self._groups.items()) // 2
         for (num_tokens, *_), samples in sorted(self._groups.items(), reverse=True):
             head_bytes = 4 * num_tokens * head_dim
-            heads = min(max(of_heads // head_bytes, 1), num_heads)
+            heads = min(max(heads_bytes // head_bytes, 1), num_heads)
             # Copies of at most half the batch, so that they weigh little next to it.
-            together = max(min(of_chunk // (num_heads * head_bytes), half // num_tokens), 1)
+            together = max(min(chunk_bytes // (num_heads * head_bytes), half // num_tokens), 1)
             for first in range(0, len(samples), together):
                 for head in range(0, num_heads, heads):
                     part = slice(head, min(head + heads, num_heads))
@@ -311,9 +311,9 @@ class AttentionTiles:
         queries = Place(starts, rows, masks[0].first_row, _padded(rows[0]), heads, self._device)
         if run is None:
             return Chunk(masks, queries, queries, row_tiles)
-        of_run = slice(0, heads.stop - heads.start)
+        run_heads = slice(0, heads.stop - heads.start)
         num_keys = masks[0].num_tokens
-        keys = Place((0,), (num_keys,), 0, _padded(num_keys), of_run, self._device)
+        keys = Place((0,), (num_keys,), 0, _padded(num_keys), run_heads, self._device)
         return Chunk(masks, queries, keys, row_tiles, run)
 
 

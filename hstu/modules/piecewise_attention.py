@@ -52,7 +52,7 @@ class PiecewiseAttention:
                 f"row {row} has {lengths[row]} tokens, and the plan counts {planned[row]}: to cut samples, "
                 "get_tokens must count the model's tokens, as HSTUBatch.num_tokens does"
             )
-        of_pieces = [
+        piece_masks = [
             _mask_of_piece(masks[row], int(rows["first_token"][row]), num_keys, bool(ends_sample[row]))
             for row, num_keys in zip(self._fetch.piece_rows.tolist(), self._fetch.piece_keys, strict=True)
         ]
@@ -64,14 +64,14 @@ class PiecewiseAttention:
             backend, [masks[row] for row in whole], scaling_seqlen, device, [starts[row] for row in whole]
         )
         self._pieces = piece_attention(
-            backend, of_pieces, self._fetch.piece_starts, self._fetch.key_tokens, scaling_seqlen, device
+            backend, piece_masks, self._fetch.piece_starts, self._fetch.key_tokens, scaling_seqlen, device
         )
 
     def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """Maps three `[total_tokens, num_heads, head_dim]` to the same shape."""
         on_their_way = self._fetch.start(k, v)
-        of_whole = self._whole(q, k, v)
-        return of_whole + self._pieces(q, k, v, on_their_way.land())
+        whole_output = self._whole(q, k, v)
+        return whole_output + self._pieces(q, k, v, on_their_way.land())
 
 
 def _num_seen(pieces: PlacedPieces, tokens_per_candidate: int, is_causal: bool) -> np.ndarray:

@@ -132,7 +132,7 @@ class SequencePreprocessor(nn.Module):
             item_lengths,
             num_candidates,
             tokens_per_item=2 if has_actions else 1,
-            on_host=[of_rows.tolist() for of_rows in on_host],
+            on_host=[per_row.tolist() for per_row in on_host],
             pieces=pieces,
         )
 

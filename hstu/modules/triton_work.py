@@ -170,9 +170,9 @@ def _longest_first(
     samples: _Samples, first: np.ndarray, *ranges: tuple[np.ndarray, np.ndarray]
 ) -> np.ndarray:
     """Returns items `[blocks, 15]`, most tiles first, so that the programs that start last are short."""
-    of_ranges = [(begin, end - begin) for begin, end in ranges]
-    num_tiles = sum(number for _, number in of_ranges)
-    fields = [*samples.fields, first, *(field for both in of_ranges for field in both)]
+    bounds = [(begin, end - begin) for begin, end in ranges]
+    num_tiles = sum(number for _, number in bounds)
+    fields = [*samples.fields, first, *(field for both in bounds for field in both)]
     return np.stack(fields, 1)[np.argsort(-num_tiles, kind="stable")]
 
 

@@ -159,14 +159,14 @@ class SIDGR(nn.Module):
         the probabilities of all existing semantic IDs add up to 1.
         """
         num_hierarchies = len(self.tree.codebook_sizes)
-        of_items = codes.view(-1, num_hierarchies, 1)
-        nodes = torch.zeros(len(of_items), dtype=torch.int64, device=codes.device)
+        item_codes = codes.view(-1, num_hierarchies, 1)
+        nodes = torch.zeros(len(item_codes), dtype=torch.int64, device=codes.device)
         losses = []
-        for hierarchy, of_one in enumerate(states.unflatten(0, (-1, num_hierarchies)).unbind(1)):
-            labels = of_items[:, hierarchy]
+        for hierarchy, step_states in enumerate(states.unflatten(0, (-1, num_hierarchies)).unbind(1)):
+            labels = item_codes[:, hierarchy]
             children, exists = self.tree.child_nodes(nodes, hierarchy)
             exists = exists.scatter(1, labels, True)  # an item outside the tree would have an infinite loss
-            logits = self._logits(of_one, hierarchy).float().masked_fill(~exists, -torch.inf)
+            logits = self._logits(step_states, hierarchy).float().masked_fill(~exists, -torch.inf)
             losses.append(cross_entropy(logits, labels.squeeze(1), reduction="sum"))
             nodes = children.gather(1, labels).squeeze(1)
         return torch.stack(losses).sum()
@@ -199,8 +199,8 @@ class SIDGR(nn.Module):
         row_of, starts_of = torch.tensor([rows, key_starts], dtype=torch.int64, device=device)
         for users in _chunks(host_lengths, self.config.top_k * num_steps):
             chosen = torch.tensor(users, device=device)
-            of_chosen = row_of[chosen]
-            prompt_lengths = layout.prompt_lengths[of_chosen]
+            chosen_rows = row_of[chosen]
+            prompt_lengths = layout.prompt_lengths[chosen_rows]
             beams = BeamAttention(
                 attention.keys_values,
                 starts_of[chosen],
@@ -209,8 +209,8 @@ class SIDGR(nn.Module):
                 num_beams=self.config.top_k,
                 num_steps=num_steps,
             )
-            last_tokens = layout.offsets[of_chosen] + prompt_lengths - 1
-            before_targets = before_candidates[layout.last_candidates[of_chosen]]
+            last_tokens = layout.offsets[chosen_rows] + prompt_lengths - 1
+            before_targets = before_candidates[layout.last_candidates[chosen_rows]]
             items[chosen], scores[chosen] = self._search(
                 states[last_tokens], before_targets, prompt_lengths, beams
             )

@@ -95,8 +95,8 @@ class LastQueriesAttention:
 
     def __init__(self, lengths: list[int], num_keys: list[int], device: torch.device) -> None:
         self._lengths, self.num_keys = lengths, num_keys
-        ends = [np.cumsum([0, *of_samples]) for of_samples in (lengths, num_keys)]
-        self._offsets = [of_samples.int() for of_samples in to_device_together(ends, device)]
+        ends = [np.cumsum([0, *sample_lengths]) for sample_lengths in (lengths, num_keys)]
+        self._offsets = [sample_lengths.int() for sample_lengths in to_device_together(ends, device)]
         self._mask: torch.Tensor | None = None
 
     def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:

@@ -55,8 +55,8 @@ class BeamAttention:
             parents: int64 `[B, W]`.
         """
         self._step += 1
-        of_parents = parents.unsqueeze(-1).expand(-1, -1, self._visible.shape[-1])
-        self._visible = self._visible.gather(1, of_parents)
+        parent_columns = parents.unsqueeze(-1).expand(-1, -1, self._visible.shape[-1])
+        self._visible = self._visible.gather(1, parent_columns)
         itself = torch.eye(self._num_beams, dtype=torch.bool, device=parents.device)
         self._visible[:, :, self._first_slot : self._first_slot + self._num_beams] = itself
 

@@ -58,12 +58,12 @@ class PiecewiseCausalAttention:
         """Computes the attention of all rows; collective, no host-device synchronization."""
         on_their_way = self._fetch.start(k, v)
         (q_whole, q_pieces), (k_whole, _), (v_whole, _) = (self._divide(x) for x in (q, k, v))
-        of_whole = self._whole(layer, q_whole, k_whole, v_whole)
+        whole_output = self._whole(layer, q_whole, k_whole, v_whole)
         seen = _SeenKeys.apply(k, v, on_their_way.land(), self._key_tokens, self._pieces.num_keys)
         keys, values = seen.unbind(1)
         if self._keep:
             self.keys_values.append((torch.cat([k, keys]), torch.cat([v, values])))
-        together = torch.cat([of_whole, self._pieces(q_pieces, keys, values)])
+        together = torch.cat([whole_output, self._pieces(q_pieces, keys, values)])
         return permuted(together, *reversed(self._order)) if self._order else together
 
     def _divide(self, x: torch.Tensor) -> Sequence[torch.Tensor]:

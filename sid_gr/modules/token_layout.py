@@ -78,8 +78,8 @@ class TokenLayout:
             tokens = batch.num_tokens()
             first_tokens, prompts = torch.zeros_like(tokens), (tokens - (num_codes - 1)).clamp(min=0)
             codes = [
-                _Codes(of_feature, torch.arange(first, first + total, device=device))
-                for of_feature, first, total in zip(lengths, first_rows[:-1], totals, strict=True)
+                _Codes(feature_lengths, torch.arange(first, first + total, device=device))
+                for feature_lengths, first, total in zip(lengths, first_rows[:-1], totals, strict=True)
             ]
             left_out: torch.Tensor | int = 1
         else:
@@ -168,8 +168,8 @@ def _own_codes(
 ) -> list[_Codes]:
     """Returns the ids of each feature without the halos; `totals` are their numbers."""
     codes = []
-    for of_feature, halo, first, total in zip(lengths, halos, first_rows[:-1], totals, strict=True):
-        starts, own = of_feature.cumsum(0) - of_feature, of_feature - halo
+    for feature_lengths, halo, first, total in zip(lengths, halos, first_rows[:-1], totals, strict=True):
+        starts, own = feature_lengths.cumsum(0) - feature_lengths, feature_lengths - halo
         codes.append(_Codes(own, spread(starts + halo + first, own, total)))
     return codes
 
@@ -195,9 +195,9 @@ def _sources(
     # The additional last element takes the codes that are left out.
     sources = torch.empty(total_tokens + 1, dtype=torch.int64, device=starts.device)
     cursor = starts
-    for of_feature in codes[:-1]:
-        sources[spread(cursor, of_feature.lengths, len(of_feature.rows))] = of_feature.rows
-        cursor = cursor + of_feature.lengths
+    for feature_codes in codes[:-1]:
+        sources[spread(cursor, feature_codes.lengths, len(feature_codes.rows))] = feature_codes.rows
+        cursor = cursor + feature_codes.lengths
     lengths, rows = codes[-1].lengths, codes[-1].rows
     places = spread(torch.zeros_like(cursor), lengths, len(rows))
     first_bos, ends = (
@@ -205,9 +205,9 @@ def _sources(
     )
     predictors = first_bos + places + places // num_hierarchies
     sources[torch.where(places >= ends, total_tokens, predictors + 1)] = rows
-    of_bos = predictors[::num_hierarchies]  # BOS predicts an item's first code
+    bos = predictors[::num_hierarchies]  # BOS predicts an item's first code
     *_, first_candidate, first_of_bos = first_rows
-    sources[of_bos] = (rows[::num_hierarchies] - first_candidate) // num_hierarchies + first_of_bos
+    sources[bos] = (rows[::num_hierarchies] - first_candidate) // num_hierarchies + first_of_bos
     return sources[:total_tokens], predictors
 
 

@@ -88,9 +88,9 @@ class DatasetArgs:
 
     def settings_without_effect(self) -> list[str]:
         """Returns a warning for each setting that belongs to the other type of dataset."""
-        of_random = {"history_length_dist": None, "num_generated_batches": 100}
-        of_disk = dict.fromkeys(_PATHS)
-        others = of_disk if self.dataset_type_str == RANDOM else of_random
+        random_only = {"history_length_dist": None, "num_generated_batches": 100}
+        disk_only = dict.fromkeys(_PATHS)
+        others = disk_only if self.dataset_type_str == RANDOM else random_only
         return [
             f"DatasetArgs.{name} has no effect on a {self.dataset_type_str}"
             for name, default in others.items()

@@ -214,6 +214,6 @@ def _spans(
     lengths = np.ones((len(row_of), 1), dtype=np.int64)
     if not isinstance(whole, torch.Tensor):
         lengths = whole.lengths().view(len(keys), -1).long().numpy()[:, row_of].T
-    of_keys = [rules.rule(f"{name}.{key}") for key in keys], lengths, pieces
-    of_pieces = np.stack([spans(*of_keys)[0], *own_spans(*of_keys)])
-    return torch.from_numpy(of_pieces).transpose(1, 2).flatten(1)
+    key_spans = [rules.rule(f"{name}.{key}") for key in keys], lengths, pieces
+    key_positions = np.stack([spans(*key_spans)[0], *own_spans(*key_spans)])
+    return torch.from_numpy(key_positions).transpose(1, 2).flatten(1)

@@ -47,7 +47,7 @@ def samples(source):
 
 
 def drawn(source, epoch):
-    return [sample.negatives.tolist() for sample in samples(source.of_epoch(epoch))]
+    return [sample.negatives.tolist() for sample in samples(source.for_epoch(epoch))]
 
 
 def test_training_leaves_out_the_last_item_and_evaluation_is_about_it():
@@ -64,7 +64,7 @@ def test_training_leaves_out_the_last_item_and_evaluation_is_about_it():
 
 def test_negatives_are_a_function_of_seed_epoch_and_sample():
     source = movielens("train")
-    assert drawn(source, 2) == drawn(movielens("train"), 2) == drawn(source.of_epoch(5), 2)
+    assert drawn(source, 2) == drawn(movielens("train"), 2) == drawn(source.for_epoch(5), 2)
     different = [*drawn(source, 0), *drawn(source, 1), *drawn(movielens("train", seed=1), 0)]
     assert len({tuple(negatives) for negatives in different}) == len(different)
     assert drawn(source, 0) == [sample.negatives.tolist() for sample in samples(source)]
@@ -141,7 +141,7 @@ def _after_the_shuffle():
 
 
 def test_negatives_travel_with_their_samples(pools):
-    source = random_histories(12, seed=7).of_epoch(3)
+    source = random_histories(12, seed=7).for_epoch(3)
     expected = [(sample.items.tolist(), sample.negatives.tolist()) for sample in samples(source)]
     results = pools(2).run(_after_the_shuffle)
     assert sorted(sample for moved, _ in results for sample in moved) == sorted(expected)

@@ -44,7 +44,7 @@ INTERVAL = {
     "seconds": 4.0,
     "loss_tokens": 200,
     "reports": [_report([100, 300], [200, 200]), _report([500, 100], [300, 300])],
-    "of_ranks": [{name: values[rank] for name, values in SUMS.items()} for rank in range(2)],
+    "rank_sums": [{name: values[rank] for name, values in SUMS.items()} for rank in range(2)],
 }
 
 
