@@ -1,11 +1,14 @@
-"""Custom batches and models in all pipelines."""
+"""Custom batches, models and features in pipelines."""
 
 from __future__ import annotations
 
 import pytest
+import torch
 
+from commons.distributed import Feature
 from tests.commons.pipeline.click_models import OfDict, check_trained, trained
 from tests.commons.pipeline.ranking_pipelines import pipeline_of
+from tests.commons.pipeline.runs import Costs, Mean
 
 
 @pytest.mark.parametrize(
@@ -33,3 +36,53 @@ def test_any_batch_trains_in_a_pipeline_as_in_one_process(pools, kind, pipeline_
 def test_arguments_that_bypass_the_stage_are_refused(name, reason):
     with pytest.raises(ValueError, match=f'pipeline "native" takes no {name}: {reason}'):
         pipeline_of("native", OfDict(), None, None, **{name: True})
+
+
+class Noting(Feature):
+    """Notes when a pipeline calls its hooks, and reports a figure."""
+
+    def __init__(self, name: str, order: int, notes: list[str]) -> None:
+        self.name, self.order, self.notes = name, order, notes
+
+    def join(self, model, device, loss_reduction):
+        self.notes.append(f"{self.name}: join {type(model).__name__} {device} {loss_reduction}")
+
+    def forward(self, call, forward):
+        self.notes.append(f"{self.name}: forward")
+        returned = forward(call)
+        self.notes.append(
+            f"{self.name}: computed {len(call.batch['cost'])} of {call.everyone.num_rows.sum()}"
+        )
+        return returned
+
+    def check_ran(self, plan):
+        self.notes.append(f"{self.name}: check ran")
+
+    def report(self, plan):
+        return {f"seen_by_{self.name}": len(plan.rows.home)}
+
+
+def _noted() -> tuple[list[str], dict[str, int]]:
+    """Returns what two features noted of a step of a pipeline, and what its report has of them."""
+    notes: list[str] = []
+    shuffler = Costs(features=[Noting("inner", 2, notes), Noting("outer", 1, notes)])
+    model = Mean()
+    pipeline = pipeline_of("none", model, torch.optim.SGD(model.parameters(), lr=0.0), shuffler, "sum")
+    pipeline.progress(iter([{"cost": torch.tensor([1, 2]), "x": torch.ones(2, 3)}]))
+    figures = dict(pipeline.report.features)
+    pipeline.reset()
+    return notes, figures
+
+
+def test_a_pipeline_calls_the_hooks_of_features_in_their_order(pools):
+    computed = ["inner: computed 2 of 4", "outer: computed 2 of 4"]
+    joined = ["outer: join Mean cpu sum", "inner: join Mean cpu sum"]
+    expected = [
+        *joined,
+        "outer: forward",
+        "inner: forward",
+        *computed,
+        "outer: check ran",
+        "inner: check ran",
+    ]
+    assert pools(2).run(_noted) == [(expected, {"seen_by_outer": 4, "seen_by_inner": 4})] * 2
