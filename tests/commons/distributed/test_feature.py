@@ -194,6 +194,13 @@ class Posting(Named):
         return np.arange(self.count) + 10 * rank + 100 * step - 10_000 * self.order
 
 
+def test_a_feature_serves_one_shuffler():
+    feature = Named()
+    FieldShuffler(features=[feature])
+    with pytest.raises(ValueError, match="named is part of another shuffler; make an object for each"):
+        FieldShuffler(features=[feature])
+
+
 def _posts(counts: list[int]) -> list[list[list[int]]]:
     features = [Posting(f"{i}", i, count) for i, count in enumerate(counts)]
     shuffler = FieldShuffler(features=features[::-1])
