@@ -1,4 +1,4 @@
-"""What pages show, or say of what is printed, is what the commands and the README's example print."""
+"""Output that pages show or describe is that of the commands and of the README's example."""
 
 import contextlib
 import io
