@@ -72,12 +72,11 @@ class LearningArm(Arm):
         self._clock = ComputeClock(self.model, arguments[2])
         self._compute_seconds: list[float] = []
 
-    def take_step(self) -> tuple[torch.Tensor, int, Any]:
+    def take_step(self) -> None:
         """Trains one step, and notes the compute time of this rank."""
         span = self._clock.begin()
-        result = super().take_step()
+        super().take_step()
         self._compute_seconds.append(span.seconds())
-        return result
 
     def collect(self) -> Record:
         """Returns the seconds of each step after the warm-up, and of each rank's computing; collective."""

@@ -82,10 +82,10 @@ def train(data: list[tuple[torch.Tensor, ...]], device: torch.device) -> tuple[t
     )
     while True:  # balancing
         try:
-            loss_sum, loss_tokens, _ = pipeline.progress(batches)
+            pipeline.progress(batches)
         except StopIteration:  # on all ranks in the same call
             break
-        losses.append(loss_sum / loss_tokens)
+        losses.append(pipeline.loss_sum / pipeline.loss_tokens)
     losses = torch.stack(losses)
     dist.all_reduce(losses)
     return losses, model

@@ -73,11 +73,11 @@ def train(data: list[Row], device: torch.device) -> tuple[torch.Tensor, torch.nn
     while True:
         try:
             # before: loss, *_ = pipeline.progress(batches)
-            loss_sum, loss_tokens, _ = pipeline.progress(batches)  # balancing
+            pipeline.progress(batches)  # balancing
         except StopIteration:  # on all ranks in the same call
             break
         # before: losses.append(loss / dist.get_world_size())
-        losses.append(loss_sum / loss_tokens)  # balancing
+        losses.append(pipeline.loss_sum / pipeline.loss_tokens)  # balancing
     losses = torch.stack(losses)
     dist.all_reduce(losses)
     return losses, model

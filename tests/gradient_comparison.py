@@ -47,11 +47,11 @@ def steps(
     changes = {name: torch.zeros_like(value) for name, value in start.items()}
     loss, tokens = torch.zeros((), device=device), []
     for _ in batches:
-        loss_sum, loss_tokens, _ = pipeline.progress(loader)
-        loss += loss_sum
-        tokens.append(loss_tokens)
+        pipeline.progress(loader)
+        loss += pipeline.loss_sum
+        tokens.append(pipeline.loss_tokens)
         for name, tensor in tensors.items():
-            changes[name] += (start[name] - tensor.double()) * loss_tokens
+            changes[name] += (start[name] - tensor.double()) * pipeline.loss_tokens
             tensor.copy_(start[name])
     changes = {name: value * len(tokens) / max(sum(tokens), 1) for name, value in changes.items()}
     is_placed_by_hand = any(isinstance(feature, GivenCuts) for feature in shuffler.features)

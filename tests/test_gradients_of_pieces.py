@@ -110,7 +110,7 @@ def evaluated(name: str, num_real: tuple[int, ...]) -> list[np.ndarray]:
         pipeline = pipeline_of("native", model, optimizer, shuffler)
         model.eval()
         with torch.no_grad():
-            _, _, output = pipeline.progress(iter([case.batch(num_real, True)]))
+            output = pipeline.progress(iter([case.batch(num_real, True)]))
         assert is_cut(pipeline.plan) == split
         values, labels = vars(output).values()
         outputs.append(torch.cat([labels[:, None].float(), values], 1).cpu().numpy())

@@ -109,9 +109,9 @@ class Arm:
         dist.barrier()
         start = time.perf_counter()
         for _ in range(steps):
-            loss_sum, loss_tokens, _ = self.take_step()
-            sums.append(loss_sum)
-            tokens.append(loss_tokens)
+            self.take_step()
+            sums.append(self.pipeline.loss_sum)
+            tokens.append(self.pipeline.loss_tokens)
             reports.append(self.pipeline.report)
         dist.barrier()
         seconds = time.perf_counter() - start
@@ -122,9 +122,9 @@ class Arm:
             self.block_seconds.append(seconds / steps)
             self.reports += reports
 
-    def take_step(self) -> tuple[torch.Tensor, int, Any]:
-        """Trains one step, as the pipeline's `progress`."""
-        return self.pipeline.progress(self._batches)
+    def take_step(self) -> None:
+        """Trains one step."""
+        self.pipeline.progress(self._batches)
 
     @property
     def learned_costs(self) -> LearnedCosts:

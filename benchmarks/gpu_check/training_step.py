@@ -81,8 +81,8 @@ def _training(device: torch.device, delay_cycles: int = 0) -> Iterator[Step]:
                 if delay_cycles and device.type == "cuda":
                     with torch.cuda.stream(pipeline._memcpy_stream):
                         torch.cuda._sleep(delay_cycles)
-                loss, _, _ = pipeline.progress(batches)
-                return loss
+                pipeline.progress(batches)
+                return pipeline.loss_sum
 
             yield step
     finally:

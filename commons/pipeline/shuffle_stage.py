@@ -20,9 +20,6 @@ from ..named_ranges import named_range
 from ..sequence_batch import containers
 from ..sequence_batch.batch_view import without_copied_row
 
-# A step returns the loss sum of this rank, the loss tokens of all ranks, and the model's output.
-StepOutput = tuple[torch.Tensor, int, Any]
-
 
 class InFlightBatch(Pipelineable):
     """Gives any batch of a step the methods of a `Pipelineable`; attributes and items are the batch's."""
@@ -103,7 +100,7 @@ class ShuffleStage:
         self.ahead = PlanAhead(shuffler, device, self._check)
         self.rank = shuffler.group.rank
         self.posted = np.zeros(self._num_ranks, dtype=np.int64)
-        self._computed: PlannedStep | None = None
+        self._computed: tuple[PlannedStep, torch.Tensor] | None = None
 
     def next_batch(self, loader: Iterator[Any]) -> InFlightBatch | None:
         """Returns this rank's host batch of the next step; None once all loaders have ended."""
@@ -123,8 +120,8 @@ class ShuffleStage:
             step.exchange_seconds = time.perf_counter() - start
         return InFlightBatch(placed, step)
 
-    def forward(self, batch: InFlightBatch) -> tuple[torch.Tensor, StepOutput]:
-        """Runs the model on an exchanged batch; returns the loss to run backward on, and the step's output.
+    def forward(self, batch: InFlightBatch) -> tuple[torch.Tensor, Any]:
+        """Runs the model on an exchanged batch; returns the loss to run backward on, and the model's output.
 
         Data-parallel training averages gradients over ranks. The loss is scaled so that this average is the
         gradient of the mean over all loss tokens of the step. Without any loss token it is 0. Without
@@ -137,8 +134,8 @@ class ShuffleStage:
         loss, total, output = self._forward(call)
         for feature in self._shuffler.features:
             feature.check_ran(step.plan)
-        self._computed = step
-        return loss, (total, loss_tokens, output)
+        self._computed = step, total
+        return loss, output
 
     def _run(self, call: ModelCall) -> tuple[torch.Tensor, torch.Tensor, Any]:
         """Runs the model on a whole batch."""
@@ -173,8 +170,16 @@ class ShuffleStage:
     @property
     def last_step(self) -> PlannedStep:
         """The step that ran last; RuntimeError if none has."""
+        return self._last()[0]
+
+    @property
+    def loss_sum(self) -> torch.Tensor:
+        """This rank's loss sum of the last step, a detached scalar; RuntimeError if none has run."""
+        return self._last()[1]
+
+    def _last(self) -> tuple[PlannedStep, torch.Tensor]:
         if self._computed is None:
-            raise RuntimeError("there is no plan and no report before the first step")
+            raise RuntimeError("there is no plan, report or loss before the first step")
         return self._computed
 
     def _check(self, step: PlannedStep) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import traceback
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from torchrec.distributed.types import ShardedModule
 from ..distributed import BalanceReport, BatchShuffler, ShufflePlan
 from ..named_ranges import named_range
 from ..registry import NamedFactory
-from .shuffle_stage import ShuffleStage, StepOutput
+from .shuffle_stage import ShuffleStage
 
 _CACHED_KERNEL = EmbeddingComputeKernel.FUSED_UVM_CACHING.value
 # Arguments of TorchRec's pipelines that would bypass the stage.
@@ -33,6 +33,19 @@ class _WithStage:
 
     _stage: ShuffleStage
     _model: torch.nn.Module
+
+    @property
+    def loss_sum(self) -> torch.Tensor:
+        """The sum of losses over this rank's loss tokens of the last step: a detached scalar on the device.
+
+        Divided by `loss_tokens` after a `dist.all_reduce`, it is the loss of the step, to be logged.
+        """
+        return self._stage.loss_sum
+
+    @property
+    def loss_tokens(self) -> int:
+        """Loss tokens of the last step on all ranks."""
+        return self._stage.last_step.everyone.num_loss_tokens
 
     @property
     def report(self) -> BalanceReport:
@@ -110,12 +123,8 @@ class SequentialTrainPipeline(_WithStage, TrainPipeline):
         self._batch = None
         self._stage.reset()
 
-    def progress(self, dataloader_iter: Iterator[Any]) -> StepOutput:
-        """Runs one step; trains if the model is in training mode.
-
-        Returns:
-            The loss sum of this rank, the loss tokens of all ranks, and the model's output. The loss of the
-            step, to be logged, is the loss sum after a `dist.all_reduce`, divided by the loss tokens.
+    def progress(self, dataloader_iter: Iterator[Any]) -> Any:
+        """Runs one step, which trains if the model is in training mode; returns the model's output.
 
         Raises:
             StopIteration: the loaders of all ranks have ended; on every rank in the same call.
@@ -143,10 +152,14 @@ class SequentialTrainPipeline(_WithStage, TrainPipeline):
         return output
 
 
-class _SparseDistWithStage(_WithStage):
-    """Puts the stage into one of TorchRec's pipelines, the next base class."""
+class ShuffleStageMixin(_WithStage):
+    """Puts the stage into a subclass of TorchRec's `TrainPipelineSparseDist`, the next base class.
 
-    name: str
+    `class Balanced(ShuffleStageMixin, TheirPipeline): pass` balances what `TheirPipeline` trains, where that
+    overrides `_backward`, `_next_batch` or `_optimizer_step`. It has to take TorchRec's `custom_model_fwd`. A
+    `_next_batch` runs one step earlier than without the stage, in the same call on all ranks. The arguments,
+    in front of its own, are those of `SparseDistTrainPipeline`, as are the errors.
+    """
 
     def __init__(
         self,
@@ -158,11 +171,12 @@ class _SparseDistWithStage(_WithStage):
         **torchrec_arguments: Any,
     ) -> None:
         for name in torchrec_arguments.keys() & _REFUSED.keys():
-            raise ValueError(f'pipeline "{self.name}" takes no {name}: {_REFUSED[name]}')
+            raise ValueError(f"{type(self).__name__} takes no {name}: {_REFUSED[name]}")
         device = torch.device(device)
         torchrec_arguments["custom_model_fwd"] = lambda batch: self._stage.forward(batch)
         super().__init__(model, optimizer, device, **torchrec_arguments)  # type: ignore[call-arg]
         self._stage = ShuffleStage(batch_shuffler, model, device, loss_reduction)
+        self._loader: _Loader | None = None
         if device.type == "cuda":
             # A second pipeline on a model, for evaluation, takes over its lookups, and the stream they wait
             # on. With streams of its own, it would read the first one's batches unsynchronized.
@@ -182,7 +196,13 @@ class _SparseDistWithStage(_WithStage):
         return batch, context
 
     def _next_batch(self, dataloader_iter: Iterator[Any]) -> Any | None:
-        return self._stage.next_batch(dataloader_iter)
+        theirs = super()._next_batch  # type: ignore[misc]
+        if theirs.__func__ is TrainPipelineSparseDist._next_batch:
+            # It takes a batch of None for the end; the stage, which then reads by itself, raises.
+            return self._stage.next_batch(dataloader_iter)
+        if self._loader is None or dataloader_iter is not self._loader.batches:
+            self._loader = _Loader(dataloader_iter, theirs)
+        return self._stage.next_batch(self._loader)
 
     def _pipeline_model(self, *args: Any, **kwargs: Any) -> None:
         # Without a sharded module, TorchRec would trace into all others and fail at a branch on data.
@@ -193,21 +213,37 @@ class _SparseDistWithStage(_WithStage):
                 if not _raised_in_rewriting(error):
                     raise
                 raise RuntimeError(
-                    f'pipeline "{self.name}" cannot trace the model ({type(error).__name__}: {error}). '
+                    f"{type(self).__name__} cannot trace the model ({type(error).__name__}: {error}). "
                     "TorchRec follows the top-level forward symbolically, so it may not loop or branch on "
                     "data, nor turn it into numbers. Look the tables up there and do the rest in a "
                     'submodule, or use pipeline "none"'
                 ) from error
         if not self._pipelined_modules:  # type: ignore[attr-defined]
             raise RuntimeError(
-                f'pipeline "{self.name}" found no module of the model to pipeline. TorchRec needs a sharded '
+                f"{type(self).__name__} found no module of the model to pipeline. TorchRec needs a sharded "
                 "embedding module (a model-parallel table under DistributedModelParallel) that the top-level "
                 "forward calls on an attribute of the batch, as in self.embeddings(batch.features); "
                 'a KeyedJaggedTensor built in the forward hides it. Otherwise use pipeline "none"'
             )
 
 
-class SparseDistTrainPipeline(_SparseDistWithStage, TrainPipelineSparseDist):
+class _Loader:
+    """Reads a loader through the `_next_batch` of a pipeline, which returns None after the end."""
+
+    def __init__(self, batches: Iterator[Any], next_batch: Callable[[Iterator[Any]], Any | None]) -> None:
+        self.batches, self._next_batch = batches, next_batch
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Any:
+        batch = self._next_batch(self.batches)
+        if batch is None:
+            raise StopIteration
+        return batch
+
+
+class SparseDistTrainPipeline(ShuffleStageMixin, TrainPipelineSparseDist):
     """TorchRec's `TrainPipelineSparseDist` with the stage in it.
 
     Copy and exchange, and the embeddings' input distribution, run on streams of their own alongside the
@@ -220,10 +256,8 @@ class SparseDistTrainPipeline(_SparseDistWithStage, TrainPipelineSparseDist):
             can pipeline.
     """
 
-    name = "native"
 
-
-class PrefetchTrainPipeline(_SparseDistWithStage, PrefetchTrainPipelineSparseDist):
+class PrefetchTrainPipeline(ShuffleStageMixin, PrefetchTrainPipelineSparseDist):
     """TorchRec's `PrefetchTrainPipelineSparseDist` with the stage in it.
 
     Rows of tables in host memory are fetched into the GPU's cache one step ahead, on a stream of its own.
@@ -233,8 +267,6 @@ class PrefetchTrainPipeline(_SparseDistWithStage, PrefetchTrainPipelineSparseDis
         ValueError: the device is not a GPU, or no table of the model has the cached kernel.
         RuntimeError: at the first step, if the model has no sharded module that TorchRec can pipeline.
     """
-
-    name = "prefetch"
 
     def __init__(
         self,

@@ -63,7 +63,7 @@ class Evaluator:
             for number in count(1):
                 self._watch.begins(f"batch {number} of an evaluation")
                 try:
-                    _, _, output = self._pipeline.progress(batches)
+                    output = self._pipeline.progress(batches)
                 except StopIteration:
                     break
                 for part in output if self._in_micro_batches else [output]:

@@ -152,12 +152,12 @@ class _Trainer:
     def _step(self, step: int, loader: Iterator[BaseBatch], log: StepLog) -> bool:
         """Trains one step; returns whether a rank has been asked to stop."""
         pipeline, span = self._pipeline, self._clock.begin()
-        loss_sum, loss_tokens, _ = pipeline.progress(loader)
+        pipeline.progress(loader)
         self._collector.after_step()
         self._state.progress = self._state.progress.after_step(self._task.train_dataset)
-        stop_requested = self._vote.after_step(step, loss_sum, pipeline.posted)
+        stop_requested = self._vote.after_step(step, pipeline.loss_sum, pipeline.posted)
         flops = self._counter.next_step()
-        log.step(loss_sum, loss_tokens, flops, pipeline.report, span)
+        log.step(pipeline.loss_sum, pipeline.loss_tokens, flops, pipeline.report, span)
         return stop_requested
 
     def _evaluate(self, step: int, log: StepLog) -> None:

@@ -47,7 +47,7 @@ def _logged_and_expected(example: list[Block]) -> tuple[str, float]:
     page = sys.modules["docs_page"]
     squares = (page.output.detach() - 1).square().sum()  # labels are 1
     dist.all_reduce(squares)
-    return printed.getvalue(), float(squares) / page.global_loss_tokens
+    return printed.getvalue(), float(squares) / page.pipeline.loss_tokens
 
 
 def test_make_alone_lists_every_target_and_writes_nothing(tmp_path):

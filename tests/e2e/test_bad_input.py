@@ -35,7 +35,7 @@ def random_data(tmp_path):
         (["NetworkArgs.depth = 3"], "'NetworkArgs' doesn't have a parameter named 'depth'"),
         (
             ['item/EmbeddingArgs.sharding_type = "data_parallel"'],
-            'RuntimeError: pipeline "native" found no module of the model to pipeline. TorchRec needs',
+            "RuntimeError: SparseDistTrainPipeline found no module of the model to pipeline. TorchRec needs",
         ),
         (
             ['TrainerArgs.log_dir = "config.gin/logs"'],

@@ -133,10 +133,11 @@ def ranking_pipeline(name: str, shuffler: BatchShuffler) -> Any:
 
 
 def steps_of(pipeline: Any, batches: Iterable[Any]) -> Iterator[tuple[torch.Tensor, int, Any]]:
-    """Runs the steps of a loader until it has ended on all ranks."""
+    """Yields loss sum, loss tokens and output of each step, until the loader has ended on all ranks."""
     loader = iter(batches)
     while True:
         try:
-            yield pipeline.progress(loader)
+            output = pipeline.progress(loader)
         except StopIteration:
             return
+        yield pipeline.loss_sum, pipeline.loss_tokens, output

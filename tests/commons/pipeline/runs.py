@@ -151,7 +151,7 @@ def spans(
     of_steps, calls = [], []
     for _ in range(2):
         span = clock.begin()
-        outputs = pipeline.progress(loader)[2]
+        outputs = pipeline.progress(loader)
         calls.append(len(outputs) if isinstance(outputs, list) else 1)
         of_steps.append(span.seconds())
     with pytest.raises(StopIteration):

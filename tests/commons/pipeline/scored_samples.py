@@ -216,8 +216,9 @@ def identity_pipeline(reduction):
 
 def ran(pipeline, batches):
     """Returns mean loss, loss tokens, gradients and samples of a step. Collective."""
-    loss_sum, tokens, _ = pipeline.progress(iter(batches))
+    pipeline.progress(iter(batches))
     pipeline.reset()
+    loss_sum, tokens = pipeline.loss_sum, pipeline.loss_tokens
     dist.all_reduce(loss_sum)
     return float(loss_sum) / max(tokens, 1), tokens, gradients_of(pipeline._model), pipeline.num_samples
 

@@ -34,7 +34,7 @@ def test_any_batch_trains_in_a_pipeline_as_in_one_process(pools, kind, pipeline_
     ],
 )
 def test_arguments_that_bypass_the_stage_are_refused(name, reason):
-    with pytest.raises(ValueError, match=f'pipeline "native" takes no {name}: {reason}'):
+    with pytest.raises(ValueError, match=f"SparseDistTrainPipeline takes no {name}: {reason}"):
         pipeline_of("native", OfDict(), None, None, **{name: True})
 
 

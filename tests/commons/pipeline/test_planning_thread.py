@@ -104,8 +104,8 @@ def _train_on(
     loader, steps, errors = _Files(failing, left_out), [], []
     while True:
         try:
-            loss, tokens, _ = pipeline.progress(loader)
-            steps.append((float(loss), tokens))
+            pipeline.progress(loader)
+            steps.append((float(pipeline.loss_sum), pipeline.loss_tokens))
         except StopIteration:
             return steps, errors
         except OSError as error:

@@ -74,8 +74,10 @@ def _error_of_model(name: str, model: torch.nn.Module) -> str:
 def test_models_and_devices_that_a_pipeline_cannot_run_are_refused():
     native = [_error_of_model("native", model()) for model in (LoopingModel, CountingModel)]
     looping, counting, without_gpu = [*native, _error_of_model("prefetch", RankingModel())]
-    assert looping.startswith('RuntimeError: pipeline "native" cannot trace the model (TraceError')
-    assert counting.startswith('RuntimeError: pipeline "native" cannot trace the model (TypeError: int()')
+    assert looping.startswith("RuntimeError: SparseDistTrainPipeline cannot trace the model (TraceError")
+    assert counting.startswith(
+        "RuntimeError: SparseDistTrainPipeline cannot trace the model (TypeError: int()"
+    )
     assert "do the rest in a submodule" in looping and "do the rest in a submodule" in counting
     assert without_gpu == (
         'ValueError: pipeline "prefetch" fills the cache of a GPU, and the device is cpu: use "native"'

@@ -35,10 +35,14 @@ def test_every_sample_is_computed_once_and_all_ranks_know_all_loads(pools, name,
 def test_a_new_iterator_loses_no_batch_and_a_reset_drops_those_on_their_way(name):
     pipeline = ranking_pipeline(name, TokenShuffler())
     rank = dist.get_rank()
-    tokens = [pipeline.progress(iter([histories([n + rank] * ROWS)]))[1] for n in (1, 2, 3, 4)]
+    tokens = []
+    for n in (1, 2, 3, 4):
+        pipeline.progress(iter([histories([n + rank] * ROWS)]))
+        tokens.append(pipeline.loss_tokens)
     pipeline.progress(iter([histories([9] * ROWS)] * 4))
     pipeline.reset()
-    tokens.append(pipeline.progress(iter([histories([2] * ROWS)]))[1])
+    pipeline.progress(iter([histories([2] * ROWS)]))
+    tokens.append(pipeline.loss_tokens)
     pipeline.reset()
     expected = [ROWS * (n + n + 1) for n in (1, 2, 3, 4)] + [2 * ROWS * 2]
     assert tokens == expected

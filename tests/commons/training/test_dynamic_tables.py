@@ -33,9 +33,9 @@ def _steps(
     )
     losses, batches = [], iter(small_dataset(60, unbounded_ids=True))
     for _ in range(7):
-        loss_sum, loss_tokens, _ = pipeline.progress(batches)
-        dist.all_reduce(loss_sum)
-        losses.append(float(loss_sum) / loss_tokens)
+        pipeline.progress(batches)
+        dist.all_reduce(pipeline.loss_sum)
+        losses.append(float(pipeline.loss_sum) / pipeline.loss_tokens)
     pipeline.reset()
     state = [
         value.local_shards()[0].tensor
