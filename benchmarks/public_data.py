@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-from collections.abc import Mapping
 from pathlib import Path
 
 from benchmarks.harness import Record, average, show_progress
@@ -89,6 +88,7 @@ def _ask(name: str) -> Record:
                 "ranks": case["ranks"],
                 "as_loaded": round(by_name["as_loaded"]["imbalance"]["mean"], 4),
                 "default": round(default["imbalance"]["mean"], 4),
+                "speedup": round(default["speedup"], 4),
             }
         )
     return {"name": name, "cap": cap, "answers": answers}
@@ -102,22 +102,20 @@ def tables(figures: Record) -> dict[str, str]:
             figures["advice"],
             {
                 "`--lengths-of`": lambda record: f"`{record['name']}`",
-                "mean": lambda record: f"{PUBLIC_DATA[record['name']].mean:,.0f}",
-                "median": _show_median,
+                "mean (median)": _show_published,
                 "`--max-length`": lambda record: "–" if record["cap"] is None else f"{record['cap']:,}",
                 "as loaded": lambda record: _join(record["answers"], "{as_loaded:.2f}"),
                 "default": lambda record: _join(record["answers"], "{default:.2f}"),
-                "speedup": lambda record: " / ".join(
-                    f"{each['as_loaded'] / each['default']:.2f}" for each in record["answers"]
-                ),
+                "speedup": lambda record: _join(record["answers"], "{speedup:.2f}"),
             },
         ),
     }
 
 
-def _show_median(record: Mapping[str, str]) -> str:
-    median = PUBLIC_DATA[record["name"]].median
-    return "–" if median is None else f"{median:,.0f}"
+def _show_published(record: Record) -> str:
+    published = PUBLIC_DATA[record["name"]]
+    median = "" if published.median is None else f" ({published.median:,.0f})"
+    return f"{published.mean:,.0f}{median}"
 
 
 def _join(records: list[Record], cell: str) -> str:
