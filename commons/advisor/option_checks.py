@@ -59,7 +59,7 @@ def _check_data(given: argparse.Namespace) -> None:
     name = given.lengths_of
     if name is None:
         if given.data is None:
-            raise InputError("no lengths; expected a file of them, or --lengths-of " + "|".join(PUBLIC_DATA))
+            raise InputError("no data; expected a file of lengths, or --lengths-of " + "|".join(PUBLIC_DATA))
         if given.max_length is not None:
             raise InputError(f"--max-length {given.max_length} has no effect without --lengths-of")
         return

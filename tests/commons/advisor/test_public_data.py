@@ -63,7 +63,7 @@ def test_every_output_says_that_lengths_are_drawn(tmp_path, capsys):
         (["lengths.npy", "--max-length", "5"], "--max-length 5 has no effect without --lengths-of"),
         (["--lengths-of", "taobao", "--ids", "items"], "--ids items has no effect with --lengths-of"),
         (["--lengths-of", "taobao", "--max-length", "0"], "expected a whole number of at least 1"),
-        ([], "no lengths; expected a file of them, or --lengths-of"),
+        ([], "no data; expected a file of lengths, or --lengths-of"),
     ],
 )
 def test_wrong_arguments(arguments, message, capsys):
