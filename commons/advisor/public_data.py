@@ -11,7 +11,6 @@ SEED = 0
 # Assumed of a set of which only the mean is published. Those with a median have 1.1 to 1.3; less spread does
 # not overstate what balancing gains.
 ASSUMED_SPREAD = 1.0
-READ = 1.2
 READ = "2026-11-24"
 
 
