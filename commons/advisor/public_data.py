@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 SEED = 0
-# Assumed of a set of which only the mean is published. Those with a median have 1.1 to 1.3; less spread does
+# Assumed of a set of which only a mean was found. Those with a median have 1.1 to 1.3; less spread does
 # not overstate what balancing gains.
 ASSUMED_SPREAD = 1.0
 READ = "2026-11-24"
@@ -22,9 +22,9 @@ class PublishedLengths:
         title: the data set's name.
         mean: of events per user.
         source: where the mean, `least` and `most` were read.
-        median: None if none is published.
+        median: None if none was found.
         median_source: where it was read, if not in `source`.
-        least, most: that a user has; `most` is None if it is not published.
+        least, most: that a user has; `most` is None if it was not found.
         cap: newest events that a public trainer keeps; None if none was found.
         cap_source: that trainer.
     """
@@ -47,9 +47,10 @@ class PublishedLengths:
         low, high = 0.0, 4.0
         for _ in range(60):
             middle = (low + high) / 2
-            low, high = (
-                (low, middle) if self._mean(math.log(self.median), middle) > self.mean else (middle, high)
-            )
+            if self._mean(math.log(self.median), middle) > self.mean:
+                high = middle
+            else:
+                low = middle
         return low
 
     @property
@@ -72,12 +73,12 @@ class PublishedLengths:
         if self.most is not None:
             facts.append(f"at most {self.most:,}")
         if self.median is None:
-            facts.append(
-                f"only the mean is published: the spread of the logarithm, {ASSUMED_SPREAD}, is assumed"
-            )
+            facts.append(f"no median was found, so the spread of the logarithm, {ASSUMED_SPREAD}, is assumed")
         else:
             where = "" if self.median_source is None else f" ({self.median_source})"
             facts.insert(1, f"median {self.median:,.0f}{where}")
+        if self.cap is not None:
+            facts.append(f"a trainer keeps the newest {self.cap:,} ({self.cap_source})")
         return (
             f"Lengths are not {self.title}'s own, but lognormal to match what is published of its users: "
             f"{'; '.join(facts)}; read {READ}"
@@ -145,7 +146,7 @@ PUBLIC_DATA = {
         median_source=_LENSKIT.format("ML32M"),
     ),
     "taobao": PublishedLengths(
-        "Taobao's UserBehavior",
+        "Taobao UserBehavior",
         mean=100_150_807 / 987_994,
         source="100,150,807 behaviors of 987,994 users, https://tianchi.aliyun.com/dataset/649",
     ),
