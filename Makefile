@@ -7,8 +7,8 @@
 # SETS             for versions: versions of torch, as in 2.14.1, or 2.13.0/3.12 for one Python of several; unset: all.
 # NAME             for bench: what to measure.
 # WITHOUT          for core-alone: names of features to leave out; the copy has all others.
-# DATA             for bench: a folder with data. loading and partition take MovieLens 100K's u.data, and only print
-#                  without; movielens and retrieval need u.data and u.user.
+# DATA             for bench: a folder with data. loading, partition and public-data take MovieLens 100K's u.data, and
+#                  only print without; movielens and retrieval need u.data and u.user.
 # GPU_PYTHON       for gpu-check: the Python of an environment with torch for CUDA, into which nothing is installed;
 #                  unset: .venv, whose fbgemm is for CPUs.
 
@@ -67,6 +67,7 @@ tables: $(INSTALLED)  ## write the marked tables of all pages from benchmarks/re
 #- micro-batch    micro-batches: their balance, memory and time
 #- movielens      AUC on MovieLens 100K with and without the stage
 #- partition      balance, moves and time of the partition algorithms
+#- public-data    what balancing gains on public data sets, by their published lengths
 #- recompute      memory and time of recomputed activations
 #- retrieval      HR@10 on MovieLens 100K with and without the stage
 #- shuffle        what the stage costs a step

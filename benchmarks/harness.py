@@ -49,6 +49,7 @@ BENCHMARKS = {
     "micro-batch": "micro_batch",
     "movielens": "movielens_equivalence",
     "partition": "partition.partition",
+    "public-data": "public_data",
     "recompute": "recompute",
     "retrieval": "movielens_retrieval",
     "shuffle": "shuffle",
