@@ -28,6 +28,7 @@ FILES = {
     "slime": "slime/utils/seqlen_balancing.py",
     "AReaL": "areal/utils/seqpack.py",
 }
+SOURCES = "compared-with-others.md#trainers-of-language-models"
 DIFFERENCING = "get_seqlen_balanced_partitions"  # in verl and slime
 # A decoder of 7 billion parameters, and responses in tokens.
 MODEL = TransformerConfig(28, 3584, 28, 4, 128, 18944, gated_mlp=True, vocab_size=152_064)
@@ -140,18 +141,24 @@ def _rate_packing(sequences: Sequences, parts: Parts) -> Record:
     }
 
 
+def _link(record: Record) -> str:
+    """Returns a function's name; that of another trainer leads to its sources."""
+    trainer, comma, function = record["function"].partition(",")
+    return f"[{trainer}]({SOURCES}){comma}{function}" if trainer in FILES else record["function"]
+
+
 def tables(figures: Record) -> dict[str, str]:
     """Returns Markdown by marker."""
     by_ranks = {each["ranks"]: each["functions"] for each in figures["placements"]}
     first = next(iter(by_ranks.values()))
     rows = [
-        [record["function"]]
+        [_link(record)]
         + [f"{found[number]['imbalance']:.3f}, {found[number]['ms']:.3g} ms" for found in by_ranks.values()]
         for number, record in enumerate(first)
     ]
     rows.append(["bound", *[f"{found[0]['bound']:.3f}" for found in by_ranks.values()]])
     packing = {
-        "one rank's micro-batches": "{function}",
+        "one rank's micro-batches": _link,
         "micro-batches": "{micro_batches:.1f}",
         "above the cap": "{above_cap:.1f}",
         "imbalance": "{imbalance:.3f}",
