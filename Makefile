@@ -8,7 +8,8 @@
 # NAME             for bench: what to measure.
 # WITHOUT          for core-alone: names of features to leave out; the copy has all others.
 # DATA             for bench: a folder with data. loading, partition and public-data take MovieLens 100K's u.data, and
-#                  only print without; movielens and retrieval need u.data and u.user.
+#                  only print without; movielens and retrieval need u.data and u.user; controllers takes checkouts of
+#                  verl, slime and AReaL.
 # GPU_PYTHON       for gpu-check: the Python of an environment with torch for CUDA, into which nothing is installed;
 #                  unset: .venv, whose fbgemm is for CPUs.
 
@@ -56,6 +57,7 @@ tables: $(INSTALLED)  ## write the marked tables of all pages from benchmarks/re
 #- attention      time of attention kernels, on the device that there is
 #- calibration    times predicted by measured costs and by FLOPs
 #- checkpoint     what a checkpoint costs a step
+#- controllers    partition functions of other trainers, beside ours
 #- dealing        imbalance and unique ids if a sampler deals a stream's global batches to ranks
 #- first-plan     CPU time of compiling, until the first plan of a new process
 #- gather         time of the planning gather by number of processes
