@@ -29,7 +29,8 @@ Shards = dict[str, list[tuple[tuple[int, ...], torch.Tensor]]]
 class Program:
     """How a program makes its model, its optimizer's settings, batches per step, and loss tokens of a row.
 
-    `call` runs the model on a batch, by default as a pipeline would.
+    `call` runs the model on a batch, by default as a pipeline would. `optimizers` makes those of a single
+    process, by default one for all parameters.
     """
 
     make_model: Callable[[Any], torch.nn.Module]
@@ -37,6 +38,7 @@ class Program:
     accumulated: int = 1
     loss_tokens: Callable[[Any], int] = lambda row: 1
     call: Callable[[torch.nn.Module, Any], Any] = lambda model, batch: model(batch)
+    optimizers: Callable[[Any, Any], list[Any]] | None = None
 
 
 EXAMPLES = {
@@ -50,7 +52,14 @@ EXAMPLES = {
 # What they imitate of other trainers is in their docstrings.
 TRAINERS = {
     "loader_bookkeeping": Program(lambda module: module.LoadedModel(), {"lr": 0.1}),
-    "derived_pipeline": Program(lambda module: module.ClickModel(), {"lr": 0.1}, 2),
+    "derived_pipeline": Program(
+        lambda module: module.ClickModel(),
+        {"lr": 0.1},
+        optimizers=lambda module, model: [
+            torch.optim.SGD(model.tables.parameters(), lr=0.1 / 2),
+            module.AccumulatingOptimizer(torch.optim.SGD(model.scorer.parameters(), lr=0.1 / 2)),
+        ],
+    ),
     "stream_loop": Program(
         lambda module: module.StreamModel(),
         {"lr": 0.1},
@@ -122,7 +131,8 @@ def trained_alone(name: str, data: Rows) -> tuple[list[float], dict[str, torch.T
     module, program = load(name), PROGRAMS[name]
     torch.manual_seed(1)
     model = program.make_model(module)
-    optimizer = torch.optim.SGD(model.parameters(), **program.sgd)
+    make_optimizers = program.optimizers or (lambda *_: [torch.optim.SGD(model.parameters(), **program.sgd)])
+    optimizers = make_optimizers(module, model)
     losses, validated = [], []
 
     def compute_loss(rows: list[Any]) -> torch.Tensor:
@@ -131,9 +141,11 @@ def trained_alone(name: str, data: Rows) -> tuple[list[float], dict[str, torch.T
 
     for rows in _global_batches(data, BATCH_SIZE * program.accumulated):
         loss = compute_loss(rows)
-        optimizer.zero_grad()
+        for optimizer in optimizers:
+            optimizer.zero_grad()
         loss.backward()
-        optimizer.step()
+        for optimizer in optimizers:
+            optimizer.step()
         losses.append(loss.item())
         if len(losses) % getattr(module, "VALIDATION_FREQ", len(losses) + 1) == 0:
             rows = [row for rank_rows in data for row in rank_rows[module.VALIDATED]]

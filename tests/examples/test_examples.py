@@ -50,8 +50,6 @@ def check_equal(results: list[tuple[list[float], Shards]], losses: list[float], 
         *(
             (name, [5, 2]) for name in PROGRAMS if name != "derived_pipeline"
         ),  # two ranks do not divide 7 rows
-        ("loader_bookkeeping", [5, 2]),
-        ("derived_pipeline", [8, 8]),  # it weighs the batches of an optimizer step alike
         ("stream_loop", [5, 0]),
         ("validation", [1, 0]),
         ("nested_batch", [1, 0]),  # a rank without a sample
@@ -98,7 +96,7 @@ def test_a_program_is_balanced(name):
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_program_is_short_and_says_what_is_new(name):
-    assert len(source(name).splitlines()) < 105
+    assert len(source(name).splitlines()) < (105 if name in EXAMPLES else 100)
     assert "workload_balancer" in source(name)
     assert not re.search("workload_balancer|shuffler", source_before(name), re.IGNORECASE)
 

@@ -76,13 +76,9 @@ def collate(rows: list[Row]) -> Batch:
     return Batch(ages, jagged(viewed=viewed, shown=shown), torch.tensor(clicked))
 
 
-def shard(
-    model: torch.nn.Module, device: torch.device, kernel: str = "fused"
-) -> tuple[DistributedModelParallel, Optimizer]:
-    """Shards a model's `tables` by row; returns it and SGD of what is not updated in backward."""
-    if kernel == "fused":
-        apply_optimizer_in_backward(torch.optim.SGD, model.tables.parameters(), {"lr": LEARNING_RATE})
-    plan = construct_module_sharding_plan(model.tables, {"item": row_wise(compute_kernel=kernel)})
+def shard(model: torch.nn.Module, device: torch.device) -> tuple[DistributedModelParallel, Optimizer]:
+    """Shards a model's `tables` by row, updated in backward; returns it and SGD for its `scorer`."""
+    apply_optimizer_in_backward(torch.optim.SGD, model.tables.parameters(), {"lr": LEARNING_RATE})
+    plan = construct_module_sharding_plan(model.tables, {"item": row_wise(compute_kernel="fused")})
     sharded = DistributedModelParallel(model.to(device), device=device, plan=ShardingPlan({"tables": plan}))
-    rest = sharded.parameters() if kernel != "fused" else sharded.module.scorer.parameters()
-    return sharded, torch.optim.SGD(rest, lr=LEARNING_RATE)
+    return sharded, torch.optim.SGD(sharded.module.scorer.parameters(), lr=LEARNING_RATE)

@@ -1,4 +1,4 @@
-"""A pipeline with its own backward and end of data, over an optimizer of several steps, as TorchEasyRec's.
+"""A pipeline with its own backward and end of data, over an optimizer that accumulates, as TorchEasyRec's.
 
 "# balancing" marks the statements that switch the stage on, "# before:" the code they replace."""
 
@@ -15,7 +15,8 @@ from workload_balancer.pipeline import ShuffleStageMixin  # balancing
 
 from tests.trainers.clicks import ClickModel, Row, collate, draw, shard  # noqa: F401
 
-ACCUMULATED = 2  # batches per optimizer step
+DROPS_REMAINDER = True
+ACCUMULATED = 2  # batches per update of the dense part
 
 
 class AccumulatingOptimizer:
@@ -23,7 +24,6 @@ class AccumulatingOptimizer:
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self._optimizer, self._calls = optimizer, 0
-        self.grad_scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
 
     def zero_grad(self) -> None:
         if self._calls % ACCUMULATED == 0:
@@ -32,11 +32,14 @@ class AccumulatingOptimizer:
     def step(self) -> None:
         self._calls += 1
         if self._calls % ACCUMULATED == 0:
-            self.grad_scaler.step(self._optimizer)
-            self.grad_scaler.update()
+            self._optimizer.step()
 
 
 class Pipeline(TrainPipelineSparseDist):
+    def __init__(self, *arguments: Any, check_all_workers_data_status: bool = False, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._checks_all = check_all_workers_data_status
+
     def _next_batch(self, dataloader_iter: Iterator[Any]) -> Any | None:
         if dataloader_iter is not self._dataloader_iter:
             self._dataloader_iter, self._dataloader_exhausted = dataloader_iter, False
@@ -44,13 +47,14 @@ class Pipeline(TrainPipelineSparseDist):
             return None
         batch = next(dataloader_iter, None)
         has_batch = torch.tensor(float(batch is not None))
-        dist.all_reduce(has_batch)
-        if has_batch < dist.get_world_size():  # drops the batches of ranks that still have one
+        if self._checks_all:
+            dist.all_reduce(has_batch, dist.ReduceOp.PRODUCT)
+        if not has_batch:  # drops the batches of ranks that still have one
             self._dataloader_exhausted, batch = True, None
         return batch
 
     def _backward(self, losses: torch.Tensor) -> None:
-        self._optimizer.grad_scaler.scale(losses.sum() / ACCUMULATED).backward()
+        (losses.sum() / ACCUMULATED).backward()
 
 
 class Balanced(ShuffleStageMixin, Pipeline):  # balancing
@@ -63,10 +67,11 @@ class ClickShuffler(BatchShuffler):  # balancing
 
 
 def train(data: list[Row], device: torch.device) -> tuple[torch.Tensor, torch.nn.Module]:
-    model, optimizer = shard(ClickModel(), device, "dense")
+    model, optimizer = shard(ClickModel(), device)
     optimizer = AccumulatingOptimizer(optimizer)
-    # before: pipeline = Pipeline(model, optimizer, device)
-    pipeline = Balanced(model, optimizer, device, ClickShuffler(), "mean")  # balancing
+    named = {"check_all_workers_data_status": DROPS_REMAINDER}
+    # before: pipeline = Pipeline(model, optimizer, device, **named)
+    pipeline = Balanced(model, optimizer, device, ClickShuffler(), "mean", **named)  # balancing
     batches, losses = iter(DataLoader(data, batch_size=8, collate_fn=collate)), []
     while True:
         try:
@@ -76,5 +81,4 @@ def train(data: list[Row], device: torch.device) -> tuple[torch.Tensor, torch.nn
         losses.append(torch.stack([loss * len(clicked), torch.tensor(len(clicked))]))
     sums = torch.stack(losses)
     dist.all_reduce(sums)
-    sums = sums.unflatten(0, (-1, ACCUMULATED)).sum(1)  # an optimizer step's
     return sums[:, 0] / sums[:, 1], model

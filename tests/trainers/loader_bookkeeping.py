@@ -38,9 +38,9 @@ class LoadedBatch(Pipelineable):
     checkpoint_info: dict[str, int] | None = None
 
     def _with(self, change: Any) -> Self:
-        fields = {name: value for name, value in vars(self).items() if isinstance(value, dict)}
-        fields.pop("checkpoint_info", None)
-        changed = {name: {key: change(part) for key, part in of.items()} for name, of in fields.items()}
+        per_row = {name: of for name, of in vars(self).items() if isinstance(of, dict)}
+        del per_row["checkpoint_info"]
+        changed = {name: {key: change(part) for key, part in of.items()} for name, of in per_row.items()}
         return dataclasses.replace(self, **changed)
 
     def to(self, device: torch.device, non_blocking: bool = False) -> Self:
@@ -52,16 +52,14 @@ class LoadedBatch(Pipelineable):
 
 def collate(rows: list[Row]) -> LoadedBatch:
     viewed, shown, clicked = map(list, zip(*rows, strict=True))
-    ages = KeyedTensor(["age"], [1], torch.tensor([[len(ids) / 100] for ids in viewed]))
-    prices = JaggedTensor.from_dense([ids / 200 for ids in viewed])
     return LoadedBatch(
-        {GROUP: ages},
+        {GROUP: KeyedTensor(["age"], [1], torch.tensor([[len(ids) / 100] for ids in viewed]))},
         {GROUP: jagged(viewed=viewed, shown=shown)},
-        {"price": prices},
+        {"price": JaggedTensor.from_dense([ids / 200 for ids in viewed])},
         {"clicked": torch.tensor(clicked)},
         sample_weights={"clicked": torch.ones(len(rows))},
         additional_infos={"shown": torch.cat(shown)},
-        checkpoint_info={"part-0": int(viewed[-1][-1])},  # of the last row
+        checkpoint_info={f"part-{int(shown[0]) % 3}": int(shown[-1])},  # other keys on each rank
     )
 
 
@@ -88,7 +86,7 @@ def train(data: list[Row], device: torch.device) -> tuple[torch.Tensor, torch.nn
     # before: pipeline = TrainPipelineSparseDist(model, optimizer, device)
     pipeline = SparseDistTrainPipeline(model, optimizer, device, LoadedShuffler(), "mean")  # balancing
     batches, losses = iter(DataLoader(data, batch_size=8, collate_fn=collate)), []
-    model.positions = []  # what a checkpoint would save
+    model.positions = []  # for checkpoints
     while True:
         try:
             loss, _, batch = pipeline.progress(batches)
