@@ -18,11 +18,11 @@ from workload_balancer.pipeline import SparseDistTrainPipeline  # balancing
 
 from tests.trainers.clicks import Row, Scorer, draw, jagged, make_tables, mean_loss, shard  # noqa: F401
 
-GROUP = "__BASE__"
+GROUP, PLAIN = "__BASE__", ("reserves", "dummy", "checkpoint_info")
 
 
 class Reserves:
-    """Columns that the loader keeps for predictions, in no container that could be exchanged."""
+    """Columns kept for predictions; no container that could be exchanged."""
 
 
 @dataclass
@@ -38,9 +38,8 @@ class LoadedBatch(Pipelineable):
     checkpoint_info: dict[str, int] | None = None
 
     def _with(self, change: Any) -> Self:
-        per_row = {name: of for name, of in vars(self).items() if isinstance(of, dict)}
-        del per_row["checkpoint_info"]
-        changed = {name: {key: change(part) for key, part in of.items()} for name, of in per_row.items()}
+        dicts = {name: of for name, of in vars(self).items() if name not in PLAIN}
+        changed = {name: {key: change(part) for key, part in of.items()} for name, of in dicts.items()}
         return dataclasses.replace(self, **changed)
 
     def to(self, device: torch.device, non_blocking: bool = False) -> Self:

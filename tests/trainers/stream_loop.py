@@ -55,7 +55,7 @@ def train(data: list[Row], device: torch.device) -> tuple[torch.Tensor, torch.nn
     losses = []
     dataloader = DataLoader(data, batch_size=8, collate_fn=collate)
     shuffler = SamplesShuffler()  # balancing
-    dataloader = shuffler.plan_ahead(iter(dataloader))  # balancing
+    dataloader = shuffler.plan_ahead(dataloader)  # balancing
     for samples in dataloader:
         samples, plan = samples  # balancing
         optimizer.zero_grad()
