@@ -56,6 +56,7 @@ tables: $(INSTALLED)  ## write the marked tables of all pages from benchmarks/re
 #- attention      time of attention kernels, on the device that there is
 #- calibration    times predicted by measured costs and by FLOPs
 #- checkpoint     what a checkpoint costs a step
+#- dealing        imbalance and unique ids if a sampler deals a stream's global batches to ranks
 #- first-plan     CPU time of compiling, until the first plan of a new process
 #- gather         time of the planning gather by number of processes
 #- groups         ranks per user, and time to plan, where samples of a user belong together

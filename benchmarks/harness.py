@@ -38,6 +38,7 @@ BENCHMARKS = {
     "attention": "attention",
     "calibration": "calibration",
     "checkpoint": "checkpoint_stall",
+    "dealing": "partition.dealing",
     "first-plan": "first_plan",
     "gather": "plan_gather",
     "groups": "partition.groups_at_size",

@@ -1,0 +1,151 @@
+"""The sampler deals each global batch of a stream once, by cost and by user, and resumes where it stopped."""
+
+import itertools
+import re
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from benchmarks.partition.dealing import DEALS, Events
+from commons.partition import imbalance
+from tests.e2e.torchrun import torchrun
+from tests.examples.programs import in_checkout, load, source
+
+EXAMPLE = load("stream_sampler")
+ROWS, RANKS = 16, 4
+
+
+class Indices(Dataset[int]):
+    def __len__(self) -> int:
+        return len(EXAMPLE.Listens())
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+def sampler_of(rank: int = 0, rows: int = ROWS, ranks: int = RANKS) -> Sampler[list[int]]:
+    stream = EXAMPLE.Listens()
+    return EXAMPLE.StreamSampler(stream.users, stream.lengths**2, rows, rank, ranks)
+
+
+def load_batches(sampler: Sampler[list[int]], workers: int = 0) -> Iterator[list[int]]:
+    return iter(DataLoader(Indices(), batch_sampler=sampler, collate_fn=list, num_workers=workers))
+
+
+def deal(rows: int = ROWS, ranks: int = RANKS) -> list[list[np.ndarray]]:
+    """Returns each rank's samples, for each step."""
+    by_rank = [sampler_of(rank, rows, ranks) for rank in range(ranks)]
+    return [[np.array(batch) for batch in step] for step in zip(*by_rank, strict=True)]
+
+
+@given(rows=st.integers(1, 40), ranks=st.integers(1, 9))
+def test_steps_have_the_samples_of_the_stream_in_order_and_ranks_equal_rows(rows, ranks):
+    steps = deal(rows, ranks)
+    assert len(steps) == len(Indices()) // (rows * ranks) == len(sampler_of(0, rows, ranks))
+    for number, step in enumerate(steps):
+        assert [len(samples) for samples in step] == [rows] * ranks
+        first = number * rows * ranks
+        assert np.array_equal(np.sort(np.concatenate(step)), np.arange(first, first + rows * ranks))
+        assert all((np.diff(samples) > 0).all() for samples in step)  # in time order on each rank
+
+
+def test_a_deal_is_the_same_on_every_rank_that_computes_it():
+    """Without communication, ranks agree only if equal arguments give equal deals."""
+    assert list(sampler_of(2)) == list(sampler_of(2))
+
+
+def test_ranks_are_balanced_and_have_few_users_in_common():
+    stream = EXAMPLE.Listens()
+    costs, users = stream.lengths**2, stream.users
+    size = ROWS * RANKS
+    for number, step in enumerate(deal()):
+        round_robin = [number * size + np.arange(rank, size, RANKS) for rank in range(RANKS)]
+        assert imbalance(costs, step) <= imbalance(costs, round_robin)
+        ranks_of_users, before = (
+            sum(len(np.unique(users[samples])) for samples in each) for each in (step, round_robin)
+        )
+        assert ranks_of_users < before
+
+
+def test_the_measured_deal_is_the_programs():
+    stream = EXAMPLE.Listens()
+    step = slice(0, ROWS * RANKS)
+    events = Events(RANKS, stream.users[step], stream.lengths[step], stream.lengths[step])
+    by_rank = [EXAMPLE.StreamSampler(events.user, events.costs, ROWS, rank, RANKS) for rank in range(RANKS)]
+    dealt = [next(iter(sampler)) for sampler in by_rank]
+    assert dealt == [samples.tolist() for samples in DEALS["by cost and user"](events)]
+
+
+def test_unique_ids_are_the_different_events_before_samples():
+    user, ends = np.array([3, 5, 3, 3, 5]), np.array([10, 7, 12, 13, 1])
+    events = Events(1, user, ends, lengths=np.array([4, 7, 5, 5, 1]))
+    before = [
+        {(of, event) for event in range(end - length, end)}
+        for of, end, length in zip(user, ends, events.lengths, strict=True)
+    ]
+    for samples in ([0], [0, 2], [0, 2, 3], [1, 4], [0, 1, 2, 3, 4]):
+        expected = len(set().union(*(before[sample] for sample in samples)))
+        assert events.count_unique_ids(np.array(samples)) == expected
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("trained", [1, 4, 10])
+def test_a_resumed_loader_goes_on_as_one_that_was_not_interrupted(workers, trained):
+    uninterrupted = list(load_batches(sampler_of(1)))
+    before = list(itertools.islice(load_batches(sampler_of(1), workers), trained))
+    resumed = sampler_of(1)
+    resumed.load_state_dict({"samples": trained * ROWS * RANKS})  # workers have loaded more
+    assert len(resumed) == len(uninterrupted) - trained
+    assert before + list(load_batches(resumed, workers)) == uninterrupted
+    assert list(resumed) == uninterrupted  # the next pass begins with the stream
+
+
+@pytest.mark.parametrize("trained", [0, 1, 10])
+def test_the_state_of_a_sampler_is_what_it_has_dealt(trained):
+    """Loaders that save it with each batch, as torchdata's does, resume after that batch."""
+    sampler = sampler_of()
+    batches = list(itertools.islice(sampler, trained))
+    resumed = sampler_of()
+    resumed.load_state_dict(sampler.state_dict())
+    assert resumed.state_dict() == sampler.state_dict() == {"samples": trained * ROWS * RANKS}
+    assert batches + list(resumed) == list(sampler_of())
+
+
+def test_other_numbers_of_ranks_and_rows_resume():
+    state = {"samples": 3 * ROWS * RANKS}
+    by_rank = [sampler_of(rank, rows=5, ranks=3) for rank in range(3)]
+    for sampler in by_rank:
+        sampler.load_state_dict(state)
+    first = np.concatenate([next(iter(sampler)) for sampler in by_rank])
+    assert np.array_equal(np.sort(first), np.arange(state["samples"], state["samples"] + 15))
+
+
+def test_the_program_learns_what_a_single_process_does(tmp_path):
+    """In the order of the stream; in its midst it resumes from a checkpoint."""
+    (tmp_path / "program.py").write_text(in_checkout(source("stream_sampler")))
+    printed = re.findall(r"^loss ([\d.]+)$", torchrun(tmp_path, "program.py"), re.MULTILINE)
+    assert list(map(float, printed)) == pytest.approx(_train_alone(2 * EXAMPLE.ROWS), abs=1e-4)
+
+
+def _train_alone(global_rows: int) -> list[float]:
+    torch.manual_seed(1)
+    stream, model = EXAMPLE.Listens(), EXAMPLE.LikeModel()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    losses = []
+    for items, liked in DataLoader(stream, global_rows, drop_last=True, collate_fn=EXAMPLE.collate):
+        loss = torch.nn.functional.binary_cross_entropy_with_logits(model(items), liked)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def test_the_program_is_short():
+    assert len(source("stream_sampler").splitlines()) < 140
+    assert "workload_balancer" in source("stream_sampler")
