@@ -190,7 +190,9 @@ def test_patches_have_the_lines_that_their_headers_count(block):
         elif hunk := _HUNK.match(line):
             remaining = {"-": int(hunk[1] or 1), "+": int(hunk[2] or 1)}
         else:
-            assert line.startswith(("--- a/", "+++ b/")), f"{block.where}: outside of a hunk\n{line}"
+            assert line.startswith(("--- a/", "--- /dev/null", "+++ b/")), (
+                f"{block.where}: outside of a hunk\n{line}"
+            )
     assert not any(remaining.values()), f"{block.where}: the last hunk is short"
 
 
