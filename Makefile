@@ -7,8 +7,9 @@
 # SETS             for versions: versions of torch, as in 2.14.1, or 2.13.0/3.12 for one Python of several; unset: all.
 # NAME             for bench: what to measure.
 # WITHOUT          for core-alone: names of features to leave out; the copy has all others.
-# DATA             for bench: a folder with data. loading and partition take MovieLens 100K's u.data, and only print
-#                  without; movielens and retrieval need u.data and u.user.
+# DATA             for bench: a folder with data. loading, partition and public-data take MovieLens 100K's u.data, and
+#                  only print without; movielens and retrieval need u.data and u.user; controllers takes checkouts of
+#                  verl, slime and AReaL.
 # GPU_PYTHON       for gpu-check: the Python of an environment with torch for CUDA, into which nothing is installed;
 #                  unset: .venv, whose fbgemm is for CPUs.
 
@@ -56,6 +57,7 @@ tables: $(INSTALLED)  ## write the marked tables of all pages from benchmarks/re
 #- attention      time of attention kernels, on the device that there is
 #- calibration    times predicted by measured costs and by FLOPs
 #- checkpoint     what a checkpoint costs a step
+#- controllers    partition functions of other trainers, beside ours
 #- dealing        imbalance and unique ids if a sampler deals a stream's global batches to ranks
 #- first-plan     CPU time of compiling, until the first plan of a new process
 #- gather         time of the planning gather by number of processes
@@ -67,6 +69,7 @@ tables: $(INSTALLED)  ## write the marked tables of all pages from benchmarks/re
 #- micro-batch    micro-batches: their balance, memory and time
 #- movielens      AUC on MovieLens 100K with and without the stage
 #- partition      balance, moves and time of the partition algorithms
+#- public-data    what balancing gains on public data sets, by their published lengths
 #- recompute      memory and time of recomputed activations
 #- retrieval      HR@10 on MovieLens 100K with and without the stage
 #- shuffle        what the stage costs a step

@@ -16,7 +16,7 @@ from benchmarks.markdown import write_pages
 from benchmarks.partition.lengths import find_movielens
 
 # Without the folder with MovieLens 100K, they only print.
-NEED_MOVIELENS = ("loading", "partition")
+NEED_MOVIELENS = ("loading", "partition", "public-data")
 
 
 def main() -> None:

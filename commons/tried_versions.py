@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import functools
 import logging
+import sys
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
-import torchrec
 
 logger = logging.getLogger(__name__)
 
@@ -54,6 +54,9 @@ def note_on_untried(torch_version: str, torchrec_version: str) -> str | None:
 @functools.cache
 def warn_of_untried() -> None:
     """Warns once, on rank 0, if this job runs untested versions."""
+    torchrec = sys.modules.get("torchrec")
+    if torchrec is None:  # a controller may do without it
+        return
     note = note_on_untried(torch.__version__, getattr(torchrec, "__version__", "of unknown version"))
     if note is not None and (not dist.is_initialized() or dist.get_rank() == 0):
         logger.warning(note)

@@ -38,7 +38,6 @@ from benchmarks.partition.placements import (
     draw_batches,
 )
 from benchmarks.partition.windows import measure_windows, tabulate_windows
-from commons.distributed import ShufflerSettings
 from commons.partition import imbalance, lower_bound
 from commons.partition.problem import number_of_part
 
@@ -50,13 +49,6 @@ CASES = (
 DRAWS, PASSES = 30, 2
 CALLS = {8: 240, 64: 240, 256: 90, 1024: 30}  # by ranks
 SHOWN_RANKS = (8, 64, 1024)
-CASES_OF_README = {
-    "MovieLens 100K, uncapped": (ML_100K, 128),
-    "MovieLens 100K, newest 200": (ML_100K_NEWEST, 128),
-    "lognormal, d = 1024": (LOGNORMAL, 1024),
-    "lognormal, d = 128: one giant exceeds a rank's share": (LOGNORMAL, 128),
-    "lognormal, as Yambda-5B's, d = 1024": (YAMBDA, 1024),
-}
 # Placements by title.
 KARMARKAR_KARP = {"Karmarkar–Karp": "karmarkar_karp"}
 TIMED = KARMARKAR_KARP | {"longest first": "longest_processing_time"}
@@ -151,7 +143,6 @@ def tables(figures: Record) -> dict[str, str]:
         "partition groups": tabulate_groups(figures["groups"]),
         "partition windows": tabulate_windows(figures["windows"]),
         "partition machine": on.format(draws=figures["draws"], **figures["machine"]),
-        "readme gains": _tabulate_gains(known),
     }
 
 
@@ -183,14 +174,3 @@ def _tabulate_times(known: Known) -> str:
 
     rows = [[str(ranks), *(cell(ranks, name) for name in TIMED.values())] for ranks in CALLS]
     return markdown_table(["ranks", *TIMED], rows)
-
-
-def _tabulate_gains(known: Known) -> str:
-    """Returns the README's table: imbalance at 8 / 64 ranks, as loaded and balanced."""
-    columns = {AS_LOADED: AS_LOADED, **KARMARKAR_KARP, "balanced (default)": ShufflerSettings().partitioner}
-    rows = [
-        [title, *(_join(known, case, (8, 64), name, "{imbalance:.2f}") for name in columns.values())]
-        for title, case in CASES_OF_README.items()
-        if (*case, 8, AS_LOADED) in known
-    ]
-    return markdown_table(["histories", *columns], rows)

@@ -134,6 +134,7 @@ def _assumptions(request: Request, splits: bool) -> list[str]:
     network, pieces = request.network, request.cost.pieces
     left = "rank" if network.ranks_per_node is None else f"node of {network.ranks_per_node} ranks"
     return [
+        *([] if request.samples.origin is None else [request.samples.origin]),
         request.cost.assumption,
         NOT_PREDICTED,
         f"The exchange moves {request.bytes_per_item} bytes per item at {network.bytes_per_second / 1e9:g} "

@@ -9,10 +9,14 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+import numpy as np
+
 from ..perf_model import HSTUFlops, TransformerConfig, transformer_work
 from . import InputError
+from .option_checks import DIMENSIONS, GIN, check_options, option_of
 from .pieces import PieceCosts
 from .prediction import FEWEST_STEPS, SAMPLES_TO_DRAW, Network
+from .public_data import PUBLIC_DATA, SEED
 from .samples import (
     TOKEN_RULES,
     ConfiguredModel,
@@ -32,12 +36,9 @@ if TYPE_CHECKING:
 CHART_RANKS = [2**power for power in range(1, 11)]
 # Of the models of TOKEN_RULES, those that gin files configure.
 IN_GIN = ("hstu", "sid_gr")
-_DIMENSIONS = ("hidden_size", "num_layers", "num_heads")
-_OPTIONAL_DIMENSIONS = ("head_dim", "mlp_size")
 _DEFAULT_ROWS = 32
 _LARGEST_STEP = 2**22  # samples
 _LARGEST_COUNT = 2**20  # products of counts still fit int64
-_GIN = ".gin"
 _EXAMPLE = (
     "balance-advisor lengths.npy --model hstu --hidden-size 256 --num-layers 4 --num-heads 4 --ranks 8,64"
 )
@@ -91,7 +92,10 @@ def _add_data_and_model(made: argparse.ArgumentParser) -> None:
     count: dict[str, Any] = {"type": _count, "metavar": "N"}
     add = made.add_argument_group("sequence lengths").add_argument
     data = "a .npy, .csv or .parquet file of lengths, or a gin file that configures a dataset"
-    add("data", type=Path, help=data)
+    add("data", type=Path, nargs="?", help=data)
+    public = f"in place of data: lengths as published of {', '.join(PUBLIC_DATA)}"
+    add("--lengths-of", metavar="NAME", help=public)
+    add("--max-length", **count, help="newest events that training keeps; with --lengths-of")
     add("--column", help="column of a .csv or .parquet file: lengths, or lists in .parquet")
     ids = "column of lists in .parquet: counts unique ids per rank; steps then follow the file's order"
     add("--ids", metavar="COLUMN", help=ids)
@@ -104,8 +108,8 @@ def _add_data_and_model(made: argparse.ArgumentParser) -> None:
 
     add = made.add_argument_group("model, unless a gin file of lengths has one").add_argument
     add("--model", help=f"{', '.join(TOKEN_RULES)}, or a gin file")
-    for name in _DIMENSIONS:
-        add(_option(name), **count)
+    for name in DIMENSIONS:
+        add(option_of(name), **count)
     add("--head-dim", **count, help="default: hidden size ÷ heads")
     add("--mlp-size", **count, help="of transformer and sid_gr; default: 4 × hidden size")
     cost = "cost that a calibration of the model measured, or a run learned, in place of its FLOPs"
@@ -158,10 +162,6 @@ def _positive(text: str) -> float:
     return value
 
 
-def _option(name: str) -> str:
-    return "--" + name.replace("_", "-")
-
-
 def parse_request(argv: Sequence[str] | None) -> Request:
     """Reads the command line and the files that it names.
 
@@ -169,7 +169,7 @@ def parse_request(argv: Sequence[str] | None) -> Request:
         InputError: something is missing, malformed or out of range.
     """
     given = parser().parse_args(argv)
-    _check_options(given)
+    check_options(given)
     gin_run = _gin_run(given)
     model = _model(given, gin_run)
     rows = given.rows_per_rank
@@ -181,10 +181,13 @@ def parse_request(argv: Sequence[str] | None) -> Request:
             f"{max(given.ranks)} ranks × {max(rows)} rows; expected at most {_LARGEST_STEP} in a step"
         )
     cost_file, learns = given.cost, False
-    if gin_run is not None and given.data.suffix == _GIN:
-        # Random samples make one epoch: as many as are drawn, and as the page's chart needs.
-        charted = CHART_RANKS[-1] * rows[0] if given.html is not None else 0
-        samples = gin_run.lengths(max(SAMPLES_TO_DRAW, FEWEST_STEPS * largest_step, charted))
+    # Random samples make one epoch: as many as are drawn, and as the page's chart needs.
+    charted = CHART_RANKS[-1] * rows[0] if given.html is not None else 0
+    count = max(SAMPLES_TO_DRAW, FEWEST_STEPS * largest_step, charted)
+    if given.lengths_of is not None:
+        samples = _samples_as_published(given, model, count)
+    elif gin_run is not None and given.data.suffix == GIN:
+        samples = gin_run.lengths(count)
         learns = cost_file is None and gin_run.learns_costs()
         cost_file = cost_file or gin_run.balance_cost()
     else:
@@ -206,45 +209,9 @@ def parse_request(argv: Sequence[str] | None) -> Request:
     )
 
 
-def _check_options(given: argparse.Namespace) -> None:
-    """Raises InputError for an unknown model, and for options that have no effect with the others."""
-    model, is_named = given.model, given.model in TOKEN_RULES
-    if not (model is None or is_named or model.endswith(_GIN)):
-        raise InputError(f"--model {model}; expected one of {', '.join(TOKEN_RULES)}, or a gin file")
-    for name in (*_DIMENSIONS, *_OPTIONAL_DIMENSIONS):
-        if getattr(given, name) is not None and not is_named:
-            models = "|".join(TOKEN_RULES)
-            raise InputError(f"{_option(name)} {getattr(given, name)} has no effect without --model {models}")
-    if model == "hstu" and given.mlp_size is not None:
-        raise InputError(f"--mlp-size {given.mlp_size} has no effect: HSTU layers have no MLP")
-    if given.cost is not None and given.tflops is not None:
-        raise InputError(f"--tflops {given.tflops:g} has no effect with --cost, which has times already")
-    if given.html is not None and given.html.is_dir():
-        raise InputError(f"--html {given.html} is a folder; expected a file to write")
-    if given.html is not None and not given.html.parent.is_dir():
-        raise InputError(f"--html {given.html}: folder {given.html.parent} does not exist; create it first")
-    for name in ("data", "model", "cost"):
-        read = getattr(given, name)
-        if given.html is not None and read is not None and _is_same_file(given.html, Path(read)):
-            raise InputError(f"--html {given.html} would overwrite {read}, which is read; name another file")
-    if given.data.suffix != _GIN:
-        return
-    if model is not None and not is_named:
-        raise InputError(f"--model {model}: {given.data} has a model; expected dimensions, or no --model")
-    for name in ("column", "ids", "groups", "tokens_per_item", "extra_tokens"):
-        if getattr(given, name) is not None:
-            raise InputError(
-                f"{_option(name)} {getattr(given, name)} has no effect: {given.data} defines its samples"
-            )
-
-
-def _is_same_file(first: Path, second: Path) -> bool:
-    return first.exists() and second.exists() and first.samefile(second)
-
-
 def _gin_run(given: argparse.Namespace) -> GinRun | None:
     for path in (given.data, Path(given.model or "")):
-        if path.suffix == _GIN:
+        if path is not None and path.suffix == GIN:
             from .gin_file import GinRun  # imports gin, and to parse also TorchRec
 
             return GinRun.parse(path, given.gin_bindings)
@@ -267,7 +234,7 @@ def _model(given: argparse.Namespace, gin_run: GinRun | None) -> ConfiguredModel
 
 
 def _named_model(given: argparse.Namespace) -> ConfiguredModel:
-    missing = [_option(name) for name in _DIMENSIONS if getattr(given, name) is None]
+    missing = [option_of(name) for name in DIMENSIONS if getattr(given, name) is None]
     if missing:
         raise InputError(f"--model {given.model} needs {', '.join(missing)} as well")
     layers, hidden, heads = given.num_layers, given.hidden_size, given.num_heads
@@ -306,8 +273,28 @@ def _cost(model: ConfiguredModel | None, cost_file: Path | None, tflops: float |
     return flops_cost(model, tflops) if cost_file is None else cost_from_file(cost_file, model)
 
 
-def _samples_of_file(given: argparse.Namespace, model: ConfiguredModel | None) -> SampleLengths:
+def _samples_as_published(
+    given: argparse.Namespace, model: ConfiguredModel | None, count: int
+) -> SampleLengths:
+    published = PUBLIC_DATA[given.lengths_of]
+    items = published.draw(np.random.default_rng(SEED), count)
+    source = f"as published of {published.title}"
+    if given.max_length is not None:
+        items = items.clip(max=given.max_length)
+        source += f", newest {given.max_length:,}"
+    rule = _token_rule(given, model)
+    return SampleLengths(items, rule.of(items), str(rule), source, origin=published.describe())
+
+
+def _token_rule(given: argparse.Namespace, model: ConfiguredModel | None) -> TokenRule:
     default = TOKEN_RULES.get(given.model, TokenRule(1, 0)) if model is None else model.tokens
+    return TokenRule(
+        default.per_item if given.tokens_per_item is None else given.tokens_per_item,
+        default.extra if given.extra_tokens is None else given.extra_tokens,
+    )
+
+
+def _samples_of_file(given: argparse.Namespace, model: ConfiguredModel | None) -> SampleLengths:
     option = "--column" if given.column or not given.ids else "--ids"
     items = read_lengths(given.data, given.column or given.ids, option)
     ids = groups = None
@@ -316,10 +303,7 @@ def _samples_of_file(given: argparse.Namespace, model: ConfiguredModel | None) -
 
         ids = None if given.ids is None else read_ids(given.data, given.ids)
         groups = None if given.groups is None else read_groups(given.data, given.groups)
-    rule = TokenRule(
-        default.per_item if given.tokens_per_item is None else given.tokens_per_item,
-        default.extra if given.extra_tokens is None else given.extra_tokens,
-    )
+    rule = _token_rule(given, model)
     return SampleLengths(
         items,
         rule.of(items),

@@ -59,11 +59,12 @@ def text_report(advice: Advice) -> str:
     """Returns the answer in lines of at most about `WIDTH` characters; the page has all figures."""
     meanings = figures.meanings((case for case, _ in advice.cases), figures.IN_TEXT)
     columns = ". ".join(f"{title}: {meaning}" for title, meaning in meanings.items())
+    origin = [] if advice.samples.origin is None else [advice.samples.origin]
     blocks = [
         f"Data    {advice.samples.source}: {figures.summary(advice.samples)}\n"
         f"Model   {advice.model}; tokens = {advice.samples.token_rule}; loads in {advice.unit}",
         *(_text_case(*each, advice.gin_settings is not None) for each in advice.cases),
-        "\n".join(_wrapped(line + ".", "") for line in (columns, NOT_PREDICTED, *advice.left_out)),
+        "\n".join(_wrapped(line + ".", "") for line in (*origin, columns, NOT_PREDICTED, *advice.left_out)),
     ]
     return "\n\n".join(blocks)
 

@@ -86,6 +86,7 @@ class SampleLengths:
         ids: None if they are unknown.
         groups: int64 `[samples]`, equal for samples that belong together; None if unknown.
         group_column: the column that names them.
+        origin: what drawn lengths were fitted to, in a sentence without a period; None for read ones.
     """
 
     items: np.ndarray
@@ -95,6 +96,7 @@ class SampleLengths:
     ids: SampleIds | None = None
     groups: np.ndarray | None = None
     group_column: str | None = None
+    origin: str | None = None
 
     @property
     def in_file_order(self) -> bool:

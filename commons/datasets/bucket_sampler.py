@@ -10,8 +10,7 @@ from torch.utils.data import Sampler
 
 from ..checks import require, require_at_least
 from ..partition import rebalance, refined
-from ..partition.groups import number_groups
-from ..partition.workloads import as_workloads, check_count
+from ..partition.workloads import as_workloads, check_count, number_groups
 
 
 class BucketSampler(Sampler[list[int]]):

@@ -26,7 +26,7 @@ from .problem import Problem
 from .refine import refine_within
 from .search import ALL_SWAPS, CHEAP_SWAPS, search_to
 from .trades import trade
-from .workloads import check_moves_per_copy
+from .workloads import check_moves_per_copy, number_groups
 
 # Where groups have at most this many copies each, on average, no other start is tried. With twice as many,
 # users of four samples would end with 1.04 ranks each; with less than half, far more samples would move.
@@ -36,26 +36,6 @@ FEW_COPIES = 0.025
 # room than the target.
 OVERFULL, FEW_SAMPLES = (1.25, 1.0, 1.5, 1.1, 2.0), 1024
 OVERFULL_OF_EQUAL_ROWS, OVERFULL_OF_FREE_ROWS = (1.25, 1.0), (1.0, 1.25)
-
-
-def number_groups(groups: ArrayLike, num_samples: int) -> np.ndarray:
-    """Numbers the groups from 0 in the order of their first samples, int64 `[samples]`.
-
-    A sample with a negative label gets a number of its own: [70, −1, 30, 70] becomes [0, 1, 2, 0].
-
-    Raises:
-        ValueError: `groups` is not one integer per sample.
-    """
-    labels = np.asarray(groups)
-    if labels.shape != (num_samples,) or (labels.dtype.kind not in "iu" and num_samples):
-        raise ValueError(
-            f"groups has shape {labels.shape} and dtype {labels.dtype}, expected one integer for each of "
-            f"{num_samples} samples"
-        )
-    samples = np.arange(num_samples)
-    _, first_of_label, label_of = np.unique(labels, return_index=True, return_inverse=True)
-    first = np.where(labels < 0, samples, first_of_label[label_of])
-    return (np.cumsum(first == samples) - 1)[first]  # numbers by label would let random ids break ties
 
 
 @dataclass(frozen=True)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from .balance import imbalance
-from .problem import indices_of_parts, number_of_part
-from .refine import refine, refined
+from .problem import Problem, indices_of_parts, number_of_part
+from .refine import place_from_scratch, refine, refined
 from .workloads import LOAD_BITS, MOST_TOKENS, as_integers, as_tokens, as_workloads, check_count
 
 # For fewer micro-batches, a rank gets at most this share of the room beyond the mean rank's tokens: packed
@@ -25,12 +25,18 @@ TOLERANCE = 0.005
 
 
 def pack_micro_batches(
-    workloads: ArrayLike, tokens: ArrayLike, max_tokens: int, multiple_of: int = 1, min_count: int = 1
+    workloads: ArrayLike,
+    tokens: ArrayLike,
+    max_tokens: int,
+    multiple_of: int = 1,
+    min_count: int = 1,
+    *,
+    strict: bool = False,
 ) -> list[np.ndarray]:
     """Divides samples into few micro-batches under a token cap, with loads as equal as possible.
 
     The number of micro-batches is the smallest for which a division is found: never more than best-fit
-    decreasing by tokens needs, rounded up to the multiple.
+    decreasing by tokens needs, rounded up to the multiple. Where `min_count` suffices, it is that many.
 
     Args:
         workloads: `[samples]`, non-negative.
@@ -39,20 +45,25 @@ def pack_micro_batches(
             own, and a warning names it.
         multiple_of: the number of micro-batches is a multiple of this.
         min_count: micro-batches at least.
+        strict: whether a sample above the cap, or an empty micro-batch, is an error.
 
     Returns:
-        For each micro-batch, some of which may be empty, the ascending int64 indices of its samples, the
-        lightest micro-batch first.
+        For each micro-batch the ascending int64 indices of its samples, the lightest micro-batch first. One
+        is empty only where there are fewer samples than micro-batches.
 
     Raises:
-        ValueError: a value is negative, NaN, or infinite; tokens are not whole numbers; or a count is
-            below 1.
+        ValueError: a value is negative, NaN, or infinite; tokens are not whole numbers; a count is below 1;
+            or `strict` refuses a micro-batch.
     """
     check_count("multiple_of", multiple_of)
     check_count("min_count", min_count)
+    multiple_of, min_count = int(multiple_of), int(min_count)
     samples = _Samples.of(workloads, tokens, max_tokens)
-    samples.warn_above_cap()
-    return _divide([samples], int(multiple_of), int(min_count))[0]
+    samples.report_above_cap(strict)
+    ranks = _divide([samples], multiple_of, min_count)
+    if strict:
+        _refuse_empty(ranks)
+    return ranks[0]
 
 
 def balance_micro_batches(
@@ -63,41 +74,55 @@ def balance_micro_batches(
     equal_size: bool = True,
     min_count: int = 1,
     *,
+    multiple_of: int = 1,
     speeds: ArrayLike | None = None,
+    strict: bool = False,
 ) -> list[list[np.ndarray]]:
     """Places samples on ranks as `refined` does, then divides each rank's into micro-batches.
 
     Every rank gets the same number of micro-batches. Where that is more than the tokens need, a placement
     with a cap on the tokens of a rank is tried, too. It is taken if it needs fewer, and costs 1 to 2% of
-    balance; not where speeds differ and it costs more.
+    balance; not where speeds differ and it costs more. With unequal sizes, ranks get a sample for each
+    micro-batch where that takes no more micro-batches.
 
-    Arguments and errors are those of `refined` and `pack_micro_batches`; `min_count` is of a rank. Returns
-    what the latter does for each rank.
+    Arguments and errors are those of `refined` and `pack_micro_batches`; `multiple_of` and `min_count` are of
+    a rank. Returns what the latter does for each rank.
     """
+    check_count("multiple_of", multiple_of)
     check_count("min_count", min_count)
+    multiple_of, min_count = int(multiple_of), int(min_count)
     samples = _Samples.of(workloads, tokens, max_tokens)
     # 1. Divide the placement with the best balance.
     partition = refined(workloads, num_partitions, equal_size, speeds=speeds)
-    samples.warn_above_cap()
-    balanced = _divide(samples.on_ranks(partition), 1, int(min_count))
+    samples.report_above_cap(strict)
     num_ranks = len(partition)
-    fewest = max(-(-samples.fewest() // num_ranks), int(min_count))
-    if len(balanced[0]) <= fewest:
-        return balanced
+    least = max(-(-samples.fewest() // num_ranks), min_count)
+    fewest = -(-least // multiple_of) * multiple_of
+    ranks = _divide(samples.on_ranks(partition), multiple_of, min_count)
     # 2. Try one that leaves ranks some room under their caps.
-    capped = np.minimum(samples.tokens, samples.max_tokens)
-    mean = -(-int(capped.sum()) // num_ranks)
-    most = mean + int(SHARE_OF_SPARE_TOKENS * (fewest * samples.max_tokens - mean))
-    try:
-        even = refined(workloads, num_ranks, equal_size, tokens=capped, max_tokens=most, speeds=speeds)
-    except ValueError:  # no placement was found
-        return balanced
-    if speeds is not None:
-        allowed = _COSTLY * imbalance(workloads, partition, speeds)
-        if imbalance(workloads, even, speeds) > allowed:
-            return balanced
-    roomy = _divide(samples.on_ranks(even), 1, int(min_count))
-    return min(balanced, roomy, key=lambda ranks: len(ranks[0]))
+    if len(ranks[0]) > fewest:
+        capped = np.minimum(samples.tokens, samples.max_tokens)
+        mean = -(-int(capped.sum()) // num_ranks)
+        most = mean + int(SHARE_OF_SPARE_TOKENS * (fewest * samples.max_tokens - mean))
+        try:
+            even = refined(workloads, num_ranks, equal_size, tokens=capped, max_tokens=most, speeds=speeds)
+        except ValueError:  # no placement was found
+            even = partition
+        allowed = np.inf if speeds is None else _COSTLY * imbalance(workloads, partition, speeds)
+        if imbalance(workloads, even, speeds) <= allowed:
+            roomy = _divide(samples.on_ranks(even), multiple_of, min_count)
+            ranks = min(ranks, roomy, key=lambda each: len(each[0]))
+    # 3. Try one with a sample for each micro-batch.
+    if not equal_size and _has_empty(ranks):
+        rows = min(len(ranks[0]), len(samples.tokens) // num_ranks)
+        problem = replace(Problem.of(workloads, num_ranks, equal_size=False, speeds=speeds), fewest=rows)
+        filled = problem.partition(place_from_scratch(problem, 0.0))
+        full = _divide(samples.on_ranks(filled), multiple_of, min_count)
+        if len(full[0]) <= len(ranks[0]):
+            ranks = full
+    if strict:
+        _refuse_empty(ranks)
+    return ranks
 
 
 def divide_into_micro_batches(
@@ -155,16 +180,21 @@ class _Samples:
         """The samples of each rank."""
         return [_Samples(part, self.work[part], self.tokens[part], self.max_tokens) for part in partition]
 
-    def warn_above_cap(self) -> None:
-        """Names the samples that take a micro-batch of their own."""
-        if self.above.size:
-            largest = int(np.argmax(self.tokens))
-            warnings.warn(
-                f"samples {self.above[:10].tolist()}{' and more' if self.above.size > 10 else ''} have more "
-                f"than max_tokens={self.max_tokens} tokens (sample {largest} has {self.tokens[largest]}): "
-                "each gets a micro-batch of its own, which takes more memory than the cap allows",
-                stacklevel=3,
-            )
+    def report_above_cap(self, strict: bool) -> None:
+        """Warns of the samples that take a micro-batch of their own, or raises a ValueError."""
+        if not self.above.size:
+            return
+        largest = int(np.argmax(self.tokens))
+        fault = (
+            f"samples {self.above[:10].tolist()}{' and more' if self.above.size > 10 else ''} have more "
+            f"than max_tokens={self.max_tokens} tokens (sample {largest} has {self.tokens[largest]})"
+        )
+        if strict:
+            raise ValueError(f"{fault}: raise max_tokens, or leave them out")
+        warnings.warn(
+            f"{fault}: each gets a micro-batch of its own, which takes more memory than the cap allows",
+            stacklevel=3,
+        )
 
     @cached_property
     def above(self) -> np.ndarray:
@@ -235,3 +265,16 @@ def _divide(ranks: Sequence[_Samples], multiple_of: int, min_count: int) -> list
         else:
             return found
         count += multiple_of
+
+
+def _has_empty(ranks: Sequence[Sequence[np.ndarray]]) -> bool:
+    return any(len(samples) == 0 for micro_batches in ranks for samples in micro_batches)
+
+
+def _refuse_empty(ranks: Sequence[Sequence[np.ndarray]]) -> None:
+    if _has_empty(ranks):
+        num_samples = [sum(map(len, micro_batches)) for micro_batches in ranks]
+        raise ValueError(
+            f"{len(ranks[0])} micro-batches per rank are needed, and ranks have {num_samples} samples: some "
+            "micro-batches would be empty; lower multiple_of or min_count, or use fewer ranks"
+        )

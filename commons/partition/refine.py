@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -10,10 +11,10 @@ from numpy.typing import ArrayLike
 from .costs import price_moves
 from .from_scratch import bound_differencing, place_by_differencing, place_longest_first
 from .parts import NO_CAP, NONE, RESOLUTION, sum_per_part
-from .problem import Problem, are_unequal, number_of_part
+from .problem import Problem, are_unequal, indices_of_parts, number_of_part
 from .search import refine_to
 from .token_search import level_tokens
-from .workloads import check_tolerance
+from .workloads import as_tokens, as_workloads, check_tolerance, number_groups
 
 # Where parts have at most this many samples in the mean, the search is cheap but often gets stuck: it tries
 # several starts.
@@ -88,14 +89,21 @@ def refined(
     max_tokens: int | None = None,
     speeds: ArrayLike | None = None,
     token_tolerance: float | None = None,
+    groups: ArrayLike | None = None,
 ) -> list[np.ndarray]:
     """Runs `longest_processing_time`, then `refine`: the best balance of all functions here.
 
     It also starts from equal-size `karmarkar_karp` where that may be better, and is never worse than it.
     Where only that start is tried, longest first may be better by 1e-4 of the bound.
 
-    Arguments, result, and errors are as theirs, and as those of `rebalance` for `token_tolerance`.
+    Arguments, result, and errors are as theirs, and as those of `rebalance` for `token_tolerance`. `groups`
+    are `[samples]` integers: samples with the same one stay in one part, whatever that costs, all but those
+    with a negative one. With groups of one size, `equal_size` makes numbers of groups differ by at most one;
+    with others, sizes follow the load. Errors about tokens then number groups by their first samples.
     """
+    if groups is not None:
+        options = {"tolerance": tolerance, "max_tokens": max_tokens, "token_tolerance": token_tolerance}
+        return _refine_whole(groups, workloads, num_partitions, equal_size, tokens, speeds=speeds, **options)
     tolerance = check_tolerance(tolerance)
     problem = Problem.of(workloads, num_partitions, equal_size, tokens, max_tokens, speeds, token_tolerance)
     part_of = place_from_scratch(problem, tolerance)
@@ -104,6 +112,25 @@ def refined(
         no_costs = price_moves(nowhere, np.zeros_like(part_of), np.zeros(problem.num_parts, dtype=np.int64))
         level_tokens(problem, no_costs, part_of, problem.target(tolerance))
     return problem.partition(part_of)
+
+
+def _refine_whole(
+    groups: ArrayLike,
+    workloads: ArrayLike,
+    num_partitions: int,
+    equal_size: bool,
+    tokens: ArrayLike | None,
+    **options: Any,
+) -> list[np.ndarray]:
+    """Runs `refined` with groups in place of samples; other options are per part."""
+    work = as_workloads(workloads)
+    group_of = number_groups(groups, len(work))
+    sizes = np.bincount(group_of)
+    amounts = None if tokens is None else np.bincount(group_of, as_tokens(tokens, len(work)))
+    equal_size = equal_size and len(np.unique(sizes)) <= 1
+    work = np.bincount(group_of, work)
+    partition = refined(work, num_partitions, equal_size, tokens=amounts, **options)
+    return indices_of_parts(number_of_part(partition, len(sizes))[group_of], num_partitions)
 
 
 def refine(
@@ -188,7 +215,7 @@ def refine_from_scratch(problem: Problem, tolerance: float) -> np.ndarray:
     if equal_sizes is not None and (is_small or least <= target * (1 + NEAR)):
         best, time = _pick_better(problem, best, time, equal_sizes, target)
     # 2. Differencing with free sizes.
-    if is_small and problem.fewest < problem.most - 1 and len(work) * num_parts <= SHORT_DIFFERENCING:
+    if is_small and problem.fewest == 0 and problem.most > 1 and len(work) * num_parts <= SHORT_DIFFERENCING:
         best, time = _pick_better(problem, best, time, difference(problem, 1), target)
     # 3. Longest first, the usual start.
     if is_small or time > target * (1 + GOOD):

@@ -110,6 +110,26 @@ def as_speeds(speeds: ArrayLike | None, num_partitions: int) -> np.ndarray:
     return values / values.max()
 
 
+def number_groups(groups: ArrayLike, num_samples: int) -> np.ndarray:
+    """Numbers the groups from 0 in the order of their first samples, int64 `[samples]`.
+
+    A sample with a negative label gets a number of its own: [70, −1, 30, 70] becomes [0, 1, 2, 0].
+
+    Raises:
+        ValueError: `groups` is not one integer per sample.
+    """
+    labels = np.asarray(groups)
+    if labels.shape != (num_samples,) or (labels.dtype.kind not in "iu" and num_samples):
+        raise ValueError(
+            f"groups has shape {labels.shape} and dtype {labels.dtype}, expected one integer for each of "
+            f"{num_samples} samples"
+        )
+    samples = np.arange(num_samples)
+    _, first_of_label, label_of = np.unique(labels, return_index=True, return_inverse=True)
+    first = np.where(labels < 0, samples, first_of_label[label_of])
+    return (np.cumsum(first == samples) - 1)[first]  # numbers by label would let random ids break ties
+
+
 @compiled
 def _first_bad(values: np.ndarray) -> int:
     for i in range(len(values)):

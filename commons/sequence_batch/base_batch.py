@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any, Self, cast
 
 import numpy as np
 import torch
-from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
-from torchrec.streamable import Pipelineable
 
 from . import containers
+from .optional_types import JaggedTensor, KeyedJaggedTensor, Pipelineable
 from .packed_rows import PackedRows, check_jagged_fields, select_from
 from .row_schema import FieldValue, RowSchema
 

@@ -15,7 +15,8 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 import torch
-from tensordict import NonTensorData, NonTensorStack, TensorDict, TensorDictBase, is_tensorclass
+
+from .optional_types import NonTensorData, NonTensorStack, TensorDict, TensorDictBase, is_tensorclass
 
 Batch = TypeVar("Batch")
 Parts: TypeAlias = Mapping[Hashable, Any]

@@ -12,8 +12,6 @@ from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import torch
-from tensordict import MemoryMappedTensor, NonTensorStack
-from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
 from .container_types import (
     TAKE_APART,
@@ -23,6 +21,13 @@ from .container_types import (
     join_path,
     replace_dataclass,
     type_name,
+)
+from .optional_types import (
+    JaggedTensor,
+    KeyedJaggedTensor,
+    KeyedTensor,
+    MemoryMappedTensor,
+    NonTensorStack,
 )
 from .row_schema import FieldValue, with_parts
 
@@ -64,13 +69,18 @@ def leaves(value: Any, shared: Collection[str] = (), path: str = "") -> Iterator
 
 
 def transform(
-    value: Any, function: Callable[[str, Leaf], Any], path: str = "", values: Parts | None = None
+    value: Any,
+    function: Callable[[str, Any], Any],
+    path: str = "",
+    values: Parts | None = None,
+    kinds: Any = Leaf,
 ) -> Any:
     """Returns the batch with every leaf, shared ones too, replaced by `function(path, leaf)`.
 
     Containers without a changed leaf are kept as they are. `values` replace parts of the outermost container.
+    `kinds` are the types of leaves.
     """
-    if isinstance(value, Leaf):
+    if isinstance(value, kinds):
         return function(path, value)
     container = container_type(value)
     if container is None:
@@ -79,7 +89,7 @@ def transform(
         key: new
         for key, part in container.parts(value).items()
         if type(part) not in _PLAINEST
-        and (new := transform(part, function, join_path(path, key))) is not part
+        and (new := transform(part, function, join_path(path, key), None, kinds)) is not part
     }
     changed.update(values or {})
     return container.replaced(value, changed) if changed else value
@@ -136,23 +146,41 @@ def fields_of(batch: Any, shared: Collection[str] = ()) -> dict[str, FieldValue]
     fields = {}
     for path, leaf in leaves(batch, shared):
         try:
-            fields[_field_name(path, leaf)] = as_field(leaf)
+            fields[field_name(path, leaf)] = as_field(leaf)
         except TypeError as error:
             raise TypeError(f"{path}: {error}") from error
     return fields
 
 
 def with_fields(batch: Batch, fields: Mapping[str, FieldValue], values: Parts | None = None) -> Batch:
-    """Returns the batch with other values for some of its fields; the inverse of `fields_of`.
+    """Returns the batch with other values for some of its fields, or arrays; the inverse of `fields_of`.
 
     `values` replace other parts of the batch itself, by key.
     """
 
     def replaced(path: str, leaf: Any) -> Any:
-        name = _field_name(path, leaf)
+        name = field_name(path, leaf)
         return like(fields[name], leaf) if name in fields else leaf
 
-    return transform(batch, replaced, values=values)
+    return transform(batch, replaced, values=values, kinds=Leaf | np.ndarray)
+
+
+def arrays_of(value: Any, shared: Collection[str] = (), path: str = "") -> dict[str, np.ndarray]:
+    """Returns the numpy arrays with rows, by path: objects, say, which one process can select but none send.
+
+    Arguments are those of `leaves`.
+    """
+    if path in shared:
+        return {}
+    if isinstance(value, np.ndarray):
+        return {path: value} if value.ndim else {}
+    container = None if isinstance(value, Leaf) else container_type(value)
+    found: dict[str, np.ndarray] = {}
+    if container is not None:
+        for key, part in container.parts(value).items():
+            if type(part) not in _PLAINEST and key not in container.shared:
+                found |= arrays_of(part, shared, join_path(path, key))
+    return found
 
 
 def as_field(value: Any) -> FieldValue:
@@ -230,8 +258,10 @@ def _remedy(value: Any) -> str:
     return f"{TAKE_APART}, or name it in the shuffler's shared_fields if all samples share it"
 
 
-def _field_name(path: str, leaf: Leaf) -> str:
-    """Returns a leaf's path, with the keys of a KeyedTensor, on which ranks must agree."""
+def field_name(path: str, leaf: Leaf | np.ndarray) -> str:
+    """Returns the name of a leaf's field: its path, with what sources must agree on."""
+    if isinstance(leaf, np.ndarray):
+        return f"{path} (array)"
     if not isinstance(leaf, KeyedTensor):
         return path
     keys = zip(leaf.keys(), leaf.length_per_key(), strict=True)

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
+from .optional_types import JaggedTensor, KeyedJaggedTensor
 from .row_schema import (
     BUFFER_ALIGNMENT,
     LENGTH_WIDTH,

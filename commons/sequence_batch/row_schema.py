@@ -12,7 +12,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import torch
-from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
+
+from .optional_types import JaggedTensor, KeyedJaggedTensor
 
 FieldValue: TypeAlias = torch.Tensor | JaggedTensor | KeyedJaggedTensor
 

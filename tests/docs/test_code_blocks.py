@@ -18,7 +18,7 @@ from tests.docs.pages import PAGES, REPOSITORY, blocks, blocks_of, commands
 from tests.docs.python_blocks import run_page
 from tests.process_pool import ProcessPool
 
-CHECKED_LANGUAGES = {"python", "gin", "bash", "text"}
+CHECKED_LANGUAGES = {"python", "gin", "bash", "text", "diff"}
 # Modules of `tests.docs.preludes` with names that a page's blocks use but do not define.
 PRELUDES = {
     "README.md": "readme",
@@ -61,7 +61,12 @@ def test_gin_blocks_are_valid_settings(processes, block, tmp_path):
     raise AssertionError(f"{block.where} fits no model's configuration:\n" + "\n".join(problems))
 
 
-COMMANDS = [(block, words) for block in blocks("bash") for words in commands(block)]
+COMMANDS = [
+    (block, words)
+    for block in blocks("bash")
+    for words in commands(block)
+    if block.page != "docs/in-your-trainer.md"  # those run in other projects' checkouts
+]
 
 
 @pytest.mark.parametrize(
@@ -174,6 +179,26 @@ PRINTED = [block for block in blocks("text") if not block.code.startswith(_ADVIC
 def test_printed_lines_are_in_the_code(block):
     for line in filter(None, map(str.strip, block.code.splitlines())):
         assert is_in_code(line), f"{block.where}: nothing in the code prints\n{line}"
+
+
+_HUNK = re.compile(r"@@ -\d+(?:,(\d+))? \+\d+(?:,(\d+))? @@$")
+
+
+@pytest.mark.parametrize("block", blocks("diff"), ids=lambda block: block.where)
+def test_patches_have_the_lines_that_their_headers_count(block):
+    """`git apply` refuses others; that they fit their program is tried by hand."""
+    remaining = {"-": 0, "+": 0}
+    for line in block.code.splitlines():
+        if any(remaining.values()):
+            assert remaining.get(line[:1]), f"{block.where}: unexpected in a hunk\n{line}"
+            remaining[line[0]] -= 1
+        elif hunk := _HUNK.match(line):
+            remaining = {"-": int(hunk[1] or 1), "+": int(hunk[2] or 1)}
+        else:
+            assert line.startswith(("--- a/", "--- /dev/null", "+++ b/")), (
+                f"{block.where}: outside of a hunk\n{line}"
+            )
+    assert not any(remaining.values()), f"{block.where}: the last hunk is short"
 
 
 _LINK = re.compile(r"\]\(([^)#\s]*)(#[^)\s]*)?\)")

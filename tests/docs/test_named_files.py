@@ -10,7 +10,11 @@ from commons.distributed import Feature
 from tests.docs.pages import PAGES, REPOSITORY
 
 # Pages that cite files of other projects.
-_CITING = ("docs/compared-with-others.md", "docs/coming-from-recsys-examples.md")
+_CITING = (
+    "docs/compared-with-others.md",
+    "docs/coming-from-recsys-examples.md",
+    "docs/in-your-trainer.md",
+)
 _FILE = re.compile(r"`([\w./-]+\.(?:py|gin|md))`")
 _FEATURES = REPOSITORY / "commons" / "features"
 _FENCED = re.compile(r"^ *```.*?^ *```$", re.DOTALL | re.MULTILINE)

@@ -7,6 +7,7 @@ import pytest
 from tests.docs.pages import PAGES, REPOSITORY
 
 COMPARISON = "docs/compared-with-others.md"
+TRIED = "docs/in-your-trainer.md"  # names the commit at which each program was tried
 WITH_BENCHMARKS = {**PAGES, "benchmarks/README.md": (REPOSITORY / "benchmarks/README.md").read_text()}
 PEER = re.compile(
     r"recsys-examples|\b(verl|slime|AReaL|transformers|OrchMLLM|MTGenRec|FreeScale|TurboGR|TorchEasyRec)\b"
@@ -26,7 +27,7 @@ def _statements(page: str) -> list[str]:
 
 
 def _has_sources(page: str) -> bool:
-    return "\n## Sources\n" in WITH_BENCHMARKS.get(page, "")
+    return page == TRIED or "\n## Sources\n" in WITH_BENCHMARKS.get(page, "")
 
 
 @pytest.mark.parametrize("page", [page for page in WITH_BENCHMARKS if not _has_sources(page)])
@@ -54,6 +55,17 @@ def test_citations_match_sources(page):
     for number, source in listed.items():
         assert "`" in source or "](http" in source, f"{page}: source {number} names no file, thread or paper"
         assert read or _DATE.search(source), f"{page}: source {number} has no date"
+
+
+def test_every_program_tried_has_a_commit():
+    text = WITH_BENCHMARKS[TRIED]
+    programs = text.split("\n## ")[1:]
+    assert len(programs) == 5
+    for program in programs:
+        level, commit = re.search(
+            r"^\*\*([ABC])\.\*\* \[.*?\]\(http\S+\) at\s(\w{7})\b", program, re.M
+        ).groups()
+        assert re.search(rf"\| {commit} \| {level} \|", text), program[:40]
 
 
 @pytest.mark.parametrize("page", WITH_BENCHMARKS)

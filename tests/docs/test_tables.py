@@ -8,7 +8,6 @@ from benchmarks.demo.table import TITLES
 from benchmarks.demo.training import ARMS, AS_LOADED, DEFAULT
 from benchmarks.harness import read_result
 from benchmarks.markdown import PAGES, filled, marked
-from benchmarks.partition.lengths import LOGNORMAL
 from benchmarks.tables import all_tables
 from tests.docs.pages import REPOSITORY
 
@@ -72,15 +71,19 @@ def test_the_readme_has_the_demo_arm_by_arm(model):
     [("as loaded", "as loaded"), ("Karmarkar–Karp", "karmarkar_karp"), ("balanced (default)", "rebalance")],
 )
 def test_the_readme_has_the_imbalance_of_each_placement(column, placement):
-    records = read_result("partition")["placements"]
-    imbalances = {
-        record["ranks"]: record["imbalance"]
-        for record in records
-        if (record["lengths"], record["hidden_size"], record["placement"]) == (LOGNORMAL, 128, placement)
-    }
-    assert (
-        _cells("readme gains", "lognormal, d = 128")[column] == f"{imbalances[8]:.2f} / {imbalances[64]:.2f}"
-    )
+    lengths = "Yambda-5B, uncapped"
+    records = read_result("public_data")["placements"]
+    imbalances = {record["ranks"]: record[placement] for record in records if record["lengths"] == lengths}
+    assert _cells("readme gains", lengths)[column] == f"{imbalances[8]:.2f} / {imbalances[64]:.2f}"
+
+
+def test_a_history_of_the_readme_exceeds_a_share():
+    bounds = [
+        record["bound"]
+        for record in read_result("public_data")["placements"]
+        if record["lengths"].startswith("MovieLens 32M")
+    ]
+    assert bounds and min(bounds) > 1.05
 
 
 def _cells(table: str, row: str) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Programs of `examples/`, their versions before balancing, and what they should learn."""
+"""Programs of examples and of `tests/trainers/`, before and with balancing, and what they should learn."""
 
 import ast
 import itertools
@@ -15,6 +15,7 @@ import torch.distributed as dist
 from tests.e2e.torchrun import REPOSITORY
 
 FOLDER = REPOSITORY / "examples"
+TRAINERS_FOLDER = REPOSITORY / "tests" / "trainers"
 MARK = "  # balancing"
 BATCH_SIZE, STEPS = 8, 20
 _BEFORE = re.compile(r"^(\s*)# before: ", re.MULTILINE)
@@ -26,15 +27,21 @@ Shards = dict[str, list[tuple[tuple[int, ...], torch.Tensor]]]
 
 @dataclass(frozen=True)
 class Program:
-    """How a program makes its model, its optimizer's settings, batches per step, and loss tokens of a row."""
+    """How a program makes its model, its optimizer's settings, batches per step, and loss tokens of a row.
+
+    `call` runs the model on a batch, by default as a pipeline would. `optimizers` makes those of a single
+    process, by default one for all parameters.
+    """
 
     make_model: Callable[[Any], torch.nn.Module]
     sgd: Mapping[str, float]
     accumulated: int = 1
     loss_tokens: Callable[[Any], int] = lambda row: 1
+    call: Callable[[torch.nn.Module, Any], Any] = lambda model, batch: model(batch)
+    optimizers: Callable[[Any, Any], list[Any]] | None = None
 
 
-PROGRAMS = {
+EXAMPLES = {
     "pooled_dlrm": Program(lambda module: module.make_model(), {"lr": 0.5}),
     "nested_batch": Program(lambda module: module.ClickModel(), {"lr": 0.1}),
     "bert4rec": Program(lambda module: module.Bert4Rec(), {"lr": 0.1}, 1, lambda row: len(row[1])),
@@ -42,11 +49,30 @@ PROGRAMS = {
         lambda module: module.AdModel(), {"lr": 0.1, "momentum": 0.9}, 2, lambda row: len(row[1])
     ),
 }
+# What they imitate of other trainers is in their docstrings.
+TRAINERS = {
+    "loader_bookkeeping": Program(lambda module: module.LoadedModel(), {"lr": 0.1}),
+    "derived_pipeline": Program(
+        lambda module: module.ClickModel(),
+        {"lr": 0.1},
+        optimizers=lambda module, model: [
+            torch.optim.SGD(model.tables.parameters(), lr=0.1 / 2),
+            module.AccumulatingOptimizer(torch.optim.SGD(model.scorer.parameters(), lr=0.1 / 2)),
+        ],
+    ),
+    "stream_loop": Program(
+        lambda module: module.StreamModel(),
+        {"lr": 0.1},
+        call=lambda model, batch: model(batch.history, batch.candidates, batch.labels)[0]["click"],
+    ),
+    "validation": Program(lambda module: module.ClickModel(), {"lr": 0.1}),
+}
+PROGRAMS = {**EXAMPLES, **TRAINERS}
 
 
 def source(name: str) -> str:
     """Returns the text of a program."""
-    return (FOLDER / f"{name}.py").read_text()
+    return ((TRAINERS_FOLDER if name in TRAINERS else FOLDER) / f"{name}.py").read_text()
 
 
 def in_checkout(text: str) -> str:
@@ -98,20 +124,34 @@ def trained(name: str, data: Rows, before: bool = False) -> tuple[list[float], S
 
 
 def trained_alone(name: str, data: Rows) -> tuple[list[float], dict[str, torch.Tensor]]:
-    """Trains an unsharded model in a single process on the batches of all ranks."""
+    """Trains an unsharded model in a single process on the batches of all ranks.
+
+    The losses are those of validations, in a program that has any.
+    """
     module, program = load(name), PROGRAMS[name]
     torch.manual_seed(1)
     model = program.make_model(module)
-    optimizer = torch.optim.SGD(model.parameters(), **program.sgd)
-    losses = []
+    make_optimizers = program.optimizers or (lambda *_: [torch.optim.SGD(model.parameters(), **program.sgd)])
+    optimizers = make_optimizers(module, model)
+    losses, validated = [], []
+
+    def compute_loss(rows: list[Any]) -> torch.Tensor:
+        returned = program.call(model, module.collate(rows))
+        return returned[0] if isinstance(returned, tuple) else returned
+
     for rows in _global_batches(data, BATCH_SIZE * program.accumulated):
-        returned = model(module.collate(rows))
-        loss = returned[0] if isinstance(returned, tuple) else returned
-        optimizer.zero_grad()
+        loss = compute_loss(rows)
+        for optimizer in optimizers:
+            optimizer.zero_grad()
         loss.backward()
-        optimizer.step()
+        for optimizer in optimizers:
+            optimizer.step()
         losses.append(loss.item())
-    return losses, {name: value.detach() for name, value in model.state_dict().items()}
+        if len(losses) % getattr(module, "VALIDATION_FREQ", len(losses) + 1) == 0:
+            rows = [row for rank_rows in data for row in rank_rows[module.VALIDATED]]
+            with torch.no_grad():
+                validated.append(compute_loss(rows).item())
+    return validated or losses, {name: value.detach() for name, value in model.state_dict().items()}
 
 
 def _global_batches(data: Rows, rows: int) -> Iterator[list[Any]]:

@@ -10,6 +10,7 @@ from commons.distributed import BalanceReport, BatchShuffler
 from tests.e2e.torchrun import torchrun
 from tests.examples.programs import (
     BATCH_SIZE,
+    EXAMPLES,
     FOLDER,
     PROGRAMS,
     Shards,
@@ -46,7 +47,11 @@ def check_equal(results: list[tuple[list[float], Shards]], losses: list[float], 
 @pytest.mark.parametrize(
     ("name", "last"),
     [
-        *((name, [5, 2]) for name in PROGRAMS),  # 7 rows, which two ranks do not divide
+        *(
+            (name, [5, 2]) for name in PROGRAMS if name != "derived_pipeline"
+        ),  # two ranks do not divide 7 rows
+        ("stream_loop", [5, 0]),
+        ("validation", [1, 0]),
         ("nested_batch", [1, 0]),  # a rank without a sample
         ("gradient_accumulation", [0, 1]),
         ("bert4rec", [2, 1]),  # two samples without a masked item, and their rank without a loss token
@@ -56,7 +61,7 @@ def check_equal(results: list[tuple[list[float], Shards]], losses: list[float], 
 def test_a_program_learns_what_a_single_process_does(pools, name, last):
     data = rows_of(name, last, STEPS)
     losses, parameters = trained_alone(name, data)
-    assert len(losses) == STEPS
+    assert len(losses) in (STEPS, STEPS // 2)  # validated at every second step
     check_equal(pools(len(last)).run(trained, name, data), losses, parameters)
 
 
@@ -91,19 +96,19 @@ def test_a_program_is_balanced(name):
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_program_is_short_and_says_what_is_new(name):
-    assert len(source(name).splitlines()) < 105
+    assert len(source(name).splitlines()) < (105 if name in EXAMPLES else 100)
     assert "workload_balancer" in source(name)
     assert not re.search("workload_balancer|shuffler", source_before(name), re.IGNORECASE)
 
 
 @pytest.mark.parametrize("name", [path.stem for path in FOLDER.glob("*.py")])
 def test_a_program_is_tried_and_ends_its_loop_and_its_process_as_one_would(name):
-    assert name in {*PROGRAMS, "own_torchrec_model", "stream_sampler"}
+    assert name in {*EXAMPLES, "own_torchrec_model", "stream_sampler"}
     assert "_exit" not in source(name) and "iter(lambda" not in source(name)
     assert source(name).endswith("    dist.destroy_process_group()\n")
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("name", EXAMPLES)
 def test_a_program_prints_the_losses_of_a_single_process(tmp_path, name):
     (tmp_path / "program.py").write_text(in_checkout(source(name)))
     output = torchrun(tmp_path, "program.py")

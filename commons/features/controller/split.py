@@ -21,7 +21,7 @@ from ...partition import refined
 from ...partition.workloads import as_workloads, check_count
 from ...perf_model.cost import Cost
 from ...sequence_batch import containers
-from ...sequence_batch.batch_view import BatchView, view_batch
+from ...sequence_batch.batch_view import BatchView
 from ...sequence_batch.packed_rows import (
     PackedRows,
     check_jagged_fields,
@@ -30,6 +30,7 @@ from ...sequence_batch.packed_rows import (
     select_from,
 )
 from ...sequence_batch.row_schema import FieldValue, with_parts
+from .array_view import join_arrays, view_with_arrays
 
 Batch = TypeVar("Batch")
 
@@ -71,7 +72,8 @@ def split_balanced(
     lengths. The first call compiles, as the first shuffler of an installation does.
 
     Args:
-        batch: any batch that `BatchShuffler.exchange` takes, on any device.
+        batch: any batch that `BatchShuffler.exchange` takes, on any device. All but a `BaseBatch` may also
+            have numpy arrays with one row per sample, such as arrays of objects.
         num_chunks: chunks to make, at least 1; some have no samples if there are fewer samples.
         workloads: the cost of each row in any unit, `[rows]` or `[real rows]` non-negative numbers; or a
             shuffler, whose `get_workloads` gives them.
@@ -95,7 +97,7 @@ def split_balanced(
     """
     check_count("num_chunks", num_chunks)
     shared = workloads.shared_fields if isinstance(workloads, BatchShuffler) else ()
-    view = view_batch(batch, shared)
+    view = view_with_arrays(batch, shared)
     check_jagged_fields(view.fields)
     containers.check_replaceable(batch)
     batch_size, num_real = view.num_rows, view.num_samples
@@ -106,11 +108,8 @@ def split_balanced(
         costs = _costs_of(workloads, shown, batch_size, num_real)
     else:
         costs = _checked_costs(workloads, batch_size, num_real)
-    if groups is None:
-        partition = refined(costs, num_chunks, equal_size=True)
-    else:
-        group_of = _numbered_groups(groups, batch_size, num_real)
-        partition = _partition_of_groups(costs, num_chunks, group_of)
+    group_of = None if groups is None else _numbered_groups(groups, batch_size, num_real)
+    partition = refined(costs, num_chunks, groups=group_of)
     chunk_rows = tuple(len(samples) for samples in partition)
     if view.pads:
         chunk_rows = (max(1, *chunk_rows),) * num_chunks
@@ -131,12 +130,13 @@ def merge(batches: Sequence[Batch], order: SplitOrder) -> Batch:
     Args:
         batches: one for each chunk, with a row for each row of the chunk, padding rows included. It may be
             the chunk itself, changed or not, or have other fields: a dict of what a worker computed for each
-            row, or one tensor, KeyedJaggedTensor or JaggedTensor. Padding rows may hold anything.
+            row, or one tensor, array, KeyedJaggedTensor or JaggedTensor. Padding rows may hold anything.
         order: what `split_balanced` returned with the chunks.
 
     Returns:
         A batch of the same kind as `batches`, with every sample in its row of the batch that was split, then
-        padding rows, zero or empty. What samples share is taken from the first of `batches`.
+        padding rows: zero or empty, or None in arrays of objects. What samples share is taken from the first
+        of `batches`.
 
     Raises:
         ValueError: `batches` are not one per chunk, or one has more or fewer rows than its chunk; batches
@@ -148,20 +148,21 @@ def merge(batches: Sequence[Batch], order: SplitOrder) -> Batch:
             f"merge got {len(batches)} batches, expected one for each of {len(order.partition)} chunks, "
             "in the order in which split_balanced returned them"
         )
-    views = [view_batch(batch, order.shared_fields) for batch in batches]
+    first_rows = np.cumsum([0, *order.chunk_rows]).tolist()
+    views: list[BatchView] = []
     sources: list[PackedRows] = []
-    for chunk, view in enumerate(views):
-        packed = _pack_chunk(view, chunk, order.chunk_rows[chunk])
+    for chunk, batch in enumerate(batches):
+        views.append(view_with_arrays(batch, order.shared_fields, first_rows[chunk]))
+        packed = _pack_chunk(views[chunk], chunk, order.chunk_rows[chunk])
         if sources and (difference := sources[0].schema.difference(packed.schema)):
             raise ValueError(
                 f"batches 0 and {chunk} differ: {difference}; give merge the same fields of all chunks"
             )
         sources.append(packed)
     positions = np.empty(order.num_samples.sum(), dtype=np.int64)
-    first = 0
-    for samples, num_rows in zip(order.partition, order.chunk_rows, strict=True):
+    for first, samples in zip(first_rows, order.partition, strict=False):
         positions[samples] = first + np.arange(len(samples))
-        first += num_rows
+    join_arrays(views)
     return views[0].unpack(select_from(sources, positions), order.batch_size)
 
 
@@ -215,18 +216,6 @@ def _numbered_groups(groups: Any, num_rows: int, num_real: int) -> np.ndarray:
         is_none = isinstance(label, Integral) and label < 0
         number_of.append(numbers.setdefault((sample, label) if is_none else label, len(numbers)))
     return np.array(number_of, dtype=np.int64)
-
-
-def _partition_of_groups(costs: np.ndarray, num_chunks: int, group_of: np.ndarray) -> list[np.ndarray]:
-    """For each chunk the ascending indices of its samples; `costs` and `group_of` `[samples]`."""
-    sizes, group_costs = np.bincount(group_of), np.bincount(group_of, costs)
-    groups_of_chunks = refined(group_costs, num_chunks, equal_size=len(np.unique(sizes)) <= 1)
-    chunk_of_group = np.empty(len(sizes), dtype=np.int64)
-    for chunk, members in enumerate(groups_of_chunks):
-        chunk_of_group[members] = chunk
-    chunk_of = chunk_of_group[group_of]
-    ends = np.cumsum(np.bincount(chunk_of, minlength=num_chunks))
-    return np.split(np.argsort(chunk_of, kind="stable"), ends[:-1])
 
 
 def _sums(elements: np.ndarray, partition: Sequence[np.ndarray]) -> list[list[int]]:

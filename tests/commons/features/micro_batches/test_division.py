@@ -191,6 +191,52 @@ def test_balance_keeps_the_cap_on_every_rank(equal_size, drawn, num_ranks, fewes
     assert count <= max(fewest, *(best_fit_decreasing(amounts[samples], cap) for samples in free))
 
 
+@given(drawn=drawn_samples(), fewest=st.integers(1, 12))
+def test_min_count_that_suffices_is_the_count_and_none_of_enough_samples_is_empty(drawn, fewest):
+    workloads, tokens, cap = drawn
+    needed = len(pack(workloads, tokens, cap))
+    micro_batches = pack(workloads, tokens, cap, min_count=fewest)
+    assert len(micro_batches) == max(needed, fewest)
+    assert sum(len(samples) > 0 for samples in micro_batches) == min(len(micro_batches), len(workloads))
+
+
+@any_rows
+@settings(max_examples=80, deadline=None)
+@given(drawn=drawn_samples(), num_ranks=NUM_RANKS, multiple=st.integers(1, 4), fewest=st.integers(1, 4))
+def test_balance_gives_every_rank_a_multiple_and_no_empty_ones_for_it(
+    equal_size, drawn, num_ranks, multiple, fewest
+):
+    workloads, tokens, cap = drawn
+    ranks = balance(workloads, tokens, num_ranks, cap, equal_size, fewest, multiple_of=multiple)
+    check_ranks(workloads, tokens, ranks, cap, equal_size)
+    assert len(ranks[0]) % multiple == 0
+    free = refined(workloads, num_ranks, equal_size)
+    needed = max(best_fit_decreasing(np.array(tokens, np.int64)[samples], cap) for samples in free)
+    assert len(ranks[0]) <= rounded_up(max(needed, fewest), multiple)
+    for rank in ranks:
+        filled = sum(len(samples) > 0 for samples in rank)
+        assert filled == min(sum(map(len, rank)), len(rank))
+
+
+def test_a_rank_with_a_giant_has_a_sample_for_each_micro_batch():
+    tokens = np.array([90, *[10] * 30])
+    for multiple in (1, 4):
+        ranks = balance_micro_batches(tokens**2, tokens, 2, 100, equal_size=False, multiple_of=multiple)
+        assert all(len(samples) for rank in ranks for samples in rank)
+
+
+def test_strict_refuses_what_is_above_the_cap_and_what_is_empty():
+    tokens = [9, 2, 3, 1]
+    for function in (pack_micro_batches, functools.partial(balance_micro_batches, num_partitions=2)):
+        with pytest.raises(ValueError, match=r"samples \[0\] have more than max_tokens=8 tokens"):
+            function(tokens, tokens, max_tokens=8, strict=True)
+        with pytest.raises(ValueError, match=r"6 micro-batches per rank are needed, and ranks have \["):
+            function(tokens, tokens, max_tokens=9, min_count=6, strict=True)
+        result = function(tokens, tokens, max_tokens=9, multiple_of=2, strict=True)
+        expected = function(tokens, tokens, max_tokens=9, multiple_of=2)
+        assert str(result) == str(expected)
+
+
 @settings(max_examples=80, deadline=None)
 @given(data=st.data(), drawn=drawn_samples(), num_ranks=NUM_RANKS)
 def test_divide_keeps_every_sample_on_its_rank(data, drawn, num_ranks):

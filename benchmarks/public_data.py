@@ -1,0 +1,131 @@
+"""What balancing gains on public data sets: computed loads, without a clock.
+
+Lengths are MovieLens 100K's own, and drawn as published of the others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+from pathlib import Path
+
+from benchmarks.harness import Record, average, show_progress
+from benchmarks.markdown import make_table, markdown_table
+from benchmarks.partition.lengths import ML_100K, ML_100K_NEWEST, Lengths, list_lengths
+from benchmarks.partition.placements import AS_LOADED, PLACEMENTS, draw_batches
+from commons.advisor.__main__ import main as advise
+from commons.advisor.public_data import PUBLIC_DATA, PublishedLengths
+from commons.distributed import ShufflerSettings
+from commons.partition import imbalance, lower_bound
+
+RANKS, DRAWS = (8, 64), 30
+# Data set, newest events that a trainer keeps (None for all), and width of the layer.
+CASES = (
+    *(("ml-20m", 200, 128), ("yambda-5b", 4086, 1024), ("yambda-5b", None, 1024)),
+    *(("kuairand-1k", 4096, 1024), ("kuairand-27k", 8000, 1024), ("ml-32m", None, 1024)),
+)
+PLACED = {
+    AS_LOADED: AS_LOADED,
+    "Karmarkar–Karp": "karmarkar_karp",
+    "balanced (default)": ShufflerSettings().partitioner,
+}
+# NVIDIA recsys-examples' benchmark has a model of this size.
+MODEL = ("--model", "hstu", "--hidden-size", "1024", "--num-layers", "8", "--num-heads", "4")
+
+
+def measure(movielens: Path | None = None) -> Record:
+    """Returns records of placements, and of the advisor's answers."""
+    lengths = list_lengths(movielens)
+    cases: list[tuple[str, int, Lengths]] = []
+    if movielens is not None:
+        cases.append(("MovieLens 100K, uncapped", 128, lengths[ML_100K]))
+        cases.append(("MovieLens 100K, newest 200", 128, lengths[ML_100K_NEWEST]))
+    for name, cap, width in CASES:
+        title = f"{PUBLIC_DATA[name].title}, " + ("uncapped" if cap is None else f"newest {cap:,}")
+        cases.append((title, width, _capped(PUBLIC_DATA[name], cap)))
+    return {
+        "placements": [
+            {"lengths": title, "hidden_size": width, "ranks": ranks, **_place(drawn, width, ranks)}
+            for title, width, drawn in show_progress(cases, "placements")
+            for ranks in RANKS
+        ],
+        "advice": [_ask(name) for name in show_progress(list(PUBLIC_DATA), "advice")],
+    }
+
+
+def _capped(published: PublishedLengths, cap: int | None) -> Lengths:
+    return lambda rng, count: published.draw(rng, count).clip(max=cap)
+
+
+def _place(lengths: Lengths, hidden_size: int, ranks: int) -> dict[str, float]:
+    """Returns the largest ÷ the mean load of each placement, and what none of whole samples beats."""
+    batches = draw_batches(lengths, hidden_size, ranks, DRAWS)
+    found = [
+        {name: imbalance(batch.workloads, PLACEMENTS[name](batch)) for name in PLACED.values()}
+        | {"bound": lower_bound(batch.workloads, ranks, equal_size=True)}
+        for batch in batches
+    ]
+    return average(found)
+
+
+def _ask(name: str) -> Record:
+    """Returns the advisor's figures, with lengths capped as a trainer caps them."""
+    cap = PUBLIC_DATA[name].cap
+    capped = () if cap is None else ("--max-length", str(cap))
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        code = advise(["--lengths-of", name, *capped, *MODEL, "--ranks", ",".join(map(str, RANKS)), "--json"])
+    if code:
+        raise RuntimeError(f"the advisor failed on {name}")
+    cases = json.loads(printed.getvalue())["cases"]
+    answers = []
+    for case in cases:
+        by_name = {strategy["name"]: strategy for strategy in case["strategies"]}
+        default = by_name[ShufflerSettings().partitioner]
+        answers.append(
+            {
+                "ranks": case["ranks"],
+                "as_loaded": round(by_name["as_loaded"]["imbalance"]["mean"], 4),
+                "speedup": round(default["speedup"], 4),
+            }
+        )
+    return {"name": name, "cap": cap, "answers": answers}
+
+
+def tables(figures: Record) -> dict[str, str]:
+    """Returns Markdown by marker."""
+    return {
+        "readme gains": _tabulate_gains(figures["placements"]),
+        "advisor public data": make_table(
+            figures["advice"],
+            {
+                "`--lengths-of`": lambda record: f"`{record['name']}`",
+                "mean (median)": _show_published,
+                "`--max-length`": lambda record: "–" if record["cap"] is None else f"{record['cap']:,}",
+                "as loaded": lambda record: _join(record["answers"], "{as_loaded:.2f}"),
+                "speedup": lambda record: _join(record["answers"], "{speedup:.2f}"),
+            },
+        ),
+    }
+
+
+def _show_published(record: Record) -> str:
+    published = PUBLIC_DATA[record["name"]]
+    median = "" if published.median is None else f" ({published.median:,.0f})"
+    return f"{published.mean:,.0f}{median}"
+
+
+def _join(records: list[Record], cell: str) -> str:
+    return " / ".join(cell.format(**record) for record in records)
+
+
+def _tabulate_gains(placements: list[Record]) -> str:
+    """Returns the README's table: imbalance at 8 / 64 ranks, as loaded and balanced."""
+    by_case: dict[tuple[str, int], list[Record]] = {}
+    for record in placements:
+        by_case.setdefault((record["lengths"], record["hidden_size"]), []).append(record)
+    rows = [
+        [title, str(width), *(_join(records, f"{{{name}:.2f}}") for name in PLACED.values())]
+        for (title, width), records in by_case.items()
+    ]
+    return markdown_table(["histories", "d", *PLACED], rows)

@@ -1,0 +1,60 @@
+"""Types of TorchRec and tensordict, or stand-ins for those that cannot be imported.
+
+A controller needs neither: its batches may be dicts of tensors. Of the stand-ins, only `JaggedTensor` has
+instances: the rows of jagged nested tensors.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+
+class _Absent:
+    """The type of nothing."""
+
+
+try:
+    from tensordict import (
+        MemoryMappedTensor,
+        NonTensorData,
+        NonTensorStack,
+        TensorDict,
+        TensorDictBase,
+        is_tensorclass,
+    )
+except ImportError:
+    MemoryMappedTensor = NonTensorData = NonTensorStack = TensorDict = TensorDictBase = _Absent  # type: ignore
+
+    def is_tensorclass(obj: type) -> bool:
+        """Returns False."""
+        return False
+
+
+try:
+    from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
+    from torchrec.streamable import Pipelineable
+except ImportError:
+    KeyedJaggedTensor = KeyedTensor = Pipelineable = _Absent
+
+    class JaggedTensor:  # type: ignore[no-redef]
+        """Rows of different lengths, `values` one row after another; without weights."""
+
+        def __init__(self, values: torch.Tensor, lengths: torch.Tensor, weights: None = None) -> None:
+            self.values, self.lengths = lambda: values, lambda: lengths
+            self.offsets = lambda: F.pad(lengths.cumsum(0), (1, 0))
+            self.weights_or_none = lambda: weights
+
+
+__all__ = [
+    "JaggedTensor",
+    "KeyedJaggedTensor",
+    "KeyedTensor",
+    "MemoryMappedTensor",
+    "NonTensorData",
+    "NonTensorStack",
+    "Pipelineable",
+    "TensorDict",
+    "TensorDictBase",
+    "is_tensorclass",
+]
