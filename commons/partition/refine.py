@@ -89,21 +89,23 @@ def refined(
     max_tokens: int | None = None,
     speeds: ArrayLike | None = None,
     token_tolerance: float | None = None,
-    groups: ArrayLike | None = None,
+    whole_groups: ArrayLike | None = None,
 ) -> list[np.ndarray]:
     """Runs `longest_processing_time`, then `refine`: the best balance of all functions here.
 
     It also starts from equal-size `karmarkar_karp` where that may be better, and is never worse than it.
     Where only that start is tried, longest first may be better by 1e-4 of the bound.
 
-    Arguments, result, and errors are as theirs, and as those of `rebalance` for `token_tolerance`. `groups`
+    Arguments, result, and errors are as theirs, and as those of `rebalance` for `token_tolerance`. `whole_groups`
     are `[samples]` integers: samples with the same one stay in one part, whatever that costs, all but those
     with a negative one. With groups of one size, `equal_size` makes numbers of groups differ by at most one;
     with others, sizes follow the load. Errors about tokens then number groups by their first samples.
     """
-    if groups is not None:
+    if whole_groups is not None:
         options = {"tolerance": tolerance, "max_tokens": max_tokens, "token_tolerance": token_tolerance}
-        return _refine_whole(groups, workloads, num_partitions, equal_size, tokens, speeds=speeds, **options)
+        return _refine_whole(
+            whole_groups, workloads, num_partitions, equal_size, tokens, speeds=speeds, **options
+        )
     tolerance = check_tolerance(tolerance)
     problem = Problem.of(workloads, num_partitions, equal_size, tokens, max_tokens, speeds, token_tolerance)
     part_of = place_from_scratch(problem, tolerance)

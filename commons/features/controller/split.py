@@ -109,7 +109,7 @@ def split_balanced(
     else:
         costs = _checked_costs(workloads, batch_size, num_real)
     group_of = None if groups is None else _numbered_groups(groups, batch_size, num_real)
-    partition = refined(costs, num_chunks, groups=group_of)
+    partition = refined(costs, num_chunks, whole_groups=group_of)
     chunk_rows = tuple(len(samples) for samples in partition)
     if view.pads:
         chunk_rows = (max(1, *chunk_rows),) * num_chunks

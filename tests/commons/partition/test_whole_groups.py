@@ -15,14 +15,14 @@ from tests.commons.partition.drawn_workloads import PARTS, WORKLOADS
 @given(data=st.data(), workloads=WORKLOADS, parts=PARTS, equal_size=st.booleans())
 def test_groups_are_whole_and_negative_labels_are_none(data, workloads, parts, equal_size):
     labels = data.draw(st.lists(st.integers(-2, 5), min_size=len(workloads), max_size=len(workloads)))
-    partition = refined(workloads, parts, equal_size, groups=labels)
+    partition = refined(workloads, parts, equal_size, whole_groups=labels)
     check_partition(partition, len(workloads), parts, equal_size=False)
     part_of = {sample: part for part, samples in enumerate(as_lists(partition)) for sample in samples}
     for label in set(labels):
         together = {part_of[sample] for sample, other in enumerate(labels) if other == label >= 0}
         assert len(together) <= 1
     alone = [-1] * len(workloads)
-    assert as_lists(refined(workloads, parts, equal_size, groups=alone)) == as_lists(
+    assert as_lists(refined(workloads, parts, equal_size, whole_groups=alone)) == as_lists(
         refined(workloads, parts, equal_size)
     )
 
@@ -37,7 +37,7 @@ def test_groups_of_one_size_are_placed_as_refined_places_samples(seed, parts, si
     shares = np.zeros(len(groups), dtype=np.int64)
     shares[::size] = work  # the first sample of a group has all its work, and its tokens
     tokens = np.where(np.arange(len(groups)) % size == 0, groups % 5, 0)
-    partition = refined(shares, parts, equal_size, groups=groups, tokens=tokens, **limits)
+    partition = refined(shares, parts, equal_size, whole_groups=groups, tokens=tokens, **limits)
     assert loads(shares, partition).tolist() == loads(work, best).tolist()
     assert [len(samples) for samples in partition] == [size * len(samples) for samples in best]
 
@@ -45,4 +45,4 @@ def test_groups_of_one_size_are_placed_as_refined_places_samples(seed, parts, si
 def test_groups_are_one_integer_per_sample():
     for wrong in ([0, 1], [0.0, 1.0, 2.0]):
         with pytest.raises(ValueError, match=r"groups has shape .* expected one integer for each of 3"):
-            refined([1, 2, 3], 2, groups=wrong)
+            refined([1, 2, 3], 2, whole_groups=wrong)
