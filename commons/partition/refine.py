@@ -97,8 +97,9 @@ def refined(
     Where only that start is tried, longest first may be better by 1e-4 of the bound.
 
     Arguments, result, and errors are as theirs, and as those of `rebalance` for `token_tolerance`.
-    `whole_groups` are `[samples]` integers: samples with the same one stay in one part, whatever that costs, all but those
-    with a negative one. With groups of one size, `equal_size` makes numbers of groups differ by at most one;
+    `whole_groups` are `[samples]` integers: samples with the same one stay in one part, whatever that
+    costs, all but those with a negative one. With groups of one size, `equal_size` makes numbers of
+    groups differ by at most one;
     with others, sizes follow the load. Errors about tokens then number groups by their first samples.
     """
     if whole_groups is not None:
