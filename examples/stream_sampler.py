@@ -24,6 +24,8 @@ class StreamSampler(Sampler[list[int]]):
     each user's samples together. All compute the same deal, without communication. The last samples, which
     fill no global batch, are not loaded: the next stream can begin with them.
 
+    Users are integers of at least 0; a negative one is nobody's.
+
     `state_dict` counts samples, so another number of ranks can resume. It counts those loaded, and workers
     run ahead of training: torchdata's `StatefulDataLoader` accounts for that. With torch's `DataLoader`,
     count the samples trained, as below.

@@ -83,7 +83,7 @@ def balance_micro_batches(
     Every rank gets the same number of micro-batches. Where that is more than the tokens need, a placement
     with a cap on the tokens of a rank is tried, too. It is taken if it needs fewer, and costs 1 to 2% of
     balance; not where speeds differ and it costs more. With unequal sizes, ranks get a sample for each
-    micro-batch where that takes no more micro-batches.
+    micro-batch where that takes no more micro-batches, whatever it costs in balance.
 
     Arguments and errors are those of `refined` and `pack_micro_batches`; `multiple_of` and `min_count` are of
     a rank. Returns what the latter does for each rank.
@@ -92,9 +92,9 @@ def balance_micro_batches(
     check_count("min_count", min_count)
     multiple_of, min_count = int(multiple_of), int(min_count)
     samples = _Samples.of(workloads, tokens, max_tokens)
+    samples.report_above_cap(strict)
     # 1. Divide the placement with the best balance.
     partition = refined(workloads, num_partitions, equal_size, speeds=speeds)
-    samples.report_above_cap(strict)
     num_ranks = len(partition)
     least = max(-(-samples.fewest() // num_ranks), min_count)
     fewest = -(-least // multiple_of) * multiple_of

@@ -156,9 +156,11 @@ class ShuffleStageMixin(_WithStage):
     """Puts the stage into a subclass of TorchRec's `TrainPipelineSparseDist`, the next base class.
 
     `class Balanced(ShuffleStageMixin, TheirPipeline): pass` balances what `TheirPipeline` trains, where that
-    overrides `_backward`, `_next_batch` or `_optimizer_step`. It has to take TorchRec's `custom_model_fwd`. A
-    `_next_batch` runs one step earlier than without the stage, in the same call on all ranks. The arguments,
-    in front of its own, are those of `SparseDistTrainPipeline`, as are the errors.
+    overrides `_backward`, `_next_batch` or `_optimizer_step`. It has to take TorchRec's `custom_model_fwd`,
+    and not to be one of TorchRec's semi-sync, lite or fused pipelines, which order their streams otherwise.
+    A `_next_batch` runs one step earlier than without the stage, in the same call on all ranks. One that
+    communicates has to return None on all of them in the same call. The arguments, in front of its own, are
+    those of `SparseDistTrainPipeline`, as are the errors.
     """
 
     def __init__(

@@ -80,11 +80,9 @@ def transform(
     Containers without a changed leaf are kept as they are. `values` replace parts of the outermost container.
     `kinds` are the types of leaves.
     """
-    if isinstance(value, kinds):
-        return function(path, value)
-    container = container_type(value)
+    container = None if isinstance(value, Leaf) else container_type(value)
     if container is None:
-        return value
+        return function(path, value) if isinstance(value, kinds) else value
     changed = {
         key: new
         for key, part in container.parts(value).items()
@@ -172,14 +170,13 @@ def arrays_of(value: Any, shared: Collection[str] = (), path: str = "") -> dict[
     """
     if path in shared:
         return {}
-    if isinstance(value, np.ndarray):
-        return {path: value} if value.ndim else {}
     container = None if isinstance(value, Leaf) else container_type(value)
+    if container is None:  # of its subclasses, a masked array would lose its mask
+        return {path: value} if type(value) is np.ndarray and value.ndim else {}
     found: dict[str, np.ndarray] = {}
-    if container is not None:
-        for key, part in container.parts(value).items():
-            if type(part) not in _PLAINEST and key not in container.shared:
-                found |= arrays_of(part, shared, join_path(path, key))
+    for key, part in container.parts(value).items():
+        if type(part) not in _PLAINEST and key not in container.shared:
+            found |= arrays_of(part, shared, join_path(path, key))
     return found
 
 

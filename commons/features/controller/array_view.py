@@ -39,7 +39,7 @@ class ArrayView(BatchView):
 
     def __init__(self, batch: Any, shared: Collection[str] = (), first: int = 0) -> None:
         self.arrays = containers.arrays_of(batch, shared)
-        self._first = first
+        self._first, self._given = first, shared
         super().__init__(batch, {*shared, *self.arrays})
 
     @cached_property
@@ -54,6 +54,10 @@ class ArrayView(BatchView):
             numbers = torch.arange(1, len(array) + 1, device=device)
             fields[containers.field_name(path, array)] = self._first + numbers
         return fields
+
+    def view(self, batch: Any) -> BatchView:
+        """As of `BatchView`; the batch may have arrays, too."""
+        return ArrayView(batch, self._given, self._first)
 
     def with_rows(self, fields: dict[str, FieldValue], batch_size: int, num_samples: int) -> Any:
         """As of `BatchView`; arrays get the rows that their fields number, None or zero in padding."""

@@ -13,7 +13,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from commons.distributed import BatchShuffler
 from commons.features.controller import merge, split_balanced
+from commons.sequence_batch import register_batch_type
+from commons.sequence_batch.batch_view import view_batch
 from tests.drawn_batches import draw_batch
 
 REPOSITORY = Path(__file__).parents[4]
@@ -62,6 +65,41 @@ def test_merged_arrays_have_nothing_in_padding_rows():
     assert merge(results[2:], order)["row"].tolist() == [0, 1, 2, 3, 4, 0, 0]
 
 
+class NameShuffler(BatchShuffler):
+    def get_workloads(self, batch: dict[str, np.ndarray]) -> torch.Tensor:
+        return torch.tensor([len(name) for name in batch["names"]])
+
+
+def test_a_shuffler_sees_a_batch_of_arrays_alone():
+    batch = {"names": np.array(["a" * length for length in (5, 1, 4, 2)], dtype=object)}
+    chunks, order = split_balanced(batch, 2, NameShuffler())
+    assert [sum(map(len, chunk["names"])) for chunk in chunks] == [6, 6]
+    assert merge(chunks, order)["names"].tolist() == batch["names"].tolist()
+
+
+class Scores(np.ndarray):
+    """An array that a user has registered."""
+
+
+register_batch_type(
+    Scores,
+    parts=lambda scores: {"values": torch.from_numpy(np.array(scores))},
+    replaced=lambda scores, parts: parts["values"].numpy().view(Scores),
+)
+
+
+def test_a_registered_kind_of_array_moves_by_its_parts():
+    view = view_batch({"scores": np.arange(3.0).view(Scores), "ids": torch.arange(3)})
+    moved = view.with_rows({name: value.flip(0) for name, value in view.fields.items()}, 3, 3)
+    assert moved["scores"].tolist() == [2, 1, 0] == moved["ids"].tolist()
+    assert type(moved["scores"]) is Scores
+
+
+def test_a_masked_array_is_refused():
+    with pytest.raises(TypeError, match="MaskedArray, which would stay behind"):
+        split_balanced({"x": np.ma.masked_array([1, 2], [True, False]), "ids": torch.arange(2)}, 2, [1, 2])
+
+
 def test_arrays_of_other_lengths_and_fields_are_refused():
     with pytest.raises(ValueError, match=r"fields have different numbers of rows: .*'names .array.': 2"):
         split_balanced({"ids": torch.arange(3), "names": np.array(["a", "b"])}, 2, [1, 2, 3])
@@ -75,7 +113,10 @@ import sys
 sys.modules.update(dict.fromkeys(("torchrec", "fbgemm_gpu", "tensordict")))
 import numpy as np, torch
 from commons.distributed import BatchShuffler
+from commons.distributed import BatchShuffler
 from commons.features.controller import merge, split_balanced
+from commons.sequence_batch import register_batch_type
+from commons.sequence_batch.batch_view import view_batch
 
 class Shuffler(BatchShuffler):
     def get_workloads(self, batch):
