@@ -1,4 +1,4 @@
-"""Validation within an epoch through a second pipeline, as torchrec_dlrm's `dlrm_main.py`.
+"""Validates within an epoch through a second pipeline; unpacks outputs and slices batches as torchrec_dlrm.
 
 "# balancing" marks the statements that switch the stage on, "# before:" the code they replace."""
 
