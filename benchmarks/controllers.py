@@ -46,12 +46,8 @@ def measure(checkouts: str) -> Record:
     folder = Path(checkouts)
     verl, slime, areal = (_load(folder / name / file) for name, file in FILES.items())
     placements: dict[str, Callable[..., Parts]] = {
-        "verl, Karmarkar–Karp": lambda s, num_parts: verl["get_seqlen_balanced_partitions"](
-            s[0], num_parts, True
-        ),
-        "slime, Karmarkar–Karp": lambda s, num_parts: slime["get_seqlen_balanced_partitions"](
-            s[0], num_parts, True
-        ),
+        "verl, Karmarkar–Karp": lambda s, num_parts: verl[DIFFERENCING](s[0], num_parts, True),
+        "slime, Karmarkar–Karp": lambda s, num_parts: slime[DIFFERENCING](s[0], num_parts, True),
         "AReaL, greedy": lambda s, num_parts: areal["balanced_greedy_partition"](s[0], num_parts),
         "ours, `refined`": lambda s, num_parts: refined(s[0], num_parts),
     }

@@ -1,4 +1,4 @@
-"""What balancing gains on public data sets: computed loads, without a clock.
+"""Gains of balancing on public data sets: computed loads, without a clock.
 
 Lengths are MovieLens 100K's own, and drawn as published of the others.
 """

@@ -23,11 +23,12 @@ from benchmarks.harness import (
     time_call,
 )
 from benchmarks.markdown import pivot
+from commons.advisor.public_data import PUBLIC_DATA
 from commons.partition import imbalance, loads, rebalance, refined
 from commons.perf_model import HSTUFlops
 
-# Published: users and their events in 300 days, and the shares of events that are listens, or in each pool.
-USERS, MEAN_EVENTS, MEDIAN_EVENTS, MOST_EVENTS, DAYS = 1_000_000, 4763, 2695, 27_738, 300
+# Published: a user's events in 300 days, users, and the shares of events that are listens, or in each pool.
+YAMBDA, USERS, DAYS = PUBLIC_DATA["yambda-5b"], 1_000_000, 300
 LISTENS, POOLS = 0.972, (0.613, 0.359, 0.019)
 # The benchmark's settings: events of a history that are looked at, most of each pool, and other tokens.
 SCANNED, MOST_OF_POOL, OTHER_TOKENS = 20_000, 1362, 9
@@ -83,7 +84,7 @@ class Events:
     def count_unique_ids(self, samples: np.ndarray) -> int:
         """Returns the different events in these samples, if no two events have the same item."""
         _, user = np.unique(self.user[samples], return_inverse=True)
-        last, first = np.zeros(user.max() + 1, np.int64), np.full(user.max() + 1, MOST_EVENTS)
+        last, first = np.zeros(user.max() + 1, np.int64), np.full(user.max() + 1, YAMBDA.most)
         np.maximum.at(last, user, self.ends[samples])
         np.minimum.at(first, user, self.ends[samples] - self.lengths[samples])
         return int((last - first).sum())
@@ -128,8 +129,8 @@ def _measure(ranks: int, rows: int, shuffled: str, deal: str) -> Record:
 def _draw_window() -> Window:
     """Draws a day: users listen on it with the same probability, and in proportion to all their events."""
     rng = np.random.default_rng(0)
-    scale = np.sqrt(2 * np.log(MEAN_EVENTS / MEDIAN_EVENTS))
-    events = rng.lognormal(np.log(MEDIAN_EVENTS), scale, USERS).clip(1, MOST_EVENTS)
+    scale = np.sqrt(2 * np.log(YAMBDA.mean / YAMBDA.median))
+    events = rng.lognormal(np.log(YAMBDA.median), scale, USERS).clip(1, YAMBDA.most)
     events = events[rng.random(USERS) < ACTIVE]
     listens = rng.poisson(events * LISTENS / (ACTIVE * DAYS))
     return Window(np.cumsum(listens), np.rint(events * DAY / DAYS).astype(np.int64))

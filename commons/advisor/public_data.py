@@ -16,7 +16,7 @@ READ = "2026-11-24"
 
 @dataclass(frozen=True)
 class PublishedLengths:
-    """What is published about the events of a data set's users, and the lognormal lengths that match it.
+    """Published figures about the events of a data set's users, and lognormal lengths that match them.
 
     Attributes:
         title: the data set's name.

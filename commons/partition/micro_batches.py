@@ -101,28 +101,44 @@ def balance_micro_batches(
     ranks = _divide(samples.on_ranks(partition), multiple_of, min_count)
     # 2. Try one that leaves ranks some room under their caps.
     if len(ranks[0]) > fewest:
-        capped = np.minimum(samples.tokens, samples.max_tokens)
-        mean = -(-int(capped.sum()) // num_ranks)
-        most = mean + int(SHARE_OF_SPARE_TOKENS * (fewest * samples.max_tokens - mean))
-        try:
-            even = refined(workloads, num_ranks, equal_size, tokens=capped, max_tokens=most, speeds=speeds)
-        except ValueError:  # no placement was found
-            even = partition
-        allowed = np.inf if speeds is None else _COSTLY * imbalance(workloads, partition, speeds)
-        if imbalance(workloads, even, speeds) <= allowed:
-            roomy = _divide(samples.on_ranks(even), multiple_of, min_count)
-            ranks = min(ranks, roomy, key=lambda each: len(each[0]))
+        roomy = _place_with_room(workloads, samples, partition, fewest, equal_size, speeds)
+        if roomy is not None:
+            divided = _divide(samples.on_ranks(roomy), multiple_of, min_count)
+            ranks = min(ranks, divided, key=lambda each: len(each[0]))
     # 3. Try one with a sample for each micro-batch.
     if not equal_size and _has_empty(ranks):
         rows = min(len(ranks[0]), len(samples.tokens) // num_ranks)
         problem = replace(Problem.of(workloads, num_ranks, equal_size=False, speeds=speeds), fewest=rows)
         filled = problem.partition(place_from_scratch(problem, 0.0))
-        full = _divide(samples.on_ranks(filled), multiple_of, min_count)
-        if len(full[0]) <= len(ranks[0]):
-            ranks = full
+        divided = _divide(samples.on_ranks(filled), multiple_of, min_count)
+        if len(divided[0]) <= len(ranks[0]):
+            ranks = divided
     if strict:
         _refuse_empty(ranks)
     return ranks
+
+
+def _place_with_room(
+    workloads: ArrayLike,
+    samples: _Samples,
+    partition: Sequence[np.ndarray],
+    count: int,
+    equal_size: bool,
+    speeds: ArrayLike | None,
+) -> list[np.ndarray] | None:
+    """Places samples so that `count` micro-batches per rank have spare tokens; None if that costs much."""
+    capped = np.minimum(samples.tokens, samples.max_tokens)
+    mean = -(-int(capped.sum()) // len(partition))
+    most = mean + int(SHARE_OF_SPARE_TOKENS * (count * samples.max_tokens - mean))
+    try:
+        roomy = refined(workloads, len(partition), equal_size, tokens=capped, max_tokens=most, speeds=speeds)
+    except ValueError:  # no placement was found
+        return None
+    if speeds is not None:
+        allowed = _COSTLY * imbalance(workloads, partition, speeds)
+        if imbalance(workloads, roomy, speeds) > allowed:
+            return None
+    return roomy
 
 
 def divide_into_micro_batches(

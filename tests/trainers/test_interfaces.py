@@ -1,4 +1,4 @@
-"""What other trainers rely on, beyond the learning that `tests/examples` checks of the same programs."""
+"""Interfaces that other trainers rely on; `tests/examples` checks that the same programs learn the same."""
 
 import re
 

@@ -44,7 +44,7 @@ class ArrayView(BatchView):
 
     @cached_property
     def fields(self) -> dict[str, FieldValue]:
-        """As those of `BatchView`, and the row numbers of arrays, int64 `[rows]`."""
+        """Fields as those of `BatchView`, and the row numbers of arrays, int64 `[rows]`."""
         if not self.arrays:
             return super().fields
         fields = containers.fields_of(self.batch, self._shared)
@@ -56,17 +56,17 @@ class ArrayView(BatchView):
         return fields
 
     def view(self, batch: Any) -> BatchView:
-        """As of `BatchView`; the batch may have arrays, too."""
+        """Returns the view of a batch of this kind, which may have arrays, too."""
         return ArrayView(batch, self._given, self._first)
 
     def with_rows(self, fields: dict[str, FieldValue], batch_size: int, num_samples: int) -> Any:
-        """As of `BatchView`; arrays get the rows that their fields number, None or zero in padding."""
+        """Returns the batch with other rows, in arrays those that fields number; None or zero in padding."""
         arrays: dict[str, Any] = {}
         for path, array in self.arrays.items():
             name = containers.field_name(path, array)
             if name in fields:
-                padding = np.zeros((1, *array.shape[1:]), array.dtype)
-                if array.dtype == object:
-                    padding[:] = None
-                arrays[name] = np.concatenate([padding, array])[fields[name].cpu().numpy()]
+                numbers = fields[name].cpu().numpy()
+                empty = None if array.dtype == object else np.zeros((), array.dtype)
+                arrays[name] = np.full((len(numbers), *array.shape[1:]), empty, array.dtype)
+                arrays[name][numbers > 0] = array[numbers[numbers > 0] - 1]
         return super().with_rows(fields | arrays, batch_size, num_samples)
