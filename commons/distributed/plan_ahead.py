@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from ..named_ranges import named_range
+from .failures import is_copy
 from .loaded_memory import LoadedMemory
 from .rank_group import close_connections
 from .shuffle_plan import ShufflePlan
@@ -50,7 +51,8 @@ class PlanAhead:
 
     All ranks call `next_step` in lockstep, and hand over a new iterator in the same call. They learn of the
     end of all loaders, or of an error on any rank, in the same call. Until then, or `drop`, no other thread
-    plans with the shuffler.
+    plans with the shuffler. The call after that starts anew: the loader may be the same object, as that of a
+    DataLoader with persistent workers is in every epoch.
 
     Args:
         shuffler: makes the plans.
@@ -72,14 +74,13 @@ class PlanAhead:
         self._memory = LoadedMemory(shuffler.view)
         self._slow_plans = _SlowPlans(shuffler)
         self._loader: Iterator[Any] | None = None
-        self._this_rank_ended = self._all_ended = False
+        self._this_rank_ended = False
         self._planned: deque[tuple[Iterator[Any], Future[PlannedStep | None]]] = deque()
-        self._dropped_error: BaseException | None = None
         self._handed_out_at = time.perf_counter()
         self.post: Callable[[], int] | None = None
 
     def next_step(self, loader: Iterator[Any]) -> PlannedStep | None:
-        """Returns the next step; None once the loaders have ended.
+        """Returns the next step; None once when the loaders of all ranks have ended.
 
         Raises:
             Exception: the error of any rank's loader, or of planning; on every rank. The batches of its step
@@ -87,13 +88,9 @@ class PlanAhead:
         """
         busy_seconds = time.perf_counter() - self._handed_out_at
         if loader is not self._loader:
-            self._loader, self._this_rank_ended, self._all_ended = loader, False, False
-        if self._dropped_error is not None:
-            error, self._dropped_error = self._dropped_error, None
-            raise error
-        step = None if self._all_ended else self._next_planned(loader)
+            self._loader, self._this_rank_ended = loader, False
+        step = self._next_planned(loader)
         if step is None:
-            self._forget()
             return None
         self._memory.handed_out()
         self._slow_plans.after(busy_seconds)
@@ -120,21 +117,22 @@ class PlanAhead:
                 return step
             if from_loader is loader:
                 self.drop()
-                self._all_ended = True
                 return None
 
     def drop(self) -> None:
         """Drops batches that were loaded and not handed out; all ranks have to in the same place.
 
-        If planning one of them failed, the next `next_step` raises the error.
+        Nothing of them is left: an error of loading or planning one is only logged.
         """
         for _, planned in self._planned:
             error = planned.exception()  # waits for the plan, in which other ranks wait for this one
-            self._dropped_error = self._dropped_error or error
+            if error is not None and not is_copy(error):
+                logger.warning(f"a batch that is dropped had failed: {type(error).__name__}: {error}")
         self._planned.clear()
         self._forget()
 
     def _forget(self) -> None:
+        self._loader, self._this_rank_ended = None, False
         self._memory.forget()
         self._planner.release()
 

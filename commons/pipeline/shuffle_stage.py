@@ -101,10 +101,15 @@ class ShuffleStage:
         self.rank = shuffler.group.rank
         self.posted = np.zeros(self._num_ranks, dtype=np.int64)
         self._computed: tuple[PlannedStep, torch.Tensor] | None = None
+        self._ended: Iterator[Any] | None = None  # the loader, until the last of its steps has run
 
     def next_batch(self, loader: Iterator[Any]) -> InFlightBatch | None:
-        """Returns this rank's host batch of the next step; None once all loaders have ended."""
-        step = self.ahead.next_step(loader)
+        """Returns this rank's host batch of the next step; None once all loaders have ended.
+
+        Then it does not ask the loader again until `end_epoch`, while the steps on their way are run.
+        """
+        step = None if loader is self._ended else self.ahead.next_step(loader)
+        self._ended = loader if step is None else None
         if step is None:
             return None
         batch, step.batch = step.batch, None
@@ -147,9 +152,14 @@ class ShuffleStage:
             output = without_copied_row(output)
         return total * call.scale, total.detach(), output
 
+    def end_epoch(self) -> None:
+        """Has the next call start anew, after the last step of all loaders; on all ranks alike."""
+        self._ended = None
+
     def reset(self) -> None:
         """Drops the steps that are planned, as a pipeline does with its batches; all ranks have to."""
         self.ahead.drop()
+        self.end_epoch()
 
     def report(self) -> BalanceReport:
         """Computes the report of the last step, over all ranks; bytes and times are this rank's."""

@@ -132,6 +132,7 @@ class SequentialTrainPipeline(_WithStage, TrainPipeline):
         if self._batch is None:
             batch = self._stage.next_batch(dataloader_iter)
             if batch is None:
+                self._stage.end_epoch()
                 raise StopIteration
             with named_range("## copy_batch_to_gpu ##"):  # TorchRec's name for it, on any device
                 batch = batch.to(self._device, non_blocking=True)
@@ -188,6 +189,16 @@ class ShuffleStageMixin(_WithStage):
         """Drops the batches on their way."""
         super().reset()  # type: ignore[misc]
         self._stage.reset()
+
+    def progress(self, dataloader_iter: Iterator[Any]) -> Any:
+        """Runs one step as TorchRec's pipeline does. After StopIteration the next call starts an epoch, also on
+        the same iterator object."""
+        try:
+            return super().progress(dataloader_iter)  # type: ignore[misc]
+        except StopIteration:
+            self._dataloader_exhausted = False  # which a `_next_batch` like TorchRec's reads
+            self._stage.end_epoch()
+            raise
 
     def copy_batch_to_gpu(self, dataloader_iter: Iterator[Any]) -> tuple[Any | None, Any]:
         """Returns the next batch on the device: planned before the copy, exchanged after it on its stream."""
