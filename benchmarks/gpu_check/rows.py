@@ -16,10 +16,11 @@ from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 from benchmarks.gpu_check.parts import NotRun, forbid_synchronization
 from benchmarks.gpu_check.stand_in import is_stand_in
 from commons.sequence_batch.packed_rows import PackedRows, gather_rows, row_elements
-from commons.sequence_batch.row_schema import FIELD_ALIGNMENT, RowSchema, aligned
+from commons.sequence_batch.row_schema import RowSchema, aligned
 
 NUM_ROWS = 300
 ALIGNMENT_DRAWS = 50
+FIELD_ALIGNMENT = 16  # what kernels that load vectors of words expect of the tensors they are given
 STREAM_STEPS = 12
 DELAY_CYCLES = 50_000_000  # some 30 ms on a GPU: many times what the host needs to queue a step
 WIDE_LIMIT, IDS_LIMIT = 1.1, 4.0  # of the bytes of the rows; ids take indices as large as themselves

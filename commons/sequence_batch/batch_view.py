@@ -12,7 +12,7 @@ import torch
 from .. import NAME
 from . import containers
 from .base_batch import BaseBatch, num_rows
-from .packed_rows import PackedRows, select_from
+from .packed_rows import PackedRows, gather_rows, select_from
 from .row_schema import FieldValue, RowSchema, with_parts
 
 # Integers in which squares and FLOPs of lengths wrap.
@@ -121,8 +121,9 @@ class BatchView:
         return self.unpack(select_from([self.packed()], chosen), 1)
 
     def copy(self) -> Any:
-        """Returns the batch with its rows in memory of their own."""
-        rows = select_from([self.packed()], np.arange(self.num_rows))
+        """Returns the batch with its rows in memory of their own; no host-device synchronization."""
+        packed = self.packed()
+        rows = gather_rows([packed], np.arange(self.num_rows), packed.num_elements)
         return self.with_rows(rows.unpack(), self.num_rows, self.num_samples)
 
     def to_host(self) -> Any:

@@ -38,8 +38,6 @@ class PackedRows:
         num_elements: elements of each jagged field, over all rows.
         lengths: int32 `[keys, rows]`, lengths of every key of every jagged field.
         sections: the words of each section of the schema, `[rows or elements, words]`.
-        is_aligned: whether jagged blocks are padded, so that each starts at a multiple of 16 bytes, as in
-            what `gather_rows` returns.
     """
 
     schema: RowSchema
@@ -47,7 +45,6 @@ class PackedRows:
     num_elements: list[int]
     lengths: torch.Tensor
     sections: list[torch.Tensor]
-    is_aligned: bool = False
 
     @staticmethod
     def pack(fields: Mapping[str, Any], schema: RowSchema, num_rows: int) -> PackedRows:
@@ -62,18 +59,18 @@ class PackedRows:
         return PackedRows(schema, num_rows, num_elements, key_lengths(fields, schema, num_rows), sections)
 
     def unpack(self, num_rows: int | None = None) -> dict[str, FieldValue]:
-        """Returns the fields, bit for bit as they were packed; each tensor starts at a multiple of 16 bytes.
+        """Returns the fields, bit for bit as they were packed, each tensor in memory of its own.
+
+        So TorchRec may free one early, a model may change it in place, and who keeps it keeps no other. Memory
+        that holds a single field is handed over: unpack rows once.
 
         Args:
             num_rows: rows of the fields; those after the packed ones are padding, with zero length in jagged
                 fields and zeros in dense ones. None for no padding.
 
         Raises:
-            ValueError: these rows do not come from `gather_rows`, so that their fields are not aligned; or
-                there are more than `num_rows` of them.
+            ValueError: there are more than `num_rows` rows.
         """
-        if not self.is_aligned:
-            raise ValueError("these rows are not aligned: unpack what gather_rows makes of them")
         num_rows = self.num_rows if num_rows is None else num_rows
         missing = num_rows - self.num_rows
         if missing < 0:
@@ -93,7 +90,6 @@ class PackedRows:
             parts: dict[str, Any] = {
                 "values": values[field.name, False],
                 "weights": values.get((field.name, True)),
-                # Copied even if they are int32: only those of the first field are aligned.
                 "lengths": next(lengths_of).to(field.lengths_dtype, copy=True).view(-1),
             }
             if field.kind == "keyed":
@@ -116,7 +112,7 @@ class PackedRows:
             `BUFFER_ALIGNMENT`.
         """
         schema, counts = self.schema, np.array([len(chunk) for chunk in rows])
-        lengths, sections = _gather([self], rows, num_elements, is_aligned=False)
+        lengths, sections = _gather([self], rows, num_elements)
         sized = [
             (words, section.num_bytes(counts, num_elements.T))
             for words, section in zip(sections, schema.sections, strict=True)
@@ -152,10 +148,6 @@ class PackedRows:
         lengths = sections.pop(schema.lengths_at)
         return PackedRows(schema, num_rows, list(num_elements), lengths, sections)
 
-    def compact(self) -> PackedRows:
-        """Returns the rows without padding between blocks."""
-        return PackedRows.pack(self.unpack(), self.schema, self.num_rows) if self.is_aligned else self
-
 
 def gather_rows(
     sources: Sequence[PackedRows], positions: np.ndarray, num_elements: Sequence[int]
@@ -169,9 +161,10 @@ def gather_rows(
     """
     schema, num_rows = sources[0].schema, len(positions)
     chunk_elements = np.array([num_elements], dtype=np.int64)
-    lengths, sections = _gather(sources, [positions], chunk_elements, is_aligned=True)
-    lengths = lengths.view(schema.num_keys, num_rows)
-    return PackedRows(schema, num_rows, list(num_elements), lengths, sections, is_aligned=True)
+    lengths, sections = _gather(sources, [positions], chunk_elements)
+    return PackedRows(
+        schema, num_rows, list(num_elements), lengths.view(schema.num_keys, num_rows), sections
+    )
 
 
 def select_from(sources: Sequence[PackedRows], positions: np.ndarray) -> PackedRows:
@@ -181,32 +174,30 @@ def select_from(sources: Sequence[PackedRows], positions: np.ndarray) -> PackedR
 
 
 def _gather(
-    sources: Sequence[PackedRows], chunks: Sequence[np.ndarray], num_elements: np.ndarray, is_aligned: bool
+    sources: Sequence[PackedRows], chunks: Sequence[np.ndarray], num_elements: np.ndarray
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
     """Copies chunks of rows, with as many device operations for many chunks as for one.
 
     `chunks` are positions among all rows of all sources, int64 `[selected]` each; `num_elements` is int64
-    `[chunks, jagged fields]`. Jagged blocks of a single chunk can be padded. Returns lengths, flat, and the
-    words of each section; in each tensor one chunk follows another.
+    `[chunks, jagged fields]`. Returns lengths, flat, and the words of each section; in each tensor one chunk
+    follows another.
     """
-    schema, sources = sources[0].schema, [source.compact() for source in sources]
-    num_rows, all_elements = np.array([source.num_rows for source in sources]), num_elements.sum(0).tolist()
-    padding = [section.padding(all_elements) if is_aligned else [] for section in schema.sections]
+    schema, num_rows = sources[0].schema, np.array([source.num_rows for source in sources])
+    all_elements = num_elements.sum(0).tolist()
     keys = np.arange(schema.num_keys)[:, None] * num_rows.sum()
     indices = [np.concatenate(chunks), np.concatenate([(keys + rows).ravel() for rows in chunks])]
-    for section, section_padding in zip(schema.sections, padding, strict=True):
+    for section in schema.sections:
         if not section.is_dense:
-            indices += _segments(section, num_rows, chunks, section_padding)
+            indices += _segments(section, num_rows, chunks)
     in_order, key_indices, *section_indices = to_device_together(indices, sources[0].lengths.device)
     segments = iter(section_indices)
     lengths = _together([source.lengths for source in sources], 1).view(-1)
-    sizes = torch.cat([torch.arange(-1, 2, dtype=torch.int32, device=lengths.device), lengths])
     selected = []
     for number, section in enumerate(schema.sections):
         words, rows = _together([source.sections[number] for source in sources]), in_order
         if not section.is_dense:
-            total = section.size(None, all_elements) + sum(padding[number])
-            rows = _elements(sizes, next(segments), next(segments), total)
+            total = section.size(None, all_elements)
+            rows = _elements(lengths, next(segments), next(segments), total)
         if section.words == 1:  # torch selects from flat tensors faster
             selected.append(words.view(-1).index_select(0, rows).view(-1, 1))
         else:
@@ -215,42 +206,35 @@ def _gather(
 
 
 def _segments(
-    section: Section, num_rows: np.ndarray, chunks: Sequence[np.ndarray], padding: Sequence[int]
+    section: Section, num_rows: np.ndarray, chunks: Sequence[np.ndarray]
 ) -> tuple[np.ndarray, np.ndarray]:
     """Works out which segments of a jagged section to gather: the elements of one key of one row each.
 
-    Segments are numbered source by source, column by column, row by row, from 3 on. Segment 0 is an element
-    of padding, at the start of the section, 1 takes back the place that it takes, and 2 is empty.
+    Segments are numbered source by source, column by column, row by row.
 
     Args:
         section, chunks: as in `_gather`.
         num_rows: int64 `[sources]`, rows of each source.
-        padding: for each block the elements of padding after it; empty for none.
 
     Returns:
-        int64 `[segments]`: where each segment's size is among -1, 0, 1 and all lengths. And int64 `[chosen]`:
-        the segments to gather, chunk by chunk, column by column, row by row.
+        int64 `[segments]`: where each segment's size is among all lengths. And int64 `[chosen]`: the segments
+        to gather, chunk by chunk, column by column, row by row.
     """
     positions, ends, num_columns = np.concatenate(chunks), num_rows.cumsum(), len(section.keys)
-    firsts, lengths_at = ends - num_rows, 3 + section.keys[:, None] * ends[-1]
+    firsts, lengths_at = ends - num_rows, section.keys[:, None] * ends[-1]
     sizes_at = [(lengths_at + np.arange(*rows)).ravel() for rows in zip(firsts, ends, strict=True)]
     source = np.searchsorted(ends, positions, side="right")
-    first_column = 3 + firsts[source] * (num_columns - 1) + positions
+    first_column = firsts[source] * (num_columns - 1) + positions
     chosen = first_column + np.arange(num_columns)[:, None] * num_rows[source]
-    if any(padding):
-        padding_of_columns = np.zeros(num_columns, dtype=np.int64)
-        np.add.at(padding_of_columns, section.last_columns, padding)
-        added = np.where(np.arange(max(padding)) < padding_of_columns[:, None], 0, 2)
-        chosen = np.concatenate([chosen, added], 1)
-    elif len(chunks) > 1:
+    if len(chunks) > 1:
         bounds = np.cumsum([len(rows) for rows in chunks])[:-1]
         chosen = np.concatenate([chunk.ravel() for chunk in np.split(chosen, bounds, 1)])
-    return np.concatenate([[2, 0, 1], *sizes_at]), chosen.ravel()
+    return np.concatenate(sizes_at), chosen.ravel()
 
 
-def _elements(sizes: torch.Tensor, sizes_at: torch.Tensor, chosen: torch.Tensor, total: int) -> torch.Tensor:
+def _elements(lengths: torch.Tensor, sizes_at: torch.Tensor, chosen: torch.Tensor, total: int) -> torch.Tensor:
     """int64 `[total]`: the elements in the chosen segments, as `_segments` returns them."""
-    segment_sizes = sizes.index_select(0, sizes_at)
+    segment_sizes = lengths.index_select(0, sizes_at)
     starts = segment_sizes.cumsum(0, dtype=torch.int64) - segment_sizes
     return spread(starts.index_select(0, chosen), segment_sizes.index_select(0, chosen), total)
 
@@ -258,16 +242,20 @@ def _elements(sizes: torch.Tensor, sizes_at: torch.Tensor, chosen: torch.Tensor,
 def _block_words(
     words: torch.Tensor, section: Section, num_elements: Sequence[int], missing: int
 ) -> list[torch.Tensor]:
-    """Returns the words of each block, contiguous and aligned, with `missing` rows of padding."""
-    if not section.is_dense:
-        counts = [num_elements[block.jagged_field] for block in section.blocks]
-        padded = words.split([sum(each) for each in zip(counts, section.padding(num_elements), strict=True)])
-        return [part[:count] for part, count in zip(padded, counts, strict=True)]
-    words = F.pad(words, (0, 0, 0, missing)) if missing else words
-    if len(section.blocks) == 1:
-        return [words]
-    columns = words.split([block.words for block in section.blocks], 1)
-    return [part.clone(memory_format=torch.contiguous_format) for part in columns]
+    """Returns the words of each block, contiguous and in memory of their own, with `missing` rows of padding."""
+    if section.is_dense:
+        words = F.pad(words, (0, 0, 0, missing)) if missing else words
+        parts = words.split([block.words for block in section.blocks], 1)
+    else:
+        parts = words.split([num_elements[block.jagged_field] for block in section.blocks])
+    return [_in_own_memory(part) for part in parts]
+
+
+def _in_own_memory(words: torch.Tensor) -> torch.Tensor:
+    """Returns contiguous words, copied unless they are all that their memory holds."""
+    if words.untyped_storage().nbytes() == words.nbytes:
+        return words
+    return words.clone(memory_format=torch.contiguous_format)
 
 
 def key_lengths(fields: Mapping[str, Any], schema: RowSchema, num_rows: int) -> torch.Tensor:

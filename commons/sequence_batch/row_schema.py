@@ -19,7 +19,6 @@ FieldValue: TypeAlias = torch.Tensor | JaggedTensor | KeyedJaggedTensor
 
 WORD_DTYPES: dict[int, torch.dtype] = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
 LENGTH_WIDTH = 4  # lengths travel as int32
-FIELD_ALIGNMENT = 16  # what kernels that load vectors of words expect of the tensors they are given
 BUFFER_ALIGNMENT = max(WORD_DTYPES)
 
 
@@ -124,13 +123,11 @@ class Section:
 
     Attributes:
         keys: int64 `[columns]`: for each key of each jagged block its index among the keys of all fields.
-        last_columns: int64 `[blocks]`: where in `keys` the last of each block is.
     """
 
     blocks: tuple[Block, ...]
     is_dense: bool
     keys: np.ndarray
-    last_columns: np.ndarray
 
     @cached_property
     def width(self) -> int:
@@ -143,7 +140,7 @@ class Section:
         return sum(block.words for block in self.blocks) if self.is_dense else self.blocks[0].words
 
     def size(self, num_rows: Any, num_elements: Any) -> Any:
-        """Returns the rows or elements in the section, without padding; integers or arrays, as given.
+        """Returns the rows or elements in the section; integers or arrays, as given.
 
         Args:
             num_rows: rows.
@@ -154,13 +151,6 @@ class Section:
     def num_bytes(self, num_rows: Any, num_elements: Any) -> Any:
         """Returns the bytes of `size` rows or elements."""
         return self.size(num_rows, num_elements) * self.width * self.words
-
-    def padding(self, num_elements: Sequence[int]) -> list[int]:
-        """Returns the elements to add to each jagged block so that the next starts at 16 bytes."""
-        if self.is_dense:
-            return []
-        unit = FIELD_ALIGNMENT // math.gcd(self.width * self.words, FIELD_ALIGNMENT)
-        return [-num_elements[block.jagged_field] % unit for block in self.blocks]
 
 
 @dataclass(frozen=True)
@@ -207,8 +197,7 @@ class RowSchema:
         sections = []
         for (_, size), blocks in sorted(members.items()):
             block_keys = [keys[block.jagged_field] for block in blocks] if size else [np.arange(0)]
-            last = np.cumsum(list(map(len, block_keys))) - 1
-            sections.append(Section(tuple(blocks), not size, np.concatenate(block_keys), last))
+            sections.append(Section(tuple(blocks), not size, np.concatenate(block_keys)))
         return tuple(sections)
 
     def _blocks(self, field: FieldSchema) -> list[Block]:

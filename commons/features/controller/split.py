@@ -29,7 +29,6 @@ from ...sequence_batch.packed_rows import (
     row_elements,
     select_from,
 )
-from ...sequence_batch.row_schema import FieldValue, with_parts
 from .array_view import join_arrays, view_with_arrays
 
 Batch = TypeVar("Batch")
@@ -119,8 +118,7 @@ def split_balanced(
     sums = _sums(elements, partition)
     for samples, num_elements, num_rows in zip(partition, sums, chunk_rows, strict=True):
         fields = gather_rows([packed], samples, num_elements).unpack(num_rows)
-        own = {name: _in_own_memory(value) for name, value in fields.items()}
-        chunks.append(view.with_rows(own, num_rows, len(samples)))
+        chunks.append(view.with_rows(fields, num_rows, len(samples)))
     return chunks, SplitOrder(tuple(partition), batch_size, chunk_rows, frozenset(shared))
 
 
@@ -235,16 +233,6 @@ def _pack_chunk(view: BatchView, chunk: int, num_rows: int) -> PackedRows:
             "of the chunk, padding rows included"
         )
     return packed
-
-
-def _in_own_memory(value: FieldValue) -> FieldValue:
-    """Returns the value, copied where its memory holds more, which pickle would take along."""
-    if isinstance(value, torch.Tensor):
-        return value.clone() if value.untyped_storage().nbytes() > value.nbytes else value
-    parts = {"values": value.values(), "lengths": value.lengths(), "weights": value.weights_or_none()}
-    return with_parts(
-        value, **{name: _in_own_memory(part) for name, part in parts.items() if part is not None}
-    )
 
 
 def _check_one_per_row(name: str, shape: tuple[int, ...], num_rows: int, num_real: int) -> None:

@@ -36,8 +36,8 @@ def micro_batches(shuffler: BatchShuffler, batch: Batch, plan: ShufflePlan) -> l
         return [batch]
     view = shuffler.view(batch)
     if not (plan.num_placed[rank] or view.pads):
-        # A rank without samples runs its only row once for each micro-batch.
-        return [batch] * plan.step[COUNT]
+        # A rank without samples runs its only row once for each micro-batch, which may change it in place.
+        return [view.copy() for _ in range(plan.step[COUNT])]
     packed, own = view.packed(), plan.computed_by(rank)
     elements, row_counts = plan.rows.num_elements[own], plan.rows.row_counts[own]
     parts = []

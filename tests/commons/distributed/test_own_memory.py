@@ -1,0 +1,65 @@
+"""Each field that the library makes has memory of its own."""
+
+from __future__ import annotations
+
+import pickle
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+
+from commons.distributed import BatchShuffler
+from tests.commons.distributed.shufflers import FieldShuffler
+from tests.drawn_batches import draw_batch, sample_contents, tensors_of
+from tests.on_ranks import on_ranks
+from tests.own_memory import check_own_memory
+
+
+@pytest.mark.parametrize("labels", ["keyed", "dense", "flat"])
+@pytest.mark.parametrize("exchange", ["all_to_all", "all_gather"])
+@on_ranks(2)
+def test_exchanged_fields_can_be_freed_or_changed_one_by_one(exchange, labels):
+    shuffler, rank = FieldShuffler(exchange=exchange), dist.get_rank()
+    for real in (4, 2, 0):
+        rng = np.random.default_rng((rank, real))
+        loaded = draw_batch(rng, 1000 * rank, 4, real if rank else 4, labels)
+        before = sample_contents(loaded)
+        batch = shuffler.shuffle(loaded)
+        check_own_memory(batch, loaded, shuffler.padding_batch())
+        features = batch.features.values().tolist()
+        for tensor in tensors_of(batch)[1:]:
+            if tensor.data_ptr() != batch.features.values().data_ptr():
+                tensor.untyped_storage().resize_(0)
+        assert batch.features.values().tolist() == features and sample_contents(loaded) == before
+
+
+class DictShuffler(BatchShuffler):
+    def get_workloads(self, batch):
+        return batch["cost"]
+
+
+@on_ranks(2)
+def test_a_field_in_place_or_pickled_takes_no_other_along():
+    rank = dist.get_rank()
+    batch = DictShuffler().shuffle(
+        {
+            "cost": torch.arange(8) + 8 * rank,
+            "ids": torch.arange(8) * 10,
+            "scores": torch.rand(8, dtype=torch.float64),
+            "labels": torch.zeros(8, dtype=torch.int64),
+        }
+    )
+    weight = torch.ones(8, dtype=torch.float64, requires_grad=True)
+    loss = (weight * batch["scores"]).sum()
+    batch["labels"] += 1
+    loss.backward()
+    assert weight.grad.equal(batch["scores"])
+    assert batch["ids"].remainder(10).eq(0).all()
+    assert len(pickle.dumps(batch["labels"])) < 600
+
+
+def test_selected_rows_share_no_memory():
+    loaded = draw_batch(np.random.default_rng(0), 0, 6, 5)
+    check_own_memory(loaded.index_select([3, 1, 5]), loaded)
+    check_own_memory(loaded.index_select([]), loaded)
