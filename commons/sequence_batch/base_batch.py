@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self, cast
 
@@ -13,6 +13,7 @@ import torch
 from . import containers
 from .optional_types import JaggedTensor, KeyedJaggedTensor, Pipelineable
 from .packed_rows import PackedRows, check_jagged_fields, select_from
+from .row_lists import lists_of, select_entries
 from .row_schema import FieldValue, RowSchema
 
 if TYPE_CHECKING:
@@ -46,8 +47,8 @@ class BaseBatch(Pipelineable):
 
     features: KeyedJaggedTensor
     batch_size: int
-    feature_to_max_seqlen: dict[str, int]
-    contextual_feature_names: list[str] = field(default_factory=list)
+    feature_to_max_seqlen: dict[str, int] = field(metadata={"per_sample": False})
+    contextual_feature_names: list[str] = field(default_factory=list, metadata={"per_sample": False})
     labels: KeyedJaggedTensor | torch.Tensor | None = None
     actual_batch_size: int | None = None
 
@@ -92,13 +93,14 @@ class BaseBatch(Pipelineable):
         """Returns this batch with other rows; `per_sample` replaces fields of `per_sample_fields`."""
         if "labels" in per_sample and self._labels_are_flat():
             per_sample = per_sample | {"labels": cast(torch.Tensor, per_sample["labels"]).flatten()}
-        sizes: dict[Hashable, int] = {"batch_size": batch_size, "actual_batch_size": actual_batch_size}
+        sizes: dict[str, int] = {"batch_size": batch_size, "actual_batch_size": actual_batch_size}
         return containers.with_fields(self, per_sample, sizes)
 
     def index_select(self, indices: torch.Tensor | Sequence[int]) -> Self:
         """Returns the batch of the given rows, in the given order; rows may repeat or be left out.
 
-        Padding rows may be selected after all real ones. An empty selection gives one padding row. On CUDA
+        So are entries of a list with one per row, or per sample. Padding rows may be selected after all real
+        ones. An empty selection gives one padding row. On CUDA
         this synchronizes host and device; the exchange, which must not, selects rows in another way.
 
         Raises:
@@ -129,7 +131,13 @@ class BaseBatch(Pipelineable):
         fields, out_rows = self.per_sample_fields(), max(len(rows), 1)
         check_jagged_fields(fields)
         packed = select_from([PackedRows.pack(fields, RowSchema.of(fields), self.batch_size)], rows.numpy())
-        return self.with_fields(packed.unpack(out_rows), out_rows, num_real)
+        selected = self.with_fields(packed.unpack(out_rows), out_rows, num_real)
+        lists = {
+            path: select_entries(entries, rows.tolist(), out_rows)
+            for path, entries in lists_of(self).items()
+            if len(entries) in (self.batch_size, self.num_samples)
+        }
+        return containers.transform(selected, lambda _, leaf: leaf, at=lists) if lists else selected
 
     def num_tokens(self) -> torch.Tensor:
         """Returns the ids of each row over all sparse features, which are looked up, `[batch_size]` int64."""

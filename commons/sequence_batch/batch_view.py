@@ -54,7 +54,7 @@ class BatchView:
         Raises:
             TypeError: nothing in the batch has rows, or something would stay behind when samples move.
         """
-        if fields := containers.fields_of(self.batch, self._shared):
+        if fields := self._fields():
             return fields
         raise TypeError(
             f"{containers.type_name(self.batch)} has no rows to place; expected a BaseBatch, or tensors, "
@@ -62,6 +62,9 @@ class BatchView:
             "dataclasses, dicts, TensorDicts, lists and (named) tuples. Take another type apart with "
             f"{NAME}.sequence_batch.register_batch_type"
         )
+
+    def _fields(self) -> dict[str, FieldValue]:
+        return containers.fields_of(self.batch, self._shared)
 
     @cached_property
     def num_rows(self) -> int:
@@ -180,8 +183,7 @@ class _PaddedView(BatchView):
     pads = True
     batch: BaseBatch
 
-    @cached_property
-    def fields(self) -> dict[str, FieldValue]:
+    def _fields(self) -> dict[str, FieldValue]:
         return self.batch.per_sample_fields()
 
     @cached_property

@@ -180,10 +180,11 @@ def _replace_tensordict(value: TensorDictBase, parts: Parts) -> TensorDict:
         device = changed[0].device
     made = TensorDict({}, batch_size=batch_size, device=device, names=value.names if batch_size else None)
     for key, part in _tensordict_parts(value).items():
-        if isinstance(part, NonTensorData):
-            made.set_non_tensor(key, part.data)
+        part = parts.get(key, part)
+        if isinstance(part, NonTensorData | list | tuple):
+            made.set_non_tensor(key, part.data if isinstance(part, NonTensorData) else part)
         else:
-            made.set(key, parts.get(key, part))
+            made.set(key, part)
     return made.lock_() if value.is_locked else made
 
 

@@ -8,14 +8,13 @@ added by `register_batch_type`. A leaf is named by its path, as in `sparse.ids`,
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar, cast
 
 import numpy as np
 import torch
 
 from .container_types import (
     TAKE_APART,
-    Parts,
     container_type,
     is_plain,
     join_path,
@@ -40,6 +39,7 @@ _EXACT_TYPES = (torch.Tensor, MemoryMappedTensor, JaggedTensor, KeyedJaggedTenso
 _REFUSED_DTYPES = {torch.qint8, torch.qint32, torch.quint8, torch.quint4x2, torch.quint2x4} | {
     getattr(torch, f"{sign}int{bits}") for sign in ("", "u") for bits in range(1, 8)
 }
+_NOTHING: Mapping[str, Any] = {}
 _PLAINEST = frozenset({type(None), bool, int, float, str})  # skipped without a look
 
 
@@ -72,24 +72,25 @@ def transform(
     value: Any,
     function: Callable[[str, Any], Any],
     path: str = "",
-    values: Parts | None = None,
+    at: Mapping[str, Any] = _NOTHING,
     kinds: Any = Leaf,
 ) -> Any:
     """Returns the batch with every leaf, shared ones too, replaced by `function(path, leaf)`.
 
-    Containers without a changed leaf are kept as they are. `values` replace parts of the outermost container.
-    `kinds` are the types of leaves.
+    Containers without a changed leaf are kept as they are. Parts at the paths in `at` are replaced as they
+    are. `kinds` are the types of leaves.
     """
+    if path in at:
+        return at[path]
     container = None if isinstance(value, Leaf) else container_type(value)
     if container is None:
         return function(path, value) if isinstance(value, kinds) else value
     changed = {
         key: new
         for key, part in container.parts(value).items()
-        if type(part) not in _PLAINEST
-        and (new := transform(part, function, join_path(path, key), None, kinds)) is not part
+        if (at or type(part) not in _PLAINEST)
+        and (new := transform(part, function, join_path(path, key), at, kinds)) is not part
     }
-    changed.update(values or {})
     return container.replaced(value, changed) if changed else value
 
 
@@ -150,17 +151,17 @@ def fields_of(batch: Any, shared: Collection[str] = ()) -> dict[str, FieldValue]
     return fields
 
 
-def with_fields(batch: Batch, fields: Mapping[str, FieldValue], values: Parts | None = None) -> Batch:
+def with_fields(batch: Batch, fields: Mapping[str, FieldValue], at: Mapping[str, Any] = _NOTHING) -> Batch:
     """Returns the batch with other values for some of its fields, or arrays; the inverse of `fields_of`.
 
-    `values` replace other parts of the batch itself, by key.
+    `at` replaces other parts of the batch, by path.
     """
 
     def replaced(path: str, leaf: Any) -> Any:
         name = field_name(path, leaf)
         return like(fields[name], leaf) if name in fields else leaf
 
-    return transform(batch, replaced, values=values, kinds=Leaf | np.ndarray)
+    return transform(batch, replaced, at=at, kinds=Leaf | np.ndarray)
 
 
 def arrays_of(value: Any, shared: Collection[str] = (), path: str = "") -> dict[str, np.ndarray]:
@@ -195,12 +196,14 @@ def as_field(value: Any) -> FieldValue:
         field = value.values()
     elif isinstance(value, torch.Tensor) and value.is_nested:
         nested: Any = value
-        if value.layout != torch.jagged or nested._ragged_idx != 1 or nested.lengths() is not None:
+        if value.layout != torch.jagged or nested.lengths() is not None:
             raise TypeError(
-                "a nested tensor has to have layout torch.jagged, its rows ragged in dim 1 and without "
-                "holes, to be placed row by row"
+                "a nested tensor has to have layout torch.jagged, and its rows no holes between them, to be "
+                "placed row by row: make it again by "
+                "torch.nested.nested_tensor(list(rows), layout=torch.jagged)"
             )
-        field = JaggedTensor(values=nested.values(), lengths=nested.offsets().diff())
+        values = nested.values().movedim(nested._ragged_idx - 1, 0)
+        field = JaggedTensor(values=values, lengths=nested.offsets().diff())
     part_tensors = (field,) if isinstance(field, torch.Tensor) else (field.values(), field.weights_or_none())
     for part in part_tensors:
         if part is not None:
@@ -213,7 +216,9 @@ def like(field: FieldValue, leaf: Any) -> Any:
     if isinstance(leaf, KeyedTensor):
         return KeyedTensor(leaf.keys(), leaf.length_per_key(), field)
     if isinstance(leaf, torch.Tensor) and leaf.is_nested and isinstance(field, JaggedTensor):
-        return torch.nested.nested_tensor_from_jagged(field.values(), field.offsets())
+        ragged_dim = cast(Any, leaf)._ragged_idx
+        values = field.values().movedim(0, ragged_dim - 1)
+        return torch.nested.nested_tensor_from_jagged(values, field.offsets(), jagged_dim=ragged_dim)
     return field
 
 
@@ -259,6 +264,8 @@ def field_name(path: str, leaf: Leaf | np.ndarray) -> str:
     """Returns the name of a leaf's field: its path, with what sources must agree on."""
     if isinstance(leaf, np.ndarray):
         return f"{path} (array)"
+    if isinstance(leaf, torch.Tensor) and leaf.is_nested and getattr(leaf, "_ragged_idx", 1) != 1:
+        return f"{path}(ragged in dim {cast(Any, leaf)._ragged_idx})"
     if not isinstance(leaf, KeyedTensor):
         return path
     keys = zip(leaf.keys(), leaf.length_per_key(), strict=True)

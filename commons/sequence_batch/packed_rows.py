@@ -162,9 +162,7 @@ def gather_rows(
     schema, num_rows = sources[0].schema, len(positions)
     chunk_elements = np.array([num_elements], dtype=np.int64)
     lengths, sections = _gather(sources, [positions], chunk_elements)
-    return PackedRows(
-        schema, num_rows, list(num_elements), lengths.view(schema.num_keys, num_rows), sections
-    )
+    return PackedRows(schema, num_rows, list(num_elements), lengths.view(schema.num_keys, num_rows), sections)
 
 
 def select_from(sources: Sequence[PackedRows], positions: np.ndarray) -> PackedRows:
@@ -232,7 +230,9 @@ def _segments(
     return np.concatenate(sizes_at), chosen.ravel()
 
 
-def _elements(lengths: torch.Tensor, sizes_at: torch.Tensor, chosen: torch.Tensor, total: int) -> torch.Tensor:
+def _elements(
+    lengths: torch.Tensor, sizes_at: torch.Tensor, chosen: torch.Tensor, total: int
+) -> torch.Tensor:
     """int64 `[total]`: the elements in the chosen segments, as `_segments` returns them."""
     segment_sizes = lengths.index_select(0, sizes_at)
     starts = segment_sizes.cumsum(0, dtype=torch.int64) - segment_sizes

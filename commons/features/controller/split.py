@@ -29,7 +29,8 @@ from ...sequence_batch.packed_rows import (
     row_elements,
     select_from,
 )
-from .array_view import join_arrays, view_with_arrays
+from ...sequence_batch.row_lists import check_no_samples
+from ...sequence_batch.row_objects import join_objects, view_with_objects
 
 Batch = TypeVar("Batch")
 
@@ -96,9 +97,10 @@ def split_balanced(
     """
     check_count("num_chunks", num_chunks)
     shared = workloads.shared_fields if isinstance(workloads, BatchShuffler) else ()
-    view = view_with_arrays(batch, shared)
+    view = view_with_objects(batch, shared)
     check_jagged_fields(view.fields)
     containers.check_replaceable(batch)
+    check_no_samples(batch, view.num_rows, shared)
     batch_size, num_real = view.num_rows, view.num_samples
     if isinstance(workloads, BatchShuffler):
         shown = view.view(view.to_host()).with_long_lengths()
@@ -119,7 +121,8 @@ def split_balanced(
     for samples, num_elements, num_rows in zip(partition, sums, chunk_rows, strict=True):
         fields = gather_rows([packed], samples, num_elements).unpack(num_rows)
         chunks.append(view.with_rows(fields, num_rows, len(samples)))
-    return chunks, SplitOrder(tuple(partition), batch_size, chunk_rows, frozenset(shared))
+    all_share = frozenset([*shared, *view.shared_lists])
+    return chunks, SplitOrder(tuple(partition), batch_size, chunk_rows, all_share)
 
 
 def merge(batches: Sequence[Batch], order: SplitOrder) -> Batch:
@@ -147,11 +150,13 @@ def merge(batches: Sequence[Batch], order: SplitOrder) -> Batch:
             "in the order in which split_balanced returned them"
         )
     first_rows = np.cumsum([0, *order.chunk_rows]).tolist()
-    views: list[BatchView] = []
+    views = []
     sources: list[PackedRows] = []
     for chunk, batch in enumerate(batches):
-        views.append(view_with_arrays(batch, order.shared_fields, first_rows[chunk]))
-        packed = _pack_chunk(views[chunk], chunk, order.chunk_rows[chunk])
+        num_rows = order.chunk_rows[chunk]
+        views.append(view_with_objects(batch, order.shared_fields, first_rows[chunk], num_rows))
+        packed = _pack_chunk(views[chunk], chunk, num_rows)
+        check_no_samples(batch, num_rows, order.shared_fields)
         if sources and (difference := sources[0].schema.difference(packed.schema)):
             raise ValueError(
                 f"batches 0 and {chunk} differ: {difference}; give merge the same fields of all chunks"
@@ -160,7 +165,7 @@ def merge(batches: Sequence[Batch], order: SplitOrder) -> Batch:
     positions = np.empty(order.num_samples.sum(), dtype=np.int64)
     for first, samples in zip(first_rows, order.partition, strict=False):
         positions[samples] = first + np.arange(len(samples))
-    join_arrays(views)
+    join_objects(views)
     return views[0].unpack(select_from(sources, positions), order.batch_size)
 
 

@@ -1,0 +1,134 @@
+"""The rows of a batch that one process holds whole, where arrays and lists have rows, too."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+
+from . import containers
+from .base_batch import BaseBatch
+from .batch_view import BatchView, _PaddedView
+from .row_lists import PlainList, lists_of, select_entries
+from .row_schema import FieldValue
+
+
+def view_with_objects(
+    batch: Any, shared: Collection[str] = (), first: int = 0, num_rows: int | None = None
+) -> _ViewWithObjects:
+    """Returns the view of a batch, with its numpy arrays of any dtype, and lists that have an entry per row.
+
+    Args:
+        batch: as `view_batch` takes it; a `BaseBatch` has no arrays.
+        shared: paths of what all samples share, of lists, too.
+        first: the number of the first row among those of all batches that are joined.
+        num_rows: rows of the batch, if it is known.
+    """
+    of = _PaddedWithObjects if isinstance(batch, BaseBatch) else _ViewWithObjects
+    return of(batch, shared, first, num_rows)
+
+
+def join_objects(views: Sequence[_ViewWithObjects]) -> None:
+    """Gives the first view the rows of all views' arrays and lists.
+
+    Raises:
+        ValueError: a list that has not an entry per row is not the same in all of them.
+    """
+    first = views[0]
+    for number, view in enumerate(views):
+        for path in first.shared_lists.keys() | view.shared_lists.keys():
+            here, there = first.shared_lists.get(path), view.shared_lists.get(path)
+            if here != there:
+                raise ValueError(
+                    f"batches 0 and {number} differ in {path!r}, which has not an entry for each of their "
+                    f"{first.num_rows} and {view.num_rows} rows: {here!r:.60} and {there!r:.60}"
+                )
+    for path in first.arrays:
+        first.arrays[path] = np.concatenate([view.arrays[path] for view in views])
+    for path, entries in first.lists.items():
+        joined = [entry for view in views for entry in _padded(view.lists[path], view.num_rows)]
+        first.lists[path] = tuple(joined) if isinstance(entries, tuple) else joined
+
+
+class _ViewWithObjects(BatchView):
+    """Rows of tensors, arrays and lists; the field of an array or list is the numbers of its rows, from 1 on,
+    0 for padding.
+
+    Attributes:
+        arrays: those with one row per sample, by path.
+        lists: those with an entry per row, or per sample, by path.
+        shared_lists: all others.
+    """
+
+    def __init__(self, batch: Any, shared: Collection[str], first: int, num_rows: int | None) -> None:
+        is_padded = isinstance(batch, BaseBatch)
+        self.arrays = {} if is_padded else containers.arrays_of(batch, shared)
+        self._first, self._given = first, shared
+        super().__init__(batch, {*shared, *self.arrays})
+        every = {path: of for path, of in lists_of(batch, shared).items() if not isinstance(of, dict)}
+        if num_rows is None and not is_padded:
+            num_rows = self._count_rows(every)
+        counts = {batch.batch_size, batch.num_samples} if is_padded else {num_rows}
+        self.lists: dict[str, PlainList] = {path: of for path, of in every.items() if len(of) in counts}
+        self.shared_lists = {path: of for path, of in every.items() if path not in self.lists}
+
+    def _count_rows(self, lists: Mapping[str, PlainList]) -> int | None:
+        """Returns the rows of tensors and arrays; without any, those of lists, if these agree."""
+        if fields := containers.fields_of(self.batch, self._shared):
+            value = next(iter(fields.values()))
+            return BatchView({"": value}).num_rows
+        counts = {len(of) for of in (*self.arrays.values(), *lists.values())}
+        return counts.pop() if len(counts) == 1 else None
+
+    def _fields(self) -> dict[str, FieldValue]:
+        fields = dict(super()._fields())
+        some = next(iter(fields.values()), torch.empty(0, device="cpu"))
+        device = (some if isinstance(some, torch.Tensor) else some.values()).device
+        objects = {containers.field_name(path, array): len(array) for path, array in self.arrays.items()}
+        objects |= {_name(path): len(entries) for path, entries in self.lists.items()}
+        rows = self.batch.batch_size if isinstance(self.batch, BaseBatch) else None
+        for name, count in objects.items():
+            numbers = torch.arange(1, (rows or count) + 1, device=device)
+            fields[name] = (self._first + numbers) * (numbers <= count)
+        return fields
+
+    def view(self, batch: Any) -> BatchView:
+        """Returns the view of a batch of this kind, which may have arrays and lists, too."""
+        return view_with_objects(batch, self._given, self._first)
+
+    def with_rows(self, fields: dict[str, FieldValue], batch_size: int, num_samples: int) -> Any:
+        """Returns the batch with other rows, in arrays and lists those that fields number; None or zero in
+        padding."""
+        arrays: dict[str, Any] = {}
+        for path, array in self.arrays.items():
+            name = containers.field_name(path, array)
+            if name in fields:
+                numbers = fields[name].cpu().numpy()
+                empty = None if array.dtype == object else np.zeros((), array.dtype)
+                arrays[name] = np.full((len(numbers), *array.shape[1:]), empty, array.dtype)
+                arrays[name][numbers > 0] = array[numbers[numbers > 0] - 1]
+        made = super().with_rows(fields | arrays, batch_size, num_samples)
+        lists: dict[str, Any] = {}
+        for path, entries in self.lists.items():
+            if _name(path) in fields:
+                numbers = fields[_name(path)].cpu().numpy()
+                real = numbers[numbers > 0] - 1
+                lists[path] = select_entries(entries, real, len(numbers))
+        return containers.transform(made, lambda _, leaf: leaf, at=lists) if lists else made
+
+
+class _PaddedWithObjects(_ViewWithObjects, _PaddedView):
+    @cached_property
+    def num_rows(self) -> int:
+        return self.batch.batch_size
+
+
+def _name(path: str) -> str:
+    return f"{path} (list)"
+
+
+def _padded(entries: Any, num_rows: int) -> list[Any]:
+    return [*entries, *[None] * (num_rows - len(entries))]
