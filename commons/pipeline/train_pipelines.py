@@ -191,8 +191,10 @@ class ShuffleStageMixin(_WithStage):
         self._stage.reset()
 
     def progress(self, dataloader_iter: Iterator[Any]) -> Any:
-        """Runs one step as TorchRec's pipeline does. After StopIteration the next call starts an epoch, also on
-        the same iterator object."""
+        """Runs one step as TorchRec's pipeline does.
+
+        After StopIteration, the next call starts an epoch, also on the same iterator object.
+        """
         try:
             return super().progress(dataloader_iter)  # type: ignore[misc]
         except StopIteration:

@@ -14,6 +14,7 @@ from . import containers
 from .optional_types import JaggedTensor, KeyedJaggedTensor, Pipelineable
 from .packed_rows import PackedRows, check_jagged_fields, select_from
 from .row_lists import lists_of, select_entries
+from .row_remedies import PER_SAMPLE, remedy_for_field
 from .row_schema import FieldValue, RowSchema
 
 if TYPE_CHECKING:
@@ -65,12 +66,13 @@ class BaseBatch(Pipelineable):
                 f"actual_batch_size is {self.actual_batch_size}; expected 0 to batch_size = {self.batch_size}"
             )
         self._check_flat_labels(self.actual_batch_size)
-        for name, value in self.per_sample_fields().items():
+        fields = self.per_sample_fields()
+        for name, value in fields.items():
             rows = num_rows(name, value)
             if rows != self.batch_size:
                 raise ValueError(
-                    f"{type(self).__name__}.{name} has {rows} rows, expected batch_size = {self.batch_size}; "
-                    'mark a tensor that all samples share with field(metadata={"per_sample": False})'
+                    f"{type(self).__name__}.{name} has {rows} rows, expected batch_size = {self.batch_size}. "
+                    f"{remedy_for_field(name, fields, self.batch_size, PER_SAMPLE)}"
                 )
 
     @property

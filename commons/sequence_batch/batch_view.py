@@ -13,6 +13,8 @@ from .. import NAME
 from . import containers
 from .base_batch import BaseBatch, num_rows
 from .packed_rows import PackedRows, gather_rows, select_from
+from .row_lists import check_no_samples, hash_lists, hash_shared, lists_of
+from .row_remedies import remedy_for_rows
 from .row_schema import FieldValue, RowSchema, with_parts
 
 # Integers in which squares and FLOPs of lengths wrap.
@@ -76,8 +78,8 @@ class BatchView:
         rows = {name: num_rows(name, value) for name, value in self.fields.items()}
         if len(set(rows.values())) > 1:
             raise ValueError(
-                f"fields have different numbers of rows: {rows}; each needs one row per sample. Name what "
-                "all samples share in the shuffler's shared_fields"
+                f"fields have different numbers of rows: {rows}; each needs one row per sample. "
+                f"{remedy_for_rows(self.batch, self.fields, rows)}"
             )
         return next(iter(rows.values()))
 
@@ -162,13 +164,22 @@ class BatchView:
         """Returns the batch with the row counts that a plan has, int64 `[rows]` each."""
         return self.batch
 
+    def list_hashes(self) -> dict[str, int]:
+        """Returns a hash of each list of plain values that is not declared as shared, by path."""
+        return hash_lists(lists_of(self.batch, self._shared))
+
+    def shared_hashes(self) -> dict[str, int]:
+        """Returns a hash of each tensor that is declared as shared, by path; the batch is on the host."""
+        return hash_shared(self.batch, self._shared)
+
     def check(self) -> None:
         """Checks that the batch has the shared paths, and that it can be made again with other rows.
 
         Raises:
             ValueError: it has no such path, or is a `BaseBatch`.
-            TypeError: see `containers.check_replaceable`.
+            TypeError: see `containers.check_replaceable` and `check_no_samples`.
         """
+        check_no_samples(self.batch, self.num_rows, self._shared)
         paths = containers.paths(self.batch) if self._shared else set()
         for path in sorted(set(self._shared) - paths):
             raise ValueError(
@@ -215,6 +226,7 @@ class _PaddedView(BatchView):
                 f"shared_fields names {sorted(self._shared)}, and {containers.type_name(self.batch)} is a "
                 'BaseBatch: mark what its samples share with field(metadata={"per_sample": False})'
             )
+        check_no_samples(self.batch, self.num_rows)
         containers.check_replaceable(self.batch)
 
 

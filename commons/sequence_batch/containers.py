@@ -198,7 +198,7 @@ def as_field(value: Any) -> FieldValue:
         nested: Any = value
         if value.layout != torch.jagged or nested.lengths() is not None:
             raise TypeError(
-                "a nested tensor has to have layout torch.jagged, and its rows no holes between them, to be "
+                "a nested tensor has to have layout torch.jagged, and its rows without holes, to be "
                 "placed row by row: make it again by "
                 "torch.nested.nested_tensor(list(rows), layout=torch.jagged)"
             )

@@ -61,8 +61,8 @@ class PackedRows:
     def unpack(self, num_rows: int | None = None) -> dict[str, FieldValue]:
         """Returns the fields, bit for bit as they were packed, each tensor in memory of its own.
 
-        So TorchRec may free one early, a model may change it in place, and who keeps it keeps no other. Memory
-        that holds a single field is handed over: unpack rows once.
+        So TorchRec may free one early, a model may change it in place, and who keeps it keeps no other.
+        Memory that holds a single field is handed over: unpack rows once.
 
         Args:
             num_rows: rows of the fields; those after the packed ones are padding, with zero length in jagged
@@ -242,7 +242,7 @@ def _elements(
 def _block_words(
     words: torch.Tensor, section: Section, num_elements: Sequence[int], missing: int
 ) -> list[torch.Tensor]:
-    """Returns the words of each block, contiguous and in memory of their own, with `missing` rows of padding."""
+    """Returns the words of each block in memory of their own, with `missing` rows of padding."""
     if section.is_dense:
         words = F.pad(words, (0, 0, 0, missing)) if missing else words
         parts = words.split([block.words for block in section.blocks], 1)

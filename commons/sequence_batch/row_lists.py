@@ -1,8 +1,8 @@
 """Lists of plain values in a batch, such as texts or ids of requests.
 
-A length that happens to fit tells nothing, so what a list belongs to is declared, or compared. A process that
-has the whole batch moves entries with their rows. An exchange, which sends tensors alone, takes lists that are
-equal on all ranks for shared, as names of features are, and refuses others.
+A length that happens to fit tells nothing, so what a list belongs to is declared, or compared. A process
+that has the whole batch moves entries with their rows. An exchange, which sends tensors alone, takes lists
+that are equal on all ranks for shared, as names of features are, and refuses others.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
+from .. import NAME
 from . import containers
 from .container_types import SEQUENCE, container_type, is_plain, join_path, type_name
 from .optional_types import JaggedTensor, KeyedJaggedTensor, NonTensorData
 
 PlainList: TypeAlias = list | tuple | range | dict
 
-RECIPE = "parts = refined(costs, n) of the package's partition, then [[samples[i] for i in part] for part in parts]"
+RECIPE = f"parts = {NAME}.partition.refined(costs, n); [[samples[i] for i in part] for part in parts]"
 
 
 def lists_of(value: Any, shared: Collection[str] = (), path: str = "") -> dict[str, PlainList]:
@@ -60,7 +61,7 @@ def hash_lists(lists: Mapping[str, PlainList]) -> dict[str, int]:
 
 
 def hash_shared(value: Any, shared: Collection[str] = (), path: str = "") -> dict[str, int]:
-    """Returns a hash of each tensor and array that is declared as shared, by path; the batch is on the host."""
+    """Returns a hash of each host tensor and array that is declared as shared, by path."""
     if path in shared:
         found = {}
         for below, leaf in _leaves_and_arrays(value, path):
@@ -136,7 +137,7 @@ def _is_plain_throughout(value: Any) -> bool:
     return all(_is_plain_throughout(part) for part in container.parts(value).values())
 
 
-def _kind_of(value: Any) -> Hashable:
+def _kind_of(value: Any) -> Any:
     """Returns what fields of one kind have in common, but for their number of rows."""
     if isinstance(value, torch.Tensor | np.ndarray):
         return type(value), value.dtype, value.ndim

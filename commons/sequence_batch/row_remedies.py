@@ -1,0 +1,69 @@
+"""What to do about a field that has not a row per sample, by its shape."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from .row_lists import RECIPE, are_samples
+from .row_schema import FieldValue
+
+PER_SAMPLE = 'mark it with field(metadata={"per_sample": False})'
+SHARED_FIELDS = "name it in the shuffler's shared_fields"
+
+
+def remedy_for_rows(batch: Any, fields: Mapping[str, FieldValue], rows: Mapping[str, int]) -> str:
+    """Returns what to do if fields have these different numbers of rows, by name."""
+    if are_samples(batch):
+        return (
+            f"If entries of the {type(batch).__name__} are samples, collate them to tensors with a row each, or "
+            f"divide them by {RECIPE}"
+        )
+    jagged = [rows[name] for name, value in fields.items() if not isinstance(value, torch.Tensor)]
+    expected = Counter(jagged or rows.values()).most_common(1)[0][0]
+    name = next(name for name in rows if rows[name] != expected)
+    return f"{name!r} has {rows[name]} and others {expected}. {_of(name, fields, expected, SHARED_FIELDS)}"
+
+
+def remedy_for_field(name: str, fields: Mapping[str, FieldValue], num_rows: int, declare: str) -> str:
+    """Returns what to do about a field with other than `num_rows` rows; `declare` says how it is shared."""
+    return _of(name, fields, num_rows, declare)
+
+
+def _of(name: str, fields: Mapping[str, FieldValue], num_rows: int, declare: str) -> str:
+    fitting = _fitting_form(fields[name], fields, num_rows, name)
+    stays = f"If it is no data of samples, {declare}: it then stays with its rank, and never moves"
+    if fitting:
+        return f"{fitting[0].upper()}{fitting[1:]}. {stays}"
+    return f"Give it a row per sample, or make it a JaggedTensor of as many per sample as there are. {stays}"
+
+
+def _fitting_form(value: FieldValue, fields: Mapping[str, FieldValue], num_rows: int, name: str) -> str:
+    if not isinstance(value, torch.Tensor):
+        return ""
+    count = value.shape[0]
+    for other, jagged in fields.items():
+        if not isinstance(jagged, torch.Tensor) and len(jagged.values()) == count:
+            return f"if it has a number for each of {other!r}, make it a JaggedTensor with the same lengths"
+    if value.dim() == 1 and _are_offsets(value):
+        return "offsets belong to the values that they divide: make both one JaggedTensor(values, offsets=…)"
+    for other, tensor in fields.items():
+        if other != name and isinstance(tensor, torch.Tensor) and tensor.dim() == 1 and _are_offsets(tensor):
+            if int(tensor[-1]) == count:
+                return f"values that {other!r} divides: make both one JaggedTensor(values, offsets={other})"
+    if value.dim() > 1 and value.shape[1] == num_rows:
+        return "rows are in its dim 1: transpose(0, 1) puts them first"
+    if num_rows and count % num_rows == 0 and value.dim() == 1 and count:
+        return (
+            f"if it has {count // num_rows} numbers per sample, view it as [{num_rows}, {count // num_rows}]"
+        )
+    return ""
+
+
+def _are_offsets(value: torch.Tensor) -> bool:
+    if value.is_floating_point() or value.dtype == torch.bool or len(value) < 2:
+        return False
+    return int(value[0]) == 0 and bool((value.diff() >= 0).all()) and int(value[-1]) > 0
