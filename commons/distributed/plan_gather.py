@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -21,10 +22,17 @@ from .row_table import RowTable
 if TYPE_CHECKING:
     from .batch_shuffler import BatchShuffler
 
+logger = logging.getLogger(__name__)
 _OK, _NO_BATCH, _FAILED = range(3)
 # What a rank gathers begins with its status, the schema's fingerprint, its rows and real rows. Posts follow,
 # then the rows.
 _HEADER, _NUM_ROWS, _NUM_REAL = 4, 2, 3
+
+_LIST_REMEDY = (
+    "it would stay behind when its samples move. Make it a tensor of integers with a row per sample, or of texts "
+    "a JaggedTensor of their bytes. If it belongs to the rank, name it in the shuffler's shared_fields, or mark "
+    'the field of a BaseBatch with field(metadata={"per_sample": False})'
+)
 
 Counted = tuple[RowTable, RowFormat]
 
@@ -35,6 +43,8 @@ class _Offer(NamedTuple):
     rows: RowFormat
     num_rows: int  # in its batch
     real_row: dict[str, FieldValue] | None  # one of its samples; None where batches know their padding
+    lists: Mapping[str, int]  # hashes of lists that nobody declared, by path
+    shared: Mapping[str, int]  # hashes of tensors that are declared as shared
     agreed: Mapping[str, Any]  # what features have to agree on, by their names
 
 
@@ -46,12 +56,14 @@ class BatchFormat:
         rows: what is known of every row.
         padding: a batch of one row, the same on all ranks.
         pinned: whether this rank's batches are in pinned memory.
+        lists: hashes of lists that are equal on all ranks, and so are shared, by path.
         agreed: what features agreed on, by their names.
     """
 
     rows: RowFormat
     padding: BatchView
     pinned: bool
+    lists: Mapping[str, int]
     agreed: Mapping[str, Any]
 
     @property
@@ -96,6 +108,7 @@ class PlanGather:
     def __init__(self, shuffler: BatchShuffler, ranks: RankGroup) -> None:
         self._channel, self._settings = ranks.channel(), _describe_settings(shuffler)
         self._view, self._features = shuffler.view, shuffler.features
+        self._moves = shuffler.group.num_ranks > 1
         self._capacity = 0  # rows that a gather carries per rank
         self.format: BatchFormat | None = None
 
@@ -127,6 +140,9 @@ class PlanGather:
         if counted is not None and _columns(counted[1]) != _columns(expected):
             failure = failure or ValueError(f"a batch has {counted[1]}; the first one had {expected}")
             counted = None
+        if counted is not None and failure is None:
+            failure = self._changed_list(self._view(batch))
+            counted = None if failure else counted
         table = self._channel.all_gather(self._encode(counted, failure, expected, post))
         most = int(table[:, _NUM_ROWS].max())
         if most > self._capacity:
@@ -168,7 +184,8 @@ class PlanGather:
                 rows, row_format = counted
                 real_row = None if padding.pads else padding.fields
                 agreed = {of.name: of.agree(on_host.batch, row_format) for of in self._features}
-                mine = _Offer(row_format, int(rows.batch_sizes[0]), real_row, agreed)
+                lists, shared = (on_host.list_hashes(), on_host.shared_hashes()) if self._moves else ({}, {})
+                mine = _Offer(row_format, int(rows.batch_sizes[0]), real_row, lists, shared, agreed)
             except Exception as error:
                 failure = error
         sent = mine, portable(failure), self._settings, num_posted
@@ -189,6 +206,8 @@ class PlanGather:
         _raise_if_different(first.rows.schema, f"rank {ranks[0]}", schemas)
         for rank in ranks:
             _check_same_offers(ranks[0], first, rank, offers[rank])
+        if self._channel.rank == 0:
+            _warn_of_shared([offers[rank].shared for rank in ranks])
         if len(ranks) < len(offers):
             row = None if padding is None else padding.batch
             row = _broadcast(self._channel, ranks[0], row)
@@ -197,7 +216,19 @@ class PlanGather:
         if first.real_row is not None:
             padding = self._view(padding.with_rows(first.real_row, 1, 1))
         self._capacity = max(offers[rank].num_rows for rank in ranks)
-        self.format = BatchFormat(first.rows, padding, pinned, first.agreed)
+        self.format = BatchFormat(first.rows, padding, pinned, first.lists, first.agreed)
+
+    def _changed_list(self, batch: BatchView) -> Exception | None:
+        """Returns the error of a list that is not as it was in the first batch."""
+        lists = batch.list_hashes() if self._moves else {}
+        agreed = self.format.lists if self.format else {}
+        for path in sorted(agreed.keys() | lists.keys()):
+            if agreed.get(path) != lists.get(path):
+                return ValueError(
+                    f"{path or 'a batch'} is a list that was equal on all ranks in the first batch, and has "
+                    f"changed since: {_LIST_REMEDY}"
+                )
+        return None
 
     def _raise_if_any_failed(
         self, table: np.ndarray, counted: Counted | None, failure: Exception | None, schema: RowSchema
@@ -236,6 +267,9 @@ def _check_same_settings(settings: Sequence[Mapping[str, str]]) -> None:
 
 
 def _check_same_offers(first: int, agreed: _Offer, rank: int, offer: _Offer) -> None:
+    for path in sorted(agreed.lists.keys() | offer.lists.keys()):
+        if agreed.lists.get(path) != offer.lists.get(path):
+            raise ValueError(f"{path} is a list that differs on the ranks {first} and {rank}: {_LIST_REMEDY}")
     for name, value in offer.agreed.items():
         if value != agreed.agreed[name]:
             raise ValueError(
@@ -251,6 +285,17 @@ def _check_same_offers(first: int, agreed: _Offer, rank: int, offer: _Offer) -> 
         raise ValueError(
             f"batches of rank {first} and rank {rank} are of different types, of which only one knows its "
             "padding rows; all ranks must have batches of one type"
+        )
+
+
+def _warn_of_shared(hashes: Sequence[Mapping[str, int]]) -> None:
+    """Warns of tensors that are declared as shared, by path, and differ between ranks."""
+    paths = dict.fromkeys(path for of_rank in hashes for path in of_rank)
+    if differ := [path for path in paths if len({of_rank.get(path) for of_rank in hashes}) > 1]:
+        logger.warning(
+            f"declared as shared by all samples, but different between ranks: {', '.join(differ)}. They stay "
+            "with their rank when samples move, which is right for records of a rank. Data of samples need a "
+            "row per sample, or a JaggedTensor"
         )
 
 

@@ -13,7 +13,7 @@ import torch
 from . import containers
 from .optional_types import JaggedTensor, KeyedJaggedTensor, Pipelineable
 from .packed_rows import PackedRows, check_jagged_fields, select_from
-from .row_lists import lists_of, select_entries
+from .row_lists import row_lists, with_entries
 from .row_remedies import PER_SAMPLE, remedy_for_field
 from .row_schema import FieldValue, RowSchema
 
@@ -134,12 +134,7 @@ class BaseBatch(Pipelineable):
         check_jagged_fields(fields)
         packed = select_from([PackedRows.pack(fields, RowSchema.of(fields), self.batch_size)], rows.numpy())
         selected = self.with_fields(packed.unpack(out_rows), out_rows, num_real)
-        lists = {
-            path: select_entries(entries, rows.tolist(), out_rows)
-            for path, entries in lists_of(self).items()
-            if len(entries) in (self.batch_size, self.num_samples)
-        }
-        return containers.transform(selected, lambda _, leaf: leaf, at=lists) if lists else selected
+        return with_entries(selected, row_lists(self, {self.batch_size, self.num_samples}), rows, out_rows)
 
     def num_tokens(self) -> torch.Tensor:
         """Returns the ids of each row over all sparse features, which are looked up, `[batch_size]` int64."""

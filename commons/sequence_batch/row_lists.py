@@ -45,6 +45,18 @@ def lists_of(value: Any, shared: Collection[str] = (), path: str = "") -> dict[s
     return found
 
 
+def row_lists(batch: Any, counts: Collection[int], shared: Collection[str] = ()) -> dict[str, PlainList]:
+    """Returns the lists of `lists_of` with as many entries as one of `counts`, which are rows or samples."""
+    found = lists_of(batch, shared).items()
+    return {path: of for path, of in found if len(of) in counts and not isinstance(of, dict)}
+
+
+def with_entries(batch: Any, lists: Mapping[str, PlainList], rows: Any, num_rows: int) -> Any:
+    """Returns the batch with the entries of these rows in its lists, as `select_entries` does."""
+    at = {path: select_entries(entries, rows, num_rows) for path, entries in lists.items()}
+    return containers.transform(batch, lambda _, leaf: leaf, at=at) if at else batch
+
+
 def select_entries(entries: PlainList, rows: Sequence[int] | np.ndarray, num_rows: int) -> PlainList:
     """Returns a list of the entries of these rows, then None up to `num_rows`.
 

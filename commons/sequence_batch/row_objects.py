@@ -12,7 +12,7 @@ import torch
 from . import containers
 from .base_batch import BaseBatch
 from .batch_view import BatchView, _PaddedView
-from .row_lists import PlainList, lists_of, select_entries
+from .row_lists import PlainList, lists_of, with_entries
 from .row_schema import FieldValue
 
 
@@ -111,13 +111,11 @@ class _ViewWithObjects(BatchView):
                 arrays[name] = np.full((len(numbers), *array.shape[1:]), empty, array.dtype)
                 arrays[name][numbers > 0] = array[numbers[numbers > 0] - 1]
         made = super().with_rows(fields | arrays, batch_size, num_samples)
-        lists: dict[str, Any] = {}
         for path, entries in self.lists.items():
             if _name(path) in fields:
                 numbers = fields[_name(path)].cpu().numpy()
-                real = numbers[numbers > 0] - 1
-                lists[path] = select_entries(entries, real, len(numbers))
-        return containers.transform(made, lambda _, leaf: leaf, at=lists) if lists else made
+                made = with_entries(made, {path: entries}, numbers[numbers > 0] - 1, len(numbers))
+        return made
 
 
 class _PaddedWithObjects(_ViewWithObjects, _PaddedView):

@@ -19,8 +19,8 @@ def remedy_for_rows(batch: Any, fields: Mapping[str, FieldValue], rows: Mapping[
     """Returns what to do if fields have these different numbers of rows, by name."""
     if are_samples(batch):
         return (
-            f"If entries of the {type(batch).__name__} are samples, collate them to tensors with a row each, or "
-            f"divide them by {RECIPE}"
+            f"If entries of the {type(batch).__name__} are samples, collate them to tensors with a row each, "
+            f"or divide them by {RECIPE}"
         )
     jagged = [rows[name] for name, value in fields.items() if not isinstance(value, torch.Tensor)]
     expected = Counter(jagged or rows.values()).most_common(1)[0][0]

@@ -9,6 +9,7 @@ import numpy as np
 from ...distributed import BatchShuffler, ShufflePlan
 from ...partition.problem import indices_of_parts
 from ...sequence_batch.packed_rows import gather_rows
+from ...sequence_batch.row_lists import row_lists, with_entries
 
 Batch = TypeVar("Batch")
 # The column of a plan's rows with the micro-batch of each, and how many every rank runs.
@@ -38,10 +39,18 @@ def micro_batches(shuffler: BatchShuffler, batch: Batch, plan: ShufflePlan) -> l
     if not (plan.num_placed[rank] or view.pads):
         # A rank without samples runs its only row once for each micro-batch, which may change it in place.
         return [view.copy() for _ in range(plan.step[COUNT])]
+    # Of several ranks, lists are equal on all of them, and so shared.
+    lists = (
+        row_lists(batch, {view.num_rows, view.num_samples}, shuffler.shared_fields)
+        if plan.num_ranks == 1
+        else {}
+    )
     packed, own = view.packed(), plan.computed_by(rank)
     elements, row_counts = plan.rows.num_elements[own], plan.rows.row_counts[own]
     parts = []
     for rows in micro_batch_rows(shuffler, batch, plan):
         selected = gather_rows([packed], rows, elements[rows].sum(0).tolist())
-        parts.append(batch_format.make_batch(view, selected, max(len(rows), 1), row_counts[rows]))
+        num_rows = max(len(rows), 1)
+        part = batch_format.make_batch(view, selected, num_rows, row_counts[rows])
+        parts.append(with_entries(part, lists, rows, num_rows))
     return parts

@@ -21,6 +21,8 @@ from ...partition import divide_into_micro_batches
 from ...partition.micro_batches import time_relative_to_mean
 from ...partition.problem import number_of_part
 from ...sequence_batch.packed_rows import select_from
+from ...sequence_batch.row_lists import check_no_samples
+from ...sequence_batch.row_objects import join_objects, view_with_objects
 from .divided_batch import COLUMN, COUNT, micro_batches, rows_of_micro_batches
 from .micro_batch_forward import run_micro_batches
 
@@ -131,10 +133,13 @@ class MicroBatches(Feature):
                 f"got values of {len(values)} micro-batches, the plan has {len(rows_of_each)}: give a list "
                 "with those of each"
             )
-        sources = []
+        sources, views, first_row = [], [], 0
         for number, (part_values, rows) in enumerate(zip(values, rows_of_each, strict=True)):
-            view = self._shuffler.view(part_values)
+            view = view_with_objects(part_values, self._shuffler.shared_fields, first_row)
             found = view.num_rows
+            check_no_samples(part_values, found, self._shuffler.shared_fields)
+            first_row += found
+            views.append(view)
             if found not in (len(rows), max(len(rows), 1)):
                 raise ValueError(f"got {found} rows of micro-batch {number}, which has {len(rows)} samples")
             sources.append(view.packed())
@@ -146,7 +151,8 @@ class MicroBatches(Feature):
             for end, source, rows in zip(ends, sources, rows_of_each, strict=True)
         ]
         joined = select_from(sources, np.concatenate(places)[np.argsort(np.concatenate(rows_of_each))])
-        view = self._shuffler.view(values[0])
+        join_objects(views)
+        view = views[0]
         return view.unpack(joined, int(plan.num_rows[rank]) if view.pads else joined.num_rows)
 
     def _name_sample_above_cap(self, plan: ShufflePlan) -> None:

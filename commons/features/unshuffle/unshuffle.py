@@ -15,6 +15,7 @@ from ...distributed.shuffle_plan import ShufflePlan
 from ...sequence_batch.base_batch import num_rows
 from ...sequence_batch.batch_view import BatchView
 from ...sequence_batch.packed_rows import PackedRows, gather_rows, row_elements, to_device_together
+from ...sequence_batch.row_lists import check_no_samples, lists_of
 from ...sequence_batch.row_schema import RowSchema
 
 if TYPE_CHECKING:
@@ -56,11 +57,18 @@ class Unshuffle(Feature):
             jagged values of a sample's pieces are joined, a dense value is that of the last piece.
 
         Raises:
+            TypeError: `values` have a list of plain values, or one of tensors that may be samples.
             ValueError: `values` are of different kinds on the ranks, at the first call for one of them;
                 raised on every rank. Or they have another number of rows; raised on this rank alone, while
                 the others wait for it.
         """
+        for path in lists_of(values):
+            raise TypeError(
+                f"unshuffle got a list of plain values at {path!r}, which it cannot send: return numbers as a "
+                "tensor, texts as a JaggedTensor of their bytes, and leave out what all samples share"
+            )
         view, rank = self._view(values), self._group.rank
+        check_no_samples(values, view.num_rows)
         rows = self._rows_at_home(view, plan)
         starts = plan.rows.starts_sample[plan.rows.loaded_by(rank)]
         num_rows = int(plan.rows.batch_sizes[rank]) - int((~starts).sum())
