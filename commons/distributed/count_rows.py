@@ -29,16 +29,18 @@ class RowFormat:
         num_work: columns of `get_workloads`.
         count_names: names of the batch's `row_counts`.
         column_names: names of the features' columns.
+        loss_dtype: of loss tokens, "int64" or "float64".
     """
 
     schema: RowSchema
     num_work: int
     count_names: tuple[str, ...]
     column_names: tuple[str, ...]
+    loss_dtype: str = "int64"
 
     def __str__(self) -> str:
         others = f", and {', '.join(self.column_names)}" if self.column_names else ""
-        return f"{self.num_work} columns of get_workloads, row_counts of {self.count_names}{others}"
+        return f"{self.num_work} columns of get_workloads, row_counts of {self.count_names}, {self.loss_dtype} loss tokens{others}"
 
     @property
     def width(self) -> int:
@@ -52,7 +54,7 @@ class RowFormat:
         pairs = np.zeros((len(rows.tokens), len(self.count_names) + len(self.count_names) % 2), np.int32)
         pairs[:, : len(self.count_names)] = rows.row_counts
         columns = [rows.columns[name][:, None] for name in self.column_names]
-        tokens = rows.tokens[:, None], rows.loss_tokens[:, None]
+        tokens = rows.tokens[:, None], rows.loss_tokens.view(np.int64)[:, None]
         words = pairs.view(np.int64)
         return np.concatenate([rows.work, *tokens, *columns, rows.num_elements, words], 1)
 
@@ -68,7 +70,7 @@ class RowFormat:
             num_loaded=num_loaded,
             workloads=Cost.sum_of_columns(self.num_work).of(1, tokens[:, 0], work),
             tokens=tokens[:, 0],
-            loss_tokens=loss_tokens[:, 0],
+            loss_tokens=loss_tokens[:, 0].view(self.loss_dtype),
             num_elements=num_elements,
             sample_bytes=self.schema.row_bytes(num_elements),
             row_counts=counts.astype(np.int64),
@@ -102,10 +104,10 @@ def count_rows(
         raise ValueError(
             "a batch of this rank has no rows: skip it in the loader; ranks may have fewer batches"
         )
-    shown = batch.with_long_lengths()
+    shown = batch.to_count()
     counts: list[torch.Tensor] = []
     for whose, count in counters.items():
-        check = check_counts if counts else check_work  # workloads come first
+        check = (check_work, check_counts, check_loss_tokens)[len(counts)]
         counts.append(check(_call(count, shown, whose), num_rows, num_real, whose))
     work, tokens, loss_tokens = (row_values[:num_real].numpy() for row_values in counts)
     row_counts = batch.view(shown).row_counts()
@@ -123,7 +125,8 @@ def count_rows(
         work=work,
         columns=feature_columns,
     )
-    return table, RowFormat(schema, work.shape[1], tuple(row_counts), tuple(feature_columns))
+    names = tuple(row_counts), tuple(feature_columns)
+    return table, RowFormat(schema, work.shape[1], *names, loss_dtype=str(loss_tokens.dtype))
 
 
 def _check_detached(fields: Mapping[str, FieldValue]) -> None:
@@ -190,6 +193,23 @@ def check_work(returned: Any, num_rows: int, num_real: int, whose: str) -> torch
     return torch.stack([check_counts(column, num_rows, num_real, whose) for column in columns], 1)
 
 
+def check_loss_tokens(returned: Any, num_rows: int, num_real: int, whose: str) -> torch.Tensor:
+    """Returns int64 `[rows]` from a user's loss tokens as `check_counts`; of floats float64, which may be any
+    finite numbers of at least 0, such as weights."""
+    dtype = getattr(returned, "dtype", None)
+    if not str(dtype).removeprefix("torch.").startswith(("float", "bfloat")):
+        return check_counts(returned, num_rows, num_real, whose)
+    values = torch.as_tensor(returned).detach().cpu().double()
+    if values.shape != (num_rows,):
+        raise ValueError(f"{whose} returned shape {tuple(values.shape)}, expected ({num_rows},)")
+    real = values[:num_real]
+    for row in torch.nonzero(~((real >= 0) & real.isfinite()))[:1, 0].tolist():
+        raise ValueError(
+            f"{whose} returned {real[row].item()} for row {row}, expected a finite number from 0"
+        )
+    return torch.cat([real, torch.zeros_like(values[num_real:])])
+
+
 def check_counts(returned: Any, num_rows: int, num_real: int, whose: str) -> torch.Tensor:
     """Returns int64 `[rows]` from a user's counts, with 0 for padding rows.
 
@@ -222,7 +242,7 @@ def check_counts(returned: Any, num_rows: int, num_real: int, whose: str) -> tor
         row = int(bad[0])
         raise ValueError(
             f"{whose} returned {real[row].item()} for row {row}, "
-            "expected an integer of at least 0, below 2**63; scale fractions up and round them"
+            "expected an integer of at least 0, below 2**63; round fractions, scaled up where they are costs"
         )
     checked = torch.zeros(num_rows, dtype=torch.int64)
     checked[:num_real] = real

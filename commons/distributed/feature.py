@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -33,6 +33,7 @@ class ModelCall:
         everyone: the plan of all ranks of the job.
         loss_reduction: as pipelines take it.
         scale: factor of the loss sum, for the gradient of the mean over all loss tokens.
+        failures: get errors that all ranks have to raise with the next plan.
     """
 
     model: torch.nn.Module
@@ -41,6 +42,7 @@ class ModelCall:
     everyone: ShufflePlan
     loss_reduction: str
     scale: float
+    failures: list[Exception] = field(default_factory=list)
 
 
 # The loss to call backward on, the loss sum of this rank, and the model's output.

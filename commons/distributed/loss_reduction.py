@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import logging
+import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -40,7 +41,13 @@ def check_global_mean(num_placed: np.ndarray, knows_padding: bool) -> None:
         )
 
 
-def loss_sum(losses: torch.Tensor, reduction: str, num_loss_tokens: int, mean_tokens: float) -> torch.Tensor:
+def loss_sum(
+    losses: torch.Tensor,
+    reduction: str,
+    num_loss_tokens: int | float,
+    mean_tokens: float,
+    failures: list[Exception] | None = None,
+) -> torch.Tensor:
     """Returns the sum of the losses over this rank's loss tokens, 0-d.
 
     Without loss tokens it is a zero tied to the graph, whatever the losses are: the collectives in the
@@ -52,9 +59,12 @@ def loss_sum(losses: torch.Tensor, reduction: str, num_loss_tokens: int, mean_to
         reduction: one of `LOSS_REDUCTIONS`.
         num_loss_tokens: this rank's, in this forward.
         mean_tokens: loss tokens of the step ÷ ranks, which turns a "global_mean" into a sum.
+        failures: gets the error of a mean of none that is not finite, to be raised on all ranks; None to
+            raise it here.
 
     Raises:
         ValueError: losses that are not 0-d under "mean" or "global_mean".
+        MeanOfNoneError: a "mean" without loss tokens is not finite.
     """
     # The sum of many losses in 16 bits would be off by percents.
     losses = losses.to(torch.promote_types(losses.dtype, torch.float32))
@@ -70,18 +80,25 @@ def loss_sum(losses: torch.Tensor, reduction: str, num_loss_tokens: int, mean_to
     if mean_tokens if reduction == "global_mean" else num_loss_tokens:
         return total
     if reduction == "mean" and not bool(total.isfinite()):  # synchronizes, on this rank alone
-        _warn_of_mean_of_none()
+        if failures is None:
+            raise MeanOfNoneError
+        failures.append(MeanOfNoneError())
     return total.masked_fill(torch.ones_like(total, dtype=torch.bool), 0.0)  # 0 × NaN would be NaN
 
 
-@functools.cache
-def _warn_of_mean_of_none() -> None:
-    """Warns once per process."""
-    logger.warning(
-        "a rank has no loss tokens in this step, and the model's mean of none is not finite. It counts for "
-        "nothing, but a mean that divides by a count makes gradients NaN: clamp the count to at least 1, as "
-        "in (losses * mask).sum() / mask.sum().clamp(min=1)"
-    )
+class MeanOfNoneError(FloatingPointError):
+    """A rank has no loss tokens, and its model's mean over them is not finite: nor are all its gradients."""
+
+    def __init__(self) -> None:
+        rank = dist.get_rank() if dist.is_initialized() else 0
+        super().__init__(
+            f"rank {rank} has no loss tokens in a step, and the model's mean over none is not finite, which "
+            'makes the gradients of all ranks NaN. Return the sum of the losses and use "sum", or clamp the '
+            "count that the mean divides by to more than 0, as in (losses * mask).sum() / mask.sum().clamp(min=1)"
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return FloatingPointError, self.args
 
 
 class LossScale:
@@ -143,16 +160,21 @@ class LossScale:
         copies = self._num_ranks if gradients == "mean" else 1
         tokens = self._tokens_of_all_ranks(plans, loss.device)
         if reduction == "global_mean":
-            return rank_loss.masked_fill((tokens == 0).to(loss.device), 0.0) * (copies / self._num_ranks)
-        return rank_loss * (copies / tokens.clamp(min=1)).to(rank_loss.dtype)
+            scale = torch.full_like(tokens, copies / self._num_ranks)
+        else:
+            scale = copies / tokens
+        # A CPU scalar times a loss on a device is no copy. Nothing waits, wherever `tokens` are.
+        return rank_loss * torch.where(tokens > 0, scale, torch.zeros_like(scale)).to(rank_loss.dtype)
 
     def _tokens_of_all_ranks(self, plans: list[ShufflePlan], device: torch.device) -> torch.Tensor:
-        """Returns the loss tokens of the plans on all ranks of the job, 0-d float64."""
+        """Returns the loss tokens of the plans on all ranks of the job, 0-d float64; on the host if it knows."""
         if self._group.num_ranks == self._num_ranks:
-            return torch.tensor(sum(plan.num_loss_tokens for plan in plans), dtype=torch.float64)
+            total = math.fsum(plan.num_loss_tokens for plan in plans)
+            return torch.tensor(total, dtype=torch.float64, device="cpu")
         if self._counted is None or list(map(id, self._counted[0])) != list(map(id, plans)):
-            rank_tokens = sum(plan.loss_tokens_on(self._group.rank) for plan in plans)
-            tokens = torch.tensor(rank_tokens, dtype=torch.float64, device=device)
+            rank_tokens = math.fsum(plan.loss_tokens_on(self._group.rank) for plan in plans)
+            # Filled by a kernel: a copy from the host would wait.
+            tokens = torch.full((), rank_tokens, dtype=torch.float64, device=device)
             dist.all_reduce(tokens)
             self._counted = plans, tokens
         return self._counted[1]

@@ -77,6 +77,7 @@ class PlanAhead:
         self._this_rank_ended = False
         self._planned: deque[tuple[Iterator[Any], Future[PlannedStep | None]]] = deque()
         self._handed_out_at = time.perf_counter()
+        self._failure: Exception | None = None
         self.post: Callable[[], int] | None = None
 
     def next_step(self, loader: Iterator[Any]) -> PlannedStep | None:
@@ -118,6 +119,16 @@ class PlanAhead:
             if from_loader is loader:
                 self.drop()
                 return None
+
+    def fail(self, failure: Exception) -> None:
+        """Has all ranks raise an error of this one, of a step that was handed out, with the next plan."""
+        self._failure = failure
+
+    def raise_failure(self) -> None:
+        """Raises the error given to `fail` that no plan has shared."""
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
 
     def drop(self) -> None:
         """Drops batches that were loaded and not handed out; all ranks have to in the same place.
@@ -162,6 +173,8 @@ class PlanAhead:
     def _plan(self, loaded: tuple[Any, Any] | None, failure: Exception | None) -> PlannedStep | None:
         """Plans a step, in the planning thread; None if no rank has loaded a batch. Collective."""
         self._planner.reserve()
+        if failure is None:
+            failure, self._failure = self._failure, None
         on_host, given = loaded or (None, None)
         everyone = self._planner.plan(on_host, failure, self.post)
         if not everyone.has_batch:

@@ -29,9 +29,9 @@ _OK, _NO_BATCH, _FAILED = range(3)
 _HEADER, _NUM_ROWS, _NUM_REAL = 4, 2, 3
 
 _LIST_REMEDY = (
-    "it would stay behind when its samples move. Make it a tensor of integers with a row per sample, or of texts "
-    "a JaggedTensor of their bytes. If it belongs to the rank, name it in the shuffler's shared_fields, or mark "
-    'the field of a BaseBatch with field(metadata={"per_sample": False})'
+    "it would stay behind when its samples move. Make it integers in a tensor, a row per sample, or of texts "
+    "a JaggedTensor of their bytes. If it belongs to the rank, name it in the shuffler's shared_fields, "
+    'or mark the field of a BaseBatch with field(metadata={"per_sample": False})'
 )
 
 Counted = tuple[RowTable, RowFormat]
@@ -243,7 +243,7 @@ class PlanGather:
 
 
 def _columns(row_format: RowFormat) -> tuple[Any, ...]:
-    return row_format.num_work, row_format.count_names, row_format.column_names
+    return row_format.num_work, row_format.count_names, row_format.column_names, row_format.loss_dtype
 
 
 def _describe_settings(shuffler: BatchShuffler) -> dict[str, str]:

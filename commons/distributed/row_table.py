@@ -25,7 +25,8 @@ class RowTable:
         batch_sizes: int64 `[ranks]`, rows that each rank brings, padding included; 0 where it has no batch.
         num_loaded: int64 `[ranks]`, real rows that each rank brings.
         workloads: int64 `[rows]`, the cost of each.
-        tokens, loss_tokens: int64 `[rows]`.
+        tokens: int64 `[rows]`.
+        loss_tokens: int64 `[rows]`, or float64 where they are weights.
         num_elements: int64 `[rows, jagged fields]`, elements of each row in each jagged field.
         sample_bytes: int64 `[rows]`, bytes of a row on the wire.
         row_counts: int64 `[rows, names]`, what `BaseBatch.row_counts` says of each.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -42,14 +43,14 @@ class ShufflePlan:
         """Whether any rank loaded a batch; if none did, all loaders have ended."""
         return bool(self.rows.batch_sizes.any())
 
-    @property
-    def num_loss_tokens(self) -> int:
-        """Loss tokens of all ranks of the plan."""
-        return int(self.rows.loss_tokens.sum())
+    @cached_property
+    def num_loss_tokens(self) -> int | float:
+        """Loss tokens of all ranks of the plan; a float where they are weights."""
+        return sum_loss_tokens(self.rows.loss_tokens)
 
-    def loss_tokens_on(self, rank: int) -> int:
+    def loss_tokens_on(self, rank: int) -> int | float:
         """Loss tokens of the rows that a rank computes."""
-        return int(self.rows.loss_tokens[self.computed_by(rank)].sum())
+        return sum_loss_tokens(self.rows.loss_tokens[self.computed_by(rank)])
 
     @cached_property
     def partition(self) -> tuple[np.ndarray, ...]:
@@ -113,6 +114,13 @@ class ShufflePlan:
         step_numbers = np.array([self.step[name] for name in sorted(self.step)], dtype=np.int64)
         values = (self.destination, self.num_rows, self.predicted_seconds, step_numbers)
         return self.rows.arrays() + [value for value in values if value is not None]
+
+
+def sum_loss_tokens(loss_tokens: np.ndarray) -> int | float:
+    """Returns the sum of int64 or float64 `[rows]`, which does not depend on their order."""
+    if loss_tokens.dtype.kind == "f":
+        return math.fsum(loss_tokens)
+    return int(loss_tokens.sum())
 
 
 def join_plans(plans: Sequence[tuple[np.ndarray, ShufflePlan]]) -> ShufflePlan:

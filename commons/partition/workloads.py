@@ -22,6 +22,7 @@ MOST_TOKENS = 2**53
 # Embeddings of 128 float32 travel once as values and once as gradients: 1,024 bytes for an id, where moving a
 # sample sends 16, its item and action. More than the most could overflow.
 MOVES_PER_COPY, MOST_MOVES_PER_COPY = 64.0, 1000.0
+_NARROW = frozenset(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32))
 
 
 def check_count(name: str, count: int, minimum: int = 1) -> None:
@@ -50,8 +51,11 @@ def as_workloads(workloads: ArrayLike, name: str = "workloads") -> np.ndarray:
     """Returns `workloads` as a float64 array `[samples]`.
 
     Raises:
-        ValueError: not one-dimensional, or a value is negative, NaN, or infinite.
+        ValueError: not one-dimensional, of narrow or complex numbers, or a value is negative, NaN or
+            infinite.
     """
+    if name == "workloads":
+        check_wide(workloads, name)
     values = np.asarray(workloads, dtype=np.float64)
     if values.ndim != 1:
         raise ValueError(f"{name} has shape {values.shape}, expected one number per sample")
@@ -60,6 +64,18 @@ def as_workloads(workloads: ArrayLike, name: str = "workloads") -> np.ndarray:
     if bad >= 0:
         raise ValueError(f"{name}[{bad}] is {values[bad]}, expected a finite number of at least 0")
     return values
+
+
+def check_wide(numbers: object, name: str) -> None:
+    """Raises ValueError for an array or tensor of a type in which squares of lengths may have wrapped."""
+    dtype = str(getattr(numbers, "dtype", "")).removeprefix("torch.")
+    if dtype in _NARROW:
+        raise ValueError(
+            f"{name} is of {dtype}, in which squares and FLOPs wrap without a word; compute it in int64, as in "
+            "lengths.long() ** 2 or lengths.astype(np.int64) ** 2"
+        )
+    if dtype.startswith("complex"):
+        raise ValueError(f"{name} is of {dtype}, expected real numbers")
 
 
 @compiled

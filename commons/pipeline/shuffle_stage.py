@@ -140,21 +140,29 @@ class ShuffleStage:
         for feature in self._shuffler.features:
             feature.check_ran(step.plan)
         self._computed = step, total
+        for failure in call.failures[:1]:
+            self.ahead.fail(failure)
         return loss, output
 
     def _run(self, call: ModelCall) -> tuple[torch.Tensor, torch.Tensor, Any]:
         """Runs the model on a whole batch."""
         losses, output = losses_and_output(call.model(call.batch))
         mean_tokens = call.everyone.num_loss_tokens / self._num_ranks
-        total = loss_sum(losses, call.loss_reduction, call.plan.loss_tokens_on(self.rank), mean_tokens)
+        own_tokens = call.plan.loss_tokens_on(self.rank)
+        total = loss_sum(losses, call.loss_reduction, own_tokens, mean_tokens, call.failures)
         is_copy = not (call.plan.num_placed[self.rank] or self._shuffler.view(call.batch).pads)
         if is_copy and not call.model.training:
             output = without_copied_row(output)
         return total * call.scale, total.detach(), output
 
     def end_epoch(self) -> None:
-        """Has the next call start anew, after the last step of all loaders; on all ranks alike."""
+        """Has the next call start anew, after the last step of all loaders; on all ranks alike.
+
+        Raises:
+            Exception: the failure of one of the last steps, which no plan has shared; on this rank.
+        """
         self._ended = None
+        self.ahead.raise_failure()
 
     def reset(self) -> None:
         """Drops the steps that are planned, as a pipeline does with its batches; all ranks have to."""

@@ -43,8 +43,8 @@ class _WithStage:
         return self._stage.loss_sum
 
     @property
-    def loss_tokens(self) -> int:
-        """Loss tokens of the last step on all ranks."""
+    def loss_tokens(self) -> int | float:
+        """Loss tokens of the last step on all ranks; a float where they are weights."""
         return self._stage.last_step.everyone.num_loss_tokens
 
     @property

@@ -15,7 +15,7 @@ from .optional_types import JaggedTensor, KeyedJaggedTensor, Pipelineable
 from .packed_rows import PackedRows, check_jagged_fields, select_from
 from .row_lists import row_lists, with_entries
 from .row_remedies import PER_SAMPLE, remedy_for_field
-from .row_schema import FieldValue, RowSchema
+from .row_schema import FieldValue, RowSchema, lengths_of
 
 if TYPE_CHECKING:
     from .cut_rules import CutRules
@@ -138,7 +138,7 @@ class BaseBatch(Pipelineable):
 
     def num_tokens(self) -> torch.Tensor:
         """Returns the ids of each row over all sparse features, which are looked up, `[batch_size]` int64."""
-        lengths = self.features.lengths().view(len(self.features.keys()), self.batch_size)
+        lengths = lengths_of(self.features).view(len(self.features.keys()), self.batch_size)
         return lengths.sum(0, dtype=torch.int64)
 
     def num_loss_tokens(self) -> torch.Tensor:
@@ -147,7 +147,7 @@ class BaseBatch(Pipelineable):
         Padding rows have none. A batch without labels has one loss token per sample.
         """
         if isinstance(self.labels, KeyedJaggedTensor):
-            tokens = self.labels.lengths().view(-1, self.batch_size).sum(0, dtype=torch.int64)
+            tokens = lengths_of(self.labels).view(-1, self.batch_size).sum(0, dtype=torch.int64)
         else:
             per_row = 1 if self.labels is None else self.labels.numel() // self.batch_size
             tokens = torch.full((self.batch_size,), per_row, dtype=torch.int64, device=self.features.device())
@@ -166,7 +166,7 @@ class BaseBatch(Pipelineable):
     def feature_row_counts(self) -> dict[str, torch.Tensor]:
         """Returns the lengths of each key of `features`, `[batch_size]`, as "features.<key>" for
         `row_counts`."""
-        lengths = self.features.lengths().view(-1, self.batch_size)
+        lengths = lengths_of(self.features).view(-1, self.batch_size)
         return {
             f"features.{key}": key_lengths
             for key, key_lengths in zip(self.features.keys(), lengths, strict=True)
@@ -286,7 +286,7 @@ def num_rows(name: str, value: FieldValue) -> int:
             )
         return value.stride()
     if isinstance(value, JaggedTensor):
-        return value.lengths().numel()
+        return lengths_of(value).numel()
     if value.dim() == 0:
         raise ValueError(
             f"{name} is a tensor without rows (0-d); give it one row per sample. If all samples share it, "

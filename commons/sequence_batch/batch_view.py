@@ -15,7 +15,7 @@ from .base_batch import BaseBatch, num_rows
 from .packed_rows import PackedRows, gather_rows, select_from
 from .row_lists import check_no_samples, hash_lists, hash_shared, lists_of
 from .row_remedies import remedy_for_rows
-from .row_schema import FieldValue, RowSchema, with_parts
+from .row_schema import FieldValue, RowSchema, lengths_of, with_parts
 
 # Integers in which squares and FLOPs of lengths wrap.
 NARROW_INTEGERS = (torch.int8, torch.int16, torch.int32, torch.uint8, torch.uint16, torch.uint32)
@@ -135,21 +135,29 @@ class BatchView:
         """Returns the batch itself if it is on the host, else a copy, for which this waits."""
         return self.batch if self.device == _HOST else containers.move_to(self.batch, _HOST)
 
-    def with_long_lengths(self) -> Any:
-        """Returns the batch with int64 lengths, so that what a user computes from them does not wrap."""
-        widened = {
-            path: with_parts(value, lengths=value.lengths().long())
-            for path, value in self.fields.items()
-            if not isinstance(value, torch.Tensor) and value.lengths().dtype in NARROW_INTEGERS
-        }
-        return self.with_rows(widened, self.num_rows, self.num_samples) if widened else self.batch
+    def to_count(self) -> Any:
+        """Returns the batch for counting: what is computed from its integers, such as squares, does not wrap.
+
+        Lengths are int64, and so are integers with one number per row, or per element of a jagged field.
+        Jagged fields are new objects: what they keep once they are asked, such as offsets, a copy of the
+        loaded batch to the device would take along.
+        """
+        shown: dict[str, FieldValue] = {}
+        for path, value in self.fields.items():
+            if not isinstance(value, torch.Tensor):
+                shown[path] = with_parts(
+                    value, values=_wide(value.values()), lengths=lengths_of(value).long()
+                )
+            elif (wide := _wide(value)) is not value:
+                shown[path] = wide
+        return self.with_rows(shown, self.num_rows, self.num_samples) if shown else self.batch
 
     def num_tokens(self) -> torch.Tensor:
         """Returns the tokens of each row, `[rows]` int64: its jagged elements."""
         tokens = torch.zeros(self.num_rows, dtype=torch.int64, device=self.device)
         for value in self.fields.values():
             if not isinstance(value, torch.Tensor):
-                tokens += value.lengths().view(-1, self.num_rows).sum(0)
+                tokens += lengths_of(value).view(-1, self.num_rows).sum(0)
         return tokens
 
     def num_loss_tokens(self) -> torch.Tensor:
@@ -179,12 +187,12 @@ class BatchView:
             ValueError: it has no such path, or is a `BaseBatch`.
             TypeError: see `containers.check_replaceable` and `check_no_samples`.
         """
-        check_no_samples(self.batch, self.num_rows, self._shared)
         paths = containers.paths(self.batch) if self._shared else set()
         for path in sorted(set(self._shared) - paths):
             raise ValueError(
                 f"shared_fields names {path!r}, which is not in the batch; there are {sorted(paths)}"
             )
+        check_no_samples(self.batch, self.num_rows, self._shared)
         containers.check_replaceable(self.batch)
 
 
@@ -228,6 +236,12 @@ class _PaddedView(BatchView):
             )
         check_no_samples(self.batch, self.num_rows)
         containers.check_replaceable(self.batch)
+
+
+def _wide(numbers: torch.Tensor) -> torch.Tensor:
+    """Returns narrow integers with one number per row as int64, others as they are."""
+    single = numbers.dim() == 1 or (numbers.dim() == 2 and numbers.shape[1] == 1)
+    return numbers.long() if single and numbers.dtype in NARROW_INTEGERS else numbers
 
 
 def without_copied_row(output: Any) -> Any:

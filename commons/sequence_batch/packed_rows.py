@@ -27,6 +27,7 @@ from .row_schema import (
     FieldValue,
     RowSchema,
     Section,
+    lengths_of,
 )
 
 
@@ -260,7 +261,9 @@ def _in_own_memory(words: torch.Tensor) -> torch.Tensor:
 
 def key_lengths(fields: Mapping[str, Any], schema: RowSchema, num_rows: int) -> torch.Tensor:
     """int32 `[keys, rows]`: lengths of every key of every jagged field."""
-    lengths = [fields[field.name].lengths().view(len(field.keys), num_rows) for field in schema.jagged_fields]
+    lengths = [
+        lengths_of(fields[field.name]).view(len(field.keys), num_rows) for field in schema.jagged_fields
+    ]
     if lengths:
         return torch.cat(lengths).int()
     dense = fields[schema.fields[0].name]
@@ -277,17 +280,18 @@ def check_jagged_fields(fields: Mapping[str, Any]) -> None:
     for name, field in fields.items():
         if isinstance(field, torch.Tensor):
             continue
-        lengths = field.lengths()
+        lengths, offsets = lengths_of(field), _given_offsets(field)
         if lengths.dim() != 1 or (len(lengths) and lengths.dtype not in (torch.int32, torch.int64)):
             raise ValueError(
                 f"field {name!r} has {lengths.dtype} lengths of shape {tuple(lengths.shape)}; expected a "
                 "flat tensor of int32 or int64"
             )
         values, total = field.values().shape[0], int(lengths.sum())
-        if values != total or int(field.offsets()[0]) != 0:
+        first = 0 if offsets is None or not len(offsets) else int(offsets[0])
+        if values != total or first != 0:
             raise ValueError(
                 f"field {name!r} has {values} values, its lengths add up to {total} and its first row starts "
-                f"at {int(field.offsets()[0])}; rows must follow each other without gaps from value 0 on"
+                f"at {first}; rows must follow each other without gaps from value 0 on"
             )
         weights = field.weights_or_none()
         if weights is not None and weights.shape[:1] != (values,):
@@ -295,6 +299,11 @@ def check_jagged_fields(fields: Mapping[str, Any]) -> None:
                 f"field {name!r} has {values} values and weights of shape {tuple(weights.shape)}; each value "
                 "needs one weight"
             )
+
+
+def _given_offsets(field: Any) -> torch.Tensor | None:
+    """Returns the offsets that a field was made with, or has worked out; it is not asked to."""
+    return field.offsets_or_none() if hasattr(field, "offsets_or_none") else None
 
 
 def row_elements(lengths: torch.Tensor, schema: RowSchema) -> torch.Tensor:

@@ -58,7 +58,7 @@ class FieldSchema:
             trailing_shape=tuple(value.values().shape[1:]),
             weights_dtype=None if weights is None else weights.dtype,
             weights_trailing_shape=() if weights is None else tuple(weights.shape[1:]),
-            lengths_dtype=value.lengths().dtype,
+            lengths_dtype=lengths_of(value).dtype,
         )
 
     @property
@@ -240,9 +240,18 @@ class RowSchema:
         )
 
 
+def lengths_of(value: JaggedTensor | KeyedJaggedTensor) -> torch.Tensor:
+    """Returns the lengths of a jagged value, without its keeping them if it was made of offsets.
+
+    A copy to the device would take them along, from memory that is not pinned, and wait.
+    """
+    lengths = value.lengths_or_none() if hasattr(value, "lengths_or_none") else value.lengths()
+    return value.offsets().diff() if lengths is None else lengths
+
+
 def with_parts(value: JaggedTensor | KeyedJaggedTensor, **parts: torch.Tensor) -> FieldValue:
     """Returns a jagged value with other "values", "weights" or "lengths"."""
-    parts = {"values": value.values(), "lengths": value.lengths()} | parts
+    parts = {"values": value.values(), "lengths": lengths_of(value)} | parts
     weights = parts.pop("weights", value.weights_or_none())
     if isinstance(value, KeyedJaggedTensor):
         return KeyedJaggedTensor(keys=value.keys(), weights=weights, stride=value.stride(), **parts)

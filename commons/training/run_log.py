@@ -132,7 +132,7 @@ class _Interval:
 
     start: float = field(default_factory=time.perf_counter)
     loss_sum: torch.Tensor | float = 0.0
-    loss_tokens: int = 0
+    loss_tokens: int | float = 0
     forward_flops: float = 0.0
     reports: list[BalanceReport] = field(default_factory=list)
     spans: list[ComputeSpan] = field(default_factory=list)
@@ -186,7 +186,7 @@ class StepLog:
     def step(
         self,
         loss_sum: torch.Tensor,
-        loss_tokens: int,
+        loss_tokens: int | float,
         forward_flops: float,
         report: BalanceReport,
         span: ComputeSpan,
@@ -231,7 +231,7 @@ class StepLog:
 
 def interval_figures(
     seconds: float,
-    loss_tokens: int,
+    loss_tokens: int | float,
     reports: Sequence[BalanceReport],
     rank_sums: Sequence[dict[str, Any]],
     peak_flops: float | None,
@@ -271,7 +271,7 @@ def interval_figures(
     flops_per_second = TRAINING_FLOPS_PER_FORWARD * total("forward_flops") / seconds
     per_step = 1 / (num_ranks * num_steps)
     figures = {
-        "loss": total("loss") / max(loss_tokens, 1),
+        "loss": total("loss") / loss_tokens if loss_tokens else 0.0,
         "seconds_per_step": seconds / num_steps,
         "samples_per_second": sum(len(report.workloads) for report in reports) / seconds,
         "tokens_per_second": sum(int(report.tokens_before.sum()) for report in reports) / seconds,

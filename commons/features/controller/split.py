@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike
 from ...distributed.batch_shuffler import BatchShuffler
 from ...distributed.count_rows import check_work
 from ...partition import refined
-from ...partition.workloads import as_workloads, check_count
+from ...partition.workloads import as_workloads, check_count, check_wide
 from ...perf_model.cost import Cost
 from ...sequence_batch import containers
 from ...sequence_batch.batch_view import BatchView
@@ -103,7 +103,7 @@ def split_balanced(
     check_no_samples(batch, view.num_rows, shared)
     batch_size, num_real = view.num_rows, view.num_samples
     if isinstance(workloads, BatchShuffler):
-        shown = view.view(view.to_host()).with_long_lengths()
+        shown = view.view(view.to_host()).to_count()
         if groups is None:
             groups = _read_groups(workloads, shown, num_real)
         costs = _costs_of(workloads, shown, batch_size, num_real)
@@ -187,6 +187,7 @@ def _read_groups(shuffler: BatchShuffler, batch: Any, num_real: int) -> np.ndarr
 
 def _checked_costs(workloads: Any, num_rows: int, num_real: int) -> np.ndarray:
     """Returns `[samples]` finite numbers of at least 0."""
+    check_wide(workloads, "workloads")
     if isinstance(workloads, torch.Tensor):
         workloads = workloads.detach().to("cpu", torch.float64).numpy()
     try:

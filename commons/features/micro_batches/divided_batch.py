@@ -40,11 +40,8 @@ def micro_batches(shuffler: BatchShuffler, batch: Batch, plan: ShufflePlan) -> l
         # A rank without samples runs its only row once for each micro-batch, which may change it in place.
         return [view.copy() for _ in range(plan.step[COUNT])]
     # Of several ranks, lists are equal on all of them, and so shared.
-    lists = (
-        row_lists(batch, {view.num_rows, view.num_samples}, shuffler.shared_fields)
-        if plan.num_ranks == 1
-        else {}
-    )
+    counts = {view.num_rows, view.num_samples} if plan.num_ranks == 1 else set()
+    lists = row_lists(batch, counts, shuffler.shared_fields)
     packed, own = view.packed(), plan.computed_by(rank)
     elements, row_counts = plan.rows.num_elements[own], plan.rows.row_counts[own]
     parts = []

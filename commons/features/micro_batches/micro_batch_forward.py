@@ -15,6 +15,7 @@ from torchrec.distributed.types import ShardedModule
 
 from ...distributed import BatchShuffler, ShufflePlan
 from ...distributed.loss_reduction import check_reduction, loss_sum
+from ...distributed.shuffle_plan import sum_loss_tokens
 from ...named_ranges import named_range
 from ...pipeline.shuffle_stage import losses_and_output
 from ...sequence_batch.batch_view import BatchView, without_copied_row
@@ -31,6 +32,7 @@ def run_micro_batches(
     plan: ShufflePlan,
     loss_reduction: str,
     loss_scale: float | torch.Tensor | None = None,
+    failures: list[Exception] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, list[Any]]:
     """Runs a model on a batch in micro-batches; in training also the backward of all but the tables.
 
@@ -50,6 +52,7 @@ def run_micro_batches(
         loss_reduction: "sum" or "mean", over the loss tokens of a micro-batch.
         loss_scale: factor of the loss sum before its backward. None for the one that makes the gradient,
             averaged over ranks, that of the mean over all loss tokens of the plan.
+        failures: as `loss_sum` takes it.
 
     Returns:
         A loss whose backward is that of the tables: in training call it, once. If it is multiplied by a
@@ -59,6 +62,7 @@ def run_micro_batches(
 
     Raises:
         ValueError: "global_mean", or an unknown reduction.
+        MeanOfNoneError: a "mean" of a micro-batch without loss tokens is not finite.
         RuntimeError: a sharded module is called with something that is not a field of the batch.
         TypeError: a sharded module returns a type whose rows are unknown here, or the model something other
             than losses and output.
@@ -73,7 +77,7 @@ def run_micro_batches(
     rank = shuffler.group.rank
     own = plan.rows.loss_tokens[plan.computed_by(rank)]
     samples = rows_of_micro_batches(plan, rank)
-    loss_tokens = [int(own[part_rows].sum()) for part_rows in samples]
+    loss_tokens = [sum_loss_tokens(own[part_rows]) for part_rows in samples]
     trains = model.training and torch.is_grad_enabled()
     replicated = _replicated(model) if trains else []
     dense = _DenseGradients(model if trains else None)
@@ -89,7 +93,7 @@ def run_micro_batches(
                     if not module.static_graph or module in _has_learnt_graph:
                         stack.enter_context(module.no_sync())
                 losses, output = losses_and_output(model(micro_batch))
-                loss = loss_sum(losses, loss_reduction, loss_tokens[number], 0.0)
+                loss = loss_sum(losses, loss_reduction, loss_tokens[number], 0.0, failures)
                 if trains:
                     with named_range("## backward ##"):
                         (loss * loss_scale).backward()

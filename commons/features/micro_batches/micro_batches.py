@@ -94,7 +94,9 @@ class MicroBatches(Feature):
         if COUNT not in call.plan.step:
             return forward(call)
         reduction, scale = call.loss_reduction, call.scale
-        return run_micro_batches(call.model, call.batch, self._shuffler, call.plan, reduction, scale)
+        return run_micro_batches(
+            call.model, call.batch, self._shuffler, call.plan, reduction, scale, call.failures
+        )
 
     def report(self, plan: ShufflePlan) -> Mapping[str, Any]:
         """Returns the number of micro-batches, and their imbalance.

@@ -174,7 +174,7 @@ class SplitSamples(Feature):
         rules = cut.cut_rules()
         if rules is None or rules.has_halo:  # a batch counts its halo, too
             return
-        shown = shuffler.view(cut).with_long_lengths()
+        shown = shuffler.view(cut).to_count()
         planned_counts = {"get_tokens": plan.rows.tokens, "get_loss_tokens": plan.rows.loss_tokens}
         for name, planned in planned_counts.items():
             counted = torch.as_tensor(getattr(shuffler, name)(shown))[: len(own)].cpu().numpy()

@@ -15,13 +15,17 @@ from ...distributed.shuffle_plan import ShufflePlan
 from ...sequence_batch.base_batch import num_rows
 from ...sequence_batch.batch_view import BatchView
 from ...sequence_batch.packed_rows import PackedRows, gather_rows, row_elements, to_device_together
-from ...sequence_batch.row_lists import check_no_samples, lists_of
+from ...sequence_batch.row_lists import check_no_samples, hash_bytes
 from ...sequence_batch.row_schema import RowSchema
 
 if TYPE_CHECKING:
     from ...distributed.batch_shuffler import BatchShuffler
 
 _COUNTS = "elements"
+_LISTS = (
+    "plain values stay where they are. Return numbers as a tensor, texts as a JaggedTensor of their bytes, "
+    "and leave out lists of a rank"
+)
 
 
 class Unshuffle(Feature):
@@ -35,7 +39,7 @@ class Unshuffle(Feature):
         self._group, self._view = shuffler.group, shuffler.view
         self._channel = shuffler.group.channel()
         self._every_call = any(feature.verifies for feature in shuffler.features)
-        self._agreed: set[RowSchema] = set()
+        self._agreed: dict[RowSchema, dict[str, int]] = {}  # hashes of the lists beside the tensors
 
     def unshuffle(self, values: Any, plan: ShufflePlan) -> Any:
         """Returns per-sample results to the rank and row that each sample was loaded on. Collective.
@@ -57,18 +61,12 @@ class Unshuffle(Feature):
             jagged values of a sample's pieces are joined, a dense value is that of the last piece.
 
         Raises:
-            TypeError: `values` have a list of plain values, or one of tensors that may be samples.
+            TypeError: `values` have a list of tensors that may be samples.
             ValueError: `values` are of different kinds on the ranks, at the first call for one of them;
                 raised on every rank. Or they have another number of rows; raised on this rank alone, while
                 the others wait for it.
         """
-        for path in lists_of(values):
-            raise TypeError(
-                f"unshuffle got a list of plain values at {path!r}, which it cannot send: return numbers as a "
-                "tensor, texts as a JaggedTensor of their bytes, and leave out what all samples share"
-            )
         view, rank = self._view(values), self._group.rank
-        check_no_samples(values, view.num_rows)
         rows = self._rows_at_home(view, plan)
         starts = plan.rows.starts_sample[plan.rows.loaded_by(rank)]
         num_rows = int(plan.rows.batch_sizes[rank]) - int((~starts).sum())
@@ -84,7 +82,7 @@ class Unshuffle(Feature):
         elements = row_elements(packed.lengths[:, : len(held)].cpu(), packed.schema).numpy()
         if group.num_ranks == 1:
             return gather_rows([packed], np.arange(len(held)), elements.sum(0).tolist())
-        self._check_kind(packed.schema)
+        self._check_kind(packed.schema, values.list_hashes())
         device = packed.lengths.device
         # It is called on another stream than the exchange, and would wait for that of a later step.
         carrier = group.group_for("exchange" if device.type == "cpu" else "unshuffle", device)
@@ -106,23 +104,29 @@ class Unshuffle(Feature):
             elements_to_come = counted.unpack()[_COUNTS].cpu().numpy()
         return move(packed, elements, elements_to_come)
 
-    def _check_kind(self, schema: RowSchema) -> None:
+    def _check_kind(self, schema: RowSchema, lists: dict[str, int]) -> None:
         """Checks that all ranks return values of this kind. Collective where the kind is new.
 
         Raises:
-            ValueError: they differ; on every rank.
+            ValueError: they differ, also in lists of plain values beside the tensors; on every rank. Or a
+                list has changed; on this rank.
         """
         if schema in self._agreed and not self._every_call:
+            if self._agreed[schema] != lists:
+                raise ValueError(
+                    f"a list in the values of unshuffle has changed since the first call: {_LISTS}"
+                )
             return
-        fingerprints = self._channel.all_gather(np.array([schema.fingerprint]))[:, 0]
-        for rank in np.flatnonzero(fingerprints != fingerprints[0])[:1]:
+        kind = np.array([schema.fingerprint, hash_bytes(repr(sorted(lists.items())).encode())])
+        kinds = self._channel.all_gather(kind)
+        for rank in np.flatnonzero((kinds != kinds[0]).any(1))[:1]:
             schemas = self._channel.all_gather_objects(schema)
+            difference = schemas[0].difference(schemas[rank]) or f"they differ in a list: {_LISTS}"
             raise ValueError(
-                f"unshuffle got other values on rank {rank} than on rank 0: "
-                f"{schemas[0].difference(schemas[rank])}; give it the same names, keys, dtypes and trailing "
-                "shapes on every rank"
+                f"unshuffle got other values on rank {rank} than on rank 0: {difference}; give it the same "
+                "names, keys, dtypes and trailing shapes on every rank"
             )
-        self._agreed.add(schema)
+        self._agreed[schema] = lists
 
 
 def _join_pieces(rows: PackedRows, starts: np.ndarray) -> PackedRows:
@@ -158,4 +162,5 @@ def _pack(values: BatchView, num_real: int, num_padded: int) -> PackedRows:
                 f"unshuffle got {rows} rows in {name or 'values'!r}, expected {num_padded}, as the exchange "
                 f"gave this rank, or {num_real} without the padding; join values of micro-batches first"
             )
+    check_no_samples(values.batch, first)
     return PackedRows.pack(fields, RowSchema.of(fields), first)

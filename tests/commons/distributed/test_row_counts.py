@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
@@ -38,7 +38,7 @@ def test_counts_follow_their_samples(pools, settings):
 class CountedBatch(BaseBatch):
     """A batch with given counts of its two rows."""
 
-    counts: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    counts: tuple[tuple[str, tuple[int, ...]], ...] = field(default=(), metadata={"per_sample": False})
 
     def row_counts(self) -> dict[str, torch.Tensor]:
         return {name: torch.tensor(of_rows) for name, of_rows in self.counts}
