@@ -55,8 +55,8 @@ class BatchShuffler(ABC):
         settings: the fields of `ShufflerSettings`.
 
     Attributes:
-        shared_fields: paths of what all samples of a batch share, as in "context.temperature" or "[2]"; a
-            subclass sets it. A field of a `BaseBatch` is marked in its metadata instead.
+        shared_fields: paths of what all samples of a batch share, or what belongs to the rank, as in
+            "context.temperature" or "[2]"; it never moves. A subclass sets it. A field of a `BaseBatch` is marked in its metadata instead.
         unit: of the workloads, for logs, as in "FLOPs"; a subclass sets it.
         moves_samples: whether samples may leave their ranks.
         features: as given, outermost first.
@@ -121,8 +121,8 @@ class BatchShuffler(ABC):
 
         `[batch_size]`, or `[batch_size, columns]` for parts of a row's work that may differ in speed, such as
         matrix products and attention. Costs that are fitted to times weigh each column by itself; otherwise
-        they add up. Values of padding rows are ignored. Lengths in `batch` are int64, so that their squares
-        do not wrap. Pipelines call this in a thread of their own, alongside the training.
+        they add up. Values of padding rows are ignored. Lengths in `batch`, and integers with one number per
+        row, are int64, so that their squares do not wrap. Pipelines call this in a thread of their own, alongside the training.
         """
 
     def get_tokens(self, batch: Any) -> torch.Tensor:
@@ -134,9 +134,10 @@ class BatchShuffler(ABC):
         return self.view(batch).num_tokens()
 
     def get_loss_tokens(self, batch: Any) -> torch.Tensor:
-        """Returns the loss tokens of each row, `[batch_size]` integers; `batch` is on the host.
+        """Returns the loss tokens of each row, `[batch_size]` non-negative numbers; `batch` is on the host.
 
-        The loss is a mean over them. Defaults to `BaseBatch.num_loss_tokens()`, or to one per row
+        The loss is a mean over them: integers, or floats for a mean weighted by them. Of several ranks, all
+        return the one or the other, in every step. Defaults to `BaseBatch.num_loss_tokens()`, or to one per row
         of any other batch.
         """
         return self.view(batch).num_loss_tokens()
@@ -218,7 +219,7 @@ class BatchShuffler(ABC):
 
         For a loop of your own. One all-reduce on the loss's device if the shuffler balances among some of the
         ranks, else no collective. No host-device synchronization, except for a "mean" on a rank without loss
-        tokens.
+        tokens, to see whether it is finite.
 
         Args:
             loss: of the exchanged batch; of any shape for "sum", a scalar for "mean" and "global_mean".
@@ -231,6 +232,7 @@ class BatchShuffler(ABC):
 
         Raises:
             TypeError: `loss` is no tensor.
+            MeanOfNoneError: a "mean" on this rank, without loss tokens, is not finite; here alone.
             ValueError: an unknown reduction; a vector under "mean"; "global_mean" of several batches, or with
                 a rank without samples (raised on the ranks that balance together); or `plan` is not among
                 `step_plans`.

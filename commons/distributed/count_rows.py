@@ -40,7 +40,9 @@ class RowFormat:
 
     def __str__(self) -> str:
         others = f", and {', '.join(self.column_names)}" if self.column_names else ""
-        return f"{self.num_work} columns of get_workloads, row_counts of {self.count_names}, {self.loss_dtype} loss tokens{others}"
+        weights = ", loss tokens of float64" if self.loss_dtype == "float64" else ""
+        counts = f"row_counts of {self.count_names}"
+        return f"{self.num_work} columns of get_workloads, {counts}{weights}{others}"
 
     @property
     def width(self) -> int:

@@ -93,8 +93,8 @@ class MeanOfNoneError(FloatingPointError):
         rank = dist.get_rank() if dist.is_initialized() else 0
         super().__init__(
             f"rank {rank} has no loss tokens in a step, and the model's mean over none is not finite, which "
-            'makes the gradients of all ranks NaN. Return the sum of the losses and use "sum", or clamp the '
-            "count that the mean divides by to more than 0, as in (losses * mask).sum() / mask.sum().clamp(min=1)"
+            'makes the gradients of all ranks NaN. Return the sum of the losses and use "sum", or clamp what '
+            "the mean divides by, as in (losses * mask).sum() / mask.sum().clamp(min=1)"
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -167,7 +167,7 @@ class LossScale:
         return rank_loss * torch.where(tokens > 0, scale, torch.zeros_like(scale)).to(rank_loss.dtype)
 
     def _tokens_of_all_ranks(self, plans: list[ShufflePlan], device: torch.device) -> torch.Tensor:
-        """Returns the loss tokens of the plans on all ranks of the job, 0-d float64; on the host if it knows."""
+        """Returns the loss tokens of the plans on all ranks of the job, 0-d float64, on the host if known."""
         if self._group.num_ranks == self._num_ranks:
             total = math.fsum(plan.num_loss_tokens for plan in plans)
             return torch.tensor(total, dtype=torch.float64, device="cpu")

@@ -120,7 +120,7 @@ class PlanAhead:
                 self.drop()
                 return None
 
-    def fail(self, failure: Exception) -> None:
+    def fail(self, failure: Exception | None) -> None:
         """Has all ranks raise an error of this one, of a step that was handed out, with the next plan."""
         self._failure = failure
 

@@ -71,8 +71,8 @@ def check_wide(numbers: object, name: str) -> None:
     dtype = str(getattr(numbers, "dtype", "")).removeprefix("torch.")
     if dtype in _NARROW:
         raise ValueError(
-            f"{name} is of {dtype}, in which squares and FLOPs wrap without a word; compute it in int64, as in "
-            "lengths.long() ** 2 or lengths.astype(np.int64) ** 2"
+            f"{name} is of {dtype}, in which squares and FLOPs wrap without a word; compute it in int64, as "
+            "in lengths.long() ** 2 or lengths.astype(np.int64) ** 2"
         )
     if dtype.startswith("complex"):
         raise ValueError(f"{name} is of {dtype}, expected real numbers")

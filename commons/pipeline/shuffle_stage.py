@@ -167,7 +167,8 @@ class ShuffleStage:
     def reset(self) -> None:
         """Drops the steps that are planned, as a pipeline does with its batches; all ranks have to."""
         self.ahead.drop()
-        self.end_epoch()
+        self.ahead.fail(None)
+        self._ended = None
 
     def report(self) -> BalanceReport:
         """Computes the report of the last step, over all ranks; bytes and times are this rank's."""

@@ -37,12 +37,13 @@ class BaseBatch(Pipelineable):
         feature_to_max_seqlen: the longest sequence that each feature may have.
         contextual_feature_names: features that describe the user rather than the history.
         labels: jagged, or a tensor of `batch_size` rows along dim 0, or flat and reshaping to
-            `[batch_size, -1]`. Padding rows have labels too: zeros.
+            `[batch_size, -1]`. Padding rows have labels too: zeros. Prefer `[batch_size, tasks]`, which can be
+            read in one way only.
         actual_batch_size: real rows; None means `batch_size`.
 
     Raises:
         ValueError: a field does not have `batch_size` rows; a KeyedJaggedTensor has a variable batch size per
-            key; or flat labels lack those of padding rows.
+            key; or flat labels lack those of padding rows, or have others than zeros there.
         TypeError: a field holds an array, or something else that would not travel with its samples.
     """
 
@@ -259,17 +260,25 @@ class BaseBatch(Pipelineable):
         )
 
     def _check_flat_labels(self, real: int) -> None:
-        """Refuses flat labels of the real rows alone, which would go to the wrong samples."""
+        """Refuses flat labels that may be those of the real rows alone, which would go to the wrong samples.
+
+        Labels of padding rows are zeros. If others are where those would be, the labels can be read in two
+        ways. Labels on a device are not looked at, as this would wait for it.
+        """
         labels = self.labels
         if not isinstance(labels, torch.Tensor) or labels.dim() != 1 or not 0 < real < self.batch_size:
             return
-        if labels.numel() % real or labels.numel() % self.batch_size == 0:
-            return
-        raise ValueError(
-            f"{type(self).__name__}.labels has {labels.numel()} elements, as it seems of {real} samples and "
-            f"not of the {self.batch_size - real} padding rows; expected zeros for these, after the others, "
-            f"so that labels have shape [batch_size, {labels.numel() // real}], or reshape to it"
-        )
+        of_all, of_real = labels.numel() % self.batch_size == 0, labels.numel() % real == 0
+        if of_all and labels.device.type == "cpu":
+            of_padding = labels.view(self.batch_size, -1)[real:]
+            of_all = not of_real or not bool(of_padding.ne(0).any())
+        if of_real and not of_all:
+            raise ValueError(
+                f"{type(self).__name__}.labels has {labels.numel()} elements in one dimension, which may be "
+                f"those of the {real} samples without the {self.batch_size - real} padding rows; give labels "
+                f"of shape [rows, tasks], as in labels.view({real}, -1), with zeros for padding rows after "
+                f"them: [{self.batch_size}, {labels.numel() // real}]"
+            )
 
 
 def num_rows(name: str, value: FieldValue) -> int:

@@ -102,6 +102,11 @@ class SplitSamples(Feature):
                 f"SplitSamples: a {containers.type_name(batch)} cannot be cut; give it cut_rules, as a "
                 "BaseBatch has them"
             )
+        if row_format.loss_dtype != "int64":
+            raise ValueError(
+                "SplitSamples: loss tokens are weights, and pieces are counted in whole loss tokens; return "
+                "integers from get_loss_tokens, or leave samples whole"
+            )
         rules.check(row_format.schema, row_format.count_names)
         return rules
 

@@ -79,15 +79,15 @@ class Unshuffle(Feature):
         group, rank = self._group, self._group.rank
         held, at_home = plan.computed_by(rank), plan.rows.loaded_by(rank)
         packed = _pack(values, int(plan.num_placed[rank]), int(plan.num_rows[rank]))
-        elements = row_elements(packed.lengths[:, : len(held)].cpu(), packed.schema).numpy()
+        counts = row_elements(packed.lengths[:, : len(held)], packed.schema)  # on the device
         if group.num_ranks == 1:
-            return gather_rows([packed], np.arange(len(held)), elements.sum(0).tolist())
+            return gather_rows([packed], np.arange(len(held)), counts.sum(0).tolist())
         self._check_kind(packed.schema, values.list_hashes())
         device = packed.lengths.device
         # It is called on another stream than the exchange, and would wait for that of a later step.
         carrier = group.group_for("exchange" if device.type == "cpu" else "unshuffle", device)
         to, come_from = plan.rows.home[held], plan.destination[at_home]
-        elements_to_come = np.zeros((len(at_home), 0), dtype=np.int64)
+        elements, elements_to_come = (np.zeros((len(ranks), 0), dtype=np.int64) for ranks in (held, at_home))
 
         def move(sent: PackedRows, elements: np.ndarray, elements_to_come: np.ndarray) -> PackedRows:
             ends = (
@@ -96,12 +96,13 @@ class Unshuffle(Feature):
             )
             return transfer(sent, Route(*ends), rank, carrier)
 
-        if elements.shape[1]:
-            # Only the ranks that computed them know how long they are.
-            counts = {_COUNTS: torch.from_numpy(elements).to(device)}
-            counted = PackedRows.pack(counts, RowSchema.of(counts), len(held))
-            counted = move(counted, elements[:, :0], elements_to_come)
-            elements_to_come = counted.unpack()[_COUNTS].cpu().numpy()
+        if packed.schema.jagged_fields:
+            # Only the ranks that computed them know how long they are. The host reads both counts at once.
+            fields = {_COUNTS: counts}
+            counted = PackedRows.pack(fields, RowSchema.of(fields), len(held))
+            arrived = move(counted, elements, elements_to_come).unpack()[_COUNTS]
+            both = torch.cat([counts, arrived]).cpu().numpy()  # type: ignore[list-item]
+            elements, elements_to_come = both[: len(held)], both[len(held) :]
         return move(packed, elements, elements_to_come)
 
     def _check_kind(self, schema: RowSchema, lists: dict[str, int]) -> None:
