@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from ..checks import require_type
 from ..perf_model.cost import Cost
@@ -56,7 +57,8 @@ class BatchShuffler(ABC):
 
     Attributes:
         shared_fields: paths of what all samples of a batch share, or what belongs to the rank, as in
-            "context.temperature" or "[2]"; it never moves. A subclass sets it. A field of a `BaseBatch` is marked in its metadata instead.
+            "context.temperature" or "[2]"; it never moves. A subclass sets it. A field of a `BaseBatch` is
+            marked in its metadata instead.
         unit: of the workloads, for logs, as in "FLOPs"; a subclass sets it.
         moves_samples: whether samples may leave their ranks.
         features: as given, outermost first.
@@ -99,6 +101,7 @@ class BatchShuffler(ABC):
         self._move = chain(self.features, "around_exchange", self._move_rows)
         self._loss_scale = LossScale(self.group)
         self.expects_scale = True
+        self._left: Iterator[Any] | None = None  # of a loop that was left with a batch of it
         if self.group.num_ranks > 1:
             self.group.group_for("exchange", job_device())  # connected here, so that no step waits for it
             warm_up(self.settings, self.features)
@@ -122,7 +125,8 @@ class BatchShuffler(ABC):
         `[batch_size]`, or `[batch_size, columns]` for parts of a row's work that may differ in speed, such as
         matrix products and attention. Costs that are fitted to times weigh each column by itself; otherwise
         they add up. Values of padding rows are ignored. Lengths in `batch`, and integers with one number per
-        row, are int64, so that their squares do not wrap. Pipelines call this in a thread of their own, alongside the training.
+        row, are int64, so that their squares do not wrap. Pipelines call this in a thread of their own,
+        alongside the training.
         """
 
     def get_tokens(self, batch: Any) -> torch.Tensor:
@@ -137,8 +141,8 @@ class BatchShuffler(ABC):
         """Returns the loss tokens of each row, `[batch_size]` non-negative numbers; `batch` is on the host.
 
         The loss is a mean over them: integers, or floats for a mean weighted by them. Of several ranks, all
-        return the one or the other, in every step. Defaults to `BaseBatch.num_loss_tokens()`, or to one per row
-        of any other batch.
+        return the one or the other, in every step. Defaults to `BaseBatch.num_loss_tokens()`, or to one per
+        row of any other batch.
         """
         return self.view(batch).num_loss_tokens()
 
@@ -258,12 +262,26 @@ class BatchShuffler(ABC):
 
         Raises:
             Exception: the error that planning, or loading, raised on any rank.
+            RuntimeError: another loop with this shuffler goes on, on any rank; or `batches` is an iterator that
+                gave one batch more to an earlier loop, which was left; on all ranks.
         """
+        self.planner.check_free()
         ahead, loader = PlanAhead(self), iter(batches)
+        if loader is self._left:
+            ahead.fail(
+                RuntimeError(
+                    "this iterator gave a batch to an earlier loop over plan_ahead, which was left before that "
+                    "batch: make one generator, planned = shuffler.plan_ahead(batches), and take the steps of "
+                    "each part from it, as in itertools.islice(planned, 100)"
+                )
+            )
         try:
             while (step := ahead.next_step(loader)) is not None:
                 yield step.batch, step.plan
         finally:
+            # A DataLoader with persistent workers gives the same iterator again, for another epoch.
+            is_cut = ahead.has_batches and not isinstance(loader, _BaseDataLoaderIter)
+            self._left = loader if is_cut else None
             ahead.drop()
 
     def prepare(self, batch: Any, plan: ShufflePlan) -> Any:

@@ -203,7 +203,8 @@ def check_loss_tokens(returned: Any, num_rows: int, num_real: int, whose: str) -
         return check_counts(returned, num_rows, num_real, whose)
     values = torch.as_tensor(returned).detach().cpu().double()
     if values.shape != (num_rows,):
-        raise ValueError(f"{whose} returned shape {tuple(values.shape)}, expected ({num_rows},)")
+        shape = tuple(values.shape)
+        raise ValueError(f"{whose} returned shape {shape}, expected one number per row: ({num_rows},)")
     real = values[:num_real]
     for row in torch.nonzero(~((real >= 0) & real.isfinite()))[:1, 0].tolist():
         raise ValueError(

@@ -75,7 +75,7 @@ class PlanAhead:
         self._slow_plans = _SlowPlans(shuffler)
         self._loader: Iterator[Any] | None = None
         self._this_rank_ended = False
-        self._planned: deque[tuple[Iterator[Any], Future[PlannedStep | None]]] = deque()
+        self._planned: deque[tuple[Iterator[Any], bool, Future[PlannedStep | None]]] = deque()
         self._handed_out_at = time.perf_counter()
         self._failure: Exception | None = None
         self.post: Callable[[], int] | None = None
@@ -103,8 +103,9 @@ class PlanAhead:
         while True:
             while len(self._planned) < 2:  # the step after this one is planned while this one trains
                 loaded, failure = self._load(loader)
-                self._planned.append((loader, self._thread.submit(self._plan, loaded, failure)))
-            from_loader, planned = self._planned.popleft()
+                planned = self._thread.submit(self._plan, loaded, failure)
+                self._planned.append((loader, loaded is not None, planned))
+            from_loader, _, planned = self._planned.popleft()
             start = time.perf_counter()
             try:
                 with named_range("## wait for plan ##"):
@@ -119,6 +120,11 @@ class PlanAhead:
             if from_loader is loader:
                 self.drop()
                 return None
+
+    @property
+    def has_batches(self) -> bool:
+        """Whether this rank has loaded batches that were not handed out."""
+        return any(has_batch for _, has_batch, _ in self._planned)
 
     def fail(self, failure: Exception | None) -> None:
         """Has all ranks raise an error of this one, of a step that was handed out, with the next plan."""
@@ -135,7 +141,7 @@ class PlanAhead:
 
         Nothing of them is left: an error of loading or planning one is only logged.
         """
-        for _, planned in self._planned:
+        for *_, planned in self._planned:
             error = planned.exception()  # waits for the plan, in which other ranks wait for this one
             if error is not None and not is_copy(error):
                 logger.warning(f"a batch that is dropped had failed: {type(error).__name__}: {error}")
@@ -145,7 +151,7 @@ class PlanAhead:
     def _forget(self) -> None:
         self._loader, self._this_rank_ended = None, False
         self._memory.forget()
-        self._planner.release()
+        self._planner.release(self._thread.ident)
 
     def _load(self, loader: Iterator[Any]) -> tuple[tuple[Any, Any] | None, Exception | None]:
         """Returns the next batch on the host and as it came, None after the end; and the error of loading."""
@@ -254,6 +260,7 @@ class _Thread:
         thread = threading.Thread(target=_run, args=(self._jobs, device), name="plan ahead", daemon=True)
         _jobs_of[thread] = self._jobs
         thread.start()
+        self.ident = thread.ident
         weakref.finalize(self, self._jobs.put, None)
 
     def submit(self, function: Callable[..., Any], *arguments: Any) -> Future[Any]:

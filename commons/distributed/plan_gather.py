@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from .batch_shuffler import BatchShuffler
 
 logger = logging.getLogger(__name__)
-_OK, _NO_BATCH, _FAILED = range(3)
+# _CHANGED is a batch in which tensors that all samples share are not those of the first batch.
+_OK, _NO_BATCH, _FAILED, _CHANGED = range(4)
 # What a rank gathers begins with its status, the schema's fingerprint, its rows and real rows. Posts follow,
 # then the rows.
 _HEADER, _NUM_ROWS, _NUM_REAL = 4, 2, 3
@@ -57,6 +58,7 @@ class BatchFormat:
         padding: a batch of one row, the same on all ranks.
         pinned: whether this rank's batches are in pinned memory.
         lists: hashes of lists that are equal on all ranks, and so are shared, by path.
+        shared: hashes of tensors that are declared as shared, in the batch of which `padding` is.
         agreed: what features agreed on, by their names.
     """
 
@@ -64,6 +66,7 @@ class BatchFormat:
     padding: BatchView
     pinned: bool
     lists: Mapping[str, int]
+    shared: Mapping[str, int]
     agreed: Mapping[str, Any]
 
     @property
@@ -143,7 +146,10 @@ class PlanGather:
         if counted is not None and failure is None:
             failure = self._changed_list(self._view(batch))
             counted = None if failure else counted
-        table = self._channel.all_gather(self._encode(counted, failure, expected, post))
+        encoded = self._encode(counted, failure, expected, post)
+        if counted is not None and self._shared_changed(self._view(batch)):
+            encoded[0] = _CHANGED
+        table = self._channel.all_gather(encoded)
         most = int(table[:, _NUM_ROWS].max())
         if most > self._capacity:
             self._capacity = most
@@ -216,7 +222,11 @@ class PlanGather:
         if first.real_row is not None:
             padding = self._view(padding.with_rows(first.real_row, 1, 1))
         self._capacity = max(offers[rank].num_rows for rank in ranks)
-        self.format = BatchFormat(first.rows, padding, pinned, first.lists, first.agreed)
+        self.format = BatchFormat(first.rows, padding, pinned, first.lists, first.shared, first.agreed)
+
+    def _shared_changed(self, batch: BatchView) -> bool:
+        agreed = self.format.shared if self.format else {}
+        return bool(agreed) and batch.view(batch.to_host()).shared_hashes() != agreed
 
     def _changed_list(self, batch: BatchView) -> Exception | None:
         """Returns the error of a list that is not as it was in the first batch."""
@@ -236,7 +246,13 @@ class PlanGather:
         if (table[:, 0] == _FAILED).any():
             failures = self._channel.all_gather_objects(portable(failure))
             raise_first(failures, failure, self._channel.rank)
-        differs = (table[:, 0] == _OK) & (table[:, 1] != schema.fingerprint)
+        if (table[:, 0] == _CHANGED).any() and (table[:, 0] == _NO_BATCH).any() and self._moves:
+            raise ValueError(
+                f"rank {np.flatnonzero(table[:, 0] == _NO_BATCH)[0]} has no batch in a step, and would compute "
+                "samples of others with what all samples shared in the first batch, which has changed since: "
+                "end all loaders in the same step, or give shared tensors a row per sample"
+            )
+        differs = (table[:, 0] != _FAILED) & (table[:, 0] != _NO_BATCH) & (table[:, 1] != schema.fingerprint)
         if differs.any():
             mine = None if counted is None else counted[1].schema
             _raise_if_different(schema, "the first batch", self._channel.all_gather_objects(mine))

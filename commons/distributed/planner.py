@@ -71,9 +71,25 @@ class Planner:
         if self._reserved_by is None:
             self._reserved_by = threading.get_ident()
 
-    def release(self) -> None:
-        """Lets any thread plan again."""
-        self._reserved_by = None
+    def release(self, ident: int | None) -> None:
+        """Lets any thread plan again, if the thread of this identity had reserved it."""
+        if self._reserved_by == ident:
+            self._reserved_by = None
+
+    def check_free(self) -> None:
+        """Checks before a loop that no thread of any rank plans. Collective.
+
+        Raises:
+            RuntimeError: one does; on all ranks, of which others may have left their loops.
+        """
+        if any(self.ranks.all_gather_objects(self._reserved_by is not None)):
+            raise RuntimeError(self._busy())
+
+    def _busy(self) -> str:
+        return (
+            f"this {type(self._shuffler).__name__} plans for a pipeline, or a loop over plan_ahead, in a "
+            "thread of its own: create another shuffler, or exhaust the loaders or reset the pipeline first"
+        )
 
     def plan(
         self, batch: Any, failure: Exception | None = None, post: Callable[[], int] | None = None
@@ -86,11 +102,7 @@ class Planner:
             post: returns a number for the other ranks, int64; its errors are raised on every rank.
         """
         if self._reserved_by not in (None, threading.get_ident()):
-            raise RuntimeError(
-                f"this {type(self._shuffler).__name__} plans for a pipeline, or a loop over plan_ahead, in a "
-                "thread of its own: create another shuffler, or exhaust the loaders or reset the pipeline "
-                "first"
-            )
+            raise RuntimeError(self._busy())
         counted, start = None, time.perf_counter()
         ends = np.cumsum([1] + [feature.num_posted for feature in self._features])
         posted = np.zeros(ends[-1], dtype=np.int64)

@@ -38,7 +38,7 @@ class BaseBatch(Pipelineable):
         contextual_feature_names: features that describe the user rather than the history.
         labels: jagged, or a tensor of `batch_size` rows along dim 0, or flat and reshaping to
             `[batch_size, -1]`. Padding rows have labels too: zeros. Prefer `[batch_size, tasks]`, which can be
-            read in one way only.
+            read in one way.
         actual_batch_size: real rows; None means `batch_size`.
 
     Raises:
@@ -262,8 +262,8 @@ class BaseBatch(Pipelineable):
     def _check_flat_labels(self, real: int) -> None:
         """Refuses flat labels that may be those of the real rows alone, which would go to the wrong samples.
 
-        Labels of padding rows are zeros. If others are where those would be, the labels can be read in two
-        ways. Labels on a device are not looked at, as this would wait for it.
+        Labels of padding rows are zeros, or one other number below 0 that a loss ignores. With others in their
+        place, the labels can be read in two ways. Those on a device are not looked at, which would wait.
         """
         labels = self.labels
         if not isinstance(labels, torch.Tensor) or labels.dim() != 1 or not 0 < real < self.batch_size:
@@ -271,7 +271,7 @@ class BaseBatch(Pipelineable):
         of_all, of_real = labels.numel() % self.batch_size == 0, labels.numel() % real == 0
         if of_all and labels.device.type == "cpu":
             of_padding = labels.view(self.batch_size, -1)[real:]
-            of_all = not of_real or not bool(of_padding.ne(0).any())
+            of_all = not of_real or bool((of_padding == of_padding.min().clamp(max=0)).all())
         if of_real and not of_all:
             raise ValueError(
                 f"{type(self).__name__}.labels has {labels.numel()} elements in one dimension, which may be "

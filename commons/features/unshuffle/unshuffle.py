@@ -72,7 +72,7 @@ class Unshuffle(Feature):
         num_rows = int(plan.rows.batch_sizes[rank]) - int((~starts).sum())
         if not starts.all():
             rows = _join_pieces(rows, starts)
-        return view.unpack(rows, max(num_rows, 1))
+        return view.unpack(rows, max(num_rows, int(view.pads)))
 
     def _rows_at_home(self, values: BatchView, plan: ShufflePlan) -> PackedRows:
         """Returns the values of the real rows that this rank loaded, in their order."""

@@ -66,7 +66,7 @@ class MaskedBatch(SessionBatch):
 @pytest.mark.parametrize(
     ("loss_tokens", "message"),
     [
-        (torch.tensor([0.5, 1.0]), r"MaskedBatch.num_loss_tokens returned 0.5 for row 0"),
+        (torch.tensor([0.5, -1.0]), r"MaskedBatch.num_loss_tokens returned -1.0 for row 1"),
         (
             torch.ones(3),
             r"MaskedBatch.num_loss_tokens returned shape \(3,\), expected one number per row: \(2,\)",

@@ -53,16 +53,21 @@ def in_int32(batch):
     return batch["n"] ** 2
 
 
+def narrowed(batch):
+    return batch["n"].int()
+
+
 def _workloads() -> list[Any]:
     batch = _long_histories()
     costs = [Costing(cost).plan(batch).rows.workloads.tolist() for cost in (squared, summed_squares, flops)]
-    return [*costs, error_of(Costing(in_int32).plan, batch)]
+    in_int64 = Costing(in_int32).plan(batch).rows.workloads.tolist()
+    return [*costs, in_int64, error_of(Costing(narrowed).plan, batch)]
 
 
 def test_costs_of_int32_lengths_do_not_wrap(pools):
     squares, tiles = [n**2 for n in LENGTHS], [-(-n // 32) for n in LENGTHS]
     flops = [10 * 32**2 * n + 4 * 32**3 * m * (m + 1) // 2 for n, m in zip(LENGTHS, tiles, strict=True)]
-    expected = [cost + cost[-1:] + cost[:-1] for cost in (squares, squares, flops)]
+    expected = [cost + cost[-1:] + cost[:-1] for cost in (squares, squares, flops, squares)]
     for *workloads, error in pools(2).run(_workloads):
         assert workloads == expected
         assert "returned torch.int32, in which squares and FLOPs wrap without a word" in error
@@ -93,11 +98,14 @@ def _incomplete(labels: torch.Tensor, rows: int = 8, real: int = 4) -> BaseBatch
     return BaseBatch(features, rows, {"item": 1}, labels=labels, actual_batch_size=real)
 
 
-@pytest.mark.parametrize("num_labels", [4, 12])
-def test_flat_labels_without_padding_are_refused(num_labels):
-    error = error_of(_incomplete, torch.arange(float(num_labels)))
-    assert f"labels has {num_labels} elements, as it seems of 4 samples" in error
-    assert f"so that labels have shape [batch_size, {num_labels // 4}]" in error
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.bool])
+@pytest.mark.parametrize("num_labels", [4, 8, 12, 16, 24])
+def test_flat_labels_without_padding_are_refused(num_labels, dtype):
+    error = error_of(_incomplete, torch.arange(num_labels).remainder(3).to(dtype))
+    assert f"labels has {num_labels} elements in one dimension, which may be those of the 4 samples" in error
+    assert f"labels of shape [rows, tasks], as in labels.view(4, -1), with zeros" in error
+    assert f"[8, {num_labels // 4}]" in error
+    _incomplete(torch.arange(num_labels).view(4, -1).repeat(2, 1))  # with padding, in one way
 
 
 @pytest.mark.parametrize("padding", [0.0, -100.0])
@@ -108,9 +116,10 @@ def test_flat_labels_with_padding_travel(padding, width):
     assert selected.labels.view(2, width).tolist() == labels.view(8, width)[[3, 1]].tolist()
 
 
-@pytest.mark.parametrize("labels", [torch.arange(8.0), torch.zeros(8)])
-def test_one_label_per_row_travels_whatever_its_value(labels):
-    assert _incomplete(labels).index_select([3, 1]).labels.tolist() == labels[[3, 1]].tolist()
+@pytest.mark.parametrize("padding", [0.0, -100.0])
+def test_one_label_per_row_travels_beside_padding(padding):
+    labels = torch.tensor([3.0, 0.0, 5.0, 7.0, *[padding] * 4])
+    assert _incomplete(labels).index_select([3, 1]).labels.tolist() == [7, 0]
 
 
 class Batch:

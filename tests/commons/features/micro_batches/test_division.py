@@ -350,7 +350,7 @@ every_function = pytest.mark.parametrize("name", ALL)
 
 
 @every_function
-@pytest.mark.parametrize("kind", [*ARRAYS, lambda values: torch.tensor(values, dtype=torch.int32)])
+@pytest.mark.parametrize("kind", [*ARRAYS, lambda values: torch.tensor(values, dtype=torch.int64)])
 def test_kind_and_type_of_the_samples_do_not_matter(name, kind):
     workloads = [5, 0, 17, 3, 3, 8, 1, 2, 40]
     tokens = [9, 2, 18, 7, 7, 7, 0, 3, 41]
