@@ -262,17 +262,18 @@ class BatchShuffler(ABC):
 
         Raises:
             Exception: the error that planning, or loading, raised on any rank.
-            RuntimeError: another loop with this shuffler goes on, on any rank; or `batches` is an iterator that
-                gave one batch more to an earlier loop, which was left; on all ranks.
+            RuntimeError: another loop with this shuffler goes on, on any rank; raised on all of them.
+            ValueError: `batches` is an iterator that gave one batch more to an earlier loop, which was left;
+                on all ranks.
         """
         self.planner.check_free()
         ahead, loader = PlanAhead(self), iter(batches)
         if loader is self._left:
             ahead.fail(
-                RuntimeError(
-                    "this iterator gave a batch to an earlier loop over plan_ahead, which was left before that "
-                    "batch: make one generator, planned = shuffler.plan_ahead(batches), and take the steps of "
-                    "each part from it, as in itertools.islice(planned, 100)"
+                ValueError(
+                    "this iterator gave a batch to an earlier loop over plan_ahead, which was left before "
+                    "that batch: make one generator, planned = shuffler.plan_ahead(batches), and take the "
+                    "steps of each part from it, as in itertools.islice(planned, 100)"
                 )
             )
         try:

@@ -37,8 +37,8 @@ class BaseBatch(Pipelineable):
         feature_to_max_seqlen: the longest sequence that each feature may have.
         contextual_feature_names: features that describe the user rather than the history.
         labels: jagged, or a tensor of `batch_size` rows along dim 0, or flat and reshaping to
-            `[batch_size, -1]`. Padding rows have labels too: zeros. Prefer `[batch_size, tasks]`, which can be
-            read in one way.
+            `[batch_size, -1]`. Padding rows have labels too: zeros. Only `[batch_size, tasks]` can
+            always be read in one way.
         actual_batch_size: real rows; None means `batch_size`.
 
     Raises:
@@ -262,8 +262,8 @@ class BaseBatch(Pipelineable):
     def _check_flat_labels(self, real: int) -> None:
         """Refuses flat labels that may be those of the real rows alone, which would go to the wrong samples.
 
-        Labels of padding rows are zeros, or one other number below 0 that a loss ignores. With others in their
-        place, the labels can be read in two ways. Those on a device are not looked at, which would wait.
+        Labels of padding rows are zeros, or one other number below 0 that a loss ignores. With others in
+        their place, labels can be read in two ways. Those on a device are not looked at, which would wait.
         """
         labels = self.labels
         if not isinstance(labels, torch.Tensor) or labels.dim() != 1 or not 0 < real < self.batch_size:

@@ -36,7 +36,7 @@ class Unshuffle(Feature):
 
     def setup(self, shuffler: BatchShuffler, ranks: RankGroup) -> None:
         """Makes a channel for the ranks to agree on what they return."""
-        self._group, self._view = shuffler.group, shuffler.view
+        self._shuffler, self._group, self._view = shuffler, shuffler.group, shuffler.view
         self._channel = shuffler.group.channel()
         self._every_call = any(feature.verifies for feature in shuffler.features)
         self._agreed: dict[RowSchema, dict[str, int]] = {}  # hashes of the lists beside the tensors
@@ -72,7 +72,9 @@ class Unshuffle(Feature):
         num_rows = int(plan.rows.batch_sizes[rank]) - int((~starts).sum())
         if not starts.all():
             rows = _join_pieces(rows, starts)
-        return view.unpack(rows, max(num_rows, int(view.pads)))
+        # A rank that had no batch gave one padding row to the exchange, where batches know padding.
+        batch_format = self._shuffler.format
+        return view.unpack(rows, max(num_rows, int(batch_format is None or batch_format.pads)))
 
     def _rows_at_home(self, values: BatchView, plan: ShufflePlan) -> PackedRows:
         """Returns the values of the real rows that this rank loaded, in their order."""
@@ -101,7 +103,7 @@ class Unshuffle(Feature):
             fields = {_COUNTS: counts}
             counted = PackedRows.pack(fields, RowSchema.of(fields), len(held))
             arrived = move(counted, elements, elements_to_come).unpack()[_COUNTS]
-            both = torch.cat([counts, arrived]).cpu().numpy()  # type: ignore[list-item]
+            both = torch.cat([counts, arrived]).cpu().numpy()
             elements, elements_to_come = both[: len(held)], both[len(held) :]
         return move(packed, elements, elements_to_come)
 
