@@ -118,7 +118,10 @@ class PlanAhead:
                 step.wait_seconds = seconds
                 return step
             if from_loader is loader:
-                self.drop()
+                after_end, self._planned = self._planned, deque()
+                self._forget()
+                for *_, planned in after_end:
+                    planned.result()  # may have what a rank found in its last step
                 return None
 
     @property

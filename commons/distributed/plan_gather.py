@@ -249,8 +249,8 @@ class PlanGather:
         if (table[:, 0] == _CHANGED).any() and (table[:, 0] == _NO_BATCH).any() and self._moves:
             raise ValueError(
                 f"rank {np.flatnonzero(table[:, 0] == _NO_BATCH)[0]} has no batch in a step, and would "
-                "compute samples of others with what all samples shared in the first batch, which has changed since: "
-                "end all loaders in the same step, or give shared tensors a row per sample"
+                "compute samples with what they shared in the first batch, which has changed since: end all "
+                "loaders in the same step, or give shared tensors a row per sample"
             )
         differs = (table[:, 0] != _FAILED) & (table[:, 0] != _NO_BATCH) & (table[:, 1] != schema.fingerprint)
         if differs.any():

@@ -103,7 +103,7 @@ def _incomplete(labels: torch.Tensor, rows: int = 8, real: int = 4) -> BaseBatch
 def test_flat_labels_without_padding_are_refused(num_labels, dtype):
     error = error_of(_incomplete, torch.arange(num_labels).remainder(3).to(dtype))
     assert f"labels has {num_labels} elements in one dimension, which may be those of the 4 samples" in error
-    assert f"labels of shape [rows, tasks], as in labels.view(4, -1), with zeros" in error
+    assert "labels of shape [rows, tasks], as in labels.view(4, -1), with zeros" in error
     assert f"[8, {num_labels // 4}]" in error
     _incomplete(torch.arange(num_labels).view(4, -1).repeat(2, 1))  # with padding, in one way
 

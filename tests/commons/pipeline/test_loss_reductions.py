@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from commons.distributed.loss_reduction import _warn_of_mean_of_none, loss_sum
+from commons.distributed.loss_reduction import MeanOfNoneError, loss_sum
 from tests.commons.distributed.errors_and_warnings import error_of
 from tests.commons.distributed.shufflers import FieldShuffler
 from tests.commons.pipeline.ranking_pipelines import steps_of
@@ -139,8 +139,8 @@ def test_a_mean_is_one_number():
     assert float(loss_sum(torch.tensor(torch.nan), "global_mean", 0, 0.0)) == 0
 
 
-def test_a_mean_of_no_loss_tokens_counts_for_nothing_and_is_warned_of_once(caplog):
-    _warn_of_mean_of_none.cache_clear()
-    for losses in (torch.tensor(torch.nan), torch.tensor(torch.nan), torch.tensor(1.0)):
-        assert float(loss_sum(losses, "mean", 0, 1.0)) == 0
-    assert [record.message.count("clamp the count to at least 1") for record in caplog.records] == [1]
+def test_a_mean_of_no_loss_tokens_counts_for_nothing_if_it_is_finite():
+    assert float(loss_sum(torch.tensor(1.0), "mean", 0, 1.0)) == 0
+    assert float(loss_sum(torch.tensor(torch.nan), "sum", 0, 1.0)) == 0
+    with pytest.raises(MeanOfNoneError, match=r'use "sum", or clamp what the mean divides by'):
+        loss_sum(torch.tensor(torch.nan), "mean", 0, 1.0)
