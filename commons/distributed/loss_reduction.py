@@ -170,7 +170,7 @@ class LossScale:
         """Returns the loss tokens of the plans on all ranks of the job, 0-d float64, on the host if known."""
         if self._group.num_ranks == self._num_ranks:
             total = math.fsum(plan.num_loss_tokens for plan in plans)
-            return torch.tensor(total, dtype=torch.float64, device="cpu")
+            return torch.full((), total, dtype=torch.float64, device="cpu")
         if self._counted is None or list(map(id, self._counted[0])) != list(map(id, plans)):
             rank_tokens = math.fsum(plan.loss_tokens_on(self._group.rank) for plan in plans)
             # Filled by a kernel: a copy from the host would wait.

@@ -16,6 +16,7 @@ from commons.perf_model import HSTUFlops
 from commons.sequence_batch import BaseBatch, containers
 from tests.commons.distributed.errors_and_warnings import error_of
 from tests.commons.distributed.shufflers import FieldShuffler
+from tests.on_ranks import on_ranks
 
 LENGTHS = (50_000, 70_000, 3_000, 1)  # the squares of the first two wrap in int32
 
@@ -315,3 +316,27 @@ def test_tensordicts_keep_names_and_locks_and_change_device():
     assert moved["n", "ids"].device.type == "meta"
     without_rows = TensorDict({"n": TensorDict({"ids": torch.arange(4)}, [])}, [])
     assert containers.move_to(without_rows, torch.device("meta"))["n", "ids"].device.type == "meta"
+
+
+@pytest.mark.parametrize("of", ["lengths", "offsets"])
+@on_ranks(2)
+def test_planning_leaves_nothing_in_the_loaded_fields_for_a_copy_to_take_along(of):
+    lengths = torch.tensor([1, 2, 0, 3])
+    given = {"lengths": lengths} if of == "lengths" else {"offsets": torch.tensor([0, 1, 3, 3, 6])}
+    values = torch.arange(6, dtype=torch.int32)
+    batch = {
+        "n": torch.arange(4),
+        "keyed": KeyedJaggedTensor(["a"], values, **given),
+        "jagged": JaggedTensor(values, **given),
+    }
+
+    def asked(of_batch):
+        return of_batch["keyed"]["a"].offsets()[1:] + of_batch["jagged"].offsets()[1:]
+
+    shuffler = Costing(asked)
+    for _ in range(2):
+        plan = shuffler.plan(batch)
+    assert plan.rows.workloads.tolist() == [2, 6, 6, 12] * 2
+    for value in (batch["keyed"], batch["jagged"]):
+        assert (value.lengths_or_none() is None) == (of == "offsets")
+        assert (value.offsets_or_none() is None) == (of == "lengths")

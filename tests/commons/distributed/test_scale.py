@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from commons.distributed import IdentityShuffler
+from tests.commons.distributed.counted_collectives import no_synchronization
 from tests.commons.distributed.errors_and_warnings import warnings_of
 from tests.commons.pipeline.scored_samples import (
     ScoredShuffler,
@@ -137,3 +138,16 @@ def test_one_warning_on_rank_0_tells_of_a_forgotten_scale(pools):
     on_rank_0, elsewhere = pools(2).run(_warnings)
     assert list(map(len, on_rank_0)) == [1, 0, 0, 0] and elsewhere == [[]] * 4
     assert "their losses not scaled" in on_rank_0[0][0]
+
+
+@pytest.mark.parametrize("who", ["all", "within pairs"])
+@pytest.mark.parametrize("reduction", ["sum", "mean", "global_mean"])
+@on_ranks(4)
+def test_scale_does_not_wait(who, reduction):
+    shuffler = _shuffler(who)
+    batch = draw("dict", samples_of(dist.get_rank(), (5, 4, 3, 6), 0))
+    plan = shuffler.plan(batch)
+    shuffler.exchange(batch, plan)
+    loss = torch.ones((), requires_grad=True)
+    with no_synchronization():
+        shuffler.scale(loss, plan, reduction)

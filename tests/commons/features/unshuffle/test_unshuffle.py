@@ -16,7 +16,11 @@ from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 from commons.distributed import BatchShuffler, ShufflePlan
 from commons.features.unshuffle import Unshuffle
 from tests.commons.distributed.container_batches import KINDS, ContainerShuffler, make_batch
-from tests.commons.distributed.counted_collectives import no_synchronization, recorded_collectives
+from tests.commons.distributed.counted_collectives import (
+    no_synchronization,
+    recorded_collectives,
+    recorded_synchronizations,
+)
 from tests.commons.distributed.errors_and_warnings import error_of
 from tests.commons.distributed.loaded_batches import (
     BOTH,
@@ -218,6 +222,10 @@ def _collectives_of_unshuffle() -> list[list[str]]:
         counted.append([name for name, _ in calls])
     with no_synchronization():
         back_of(shuffler)(moved.small[: moved.num_samples].clone(), plan)
+    with recorded_synchronizations() as places:
+        back_of(shuffler)(moved.weighted, plan)
+    # One copy to the host, and numpy's look at it.
+    assert places == ["commons/features/unshuffle/unshuffle.py _rows_at_home"] * 2
     return counted
 
 
