@@ -236,8 +236,9 @@ def collate_hstu_batch(
     features = keyed_rows(ids, batch_size)
     num_candidates = None
     if spec.max_num_candidates:
-        num_candidates = torch.zeros(batch_size, dtype=torch.int64)
-        num_candidates[: len(samples)] = torch.tensor([sample.num_candidates for sample in samples])
+        num_candidates = torch.zeros(batch_size, dtype=torch.int64, device="cpu")
+        of_samples = [sample.num_candidates for sample in samples]
+        num_candidates[: len(samples)] = torch.tensor(of_samples, device="cpu")
     return HSTUBatch(
         features=features,
         batch_size=batch_size,

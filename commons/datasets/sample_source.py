@@ -48,11 +48,11 @@ def keyed_rows(rows_by_key: Mapping[str, Sequence[np.ndarray]], batch_size: int)
     Raises:
         ValueError: a key has more rows than `batch_size`.
     """
-    lengths = torch.zeros(len(rows_by_key), batch_size, dtype=torch.int64)
+    lengths = torch.zeros(len(rows_by_key), batch_size, dtype=torch.int64, device="cpu")
     for key_lengths, rows in zip(lengths, rows_by_key.values(), strict=True):
         if len(rows) > batch_size:
             raise ValueError(f"{len(rows)} samples do not fit in a batch of {batch_size} rows")
-        key_lengths[: len(rows)] = torch.tensor([len(row) for row in rows], dtype=torch.int64)
+        key_lengths[: len(rows)] = torch.tensor([len(row) for row in rows], dtype=torch.int64, device="cpu")
     empty = np.empty(0, dtype=np.int64)  # concatenate needs at least one array
     values = np.concatenate([empty, *(row for rows in rows_by_key.values() for row in rows)])
     return KeyedJaggedTensor(

@@ -208,9 +208,9 @@ class SIDSource(SampleSource):
         splits = [np.split(sample.codes, [max(len(sample.codes) - newest, 0)]) for sample in samples]
         ids[HISTORY] = [history.reshape(-1) for history, _ in splits]
         ids[CANDIDATE] = [candidates.reshape(-1) for _, candidates in splits]
-        target_items = torch.zeros(batch_size, dtype=torch.int64)
+        target_items = torch.zeros(batch_size, dtype=torch.int64, device="cpu")
         features = keyed_rows(ids, batch_size)
-        target_items[: len(samples)] = torch.tensor([sample.target_item for sample in samples])
+        target_items[: len(samples)] = torch.tensor([sample.target_item for sample in samples], device="cpu")
         return SIDBatch(
             features=features,
             batch_size=batch_size,

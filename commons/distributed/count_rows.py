@@ -201,7 +201,7 @@ def check_loss_tokens(returned: Any, num_rows: int, num_real: int, whose: str) -
     dtype = getattr(returned, "dtype", None)
     if not str(dtype).removeprefix("torch.").startswith(("float", "bfloat")):
         return check_counts(returned, num_rows, num_real, whose)
-    values = torch.as_tensor(returned).detach().cpu().double()
+    values = torch.as_tensor(returned, device="cpu").detach().double()
     if values.shape != (num_rows,):
         shape = tuple(values.shape)
         raise ValueError(f"{whose} returned shape {shape}, expected one number per row: ({num_rows},)")
@@ -220,7 +220,7 @@ def check_counts(returned: Any, num_rows: int, num_real: int, whose: str) -> tor
         ValueError: not a non-negative integer for each row; the message calls the counts `whose`.
     """
     try:
-        values = torch.as_tensor(returned).detach().cpu()
+        values = torch.as_tensor(returned, device="cpu").detach()
     except (TypeError, ValueError, RuntimeError) as error:
         raise ValueError(f"{whose} returned {type(returned).__name__}, expected integers") from error
     if values.is_complex() or values.dtype == torch.uint64:
@@ -247,6 +247,6 @@ def check_counts(returned: Any, num_rows: int, num_real: int, whose: str) -> tor
             f"{whose} returned {real[row].item()} for row {row}, "
             "expected an integer of at least 0, below 2**63; round fractions, scaled up where they are costs"
         )
-    checked = torch.zeros(num_rows, dtype=torch.int64)
+    checked = torch.zeros(num_rows, dtype=torch.int64, device="cpu")
     checked[:num_real] = real
     return checked

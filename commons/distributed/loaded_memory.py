@@ -95,7 +95,7 @@ def _sample_of(tensor: torch.Tensor) -> bytes:
     """Returns the bytes of up to about `_SAMPLED` elements, the first and the last among them."""
     tensor = tensor.detach().resolve_conj().resolve_neg()
     if not tensor.is_contiguous():
-        evenly = torch.linspace(0, tensor.numel() - 1, _SAMPLED).long()
+        evenly = torch.linspace(0, tensor.numel() - 1, _SAMPLED, device="cpu", dtype=torch.float64).long()
         tensor = tensor[torch.unravel_index(evenly, tensor.shape)]
     elements = tensor.reshape(-1, 1).view(torch.uint8).numpy()
     return elements[:: max(len(elements) // _SAMPLED, 1)].tobytes() + elements[-1:].tobytes()

@@ -42,6 +42,7 @@ class PlannedStep:
     everyone: ShufflePlan  # of all ranks that plan together
     plan: ShufflePlan  # among the ranks that exchange with this one
     posted: np.ndarray  # int64 `[ranks]`, what ranks posted when this was planned
+    mode: Any = None  # as `PlanAhead` takes it, when the batch was loaded
     wait_seconds: float = 0.0  # that this rank waited for the plan
     exchange_seconds: float = 0.0  # host time of the exchange
 
@@ -58,6 +59,7 @@ class PlanAhead:
         shuffler: makes the plans.
         device: of the steps, which becomes the thread's current one; None for the caller's.
         check: called with each planned step, in the planning thread.
+        mode: returns what a step notes when its batch is loaded.
 
     Attributes:
         post: returns a number for all ranks, int64, before each plan in the planning thread; None for 0.
@@ -68,14 +70,15 @@ class PlanAhead:
         shuffler: BatchShuffler,
         device: torch.device | None = None,
         check: Callable[[PlannedStep], None] | None = None,
+        mode: Callable[[], Any] = lambda: None,
     ) -> None:
         self._shuffler, self._planner, self._check = shuffler, shuffler.planner, check
-        self._thread = _Thread(device)
+        self._thread, self._mode = _Thread(device), mode
         self._memory = LoadedMemory(shuffler.view)
         self._slow_plans = _SlowPlans(shuffler)
         self._loader: Iterator[Any] | None = None
         self._this_rank_ended = False
-        self._planned: deque[tuple[Iterator[Any], bool, Future[PlannedStep | None]]] = deque()
+        self._planned: deque[tuple[Iterator[Any], bool, Any, Future[PlannedStep | None]]] = deque()
         self._handed_out_at = time.perf_counter()
         self._failure: Exception | None = None
         self.post: Callable[[], int] | None = None
@@ -104,8 +107,8 @@ class PlanAhead:
             while len(self._planned) < 2:  # the step after this one is planned while this one trains
                 loaded, failure = self._load(loader)
                 planned = self._thread.submit(self._plan, loaded, failure)
-                self._planned.append((loader, loaded is not None, planned))
-            from_loader, _, planned = self._planned.popleft()
+                self._planned.append((loader, loaded is not None, self._mode(), planned))
+            from_loader, _, mode, planned = self._planned.popleft()
             start = time.perf_counter()
             try:
                 with named_range("## wait for plan ##"):
@@ -115,7 +118,7 @@ class PlanAhead:
                 raise
             seconds += time.perf_counter() - start
             if step is not None:
-                step.wait_seconds = seconds
+                step.wait_seconds, step.mode = seconds, mode
                 return step
             if from_loader is loader:
                 after_end, self._planned = self._planned, deque()
@@ -127,7 +130,7 @@ class PlanAhead:
     @property
     def has_batches(self) -> bool:
         """Whether this rank has loaded batches that were not handed out."""
-        return any(has_batch for _, has_batch, _ in self._planned)
+        return any(has_batch for _, has_batch, *_ in self._planned)
 
     def fail(self, failure: Exception | None) -> None:
         """Has all ranks raise an error of this one, of a step that was handed out, with the next plan."""

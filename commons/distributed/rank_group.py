@@ -201,7 +201,9 @@ def close_connections() -> None:
     for group in _groups_of_job[1].values():
         next_rank = (group.rank + 1) % group.num_ranks
         with suppress(RuntimeError):  # it timed out
-            group.control.recv([torch.empty(1)], next_rank, _NEVER_SENT).wait(timedelta(milliseconds=1))
+            group.control.recv([torch.empty(1, device="cpu")], next_rank, _NEVER_SENT).wait(
+                timedelta(milliseconds=1)
+            )
 
 
 def job_device() -> torch.device:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import logging
 import time
 from collections.abc import Iterator
 from typing import Any, Self
@@ -19,6 +21,8 @@ from ..distributed.rank_group import RankGroup
 from ..named_ranges import named_range
 from ..sequence_batch import containers
 from ..sequence_batch.batch_view import without_copied_row
+
+logger = logging.getLogger(__name__)
 
 
 class InFlightBatch(Pipelineable):
@@ -97,7 +101,7 @@ class ShuffleStage:
         for feature in shuffler.features:
             feature.join(model, device, self._loss_reduction)
         self._forward = chain(shuffler.features, "forward", self._run)
-        self.ahead = PlanAhead(shuffler, device, self._check)
+        self.ahead = PlanAhead(shuffler, device, self._check, lambda: self._model.training)
         self.rank = shuffler.group.rank
         self.posted = np.zeros(self._num_ranks, dtype=np.int64)
         self._computed: tuple[PlannedStep, torch.Tensor] | None = None
@@ -117,7 +121,17 @@ class ShuffleStage:
         return InFlightBatch(batch, step)
 
     def exchange(self, batch: InFlightBatch) -> InFlightBatch:
-        """Carries out the plan of a device batch; collective over the ranks to balance among."""
+        """Carries out the plan of a device batch; collective over the ranks to balance among.
+
+        Raises:
+            TypeError: the batch did not come from `next_batch`.
+        """
+        if not isinstance(batch, InFlightBatch):
+            raise TypeError(
+                f"the pipeline copied a {containers.type_name(batch)} that was not planned: its "
+                "copy_batch_to_gpu has to take batches from self._next_batch(dataloader_iter), and to return "
+                "what `to` makes of them"
+            )
         step = batch._step
         with named_range("## exchange ##"):
             start = time.perf_counter()
@@ -133,6 +147,8 @@ class ShuffleStage:
         samples, what has one row in the output of an evaluation has none.
         """
         step = batch._step
+        if step.mode is not self._model.training and self._shuffler.planner.ranks.rank == 0:
+            _warn_of_mode(self._model.training)
         loss_tokens = step.everyone.num_loss_tokens
         scale = self._num_ranks / loss_tokens if loss_tokens else 0.0
         call = ModelCall(self._model, batch._landed, step.plan, step.everyone, self._loss_reduction, scale)
@@ -154,6 +170,10 @@ class ShuffleStage:
         if is_copy and not call.model.training:
             output = without_copied_row(output)
         return total * call.scale, total.detach(), output
+
+    def attach(self, model: torch.nn.Module) -> None:
+        """Runs this model from now on."""
+        self._model = model
 
     def end_epoch(self) -> None:
         """Has the next call start anew, after the last step of all loaders; on all ranks alike.
@@ -204,6 +224,17 @@ class ShuffleStage:
     def _check(self, step: PlannedStep) -> None:
         if self._loss_reduction == "global_mean":
             check_global_mean(step.everyone.num_placed, self._shuffler.view(step.batch).pads)
+
+
+@functools.cache
+def _warn_of_mode(trains: bool) -> None:
+    """Warns once per process and mode."""
+    modes = ("evaluation", "training") if trains else ("training", "evaluation")
+    logger.warning(
+        f"a batch that was loaded in {modes[0]} mode runs in {modes[1]} mode, as do all that were on their "
+        "way when the mode changed: use a second pipeline object on the same model for evaluation, or change the "
+        "mode after StopIteration"
+    )
 
 
 def losses_and_output(returned: Any) -> tuple[torch.Tensor, Any]:

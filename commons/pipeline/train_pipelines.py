@@ -21,6 +21,7 @@ from ..registry import NamedFactory
 from .shuffle_stage import ShuffleStage
 
 _CACHED_KERNEL = EmbeddingComputeKernel.FUSED_UVM_CACHING.value
+_WORKS = (TrainPipelineSparseDist, PrefetchTrainPipelineSparseDist)
 # Arguments of TorchRec's pipelines that would bypass the stage.
 _REFUSED = {
     "custom_model_fwd": "the stage calls the model, to scale its loss",
@@ -123,6 +124,16 @@ class SequentialTrainPipeline(_WithStage, TrainPipeline):
         self._batch = None
         self._stage.reset()
 
+    def detach(self) -> torch.nn.Module:
+        """Returns the model, which this pipeline leaves as it is; batches on their way stay."""
+        return self._model
+
+    def attach(self, model: torch.nn.Module | None = None, sparse_dist: bool = True) -> None:
+        """Continues with another model, if one is given, as TorchRec's pipelines do."""
+        if model is not None:
+            self._model = model
+            self._stage.attach(model)
+
     def progress(self, dataloader_iter: Iterator[Any]) -> Any:
         """Runs one step, which trains if the model is in training mode; returns the model's output.
 
@@ -157,12 +168,26 @@ class ShuffleStageMixin(_WithStage):
     """Puts the stage into a subclass of TorchRec's `TrainPipelineSparseDist`, the next base class.
 
     `class Balanced(ShuffleStageMixin, TheirPipeline): pass` balances what `TheirPipeline` trains, where that
-    overrides `_backward`, `_next_batch` or `_optimizer_step`. It has to take TorchRec's `custom_model_fwd`,
-    and not to be one of TorchRec's semi-sync, lite or fused pipelines, which order their streams otherwise.
+    overrides `_backward`, `_next_batch` or `_optimizer_step`. Of TorchRec's own pipelines, it works on
+    `TrainPipelineSparseDist` and `PrefetchTrainPipelineSparseDist`; others order their streams, or read their
+    loaders, in ways of their own.
     A `_next_batch` runs one step earlier than without the stage, in the same call on all ranks. One that
     communicates has to return None on all of them in the same call. The arguments, in front of its own, are
     those of `SparseDistTrainPipeline`, as are the errors.
+
+    Raises:
+        TypeError: the base class is another pipeline, or stands in front of the mixin.
     """
+
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        super().__init_subclass__(**keywords)
+        in_front = cls.__mro__[: cls.__mro__.index(ShuffleStageMixin)]
+        for base in in_front:
+            if issubclass(base, TrainPipeline) and not issubclass(base, ShuffleStageMixin):
+                raise TypeError(
+                    f"{cls.__name__} has {base.__name__} in front of ShuffleStageMixin, which then does "
+                    f"nothing: write class {cls.__name__}(ShuffleStageMixin, {base.__name__})"
+                )
 
     def __init__(
         self,
@@ -173,6 +198,7 @@ class ShuffleStageMixin(_WithStage):
         loss_reduction: str | None = None,
         **torchrec_arguments: Any,
     ) -> None:
+        _check_base(type(self))
         for name in torchrec_arguments.keys() & _REFUSED.keys():
             raise ValueError(f"{type(self).__name__} takes no {name}: {_REFUSED[name]}")
         device = torch.device(device)
@@ -320,6 +346,25 @@ class TrainPipelineFactory(NamedFactory[TrainPipeline]):
 TrainPipelineFactory.register("none", SequentialTrainPipeline)
 TrainPipelineFactory.register("native", SparseDistTrainPipeline)
 TrainPipelineFactory.register("prefetch", PrefetchTrainPipeline)
+
+
+def _check_base(pipeline: type) -> None:
+    """Raises a TypeError unless a pipeline with the stage derives from one of `_WORKS`, and from no other of
+    TorchRec's."""
+    others = [
+        base
+        for base in pipeline.__mro__
+        if issubclass(base, TrainPipeline)
+        and base.__module__.startswith("torchrec.")
+        and base not in (*_WORKS, TrainPipeline)
+    ]
+    if others or not issubclass(pipeline, TrainPipelineSparseDist):
+        base = others[0].__name__ if others else "no pipeline of TorchRec"
+        raise TypeError(
+            f"{pipeline.__name__} derives from {base}, with which the stage does not work: derive it from "
+            f"{' or '.join(works.__name__ for works in _WORKS)}, or from a subclass of your own of these. "
+            'For models without sharded tables, use pipeline "none"'
+        )
 
 
 def _raised_in_rewriting(error: Exception) -> bool:

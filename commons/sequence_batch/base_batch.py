@@ -116,7 +116,7 @@ class BaseBatch(Pipelineable):
                 "index_select got a batch with pieces of samples, which need all rows of their step; select "
                 "rows before the exchange"
             )
-        rows = torch.as_tensor(indices).cpu()
+        rows = torch.as_tensor(indices, device="cpu")
         if rows.dim() != 1 or (rows.numel() and (rows.is_floating_point() or rows.dtype == torch.bool)):
             raise TypeError(
                 f"index_select got {rows.dtype} of shape {tuple(rows.shape)}; expected a list of row numbers"

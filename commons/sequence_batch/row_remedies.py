@@ -51,9 +51,9 @@ def _fitting_form(value: FieldValue, fields: Mapping[str, FieldValue], num_rows:
     if value.dim() == 1 and _are_offsets(value):
         return "offsets belong to the values that they divide: make both one JaggedTensor(values, offsets=…)"
     for other, tensor in fields.items():
-        if other != name and isinstance(tensor, torch.Tensor) and tensor.dim() == 1 and _are_offsets(tensor):
-            if int(tensor[-1]) == count:
-                return f"values that {other!r} divides: make both one JaggedTensor(values, offsets={other})"
+        are_offsets = isinstance(tensor, torch.Tensor) and tensor.dim() == 1 and _are_offsets(tensor)
+        if other != name and are_offsets and int(tensor[-1]) == count:
+            return f"values that {other!r} divides: make both one JaggedTensor(values, offsets={other})"
     if value.dim() > 1 and value.shape[1] == num_rows:
         return "rows are in its dim 1: transpose(0, 1) puts them first"
     if num_rows and count % num_rows == 0 and value.dim() == 1 and count:

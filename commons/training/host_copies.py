@@ -53,7 +53,7 @@ class HostCopies:
         buffer = kept.pop(path, None)
         if buffer is None or not _fits(buffer, source):
             del buffer  # before the new one is taken: both of a large table might not fit
-            buffer = torch.empty(source.shape, dtype=source.dtype, pin_memory=source.is_cuda)
+            buffer = torch.empty(source.shape, dtype=source.dtype, pin_memory=source.is_cuda, device="cpu")
         self._buffers[path] = buffer.copy_(source, non_blocking=True)
         if source.is_cuda:
             devices.add(source.device)

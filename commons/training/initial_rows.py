@@ -60,7 +60,7 @@ def initialize_rows(rows: torch.Tensor, first: int, table: EmbeddingConfig, seed
         seed: at least 0.
     """
     end = first + len(rows)
-    buffer = torch.empty(_ROWS_PER_BLOCK, table.embedding_dim)
+    buffer = torch.empty(_ROWS_PER_BLOCK, table.embedding_dim, device="cpu")
     with torch.random.fork_rng(devices=[]):
         for start in range(first // _ROWS_PER_BLOCK * _ROWS_PER_BLOCK, end, _ROWS_PER_BLOCK):
             stop = min(start + _ROWS_PER_BLOCK, table.num_embeddings)

@@ -96,7 +96,7 @@ class _TaskAUC(BinaryAUROC):
         """Returns a scalar over the labels of all ranks, which torchmetrics has gathered by now."""
         labels = dim_zero_cat(self.target)
         if labels.numel() == 0 or labels.min() == labels.max():
-            return torch.tensor(math.nan)
+            return torch.tensor(math.nan, device="cpu")
         return super().compute()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import signal
 import threading
@@ -16,6 +17,7 @@ import torch
 
 from ..distributed.rank_group import RankGroup
 
+logger = logging.getLogger(__name__)
 # A scheduler that signals all processes of a job also signals torchrun, which passes the signal on.
 _ONE_REQUEST_S = 5.0
 
@@ -42,7 +44,17 @@ class StepVote:
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """While active, SIGTERM requests a graceful stop."""
+        """While active, SIGTERM requests a graceful stop.
+
+        Python takes no signal handler in a thread; there, a warning says so.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            logger.warning(
+                "training runs in a thread, which cannot handle signals: SIGTERM ends the process without a "
+                "checkpoint. Train in the main thread to stop gracefully"
+            )
+            yield
+            return
         before = signal.signal(signal.SIGTERM, self._ask)
         try:
             yield

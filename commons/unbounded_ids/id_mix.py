@@ -76,4 +76,4 @@ def _signed(value: int) -> int:
     return value - (1 << 64) if value >> 63 else value
 
 
-_OFFSET = int(_finalized(torch.tensor(NO_ID))) ^ MARK_OF_FREE_ROW
+_OFFSET = int(_finalized(torch.tensor(NO_ID, device="cpu"))) ^ MARK_OF_FREE_ROW

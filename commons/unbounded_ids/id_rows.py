@@ -136,7 +136,8 @@ class IdRows(MCHManagedCollisionModule):
         """Gives mixed ids, in ascending order, the first rows of this rank; `used` is as in `entries`."""
         self._mch_sorted_raw_ids.fill_(MARK_OF_FREE_ROW)[: len(ids)] = ids
         rows = self._mch_remapped_ids_mapping
-        torch.arange(self._output_global_offset, self._output_global_offset + len(rows), out=rows)
+        first = self._output_global_offset
+        torch.arange(first, first + len(rows), out=rows, device=rows.device)
         for metadata in self._mch_metadata.values():
             metadata.zero_()[: len(ids)] = used
         self.is_misplaced = False

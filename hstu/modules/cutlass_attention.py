@@ -167,7 +167,7 @@ def _agrees(masks: Sequence[SampleMask], head_dim: int, dtype: torch.dtype, devi
     """Returns whether results and gradients for these masks are PyTorch's."""
     shape = sum(mask.num_tokens for mask in masks), 2, head_dim
     generator = torch.Generator().manual_seed(0)
-    *qkv, grad = (torch.randn(shape, generator=generator).to(device, dtype) for _ in range(4))
+    *qkv, grad = (torch.randn(shape, generator=generator, device="cpu").to(device, dtype) for _ in range(4))
     scaling_seqlen = 40  # neither the longest sample nor near it
     tiles, samples = AttentionTiles(masks, device), CutlassSamples(masks, device)
     results = []

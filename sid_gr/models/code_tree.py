@@ -34,7 +34,7 @@ class CodeTree(nn.Module):
         sids.check_codebooks(codebook_sizes)
         codes = torch.from_numpy(sids.codes)
         self.codebook_sizes = tuple(codebook_sizes)
-        nodes = torch.zeros(len(codes), dtype=torch.int64)
+        nodes = torch.zeros(len(codes), dtype=torch.int64, device="cpu")
         for depth, size in enumerate(codebook_sizes):
             keys, nodes = torch.unique(nodes * size + codes[:, depth], return_inverse=True)
             self.register_buffer(f"keys_{depth}", keys, persistent=False)

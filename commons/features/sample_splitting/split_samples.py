@@ -182,7 +182,7 @@ class SplitSamples(Feature):
         shown = shuffler.view(cut).to_count()
         planned_counts = {"get_tokens": plan.rows.tokens, "get_loss_tokens": plan.rows.loss_tokens}
         for name, planned in planned_counts.items():
-            counted = torch.as_tensor(getattr(shuffler, name)(shown))[: len(own)].cpu().numpy()
+            counted = torch.as_tensor(getattr(shuffler, name)(shown), device="cpu")[: len(own)].numpy()
             for row in np.flatnonzero(counted != planned[own])[:1]:
                 raise ValueError(
                     f"{name} counts {counted[row]} in a piece, and cut_rules {planned[own][row]}; expected "
@@ -197,7 +197,7 @@ def _check_cut(whole: BaseBatch, cut: BaseBatch, pieces: np.ndarray, row_of: np.
     rules, fields = whole.cut_rules(), whole.per_sample_fields()
     if rules is None:
         raise ValueError(f"a {type(whole).__name__} has no cut_rules, so its samples cannot be cut")
-    together = torch.zeros(whole.batch_size, dtype=torch.int64)
+    together = torch.zeros(whole.batch_size, dtype=torch.int64, device="cpu")
     for name, value in cut.per_sample_fields().items():
         rows, positions, hashes = hash_elements(name, value, len(row_of))
         key, piece = rows // len(row_of), rows % len(row_of)
