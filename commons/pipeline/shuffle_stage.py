@@ -232,8 +232,8 @@ def _warn_of_mode(trains: bool) -> None:
     modes = ("evaluation", "training") if trains else ("training", "evaluation")
     logger.warning(
         f"a batch that was loaded in {modes[0]} mode runs in {modes[1]} mode, as do all that were on their "
-        "way when the mode changed: use a second pipeline object on the same model for evaluation, or change the "
-        "mode after StopIteration"
+        "way when the mode changed: use a second pipeline object on the same model for evaluation, or change "
+        "the mode after StopIteration"
     )
 
 
