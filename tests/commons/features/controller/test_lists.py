@@ -12,7 +12,6 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from commons.distributed import BatchShuffler
 from commons.features.controller import merge, split_balanced
-from commons.features.micro_batches import MicroBatches
 from commons.sequence_batch import BaseBatch
 
 ROWS, COSTS = 6, [9, 1, 4, 4, 1, 7]
@@ -114,30 +113,3 @@ def test_a_tensordict_keeps_or_moves_its_lists():
 def test_lists_of_samples_are_refused_with_the_recipe(batch):
     with pytest.raises(TypeError, match=r"they may be fields or samples.*partition.refined\(costs, n\)"):
         split_balanced(batch, 2, COSTS)
-
-
-class Costs(BatchShuffler):
-    def get_workloads(self, batch):
-        return torch.tensor(COSTS)
-
-    def get_tokens(self, batch):
-        return torch.tensor(COSTS)
-
-
-@pytest.mark.parametrize("is_padded", [False, True])
-def test_entries_go_with_the_rows_of_micro_batches_and_come_back(is_padded):
-    micro = MicroBatches(max_tokens=10)
-    shuffler = Costs(features=[micro])
-    batch = padded() if is_padded else {"ids": torch.arange(ROWS), "text": TEXTS}
-    plan = shuffler.plan(batch)
-    parts = micro.micro_batches(shuffler.exchange(batch, plan), plan)
-    assert len(parts) > 1
-    if is_padded:
-        texts, rows = [part.texts for part in parts], [part.features.values() for part in parts]
-    else:
-        texts, rows = [part["text"] for part in parts], [part["ids"] for part in parts]
-    assert texts == [[TEXTS[row] for row in of.tolist()] for of in rows]
-    values = [{"ids": of, "text": text, "fixed": ["a"] * 9} for of, text in zip(rows, texts, strict=True)]
-    joined = micro.join_values(values, plan)
-    assert joined["text"] == TEXTS and joined["ids"].tolist() == list(range(ROWS))
-    assert micro.join_values(texts, plan) == TEXTS
