@@ -146,14 +146,12 @@ class PlanGather:
         if counted is not None and failure is None:
             failure = self._changed_list(self._view(batch))
             counted = None if failure else counted
-        encoded = self._encode(counted, failure, expected, post)
-        if counted is not None and self._shared_changed(self._view(batch)):
-            encoded[0] = _CHANGED
-        table = self._channel.all_gather(encoded)
+        status = _OK if counted is None or not self._shared_changed(self._view(batch)) else _CHANGED
+        table = self._channel.all_gather(self._encode(counted, failure, expected, post, status))
         most = int(table[:, _NUM_ROWS].max())
         if most > self._capacity:
             self._capacity = most
-            table = self._channel.all_gather(self._encode(counted, failure, expected, post))
+            table = self._channel.all_gather(self._encode(counted, failure, expected, post, status))
         self._raise_if_any_failed(table, counted, failure, expected.schema)
         _, posted, numbers = np.split(table, [_HEADER, _HEADER + len(post)], axis=1)
         batch_sizes, num_loaded = table[:, _NUM_ROWS].copy(), table[:, _NUM_REAL].copy()
@@ -162,7 +160,12 @@ class PlanGather:
         return expected.decode(real, batch_sizes, num_loaded), posted.copy()
 
     def _encode(
-        self, counted: Counted | None, failure: Exception | None, expected: RowFormat, post: np.ndarray
+        self,
+        counted: Counted | None,
+        failure: Exception | None,
+        expected: RowFormat,
+        post: np.ndarray,
+        status: int,
     ) -> np.ndarray:
         """Returns this rank's part; without the rows if they are too many, which the header tells."""
         header = _HEADER + len(post)
@@ -173,7 +176,7 @@ class PlanGather:
             return encoded
         rows, row_format = counted
         sizes = rows.batch_sizes[0], rows.num_loaded[0]
-        encoded[:_HEADER] = _OK, row_format.schema.fingerprint, *sizes
+        encoded[:_HEADER] = status, row_format.schema.fingerprint, *sizes
         if rows.batch_sizes[0] <= self._capacity and row_format.schema == expected.schema:
             numbers = expected.encode(rows).ravel()
             encoded[header : header + len(numbers)] = numbers

@@ -255,3 +255,27 @@ def test_torchrecs_gradient_accumulation_trains_as_on_its_own_pipeline():
         results.append([_local(value).clone() for value in model.state_dict().values()])
     for one, other in zip(*results, strict=True):
         assert torch.allclose(one, other, rtol=1e-4, atol=1e-6)
+
+
+@on_ranks(2)
+def test_without_executing_all_batches_the_last_ones_wait_for_the_next_epoch():
+    runs = []
+    for balanced in (False, True):
+        model, optimizer = sharded_ranking_model()
+
+        def forward(batch: Any, model: Any = model) -> tuple[torch.Tensor, Any]:
+            losses, output = model(batch)
+            return 0.0 * losses.sum(), output
+
+        if balanced:
+            shuffler = IdentityShuffler(get_workloads=lambda batch: batch.num_tokens())
+            pipeline = pipeline_of("native", model, optimizer, shuffler, execute_all_batches=False)
+        else:
+            pipeline = TrainPipelineSparseDist(
+                model, optimizer, CPU, custom_model_fwd=forward, execute_all_batches=False
+            )
+        model.eval()
+        runs.append([losses_and_tables(pipeline, model, 5)[0] for _ in range(3)])
+    assert [len(of) for of in runs[1]] == [len(of) for of in runs[0]]
+    for one, other in zip(*runs, strict=True):
+        assert one == pytest.approx(other, rel=1e-6)
