@@ -82,14 +82,15 @@ class MovieLens(PreparedDataset):
         return meta
 
     def _fetch(self, raw_dir: Path) -> None:
-        """Makes sure that `raw_dir` has the raw files, from the archive there or the one of GroupLens.
+        """Makes sure that `raw_dir` has the raw files, those it lacks from the archive there or of GroupLens.
 
         Raises:
             ConnectionError: the download failed. The message says which file to put where by hand.
             ValueError: the archive is damaged or lacks a file.
         """
         names = [name for name in (self.ratings_file, self.users_file) if name is not None]
-        if all((raw_dir / name).exists() for name in names):
+        names = [name for name in names if not (raw_dir / name).exists()]
+        if not names:
             return
         raw_dir.mkdir(parents=True, exist_ok=True)
         archive = raw_dir / f"{self.name}.zip"

@@ -122,6 +122,18 @@ def test_absent_files_are_downloaded_and_unpacked(raw_100k, tmp_path, monkeypatc
     assert names == ["ml-100k.zip", "u.data", "u.user"]
 
 
+@pytest.mark.parametrize("own", ["u.data", "u.user"])
+def test_a_users_own_file_is_kept_beside_the_archive(own, raw_100k, tmp_path):
+    raw = tmp_path / "own"
+    write_archive(raw / "ml-100k.zip", raw_100k)
+    text = (raw_100k / own).read_text().splitlines()
+    mine = [*text[1:], text[0]]  # as long, in another order
+    write_lines(raw / own, mine)
+    prepare("ml-100k", raw, tmp_path / "out")
+    assert (raw / own).read_text().splitlines() == mine
+    assert all((raw / name).exists() for name in ("u.data", "u.user"))
+
+
 def refuse(*_, **__):
     raise urllib.error.URLError("no route to host")
 
