@@ -56,7 +56,7 @@ class BatchView:
         Raises:
             TypeError: nothing in the batch has rows, or something would stay behind when samples move.
         """
-        if fields := self._fields():
+        if fields := self.tensor_fields():
             return fields
         raise TypeError(
             f"{containers.type_name(self.batch)} has no rows to place; expected a BaseBatch, or tensors, "
@@ -65,7 +65,8 @@ class BatchView:
             f"{NAME}.sequence_batch.register_batch_type"
         )
 
-    def _fields(self) -> dict[str, FieldValue]:
+    def tensor_fields(self) -> dict[str, FieldValue]:
+        """Returns the tensors, jagged and keyed ones among the fields."""
         return containers.fields_of(self.batch, self._shared)
 
     @cached_property
@@ -202,7 +203,7 @@ class _PaddedView(BatchView):
     pads = True
     batch: BaseBatch
 
-    def _fields(self) -> dict[str, FieldValue]:
+    def tensor_fields(self) -> dict[str, FieldValue]:
         return self.batch.per_sample_fields()
 
     @cached_property

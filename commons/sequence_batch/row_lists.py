@@ -26,17 +26,17 @@ RECIPE = f"parts = {NAME}.partition.refined(costs, n); [[samples[i] for i in par
 
 
 def lists_of(value: Any, shared: Collection[str] = (), path: str = "") -> dict[str, PlainList]:
-    """Returns the outermost lists and tuples that hold plain values alone, by path; empty ones are left out.
+    """Returns the outermost lists and tuples that hold plain values alone, by path.
 
-    So are those that are declared as shared, as `containers.leaves` does. A dict of plain values whose keys
-    are numbers counts as a list: they may be numbers of samples.
+    Those that are declared as shared are left out, as `containers.leaves` does. A dict of plain values whose
+    keys are numbers counts as a list: they may be numbers of samples.
     """
     if path in shared:
         return {}
     if isinstance(value, NonTensorData):
         value = value.data
     if isinstance(value, range) or (_may_be_list(value) and _is_plain_throughout(value)):
-        return {path: value} if len(value) else {}
+        return {path: value}
     container = None if isinstance(value, containers.Leaf) else container_type(value)
     found: dict[str, PlainList] = {}
     for key, part in container.parts(value).items() if container else ():
@@ -134,7 +134,7 @@ def _may_be_list(value: Any) -> bool:
     """Returns whether entries have numbers in place of names."""
     container = None if isinstance(value, containers.Leaf) else container_type(value)
     if isinstance(value, dict) and container is not None:
-        return all(_is_number(key) for key in value)
+        return bool(value) and all(_is_number(key) for key in value)
     return container is SEQUENCE and isinstance(value, list | tuple)
 
 

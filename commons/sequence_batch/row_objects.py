@@ -83,8 +83,8 @@ class _ViewWithObjects(BatchView):
         counts = {len(of) for of in (*self.arrays.values(), *lists.values())}
         return counts.pop() if len(counts) == 1 else None
 
-    def _fields(self) -> dict[str, FieldValue]:
-        fields = dict(super()._fields())
+    def tensor_fields(self) -> dict[str, FieldValue]:
+        fields = dict(super().tensor_fields())
         some = next(iter(fields.values()), torch.empty(0, device="cpu"))
         device = (some if isinstance(some, torch.Tensor) else some.values()).device
         objects = {containers.field_name(path, array): len(array) for path, array in self.arrays.items()}
