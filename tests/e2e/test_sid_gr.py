@@ -1,15 +1,12 @@
-import json
-import random
 from pathlib import Path
 
 import pytest
-import torch
 
 from tests.e2e.gin_files import RECSYS_EXAMPLES_SID_GR
+from tests.e2e.shop_files import CATALOGUE, prepare_shop
 from tests.e2e.torchrun import REPOSITORY, SID_GR, bind, python, torchrun, train_log
 
 CONFIGS = REPOSITORY / "sid_gr/training/configs"
-NUM_ITEMS, NUM_HIERARCHIES, CODEBOOK_SIZE = 60, 3, 16
 SMALL = [
     "TrainerArgs.train_batch_size = 8",
     "TrainerArgs.eval_batch_size = 8",
@@ -20,8 +17,7 @@ SMALL = [
     "NetworkArgs.hidden_size = 16",
     "NetworkArgs.num_attention_heads = 2",
     "NetworkArgs.kv_channels = 8",
-    f"DatasetArgs.num_hierarchies = {NUM_HIERARCHIES}",
-    f"DatasetArgs.codebook_sizes = {[CODEBOOK_SIZE] * NUM_HIERARCHIES}",
+    *CATALOGUE,
     "DatasetArgs.max_history_length = 12",
 ]
 
@@ -30,17 +26,7 @@ SMALL = [
 def workspace(tmp_path_factory) -> Path:
     """Returns a folder with prepared data: 50 users with histories of 0 to 30 items, of 60 items in all."""
     directory = tmp_path_factory.mktemp("shop")
-    rng = random.Random(0)
-    with (directory / "interactions.jsonl").open("w") as file:
-        for user in range(50):
-            items = [rng.randrange(NUM_ITEMS) for _ in range(rng.randint(0, 30))]
-            print(json.dumps({"user": user, "history": items, "next": rng.randrange(NUM_ITEMS)}), file=file)
-    arguments = ["--interactions", "interactions.jsonl", "--out", ".", "--split", "70", "0", "30"]
-    python(directory, "-m", "commons.datasets.sid_preprocess", *arguments)
-    codes = torch.randint(0, CODEBOOK_SIZE, (NUM_HIERARCHIES, NUM_ITEMS), generator=torch.manual_seed(0))
-    torch.save(codes, directory / "item_to_sid.pt")
-    mapping = {str(item): item_codes for item, item_codes in enumerate(codes.T.tolist())}
-    (directory / "item_to_sid.json").write_text(json.dumps(mapping))
+    prepare_shop(directory, [user * 11 % 31 for user in range(50)], (70, 0, 30))
     (directory / "shop.gin").write_text(RECSYS_EXAMPLES_SID_GR)
     return directory
 
@@ -88,17 +74,16 @@ def test_every_way_to_read_and_to_place_samples_trains_the_same(workspace, max_c
             f"TrainerArgs.eval_batch_size = {8 // ranks}",  # which does not divide the evaluation set
             ranks=ranks,
         )[1]
-        for suffix, balanced, ranks in (("pt", False, 1), ("pt", False, 2), ("json", True, 2))
+        for suffix, balanced, ranks in (("pt", False, 1), ("json", True, 2))
     ]
-    reference, *others = ([line for line in log if line["kind"] != "start"] for log in runs)
+    reference, lines = ([line for line in log if line["kind"] != "start"] for log in runs)
     assert [line["kind"] for line in reference] == ["train", "train", "eval"] * 2
-    for lines in others:
-        for line, expected in zip(lines, reference, strict=True):
-            figures = [figure for figure in ("loss", "NDCG@10", "Recall@10") if figure in expected]
-            assert figures
-            for figure in figures:
-                assert line[figure] == pytest.approx(expected[figure], rel=1e-5)
-    balanced = [line for line in others[1] if line["kind"] == "train"]
+    for line, expected in zip(lines, reference, strict=True):
+        figures = [figure for figure in ("loss", "NDCG@10", "Recall@10") if figure in expected]
+        assert figures
+        for figure in figures:
+            assert line[figure] == pytest.approx(expected[figure], rel=1e-5)
+    balanced = [line for line in lines if line["kind"] == "train"]
     assert sum(step["imbalance_before"] - step["imbalance_after"] for step in balanced) > 0.1
 
 

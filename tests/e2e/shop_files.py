@@ -1,0 +1,34 @@
+"""A small dataset of items as semantic IDs, prepared as users do."""
+
+import json
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from tests.e2e.torchrun import python
+
+NUM_ITEMS, NUM_HIERARCHIES, CODEBOOK_SIZE = 60, 3, 16
+CATALOGUE = [
+    f"DatasetArgs.num_hierarchies = {NUM_HIERARCHIES}",
+    f"DatasetArgs.codebook_sizes = {[CODEBOOK_SIZE] * NUM_HIERARCHIES}",
+]
+
+
+def prepare_shop(directory: Path, lengths: Sequence[int], split: Sequence[int]) -> None:
+    """Prepares a dataset in `directory`; each of `lengths` is a user's number of items before the next.
+
+    `split` has the percentages of users for training, validation and testing.
+    """
+    rng = random.Random(0)
+    with (directory / "interactions.jsonl").open("w") as file:
+        for user, length in enumerate(lengths):
+            items = [rng.randrange(NUM_ITEMS) for _ in range(length)]
+            print(json.dumps({"user": user, "history": items, "next": rng.randrange(NUM_ITEMS)}), file=file)
+    arguments = ["--interactions", "interactions.jsonl", "--out", ".", "--split", *map(str, split)]
+    python(directory, "-m", "commons.datasets.sid_preprocess", *arguments)
+    codes = torch.randint(0, CODEBOOK_SIZE, (NUM_HIERARCHIES, NUM_ITEMS), generator=torch.manual_seed(0))
+    torch.save(codes, directory / "item_to_sid.pt")
+    mapping = {str(item): item_codes for item, item_codes in enumerate(codes.T.tolist())}
+    (directory / "item_to_sid.json").write_text(json.dumps(mapping))
