@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -11,18 +12,18 @@ from torch.utils.data import Sampler
 from ..checks import require, require_at_least
 from ..partition import rebalance, refined
 from ..partition.workloads import as_workloads, check_count, number_groups
+from .epoch_start import EpochStart
 
 
-class BucketSampler(Sampler[list[int]]):
+class BucketSampler(EpochStart, Sampler[list[int]]):
     """One rank's batches of sample indices, balanced among the ranks when they are loaded.
 
     Samples never change ranks afterwards, but the cost of each must be known before loading starts.
 
     An epoch takes every sample once and is the same for every rank that computes it. `batch_size ×
     num_ranks` samples make a global step, which `commons.partition.refined` divides among the ranks, in
-    numbers within one of each other. Samples that fill no step make the last one; they are drawn from all
-    samples, so they are not always the longest. If there are fewer of them than ranks, some ranks' last
-    batch is an empty list, which `SampleSource.collate` turns into padding rows.
+    numbers within one of each other. Samples that fill no step are left for the last one, or as `last` says.
+    They are drawn from all samples, so they are not always the longest.
 
     With one bucket, the global steps are those of `SequenceDataset` with `shuffle` and the same seed:
     plain shuffling, balanced without an exchange. A step whose largest sample outweighs a rank's share
@@ -54,10 +55,15 @@ class BucketSampler(Sampler[list[int]]):
         groups: `[samples]` integers, equal on all ranks: samples with the same one belong together, on one
             rank, such as those of a user. A sample with a negative number belongs to none. None for no
             groups.
+        last: what becomes of samples that fill no step. "keep" makes them a step. If there are fewer than
+            ranks, some ranks' batch is an empty list: `SampleSource.collate` turns it into padding rows,
+            torch's `default_collate` fails. "drop" leaves them out, others each epoch. "repeat" makes them a
+            step with equally many on each rank: as in `DistributedSampler`, the epoch's first samples come
+            again, fewer than there are ranks.
 
     Raises:
         ValueError: a value is out of range, `workloads` is not one finite number per sample, or `groups` is
-            not one integer per sample.
+            not one integer per sample, or `last` would drop all samples.
     """
 
     def __init__(
@@ -69,46 +75,59 @@ class BucketSampler(Sampler[list[int]]):
         num_buckets: int = 8,
         seed: int = 0,
         groups: ArrayLike | None = None,
+        last: Literal["keep", "drop", "repeat"] = "keep",
     ) -> None:
         check_count("batch_size", batch_size)
         require(0 <= rank < num_ranks, "rank", rank, f"0 to {num_ranks - 1}, as num_ranks = {num_ranks}")
         check_count("num_buckets", num_buckets)
         require_at_least(0, "seed", seed)
-        self._workloads = as_workloads(workloads)
+        super().__init__("start_step")
+        self._workloads = as_workloads(workloads).copy()  # the caller's array may change
         self._group_of = None if groups is None else number_groups(groups, len(self._workloads))
         self._step_size = batch_size * num_ranks
         self._rank = rank
         self._num_ranks = num_ranks
         self._num_buckets = num_buckets
         self._seed = seed
-        self._epoch = 0
-        self._start_step = 0
+        self._last = last
+        self._check_last()
+
+    def _check_last(self) -> None:
+        last, rest = self._last, len(self._workloads) % self._step_size
+        require(last in ("keep", "drop", "repeat"), "last", last, '"keep", "drop" or "repeat"')
+        if last == "drop" and rest and not self.num_steps:
+            raise ValueError(
+                f'last="drop" drops all {rest} samples: expected at least {self._step_size}, which fill a step'
+            )
 
     @property
     def num_steps(self) -> int:
-        """Steps of a whole epoch, including an incomplete one."""
-        return -(-len(self._workloads) // self._step_size)
+        """Steps of a whole epoch, including an incomplete one unless it is dropped."""
+        full, rest = divmod(len(self._workloads), self._step_size)
+        return full + (rest > 0 and self._last != "drop")
 
-    def set_epoch(self, epoch: int, start_step: int = 0) -> None:
-        """Sets the epoch of the next iteration, and how many of its first steps to skip.
+    def set_epoch(self, epoch: int, start_step: int | None = None) -> None:
+        """Sets the epoch of the iterations that begin from now on, and how many steps the next one skips.
 
-        On the same number of ranks and with the same `batch_size`, this resumes an epoch exactly.
+        On the same number of ranks and with the same `batch_size`, this resumes an epoch exactly. None skips
+        none.
 
         Raises:
             ValueError: `epoch` is negative, or the epoch has fewer steps than `start_step`.
         """
-        require_at_least(0, "epoch", epoch)
-        require(0 <= start_step <= self.num_steps, "start_step", start_step, f"0 to {self.num_steps}")
-        self._epoch = epoch
-        self._start_step = start_step
+        self._set(epoch, start_step or 0, self.num_steps)
 
     def __len__(self) -> int:
         """Returns the batches of an iteration, on every rank."""
-        return self.num_steps - self._start_step
+        return self.num_steps - self._start
 
     def __iter__(self) -> Iterator[list[int]]:
-        order = self._epoch_order()
-        for step in range(self._start_step, self.num_steps):
+        # Read here, since the body of a generator runs no earlier than its first batch is asked for.
+        return self._batches(*self._begin())
+
+    def _batches(self, epoch: int, start_step: int) -> Iterator[list[int]]:
+        order = self._epoch_order(epoch)
+        for step in range(start_step, self.num_steps):
             samples = order[step * self._step_size : (step + 1) * self._step_size]
             yield samples[self._partition(samples)[self._rank]].tolist()
 
@@ -120,17 +139,18 @@ class BucketSampler(Sampler[list[int]]):
         home = np.arange(len(samples)) * self._num_ranks // max(len(samples), 1)
         return rebalance(workloads, home, self._num_ranks, groups=self._group_of[samples])
 
-    def _epoch_order(self) -> np.ndarray:
-        """Returns `[samples]` int64: the samples of the epoch's global steps, concatenated."""
-        rng = np.random.default_rng((self._seed, self._epoch))
+    def _epoch_order(self, epoch: int) -> np.ndarray:
+        """Returns int64 samples: those of the epoch's global steps, concatenated."""
+        rng = np.random.default_rng((self._seed, epoch))
         order = self._shuffled(np.arange(len(self._workloads)), rng)
-        if self._num_buckets == 1:
-            return order
         in_full_steps, rest = np.split(order, [len(order) - len(order) % self._step_size])
-        buckets = np.array_split(self._by_workload(np.sort(in_full_steps)), self._num_buckets)
-        shuffled = np.concatenate([self._shuffled(bucket, rng) for bucket in buckets])
-        steps = rng.permutation(shuffled.reshape(-1, self._step_size))
-        return np.concatenate([steps.ravel(), rest])
+        if self._last == "repeat":
+            rest = np.concatenate([rest, np.resize(order, -len(rest) % self._num_ranks)])
+        if self._num_buckets > 1:
+            buckets = np.array_split(self._by_workload(np.sort(in_full_steps)), self._num_buckets)
+            shuffled = np.concatenate([self._shuffled(bucket, rng) for bucket in buckets])
+            in_full_steps = rng.permutation(shuffled.reshape(-1, self._step_size)).ravel()
+        return np.concatenate([in_full_steps, rest])
 
     def _shuffled(self, samples: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """Shuffles samples, or their groups, whose samples then follow one another in the given order."""

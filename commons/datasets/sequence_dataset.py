@@ -9,10 +9,11 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from ..checks import require, require_at_least
 from ..sequence_batch import BaseBatch
+from .epoch_start import EpochStart
 from .sample_source import PerEpochSource, SampleSource
 
 
-class SequenceDataset(IterableDataset[BaseBatch]):
+class SequenceDataset(EpochStart, IterableDataset[BaseBatch]):
     """One rank's batches of a source's samples.
 
     An epoch has one global order of samples for any number of ranks. Global step s takes the next
@@ -20,7 +21,8 @@ class SequenceDataset(IterableDataset[BaseBatch]):
     incomplete, the ranks' numbers of samples differ by at most one. Every rank has the same number of
     batches, and every batch has `batch_size` rows, padding last; `single_rank` divides differently.
 
-    Pass it to a `DataLoader` with `batch_size=None`. Workers take turns by step.
+    Pass it to a `DataLoader` with `batch_size=None`. Workers take turns by step, and persistent ones follow
+    `set_epoch`, too.
 
     Args:
         source: the samples. A `PerEpochSource` gives those of the current epoch.
@@ -53,6 +55,7 @@ class SequenceDataset(IterableDataset[BaseBatch]):
         require_at_least(1, "batch_size", batch_size)
         require(0 <= rank < num_ranks, "rank", rank, f"0 to {num_ranks - 1}, as num_ranks = {num_ranks}")
         require_at_least(0, "seed", seed)
+        super().__init__("start_sample")
         self._source = source
         self._batch_size = batch_size
         self._rank = rank
@@ -60,8 +63,6 @@ class SequenceDataset(IterableDataset[BaseBatch]):
         self.shuffle = shuffle
         self._seed = seed
         self._single_rank = single_rank
-        self._epoch = 0
-        self._start_sample = 0
 
     @property
     def loads_here(self) -> bool:
@@ -78,46 +79,50 @@ class SequenceDataset(IterableDataset[BaseBatch]):
         """Samples of a whole epoch, over all ranks."""
         return len(self._source)
 
-    def set_epoch(self, epoch: int, start_sample: int = 0) -> None:
-        """Sets the epoch of the next iteration, and how many of its first samples to skip.
+    def set_epoch(self, epoch: int, start_sample: int | None = None) -> None:
+        """Sets the epoch of the iterations that begin from now on, and how many samples the next one skips.
 
-        `start_sample` counts samples of all ranks, so training can resume on any number of ranks.
+        `start_sample` counts samples of all ranks, so training can resume on any number of ranks. None skips
+        none.
 
         Raises:
             ValueError: `epoch` is negative, or the epoch has fewer samples than `start_sample`.
+            RuntimeError: `start_sample` is None, and would undo one with which no iteration has begun.
         """
-        require_at_least(0, "epoch", epoch)
-        require(
-            0 <= start_sample <= self.num_samples, "start_sample", start_sample, f"0 to {self.num_samples}"
-        )
-        self._epoch = epoch
-        self._start_sample = start_sample
+        self._set(epoch, start_sample, self.num_samples)
 
     def __len__(self) -> int:
         """Returns the batches of an iteration, on every rank that loads."""
-        return -(-(self.num_samples - self._start_sample) // self.samples_per_step)
+        return self._num_batches(self._start)
 
     def __iter__(self) -> Iterator[BaseBatch]:
+        # Read here, since the body of a generator runs no earlier than its first batch is asked for.
+        return self._batches(*self._begin())
+
+    def _num_batches(self, start_sample: int) -> int:
+        return -(-(self.num_samples - start_sample) // self.samples_per_step)
+
+    def _batches(self, epoch: int, start_sample: int) -> Iterator[BaseBatch]:
         if not self.loads_here:
             return
-        order = self._epoch_order()
+        order = self._epoch_order(epoch)[start_sample:]
         source = self._source
         if isinstance(source, PerEpochSource):
-            source = source.for_epoch(self._epoch)
+            source = source.for_epoch(epoch)
         rows = self.samples_per_step if self._single_rank else self._batch_size
         worker = get_worker_info()
         first, stride = (0, 1) if worker is None else (worker.id, worker.num_workers)
-        for step in range(first, len(self), stride):
+        for step in range(first, self._num_batches(start_sample), stride):
             step_samples = order[step * self.samples_per_step : (step + 1) * self.samples_per_step]
             samples = [source[int(index)] for index in self._rank_share(step_samples)]
             yield source.collate(samples, rows)
 
-    def _epoch_order(self) -> np.ndarray:
-        """Returns the indices of this epoch's remaining samples, over all ranks."""
+    def _epoch_order(self, epoch: int) -> np.ndarray:
+        """Returns the indices of an epoch's samples, over all ranks."""
         order = np.arange(len(self._source))
         if self.shuffle:
-            order = np.random.default_rng((self._seed, self._epoch)).permutation(order)
-        return order[self._start_sample :]
+            order = np.random.default_rng((self._seed, epoch)).permutation(order)
+        return order
 
     def _rank_share(self, indices: np.ndarray) -> np.ndarray:
         """Returns this rank's run of one global step's samples."""

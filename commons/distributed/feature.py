@@ -61,6 +61,7 @@ class Feature:
         reads: name of a method that a shuffler may have for it alone.
         excludes: names of features that it does not work with, and why.
         places_each_set: whether `place` is called for each set of ranks that exchange, instead of all ranks.
+        runs_in_parts: whether it runs forward and backward several times per step.
         partitioner_arguments: what partitioners get that take it, by name.
         waits_on_device: why the device waits for other ranks between forward and backward; empty if it does
             not.
@@ -74,6 +75,7 @@ class Feature:
     reads: ClassVar[str] = ""
     excludes: ClassVar[Mapping[str, str]] = {}
     places_each_set: ClassVar[bool] = False
+    runs_in_parts: ClassVar[bool] = False
     partitioner_arguments: Mapping[str, Any] = {}
     waits_on_device: str = ""
     verifies: bool = False

@@ -86,6 +86,7 @@ class ShuffleStage:
         model: torch.nn.Module,
         device: torch.device,
         loss_reduction: str | None,
+        optimizer: Any = None,
     ) -> None:
         if not isinstance(shuffler, BatchShuffler):
             raise TypeError(
@@ -93,7 +94,7 @@ class ShuffleStage:
                 'BatchShufflerFactory.create("my_model") makes one'
             )
         check_reduction(loss_reduction)
-        self._loss_reduction = str(loss_reduction)
+        self._loss_reduction, self._optimizer = str(loss_reduction), optimizer
         self._shuffler, self._model = shuffler, model
         shuffler.expects_scale = False
         self._num_ranks = dist.get_world_size() if dist.is_initialized() else 1
@@ -171,6 +172,11 @@ class ShuffleStage:
             output = without_copied_row(output)
         return total * call.scale, total.detach(), output
 
+    @property
+    def runs_in_parts(self) -> list[str]:
+        """Names of the features that run the backward of a step in parts."""
+        return [feature.name for feature in self._shuffler.features if feature.runs_in_parts]
+
     def attach(self, model: torch.nn.Module) -> None:
         """Runs this model from now on."""
         self._model = model
@@ -222,8 +228,16 @@ class ShuffleStage:
         return self._computed
 
     def _check(self, step: PlannedStep) -> None:
+        if step.everyone.num_placed.all() or self._shuffler.view(step.batch).pads:
+            return
         if self._loss_reduction == "global_mean":
-            check_global_mean(step.everyone.num_placed, self._shuffler.view(step.batch).pads)
+            check_global_mean(step.everyone.num_placed, False)
+        if isinstance(self._optimizer, torch.optim.SparseAdam):
+            raise ValueError(
+                "a rank has no sample in this step and runs a copy of one, whose rows SparseAdam moves for a "
+                "gradient of zero: use a BaseBatch, whose padding rows look nothing up, end all loaders in the "
+                "same step, or train these tables with another optimizer, such as Adagrad"
+            )
 
 
 @functools.cache

@@ -116,7 +116,7 @@ class SequentialTrainPipeline(_WithStage, TrainPipeline):
         self._model = model
         self._optimizer = optimizer
         self._device = torch.device(device)
-        self._stage = ShuffleStage(batch_shuffler, model, self._device, loss_reduction)
+        self._stage = ShuffleStage(batch_shuffler, model, self._device, loss_reduction, optimizer)
         self._batch: Any = None  # exchanged, not computed: a step that raises may be tried again
 
     def reset(self) -> None:
@@ -204,7 +204,7 @@ class ShuffleStageMixin(_WithStage):
         device = torch.device(device)
         torchrec_arguments["custom_model_fwd"] = lambda batch: self._stage.forward(batch)
         super().__init__(model, optimizer, device, **torchrec_arguments)  # type: ignore[call-arg]
-        self._stage = ShuffleStage(batch_shuffler, model, device, loss_reduction)
+        self._stage = ShuffleStage(batch_shuffler, model, device, loss_reduction, optimizer)
         self._loader: _Loader | None = None
         if device.type == "cuda":
             # A second pipeline on a model, for evaluation, takes over its lookups, and the stream they wait
@@ -235,6 +235,19 @@ class ShuffleStageMixin(_WithStage):
             with self._stream_context(self._memcpy_stream):  # type: ignore[attr-defined]
                 batch = self._stage.exchange(batch)
         return batch, context
+
+    def register_backward_hook(self, *arguments: Any, **named: Any) -> Any:
+        """Registers work at a place of the backward, as TorchRec does.
+
+        Raises:
+            ValueError: a feature runs the backward of a step in parts.
+        """
+        for name in self._stage.runs_in_parts:
+            raise ValueError(
+                f"register_backward_hook does not work with {name}, which runs several backwards per step: "
+                "leave one of them out, or hook on the optimizer's step"
+            )
+        return super().register_backward_hook(*arguments, **named)  # type: ignore[misc]
 
     def _next_batch(self, dataloader_iter: Iterator[Any]) -> Any | None:
         theirs = super()._next_batch  # type: ignore[misc]

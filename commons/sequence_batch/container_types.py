@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import datetime
 import enum
+import functools
 import inspect
 import numbers
 import pathlib
@@ -160,8 +161,14 @@ def _replace_dict(value: Any, parts: Parts) -> Any:
     made = copy.copy(value)
     made.update(parts)
     attributes = getattr(made, "__dict__", {})
+    for name in [name for name in attributes if _is_cached(type(made), name)]:
+        del attributes[name]  # it was worked out of other rows
     attributes.update({key: parts[key] for key in parts if attributes.get(key) is value[key]})
     return made
+
+
+def _is_cached(of: type, name: str) -> bool:
+    return isinstance(inspect.getattr_static(of, name, None), functools.cached_property)
 
 
 def _replace_sequence(value: Any, parts: Parts) -> Any:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import CheckpointError
 from torchrec.distributed.train_pipeline.runtime_forwards import BaseForward
 from torchrec.distributed.types import ShardedModule
 
@@ -70,6 +71,7 @@ def run_micro_batches(
     check_reduction(loss_reduction)
     if loss_reduction == "global_mean":
         raise ValueError('"global_mean" is for a whole step: return a micro-batch\'s mean, and use "mean"')
+    check_one_backward(model)
     device = shuffler.view(batch).device
     if loss_scale is None:
         loss_scale = shuffler.scale(torch.ones((), device=device), plan, "sum")
@@ -95,7 +97,7 @@ def run_micro_batches(
                 losses, output = losses_and_output(model(micro_batch))
                 loss = loss_sum(losses, loss_reduction, loss_tokens[number], 0.0, failures)
                 if trains:
-                    with named_range("## backward ##"):
+                    with named_range("## backward ##"), _explained_checkpoints():
                         (loss * loss_scale).backward()
                         lookups.collect_gradients()
                     _has_learnt_graph.update(replicated)
@@ -106,9 +108,31 @@ def run_micro_batches(
     return (lookups.backward_from(scaled, dense) if trains else scaled), total, outputs
 
 
+def check_one_backward(model: torch.nn.Module) -> None:
+    """Raises a ValueError if something would happen in each backward that has to happen once per step."""
+    for name, parameter in model.named_parameters():
+        if getattr(parameter, "_post_accumulate_grad_hooks", None):
+            raise ValueError(
+                f"micro-batches run several backwards per step, and {name} has a hook after each, as of an "
+                "optimizer that steps in backward: step after the last backward, or leave MicroBatches out"
+            )
+
+
 # With a static graph, DistributedDataParallel learns it in a first backward, which has to reduce gradients.
 # Averaging them once more in the last one changes nothing.
 _has_learnt_graph: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
+
+
+@contextlib.contextmanager
+def _explained_checkpoints() -> Iterator[None]:
+    """Says what to do if activations are checkpointed around lookups, which are not repeated."""
+    try:
+        yield
+    except CheckpointError as error:
+        raise ValueError(
+            "a checkpoint of activations cannot recompute micro-batches, whose tables are looked up once, for "
+            "the whole batch: checkpoint the dense part alone, after the lookups, or leave MicroBatches out"
+        ) from error
 
 
 def _replicated(module: torch.nn.Module) -> list[DistributedDataParallel]:

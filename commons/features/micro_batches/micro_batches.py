@@ -24,7 +24,7 @@ from ...sequence_batch.packed_rows import select_from
 from ...sequence_batch.row_lists import check_no_samples
 from ...sequence_batch.row_objects import join_objects, view_with_objects
 from .divided_batch import COLUMN, COUNT, micro_batches, rows_of_micro_batches
-from .micro_batch_forward import run_micro_batches
+from .micro_batch_forward import check_one_backward, run_micro_batches
 
 if TYPE_CHECKING:
     from ...distributed.batch_shuffler import BatchShuffler
@@ -49,6 +49,7 @@ class MicroBatches(Feature):
 
     name = "micro_batches"
     order = 20
+    runs_in_parts = True
 
     def __init__(self, max_tokens: int) -> None:
         require_type("MicroBatches.max_tokens", max_tokens, int)
@@ -88,6 +89,8 @@ class MicroBatches(Feature):
                 'loss_reduction="global_mean" is for a whole step: with micro-batches return the mean over '
                 'the loss tokens that the model was given, and use "mean"'
             )
+
+        check_one_backward(model)
 
     def forward(self, call: ModelCall, forward: Forward) -> tuple[torch.Tensor, torch.Tensor, Any]:
         """Runs the micro-batches; only the tables' backward is left to do."""

@@ -1,0 +1,330 @@
+"""What TorchRec, PyTorch and Python bring along works with the stage as without it, or is refused."""
+
+from __future__ import annotations
+
+from collections import UserDict
+from collections.abc import Callable, Iterable, Iterator
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader
+from torchrec.distributed.train_pipeline import (
+    EvalPipelineSparseDist,
+    backward_injection,
+    gradient_accumulation,
+)
+from torchrec.distributed.types import ShardingType
+
+from commons.distributed import BatchShuffler
+from commons.features.micro_batches import MicroBatches
+from commons.pipeline import ShuffleStageMixin
+from tests.commons.histories import HistoryBatch, TokenShuffler, histories
+from tests.commons.pipeline.ranking_pipelines import (
+    CPU,
+    RankingModel,
+    pipeline_of,
+    sharded,
+    sharded_ranking_model,
+    steps_of,
+)
+from tests.on_ranks import on_ranks
+
+
+class Costs(BatchShuffler):
+    def get_workloads(self, batch):
+        return batch["cost"]
+
+    get_tokens = get_workloads
+
+
+class Squares(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = nn.Linear(3, 1)
+
+    def forward(self, batch):
+        return self.linear(batch["x"]).squeeze(1) ** 2, None
+
+
+def unless_refused(function: Callable[[], Any]) -> tuple[Any, str]:
+    """Returns what a call returns, and the message of the error if all ranks refuse it."""
+    result, message = None, ""
+    try:
+        result = function()
+    except (TypeError, ValueError) as error:
+        message = str(error)
+    messages = [""] * dist.get_world_size()
+    dist.all_gather_object(messages, message)
+    assert all(messages) or not any(messages), f"only some ranks raised: {messages}"
+    return result, message
+
+
+def loaded_rows(rank: int) -> dict[str, torch.Tensor]:
+    """Returns four rows of a rank, which need two micro-batches of ten tokens."""
+    costs = torch.tensor([[9, 2, 3, 4], [9, 1, 1, 5]])
+    return {"cost": costs[rank], "x": torch.arange(12.0).view(4, 3) / 7 + rank}
+
+
+def drawn(steps: int) -> list[HistoryBatch]:
+    rng = np.random.default_rng(dist.get_rank())
+    return [histories(rng.integers(1, 9, 3), rng) for _ in range(steps)]
+
+
+def losses_of(pipeline: Any, batches: Iterable[Any]) -> Iterator[float]:
+    """Yields the loss of each step over all ranks."""
+    for loss_sum, tokens, _ in steps_of(pipeline, batches):
+        total = loss_sum.clone()
+        dist.all_reduce(total)
+        yield float(total) / tokens
+
+
+class Named(torch.utils.data.Dataset):
+    """Samples whose names are strings; rank 0 has the heavy ones."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        number = 4 * dist.get_rank() + index
+        return {"name": f"user {number}", "number": number, "cost": [9, 8, 1, 1, 1, 1, 1, 1][number]}
+
+
+@on_ranks(2)
+def test_texts_that_the_default_collate_lists_follow_their_samples_or_are_refused():
+    (batch,) = DataLoader(Named(), batch_size=4)
+    assert isinstance(batch["name"], list) and len(batch["name"]) == len(batch["number"])
+    placed, message = unless_refused(lambda: Costs().shuffle(batch))
+    assert message or placed["name"] == [f"user {number}" for number in placed["number"].tolist()]
+
+
+class Remembering(UserDict):
+    """A mapping that computes a sum of each row once, as tokenizers' batches may."""
+
+    @cached_property
+    def totals(self) -> torch.Tensor:
+        return self["x"].sum(1)
+
+
+class TotalsShuffler(BatchShuffler):
+    def get_workloads(self, batch):
+        return batch.totals.long()
+
+
+@on_ranks(2)
+def test_cached_properties_of_an_exchanged_batch_are_those_of_its_own_rows_or_refused():
+    x = torch.tensor([[[1.0, 1.0], [2.0, 2.0]], [[9.0, 9.0], [8.0, 8.0]]])[dist.get_rank()]
+    shuffler = TotalsShuffler()
+
+    def exchanged() -> list[Remembering]:
+        batches = [Remembering(x=x.clone()), Remembering(x=x.flip(0))]
+        with torch.no_grad():
+            return [shuffler.exchange(*planned) for planned in shuffler.plan_ahead(batches)]
+
+    placed, message = unless_refused(exchanged)
+    assert message or len(placed) == 2
+    for batch in placed or []:
+        assert batch.totals.tolist() == batch["x"].sum(1).tolist(), batch.totals
+
+
+class SparseRows(nn.Module):
+    """Looks up a table whose gradient has only the rows that were looked up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.table = nn.Embedding(10, 2, sparse=True)
+
+    def forward(self, batch):
+        return (self.table(batch["id"]) ** 2).sum(1), None
+
+
+@on_ranks(2)
+def test_a_lazy_optimizer_leaves_rows_alone_that_no_sample_of_the_step_has():
+    model = DistributedDataParallel(SparseRows())
+    optimizer = torch.optim.SparseAdam(model.parameters(), lr=0.1)
+    pipeline = pipeline_of("none", model, optimizer, Costs())
+    ids = [[[1, 2], [5]], [[3, 4]]][dist.get_rank()]  # rank 1 has no sample in the second step
+    batches = [{"id": torch.tensor(of_step), "cost": torch.ones(len(of_step)).long()} for of_step in ids]
+
+    def rows_changed_by_each_step() -> list[list[int]]:
+        changed, before = [], model.module.table.weight.detach().clone()
+        for _ in steps_of(pipeline, batches):
+            after = model.module.table.weight.detach().clone()
+            changed.append((after != before).any(1).nonzero().flatten().tolist())
+            before = after
+        return changed
+
+    changed, message = unless_refused(rows_changed_by_each_step)
+    assert message or changed == [[1, 2, 3, 4], [5]], changed
+
+
+def stepped_in_backward(features: list[Any], num_steps: int = 2) -> list[torch.Tensor]:
+    """Returns parameters of a fully sharded model whose optimizers step as soon as a gradient is there."""
+    model = Squares()
+    fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
+    optimizers = {parameter: torch.optim.SGD([parameter], lr=0.01) for parameter in model.parameters()}
+
+    def step(parameter: torch.Tensor) -> None:
+        optimizers[parameter].step()
+        optimizers[parameter].zero_grad()
+
+    for parameter in optimizers:
+        parameter.register_post_accumulate_grad_hook(step)
+    idle = torch.optim.SGD(model.parameters(), lr=0.0)
+    pipeline = pipeline_of("none", model, idle, Costs(features=features))
+    assert len(list(steps_of(pipeline, [loaded_rows(dist.get_rank())] * num_steps))) == num_steps
+    return [parameter.full_tensor().detach() for parameter in model.parameters()]
+
+
+@on_ranks(2)
+def test_an_optimizer_that_steps_in_backward_takes_one_step_for_all_micro_batches_or_is_refused():
+    whole = stepped_in_backward([])
+    assert not torch.equal(whole[0], stepped_in_backward([], 0)[0])
+    parts, message = unless_refused(lambda: stepped_in_backward([MicroBatches(10)]))
+    if not message:
+        torch.testing.assert_close(parts, whole, rtol=1e-5, atol=1e-6)
+
+
+@on_ranks(2)
+def test_the_stage_in_front_of_an_evaluation_pipeline_works_or_names_one_that_does():
+    class BalancedEvaluation(ShuffleStageMixin, EvalPipelineSparseDist):
+        pass
+
+    model, optimizer = sharded_ranking_model()
+    model.eval()
+    with torch.no_grad():
+        expected = list(losses_of(pipeline_of("native", model, optimizer, TokenShuffler()), drawn(3)))
+
+        def evaluated() -> list[float]:
+            balanced = BalancedEvaluation(model, optimizer, CPU, TokenShuffler(), "sum")
+            return list(losses_of(balanced, drawn(3)))
+
+        losses, message = unless_refused(evaluated)
+    if message:
+        assert "TrainPipelineSparseDist" in message or '"native"' in message, message
+    else:
+        assert losses == pytest.approx(expected, rel=1e-5)
+
+
+def losses_and_hook_calls(features: list[Any]) -> tuple[list[float], int]:
+    """Trains with work that TorchRec injects into the backward of a sharded table."""
+    pipeline = pipeline_of("native", *sharded_ranking_model(0.1), TokenShuffler(features=features))
+    calls = []
+    finder = backward_injection.OutputDistTensorFinder(sharding_type=ShardingType.ROW_WISE)
+    activation = backward_injection.InjectionTargetType.ACTIVATION
+    site = backward_injection.InjectionSite(fqn="tables", tensor_finder=finder, target_type=activation)
+    pipeline.register_backward_hook(site, calls.append)
+    losses = list(losses_of(pipeline, drawn(3)))
+    return losses, len(calls)
+
+
+@on_ranks(2)
+def test_backward_hooks_of_a_pipeline_run_once_a_step_with_micro_batches_too_or_are_refused():
+    losses, calls = losses_and_hook_calls([])
+    assert calls == len(losses) == 3
+    divided, message = unless_refused(lambda: losses_and_hook_calls([MicroBatches(12)]))
+    if not message:
+        assert divided[0] == pytest.approx(losses, rel=1e-5)
+        assert divided[1] == calls
+
+
+class Checkpointed(RankingModel):
+    """Computes its forward again in the backward, lookups included."""
+
+    def forward(self, batch):
+        return checkpoint(super().forward, batch, use_reentrant=False)
+
+
+@on_ranks(2)
+def test_activation_checkpoints_around_lookups_train_alike_in_micro_batches_or_are_refused():
+    def trained(features: list[Any]) -> list[float]:
+        pipeline = pipeline_of("none", *sharded(Checkpointed(), 0.1), TokenShuffler(features=features))
+        return list(losses_of(pipeline, drawn(3)))
+
+    whole = trained([])
+    parts, message = unless_refused(lambda: trained([MicroBatches(12)]))
+    assert message or parts == pytest.approx(whole, rel=1e-5)
+
+
+@on_ranks(2)
+def test_evaluation_in_inference_mode_leaves_batches_that_train_afterwards():
+    model, shuffler = DistributedDataParallel(Squares()), Costs()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    rows = loaded_rows(dist.get_rank())
+    with torch.inference_mode():
+        model.module(shuffler.shuffle(rows))
+    one = {name: value[:1] for name, value in rows.items()}
+    num_batches = 2 - dist.get_rank()  # rank 1 trains its second step without a sample
+    gradients = []
+    for batch, plan in shuffler.plan_ahead([one] * num_batches):
+        losses, _ = model(shuffler.exchange(batch, plan))
+        optimizer.zero_grad()
+        shuffler.scale(losses, plan, "sum").backward()
+        gradients.append(model.module.linear.bias.grad.clone())
+    alone = Squares()
+    for of_step, gradient in zip([[0, 1], [0]], gradients, strict=True):
+        alone.zero_grad()
+        x = torch.cat([loaded_rows(rank)["x"][:1] for rank in of_step])
+        alone({"x": x})[0].mean().backward()
+        torch.testing.assert_close(gradient, alone.linear.bias.grad, rtol=1e-5, atol=1e-6)
+
+
+@on_ranks(2)
+def test_an_evaluation_pipeline_of_torchrec_between_steps_does_not_disturb_training():
+    def trained(evaluate: bool) -> list[float]:
+        model, optimizer = sharded_ranking_model(0.1)
+        losses = []
+        for loss in losses_of(pipeline_of("native", model, optimizer, TokenShuffler()), drawn(4)):
+            losses.append(loss)
+            if evaluate:
+                evaluated(model.eval(), optimizer)
+                model.train()
+        return losses
+
+    def evaluated(model: nn.Module, optimizer: Any) -> None:
+        pipeline, loader, rows = EvalPipelineSparseDist(model, optimizer, CPU), iter(drawn(2)), []
+        with torch.no_grad():
+            for _ in range(2):
+                rows.append(len(pipeline.progress(loader).lengths()))
+            with pytest.raises(StopIteration):
+                pipeline.progress(loader)
+        assert rows == [3, 3]
+
+    assert trained(True) == pytest.approx(trained(False), rel=1e-6)
+
+
+@pytest.mark.parametrize("cap", [None, 10])
+@on_ranks(2)
+def test_gradient_accumulation_of_torchrec_adds_up_the_gradients_of_balanced_steps(cap):
+    model = DistributedDataParallel(Squares())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    shuffler = Costs(features=[] if cap is None else [MicroBatches(cap)])
+    pipeline = pipeline_of("none", model, optimizer, shuffler)
+    config = gradient_accumulation.GradientAccumulationConfig(is_enabled=True, num_steps=2)
+    accumulating = gradient_accumulation.GradientAccumulationWrapper(pipeline, optimizer, model, config)
+    loader = iter([loaded_rows(dist.get_rank())] * 4)
+    for _ in range(4):
+        accumulating.progress(loader)
+    with pytest.raises(StopIteration):
+        accumulating.progress(loader)
+
+    alone = Squares()
+    optimizer = torch.optim.SGD(alone.parameters(), lr=0.01)
+    x = torch.cat([loaded_rows(rank)["x"] for rank in range(2)])
+    for _ in range(2):
+        optimizer.zero_grad()
+        for _ in range(2):
+            alone({"x": x})[0].mean().backward()
+        optimizer.step()
+    for got, expected in zip(model.parameters(), alone.parameters(), strict=True):
+        torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-6)
