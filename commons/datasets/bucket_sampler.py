@@ -97,7 +97,7 @@ class BucketSampler(EpochStart, Sampler[list[int]]):
         require(last in ("keep", "drop", "repeat"), "last", last, '"keep", "drop" or "repeat"')
         if last == "drop" and rest and not self.num_steps:
             raise ValueError(
-                f'last="drop" drops all {rest} samples: expected at least {self._step_size}, which fill a step'
+                f'last="drop" drops all {rest} samples: expected at least {self._step_size}, to fill a step'
             )
 
     @property
@@ -107,7 +107,7 @@ class BucketSampler(EpochStart, Sampler[list[int]]):
         return full + (rest > 0 and self._last != "drop")
 
     def set_epoch(self, epoch: int, start_step: int | None = None) -> None:
-        """Sets the epoch of the iterations that begin from now on, and how many steps the next one skips.
+        """Sets the epoch of the iterations that begin from now on, and how many first steps each skips.
 
         On the same number of ranks and with the same `batch_size`, this resumes an epoch exactly. None skips
         none.

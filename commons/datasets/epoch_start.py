@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import logging
 import os
 from multiprocessing import parent_process
 from multiprocessing.context import get_spawning_popen
@@ -12,6 +14,7 @@ from torch.utils.data import get_worker_info
 
 from ..checks import require
 
+logger = logging.getLogger(__name__)
 # Epoch and start are one int64 in shared memory, so that nobody reads one of them without the other.
 _START_BITS = 32
 
@@ -21,8 +24,8 @@ class EpochStart:
 
     A `DataLoader` copies its dataset into worker processes. Workers begin their first iteration with the
     numbers that were copied. Persistent ones begin each later iteration with those that the loader's process
-    has set by then, which they read in shared memory. An iteration keeps the numbers that it began with. One
-    that follows without `set_epoch` starts at the beginning, in this process and in persistent workers.
+    has set by then, which they read in shared memory. An iteration keeps the numbers that it began with.
+    One that begins within an epoch although an earlier one has begun there, too, is warned of once.
 
     A copy has numbers of its own, and so has every process that sets them.
 
@@ -48,9 +51,8 @@ class EpochStart:
         self._shared.share_memory_()
 
     def _share(self) -> None:
-        # The numbers; the process whose workers have begun since they were set, or 0; how often they were set.
-        self._shared = torch.zeros(3, dtype=torch.int64, device="cpu").share_memory_()
-        self._times_set = 0
+        # The numbers; and the process whose workers have begun since they were set, or 0.
+        self._shared = torch.zeros(2, dtype=torch.int64, device="cpu").share_memory_()
         self._process = os.getpid()
 
     def _set(self, epoch: int, start: int | None, most: int) -> None:
@@ -86,18 +88,15 @@ class EpochStart:
         if not is_worker:
             self._shared[1] = 0
             self._shared[0] = self._packed()
-            self._shared[2] += 1
 
     def _begin(self) -> tuple[int, int]:
         """Returns the epoch and the start of an iteration that begins now."""
-        is_worker, times_set = get_worker_info() is not None, int(self._shared[2])
-        was_set = times_set != self._times_set if is_worker and not self._is_newest else not self._has_begun
-        if is_worker and not self._is_newest and was_set:
-            self._epoch, self._start = divmod(int(self._shared[0]), 2**_START_BITS)
-        elif not was_set:
-            self._start = 0
-        self._has_begun, self._times_set = True, times_set
-        if is_worker:
+        if self._has_begun and self._start and get_worker_info() is None:
+            _warn_of_start(f"{self._start_name}={self._start}", self._epoch)
+        self._has_begun = True
+        if get_worker_info() is not None:
+            if not self._is_newest:
+                self._epoch, self._start = divmod(int(self._shared[0]), 2**_START_BITS)
             self._is_newest = False
             loader = parent_process()
             if loader is not None and int(self._shared[0]) == self._packed():
@@ -106,3 +105,12 @@ class EpochStart:
 
     def _packed(self) -> int:
         return (self._epoch << _START_BITS) + self._start
+
+
+@functools.cache
+def _warn_of_start(start: str, epoch: int) -> None:
+    """Warns once per process, epoch and start."""
+    logger.warning(
+        f"epoch {epoch} is iterated over again from {start} on, without what comes before: call set_epoch "
+        "for every epoch"
+    )

@@ -80,7 +80,7 @@ class SequenceDataset(EpochStart, IterableDataset[BaseBatch]):
         return len(self._source)
 
     def set_epoch(self, epoch: int, start_sample: int | None = None) -> None:
-        """Sets the epoch of the iterations that begin from now on, and how many samples the next one skips.
+        """Sets the epoch of the iterations that begin from now on, and how many first samples each skips.
 
         `start_sample` counts samples of all ranks, so training can resume on any number of ranks. None skips
         none.

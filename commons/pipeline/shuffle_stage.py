@@ -235,8 +235,8 @@ class ShuffleStage:
         if isinstance(self._optimizer, torch.optim.SparseAdam):
             raise ValueError(
                 "a rank has no sample in this step and runs a copy of one, whose rows SparseAdam moves for a "
-                "gradient of zero: use a BaseBatch, whose padding rows look nothing up, end all loaders in the "
-                "same step, or train these tables with another optimizer, such as Adagrad"
+                "gradient of zero: use a BaseBatch, whose padding rows look nothing up, end all loaders in "
+                "the same step, or train these tables with another optimizer, such as Adagrad"
             )
 
 

@@ -49,6 +49,11 @@ def _dispatcher(table: Table) -> Any:
 
 # By owner: how to get it on a rank with a sharded table, and its names.
 READ: dict[str, tuple[Callable[[Table], Any], str]] = {
+    "torch": (lambda t: torch, "_C"),
+    "torch._C": (lambda t: torch._C, "_autograd"),
+    "torch._C._autograd": (lambda t: torch._C._autograd, "_top_saved_tensors_default_hooks"),
+    "Parameter": (lambda t: torch.nn.Parameter(torch.ones(1)), "_post_accumulate_grad_hooks"),
+    "data loaders": (lambda t: torch.utils.data.dataloader, "_BaseDataLoaderIter"),
     "torch.autograd": (lambda t: torch.autograd, "_profiler_enabled"),
     "torch.autograd.Variable": (lambda t: torch.autograd.Variable, "_execution_engine"),
     "torch.distributed": (lambda t: dist, "_shard"),

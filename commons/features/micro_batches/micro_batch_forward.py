@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.checkpoint import CheckpointError
 from torchrec.distributed.train_pipeline.runtime_forwards import BaseForward
 from torchrec.distributed.types import ShardedModule
 
@@ -97,7 +96,7 @@ def run_micro_batches(
                 losses, output = losses_and_output(model(micro_batch))
                 loss = loss_sum(losses, loss_reduction, loss_tokens[number], 0.0, failures)
                 if trains:
-                    with named_range("## backward ##"), _explained_checkpoints():
+                    with named_range("## backward ##"):
                         (loss * loss_scale).backward()
                         lookups.collect_gradients()
                     _has_learnt_graph.update(replicated)
@@ -123,16 +122,14 @@ def check_one_backward(model: torch.nn.Module) -> None:
 _has_learnt_graph: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
 
 
-@contextlib.contextmanager
-def _explained_checkpoints() -> Iterator[None]:
-    """Says what to do if activations are checkpointed around lookups, which are not repeated."""
-    try:
-        yield
-    except CheckpointError as error:
+def _check_no_checkpoint() -> None:
+    """Raises a ValueError where activations are checkpointed around a lookup, which is not repeated."""
+    hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks(False)
+    if hooks and hooks[0].__qualname__.startswith("_checkpoint_hook"):
         raise ValueError(
-            "a checkpoint of activations cannot recompute micro-batches, whose tables are looked up once, for "
-            "the whole batch: checkpoint the dense part alone, after the lookups, or leave MicroBatches out"
-        ) from error
+            "a checkpoint of activations around sharded tables cannot recompute micro-batches, for which "
+            "they are looked up once: checkpoint the dense part alone, or leave MicroBatches out"
+        )
 
 
 def _replicated(module: torch.nn.Module) -> list[DistributedDataParallel]:
@@ -214,6 +211,7 @@ class _Lookups:
             key = index, self._calls[index]
             self._calls[index] += 1
             if key not in self._found:
+                _check_no_checkpoint()
                 whole = self._look_up(self._modules[index], forward, args, kwargs)
                 self._found[key] = LookedUp(whole, self._rows)
             return self._found[key].part(self._number)

@@ -1,8 +1,10 @@
+from collections import Counter
 from functools import partial
 from itertools import chain
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
@@ -216,3 +218,35 @@ def test_arguments_are_checked(arguments, message):
         sampler.set_epoch(-1)
     with pytest.raises(ValueError, match="start_step = 4: expected 0 to 3"):
         sampler.set_epoch(0, start_step=4)
+
+
+@pytest.mark.parametrize("num_buckets", [1, 4])
+@pytest.mark.parametrize("num_samples", [16, 17, 18, 30, 33])
+def test_the_last_step_is_kept_dropped_or_filled_by_repetition(num_samples, num_buckets):
+    work, ranks = histories(num_samples), 4
+
+    def epoch(last):
+        samplers = [BucketSampler(work, 4, rank, ranks, num_buckets, last=last) for rank in range(ranks)]
+        assert len({len(sampler) for sampler in samplers}) == 1
+        batches = [list(sampler) for sampler in samplers]
+        assert all(len(of_rank) == len(samplers[0]) for of_rank in batches)
+        return batches
+
+    kept, dropped, repeated = epoch("keep"), epoch("drop"), epoch("repeat")
+    assert kept == [list(BucketSampler(work, 4, rank, ranks, num_buckets)) for rank in range(ranks)]
+    full = num_samples // 16
+    assert dropped == [of_rank[:full] for of_rank in kept]
+    assert [of_rank[:full] for of_rank in repeated] == dropped
+    counts = Counter(chain.from_iterable(chain.from_iterable(repeated)))
+    assert counts.keys() == set(range(num_samples)) and max(counts.values()) <= 2
+    assert {len(of_rank[-1]) for of_rank in repeated} == {-(-(num_samples % 16 or 16) // ranks)}
+    if num_samples % 16:
+        for of_rank in repeated:  # none is empty
+            assert len(list(DataLoader(torch.arange(num_samples), batch_sampler=of_rank))) == full + 1
+
+
+def test_dropping_all_samples_is_an_error():
+    with pytest.raises(ValueError, match="drops all 3 samples"):
+        BucketSampler([1, 2, 3], 4, 0, 2, last="drop")
+    with pytest.raises(ValueError, match='"keep", "drop" or "repeat"'):
+        BucketSampler([1, 2, 3], 4, 0, 2, last="wrap")

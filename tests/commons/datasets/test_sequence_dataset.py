@@ -217,3 +217,31 @@ def test_ids_of_their_tables_pass_and_a_dynamic_table_takes_any_but_the_smallest
 def test_another_id_is_named_with_its_feature_row_and_table_size(spec, rows, users, message):
     with pytest.raises(ValueError, match=message):
         check(rows, users, spec)
+
+
+def users_of(batches) -> list[list[int]]:
+    return sorted(batch.features["user"].values().tolist() for batch in batches)
+
+
+@pytest.mark.parametrize(("num_workers", "context"), [(0, None), (1, "fork"), (2, "fork"), (2, "spawn")])
+def test_persistent_workers_follow_the_epoch_and_where_it_starts(num_workers, context):
+    source = CountingSource(24)
+    dataset = SequenceDataset(source, 2, 0, 2, shuffle=True, seed=3)
+    workers = {"persistent_workers": True, "multiprocessing_context": context} if num_workers else {}
+    loader = DataLoader(dataset, batch_size=None, num_workers=num_workers, **workers)
+    for epoch, start in ((0, 8), (1, 0), (2, 4), (2, 0), (5, 20)):
+        dataset.set_epoch(epoch, start)
+        alone = SequenceDataset(source, 2, 0, 2, shuffle=True, seed=3)
+        alone.set_epoch(epoch, start)
+        assert len(loader) == len(alone)
+        assert users_of(loader) == users_of(alone)
+
+
+def test_an_epoch_counter_of_someone_else_may_not_undo_a_resume():
+    dataset = SequenceDataset(CountingSource(24), 2, 0, 2)
+    dataset.set_epoch(3, start_sample=8)
+    with pytest.raises(RuntimeError, match=r"set_epoch\(0\) would undo set_epoch\(3, start_sample=8\)"):
+        dataset.set_epoch(0)  # as accelerate's loaders do at each iter
+    assert len(list(dataset)) == 4
+    dataset.set_epoch(4)
+    assert len(list(dataset)) == 6
