@@ -1,5 +1,6 @@
 """Balancing changes which rank computes a sample, and nothing that a model learns from it."""
 
+import json
 import random
 from itertools import combinations
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 from tests.e2e.gin_files import RECSYS_EXAMPLES_SID_GR
 from tests.e2e.movielens_files import prepare_movielens
 from tests.e2e.shop_files import CATALOGUE, prepare_shop
-from tests.e2e.torchrun import RANKING, REPOSITORY, RETRIEVAL, SID_GR, bind, torchrun, train_log
+from tests.e2e.torchrun import RANKING, REPOSITORY, RETRIEVAL, SID_GR, bind, python, torchrun, train_log
 
 # Two epochs, each with two whole steps of this many samples and one of what is left over.
 SAMPLES_PER_STEP, NUM_STEPS = 16, 6
@@ -74,18 +75,33 @@ OptimizerArgs.learning_rate = 0.5
 
 _HSTU = f"include '{REPOSITORY}/hstu/training/configs/movielens_100k_%s.gin'\n{SMALL}"
 _HISTORY = f"DatasetArgs.max_history_seqlen = {LONGEST}\n"
-# By model: its entry point, and a gin file.
-MODELS = {
-    "ranking": (RANKING, _HSTU % "ranking" + _HISTORY),
-    "retrieval": (RETRIEVAL, _HSTU % "retrieval" + _HISTORY + "RetrievalArgs.num_negatives = 8\n"),
-    "sid_gr": (
-        SID_GR,
-        "\n".join((RECSYS_EXAMPLES_SID_GR, SMALL, *CATALOGUE))
-        + f"""
+_SID_GR = f"""
 TrainerArgs.eval_batch_size = None
 DatasetArgs.max_history_length = {LONGEST}
+DatasetArgs.max_candidate_length = 0
 DatasetArgs.sequence_features_testing_data_path = "training.parquet"
-""",
+"""
+
+
+class Model(NamedTuple):
+    """How to train a model: its entry point, what makes its task, and a gin file."""
+
+    entry_point: tuple[str, ...]
+    task: str
+    gin_text: str
+
+
+MODELS = {
+    "ranking": Model(RANKING, "hstu.training.ranking_task:ranking_task", _HSTU % "ranking" + _HISTORY),
+    "retrieval": Model(
+        RETRIEVAL,
+        "hstu.training.retrieval_task:retrieval_task",
+        _HSTU % "retrieval" + _HISTORY + "RetrievalArgs.num_negatives = 8\n",
+    ),
+    "sid_gr": Model(
+        SID_GR,
+        "sid_gr.training.sid_gr_task:sid_gr_task",
+        "\n".join((RECSYS_EXAMPLES_SID_GR, SMALL, *CATALOGUE, _SID_GR)),
     ),
 }
 
@@ -113,26 +129,31 @@ def workspaces(tmp_path_factory) -> dict[str, Path]:
     return folders
 
 
-def train(folder: Path, model: str, num_ranks: int, log_dir: str, **settings: object) -> list[dict]:
+def train(folder: Path, case: Case, log_dir: str, **settings: object) -> list[dict]:
     """Returns the log of a run; `settings` are those of `TrainerArgs`."""
-    entry_point, gin_text = MODELS[model]
-    (folder / "config.gin").write_text(f"import my_shuffler\n{gin_text}")
-    settings |= {"train_batch_size": SAMPLES_PER_STEP // num_ranks, "log_dir": log_dir}
+    settings |= {"train_batch_size": SAMPLES_PER_STEP // case.num_ranks, "log_dir": log_dir}
     bindings = bind(*(f"TrainerArgs.{name} = {value!r}" for name, value in settings.items()))
-    torchrun(folder, *entry_point, "--gin-config-file", "config.gin", *bindings, ranks=num_ranks)
+    entry_point = MODELS[case.model].entry_point
+    torchrun(folder, *entry_point, "--gin-config-file", "config.gin", *bindings, ranks=case.num_ranks)
     return train_log(folder / log_dir)
+
+
+def plain_losses(folder: Path, model: str) -> list[float]:
+    """Returns the losses of a loop that shares no code with the stage."""
+    task, batch_size = MODELS[model].task, f"TrainerArgs.train_batch_size = {SAMPLES_PER_STEP}"
+    python(folder, "-m", "tests.e2e.plain_loop", task, "config.gin", "losses.json", batch_size)
+    return json.loads((folder / "losses.json").read_text())
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: ", ".join(map(str, case)))
 def test_a_training_with_the_stage_equals_one_without(workspaces, case):
     folder = workspaces[case.histories]
-    without = train(
-        folder, case.model, case.num_ranks, f"{case.model}-without", enable_balanced_shuffler=False
-    )
+    (folder / "config.gin").write_text(f"import my_shuffler\n{MODELS[case.model].gin_text}")
+    losses = plain_losses(folder, case.model)
+    without = train(folder, case, f"{case.model}-without", enable_balanced_shuffler=False)
     with_stage = train(
         folder,
-        case.model,
-        case.num_ranks,
+        case,
         f"{case.model}-with",
         enable_balanced_shuffler=True,
         balance_exchange=case.exchange,
@@ -143,6 +164,7 @@ def test_a_training_with_the_stage_equals_one_without(workspaces, case):
     plain, balanced = ([line for line in log if line["kind"] == "train"] for log in (without, with_stage))
     for steps in (plain, balanced):
         check_samples_of_steps(steps, case)
+        assert [step["loss"] for step in steps] == pytest.approx(losses, rel=RTOL)
     assert [step["loss"] for step in balanced] == pytest.approx([step["loss"] for step in plain], rel=RTOL)
     # Rounding may move one user past another.
     assert with_stage[-1] == pytest.approx(without[-1], abs=1.01 / len(draw_lengths(case.histories)))
