@@ -177,9 +177,13 @@ class ShuffleStage:
         """Names of the features that run the backward of a step in parts."""
         return [feature.name for feature in self._shuffler.features if feature.runs_in_parts]
 
-    def attach(self, model: torch.nn.Module) -> None:
-        """Runs this model from now on."""
-        self._model = model
+    def check_ran(self, batch: InFlightBatch) -> None:
+        """Raises a TypeError unless a batch is the last one that `forward` ran."""
+        if self._computed is None or self._computed[0] is not batch._step:
+            raise TypeError(
+                "the pipeline's progress called the model past the stage, which scales its loss: call "
+                "self._model_fwd(batch), as TorchRec's progress does, not the model"
+            )
 
     def end_epoch(self) -> None:
         """Has the next call start anew, after the last step of all loaders; on all ranks alike.

@@ -76,6 +76,13 @@ class _WithStage:
         """int64 `[ranks]`, what all ranks posted with the newest plan, the same on all of them."""
         return self._stage.posted
 
+    def _check_attached(self, model: torch.nn.Module | None) -> None:
+        if model is not None and model is not self._model:
+            raise ValueError(
+                f"attach got a {type(model).__name__} that is not this pipeline's model, which its stage and "
+                "features were made for: make a new pipeline, with a new shuffler, for another model"
+            )
+
 
 class SequentialTrainPipeline(_WithStage, TrainPipeline):
     """Runs one step after another, with planning overlapped.
@@ -129,10 +136,12 @@ class SequentialTrainPipeline(_WithStage, TrainPipeline):
         return self._model
 
     def attach(self, model: torch.nn.Module | None = None, sparse_dist: bool = True) -> None:
-        """Continues with another model, if one is given, as TorchRec's pipelines do."""
-        if model is not None:
-            self._model = model
-            self._stage.attach(model)
+        """Takes the model back after `detach`, as TorchRec's pipelines do.
+
+        Raises:
+            ValueError: it is another model.
+        """
+        self._check_attached(model)
 
     def progress(self, dataloader_iter: Iterator[Any]) -> Any:
         """Runs one step, which trains if the model is in training mode; returns the model's output.
@@ -235,6 +244,20 @@ class ShuffleStageMixin(_WithStage):
             with self._stream_context(self._memcpy_stream):  # type: ignore[attr-defined]
                 batch = self._stage.exchange(batch)
         return batch, context
+
+    def dequeue_batch(self) -> None:
+        """Drops the batch that has run; raises a TypeError if it ran past the stage."""
+        self._stage.check_ran(self.batches[0])  # type: ignore[attr-defined]
+        super().dequeue_batch()  # type: ignore[misc]
+
+    def attach(self, model: torch.nn.Module | None = None, sparse_dist: bool = True) -> None:
+        """Takes the model back after `detach`, as TorchRec does.
+
+        Raises:
+            ValueError: it is another model.
+        """
+        self._check_attached(model)
+        super().attach(model, sparse_dist)  # type: ignore[misc]
 
     def register_backward_hook(self, *arguments: Any, **named: Any) -> Any:
         """Registers work at a place of the backward, as TorchRec does.

@@ -100,6 +100,23 @@ def test_a_pipeline_that_reads_past_the_stage_is_refused():
         pipeline.progress(iter(batches()))
 
 
+class CallsTheModel(TrainPipelineSparseDist):
+    def progress(self, dataloader_iter):
+        self._model_fwd = self._model
+        return super().progress(dataloader_iter)
+
+
+class OverCalls(ShuffleStageMixin, CallsTheModel):
+    pass
+
+
+@on_ranks(2)
+def test_a_pipeline_that_calls_the_model_past_the_stage_is_refused():
+    pipeline = OverCalls(*sharded_ranking_model(), CPU, TokenShuffler(), "sum")
+    with pytest.raises(TypeError, match=r"call self\._model_fwd\(batch\)"):
+        pipeline.progress(iter(batches()))
+
+
 # Arguments that are passed on, with a value that is not the default; those of "none" change nothing on a CPU.
 PASSED_ON: dict[str, Any] = {
     "execute_all_batches": True,
@@ -186,6 +203,8 @@ def test_a_detached_pipeline_goes_on_once_it_is_attached(name):
         assert pipeline.detach() is model
         pipeline.attach(model)
     pipeline.progress(loader)
+    with pytest.raises(ValueError, match="make a new pipeline, with a new shuffler, for another model"):
+        pipeline.attach(torch.nn.Linear(1, 1))
     assert len(list(steps_of(pipeline, loader))) == 2
 
 
