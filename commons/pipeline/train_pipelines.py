@@ -22,6 +22,8 @@ from .shuffle_stage import ShuffleStage
 
 _CACHED_KERNEL = EmbeddingComputeKernel.FUSED_UVM_CACHING.value
 _WORKS = (TrainPipelineSparseDist, PrefetchTrainPipelineSparseDist)
+# Arguments that free fields of a batch once they are looked up.
+_FREE_EARLY = {"free_features_storage_early", "clear_data_dist_inputs"}
 # Arguments of TorchRec's pipelines that would bypass the stage.
 _REFUSED = {
     "custom_model_fwd": "the stage calls the model, to scale its loss",
@@ -214,6 +216,11 @@ class ShuffleStageMixin(_WithStage):
         torchrec_arguments["custom_model_fwd"] = lambda batch: self._stage.forward(batch)
         super().__init__(model, optimizer, device, **torchrec_arguments)  # type: ignore[call-arg]
         self._stage = ShuffleStage(batch_shuffler, model, device, loss_reduction, optimizer)
+        for name in self._stage.runs_in_parts:
+            for argument in _FREE_EARLY & {key for key, value in torchrec_arguments.items() if value}:
+                raise ValueError(
+                    f"{argument} frees fields that {name} divides after their lookup: leave one of them out"
+                )
         self._loader: _Loader | None = None
         if device.type == "cuda":
             # A second pipeline on a model, for evaluation, takes over its lookups, and the stream they wait

@@ -140,17 +140,20 @@ class BatchView:
         """Returns the batch for counting: what is computed from its integers, such as squares, does not wrap.
 
         Lengths are int64, and so are integers with one number per row, or per element of a jagged field.
-        Jagged fields are new objects: what they keep once they are asked, such as offsets, a copy of the
-        loaded batch to the device would take along.
+        Lengths and fields with one number per row are copies, which costs may be computed in place of. Jagged
+        fields are new objects: what they keep once they are asked, such as offsets, a copy of the loaded
+        batch to the device would take along.
         """
         shown: dict[str, FieldValue] = {}
         for path, value in self.fields.items():
             if not isinstance(value, torch.Tensor):
-                shown[path] = with_parts(
-                    value, values=_wide(value.values()), lengths=lengths_of(value).long()
-                )
-            elif (wide := _wide(value)) is not value:
-                shown[path] = wide
+                is_narrow = value.values().dim() == 1 and value.values().dtype in NARROW_INTEGERS
+                values = value.values().long() if is_narrow else value.values()
+                lengths = lengths_of(value).to(torch.int64, copy=True)
+                shown[path] = with_parts(value, values=values, lengths=lengths)
+            elif value.dim() == 1 or (value.dim() == 2 and value.shape[1] == 1):
+                dtype = torch.int64 if value.dtype in NARROW_INTEGERS else value.dtype
+                shown[path] = value.to(dtype, copy=True)
         return self.with_rows(shown, self.num_rows, self.num_samples) if shown else self.batch
 
     def num_tokens(self) -> torch.Tensor:
@@ -237,12 +240,6 @@ class _PaddedView(BatchView):
             )
         check_no_samples(self.batch, self.num_rows)
         containers.check_replaceable(self.batch)
-
-
-def _wide(numbers: torch.Tensor) -> torch.Tensor:
-    """Returns narrow integers with one number per row as int64, others as they are."""
-    single = numbers.dim() == 1 or (numbers.dim() == 2 and numbers.shape[1] == 1)
-    return numbers.long() if single and numbers.dtype in NARROW_INTEGERS else numbers
 
 
 def without_copied_row(output: Any) -> Any:
