@@ -245,7 +245,8 @@ def _block_words(
 ) -> list[torch.Tensor]:
     """Returns the words of each block in memory of their own, with `missing` rows of padding."""
     if section.is_dense:
-        words = F.pad(words, (0, 0, 0, missing)) if missing else words
+        # Not by F.pad, which refuses words without columns in some versions of torch.
+        words = torch.cat([words, words.new_zeros(missing, words.shape[1])]) if missing else words
         parts = words.split([block.words for block in section.blocks], 1)
     else:
         parts = words.split([num_elements[block.jagged_field] for block in section.blocks])

@@ -1,5 +1,6 @@
 """The figures of a run, in JSON lines, in TensorBoard and in a line of text."""
 
+import time
 from functools import partial
 from pathlib import Path
 
@@ -135,6 +136,7 @@ def _write(folder: str, first_step: int, losses: list[float]) -> None:
 
 def test_steps_computed_again_replace_the_earlier_ones_in_tensorboard(pools, tmp_path):
     pools(2).run(_write, str(tmp_path), 0, [1.0, 2.0, 3.0, 4.0])
+    time.sleep(1)  # TensorBoard orders files by second, and those of one second by the text of a count
     pools(2).run(_write, str(tmp_path), 2, [30.0, float("nan")])
     shown = [(event.step, event.value) for event in _events(tmp_path).Scalars("train/loss")]
     assert shown == [(1, 1.0), (2, 2.0), (3, 30.0)]
