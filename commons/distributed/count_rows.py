@@ -201,6 +201,7 @@ def check_loss_tokens(returned: Any, num_rows: int, num_real: int, whose: str) -
     dtype = getattr(returned, "dtype", None)
     if not str(dtype).removeprefix("torch.").startswith(("float", "bfloat")):
         return check_counts(returned, num_rows, num_real, whose)
+    _check_exact(dtype, whose)
     values = torch.as_tensor(returned, device="cpu").detach().double()
     if values.shape != (num_rows,):
         shape = tuple(values.shape)
@@ -213,6 +214,15 @@ def check_loss_tokens(returned: Any, num_rows: int, num_real: int, whose: str) -
     return torch.cat([real, torch.zeros_like(values[num_real:])])
 
 
+def _check_exact(dtype: Any, whose: str) -> None:
+    """Raises a ValueError for floats in which sums of a mask are rounded."""
+    if str(dtype).removeprefix("torch.") in ("float16", "bfloat16"):
+        raise ValueError(
+            f"{whose} returned {dtype}, in which counts above 256, or 2,048, are rounded: add up in float32 "
+            "or int64, as in mask.sum(1)"
+        )
+
+
 def check_counts(returned: Any, num_rows: int, num_real: int, whose: str) -> torch.Tensor:
     """Returns int64 `[rows]` from a user's counts, with 0 for padding rows.
 
@@ -223,6 +233,7 @@ def check_counts(returned: Any, num_rows: int, num_real: int, whose: str) -> tor
         values = torch.as_tensor(returned, device="cpu").detach()
     except (TypeError, ValueError, RuntimeError) as error:
         raise ValueError(f"{whose} returned {type(returned).__name__}, expected integers") from error
+    _check_exact(values.dtype, whose)
     if values.is_complex() or values.dtype == torch.uint64:
         raise ValueError(f"{whose} returned {values.dtype}, expected integers")
     if values.dtype in NARROW_INTEGERS:

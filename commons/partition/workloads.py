@@ -69,6 +69,8 @@ def as_workloads(workloads: ArrayLike, name: str = "workloads") -> np.ndarray:
 def check_wide(numbers: object, name: str) -> None:
     """Raises ValueError for an array or tensor of a type in which squares of lengths may have wrapped."""
     dtype = str(getattr(numbers, "dtype", "")).removeprefix("torch.")
+    if isinstance(numbers, np.ma.MaskedArray):
+        raise ValueError(f"{name} is a masked array, whose mask would be lost: fill it, or leave samples out")
     if dtype in _NARROW:
         raise ValueError(
             f"{name} is of {dtype}, in which squares and FLOPs wrap without a word; compute it in int64, as "

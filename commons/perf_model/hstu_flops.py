@@ -88,7 +88,7 @@ class HSTUFlops:
         Returns:
             `[batch_size, 2]` int64; those of `work` where `first` is all tokens.
         """
-        as_int64 = as_token_counts(tokens)
+        first, as_int64 = as_token_counts(first), as_token_counts(tokens)
         prefix = self._prefix(as_int64, contextual, candidates)
         whole_rows = first // ATTENTION_TILE
         partial = (whole_rows + 1).clip(min=prefix)  # tiles of the row that `first` ends in

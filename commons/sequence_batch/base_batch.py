@@ -147,11 +147,16 @@ class BaseBatch(Pipelineable):
 
         Padding rows have none. A batch without labels has one loss token per sample.
         """
-        if isinstance(self.labels, KeyedJaggedTensor):
-            tokens = lengths_of(self.labels).view(-1, self.batch_size).sum(0, dtype=torch.int64)
+        fields = {} if self.labels is None else self.per_sample_fields()
+        # A KeyedTensor's name goes on with its keys.
+        labels = next((of for name, of in fields.items() if name.partition("(")[0] == "labels"), None)
+        if labels is None:
+            tokens = torch.ones(self.batch_size, dtype=torch.int64, device=self.features.device())
+        elif isinstance(labels, torch.Tensor):
+            per_row = labels.numel() // self.batch_size
+            tokens = torch.full((self.batch_size,), per_row, dtype=torch.int64, device=labels.device)
         else:
-            per_row = 1 if self.labels is None else self.labels.numel() // self.batch_size
-            tokens = torch.full((self.batch_size,), per_row, dtype=torch.int64, device=self.features.device())
+            tokens = lengths_of(labels).view(-1, self.batch_size).sum(0, dtype=torch.int64)
         tokens[self.num_samples :] = 0
         return tokens
 

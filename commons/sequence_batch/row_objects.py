@@ -47,7 +47,13 @@ def join_objects(views: Sequence[_ViewWithObjects]) -> None:
                     f"{first.num_rows} and {view.num_rows} rows: {here!r:.60} and {there!r:.60}"
                 )
     for path in first.arrays:
-        first.arrays[path] = np.concatenate([view.arrays[path] for view in views])
+        arrays = [view.arrays[path] for view in views]
+        filled = [array for array in arrays if len(array)] or arrays[:1]  # empty ones may have any dtype
+        if len(dtypes := {array.dtype for array in filled if array.dtype.kind in "biufc"}) > 1:
+            raise ValueError(
+                f"batches have other dtypes in {path!r}: {sorted(map(str, dtypes))}; expected one"
+            )
+        first.arrays[path] = np.concatenate(filled)
     for path, entries in first.lists.items():
         joined = [entry for view in views for entry in _padded(view.lists[path], view.num_rows)]
         first.lists[path] = tuple(joined) if isinstance(entries, tuple) else joined

@@ -33,8 +33,7 @@ class ItemShuffler(BatchShuffler):
 
 class FeatureShuffler(BatchShuffler):
     def get_workloads(self, batch: Any) -> torch.Tensor:
-        features = batch.features if isinstance(batch, BaseBatch) else batch["features"]
-        return features.lengths().view(len(features.keys()), -1).sum(0) ** 2
+        return self.get_tokens(batch) ** 2
 
 
 def row_lengths(rows: int = 6, longest: int = 20) -> torch.Tensor:
@@ -47,10 +46,8 @@ def visits(lengths: torch.Tensor) -> dict[str, Any]:
     """Returns items and, for each, a target, which is the item's number plus one; every third is 0."""
     items = torch.arange(int(lengths.sum())) * 7 % (NUM_IDS - 1)
     targets = torch.where(items % 3 == 0, 0, items + 1)
-    return {
-        "items": JaggedTensor(items, lengths=lengths),
-        "targets": JaggedTensor(targets, lengths=lengths.clone()),
-    }
+    jagged = (JaggedTensor(values, lengths=lengths.clone()) for values in (items, targets))
+    return dict(zip(("items", "targets"), jagged, strict=True))
 
 
 def sessions(rows: int = 6) -> BaseBatch:
@@ -149,14 +146,9 @@ def trained_clicks(early: bool, features: list[Any]) -> tuple[list[float], list[
     model = JaggedClicks()
     apply_optimizer_in_backward(torch.optim.SGD, model.tables.parameters(), {"lr": 0.5})
     sharded = DistributedModelParallel(model, device=CPU, plan=sharding(model.tables, False))
-    pipeline = pipeline_of(
-        "native",
-        sharded,
-        torch.optim.SGD(model.head.parameters(), lr=0.5),
-        FeatureShuffler(features=features),
-        "mean",
-        free_features_storage_early=early,
-    )
+    optimizer, shuffler = torch.optim.SGD(model.head.parameters(), 0.5), FeatureShuffler(features=features)
+    more = {"free_features_storage_early": early}
+    pipeline = pipeline_of("native", sharded, optimizer, shuffler, "mean", **more)
     losses, labels = [], []
     for loss_sum, _, output in steps_of(pipeline, [clicks(step) for step in range(3)]):
         dist.all_reduce(loss_sum)
@@ -209,9 +201,7 @@ class PoppingModel(nn.Module):
         return losses.sum(), seen
 
 
-class FreeShuffler(ItemShuffler):
-    """Samples cost nothing, so all stay where they are."""
-
+class FreeShuffler(BatchShuffler):  # all samples stay where they are
     def get_workloads(self, batch: Any) -> torch.Tensor:
         return torch.zeros_like(batch["items"].lengths())
 
@@ -226,10 +216,8 @@ def test_a_rank_without_samples_gives_each_micro_batch_a_batch_of_its_own():
     assert plan.num_placed.tolist() == [3, 0]
     moved = shuffler.exchange(shuffler.padding_batch() if batch is None else batch, plan)
     first = moved["items"].values().clone()
-    loss, _, outputs = run_micro_batches(
-        DistributedDataParallel(PoppingModel()), moved, shuffler, plan, "sum"
-    )
-    loss.backward() if loss.requires_grad else None
+    model = DistributedDataParallel(PoppingModel())
+    _, _, outputs = run_micro_batches(model, moved, shuffler, plan, "sum")
     assert len(outputs) == 3
     if dist.get_rank() == 0:
         assert sorted(torch.cat(outputs).tolist()) == sorted(visits(lengths)["items"].values().tolist())
@@ -238,7 +226,7 @@ def test_a_rank_without_samples_gives_each_micro_batch_a_batch_of_its_own():
 
 
 class CappedShuffler(BatchShuffler):
-    """Caps the lengths in place, to cost what a model that reads the newest 30 items does."""
+    """Caps the lengths in place, as for a model that reads the newest 30 items."""
 
     def get_workloads(self, batch: Any) -> torch.Tensor:
         lengths = batch["items"].lengths()

@@ -101,15 +101,15 @@ def split_balanced(
     check_jagged_fields(view.fields)
     containers.check_replaceable(batch)
     check_no_samples(batch, view.num_rows, shared)
-    batch_size, num_real = view.num_rows, view.num_samples
+    batch_size, num_real, told = view.num_rows, view.num_samples, False  # told: groups of a shuffler
     if isinstance(workloads, BatchShuffler):
         shown = view.view(view.to_host()).to_count()
         if groups is None:
-            groups = _read_groups(workloads, shown, num_real)
+            groups, told = _read_groups(workloads, shown, num_real), True
         costs = _costs_of(workloads, shown, batch_size, num_real)
     else:
         costs = _checked_costs(workloads, batch_size, num_real)
-    group_of = None if groups is None else _numbered_groups(groups, batch_size, num_real)
+    group_of = None if groups is None else _numbered_groups(groups, batch_size, num_real, told)
     partition = refined(costs, num_chunks, whole_groups=group_of)
     chunk_rows = tuple(len(samples) for samples in partition)
     if view.pads:
@@ -201,8 +201,10 @@ def _checked_costs(workloads: Any, num_rows: int, num_real: int) -> np.ndarray:
     return as_workloads(values[:num_real])
 
 
-def _numbered_groups(groups: Any, num_rows: int, num_real: int) -> np.ndarray:
+def _numbered_groups(groups: Any, num_rows: int, num_real: int, has_none: bool) -> np.ndarray:
     """int64 `[samples]`: the group of each sample, numbered from 0 in order of appearance.
+
+    With `has_none`, a negative number is no group.
 
     Were groups numbered by sorted label, labels such as random ids would break ties.
     """
@@ -217,7 +219,7 @@ def _numbered_groups(groups: Any, num_rows: int, num_real: int) -> np.ndarray:
             raise TypeError(
                 f"groups[{sample}] is {label!r}, expected an integer or a string that names the group"
             )
-        is_none = isinstance(label, Integral) and label < 0
+        is_none = has_none and isinstance(label, Integral) and label < 0
         number_of.append(numbers.setdefault((sample, label) if is_none else label, len(numbers)))
     return np.array(number_of, dtype=np.int64)
 
