@@ -106,16 +106,15 @@ class BucketSampler(EpochStart, Sampler[list[int]]):
         full, rest = divmod(len(self._workloads), self._step_size)
         return full + (rest > 0 and self._last != "drop")
 
-    def set_epoch(self, epoch: int, start_step: int | None = None) -> None:
+    def set_epoch(self, epoch: int, start_step: int = 0) -> None:
         """Sets the epoch of the iterations that begin from now on, and how many first steps each skips.
 
-        On the same number of ranks and with the same `batch_size`, this resumes an epoch exactly. None skips
-        none.
+        On the same number of ranks and with the same `batch_size`, this resumes an epoch exactly.
 
         Raises:
             ValueError: `epoch` is negative, or the epoch has fewer steps than `start_step`.
         """
-        self._set(epoch, start_step or 0, self.num_steps)
+        self._set(epoch, start_step, self.num_steps)
 
     def __len__(self) -> int:
         """Returns the batches of an iteration, on every rank."""

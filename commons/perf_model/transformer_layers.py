@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from .token_counts import ATTENTION_TILE, Tokens, as_columns, as_token_counts, num_tiles
 
@@ -64,11 +63,6 @@ class TransformerConfig:
                 raise ValueError(f"{name} is {getattr(self, name)}; expected 0, as num_experts is 0")
 
 
-def _on_host(tokens: Any) -> bool:
-    device = getattr(tokens, "device", "cpu")
-    return str(device) == "cpu" and len(tokens) > 0
-
-
 def transformer_work(config: TransformerConfig, tokens: Tokens) -> Tokens:
     """Returns the forward FLOPs of each sample in two columns; a multiply-add counts as two.
 
@@ -104,19 +98,22 @@ def transformer_work(config: TransformerConfig, tokens: Tokens) -> Tokens:
     mlp_matrices = mlps * (3 if config.gated_mlp else 2)
     # The router is a matrix with a column for each expert.
     columns = projected + attention_size + config.num_experts + mlp_matrices * config.mlp_size
-    longest = int(as_int64.max()) if _on_host(as_int64) else 0
     per_token = 2 * d * (config.num_layers * columns + config.vocab_size)
-    if (
-        longest * per_token + config.num_layers * 2 * attention_size * (longest + ATTENTION_TILE) ** 2
-        >= 2**63
-    ):
-        raise ValueError(
-            f"the FLOPs of a sample of {longest} tokens do not fit an int64: count in another unit"
-        )
+    _check_fits(as_int64, per_token, config.num_layers * 2 * attention_size)
     tiles = num_tiles(as_int64)
     pairs = ATTENTION_TILE * ATTENTION_TILE * (tiles * (tiles + 1) // 2)
     linear = config.num_layers * (2 * d * columns * as_int64) + 2 * d * config.vocab_size * as_int64
     return as_columns(linear, config.num_layers * (4 * attention_size * pairs))
+
+
+def _check_fits(tokens: Tokens, per_token: int, per_square: int) -> None:
+    """Raises a ValueError if the FLOPs of the longest sample on the host do not fit an int64."""
+    on_host = str(getattr(tokens, "device", "cpu")) == "cpu"  # older arrays have no device
+    longest = int(tokens.max()) if on_host and len(tokens) else 0
+    if longest * per_token + per_square * (longest + ATTENTION_TILE) ** 2 >= 2**63:
+        raise ValueError(
+            f"the FLOPs of a sample of {longest} tokens do not fit an int64: count in another unit"
+        )
 
 
 def transformer_flops(config: TransformerConfig, tokens: Tokens) -> Tokens:

@@ -102,9 +102,9 @@ class BaseBatch(Pipelineable):
     def index_select(self, indices: torch.Tensor | Sequence[int]) -> Self:
         """Returns the batch of the given rows, in the given order; rows may repeat or be left out.
 
-        So are entries of a list with one per row, or per sample. Padding rows may be selected after all real
-        ones. An empty selection gives one padding row. On CUDA
-        this synchronizes host and device; the exchange, which must not, selects rows in another way.
+        Lists with an entry per row, or per sample, keep those of the given rows. Padding rows may be selected
+        after all real ones. An empty selection gives one padding row. On CUDA this synchronizes host and
+        device; the exchange, which must not, selects rows in another way.
 
         Raises:
             TypeError: `indices` are not integers `[rows]`; a mask is not accepted.
@@ -147,9 +147,7 @@ class BaseBatch(Pipelineable):
 
         Padding rows have none. A batch without labels has one loss token per sample.
         """
-        fields = {} if self.labels is None else self.per_sample_fields()
-        # A KeyedTensor's name goes on with its keys.
-        labels = next((of for name, of in fields.items() if name.partition("(")[0] == "labels"), None)
+        labels = containers.as_field(self.labels) if isinstance(self.labels, containers.Leaf) else None
         if labels is None:
             tokens = torch.ones(self.batch_size, dtype=torch.int64, device=self.features.device())
         elif isinstance(labels, torch.Tensor):

@@ -40,7 +40,7 @@ _REFUSED_DTYPES = {torch.qint8, torch.qint32, torch.quint8, torch.quint4x2, torc
     getattr(torch, f"{sign}int{bits}") for sign in ("", "u") for bits in range(1, 8)
 }
 _NOTHING: Mapping[str, Any] = {}
-_PLAINEST = frozenset({type(None), bool, int, float, str})  # skipped without a look
+PLAINEST = frozenset({type(None), bool, int, float, str})  # skipped without a look
 
 
 def leaves(value: Any, shared: Collection[str] = (), path: str = "") -> Iterator[tuple[str, Leaf]]:
@@ -60,7 +60,7 @@ def leaves(value: Any, shared: Collection[str] = (), path: str = "") -> Iterator
     container = container_type(value)
     if container is not None:
         for key, part in container.parts(value).items():
-            if type(part) not in _PLAINEST and key not in container.shared:
+            if type(part) not in PLAINEST and key not in container.shared:
                 yield from leaves(part, shared, join_path(path, key))
     elif path and not is_plain(value):
         raise TypeError(
@@ -88,7 +88,7 @@ def transform(
     changed = {
         key: new
         for key, part in container.parts(value).items()
-        if (at or type(part) not in _PLAINEST)
+        if (at or type(part) not in PLAINEST)
         and (new := transform(part, function, join_path(path, key), at, kinds)) is not part
     }
     return container.replaced(value, changed) if changed else value
@@ -176,7 +176,7 @@ def arrays_of(value: Any, shared: Collection[str] = (), path: str = "") -> dict[
         return {path: value} if type(value) is np.ndarray and value.ndim else {}
     found: dict[str, np.ndarray] = {}
     for key, part in container.parts(value).items():
-        if type(part) not in _PLAINEST and key not in container.shared:
+        if type(part) not in PLAINEST and key not in container.shared:
             found |= arrays_of(part, shared, join_path(path, key))
     return found
 

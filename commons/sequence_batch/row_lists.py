@@ -7,7 +7,6 @@ that are equal on all ranks for shared, as names of features are, and refuses ot
 
 from __future__ import annotations
 
-import hashlib
 import types
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from typing import Any, TypeAlias
@@ -19,6 +18,7 @@ from .. import NAME
 from . import containers
 from .container_types import SEQUENCE, container_type, is_plain, join_path, type_name
 from .optional_types import JaggedTensor, KeyedJaggedTensor, NonTensorData
+from .row_schema import hash_bytes
 
 PlainList: TypeAlias = list | tuple | range | dict
 
@@ -38,9 +38,11 @@ def lists_of(value: Any, shared: Collection[str] = (), path: str = "") -> dict[s
     if isinstance(value, range) or (_may_be_list(value) and _is_plain_throughout(value)):
         return {path: value}
     container = None if isinstance(value, containers.Leaf) else container_type(value)
+    if container is None:
+        return {}
     found: dict[str, PlainList] = {}
-    for key, part in container.parts(value).items() if container else ():
-        if not isinstance(part, str | int | float | None) and key not in container.shared:  # type: ignore
+    for key, part in container.parts(value).items():
+        if type(part) not in containers.PLAINEST and key not in container.shared:
             found |= lists_of(part, shared, join_path(path, key))
     return found
 
@@ -69,7 +71,7 @@ def select_entries(entries: PlainList, rows: Sequence[int] | np.ndarray, num_row
 
 def hash_lists(lists: Mapping[str, PlainList]) -> dict[str, int]:
     """Returns a 63-bit hash of each list, the same in every process."""
-    return {path: hash_bytes(_text(entries).encode()) for path, entries in lists.items()}
+    return {path: hash_bytes([_text(entries).encode()]) for path, entries in lists.items()}
 
 
 def hash_shared(value: Any, shared: Collection[str] = (), path: str = "") -> dict[str, int]:
@@ -78,7 +80,7 @@ def hash_shared(value: Any, shared: Collection[str] = (), path: str = "") -> dic
         found = {}
         for below, leaf in _leaves_and_arrays(value, path):
             try:
-                found[below] = hash_bytes(*(_bytes_of(part) for part in _parts(leaf)))
+                found[below] = hash_bytes(_bytes_of(part) for part in _parts(leaf))
             except (TypeError, RuntimeError, NotImplementedError):  # of a layout without bytes
                 continue
         return found
@@ -88,14 +90,6 @@ def hash_shared(value: Any, shared: Collection[str] = (), path: str = "") -> dic
         below = join_path(path, key)
         hashes |= hash_shared(part, {below} if key in container.shared else shared, below)  # type: ignore
     return hashes
-
-
-def hash_bytes(*parts: bytes) -> int:
-    """Returns a 63-bit hash of bytes."""
-    digest = hashlib.blake2b(digest_size=8)
-    for part in parts:
-        digest.update(part)
-    return int.from_bytes(digest.digest(), "little") >> 1
 
 
 def check_no_samples(value: Any, num_rows: int, shared: Collection[str] = (), path: str = "") -> None:

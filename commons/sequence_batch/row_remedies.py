@@ -1,4 +1,4 @@
-"""What to do about a field that has not a row per sample, by its shape."""
+"""Remedies for fields that have not a row per sample, by their shape."""
 
 from __future__ import annotations
 
@@ -25,15 +25,12 @@ def remedy_for_rows(batch: Any, fields: Mapping[str, FieldValue], rows: Mapping[
     jagged = [rows[name] for name, value in fields.items() if not isinstance(value, torch.Tensor)]
     expected = Counter(jagged or rows.values()).most_common(1)[0][0]
     name = next(name for name in rows if rows[name] != expected)
-    return f"{name!r} has {rows[name]} and others {expected}. {_of(name, fields, expected, SHARED_FIELDS)}"
+    remedy = remedy_for_field(name, fields, expected, SHARED_FIELDS)
+    return f"{name!r} has {rows[name]} and others {expected}. {remedy}"
 
 
 def remedy_for_field(name: str, fields: Mapping[str, FieldValue], num_rows: int, declare: str) -> str:
     """Returns what to do about a field with other than `num_rows` rows; `declare` says how it is shared."""
-    return _of(name, fields, num_rows, declare)
-
-
-def _of(name: str, fields: Mapping[str, FieldValue], num_rows: int, declare: str) -> str:
     fitting = _fitting_form(fields[name], fields, num_rows, name)
     stays = f"If it is no data of samples, {declare}: it then stays with its rank, and never moves"
     if fitting:

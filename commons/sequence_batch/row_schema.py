@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeAlias
@@ -167,8 +167,7 @@ class RowSchema:
     @cached_property
     def fingerprint(self) -> int:
         """A 63-bit hash, the same in every process."""
-        digest = hashlib.blake2b(repr(self.fields).encode(), digest_size=8).digest()
-        return int.from_bytes(digest, "little") >> 1
+        return hash_bytes([repr(self.fields).encode()])
 
     @cached_property
     def jagged_fields(self) -> tuple[FieldSchema, ...]:
@@ -238,6 +237,14 @@ class RowSchema:
         return (
             "" if list(mine) == list(theirs) else f"fields are in order {list(theirs)}, expected {list(mine)}"
         )
+
+
+def hash_bytes(parts: Iterable[bytes]) -> int:
+    """Returns a 63-bit hash of bytes, the same in every process."""
+    digest = hashlib.blake2b(digest_size=8)
+    for part in parts:
+        digest.update(part)
+    return int.from_bytes(digest.digest(), "little") >> 1
 
 
 def lengths_of(value: JaggedTensor | KeyedJaggedTensor) -> torch.Tensor:

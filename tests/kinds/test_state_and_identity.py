@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import logging
 import multiprocessing
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -21,6 +20,7 @@ from commons.datasets import BucketSampler
 from commons.datasets.sequence_dataset import SequenceDataset
 from commons.distributed import BatchShuffler, ShufflePlan
 from commons.features.unshuffle import Unshuffle
+from tests.commons.distributed.errors_and_warnings import warnings_of
 from tests.commons.histories import TokenShuffler, contents, draw_histories
 from tests.commons.pipeline.ranking_pipelines import pipeline_of, sharded_ranking_model, steps_of
 from tests.on_ranks import on_ranks
@@ -208,17 +208,14 @@ def test_a_refused_evaluation_does_not_open_the_shuffler_of_a_loop():
 
 @on_ranks(2)
 def test_a_second_iteration_from_within_an_epoch_is_warned_of():
-    records: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: records.append(record.getMessage())
-    logging.getLogger("commons.datasets.epoch_start").addHandler(handler)
     rank, costs = dist.get_rank(), np.arange(32)
     sampler = BucketSampler(costs, 4, rank, 2)
     sampler.set_epoch(2)
     whole = list(sampler)
     sampler.set_epoch(2, start_step=3)
     loader = DataLoader(Rows(0, 32), batch_sampler=sampler)
-    resumed, after = ([batch["sample"].tolist() for batch in loader] for _ in range(2))
+    with warnings_of("commons.datasets.epoch_start") as records:
+        resumed, after = ([batch["sample"].tolist() for batch in loader] for _ in range(2))
     assert resumed == after == whole[3:]
     assert len(records) == 1 and "epoch 2 is iterated over again from start_step=3 on" in records[0]
 

@@ -101,15 +101,15 @@ def split_balanced(
     check_jagged_fields(view.fields)
     containers.check_replaceable(batch)
     check_no_samples(batch, view.num_rows, shared)
-    batch_size, num_real, told = view.num_rows, view.num_samples, False  # told: groups of a shuffler
+    batch_size, num_real, given = view.num_rows, view.num_samples, groups is not None
     if isinstance(workloads, BatchShuffler):
         shown = view.view(view.to_host()).to_count()
         if groups is None:
-            groups, told = _read_groups(workloads, shown, num_real), True
+            groups = _read_groups(workloads, shown, num_real)
         costs = _costs_of(workloads, shown, batch_size, num_real)
     else:
         costs = _checked_costs(workloads, batch_size, num_real)
-    group_of = None if groups is None else _numbered_groups(groups, batch_size, num_real, told)
+    group_of = None if groups is None else _numbered_groups(groups, batch_size, num_real, has_none=not given)
     partition = refined(costs, num_chunks, whole_groups=group_of)
     chunk_rows = tuple(len(samples) for samples in partition)
     if view.pads:

@@ -89,7 +89,6 @@ class MicroBatches(Feature):
                 'loss_reduction="global_mean" is for a whole step: with micro-batches return the mean over '
                 'the loss tokens that the model was given, and use "mean"'
             )
-
         check_one_backward(model)
 
     def forward(self, call: ModelCall, forward: Forward) -> tuple[torch.Tensor, torch.Tensor, Any]:

@@ -15,8 +15,8 @@ from ...distributed.shuffle_plan import ShufflePlan
 from ...sequence_batch.base_batch import num_rows
 from ...sequence_batch.batch_view import BatchView
 from ...sequence_batch.packed_rows import PackedRows, gather_rows, row_elements, to_device_together
-from ...sequence_batch.row_lists import check_no_samples, hash_bytes
-from ...sequence_batch.row_schema import RowSchema
+from ...sequence_batch.row_lists import check_no_samples
+from ...sequence_batch.row_schema import RowSchema, hash_bytes
 
 if TYPE_CHECKING:
     from ...distributed.batch_shuffler import BatchShuffler
@@ -120,7 +120,7 @@ class Unshuffle(Feature):
                     f"a list in the values of unshuffle has changed since the first call: {_LISTS}"
                 )
             return
-        kind = np.array([schema.fingerprint, hash_bytes(repr(sorted(lists.items())).encode())])
+        kind = np.array([schema.fingerprint, hash_bytes([repr(sorted(lists.items())).encode()])])
         kinds = self._channel.all_gather(kind)
         for rank in np.flatnonzero((kinds != kinds[0]).any(1))[:1]:
             schemas = self._channel.all_gather_objects(schema)

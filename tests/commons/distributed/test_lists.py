@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -14,7 +13,7 @@ from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 from commons.distributed import BatchShuffler
 from commons.sequence_batch import BaseBatch
 from commons.sequence_batch.batch_view import view_batch
-from tests.commons.distributed.errors_and_warnings import error_of
+from tests.commons.distributed.errors_and_warnings import error_of, warnings_of
 from tests.on_ranks import on_ranks
 
 ROWS = 4
@@ -110,16 +109,12 @@ def test_entries_of_a_list_are_selected_with_their_rows():
 
 @on_ranks(2)
 def test_shared_tensors_that_differ_between_ranks_are_named_once():
-    records: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: records.append(record.getMessage())
-    logging.getLogger("commons").addHandler(handler)
     rank = dist.get_rank()
     shuffler = OfRank()
-    for _ in range(2):
-        shuffler.shuffle(batch_of(rank, extra=torch.ones(3), table=torch.full((2,), rank)))
-    OfRank().shuffle(batch_of(rank, extra=torch.ones(3), table=torch.ones(2)))
-    logging.getLogger("commons").removeHandler(handler)
+    with warnings_of("commons") as records:
+        for _ in range(2):
+            shuffler.shuffle(batch_of(rank, extra=torch.ones(3), table=torch.full((2,), rank)))
+        OfRank().shuffle(batch_of(rank, extra=torch.ones(3), table=torch.ones(2)))
     named = [record for record in records if "declared as shared" in record]
     assert len(named) == (rank == 0)
     assert all("different between ranks: table. They stay with their rank" in record for record in named)

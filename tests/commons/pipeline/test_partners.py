@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import logging
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,6 +28,7 @@ from torchrec.distributed.train_pipeline.runtime_forwards import PipelinedForwar
 from commons.distributed import IdentityShuffler
 from commons.pipeline import ShuffleStageMixin
 from commons.pipeline.shuffle_stage import _warn_of_mode
+from tests.commons.distributed.errors_and_warnings import warnings_of
 from tests.commons.histories import TokenShuffler, draw_histories
 from tests.commons.pipeline.ranking_pipelines import (
     CPU,
@@ -106,7 +106,7 @@ def test_a_pipeline_that_calls_the_model_past_the_stage_is_refused():
         pipeline.progress(iter(batches()))
 
 
-# Arguments that are passed on, with a value that is not the default; those of "none" change nothing on a CPU.
+# Arguments that are passed on, and a value of each; `execute_all_batches=False` has a test of its own.
 PASSED_ON: dict[str, Any] = {
     "execute_all_batches": True,
     "apply_jit": False,
@@ -223,18 +223,14 @@ def test_pipelines_run_in_a_thread_and_beside_another_default_device(name):
 @on_ranks(2)
 def test_batches_that_run_in_another_mode_than_they_were_loaded_for_are_named(name):
     _warn_of_mode.cache_clear()
-    records: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: records.append(record.getMessage())
-    logging.getLogger("commons").addHandler(handler)
     model, optimizer = sharded_ranking_model()
     pipeline, loader = pipeline_of(name, model, optimizer, TokenShuffler()), iter(batches(6))
-    pipeline.progress(loader)
-    assert not records
-    model.eval()
-    for _ in range(3):
-        pipeline.progress(iter(batches(3)))
-    logging.getLogger("commons").removeHandler(handler)
+    with warnings_of("commons") as records:
+        pipeline.progress(loader)
+        assert not records
+        model.eval()
+        for _ in range(3):
+            pipeline.progress(iter(batches(3)))
     pipeline.reset()
     assert len(records) == (dist.get_rank() == 0)
     assert all(
