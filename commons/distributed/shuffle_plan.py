@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -11,7 +12,6 @@ import numpy as np
 
 from ..partition.problem import indices_of_parts
 from ..perf_model.cost import sum_counts
-from ..sequence_batch.row_schema import hash_bytes
 from .row_table import RowTable, join_tables
 
 
@@ -98,11 +98,11 @@ class ShufflePlan:
     @cached_property
     def fingerprint(self) -> int:
         """A 63-bit hash of the whole plan, the same in every process."""
-        return hash_bytes(
-            part
-            for array in self._arrays()
-            for part in (repr((array.dtype.str, array.shape)).encode(), np.ascontiguousarray(array).tobytes())
-        )
+        digest = hashlib.blake2b(digest_size=8)
+        for array in self._arrays():
+            digest.update(repr((array.dtype.str, array.shape)).encode())
+            digest.update(np.ascontiguousarray(array).tobytes())
+        return int.from_bytes(digest.digest(), "little") >> 1
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, ShufflePlan):
