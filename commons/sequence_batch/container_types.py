@@ -42,7 +42,6 @@ _PLAIN = (
     torch.dtype,
     torch.device,
     torch.Size,
-    NonTensorData,
 )
 TAKE_APART = "take it apart with commons.sequence_batch.register_batch_type"
 
@@ -106,7 +105,7 @@ def _container_of(of: type) -> ContainerType | None:
     if issubclass(of, TensorDictBase):
         return _TENSORDICT
     if issubclass(of, MutableMapping):
-        return _DICT
+        return _MAPPING
     if issubclass(of, tuple) and hasattr(of, "_asdict"):
         return _NAMED_TUPLE
     return SEQUENCE if issubclass(of, list | tuple) else None
@@ -157,17 +156,34 @@ def _dataclass_parts(value: Any) -> Parts:
     return {spec.name: getattr(value, spec.name, None) for spec in dataclasses.fields(value)}
 
 
-def _replace_dict(value: Any, parts: Parts) -> Any:
-    made = copy.copy(value)
+def _mapping_parts(value: Mapping) -> Parts:
+    parts = dict(value)
+    if not all(type(key) is str for key in parts):
+        keys = [join_path("", key) for key in parts]
+        if len(set(keys)) < len(keys):
+            twice = next(key for key in keys if keys.count(key) > 1)
+            raise TypeError(
+                f"a {type_name(value)} has two keys that both show as {twice}, so that their fields cannot be "
+                "told apart; give it keys of different texts"
+            )
+    return parts
+
+
+def _replace_mapping(value: Any, parts: Parts) -> Any:
+    if isinstance(value, dict) or hasattr(value, "__copy__"):
+        made = copy.copy(value)
+    else:  # it keeps its items in an attribute, which a copy would share; the items themselves are not copied
+        made = copy.deepcopy(value, {id(part): part for part in value.values()})
     made.update(parts)
     attributes = getattr(made, "__dict__", {})
-    for name in [name for name in attributes if _is_cached(type(made), name)]:
+    for name in [name for name in attributes if is_cached_property(type(made), name)]:
         del attributes[name]  # it was worked out of other rows
     attributes.update({key: parts[key] for key in parts if attributes.get(key) is value[key]})
     return made
 
 
-def _is_cached(of: type, name: str) -> bool:
+def is_cached_property(of: type, name: str) -> bool:
+    """Returns whether a type works an attribute out of others."""
     return isinstance(inspect.getattr_static(of, name, None), functools.cached_property)
 
 
@@ -179,7 +195,7 @@ def _replace_sequence(value: Any, parts: Parts) -> Any:
 
 
 def _replace_tensordict(value: TensorDictBase, parts: Parts) -> TensorDict:
-    changed = [part for part in parts.values() if isinstance(part, torch.Tensor | TensorDictBase)]
+    changed = [part for part in parts.values() if _has_batch_size(part)]
     batch_size, device = list(value.batch_size), value.device
     if changed and batch_size:
         batch_size[0] = changed[0].shape[0]
@@ -188,18 +204,23 @@ def _replace_tensordict(value: TensorDictBase, parts: Parts) -> TensorDict:
     made = TensorDict({}, batch_size=batch_size, device=device, names=value.names if batch_size else None)
     for key, part in _tensordict_parts(value).items():
         part = parts.get(key, part)
-        if isinstance(part, NonTensorData | list | tuple):
-            made.set_non_tensor(key, part.data if isinstance(part, NonTensorData) else part)
-        else:
+        if _has_batch_size(part) or isinstance(part, NonTensorStack):
             made.set(key, part)
+        else:
+            made.set_non_tensor(key, part)
     return made.lock_() if value.is_locked else made
 
 
+def _has_batch_size(part: Any) -> bool:
+    return isinstance(part, torch.Tensor | TensorDictBase) or is_tensorclass(type(part))
+
+
 def _tensordict_parts(value: TensorDictBase) -> Parts:
-    return {key: value.get(key) for key in value.keys()}  # noqa: SIM118  iterating it yields rows
+    of_keys = {key: value.get(key) for key in value.keys()}  # noqa: SIM118  iterating it yields rows
+    return {key: part.data if isinstance(part, NonTensorData) else part for key, part in of_keys.items()}
 
 
-_DICT = ContainerType(dict, _replace_dict)
+_MAPPING = ContainerType(_mapping_parts, _replace_mapping)
 SEQUENCE = ContainerType(lambda value: dict(enumerate(value)), _replace_sequence)
 _NAMED_TUPLE = ContainerType(
     lambda value: value._asdict(),

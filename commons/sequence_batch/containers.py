@@ -7,7 +7,7 @@ added by `register_batch_type`. A leaf is named by its path, as in `sparse.ids`,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping
 from typing import Any, TypeAlias, TypeVar, cast
 
 import numpy as np
@@ -16,6 +16,7 @@ import torch
 from .container_types import (
     TAKE_APART,
     container_type,
+    is_cached_property,
     is_plain,
     join_path,
     replace_dataclass,
@@ -40,6 +41,10 @@ _REFUSED_DTYPES = {torch.qint8, torch.qint32, torch.quint8, torch.quint4x2, torc
     getattr(torch, f"{sign}int{bits}") for sign in ("", "u") for bits in range(1, 8)
 }
 _NOTHING: Mapping[str, Any] = {}
+DECLARE_SHARED = (
+    'field(metadata={"per_sample": False}) marks a field of a dataclass; of any other batch, name it in the '
+    "shuffler's shared_fields"
+)
 PLAINEST = frozenset({type(None), bool, int, float, str})  # skipped without a look
 
 
@@ -123,17 +128,38 @@ def check_replaceable(value: Any, path: str = "") -> None:
                     "again, as moving its samples does; change it before the batch is made, not in "
                     f"__init__ or __post_init__, or {TAKE_APART}"
                 )
-    if again is not None or isinstance(value, dict | list | tuple):
-        for name, attribute in getattr(value, "__dict__", {}).items():
-            is_kept = hasattr(again, name) or attribute is parts.get(name)
-            if isinstance(attribute, Leaf) and not is_kept:
+    if again is not None or isinstance(value, MutableMapping | list | tuple):
+        inside = {id(leaf) for _, leaf in leaves_and_arrays(value)}
+        for name, attribute in _attributes(value):
+            is_kept = again is not None and hasattr(again, name)
+            if not is_kept and any(id(leaf) not in inside for _, leaf in leaves_and_arrays(attribute)):
                 raise TypeError(
-                    f"{join_path(path, name)} is a tensor that would stay behind when its samples move, "
+                    f"{join_path(path, name)} has a tensor that would stay behind when its samples move, "
                     f"because it is only an attribute of a {type_name(value)}: make it a field or an "
                     f"element, or {TAKE_APART}"
                 )
     for key, part in parts.items():
         check_replaceable(part, join_path(path, key))
+
+
+def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
+    """Yields what an object holds beside its elements, in its `__dict__` and slots, but what it has worked out
+    of them."""
+    slots = [getattr(of, "__slots__", ()) for of in type(value).__mro__]
+    names = [name for of in slots for name in ((of,) if isinstance(of, str) else of)]
+    held = {name: getattr(value, name) for name in names if hasattr(value, name)}
+    for name, attribute in (held | getattr(value, "__dict__", {})).items():
+        if not is_cached_property(type(value), name):
+            yield name, attribute
+
+
+def leaves_and_arrays(value: Any, path: str = "") -> list[tuple[str, Any]]:
+    """Returns every tensor, jagged or keyed tensor and array in a value, shared ones too, with its path."""
+    if isinstance(value, Leaf | np.ndarray):
+        return [(path, value)]
+    container = container_type(value)
+    parts = container.parts(value) if container else {}
+    return [found for key, part in parts.items() for found in leaves_and_arrays(part, join_path(path, key))]
 
 
 def fields_of(batch: Any, shared: Collection[str] = ()) -> dict[str, FieldValue]:
@@ -253,11 +279,10 @@ def _is_same(again: Any, value: Any) -> bool:
 
 
 def _remedy(value: Any) -> str:
-    if isinstance(value, np.ndarray):
-        return "make it a tensor, or name it in the shuffler's shared_fields if all samples share it"
     if isinstance(value, NonTensorStack):
         return "it has a value that is no tensor for each row; make it a tensor"
-    return f"{TAKE_APART}, or name it in the shuffler's shared_fields if all samples share it"
+    made = "make it a tensor" if isinstance(value, np.ndarray) else TAKE_APART
+    return f"{made}, or declare what all samples share: {DECLARE_SHARED}"
 
 
 def field_name(path: str, leaf: Leaf | np.ndarray) -> str:

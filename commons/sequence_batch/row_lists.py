@@ -17,7 +17,7 @@ import torch
 from .. import NAME
 from . import containers
 from .container_types import SEQUENCE, container_type, is_plain, join_path, type_name
-from .optional_types import JaggedTensor, KeyedJaggedTensor, NonTensorData
+from .optional_types import JaggedTensor, KeyedJaggedTensor
 from .row_schema import hash_bytes
 
 PlainList: TypeAlias = list | tuple | range | dict
@@ -33,8 +33,6 @@ def lists_of(value: Any, shared: Collection[str] = (), path: str = "") -> dict[s
     """
     if path in shared:
         return {}
-    if isinstance(value, NonTensorData):
-        value = value.data
     if isinstance(value, range) or (_may_be_list(value) and _is_plain_throughout(value)):
         return {path: value}
     container = None if isinstance(value, containers.Leaf) else container_type(value)
@@ -78,7 +76,7 @@ def hash_shared(value: Any, shared: Collection[str] = (), path: str = "") -> dic
     """Returns a hash of each host tensor and array that is declared as shared, by path."""
     if path in shared:
         found = {}
-        for below, leaf in _leaves_and_arrays(value, path):
+        for below, leaf in containers.leaves_and_arrays(value, path):
             try:
                 found[below] = hash_bytes(_bytes_of(part) for part in _parts(leaf))
             except (TypeError, RuntimeError, NotImplementedError):  # of a layout without bytes
@@ -104,7 +102,7 @@ def check_no_samples(value: Any, num_rows: int, shared: Collection[str] = (), pa
     parts = container.parts(value)
     if _may_be_list(value) and not isinstance(value, tuple) and len(parts) == num_rows > 1:
         kinds = {_kind_of(part) for part in parts.values()}
-        if len(kinds) == 1 and any(True for part in parts.values() for _ in _leaves_and_arrays(part)):
+        if len(kinds) == 1 and any(True for part in parts.values() for _ in containers.leaves_and_arrays(part)):
             raise TypeError(
                 f"{path or 'the batch'} is a {type_name(value)} of {num_rows} alike entries, in a batch of "
                 f"{num_rows} rows: they may be fields or samples. Make it a tuple, or a dict with names, if "
@@ -151,14 +149,6 @@ def _kind_of(value: Any) -> Any:
     if container is None:
         return type(value)
     return type(value), tuple((key, _kind_of(part)) for key, part in container.parts(value).items())
-
-
-def _leaves_and_arrays(value: Any, path: str = "") -> list[tuple[str, Any]]:
-    if isinstance(value, containers.Leaf | np.ndarray):
-        return [(path, value)]
-    container = container_type(value)
-    parts = container.parts(value) if container else {}
-    return [found for key, part in parts.items() for found in _leaves_and_arrays(part, join_path(path, key))]
 
 
 def _parts(leaf: Any) -> list[Any]:
