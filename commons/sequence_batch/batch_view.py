@@ -13,7 +13,7 @@ from .. import NAME
 from . import containers
 from .base_batch import BaseBatch, num_rows
 from .packed_rows import PackedRows, gather_rows, select_from
-from .row_lists import check_no_samples, hash_lists, hash_shared, lists_of
+from .row_lists import check_no_samples, hash_lists, hash_shared, lists_of, lists_of_one
 from .row_remedies import remedy_for_rows
 from .row_schema import FieldValue, RowSchema, lengths_of, with_parts
 
@@ -244,10 +244,13 @@ class _PaddedView(BatchView):
 
 def without_copied_row(output: Any) -> Any:
     """Returns a model's output for a batch whose only row is a copy, with no row in place of one, so that
-    outputs add up to those of the samples. What has another number of rows, or none, may be about anything.
+    outputs add up to those of the samples: of tensors, arrays and lists of plain values. What has another
+    number of rows, or none, may be about anything.
     """
 
     def without_row(_: str, leaf: Any) -> Any:
+        if isinstance(leaf, np.ndarray):
+            return leaf[:0] if leaf.ndim and len(leaf) == 1 else leaf
         view = BatchView(leaf)
         try:
             (field,), rows = view.fields.values(), view.num_rows
@@ -260,6 +263,7 @@ def without_copied_row(output: Any) -> Any:
         return view.unpack(select_from([view.packed()], np.zeros(0, dtype=np.int64)), 0)
 
     try:
-        return containers.transform(output, without_row)
+        at: dict[str, Any] = {path: [] for path in lists_of_one(output)}
+        return containers.transform(output, without_row, at=at, kinds=containers.Leaf | np.ndarray)
     except TypeError:  # of a type that cannot be made again
         return output

@@ -163,8 +163,8 @@ def _mapping_parts(value: Mapping) -> Parts:
         if len(set(keys)) < len(keys):
             twice = next(key for key in keys if keys.count(key) > 1)
             raise TypeError(
-                f"a {type_name(value)} has two keys that both show as {twice}, so that their fields cannot be "
-                "told apart; give it keys of different texts"
+                f"a {type_name(value)} has two keys that both show as {twice}, so that their fields cannot "
+                "be told apart; give it keys of different texts"
             )
     return parts
 

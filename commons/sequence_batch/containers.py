@@ -131,10 +131,13 @@ def check_replaceable(value: Any, path: str = "") -> None:
     if again is not None or isinstance(value, MutableMapping | list | tuple):
         inside = {id(leaf) for _, leaf in leaves_and_arrays(value)}
         for name, attribute in _attributes(value):
-            is_kept = again is not None and hasattr(again, name)
-            if not is_kept and any(id(leaf) not in inside for _, leaf in leaves_and_arrays(attribute)):
+            if again is not None and hasattr(again, name):
+                continue
+            for held, leaf in leaves_and_arrays(attribute, join_path(path, name)):
+                if id(leaf) in inside:
+                    continue
                 raise TypeError(
-                    f"{join_path(path, name)} has a tensor that would stay behind when its samples move, "
+                    f"{held} is a tensor that would stay behind when its samples move, "
                     f"because it is only an attribute of a {type_name(value)}: make it a field or an "
                     f"element, or {TAKE_APART}"
                 )
@@ -143,8 +146,7 @@ def check_replaceable(value: Any, path: str = "") -> None:
 
 
 def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yields what an object holds beside its elements, in its `__dict__` and slots, but what it has worked out
-    of them."""
+    """Yields what an object's `__dict__` and slots hold, but what it has worked out and cached."""
     slots = [getattr(of, "__slots__", ()) for of in type(value).__mro__]
     names = [name for of in slots for name in ((of,) if isinstance(of, str) else of)]
     held = {name: getattr(value, name) for name in names if hasattr(value, name)}

@@ -272,12 +272,21 @@ def key_lengths(fields: Mapping[str, Any], schema: RowSchema, num_rows: int) -> 
 
 
 def check_jagged_fields(fields: Mapping[str, Any]) -> None:
-    """Checks on the host that the lengths of every jagged field account for all of its values and weights.
+    """Checks that the lengths of every jagged field account for all of its values and weights. The host waits
+    once for a device.
 
     Raises:
         ValueError: a field has values before, after or between its rows, which belong to no sample; or it has
             more or fewer weights than values, or lengths that are not flat int32 or int64.
     """
+    if any(not isinstance(field, torch.Tensor) for field in fields.values()):
+        check_extents(fields, jagged_extents(fields).cpu().numpy())
+
+
+def jagged_extents(fields: Mapping[str, Any]) -> torch.Tensor:
+    """Returns the sum of the lengths of each jagged field, and where its first row starts, int64
+    `[2, jagged fields]`, for `check_extents`. Raises what `check_jagged_fields` does of lengths."""
+    extents = []
     for name, field in fields.items():
         if isinstance(field, torch.Tensor):
             continue
@@ -287,14 +296,22 @@ def check_jagged_fields(fields: Mapping[str, Any]) -> None:
                 f"field {name!r} has {lengths.dtype} lengths of shape {tuple(lengths.shape)}; expected a "
                 "flat tensor of int32 or int64"
             )
-        values, total = field.values().shape[0], int(lengths.sum())
-        first = 0 if offsets is None or not len(offsets) else int(offsets[0])
+        total = lengths.sum(dtype=torch.int64)
+        first = torch.zeros_like(total) if offsets is None or not len(offsets) else offsets[0].long()
+        extents.append(torch.stack([total, first]))
+    return torch.stack(extents, 1)
+
+
+def check_extents(fields: Mapping[str, Any], extents: np.ndarray) -> None:
+    """Checks what `jagged_extents` returned, on the host; raises what `check_jagged_fields` does."""
+    jagged = [(name, field) for name, field in fields.items() if not isinstance(field, torch.Tensor)]
+    for (name, field), (total, first) in zip(jagged, extents.T.tolist(), strict=True):
+        values, weights = field.values().shape[0], field.weights_or_none()
         if values != total or first != 0:
             raise ValueError(
                 f"field {name!r} has {values} values, its lengths add up to {total} and its first row starts "
                 f"at {first}; rows must follow each other without gaps from value 0 on"
             )
-        weights = field.weights_or_none()
         if weights is not None and weights.shape[:1] != (values,):
             raise ValueError(
                 f"field {name!r} has {values} values and weights of shape {tuple(weights.shape)}; each value "

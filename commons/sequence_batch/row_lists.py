@@ -45,6 +45,15 @@ def lists_of(value: Any, shared: Collection[str] = (), path: str = "") -> dict[s
     return found
 
 
+def lists_of_one(value: Any, path: str = "") -> list[str]:
+    """Returns the paths of lists with one entry, of plain values; a tuple of one is no list."""
+    container = None if isinstance(value, containers.Leaf) else container_type(value)
+    if isinstance(value, list) and len(value) == 1 and _is_plain_throughout(value):
+        return [path]
+    parts = container.parts(value) if container else {}
+    return [found for key, part in parts.items() for found in lists_of_one(part, join_path(path, key))]
+
+
 def row_lists(batch: Any, counts: Collection[int], shared: Collection[str] = ()) -> dict[str, PlainList]:
     """Returns the lists of `lists_of` with as many entries as one of `counts`, which are rows or samples."""
     found = lists_of(batch, shared).items()
@@ -102,7 +111,7 @@ def check_no_samples(value: Any, num_rows: int, shared: Collection[str] = (), pa
     parts = container.parts(value)
     if _may_be_list(value) and not isinstance(value, tuple) and len(parts) == num_rows > 1:
         kinds = {_kind_of(part) for part in parts.values()}
-        if len(kinds) == 1 and any(True for part in parts.values() for _ in containers.leaves_and_arrays(part)):
+        if len(kinds) == 1 and any(map(containers.leaves_and_arrays, parts.values())):
             raise TypeError(
                 f"{path or 'the batch'} is a {type_name(value)} of {num_rows} alike entries, in a batch of "
                 f"{num_rows} rows: they may be fields or samples. Make it a tuple, or a dict with names, if "

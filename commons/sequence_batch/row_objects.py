@@ -11,6 +11,7 @@ import torch
 
 from . import containers
 from .base_batch import BaseBatch
+from .base_batch import num_rows as count_rows
 from .batch_view import BatchView, _PaddedView
 from .row_lists import PlainList, lists_of, with_entries
 from .row_schema import FieldValue
@@ -83,9 +84,9 @@ class _ViewWithObjects(BatchView):
 
     def _count_rows(self, lists: Mapping[str, PlainList]) -> int | None:
         """Returns the rows of tensors and arrays; without any, those of lists, if these agree."""
-        if fields := containers.fields_of(self.batch, self._shared):
-            value = next(iter(fields.values()))
-            return BatchView({"": value}).num_rows
+        for name, value in containers.fields_of(self.batch, self._shared).items():
+            if not isinstance(value, torch.Tensor) or value.dim():
+                return count_rows(name, value)
         counts = {len(of) for of in (*self.arrays.values(), *lists.values())}
         return counts.pop() if len(counts) == 1 else None
 

@@ -29,8 +29,6 @@ from tests.on_ranks import on_ranks
 ROWS = 4
 LABELS_PER_ROW = [1, 0, 3, 3]
 
-NOT_MENDED = pytest.mark.xfail(strict=True, reason="not mended yet")
-
 
 class HeavyOnRank1(BatchShuffler):
     """Rows of rank 1 cost more, so that some move."""
@@ -78,7 +76,7 @@ def _tensordict() -> TensorDict:
     return batch
 
 
-@pytest.mark.parametrize("make", [_collated, pytest.param(_tensordict, marks=NOT_MENDED)])
+@pytest.mark.parametrize("make", [_collated, _tensordict])
 @on_ranks(2)
 def test_one_string_per_row_travels_with_its_row(make: Callable[[], Any]):
     moved = right_or_refused(HeavyOnRank1().shuffle, make())
@@ -118,7 +116,6 @@ def _split(batch: Columns) -> torch.Tensor:
     return torch.cat([chunk["id"] for chunk in chunks])
 
 
-@NOT_MENDED
 @pytest.mark.parametrize("moved_by", [_shuffled, _split])
 @on_ranks(2)
 def test_a_mapping_around_a_dict_is_not_overwritten_and_loses_no_row(moved_by: Callable[..., Any]):
@@ -139,7 +136,6 @@ class SlottedDict(dict):
     __slots__ = ("mask",)
 
 
-@NOT_MENDED
 @pytest.mark.parametrize(("of", "nested"), [(UserDict, False), (SlottedDict, False), (SubclassedDict, True)])
 @on_ranks(2)
 def test_a_tensor_that_only_an_attribute_holds_does_not_stay_behind(of: type, nested: bool):
@@ -163,7 +159,6 @@ class FeatureName:
         return self.name
 
 
-@NOT_MENDED
 @on_ranks(2)
 def test_fields_under_two_keys_that_look_alike_both_travel():
     old, new = FeatureName("item", 1), FeatureName("item", 2)
@@ -206,7 +201,6 @@ def merged(compute: Callable[[torch.Tensor], Any], shared: Sequence[str] = ()) -
     return right_or_refused(merge, [compute(chunk["id"]) for chunk in chunks], order), own_ids()
 
 
-@NOT_MENDED
 @pytest.mark.parametrize("put_together", [unshuffled, joined, merged])
 @on_ranks(2)
 def test_a_result_that_is_called_like_a_shared_field_goes_to_its_sample(put_together: Callable[..., Any]):
@@ -222,7 +216,6 @@ def _after_others(ids: torch.Tensor) -> JaggedTensor:
     return JaggedTensor(values, offsets=torch.arange(len(ids) + 1) + 2)
 
 
-@NOT_MENDED
 @pytest.mark.parametrize("put_together", [unshuffled, joined])
 @on_ranks(2)
 def test_jagged_results_that_start_within_their_values_are_cut_where_they_start(
@@ -288,7 +281,6 @@ class Scores(nn.Module):
         return scores, self.convert(scores.detach())
 
 
-@NOT_MENDED
 @pytest.mark.parametrize("convert", [torch.Tensor.numpy, torch.Tensor.tolist])
 @on_ranks(2)
 def test_an_evaluated_rank_without_samples_has_no_scores_that_are_no_tensors(convert: Callable[..., Any]):
@@ -344,7 +336,6 @@ def _tensorclass_in_a_tensordict() -> None:
     assert moved.batch_size == (len(moved["tagged"].id),)
 
 
-@NOT_MENDED
 @pytest.mark.parametrize(
     "follow", [_array_of_a_base_batch, _loss_among_results, _tensorclass_in_a_tensordict]
 )

@@ -31,6 +31,7 @@ from ...sequence_batch.packed_rows import (
 )
 from ...sequence_batch.row_lists import check_no_samples
 from ...sequence_batch.row_objects import join_objects, view_with_objects
+from ...sequence_batch.row_results import check_results, shared_in_results
 
 Batch = TypeVar("Batch")
 
@@ -150,13 +151,14 @@ def merge(batches: Sequence[Batch], order: SplitOrder) -> Batch:
             "in the order in which split_balanced returned them"
         )
     first_rows = np.cumsum([0, *order.chunk_rows]).tolist()
+    shared = shared_in_results(batches, order.shared_fields, order.chunk_rows)
     views = []
     sources: list[PackedRows] = []
     for chunk, batch in enumerate(batches):
         num_rows = order.chunk_rows[chunk]
-        views.append(view_with_objects(batch, order.shared_fields, first_rows[chunk], num_rows))
+        views.append(view_with_objects(batch, shared, first_rows[chunk], num_rows))
         packed = _pack_chunk(views[chunk], chunk, num_rows)
-        check_no_samples(batch, num_rows, order.shared_fields)
+        check_no_samples(batch, num_rows, shared)
         if sources and (difference := sources[0].schema.difference(packed.schema)):
             raise ValueError(
                 f"batches 0 and {chunk} differ: {difference}; give merge the same fields of all chunks"
@@ -233,6 +235,7 @@ def _sums(elements: np.ndarray, partition: Sequence[np.ndarray]) -> list[list[in
 
 
 def _pack_chunk(view: BatchView, chunk: int, num_rows: int) -> PackedRows:
+    check_results(view.fields, "merge")
     check_jagged_fields(view.fields)
     packed = view.packed()
     if packed.num_rows != num_rows:

@@ -57,8 +57,9 @@ def run_micro_batches(
     Returns:
         A loss whose backward is that of the tables: in training call it, once. If it is multiplied by a
         factor before, so are all gradients of this call; as their backward has run, this keeps no float16
-        gradient from vanishing. The sum of the losses,
-        detached. The output of each micro-batch; without samples, what has one row in it has none.
+        gradient from vanishing. Where gradients accumulate over batches, give each the same factor. The sum
+        of the losses, detached. The output of each micro-batch; without samples, what has one row in it has
+        none.
 
     Raises:
         ValueError: "global_mean", or an unknown reduction.
@@ -243,27 +244,37 @@ class _Lookups:
 class _DenseGradients:
     """Gradients that the micro-batches' backwards leave in a model's parameters.
 
+    What was accumulated before counts, and is reduced with them. In the meantime it is divided by the factor
+    that is to come, which is most likely the last one: a gradient scaler's, of 65,536 say, under which new
+    gradients would lose their last bits.
+
     Args:
-        model: before the first micro-batch; None for no gradients. What it has accumulated is kept.
+        model: before the first micro-batch; None for no gradients.
     """
 
     def __init__(self, model: torch.nn.Module | None) -> None:
-        parameters = [] if model is None else model.parameters()
-        self._before = [
-            (parameter, None if parameter.grad is None else parameter.grad.clone())
-            for parameter in parameters
-        ]
+        self._model = model
+        parameters = [] if model is None else list(model.parameters())
+        self._before = [(each, None if each.grad is None else each.grad.clone()) for each in parameters]
+        self._expected = 1.0 if model is None else _last_factor.get(model, 1.0)
+        for parameter, before in self._before:
+            if parameter.grad is not None and before is not None:
+                parameter.grad.div_(self._expected)
 
     def multiply(self, factor: torch.Tensor) -> None:
         """Multiplies in place what the micro-batches have added; `factor` is 0-d."""
+        if self._model is not None:
+            divides = factor.isfinite() & (factor != 0)
+            _last_factor[self._model] = torch.where(divides, factor, 1.0).detach()
+        unexpected = 1 - factor / self._expected
         for parameter, before in self._before:
-            grad = parameter.grad
-            if grad is None:
-                continue
-            if before is None:
-                grad.mul_(factor)
-            else:
-                torch.lerp(before, grad, factor.to(grad.dtype), out=grad)
+            if parameter.grad is not None:
+                parameter.grad.mul_(factor)
+                if before is not None:
+                    parameter.grad.add_(before * unexpected)
+
+
+_last_factor: weakref.WeakKeyDictionary[torch.nn.Module, torch.Tensor | float] = weakref.WeakKeyDictionary()
 
 
 class _BackwardOfTables(torch.autograd.Function):

@@ -20,9 +20,11 @@ from ...distributed.slow_start import show_if_slow
 from ...partition import divide_into_micro_batches
 from ...partition.micro_batches import time_relative_to_mean
 from ...partition.problem import number_of_part
-from ...sequence_batch.packed_rows import select_from
+from ...sequence_batch.packed_rows import check_jagged_fields, select_from
 from ...sequence_batch.row_lists import check_no_samples
 from ...sequence_batch.row_objects import join_objects, view_with_objects
+from ...sequence_batch.row_results import check_results, shared_in_results
+from ...sequence_batch.row_schema import FieldValue
 from .divided_batch import COLUMN, COUNT, micro_batches, rows_of_micro_batches
 from .micro_batch_forward import check_one_backward, run_micro_batches
 
@@ -121,7 +123,7 @@ class MicroBatches(Feature):
 
     def join_values(self, values: Sequence[Any], plan: ShufflePlan) -> Any:
         """Puts per-sample values of micro-batches in the order of their batch's samples, as if it had run
-        whole; one host-device synchronization.
+        whole; two host-device synchronizations, of dense values one.
 
         Args:
             values: of each micro-batch, with a row for each of its samples, or one of padding without any.
@@ -137,11 +139,16 @@ class MicroBatches(Feature):
                 f"got values of {len(values)} micro-batches, the plan has {len(rows_of_each)}: give a list "
                 "with those of each"
             )
+        counts = [len(rows) for rows in rows_of_each]
+        shared = shared_in_results(values, self._shuffler.shared_fields, counts)
         sources, views, first_row = [], [], 0
+        jagged: dict[str, FieldValue] = {}
         for number, (part_values, rows) in enumerate(zip(values, rows_of_each, strict=True)):
-            view = view_with_objects(part_values, self._shuffler.shared_fields, first_row)
+            view = view_with_objects(part_values, shared, first_row)
+            check_results(view.fields, "join_values")
+            jagged |= {f"{name} of micro-batch {number}": field for name, field in view.fields.items()}
             found = view.num_rows
-            check_no_samples(part_values, found, self._shuffler.shared_fields)
+            check_no_samples(part_values, found, shared)
             first_row += found
             views.append(view)
             if found not in (len(rows), max(len(rows), 1)):
@@ -149,6 +156,7 @@ class MicroBatches(Feature):
             sources.append(view.packed())
             if difference := sources[0].schema.difference(sources[number].schema):
                 raise ValueError(f"got other values of micro-batch {number} than of the first: {difference}")
+        check_jagged_fields(jagged)
         ends = np.cumsum([source.num_rows for source in sources])
         places = [
             end - source.num_rows + np.arange(len(rows))

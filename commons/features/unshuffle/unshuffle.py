@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -12,11 +13,21 @@ from ...distributed.exchange import Route, RouteEnd, transfer
 from ...distributed.feature import Feature
 from ...distributed.rank_group import RankGroup
 from ...distributed.shuffle_plan import ShufflePlan
+from ...sequence_batch import containers
 from ...sequence_batch.base_batch import num_rows
-from ...sequence_batch.batch_view import BatchView
-from ...sequence_batch.packed_rows import PackedRows, gather_rows, row_elements, to_device_together
+from ...sequence_batch.batch_view import BatchView, view_batch
+from ...sequence_batch.packed_rows import (
+    PackedRows,
+    check_extents,
+    check_jagged_fields,
+    gather_rows,
+    jagged_extents,
+    row_elements,
+    to_device_together,
+)
 from ...sequence_batch.row_lists import check_no_samples
-from ...sequence_batch.row_schema import RowSchema, hash_bytes
+from ...sequence_batch.row_results import check_results
+from ...sequence_batch.row_schema import FieldValue, RowSchema, hash_bytes
 
 if TYPE_CHECKING:
     from ...distributed.batch_shuffler import BatchShuffler
@@ -36,7 +47,7 @@ class Unshuffle(Feature):
 
     def setup(self, shuffler: BatchShuffler, ranks: RankGroup) -> None:
         """Makes a channel for the ranks to agree on what they return."""
-        self._shuffler, self._group, self._view = shuffler, shuffler.group, shuffler.view
+        self._shuffler, self._group = shuffler, shuffler.group
         self._channel = shuffler.group.channel()
         self._every_call = any(feature.verifies for feature in shuffler.features)
         self._agreed: dict[RowSchema, dict[str, int]] = {}  # hashes of the lists beside the tensors
@@ -63,10 +74,16 @@ class Unshuffle(Feature):
         Raises:
             TypeError: `values` have a list of tensors that may be samples.
             ValueError: `values` are of different kinds on the ranks, at the first call for one of them;
-                raised on every rank. Or they have another number of rows; raised on this rank alone, while
-                the others wait for it.
+                raised on every rank. One has the path of a shared field, or no rows. Or they have another
+                number of rows, or lengths that do not account for all jagged values; raised on this rank
+                alone, while the others wait for it.
         """
-        view, rank = self._view(values), self._group.rank
+        view, rank = view_batch(values), self._group.rank
+        if named := sorted(containers.paths(values) & set(self._shuffler.shared_fields)):
+            raise ValueError(
+                f"unshuffle got {named}, which the shuffler's shared_fields name: leave out what samples "
+                "share, and give a result of samples another name"
+            )
         rows = self._rows_at_home(view, plan)
         starts = plan.rows.starts_sample[plan.rows.loaded_by(rank)]
         num_rows = int(plan.rows.batch_sizes[rank]) - int((~starts).sum())
@@ -80,9 +97,12 @@ class Unshuffle(Feature):
         """Returns the values of the real rows that this rank loaded, in their order."""
         group, rank = self._group, self._group.rank
         held, at_home = plan.computed_by(rank), plan.rows.loaded_by(rank)
-        packed = _pack(values, int(plan.num_placed[rank]), int(plan.num_rows[rank]))
+        fields = dict(sorted(values.fields.items()))  # the same order on every rank
+        packed = _pack(fields, int(plan.num_placed[rank]), int(plan.num_rows[rank]))
+        check_no_samples(values.batch, packed.num_rows)
         counts = row_elements(packed.lengths[:, : len(held)], packed.schema)  # on the device
         if group.num_ranks == 1:
+            check_jagged_fields(fields)
             return gather_rows([packed], np.arange(len(held)), counts.sum(0).tolist())
         self._check_kind(packed.schema, values.list_hashes())
         device = packed.lengths.device
@@ -99,12 +119,13 @@ class Unshuffle(Feature):
             return transfer(sent, Route(*ends), rank, carrier)
 
         if packed.schema.jagged_fields:
-            # Only the ranks that computed them know how long they are. The host reads both counts at once.
-            fields = {_COUNTS: counts}
-            counted = PackedRows.pack(fields, RowSchema.of(fields), len(held))
+            # Only the ranks that computed them know how long they are. The host reads all counts at once.
+            of_counts = {_COUNTS: counts}
+            counted = PackedRows.pack(of_counts, RowSchema.of(of_counts), len(held))
             arrived = move(counted, elements, elements_to_come).unpack()[_COUNTS]
-            both = torch.cat([counts, arrived]).cpu().numpy()
-            elements, elements_to_come = both[: len(held)], both[len(held) :]
+            every = torch.cat([jagged_extents(fields), counts, arrived]).cpu().numpy()
+            extents, elements, elements_to_come = np.split(every, [2, 2 + len(held)])
+            check_extents(fields, extents)
         return move(packed, elements, elements_to_come)
 
     def _check_kind(self, schema: RowSchema, lists: dict[str, int]) -> None:
@@ -155,8 +176,8 @@ def _join_pieces(rows: PackedRows, starts: np.ndarray) -> PackedRows:
     )
 
 
-def _pack(values: BatchView, num_real: int, num_padded: int) -> PackedRows:
-    fields = dict(sorted(values.fields.items()))  # the same order on every rank
+def _pack(fields: Mapping[str, FieldValue], num_real: int, num_padded: int) -> PackedRows:
+    check_results(fields, "unshuffle")
     sizes = {name: num_rows(name, value) for name, value in fields.items()}
     first = next(iter(sizes.values()))
     for name, rows in sizes.items():
@@ -165,5 +186,4 @@ def _pack(values: BatchView, num_real: int, num_padded: int) -> PackedRows:
                 f"unshuffle got {rows} rows in {name or 'values'!r}, expected {num_padded}, as the exchange "
                 f"gave this rank, or {num_real} without the padding; join values of micro-batches first"
             )
-    check_no_samples(values.batch, first)
     return PackedRows.pack(fields, RowSchema.of(fields), first)

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import NonTensorStack, TensorDict
-from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
 from commons.distributed import BatchShuffler
 from commons.distributed.exchange import EXCHANGES
@@ -24,7 +24,8 @@ from tests.commons.distributed.container_batches import (
     make_batch,
 )
 from tests.commons.distributed.errors_and_warnings import error_of
-from tests.commons.distributed.shufflers import FieldShuffler
+from tests.commons.distributed.shufflers import DictShuffler, FieldShuffler
+from tests.on_ranks import on_ranks
 
 
 def check_shown(shown, batch) -> None:
@@ -158,6 +159,19 @@ def test_a_container_of_a_rank_alone_is_left_as_it_is():
 
     batch = make_batch("dict", 0, 0, 3)
     assert Alone().shuffle(batch) is batch
+
+
+@on_ranks(2)
+def test_what_a_tensordict_holds_beside_tensors_travels_or_is_refused():
+    ids, costs = torch.arange(4) + 4 * dist.get_rank(), torch.full((4,), 1 + 9 * dist.get_rank())
+    batch = TensorDict({"ids": ids, "workload": costs}, batch_size=[4])
+    batch.set_non_tensor("items", JaggedTensor(ids, lengths=torch.ones(4, dtype=torch.int64)))
+    moved = DictShuffler().shuffle(batch)
+    assert moved["ids"].tolist() != ids.tolist()
+    assert moved["items"].values().tolist() == moved["ids"].tolist()
+    batch.set_non_tensor("array", np.arange(4))
+    with pytest.raises(TypeError, match=rf"array is a numpy\.ndarray, {STAYS}"):
+        assert view_batch(batch).fields
 
 
 NESTED = torch.nested.nested_tensor_from_jagged(

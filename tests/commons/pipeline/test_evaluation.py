@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import InitVar, dataclass
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
@@ -41,6 +42,8 @@ def test_what_has_one_row_has_none_and_the_rest_stays():
         "pooled": KeyedTensor(["a"], [2], torch.ones(1, 2)),
         "nested": torch.nested.nested_tensor_from_jagged(torch.ones(2), torch.tensor([0, 2])),
         "matrix": torch.ones(2, 2),
+        "array": np.ones((1, 2)),
+        "plain": ([0.5], [[0.1, 0.2]], (0.5,), [1, 2]),
         "sparse": torch.ones(1, 1).to_sparse(),
         "step": 1,
     }
@@ -49,5 +52,6 @@ def test_what_has_one_row_has_none_and_the_rest_stays():
     assert without["keyed"].stride() == 0 and without["keyed"].keys() == ["a", "b"]
     assert [len(without[name].values()) for name in ("keyed", "jagged", "pooled", "nested")] == [0] * 4
     assert without["matrix"] is output["matrix"] and without["step"] == 1
+    assert without["array"].shape == (0, 2) and without["plain"] == ([], [], (0.5,), [1, 2])
     assert without["sparse"] is output["sparse"]
     assert without_copied_row(None) is None

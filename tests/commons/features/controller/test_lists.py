@@ -80,6 +80,30 @@ def test_a_list_that_is_named_as_shared_stays_whole():
     assert merge(chunks, order)["text"] == TEXTS
 
 
+class SharedScale(BatchShuffler):
+    shared_fields = ("scale",)
+
+    def get_workloads(self, batch):
+        return batch["ids"] + 1
+
+
+def test_what_has_the_name_of_a_shared_field_is_told_from_it():
+    batch = {"ids": torch.arange(ROWS), "scale": torch.ones(ROWS // 2)}  # chunks have as many rows
+    chunks, order = split_balanced(batch, 2, SharedScale())
+    assert merge(chunks, order)["scale"] is batch["scale"]
+    results = [{"scale": 2 * chunk["ids"]} for chunk in chunks]
+    assert merge(results, order)["scale"].tolist() == [2 * row for row in range(ROWS)]
+    with pytest.raises(ValueError, match="'scale' is named as shared, and has a row for each row"):
+        merge([{"scale": torch.zeros(3), "ids": chunk["ids"]} for chunk in chunks], order)
+
+
+def test_a_number_among_results_has_no_sample():
+    chunks, order = split_balanced({"ids": torch.arange(ROWS)}, 2, COSTS)
+    for name in ("ids", "aloss"):  # whichever comes first
+        with pytest.raises(ValueError, match=f"merge got '{name}', a tensor without rows"):
+            merge([{"x": chunk["ids"], name: torch.tensor(1.0)} for chunk in chunks], order)
+
+
 def test_lists_that_are_neither_shared_nor_of_rows_are_refused():
     chunks, order = split_balanced({"ids": torch.arange(ROWS)}, 2, COSTS)
     for number, chunk in enumerate(chunks):
