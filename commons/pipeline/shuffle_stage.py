@@ -127,13 +127,7 @@ class ShuffleStage:
         Raises:
             TypeError: the batch did not come from `next_batch`.
         """
-        if not isinstance(batch, InFlightBatch):
-            raise TypeError(
-                f"the pipeline copied a {containers.type_name(batch)} that was not planned: its "
-                "copy_batch_to_gpu has to take batches from self._next_batch(dataloader_iter), and to return "
-                "what `to` makes of them"
-            )
-        step = batch._step
+        step = _step_of(batch)
         with named_range("## exchange ##"):
             start = time.perf_counter()
             placed = self._shuffler.exchange(batch._landed, step.plan)
@@ -146,8 +140,11 @@ class ShuffleStage:
         Data-parallel training averages gradients over ranks. The loss is scaled so that this average is the
         gradient of the mean over all loss tokens of the step. Without any loss token it is 0. Without
         samples, what has one row in the output of an evaluation has none.
+
+        Raises:
+            TypeError: as `exchange`.
         """
-        step = batch._step
+        step = _step_of(batch)
         if step.mode is not self._model.training and self._shuffler.planner.ranks.rank == 0:
             _warn_of_mode(self._model.training)
         loss_tokens = step.everyone.num_loss_tokens
@@ -179,7 +176,7 @@ class ShuffleStage:
 
     def check_ran(self, batch: InFlightBatch) -> None:
         """Raises a TypeError unless a batch is the last one that `forward` ran."""
-        if self._computed is None or self._computed[0] is not batch._step:
+        if self._computed is None or self._computed[0] is not _step_of(batch):
             raise TypeError(
                 "the pipeline's progress called the model past the stage, which scales its loss: call "
                 "self._model_fwd(batch), as TorchRec's progress does, not the model"
@@ -242,6 +239,17 @@ class ShuffleStage:
                 "gradient of zero: use a BaseBatch, whose padding rows look nothing up, end all loaders in "
                 "the same step, or train these tables with another optimizer, such as Adagrad"
             )
+
+
+def _step_of(batch: Any) -> PlannedStep:
+    """Returns the step of a batch; raises a TypeError unless it came from `next_batch`."""
+    if not isinstance(batch, InFlightBatch):
+        raise TypeError(
+            f"the pipeline copied a {containers.type_name(batch)} that was not planned: its copy_batch_to_gpu "
+            "or enqueue_batch has to take batches from self._next_batch(dataloader_iter), and to return what "
+            "`to` makes of them"
+        )
+    return batch._step
 
 
 @functools.cache

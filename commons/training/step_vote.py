@@ -35,7 +35,8 @@ class StepVote:
     """
 
     def __init__(self) -> None:
-        self._channel = RankGroup.of().channel()
+        ranks = RankGroup.of()
+        self._channel, self._rank = ranks.channel(), ranks.rank
         self._asked_at: float | None = None
         self._requested = False
         self._lock = threading.Lock()  # of what follows, which the planning thread reads
@@ -49,10 +50,11 @@ class StepVote:
         Python takes no signal handler in a thread; there, a warning says so.
         """
         if threading.current_thread() is not threading.main_thread():
-            logger.warning(
-                "training runs in a thread, which cannot handle signals: SIGTERM ends the process without a "
-                "checkpoint. Train in the main thread to stop gracefully"
-            )
+            if self._rank == 0:
+                logger.warning(
+                    "training runs in a thread, which cannot handle signals: SIGTERM ends the process without "
+                    "a checkpoint. Train in the main thread to stop gracefully"
+                )
             yield
             return
         before = signal.signal(signal.SIGTERM, self._ask)

@@ -89,6 +89,29 @@ def test_a_pipeline_that_reads_past_the_stage_is_refused():
         pipeline.progress(iter(batches()))
 
 
+class EnqueuesByItself(TrainPipelineSparseDist):
+    def enqueue_batch(self, dataloader_iter):
+        batch = next(dataloader_iter, None)
+        if batch is None:
+            return False
+        self.batches.append(batch)
+        self.contexts.append(self._create_context())
+        self._pipeline_model(batch, self.contexts[-1]) if not self._pipelined_modules else None
+        self.start_sparse_data_dist(batch, self.contexts[-1])
+        return True
+
+
+class OverEnqueues(ShuffleStageMixin, EnqueuesByItself):
+    pass
+
+
+@on_ranks(2)
+def test_a_pipeline_that_enqueues_what_it_reads_itself_is_refused():
+    pipeline = OverEnqueues(*sharded_ranking_model(), CPU, TokenShuffler(), "sum")
+    with pytest.raises(TypeError, match=r"has to take batches from self\._next_batch"):
+        pipeline.progress(iter(batches()))
+
+
 class CallsTheModel(TrainPipelineSparseDist):
     def progress(self, dataloader_iter):
         self._model_fwd = self._model
@@ -106,11 +129,16 @@ def test_a_pipeline_that_calls_the_model_past_the_stage_is_refused():
         pipeline.progress(iter(batches()))
 
 
-# Arguments that are passed on, and a value of each; `execute_all_batches=False` has a test of its own.
+class OtherContext(torchrec_pipelines.TrainPipelineContext):
+    """TorchRec's context of a batch, as users extend it."""
+
+
+# Arguments that are passed on, and another value than the default where there is one on a CPU;
+# `execute_all_batches=False` has a test of its own.
 PASSED_ON: dict[str, Any] = {
     "execute_all_batches": True,
-    "apply_jit": False,
-    "context_type": torchrec_pipelines.TrainPipelineContext,
+    "apply_jit": True,
+    "context_type": OtherContext,
     "pipeline_postproc": True,
     "dmp_collection_sync_interval_batches": None,
     "enqueue_batch_after_forward": True,

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import threading
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -14,6 +15,7 @@ import torch.distributed as dist
 from commons.distributed.rank_group import RankGroup
 from commons.training import NonFiniteLossError, OptimizerArgs, TrainerArgs, train
 from commons.training.step_vote import StepVote
+from tests.commons.distributed.errors_and_warnings import warnings_of
 from tests.commons.training.small_task import CPU, small_dataset, small_task
 from tests.hstu.hstu_samples import ranking_model
 from tests.on_ranks import on_ranks
@@ -55,6 +57,22 @@ def test_a_request_to_one_rank_reaches_all_with_the_next_plan_and_stays():
             answers.append(vote.after_step(number, torch.tensor(1.0), posted))
         vote.finish()
     assert answers == [False, False, False, True, True]
+
+
+@on_ranks(2)
+def test_in_a_thread_votes_count_and_rank_0_names_what_is_missing():
+    vote, counted = StepVote(), []
+
+    def listen() -> None:
+        with vote.listening():
+            counted.append(vote.after_step(1, torch.tensor(1.0), _posted(vote)))
+
+    with warnings_of("commons") as records:
+        thread = threading.Thread(target=listen)
+        thread.start()
+        thread.join()
+    assert counted == [False]
+    assert len(records) == (dist.get_rank() == 0) and all("SIGTERM" in record for record in records)
 
 
 def _train_spoiled(folder: str, interval: int, spoiled: str) -> str:
