@@ -245,9 +245,9 @@ def _step_of(batch: Any) -> PlannedStep:
     """Returns the step of a batch; raises a TypeError unless it came from `next_batch`."""
     if not isinstance(batch, InFlightBatch):
         raise TypeError(
-            f"the pipeline copied a {containers.type_name(batch)} that was not planned: its copy_batch_to_gpu "
-            "or enqueue_batch has to take batches from self._next_batch(dataloader_iter), and to return what "
-            "`to` makes of them"
+            f"the pipeline copied a {containers.type_name(batch)} that was not planned: its "
+            "copy_batch_to_gpu or enqueue_batch has to take batches from self._next_batch(dataloader_iter), "
+            "and to return what `to` makes of them"
         )
     return batch._step
 

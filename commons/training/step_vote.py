@@ -52,8 +52,8 @@ class StepVote:
         if threading.current_thread() is not threading.main_thread():
             if self._rank == 0:
                 logger.warning(
-                    "training runs in a thread, which cannot handle signals: SIGTERM ends the process without "
-                    "a checkpoint. Train in the main thread to stop gracefully"
+                    "training runs in a thread, which cannot handle signals: SIGTERM ends the process "
+                    "without a checkpoint. Train in the main thread to stop gracefully"
                 )
             yield
             return
