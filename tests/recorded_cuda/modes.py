@@ -1,0 +1,488 @@
+"""A CPU that answers as a GPU would: tensors whose storage is marked are on `cuda:0`.
+
+`recorded_cuda` is entered once per process, before anything reads a device. Python of torch, TorchRec and ours
+then takes every branch for GPUs, while C++ sees CPU tensors: results are the CPU's to the bit. Models are made
+on the CPU, and adopted.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+from .clocks import DEVICE, Access, Event, Memory, Stream
+
+CUDA, CPU = torch.device("cuda", 0), torch.device("cpu")
+# The host waits for their results.
+_WAITS = {
+    "aten::_local_scalar_dense",
+    "aten::equal",
+    "aten::nonzero",
+    "aten::masked_select",
+    "aten::_unique2",
+    "aten::unique_dim",
+    "aten::unique_consecutive",
+    "aten::bincount",
+}
+_ALLOCATES = {"aten::empty", "aten::empty_like", "aten::new_empty", "aten::empty_strided", "aten::new_empty_strided"}
+_COPIES_FROM_HOST = {torch.tensor, torch.as_tensor, torch.asarray}
+_within = threading.local()
+
+
+def memory_of(tensor: torch.Tensor) -> Memory | None:
+    """Returns what is known of a tensor's storage; None for the host's."""
+    try:
+        return getattr(tensor.untyped_storage(), "recorded", None)
+    except (RuntimeError, NotImplementedError):  # it has none
+        return None
+
+
+def on_device(tensor: Any) -> bool:
+    """Returns whether a tensor is in device memory."""
+    memory = memory_of(tensor) if isinstance(tensor, torch.Tensor) else None
+    return memory is not None and memory.kind == "device"
+
+
+def mark(tensor: torch.Tensor, kind: str = "device") -> torch.Tensor:
+    """Has a tensor's storage be of a kind of memory, and returns the tensor."""
+    tensor.untyped_storage().recorded = DEVICE.allocate(kind)  # type: ignore[attr-defined]
+    return tensor
+
+
+def access(tensor: torch.Tensor, writes: bool) -> Access | None:
+    """Returns the bytes that a tensor spans in known memory."""
+    memory = memory_of(tensor)
+    if memory is None or not tensor.numel():
+        return None
+    start = tensor.storage_offset()
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    size = tensor.dtype.itemsize
+    return Access(memory, start * size, (start + last + 1) * size, writes)
+
+
+def tensors_in(*values: Any) -> list[torch.Tensor]:
+    """Returns the tensors in arguments, lists of them included."""
+    found: list[torch.Tensor] = []
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            found.append(value)
+        elif isinstance(value, list | tuple):
+            found += tensors_in(*value)
+        elif isinstance(value, dict):
+            found += tensors_in(*value.values())
+    return found
+
+
+def launch(name: str, reads: Any, writes: Any, stream: Stream | None = None) -> None:
+    """Records a kernel."""
+    accesses = [access(tensor, False) for tensor in tensors_in(reads)]
+    accesses += [access(tensor, True) for tensor in tensors_in(writes)]
+    DEVICE.kernel(name, [each for each in accesses if each], stream)
+
+
+class Kernels(TorchDispatchMode):
+    """Records each operation on device memory as one kernel on the current stream."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        given = tensors_in(args, kwargs)
+        name = func._schema.name
+        if not any(on_device(tensor) for tensor in given):
+            out = func(*args, **kwargs)
+            _check_host(name, _written(func, args, kwargs), given)
+            return out
+        before = {tensor.untyped_storage()._cdata for tensor in given if memory_of(tensor) is not None}
+        out = func(*args, **kwargs)
+        if name.startswith("c10d::"):
+            if not getattr(_within, "collective", False):  # of DDP's reducer, which calls it from C++
+                _adopt_new(given)
+                launch(name, given, given)
+                DEVICE.launches.append(("reducer", name))
+            return out
+        written = _written(func, args, kwargs)
+        _adopt_new(written)  # buckets of DDP's reducer, which C++ allocates
+        results = tensors_in(out)
+        new = [each for each in results if each.numel() and each.untyped_storage()._cdata not in before]
+        new = [each for each in new if memory_of(each) is None]
+        for tensor in results:
+            if tensor.untyped_storage()._cdata not in before and memory_of(tensor) is None:
+                mark(tensor)
+        if name in _ALLOCATES or not (new or written or name in _WAITS):
+            return out  # a view, or nothing to do
+        self._check_arguments(name, given)
+        launch(name, given, written + new)
+        if name in _WAITS or (name == "aten::repeat_interleave" and kwargs.get("output_size") is None):
+            DEVICE.wait(name)
+        return out
+
+    def _check_arguments(self, name: str, given: list[torch.Tensor]) -> None:
+        """Finds what would raise on a GPU, or wait there."""
+        for tensor in given:
+            if tensor.dim() and tensor.numel() and not on_device(tensor):
+                if name in ("aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_"):
+                    DEVICE.wait(f"{name} by indices on the host")
+                elif name != "aten::copy_":
+                    DEVICE.find(f"{name} gets a tensor on the host")
+
+
+@functools.cache
+def _written_arguments(func: Any) -> tuple[tuple[int, str], ...]:
+    arguments = enumerate(func._schema.arguments)
+    return tuple(
+        (index, each.name) for index, each in arguments if each.alias_info and each.alias_info.is_write
+    )
+
+
+def _written(func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
+    values = [
+        args[index] if index < len(args) else kwargs.get(name) for index, name in _written_arguments(func)
+    ]
+    return tensors_in(values)
+
+
+def _adopt_new(tensors: list[torch.Tensor]) -> None:
+    for tensor in tensors:
+        if tensor.numel() and memory_of(tensor) is None:
+            mark(tensor)
+
+
+def _check_host(name: str, written: list[torch.Tensor], given: list[torch.Tensor]) -> None:
+    for tensor in given:
+        if span := access(tensor, False):
+            is_written = any(tensor is each for each in written)
+            DEVICE.on_host(span.memory, span.start, span.end, is_written, name)
+
+
+class Answers(TorchFunctionMode):
+    """Answers what Python asks of tensors as for tensors on a GPU, and moves them."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        handler = _HANDLERS.get(func)
+        if handler is not None:
+            return handler(func, *args, **kwargs)
+        if "device" in kwargs or kwargs.get("pin_memory"):
+            return _made(func, args, kwargs)
+        return func(*args, **kwargs)
+
+
+def _made(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Makes a tensor on the device that is named, or in pinned memory."""
+    pinned = kwargs.pop("pin_memory", False)
+    device = kwargs.get("device")
+    device = torch.device(device) if isinstance(device, str | int) else device
+    to_device = device is not None and device.type == "cuda"
+    if to_device:
+        kwargs["device"] = CPU
+    if device is not None and not to_device and any(on_device(tensor) for tensor in tensors_in(args)):
+        with _disable_current_modes():  # on the host, of the shape of one on the device
+            out = func(*args, **kwargs)
+    else:
+        out = func(*args, **kwargs)
+    if to_device:
+        for tensor in tensors_in(out):
+            if memory_of(tensor) is None:
+                mark(tensor)
+                if func not in (torch.empty, torch.empty_like, torch.Tensor.new_empty):
+                    launch(func.__name__, [], [tensor])
+        if func in _COPIES_FROM_HOST:
+            DEVICE.wait(f"torch.{func.__name__} from the host")
+    elif pinned:
+        mark(out, "pinned")
+    return out
+
+
+def _to(func: Any, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    """`Tensor.to`, between devices."""
+    target, dtype, non_blocking, copies = None, kwargs.get("dtype"), kwargs.get("non_blocking", False), False
+    named = kwargs.get("device", args[0] if args else None)
+    if isinstance(named, torch.Tensor):
+        target, dtype = (CUDA if on_device(named) else CPU), named.dtype
+    elif isinstance(named, torch.dtype):
+        dtype = named
+    elif named is not None:
+        target = torch.device(named)
+    rest = list(args[1:])
+    if rest and isinstance(rest[0], torch.dtype):
+        dtype = rest.pop(0)
+    if rest:
+        non_blocking = rest.pop(0)
+    copies = kwargs.get("copy", bool(rest and rest[0]))
+    here = on_device(tensor)
+    if target is None or (target.type == "cuda") == here:
+        same: dict[str, Any] = {"copy": copies}
+        if dtype is not None:
+            same["dtype"] = dtype
+        return func(tensor, **same)
+    return _moved(tensor, dtype or tensor.dtype, target.type == "cuda", non_blocking)
+
+
+def _moved(tensor: torch.Tensor, dtype: torch.dtype, to_device: bool, non_blocking: bool) -> torch.Tensor:
+    with _disable_current_modes():
+        moved = tensor.to(dtype, copy=True)
+    if to_device:
+        memory = memory_of(tensor)
+        mark(moved)
+        launch("copy to device", [tensor], [moved])
+        if memory is None or memory.kind != "pinned" or not non_blocking:
+            DEVICE.wait("copy from pageable memory" if non_blocking else "blocking copy to the device")
+        return moved
+    moved.untyped_storage().recorded = DEVICE.allocate("host")  # type: ignore[attr-defined]
+    launch("copy to host", [tensor], [moved])
+    if not non_blocking:
+        DEVICE.wait("copy to the host")
+    return moved
+
+
+def _cpu(func: Any, tensor: torch.Tensor, *args: Any) -> torch.Tensor:
+    return _moved(tensor, tensor.dtype, False, False) if on_device(tensor) else tensor
+
+
+def _cuda(func: Any, tensor: torch.Tensor, device: Any = None, non_blocking: bool = False) -> torch.Tensor:
+    return tensor if on_device(tensor) else _moved(tensor, tensor.dtype, True, non_blocking)
+
+
+def _pin(func: Any, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    memory = memory_of(tensor)
+    if memory is not None and memory.kind == "pinned":
+        return tensor
+    with _disable_current_modes():
+        return mark(tensor.clone(), "pinned")
+
+
+def _is_pinned(func: Any, tensor: torch.Tensor, *args: Any) -> bool:
+    memory = memory_of(tensor)
+    return memory is not None and memory.kind == "pinned"
+
+
+def _record_stream(tensor: torch.Tensor, stream: Stream) -> None:
+    memory = memory_of(tensor)
+    if memory is not None and memory.kind == "device":
+        memory.recorded.add(stream.id)
+    elif tensor.numel():
+        DEVICE.find("record_stream of a tensor on the host")
+
+
+def _read(func: Any, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    """`tolist`, and what gives numpy the memory: not seen below."""
+    if on_device(tensor):
+        if func is not torch.Tensor.tolist:
+            DEVICE.find(f"{func.__name__} of a tensor on the device")
+        launch("copy to host", [tensor], [])
+        DEVICE.wait(func.__name__)
+    elif span := access(tensor, False):
+        DEVICE.on_host(span.memory, span.start, span.end, False, func.__name__)
+    return func(tensor, *args, **kwargs)
+
+
+def _copy(func: Any, to: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+    """`Tensor.copy_`, between devices."""
+    here, there = on_device(to), on_device(source)
+    if here == there or not to.numel():
+        return func(to, source)
+    with _disable_current_modes():
+        func(to, source)
+    if not here and memory_of(to) is None:
+        mark(to, "host")
+    launch("copy", [source], [to])
+    other = memory_of(source if here else to)
+    if not non_blocking or (here and (other is None or other.kind != "pinned")):
+        DEVICE.wait("copy_ between devices")
+    return to
+
+
+def _device(func: Any, tensor: torch.Tensor) -> torch.device:
+    return CUDA if on_device(tensor) else func(tensor)
+
+
+_HANDLERS: dict[Any, Callable[..., Any]] = {
+    torch.Tensor.device.__get__: _device,  # type: ignore[attr-defined]
+    torch.Tensor.is_cuda.__get__: lambda func, tensor: on_device(tensor),  # type: ignore[attr-defined]
+    torch.Tensor.is_cpu.__get__: lambda func, tensor: not on_device(tensor),  # type: ignore[attr-defined]
+    torch.Tensor.get_device: lambda func, tensor: 0 if on_device(tensor) else -1,
+    torch.Tensor.to: _to,
+    torch.Tensor.cpu: _cpu,
+    torch.Tensor.cuda: _cuda,
+    torch.Tensor.pin_memory: _pin,
+    torch.Tensor.is_pinned: _is_pinned,
+    torch.Tensor.tolist: _read,
+    torch.Tensor.numpy: _read,
+    torch.Tensor.__array__: _read,
+    torch.Tensor.copy_: _copy,
+}
+
+
+class RecordedWork(dist.Work):
+    """A collective on the stream of its group, which holds its tensors until it has been waited for."""
+
+    def __init__(self, work: Any, event: Event, tensors: list[torch.Tensor], stream: Stream) -> None:
+        super().__init__()
+        self._work, self._event, self._tensors = work, event, tensors
+        for tensor in tensors:
+            if memory := memory_of(tensor):
+                memory.recorded.add(stream.id)
+
+    def wait(self, *args: Any) -> bool:
+        """Orders the current stream after it."""
+        self._work.wait(*args)
+        self._event.wait()
+        self._tensors = []
+        return True
+
+    def is_completed(self) -> bool:
+        """Returns whether it has run."""
+        return self._work.is_completed()
+
+
+# Operations, and the numbers of the arguments that they write.
+_COLLECTIVES = {
+    "all_to_all_single": 0,
+    "all_to_all": 0,
+    "all_gather_into_tensor": 0,
+    "all_gather": 0,
+    "reduce_scatter_tensor": 0,
+    "reduce_scatter": 0,
+    "all_reduce": 0,
+    "broadcast": 0,
+}
+_streams_of_groups: dict[str, Stream] = {}
+
+
+def _collective(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a collective that runs as NCCL's: on the current stream, or, if asynchronous, on its group's."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        given = tensors_in(args, kwargs)
+        if not any(on_device(tensor) for tensor in given):
+            return function(*args, **kwargs)
+        group = kwargs.get("group") or next(
+            (each for each in args if isinstance(each, dist.ProcessGroup)), dist.group.WORLD
+        )
+        outer, _within.collective = getattr(_within, "collective", False), True
+        try:
+            with _disable_current_modes():
+                work = function(*args, **kwargs)
+        finally:
+            _within.collective = outer
+        written = tensors_in(args[0] if args else next(iter(kwargs.values())))
+        DEVICE.launches.append((group.group_name, name))
+        for tensor in given:
+            if tensor.numel() and not on_device(tensor):
+                DEVICE.find(f"{name} gets a tensor on the host")
+        if work is None:
+            launch(name, given, written)
+            return None
+        stream = _streams_of_groups.setdefault(group.group_name, Stream(name=f"group {group.group_name}"))
+        stream.wait_stream(DEVICE.current)
+        launch(name, given, written, stream)
+        return RecordedWork(work, stream.record_event(), given, stream)
+
+    return call
+
+
+def adopt(model: torch.nn.Module) -> torch.nn.Module:
+    """Has a model that was made on the CPU be on the device: its tensors, and the device that it remembers."""
+    seen: set[int] = set()
+    todo: list[Any] = [model]
+    while todo:
+        value = todo.pop()
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        if type(value) is torch.Tensor or isinstance(value, torch.nn.Parameter):
+            if memory_of(value) is None and value.numel():
+                mark(value)
+        elif isinstance(value, list | tuple | set):
+            todo.extend(value)
+        elif isinstance(value, dict):
+            todo.extend(value.values())
+        elif type(value).__module__.split(".")[0] in ("torch", "torchrec", "fbgemm_gpu", "commons", "tests", "hstu", "sid_gr"):
+            held = getattr(value, "__dict__", {})
+            for name, each in list(held.items()):
+                if isinstance(each, torch.device) and each.type == "cpu":
+                    held[name] = CUDA
+            todo.extend(held.values())
+    return model
+
+
+@contextmanager
+def recorded_cuda(strict: bool = True) -> Iterator[Any]:
+    """While active, the process has a GPU; yields its record."""
+    DEVICE.strict = strict
+    DEVICE.clear()
+    stream_context = lambda stream: DEVICE.on(stream)  # noqa: E731
+    patches: dict[Any, dict[str, Any]] = {
+        torch.cuda: {
+            "Stream": Stream,
+            "Event": Event,
+            "stream": stream_context,
+            "current_stream": lambda device=None: DEVICE.current,
+            "default_stream": lambda device=None: DEVICE.default,
+            "synchronize": lambda device=None: DEVICE.wait("torch.cuda.synchronize"),
+            "is_available": lambda: True,
+            "is_initialized": lambda: True,
+            "device_count": lambda: 1,
+            "current_device": lambda: 0,
+            "set_device": lambda device: None,
+            "device": lambda device: nullcontext(),
+        },
+        torch.Tensor: {"record_stream": _record_stream},  # it asks no mode about a stream of another type
+        torch.UntypedStorage: {"resize_": _resize(torch.UntypedStorage.resize_)},
+        dist: {"get_backend_config": lambda group=None: "cpu:gloo,cuda:nccl", "new_group": _new_group(dist.new_group)},
+    }
+    for module in (dist, dist.distributed_c10d):
+        for name in _COLLECTIVES:
+            patches.setdefault(module, {})[name] = _collective(name, getattr(module, name))
+    with ExitStack() as stack:
+        for target, names in patches.items():
+            for name, value in names.items():
+                stack.enter_context(mock.patch.object(target, name, value))
+        stack.enter_context(mock.patch.object(threading.Thread, "run", _in_modes(threading.Thread.run)))
+        stack.enter_context(Answers())
+        stack.enter_context(Kernels())
+        yield DEVICE
+
+
+def _in_modes(run: Callable[..., None]) -> Callable[..., None]:
+    """Modes are of a thread; gives them to threads that start while they are active."""
+
+    def in_modes(self: threading.Thread) -> None:
+        with Answers(), Kernels():
+            run(self)
+
+    return in_modes
+
+
+def _resize(resize: Callable[..., Any]) -> Callable[..., Any]:
+    """`UntypedStorage.resize_(0)` frees the memory of a tensor that lives on."""
+
+    def resized(self: torch.UntypedStorage, size: int) -> Any:
+        memory = getattr(self, "recorded", None)
+        out = resize(self, size)
+        if memory is not None and not size:
+            DEVICE.free(memory)
+            memory.kind = "freed"
+        return out
+
+    return resized
+
+
+def _new_group(new_group: Callable[..., Any]) -> Callable[..., Any]:
+    """Groups of the device are gloo's underneath."""
+
+    def made(*args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("backend") == "nccl":
+            kwargs["backend"] = "gloo"
+        return new_group(*args, **kwargs)
+
+    return made
