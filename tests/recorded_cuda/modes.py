@@ -440,6 +440,8 @@ def recorded_cuda(strict: bool = True) -> Iterator[Any]:
         torch.UntypedStorage: {"resize_": _resize(torch.UntypedStorage.resize_)},
         dist: {"get_backend_config": lambda group=None: "cpu:gloo,cuda:nccl", "new_group": _new_group(dist.new_group)},
     }
+    for module in (torch.autograd, torch.autograd.graph):
+        patches[module] = {"_engine_run_backward": _in_modes_again(torch.autograd.graph._engine_run_backward)}
     for module in (dist, dist.distributed_c10d):
         for name in _COLLECTIVES:
             patches.setdefault(module, {})[name] = _collective(name, getattr(module, name))
@@ -461,6 +463,16 @@ def _in_modes(run: Callable[..., None]) -> Callable[..., None]:
             run(self)
 
     return in_modes
+
+
+def _in_modes_again(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`backward` is a function that the mode has been asked about, and so runs without it."""
+
+    def again(*args: Any, **kwargs: Any) -> Any:
+        with Answers():
+            return function(*args, **kwargs)
+
+    return again
 
 
 def _resize(resize: Callable[..., Any]) -> Callable[..., Any]:
