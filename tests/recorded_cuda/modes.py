@@ -16,6 +16,7 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
+from torch.nested._internal.nested_tensor import NestedTensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
@@ -38,8 +39,21 @@ _COPIES_FROM_HOST = {torch.tensor, torch.as_tensor, torch.asarray}
 _within = threading.local()
 
 
+@contextmanager
+def _flag(name: str, value: bool) -> Iterator[None]:
+    """Has a flag of this thread be set while it is active."""
+    before = getattr(_within, name, False)
+    setattr(_within, name, value)
+    try:
+        yield
+    finally:
+        setattr(_within, name, before)
+
+
 def memory_of(tensor: torch.Tensor) -> Memory | None:
-    """Returns what is known of a tensor's storage; None for the host's."""
+    """Returns what is known of a tensor's storage, or that of a nested tensor's values; None for the host's."""
+    if isinstance(tensor, NestedTensor):
+        tensor = tensor._values
     try:
         return getattr(tensor.untyped_storage(), "recorded", None)
     except (RuntimeError, NotImplementedError):  # it has none
@@ -93,11 +107,15 @@ class Kernels(TorchDispatchMode):
     """Records each operation on device memory as one kernel on the current stream."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(issubclass(each, NestedTensor) for each in types):
+            return NotImplemented  # it asks again for its parts
         kwargs = kwargs or {}
         given = tensors_in(args, kwargs)
         name = func._schema.name
         if not any(on_device(tensor) for tensor in given):
             out = func(*args, **kwargs)
+            if not given and getattr(_within, "autograd", False):
+                _adopt_new(tensors_in(out))  # made by a formula of autograd, in C++
             _check_host(name, _written(func, args, kwargs), given)
             return out
         before = {tensor.untyped_storage()._cdata for tensor in given if memory_of(tensor) is not None}
@@ -167,12 +185,12 @@ class Answers(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
-        handler = _HANDLERS.get(func)
-        if handler is not None:
-            return handler(func, *args, **kwargs)
-        if "device" in kwargs or kwargs.get("pin_memory"):
-            return _made(func, args, kwargs)
-        return func(*args, **kwargs)
+        with _flag("autograd", False):
+            if (handler := _HANDLERS.get(func)) is not None:
+                return handler(func, *args, **kwargs)
+            if "device" in kwargs or kwargs.get("pin_memory"):
+                return _made(func, args, kwargs)
+            return func(*args, **kwargs)
 
 
 def _made(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -227,6 +245,9 @@ def _to(func: Any, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
 
 
 def _moved(tensor: torch.Tensor, dtype: torch.dtype, to_device: bool, non_blocking: bool) -> torch.Tensor:
+    if isinstance(tensor, NestedTensor):
+        parts = [_moved(part, part.dtype, to_device, non_blocking) for part in (tensor._values, tensor._offsets)]
+        return torch.nested.nested_tensor_from_jagged(*parts, jagged_dim=tensor._ragged_idx)
     with _disable_current_modes():
         moved = tensor.to(dtype, copy=True)
     if to_device:
@@ -255,6 +276,9 @@ def _pin(func: Any, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Te
     memory = memory_of(tensor)
     if memory is not None and memory.kind == "pinned":
         return tensor
+    if isinstance(tensor, NestedTensor):
+        parts = _pin(func, tensor._values), _pin(func, tensor._offsets)
+        return torch.nested.nested_tensor_from_jagged(*parts, jagged_dim=tensor._ragged_idx)
     with _disable_current_modes():
         return mark(tensor.clone(), "pinned")
 
@@ -368,12 +392,8 @@ def _collective(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         group = kwargs.get("group") or next(
             (each for each in args if isinstance(each, dist.ProcessGroup)), dist.group.WORLD
         )
-        outer, _within.collective = getattr(_within, "collective", False), True
-        try:
-            with _disable_current_modes():
-                work = function(*args, **kwargs)
-        finally:
-            _within.collective = outer
+        with _flag("collective", True), _disable_current_modes():
+            work = function(*args, **kwargs)
         written = tensors_in(args[0] if args else next(iter(kwargs.values())))
         DEVICE.launches.append((group.group_name, name))
         for tensor in given:
@@ -469,7 +489,7 @@ def _in_modes_again(function: Callable[..., Any]) -> Callable[..., Any]:
     """`backward` is a function that the mode has been asked about, and so runs without it."""
 
     def again(*args: Any, **kwargs: Any) -> Any:
-        with Answers():
+        with Answers(), _flag("autograd", True):
             return function(*args, **kwargs)
 
     return again

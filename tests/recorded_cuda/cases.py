@@ -1,0 +1,247 @@
+"""Ways to run the stage, each on the CPU and on a recorded GPU, with equal results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
+
+from commons.distributed import BatchShuffler, BatchShufflerFactory
+from commons.features.learned_costs import LearnedCosts
+from commons.features.micro_batches import MicroBatches, run_micro_batches
+from commons.features.unshuffle import Unshuffle
+from commons.features.verification import Verification
+from commons.pipeline import TrainPipelineFactory
+from commons.training import OptimizerArgs, shard_model
+from commons.training.step_vote import StepVote
+from tests.commons.distributed.container_batches import KINDS, ContainerShuffler, make_batch
+from tests.commons.features.sample_splitting.drawn_cuts import DrawnCuts
+from tests.commons.features.sample_splitting.ranking_on_pieces import RankingOnPieces
+from tests.commons.histories import TokenShuffler, draw_histories
+from tests.commons.pipeline.ranking_pipelines import CPU, RankingModel, sharded, sharded_ranking_model
+from tests.commons.unbounded_ids.sharded_tables import WIDTH  # noqa: F401
+from tests.gradient_models import CASES as MODELS
+
+from . import modes
+
+ROWS = 4
+Results = list[Any]
+
+
+class Place:
+    """Where a case runs: on the CPU, or on the recorded GPU."""
+
+    def __init__(self, on_cuda: bool) -> None:
+        self.on_cuda = on_cuda
+        self.device = modes.CUDA if on_cuda else CPU
+
+    def adopt(self, model: torch.nn.Module) -> torch.nn.Module:
+        """Puts a model there."""
+        return modes.adopt(model) if self.on_cuda else model
+
+    def load(self, batches: Iterable[Any]) -> Iterator[Any]:
+        """Yields batches as a loader for the device does: in pinned memory."""
+        for batch in batches:
+            yield batch.pin_memory() if self.on_cuda else batch
+
+    def pipeline(self, model: Any, optimizer: Any, shuffler: BatchShuffler, name: str = "native") -> Any:
+        """Makes a pipeline."""
+        return TrainPipelineFactory.create(
+            name,
+            model=model,
+            optimizer=optimizer,
+            device=self.device,
+            batch_shuffler=shuffler,
+            loss_reduction="sum",
+        )
+
+
+def histories(count: int, seed: int = 0) -> list[Any]:
+    """Draws batches of this rank."""
+    return [draw_histories(np.random.default_rng((seed, dist.get_rank(), each)), ROWS) for each in range(count)]
+
+
+def steps(pipeline: Any, loader: Iterator[Any], count: int | None = None) -> Results:
+    """Runs steps, all that there are if no number is given; returns their losses and outputs."""
+    results: Results = []
+    while count is None or len(results) < count:
+        try:
+            output = pipeline.progress(loader)
+        except StopIteration:
+            break
+        results.append((pipeline.loss_sum, output))
+    return results
+
+
+def parameters(model: torch.nn.Module) -> Results:
+    """Returns a model's parameters, those of its tables too."""
+    return [
+        value.local_shards()[0].tensor if hasattr(value, "local_shards") else value
+        for value in model.state_dict().values()
+    ]
+
+
+def torchrec_alone(place: Place) -> Results:
+    """The control: TorchRec's own pipeline."""
+    model, optimizer = sharded_ranking_model()
+    place.adopt(model)
+
+    def forward(batch: Any) -> tuple[torch.Tensor, Any]:
+        losses, output = model(batch)
+        return losses.sum(), output
+
+    pipeline = TrainPipelineSparseDist(model, optimizer, place.device, custom_model_fwd=forward)
+    loader, outputs = place.load(histories(4)), []
+    while True:
+        try:
+            outputs.append(pipeline.progress(loader))
+        except StopIteration:
+            return [outputs, parameters(model)]
+
+
+def native(place: Place, features: Sequence[Any] = (), make: Any = RankingModel, **settings: Any) -> Results:
+    """The loader of rank 1 ends early."""
+    model, optimizer = sharded(make())
+    place.adopt(model)
+    pipeline = place.pipeline(model, optimizer, TokenShuffler(features=list(features), **settings))
+    results = steps(pipeline, place.load(histories(3 if dist.get_rank() else 5)))
+    return [results, steps(pipeline, place.load(histories(2, seed=1))), parameters(model)]
+
+
+def evaluated(place: Place) -> Results:
+    """A second pipeline evaluates the model in the middle of an epoch."""
+    model, optimizer = sharded_ranking_model()
+    place.adopt(model)
+    training, evaluation = (place.pipeline(model, optimizer, TokenShuffler()) for _ in range(2))
+    loader, results = place.load(histories(6)), []
+    for seed in (1, 2):
+        results += steps(training, loader, 2)
+        model.eval()
+        with torch.no_grad():
+            results += steps(evaluation, place.load(histories(3, seed)))
+        model.train()
+    return [results, steps(training, loader), parameters(model)]
+
+
+def reset(place: Place) -> Results:
+    """Batches on their way are dropped."""
+    model, optimizer = sharded_ranking_model()
+    place.adopt(model)
+    pipeline = place.pipeline(model, optimizer, TokenShuffler())
+    results = steps(pipeline, place.load(histories(6)), 2)
+    pipeline.reset()
+    return [results, steps(pipeline, place.load(histories(3, seed=1))), parameters(model)]
+
+
+def own_loop(place: Place, among_all: bool = True, micro: bool = False) -> Results:
+    """Copy and exchange run on a stream of their own, one batch ahead, as `own-loop.md` has it."""
+    model, optimizer = sharded_ranking_model()
+    place.adopt(model)
+    groups = [None] if among_all else [dist.new_group([rank]) for rank in range(dist.get_world_size())]
+    unshuffle = Unshuffle()
+    features = [unshuffle, *([MicroBatches(40)] if micro else [])]
+    shuffler = TokenShuffler(groups[0 if among_all else dist.get_rank()], features=features)
+    stream = torch.cuda.Stream() if place.on_cuda else None
+    results: Results = []
+    for batch, plan in shuffler.plan_ahead(place.load(histories(4))):
+        with modes.DEVICE.on(stream):
+            batch = shuffler.exchange(batch.to(place.device, non_blocking=True), plan)
+        if stream is not None:
+            torch.cuda.current_stream().wait_stream(stream)
+            batch.record_stream(torch.cuda.current_stream())
+        optimizer.zero_grad()
+        if micro:
+            loss, _, outputs = run_micro_batches(model, batch, shuffler, plan, "sum")
+            output = next(each for each in features if isinstance(each, MicroBatches)).join_values(outputs, plan)
+        else:
+            losses, output = model(batch)
+            loss = shuffler.scale(losses.sum(), plan, "sum")
+        loss.backward()
+        optimizer.step()
+        results.append(unshuffle.unshuffle(output, plan))
+    return [results, parameters(model)]
+
+
+def in_pieces(place: Place, name: str, kind: str = "native") -> Results:
+    """Samples of HSTU or SID-GR are cut at places that are drawn."""
+    case, rank = MODELS[name], dist.get_rank()
+    model, optimizer = shard_model(case.make_model(), OptimizerArgs("sgd", 0.01), CPU)
+    place.adopt(model)
+    settings = {**case.shuffler, "equal_rows": False, "features": [DrawnCuts(0)]}
+    pipeline = place.pipeline(model, optimizer, BatchShufflerFactory.create_from_config(settings), kind)
+    batches = [case.make_batch(case.samples(rank + 10 * number, 4)) for number in range(4)]
+    losses = [loss for loss, _ in steps(pipeline, place.load(batches))]
+    return [losses, parameters(model)]
+
+
+def learned(place: Place) -> Results:
+    """Costs are learned from the times of a clock; each time is the same here."""
+    model, optimizer = sharded_ranking_model()
+    place.adopt(model)
+    shuffler = TokenShuffler(features=[LearnedCosts()], equal_rows=False)
+    pipeline = place.pipeline(model, optimizer, shuffler)
+    steps(pipeline, place.load(histories(24)))
+    return []
+
+
+def voting(place: Place) -> Results:
+    """A vote travels with each plan, as in the trainer."""
+    model, optimizer = sharded_ranking_model()
+    place.adopt(model)
+    pipeline, vote = place.pipeline(model, optimizer, TokenShuffler()), StepVote()
+    pipeline.post(vote.read)
+    loader, stops = place.load(histories(6)), []
+    for step in range(1, 7):
+        pipeline.progress(loader)
+        stops.append(vote.after_step(step, pipeline.loss_sum, pipeline.posted))
+    vote.finish()
+    return [stops, parameters(model)]
+
+
+def kinds_of_fields(place: Place) -> Results:
+    """Dicts, TorchRec's batches and TensorDicts, with fields of every kind, over both exchanges."""
+    results: Results = []
+    for kind in KINDS:
+        for exchange in ("all_to_all", "all_gather"):
+            shuffler = ContainerShuffler(exchange=exchange)
+            for seed in range(2):
+                batch = make_batch(kind, seed, 100 * dist.get_rank(), 3 + 2 * dist.get_rank())
+                plan = shuffler.plan(batch)
+                view = shuffler.view(batch)
+                moved = shuffler.exchange(modes_move(place, batch), plan)
+                results.append(shuffler.view(moved).fields)
+                assert view.num_rows
+    return results
+
+
+def modes_move(place: Place, batch: Any) -> Any:
+    """Moves a batch of any type to the place's device."""
+    from commons.sequence_batch import move_to
+    from commons.sequence_batch.containers import pin
+
+    return move_to(pin(batch), place.device, non_blocking=True) if place.on_cuda else batch
+
+
+CASES: dict[str, Callable[[Place], Results]] = {
+    "torchrec alone": torchrec_alone,
+    "native": native,
+    "native, all-gather": partial(native, exchange="all_gather"),
+    "evaluation": evaluated,
+    "reset": reset,
+    "own loop": own_loop,
+    "own loop among some": partial(own_loop, among_all=False),
+    "own loop, micro-batches": partial(own_loop, micro=True),
+    "micro-batches": lambda place: native(place, [MicroBatches(40)]),
+    "pieces": lambda place: native(place, [DrawnCuts(0)], RankingOnPieces, equal_rows=False),
+    "pieces of HSTU": partial(in_pieces, name="ranking"),
+    "pieces of SID-GR": partial(in_pieces, name="sid_gr, all items", kind="none"),
+    "verification": lambda place: native(place, [Verification()]),
+    "learned costs": learned,
+    "votes": voting,
+    "fields": kinds_of_fields,
+}

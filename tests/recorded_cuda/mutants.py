@@ -1,0 +1,3 @@
+"""Faults to be put in."""
+from typing import Any
+MUTANTS: dict[str, Any] = {}
