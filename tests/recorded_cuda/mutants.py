@@ -1,3 +1,255 @@
-"""Faults to be put in."""
+"""Faults of order, lifetime and waiting, to be put in while a case runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
-MUTANTS: dict[str, Any] = {}
+from unittest import mock
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import torchrec.distributed.train_pipeline.train_pipelines as torchrec_pipelines
+
+from commons.distributed import exchange, plan_ahead
+from commons.features.sample_splitting import key_fetch
+from commons.perf_model import compute_clock
+from commons.pipeline import train_pipelines
+from commons.pipeline.shuffle_stage import InFlightBatch
+from commons.sequence_batch import base_batch, containers, packed_rows
+from commons.training import step_vote
+
+from . import modes
+from .clocks import DEVICE, Stream, call_site
+
+Mutant = Callable[[], AbstractContextManager[Any]]
+
+
+def _instead(owner: Any, name: str, make: Callable[[Any], Any]) -> Mutant:
+    """Returns a mutant that replaces `owner.name` by what `make` makes of it."""
+    return lambda: mock.patch.object(owner, name, make(getattr(owner, name)))
+
+
+def _both(*mutants: Mutant) -> Mutant:
+    @contextmanager
+    def all_of_them() -> Iterator[None]:
+        with ExitStack() as stack:
+            for mutant in mutants:
+                stack.enter_context(mutant())
+            yield
+
+    return all_of_them
+
+
+def _does_not_wait(on_default: bool) -> Callable[[Any], Any]:
+    """TorchRec's wait for a batch, which only records it on the default stream, or on another."""
+
+    def make(wait: Any) -> Any:
+        def waits(batch: Any, stream: Any) -> None:
+            if (DEVICE.current is DEVICE.default) == on_default:
+                batch.record_stream(DEVICE.current)
+            else:
+                wait(batch, stream)
+
+        return waits
+
+    return make
+
+
+def _skips_at(place: str) -> Callable[[Any], Any]:
+    """`Stream.wait_stream` that does nothing in a file."""
+
+    def make(wait: Any) -> Any:
+        return lambda self, other: None if place in call_site() else wait(self, other)
+
+    return make
+
+
+_NOT_AT_STEP = _instead(torchrec_pipelines, "_wait_for_batch", _does_not_wait(on_default=True))
+_NOT_AT_LOOKUP = _instead(Stream, "wait_stream", _skips_at("runtime_forwards"))
+
+
+def _without_labels(record: Any) -> Any:
+    def records(batch: Any, stream: Any) -> None:
+        def one(path: str, leaf: Any) -> Any:
+            if not path.endswith("labels"):
+                record(leaf, stream)
+            return leaf
+
+        containers.transform(batch, one)
+
+    return records
+
+
+def _without_last(record: Any) -> Any:
+    """Records all leaves of a batch but the last."""
+
+    def records(batch: Any, stream: Any) -> None:
+        for _, leaf in list(containers.leaves(batch))[:-1]:
+            record(leaf, stream)
+
+    return records
+
+
+def _exchange_on_default(waits: bool) -> Callable[[Any], Any]:
+    def make(_: Any) -> Any:
+        def copy_batch_to_gpu(self: Any, dataloader_iter: Any) -> Any:
+            batch, context = super(train_pipelines.ShuffleStageMixin, self).copy_batch_to_gpu(dataloader_iter)
+            if batch is not None:
+                with DEVICE.on(DEVICE.default):
+                    if waits:
+                        DEVICE.current.wait_stream(self._memcpy_stream)
+                    batch = self._stage.exchange(batch)
+            return batch, context
+
+        return copy_batch_to_gpu
+
+    return make
+
+
+def _own_streams(_: Any) -> Any:
+    return lambda device, use: Stream(name=f"{use} of its own")
+
+
+def _not_ordered(owner: Any) -> Mutant:
+    """A collective on its group's stream, for which the current one does not wait."""
+
+    def make(all_to_all: Any) -> Any:
+        def asynchronous(*args: Any, **kwargs: Any) -> None:
+            work = all_to_all(*args, **{**kwargs, "async_op": True})
+            if work is not None:
+                work._work.wait()  # in fact, but not on the streams
+
+        return asynchronous
+
+    def patched() -> Any:
+        return mock.patch.object(owner, "dist", _Module(dist, all_to_all_single=make(dist.all_to_all_single)))
+
+    return patched
+
+
+class _Module:
+    """A module with other functions."""
+
+    def __init__(self, module: Any, **functions: Any) -> None:
+        self.__dict__.update(functions)
+        self._module = module
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._module, name)
+
+
+def _only_in_fact(wait: Any) -> Any:
+    def waits(self: Any, *args: Any) -> bool:
+        if "key_fetch" in call_site():
+            return self._work.wait(*args)
+        return wait(self, *args)
+
+    return waits
+
+
+def _reuses_buffer(_: Any) -> Any:
+    buffer: list[torch.Tensor] = []
+
+    def to_device_together(arrays: Any, device: torch.device) -> list[torch.Tensor]:
+        together = torch.from_numpy(np.concatenate(arrays).astype(np.int64))
+        if device.type != "cuda":
+            return list(together.split([len(array) for array in arrays]))
+        if not buffer:
+            buffer.append(torch.empty(100_000, dtype=torch.int64, pin_memory=True))
+        filled = buffer[0][: len(together)].copy_(together)
+        return list(filled.to(device, non_blocking=True).split([len(array) for array in arrays]))
+
+    return to_device_together
+
+
+def _to_device(pinned: bool, moved: bool) -> Callable[[Any], Any]:
+    def make(_: Any) -> Any:
+        def to_device_together(arrays: Any, device: torch.device) -> list[torch.Tensor]:
+            together = torch.from_numpy(np.concatenate(arrays).astype(np.int64))
+            together = together.pin_memory() if pinned else together
+            together = together.to(device, non_blocking=True) if moved else together
+            return list(together.split([len(array) for array in arrays]))
+
+        return to_device_together
+
+    return make
+
+
+def _reads_a_size(gather: Any) -> Any:
+    def gathers(sources: Any, positions: Any, num_elements: Any) -> Any:
+        gathered = gather(sources, positions, num_elements)
+        int(gathered.lengths.sum())
+        return gathered
+
+    return gathers
+
+
+def _read_early(_: Any) -> Any:
+    return lambda self: float(self._on_host)
+
+
+def _times_early(_: Any) -> Any:
+    def seconds(self: Any) -> float:
+        return 0.0 if self.start is None or self.end is None else self.start.elapsed_time(self.end) / 1e3
+
+    return seconds
+
+
+def _launches(run: Any) -> Any:
+    """Planning that also exchanges."""
+
+    def runs(jobs: Any, device: Any) -> None:
+        class Jobs:
+            def get(self) -> Any:
+                job = jobs.get()
+                if job is not None:
+                    ones = torch.ones(2, device=modes.CUDA)
+                    dist.all_to_all_single(torch.empty_like(ones), ones)
+                return job
+
+        run(Jobs(), device)
+
+    return runs
+
+
+def _skips_unsent(all_to_all: Any) -> Any:
+    """An exchange that a rank with nothing to send takes no part in; in fact it does, or it would hang."""
+
+    def exchanges(received: Any, sent: Any, *args: Any, **kwargs: Any) -> Any:
+        if len(sent):
+            return all_to_all(received, sent, *args, **kwargs)
+        return all_to_all.__wrapped__(received, sent, *args, **kwargs)
+
+    return exchanges
+
+
+MUTANTS: dict[str, Mutant] = {
+    "data_dist does not wait for memcpy": _instead(
+        torchrec_pipelines, "_wait_for_batch", _does_not_wait(on_default=False)
+    ),
+    "default does not wait at the step": _NOT_AT_STEP,
+    "default does not wait at the lookup": _NOT_AT_LOOKUP,
+    "default never waits": _both(_NOT_AT_STEP, _NOT_AT_LOOKUP),
+    "a batch is not recorded": _instead(InFlightBatch, "record_stream", lambda _: lambda self, stream: None),
+    "labels are not recorded": _instead(containers, "record_stream", _without_labels),
+    "a tensor is not recorded": _instead(containers, "record_stream", _without_last),
+    "the exchange on the default stream": _instead(
+        train_pipelines.ShuffleStageMixin, "copy_batch_to_gpu", _exchange_on_default(waits=False)
+    ),
+    "the exchange on the default stream after the copy": _instead(
+        train_pipelines.ShuffleStageMixin, "copy_batch_to_gpu", _exchange_on_default(waits=True)
+    ),
+    "streams of its own for evaluation": _instead(train_pipelines, "_stream", _own_streams),
+    "the exchange is not waited for": _not_ordered(exchange),
+    "a fetch of pieces is not waited for": _instead(modes.RecordedWork, "wait", _only_in_fact),
+    "a pinned buffer is used again": _instead(packed_rows, "to_device_together", _reuses_buffer),
+    "indices in pageable memory": _instead(packed_rows, "to_device_together", _to_device(False, True)),
+    "indices on the host": _instead(packed_rows, "to_device_together", _to_device(False, False)),
+    "a size is read": _instead(exchange, "gather_rows", _reads_a_size),
+    "a vote is read early": _instead(step_vote._Loss, "read", _read_early),
+    "times are read early": _instead(compute_clock.ComputeSpan, "seconds", _times_early),
+    "planning launches a collective": _instead(plan_ahead, "_run", _launches),
+    "a rank skips an exchange": _instead(exchange, "dist", lambda module: _Module(module, all_to_all_single=_skips_unsent(module.all_to_all_single))),
+}
