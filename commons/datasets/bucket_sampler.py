@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from torch.utils.data import Sampler
 
-from ..checks import require, require_at_least
+from ..checks import require, require_at_least, require_integer
 from ..partition import rebalance, refined
 from ..partition.workloads import as_workloads, check_count, number_groups
 from .epoch_start import EpochStart
@@ -62,6 +62,7 @@ class BucketSampler(EpochStart, Sampler[list[int]]):
             again, fewer than there are ranks.
 
     Raises:
+        TypeError: `rank`, `num_ranks` or `seed` is not an integer.
         ValueError: a value is out of range, `workloads` is not one finite number per sample, or `groups` is
             not one integer per sample, or `last` would drop all samples.
     """
@@ -78,6 +79,8 @@ class BucketSampler(EpochStart, Sampler[list[int]]):
         last: Literal["keep", "drop", "repeat"] = "keep",
     ) -> None:
         check_count("batch_size", batch_size)
+        rank, num_ranks = require_integer("rank", rank), require_integer("num_ranks", num_ranks)
+        seed = require_integer("seed", seed)
         require(0 <= rank < num_ranks, "rank", rank, f"0 to {num_ranks - 1}, as num_ranks = {num_ranks}")
         check_count("num_buckets", num_buckets)
         require_at_least(0, "seed", seed)
@@ -106,13 +109,18 @@ class BucketSampler(EpochStart, Sampler[list[int]]):
         full, rest = divmod(len(self._workloads), self._step_size)
         return full + (rest > 0 and self._last != "drop")
 
-    def set_epoch(self, epoch: int, start_step: int = 0) -> None:
+    def set_epoch(self, epoch: int, start_step: int | None = None) -> None:
         """Sets the epoch of the iterations that begin from now on, and how many first steps each skips.
 
-        On the same number of ranks and with the same `batch_size`, this resumes an epoch exactly.
+        On the same number of ranks and with the same `batch_size`, this resumes an epoch exactly. None skips
+        none, but undoes no call with a `start_step` before an iteration has begun with it: loaders that
+        accelerate has prepared make such calls. Where this sampler was iterated over twice without a call
+        between, there is no such loader, and any call may follow another.
 
         Raises:
+            TypeError: `epoch` or `start_step` is not an integer.
             ValueError: `epoch` is negative, or the epoch has fewer steps than `start_step`.
+            RuntimeError: `start_step` is None and would undo a call.
         """
         self._set(epoch, start_step, self.num_steps)
 
@@ -122,9 +130,10 @@ class BucketSampler(EpochStart, Sampler[list[int]]):
 
     def __iter__(self) -> Iterator[list[int]]:
         # Read here, since the body of a generator runs no earlier than its first batch is asked for.
-        return self._batches(*self._begin())
+        return self._batches(*self._upcoming())
 
     def _batches(self, epoch: int, start_step: int) -> Iterator[list[int]]:
+        self._begin(epoch, start_step)
         order = self._epoch_order(epoch)
         for step in range(start_step, self.num_steps):
             samples = order[step * self._step_size : (step + 1) * self._step_size]
