@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from typing import Literal
 
@@ -13,6 +14,8 @@ from ..checks import require, require_at_least, require_integer
 from ..partition import rebalance, refined
 from ..partition.workloads import as_workloads, check_count, number_groups
 from .epoch_start import EpochStart
+
+logger = logging.getLogger(__name__)
 
 
 class BucketSampler(EpochStart, Sampler[list[int]]):
@@ -59,7 +62,7 @@ class BucketSampler(EpochStart, Sampler[list[int]]):
             ranks, some ranks' batch is an empty list: `SampleSource.collate` turns it into padding rows,
             torch's `default_collate` fails. "drop" leaves them out, others each epoch. "repeat" makes them a
             step with equally many on each rank: as in `DistributedSampler`, the epoch's first samples come
-            again, fewer than there are ranks.
+            again, fewer than there are ranks. None is "keep", with a warning if a batch will be empty.
 
     Raises:
         TypeError: `rank`, `num_ranks` or `seed` is not an integer.
@@ -76,7 +79,7 @@ class BucketSampler(EpochStart, Sampler[list[int]]):
         num_buckets: int = 8,
         seed: int = 0,
         groups: ArrayLike | None = None,
-        last: Literal["keep", "drop", "repeat"] = "keep",
+        last: Literal["keep", "drop", "repeat"] | None = None,
     ) -> None:
         check_count("batch_size", batch_size)
         rank, num_ranks = require_integer("rank", rank), require_integer("num_ranks", num_ranks)
@@ -87,13 +90,26 @@ class BucketSampler(EpochStart, Sampler[list[int]]):
         super().__init__("start_step")
         self._workloads = as_workloads(workloads).copy()  # the caller's array may change
         self._group_of = None if groups is None else number_groups(groups, len(self._workloads))
+        self._batch_size = batch_size
         self._step_size = batch_size * num_ranks
         self._rank = rank
         self._num_ranks = num_ranks
         self._num_buckets = num_buckets
         self._seed = seed
-        self._last = last
+        self._last = "keep" if last is None else last
         self._check_last()
+        if last is None:
+            self._warn_of_empty_batches()
+
+    def _warn_of_empty_batches(self) -> None:
+        # Which collate function gets the batches is known to the loader alone.
+        rest = len(self._workloads) % self._step_size
+        if 0 < rest < self._num_ranks and self._rank == 0:
+            logger.warning(
+                f"{len(self._workloads)} samples leave {rest} for the last step of {self._num_ranks} ranks, "
+                "so the collate function gets an empty list on the others, on which torch's default_collate "
+                'fails: pass last="drop" or last="repeat", or last="keep" if yours returns an empty batch'
+            )
 
     def _check_last(self) -> None:
         last, rest = self._last, len(self._workloads) % self._step_size
@@ -108,6 +124,24 @@ class BucketSampler(EpochStart, Sampler[list[int]]):
         """Steps of a whole epoch, including an incomplete one unless it is dropped."""
         full, rest = divmod(len(self._workloads), self._step_size)
         return full + (rest > 0 and self._last != "drop")
+
+    @property
+    def batch_size(self) -> int:
+        """Rows per rank, where this sampler serves one rank.
+
+        With several, reading it is an error: accelerate's `prepare` and others read it to divide the batches
+        of a sampler among ranks, which these are already.
+
+        Raises:
+            RuntimeError: the sampler serves several ranks.
+        """
+        if self._num_ranks > 1:
+            raise RuntimeError(
+                f"these are the batches of rank {self._rank} alone, as num_ranks = {self._num_ranks}. What "
+                "reads batch_size divides them among ranks once more, and loses samples: iterate over the "
+                "DataLoader itself instead of passing it to accelerate's prepare or the like"
+            )
+        return self._batch_size
 
     def set_epoch(self, epoch: int, start_step: int | None = None) -> None:
         """Sets the epoch of the iterations that begin from now on, and how many first steps each skips.
