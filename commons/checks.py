@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import operator
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import fields
 from numbers import Integral, Real
 from types import UnionType
@@ -47,6 +49,20 @@ def require(is_valid: bool, name: str, value: object, expected: str) -> None:
 def require_at_least(least: int, name: str, value: int) -> None:
     """Requires that an argument is at least `least`."""
     require(value >= least, name, value, f"at least {least}")
+
+
+def require_integer(name: str, value: Any) -> int:
+    """Returns an argument as Python's integer.
+
+    A bool is none, because it is more often a mistake than a number.
+
+    Raises:
+        TypeError: it is not an integer. Names the argument, its value and its type.
+    """
+    if not isinstance(value, bool):
+        with suppress(TypeError):
+            return operator.index(value)
+    raise TypeError(f"{name} = {value!r} ({type(value).__name__}): expected an integer")
 
 
 def require_type(name: str, value: object, annotation: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from typing import Literal
 
@@ -9,10 +10,12 @@ import numpy as np
 from numpy.typing import ArrayLike
 from torch.utils.data import Sampler
 
-from ..checks import require, require_at_least
+from ..checks import require, require_at_least, require_integer
 from ..partition import rebalance, refined
 from ..partition.workloads import as_workloads, check_count, number_groups
 from .epoch_start import EpochStart
+
+logger = logging.getLogger(__name__)
 
 
 class BucketSampler(EpochStart, Sampler[list[int]]):
@@ -59,9 +62,10 @@ class BucketSampler(EpochStart, Sampler[list[int]]):
             ranks, some ranks' batch is an empty list: `SampleSource.collate` turns it into padding rows,
             torch's `default_collate` fails. "drop" leaves them out, others each epoch. "repeat" makes them a
             step with equally many on each rank: as in `DistributedSampler`, the epoch's first samples come
-            again, fewer than there are ranks.
+            again, fewer than there are ranks. None is "keep", with a warning if a batch will be empty.
 
     Raises:
+        TypeError: `rank`, `num_ranks` or `seed` is not an integer.
         ValueError: a value is out of range, `workloads` is not one finite number per sample, or `groups` is
             not one integer per sample, or `last` would drop all samples.
     """
@@ -75,22 +79,37 @@ class BucketSampler(EpochStart, Sampler[list[int]]):
         num_buckets: int = 8,
         seed: int = 0,
         groups: ArrayLike | None = None,
-        last: Literal["keep", "drop", "repeat"] = "keep",
+        last: Literal["keep", "drop", "repeat"] | None = None,
     ) -> None:
         check_count("batch_size", batch_size)
+        rank, num_ranks = require_integer("rank", rank), require_integer("num_ranks", num_ranks)
+        seed = require_integer("seed", seed)
         require(0 <= rank < num_ranks, "rank", rank, f"0 to {num_ranks - 1}, as num_ranks = {num_ranks}")
         check_count("num_buckets", num_buckets)
         require_at_least(0, "seed", seed)
         super().__init__("start_step")
         self._workloads = as_workloads(workloads).copy()  # the caller's array may change
         self._group_of = None if groups is None else number_groups(groups, len(self._workloads))
+        self._batch_size = batch_size
         self._step_size = batch_size * num_ranks
         self._rank = rank
         self._num_ranks = num_ranks
         self._num_buckets = num_buckets
         self._seed = seed
-        self._last = last
+        self._last = "keep" if last is None else last
         self._check_last()
+        if last is None:
+            self._warn_of_empty_batches()
+
+    def _warn_of_empty_batches(self) -> None:
+        # Which collate function gets the batches is known to the loader alone.
+        rest = len(self._workloads) % self._step_size
+        if 0 < rest < self._num_ranks and self._rank == 0:
+            logger.warning(
+                f"{len(self._workloads)} samples leave {rest} for the last step of {self._num_ranks} ranks, "
+                "so the collate function gets an empty list on the others, on which torch's default_collate "
+                'fails: pass last="drop" or last="repeat", or last="keep" if yours returns an empty batch'
+            )
 
     def _check_last(self) -> None:
         last, rest = self._last, len(self._workloads) % self._step_size
@@ -106,13 +125,36 @@ class BucketSampler(EpochStart, Sampler[list[int]]):
         full, rest = divmod(len(self._workloads), self._step_size)
         return full + (rest > 0 and self._last != "drop")
 
-    def set_epoch(self, epoch: int, start_step: int = 0) -> None:
-        """Sets the epoch of the iterations that begin from now on, and how many first steps each skips.
+    @property
+    def batch_size(self) -> int:
+        """Rows per rank, where this sampler serves one rank.
 
-        On the same number of ranks and with the same `batch_size`, this resumes an epoch exactly.
+        With several, reading it is an error: accelerate's `prepare` and others read it to divide the batches
+        of a sampler among ranks, which these are already.
 
         Raises:
+            RuntimeError: the sampler serves several ranks.
+        """
+        if self._num_ranks > 1:
+            raise RuntimeError(
+                f"these are the batches of rank {self._rank} alone, as num_ranks = {self._num_ranks}. What "
+                "reads batch_size divides them among ranks once more, and loses samples: iterate over the "
+                "DataLoader itself instead of passing it to accelerate's prepare or the like"
+            )
+        return self._batch_size
+
+    def set_epoch(self, epoch: int, start_step: int | None = None) -> None:
+        """Sets the epoch of the iterations that begin from now on, and how many first steps each skips.
+
+        On the same number of ranks and with the same `batch_size`, this resumes an epoch exactly. None skips
+        none, but undoes no call with a `start_step` before an iteration has begun with it: loaders that
+        accelerate has prepared make such calls. Where this sampler was iterated over twice without a call
+        between, there is no such loader, and any call may follow another.
+
+        Raises:
+            TypeError: `epoch` or `start_step` is not an integer.
             ValueError: `epoch` is negative, or the epoch has fewer steps than `start_step`.
+            RuntimeError: `start_step` is None and would undo a call.
         """
         self._set(epoch, start_step, self.num_steps)
 
@@ -122,9 +164,10 @@ class BucketSampler(EpochStart, Sampler[list[int]]):
 
     def __iter__(self) -> Iterator[list[int]]:
         # Read here, since the body of a generator runs no earlier than its first batch is asked for.
-        return self._batches(*self._begin())
+        return self._batches(*self._upcoming())
 
     def _batches(self, epoch: int, start_step: int) -> Iterator[list[int]]:
+        self._begin(epoch, start_step)
         order = self._epoch_order(epoch)
         for step in range(start_step, self.num_steps):
             samples = order[step * self._step_size : (step + 1) * self._step_size]

@@ -7,16 +7,14 @@ import logging
 import os
 from multiprocessing import parent_process
 from multiprocessing.context import get_spawning_popen
+from multiprocessing.sharedctypes import RawArray
 from typing import Any
 
-import torch
 from torch.utils.data import get_worker_info
 
-from ..checks import require
+from ..checks import require, require_integer
 
 logger = logging.getLogger(__name__)
-# Epoch and start are one int64 in shared memory, so that nobody reads one of them without the other.
-_START_BITS = 32
 
 
 class EpochStart:
@@ -36,75 +34,89 @@ class EpochStart:
     def __init__(self, start_name: str) -> None:
         self._start_name = start_name
         self._epoch = self._start = 0
-        self._has_begun = False  # since `_set`, in this process
-        self._is_newest = True  # only persistent workers are not told
+        self._is_start_given = False
+        self._begun_in = 0  # the process where an iteration began with these numbers last
+        self._is_repeated = False  # whether iterations here began without a `set_epoch` between
         self._share()
 
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()
         if get_spawning_popen() is None:  # a copy that does not go to a process that is being started
-            state["_shared"] = self._shared.clone()
+            del state["_shared"]
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._shared.share_memory_()
+        if "_shared" not in state:
+            self._share()
 
     def _share(self) -> None:
-        # The numbers; and the process whose workers have begun since they were set, or 0.
-        self._shared = torch.zeros(2, dtype=torch.int64, device="cpu").share_memory_()
+        # Epoch, start, and the process whose workers have begun with them, or 0. Python keeps many such
+        # arrays in one file, so that datasets do not take a descriptor each.
+        self._shared = RawArray("q", [self._epoch, self._start, 0])
         self._process = os.getpid()
 
     def _set(self, epoch: int, start: int | None, most: int) -> None:
         """Sets the epoch of the next iterations, and where they start; None for the beginning.
 
+        Without a start, this may be the call of a loader that counts epochs by itself before each iteration.
+        It then undoes nothing that was set with one, unless an iteration has begun with that. Where
+        iterations began without a call between them, there is no such loader.
+
         Raises:
-            ValueError: `epoch` or `start` is negative, `start` is above `most`, or one has too many bits.
-            RuntimeError: `start` is None and no iteration has begun at a start that was set before; or
-                workers of this process have begun, but with numbers of the process that it was copied from.
+            TypeError: `epoch` or `start` is not an integer.
+            ValueError: `epoch` or `start` is negative, `start` is above `most`, or `epoch` is above int64.
+            RuntimeError: this would undo what was set with a start; or workers of this process have begun,
+                but with numbers of the process that it was copied from.
         """
-        require(0 <= epoch < 2**31, "epoch", epoch, f"at least 0 and at most {2**31 - 1}")
-        most = min(most, 2**_START_BITS - 1)
-        require(0 <= (start or 0) <= most, self._start_name, start, f"0 to {most}")
+        epoch = require_integer("epoch", epoch)
+        first = 0 if start is None else require_integer(self._start_name, start)
+        require(0 <= epoch < 2**63, "epoch", epoch, "at least 0 and below 2 ** 63")
+        require(0 <= first <= most, self._start_name, start, f"0 to {most}")
         is_worker, process = get_worker_info() is not None, os.getpid()
-        have_workers_begun = not is_worker and int(self._shared[1]) == process
-        if start is None and self._start and not (self._has_begun or have_workers_begun):
+        have_workers_begun = not is_worker and self._shared[2] == process
+        has_begun = self._begun_in or have_workers_begun or self._is_repeated
+        is_undone = self._is_start_given and (epoch, first) != (self._epoch, self._start)
+        if start is None and is_undone and not has_begun:
             raise RuntimeError(
                 f"set_epoch({epoch}) would undo set_epoch({self._epoch}, {self._start_name}={self._start}), "
                 f"with which no iteration has begun: iterate first, or pass {self._start_name}=0 to begin "
                 "anew. Loaders that accelerate has prepared call set_epoch with a counter of their own; "
                 "iterate over the DataLoader itself"
             )
-        if not is_worker and self._process != process:
-            if have_workers_begun:
-                raise RuntimeError(
-                    f"set_epoch({epoch}) cannot reach the workers of process {process}, which have begun "
-                    f"with what process {self._process} shares: call set_epoch before the first iteration, "
-                    f"or make the {type(self).__name__} in this process"
-                )
+        if self._process != process and have_workers_begun:
+            raise RuntimeError(
+                f"set_epoch({epoch}) cannot reach the workers of process {process}, which have begun "
+                f"with what process {self._process} shares: call set_epoch before the first iteration, "
+                f"or make the {type(self).__name__} in this process"
+            )
+        self._epoch, self._start, self._is_start_given, self._begun_in = epoch, first, start is not None, 0
+        if is_worker:
+            return  # it sets numbers for itself alone
+        if self._process == process:
+            self._shared[:] = [epoch, first, 0]
+        else:
             self._share()
-        self._epoch, self._start = int(epoch), int(start or 0)
-        self._has_begun, self._is_newest = False, True
-        if not is_worker:
-            self._shared[1] = 0
-            self._shared[0] = self._packed()
 
-    def _begin(self) -> tuple[int, int]:
-        """Returns the epoch and the start of an iteration that begins now."""
-        if self._has_begun and self._start and get_worker_info() is None:
-            _warn_of_start(f"{self._start_name}={self._start}", self._epoch)
-        self._has_begun = True
-        if get_worker_info() is not None:
-            if not self._is_newest:
-                self._epoch, self._start = divmod(int(self._shared[0]), 2**_START_BITS)
-            self._is_newest = False
-            loader = parent_process()
-            if loader is not None and int(self._shared[0]) == self._packed():
-                self._shared[1] = loader.pid or 0
+    def _upcoming(self) -> tuple[int, int]:
+        """Returns the epoch and the start of an iteration that is asked for now."""
+        if get_worker_info() is not None and self._begun_in == os.getpid():
+            self._epoch, self._start, _ = self._shared  # persistent workers are told nothing else
         return self._epoch, self._start
 
-    def _packed(self) -> int:
-        return (self._epoch << _START_BITS) + self._start
+    def _begin(self, epoch: int, start: int) -> None:
+        """Notes an iteration that is asked for its first batch; loaders drop some before that."""
+        is_newest = (epoch, start) == (self._epoch, self._start)
+        if get_worker_info() is not None:
+            if self._shared[:2] == [epoch, start]:
+                loader = parent_process()
+                self._shared[2] = (loader and loader.pid) or 0
+        elif is_newest and self._begun_in:
+            self._is_repeated = True
+            if start:
+                _warn_of_start(f"{self._start_name}={start}", epoch)
+        if is_newest:
+            self._begun_in = os.getpid()
 
 
 @functools.cache

@@ -104,13 +104,14 @@ class KuaiRand(PreparedDataset):
 
         Raises:
             FileNotFoundError: raw files are missing.
+            FileExistsError: a raw file, a link or a folder has the name of a file to write.
             ValueError: a raw file is malformed, or `max_history_seqlen` is not positive.
         """
         if max_history_seqlen is not None and max_history_seqlen < 1:
             raise ValueError(f"max_history_seqlen = {max_history_seqlen}: expected at least 1")
         logs, users_file = self._raw_files(raw_dir)
         users = _read_users(users_file)
-        with replaced_files(out_dir, (SEQUENCES_FILE, META_FILE)) as folder:
+        with replaced_files(out_dir, (SEQUENCES_FILE, META_FILE), [*logs, users_file]) as folder:
             num_events = _write_runs(folder, logs, users, users_file)
             parts = list(_sorted_parts(folder, num_events, max_history_seqlen, held_events))
             # Ids are taken last, because only videos of kept events have one.

@@ -14,7 +14,7 @@ import polars as pl
 from tqdm import tqdm
 
 from .. import NAME
-from .prepared_files import replaced_files
+from .prepared_files import check_replaceable, is_absent, new_file, replaced_files
 from .user_sequences import (
     META_FILE,
     SEQUENCES_FILE,
@@ -57,15 +57,20 @@ class MovieLens(PreparedDataset):
 
         Raises:
             ConnectionError: raw files are absent and the download failed.
+            FileNotFoundError: a raw file is a link that leads nowhere.
+            FileExistsError: a raw file, a link or a folder has the name of a file to write.
             ValueError: a raw file is malformed.
         """
+        outputs = (SEQUENCES_FILE, META_FILE)
+        raw_files = [raw_dir / name for name in (self.ratings_file, self.users_file) if name is not None]
+        check_replaceable(out_dir, outputs, raw_files)
         with tqdm(total=4, desc="fetch raw files", unit="stage", disable=None) as progress:
 
             def next_stage(name: str) -> None:
                 progress.update()
                 progress.set_description(name)
 
-            self._fetch(raw_dir)
+            self._fetch(raw_dir, raw_files)
             next_stage("read")
             ratings = self._read_ratings(raw_dir / self.ratings_file)
             users = None if self.users_file is None else self._read_users(raw_dir / self.users_file)
@@ -75,34 +80,32 @@ class MovieLens(PreparedDataset):
                 sequences = self._with_user_columns(sequences, users, raw_dir)
             meta = self._meta(sequences)
             next_stage("write")
-            with replaced_files(out_dir, (SEQUENCES_FILE, META_FILE)) as folder:
+            with replaced_files(out_dir, outputs, raw_files) as folder:
                 sequences.write_parquet(folder / SEQUENCES_FILE)
                 meta.write(folder / META_FILE)
             next_stage("done")
         return meta
 
-    def _fetch(self, raw_dir: Path) -> None:
+    def _fetch(self, raw_dir: Path, raw_files: list[Path]) -> None:
         """Makes sure that `raw_dir` has the raw files, those it lacks from the archive there or of GroupLens.
 
         Raises:
             ConnectionError: the download failed. The message says which file to put where by hand.
             ValueError: the archive is damaged or lacks a file.
         """
-        names = [name for name in (self.ratings_file, self.users_file) if name is not None]
-        names = [name for name in names if not (raw_dir / name).exists()]
-        if not names:
+        absent = [path for path in raw_files if is_absent(path)]
+        if not absent:
             return
         raw_dir.mkdir(parents=True, exist_ok=True)
         archive = raw_dir / f"{self.name}.zip"
-        if not archive.exists():
+        if is_absent(archive):
             _download(f"{ARCHIVES_URL}/{archive.name}", archive)
         try:
             with zipfile.ZipFile(archive) as members:
-                for name in names:
-                    part = archive.with_name(f"{name}.part")  # a damaged member must not pass for a file
-                    with members.open(f"{self.name}/{name}") as member, part.open("wb") as file:
+                for path in absent:
+                    # A damaged member must not pass for a file.
+                    with members.open(f"{self.name}/{path.name}") as member, new_file(path) as file:
                         shutil.copyfileobj(member, file)
-                    part.replace(archive.with_name(name))
         except Exception as error:  # a damaged archive raises nearly anything
             if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
                 raise  # a full disk, say
@@ -221,28 +224,26 @@ for _name, _movielens in MOVIELENS.items():
 
 
 def _download(url: str, archive: Path) -> None:
-    part = archive.with_suffix(".part")  # an interrupted download must not pass for an archive
-    try:
-        with (
-            urllib.request.urlopen(url, timeout=_TIMEOUT_S) as response,
-            part.open("wb") as file,
-            tqdm(
-                total=int(response.headers.get("Content-Length", 0)) or None,
-                desc=archive.name,
-                unit="B",
-                unit_scale=True,
-                disable=None,
-            ) as progress,
-        ):
-            while chunk := response.read(_CHUNK_BYTES):
-                file.write(chunk)
-                progress.update(len(chunk))
-    except OSError as error:
-        part.unlink(missing_ok=True)
-        raise ConnectionError(
-            f"could not download {url} ({error}); fetch it by hand, put it at {archive} and run this again"
-        ) from error
-    part.replace(archive)
+    with new_file(archive) as file:  # an interrupted download must not pass for an archive
+        try:
+            with (
+                urllib.request.urlopen(url, timeout=_TIMEOUT_S) as response,
+                tqdm(
+                    total=int(response.headers.get("Content-Length", 0)) or None,
+                    desc=archive.name,
+                    unit="B",
+                    unit_scale=True,
+                    disable=None,
+                ) as progress,
+            ):
+                while chunk := response.read(_CHUNK_BYTES):
+                    file.write(chunk)
+                    progress.update(len(chunk))
+        except OSError as error:
+            raise ConnectionError(
+                f"could not download {url} ({error}); fetch it by hand, put it at {archive} and run this "
+                "again"
+            ) from error
 
 
 def _read_fields(

@@ -10,6 +10,7 @@ import numpy as np
 
 from ..checks import require
 from .hstu_batch import HSTUSample, HSTUSource, SequenceDatasetSpec
+from .sample_source import PerEpochSource
 
 NEGATIVES = "negative_items"
 
@@ -61,8 +62,10 @@ class RetrievalSource(HSTUSource):
         return self._catalogue
 
     def for_epoch(self, epoch: int) -> RetrievalSource:
-        """Returns the same samples with the negatives of `epoch`. A new source has those of epoch 0."""
+        """Returns the histories of `epoch` with its negatives. A new source has the negatives of epoch 0."""
         other = copy.copy(self)
+        if isinstance(self._histories, PerEpochSource):
+            other._histories = self._histories.for_epoch(epoch)
         other._epoch = epoch
         return other
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 from torch.utils.data import IterableDataset, get_worker_info
 
-from ..checks import require, require_at_least
+from ..checks import require, require_at_least, require_integer
 from ..sequence_batch import BaseBatch
 from .epoch_start import EpochStart
 from .sample_source import PerEpochSource, SampleSource
@@ -25,7 +25,8 @@ class SequenceDataset(EpochStart, IterableDataset[BaseBatch]):
     `set_epoch`, too.
 
     Args:
-        source: the samples. A `PerEpochSource` gives those of the current epoch.
+        source: the samples, whose number must not change, because neither workers nor other ranks would
+            learn of another. A `PerEpochSource` gives those of the current epoch.
         batch_size: rows per rank, at least 1.
         rank: this rank, 0 to `num_ranks`, exclusive.
         num_ranks: number of ranks to divide the samples among.
@@ -39,6 +40,7 @@ class SequenceDataset(EpochStart, IterableDataset[BaseBatch]):
         shuffle: as given.
 
     Raises:
+        TypeError: a number is not an integer.
         ValueError: a value is out of range.
     """
 
@@ -52,11 +54,14 @@ class SequenceDataset(EpochStart, IterableDataset[BaseBatch]):
         seed: int = 0,
         single_rank: bool = False,
     ) -> None:
+        batch_size, rank = require_integer("batch_size", batch_size), require_integer("rank", rank)
+        num_ranks, seed = require_integer("num_ranks", num_ranks), require_integer("seed", seed)
         require_at_least(1, "batch_size", batch_size)
         require(0 <= rank < num_ranks, "rank", rank, f"0 to {num_ranks - 1}, as num_ranks = {num_ranks}")
         require_at_least(0, "seed", seed)
         super().__init__("start_sample")
         self._source = source
+        self._num_samples = len(source)
         self._batch_size = batch_size
         self._rank = rank
         self._num_ranks = num_ranks
@@ -76,18 +81,31 @@ class SequenceDataset(EpochStart, IterableDataset[BaseBatch]):
 
     @property
     def num_samples(self) -> int:
-        """Samples of a whole epoch, over all ranks."""
-        return len(self._source)
+        """Samples of a whole epoch, over all ranks.
+
+        Raises:
+            RuntimeError: the source has another number of them than when this dataset was made.
+        """
+        found = len(self._source)
+        if found != self._num_samples:
+            raise RuntimeError(
+                f"the source has {found} samples, expected {self._num_samples}, as many as when the "
+                "SequenceDataset was made: make another one, and another DataLoader, on all ranks"
+            )
+        return found
 
     def set_epoch(self, epoch: int, start_sample: int | None = None) -> None:
         """Sets the epoch of the iterations that begin from now on, and how many first samples each skips.
 
         `start_sample` counts samples of all ranks, so training can resume on any number of ranks. None skips
-        none.
+        none, but undoes no call with a `start_sample` before an iteration has begun with it: loaders that
+        accelerate has prepared make such calls. Where this dataset was iterated over twice without a call
+        between, there is no such loader, and any call may follow another.
 
         Raises:
+            TypeError: `epoch` or `start_sample` is not an integer.
             ValueError: `epoch` is negative, or the epoch has fewer samples than `start_sample`.
-            RuntimeError: `start_sample` is None, and would undo one with which no iteration has begun.
+            RuntimeError: `start_sample` is None and would undo a call; or the source has grown or shrunk.
         """
         self._set(epoch, start_sample, self.num_samples)
 
@@ -97,12 +115,13 @@ class SequenceDataset(EpochStart, IterableDataset[BaseBatch]):
 
     def __iter__(self) -> Iterator[BaseBatch]:
         # Read here, since the body of a generator runs no earlier than its first batch is asked for.
-        return self._batches(*self._begin())
+        return self._batches(*self._upcoming())
 
     def _num_batches(self, start_sample: int) -> int:
         return -(-(self.num_samples - start_sample) // self.samples_per_step)
 
     def _batches(self, epoch: int, start_sample: int) -> Iterator[BaseBatch]:
+        self._begin(epoch, start_sample)
         if not self.loads_here:
             return
         order = self._epoch_order(epoch)[start_sample:]
@@ -119,7 +138,7 @@ class SequenceDataset(EpochStart, IterableDataset[BaseBatch]):
 
     def _epoch_order(self, epoch: int) -> np.ndarray:
         """Returns the indices of an epoch's samples, over all ranks."""
-        order = np.arange(len(self._source))
+        order = np.arange(self.num_samples)
         if self.shuffle:
             order = np.random.default_rng((self._seed, epoch)).permutation(order)
         return order

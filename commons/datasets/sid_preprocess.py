@@ -25,7 +25,7 @@ from tqdm import tqdm
 
 from .. import NAME
 from ..checks import require, require_at_least
-from .prepared_files import replaced_files
+from .prepared_files import check_replaceable, replaced_files
 from .sid_sequences import SEQUENCE_COLUMN
 
 PART_FILES = ("training.parquet", "validation.parquet", "testing.parquet")
@@ -37,7 +37,7 @@ def convert(interactions: Path, out_dir: Path, seed: int, split: Sequence[int]) 
 
     Args:
         interactions: the file of JSON lines.
-        out_dir: created if absent. Files of an earlier run are replaced.
+        out_dir: created if absent. Files of an earlier run are replaced, but not `interactions`.
         seed: seed of the split, at least 0.
         split: percentage of the users in each file; a file with 0 percent has no rows.
 
@@ -46,6 +46,7 @@ def convert(interactions: Path, out_dir: Path, seed: int, split: Sequence[int]) 
 
     Raises:
         FileNotFoundError: `interactions` does not exist.
+        FileExistsError: `interactions`, a link or a folder has the name of a file to write.
         ValueError: a line is malformed, there are no lines, or `seed` or `split` is out of range.
     """
     require_at_least(0, "seed", seed)
@@ -53,6 +54,7 @@ def convert(interactions: Path, out_dir: Path, seed: int, split: Sequence[int]) 
     require(is_split, "split", tuple(split), "three percentages from 0 that sum to 100")
     if not interactions.is_file():
         raise FileNotFoundError(f"{interactions} does not exist; expected a file of JSON lines")
+    check_replaceable(out_dir, PART_FILES, [interactions])
     with tqdm(total=3, desc="read", unit="stage", disable=None) as progress:
 
         def next_stage(name: str) -> None:
@@ -64,7 +66,7 @@ def convert(interactions: Path, out_dir: Path, seed: int, split: Sequence[int]) 
         part_of_row = _parts(table[USER_COLUMN], seed, split)
         parts = {name: table.filter(part_of_row == part) for part, name in enumerate(PART_FILES)}
         next_stage("write")
-        with replaced_files(out_dir, PART_FILES) as folder:
+        with replaced_files(out_dir, PART_FILES, [interactions]) as folder:
             for name, part in parts.items():
                 part.write_parquet(folder / name)
         next_stage("done")

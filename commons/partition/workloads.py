@@ -27,7 +27,7 @@ _NARROW = frozenset(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16,
 
 def check_count(name: str, count: int, minimum: int = 1) -> None:
     """Raises ValueError, naming the argument, unless it is a whole number of at least `minimum`."""
-    if not isinstance(count, Integral) or count < minimum:
+    if not isinstance(count, Integral) or isinstance(count, bool) or count < minimum:
         raise ValueError(f"{name} is {count}, expected a whole number of at least {minimum}")
 
 

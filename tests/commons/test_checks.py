@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from commons.checks import require_type
+from commons.checks import require_integer, require_type
 from commons.datasets import DynamicEmbeddingArgs, EmbeddingArgs, FeatureArgs, RandomDistribution
 from commons.distributed.shuffler_settings import ShufflerSettings
 from commons.training import OptimizerArgs, TensorModelParallelArgs, TrainerArgs
@@ -143,3 +143,11 @@ def test_a_setting_out_of_range_is_named(valid, settings):
     [name] = settings
     with pytest.raises(ValueError, match=rf"^{type(valid).__name__}\.{name}.* = .*: expected "):
         replace(valid, **settings)
+
+
+def test_an_integer_of_any_library_is_one_and_a_bool_is_none():
+    for three in (3, np.int32(3), np.uint64(3), np.array(3), torch.tensor(3)):
+        assert require_integer("epoch", three) == 3 and type(require_integer("epoch", three)) is int
+    for value in (3.0, np.float64(3), "3", None, True, np.True_, torch.tensor(3.0)):
+        with pytest.raises(TypeError, match=r"^epoch = .*\(\w+\): expected an integer$"):
+            require_integer("epoch", value)

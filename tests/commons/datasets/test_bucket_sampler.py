@@ -7,10 +7,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader
+from torch.utils.data import BatchSampler, DataLoader
 
 from commons.datasets import BucketSampler, SequenceDataset
 from commons.partition import loads, refined
+from tests.commons.distributed.errors_and_warnings import warnings_of
 
 shapes = {
     "workloads": st.lists(st.integers(0, 9) | st.floats(0, 1e9), max_size=60),
@@ -243,6 +244,36 @@ def test_the_last_step_is_kept_dropped_or_filled_by_repetition(num_samples, num_
     if num_samples % 16:
         for of_rank in repeated:  # none is empty
             assert len(list(DataLoader(torch.arange(num_samples), batch_sampler=of_rank))) == full + 1
+
+
+@pytest.mark.parametrize("num_samples", [0, 1, 3, 4, 16, 17, 19, 20, 30, 32])
+def test_a_last_step_with_fewer_samples_than_ranks_is_warned_of_before_it_comes(num_samples):
+    work, ranks = histories(num_samples), 4
+    with warnings_of("commons.datasets.bucket_sampler") as chosen:
+        for last in ("keep", "drop", "repeat"):
+            if last != "drop" or num_samples >= 16 or not num_samples:
+                samplers(work, 4, ranks, last=last)
+    with warnings_of("commons.datasets.bucket_sampler") as found:
+        batches = [list(sampler) for sampler in samplers(work, 4, ranks)]
+    assert chosen == []
+    assert len(found) == any(not batch for of_rank in batches for batch in of_rank)
+    for message in found:
+        assert message.startswith(f"{num_samples} samples leave {num_samples % 16} for the last step of 4")
+        assert all(f'last="{last}"' in message for last in ("keep", "drop", "repeat"))
+
+
+def test_batches_of_several_ranks_are_not_divided_once_more():
+    sampler = BucketSampler(np.ones(10), 4)
+    assert sampler.batch_size == BatchSampler(range(10), 4, drop_last=False).batch_size == 4
+    for sampler in samplers(np.ones(64), 4, 2):
+        with pytest.raises(
+            RuntimeError, match=r"alone, as num_ranks = 2.*iterate over the DataLoader itself"
+        ):
+            getattr(sampler, "batch_size", None)  # as accelerate's prepare does
+        for options in ({}, {"num_workers": 1}, {"num_workers": 1, "persistent_workers": True}):
+            loader = DataLoader(range(64), batch_sampler=sampler, **options)
+            assert [batch.tolist() for batch in loader] == list(sampler)
+            assert len(loader) == 8 and loader.batch_size is None
 
 
 def test_dropping_all_samples_is_an_error():

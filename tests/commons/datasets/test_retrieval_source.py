@@ -1,3 +1,6 @@
+import copy
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch.distributed as dist
@@ -118,6 +121,37 @@ def test_a_dataset_draws_anew_each_epoch_in_any_number_of_workers():
             rows = zip(*columns, strict=True)
             found += [(int(user), negatives.tolist()) for user, negatives in rows if len(user)]
         assert found == list(enumerate(drawn(movielens("train"), epoch), 1))
+
+
+class RotatedHistories(UserSequenceSource):
+    """Histories that begin elsewhere each epoch."""
+
+    epoch = 0
+
+    def for_epoch(self, epoch):
+        other = copy.copy(self)
+        other.epoch = epoch
+        return other
+
+    def __getitem__(self, index):
+        sample = super().__getitem__(index)
+        return replace(sample, items=np.roll(sample.items, self.epoch))
+
+
+@pytest.mark.parametrize("split", ["train", "eval"])
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_histories_of_their_own_epoch_are_those_of_the_samples(split, num_workers):
+    histories = RotatedHistories(sequences(), split, 100, num_held_out=1)
+    source = RetrievalSource(histories, split, 8, seed=0)
+    dataset = SequenceDataset(source, batch_size=1)
+    for epoch in (0, 1, 3, 1):
+        dataset.set_epoch(epoch)
+        loader = DataLoader(dataset, batch_size=None, num_workers=num_workers)
+        found = [batch.features["movie_id"].values().tolist() for batch in loader]
+        assert found == [sample.items.tolist() for sample in samples(histories.for_epoch(epoch))]
+    assert histories.epoch == 0
+    if split == "train":
+        assert drawn(source, 3) == drawn(movielens("train"), 3)  # negatives do not depend on histories
 
 
 def test_an_iteration_under_way_keeps_its_epoch():
