@@ -10,6 +10,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from commons.distributed import BatchShuffler, BatchShufflerFactory
 from commons.features.learned_costs import LearnedCosts
@@ -17,14 +18,22 @@ from commons.features.micro_batches import MicroBatches, run_micro_batches
 from commons.features.unshuffle import Unshuffle
 from commons.features.verification import Verification
 from commons.pipeline import TrainPipelineFactory
+from commons.sequence_batch import move_to
+from commons.sequence_batch.containers import pin
 from commons.training import OptimizerArgs, shard_model
 from commons.training.step_vote import StepVote
 from tests.commons.distributed.container_batches import KINDS, ContainerShuffler, make_batch
 from tests.commons.features.sample_splitting.drawn_cuts import DrawnCuts
 from tests.commons.features.sample_splitting.ranking_on_pieces import RankingOnPieces
 from tests.commons.histories import TokenShuffler, draw_histories
-from tests.commons.pipeline.ranking_pipelines import CPU, RankingModel, sharded, sharded_ranking_model
-from tests.commons.unbounded_ids.sharded_tables import WIDTH  # noqa: F401
+from tests.commons.pipeline.ranking_pipelines import (
+    CPU,
+    WIDTH,
+    RankingModel,
+    sharded,
+    sharded_ranking_model,
+)
+from tests.commons.unbounded_ids.sharded_tables import Summed
 from tests.gradient_models import CASES as MODELS
 
 from . import modes
@@ -63,7 +72,9 @@ class Place:
 
 def histories(count: int, seed: int = 0) -> list[Any]:
     """Draws batches of this rank."""
-    return [draw_histories(np.random.default_rng((seed, dist.get_rank(), each)), ROWS) for each in range(count)]
+    return [
+        draw_histories(np.random.default_rng((seed, dist.get_rank(), each)), ROWS) for each in range(count)
+    ]
 
 
 def steps(pipeline: Any, loader: Iterator[Any], count: int | None = None) -> Results:
@@ -113,6 +124,85 @@ def native(place: Place, features: Sequence[Any] = (), make: Any = RankingModel,
     return [results, steps(pipeline, place.load(histories(2, seed=1))), parameters(model)]
 
 
+class LabelsFirst(RankingModel):
+    """Reads labels before it looks tables up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = _Labels()
+
+    def forward(self, batch: Any) -> tuple[torch.Tensor, Any]:
+        labels = self.first(batch)
+        losses, output = self.dense(self.tables(batch.features), batch)
+        return losses + 0 * labels, output
+
+
+class _Labels(torch.nn.Module):
+    def forward(self, batch: Any) -> torch.Tensor:
+        """Returns the labels as floats."""
+        return batch.labels.values().float()
+
+
+class OfDicts(torch.nn.Module):
+    """Takes dicts, which are no `BaseBatch`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tables = RankingModel().tables
+        self.dense = _WeightedSquares()
+
+    def forward(self, batch: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.dense(self.tables(batch["features"]), batch["weight"])
+
+
+class _WeightedSquares(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.ones(WIDTH))
+
+    def forward(self, found: Any, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        squares = torch.cat([(each.values() * self.scale).square().sum().view(1) for each in found.values()])
+        return squares.sum() * weight.sum(), weight
+
+
+class DictShuffler(BatchShuffler):
+    """The workload is the square of the ids."""
+
+    def get_workloads(self, batch: dict[str, Any]) -> torch.Tensor:
+        return batch["features"].lengths().view(3, -1).sum(0) ** 2
+
+
+def of_dicts(place: Place) -> Results:
+    """Batches are dicts of a KeyedJaggedTensor and a tensor."""
+    model, optimizer = sharded(OfDicts())
+    place.adopt(model)
+    pipeline = place.pipeline(model, optimizer, DictShuffler())
+    batches = [
+        {"features": batch.features, "weight": torch.arange(1.0, 1 + batch.batch_size)}
+        for batch in histories(4)
+    ]
+    loaded = (pin(batch) if place.on_cuda else batch for batch in batches)
+    return [steps(pipeline, loaded), parameters(model)]
+
+
+def unbounded(place: Place) -> Results:
+    """A table of unbounded ids, whose rows follow the ids that are seen."""
+    model, optimizer = shard_model(Summed(8, "lru"), OptimizerArgs("adagrad", 0.1), CPU)
+    place.adopt(model)
+    results: Results = []
+    for step in range(3):
+        ids = torch.arange(4) * 7 + 100 * step + dist.get_rank()
+        features = KeyedJaggedTensor(["item"], ids, lengths=torch.tensor([4, 0], dtype=torch.int32))
+        if place.on_cuda:
+            features = features.pin_memory()
+        loss, found = model(features.to(place.device, non_blocking=True))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        results.append(found)
+    return [results, parameters(model)]
+
+
 def evaluated(place: Place) -> Results:
     """A second pipeline evaluates the model in the middle of an epoch."""
     model, optimizer = sharded_ranking_model()
@@ -157,7 +247,9 @@ def own_loop(place: Place, among_all: bool = True, micro: bool = False) -> Resul
         optimizer.zero_grad()
         if micro:
             loss, _, outputs = run_micro_batches(model, batch, shuffler, plan, "sum")
-            output = next(each for each in features if isinstance(each, MicroBatches)).join_values(outputs, plan)
+            output = next(each for each in features if isinstance(each, MicroBatches)).join_values(
+                outputs, plan
+            )
         else:
             losses, output = model(batch)
             loss = shuffler.scale(losses.sum(), plan, "sum")
@@ -185,8 +277,8 @@ def learned(place: Place) -> Results:
     place.adopt(model)
     shuffler = TokenShuffler(features=[LearnedCosts()], equal_rows=False)
     pipeline = place.pipeline(model, optimizer, shuffler)
-    steps(pipeline, place.load(histories(24)))
-    return []
+    losses = [loss for loss, _ in steps(pipeline, place.load(histories(24)))]
+    return [len(losses), pipeline.plan.predicted_seconds is not None]
 
 
 def voting(place: Place) -> Results:
@@ -212,27 +304,21 @@ def kinds_of_fields(place: Place) -> Results:
             for seed in range(2):
                 batch = make_batch(kind, seed, 100 * dist.get_rank(), 3 + 2 * dist.get_rank())
                 plan = shuffler.plan(batch)
-                view = shuffler.view(batch)
-                moved = shuffler.exchange(modes_move(place, batch), plan)
-                results.append(shuffler.view(moved).fields)
-                assert view.num_rows
+                if place.on_cuda:
+                    batch = move_to(pin(batch), place.device, non_blocking=True)
+                results.append(shuffler.view(shuffler.exchange(batch, plan)).fields)
     return results
-
-
-def modes_move(place: Place, batch: Any) -> Any:
-    """Moves a batch of any type to the place's device."""
-    from commons.sequence_batch import move_to
-    from commons.sequence_batch.containers import pin
-
-    return move_to(pin(batch), place.device, non_blocking=True) if place.on_cuda else batch
 
 
 CASES: dict[str, Callable[[Place], Results]] = {
     "torchrec alone": torchrec_alone,
     "native": native,
+    "native, labels first": partial(native, make=LabelsFirst),
     "native, all-gather": partial(native, exchange="all_gather"),
     "evaluation": evaluated,
     "reset": reset,
+    "dicts": of_dicts,
+    "unbounded ids": unbounded,
     "own loop": own_loop,
     "own loop among some": partial(own_loop, among_all=False),
     "own loop, micro-batches": partial(own_loop, micro=True),

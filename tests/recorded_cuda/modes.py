@@ -34,7 +34,13 @@ _WAITS = {
     "aten::unique_consecutive",
     "aten::bincount",
 }
-_ALLOCATES = {"aten::empty", "aten::empty_like", "aten::new_empty", "aten::empty_strided", "aten::new_empty_strided"}
+_ALLOCATES = {
+    "aten::empty",
+    "aten::empty_like",
+    "aten::new_empty",
+    "aten::empty_strided",
+    "aten::new_empty_strided",
+}
 _COPIES_FROM_HOST = {torch.tensor, torch.as_tensor, torch.asarray}
 _within = threading.local()
 
@@ -124,7 +130,7 @@ class Kernels(TorchDispatchMode):
             if not getattr(_within, "collective", False):  # of DDP's reducer, which calls it from C++
                 _adopt_new(given)
                 launch(name, given, given)
-                DEVICE.launches.append(("reducer", name))
+                _launched("reducer", name)
             return out
         written = _written(func, args, kwargs)
         _adopt_new(written)  # buckets of DDP's reducer, which C++ allocates
@@ -246,18 +252,22 @@ def _to(func: Any, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
 
 def _moved(tensor: torch.Tensor, dtype: torch.dtype, to_device: bool, non_blocking: bool) -> torch.Tensor:
     if isinstance(tensor, NestedTensor):
-        parts = [_moved(part, part.dtype, to_device, non_blocking) for part in (tensor._values, tensor._offsets)]
+        parts = [
+            _moved(part, part.dtype, to_device, non_blocking) for part in (tensor._values, tensor._offsets)
+        ]
         return torch.nested.nested_tensor_from_jagged(*parts, jagged_dim=tensor._ragged_idx)
     with _disable_current_modes():
         moved = tensor.to(dtype, copy=True)
     if to_device:
         memory = memory_of(tensor)
         mark(moved)
-        launch("copy to device", [tensor], [moved])
-        if memory is None or memory.kind != "pinned" or not non_blocking:
+        waits = memory is None or memory.kind != "pinned" or not non_blocking
+        launch("copy to device", [] if waits else [tensor], [moved])
+        if waits:
             DEVICE.wait("copy from pageable memory" if non_blocking else "blocking copy to the device")
         return moved
-    moved.untyped_storage().recorded = DEVICE.allocate("host")  # type: ignore[attr-defined]
+    if non_blocking:
+        mark(moved, "host")
     launch("copy to host", [tensor], [moved])
     if not non_blocking:
         DEVICE.wait("copy to the host")
@@ -315,11 +325,12 @@ def _copy(func: Any, to: torch.Tensor, source: torch.Tensor, non_blocking: bool 
         return func(to, source)
     with _disable_current_modes():
         func(to, source)
-    if not here and memory_of(to) is None:
-        mark(to, "host")
-    launch("copy", [source], [to])
     other = memory_of(source if here else to)
-    if not non_blocking or (here and (other is None or other.kind != "pinned")):
+    waits = not non_blocking or (here and (other is None or other.kind != "pinned"))
+    if not here and not waits and other is None:
+        mark(to, "host")
+    launch("copy", source if there or not waits else [], to if here or not waits else [])
+    if waits:
         DEVICE.wait("copy_ between devices")
     return to
 
@@ -367,6 +378,13 @@ class RecordedWork(dist.Work):
         return self._work.is_completed()
 
 
+def _launched(group: str, name: str) -> None:
+    """Notes a collective of the device; threads that launch them race with each other."""
+    DEVICE.launches.append((group, name))
+    if threading.current_thread() is not threading.main_thread():
+        DEVICE.find(f"{name} of group {group} is launched in a thread")
+
+
 # Operations, and the numbers of the arguments that they write.
 _COLLECTIVES = {
     "all_to_all_single": 0,
@@ -395,7 +413,7 @@ def _collective(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         with _flag("collective", True), _disable_current_modes():
             work = function(*args, **kwargs)
         written = tensors_in(args[0] if args else next(iter(kwargs.values())))
-        DEVICE.launches.append((group.group_name, name))
+        _launched(group.group_name, name)
         for tensor in given:
             if tensor.numel() and not on_device(tensor):
                 DEVICE.find(f"{name} gets a tensor on the host")
@@ -426,7 +444,15 @@ def adopt(model: torch.nn.Module) -> torch.nn.Module:
             todo.extend(value)
         elif isinstance(value, dict):
             todo.extend(value.values())
-        elif type(value).__module__.split(".")[0] in ("torch", "torchrec", "fbgemm_gpu", "commons", "tests", "hstu", "sid_gr"):
+        elif type(value).__module__.split(".")[0] in (
+            "torch",
+            "torchrec",
+            "fbgemm_gpu",
+            "commons",
+            "tests",
+            "hstu",
+            "sid_gr",
+        ):
             held = getattr(value, "__dict__", {})
             for name, each in list(held.items()):
                 if isinstance(each, torch.device) and each.type == "cpu":
@@ -458,7 +484,10 @@ def recorded_cuda(strict: bool = True) -> Iterator[Any]:
         },
         torch.Tensor: {"record_stream": _record_stream},  # it asks no mode about a stream of another type
         torch.UntypedStorage: {"resize_": _resize(torch.UntypedStorage.resize_)},
-        dist: {"get_backend_config": lambda group=None: "cpu:gloo,cuda:nccl", "new_group": _new_group(dist.new_group)},
+        dist: {
+            "get_backend_config": lambda group=None: "cpu:gloo,cuda:nccl",
+            "new_group": _new_group(dist.new_group),
+        },
     }
     for module in (torch.autograd, torch.autograd.graph):
         patches[module] = {"_engine_run_backward": _in_modes_again(torch.autograd.graph._engine_run_backward)}

@@ -13,11 +13,11 @@ import torch.distributed as dist
 import torchrec.distributed.train_pipeline.train_pipelines as torchrec_pipelines
 
 from commons.distributed import exchange, plan_ahead
-from commons.features.sample_splitting import key_fetch
+from commons.features.learned_costs import learning
 from commons.perf_model import compute_clock
 from commons.pipeline import train_pipelines
 from commons.pipeline.shuffle_stage import InFlightBatch
-from commons.sequence_batch import base_batch, containers, packed_rows
+from commons.sequence_batch import containers, packed_rows
 from commons.training import step_vote
 
 from . import modes
@@ -249,7 +249,12 @@ MUTANTS: dict[str, Mutant] = {
     "indices on the host": _instead(packed_rows, "to_device_together", _to_device(False, False)),
     "a size is read": _instead(exchange, "gather_rows", _reads_a_size),
     "a vote is read early": _instead(step_vote._Loss, "read", _read_early),
-    "times are read early": _instead(compute_clock.ComputeSpan, "seconds", _times_early),
+    "times are read early": _both(
+        _instead(compute_clock.ComputeSpan, "seconds", _times_early),
+        _instead(learning, "_DELAY", lambda _: 4),  # 8 steps later, other waits have covered them
+    ),
     "planning launches a collective": _instead(plan_ahead, "_run", _launches),
-    "a rank skips an exchange": _instead(exchange, "dist", lambda module: _Module(module, all_to_all_single=_skips_unsent(module.all_to_all_single))),
+    "a rank skips an exchange": lambda: mock.patch.object(
+        exchange, "dist", _Module(dist, all_to_all_single=_skips_unsent(dist.all_to_all_single))
+    ),
 }

@@ -1,0 +1,100 @@
+"""Order of streams, lifetime of memory and waits of the host, on a recorded GPU.
+
+What this shows is how the stage is programmed: which stream waits for which, how long memory lives, where the
+host waits, and in which order ranks launch collectives. It does not show CUDA, NCCL, kernels or time.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from tests.process_pool import DEVICE_TYPE, ProcessPool
+from tests.recorded_cuda.cases import CASES
+from tests.recorded_cuda.mutants import MUTANTS
+from tests.recorded_cuda.record import Record, record
+
+pytestmark = [
+    pytest.mark.skipif(
+        not torch.__version__.startswith("2.13."), reason="follows the insides of torch 2.13, which is pinned"
+    ),
+    pytest.mark.skipif(DEVICE_TYPE == "cuda", reason="there is a GPU"),
+]
+
+_LOOKED_UP = "commons/features/micro_batches/looked_up.py __init__ tolist"
+_CHECKED = "commons/sequence_batch/packed_rows.py check_jagged_fields copy to the host"
+_SELECTED = "commons/sequence_batch/packed_rows.py select_from copy to the host"
+_UNSHUFFLED = "commons/features/unshuffle/unshuffle.py _rows_at_home"
+# Waits of the library on rank 0, in all steps of a case; every other case has none.
+WAITS = {
+    "own loop": {f"{_UNSHUFFLED} copy to the host": 4},
+    "own loop among some": {_CHECKED: 4, f"{_UNSHUFFLED} tolist": 4},
+    "own loop, micro-batches": {
+        _LOOKED_UP: 4,
+        _CHECKED: 4,
+        _SELECTED: 4,
+        f"{_UNSHUFFLED} copy to the host": 4,
+    },
+    "micro-batches": {_LOOKED_UP: 7},
+    "verification": {
+        "commons/sequence_batch/row_hashes.py hash_elements copy to the host": 56,
+        _SELECTED: 7,
+        "commons/features/verification/verification.py after_exchange copy to the host": 7,
+    },
+    # One per step, 8 steps later, in the planning thread.
+    "learned costs": {"commons/perf_model/compute_clock.py seconds Event.synchronize": 18},
+    # In the planning thread, for what has ended.
+    "votes": {"commons/training/step_vote.py read Event.synchronize": 6},
+}
+# The case that finds a fault; `native` does the others.
+FOUND_BY = {
+    "default does not wait at the step": "native, labels first",
+    "a tensor is not recorded": "dicts",
+    "streams of its own for evaluation": "evaluation",
+    "a fetch of pieces is not waited for": "pieces",
+    "a vote is read early": "votes",
+    "times are read early": "learned costs",
+}
+# Faults that only the number of waits shows, or only the order of launches.
+WAITED_AT = {
+    "indices in pageable memory": "commons/sequence_batch/packed_rows.py _gather copy from pageable memory",
+    "a size is read": "commons/distributed/exchange.py transfer aten::_local_scalar_dense",
+}
+OTHER_ORDER = "a rank skips an exchange"
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[ProcessPool]:
+    """Two processes of their own: streams and groups of a recorded GPU stay in them."""
+    made = ProcessPool(2)
+    yield made
+    made.close()
+
+
+def waits_of_library(found: Record) -> Counter[str]:
+    return Counter({place: count for place, count in found.waits.items() if place.startswith("commons/")})
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_case_is_equal_to_the_cpu_and_clean(pool, case):
+    of_ranks = pool.run(record, case)
+    for found in of_ranks:
+        assert found.is_equal
+        assert not found.findings, "\n".join(found.findings)
+        assert found.launches == of_ranks[0].launches
+    if case != "torchrec alone":  # whose batch is read by the model, because no plan has its counts
+        assert waits_of_library(of_ranks[0]) == Counter(WAITS.get(case, {}))
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_a_fault_is_found(pool, mutant):
+    of_ranks = pool.run(record, FOUND_BY.get(mutant, "native"), mutant, False)
+    if mutant in WAITED_AT:
+        assert all(found.waits[WAITED_AT[mutant]] for found in of_ranks)
+    elif mutant == OTHER_ORDER:
+        assert of_ranks[0].launches != of_ranks[1].launches
+    else:
+        assert any(found.findings for found in of_ranks)
