@@ -1,13 +1,12 @@
 """Streams, events and memory of a GPU that is not there: what is ordered after what, by vector clocks.
 
-Each kernel gets the next number of its stream. A stream's clock has the newest number of every stream that its
-next kernel is ordered after. So an access is safe if the clock of its stream has reached the number of each
-access before it that conflicts: stream A writes x as its kernel 7; a kernel of stream B may read x once B's
-clock has A at 7, which `B.wait_stream(A)` sees to.
+Stream A writes x as its kernel 7. A kernel of stream B may read x once B's clock has A at 7, which
+`B.wait_stream(A)` sees to. So each kernel gets the next number of its stream, and a stream's clock has the
+newest number of every stream that its next kernel is ordered after.
 
-Memory goes back to the stream that it was allocated on, as in torch's caching allocator, and may be handed out
-at the next allocation there. By then that stream has to be ordered after all that other streams did with it,
-but for streams that were recorded for it.
+Memory goes back to the stream that it was allocated on, as in torch's caching allocator, and may be handed
+out at the next allocation there. By then that stream has to be ordered after all that other streams did with
+it, except for streams that were recorded for it.
 """
 
 from __future__ import annotations

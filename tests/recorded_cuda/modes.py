@@ -1,8 +1,7 @@
 """A CPU that answers as a GPU would: tensors whose storage is marked are on `cuda:0`.
 
-`recorded_cuda` is entered once per process, before anything reads a device. Python of torch, TorchRec and ours
-then takes every branch for GPUs, while C++ sees CPU tensors: results are the CPU's to the bit. Models are made
-on the CPU, and adopted.
+While `recorded_cuda` is active, the Python of torch, of TorchRec and ours takes every branch for GPUs. C++
+sees CPU tensors, so results are the CPU's to the bit. Models are made on the CPU, and adopted.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ def _flag(name: str, value: bool) -> Iterator[None]:
 
 
 def memory_of(tensor: torch.Tensor) -> Memory | None:
-    """Returns what is known of a tensor's storage, or that of a nested tensor's values; None for the host's."""
+    """Returns what is known of the storage of a tensor, or of a nested one's values; None for the host's."""
     if isinstance(tensor, NestedTensor):
         tensor = tensor._values
     try:
@@ -400,7 +399,7 @@ _streams_of_groups: dict[str, Stream] = {}
 
 
 def _collective(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a collective that runs as NCCL's: on the current stream, or, if asynchronous, on its group's."""
+    """Returns a collective that runs as NCCL's: on the current stream; if asynchronous, on its group's."""
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -429,7 +428,7 @@ def _collective(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def adopt(model: torch.nn.Module) -> torch.nn.Module:
-    """Has a model that was made on the CPU be on the device: its tensors, and the device that it remembers."""
+    """Puts a model that was made on the CPU on the device: its tensors, and what it takes for its device."""
     seen: set[int] = set()
     todo: list[Any] = [model]
     while todo:
