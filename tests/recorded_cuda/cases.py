@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from commons.distributed import BatchShuffler, BatchShufflerFactory
+from commons.distributed import BatchShuffler, BatchShufflerFactory, IdentityShuffler
 from commons.features.learned_costs import LearnedCosts
 from commons.features.micro_batches import MicroBatches, run_micro_batches
 from commons.features.unshuffle import Unshuffle
@@ -259,16 +259,27 @@ def own_loop(place: Place, among_all: bool = True, micro: bool = False) -> Resul
     return [results, parameters(model)]
 
 
-def in_pieces(place: Place, name: str, kind: str = "native") -> Results:
-    """Samples of HSTU or SID-GR are cut at places that are drawn."""
+def of_model(place: Place, name: str, features: Sequence[Any] = (), kind: str = "native") -> Results:
+    """A model of HSTU or SID-GR in a pipeline."""
     case, rank = MODELS[name], dist.get_rank()
     model, optimizer = shard_model(case.make_model(), OptimizerArgs("sgd", 0.01), CPU)
     place.adopt(model)
-    settings = {**case.shuffler, "equal_rows": False, "features": [DrawnCuts(0)]}
+    settings = {**case.shuffler, "equal_rows": False, "features": list(features)}
     pipeline = place.pipeline(model, optimizer, BatchShufflerFactory.create_from_config(settings), kind)
     batches = [case.make_batch(case.samples(rank + 10 * number, 4)) for number in range(4)]
     losses = [loss for loss, _ in steps(pipeline, place.load(batches))]
     return [losses, parameters(model)]
+
+
+def forward_of(place: Place, name: str, is_exchanged: bool = True) -> Results:
+    """Forward and backward of a model alone, on a batch of this rank; its plan has what the host needs."""
+    case, shuffler = MODELS[name], IdentityShuffler()
+    model, batch = place.adopt(case.make_model()), case.make_batch(case.samples(0, 4))
+    plan = shuffler.plan(batch)
+    (batch,) = place.load([batch])
+    batch = batch.to(place.device, non_blocking=True)
+    loss, _ = model(shuffler.exchange(batch, plan) if is_exchanged else batch)
+    return [loss, torch.autograd.grad(loss, list(model.parameters()), allow_unused=True)]
 
 
 def learned(place: Place) -> Results:
@@ -324,8 +335,12 @@ CASES: dict[str, Callable[[Place], Results]] = {
     "own loop, micro-batches": partial(own_loop, micro=True),
     "micro-batches": lambda place: native(place, [MicroBatches(40)]),
     "pieces": lambda place: native(place, [DrawnCuts(0)], RankingOnPieces, equal_rows=False),
-    "pieces of HSTU": partial(in_pieces, name="ranking"),
-    "pieces of SID-GR": partial(in_pieces, name="sid_gr, all items", kind="none"),
+    "HSTU": partial(of_model, name="ranking"),
+    "micro-batches of HSTU": lambda place: of_model(place, "ranking", [MicroBatches(40)]),
+    "pieces of HSTU": lambda place: of_model(place, "ranking", [DrawnCuts(0)]),
+    "pieces of SID-GR": lambda place: of_model(place, "sid_gr, all items", [DrawnCuts(0)], "none"),
+    **{f"forward of {name}": partial(forward_of, name=name) for name in MODELS},
+    "forward of a batch as loaded": partial(forward_of, name="ranking", is_exchanged=False),
     "verification": lambda place: native(place, [Verification()]),
     "learned costs": learned,
     "votes": voting,

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import inspect
 import threading
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -19,7 +17,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from commons.distributed.rank_group import Channel
 from commons.sequence_batch import BaseBatch
 
-REPOSITORY = Path(__file__).parents[3]
 COMMUNICATION = [
     "all_gather",
     "all_gather_coalesced",
@@ -100,20 +97,6 @@ def no_synchronization() -> Iterator[None]:
         yield
 
 
-@contextmanager
-def recorded_synchronizations() -> Iterator[list[str]]:
-    """Records where `no_synchronization` would fail, as "file function" of the repository."""
-    places: list[str] = []
-
-    def record(_: str) -> None:
-        stack = [frame for frame in traceback.extract_stack() if frame.filename != __file__]
-        frame = next(frame for frame in reversed(stack) if _is_ours(Path(frame.filename)))
-        places.append(f"{Path(frame.filename).relative_to(REPOSITORY)} {frame.name}")
-
-    with _SynchronizingOps(record), _SynchronizingCalls(record):
-        yield places
-
-
 def wrong_counts_on_host(batch: BaseBatch) -> list[str]:
     """Returns the row counts that the host knows without waiting, and that are not those of the batch."""
     with no_synchronization():
@@ -123,10 +106,6 @@ def wrong_counts_on_host(batch: BaseBatch) -> list[str]:
     wrong = [name for name in counts if on_host[name].tolist() != counts[name]]
     of_keys = batch.features.lengths().view(len(totals), -1)
     return wrong if totals == of_keys.sum(1).tolist() else [*wrong, "totals"]
-
-
-def _is_ours(file: Path) -> bool:
-    return file.is_relative_to(REPOSITORY) and ".venv" not in file.parts
 
 
 class _SynchronizingOps(TorchDispatchMode):
