@@ -59,6 +59,7 @@ tables: $(INSTALLED)  ## write the marked tables of all pages from benchmarks/re
 #- checkpoint     what a checkpoint costs a step
 #- controllers    partition functions of other trainers, beside ours
 #- dealing        imbalance and unique ids if a sampler deals a stream's global batches to ranks
+#- exchange-kernels  kernels and host waits of an exchange, on a recorded GPU
 #- first-plan     CPU time of compiling, until the first plan of a new process
 #- gather         time of the planning gather by number of processes
 #- groups         ranks per user, and time to plan, where samples of a user belong together

@@ -40,6 +40,7 @@ BENCHMARKS = {
     "checkpoint": "checkpoint_stall",
     "controllers": "controllers",
     "dealing": "partition.dealing",
+    "exchange-kernels": "exchange_kernels",
     "first-plan": "first_plan",
     "gather": "plan_gather",
     "groups": "partition.groups_at_size",

@@ -45,7 +45,7 @@ _within = threading.local()
 
 
 @contextmanager
-def _flag(name: str, value: bool) -> Iterator[None]:
+def flag(name: str, value: bool) -> Iterator[None]:
     """Has a flag of this thread be set while it is active."""
     before = getattr(_within, name, False)
     setattr(_within, name, value)
@@ -190,7 +190,7 @@ class Answers(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
-        with _flag("autograd", False):
+        with flag("autograd", False):
             if (handler := _HANDLERS.get(func)) is not None:
                 return handler(func, *args, **kwargs)
             if "device" in kwargs or kwargs.get("pin_memory"):
@@ -404,12 +404,12 @@ def _collective(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         given = tensors_in(args, kwargs)
-        if not any(on_device(tensor) for tensor in given):
-            return function(*args, **kwargs)
+        if getattr(_within, "collective", False) or not any(on_device(tensor) for tensor in given):
+            return function(*args, **kwargs)  # torch calls one from another
         group = kwargs.get("group") or next(
             (each for each in args if isinstance(each, dist.ProcessGroup)), dist.group.WORLD
         )
-        with _flag("collective", True), _disable_current_modes():
+        with flag("collective", True), _disable_current_modes():
             work = function(*args, **kwargs)
         written = tensors_in(args[0] if args else next(iter(kwargs.values())))
         _launched(group.group_name, name)
@@ -517,7 +517,7 @@ def _in_modes_again(function: Callable[..., Any]) -> Callable[..., Any]:
     """`backward` is a function that the mode has been asked about, and so runs without it."""
 
     def again(*args: Any, **kwargs: Any) -> Any:
-        with Answers(), _flag("autograd", True):
+        with Answers(), flag("autograd", True):
             return function(*args, **kwargs)
 
     return again

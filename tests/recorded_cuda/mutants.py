@@ -220,7 +220,8 @@ def _skips_unsent(all_to_all: Any) -> Any:
     def exchanges(received: Any, sent: Any, *args: Any, **kwargs: Any) -> Any:
         if len(sent):
             return all_to_all(received, sent, *args, **kwargs)
-        return all_to_all.__wrapped__(received, sent, *args, **kwargs)
+        with modes.flag("collective", True):
+            return all_to_all(received, sent, *args, **kwargs)
 
     return exchanges
 

@@ -1,0 +1,128 @@
+"""Kernels and host waits of an exchange, counted on a recorded GPU, and what launching it takes on the CPU."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from benchmarks.harness import Record, gather_from_ranks, machine, run_on_ranks, summarize
+from benchmarks.markdown import make_table
+from commons.distributed import BatchShuffler
+from commons.sequence_batch import BaseBatch, move_to
+from commons.sequence_batch.containers import pin
+from tests.gradient_models import CASES
+from tests.recorded_cuda import modes
+
+RANKS, ROWS, EXCHANGES, WARM_UP = 2, 6, 200, 20
+
+
+class AllMove(BatchShuffler):
+    """The rows of rank 1 cost most, so that some move."""
+
+    def get_workloads(self, batch: Any) -> torch.Tensor:
+        return torch.arange(1, 1 + self.view(batch).num_rows) * (1 + 9 * dist.get_rank())
+
+
+def measure() -> Record:
+    """Returns the figures of each kind of batch."""
+    return {"batches": run_on_ranks(RANKS, count_and_time), "machine": machine()}
+
+
+def count_and_time(device: torch.device) -> list[Record]:
+    """Counts kernels and waits of a rank, and times its exchanges."""
+    os.environ["NCCL_LAUNCH_ORDER_IMPLICIT"] = "1"
+    figures = []
+    for name, make in BATCHES.items():
+        shuffler, batch = AllMove(), make()
+        plan = shuffler.plan(batch)
+        milliseconds = _time(lambda: shuffler.exchange(batch, plan))  # noqa: B023
+        with modes.recorded_cuda() as gpu:
+            recorded = AllMove()
+            plan = recorded.plan(batch)
+            on_gpu = move_to(pin(batch), modes.CUDA, non_blocking=True)
+            gpu.clear()
+            with torch.no_grad():
+                recorded.exchange(on_gpu, plan)
+            kernels = sum(count for (_, kind), count in gpu.kernels.items() if kind != "all_to_all_single")
+            collectives, waits = len(gpu.launches), sum(gpu.waits.values())
+        figures.append(
+            {
+                "batch": name,
+                "kernels": max(gather_from_ranks(kernels)),
+                "collectives": collectives,
+                "waits": waits,
+                "cpu_ms": summarize(milliseconds),
+            }
+        )
+    return figures
+
+
+def _time(call: Callable[[], Any]) -> list[float]:
+    """Returns the CPU milliseconds of this thread in each call, those in a collective left out."""
+    times = []
+    for number in range(WARM_UP + EXCHANGES):
+        dist.barrier()
+        with torch.no_grad(), _outside_collectives() as within:
+            start = time.thread_time()
+            call()
+            taken = time.thread_time() - start
+        if number >= WARM_UP:
+            times.append((taken - within[0]) * 1e3)
+    return times
+
+
+@contextmanager
+def _outside_collectives() -> Iterator[list[float]]:
+    """While active, adds up the CPU seconds of this thread in all-to-alls."""
+    within, all_to_all = [0.0], dist.all_to_all_single
+
+    def timed(*arguments: Any, **named: Any) -> Any:
+        start = time.thread_time()
+        try:
+            return all_to_all(*arguments, **named)
+        finally:
+            within[0] += time.thread_time() - start
+
+    with mock.patch.object(dist, "all_to_all_single", timed):
+        yield within
+
+
+def _keyed(keys: int) -> KeyedJaggedTensor:
+    lengths = np.random.default_rng((keys, dist.get_rank())).integers(0, 9, keys * ROWS)
+    return KeyedJaggedTensor(
+        [f"key {key}" for key in range(keys)],
+        torch.arange(int(lengths.sum())),
+        lengths=torch.from_numpy(lengths),
+    )
+
+
+def _dense_fields() -> dict[str, torch.Tensor]:
+    return {f"field {number}": torch.arange(ROWS) + number for number in range(50)}
+
+
+BATCHES: dict[str, Callable[[], Any]] = {
+    "KeyedJaggedTensor of four keys, with labels": lambda: BaseBatch(_keyed(4), ROWS, {}, labels=_keyed(1)),
+    "HSTU's batch": lambda: CASES["ranking"].make_batch(CASES["ranking"].samples(dist.get_rank(), ROWS)),
+    "fifty dense fields": _dense_fields,
+}
+
+
+def tables(figures: Record) -> dict[str, str]:
+    """Returns Markdown by marker."""
+    columns: dict[str, Any] = {
+        "batch": "{batch}",
+        "kernels": "{kernels}",
+        "collectives": "{collectives}",
+        "host waits": "{waits}",
+        "CPU time of the thread, ms": "{cpu_ms[median]:.2f}",
+    }
+    return {"exchange-kernels counts": make_table(figures["batches"], columns)}
