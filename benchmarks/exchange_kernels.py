@@ -1,4 +1,4 @@
-"""Kernels and host waits of an exchange, counted on a recorded GPU, and what launching it takes on the CPU."""
+"""Kernels and host waits of an exchange, counted on a recorded GPU, and the CPU time of launching it."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ class AllMove(BatchShuffler):
     """The rows of rank 1 cost most, so that some move."""
 
     def get_workloads(self, batch: Any) -> torch.Tensor:
+        """Returns other costs on rank 1."""
         return torch.arange(1, 1 + self.view(batch).num_rows) * (1 + 9 * dist.get_rank())
 
 
